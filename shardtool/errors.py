@@ -16,6 +16,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+from collections import Counter
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, ClassVar
 
@@ -319,6 +320,9 @@ def current_folder() -> Iterator[None]:
 
 
 def listing(items: list[str], most: int = 5, *, total: int | None = None) -> str:
-    """Return the first few of `items`, comma-separated, and how many more there are of `total`."""
-    rest = (len(items) if total is None else total) - min(most, len(items))
-    return ", ".join(items[:most]) + (f" and {rest:,} more" if rest > 0 else "")
+    """Return the first few distinct `items`, each once with its count, and how many more there are of `total`."""
+    counts = Counter(items)
+    shown = [*counts.items()][:most]
+    rest = (len(items) if total is None else total) - sum(count for _, count in shown)
+    texts = [item if count == 1 else f"{item} ({count:,} times)" for item, count in shown]
+    return ", ".join(texts) + (f" and {rest:,} more" if rest > 0 else "")

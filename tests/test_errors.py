@@ -106,3 +106,10 @@ def test_printable_is_safe(raw: str | bytes) -> None:
 def test_listing(count: int, text: str) -> None:
     """A list names its first few items, and counts the others."""
     assert listing([str(number) for number in range(count)]) == text
+
+
+def test_listing_of_repeated_names() -> None:
+    """A repeated name is listed once, with its count, and takes the room of one name."""
+    assert listing(["x"] * 22) == "x (22 times)"
+    assert listing(["a", "b", "a", "c"], 2) == "a (2 times), b and 1 more"
+    assert listing(["a", "a"], total=9) == "a (2 times) and 7 more"

@@ -602,7 +602,8 @@ def diff(names: tuple[str, ...], asked: Callable[[], DiffOptions], how: Running)
     B may be what A was made from: a folder, or a table. Then what differs is what the same `create` would change. Of
     its files, those of the same size are read.
 
-    Ten lines of each kind are printed, and all of them with -v. Exit code: 0 they are the same, 3 they differ.
+    Ten lines of each kind are printed, and all of them with -v. Exit code: 0 they are the same, 3 they differ. Metadata
+    columns count as differences, too, unless --ignore-metadata is used.
 
     \b
     Examples:

@@ -246,7 +246,7 @@ def _columns(summary: Summary) -> list[str]:
     rows = [
         (
             fit(name, _NAME),
-            one.type.partition("<")[0],
+            f"{'' if one.element is None else 'list of '}{(one.element or one.type).partition('<')[0]}",
             f"{one.filled:,}",
             "-" if one.distinct is None else f"{one.distinct:,}",
             "numbers of the classes above" if _is_of_classes(summary, name) else _column(one),
@@ -263,6 +263,10 @@ def _is_of_classes(summary: Summary, name: str) -> bool:
 
 
 def _column(one: ColumnSummary) -> str:
+    if (lengths := one.lengths) is not None:
+        if lengths.smallest == lengths.largest:
+            return f"length {lengths.smallest:,}"
+        return f"lengths {lengths.smallest:,} to {lengths.largest:,}, median {lengths.median:,}"
     if one.smallest is not None:
         mean = f", mean {one.mean:.6g}" if one.mean is not None else ""
         return f"{_number(one.smallest)} to {_number(one.largest)}{mean}"
@@ -416,7 +420,7 @@ def written_text(result: CreateResult) -> str:
     if result.appended and not result.appended.shards:
         return _lines(f"nothing new: {result.dataset_file} stays as it is, {_held(result.samples, result.shards)}")
     new = result.appended or result
-    kept = f" ({result.kept:,} were finished already)" if result.kept else ""
+    kept = f" ({result.kept:,} already finished)" if result.kept else ""
     of_part = f" of part {result.part}" if result.part else ""
     made = f"{_held(new.samples, new.shards)}{of_part}{' appended' if result.appended else ''}{kept}"
     waits = ", once all parts have ended" if result.part and not result.merged else ""
@@ -490,16 +494,20 @@ _SHOWN = 10  # lines of each kind of difference
 
 def diff_text(result: DiffResult, *, whole: bool) -> str:
     """Return what differs, for people; `whole`: all of it."""
+    from shardtool.request.results import METADATA
+
     counts = [counted(count, "sample") for count in result.samples]
     sides = [printable(result.a), printable(result.b)]
     room = max(map(cells, sides))
     lines = [f"{_pad(name, room)}  {count}" for name, count in zip(sides, counts, strict=True)]
+    content = len(result.changed) - result.metadata_only
+    is_listed = content or any(one.change == "changed" for one in result.metadata.values())
     changed = (f"~ {printable(one.key)}  {', '.join(map(printable, one.fields))}" for one in result.changed)
     moved = (f"> {printable(one.key)}  {printable(one.before)} -> {printable(one.now)}" for one in result.moved)
     kinds = {
         "added": (result.added, (f"+ {printable(key)}" for key in result.added)),
         "removed": (result.removed, (f"- {printable(key)}" for key in result.removed)),
-        "changed": (result.changed, changed),
+        "changed": (result.changed if is_listed else (), changed),
         "moved": (result.moved, moved),
     }
     for found, texts in kinds.values():
@@ -507,12 +515,19 @@ def diff_text(result: DiffResult, *, whole: bool) -> str:
             lines += ["", *(f"  {text}" for text in islice(texts, None if whole else _SHOWN))]
         if len(found) > _SHOWN and not whole:
             lines.append(f"  ... and {len(found) - _SHOWN:,} more: -v shows all")
-    totals = [f"{len(found):,} {name}" for name, (found, _) in kinds.items() if found]
+    counts_of = {name: content if name == "changed" else len(found) for name, (found, _) in kinds.items()}
+    totals = [f"{count:,} {name}" for name, count in counts_of.items() if count]
     totals += ["other classes"] * bool(result.classes)
-    fields = ", ".join(f"{printable(name)} {count:,}" for name, count in result.fields.items())
+    fields = ", ".join(f"{printable(name)} {count:,}" for name, count in result.fields.items() if name != METADATA)
+    columns = [
+        f"column {printable(name)} {one.change} ({counted(one.samples, 'sample')})"
+        for name, one in result.metadata.items()
+    ]
     lines += [f"\nthe class numbers of {printable(name)} stand for other names" for name in result.classes]
-    total = ", ".join(totals) or "the same"
-    return "\n".join([*lines, "", f"{total}{f' ({fields})' if fields else ''}, {result.seconds:.1f} s"])
+    total = ", ".join(totals) or ("content equal" if columns else "the same")
+    total += f" ({fields})" if fields else ""
+    total += f"; metadata: {listing(columns)}" if columns else ""
+    return "\n".join([*lines, "", f"{total}, {result.seconds:.1f} s"])
 
 
 def removed_text(result: RemoveResult) -> str:

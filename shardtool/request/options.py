@@ -757,8 +757,11 @@ class InspectOptions(Settings):
 
 @described
 class DiffOptions(WorkerOptions):
-    """The options of `diff`; but for those of workers, they are about a source that a dataset is compared with."""
+    """The options of `diff`; `root`, `allow_outside` and `symlinks` apply if `b` is the source of `a`."""
 
+    ignore_metadata: bool = setting(
+        False, "Compare samples and fields only, not the metadata columns.", section="output", common=True
+    )
     join: object = like(VerifyOptions, "join", section="source", common=True, needs={})
     root: Folder | None = like(VerifyOptions, "root", common=True, needs={})
     allow_outside: bool = like(VerifyOptions, "allow_outside", common=True, needs={})

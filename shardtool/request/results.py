@@ -365,6 +365,16 @@ class LazyList(Sequence[Value]):
         return [*map(self._item, self._places[at])] if isinstance(at, slice) else self._item(self._places[at])
 
 
+METADATA = "(metadata)"  # stands for all columns among the fields of a sample that changed
+
+
+class ChangedColumn(NamedTuple):
+    """A metadata column that differs: `added`, `removed` or `changed`, and in how many samples of both sides."""
+
+    change: str
+    samples: int
+
+
 class ChangedSample(NamedTuple):
     """A sample that differs: its key, and the fields that do; `(metadata)` stands for all columns."""
 
@@ -394,6 +404,8 @@ class DiffResult:
         moved: What both have, in another split.
         fields: Field to how many of the changed samples differ in it.
         classes: Fields whose numbers of classes stand for other names.
+        metadata: Metadata column to how it differs.
+        metadata_only: How many of the changed samples differ in metadata only.
         a: What was given.
         b: The same.
         notes: What the user should know.
@@ -407,6 +419,8 @@ class DiffResult:
     moved: Sequence[MovedSample]
     fields: Mapping[str, int]
     classes: tuple[str, ...] = ()
+    metadata: Mapping[str, ChangedColumn] = field(default_factory=dict)
+    metadata_only: int = 0
     a: str = ""
     b: str = ""
     notes: tuple[str, ...] = ()
@@ -415,7 +429,13 @@ class DiffResult:
     @property
     def same(self) -> bool:
         """Whether nothing differs."""
-        return not (self.added or self.removed or self.changed or self.moved or self.classes)
+        return self.content_same and not self.changed
+
+    @property
+    def content_same(self) -> bool:
+        """Whether nothing differs, or only metadata."""
+        content = len(self.changed) - self.metadata_only
+        return not (self.added or self.removed or content or self.moved or self.classes)
 
     def to_json(self) -> dict[str, object]:
         """Return the result as data, the way `--json` prints it."""
@@ -423,9 +443,12 @@ class DiffResult:
             "a": {"dataset": self.a, "samples": self.samples[0]},
             "b": {"dataset": self.b, "samples": self.samples[1]},
             "same": self.same,
+            "content_same": self.content_same,
             "counts": {name: len(getattr(self, name)) for name in ("added", "removed", "changed", "moved")},
             "fields": dict(self.fields),
             "classes": list(self.classes),
+            "metadata": {name: one._asdict() for name, one in self.metadata.items()},
+            "metadata_only": self.metadata_only,
             "added": list(self.added),
             "removed": list(self.removed),
             "changed": [{"key": one.key, "fields": list(one.fields)} for one in self.changed],

@@ -96,6 +96,11 @@ class Listing:
     classes: Mapping[str, list[str]] = field(default_factory=dict)
 
     @property
+    def where(self) -> str:
+        """The source's name for messages: of several datasets, each distinct name once."""
+        return listing(self.name.split(", "))
+
+    @property
     def all_classes(self) -> dict[str, list[str]]:
         """What the numbers of labels stand for, by field: in the source, and of those that were numbered."""
         return {**self.classes, **self.entries.values.classes}

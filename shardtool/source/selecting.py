@@ -57,7 +57,7 @@ def with_fields(listed: Listing, options: SelectingOptions, pool: Pool, to_forma
     if options.columns_from:
         for field in options.columns_from:
             listed = with_json_columns(listed, field, pool)
-        check_skipped(listed.name, listed.skipped, options.on_error, f"leave out {option('columns_from')}")
+        check_skipped(listed.where, listed.skipped, options.on_error, f"leave out {option('columns_from')}")
     if not (options.select_fields or options.drop_fields or options.rename_fields):
         return listed
     from shardtool.select.fields import paths_of, select_fields

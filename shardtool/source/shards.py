@@ -345,7 +345,7 @@ class ShardSource(Source):
         if not len(listed.entries):
             return listed
         # An Example may hold nothing but its key.
-        entries, empty = without_empty(listed.entries, listed.name, "no sample has a field", "nothing but its key")
+        entries, empty = without_empty(listed.entries, listed.where, "no sample has a field", "nothing but its key")
         return replace(listed, entries=entries, skipped=listed.skipped + empty, digest=None) if empty else listed
 
     def choose(self, listed: Listing, taken: Callable[[], Names | None]) -> Listing:
@@ -354,16 +354,16 @@ class ShardSource(Source):
         listed = in_order(self._some_of_each(self._without_duplicates(sampled(listed, options), taken())), options)
         if self._format == "tar":
             _check_tar(listed)
-        check_skipped(listed.name, listed.skipped, options.on_error, "make the shards anew without them")
+        check_skipped(listed.where, listed.skipped, options.on_error, "make the shards anew without them")
         if not len(listed.entries):
             why = f": all {len(listed.skipped):,} were left out" if listed.skipped else ""
-            raise InvalidRequest(listed.name, f"no samples{why}", expected="one or more")
+            raise InvalidRequest(listed.where, f"no samples{why}", expected="one or more")
         return listed
 
     def column(self, listed: Listing, name: str) -> pa.ChunkedArray:
         """Return a column of the sidecars, or one of `key`, `shard`, `size` and `fields`."""
         try:
-            return order.column_of(order.table_of(listed.entries, listed.shards), name, listed.name)
+            return order.column_of(order.table_of(listed.entries, listed.shards), name, listed.where)
         except InvalidRequest as error:
             if name in listed.entries.fields:
                 error.remedy = f"{option('columns_from', (name,))} makes a column of the field."
@@ -422,7 +422,7 @@ class ShardSource(Source):
         before, asked = listed.entries, self._options.on_duplicate
         # An error says where shards lie, for two may have one name; `out.skipped` must not.
         names = [to_text(one.path) for one in before.known_spans.files] if asked == "error" else listed.shards
-        entries, skipped, note = order.resolve_duplicates(before, asked, names, taken, where=listed.name)
+        entries, skipped, note = order.resolve_duplicates(before, asked, names, taken, where=listed.where)
         if entries is before:
             return listed
         notes, skipped = (*listed.notes, note) if note else listed.notes, listed.skipped + skipped
@@ -439,13 +439,13 @@ def _check_tar(listed: Listing) -> None:
         expected = "names that the first dot divides, or the last"
         renamed = {dotted[0]: dotted[0].rpartition(".")[2]}
         remedy = f"Rename them ({option('rename_fields', renamed)}), or use {flag('portable')}."
-        raise InvalidRequest(listed.name, found, expected=expected, remedy=remedy)
+        raise InvalidRequest(listed.where, found, expected=expected, remedy=remedy)
     bad = [name for name in fields if "/" in name]
     if bad:
         found = f"fields with a slash, which no tar shard can hold: {listing(list(map(repr, bad)))}"
         renamed = {_ENCODED: "jpg"} if _ENCODED in bad else {bad[0]: bad[0].rpartition("/")[2] or "jpg"}
         remedy = f"Rename them ({option('rename_fields', renamed)}), or {option('drop_fields')}."
-        raise InvalidRequest(listed.name, found, expected="endings, such as jpg or cls", remedy=remedy)
+        raise InvalidRequest(listed.where, found, expected="endings, such as jpg or cls", remedy=remedy)
 
 
 def _unchecked(entries: Entries) -> list[str]:
@@ -642,7 +642,7 @@ def _unlike_columns(
             shown = ", ".join(f"{kind} in {where}" for kind, where in kinds.items())
             remedy = f"Reshard them apart, with {option('join')} to give the column another type."
             return InvalidRequest(f"the column {name!r}", shown, expected="types that can be one", remedy=remedy)
-    where = ", ".join(map(_name_of, datasets))
+    where = listing([*map(_name_of, datasets)])
     return InvalidRequest(where, f"metadata that cannot be one table: {str(error)[:200]}")
 
 

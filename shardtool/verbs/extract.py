@@ -121,12 +121,12 @@ def _listed(datasets: Sequence[StoredDataset], options: ExtractOptions, pool: Po
     source = ShardSource([one.given for one in datasets], asked, "tar")
     listed = source.list_samples(pool, notes.observer)
     if not len(listed.entries):
-        raise InvalidRequest(listed.name, "no samples", expected="one or more")
+        raise InvalidRequest(listed.where, "no samples", expected="one or more")
     if options.keys_from is not None:
         places = places_of_keys(listed.entries.keys, options.keys_from)
         listed = replace(listed, entries=listed.entries.take(places))
     where = [to_text(one.path) for one in listed.entries.known_spans.files]
-    resolve_duplicates(listed.entries, "error", where, where=listed.name)
+    resolve_duplicates(listed.entries, "error", where, where=listed.where)
     metadata = listed.entries.metadata
     if made and metadata is not None and _LABEL in metadata.column_names:
         listed = replace(listed, entries=replace(listed.entries, metadata=metadata.drop_columns([_LABEL])))

@@ -82,6 +82,36 @@ def test_columns_that_differ(tmp_path: Path) -> None:
     assert {one.key for one in found.changed if "(metadata)" in one.fields} == {"b", "c", "d"}
 
 
+def test_metadata_is_no_content(tmp_path: Path) -> None:
+    """Differing columns are named with their counts, apart from content; `ignore_metadata` does not compare them."""
+    old = [{"w": at, "old": "x"} for at in range(4)]
+    new = [{"w": at or 9, **({} if at == 1 else {"cls": 1})} for at in range(4)]
+    sides = {"a": ("pqrs", old), "b": ("pqrs", [{"w": at} for at in range(4)]), "c": ("pqrs", new), "d": ("pqrz", new)}
+    for name, (texts, columns) in sides.items():
+        with ShardWriter(tmp_path / f"{name}-{{0..}}.tar") as writer:
+            for key, text, metadata in zip("abcd", texts, columns, strict=True):
+                writer.write({"__key__": key, "txt": text.encode()}, metadata=metadata)
+    files = {name: tmp_path / f"{name}.json" for name in "abcd"}
+    found = shardtool.diff(files["a"], files["c"], workers=1)
+    assert found.metadata == {"w": ("changed", 1), "old": ("removed", 4), "cls": ("added", 3)}
+    assert (found.same, found.content_same, len(found.changed), found.metadata_only) == (False, True, 4, 4)
+    assert found.fields == {"(metadata)": 4}
+    assert shardtool.diff(files["a"], files["c"], ignore_metadata=True, workers=1).same
+    found = shardtool.diff(files["a"], files["d"], workers=1)
+    assert (found.content_same, len(found.changed), found.metadata_only) == (False, 4, 3)
+    found = shardtool.diff(files["a"], files["d"], ignore_metadata=True, workers=1)
+    assert compared(found) == (set(), set(), {"d": ("txt",)})
+    ran = typed("diff", files["a"], files["b"])
+    assert (ran.code, "~" in ran.out) == (3, False)
+    assert "content equal; metadata: column old removed (4 samples), " in ran.out
+    assert "1 changed (txt 1); metadata: column w changed (1 sample), " in typed("diff", files["b"], files["d"]).out
+    ran = typed("diff", files["a"], files["b"], "--ignore-metadata")
+    assert (ran.code, "not compared: metadata" in ran.err, "the same" in ran.out) == (0, True, True)
+    document = json.loads(typed("diff", files["a"], files["b"], "--json").out)
+    assert document["metadata"] == {"old": {"change": "removed", "samples": 4}}
+    assert (document["same"], document["content_same"], document["metadata_only"]) == (False, True, 4)
+
+
 def test_samples_in_another_split(tmp_path: Path) -> None:
     """What is in another split has moved; that its column `split` says so is no change of its own."""
     source = write_tree(tmp_path / "in", {f"{at:02}.txt": b"%d" % at for at in range(30)})

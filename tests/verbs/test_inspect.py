@@ -255,6 +255,52 @@ def test_columns_that_differ_from_shard_to_shard(tmp_path: Path) -> None:
     assert (found.type, found.smallest, found.largest, found.mean) == ("int64 or double", -2, 2, 0.625)
 
 
+def test_columns_of_lists(tmp_path: Path) -> None:
+    """A list column has its count, lengths and element type; empty and nested lists, structs and nulls count, too."""
+    columns = {
+        "emb": pa.array([[0.5] * 3] * 4, pa.list_(pa.float32(), 3)),
+        "tags": pa.array([["a", "b"], [], None, ["c"]]),
+        "none": pa.array([[], [], [], []], pa.list_(pa.int32())),
+        "boxes": pa.array([[[1, 2]], [], [[], [3]], [[4]] * 5]),
+        "place": pa.array([{"x": 1}, None, {"x": None}, {"x": 2}]),
+        "null": pa.array([None] * 4, pa.list_(pa.int32())),
+    }
+    table = pa.table({"key": list("abcd"), "txt": list("pqrs"), **columns})
+    options = CreateOptions(values=("txt=txt",), max_count=2, workers=1)
+    create(table, tmp_path / "x-{0..}.tar", options)
+    summary = inspect(tmp_path / "x.json")
+    lengths = {name: summary.columns[name].lengths for name in columns}
+    assert {name: summary.columns[name].filled for name in columns} == {
+        "emb": 4, "tags": 3, "none": 4, "boxes": 4, "place": 3, "null": 0,
+    }  # fmt: skip
+    assert {name: one and (one.smallest, one.median, one.largest) for name, one in lengths.items()} == {
+        "emb": (3, 3, 3), "tags": (0, 1, 2), "none": (0, 0, 0), "boxes": (0, 2, 5), "place": None, "null": None,
+    }  # fmt: skip
+    assert [summary.columns[name].element for name in ("emb", "tags", "none", "place")] == [
+        "float", "string", "int32", None,
+    ]  # fmt: skip
+    lines = [" ".join(line.split()) for line in summary_text(summary, 100).splitlines()]
+    assert "boxes list of list 4 - lengths 0 to 5, median 2" in lines
+    assert "emb list of float 4 - length 3" in lines
+    assert json.loads(json.dumps(summary.to_json()))["columns"]["tags"]["lengths"]["total"] == 3
+    sample = find_sample([open_dataset(tmp_path / "x.json")], "c")
+    assert sample.metadata == {"txt": "r", **{name: values[2].as_py() for name, values in columns.items()}}
+    assert "boxes  [[], [3]]" in sample_text(view(sample), 80)
+
+
+def test_lists_of_another_type_in_each_shard(tmp_path: Path) -> None:
+    """A column of lists in some sidecars only counts all values; lists of several types name each."""
+    columns = [[[1], [2, 3]], [["a"], []], ["x", "y"], [None, None]]
+    for number, values in enumerate(columns):
+        table = pa.table({"key": [f"{number}{at}" for at in range(2)], "txt": ["x", "y"], "w": values})
+        create(table, f"{tmp_path}/x-{number}.tar", CreateOptions(values=("txt=txt",), workers=1))
+        (tmp_path / f"x-{number}.json").unlink()
+    found = inspect(tmp_path).columns["w"]
+    assert (found.filled, found.distinct, found.element, found.values) == (6, None, "int64 or string", ())
+    assert found.lengths is not None
+    assert (found.lengths.count, found.lengths.total) == (4, 4)
+
+
 def _command(dataset: Path, name: str, occurrence: int = 0) -> list[str]:
     """Return what `inspect` says under a name, as a shell would take it, without the tool."""
     rows = [line[2:].split(None, 1) for line in summary_text(inspect(dataset), 2000).splitlines()]

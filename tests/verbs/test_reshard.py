@@ -551,6 +551,7 @@ def test_duplicates_of_sources(rule: str, place: Path) -> None:
         write_tar(place / name / "out-0.tar", ["a.jpg", "b.txt"] if name == "x" else ["b.txt", "a.jpg", "a-2.jpg"])
     tars = [place / name / "out-0.tar" for name in "xy"]
     found = refused(tars, place / "out")
+    assert found.where == "out-0.tar (2 times)"
     assert f"2 keys more than once: 'a' ({tars[0]}, {tars[1]})" in found.found
     assert "on_duplicate" in found.remedy
     result = run(tars, place / "out", on_duplicate=rule)

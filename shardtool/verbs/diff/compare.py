@@ -13,8 +13,8 @@ import pyarrow.compute as pc
 from shardtool.dataset.find import StoredDataset, recorded_pattern
 from shardtool.dataset.shard_file import walked_text
 from shardtool.entries.arrow import number_array, plain
-from shardtool.errors import InvalidRequest
-from shardtool.request.results import ChangedSample, DiffResult, LazyList, MovedSample
+from shardtool.errors import InvalidRequest, listing
+from shardtool.request.results import METADATA, ChangedColumn, ChangedSample, DiffResult, LazyList, MovedSample
 from shardtool.skipped import is_listed
 from shardtool.source.base import inline_sums, source_sums
 from shardtool.source.shards import list_datasets
@@ -44,7 +44,6 @@ if TYPE_CHECKING:
 
     Rows = NDArray[np.int64]
 
-METADATA = "(metadata)"  # stands for all columns among the fields of a sample that changed
 _SPLIT_COLUMN = "split"  # of metadata: what a run divided
 
 
@@ -77,6 +76,7 @@ class LeftOut(NamedTuple):
         added: Whether samples that only the source has are left out.
         keys: Keys that samples have which were left out of the dataset for a reason.
         as_numbers: Whether the dataset has numbers as TFRecords have them.
+        metadata: Whether metadata columns are ignored.
     """
 
     fields: tuple[str, ...] = ()
@@ -84,6 +84,7 @@ class LeftOut(NamedTuple):
     added: bool = False
     keys: frozenset[str] = frozenset()
     as_numbers: bool = False
+    metadata: bool = False
 
 
 def two_sides(first: list[StoredDataset], second: list[StoredDataset], pool: Pool, notes: Notes) -> tuple[Side, Side]:
@@ -127,7 +128,8 @@ def with_source(
         raise InvalidRequest(datasets[0].where, found, expected="samples as they are in their source")
     patterns = [(recorded_pattern(one.file) if one.file else None, one.folder) for one in datasets]
     outputs = [replace(pattern, folder=folder) for pattern, folder in patterns if pattern is not None]
-    made = f"{datasets[0].where} was made by {run.verb} {files[0].made.source}; " if files else ""
+    source = listing(files[0].made.source.split(", ")) if files else ""
+    made = f"{datasets[0].where} was made by {run.verb} {source}; " if files else ""
     words = partial(source_words, given, f"{made}B is that source as it is now, or another dataset.")
     with words():
         again = SourceAgain(run, datasets, given, outputs)
@@ -192,10 +194,12 @@ class Comparison:
             added = added[~np.array(known, np.bool_)]
         before, now = a.split[self._of_a], b.split[self._of_b]
         moved = np.flatnonzero((before != "") & (now != "") & (before != now))
-        ids = np.sort(np.concatenate((self._changed_fields(), self._changed_metadata(moved))))
+        metadata_ids, columns = self._changed_metadata(moved)
+        ids = np.sort(np.concatenate((self._changed_fields(), metadata_ids)))
         ids = ids[np.diff(ids, prepend=-1) > 0]  # `np.unique` would hash millions of numbers, at ten times the cost
         samples, firsts = np.unique(ids // self._width, return_index=True)
         ends = np.append(firsts[1:], len(ids))
+        metadata_only = np.count_nonzero((ends - firsts == 1) & (ids[firsts] % self._width == len(self._names)))
         counts = np.bincount(ids % self._width, minlength=self._width).tolist()
         labels = [*self._names, METADATA]
 
@@ -214,6 +218,8 @@ class Comparison:
             moved=LazyList(len(moved), move),
             fields={name: count for name, count in zip(labels, counts, strict=True) if count},
             classes=tuple(name for name in sorted(a.classes.keys() & b.classes.keys()) if self._renames(name)),
+            metadata=columns,
+            metadata_only=int(metadata_only),
         )
 
     def _renames(self, name: str) -> bool:
@@ -262,20 +268,26 @@ class Comparison:
             what = f"{counted(len(unknown), 'payload')}, {show_size(int(side.entries.rows.size[unknown].sum()))}"
             self._notes.add(f"read for their checksums, which no index has: {what}")
 
-    def _changed_metadata(self, moved: Rows) -> Rows:
-        """Return the ids of samples whose columns differ; of a source, those columns that both sides have."""
+    def _changed_metadata(self, moved: Rows) -> tuple[Rows, dict[str, ChangedColumn]]:
+        """Return the ids of samples whose columns differ, and these columns; of a source, columns that both have."""
+        if self._left_out.metadata:
+            self._notes.add("not compared: metadata")
+            return np.zeros(0, np.int64), {}
         a, b = self._a.entries.metadata, self._b.entries.metadata
-        names = dict.fromkeys([*(a.column_names if a else ()), *(b.column_names if b else ())])
-        if self._b.source is not None:
-            names = {name: None for name in names if a and b and {name} <= {*a.column_names} & {*b.column_names}}
+        before, now = ({} if table is None else dict.fromkeys(table.column_names) for table in (a, b))
+        names = [name for name in before | now if self._b.source is None or name in before.keys() & now.keys()]
+        columns: dict[str, ChangedColumn] = {}
         differ = np.zeros(len(self._of_a), np.bool_)
         for name in names:
             one, other = _column(a, name, self._of_a), _column(b, name, self._of_b)
             unlike = _values_differ(one, other)
             if name == _SPLIT_COLUMN:
                 unlike[moved] = False
+            if unlike.any():
+                change = "added" if name not in before else "removed" if name not in now else "changed"
+                columns[name] = ChangedColumn(change, int(np.count_nonzero(unlike)))
             differ |= unlike
-        return np.asarray(self._of_a[differ] * self._width + len(self._names))
+        return np.asarray(self._of_a[differ] * self._width + len(self._names)), columns
 
 
 def _key(side: Side, sample: int) -> str:

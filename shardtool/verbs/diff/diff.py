@@ -53,6 +53,7 @@ def diff(a: Given, b: object, options: DiffOptions, observer: Observer) -> DiffR
             sides, left_out = with_source(datasets, b, options, pool, notes)
         else:
             sides, left_out = two_sides(datasets, [open_dataset(one) for one in others], pool, notes), LeftOut()
+        left_out = left_out._replace(metadata=options.ignore_metadata)
         found = Comparison(*sides, left_out, pool, notes).result()
     return replace(found, a=_name(a), b=_name(b), notes=tuple(notes.said), seconds=time.time() - begun)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import heapq
 from collections import Counter
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from itertools import groupby
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
@@ -400,7 +400,7 @@ def _column_label(overview: Overview, name: str, column: Column, most: int) -> L
     if not is_label(name) and not (few and column.type in ("string", "bool") and short):
         return None
     shown = tuple(Label(str(value), None, count) for value, count in column.counts.most()[:most])
-    return LabelSummary("column", column.filled, overview.partial, len(values), shown)
+    return LabelSummary("column", sum(values.values()), overview.partial, len(values), shown)
 
 
 def _field_label(overview: Overview, name: str, tally: FieldTally, most: int) -> LabelSummary | None:
@@ -638,9 +638,10 @@ class Overview:
                 continue
             column = self.columns.setdefault(one.name, Column(str(one.type)))
             column.add_type(str(one.type))
-            if not is_plain(one.type):
-                continue
             values = part.table.column(one.name)
+            if not is_plain(one.type):
+                column.add_nested(values)
+                continue
             column.add(values)
             if one.name in ("width", "height") and pt.is_integer(one.type):
                 numbers = values.combine_chunks().drop_null().to_numpy(zero_copy_only=False)
@@ -920,6 +921,8 @@ class ColumnSummary:
         largest: The largest number, or the last time.
         mean: The mean of the numbers.
         values: The most frequent ones; none where all differ.
+        element: The Arrow type of the elements of lists; None if no value is a list.
+        lengths: The lengths of the lists; None if no value is a list.
     """
 
     type: str
@@ -929,6 +932,8 @@ class ColumnSummary:
     largest: int | float | str | None = None
     mean: float | None = None
     values: tuple[ColumnValue, ...] = ()
+    element: str | None = None
+    lengths: Spread | None = None
 
 
 def is_plain(kind: pa.DataType) -> bool:
@@ -942,15 +947,14 @@ class Column:
 
     def __init__(self, kind: str) -> None:
         self.type, self.filled, self.counts = kind, 0, ValueCounts[object]()
+        self._element, self._lengths = "null", Sizes()
         self._ends: list[Any] = []  # the smallest and the largest value of each shard
         self._total, self._numbers, self._counted = 0.0, 0, False
         self._kinds: set[str] = set()
 
     def add_type(self, kind: str) -> None:
         """Take the type that the column has in another shard: where none of its samples has a value, that is `null`."""
-        kinds = [one for one in self.type.split(" or ") if one != "null"]
-        if kind != "null" and kind not in kinds:
-            self.type = " or ".join([*kinds, kind])
+        self.type = _either_type(self.type, kind)
 
     def add(self, values: pa.ChunkedArray) -> None:
         """Take a chunked array."""
@@ -971,6 +975,19 @@ class Column:
         if not pt.is_floating(kind):
             self.counts.add_array(values)
 
+    def add_nested(self, values: pa.ChunkedArray) -> None:
+        """Count the values of a column that is not plain, and measure its lists."""
+        import pyarrow.compute as pc
+
+        kind, count = values.type, len(values) - values.null_count
+        if not count:
+            return
+        self.filled += count
+        self._kinds.add("nested")
+        if pt.is_list(kind) or pt.is_large_list(kind) or pt.is_fixed_size_list(kind):
+            self._element = _either_type(self._element, str(kind.value_type))
+            self._lengths.add(pc.list_value_length(values).drop_null().to_numpy().astype(np.uint64))
+
     def _add_numbers(self, values: pa.Array) -> None:
         import pyarrow.compute as pc  # here, as below, for it takes 40 ms
 
@@ -989,10 +1006,18 @@ class Column:
 
     def summary(self, most: int) -> ColumnSummary:
         """Return what is known so far, with at most this many values."""
-        known = self.counts.values if self._counted else None
+        known = self.counts.values if self._counted and "nested" not in self._kinds else None
         alike = len(self._kinds) == 1  # of a number and a time, none is the smaller
         low, high = (min(self._ends), max(self._ends)) if alike and self._ends else (None, None)
         mean = self._total / self._numbers if self._numbers and alike else None
         shown = self.counts.most()[:most] if known and len(known) < self.filled else []
         values = tuple(ColumnValue(str(value), count) for value, count in shown)
-        return ColumnSummary(self.type, self.filled, None if known is None else len(known), low, high, mean, values)
+        distinct, lengths = None if known is None else len(known), self._lengths.spread()
+        found = ColumnSummary(self.type, self.filled, distinct, low, high, mean, values)
+        return replace(found, element=self._element, lengths=lengths) if lengths.count else found
+
+
+def _either_type(types: str, kind: str) -> str:
+    """Return `A or B` for a column of several types; `null` only if no other type is known."""
+    known = [one for one in types.split(" or ") if one != "null"]
+    return types if kind == "null" or kind in known else " or ".join([*known, kind])

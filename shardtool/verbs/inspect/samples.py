@@ -260,8 +260,7 @@ def _in_its_range(datasets: Sequence[StoredDataset], key: str) -> FoundSample | 
 def _found(dataset: StoredDataset, shard: StoredShard, part: ShardIndex | None, row: int, number: int) -> FoundSample:
     """Return a sample with all that its index says; None: that is to be read."""
     part = shard.index(metadata=True) if part is None else part
-    names = [name for name in part.metadata.column_names if is_plain(part.schema.field(name).type)]
-    found = found_samples(shard, part, np.array([row]), names, number - row)[0]
+    found = found_samples(shard, part, np.array([row]), first=number - row)[0]
     kinds = part.kinds
     if shard.format == "tfrecord" and part.walk is None:
         kinds = numbers_in(dataset.file.features) if dataset.file else _kinds(shard, found.offset, found.size)

@@ -173,9 +173,9 @@ class Comparison:
 
     @property
     def _made_from(self) -> str:
-        file = self.subject.file
-        made = f", as its dataset file says: {file.made.verb} {file.made.source}" if file and file.made.source else ""
-        return f"{option('source')} takes what the dataset was made from{made}"
+        run = self.subject.file.made if self.subject.file else None
+        made = run and run.source and f", as its dataset file says: {run.verb} {listing(run.source.split(', '))}"
+        return f"{option('source')} takes what the dataset was made from{made or ''}"
 
     def _first_shards(self, surveys: Surveys) -> Surveys:
         """Return, in order, the shards that hold samples of the source; of those that were appended, say so."""
