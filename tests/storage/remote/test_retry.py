@@ -92,7 +92,7 @@ def test_what_nobody_wants_is_stopped() -> None:
 def test_stalls_count_across_tries(monkeypatch: pytest.MonkeyPatch) -> None:
     """A server that sends a little and stalls, again and again, is given up once its stalls exceed the budget."""
     now = [0.0]
-    monkeypatch.setattr(retry.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
     monkeypatch.setattr(retry, "pause", lambda seconds: now.__setitem__(0, now[0] + seconds))
     monkeypatch.setattr(retry, "POLICY", Policy(first_s=0))
     monkeypatch.setenv(retry.RETRY_FOR, "45")
