@@ -316,6 +316,7 @@ class ShardSamples:
         paths: A field's, relative to `root`, or its URL, a NUL after each; empty: key + "." + field.
         spans: Where SPAN fields lie.
         folders: Of a source of several folders: what the first part of each path stands for; see `Entries`.
+        changed_ns: The latest ctime of the files and their folders when they were listed.
     """
 
     content: ShardContent
@@ -326,6 +327,7 @@ class ShardSamples:
     paths: bytes
     spans: ShardSpans
     folders: Mapping[bytes, bytes] = field(default_factory=dict)
+    changed_ns: int = 0
 
     def shown_paths(self, shown: Callable[[bytes], bytes]) -> bytes:
         """Return the paths as outputs may have them: URLs as `shown` returns them."""

@@ -25,7 +25,9 @@ from shardtool.format.tfrecord import KEY_FEATURE, encode_number
 from shardtool.plan.order import NO_LIMIT, Bounds, HashedSamples, Limits, Runs, ShardsAsked, cut, running, shuffled
 from shardtool.skipped import Skipped
 from shardtool.values import (
+    FILE,
     INLINE,
+    LINK,
     SPAN,
     ShardContent,
     ShardSamples,
@@ -373,6 +375,7 @@ def shard_samples(plan: Plan, shard: int) -> ShardSamples:
         mtimes=e.rows.mtime_ns.tobytes(),
         paths=b"" if e.rows.paths is None else e.rows.paths.span(0, len(stored)),
         folders=e.folders,
+        changed_ns=int(np.max(e.rows.changed_ns, where=np.isin(e.rows.kind, (FILE, LINK)), initial=0)),
         spans=ShardSpans() if e.spans is None else _shard_spans(plan, e, stored),
     )
 

@@ -88,7 +88,7 @@ def upload(address: str, size: int, fill: Callable[[Upload], Made]) -> Made:
                 return made
         except retry.PassingFailure as error:
             if begun:
-                attempts.later()
+                attempts.later(error.stalled_s)
             attempts.failed(error)
 
 

@@ -57,6 +57,7 @@ _LEAST, _MOST = 2**16, 2**21  # bytes of a request: more and more while spans fo
 _NEAR = 2**16  # bytes between two spans that follow each other
 _MOST_WHOLE = 2**30  # bytes that are held, of an object that its server gives whole only
 
+MAX_READS = 3  # of a file whose ctime changes during each of them
 _open, _readv, _fstat, _close = os.open, os.readv, os.fstat, os.close
 
 
@@ -732,6 +733,23 @@ def read_file(path: bytes, into: memoryview, flags: int) -> tuple[int, FileFact]
         return got, _fstat(fd)
     finally:
         _close(fd)
+
+
+def read_unchanged(path: bytes, into: memoryview, flags: int) -> tuple[int, FileFact]:
+    """Read a source file as `read_file` does, again until its ctime is the same before and after the read.
+
+    Raises:
+        OSError: The file cannot be opened or read, or changes during every read.
+        ShardError: A store or a server cannot be asked.
+    """
+    if is_place(path):
+        return read_file(path, into, flags)
+    for _ in range(MAX_READS):
+        before = os.stat(path)
+        got, fact = read_file(path, into, flags)
+        if fact.st_ctime_ns == before.st_ctime_ns:
+            return got, fact
+    raise OSError(errno.ESTALE, "changed while it was read", path)
 
 
 def blocks_of(path: str, flags: int = READ_FOLLOWING) -> Iterator[memoryview | bytes]:

@@ -10,21 +10,24 @@ from array import array
 from bisect import bisect_right
 from contextlib import closing, suppress
 from itertools import accumulate
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from shardtool.errors import Bug, SampleFailed
 from shardtool.fingerprint import crc32c
 from shardtool.format import tfrecord
 from shardtool.format.tar import BLOCK, PADDING, TRAILER, header, put_header
-from shardtool.storage.places import READ_FOLLOWING, READ_PLAIN, file_crc
-from shardtool.values import FILE, INLINE, SPAN
+from shardtool.storage.places import MAX_READS, READ_FOLLOWING, READ_PLAIN, file_crc
+from shardtool.values import FILE, INLINE, SPAN, to_text
+from shardtool.wording import option
 from shardtool.write import packer
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from shardtool.skipped import Skipped
     from shardtool.storage.staging import Sink
+
+Packed = TypeVar("Packed")
 
 
 def pack_shard(task: packer.ShardTask, report: packer.Report) -> packer.ShardResult:
@@ -47,16 +50,38 @@ def pack_shard(task: packer.ShardTask, report: packer.Report) -> packer.ShardRes
     if task.work is not None:
         from shardtool.write.transformed import pack_transformed
 
-        return pack_transformed(task, task.work, report)
+        work = task.work
+        return _restarted(lambda: pack_transformed(task, work, report))
     skipped: dict[int, Skipped] = {}
 
     def fill(file: Sink) -> packer.Packer:
         return _packed(task, file.write, report, skipped)
 
+    def pack() -> packer.ShardResult:
+        packed, staged = task.folder.write(task.name, fill, None if skipped else task.size, task.mtime_ns)
+        return packed.result(staged)
+
+    return _restarted(pack)
+
+
+def _restarted(pack: Callable[[], Packed]) -> Packed:
+    """Return what `pack` returns, which is called again while it raises `StartAgain`.
+
+    Raises:
+        SampleFailed: The ctime of a file changes during every read.
+    """
+    touched = 0
     while True:
-        with suppress(packer.StartAgain):
-            packed, staged = task.folder.write(task.name, fill, None if skipped else task.size, task.mtime_ns)
-            return packed.result(staged)
+        try:
+            return pack()
+        except packer.SourceTouched as error:
+            touched += 1
+            if touched == MAX_READS:
+                remedy = f"Run the same command with {option('if_exists', 'resume')}."
+                expected, found = "a file that stays as it was when the run began", "changed while it was packed"
+                raise SampleFailed(to_text(error.path), found, expected=expected, remedy=remedy) from None
+        except packer.StartAgain:
+            pass
 
 
 def _packed(
@@ -94,12 +119,14 @@ def _left(task: packer.ShardTask) -> packer.ShardResult | None:
 def _from_source(task: packer.ShardTask, *, hashes: bool) -> tuple[packer.ShardResult | None, str]:
     """Return the result for a file that is what the source gives, None where that cannot be read; and its MD5."""
     skipped: dict[int, Skipped] = {}
+
+    def compare() -> tuple[packer.ShardResult, str]:
+        hashed = hashlib.md5(usedforsecurity=False)
+        packed = _packed(task, hashed.update if hashes else packer.no_report, packer.no_report, skipped)
+        return packed.result(None)._replace(compared=True), hashed.hexdigest()
+
     with suppress(SampleFailed):  # writing the shard will meet it again
-        while True:
-            hashed = hashlib.md5(usedforsecurity=False)
-            with suppress(packer.StartAgain):
-                packed = _packed(task, hashed.update if hashes else packer.no_report, packer.no_report, skipped)
-                return packed.result(None)._replace(compared=True), hashed.hexdigest()
+        return _restarted(compare)
     return None, ""
 
 
@@ -132,7 +159,7 @@ class TarPacker(packer.Packer):
         root, kinds, endings, codes, sizes = self.root, self.kinds, self.endings, self.codes, self.sizes
         mtimes, paths, inline, crcs, padding = self.mtimes, self.paths, self.inline, self.field_crcs, PADDING
         needs, counts, read_file = array("q", self.task.samples.needs), self.counts, self.read_file
-        used, end = 0, row
+        newest_ns, used, end = self.newest_ns, 0, row
         columns = zip(self.keys[first:last], needs[first:last], counts[first:last], strict=True)
         for sample, (key, need, count) in enumerate(columns, first):
             row, end = end, end + count
@@ -162,8 +189,13 @@ class TarPacker(packer.Packer):
                         if paths is not None:
                             path = paths[at]
                         got, fact = read_file(root + path, payload, READ_PLAIN if kind == FILE else READ_FOLLOWING)
-                        if got != size or fact.st_size != size or fact.st_mtime_ns != mtimes[at]:
-                            raise packer.changed(path, size, mtimes[at], got, fact)
+                        if (
+                            got != size
+                            or fact.st_size != size
+                            or fact.st_mtime_ns != mtimes[at]
+                            or fact.st_ctime_ns > newest_ns
+                        ):
+                            self.check_read(path, at, payload, (got, fact))
                     crcs.append(crc32c(payload))
                     if expected:
                         self.check_crc(at, crcs[-1])

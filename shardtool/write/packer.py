@@ -11,6 +11,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import sys
 import time
 from array import array
 from bisect import bisect_right
@@ -32,7 +33,7 @@ from shardtool.errors import (
 from shardtool.fingerprint import content_digest, crc32c
 from shardtool.format import tar, tfrecord, zip_read
 from shardtool.skipped import CHOSEN, SkipCode, Skipped
-from shardtool.storage.places import READ_FOLLOWING, READ_PLAIN, open_source, read_file
+from shardtool.storage.places import READ_FOLLOWING, READ_PLAIN, open_source, read_file, read_unchanged
 from shardtool.storage.remote.retry import waited
 from shardtool.values import FILE, INLINE, LINK, SPAN, Number, ShardContent, SpanFile, placed, to_text
 from shardtool.wording import option
@@ -257,17 +258,25 @@ def difference(fact: FileFact, size: int, mtime_ns: int | None, doing: str) -> s
     return f"changed while it was {doing}: its {what} is another"
 
 
-def check_unchanged(source: File, planned: SpanFile) -> None:
+def check_unchanged(source: File, planned: SpanFile, ctime_ns: int | None) -> None:
     """Check that a file which was read is still what the plan saw.
+
+    Args:
+        source: The open file.
+        planned: What the plan saw.
+        ctime_ns: Its ctime before it was read; None: the checksums of the payloads show every change.
 
     Raises:
         SampleFailed: It is not.
+        SourceTouched: Only its ctime changed.
     """
     fact = source.fact()
     if planned.mtime_ns >= 0 and (fact.st_size, fact.st_mtime_ns) != (planned.size, planned.mtime_ns):
         expected = "a shard that stays as it was when the run began"
         remedy = f"Run the same command with {option('if_exists', 'resume')}."
         raise SampleFailed(to_text(planned.path), "changed while it was read", expected=expected, remedy=remedy)
+    if planned.mtime_ns >= 0 and ctime_ns not in (None, fact.st_ctime_ns):
+        raise SourceTouched(planned.path)
 
 
 class SpanReader:
@@ -276,14 +285,16 @@ class SpanReader:
     Args:
         files: What spans lie in.
         regions: int64 pairs, ascending: where parts of the first file start and end that are read whole.
+        has_crcs: Whether the caller compares the checksum of every payload.
     """
 
-    def __init__(self, files: tuple[SpanFile, ...], regions: bytes = b"") -> None:
-        self._files = files
+    def __init__(self, files: tuple[SpanFile, ...], regions: bytes = b"", *, has_crcs: bool = False) -> None:
+        self._files, self._has_crcs = files, has_crcs
         bounds = array("q", regions)
         self._regions = list(zip(bounds[::2], bounds[1::2], strict=True))
         self._region = (0, 0)  # which the arena holds
         self._open: dict[int, File] = {}
+        self._ctimes: dict[int, int | None] = {}  # of open files, before they are read
         self._file = -1  # whose bytes the window holds
         self._start = self._held = self._end = self._ahead = 0  # where; how many; where the last span ended
 
@@ -367,7 +378,7 @@ class SpanReader:
             SampleFailed: One is not.
         """
         for file, source in self._open.items():
-            check_unchanged(source, self._files[file])
+            check_unchanged(source, self._files[file], self._ctimes[file])
 
     def close(self) -> None:
         """Close all files."""
@@ -409,11 +420,13 @@ class SpanReader:
                     raise
                 self._close_oldest()  # of the machine, and no fault of the file
             else:
+                has_crcs = self._has_crcs or self._files[file].form == "zip"
+                self._ctimes[file] = None if has_crcs else source.fact().st_ctime_ns
                 return source
 
     def _close_oldest(self) -> None:
         oldest = next(iter(self._open))
-        check_unchanged(self._open[oldest], self._files[oldest])
+        check_unchanged(self._open[oldest], self._files[oldest], self._ctimes[oldest])
         self._open.pop(oldest).close()
 
 
@@ -485,15 +498,24 @@ class ReadAhead:
     Args:
         files: All that may be asked for, in order.
         at_once: How many are read at the same time.
+        read: Reads one.
+        newest_ns: The latest ctime that shows no change.
     """
 
-    def __init__(self, files: Iterator[PlannedFile], at_once: int) -> None:
+    def __init__(
+        self,
+        files: Iterator[PlannedFile],
+        at_once: int,
+        read: Callable[[bytes, memoryview, int], Read] = read_file,
+        newest_ns: int = sys.maxsize,
+    ) -> None:
         from concurrent.futures import ThreadPoolExecutor
 
         self.memory = at_once * BUFFER_SIZE
         self.largest = self.memory // 2  # or it would be read alone
         self.held = 0  # bytes of files that are read and not asked for yet
         self._at_once, self._threads = at_once, ThreadPoolExecutor(at_once)  # which starts none before it is asked
+        self._read, self._newest_ns = read, newest_ns
         self._files = (file for file in files if file.size <= self.largest)
         self._next = next(self._files, None)
         self._begun: deque[_FileRead] = deque()
@@ -507,7 +529,7 @@ class ReadAhead:
         """
         data = self.take(path, len(into), flags)
         if data is None:
-            return read_file(path, into, flags)
+            return self._read(path, into, flags)
         got, fact = data.read.result()
         into[:] = data.data
         return got, fact
@@ -531,7 +553,8 @@ class ReadAhead:
             if error is not None:
                 return None
             got, fact = one.read.result()
-            return one if (got, fact.st_size, fact.st_mtime_ns) == (size, size, one.file.mtime_ns) else None
+            is_planned = (got, fact.st_size, fact.st_mtime_ns) == (size, size, one.file.mtime_ns)
+            return one if is_planned and fact.st_ctime_ns <= self._newest_ns else None
         return None
 
     def close(self) -> None:
@@ -545,7 +568,7 @@ class ReadAhead:
             file = self._next
             try:
                 data = memoryview(bytearray(file.size))
-                read = self._threads.submit(read_file, file.path, data, file.flags)
+                read = self._threads.submit(self._read, file.path, data, file.flags)
             except (MemoryError, RuntimeError) as error:
                 if not is_out_of_memory(error):
                     raise
@@ -572,6 +595,14 @@ def no_report(*_: object) -> None:
 
 class StartAgain(Exception):
     """A sample failed after a part of it was written."""
+
+
+class SourceTouched(StartAgain):
+    """The ctime of a file changed during a read, so the shard may contain a mixture of two versions."""
+
+    def __init__(self, path: bytes) -> None:
+        super().__init__(path)
+        self.path = path
 
 
 class Packer:
@@ -607,9 +638,16 @@ class Packer:
             self.paths = [placed(path, samples.folders) for path in self.paths]
         self.offsets = array("q", samples.spans.offsets).tolist()
         self.expected = array("q", samples.spans.expected).tolist()
-        self.spans = SpanReader(self.files, samples.spans.regions)
-        self.ahead = ReadAhead(self._planned_files(), task.reads) if task.reads > 1 else None
-        self.read_file = self.ahead.read if self.ahead else read_file
+        self.spans = SpanReader(self.files, samples.spans.regions, has_crcs=min(self.expected, default=-1) >= 0)
+        # A later ctime shows a change since the listing. If that is unknown (links, several file systems, a clock
+        # ahead), each file is compared with itself, which costs another system call.
+        if samples.changed_ns < time.time_ns():
+            read, self.newest_ns = read_file, samples.changed_ns
+        else:
+            read, self.newest_ns = read_unchanged, sys.maxsize
+        is_ahead = task.reads > 1
+        self.ahead = ReadAhead(self._planned_files(), task.reads, read, self.newest_ns) if is_ahead else None
+        self.read_file = self.ahead.read if self.ahead else read
         self.file_of_row = array("I", samples.spans.file).tolist() if self.files else []
 
     def run(self) -> None:
@@ -704,6 +742,7 @@ class Packer:
             yield from _blocks(one.data, view)
             return
         with open_source(whole, flags) as file:
+            before = file.fact()
             for block in file.blocks(view):
                 done += len(block)
                 if done > size:
@@ -712,6 +751,8 @@ class Packer:
             fact = file.fact()
         if done != size or fact.st_size != size or fact.st_mtime_ns != self.mtimes[row]:
             raise changed(path, size, self.mtimes[row], done, fact)
+        if fact.st_ctime_ns != before.st_ctime_ns:
+            raise SourceTouched(whole)
 
     def read_payload(self, name: bytes, row: int, payload: memoryview) -> None:
         """Fill `payload` from wherever the plan says.
@@ -720,16 +761,31 @@ class Packer:
             OSError: It cannot be read.
             SourceFailed: It is not what the plan saw.
         """
-        kind, size = self.kinds[row], self.sizes[row]
+        kind = self.kinds[row]
         if kind == INLINE:
             payload[:] = self.inline[row]
         elif kind == SPAN:
             self.read_span(row, payload)
         else:
             path = name if self.paths is None else self.paths[row]
-            got, fact = self.read_file(self.root + path, payload, READ_PLAIN if kind == FILE else READ_FOLLOWING)
-            if got != size or fact.st_size != size or fact.st_mtime_ns != self.mtimes[row]:
-                raise changed(path, size, self.mtimes[row], got, fact)
+            read = self.read_file(self.root + path, payload, READ_PLAIN if kind == FILE else READ_FOLLOWING)
+            self.check_read(path, row, payload, read)
+
+    def check_read(self, path: bytes, row: int, payload: memoryview, read: Read) -> None:
+        """Check that a file is what the plan saw; if only its ctime is later, read the file again.
+
+        Raises:
+            OSError: The file cannot be read again.
+            SourceFailed: The file has changed.
+        """
+        size, mtime_ns, (got, fact) = self.sizes[row], self.mtimes[row], read
+        if (got, fact.st_size, fact.st_mtime_ns) == (size, size, mtime_ns):
+            if fact.st_ctime_ns <= self.newest_ns:
+                return
+            flags = READ_PLAIN if self.kinds[row] == FILE else READ_FOLLOWING
+            got, fact = read_unchanged(self.root + path, payload, flags)
+        if (got, fact.st_size, fact.st_mtime_ns) != (size, size, mtime_ns):
+            raise changed(path, size, mtime_ns, got, fact)
 
     def _planned_files(self) -> Iterator[PlannedFile]:
         """Yield the files that are read, in order, but for those of samples that are left out by then."""

@@ -15,7 +15,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 from shardtool.fingerprint import crc32c
-from shardtool.storage.places import PARTS
+from shardtool.storage.places import MAX_READS, PARTS
 from shardtool.storage.staging import SpoolFile
 from shardtool.write.packer import GAP, SourceFailed, arena, buffer, open_span_file, unreadable
 
@@ -79,13 +79,17 @@ def scatter_rows(task: ScatterTask, report: Callable[[int, int], None]) -> Scatt
     """
     with closing(SpoolFile(task.spool)) as spool:
         try:
-            with closing(_UnpackedFile(task.source) if task.packed else _PlainFile(task.source)) as source:
-                found = _Scatterer(task, source, spool).run(report)
-            open_span_file(task.source).close()  # still what the plan saw, now that it was read
+            has_crcs = min(array("q", task.expected), default=-1) >= 0
+            for _ in range(MAX_READS):
+                with closing(_UnpackedFile(task.source) if task.packed else _PlainFile(task.source)) as source:
+                    found = _Scatterer(task, source, spool).run(report)
+                with closing(open_span_file(task.source)) as read:  # still what the plan saw, now that it was read
+                    if has_crcs or read.fact().st_ctime_ns == source.ctime_ns:
+                        return found
         except (SourceFailed, OSError) as error:
             failed = error if isinstance(error, SourceFailed) else unreadable(task.source.path, error)
             return ScatterResult((), (failed.code, failed.message))
-        return found
+    return ScatterResult((), ("changed", "changed while it was read"))
 
 
 class _Scatterer:
@@ -173,6 +177,7 @@ class _PlainFile:
 
     def __init__(self, planned: SpanFile) -> None:
         self._source = open_span_file(planned)
+        self.ctime_ns = self._source.fact().st_ctime_ns
 
     def fill(self, offsets: array[int], views: list[memoryview]) -> None:
         """Fill views, `_MOST_ROWS` at most, from these places, which ascend or are read again."""
@@ -211,7 +216,8 @@ class _UnpackedFile:
     def __init__(self, planned: SpanFile) -> None:
         from shardtool.dataset.shard_file import PackedFile
 
-        open_span_file(planned).close()
+        with closing(open_span_file(planned)) as source:
+            self.ctime_ns = source.fact().st_ctime_ns
         self._file = PackedFile(os.fsdecode(planned.path))
 
     def fill(self, offsets: array[int], views: list[memoryview]) -> None:

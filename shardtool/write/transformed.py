@@ -58,6 +58,7 @@ def pack_transformed(task: packer.ShardTask, work: packer.TransformWork, report:
     def pack(file: Sink) -> TransformPacker:
         with closing(TransformPacker(task, work, file.write, report)) as packed:
             packed.run()
+            packed.spans.check()
         return packed
 
     packed, staged = task.folder.write(task.name, pack, None, task.mtime_ns)

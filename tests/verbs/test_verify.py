@@ -261,6 +261,22 @@ def test_files(damage: Callable[[Path], None], code: str, dataset: Path) -> None
     assert code in _codes(dataset, quick=True)
 
 
+def test_a_shard_that_an_upload_cut_short(tmp_path: Path) -> None:
+    """Without a dataset file and a sidecar, a tar of an odd size is reported by `--quick`; `--resume` replaces it."""
+    source = write_tree(tmp_path / "in", {f"{at}.bin": b"x" * 2000 for at in range(4)})
+    pattern, folder = f"{tmp_path}/out/x-{{000..}}.tar", tmp_path / "out"
+    create(source, pattern, CreateOptions(max_count=2, workers=1))
+    whole = {path.name: path.read_bytes() for path in folder.iterdir()}
+    for path in folder.iterdir():
+        path.unlink()
+    (folder / "x-000.tar").write_bytes(whole["x-000.tar"])
+    assert "shard-size" not in _codes(folder, quick=True)
+    os.truncate(folder / "x-000.tar", 2500)
+    assert "shard-size" in _codes(folder, quick=True)
+    create(source, pattern, CreateOptions(max_count=2, workers=1, if_exists="resume"))
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == whole
+
+
 def test_quick_reads_no_shards(dataset: Path) -> None:
     """The quick level sees sizes and sidecars, not what lies in a shard, and says so in text and JSON."""
     flip(shards(dataset)[1], 600)

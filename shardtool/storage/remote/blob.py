@@ -92,6 +92,7 @@ class Line(io.RawIOBase):
         super().__init__()
         self._sock, self._peer, self._first_s = sock, peer, first_s
         self._bytes, self._waited_s = 0, 0.0
+        self._silent_s = 0.0  # of waiting since the last byte
         self.most: int | None = None
 
     def readable(self) -> bool:
@@ -142,19 +143,22 @@ class Line(io.RawIOBase):
     def _count(self, size: int, waited_s: float) -> None:
         self._bytes += size
         self._waited_s += waited_s
+        self._silent_s = 0.0 if size else self._silent_s + waited_s
         if self._first_s is not None and not self._bytes and self._waited_s >= self._first_s:
             raise TimeoutError
         if self._waited_s < retry.SLICE_S:  # so that no environment is asked for each piece
             return
         least, over_s = retry.least_speed()
+        if least and self._silent_s >= over_s:
+            when = "too slow" if self._bytes else "no answer in time"
+            found = f"{when}: {self._peer} was silent for {self._silent_s:,.0f} s"
+            raise retry.PassingFailure(found, stalled_s=self._silent_s)
         if self._waited_s >= over_s:
             if self._bytes < least * self._waited_s:
-                raise retry.PassingFailure(self._too_slow(least))
+                raise retry.PassingFailure(self._too_slow(least), stalled_s=self._waited_s)
             self._bytes, self._waited_s = 0, 0.0
 
     def _too_slow(self, least: float) -> str:
-        if not self._bytes:
-            return f"no answer in time: {self._peer} was silent for {self._waited_s:,.0f} s"
         seen = f"{self._peer} moved {self._bytes:,} bytes in {self._waited_s:,.0f} s"
         return f"too slow: {seen}, where {least:,.0f} a second are the least"
 
@@ -545,8 +549,8 @@ class Blob:
             try:
                 for piece in body_of(self._opened(offset, end), self.address, end - offset, most):
                     offset += len(piece)
-                    attempts.progress()
                     yield piece
+                    attempts.progress()  # now, so that the caller's own work is not counted as a stall
             except retry.PassingFailure as error:
                 self._links.clear()
                 attempts.failed(error)
@@ -641,10 +645,12 @@ class ObjectFact(NamedTuple):
     Attributes:
         st_size: Bytes.
         st_mtime_ns: Its version, as a number: see `version_number`.
+        st_ctime_ns: Always 0: a version shows every change.
     """
 
     st_size: int
     st_mtime_ns: int
+    st_ctime_ns: int = 0
 
 
 def read_whole(address: str, wanted: Callable[[int], object]) -> tuple[bytes, ObjectFact]:

@@ -75,11 +75,14 @@ class PassingFailure(Exception):
         found: What happened, without secrets.
         wait_s: Seconds that the server asks for; None: it does not say.
         answered: Whether there is a server, which has said so.
+        stalled_s: Seconds without progress, if the request failed because of them.
     """
 
-    def __init__(self, found: str, wait_s: float | None = None, *, answered: bool = False) -> None:
+    def __init__(
+        self, found: str, wait_s: float | None = None, *, answered: bool = False, stalled_s: float = 0.0
+    ) -> None:
         super().__init__(found)
-        self.found, self.wait_s, self.answered = found, wait_s, answered
+        self.found, self.wait_s, self.answered, self.stalled_s = found, wait_s, answered, stalled_s
 
 
 class RequestAgain(NamedTuple):
@@ -210,21 +213,32 @@ def pause(seconds: float) -> None:
 class Attempts:
     """The tries of one request.
 
+    Time without progress counts against the budget across all tries: a server that sends a little each time and then
+    stalls is given up, too. The budget recovers while data flows, as fast as it was spent.
+
     Args:
         where: The address, for messages.
     """
 
     def __init__(self, where: str) -> None:
         self._where, self._failed, self._began = where, 0, time.monotonic()
+        self._moved, self._stalled_s = (
+            self._began,
+            0.0,
+        )  # when data last arrived; seconds without, as of the last failure
         self._waited_s, self._was_begun = 0.0, False
 
-    def later(self) -> None:
-        """Let the waits count, and not what was tried: that may have taken long until it failed."""
+    def later(self, stalled_s: float) -> None:
+        """Count waits and stalls, and not the rest of the tries: these may have taken long until they failed."""
+        self._waited_s += stalled_s
         self._began, self._was_begun = time.monotonic() - self._waited_s, True
 
     def progress(self) -> None:
-        """Note that something arrived: the count starts anew."""
-        self._failed, self._began, self._waited_s = 0, time.monotonic(), 0.0
+        """Note that something arrived."""
+        now = time.monotonic()
+        if not self._failed:
+            self._stalled_s = max(0.0, self._stalled_s - (now - self._moved))
+        self._failed, self._moved, self._began = 0, now, now - self._stalled_s
         _answered.set()
 
     def failed(self, error: PassingFailure) -> None:
@@ -251,6 +265,7 @@ class Attempts:
         tell(RequestAgain(self._where, error.found, self._failed, wait))
         self._waited_s += wait
         pause(wait)
+        self._stalled_s = time.monotonic() - self._began
 
 
 def tell(event: object) -> None:

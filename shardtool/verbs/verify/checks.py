@@ -21,6 +21,7 @@ from shardtool.dataset.dataset_file import DatasetFile, ShardEntry, read_dataset
 from shardtool.dataset.shard_file import OddMember, PackedFile, ShardFile, Survey, absence, open_shard, walked_text
 from shardtool.errors import AccessRefused, CorruptShard, InvalidRequest, StoreFailed, listing, printable, reason
 from shardtool.fingerprint import crc32c, show_fingerprint
+from shardtool.format.tar import BLOCK
 from shardtool.pattern import DATASET_SUFFIX, SIDECAR_SUFFIX, is_shard_name, sidecar_name, whole_of
 from shardtool.storage import places
 from shardtool.storage.places import is_url, is_web, join, names_in, plain_sizes, read_small
@@ -419,6 +420,8 @@ def check_shard(case: ShardCase) -> Iterator[Finding]:
     if case.entry is not None and case.size != case.entry.size:
         yield Finding("shard-size", case.name, f"{case.size:,} bytes", f"{case.entry.size:,}{_LISTED}")
     if case.examined is None:
+        if case.entry is None and case.name.endswith(".tar") and case.size % BLOCK:  # an upload that was cut short
+            yield Finding("shard-size", case.name, f"{case.size:,} bytes", f"a multiple of {BLOCK}, as every tar has")
         return
     if case.examined.error is not None:
         yield finding_of("shard-unreadable", case.name, case.examined.error)

@@ -87,3 +87,44 @@ def test_what_nobody_wants_is_stopped() -> None:
         threading.Thread(target=run, daemon=True).start()
         stop.set()
         assert ended.wait(30)
+
+
+def test_stalls_count_across_tries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that sends a little and stalls, again and again, is given up once its stalls exceed the budget."""
+    now = [0.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    monkeypatch.setattr(retry, "pause", lambda seconds: now.__setitem__(0, now[0] + seconds))
+    monkeypatch.setattr(retry, "POLICY", Policy(first_s=0))
+    monkeypatch.setenv(retry.RETRY_FOR, "45")
+
+    def stalls(flowing_s: float, tries: int) -> None:
+        attempts = retry.Attempts("s3://b/k")
+        for _ in range(tries):
+            attempts.progress()
+            now[0] += flowing_s
+            attempts.progress()
+            now[0] += 10
+            attempts.failed(PassingFailure("too slow"))
+
+    begun = now[0]
+    with pytest.raises(StoreFailed, match="too slow"):
+        stalls(1, 100)
+    assert now[0] - begun < 60
+    stalls(10, 100)  # as much time with data as without
+
+
+def test_stalls_of_an_upload_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seconds that an upload stalled count against the budget, and seconds in which it moved do not."""
+    monkeypatch.setattr(retry, "POLICY", Policy(first_s=0))
+    retried("s3://b/k", lambda: None)
+    attempts = retry.Attempts("s3://b/k")
+
+    def fail(stalled_s: float) -> None:
+        attempts.later(stalled_s)
+        attempts.failed(PassingFailure("too slow"))
+
+    for _ in range(4):
+        fail(61)
+    fail(0)
+    with pytest.raises(StoreFailed, match="too slow, 6 times in 305 s"):
+        fail(61)
