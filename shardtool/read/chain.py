@@ -851,9 +851,11 @@ class Chain:
         return self.with_stages(self.stages.then(Map(function)))
 
     def filter(self, function: Callable[..., object]) -> Self:
-        """Leave out samples for which `function` is false: a stream counts them, and gives their places to others.
+        """Drop samples for which `function` is false. A stream counts them.
 
-        What leaves out most samples is better asked of columns, before any is read: see `Dataset.where`.
+        On a single rank, dropped samples shorten the epoch: `len` is then an upper bound. Several ranks must perform
+        the same number of steps, and replace at most 1 % of the samples: see `Stream`. `Dataset.where` chooses samples
+        by columns, before any is read.
         """
         return self.with_stages(self.stages.then(Filter(function)))
 
