@@ -613,7 +613,7 @@ class _Pass:
         if share.ends == "drop" and share.world_size > 1 and self.dropped * _RARE > positions:
             found = f"more than 1 % of the samples of rank {share.rank} of {share.world_size} are dropped, {example}"
             expected = "as many steps on every rank as `len` reports, without repeated samples"
-            raise InvalidRequest("the stream", found, expected=expected, remedy=f"{_CHOOSE}; {_OR_PAD}")
+            raise InvalidRequest("the stream", found, expected=expected, remedy=f"{_CHOOSE}; {_OR_PAD}.")
         if self.empty * _RARE > positions and not skipped.has_warned:
             skipped.has_warned = True
             advice = _VERIFY if damaged else _CHOOSE
