@@ -14,12 +14,13 @@ number of a TFRecord, a metadata column) stays as it is.
 from __future__ import annotations
 
 import json
+import logging
 import math
 import random
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
-from functools import partial, wraps
+from functools import cache, partial, wraps
 from inspect import signature
 from io import BytesIO
 from itertools import chain, islice
@@ -39,8 +40,11 @@ if TYPE_CHECKING:
     from PIL.Image import Image
     from typing_extensions import Self
 
+    from shardtool.transform.image import Loss
+
     Function = Callable[[bytes], object]
 
+_log = logging.getLogger("shardtool")
 _Given = ParamSpec("_Given")
 _Made = TypeVar("_Made")
 Images = Literal["numpy", "pil"]
@@ -97,7 +101,8 @@ class Decode:
       16 bits of grey become 8 (65535 becomes 255; of 12 bits, 4095 does), of 16-bit colours the upper eight are kept.
       Floats, signed integers, and those stored in more than 16 bits are refused, whatever their values.
     - Alpha is left out, not blended.
-    - Of several frames or pages the first is taken.
+    - Of several frames or pages the first is taken. For TIFF, PNG and WebP, as for bits that are lost, a warning names
+      the alternative, once per field and process.
     - An image of more pixels than Pillow takes (178 million), or that may take more than `max_bytes` to decode, is
       refused before any memory is given to it.
     - One that ends too early is refused (`transform.image` says where a format cannot show that).
@@ -194,18 +199,18 @@ class Decode:
             ending = ".".join(endings[at:])
             if ending in own:
                 given = own[ending]
-                return self._named(given) if isinstance(given, str) else given
+                return self._named(given, name) if isinstance(given, str) else given
         content, ending = content_of(name), endings[-1].lower()
         if not is_told_by_name(name):
             kind = self.types.get(name) or ("int64" if ending in _WHOLE_NUMBERS else "")
-            return self._named("int" if kind == "int64" else kind)
+            return self._named("int" if kind == "int64" else kind, name)
         by_name = {"image": self.images, "text": "text", "json": "jsonl" if ending == "jsonl" else "json"}
-        return self._named("npy" if ending == "npy" else by_name.get(content, ""))
+        return self._named("npy" if ending == "npy" else by_name.get(content, ""), name)
 
-    def _named(self, name: str) -> Function | None:
+    def _named(self, name: str, of_field: str) -> Function | None:
         most = parse_size(self.max_bytes)
         if name in get_args(Images):
-            return partial(_rgb, images=name, reduce=self.reduce, max_bytes=most)
+            return partial(_rgb, images=name, reduce=self.reduce, max_bytes=most, name=of_field)
         if name in ("mask", "audio"):
             return partial(_mask if name == "mask" else _audio, max_bytes=most)
         return _BY_NAME.get(name)
@@ -242,12 +247,36 @@ def _failed(sample: Mapping[str, object], name: str, error: Exception) -> Sample
     )
 
 
-def _rgb(data: bytes, images: str, reduce: tuple[int, int] | None, max_bytes: int) -> NDArray[Any] | Image:
+_CALLS = "decode({{{0!r}: FUNCTION}}) calls a function of the bytes, such as lambda data: "
+_LOSSES: Mapping[Loss, tuple[str, str]] = {
+    "grey bits": (
+        "grey values of more than 8 bits are reduced to 8",
+        "decode({{{0!r}: 'mask'}}) returns the stored values",
+    ),
+    "colour bits": (
+        "colours of more than 8 bits are reduced to 8",
+        f"{_CALLS}cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_UNCHANGED)",
+    ),
+    "pages": (
+        "only the first of several frames or pages is decoded",
+        f"{_CALLS}[np.array(page) for page in PIL.ImageSequence.Iterator(PIL.Image.open(io.BytesIO(data)))]",
+    ),
+}
+
+
+@cache
+def warn_of_loss(field: str, loss: Loss) -> None:
+    """Warn once per field and process that decoding does not keep all of an image, and name the alternative."""
+    found, remedy = _LOSSES[loss]
+    _log.warning("field %s: %s. %s.", field, found, remedy.format(field))
+
+
+def _rgb(data: bytes, images: str, reduce: tuple[int, int] | None, max_bytes: int, name: str) -> NDArray[Any] | Image:
     from shardtool.transform.image import as_rgb, decoded_jpeg, pixels
 
     if images == "numpy" and (array := decoded_jpeg(data, least=reduce, max_bytes=max_bytes)) is not None:
         return array
-    image = pixels(data, least=reduce, max_bytes=max_bytes)
+    image = pixels(data, least=reduce, max_bytes=max_bytes, on_loss=partial(warn_of_loss, name))
     return as_rgb(image) if images == "pil" else _values(image, as_rgb)
 
 
@@ -851,9 +880,11 @@ class Chain:
         return self.with_stages(self.stages.then(Map(function)))
 
     def filter(self, function: Callable[..., object]) -> Self:
-        """Leave out samples for which `function` is false: a stream counts them, and gives their places to others.
+        """Drop samples for which `function` is false. A stream counts them.
 
-        What leaves out most samples is better asked of columns, before any is read: see `Dataset.where`.
+        On a single rank, dropped samples shorten the epoch: `len` is then an upper bound. Several ranks must perform
+        the same number of steps, and replace at most 1 % of the samples: see `Stream`. `Dataset.where` chooses samples
+        by columns, before any is read.
         """
         return self.with_stages(self.stages.then(Filter(function)))
 

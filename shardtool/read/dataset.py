@@ -5,6 +5,7 @@ A stream is an epoch, or one reader's share of it, read ahead in rounds.
 
 from __future__ import annotations
 
+import logging
 import operator
 import sys
 from collections import Counter, deque
@@ -45,6 +46,8 @@ if TYPE_CHECKING:
     from shardtool.read.order import Ends, Shuffle, Stop, Views
 
     Several = Sequence[int] | list[str] | tuple[str, ...] | NDArray[np.generic]
+
+_log = logging.getLogger("shardtool")
 
 # Jobs done in a thread before their results are wanted.
 
@@ -114,7 +117,10 @@ class Streamable(_Reading):
         return self.stages.count(self.source.length)
 
     def __iter__(self) -> Iterator[Any]:
-        in_order = self.stream(shuffle=False, rank=0, world_size=1, ends="uneven") if self.source.length else ()
+        if not self.source.length:
+            return iter(())
+        in_order = self.stream(shuffle=False, rank=0, world_size=1, ends="uneven")
+        in_order.skipped.has_warned = True  # such a loop is how to choose samples with a filter
         return iter(in_order)
 
     @property
@@ -144,7 +150,8 @@ class Streamable(_Reading):
             parts: Into how many parts the samples are cut, which are read side by side; None: 128 for each rank.
             ends: What becomes of the last samples where they are no multiple of the ranks: `drop`, `pad` (each rank
                 has as many; `__padding__` says of each sample whether it was read for that), or `uneven`. None: `drop`
-                with a shuffle; without one `pad`, or for a single rank `uneven`.
+                with a shuffle; without one `pad`, or for a single rank `uneven`. `Stream` describes what each does
+                about skipped samples.
             groups: Into how many groups neighbouring ranks are put, all of one to get the same samples, as tensor and
                 sequence parallelism want it; None: each rank gets samples of its own.
 
@@ -291,9 +298,10 @@ class Stream(_Reading):
     one after a `break`. Where a state was loaded, one iteration goes on from there. Of two iterators at once, the state
     is that of the one started last.
 
-    A sample that is left out gives its place to another of the epoch, which thus comes twice: every rank gives as many
-    as `len` says. With `ends="pad"` that one has `__padding__`; with `"uneven"`, which a single rank has without a
-    shuffle, nothing takes the place: `len` says how many there are at most.
+    Samples that stages drop shorten the epoch of a single rank: `len` is then an upper bound. Several ranks perform as
+    many steps as `len` reports: up to 1 % of the samples of a rank are replaced by others, which the order chooses; if
+    stages drop more, that is an error. With `ends="pad"` any number is replaced, and each replacement has
+    `__padding__`. With `ends="uneven"` nothing is replaced. Damaged samples are replaced by `drop` and `pad`.
 
     Attributes:
         share: What its rank takes of an epoch.
@@ -311,7 +319,10 @@ class Stream(_Reading):
         raise no_number("a stream")
 
     def __len__(self) -> int:
-        """Return how many samples, or batches, this reader's rank takes of an epoch: at most, with `uneven` shares."""
+        """Return how many samples, or batches, this reader's rank takes of an epoch.
+
+        Skipped samples that are not replaced (a single rank, or `uneven` shares) make this an upper bound.
+        """
         return self.stages.count(self._samples_of_rank)
 
     def __iter__(self) -> Iterator[Any]:
@@ -504,7 +515,7 @@ def _padded(batch: Samples, padding: list[bool]) -> Iterator[Sample | ShardError
 
 
 class StreamPosition:
-    """A position of an epoch, which another sample takes where its own, and those that took it, are left out.
+    """A position of an epoch, which another sample may take where its own, and those that took it, are left out.
 
     Attributes:
         position: Which one; which samples take it in turn, `order.others` says.
@@ -512,35 +523,39 @@ class StreamPosition:
 
     def __init__(self, stream: Stream, current: _Pass) -> None:
         self.position, self._number = int(current.positions[current.taken - 1]), int(current.numbers[current.taken - 1])
-        self._stream, self._order, self._options = stream, current.order, current.options
+        self._stream, self._current = stream, current
         self._others: Iterator[Sample] | None = None
 
     def rng(self, stage: int) -> np.random.Generator:
         """Return the generator that a stage draws from, whichever sample takes the place."""
-        return orders.rng_at(self._options, self.position, stage)
+        return orders.rng_at(self._current.options, self.position, stage)
 
     def left_out(self, error: ShardError) -> Sample | None:
         """Return the sample that comes instead of the last one, as `other` does; count the place's own."""
         if self._others is None:
             self._stream.fetcher.leave_out(error, self._number, self._stream.skipped, damaged=False)
-        return self.other(error)
+        return self.other(error, damaged=False)
 
-    def other(self, error: ShardError) -> Sample | None:
-        """Return the sample that comes instead of the last one of this place; None: nothing."""
+    def other(self, error: ShardError, *, damaged: bool = True) -> Sample | None:
+        """Return the sample that comes instead of the last one of this place; None: nothing.
+
+        Raises:
+            InvalidRequest: Stages drop too many samples to replace them.
+        """
         if self._others is None:
-            self._others = self._each_other(error)
+            self._current.note_empty(error, self._stream.skipped, damaged=damaged)
+            is_filled = self._current.share.fills(damaged=damaged)
+            self._others = self._each_other(error) if is_filled else iter(())
         return next(self._others, None)
 
     def _each_other(self, error: ShardError) -> Iterator[Sample]:
-        """Yield the samples that take the place, in turn; with `ends="uneven"`, none.
+        """Yield the samples that take the place, in turn.
 
         Raises:
             SampleFailed: All of them were left out, too.
         """
-        order, ends = self._order, self._stream.share.ends
-        if ends == "uneven":
-            return
-        for at in orders.others(order.length, self._options, self.position):
+        order, ends = self._current.order, self._current.share.ends
+        for at in orders.others(order.length, self._current.options, self.position):
             found = order.numbers(np.array([at]))
             (sample,) = self._stream.fetcher.read(found) if found[0] != self._number else (None,)
             if isinstance(sample, dict):
@@ -563,9 +578,12 @@ class _Pass:
         order: In which the epoch takes its samples.
         options: What the order depends on.
         share: What it takes of them.
+        empty: How many positions gave no sample of their own.
+        dropped: How many of these samples a stage dropped; the others are damaged.
     """
 
     order: AnyOrder
+    empty = dropped = 0
 
     def __init__(self, start: int, options: OrderOptions, share: Share) -> None:
         self.start, self.taken, self.options, self.share = start, 0, options, share
@@ -577,7 +595,38 @@ class _Pass:
         last = self.positions[self.taken - 1] if len(self.positions) else self.start - 1
         return orders.rng_at(self.options, int(last), stage)
 
+    def note_empty(self, error: ShardError, skipped: SkippedSamples, *, damaged: bool) -> None:
+        """Count a position that gave no sample of its own, and warn once if these are more than 1 %.
 
+        Args:
+            error: Why it gave none.
+            skipped: Counts of the stream.
+            damaged: Whether its sample cannot be read; otherwise a stage dropped it.
+
+        Raises:
+            InvalidRequest: Stages dropped more than 1 % of the samples of one of several ranks, and `ends` is `drop`.
+        """
+        self.empty += 1
+        self.dropped += not damaged
+        share, positions = self.share, -(-self.share.count(self.order.length) // self.share.workers)
+        example = f"such as {error.where}: {error.found}"
+        if share.ends == "drop" and share.world_size > 1 and self.dropped * _RARE > positions:
+            found = f"more than 1 % of the samples of rank {share.rank} of {share.world_size} are dropped, {example}"
+            expected = "as many steps on every rank as `len` reports, without repeated samples"
+            raise InvalidRequest("the stream", found, expected=expected, remedy=f"{_CHOOSE}; {_OR_PAD}.")
+        if self.empty * _RARE > positions and not skipped.has_warned:
+            skipped.has_warned = True
+            advice = _VERIFY if damaged else _CHOOSE
+            _log.warning("More than 1 %% of the samples of an epoch are skipped, %s. %s.", example, advice)
+
+
+_RARE = 100  # positions of which one may give nothing
+_CHOOSE = (
+    "Choose samples before you stream them: dataset.where(QUERY) by columns, or run the filter once and use its keys, "
+    "dataset.take([sample['__key__'] for sample in dataset.filter(FUNCTION)])"
+)
+_OR_PAD = "or give ends='pad', which repeats samples and marks them with `__padding__`, or ends='uneven'"
+_VERIFY = "Run `shardtool verify` to list what is damaged"
 _KEYS_AT_ONCE = 2**16
 _WHICH = "a number, a key, a slice, several of these, or a mask of all samples"
 

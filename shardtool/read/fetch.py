@@ -766,11 +766,14 @@ class SkippedSamples:
     Attributes:
         samples: How many.
         shards: How many of each shard, by its path.
+        damaged: How many of them could not be read; a stage dropped the others.
         reasons: What was wrong, and how often; the first thousand only.
+        has_warned: Whether a warning named how many there are.
     """
 
     def __init__(self) -> None:
-        self.samples = 0
+        self.samples = self.damaged = 0
+        self.has_warned = False
         self.shards: Counter[str] = Counter()
         self.reasons: Counter[str] = Counter()
         self._lock = ForkLock()
@@ -781,10 +784,11 @@ class SkippedSamples:
     def __reduce__(self) -> tuple[type[SkippedSamples], tuple[()]]:
         return SkippedSamples, ()
 
-    def count_sample(self, error: ShardError, shard: str) -> None:
+    def count_sample(self, error: ShardError, shard: str, *, damaged: bool) -> None:
         """Count a sample; of no shard where that is not known."""
         with self._lock:
             self.samples += 1
+            self.damaged += damaged
             if shard:
                 self.shards[shard] += 1
             if len(self.reasons) < _MOST_REASONS or str(error) in self.reasons:
@@ -909,7 +913,7 @@ class Fetcher(_SampleReader):
             raise error
         shard = int(self.catalog.places(np.array([number]))[0][0])
         for count in (self.skipped, *counts):
-            count.count_sample(error, self.catalog.shards[shard].path)
+            count.count_sample(error, self.catalog.shards[shard].path, damaged=damaged)
 
     def read(self, numbers: Numbers) -> list[Sample | ShardError]:
         """Return samples, in the order of their numbers in the argument, and errors in place of damaged ones.

@@ -575,6 +575,15 @@ class Share:
             local = local[(local // self.batch_size) % self.workers == self.worker]
         return local * self.world_size + shift
 
+    def fills(self, *, damaged: bool) -> bool:
+        """Return whether another sample replaces a skipped one.
+
+        Args:
+            damaged: Whether the skipped sample cannot be read; otherwise a stage dropped it. A single rank needs no
+                replacement for a dropped sample, unless the caller wants padding.
+        """
+        return self.ends == "pad" or (self.ends == "drop" and (damaged or self.world_size > 1))
+
     def after(self, position: int) -> int:
         """Return where all ranks are when this one has taken a position: past as many as there are ranks."""
         return position - self.rank + self.world_size

@@ -215,7 +215,7 @@ class WorkerState:
         workers: How many there are.
         batch_size: Samples of a batch.
         position: The position of the epoch that this worker goes on from.
-        left_out: Samples that uneven shares went without: then batches tell no position of the stream.
+        left_out: Samples that were skipped and not replaced: then batches tell no position of the stream.
     """
 
     start: dict[str, Any]
@@ -249,7 +249,7 @@ class WorkerState:
         """Return the stream's state when each rank was handed so many batches of the pass.
 
         Raises:
-            InvalidRequest: Samples were left out of uneven shares.
+            InvalidRequest: Samples were skipped and not replaced.
         """
         _check_even("the state", self.left_out)
         position = self.start["position"] + batches * self.batch_size * self.world_size
@@ -259,10 +259,10 @@ class WorkerState:
 
 
 def _check_even(where: str, left_out: int) -> None:
-    """Refuse to count batches where samples were left out of uneven shares."""
+    """Refuse to count batches if samples were skipped and not replaced."""
     if left_out:
-        found = f"{counted(left_out, 'sample')} left out with ends='uneven': batches tell no position"
-        remedy = "Have others take their places (ends='pad'), or take a loader, whose state knows."
+        found = f"{counted(left_out, 'sample')} skipped and not replaced: batches tell no position"
+        remedy = "Choose samples before you stream them (where, take), give ends='pad', or use a loader."
         raise InvalidRequest(where, found, remedy=remedy)
 
 
@@ -317,16 +317,16 @@ class SkipTally(SkippedSamples):
             found._take(blocks, worker)
         return found
 
-    def count_sample(self, error: ShardError, shard: str) -> None:
+    def count_sample(self, error: ShardError, shard: str, *, damaged: bool) -> None:
         """Count a sample."""
-        super().count_sample(error, shard)
+        super().count_sample(error, shard, damaged=damaged)
         if self.samples >= self._told + max(1, self._told // _LAG):
             self.tell()
 
     def tell(self) -> None:
         """Tell how many there are."""
         if self.samples > self._told:
-            data = json.dumps([self.samples, self.shards, self.reasons]).encode()
+            data = json.dumps([self.samples, self.damaged, self.shards, self.reasons]).encode()
             self._blocks.write(self._worker, len(data), [(0, data)])
             self._told = self.samples
 
@@ -334,8 +334,9 @@ class SkipTally(SkippedSamples):
         """Add what a worker has told."""
         with suppress(ValueError):  # half of it was written yet
             if (told := blocks.read(worker)) is not None:
-                samples, shards, reasons = json.loads(bytes(told))
+                samples, damaged, shards, reasons = json.loads(bytes(told))
                 self.samples += samples
+                self.damaged += damaged
                 self.shards.update(shards)
                 self.reasons.update(reasons)
 
@@ -652,11 +653,11 @@ class StreamDataset(Streaming, torch.utils.data.IterableDataset):  # type: ignor
         """Return the state when each rank was handed so many batches of the pass begun last, or coming first; JSON.
 
         Raises:
-            InvalidRequest: Samples were left out of uneven shares, so that batches do not tell where the pass is.
+            InvalidRequest: Samples were skipped and not replaced, so that batches do not tell where the pass is.
         """
         if batches < 0:
             raise InvalidRequest("batches", f"{batches}", expected="0 or more")
-        _check_even("state_at", self.skipped.samples if self._stream.share.ends == "uneven" else 0)
+        _check_even("state_at", self._unfilled(self.skipped))
         stream, together = self._next_pass(), self.batch_size * self._stream.world_size
         left = stream.end - self._start.place[1] - batches * together
         is_over = bool(self._drop_last) and left < together  # the DataLoader hands out no smaller batch
@@ -673,8 +674,12 @@ class StreamDataset(Streaming, torch.utils.data.IterableDataset):  # type: ignor
             raise InvalidRequest("state_dict", "this process has read nothing", remedy=remedy)
         now: dict[str, Any] = self._reading.state_dict()
         here = now["position"] if now["epoch"] == self._pass.start["epoch"] else self._pass.end
-        left_out = self._reading.skipped.samples if self._stream.share.ends == "uneven" else 0
-        return replace(self._pass, position=here, left_out=left_out).to_json()
+        return replace(self._pass, position=here, left_out=self._unfilled(self._reading.skipped)).to_json()
+
+    def _unfilled(self, skipped: SkippedSamples) -> int:
+        """Return how many skipped samples were not replaced: they make batches of a worker shift."""
+        share, dropped = self._stream.share, skipped.samples - skipped.damaged
+        return dropped * (not share.fills(damaged=False)) + skipped.damaged * (not share.fills(damaged=True))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Let the next pass go on from a state of `state_at`, of a stream or loader, or of a StatefulDataLoader.

@@ -35,7 +35,17 @@ from torch.nn.functional import interpolate
 from shardtool.errors import InvalidRequest
 from shardtool.execute.pool import cores
 from shardtool.read.bundles import Batches
-from shardtool.read.chain import Batch, DecodedField, Stages, any_rng, check_alike, check_lists, parts_of, whole_of
+from shardtool.read.chain import (
+    Batch,
+    DecodedField,
+    Stages,
+    any_rng,
+    check_alike,
+    check_lists,
+    parts_of,
+    warn_of_loss,
+    whole_of,
+)
 from shardtool.request.settings import check_least
 from shardtool.torch.datasets import Streaming, stream_state
 from shardtool.transform.image import JpegHead, as_rgb, cut_jpeg, decoded_jpeg, pixels, read_jpeg_head
@@ -468,7 +478,7 @@ class _Crop:
         head = read_jpeg_head(data)
         image: NDArray[np.uint8] | Image.Image
         if head is None:
-            image, scale = as_rgb(pixels(data)), 1
+            image, scale = as_rgb(pixels(data, on_loss=partial(warn_of_loss, type(self).__name__))), 1
             box = box_in(*image.size)
         else:
             box = box_in(head.width, head.height)

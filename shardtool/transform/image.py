@@ -42,7 +42,7 @@ from importlib import import_module
 from io import BytesIO
 from math import isfinite
 from numbers import Rational
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 from zlib import decompressobj
 
 from PIL import ExifTags, Image, TiffImagePlugin, UnidentifiedImageError
@@ -60,6 +60,8 @@ if TYPE_CHECKING:
 
     from shardtool.skipped import SkipCode
 
+
+Loss = Literal["grey bits", "colour bits", "pages"]  # what decoding to eight bits does not keep
 
 # What Pillow refuses by itself: 0.7 GB for decoded RGB, which takes four bytes a pixel, in each worker. Its warning, at
 # half of that, would stop images that are met in practice (a scanned A0 sheet at 300 dpi has 139 million pixels).
@@ -240,8 +242,9 @@ def change(data: bytes | memoryview, field: str, options: ImageOptions) -> tuple
 
 
 def pixels(
-    data: bytes, *, least: tuple[int, int] | None = None, exact: bool = False, max_bytes: int = MAX_BYTES
-) -> Image.Image:
+    data: bytes, *, least: tuple[int, int] | None = None, exact: bool = False, max_bytes: int = MAX_BYTES,
+    on_loss: Callable[[Loss], None] | None = None,
+) -> Image.Image:  # fmt: skip
     """Return the decoded pixels of an image, or of its first frame, in the mode of its content, as a viewer turns it.
 
     Of 16 bits of grey the upper 8 are returned, unless they are wanted exactly. Safe in threads: Python's warnings stay
@@ -253,18 +256,35 @@ def pixels(
             are no shorter then.
         exact: Return the values that are stored, and refuse an image of which Pillow does not keep them.
         max_bytes: What decoding may take, with turning the image and making it RGB.
+        on_loss: Called if the image has more bits or pages than are returned.
 
     Raises:
         BadImage: The image is damaged, cut off or too large, or no rule says what its values are.
     """
     with blamed(data):
         picture = _Picture(data, MAX_PIXELS, max_bytes)
+        losses = _losses(picture) if on_loss else ()
         image, _ = _decode(picture, least[::-1] if least and picture.turn >= _LYING else least)
     if exact:
         image = _as_stored(image, picture)
     elif image.mode in _WIDE or not picture.white:
         image = _eight_bits(image, picture)
+    for loss in losses:
+        cast("Callable[[Loss], None]", on_loss)(loss)
     return image.transpose(_TURNS[picture.turn]) if picture.turn in _TURNS else image
+
+
+def _losses(picture: _Picture) -> Sequence[Loss]:
+    """Return what eight bits of the first frame or page lack, without reading further frames.
+
+    Further pictures of a JPEG are previews and the like, and those of a GIF would have to be read.
+    """
+    losses: list[Loss] = []
+    if picture.deep or picture.image.mode in _WIDE:
+        losses.append("colour bits" if picture.deep else "grey bits")
+    if picture.kind in ("TIFF", "PNG", "WEBP") and getattr(picture.image, "is_animated", False):
+        losses.append("pages")
+    return losses
 
 
 def as_rgb(image: Image.Image) -> Image.Image:

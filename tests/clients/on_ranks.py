@@ -161,10 +161,13 @@ def of_steps(dataset: Any, _: str) -> Found:
     samples = dataset.decode().select("cls").filter(lambda sample: sample["cls"] % 8 > 2)
     found: Found = {}
     for name, batches in (
-        ("loader", loader(samples, SIZE)),
-        ("stream", DataLoader(StreamDataset(samples, SIZE), SIZE)),
-        ("workers", DataLoader(StreamDataset(samples, SIZE), SIZE, num_workers=2)),
-        ("persistent", DataLoader(StreamDataset(samples, SIZE), SIZE, num_workers=2, persistent_workers=True)),
+        ("loader", loader(samples, SIZE, ends="pad")),
+        ("stream", DataLoader(StreamDataset(samples, SIZE, ends="pad"), SIZE)),
+        ("workers", DataLoader(StreamDataset(samples, SIZE, ends="pad"), SIZE, num_workers=2)),
+        (
+            "persistent",
+            DataLoader(StreamDataset(samples, SIZE, ends="pad"), SIZE, num_workers=2, persistent_workers=True),
+        ),
     ):
         found[name] = []
         for _epoch in range(2):

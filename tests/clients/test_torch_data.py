@@ -259,16 +259,15 @@ _ODD = Decode((("cls", odd), ("jpg", None)), on_error="skip")
 @pytest.mark.parametrize("workers", [0, 2])
 def test_equal_steps_whatever_is_left_out(dataset: Any, photos: Packed, workers: int) -> None:
     """Every rank makes as many full steps as `len` says: of the same samples for any ranks, workers and way to read."""
-    whole = keys(loader(dataset, 8, decode=_ODD, parts=64, drop_last=True))
+    whole = keys(loader(dataset, 8, decode=_ODD, parts=64, ends="pad", drop_last=True))
     assert {int(photos.samples[key]["cls"]) % 2 for key in flat(whole)} == {1}
-    by_loader = [
-        loader(dataset, 4, decode=_ODD, parts=64, rank=rank, world_size=2, drop_last=True) for rank in range(2)
-    ]
+    options: dict[str, Any] = {"decode": _ODD, "parts": 64, "ends": "pad", "world_size": 2}
+    by_loader = [loader(dataset, 4, rank=rank, drop_last=True, **options) for rank in range(2)]
     steps = [keys(one) for one in by_loader]
     assert [*map(len, steps)] == [*map(len, by_loader)] == [12, 12]
     assert [sorted(flat(step)) for step in zip(*steps, strict=True)] == [sorted(step) for step in whole]
     for rank in range(2):
-        samples = StreamDataset(dataset, 4, decode=_ODD, parts=64, rank=rank, world_size=2)
+        samples = StreamDataset(dataset, 4, rank=rank, **options)
         batches = DataLoader(samples, 4, num_workers=workers, collate_fn=as_list)
         found = list(batches)
         assert found[:12] == steps[rank]
@@ -472,7 +471,7 @@ def test_equal_steps_whatever_a_filter_leaves_out(dataset: Any, world_size: int)
     chain = dataset.decode({"jpg": None}).filter(wanted)
     expected = {sample["__key__"] for sample in chain}
     choices: tuple[dict[str, Any], ...] = (
-        {"parts": 64},
+        {"parts": 64, "ends": "pad"},
         {"shuffle": False, "ends": "pad" if world_size == 1 else None},
     )
     for options in choices:
@@ -673,10 +672,40 @@ def test_no_state_of_uneven_batches_for_others(dataset: Any, workers: int) -> No
     passing = iter(batches)
     seen = [next(passing) for _ in range(5)]
     state = batches.state_dict()
-    with pytest.raises(InvalidRequest, match=r"^the state: \d+ samples? left out with ends='uneven'"):
+    with pytest.raises(InvalidRequest, match=r"^the state: \d+ samples? skipped and not replaced"):
         StreamDataset(chain, 4, shuffle=False).load_state_dict(state)
     again.load_state_dict(state)
     assert sorted(flat([*seen, *again])) == sorted(sample["__key__"] for sample in chain)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_one_rank_gives_each_kept_sample_once(dataset: Any, workers: int) -> None:
+    """With a shuffle, too, a loader and any workers shorten the epoch of one rank by what a filter drops."""
+    chain = dataset.decode({"jpg": None}).filter(wanted)
+    expected = sorted(sample["__key__"] for sample in chain)
+    samples = StreamDataset(chain, 8, seed=1)
+    assert sorted(flat(_passes(samples, workers))) == expected
+    with pytest.raises(InvalidRequest, match=r"^state_at: \d+ samples skipped and not replaced"):
+        samples.state_at(1)
+    batches, found = loader(chain, 8, seed=1), list[str]()
+    for batch in batches:
+        found += batch["__key__"]
+        if len(found) > 20:
+            break
+    again = loader(chain, 8, seed=1)
+    again.load_state_dict(batches.state_dict())
+    assert sorted(found + flat(keys(again))) == expected
+
+
+def test_several_ranks_refuse_many_dropped_samples(dataset: Any) -> None:
+    """A loader, and workers, of several ranks stop with an error that names the choices."""
+    chain = dataset.decode({"jpg": None}).filter(wanted)
+    for batches in (
+        loader(chain, 8, rank=1, world_size=2),
+        DataLoader(StreamDataset(chain, 8, rank=1, world_size=2), 8, num_workers=2, collate_fn=as_list),
+    ):
+        with pytest.raises(InvalidRequest, match=r"more than 1 % .* of rank 1 of 2 are dropped.*ends='pad'"):
+            list(batches)
 
 
 def test_no_state_of_uneven_batches(dataset: Any) -> None:
@@ -684,7 +713,7 @@ def test_no_state_of_uneven_batches(dataset: Any) -> None:
     samples = StreamDataset(dataset, 10, decode=_ODD, shuffle=False, ends="uneven")
     assert samples.state_at(1)["position"] == 10
     assert len(flat(DataLoader(samples, 10, collate_fn=as_list))) < len(dataset)
-    with pytest.raises(InvalidRequest, match=r"state_at: .* left out with ends='uneven'"):
+    with pytest.raises(InvalidRequest, match=r"state_at: .* skipped and not replaced"):
         samples.state_at(1)
     padded = StreamDataset(dataset, 10, decode=_ODD, shuffle=False, ends="pad")
     assert len(flat(DataLoader(padded, 10, collate_fn=as_list))) == len(dataset)

@@ -18,7 +18,7 @@ import soundfile
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as of_numpy
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, ImageSequence
 
 from shardtool.errors import InvalidRequest, SampleFailed
 from shardtool.read.chain import Decode, own_decoders
@@ -156,6 +156,44 @@ def test_first_frame() -> None:
     frames = [Image.new("RGB", (8, 8), colour) for colour in ("red", "blue")]
     data = file_of(frames[0], "GIF", save_all=True, append_images=frames[1:])
     assert decoded("gif", data)[0, 0].tolist() == [255, 0, 0]
+
+
+def _pages(data: bytes) -> list[Array]:
+    return [np.array(page) for page in ImageSequence.Iterator(Image.open(io.BytesIO(data)))]
+
+
+@pytest.mark.parametrize("images", ["numpy", "pil"])
+@pytest.mark.parametrize("what", ["grey", "colour", "pages"])
+def test_a_loss_is_reported_once_per_field(what: str, images: Images, caplog: pytest.LogCaptureFixture) -> None:
+    """Decoding to 8 bits, or to one page, warns once for each field, and names a decoder that keeps all."""
+    pages = [Image.new("RGB", (8, 8), colour) for colour in ("red", "blue")]
+    data, found, remedy = {
+        "grey": (file_of(deep((8, 8)), "PNG"), "grey values of more than 8 bits", "'mask'}) returns the stored values"),
+        "colour": (png((8, 8), 16, 2, (b"\0" + bytes(48)) * 8), "colours of more than 8 bits", "cv2.IMREAD_UNCHANGED"),
+        "pages": (file_of(pages[0], "TIFF", save_all=True, append_images=pages[1:]), "only the first", "ImageSequence"),
+    }[what]
+    for field in (f"{what}-{images}-a.png", f"{what}-{images}-b.png"):
+        caplog.clear()
+        for _ in range(2):
+            decoded(field, data, images=images)
+        (record,) = caplog.records
+        assert record.getMessage().startswith(f"field {field}: ")
+        assert found in record.getMessage()
+        assert remedy in record.getMessage()
+        assert f"decode({{{field!r}: " in record.getMessage()
+
+
+def test_what_a_reported_loss_names_keeps_all(caplog: pytest.LogCaptureFixture) -> None:
+    """The named decoders return all bits and all pages, without a warning; an image that loses nothing gives none."""
+    pages = [Image.new("RGB", (8, 8), colour) for colour in ("red", "blue")]
+    tiff = file_of(pages[0], "TIFF", save_all=True, append_images=pages[1:])
+    found = decoded("own.tif", tiff, own=(("tif", _pages),))
+    assert [page[0, 0].tolist() for page in found] == [[255, 0, 0], [0, 0, 255]]
+    grey = decoded("own.png", file_of(deep((8, 8)), "PNG"), own=(("png", "mask"),))
+    assert (grey.dtype, grey.tolist()) == (np.uint16, np.asarray(deep((8, 8))).tolist())
+    for form in ("PNG", "TIFF", "WEBP", "GIF", "JPEG"):
+        decoded("plain.png", file_of(photo((8, 8)), form))
+    assert not caplog.records
 
 
 _MASKS = {

@@ -93,7 +93,7 @@ def test_who_takes_a_place_draws_what_belongs_to_it(dataset: Any) -> None:
         seen.append((sample["__key__"], float(rng.random())))
         return str(sample["__key__"]) != "k07"
 
-    list(dataset.filter(chosen).stream(shuffle=False, ends="drop"))
+    list(dataset.filter(chosen).stream(shuffle=False, ends="pad"))
     assert [key for key, _ in seen].count("k07") >= 1
     at = [key for key, _ in seen].index("k07")
     assert seen[at][1] == seen[at + 1][1]

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from shardtool.read.dataset import Stream
-    from shardtool.read.order import Ends
+    from shardtool.read.order import Ends, Shuffle
 
 
 @pytest.fixture(scope="module")
@@ -102,15 +102,14 @@ def test_ranks_make_equal_steps_over_damage(own: Made, ends: Ends) -> None:
 @settings(max_examples=25, deadline=None)
 @given(st.data())
 def test_what_takes_a_place_is_a_function_of_the_position(even: Made, data: st.DataObject) -> None:
-    """For any ranks, workers and batches, and after a resume, a position gives the same, whatever stages leave out."""
+    """For any ranks, workers and batches, and after a resume, a padded position gives the same, whatever is dropped."""
     bad = data.draw(st.sets(st.integers(0, SAMPLES - 1), max_size=SAMPLES - 1))
     keys = {str(even.samples[at]["__key__"]) for at in bad}
-    ends: Ends = data.draw(st.sampled_from(["drop", "pad"]))
     world_size, workers, size = (data.draw(st.integers(1, 4)) for _ in range(3))
     taken = data.draw(st.integers(0, SAMPLES // world_size - 1))
 
     def made(rank: int, of: int) -> Stream:
-        stream = even.open().stream(seed=3, parts=64, rank=rank, world_size=of, ends=ends)
+        stream = even.open().stream(seed=3, parts=64, rank=rank, world_size=of, ends="pad")
         return stream.map(lambda one: one if one["__key__"] in keys else {**one, "ok": 1}).select("ok", missing="skip")
 
     one = [sample["__key__"] for sample in made(0, 1)]
@@ -134,13 +133,88 @@ def test_what_takes_a_place_is_a_function_of_the_position(even: Made, data: st.D
 
 
 def test_where_nothing_is_left(even: Made) -> None:
-    """Where all samples are left out, that is an error that names the first, not an endless loop; uneven, nothing."""
-    stream = even.open().select("none", missing="skip").stream(rank=0, world_size=1)
+    """If all samples are dropped, padding is an error that names the first; without padding, the epoch is empty."""
+    stream = even.open().select("none", missing="skip").stream(rank=0, world_size=1, ends="pad")
     with pytest.raises(
         SampleFailed, match=rf"^the stream: {SAMPLES} samples in a row are left out, first sample \S+: no"
     ):
         list(stream)
-    assert list(even.open().select("none", missing="skip").stream(rank=0, world_size=1, ends="uneven")) == []
+    for ends in ("drop", "uneven"):
+        assert list(even.open().select("none", missing="skip").stream(rank=0, world_size=1, ends=ends)) == []
+
+
+@pytest.mark.parametrize("shuffle", [True, False, "full"])
+@pytest.mark.parametrize("ends", [None, "drop", "uneven"])
+@pytest.mark.parametrize("way", ["filter", "map", "missing"])
+def test_one_rank_gives_each_kept_sample_once(even: Made, shuffle: Shuffle, ends: Ends | None, way: str) -> None:
+    """On one rank, dropped samples shorten the epoch: no sample comes twice, also after a resume; `len` is a bound."""
+    kept = sorted(str(one["__key__"]) for one in even.samples if "3" not in str(one["__key__"]))
+
+    def made() -> Stream:
+        stream = even.open().stream(shuffle=shuffle, seed=1, rank=0, world_size=1, ends=ends)
+        if way == "filter":
+            return stream.filter(lambda one: "3" not in one["__key__"])
+        if way == "map":
+            return stream.map(lambda one: one if "3" not in one["__key__"] else None)
+        return stream.map(lambda one: one | ({"ok": 1} if "3" not in one["__key__"] else {})).select(
+            "ok", missing="skip"
+        )
+
+    stream = made()
+    assert sorted(one["__key__"] for one in stream) == kept
+    assert len(stream) == SAMPLES == len(kept) + stream.skipped.samples
+    for taken in (1, 7, len(kept) - 1):
+        before = made()
+        found = [one["__key__"] for one in islice(before, taken)]
+        after = made()
+        after.load_state_dict(before.state_dict())
+        found += [one["__key__"] for one in after]
+        assert sorted(found) == kept
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_several_ranks_refuse_to_repeat_many_samples(even: Made, ranks: int) -> None:
+    """If stages drop more than 1 % on one of several ranks, the stream stops with an error that names the choices."""
+    stream = even.open().filter(lambda one: "3" not in one["__key__"]).stream(rank=0, world_size=ranks)
+    with pytest.raises(InvalidRequest, match=r"more than 1 % of the samples of rank 0 .*dataset\.take.*ends='pad'"):
+        list(stream)
+
+
+def test_several_ranks_replace_rare_samples(tmp_path: Path) -> None:
+    """Up to 1 % of the samples of each rank may be dropped: all ranks then perform as many steps as `len` reports."""
+    with ShardWriter(tmp_path / "x-{0..}.tar", max_count=100) as writer:
+        for number in range(400):
+            writer.write({"__key__": f"{number:03}", "cls": number})
+    chosen = open_data(tmp_path / "x.json").filter(lambda one: one["__key__"] not in ("007", "300"))
+    streams = [chosen.stream(rank=rank, world_size=2) for rank in range(2)]
+    found = [[one["__key__"] for one in stream] for stream in streams]
+    assert [*map(len, found)] == [*map(len, streams)] == [200, 200]
+    assert sum(stream.skipped.samples for stream in streams) == 2
+    assert len({*found[0], *found[1]}) == 398
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_padding_marks_what_replaces_dropped_samples(even: Made, ranks: int) -> None:
+    """With `ends="pad"`, ranks perform as many steps as `len` reports; each kept sample comes once without a mark."""
+    chosen = even.open().filter(lambda one: "3" not in one["__key__"])
+    streams = [chosen.stream(rank=rank, world_size=ranks, ends="pad") for rank in range(ranks)]
+    found = [[*stream] for stream in streams]
+    assert [*map(len, found)] == [*map(len, streams)]
+    real = sorted(one["__key__"] for part in found for one in part if not one["__padding__"])
+    assert real == sorted(one["__key__"] for one in chosen)
+
+
+def test_a_warning_names_many_skipped_samples(even: Made, caplog: pytest.LogCaptureFixture) -> None:
+    """If more than 1 % is skipped, one warning says so and what to do; a loop over the dataset gives none."""
+    chosen = even.open().filter(lambda one: "3" not in one["__key__"])
+    list(chosen)
+    assert not caplog.records
+    stream = chosen.stream(rank=0, world_size=1)
+    list(stream)
+    list(stream)
+    (record,) = caplog.records
+    assert "More than 1 % of the samples" in record.getMessage()
+    assert "dataset.where(QUERY)" in record.getMessage()
 
 
 def test_a_damaged_sidecar_is_said_once(own: Made, caplog: pytest.LogCaptureFixture) -> None:
