@@ -28,7 +28,7 @@ from shardtool.pattern import FORMATS, SKIPPED_SUFFIX, format_of, is_shard_name,
 from shardtool.request.run_record import RunRecord
 from shardtool.storage.places import read_small
 from shardtool.values import Kind, Number, ValueType, agreed_type, local_name, numbers_among, source_text, to_bytes
-from shardtool.wording import made_again, option
+from shardtool.wording import flag, made_again, option
 
 if TYPE_CHECKING:
     Json = Mapping[str, object]
@@ -277,7 +277,7 @@ def _no_dataset_file(name: str, data: bytes, expected: str = "one of shardtool")
     if is_own(data):
         return CorruptShard(name, f"a damaged dataset file of {len(data):,} bytes", remedy=made_again())
     if _HEAD.startswith(data):
-        remedy = f"`shardtool index` of the shards, with {option('if_exists', 'overwrite')}, replaces the file."
+        remedy = f"`shardtool index` of the shards, with {flag('overwrite')}, replaces the file."
         return CorruptShard(name, f"a damaged file of {len(data):,} bytes", expected=expected, remedy=remedy)
     return CorruptShard(name, "no dataset file", expected=expected)
 
