@@ -28,7 +28,7 @@ from shardtool.pattern import FORMATS, SKIPPED_SUFFIX, format_of, is_shard_name,
 from shardtool.request.run_record import RunRecord
 from shardtool.storage.places import read_small
 from shardtool.values import Kind, Number, ValueType, agreed_type, local_name, numbers_among, source_text, to_bytes
-from shardtool.wording import made_again, option
+from shardtool.wording import flag, made_again, option
 
 if TYPE_CHECKING:
     Json = Mapping[str, object]
@@ -274,9 +274,17 @@ def listed_beside(data: bytes) -> tuple[list[str], str]:
 
 def _no_dataset_file(name: str, data: bytes, expected: str = "one of shardtool") -> CorruptShard:
     """Return what is wrong with a file that cannot be read as a dataset file: it is damaged, or none."""
-    if any(mark in data for mark in _MARKS) or (data.startswith(_HEAD) and not data.rstrip().endswith(b"}")):
-        return CorruptShard(name, "a damaged dataset file", remedy=made_again())
+    if is_own(data):
+        return CorruptShard(name, f"a damaged dataset file of {len(data):,} bytes", remedy=made_again())
+    if _HEAD.startswith(data):
+        remedy = f"`shardtool index` of the shards, with {flag('overwrite')}, replaces the file."
+        return CorruptShard(name, f"a damaged file of {len(data):,} bytes", expected=expected, remedy=remedy)
     return CorruptShard(name, "no dataset file", expected=expected)
+
+
+def is_own(data: bytes) -> bool:
+    """Return whether a file that may be damaged or cut short was a dataset file of shardtool."""
+    return any(mark in data for mark in _MARKS) or (data.startswith(_HEAD) and not data.rstrip().endswith(b"}"))
 
 
 def _is_rewritten(data: bytes) -> bool:
@@ -453,6 +461,10 @@ def _made(ours: Json, appends: int) -> RunRecord:
             if name in run:
                 _typed(run, name, kind)
         _must(is_plain_name(run.get("split", "-").replace("/", "-")), f"the split {run.get('split')!r:.80}")
+    splits = _typed(made, "splits", list) if "splits" in made else []
+    valid = all(type(split) is str and is_plain_name(split.replace("/", "-")) for split in splits)
+    own = "splits" not in made or made.get("split") in splits
+    _must(valid and own, f"the splits {splits!r:.80} of a run that made {made.get('split')!r:.80}")
     _check_values(made)
     return RunRecord(made)
 

@@ -829,7 +829,21 @@ def _untold(folder: str, files: list[str], shards: list[str]) -> list[str]:
 
 
 def _of_splits(text: str) -> list[Given]:
-    """Return what a name with `{split}` means, as `create` takes and prints it: dataset files, or shard patterns."""
+    """Return the splits of one run by a name with `{split}`: dataset files, folders or shard patterns.
+
+    Raises:
+        InvalidRequest: There are none, one of the run is missing, or splits of several runs have such names.
+    """
+    names = datasets_by_split(text)
+    return [dataset for split in _of_one_run(text, names) for dataset in names[split]]
+
+
+def datasets_by_split(text: str) -> dict[str, list[Given]]:
+    """Return all datasets that have a name with `{split}`, of any run, by what they have for `{split}`.
+
+    Raises:
+        InvalidRequest: There are none.
+    """
     if is_web(text):
         raise InvalidRequest(text, "{split} on the web, where nothing is listed", expected="the name of one dataset")
     head, _, tail = text.partition(_SPLIT)
@@ -842,11 +856,48 @@ def _of_splits(text: str) -> list[Given]:
             start = re.escape(pattern.prefix).replace(_MARK, "(.+?)", 1).replace(_MARK, r"\1")
             name = re.compile(rf"{start}\d+{re.escape(pattern.suffix)}", re.DOTALL)
     splits = {match[1] for one in names_in(folder, needed=True) if (match := name.fullmatch(one))}
-    found = [text.replace(_SPLIT, split) for split in sorted(splits, key=natural)]
-    datasets = [dataset for one in found for dataset in _of_split(one)]
-    if not datasets:
+    names = {split: _of_split(text.replace(_SPLIT, split)) for split in sorted(splits, key=natural)}
+    if not any(names.values()):
         raise InvalidRequest(text, "no dataset of such a name", expected=EXPECTED)
-    return datasets
+    return names
+
+
+def _of_one_run(text: str, names: Mapping[str, list[Given]]) -> list[str]:
+    """Return the splits of the run that made datasets; all of them if no dataset is a split.
+
+    Dataset files of shardtool 0.1 may not list the splits of their run.
+
+    Args:
+        text: The name with `{split}`.
+        names: The datasets that have such a name, by what they have for `{split}`.
+    """
+    files = [(split, file) for split, found in names.items() for one in found if (file := _file_of(one)) is not None]
+    made = {split: file.made for split, file in files if file.made.split == split}
+    runs: list[set[str]] = []
+    for record in made.values():
+        splits = {*record.splits}
+        joined = [run for run in runs if run & splits]  # an update may have added splits
+        runs = [*(run for run in runs if run not in joined), splits.union(*joined)] if splits else runs
+    if not runs:
+        others = {split for split, _ in files if split not in made} if made else set()
+        return [split for split in names if split not in others]
+    if len(runs) > 1:
+        found = "; ".join(listing(sorted(run, key=natural), 3) for run in runs)
+        raise InvalidRequest(text, f"splits of {len(runs)} runs: {found}", expected="the splits of one run",
+                             remedy="Name the dataset files instead.")  # fmt: skip
+    if missing := [split for split in sorted(runs[0], key=natural) if not names.get(split)]:
+        found = f"no {listing([text.replace(_SPLIT, split) for split in missing], 3)}: a split of the same run"
+        raise InvalidRequest(text, found, expected=listing(sorted(runs[0], key=natural), 10),
+                             remedy="To read fewer splits, name their dataset files instead.")  # fmt: skip
+    return [split for split in names if split in runs[0]]
+
+
+def _file_of(given: Given) -> DatasetFile | None:
+    """Return the content of the dataset file of a dataset; None if it has none, or a damaged one."""
+    path = given if isinstance(given, str) and given.endswith(DATASET_SUFFIX) else None
+    with suppress(InvalidRequest, CorruptShard):
+        path = path or find_dataset(given, lacking=True).dataset_file
+    return None if path is None else sound_dataset(path)
 
 
 def _of_split(name: str) -> list[Given]:

@@ -22,7 +22,7 @@ from hashlib import blake2b
 from itertools import zip_longest
 from typing import TYPE_CHECKING
 
-from shardtool.dataset.dataset_file import DatasetFile, ShardEntry, read_dataset, shard_names, tells_of_appends
+from shardtool.dataset.dataset_file import DatasetFile, ShardEntry, is_own, read_dataset, shard_names, tells_of_appends
 from shardtool.errors import CorruptShard, InvalidRequest, OutputExists, OutputFailed, listing, reason
 from shardtool.pattern import ShardPattern, sidecar_name, text_of
 from shardtool.publish import records
@@ -454,14 +454,14 @@ def _check_dataset_file(found: Destination) -> None:
     with suppress(OSError):
         data = found.folder.read(name)
     shards = shard_names(data)
-    if shards is None:
+    if shards is None and not is_own(data):
         what = "a file that is no dataset file of shardtool"
         if os.path.islink(found.dataset_file):
             what = "a symbolic link, and no run writes through one"
         raise OutputExists(found.dataset_file, what, remedy="Choose another pattern, or move it away.")
     if found.appends:
         return  # damaged or not: `_find_append` says
-    names = [local_name(shard) for shard in shards]
+    names = [local_name(shard) for shard in shards or ()]
     if foreign := [name for name in names if not found.pattern.owns(name)]:
         what = f"the dataset file of other shards: {listing(foreign, 3)}"
         remedy = "Choose another pattern, use that dataset's own, or remove it first."

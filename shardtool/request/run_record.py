@@ -44,6 +44,12 @@ class RunRecord:
         return self._text("split")
 
     @property
+    def splits(self) -> tuple[str, ...]:
+        """All splits of the run; empty: it made no splits, or an older shardtool did not record them."""
+        found = self.document.get("splits")
+        return tuple(map(str, found)) if isinstance(found, list) else ()
+
+    @property
     def tool(self) -> str:
         """The program and its version; empty: not recorded."""
         return self._text("tool")
@@ -79,13 +85,14 @@ class RunRecord:
 
     def as_append_to(self, first: RunRecord) -> RunRecord:
         """Return the record of this run among `appended` of the first: alike for all splits of one run."""
-        skipped = "split" if self.split == first.split else ""
-        return RunRecord({name: value for name, value in self.document.items() if name != skipped})
+        skipped = {"splits", "split"} if self.split == first.split else {"splits"}
+        return RunRecord({name: value for name, value in self.document.items() if name not in skipped})
 
     def with_append(self, run: RunRecord) -> RunRecord:
-        """Return this record with one more append."""
+        """Return this record with one more append, whose run may have added splits."""
         runs = [one.document for one in (*self.appended, run.as_append_to(self))]
-        return RunRecord({**self.document, "appended": runs})
+        splits = {"splits": sorted({*self.splits, *run.splits})} if self.splits else {}
+        return RunRecord({**self.document, **splits, "appended": runs})
 
     def is_new_of(self, first: RunRecord) -> bool:
         """Tell whether this append packed what was new in the source of the first run, chosen and named alike."""
@@ -95,7 +102,8 @@ class RunRecord:
 
     def is_split_with(self, other: RunRecord) -> bool:
         """Tell whether the same run made both, for two splits; what became of one of them since is no matter."""
-        mine, theirs = ({**one.document, "split": "", "appended": [], "removed": 0} for one in (self, other))
+        later = {"split": "", "splits": [], "appended": [], "removed": 0}
+        mine, theirs = ({**one.document, **later} for one in (self, other))
         return mine == theirs and self.split != other.split and bool(self.split and other.split)
 
     def _text(self, name: str) -> str:

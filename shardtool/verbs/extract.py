@@ -13,14 +13,14 @@ from __future__ import annotations
 
 import io
 import time
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from hashlib import blake2b
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote_to_bytes
 
-from shardtool.errors import InvalidRequest, OutputExists, listing, memory_for, printable, reason
+from shardtool.errors import InvalidRequest, OutputExists, OutputFailed, listing, memory_for, printable, reason
 from shardtool.execute import start_pool
 from shardtool.request.options import ExtractOptions, ReshardOptions
 from shardtool.request.results import ExtractResult
@@ -218,6 +218,7 @@ def _write(listed: Listing, names: Names, place: Folder, options: ExtractOptions
     tasks, kept = [*_tasks(listed, entries, place, pool.most)], 0
     tables: dict[str, bytes] = {}
     _check_there(place, entries, names, options)
+    _check_space(place, entries, names)
     with _unfinished(place, listed, names, overwrite=options.overwrite) as again:
         there: IfThere = "overwrite" if options.overwrite else "finish" if again else "keep"
         observer.start(len(entries), int(entries.rows.size.sum()), len(tasks))
@@ -325,6 +326,28 @@ def _check_there(place: Folder, entries: Entries, names: Names, options: Extract
         if found:
             remedy = f"Name all datasets in one command, choose another folder, or {flag('overwrite')}."
             raise OutputExists(place.full_path(name), found, remedy=remedy)
+
+
+def _check_space(place: Folder, entries: Entries, names: Names) -> None:
+    """Refuse to start if the files do not fit, without the bytes of files that an earlier run has written.
+
+    Raises:
+        OutputFailed: The folder has less space than the files take.
+    """
+    import os
+
+    from shardtool.publish.publisher import check_space
+
+    size = int(entries.rows.size.sum())
+    try:
+        check_space(place, size, "extracted")
+    except OutputFailed:  # only then look at each file
+        sizes, top = entries.rows.size.tolist(), os.fsencode(place.path)
+        for first, some in names.chunks():
+            for at, name in enumerate(some, first):
+                with suppress(OSError):
+                    size -= min(os.stat(os.path.join(top, name)).st_size, sizes[at])
+        check_space(place, size, "extracted")
 
 
 @contextmanager

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from shardtool import CreateOptions, InvalidRequest, create
+from shardtool.dataset.dataset_file import read_dataset
 from shardtool.dataset.find import given_datasets
+from shardtool.request.run_record import RunRecord
 from tests.helpers import write_tree
 
 if TYPE_CHECKING:
@@ -98,3 +101,54 @@ def test_no_such_splits(packed: Path) -> None:
     for name in ("beside/x-{split}.json", "none/{split}.json", "beside/{split}-{0..}.tfrecord", "{split}/x.json"):
         with pytest.raises(InvalidRequest, match="no dataset of such a name"):
             given_datasets(packed / name)
+
+
+def test_split_means_the_splits_of_one_run(packed: Path, tmp_path: Path) -> None:
+    """A name with `{split}` means the splits that a run recorded, and no other dataset file that has such a name."""
+    folder = shutil.copytree(packed / "beside", tmp_path / "run")
+    create(packed / "source", f"{folder}/other-{{0..}}.tar", workers=1)
+    (folder / "foreign.json").write_text("{}")
+    assert _named(f"{folder}/{{split}}.json", folder) == ["train.json", "val.json"]
+    assert _named(f"{folder}/{{split}}-{{0..}}.tar", folder) == ["train-{0..}.tar", "val-{0..}.tar"]
+
+
+def test_a_missing_split_is_named(packed: Path, tmp_path: Path) -> None:
+    """A recorded split without a dataset is an error that names the file; a damaged one is opened, and so reported."""
+    folder = shutil.copytree(packed / "beside", tmp_path / "run")
+    (folder / "val.json").write_bytes((folder / "val.json").read_bytes()[:200])
+    assert _named(f"{folder}/{{split}}.json", folder) == ["train.json", "val.json"]
+    (folder / "val.json").unlink()
+    with pytest.raises(InvalidRequest, match=r"no \S+/run/val\.json: a split of the same run; expected train, val\."):
+        given_datasets(f"{folder}/{{split}}.json")
+
+
+def test_splits_of_two_runs_are_never_mixed(packed: Path, tmp_path: Path) -> None:
+    """A name with `{split}` that splits of two runs have is an error."""
+    folder = shutil.copytree(packed / "beside", tmp_path / "run")
+    create(packed / "source", f"{folder}/{{split}}-{{0..}}.tar", split="a=0.5,b=0.5", workers=1)
+    with pytest.raises(InvalidRequest, match="splits of 2 runs: a, b; train, val"):
+        given_datasets(f"{folder}/{{split}}.json")
+
+
+def test_splits_that_are_not_recorded(packed: Path, tmp_path: Path) -> None:
+    """Of dataset files that do not list the splits of their run, those are meant that are splits."""
+    folder = shutil.copytree(packed / "beside", tmp_path / "run")
+    create(packed / "source", f"{folder}/other-{{0..}}.tar", workers=1)
+    for path in (folder / "train.json", folder / "val.json"):
+        file = read_dataset(path.read_bytes(), path.name)
+        made = {name: value for name, value in file.made.document.items() if name != "splits"}
+        path.write_bytes(replace(file, made=RunRecord(made)).encode())
+    assert _named(f"{folder}/{{split}}.json", folder) == ["train.json", "val.json"]
+
+
+def test_an_update_adds_its_splits(tmp_path: Path) -> None:
+    """A split that an update creates belongs to the splits before it, whether these got samples or not."""
+    options: Any = {"split_from_folder": True, "workers": 1}
+    names = {f"{split}/{at}.txt": b"1" for split in ("train", "val") for at in range(2)}
+    source = write_tree(tmp_path / "source", names)
+    create(source, f"{tmp_path}/{{split}}-{{0..}}.tar", **options)
+    write_tree(source, {"test/1.txt": b"1", "train/2.txt": b"1"})
+    create(source, f"{tmp_path}/{{split}}-{{0..}}.tar", if_exists="update", **options)
+    assert _named(f"{tmp_path}/{{split}}.json", tmp_path) == ["test.json", "train.json", "val.json"]
+    recorded = [read_dataset((tmp_path / f"{split}.json").read_bytes(), "").made.splits for split in ("train", "test")]
+    assert recorded == [("test", "train", "val")] * 2

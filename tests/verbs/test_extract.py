@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardtool import CreateOptions, InvalidRequest, create, diff, extract, remove, reshard
+from shardtool import CreateOptions, InvalidRequest, OutputFailed, create, diff, extract, remove, reshard
 from shardtool.entries.entries import Names
-from shardtool.storage.staging import local_folder
+from shardtool.storage.staging import Folder, local_folder
 from shardtool.verbs.extract import MANIFEST, METADATA, check_names
 from tests.faults.helpers import settles, start
 from tests.helpers import PHOTOS, flip, read_tree, typed, write_tree
@@ -193,6 +193,18 @@ def test_two_runs_in_one_folder(tmp_path: Path) -> None:
     with local_folder(tmp_path / "out").lock("extract"):
         ran = typed("extract", shard, tmp_path / "out")
     assert (ran.code, "another run is writing into this folder" in ran.err) == (5, True)
+
+
+def test_a_disk_that_is_too_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files that do not fit are refused before one is written; files of an earlier run need no space again."""
+    source = write_tree(tmp_path / "source", {f"{at}.bin": b"x" * 1000 for at in range(4)})
+    made = create(source, tmp_path / "o-{0..}.tar", workers=1).dataset_file
+    monkeypatch.setattr(Folder, "free_bytes", lambda _: 1500)
+    with pytest.raises(OutputFailed, match=r"free, 4\.\S+ kB needed; nothing was extracted\. Make space"):
+        extract(made, tmp_path / "x")
+    assert read_tree(tmp_path / "x") == {}
+    write_tree(tmp_path / "x", {f"{at}.bin": b"x" * 1000 for at in range(3)})
+    assert extract(made, tmp_path / "x").kept == 3
 
 
 @pytest.mark.parametrize("size", [3, 2_000_000])

@@ -21,6 +21,7 @@ from shardtool import (
     ReshardOptions,
     create,
     index,
+    inspect,
     reshard,
     verify,
 )
@@ -278,3 +279,17 @@ def test_an_export_without_a_name_is_refused_before(tmp_path: Path) -> None:
     assert done.code == 2
     assert "the dataset file would both be one.json" in done.err
     assert not (tmp_path / "one.json").exists()
+
+
+@pytest.mark.parametrize("left", [0, 100])
+def test_a_cut_dataset_file_is_not_reported_as_absent(tmp_path: Path, left: int) -> None:
+    """Reports of a dataset file that was cut say that it is damaged; `index --overwrite` makes it valid again."""
+    file = _made(tmp_path)
+    file.write_bytes(file.read_bytes()[:left])
+    messages = [one.found for one in verify(file.parent).findings if one.code == "dataset-file-missing"]
+    assert len(messages) == 1, messages
+    assert f"a damaged {file.name}" in messages[0]
+    with pytest.raises(CorruptShard, match=rf"a damaged .*file of {left} bytes.*`shardtool index"):
+        inspect(file)
+    index(file.parent, IndexOptions(overwrite=True))
+    assert verify(file).sound

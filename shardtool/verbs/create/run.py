@@ -17,7 +17,7 @@ from itertools import permutations
 from typing import TYPE_CHECKING
 
 from shardtool.dataset.dataset_file import DatasetFile, ShardEntry, read_dataset, shard_names
-from shardtool.dataset.find import given_datasets
+from shardtool.dataset.find import datasets_by_split
 from shardtool.entries.classes import Classes, joined_classes
 from shardtool.errors import InvalidRequest
 from shardtool.interop.indexes import Export, wanted_exports
@@ -248,6 +248,11 @@ class Run:
         pattern = output_pattern(self.names)
         return open_folder(pattern.folder).full_path(pattern.dataset_file).replace(_MARK, _SPLIT)
 
+    @property
+    def splits(self) -> list[str]:
+        """The names of all splits, in the order that dataset files record."""
+        return sorted(output.split for output in (*self.outputs, *self.untouched))
+
     def record(self, output: Output) -> RunRecord:
         """Return how a dataset is made, as its dataset file says."""
         options = {**self.options.recorded(), **self.listed.recorded}
@@ -257,7 +262,7 @@ class Run:
             {
                 "verb": self.verb,
                 "source": self.listed.name,
-                **({"split": output.split} if output.split else {}),
+                **({"split": output.split, "splits": self.splits} if output.split else {}),
                 "options": json.loads(json.dumps(options)),
                 "tool": f"shardtool {__version__}",
             }
@@ -418,7 +423,8 @@ def _dataset_files(run: Run) -> list[str]:
     if run.outputs:
         return [output.destination.dataset_file for output in run.outputs]
     try:
-        return [one for one in given_datasets(run.dataset_file) if isinstance(one, str)]
+        named = datasets_by_split(run.dataset_file).values()
+        return [one for datasets in named for one in datasets if isinstance(one, str)]
     except InvalidRequest:  # none is there
         return []
 
