@@ -9,15 +9,14 @@ from __future__ import annotations
 
 import re
 import shutil
-import sys
 from difflib import get_close_matches
 from functools import cache
 from inspect import cleandoc
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
-from shardtool.errors import printable
+from shardtool.errors import InvalidRequest
 from shardtool.wording import FAMILIES
 
 if TYPE_CHECKING:
@@ -30,6 +29,7 @@ _COLUMN = 26  # of names, at most; longer ones have a line of their own
 _EXAMPLES = 6  # on the first screen
 _HYPHEN = "\u2011"  # at which no line is broken
 _OPTION = re.compile(r"--(?!no-)[a-z][a-z-]*")
+_AFTER_NAME = re.compile(r"^Option '[^']*' ")
 OF_JOBS = ("config", "save_config")  # which no job has
 _NEAR = 0.75  # of two words, from 0 to 1: a letter more or less, two that changed places
 _NAMED = re.compile(r"--[a-z][a-z-]*|\b(?:OUTPUT|DEST|DIR|SOURCE|DATASET)\b")
@@ -92,11 +92,35 @@ class Option(click.Option):
 
 
 class Shown(click.UsageError):
-    """A verb was asked for nothing: its help is shown in place of an error."""
+    """The help of a verb that was called without arguments; the command line prints this text instead of an error."""
 
-    def show(self, file: Any = None) -> None:
-        """Print the help."""
-        (file or sys.stderr).write(f"{self.message}\n")
+
+def usage_error(error: click.ClickException, verb: str, arguments: Sequence[str]) -> InvalidRequest:
+    """Return an error of click in the form of all other errors.
+
+    Args:
+        error: What click raised.
+        verb: The verb; empty: there is none.
+        arguments: The words of the command line: an option is named as it was typed.
+    """
+    where, found, expected = verb or "shardtool", error.format_message().removesuffix("."), ""
+    remedy = f"See `{f'shardtool {verb}'.rstrip()} --help`."
+    if isinstance(error, Shown):
+        found, expected = "no arguments", "SOURCE or DATASET, as the help shows"
+    elif isinstance(error, click.BadOptionUsage):
+        where, found = error.option_name, _AFTER_NAME.sub("", found)
+    elif isinstance(error, click.MissingParameter):
+        found = f"no {(error.param and error.param.metavar) or 'argument'}"
+    elif isinstance(error, click.BadParameter) and error.param is not None:
+        names, cause = error.param.opts, error.__cause__
+        typed = (word.partition("=")[0] for word in arguments)
+        where = next((word for word in typed if word in names), names[0])
+        found, _, texts = error.message.removesuffix(".").partition(" is not one of ")
+        expected = f"one of {texts}" if texts else ""
+        if isinstance(cause, InvalidRequest):
+            found, expected = cause.found, cause.expected
+        remedy = "" if expected else remedy
+    return InvalidRequest(where, found[:1].lower() + found[1:], expected=expected, remedy=remedy)
 
 
 class Verb(click.Command):
@@ -109,8 +133,8 @@ class Verb(click.Command):
         try:
             return self._parse(ctx, args)
         except click.NoSuchOption as error:
-            message = f"No such option {printable(error.option_name)}. {meant_here(error.option_name, ctx)}".rstrip()
-            raise click.UsageError(message, ctx) from None
+            remedy = meant_here(error.option_name, ctx) or f"See `{ctx.command_path} --help`."
+            raise InvalidRequest(error.option_name, f"no such option of `{ctx.command_path}`", remedy=remedy) from None
 
     def _parse(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Read what was typed; `--no-KEY` takes back what a file of options says."""
@@ -125,8 +149,8 @@ class Verb(click.Command):
             args.remove(word)
             return self._parse(ctx, args)
         if ctx.default_map is None and (words := [*ctx.meta.get(TAKEN_BACK, {}).values()]):
-            message = f"{words[0]} takes back what the file of --config says, and there is none."
-            raise click.UsageError(message, ctx)
+            expected = "--config, with a file that sets this option"
+            raise InvalidRequest(words[0], "nothing to take back", expected=expected)
         return rest
 
     def get_help(self, ctx: click.Context) -> str:
@@ -276,12 +300,11 @@ def about(verb: Verb, ctx: click.Context, name: str) -> str:
     """Return what is to be known of a topic, or of that which has an option.
 
     Raises:
-        UsageError: The verb has no such topic.
+        InvalidRequest: The verb has no such topic.
     """
     known, asked = verb.topics(), name
     if not (name := verb.topic_of(asked)):
-        message = f"`shardtool {verb.name}` has no topic {asked!r}, but: {', '.join(known)}."
-        raise click.UsageError(message, ctx)
+        raise InvalidRequest(asked, f"no such topic of `{ctx.command_path}`", expected=f"one of {', '.join(known)}")
     page, here = _Page(), verb.options(name, rare=True)
     page.write_text(f"shardtool {verb.name}: {known[name].title}")
     if sentences := said(verb, name):

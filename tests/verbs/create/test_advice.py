@@ -71,7 +71,7 @@ def test_a_reader_that_is_unknown(tmp_path: Path) -> None:
     """A reader that nobody knows is refused by name, on the command line and in the library."""
     source = write_tree(tmp_path / "in", {"a.jpg": b"x"})
     ran = typed("create", source, tmp_path / "o-{0..}.tar", "--for", "webdataset,tensorflow")
-    assert (ran.code, "'tensorflow' is not one of" in ran.err) == (2, True)
+    assert (ran.code, "--for: 'tensorflow'; expected one of" in ran.err) == (2, True)
     with pytest.raises(InvalidRequest, match="target: 'x'; expected one of webdataset"):
         CreateOptions(target=("x",))  # type: ignore[arg-type]
 
@@ -175,3 +175,23 @@ def test_a_share_that_hashes_missed_is_noted(form: str, tmp_path: Path) -> None:
         taken = sum(shard.samples for shard in told.shards)
         noted = [f"takes {taken} of 20 samples" in note for note in told.notes if "a hash of each key" in note]
         assert noted == [True] * (abs(taken - 20 * share) > 5 * share)
+
+
+def test_existing_output_is_checked_last(tmp_path: Path) -> None:
+    """A mistake in the source, the query or a column is reported first; existing output only where there is none."""
+    write_tree(tmp_path / "in", {"cat/1.txt": b"1", "dog/2.txt": b"2"})
+    output = f"{tmp_path}/out/x-{{000..}}.tar"
+    assert typed("create", tmp_path / "in", output, "--quiet").code == 0
+    before = read_tree(tmp_path / "out")
+    cases = [
+        ("create", [tmp_path / "inn", output], "inn: no such file or folder"),
+        ("create", [tmp_path / "in", output, "--where", "nope > 1"], "nope: no such column"),
+        ("reshard", [tmp_path / "out/y.json", output], "y.json: no such file"),
+        ("reshard", [tmp_path / "out/x.json", f"{tmp_path}/out/x-{{000..}}.tfrecord", "--where", "nope > 1"], "nope: "),
+    ]
+    for verb, words, said in cases:
+        ran = typed(verb, *words)
+        assert (ran.code, said in ran.err, "--overwrite" in ran.err) == (2, True, False), ran.err
+    assert typed("create", tmp_path / "in", output).code == 5
+    assert "3 files already exist" in typed("create", tmp_path / "in", output).err
+    assert read_tree(tmp_path / "out") == before
