@@ -227,6 +227,11 @@ def _as_error(error: BaseException, arguments: list[str]) -> dict[str, Any]:
     else:
         failure = Bug.of(where, error)
     found = failure.to_json()
+    if isinstance(failure, InvalidRequest) and verb:
+        from shardtool.cli.commands import VERBS
+        from shardtool.cli.help import as_typed
+
+        found.update(as_typed(found, VERBS[verb](), arguments))
     if isinstance(failure, Bug) and not {"-v", "--verbose"} & set(arguments):
         found.pop("detail", None)
     return found

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 from contextlib import closing
 from functools import partial
 from itertools import groupby, islice
@@ -64,6 +65,7 @@ if TYPE_CHECKING:
 
 _FOUND, _UNREADABLE = 3, 4  # exit codes
 _SIDES = 2  # of `diff`
+_SLIP = re.compile(r"[kKMGTPmgtp]?i?[bB]|[0-9]+")  # a unit or a number: rather a part of an option's value than a name
 _MANY = 1000  # keys that are printed at a time
 _BRIEF = 4096  # bytes of a text of which a line is shown
 _PATTERN_LAST = "a shard pattern as the last argument, quoted, such as 'out-{000000..}.tar'"
@@ -198,6 +200,10 @@ def verb(
                 for kind in known:
                     _have_typed_win(kind, context)
             words = [given[one.name or ""] for one in typed]
+            if any(_SLIP.fullmatch(word) for word in given.get("names", ())):
+                from shardtool.cli.help import refuse_loose_value
+
+                refuse_loose_value(given["names"], context)
             asked = [partial(_made, kind, names, given) for kind, names in known.items()]
             if given.get("save_config") is not None:
                 from shardtool.cli.config import keep_config
@@ -473,9 +479,13 @@ def divide_sources(names: tuple[str, ...]) -> tuple[str | list[str], list[str]]:
     where the first argument is an archive, which has such a name too, with those that count up to it.
 
     Raises:
-        InvalidRequest: There is only one argument.
+        InvalidRequest: There is only one argument, or the output is before the source.
     """
     at = len(names) - 1
+    first, last = names[0], names[at]
+    if at > 0 and _PATTERN.search(first) and not is_shard_name(os.path.basename(last)) and os.path.exists(last):
+        found, remedy = "a shard pattern before the source", f"Swap them: {shlex.quote(last)} {shlex.quote(first)}."
+        raise InvalidRequest(first, found, expected="SOURCE before OUTPUT", remedy=remedy)
     if at < 1:
         raise InvalidRequest("OUTPUT", "not given", expected=_PATTERN_LAST)
     is_archive = is_shard_name(os.path.basename(names[0]))

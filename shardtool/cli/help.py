@@ -7,10 +7,11 @@ types an option or a verb that there is not is told what may be meant: a word of
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 from difflib import get_close_matches
-from functools import cache
+from functools import cache, partial
 from inspect import cleandoc
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -20,7 +21,7 @@ from shardtool.errors import InvalidRequest
 from shardtool.wording import FAMILIES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from click.shell_completion import CompletionItem
 
@@ -29,6 +30,7 @@ _COLUMN = 26  # of names, at most; longer ones have a line of their own
 _EXAMPLES = 6  # on the first screen
 _HYPHEN = "\u2011"  # at which no line is broken
 _OPTION = re.compile(r"--(?!no-)[a-z][a-z-]*")
+_WORD = re.compile(r"--[a-z][a-z-]*")
 _AFTER_NAME = re.compile(r"^Option '[^']*' ")
 OF_JOBS = ("config", "save_config")  # which no job has
 _NEAR = 0.75  # of two words, from 0 to 1: a letter more or less, two that changed places
@@ -195,6 +197,36 @@ def meanings(kind: str) -> list[tuple[list[str], str]]:
     """Return what people type of a kind, `options` or `verbs`, and what is meant by that."""
     lines = _text("meant.txt").partition(f"[{kind}]\n")[2].partition("\n\n")[0].splitlines()
     return [(typed.split(), meant) for typed, _, meant in (line.partition(": ") for line in lines)]
+
+
+def as_typed(texts: Mapping[str, object], command: click.Command, arguments: Sequence[str]) -> dict[str, str]:
+    """Return where an error is and what was found, with options named as they were typed: by an old name."""
+    typed, renamed = {word.partition("=")[0] for word in arguments}, {}
+    for option in command.params:
+        names = {*option.opts}
+        if isinstance(option, Option) and (old := typed.intersection(option.old)) and typed & names == old:
+            renamed[option.opts[0]] = min(old)
+    replace = partial(_WORD.sub, lambda word: renamed.get(word[0], word[0]))
+    return {name: replace(str(texts[name])) for name in ("where", "found")} if renamed else {}
+
+
+def refuse_loose_value(names: Sequence[str], context: click.Context) -> None:
+    """Refuse an argument that rather belongs to the option before it, as in `--max-size 1 GB` and `-n 5`.
+
+    Raises:
+        InvalidRequest: There is such an argument.
+    """
+    words = context.obj if isinstance(context.obj, list) else []
+    for name in names:
+        at = words.index(name) if name in words and not os.path.exists(name) else 0
+        option, value = words[at - 2 : at] if at > 1 else ("", "")
+        if not name.isdigit() and option[:2] == "--" and re.fullmatch(r"[0-9.]+", value):
+            found, remedy = f"{name} was taken for an argument", f"Write {option} {value}{name}."
+            raise InvalidRequest(f"{option} {value} {name}", found, expected="one word", remedy=remedy)
+        if name.isdigit() and value == "-n":
+            has_head = any("--head" in one.opts for one in context.command.params)
+            remedy = f"To use only the first {name} samples, write --head {name}." if has_head else ""
+            raise InvalidRequest(f"-n {name}", f"-n is --dry-run, and {name} was taken for an argument", remedy=remedy)
 
 
 def meant_verb(typed: str, verbs: Iterable[str]) -> str:

@@ -187,6 +187,7 @@ def test_old_spellings_of_what_is_looked_at(tmp_path: Path) -> None:
         one, other = (typed("inspect", tmp_path / "x.json", *words.split()) for words in (old, new))
         assert (one.code, one.out) == (other.code, other.out) == (0, one.out)
         assert "text" in one.out
+    assert typed("inspect", tmp_path / "x.json", "--sample", "b").err.startswith("shardtool: --sample b: no such")
     assert typed("verify", tmp_path / "x.json", "--format", "junit").out.startswith("<?xml")
 
 

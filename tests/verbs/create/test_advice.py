@@ -183,7 +183,7 @@ def test_existing_output_is_checked_last(tmp_path: Path) -> None:
     output = f"{tmp_path}/out/x-{{000..}}.tar"
     assert typed("create", tmp_path / "in", output, "--quiet").code == 0
     before = read_tree(tmp_path / "out")
-    cases = [
+    cases: list[tuple[str, list[str | Path], str]] = [
         ("create", [tmp_path / "inn", output], "inn: no such file or folder"),
         ("create", [tmp_path / "in", output, "--where", "nope > 1"], "nope: no such column"),
         ("reshard", [tmp_path / "out/y.json", output], "y.json: no such file"),
@@ -195,3 +195,38 @@ def test_existing_output_is_checked_last(tmp_path: Path) -> None:
     assert typed("create", tmp_path / "in", output).code == 5
     assert "3 files already exist" in typed("create", tmp_path / "in", output).err
     assert read_tree(tmp_path / "out") == before
+
+
+def test_slips_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slip is answered with what was typed and what to type instead; nothing is written."""
+    monkeypatch.chdir(tmp_path)
+    write_tree(tmp_path / "imgs", {"cat/1.jpg": b"1", "dog/2.jpg": b"2"})
+    for name in ("a.csv", "b.csv"):
+        (tmp_path / name).write_text("path\nimgs/cat/1.jpg\n")
+    output = "o/x-{00..}.tar"
+    assert typed("create", "imgs", "d/x-{00..}.tar", "--quiet").code == 0
+    for words, said in [
+        (["create", "imgs", output, "--max-size", "1", "GB"], "GB was taken for an argument; expected one word. Write"),
+        (["create", "imgs", output, "-n", "5"], "write --head 5."),
+        (["inspect", "d/x.json", "-n", "5"], "Did you mean --head?"),
+        (["create", output, "imgs"], "Swap them: imgs 'o/x-{00..}.tar'."),
+        (["create", "img", output], "Did you mean imgs?"),
+        (["create", "img/cat", output], "Did you mean imgs/cat?"),
+        (["inspect", "d/y.json"], "Did you mean d/x.json?"),
+        (["inspect", "dd/x.json"], "Did you mean d/x.json?"),
+        (["create", "a.csv", "b.csv", output], "a.csv: one of 2 sources, and a table; expected one table"),
+        (["create", "imgs", output, "--include", "jpg"], "matches no file in imgs. Did you mean --include '*.jpg'?"),
+        (["extract", "d/x.json", "cat/1"], "cat/1: the key of a sample; expected the folder to write to."),
+        (["remove", "d/x.json", "cat/1"], "if it is the key of a sample, write --where"),
+    ]:
+        ran = typed(*words)
+        assert (ran.code, said in ran.err) == (2, True), (words, ran.err)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.csv", "b.csv", "d", "imgs"]
+
+
+def test_similar_names_cannot_steer_the_terminal(tmp_path: Path) -> None:
+    """Control characters of a similar name are escaped."""
+    write_tree(tmp_path, {"images\x1b/a.jpg": b"1"})
+    ran = typed("create", tmp_path / "images", tmp_path / "o-{0..}.tar")
+    assert ran.code == 2
+    assert "images\\x1b?" in ran.err
