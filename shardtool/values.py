@@ -206,6 +206,11 @@ def counted(number: int, thing: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}{' ' + rest if rest else ''}"
 
 
+def already_exist(number: int, thing: str) -> str:
+    """Return `1 file already exists`, `2 files already exist`."""
+    return f"{counted(number, thing)} already exist{'s' if number == 1 else ''}"
+
+
 def split_name(name: bytes, dots: Dots) -> tuple[bytes, bytes] | None:
     """Return (stem, field) of a file name without its folder; None where it has no key and field.
 

@@ -14,7 +14,6 @@ import sys
 import time
 from contextlib import suppress
 from importlib import import_module
-from io import StringIO
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
@@ -26,13 +25,13 @@ from shardtool.errors import (
     OF_PROCESS,
     Bug,
     Interrupted,
+    InvalidRequest,
     OutOfMemory,
     OutputFailed,
     PlainError,
     StoreFailed,
     current_folder,
     is_out_of_memory,
-    printable,
     reason,
 )
 from shardtool.frames import withhold_pandas
@@ -88,10 +87,9 @@ class _Verbs(click.Group):
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
-            message = (
-                f"No such option {printable(error.option_name)} before the verb. Options of a verb stand behind it."
-            )
-            raise click.UsageError(message, ctx) from None
+            name = error.option_name
+            remedy = f"Write options after the verb: `shardtool VERB {name}`."
+            raise InvalidRequest(name, "no such option before the verb", remedy=remedy) from None
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -100,7 +98,8 @@ class _Verbs(click.Group):
         if args[0] not in _VERBS and args[0][:1] != "-":
             from shardtool.cli.help import meant_verb
 
-            raise click.UsageError(f"No such verb {args[0]!r}. {meant_verb(args[0], _VERBS)}".rstrip(), ctx)
+            remedy = meant_verb(args[0], _VERBS) or "See `shardtool --help`."
+            raise InvalidRequest(args[0], "no such verb", remedy=remedy)
         return super().resolve_command(ctx, args)
 
     def get_help(self, ctx: click.Context) -> str:
@@ -228,6 +227,11 @@ def _as_error(error: BaseException, arguments: list[str]) -> dict[str, Any]:
     else:
         failure = Bug.of(where, error)
     found = failure.to_json()
+    if isinstance(failure, InvalidRequest) and verb:
+        from shardtool.cli.commands import VERBS
+        from shardtool.cli.help import as_typed
+
+        found.update(as_typed(found, VERBS[verb](), arguments))
     if isinstance(failure, Bug) and not {"-v", "--verbose"} & set(arguments):
         found.pop("detail", None)
     return found
@@ -273,15 +277,13 @@ def _show_text(text: str) -> None:
 
 
 def _show_usage(error: click.ClickException, arguments: list[str]) -> int:
-    if "--json" in arguments or LOG.style:
-        where = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else "shardtool"
-        found = {"where": where, "found": error.format_message(), "expected": "", "remedy": "See --help."}
-        return _show({"code": "invalid-request", "exit_code": error.exit_code, **found}, arguments)
-    with suppress(OSError):
-        message = StringIO()
-        error.show(file=message)
-        say(message.getvalue().removesuffix("\n"))
-    return error.exit_code
+    from shardtool.cli.help import Shown, usage_error
+
+    if not arguments or (isinstance(error, Shown) and "--json" not in arguments and not LOG.style):
+        with suppress(OSError):
+            say(error.format_message())
+        return error.exit_code
+    return _show(usage_error(error, _verb(arguments), arguments).to_json(), arguments)
 
 
 def _interrupted(signum: int, arguments: list[str]) -> dict[str, Any]:

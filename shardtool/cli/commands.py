@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 from contextlib import closing
 from functools import partial
 from itertools import groupby, islice
@@ -64,8 +65,10 @@ if TYPE_CHECKING:
 
 _FOUND, _UNREADABLE = 3, 4  # exit codes
 _SIDES = 2  # of `diff`
+_SLIP = re.compile(r"[kKMGTPmgtp]?i?[bB]|[0-9]+")  # a unit or a number: rather a part of an option's value than a name
 _MANY = 1000  # keys that are printed at a time
 _BRIEF = 4096  # bytes of a text of which a line is shown
+_PATTERN_LAST = "a shard pattern as the last argument, quoted, such as 'out-{000000..}.tar'"
 _PATTERN = re.compile(r"[{<%]")
 _MARKS = re.compile(r"[{<%*?[]")  # of patterns and globs: each may mean several shards
 _NUMBERED = re.compile(r"(.*?)([0-9]{1,18})(\.[^/0-9]*)", re.DOTALL)
@@ -197,6 +200,10 @@ def verb(
                 for kind in known:
                     _have_typed_win(kind, context)
             words = [given[one.name or ""] for one in typed]
+            if any(_SLIP.fullmatch(word) for word in given.get("names", ())):
+                from shardtool.cli.help import refuse_loose_value
+
+                refuse_loose_value(given["names"], context)
             asked = [partial(_made, kind, names, given) for kind, names in known.items()]
             if given.get("save_config") is not None:
                 from shardtool.cli.config import keep_config
@@ -315,7 +322,7 @@ def _use(one: Facts, _context: click.Context, param: click.Parameter, given: Any
         except InvalidRequest as error:
             if one.form == "path":  # it says where in the file
                 raise
-            raise click.BadParameter(f"{error.found}, expected {error.expected}.", param=param) from None
+            raise click.BadParameter(f"{error.found}; expected {error.expected}.", param=param) from error
     return given
 
 
@@ -472,12 +479,15 @@ def divide_sources(names: tuple[str, ...]) -> tuple[str | list[str], list[str]]:
     where the first argument is an archive, which has such a name too, with those that count up to it.
 
     Raises:
-        UsageError: There is only one argument.
+        InvalidRequest: There is only one argument, or the output is before the source.
     """
     at = len(names) - 1
+    first, last = names[0], names[at]
+    if at > 0 and _PATTERN.search(first) and not is_shard_name(os.path.basename(last)) and os.path.exists(last):
+        found, remedy = "a shard pattern before the source", f"Swap them: {shlex.quote(last)} {shlex.quote(first)}."
+        raise InvalidRequest(first, found, expected="SOURCE before OUTPUT", remedy=remedy)
     if at < 1:
-        message = "no OUTPUT: quote the shard pattern of the output, such as 'out-{000000..}.tar', and put it last."
-        raise click.UsageError(message)
+        raise InvalidRequest("OUTPUT", "not given", expected=_PATTERN_LAST)
     is_archive = is_shard_name(os.path.basename(names[0]))
     while at > 1 and is_shard_name(os.path.basename(names[at - 1])):
         if is_archive and not _follows(names[at - 1], names[at]):
@@ -494,28 +504,27 @@ def divide_datasets(names: tuple[str, ...]) -> tuple[list[str | list[str]], list
     at the end that differ in their number only, and count up.
 
     Raises:
-        UsageError: It is unclear which is which.
+        InvalidRequest: It is unclear which is which.
     """
     at = len(names) - 1
     if not _PATTERN.search(names[at]):
         while at > 0 and _follows(names[at - 1], names[at]):
             at -= 1
     if at < 1:
-        what = "no OUTPUT" if len(names) == 1 else "DATASET and OUTPUT cannot be told apart"
-        message = f"{what}: quote the shard pattern of the output, such as 'out-{{000000..}}.tar', and put it last."
-        raise click.UsageError(message)
+        found = "not given" if len(names) == 1 else "cannot be told apart from DATASET"
+        raise InvalidRequest("OUTPUT", found, expected=_PATTERN_LAST)
     return _together(names[:at]), [*names[at:]]
 
 
-def _and_last(names: tuple[str, ...], missing: str) -> tuple[list[str], str]:
+def _and_last(names: tuple[str, ...], *missing: str) -> tuple[list[str], str]:
     """Return the names of datasets, and where they go to.
 
     Raises:
-        UsageError: There is only one name.
+        InvalidRequest: There is only one name.
     """
     *datasets, last = names
     if not datasets:
-        raise click.UsageError(missing)
+        raise InvalidRequest(*missing)
     return datasets, last
 
 
@@ -616,8 +625,8 @@ def diff(names: tuple[str, ...], asked: Callable[[], DiffOptions], how: Running)
     from shardtool.verbs.diff.diff import diff as run
 
     if len(names) != _SIDES:
-        message = f"{counted(len(names), 'name')}, not A and B: quote patterns, such as 'out-{{000000..}}.tar'."
-        raise click.UsageError(message)
+        remedy = "Quote patterns, such as 'out-{000000..}.tar'."
+        raise InvalidRequest("diff", counted(len(names), "argument"), expected="two: A and B", remedy=remedy)
     a, b = in_files(names)
     found = _carry_out(partial(run, a, b, asked()), how, partial(diff_text, whole=how.verbose), always=True)
     return 0 if found.same else _FOUND
@@ -646,7 +655,7 @@ def copy(names: tuple[str, ...], asked: Callable[[], CopyOptions], how: Running)
     from shardtool.cli.text import copied_text
     from shardtool.verbs.copy import copy as run
 
-    dataset, dest = _and_last(names, "no DEST: put the folder, or the prefix, that DATASET is copied into last.")
+    dataset, dest = _and_last(names, "DEST", "not given; the last argument is the folder or prefix to copy into")
     options = asked()
     _carry_out(partial(run, dataset, dest, options), how, copied_text, always=options.dry_run)
 
@@ -674,7 +683,7 @@ def extract(names: tuple[str, ...], asked: Callable[[], ExtractOptions], how: Ru
     from shardtool.cli.text import extracted_text
     from shardtool.verbs.extract import extract as run
 
-    dataset, folder = _and_last(names, "no DIR: put the folder that samples are written to last.")
+    dataset, folder = _and_last(names, "DIR", "not given; the last argument is the folder to write the files to")
     options = asked()
     _carry_out(partial(run, in_files(dataset), folder, options), how, extracted_text, always=options.dry_run)
 
@@ -1073,8 +1082,7 @@ def help_(context: click.Context, names: tuple[str, ...]) -> None:
 
     above = context.parent
     if len(names) > 2:  # noqa: PLR2004 - a verb, a topic
-        message = "one VERB, and one TOPIC of it."
-        raise click.UsageError(message)
+        raise InvalidRequest("help", counted(len(names), "argument"), expected="one VERB, and one TOPIC of it")
     if above is None or not isinstance(above.command, click.Group) or not names:
         show((above or context).get_help())
         return
@@ -1082,8 +1090,7 @@ def help_(context: click.Context, names: tuple[str, ...]) -> None:
     having = [name for name, one in verbs.items() if isinstance(one, Verb) and one.topic_of(names[0])]
     if names[0] not in verbs and having:
         meant = " or ".join(f"`shardtool help {name} {names[0]}`" for name in having[:3])
-        message = f"No such verb {names[0]!r}. Did you mean {meant}?"
-        raise click.UsageError(message, context)
+        raise InvalidRequest(names[0], "no such verb", remedy=f"Did you mean {meant}?")
     command = cast("click.Command", above.command.resolve_command(above, [names[0]])[1])
     with click.Context(command, info_name=names[0], parent=above) as asked:
         show(about(command, asked, *names[1:]) if isinstance(command, Verb) and names[1:] else command.get_help(asked))

@@ -7,21 +7,21 @@ types an option or a verb that there is not is told what may be meant: a word of
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
-import sys
 from difflib import get_close_matches
-from functools import cache
+from functools import cache, partial
 from inspect import cleandoc
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
-from shardtool.errors import printable
+from shardtool.errors import InvalidRequest
 from shardtool.wording import FAMILIES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from click.shell_completion import CompletionItem
 
@@ -30,6 +30,8 @@ _COLUMN = 26  # of names, at most; longer ones have a line of their own
 _EXAMPLES = 6  # on the first screen
 _HYPHEN = "\u2011"  # at which no line is broken
 _OPTION = re.compile(r"--(?!no-)[a-z][a-z-]*")
+_WORD = re.compile(r"--[a-z][a-z-]*")
+_AFTER_NAME = re.compile(r"^Option '[^']*' ")
 OF_JOBS = ("config", "save_config")  # which no job has
 _NEAR = 0.75  # of two words, from 0 to 1: a letter more or less, two that changed places
 _NAMED = re.compile(r"--[a-z][a-z-]*|\b(?:OUTPUT|DEST|DIR|SOURCE|DATASET)\b")
@@ -92,11 +94,35 @@ class Option(click.Option):
 
 
 class Shown(click.UsageError):
-    """A verb was asked for nothing: its help is shown in place of an error."""
+    """The help of a verb that was called without arguments; the command line prints this text instead of an error."""
 
-    def show(self, file: Any = None) -> None:
-        """Print the help."""
-        (file or sys.stderr).write(f"{self.message}\n")
+
+def usage_error(error: click.ClickException, verb: str, arguments: Sequence[str]) -> InvalidRequest:
+    """Return an error of click in the form of all other errors.
+
+    Args:
+        error: What click raised.
+        verb: The verb; empty: there is none.
+        arguments: The words of the command line: an option is named as it was typed.
+    """
+    where, found, expected = verb or "shardtool", error.format_message().removesuffix("."), ""
+    remedy = f"See `{f'shardtool {verb}'.rstrip()} --help`."
+    if isinstance(error, Shown):
+        found, expected = "no arguments", "SOURCE or DATASET, as the help shows"
+    elif isinstance(error, click.BadOptionUsage):
+        where, found = error.option_name, _AFTER_NAME.sub("", found)
+    elif isinstance(error, click.MissingParameter):
+        found = f"no {(error.param and error.param.metavar) or 'argument'}"
+    elif isinstance(error, click.BadParameter) and error.param is not None:
+        names, cause = error.param.opts, error.__cause__
+        typed = (word.partition("=")[0] for word in arguments)
+        where = next((word for word in typed if word in names), names[0])
+        found, _, texts = error.message.removesuffix(".").partition(" is not one of ")
+        expected = f"one of {texts}" if texts else ""
+        if isinstance(cause, InvalidRequest):
+            found, expected = cause.found, cause.expected
+        remedy = "" if expected else remedy
+    return InvalidRequest(where, found[:1].lower() + found[1:], expected=expected, remedy=remedy)
 
 
 class Verb(click.Command):
@@ -109,8 +135,8 @@ class Verb(click.Command):
         try:
             return self._parse(ctx, args)
         except click.NoSuchOption as error:
-            message = f"No such option {printable(error.option_name)}. {meant_here(error.option_name, ctx)}".rstrip()
-            raise click.UsageError(message, ctx) from None
+            remedy = meant_here(error.option_name, ctx) or f"See `{ctx.command_path} --help`."
+            raise InvalidRequest(error.option_name, f"no such option of `{ctx.command_path}`", remedy=remedy) from None
 
     def _parse(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Read what was typed; `--no-KEY` takes back what a file of options says."""
@@ -125,8 +151,8 @@ class Verb(click.Command):
             args.remove(word)
             return self._parse(ctx, args)
         if ctx.default_map is None and (words := [*ctx.meta.get(TAKEN_BACK, {}).values()]):
-            message = f"{words[0]} takes back what the file of --config says, and there is none."
-            raise click.UsageError(message, ctx)
+            expected = "--config, with a file that sets this option"
+            raise InvalidRequest(words[0], "nothing to take back", expected=expected)
         return rest
 
     def get_help(self, ctx: click.Context) -> str:
@@ -171,6 +197,36 @@ def meanings(kind: str) -> list[tuple[list[str], str]]:
     """Return what people type of a kind, `options` or `verbs`, and what is meant by that."""
     lines = _text("meant.txt").partition(f"[{kind}]\n")[2].partition("\n\n")[0].splitlines()
     return [(typed.split(), meant) for typed, _, meant in (line.partition(": ") for line in lines)]
+
+
+def as_typed(texts: Mapping[str, object], command: click.Command, arguments: Sequence[str]) -> dict[str, str]:
+    """Return where an error is and what was found, with options named as they were typed: by an old name."""
+    typed, renamed = {word.partition("=")[0] for word in arguments}, {}
+    for option in command.params:
+        names = {*option.opts}
+        if isinstance(option, Option) and (old := typed.intersection(option.old)) and typed & names == old:
+            renamed[option.opts[0]] = min(old)
+    replace = partial(_WORD.sub, lambda word: renamed.get(word[0], word[0]))
+    return {name: replace(str(texts[name])) for name in ("where", "found")} if renamed else {}
+
+
+def refuse_loose_value(names: Sequence[str], context: click.Context) -> None:
+    """Refuse an argument that rather belongs to the option before it, as in `--max-size 1 GB` and `-n 5`.
+
+    Raises:
+        InvalidRequest: There is such an argument.
+    """
+    words = context.obj if isinstance(context.obj, list) else []
+    for name in names:
+        at = words.index(name) if name in words and not os.path.exists(name) else 0
+        option, value = words[at - 2 : at] if at > 1 else ("", "")
+        if not name.isdigit() and option[:2] == "--" and re.fullmatch(r"[0-9.]+", value):
+            found, remedy = f"{name} was taken for an argument", f"Write {option} {value}{name}."
+            raise InvalidRequest(f"{option} {value} {name}", found, expected="one word", remedy=remedy)
+        if name.isdigit() and value == "-n":
+            has_head = any("--head" in one.opts for one in context.command.params)
+            remedy = f"To use only the first {name} samples, write --head {name}." if has_head else ""
+            raise InvalidRequest(f"-n {name}", f"-n is --dry-run, and {name} was taken for an argument", remedy=remedy)
 
 
 def meant_verb(typed: str, verbs: Iterable[str]) -> str:
@@ -276,12 +332,11 @@ def about(verb: Verb, ctx: click.Context, name: str) -> str:
     """Return what is to be known of a topic, or of that which has an option.
 
     Raises:
-        UsageError: The verb has no such topic.
+        InvalidRequest: The verb has no such topic.
     """
     known, asked = verb.topics(), name
     if not (name := verb.topic_of(asked)):
-        message = f"`shardtool {verb.name}` has no topic {asked!r}, but: {', '.join(known)}."
-        raise click.UsageError(message, ctx)
+        raise InvalidRequest(asked, f"no such topic of `{ctx.command_path}`", expected=f"one of {', '.join(known)}")
     page, here = _Page(), verb.options(name, rare=True)
     page.write_text(f"shardtool {verb.name}: {known[name].title}")
     if sentences := said(verb, name):

@@ -375,7 +375,7 @@ def _of_names(names: list[str], text: str = "") -> StoredDataset:
         )  # fmt: skip
     for name, size in zip(names, sizes, strict=True):
         if size is None and base_name(name) not in listed:
-            raise InvalidRequest(name, "no such file", expected=EXPECTED)
+            raise InvalidRequest(name, "no such file", expected=EXPECTED, remedy=places.similar_path(name))
     if lost := [join(folder, name) for name in listed if text and name not in plain]:
         names = sorted([*names, *lost], key=natural)
     return _stored(names, file, folder, own=file is not None)
@@ -441,7 +441,7 @@ def _of_pattern(text: str) -> StoredDataset:
     except InvalidRequest as error:
         if not any(mark in text for mark in _MARKS):
             what = "no such file" if is_shard_name(base_name(text)) else "no such file or folder"
-            raise InvalidRequest(text, what, expected=EXPECTED) from None
+            raise InvalidRequest(text, what, expected=EXPECTED, remedy=places.similar_path(text)) from None
         raise error from None
     meant, there = partial(_names_of, pattern), _there(pattern)
     if there is None:
@@ -456,7 +456,8 @@ def _of_pattern(text: str) -> StoredDataset:
     found = meant([*seen, *listed])
     if not found:
         what = "no shards of that pattern" if any(mark in text for mark in _MARKS) else "no such file"
-        raise InvalidRequest(text, what, expected=EXPECTED)
+        remedy = "" if any(mark in text for mark in _MARKS) else places.similar_path(text)
+        raise InvalidRequest(text, what, expected=EXPECTED, remedy=remedy)
     whole = recorded == pattern.text
     known = set(found)
     names = () if whole or pattern.count is None else (pattern.shard(at) for at in range(pattern.count))
@@ -511,6 +512,7 @@ def _of_dataset_file(path: str) -> StoredDataset:
         begun = path.removesuffix(DATASET_SUFFIX)
         begun = join(folder_of(begun), patterns.replacing_name(base_name(begun)))
         remedy = "`shardtool remove`, as it was run before, ends what it began." if is_file(begun) else ""
+        remedy = remedy or ("" if os.path.lexists(path) else places.similar_path(path))
         raise InvalidRequest(path, reason(error), expected=EXPECTED, remedy=remedy) from None
     names, own = listed_shards(data, path)
     folder = folder_of(path)

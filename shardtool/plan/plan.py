@@ -240,7 +240,7 @@ def _check_names(pattern: ShardPattern, bounds: Bounds, shards: int, samples: in
     if shards == pattern.count or (bounds.max_size, bounds.max_count, bounds.shards) != (None, None, None):
         return ()
     made = f"{counted(shards, 'shard')} of at most {show_size(DEFAULT_MAX_SIZE)}"
-    why = f"exactly {pattern.count:,} take at least {pattern.count:,} samples, here {samples:,}"
+    why = f"{pattern.count:,} shards need at least {pattern.count:,} samples; there are {samples:,}"
     most = "" if bounds.by_hash else f" ({option('shards', samples)} makes the most)"
     return (f"{pattern.text}: {made}; {why}{most}",)
 

@@ -26,7 +26,7 @@ from shardtool.publish.records import LOOK, read_listed
 from shardtool.storage import places
 from shardtool.storage.folders import OutputFolder, open_folder
 from shardtool.storage.staging import DurableFile
-from shardtool.values import counted, local_name, output_text
+from shardtool.values import already_exist, counted, local_name, output_text
 from shardtool.wording import export_call, exporting, flag, made_again, option
 
 if TYPE_CHECKING:
@@ -423,7 +423,7 @@ def check_exports(
             refuse_others(once, folder, [name for name in listed if not any(one.owns(name) for one, _ in outputs)])
             names.append(once.info)
         if not overwrite and (found := [*folder.facts(names)]):
-            what = f"{counted(len(found), 'file')} there already: {listing(found, 3)}"
+            what = f"{already_exist(len(found), 'file')}: {listing(found, 3)}"
             remedy = f"Remove them, choose another folder, or {option('if_exists', 'overwrite')}."
             raise OutputExists(folder.path or ".", what, remedy=remedy)
 

@@ -30,7 +30,7 @@ from shardtool.publish.foreign_indexes import StaleIndexes
 from shardtool.skipped import Skipped, in_order
 from shardtool.storage.folders import OutputFolder, check_there
 from shardtool.storage.staging import DurableFile, FileFact, StagedFile, check_facts
-from shardtool.values import IfExists, counted, local_name, output_text, show_size
+from shardtool.values import IfExists, already_exist, counted, local_name, output_text, show_size
 from shardtool.wording import either, option
 
 if TYPE_CHECKING:
@@ -424,7 +424,7 @@ def look(before: Destination) -> Destination:
     elif found.existing and found.if_exists == "error":
         ended = pattern.dataset_file in found.existing
         finish = "." if ended else f", or finish that run with {option('if_exists', 'resume')}."
-        what = f"{counted(len(names), 'file')} there already: {listing(names, 3)}"
+        what = f"{already_exist(len(names), 'file')}: {listing(names, 3)}"
         raise OutputExists(where, what, remedy=f"Choose another name, or {option('if_exists', 'overwrite')}{finish}")
     if not found.resumes and found.if_exists != "overwrite":
         StaleIndexes(folder, pattern, there, appends=found.appends).check_none_left(set(there))
@@ -442,7 +442,7 @@ def _look_at_own(found: Destination) -> Destination:
     names = {found.pattern.dataset_file, *found.own}
     known = {name: fact for name, fact in found.existing.items() if name in names}
     if known and found.if_exists == "error":
-        what = f"{counted(len(known), 'file')} there already: {listing(sorted(known), 3)}"
+        what = f"{already_exist(len(known), 'file')}: {listing(sorted(known), 3)}"
         remedy = f"Choose another name, or go on with the part that made them with {option('if_exists', 'resume')}."
         raise OutputExists(found.folder.path or ".", what, remedy=remedy)
     return replace(found, existing=known) if found.own else found

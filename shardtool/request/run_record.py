@@ -142,11 +142,22 @@ def differing_options(then: Mapping[str, object], now: Mapping[str, object]) -> 
     """Return the options in which two runs differ, with what each was given."""
     names = [name for name in {**then, **now} if then.get(name) != now.get(name)]
     called = {name: name if name == "format" else option(name) for name in names}  # the shards say it
-    return [f"{called[name]} {_given(name, then.get(name))} then, {_given(name, now.get(name))} now" for name in names]
+    return [
+        f"{called[name]} differs: {_given(name, then.get(name))} before, now {_given(name, now.get(name))}"
+        for name in names
+    ]
 
 
 def _given(name: str, value: object) -> str:
     if isinstance(value, list) and name in FAMILIES and speaks_command_line():
-        return typed_words(name, value)[-1][:80]
+        return repr(typed_words(name, value)[-1][:80])
     text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
-    return "not given" if value is None else "given" if value is True else text[:80]
+    return (
+        "not given"
+        if value is None
+        else "given"
+        if value is True
+        else repr(text[:80])
+        if isinstance(value, str | list)
+        else text
+    )

@@ -349,6 +349,9 @@ def _folders(keys: Names, depth: int, asked: tuple[str, str]) -> list[tuple[int,
                 at = end
         spans = found
     if beside:
+        if len(beside) == len(keys):
+            problem = f"no sample is in a folder below the source: {listing(beside)}"
+            raise InvalidRequest(option(asked[0]), problem, expected=asked[1])
         problem = f"{counted(len(beside), 'sample')} in no such folder: {listing(beside)}"
         left_out = either(f"exclude=({beside[0]!r}, ...)", f"--exclude {quote(beside[0])}")
         remedy = f"Move them, or leave them out: {left_out}."

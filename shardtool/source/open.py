@@ -12,7 +12,7 @@ from shardtool.errors import InvalidRequest, ShardError
 from shardtool.pattern import DATASET_SUFFIX, ShardPattern, is_shard_name, parse_pattern, read_name, sidecar_name
 from shardtool.request.options import CreateOptions, ReshardOptions
 from shardtool.source.folder import EXPECTED, ArchiveSource, FolderSource, FoldersSource, again, only
-from shardtool.storage.places import base_name, is_url, is_web, parse_address, refuse_near_url
+from shardtool.storage.places import base_name, is_url, is_web, parse_address, refuse_near_url, similar_path
 from shardtool.table.kinds import archive_in, is_table
 from shardtool.wording import option
 
@@ -81,10 +81,16 @@ def _open_folders(sources: Sequence[Any], options: CreateOptions, outputs: Seque
         is_path = isinstance(one, str | os.PathLike)
         if not is_path or not _may_be_folder(os.fspath(one)):
             where, found = f"{one}" if is_path else f"{one!r:.80}", f"one of {len(sources)} sources, and no folder"
+            if is_path and not os.path.lexists(one):
+                check_folder(os.fspath(one))
             expected = "one source, or several folders whose files share their keys"
             remedy = f"Of the files of one folder, {option('include', '*.jpg')} takes some."
             if not is_path:
                 remedy = "Rows are a table: pyarrow.Table.from_pylist(rows)."
+            elif is_table(one, options.text_form):
+                found = f"one of {len(sources)} sources, and a table"
+                expected = "one table, or several folders whose files share their keys"
+                remedy = "Join the tables into one file, or pack each table by itself and combine them with `reshard`."
             elif archive_in(one) is not None:
                 remedy = "An archive is a source by itself."
                 check_archive(os.fspath(one))
@@ -131,7 +137,7 @@ def check_folder(source: str) -> None:
         raise InvalidRequest(source, "a glob", expected=EXPECTED, remedy=_of_glob(source))
     refuse_near_url(source)
     expected = _OR_TABLE if os.path.splitext(source)[1] else EXPECTED
-    raise InvalidRequest(source, "no such file or folder", expected=expected)
+    raise InvalidRequest(source, "no such file or folder", expected=expected, remedy=similar_path(source))
 
 
 def _check_address(source: str) -> None:

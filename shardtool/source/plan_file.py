@@ -369,7 +369,7 @@ def _check_same(path: str, facts: Mapping[str, Any], asked: PlanRequest) -> None
         found = f"a plan of {asked.names[0]} before it was changed: its size or its time is another"
         raise InvalidRequest(path, found, expected=f"one of {asked.names[0]} as it is", remedy=again)
     if differing := differing_options(options, json.loads(json.dumps(asked.options))):
-        found = f"a plan of other options: {listing(differing)}"
+        found = f"a plan of other options: {'; '.join(differing)}"
         raise InvalidRequest(path, found, expected="the options that it was made with", remedy=again)
 
 

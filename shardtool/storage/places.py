@@ -19,6 +19,7 @@ import queue
 import stat
 import threading
 from contextlib import AbstractContextManager, suppress
+from itertools import islice
 from typing import TYPE_CHECKING, BinaryIO, TypeVar
 
 from shardtool.errors import AccessRefused, InvalidRequest, machine_reads, raise_if_machines
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
     FileFact = os.stat_result | ObjectFact
+
+_MAX_COMPARED_NAMES = 1000  # of a folder, to find one that is similar to a missing name
 
 __all__ = [  # as they are
     "as_source", "called", "is_url", "is_web", "open_blob", "parse_address", "refuse_near_url", "together",
@@ -107,6 +110,27 @@ def source_root(folder: str, *, needed: bool = False) -> bytes:
         raise InvalidRequest(folder, found, expected="a folder of samples")
     root = to_bytes(folder)
     return root + b"#" if is_web(folder) else root.rstrip(b"/") + b"/"
+
+
+def similar_path(path: str) -> str:
+    """Return `Did you mean PATH?` for a missing local path with a similar name next to it; otherwise an empty text."""
+    from difflib import get_close_matches
+
+    if is_url(path):
+        return ""
+    rest, missing = "", path.rstrip("/")
+    while missing and not os.path.lexists(parent := os.path.dirname(missing) or "."):
+        missing, rest = parent, os.path.join(os.path.basename(missing), rest)
+    try:
+        with os.scandir(os.path.dirname(missing) or ".") as entries:
+            names = [entry.name for entry in islice(entries, _MAX_COMPARED_NAMES)]
+    except OSError:
+        return ""
+    for name in get_close_matches(os.path.basename(missing), names):
+        similar = os.path.join(os.path.dirname(missing), name, rest).rstrip("/")
+        if os.path.exists(similar):
+            return f"Did you mean {similar}?"
+    return ""
 
 
 def identity(root: bytes) -> str:

@@ -877,7 +877,7 @@ def _open_path(path: str, named: Collection[str], form: TextForm) -> Table:
     if kinds.is_glob(path) and (files := kinds.parquet_files(path)):
         return ParquetTable(path, files)
     if not is_remote and not os.path.exists(path):
-        raise InvalidRequest(path, "no such file or folder", expected="a table")
+        raise InvalidRequest(path, "no such file or folder", expected="a table", remedy=places.similar_path(path))
     if kinds.table_ending(path) if is_remote else not os.path.isdir(path):
         with readable(path):
             return _open_file(path, form)

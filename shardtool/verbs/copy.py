@@ -39,7 +39,7 @@ from shardtool.storage.folders import Original, open_folder
 from shardtool.storage.places import blocks_of, file_crc
 from shardtool.storage.remote.retry import RequestStopped, until
 from shardtool.storage.staging import DurableFile, FileFact, check_facts
-from shardtool.values import BLOCK, Given, Trust, counted, local_name, show_size
+from shardtool.values import BLOCK, Given, Trust, already_exist, counted, local_name, show_size
 from shardtool.wording import flag
 
 if TYPE_CHECKING:
@@ -350,7 +350,7 @@ def _to_copy(goal: CopyDestination, options: CopyOptions, notes: Notes) -> list[
     for state, entry in zip(states, goal.source.file.shards, strict=True):
         (mended if _content(entry) in listed else others).extend(state.wrong)
     if others and not options.overwrite:
-        found = f"{counted(len(others), 'file')} there already with other bytes: {errors.listing(others, 3)}"
+        found = f"{already_exist(len(others), 'file')} with other bytes: {errors.listing(others, 3)}"
         raise errors.OutputExists(goal.folder.path or ".", errors.printable(found), remedy=cure)
     if mended:
         what = "not what the dataset file there says, and copied again"

@@ -12,11 +12,13 @@ again. Nothing else that is there is ever replaced unasked, and nothing is writt
 from __future__ import annotations
 
 import io
+import os
 import time
 from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from hashlib import blake2b
 from importlib import import_module
+from shlex import quote
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote_to_bytes
 
@@ -27,12 +29,11 @@ from shardtool.request.results import ExtractResult
 from shardtool.request.settings import Notes, Observer, by_names
 from shardtool.storage.staging import Folder, IfThere, Tree, are_plain, named_folder, path_problem
 from shardtool.values import Given, is_utf8, source_text, to_text
-from shardtool.wording import flag, option
+from shardtool.wording import either, flag, option
 from shardtool.write.packer import ShardTask
 from shardtool.write.unpack import UnpackTask, unpack_samples
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Iterator, Sequence
 
     import pyarrow as pa
@@ -83,6 +84,7 @@ def extract(
         notes.add(*listed.notes)
         entries, names = listed.entries, _names(listed.entries, by_key=options.by_key)
         check_names(names)
+        _check_no_key(os.fspath(folder), entries)
         kept = 0
         if not options.dry_run:
             place.ready()
@@ -131,6 +133,24 @@ def _listed(datasets: Sequence[StoredDataset], options: ExtractOptions, pool: Po
     if made and metadata is not None and _LABEL in metadata.column_names:
         listed = replace(listed, entries=replace(listed.entries, metadata=metadata.drop_columns([_LABEL])))
     return listed
+
+
+def _check_no_key(path: str, entries: Entries) -> None:
+    """Refuse a folder that does not exist and is called as a sample.
+
+    Raises:
+        InvalidRequest: It is.
+    """
+    if os.path.lexists(path):
+        return
+    from shardtool.entries.entries import Names
+    from shardtool.table.columns import among, hashes
+
+    if among(hashes(entries.keys), hashes(Names.of([os.fsencode(path)]))).any():
+        query = f"key == {path!r}"
+        only = option("where", either(query, quote(query)))
+        remedy = f"To extract only this sample, give a folder and {only}."
+        raise InvalidRequest(path, "the key of a sample", expected="the folder to write to", remedy=remedy)
 
 
 def _labels_folders(dataset: StoredDataset) -> bool:

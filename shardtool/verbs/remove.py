@@ -22,6 +22,7 @@ from collections import Counter
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from importlib import import_module
+from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from shardtool.dataset.dataset_file import DatasetFile, ShardEntry, features_of, read_dataset
@@ -48,7 +49,7 @@ from shardtool.skipped import Skipped, key_mark, without_keys
 from shardtool.storage.places import base_name, folder_of, is_folder, is_url
 from shardtool.storage.staging import Folder, local_folder
 from shardtool.values import SPAN, Given, counted, given_names, local_name
-from shardtool.wording import call, option
+from shardtool.wording import call, either, option
 from shardtool.write.packer import ShardTask, digest
 
 if TYPE_CHECKING:
@@ -85,7 +86,8 @@ def remove(dataset: Given | Sequence[Given], options: RemoveOptions, observer: O
     notes, begun = Notes(observer), time.monotonic()
     if options.where is None and options.keys_from is None:
         found = f"neither {option('where')} nor {option('keys_from')}"
-        raise InvalidRequest("the samples", found, expected="one of them: which samples are to go")
+        expected = "one of them: which samples are to go"
+        raise InvalidRequest("the samples", found, expected=expected, remedy=_of_keys(dataset))
     import_module("shardtool.write.pack_shard")
     with start_pool(options, "Run the same command again.") as pool, ExitStack() as stack:
         from shardtool.dataset.find import find_dataset, given_datasets
@@ -99,6 +101,17 @@ def remove(dataset: Given | Sequence[Given], options: RemoveOptions, observer: O
             notes.add("nothing to remove: these samples were removed before")
         done = [one.carry_out(pool, notes, dry=options.dry_run) for one in removals]
     return RemoveResult(tuple(done), tuple(notes.said), time.monotonic() - begun, options.dry_run)
+
+
+def _of_keys(dataset: Any) -> str:
+    """Return what to write if the last of several names is rather the key of a sample than a dataset."""
+    if not isinstance(dataset, list | tuple) or len(dataset) < 2:  # noqa: PLR2004 - a dataset, and a key
+        return ""
+    key = f"{dataset[-1]}"
+    if is_url(key) or os.path.lexists(key) or any(mark in key for mark in "{<%*?["):
+        return ""
+    query = f"key == {key!r}"
+    return f"{key} is no file: if it is the key of a sample, write {option('where', either(query, quote(query)))}."
 
 
 def _end_begun(given: Any, notes: Notes) -> bool:

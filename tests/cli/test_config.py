@@ -299,7 +299,7 @@ def test_nothing_to_take_back(words: str, source: Path, tmp_path: Path) -> None:
     """Where no file says it, there is nothing to take back."""
     run = typed("create", source, f"{tmp_path}/o/x-{{0..}}.tar", words)
     assert run.code == 2
-    assert f"Error: {'No such option ' * (words != '--no-shuffle')}{words.partition('=')[0]}" in run.err
+    assert run.err.startswith(f"shardtool: {words.partition('=')[0]}: no")
 
 
 def test_links_lead_where_they_did(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -109,7 +110,7 @@ def test_an_option_leads_to_its_topic() -> None:
         assert f"Did you mean `shardtool help create {word}`?" in typed("help", word).err
     found = "`shardtool help create fields` or `shardtool help reshard fields` or `shardtool help extract fields`?"
     assert (found in typed("help", "fields").err, typed("help", "fields").code) == (True, 2)
-    assert "No such verb 'nothing'." in typed("help", "nothing").err
+    assert "nothing: no such verb." in typed("help", "nothing").err
 
 
 def test_every_topic_belongs_to_a_verb() -> None:
@@ -172,7 +173,10 @@ def test_what_may_be_meant(words: str, said: str) -> None:
     """An option that a verb does not have is refused with one that is meant, what to do, or which verb has it."""
     ran = typed(*words.split())
     assert (ran.code, ran.out) == (2, "")
-    assert f"No such option {next(word for word in words.split() if word[:2] == '--')}. {said}" in ran.err
+    verb, *rest = words.split()
+    option = next(word for word in rest if word[:2] == "--")
+    assert ran.err.startswith(f"shardtool: {option}: no such option of `shardtool {verb}`. {said}")
+    assert len(ran.err.splitlines()) == 1
 
 
 def test_old_spellings_of_what_is_looked_at(tmp_path: Path) -> None:
@@ -183,13 +187,14 @@ def test_old_spellings_of_what_is_looked_at(tmp_path: Path) -> None:
         one, other = (typed("inspect", tmp_path / "x.json", *words.split()) for words in (old, new))
         assert (one.code, one.out) == (other.code, other.out) == (0, one.out)
         assert "text" in one.out
+    assert typed("inspect", tmp_path / "x.json", "--sample", "b").err.startswith("shardtool: --sample b: no such")
     assert typed("verify", tmp_path / "x.json", "--format", "junit").out.startswith("<?xml")
 
 
 def test_options_stand_behind_the_verb() -> None:
     """An option before the verb is refused with where it stands."""
     ran = typed("--json", "create", "a", "b")
-    assert "No such option --json before the verb. Options of a verb stand behind it." in ran.out + ran.err
+    assert "no such option before the verb" in ran.out + ran.err
     assert ran.code == 2
     assert "one VERB, and one TOPIC of it" in typed("help", "create", "urls", "more").err
 
@@ -198,7 +203,7 @@ def test_options_stand_behind_the_verb() -> None:
 def test_nothing_far_off_is_suggested(word: str) -> None:
     """Where nothing is near, nothing is suggested."""
     err = typed("create", "a", "b", word).err
-    assert err.rstrip().endswith(f"Error: No such option {word}.")
+    assert err == f"shardtool: {word}: no such option of `shardtool create`. See `shardtool create --help`.\n"
 
 
 @pytest.mark.parametrize(
@@ -215,7 +220,7 @@ def test_verbs_that_people_guess(word: str, said: str) -> None:
     """A verb that there is not is refused with the one that does it."""
     ran = typed(word, "x")
     assert (ran.code, ran.out) == (2, "")
-    assert f"No such verb {word!r}. Did you mean {said}?" in ran.err
+    assert ran.err == f"shardtool: {word}: no such verb. Did you mean {said}?\n"
     assert "Did you mean" not in typed("qqqq").err
 
 
@@ -248,3 +253,30 @@ def test_one_word_has_one_meaning() -> None:
             for word in _words([one]):
                 kinds.setdefault(word, set()).add("flag" if one.is_flag else one.metavar or "CHOICE")
     assert {word: found for word, found in kinds.items() if len(found) > 1} == {}
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("create --shuffle", "create: no SOURCE... OUTPUT. See `shardtool create --help`."),
+        (
+            "create a",
+            "OUTPUT: not given; expected a shard pattern as the last argument, quoted, such as 'out-{000000..}.tar'",
+        ),
+        ("create a b --max-size", "--max-size: requires an argument. See `shardtool create --help`."),
+        ("create a b --shuffle=1", "--shuffle: does not take a value. See `shardtool create --help`."),
+        ("reshard a b --method x", "--method: 'x'; expected one of 'auto', 'gather', 'scatter'"),
+        ("verify a --report x", "--report: 'x'; expected one of 'text', 'json', 'junit', 'github'"),
+        ("verify a --format=x", "--format: 'x'; expected one of 'text', 'json', 'junit', 'github'"),
+        ("create a b --retry-for x", "--retry-for: 'x'; expected seconds, such as 300"),
+        ("diff a", "diff: 1 argument; expected two: A and B. Quote patterns, such as 'out-{000000..}.tar'."),
+    ],
+)
+def test_usage_errors_have_the_form_of_all_errors(words: str, said: str) -> None:
+    """An error of the command line is one line, and with `--json` the same parts as data; the exit code is 2."""
+    ran, as_json = typed(*words.split()), typed(*words.split(), "--json")
+    assert (ran.code, ran.out, ran.err) == (2, "", f"shardtool: {said}\n")
+    if not words.endswith("--max-size"):
+        error = json.loads(as_json.out)["error"]
+        assert (as_json.code, as_json.err, error["code"]) == (2, "", "invalid-request")
+        assert said.startswith(f"{error['where']}: {error['found']}")

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-import click
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shardtool import InvalidRequest
 from shardtool.cli.commands import divide_datasets
 from tests.helpers import identity, read_tree, shards, shell, typed, write_tree
 
@@ -37,8 +37,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 # What is asked, and what the message must say: for text, and for JSON.
 USAGE: dict[str, tuple[list[str], list[str]]] = {
-    "no output": (["in"], ["no OUTPUT", "quote the shard pattern", "'out-{000000..}.tar'"]),
-    "shards alone": (["in/out-000.tar", "in/out-001.tar"], ["cannot be told apart", "quote"]),
+    "no output": (["in"], ["not given", "a shard pattern", "'out-{000000..}.tar'"]),
+    "shards alone": (["in/out-000.tar", "in/out-001.tar"], ["cannot be told apart", "quoted"]),
     "unknown option": (["in", OUTPUT, "--shufle"], ["--shufle", "--shuffle"]),
     "an option of create": (["in", OUTPUT, "--label-from-folder"], ["--label-from-folder"]),
     "bad method": (["in", OUTPUT, "--method", "magic"], ["--method", "'scatter'"]),
@@ -54,7 +54,7 @@ def test_usage_errors(name: str, made: Path) -> None:
     ran = typed("reshard", *words, cwd=made)
     assert (ran.code, ran.out) == (2, "")
     assert all(part in ran.err for part in said), ran.err
-    assert "--help" in ran.err
+    assert len(ran.err.splitlines()) == 1
     assert identity(made) == before
 
 
@@ -65,7 +65,7 @@ def test_usage_errors_as_json(made: Path) -> None:
     assert (ran.code, ran.err) == (2, "")
     error = _document(ran.out)["error"]
     assert (error["code"], error["exit_code"]) == ("invalid-request", 2)
-    assert all(part in error["found"] for part in said)
+    assert all(part in f"{error['found']} {error['expected']}" for part in said)
 
 
 # What is asked, exit code, error code, and what the message must say.
@@ -179,5 +179,5 @@ def test_shards_of_a_folder_are_a_dataset() -> None:
 @pytest.mark.parametrize("words", [("in",), ("o-{0..}.tar",), ("o-000.tar", "o-001.tar"), ("a/o-9.tar",)])
 def test_what_cannot_be_told_apart(words: tuple[str, ...]) -> None:
     """One argument, or nothing but names that count up, is refused with what to write."""
-    with pytest.raises(click.UsageError, match="quote the shard pattern"):
+    with pytest.raises(InvalidRequest, match="a shard pattern as the last argument, quoted"):
         divide_datasets(words)

@@ -76,7 +76,7 @@ def test_same_bytes(store: Server, tmp_path: Path, ending: str) -> None:
     writer = write(f"{prefix}/{_PATTERN}.{ending}")
     assert _files(prefix) == {one.name: one.read_bytes() for one in tmp_path.iterdir()}
     assert verify(writer.dataset_file).samples == _SAMPLES
-    with pytest.raises(OutputExists, match="there already"):
+    with pytest.raises(OutputExists, match="already exist"):
         write(f"{prefix}/{_PATTERN}.{ending}")
     assert write(f"{prefix}/{_PATTERN}.{ending}", resume=True).samples == _SAMPLES
     with ShardWriter(f"{prefix}/{_PATTERN}.{ending}", overwrite=True) as again:

@@ -372,7 +372,7 @@ def test_reports(store: Server, source: Path, tmp_path: Path) -> None:
         assert _said(store, *words, f"{prefix}/{name}")[0] == 0
         assert _at(store, prefix)[name] == (tmp_path / name).read_bytes()
         code, said = _said(store, *words, f"{prefix}/{name}")
-        assert (code, "there already" in said) == (_EXISTS, True), said
+        assert (code, "already exist" in said) == (_EXISTS, True), said
         assert _said(store, *words, f"{prefix}/{name}", "--overwrite")[0] == 0
         stores.put(f"{prefix}/{name}", b"of another kind")
         code, said = _said(store, *words, f"{prefix}/{name}", "--overwrite")
@@ -393,7 +393,7 @@ def test_plan_files(store: Server, source: Path, tmp_path: Path) -> None:
     whole = _files(f"{prefix}-plans")["p é#.parquet"]
     assert whole == (tmp_path / "plan.parquet").read_bytes()
     code, said = _said(store, *words, output, "--plan-only", plan)
-    assert (code, "there already" in said) == (_EXISTS, True), said
+    assert (code, "already exist" in said) == (_EXISTS, True), said
     assert _said(store, *words, output, "--plan-only", plan, "--overwrite")[0] == 0
     for part in ("1/2", "2/2"):
         code, said = _said(store, *words, output, "--plan", plan, "--part", part)

@@ -264,9 +264,9 @@ def test_a_range_with_more_names_than_samples(samples: Sizes, more: int) -> None
     count = len(samples) + more
     plan = make_plan(made_entries(samples), parse_pattern(f"out-{{1..{count}}}.tar"), Bounds())
     assert plan.ends.tolist() == make_plan(made_entries(samples), OPEN, Bounds()).ends.tolist()
-    assert [f"exactly {count} take at least {count} samples, here {len(samples)}" in note for note in plan.notes] == [
-        True
-    ]
+    assert [
+        f"{count} shards need at least {count} samples; there are {len(samples)}" in note for note in plan.notes
+    ] == [True]
 
 
 @pytest.mark.parametrize("bounds", [Bounds(max_count=1), Bounds(max_size=2048), Bounds()])

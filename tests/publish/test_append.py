@@ -329,7 +329,7 @@ def test_resumed_once_it_was_done_with_gaps(gaps: Path, holed: Path, tmp_path: P
     append(gaps, output, resume=True, **asked)
     assert identity(holed.parent) == before
     (gaps / "gaps" / "small.txt").write_bytes(b"small")
-    with pytest.raises(InvalidRequest, match="5 keys there already"):
+    with pytest.raises(InvalidRequest, match="5 keys already exist"):
         append(gaps, output, resume=True, **asked)
     assert identity(holed.parent) == before
 
@@ -362,10 +362,10 @@ def test_keys_are_new(old: Path, tars: Path, tar_pattern: str, tmp_path: Path, *
     """A key that the dataset has already is refused by name, with the option that leaves it out; nothing is touched."""
     before, first = identity(tars.parent), "on_duplicate='first' appends only those whose keys are new"
     asked = "Was this source appended before"
-    with pytest.raises(InvalidRequest, match=rf"all 7 keys there already: old/000, .* {asked}\? {first}"):
+    with pytest.raises(InvalidRequest, match=rf"all 7 keys already exist: old/000, .* {asked}\? {first}"):
         append(old, tar_pattern, resume=resume)
     some = write_tree(tmp_path / "some", {"new/1.txt": b"1", "old/004.txt": b"2", "old/9.txt": b"3"})
-    with pytest.raises(InvalidRequest, match=rf"1 key there already: old/004;.* {first}"):
+    with pytest.raises(InvalidRequest, match=rf"1 key already exists: old/004;.* {first}"):
         append(some, tar_pattern, resume=resume)
     assert identity(tars.parent) == before
 
@@ -753,7 +753,7 @@ def test_foreign_keys(tmp_path: Path) -> None:
         write_tree(tmp_path / "out", {f"out-{number:03}.tfrecord": data})
     index(tmp_path / "out")
     pattern = f"{tmp_path}/out/{STEM}.tfrecord"
-    with pytest.raises(InvalidRequest, match="1 key there already: c;"):
+    with pytest.raises(InvalidRequest, match="1 key already exists: c;"):
         append(write_tree(tmp_path / "0", {"c.txt": b"1", "d.txt": b"2"}), pattern)
     append(write_tree(tmp_path / "1", {"a.txt": b"1", "b.txt": b"2"}), pattern)
     assert _read(tmp_path / "out" / "out.json").fields == {"txt": 4}
@@ -839,7 +839,7 @@ def test_killed_between_two_splits(new: Path, tmp_path: Path) -> None:
     done = [*dict.fromkeys(name.partition(".")[0].encode() for name, _ in added)]
     begun = [one.append for one in _begun(patterns, [*done, b"other"], told)]
     assert [(type(one), one and one.first) for one in begun] == [(EndedAppend, 1), (Append, 1)]
-    with pytest.raises(InvalidRequest, match=r"train/out\.json: all 1 key there already: new/000"):
+    with pytest.raises(InvalidRequest, match=r"train/out\.json: all 1 key already exists: new/000"):
         _begun(patterns, [*done, done[0]], told)
 
 

@@ -229,7 +229,7 @@ def test_another_request_is_refused(tmp_path: Path) -> None:
     _night(source, pattern)
     before = identity(tmp_path / "out")
     for asked in ({"include": ("cat/*",)}, {"label_from_folder": True}):
-        with pytest.raises(OutputExists, match=r"made with other options: .*given"):
+        with pytest.raises(OutputExists, match=r"differs: .*given"):
             _night(source, pattern, **asked)
     assert identity(tmp_path / "out") == before
     _tree(source, "cat/c", "cat/d")

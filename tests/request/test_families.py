@@ -160,9 +160,9 @@ def test_how_two_runs_differ() -> None:
     then, now = CreateOptions(fields="jpg").recorded(), CreateOptions(fields="-json,JPEG=jpg").recorded()
     with command_line_words():
         said = differing_options(then, now)
-    assert "--fields not given then, -json now" in said
-    assert "--fields not given then, JPEG=jpg now" in said
-    assert "drop_fields not given then, json now" in differing_options(then, now)
+    assert "--fields differs: not given before, now '-json'" in said
+    assert "--fields differs: not given before, now 'JPEG=jpg'" in said
+    assert "drop_fields differs: not given before, now 'json'" in differing_options(then, now)
 
 
 def test_a_member_is_hidden_and_its_family_is_not() -> None:

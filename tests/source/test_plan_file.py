@@ -239,15 +239,15 @@ def test_other_options_are_refused(place: Path) -> None:
     """A plan is used with the options that it was made with; those that say how to go about it are free."""
     plan = _planned(place / "in", place, seed=3, shuffle=True)
     cases: list[tuple[dict[str, Any], str]] = [
-        ({"shuffle": False}, "--shuffle given then, not given now"),
-        ({"shuffle": True, "seed": 4}, "--seed 3 then, 4 now"),
-        ({"shuffle": True, "seed": 3, "include": ("*.txt",)}, "--include not given then, *.txt now"),
-        ({"shuffle": True, "seed": 3, "on_error": "stop"}, "--on-error skip then, not given now"),
+        ({"shuffle": False}, "--shuffle differs: given before, now not given"),
+        ({"shuffle": True, "seed": 4}, "--seed differs: 3 before, now 4"),
+        ({"shuffle": True, "seed": 3, "include": ("*.txt",)}, "--include differs: not given before, now '*.txt'"),
+        ({"shuffle": True, "seed": 3, "on_error": "stop"}, "--on-error differs: 'skip' before, now not given"),
     ]
     for more, said in cases:
         with command_line_words(), pytest.raises(InvalidRequest, match=re.escape(said)):
             _use(place, plan, **more)
-    with pytest.raises(InvalidRequest, match="format tar then, tfrecord now"):
+    with pytest.raises(InvalidRequest, match="format differs: 'tar' before, now 'tfrecord'"):
         create(place / "in", f"{place}/out/x-{{000..}}.tfrecord", _options(plan=plan, shuffle=True, seed=3))
     assert not (place / "out").exists()
     _use(place, plan, seed=3, shuffle=True, workers=2, target=("dali",), if_exists="overwrite")

@@ -142,7 +142,7 @@ def test_a_second_run_adds_nothing(images: Path, tmp_path: Path) -> None:
     assert (again.appended and again.appended.samples, again.notes) == (0, ())
     assert read_tree(tmp_path) == before
     assert verify(tmp_path / "out.json", source=images).sound
-    with pytest.raises(OutputExists, match="made with other options"):
+    with pytest.raises(OutputExists, match="differs: "):
         _pack(images, tmp_path, if_exists="resume", **{**asked, "where": "width > 5"})
 
 

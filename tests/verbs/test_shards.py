@@ -50,7 +50,9 @@ def test_more_names_than_samples(source: Path, tmp_path: Path, ending: str) -> N
     output = tmp_path / "o" / f"out-<000..999>.{ending}"
     ran = typed("create", source, output, "--workers", "1")
     assert ran.code == 0
-    said = "1 shard of at most 1 GB; exactly 1,000 take at least 1,000 samples, here 60 (--shards 60 makes the most)"
+    said = (
+        "1 shard of at most 1 GB; 1,000 shards need at least 1,000 samples; there are 60 (--shards 60 makes the most)"
+    )
     assert said in ran.err
     assert [path.name for path in shards(tmp_path / "o")] == [f"out-000.{ending}"]
     assert verify(tmp_path / "o" / "out.json").sound
@@ -69,7 +71,7 @@ def test_exactly_so_many(names: str, source: Path, tmp_path: Path, ending: str) 
     ran = typed("create", source, output, "--shards", "7", "--workers", "1")
     assert (ran.code, len(sound(dataset))) == (0, 7)
     assert _again(source, output, CreateOptions(workers=1, shards=7)) == 7
-    with pytest.raises(OutputExists, match="shards 7 then, not given now"):
+    with pytest.raises(OutputExists, match="shards differs: 7 before, now not given"):
         _again(source, output, CreateOptions(workers=1))
     before = read_tree(tmp_path / "o")
     flip(shards(tmp_path / "o")[3], 600)

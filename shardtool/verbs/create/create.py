@@ -6,6 +6,7 @@ import os
 import time
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from shardtool.execute.pool import Pool
     from shardtool.request.results import CreateResult, DryRun
     from shardtool.request.texts import SplitOptions
-    from shardtool.source.base import Source
+    from shardtool.source.base import Listing, Source
     from shardtool.transform import Condition, Transform
 
 
@@ -125,12 +126,7 @@ def start_workers(options: OutputOptions, observer: Observer) -> Pool:
 
 def _open_and_list(run: runs.Run, source: object) -> Source:
     """Open the outputs and the source, list the samples that were asked for, and return the source."""
-    try:
-        runs.open_outputs(run)
-    except OutputExists:
-        if run.verb == "reshard" and not run.appends:
-            _check_other_place(run, source)
-        raise
+    runs.open_outputs(run)
     # Without outputs, a column will name splits.
     patterns = [output.pattern for output in run.outputs] or [runs.output_pattern(run.names)]
     options = runs.keep_classes(run)
@@ -138,10 +134,17 @@ def _open_and_list(run: runs.Run, source: object) -> Source:
         from shardtool.source.plan_file import asked_of, check_plan_target
 
         run.plan_only, run.asked = os.fspath(options.plan_only), asked_of(source, options, run.format)
-        check_plan_target(run.plan_only, overwrite="overwrite" in options.if_exists)  # before a long listing
+        try:
+            check_plan_target(run.plan_only, overwrite="overwrite" in options.if_exists)
+        except OutputExists as error:
+            run.refusal = error
     opened = open_source(source, options, patterns)
     run.pool.check(function=run.transform.function if run.transform else "")
     _list_samples(run, opened)
+    if run.refusal is not None:
+        if run.verb == "reshard":
+            _check_other_place(run, source)
+        raise run.refusal
     run.pool.check(run.entries.files())
     spans, compressed = run.entries.spans, run.listed.compressed
     if run.part is not None and spans is not None and (compressed or not spans.files):
@@ -180,11 +183,7 @@ def _list_samples(run: runs.Run, source: Source) -> None:
     """
     run.listed = source.list_samples(run.pool, run.notes.observer)
     run.listed = source.choose(run.listed, lambda: None if run.updates else _taken_keys(run))
-    from shardtool.source.selecting import each_once
-
-    run.listed = each_once(
-        run.listed, source, run.options, run.pool, run.notes.observer, lambda: _taken_keys(run) if run.updates else None
-    )
+    run.listed = _each_once(run, source)
     if run.asked is not None:
         run.chosen = run.listed
     run.notes.add(*run.listed.notes)
@@ -211,6 +210,16 @@ def _list_samples(run: runs.Run, source: Source) -> None:
     if run.listed.later is not None and run.transform is not None:
         run.transform = run.transform._replace(where=_condition(run, run.listed.later, run.transform))
         run.identity = run.transform.identity()
+
+
+def _each_once(run: runs.Run, source: Source) -> Listing:
+    """Return the samples without duplicates, if that was asked for; a run that will be refused reads no payloads."""
+    if run.refusal is not None:
+        return run.listed
+    from shardtool.source.selecting import each_once
+
+    taken = partial(_taken_keys, run) if run.updates else lambda: None
+    return each_once(run.listed, source, run.options, run.pool, run.notes.observer, taken)
 
 
 def _condition(run: runs.Run, later: Condition, transform: Transform) -> Condition:

@@ -36,7 +36,17 @@ from shardtool.request.run_record import RunRecord, differing_options
 from shardtool.skipped import failures
 from shardtool.storage.places import identity
 from shardtool.table.columns import among, hashes, places_among
-from shardtool.values import SPAN, Kind, ShardSamples, counted, local_name, output_text, to_bytes, to_text
+from shardtool.values import (
+    SPAN,
+    Kind,
+    ShardSamples,
+    already_exist,
+    counted,
+    local_name,
+    output_text,
+    to_bytes,
+    to_text,
+)
 from shardtool.wording import either, option
 from shardtool.write.packer import Keep, Todo
 
@@ -295,7 +305,7 @@ def refusal(run: Run, changes: Changes, most: Fraction) -> OutputExists | None:
     for output in run.outputs:
         file = _dataset_file(output.destination)
         if file is not None and (differing := _differing(file.made, run.record(output))):
-            return refused(output, f"made with other options: {differing}", "the options of the first run")
+            return refused(output, differing, "the options of the first run")
         if file is not None and (renumbered := _renumbered(file.classes, run.entries.values.classes)):
             numbers = option("classes_from", output.destination.dataset_file)
             return refused(output, renumbered, f"the numbers of the first run: {numbers}")
@@ -320,10 +330,10 @@ def check_same_request(run: Run) -> None:
     for output in run.outputs:
         old, now = output.destination.old, run.record(output)
         if old is not None and (differing := _differing(old.made, now, of_shards=False)):
-            found, expected = f"made with other options: {differing}", "the options of the first run"
+            expected = "the options of the first run"
             append = f"{option('if_exists', 'append')} {option('on_duplicate', 'first')}"
             remedy = f"Nothing was touched. {append} adds samples that were chosen or made in another way."
-            raise OutputExists(output.destination.dataset_file, found, expected=expected, remedy=remedy)
+            raise OutputExists(output.destination.dataset_file, differing, expected=expected, remedy=remedy)
 
 
 def splits_gone(run: Run) -> list[str]:
@@ -405,7 +415,7 @@ def _differing(before: RunRecord, now: RunRecord, *, of_shards: bool = True) -> 
     if before.verb != now.verb:
         return f"`{before.verb}` then, `{now.verb}` now"
     then, asked = (one.options if of_shards else one.choosing for one in (before, now))
-    return ", ".join(differing_options(then, asked))
+    return "; ".join(differing_options(then, asked))
 
 
 # What `--append` asks of new samples: keys of their own, and fields, columns and classes that go with the old ones.
@@ -634,7 +644,7 @@ def check_new_keys(keys: Names, taken: Names, where: str) -> None:
         return
     number = len(found) if len(found) < _SHOWN else len(alike)
     is_all = number == len(keys)
-    what = f"{'all ' if is_all else ''}{counted(number, 'key')} there already: {listing(found, total=number)}"
+    what = f"{'all ' if is_all else ''}{already_exist(number, 'key')}: {listing(found, total=number)}"
     remedy = "Was this source appended before?" if is_all else "Give these samples other keys."
     remedy = f"{remedy} {option('on_duplicate', 'first')} appends only those whose keys are new."
     raise InvalidRequest(where, what, expected="new keys", remedy=remedy)

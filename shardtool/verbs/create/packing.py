@@ -116,7 +116,7 @@ def plan_shards(run: Run) -> None:
         OutputExists: A run that resumes would replace what is there by something else.
     """
     options, entries = run.options, run.entries
-    check_some(run.listed)
+    check_some(run.listed, getattr(run.options, "include", ()))
     if not run.outputs:
         return
     estimate = None if run.transform is None else _estimate(run, run.transform)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from shardtool.dataset.dataset_file import DatasetFile, ShardEntry, read_dataset, shard_names
 from shardtool.dataset.find import datasets_by_split
 from shardtool.entries.classes import Classes, joined_classes
-from shardtool.errors import InvalidRequest
+from shardtool.errors import InvalidRequest, OutputExists
 from shardtool.interop.indexes import Export, wanted_exports
 from shardtool.pattern import OUTPUT_EXAMPLE, ShardPattern, check_written, parse_pattern
 from shardtool.publish.foreign_indexes import StaleIndexes
@@ -154,6 +154,7 @@ class Run:
         exports: The indexes of other tools that are written, too.
         part: The part of the shards that is written; None: all.
         outputs: The datasets that it writes; none while their names are unknown.
+        refusal: Existing output that this run may not touch: raised after the source and the query were checked.
         untouched: Those that an append has nothing new for: they stay as they are.
         listed: The samples, and what the source says of them.
         dots: The dot at which keys end in the names of a tar's members.
@@ -179,6 +180,7 @@ class Run:
     exports: Mapping[str, Export]
     part: Part | None
     outputs: list[Output] = field(default_factory=list)
+    refusal: OutputExists | None = None
     untouched: list[Output] = field(default_factory=list)
     listed: Listing = field(init=False)
     dots: Dots = "first"
@@ -352,7 +354,8 @@ def open_outputs(run: Run, splits: Sequence[str] | None = None) -> None:
 
     Raises:
         InvalidRequest: A file could be of two splits, or there is nothing to append to.
-        OutputExists: Something is there that the options do not allow to touch.
+        OutputExists: Something is there that the options do not allow to touch, and the run appends to it or
+            updates it. Otherwise `run.refusal` is this error: a mistake in the source or the query comes first.
         CorruptShard: What is appended to is damaged.
     """
     if splits is None:
@@ -366,8 +369,13 @@ def open_outputs(run: Run, splits: Sequence[str] | None = None) -> None:
     run.outputs = []
     for split, pattern in patterns.items():
         there = Destination(open_folder(pattern.folder), pattern, run.options.if_exists, part=run.part)
-        looks = not run.dry or there.appends or there.resumes
-        run.outputs.append(Output(split, look(there) if looks else there))
+        try:
+            there = look(there) if not run.dry or there.appends or there.resumes else there
+        except OutputExists as error:
+            if there.appends or run.updates:
+                raise
+            run.refusal = run.refusal or error
+        run.outputs.append(Output(split, there))
 
 
 def splits_there(run: Run) -> list[str]:

@@ -71,7 +71,7 @@ def test_a_reader_that_is_unknown(tmp_path: Path) -> None:
     """A reader that nobody knows is refused by name, on the command line and in the library."""
     source = write_tree(tmp_path / "in", {"a.jpg": b"x"})
     ran = typed("create", source, tmp_path / "o-{0..}.tar", "--for", "webdataset,tensorflow")
-    assert (ran.code, "'tensorflow' is not one of" in ran.err) == (2, True)
+    assert (ran.code, "--for: 'tensorflow'; expected one of" in ran.err) == (2, True)
     with pytest.raises(InvalidRequest, match="target: 'x'; expected one of webdataset"):
         CreateOptions(target=("x",))  # type: ignore[arg-type]
 
@@ -175,3 +175,58 @@ def test_a_share_that_hashes_missed_is_noted(form: str, tmp_path: Path) -> None:
         taken = sum(shard.samples for shard in told.shards)
         noted = [f"takes {taken} of 20 samples" in note for note in told.notes if "a hash of each key" in note]
         assert noted == [True] * (abs(taken - 20 * share) > 5 * share)
+
+
+def test_existing_output_is_checked_last(tmp_path: Path) -> None:
+    """A mistake in the source, the query or a column is reported first; existing output only where there is none."""
+    write_tree(tmp_path / "in", {"cat/1.txt": b"1", "dog/2.txt": b"2"})
+    output = f"{tmp_path}/out/x-{{000..}}.tar"
+    assert typed("create", tmp_path / "in", output, "--quiet").code == 0
+    before = read_tree(tmp_path / "out")
+    cases: list[tuple[str, list[str | Path], str]] = [
+        ("create", [tmp_path / "inn", output], "inn: no such file or folder"),
+        ("create", [tmp_path / "in", output, "--where", "nope > 1"], "nope: no such column"),
+        ("reshard", [tmp_path / "out/y.json", output], "y.json: no such file"),
+        ("reshard", [tmp_path / "out/x.json", f"{tmp_path}/out/x-{{000..}}.tfrecord", "--where", "nope > 1"], "nope: "),
+    ]
+    for verb, words, said in cases:
+        ran = typed(verb, *words)
+        assert (ran.code, said in ran.err, "--overwrite" in ran.err) == (2, True, False), ran.err
+    assert typed("create", tmp_path / "in", output).code == 5
+    assert "3 files already exist" in typed("create", tmp_path / "in", output).err
+    assert read_tree(tmp_path / "out") == before
+
+
+def test_slips_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slip is answered with what was typed and what to type instead; nothing is written."""
+    monkeypatch.chdir(tmp_path)
+    write_tree(tmp_path / "imgs", {"cat/1.jpg": b"1", "dog/2.jpg": b"2"})
+    for name in ("a.csv", "b.csv"):
+        (tmp_path / name).write_text("path\nimgs/cat/1.jpg\n")
+    output = "o/x-{00..}.tar"
+    assert typed("create", "imgs", "d/x-{00..}.tar", "--quiet").code == 0
+    for words, said in [
+        (["create", "imgs", output, "--max-size", "1", "GB"], "GB was taken for an argument; expected one word. Write"),
+        (["create", "imgs", output, "-n", "5"], "write --head 5."),
+        (["inspect", "d/x.json", "-n", "5"], "Did you mean --head?"),
+        (["create", output, "imgs"], "Swap them: imgs 'o/x-{00..}.tar'."),
+        (["create", "img", output], "Did you mean imgs?"),
+        (["create", "img/cat", output], "Did you mean imgs/cat?"),
+        (["inspect", "d/y.json"], "Did you mean d/x.json?"),
+        (["inspect", "dd/x.json"], "Did you mean d/x.json?"),
+        (["create", "a.csv", "b.csv", output], "a.csv: one of 2 sources, and a table; expected one table"),
+        (["create", "imgs", output, "--include", "jpg"], "matches no file in imgs. Did you mean --include '*.jpg'?"),
+        (["extract", "d/x.json", "cat/1"], "cat/1: the key of a sample; expected the folder to write to."),
+        (["remove", "d/x.json", "cat/1"], "if it is the key of a sample, write --where"),
+    ]:
+        ran = typed(*words)
+        assert (ran.code, said in ran.err) == (2, True), (words, ran.err)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.csv", "b.csv", "d", "imgs"]
+
+
+def test_similar_names_cannot_steer_the_terminal(tmp_path: Path) -> None:
+    """Control characters of a similar name are escaped."""
+    write_tree(tmp_path, {"images\x1b/a.jpg": b"1"})
+    ran = typed("create", tmp_path / "images", tmp_path / "o-{0..}.tar")
+    assert ran.code == 2
+    assert "images\\x1b?" in ran.err

@@ -131,7 +131,7 @@ def test_a_part_again(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A part that is there is refused, or kept with `resume`: before the dataset file is there, and after it."""
     _pack(place, "2/3")
     before = identity(place / "out")
-    with pytest.raises(OutputExists, match=r"there already: \.x\.part2of3, x-002\.index, x-002\.tar"):
+    with pytest.raises(OutputExists, match=r"already exist: \.x\.part2of3, x-002\.index, x-002\.tar"):
         _pack(place, "2/3")
     assert identity(place / "out") == before
     with _no_merge(monkeypatch):
@@ -139,7 +139,7 @@ def test_a_part_again(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert (again.kept, again.shards, again.merged) == (2, 2, False)
     _all(place, (1, 3))
     whole = read_tree(place / "out")
-    with pytest.raises(OutputExists, match="there already"):
+    with pytest.raises(OutputExists, match="already exist"):
         _pack(place, "2/3")
     again = _pack(place, "2/3", if_exists="resume")
     assert (again.kept, again.merged) == (2, True)

@@ -128,9 +128,9 @@ def test_what_is_no_share(text: str) -> None:
 def test_other_options_are_refused(place: Path) -> None:
     """Options that make other shards are refused by name, both values told; how a run goes about it may differ."""
     there = read_tree(place / "out")
-    with pytest.raises(OutputExists, match="max_count 4 then, 5 now"):
+    with pytest.raises(OutputExists, match="max_count differs: 4 before, now 5"):
         _pack(place, "resume", max_count=5)
-    with pytest.raises(OutputExists, match="shuffle not given then, given now"):
+    with pytest.raises(OutputExists, match="shuffle differs: not given before, now given"):
         _pack(place, "resume", shuffle=True)
     assert read_tree(place / "out") == there
     assert _pack(place, "resume", on_error="skip", start_method="spawn").kept == 10
