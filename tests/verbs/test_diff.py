@@ -86,7 +86,12 @@ def test_metadata_is_no_content(tmp_path: Path) -> None:
     """Differing columns are named with their counts, apart from content; `ignore_metadata` does not compare them."""
     old: list[dict[str, object]] = [{"w": at, "old": "x"} for at in range(4)]
     new: list[dict[str, object]] = [{"w": at or 9, **({} if at == 1 else {"cls": 1})} for at in range(4)]
-    sides: dict[str, tuple[str, list[dict[str, object]]]] = {"a": ("pqrs", old), "b": ("pqrs", [{"w": at} for at in range(4)]), "c": ("pqrs", new), "d": ("pqrz", new)}
+    sides: dict[str, tuple[str, list[dict[str, object]]]] = {
+        "a": ("pqrs", old),
+        "b": ("pqrs", [{"w": at} for at in range(4)]),
+        "c": ("pqrs", new),
+        "d": ("pqrz", new),
+    }
     for name, (texts, columns) in sides.items():
         with ShardWriter(tmp_path / f"{name}-{{0..}}.tar") as writer:
             for key, text, metadata in zip("abcd", texts, columns, strict=True):
