@@ -298,7 +298,7 @@ class SelectingOptions(OutputOptions):
     )  # fmt: skip
     on: str | None = setting(
         None, "Column of `join` that holds keys, or paths of files.", metavar="COLUMN", such_as="key",
-        shown="of COCO's JSON file_name", of="folder", needs={"join": "no table"},
+        shown="key, of COCO's JSON file_name", of="folder", needs={"join": "no table"},
     )  # fmt: skip
     delimiter: str | None = setting(
         None, "Character between the values of a table that is text, of `join` or a manifest: ';', '|' or tab. With "
@@ -416,11 +416,6 @@ class SelectingOptions(OutputOptions):
     def of_fetch(self) -> FetchOptions | None:
         """Return how the files of URLs are fetched; None: there are none."""
         return None
-
-
-def no_column() -> InvalidRequest:
-    """Return the error for a table to be joined that nothing says how."""
-    return InvalidRequest(option("join"), "no column of keys", expected=f"{option('on', 'key')}, too")
 
 
 def _fetching(default: Default, text: str, **facts: Any) -> Default:

@@ -20,7 +20,6 @@ from shardtool.entries import arrow
 from shardtool.entries.classes import Classes
 from shardtool.entries.entries import Names
 from shardtool.errors import InvalidRequest, listing, printable
-from shardtool.request.options import no_column
 from shardtool.request.texts import BY_NAME, TextForm
 from shardtool.select.fields import Field, paths_of, with_fields
 from shardtool.table.columns import (
@@ -61,6 +60,7 @@ if TYPE_CHECKING:
 
     from shardtool.entries.entries import Entries
 
+_KEY = "key"  # the column that joins a table if `on` names none
 _LETTERS = 120  # of a key in a message
 _SHOWN = 3  # keys in a message
 _EMPTY, _END = arrow.text(""), arrow.text("\0")
@@ -98,15 +98,16 @@ def join(entries: Entries, table: object, on: str, form: TextForm = BY_NAME) -> 
     Args:
         entries: The samples.
         table: See `open_table`.
-        on: The table's column of keys; empty: the one that its format says.
+        on: The table's column of keys; empty: the column that its format defines, or `key`.
         form: How the table is written, where its name does not say it.
 
     Raises:
         InvalidRequest: The table cannot be read, its keys are no keys, no row matches, or a column cannot be joined.
     """
-    source = open_table(table, {on}, form)
+    source, default_key = open_table(table, {on or _KEY}, form), list[str]()
     if not (on := on or source.on):
-        raise no_column()
+        on = _key_column(source)
+        default_key = [f"joined by the column {on!r}: use {option('on', 'COLUMN')} for another column"]
     names = _check_columns(source, on)
     had = {} if entries.metadata is None else {one.name: one.type for one in entries.metadata.schema}
     texts = {name for name in names if name in had and is_text(had[name])}
@@ -118,7 +119,7 @@ def join(entries: Entries, table: object, on: str, form: TextForm = BY_NAME) -> 
             raise InvalidRequest(source.where, problem, expected=expected, remedy=remedy)
     rows, keys = _row_keys(Rows(source.where, columns, None), on), _sample_keys(entries, on)
     del columns[on]
-    found, told = places_among(keys, rows), [*source.notes]
+    found, told = places_among(keys, rows), [*source.notes, *default_key]
     if on not in had and not np.any(found >= 0):
         whose = "file's path"
         if _has_paths(entries):
@@ -211,6 +212,20 @@ def _stems(names: Names) -> Names:
     """Return names of files without their endings, the keys that samples of such files have."""
     folders = (name.rpartition(b"/") for _, some in names.chunks() for name in some)
     return Names.of(above + slash + name.partition(b".")[0] for above, slash, name in folders)
+
+
+def _key_column(source: Table) -> str:
+    """Return the column of keys of a table if `on` names none."""
+    columns = source.schema.names
+    if _KEY not in columns:
+        remedy = f"Name the column of keys with {option('on', 'COLUMN')}."
+        raise InvalidRequest(
+            source.where,
+            f"no column {_KEY!r} among {listing(columns, 100)}",
+            expected="a column of keys",
+            remedy=remedy,
+        )
+    return _KEY
 
 
 def _check_columns(source: Table, on: str) -> list[str]:

@@ -389,6 +389,16 @@ def test_tables_that_cannot_be_joined(table: dict[str, Any], said: tuple[str, ..
     assert all(one in found for one in said), found
 
 
+def test_the_column_key_joins_by_default() -> None:
+    """Without `on`, the column `key` joins the table, and a note names it; without that column, all are listed."""
+    entries = _entries({"a": {"jpg": None}, "7": {"jpg": None}})
+    joined = join.join(entries, {"key": ["a", "7"], "n": [1, 2]}, "")
+    assert metadata_of(joined.entries).to_pydict() == {"n": [1, 2]}
+    assert joined.notes == ("joined by the column 'key': use on='COLUMN' for another column",)
+    said = _error(join.join, entries, {"name": ["a"], "n": [1]}, "")
+    assert "no column 'key' among name, n; expected a column of keys. Name the column of keys with on='COLUMN'." in said
+
+
 def test_names_of_files_find_keys() -> None:
     """Where no key matches, a row's is what its file's name says up to the first dot; not where two say the same."""
     entries = _entries({key: {"jpg": None} for key in ("a", "d/b", "c")}, None)

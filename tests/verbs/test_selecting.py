@@ -268,7 +268,7 @@ def test_values_of_several_kinds_are_text(tmp_path: Path) -> None:
         ({"rename_fields": {"json": "jpg"}}, "would all be called 'jpg'"),
         ({"values": {"cls": "kind"}}, "values: no column 'kind'.*join adds a table's, columns_from"),
         ({"on": "key"}, "on: no table; expected join, too"),
-        ({"join": TABLE}, "join: no column of keys; expected on=.key., too"),
+        ({"join": TABLE}, "no column 'key' among id, label, width; .* on='COLUMN'"),
         ({"classes": ("cls",)}, "classes: no field 'cls'"),
     ],
 )
