@@ -177,6 +177,14 @@ def is_file(path: str) -> bool:
     return plain_size(path) is not None
 
 
+def is_regular(path: str) -> bool:
+    """Return whether a local path is a regular file, and no link to one."""
+    try:
+        return stat.S_ISREG(os.lstat(path).st_mode)
+    except (OSError, ValueError):
+        return False
+
+
 def plain_size(path: str) -> int | None:
     """Return the bytes of the plain file that a path or an address leads to; None where it leads to none.
 

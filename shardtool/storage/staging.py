@@ -537,7 +537,7 @@ def check_target(path: str, *, overwrite: bool, begins: bytes, holds: bytes, cur
         if not os.path.lexists(path):
             return
     if not overwrite:
-        raise OutputExists(path, "there already", remedy=f"Choose another name, or {cure}.")
+        raise OutputExists(path, "already exists", remedy=f"Choose another name, or {cure}.")
     if os.path.islink(path):
         raise OutputExists(path, "a symbolic link, and no run writes through one", remedy=_MOVE)
     try:
@@ -787,7 +787,7 @@ class Tree:
 def _tree_failed(path: str, error: OSError) -> OutputExists | OutputFailed:
     if error.errno not in _IN_THE_WAY:
         return OutputFailed(path, reason(error), remedy=_REMEDIES.get(error.errno or 0, ""))
-    found = "there already" if error.errno == errno.EEXIST else f"in the way: {reason(error)}"
+    found = "already exists" if error.errno == errno.EEXIST else f"in the way: {reason(error)}"
     remedy = f"Choose another folder, or {either('overwrite=True', '--overwrite files')}."
     return OutputExists(path, found, remedy=remedy)
 

@@ -27,6 +27,7 @@ from shardtool.execute import start_pool
 from shardtool.request.options import ExtractOptions, ReshardOptions
 from shardtool.request.results import ExtractResult
 from shardtool.request.settings import Notes, Observer, by_names
+from shardtool.storage.places import file_fact
 from shardtool.storage.staging import Folder, IfThere, Tree, are_plain, named_folder, path_problem
 from shardtool.values import Given, is_utf8, source_text, to_text
 from shardtool.wording import either, flag, option
@@ -366,7 +367,7 @@ def _check_space(place: Folder, entries: Entries, names: Names) -> None:
         for first, some in names.chunks():
             for at, name in enumerate(some, first):
                 with suppress(OSError):
-                    size -= min(os.stat(os.path.join(top, name)).st_size, sizes[at])
+                    size -= min(file_fact(os.path.join(top, name)).st_size, sizes[at])
         check_space(place, size, "extracted")
 
 

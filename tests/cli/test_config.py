@@ -200,7 +200,7 @@ def test_what_is_not_saved(source: Path, tmp_path: Path) -> None:
     before = path.read_text()
     run = typed("create", source, output, "--seed", "3", "--overwrite", "--save-config", path)
     assert (run.code, path.read_text()) == (5, before)
-    assert run.err.startswith(f"shardtool: {path}: there already. Choose another name, or remove it.")
+    assert run.err.startswith(f"shardtool: {path}: already exists. Choose another name, or remove it.")
     other = ("--save-config", tmp_path / "other.toml")
     assert typed("create", source, output, "--quality", "3", *other).code == 2
     assert typed("verify", "pipe:echo", *other).code == 2

@@ -130,7 +130,7 @@ def test_shards_of_one_name_are_two() -> None:
     samples = [_sample("a", 0, "jpg"), _sample("a", 1, "json")]
     with pytest.raises(InvalidRequest) as caught:
         resolve_duplicates(entries_of(samples), "error", ["out-0.tar"] * 3)
-    assert "'a' (out-0.tar, out-0.tar)" in caught.value.found
+    assert "'a' (out-0.tar (2 times))" in caught.value.found
     assert "on_duplicate='rename'" in caught.value.remedy
 
 

@@ -437,7 +437,7 @@ def test_a_small_file_takes_little_memory(place: Path, monkeypatch: pytest.Monke
 def test_what_a_plan_is_written_over(place: Path) -> None:
     """A plan appears whole, and replaces no file unasked; a refused run writes none."""
     plan = _planned(place / "in", place)
-    with pytest.raises(OutputExists, match="there already"):
+    with pytest.raises(OutputExists, match="already exists"):
         _planned(place / "in", place)
     _planned(place / "in", place, if_exists="overwrite")
     before = plan.read_bytes()

@@ -147,7 +147,7 @@ def test_resume_verify_and_repair(folders: list[Path], tmp_path: Path) -> None:
         (["images", "empty"], "no files in empty"),
         (["images", "images"], "the same folder as images"),
         (["images", "images/cat"], "lies in images"),
-        (["images", "nothing"], "nothing: one of 2 sources, and no folder"),
+        (["images", "nothing"], "nothing: no such file or folder; expected a folder of samples"),
         (["images", "images/cat/1.png"], "--include *.jpg takes some"),
         (
             ["images", "masks.zip"],

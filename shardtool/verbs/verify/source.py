@@ -9,7 +9,6 @@ compared. Order and sharding do not matter.
 from __future__ import annotations
 
 import os
-import stat
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
@@ -32,7 +31,7 @@ from shardtool.source.base import inline_sums, source_sums
 from shardtool.source.folder import FolderSource
 from shardtool.source.open import open_source
 from shardtool.source.selecting import each_once
-from shardtool.storage.places import folder_of, is_url, join
+from shardtool.storage.places import folder_of, is_regular, is_url, join
 from shardtool.table.columns import places_among
 from shardtool.values import INLINE, URL, counted, to_bytes
 from shardtool.verbs.verify.findings import Finding
@@ -453,9 +452,8 @@ def find_table(name: object, folders: Iterable[str]) -> str:
         return ""
     for folder in folders:
         path = os.path.join(folder, name)  # also in the working directory: a file "-" is not standard input
-        with suppress(OSError, ValueError):
-            if stat.S_ISREG(os.lstat(path).st_mode):
-                return path
+        if is_regular(path):
+            return path
     return ""
 
 

@@ -68,7 +68,7 @@ def test_reshard_onto_another(place: Path) -> None:
 def test_copy_without_a_place(place: Path) -> None:
     """One argument is the dataset: what is missing is the place."""
     ran = typed("copy", "o/o.json", cwd=place)
-    assert (ran.code, "no DEST" in ran.err, "Missing argument" in ran.err) == (2, True, False)
+    assert (ran.code, "DEST: not given" in ran.err, "Missing argument" in ran.err) == (2, True, False)
 
 
 def test_fields_that_differ_in_case_only_name_files(place: Path) -> None:
