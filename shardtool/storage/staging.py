@@ -582,7 +582,8 @@ def _made_folders(path: str) -> list[Path]:
     folder = Path(path or ".")
     missing = [one for one in (folder, *folder.parents) if not os.path.isdir(one)]
     for one in filter(os.path.lexists, missing):
-        raise _no_folder(str(one), os.lstat(one).st_mode)
+        if not os.path.isdir(one):  # another process may have created the folder by now
+            raise _no_folder(str(one), os.lstat(one).st_mode)
     os.makedirs(folder, exist_ok=True)
     return missing
 
