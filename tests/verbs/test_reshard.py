@@ -1236,7 +1236,7 @@ WRONG: dict[str, tuple[dict[str, Any], str, str]] = {
     "two orders": ({"sort_by": "key", "shuffle": True}, "sort_by", "one of them"),
     "no order": ({"descending": True}, "descending", "sort_by"),
     "an unknown order": ({"sort_by": "widht"}, "sort_by", "'width'"),
-    "a join without a key": ({"join": pd.DataFrame({"id": ["x"], "n": [1]})}, "join", "on"),
+    "a join without a key": ({"join": pd.DataFrame({"id": ["x"], "n": [1]})}, "no column 'key'", "on"),
     "a key without a join": ({"on": "key"}, "on", "join"),
     "no table": ({"join": "nowhere.csv", "on": "key"}, "nowhere.csv", "a table"),
     "an unknown field": ({"select_fields": ("jpeg",)}, "select_fields", "'jpg'"),
