@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from binascii import unhexlify
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
@@ -44,6 +45,14 @@ STORED_AS: Mapping[str, Number] = {"int64": "int64", "float": "float", "bool": "
 IMAGE_ENDINGS = frozenset(
     ("jpg", "jpeg", "jpe", "jfif", "png", "webp", "bmp", "gif", "tif", "tiff", "pbm", "pgm", "ppm", "pnm")
 )
+
+# The endings of fields whose payload is no text in any reader: a column of text or numbers cannot be one.
+BINARY_ENDINGS = IMAGE_ENDINGS | {
+    "avif", "heic", "heif", "jxl", "jp2", "ico", "psd", "dng", "npy", "npz", "ten", "tb", "safetensors", "pkl",
+    "pickle", "pyd", "pth", "pt", "wav", "flac", "mp3", "ogg", "opus", "m4a", "aac", "wma", "aiff", "mp4", "m4v", "webm",
+    "mkv", "avi", "mov", "wmv", "mpg", "mpeg", "h264", "pdf", "zip", "tar", "gz", "bz2", "xz", "zst", "parquet", "h5",
+    "hdf5",
+}  # fmt: skip
 
 # Words that name a split, in lower case.
 SPLIT_NAMES = frozenset(
@@ -88,6 +97,22 @@ def to_text(name: bytes) -> str:
 def to_bytes(name: str) -> bytes:
     """Return the bytes of a name."""
     return name.encode("utf-8", "surrogateescape")
+
+
+# Payloads that a plan carries are texts with a NUL after each. One that is not text is coded: a byte that starts no
+# UTF-8, and the payload in hexadecimal digits.
+
+
+CODED = b"\xff"
+
+
+def inline_payload(text: bytes) -> bytes:
+    """Return the payload that a text of a plan stands for.
+
+    Raises:
+        ValueError: It is coded, and not in hexadecimal digits.
+    """
+    return unhexlify(memoryview(text)[len(CODED) :]) if text.startswith(CODED) else text
 
 
 def parse_size(text: str | int) -> int:
@@ -266,7 +291,8 @@ class ShardContent:
         codes: uint16, the field's name.
         sizes: int64, payload bytes.
         stored: int64, bytes that the payload takes in the shard: `sizes`, but for the `numbers`.
-        inline: The payload of INLINE fields, a NUL after each, empty for others; empty where there are none.
+        inline: The payload of INLINE fields as text (see `inline_payload`), a NUL after each, empty for others; empty
+            where there are none.
         whole: uint8: 1 where the payload is all that the field's list holds, 0 where it is one value in it, or numbers
             packed as one; empty: always 0.
         numbers: Code to what its text stands for, where that is how the format stores it.

@@ -232,7 +232,8 @@ class FieldValues(NamedTuple):
     """What is known of the fields' values, by the fields' names.
 
     Attributes:
-        inline: The payload of INLINE rows, one a sample, also for samples without the field.
+        inline: The payload of INLINE rows as text (see `inline_payload`), one a sample, also for samples without the
+            field.
         types: What a value was, of which its payload is the text; empty of those that were bytes, or are not known.
         lists: What the values of a TFRecord's lists are: all their rows are SPAN.
         classes: The names of its class numbers.

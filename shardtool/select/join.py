@@ -39,16 +39,13 @@ from shardtool.table.columns import (
     places_among,
 )
 from shardtool.table.open import Table, open_table, read_columns
+from shardtool.table.payloads import check_field_values, field_texts, field_type
 from shardtool.table.values import (
     check_list_field,
-    check_payload,
-    column_texts,
     has_text,
     missing_places,
     nul_places,
     numbered,
-    render_values,
-    type_of,
 )
 from shardtool.values import INLINE, ValueType, chunks_of, counted, numbers_among
 from shardtool.wording import option
@@ -405,9 +402,9 @@ def _field(
     values = _metadata(entries, name, column, label=label)
     if called is not None:
         check_list_field(name, column, values.type)
-    check_payload(column, values, called, partial(_refuse, entries))
-    kind: ValueType = "int64" if label else type_of(values.type)
-    number = numbers_among({name: kind})
+    check_field_values(name, column, values, called, partial(_refuse, entries))
+    kind: ValueType | None = "int64" if label else field_type(name, values.type)
+    number = numbers_among({} if kind is None else {name: kind})
     missing = missing_places(values)
     alike = bool(number) or name in entries.values.inline or name in entries.values.classes
     expected = "a value for each sample" + ("" if alike else f" that has no field {name!r}")
@@ -424,8 +421,7 @@ def _field(
         values = values.cast(pa.int64())
     given = np.ones(len(entries), bool)
     given[missing] = False
-    texts = column_texts(pa.table({name: values}), render_values)
-    return Field(name, texts, given, kind, labels, values if number else None)
+    return Field(name, field_texts(name, values), given, kind, labels, values if number else None)
 
 
 def _metadata(entries: Entries, name: str, column: str, *, label: bool) -> pa.Array:

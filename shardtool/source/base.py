@@ -41,7 +41,7 @@ from shardtool.format.tfrecord import INT64_LIMIT, encode_number, numbers_of
 from shardtool.request.settings import Observer
 from shardtool.skipped import SkipCode, Skipped, failures
 from shardtool.storage import places as storage
-from shardtool.values import FILE, INLINE, LINK, SPAN, OnError, counted, placed, show_time, source_name
+from shardtool.values import FILE, INLINE, LINK, SPAN, OnError, counted, inline_payload, placed, show_time, source_name
 from shardtool.wording import either, option
 
 if TYPE_CHECKING:
@@ -451,7 +451,7 @@ def inline_payloads(entries: Entries, rows: Rows, *, as_numbers: bool) -> Iterat
     for sample, code in zip(owners.tolist(), entries.rows.code[rows].tolist(), strict=True):
         field = entries.fields[code]
         text, number = entries.values.inline[field].span(sample, sample + 1)[:-1], numbers.get(field)
-        yield text if number is None or not as_numbers else encode_number(text, number)
+        yield inline_payload(text) if number is None or not as_numbers else encode_number(text, number)
 
 
 def _read(

@@ -39,6 +39,7 @@ from shardtool.storage.places import is_place, is_url, parse_address, source_roo
 from shardtool.table import columns as tables
 from shardtool.table import values as cells
 from shardtool.table.open import open_table, read_columns, readable
+from shardtool.table.payloads import check_field_values, field_texts, field_type
 from shardtool.values import FIELD_LIMIT, FILE, INLINE, NAME_LIMIT, SPAN, URL, counted, split_name, to_bytes, to_text
 from shardtool.wording import flag, option
 
@@ -450,8 +451,9 @@ class ManifestSource(Source):
         types: dict[str, ValueType] = {}
         for name, column in self._roles.values:
             values = self._labels.get(name, self._columns[column])
-            types[name] = cells.type_of(values.type)
-            texts[name] = cells.column_texts(pa.table({name: values}), cells.render_values)
+            if (kind := field_type(name, values.type)) is not None:
+                types[name] = kind
+            texts[name] = field_texts(name, values)
         if self._roles.meta:
             texts[META] = cells.column_texts(
                 pa.table({name: self._columns[name] for name in self._roles.meta}), cells.render_rows
@@ -712,9 +714,6 @@ def check_types(rows: tables.Rows, roles: Roles, classes: Collection[str], schem
     wanted += [(column, "URL", tables.is_text, "text", "") for column in roles.columns_of("urls")]
     for one, column in roles.values:
         wanted.append((column, f"field {one}", cells.has_text, any_text, bytes_remedy))
-        if one.rpartition(".")[2].lower() == "npy":
-            cure = f"Call the field json; or {bytes_remedy} ShardWriter takes arrays."
-            wanted.append((column, f"field {one}", lambda _: False, "the bytes of a .npy file", cure))
         if one in classes:
             wanted.append((column, "labels", lambda kind: not pa.types.is_nested(kind), any_text, ""))
     for column in roles.meta:
@@ -754,7 +753,9 @@ def check_values(rows: tables.Rows, roles: Roles, classes: Mapping[str, list[str
         found = f"column {name!r}: no {role} (null or NaN)"
         remedy = f"{option('where')} can leave such rows out."
         rows.refuse(missing, found, expected=f"a {role} in each row", remedy=remedy)
-    for name in (*roles.columns_of("values"), *roles.paths(), *roles.columns_of("urls")):
+    for one, name in roles.values:
+        check_field_values(one, name, rows.columns[name], classes.get(name), rows.refuse)
+    for name in (*roles.paths(), *roles.columns_of("urls")):
         cells.check_payload(name, rows.columns[name], classes.get(name), rows.refuse)
     for name in roles.meta:
         problem = f"column {name!r}: an infinite number"

@@ -42,6 +42,7 @@ from shardtool.storage.places import file_stat, folder_of, identity, is_url, sou
 from shardtool.storage.staging import check_target
 from shardtool.table.kinds import archive_in, is_table, parquet_files
 from shardtool.values import (
+    CODED,
     FIELD_LIMIT,
     FILE,
     INLINE,
@@ -51,6 +52,7 @@ from shardtool.values import (
     ValueType,
     __version__,
     chunks_of,
+    inline_payload,
     show_size,
     to_bytes,
 )
@@ -578,11 +580,24 @@ def _check(entries: Entries) -> None:
         mine = np.flatnonzero(left & (rows.code == entries.fields.index(name)))
         if len(texts) != len(entries) or not isinstance(texts, Names):
             raise ValueError(f"values of {name!r} for other samples")
-        if not np.array_equal(texts.lengths()[entries.owners(mine)], rows.size[mine]):
+        if not np.array_equal(_payload_lengths(texts)[entries.owners(mine)], rows.size[mine]):
             raise ValueError(f"values of {name!r} that are not as long as they say")
         left[mine] = False
     if left.any():
         raise ValueError("values of fields that have none")
+
+
+def _payload_lengths(texts: Names) -> NDArray[np.int64]:
+    """Return the bytes of the payloads that texts stand for.
+
+    Raises:
+        ValueError: One is coded, and not in hexadecimal digits.
+    """
+    found = texts.lengths()
+    if CODED in texts.data:
+        for first, some in texts.chunks():
+            found[first : first + len(some)] = [len(inline_payload(text)) for text in some]
+    return found
 
 
 # Where the paths of a plan file lead: into the source, unless what the user typed says that they may leave it.

@@ -240,7 +240,7 @@ def _read(listed: Listing, field: str, rows: Rows, pool: Pool) -> tuple[base.Sca
     done = dict(pool.map(base.read_scalars, [(field, task) for _, task in tasks]))
     parts = [which for which, _ in tasks]
     if len(inline):
-        texts = entries.values.inline[field].gather(entries.owners(rows[inline])).split(b"\0")[:-1]
+        texts = [*base.inline_payloads(entries, rows[inline], as_numbers=False)]
         done[len(parts)] = base.scalars_of(field, texts)
         parts.append(inline)
     kinds, long, failed = dict[str, Counter[str]](), Counter[str](), dict[int, Skipped]()

@@ -54,12 +54,14 @@ class ArrowTexts:
         render: Makes some of them, with a NUL after each: those of a slice, or at some places.
         step: How many at a time.
         which: Those that are meant, of `count`; None: all.
+        size: Bytes of the payload that each stands for, where all are coded (see `inline_payload`) and of one size.
     """
 
     count: int
     render: Callable[[NDArray[np.int64] | slice], pa.Array]
     step: int
     which: NDArray[np.int64] | None = None
+    size: int | None = None
 
     def __len__(self) -> int:
         return self.count if self.which is None else len(self.which)
@@ -69,7 +71,9 @@ class ArrowTexts:
         return replace(self, which=which if self.which is None else self.which[which])
 
     def lengths(self) -> NDArray[np.int64]:
-        """Return the bytes of each text, its NUL not counted."""
+        """Return the bytes of each payload: of the text, its NUL not counted, or of what it stands for."""
+        if self.size is not None:
+            return np.full(len(self), self.size, np.int64)
         found, done = np.empty(len(self), np.int64), 0
         for part in self._parts(0, len(self)):
             found[done : done + len(part)] = arrow.lengths(part) - 1

@@ -35,7 +35,7 @@ from shardtool.format import tar, tfrecord, zip_read
 from shardtool.skipped import CHOSEN, SkipCode, Skipped
 from shardtool.storage.places import READ_FOLLOWING, READ_PLAIN, open_source, read_file, read_unchanged
 from shardtool.storage.remote.retry import waited
-from shardtool.values import FILE, INLINE, LINK, SPAN, Number, ShardContent, SpanFile, placed, to_text
+from shardtool.values import FILE, INLINE, LINK, SPAN, Number, ShardContent, SpanFile, inline_payload, placed, to_text
 from shardtool.wording import option
 
 if TYPE_CHECKING:
@@ -631,7 +631,7 @@ class Packer:
         self.endings = [b"." + name for name in self.content.fields]
         self.codes = array("H", self.content.codes).tolist()
         self.sizes = array("q", self.content.sizes).tolist()
-        self.inline = split_names(self.content.inline)
+        self.inline = [*map(inline_payload, split_names(self.content.inline))]
         self.mtimes = array("q", samples.mtimes).tolist()
         self.paths = split_names(samples.paths) if samples.paths else None
         if samples.folders and self.paths is not None:
