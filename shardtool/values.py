@@ -49,7 +49,7 @@ IMAGE_ENDINGS = frozenset(
 # The endings of fields whose payload is no text in any reader: a column of text or numbers cannot be one.
 BINARY_ENDINGS = IMAGE_ENDINGS | {
     "avif", "heic", "heif", "jxl", "jp2", "ico", "psd", "dng", "npy", "npz", "ten", "tb", "safetensors", "pkl",
-    "pickle", "pyd", "pth", "pt", "wav", "flac", "mp3", "ogg", "opus", "m4a", "aac", "wma", "aiff", "mp4", "m4v", "webm",
+    "pickle", "pyd", "pth", "pt", "wav", "flac", "mp3", "ogg", "opus", "m4a", "aac", "wma", "mp4", "m4v", "webm",
     "mkv", "avi", "mov", "wmv", "mpg", "mpeg", "h264", "pdf", "zip", "tar", "gz", "bz2", "xz", "zst", "parquet", "h5",
     "hdf5",
 }  # fmt: skip

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -26,7 +27,7 @@ import pyarrow.compute as pc
 from shardtool.dataset.dataset_file import open_classes
 from shardtool.entries import arrow
 from shardtool.entries.entries import Entries, FieldRows, FieldSpans, FieldValues
-from shardtool.errors import InvalidRequest, SampleFailed, listing, printable
+from shardtool.errors import InvalidRequest, SampleFailed, StoreFailed, listing, printable
 from shardtool.fetch import LONGEST, shown_url
 from shardtool.request.texts import pairs
 from shardtool.select.fields import check_count
@@ -40,7 +41,19 @@ from shardtool.table import columns as tables
 from shardtool.table import values as cells
 from shardtool.table.open import open_table, read_columns, readable
 from shardtool.table.payloads import check_field_values, field_texts, field_type
-from shardtool.values import FIELD_LIMIT, FILE, INLINE, NAME_LIMIT, SPAN, URL, counted, split_name, to_bytes, to_text
+from shardtool.values import (
+    BINARY_ENDINGS,
+    FIELD_LIMIT,
+    FILE,
+    INLINE,
+    NAME_LIMIT,
+    SPAN,
+    URL,
+    counted,
+    split_name,
+    to_bytes,
+    to_text,
+)
 from shardtool.wording import flag, option
 
 if TYPE_CHECKING:
@@ -153,6 +166,8 @@ class ManifestSource(Source):
         check_types(rows, roles, options.classes, self._table.schema)
         tables.check_sidecar_names(self._where, self._sidecar_names(), remedy=f"leave them out of {option('meta')}")
         check_values(rows, roles, self._table.classes)
+        if options.stat:
+            self._check_unused_paths()
         self._number_labels()
         urls = self._take_urls()
         sizes: _OneOrEach = _GUESSED
@@ -366,6 +381,56 @@ class ManifestSource(Source):
         self.keep(rows)
         return rows
 
+    def _check_unused_paths(self) -> None:
+        """Check that no text column that nothing uses holds the paths of files, which would not be packed.
+
+        Where an option names the payload, such columns are only noted.
+
+        Raises:
+            InvalidRequest: There are such columns.
+        """
+        options, roles, schema = self._options, self._roles, self._table.schema
+        used = {*roles.paths(), *(name for role in ("urls", "binary", "values") for name in roles.columns_of(role))}
+        if options.meta not in ("all", "none"):
+            used |= {*roles.meta}  # named by the user
+        if roles.key is not None and (options.key is not None or roles.paths() or roles.binary or roles.urls):
+            used.add(roles.key)
+        texts = [one.name for one in schema if tables.is_text(one.type) and one.name not in used]
+        values = self._first_texts([*roles.paths(), *texts[:MAX_CHECKED_COLUMNS]])
+        packed = [values.pop(name) for name in roles.paths()]
+        examples = {name: example for name in values if (example := unused_file(self._root, values[name], packed))}
+        if not examples:
+            return
+        is_chosen = options.path is not None or bool(options.files or options.binary or options.urls)
+        name, example = next(iter(examples.items()))
+        pack = _packing(roles, examples, options.dots or "first")
+        names = f"{'column' if len(examples) == 1 else 'columns'} {listing([*map(repr, examples)])}"
+        found = f"{names} with paths of existing files, such as {printable(example)!r},"
+        if is_chosen:
+            self.notes.append(f"{found} which are not packed ({pack} packs them)")
+            return
+        named = [*roles.meta] if options.meta != "none" else []
+        named += [one for one in examples if one not in named]
+        kept = option("meta", tuple(named) if len(named) <= MAX_NAMED_COLUMNS else (name, "..."))
+        remedy = f"Pack the files: {pack}. To keep the paths as plain metadata: {kept}."
+        expected = "an option that names the columns of paths"
+        raise InvalidRequest(self._where, f"{found} which would not be packed", expected=expected, remedy=remedy)
+
+    def _first_texts(self, names: Sequence[str]) -> dict[str, list[str | None]]:
+        """Return the first texts of some columns."""
+        found = {name: self._columns[name] for name in names if name in self._columns}
+        unread = [name for name in names if name not in found]
+        if unread:
+            with readable(self._where):
+                batch = next(iter(self._table.batches(unread)), None)
+            if batch is not None and self._numbers is None:
+                found |= {name: batch.column(at) for at, name in enumerate(unread)}
+        heads = {name: column[:MAX_CHECKED_ROWS] for name, column in found.items() if tables.is_text(column.type)}
+        heads = {name: arrow.plain(head) for name, head in heads.items()}
+        for head in heads.values():
+            head.validate(full=True)
+        return {name: heads[name].to_pylist() if name in heads else [] for name in names}
+
     def _stems_beside_bytes(self) -> Names | None:
         """Return the paths in a column of `struct<bytes, path>` without their endings, where each row has its own."""
         kinds = {name: self._table.schema.field(name).type for name in self._roles.columns_of("binary")}
@@ -490,6 +555,85 @@ class ManifestSource(Source):
         return entries, tuple(skipped)
 
 
+MAX_CHECKED_ROWS = 100  # whose texts may be paths of files
+MAX_CHECKED_COLUMNS = 100
+MAX_MISSING_FILES = 10  # of the first texts of a column: if no file exists, the column holds no paths
+MAX_CHECKED_OBJECTS = 3  # each takes a request
+MAX_NAMED_COLUMNS = 8  # in a message
+
+
+def unused_file(root: bytes, texts: Sequence[str | None], packed: Sequence[Sequence[str | None]]) -> str:
+    """Return a text that is the path of a file that is not packed; empty: the texts of this column are no such paths.
+
+    They are if most of them are paths of files, and one of these files is none of those that the row names already.
+
+    Args:
+        root: What paths count from.
+        texts: The first texts of a column.
+        packed: The texts of the columns of paths, in the same rows.
+    """
+    if is_place(root):
+        return _unused_object(root, texts, packed)
+    folder, files, missing, example = os.fsdecode(root), 0, 0, ""
+    for row, text in enumerate(texts):
+        if not text:
+            continue
+        fact = _regular_file(folder, text)
+        if fact is None:
+            missing += 1
+            if not files and missing >= MAX_MISSING_FILES:
+                return ""
+            continue
+        files += 1
+        others = [_regular_file(folder, column[row] or "") for column in packed if row < len(column)]
+        if not example and not any(other is not None and os.path.samestat(fact, other) for other in others):
+            example = text
+    return example if files > missing else ""
+
+
+def _regular_file(folder: str, path: str) -> os.stat_result | None:
+    """Return the facts of a file; None: there is none, or something else."""
+    try:
+        fact = os.stat(os.path.join(folder, path))
+    except (OSError, ValueError):  # no file, no path, or a NUL in it
+        return None
+    return fact if stat.S_ISREG(fact.st_mode) else None
+
+
+def _unused_object(root: bytes, texts: Sequence[str | None], packed: Sequence[Sequence[str | None]]) -> str:
+    """Do what `unused_file` does in a store or on a server: ask for texts with the ending of a binary format only."""
+    taken = {text for column in packed for text in column}
+    wanted = [
+        text
+        for text in texts
+        if text and text not in taken and "\0" not in text and ending_of(text, "last").lower() in BINARY_ENDINGS
+    ][:MAX_CHECKED_OBJECTS]
+    if not wanted:
+        return ""
+    paths = [*relative(arrow.texts(wanted), root).to_pylist()]
+    data = b"".join([to_bytes(path) + b"\0" for path in paths])
+    try:
+        part = stat_listed(ListedTask(root, data, outside=False))
+    except StoreFailed:  # what the run needs is asked for again, and named
+        return ""
+    problems = np.frombuffer(part.facts, np.int64).reshape(-1, 4)[:, 3]
+    return wanted[0] if not problems.any() else ""
+
+
+def _packing(roles: Roles, examples: Mapping[str, str], dots: Dots) -> str:
+    """Return the options that pack the files of columns, too, of which an example is given."""
+    if len(examples) == 1 and not (roles.paths() or roles.binary or roles.urls):
+        return option("path", next(iter(examples)))
+    words = [option("path", roles.path)] if roles.path is not None else []
+    taken = {*roles.field_names()}
+    for name, example in examples.items():
+        ending = ending_of(example, dots) or "FIELD"
+        field = ending if ending not in taken and roles.path is None else f"{_FIELD.sub('_', name)}.{ending}"
+        taken.add(field)
+        words.append(option("files", {field: name}))
+    return " ".join(words)
+
+
 def _root(options: CreateOptions, folder: str) -> bytes:
     """Return what paths count from, ending in a slash."""
     root = os.fspath(options.root or folder)
@@ -588,6 +732,8 @@ def choose(where: str, schema: pa.Schema, options: CreateOptions, first_ending: 
     path = options.path
     if path is None and not files and not binary and not urls:
         asked = {column for _, column in values}
+        if values:  # columns that --meta names stay metadata
+            asked |= {one for one in options.meta.split(",") if one.casefold() in tables.MEDIA_NAMES}
         path = _usual("path", tables.PATH_NAMES, [one.name for one in schema if tables.is_text(one.type)], asked, notes)
         if path is None:
             some = [one.name for one in schema if tables.is_bytes(one.type) or tables.is_wrapped_bytes(one.type)]
@@ -927,6 +1073,7 @@ def shown_column(urls: pa.Array) -> pa.Array:
 _EMPTY = arrow.text("")
 _END = arrow.text("\0")
 _ENDING = r"(?s)([^/])\.[^./]*$"
+_FIELD = re.compile(r"[^A-Za-z0-9_-]")
 _UP = r"(?:^|/)\.\.(?:/|$)"
 _SPLIT = {
     "first": r"(?s)^(?P<stem>(?:.*/)?[^/][^./]*)\.(?P<field>[^/]+)$",

@@ -23,9 +23,13 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
+MEDIA_NAMES = (
+    "video_path", "video_file", "video", "clip_path", "clip_file", "clip", "audio_path", "audio_file", "audio_filepath",
+    "audio", "wav_path", "wav_file", "wav", "media_path", "media_file", "media", "mask_path", "mask_file", "mask",
+)  # fmt: skip
 PATH_NAMES = (
     "path", "file", "filename", "file_name", "filepath", "file_path", "image_path", "img_path", "image_file",
-    "image", "img",
+    "image", "img", *MEDIA_NAMES,
 )  # fmt: skip
 BAD_FIELD = re.compile(r"[/\x00-\x1f\x7f]|^\.|\.$|^$")
 _NOT_SAID = re.compile(r"[=,]|^-|^\s|\s$")
