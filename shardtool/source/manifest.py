@@ -404,14 +404,15 @@ class ManifestSource(Source):
         is_chosen = options.path is not None or bool(options.files or options.binary or options.urls)
         name, example = next(iter(examples.items()))
         pack = _packing(roles, examples, options.dots or "first")
-        names = f"{'column' if len(examples) == 1 else 'columns'} {listing([*map(repr, examples)])}"
-        found = f"{names} with paths of existing files, such as {printable(example)!r},"
+        names = listing([*map(repr, examples)])
+        subject = f"column {names} holds" if len(examples) == 1 else f"columns {names} hold"
+        found = f"{subject} paths of existing files, such as {printable(example)!r},"
         if is_chosen:
             self.notes.append(f"{found} which are not packed ({pack} packs them)")
             return
         named = [*roles.meta] if options.meta != "none" else []
         named += [one for one in examples if one not in named]
-        kept = option("meta", tuple(named) if len(named) <= MAX_NAMED_COLUMNS else (name, "..."))
+        kept = option("meta", ",".join(named) if len(named) <= MAX_NAMED_COLUMNS else f"{name},...")
         remedy = f"Pack the files: {pack}. To keep the paths as plain metadata: {kept}."
         expected = "an option that names the columns of paths"
         raise InvalidRequest(self._where, f"{found} which would not be packed", expected=expected, remedy=remedy)
