@@ -11,12 +11,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from shardtool import CreateOptions, InvalidRequest, VerifyOptions, create, diff, reshard, verify
+from shardtool.write.packer import BUFFER_SIZE
 from tests.helpers import members, typed, write_tree
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-_LARGE = 3_000_000  # numbers: more bytes than the writer's buffer
 
 
 def _saved(value: Any) -> bytes:
@@ -25,34 +24,44 @@ def _saved(value: Any) -> bytes:
     return stream.getvalue()
 
 
-@pytest.mark.parametrize("length", [3, pytest.param(_LARGE, id="streamed")])
-def test_lists_become_arrays(length: int, ending: str, tmp_path: Path) -> None:
+def _table(path: Path, keys: list[str], values: np.ndarray[Any, Any]) -> Path:
+    """Write a table of keys and, in the column `emb`, the rows of an array as lists."""
+    ends = pa.array([*range(0, values.size + 1, values.shape[1])], pa.int32())
+    pq.write_table(pa.table({"key": keys, "emb": pa.ListArray.from_arrays(ends, pa.array(values.ravel()))}), path)
+    return path
+
+
+def test_lists_become_arrays(ending: str, tmp_path: Path) -> None:
     """Every way to make a field of a column of lists writes the same `.npy`, which `verify` and `diff` accept."""
-    keys, values = ["a/1", "b/2"], np.arange(2 * length, dtype=np.float32).reshape(2, length)
-    lists = pa.ListArray.from_arrays(pa.array([0, length, 2 * length], pa.int32()), pa.array(values.ravel()))
-    pq.write_table(pa.table({"key": keys, "emb": lists}), tmp_path / "emb.parquet")
+    keys, values = ["a/1", "b/2"], np.arange(6, dtype=np.float32).reshape(2, 3)
+    table = str(_table(tmp_path / "emb.parquet", keys, values))
     folder = write_tree(tmp_path / "src", {f"{key}.bin": key.encode() for key in keys})
-    asked: dict[str, Any] = {"join": str(tmp_path / "emb.parquet"), "on": "key", "workers": 1}
+    joined: dict[str, Any] = {"join": table, "on": "key", "workers": 1}
 
     def out(name: str) -> str:
         return f"{tmp_path}/{name}/x-{{000..}}.{ending}"
 
-    create(folder, out("joined"), values=("npy=emb",), **asked)
-    create(folder, out("plain"), workers=1)
-    reshard(tmp_path / "plain", out("resharded"), values=("npy=emb",), **asked)
-    reshard(tmp_path / "plain", out("columns"), **asked)
+    create(folder, out("joined"), values=("npy=emb",), **joined)
+    create(folder, out("columns"), **joined)
     reshard(tmp_path / "columns", out("later"), values=("npy=emb",), workers=1)
-    create(tmp_path / "emb.parquet", out("table"), values=("npy=emb",), meta="none", workers=1)
+    reshard(tmp_path / "columns", out("resharded"), values=("npy=emb",), **joined)
+    create(table, out("table"), values=("npy=emb",), meta="none", workers=1)
     expected = [(f"{key}.npy", _saved(row)) for key, row in zip(keys, values, strict=True)]
-    for name in ("joined", "resharded", "later", "table"):
-        shard = tmp_path / name / f"x-000.{ending}"
-        assert [one for one in members(shard) if one[0].endswith(".npy")] == expected, name
-        assert verify(tmp_path / name, VerifyOptions(decode=True, workers=1)).ok
-    for name in ("resharded", "later"):
-        assert diff(tmp_path / "joined", tmp_path / name, workers=1).content_same
-    source = VerifyOptions(source=str(folder), join=str(tmp_path / "emb.parquet"), workers=1)
-    assert verify(tmp_path / "joined", source).ok
-    assert verify(tmp_path / "table", VerifyOptions(source=str(tmp_path / "emb.parquet"), workers=1)).ok
+    for name in ("joined", "later", "resharded", "table"):
+        found = members(tmp_path / name / f"x-000.{ending}")
+        assert [one for one in found if one[0].endswith(".npy")] == expected, name
+    assert diff(tmp_path / "joined", tmp_path / "resharded", workers=1).content_same
+    for name, source, join in (("joined", folder, table), ("table", table, None)):
+        options = VerifyOptions(source=str(source), join=join, decode=True, workers=1)
+        assert not verify(tmp_path / name, options).findings
+
+
+def test_arrays_of_any_size(ending: str, tmp_path: Path) -> None:
+    """An array larger than the writer's buffer is written as any other."""
+    values = np.ones((1, BUFFER_SIZE // 8 + 1))
+    table = _table(tmp_path / "t.parquet", ["a"], values)
+    create(table, f"{tmp_path}/x-{{0..}}.{ending}", values=("npy=emb",), meta="none", workers=1)
+    assert members(tmp_path / f"x-0.{ending}") == [("a.npy", _saved(values[0]))]
 
 
 def test_other_values_are_refused_alike(tmp_path: Path) -> None:
