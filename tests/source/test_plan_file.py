@@ -22,7 +22,7 @@ import pytest
 from shardtool import CorruptShard, CreateOptions, InvalidRequest, OutputExists, SampleFailed, create, dry_run
 from shardtool.fingerprint import crc32c
 from shardtool.wording import command_line_words
-from tests.helpers import flip, read_tree, typed, write_tree
+from tests.helpers import flip, members, read_tree, typed, write_tree
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -379,6 +379,24 @@ def test_facts_that_no_plan_has_are_refused(facts: dict[str, Any], place: Path) 
     with pytest.raises((CorruptShard, InvalidRequest)):
         _use(place, other)
     assert not (place / "out").exists()
+
+
+@pytest.mark.parametrize("text", [b"\xff0", b"\xffzz", b"\xff00", b"longer"])
+def test_texts_of_payloads_that_are_none_are_refused(text: bytes, place: Path) -> None:
+    """Sealed plans with coded payloads of other digits, or of another size, are refused; valid ones are used."""
+    table = place / "t.jsonl"
+    table.write_text('{"key": "a", "v": "ab"}\n')
+    plan = _planned(table, place, values=("txt=v",), meta="none")
+
+    def use(text: bytes) -> None:
+        other = _reseal(plan, place / "other.parquet", rows=lambda rows: rows[0].update({"__inline_0__": text}))
+        _use(place, other, table, values=("txt=v",), meta="none")
+
+    with pytest.raises((CorruptShard, InvalidRequest)):
+        use(text)
+    assert not (place / "out").exists()
+    use(b"\xff0001")
+    assert members(place / "out/x-000.tar") == [("a.txt", b"\x00\x01")]
 
 
 @pytest.mark.parametrize(
