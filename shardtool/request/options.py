@@ -206,7 +206,7 @@ class OutputOptions(WorkerOptions):
     update: bool | None = spelled("if_exists=update")
     max_removed: str | float = setting(
         "10%", "Share of the samples that `if_exists='resume'` may remove, where the source has lost them.",
-        form="share", metavar="SHARE", recorded=False,
+        form="share", metavar="SHARE", recorded=False, needs={"if_exists=resume": "nothing to resume"},
     )  # fmt: skip
     trust: Trust = setting(
         "time", "How `if_exists='resume'` knows a finished shard: by times and its checksum, or by sizes, reading "
@@ -346,7 +346,7 @@ class SelectingOptions(OutputOptions):
     )  # fmt: skip
     resize_mode: ResizeMode = setting(
         "shorter", "What that is the size of: the shorter side, the longer one, both, or a frame that images fill and "
-        "are cropped to, or fit into and are padded to.",
+        "are cropped to, or fit into and are padded to.", needs={"resize": "nothing is resized"},
     )  # fmt: skip
     only_larger: bool = setting(False, "Enlarge no image.", needs={"resize": "nothing is resized"})
     encode: ImageFormat | None = setting(None, "Format that images are written in.")
@@ -505,9 +505,9 @@ class CreateOptions(SelectingOptions):
     retry_failed: bool = _fetching(
         False, "Fetch shards again that left samples out, with `if_exists='resume'`.", needs={**_FETCHES, **_RESUMES}
     )
-    meta: str = setting(
-        "all", "Columns that go into the field json and the sidecars: all others, none, or these (a,b,c).",
-        section="tables", metavar="COLUMNS", of="manifest",
+    meta: str | None = setting(
+        None, "Columns that go into the field json and the sidecars: all others, none, or these (a,b,c).",
+        section="tables", metavar="COLUMNS", shown="all", of="manifest",
     )  # fmt: skip
     root: Folder | None = setting(
         None, "Folder that relative paths count from.", form="path", metavar="FOLDER", shown="the manifest's",
@@ -553,9 +553,19 @@ class CreateOptions(SelectingOptions):
         found, other = ("manifest", "folder") if manifest else ("folder", "manifest")
         for name, one in facts(type(self)).items():
             if one.of == other and self.is_given(name):
-                raise InvalidRequest(
-                    option(name), f"the source is a {found}", expected=f"a {other}, or not this option"
-                )
+                remedy = ""
+                if name == "meta" and self.join is not None:
+                    added = option("values", {"FIELD": "COLUMN"})
+                    remedy = f"All columns of {option('join')} go into the sidecars; {added} makes a field of one."
+                expected = f"a {other}, or not this option"
+                raise InvalidRequest(option(name), f"the source is a {found}", expected=expected, remedy=remedy)
+
+    def recorded(self) -> dict[str, object]:
+        """Return the options that decide the dataset's bytes, where they differ from the default."""
+        found = SelectingOptions.recorded(self)
+        if found.get("meta") == "all":
+            del found["meta"]
+        return found
 
     def of_split(self) -> SplitOptions | None:
         """Return how samples are divided; None: they are not."""
