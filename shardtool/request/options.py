@@ -206,7 +206,7 @@ class OutputOptions(WorkerOptions):
     update: bool | None = spelled("if_exists=update")
     max_removed: str | float = setting(
         "10%", "Share of the samples that `if_exists='resume'` may remove, where the source has lost them.",
-        form="share", metavar="SHARE", recorded=False, needs={"if_exists=resume": "nothing to resume"},
+        form="share", metavar="SHARE", recorded=False,
     )  # fmt: skip
     trust: Trust = setting(
         "time", "How `if_exists='resume'` knows a finished shard: by times and its checksum, or by sizes, reading "
@@ -346,7 +346,7 @@ class SelectingOptions(OutputOptions):
     )  # fmt: skip
     resize_mode: ResizeMode = setting(
         "shorter", "What that is the size of: the shorter side, the longer one, both, or a frame that images fill and "
-        "are cropped to, or fit into and are padded to.", needs={"resize": "nothing is resized"},
+        "are cropped to, or fit into and are padded to.",
     )  # fmt: skip
     only_larger: bool = setting(False, "Enlarge no image.", needs={"resize": "nothing is resized"})
     encode: ImageFormat | None = setting(None, "Format that images are written in.")

@@ -1,8 +1,8 @@
 """Layouts of folders whose files belong together although their names do not pair them: which command packs them.
 
-`create FOLDER` makes one sample of the files that share a key. Masks with a suffix, `images/` next to `labels/`, a table
-next to images, transcripts of LibriSpeech and folders of tables or archives become separate samples. `find_layout`
-recognises such a layout from the listing and returns an `Advice`. It never changes what is packed.
+`create FOLDER` makes one sample of the files that share a key. Masks with a suffix, `images/` next to `labels/`, a
+table next to images, transcripts of LibriSpeech and folders of tables or archives become separate samples.
+`find_layout` recognises such a layout from the listing and returns an `Advice`. It never changes what is packed.
 
 The work is bounded: a few hundred names are looked up, whatever the size of the folder. No file is read, except the
 head of one table.
@@ -10,7 +10,6 @@ head of one table.
 
 from __future__ import annotations
 
-import os
 import re
 from bisect import bisect_left
 from collections import Counter
@@ -25,7 +24,7 @@ from shardtool.values import IMAGE_ENDINGS, SPLIT_NAMES, counted, to_bytes, to_t
 from shardtool.wording import either, typed_words
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from shardtool.entries.entries import Entries
 
@@ -43,9 +42,10 @@ _SUFFIX = re.compile(rb"[_\-. ](?=[A-Za-z])")
 _WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+")
 _ROLES = frozenset((
     "mask", "masks", "seg", "segmentation", "segmentations", "segmap", "label", "labels", "gt", "groundtruth", "truth",
-    "matte", "alpha", "trimap", "depth", "depths", "disparity", "flow", "normal", "normals", "edge", "edges", "annotation",
-    "annotations", "ann", "anno", "annot", "image", "images", "img", "imgs", "rgb", "color", "left", "right", "lr", "hr",
-    "input", "inputs", "target", "targets", "caption", "captions", "transcript", "transcripts", "clean", "noisy",
+    "matte", "alpha", "trimap", "depth", "depths", "disparity", "flow", "normal", "normals", "edge", "edges",
+    "annotation", "annotations", "ann", "anno", "annot", "image", "images", "img", "imgs", "rgb", "color",
+    "left", "right", "lr", "hr", "input", "inputs", "target", "targets", "caption", "captions", "transcript",
+    "transcripts", "clean", "noisy",
 ))  # fmt: skip
 _AUDIO = frozenset(("wav", "flac", "mp3", "ogg", "opus", "m4a", "aac"))
 _VIDEO = frozenset(("mp4", "webm", "mkv", "avi", "mov", "m4v"))
@@ -433,10 +433,10 @@ def _find_table(tree: _Tree) -> Advice | None:
     """Find the one table next to media."""
     counts = tree.entries.code_counts()
     tables, media = [], 0
-    for code, name in enumerate(tree.entries.fields):
-        if table_ending(f"x.{name}") and counts[code] <= _MAX_TABLES:
+    for code, field in enumerate(tree.entries.fields):
+        if table_ending(f"x.{field}") and counts[code] <= _MAX_TABLES:
             tables.append(code)
-        elif name.rpartition(".")[2].lower() in _MEDIA:
+        elif field.rpartition(".")[2].lower() in _MEDIA:
             media += counts[code]
     if not tables or media < _MOST * (len(tree.entries.rows.code) - len(tables)):
         return None

@@ -40,7 +40,7 @@ from shardtool.table import columns as tables
 from shardtool.table import values as cells
 from shardtool.table.open import open_table, read_columns, readable
 from shardtool.values import FIELD_LIMIT, FILE, INLINE, NAME_LIMIT, SPAN, URL, counted, split_name, to_bytes, to_text
-from shardtool.wording import flag, option
+from shardtool.wording import either, flag, option
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -505,6 +505,7 @@ def _root(options: CreateOptions, folder: str) -> bytes:
 
 KEY_NAMES = ("key", "__key__", "id", "sample_id", "object_id", "image_id", "uid", "uuid")
 META = "json"
+_OF_PATHS = ("root", "allow_outside", "stat", "symlinks")
 _FORMATS = frozenset({
     "jpg", "jpeg", "png", "webp", "gif", "bmp", "tif", "tiff", "avif", "jxl", "jp2", "npy", "npz", "pdf", "wav", "flac",
     "mp3", "ogg", "opus", "m4a", "mp4", "webm", "mkv", "avi", "mov",
@@ -635,6 +636,11 @@ def meta_clash() -> str:
 
 def _note(roles: Roles, options: CreateOptions) -> None:
     """Add to the notes what no column was found for, and nothing that was asked for says what becomes of that."""
+    idle = [option(name) for name in _OF_PATHS if not roles.paths() and options.is_given(name)]
+    if idle:
+        roles.notes.append(f"{listing(idle)}: no effect, for no column holds paths of files")
+    if options.size is not None and options.stat and not roles.urls:
+        roles.notes.append(f"{option('size')} has no effect without {either('stat=False', '--no-stat')}")
     if roles.key is None and options.key is None and not roles.paths() and not roles.binary:
         roles.notes.append(f"keys: the numbers of the rows ({option('key', 'COLUMN')} names a column)")
     if roles.meta and options.meta in (None, "all"):

@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import suppress
 from dataclasses import replace
 from hashlib import blake2b
+from shlex import quote
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -26,9 +27,9 @@ from shardtool.skipped import Skipped, key_mark, same_as
 from shardtool.source import base
 from shardtool.source.base import Listing, Source, check_skipped, none_taken
 from shardtool.storage.places import read_small
-from shardtool.table.columns import among, check_names, check_sidecar_names, hashes, no_such, places_among
+from shardtool.table.columns import among, check_names, check_sidecar_names, hashes, is_text, no_such, places_among
 from shardtool.values import INLINE, SPAN, counted, to_bytes, to_text
-from shardtool.wording import option
+from shardtool.wording import option, speaks_command_line
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from shardtool.execute.pool import Pool
     from shardtool.request.options import SelectingOptions
     from shardtool.request.settings import Observer
+    from shardtool.select.join import JoinedSamples
 
     Rows = NDArray[np.int64]
 
@@ -137,8 +139,8 @@ def _unused_note(joined: JoinedSamples, options: SelectingOptions) -> tuple[str,
     if not kinds or not used.isdisjoint(kinds) or any(name in where for name in kinds):
         return ()
     name, kind = next(iter(kinds.items()))
-    field = "txt" if arrow.is_text(kind) else "cls" if pa.types.is_integer(kind) else f"{name}.json"
-    added = option("values", either({field: name}, quote(f"{field}={name}")))
+    field = "txt" if is_text(kind) else "cls" if pa.types.is_integer(kind) else f"{name}.json"
+    added = option("values", quote(f"{field}={name}") if speaks_command_line() else {field: name})
     which = (
         f"the columns of {joined.name} go into the sidecars, not into the shards: {listing([*map(printable, kinds)])}"
     )

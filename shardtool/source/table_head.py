@@ -93,8 +93,9 @@ def _objects(text: str) -> Iterator[dict[str, object]]:
 def _delimited(text: str, usual: str) -> Iterator[tuple[Mapping[str, object], list[dict[str, object]]]]:
     """Yield ways to read a text: with each delimiter, with its first row as the header and without."""
     for delimiter in sorted(_DELIMITERS, key=lambda one: one != usual):
-        quoting = csv.QUOTE_NONE if delimiter == "|" else csv.QUOTE_MINIMAL
-        reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, quoting=quoting)
+        stream = io.StringIO(text, newline="")
+        is_plain = delimiter == "|"  # between bars, quotation marks are text
+        reader = csv.reader(stream, delimiter=delimiter, quoting=csv.QUOTE_NONE if is_plain else csv.QUOTE_MINIMAL)
         rows = [row for _, row in zip(range(_ROWS + 1), reader, strict=False) if row]
         if len(rows) < 2 or len({len(row) for row in rows[:-1]}) > 1:  # noqa: PLR2004 - a header and a row
             continue
