@@ -117,9 +117,8 @@ class FolderSource(Source):
 
     def _layout_notes(self, entries: Entries) -> list[str]:
         """Note which command pairs the files of the folder, unless the user said which files and fields are meant."""
-        options = self._options
-        said = options.key_pattern, options.join, options.select_fields, options.drop_fields
-        if any(one is not None and one != () for one in said) or entries.folders:
+        said = ("key_pattern", "join", "select_fields", "drop_fields")
+        if any(map(self._options.is_given, said)) or entries.folders:
             return []
         from shardtool.source.layouts import find_layout
 

@@ -422,7 +422,7 @@ def _find_transcripts(tree: _Tree) -> Advice | None:
         return None
     where = f"{files:,} *.{_TRANSCRIPTS} file{'s' * (files > 1)}"
     found = f"{counted(clips, 'sample')} lack txt; their transcripts are lines of {where}"
-    lines = f"(cd {quote(tree.inside())} && grep -r --include='*.{_TRANSCRIPTS}' . .)"
+    lines = f"(cd {quote(tree.inside())} && find . -name '*.{_TRANSCRIPTS}' -exec grep -H . {{}} +)"
     rows = r"sed -E 's|^\./||; s|[^/:]*:([^ ]+) |\1\t|' > transcripts.tsv"
     options = {"join": "transcripts.tsv", "no_header": True, "on": "1", "values": {"txt": "2"}}
     joined = _typed_call([tree.source], {**options, "exclude": (f"*.{_TRANSCRIPTS}",)})

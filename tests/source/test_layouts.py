@@ -171,7 +171,7 @@ LAYOUTS: dict[str, tuple[dict[str, bytes], str, str, list[str]]] = {
         },
         "6 samples lack txt; their transcripts are lines of 1 *.trans.txt file",
         (
-            r"(cd src && grep -r --include='*.trans.txt' . .) | sed -E 's|^\./||; s|[^/:]*:([^ ]+) |\1\t|' "
+            r"(cd src && find . -name '*.trans.txt' -exec grep -H . {} +) | sed -E 's|^\./||; s|[^/:]*:([^ ]+) |\1\t|' "
             "> transcripts.tsv && shardtool create src OUTPUT --join transcripts.tsv --no-header --on 1 "
             "--field txt=2 --exclude '*.trans.txt'"
         ),
