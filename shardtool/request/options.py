@@ -505,9 +505,9 @@ class CreateOptions(SelectingOptions):
     retry_failed: bool = _fetching(
         False, "Fetch shards again that left samples out, with `if_exists='resume'`.", needs={**_FETCHES, **_RESUMES}
     )
-    meta: str = setting(
-        "all", "Columns that go into the field json and the sidecars: all others, none, or these (a,b,c).",
-        section="tables", metavar="COLUMNS", of="manifest",
+    meta: str | None = setting(
+        None, "Columns that go into the field json and the sidecars: all others, none, or these (a,b,c).",
+        section="tables", metavar="COLUMNS", shown="all", of="manifest",
     )  # fmt: skip
     root: Folder | None = setting(
         None, "Folder that relative paths count from.", form="path", metavar="FOLDER", shown="the manifest's",
@@ -553,9 +553,19 @@ class CreateOptions(SelectingOptions):
         found, other = ("manifest", "folder") if manifest else ("folder", "manifest")
         for name, one in facts(type(self)).items():
             if one.of == other and self.is_given(name):
-                raise InvalidRequest(
-                    option(name), f"the source is a {found}", expected=f"a {other}, or not this option"
-                )
+                remedy = ""
+                if name == "meta" and self.join is not None:
+                    added = option("values", {"FIELD": "COLUMN"})
+                    remedy = f"All columns of {option('join')} go into the sidecars; {added} makes a field of one."
+                expected = f"a {other}, or not this option"
+                raise InvalidRequest(option(name), f"the source is a {found}", expected=expected, remedy=remedy)
+
+    def recorded(self) -> dict[str, object]:
+        """Return the options that decide the dataset's bytes, where they differ from the default."""
+        found = SelectingOptions.recorded(self)
+        if found.get("meta") == "all":
+            del found["meta"]
+        return found
 
     def of_split(self) -> SplitOptions | None:
         """Return how samples are divided; None: they are not."""

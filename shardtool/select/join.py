@@ -74,6 +74,7 @@ class JoinedSamples(NamedTuple):
         unused: How many rows have no sample.
         notes: What people should know of these.
         classes: Of columns of class numbers, or of lists of these: the names of classes.
+        columns: The joined columns, and their types.
     """
 
     entries: Entries
@@ -82,6 +83,7 @@ class JoinedSamples(NamedTuple):
     unused: int
     notes: tuple[str, ...]
     classes: Mapping[str, list[str]]
+    columns: Mapping[str, pa.DataType]
 
 
 def join(entries: Entries, table: object, on: str, form: TextForm = BY_NAME) -> JoinedSamples:
@@ -134,11 +136,12 @@ def join(entries: Entries, table: object, on: str, form: TextForm = BY_NAME) -> 
     used = np.zeros(len(rows) + 1, bool)  # and one for -1
     used[found] = True
     unused = np.flatnonzero(~used[:-1])
+    kinds = {name: column.type for name, column in columns.items()}
     entries, replaced = with_columns(entries, source, columns, found)
     if heavy := heavy_columns(source.schema):
         told.append(f"columns of bytes in {source.name} left out: {listing(heavy)}")
     notes = (*told, *_notes(source.name, entries.keys, lone, rows, unused), *replaced)
-    return JoinedSamples(entries, source.name, len(lone), len(unused), notes, source.classes)
+    return JoinedSamples(entries, source.name, len(lone), len(unused), notes, source.classes, kinds)
 
 
 def _has_paths(entries: Entries) -> bool:

@@ -67,11 +67,14 @@ class FolderSource(Source):
         entries, skipped, notes = self._list(pool, observer, pattern)
         self.by_key = options.sort_by is None
         check_skipped(self._source, skipped, options.on_error, f"{option('exclude')} them")
-        notes += filter(None, [shards_note(entries, named=bool(options.include))])
+        of_shards = shards_note(entries, named=bool(options.include))
+        notes += filter(None, [of_shards])
         if pattern is not None:
             pattern.check_matched(entries.keys)
         elif options.dots is None and not entries.folders:
             check_torn(entries)
+        if not of_shards:
+            notes += self._layout_notes(entries)
         from shardtool.source.selecting import chosen, in_order, sampled, with_fields
 
         listed = with_fields(Listing(entries, skipped, self._name, tuple(notes)), options, pool)
@@ -111,6 +114,16 @@ class FolderSource(Source):
         new = dict(zip(old, iter(pattern.split(Names.of(old))[0]), strict=True))
         skipped = tuple(one._replace(key=to_text(new.get(to_bytes(one.key), b""))) for one in skipped)
         return without_torn(with_keys(entries, pattern), skipped), skipped
+
+    def _layout_notes(self, entries: Entries) -> list[str]:
+        """Note which command pairs the files of the folder, unless the user said which files and fields are meant."""
+        said = ("key_pattern", "join", "select_fields", "drop_fields")
+        if any(map(self._options.is_given, said)) or entries.folders:
+            return []
+        from shardtool.source.layouts import find_layout
+
+        advice = find_layout(entries, self._source, is_archive=entries.spans is not None)
+        return [str(advice)] if advice is not None else []
 
     def _below_folders(self, skipped: tuple[Skipped, ...]) -> tuple[Skipped, ...]:
         """Return what was left out, with its paths below the folders that paths start with."""

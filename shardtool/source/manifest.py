@@ -54,7 +54,7 @@ from shardtool.values import (
     to_bytes,
     to_text,
 )
-from shardtool.wording import flag, option
+from shardtool.wording import either, flag, option
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -276,7 +276,7 @@ class ManifestSource(Source):
     def _sidecar_names(self) -> list[str]:
         """Return the columns that go into the sidecars: those that --meta names, or all but the keys and bytes."""
         roles, wanted = self._roles, {*self._roles.meta}
-        if self._options.meta == "all":
+        if self._options.meta in (None, "all"):
             wanted |= {*roles.paths(), *roles.columns_of("urls"), *roles.columns_of("values")}
         return [name for name in self._columns if name in wanted]
 
@@ -652,6 +652,7 @@ def _root(options: CreateOptions, folder: str) -> bytes:
 
 KEY_NAMES = ("key", "__key__", "id", "sample_id", "object_id", "image_id", "uid", "uuid")
 META = "json"
+_OF_PATHS = ("root", "allow_outside", "stat", "symlinks")
 _FORMATS = frozenset({
     "jpg", "jpeg", "png", "webp", "gif", "bmp", "tif", "tiff", "avif", "jxl", "jp2", "npy", "npz", "pdf", "wav", "flac",
     "mp3", "ogg", "opus", "m4a", "mp4", "webm", "mkv", "avi", "mov",
@@ -706,7 +707,7 @@ def asked_columns(options: CreateOptions) -> list[tuple[str, str]]:
     found = [(name, getattr(options, name)) for name in ("key", "path", "size")]
     for name in ("files", "binary", "urls", "values"):
         found += [(name, column) for _, column in pairs(name, getattr(options, name))]
-    if options.meta not in ("all", "none"):
+    if options.meta not in (None, "all", "none"):
         found += [("meta", column) for column in options.meta.split(",")]
     return [(option(name), column) for name, column in found if column is not None]
 
@@ -746,7 +747,7 @@ def choose(where: str, schema: pa.Schema, options: CreateOptions, first_ending: 
         key = _usual("key", KEY_NAMES, [one.name for one in schema if _is_key(one.type)], payload, notes)
     unasked = [one for one in tables.heavy_columns(schema) if one not in payload]
     wanted = {*schema.names} - {key, *payload, *unasked, *filter(tables.is_index, schema.names)}
-    if options.meta != "all":
+    if options.meta not in (None, "all"):
         wanted = {*options.meta.split(",")} if options.meta != "none" else set()
     roles = Roles(
         key=None if key == (path if path is not None else next((column for _, column in files), None)) else key,
@@ -784,9 +785,14 @@ def meta_clash() -> str:
 
 def _note(roles: Roles, options: CreateOptions) -> None:
     """Add to the notes what no column was found for, and nothing that was asked for says what becomes of that."""
+    idle = [option(name) for name in _OF_PATHS if not roles.paths() and options.is_given(name)]
+    if idle:
+        roles.notes.append(f"{listing(idle)}: no effect, for no column holds paths of files")
+    if options.size is not None and options.stat and not roles.urls:
+        roles.notes.append(f"{option('size')} has no effect without {either('stat=False', '--no-stat')}")
     if roles.key is None and options.key is None and not roles.paths() and not roles.binary:
         roles.notes.append(f"keys: the numbers of the rows ({option('key', 'COLUMN')} names a column)")
-    if roles.meta and options.meta == "all":
+    if roles.meta and options.meta in (None, "all"):
         roles.notes.append(f"columns in the field {META}: {listing([*roles.meta], 8)} ({option('meta')} chooses)")
 
 

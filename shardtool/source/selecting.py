@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import suppress
 from dataclasses import replace
 from hashlib import blake2b
+from shlex import quote
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -26,9 +27,9 @@ from shardtool.skipped import Skipped, key_mark, same_as
 from shardtool.source import base
 from shardtool.source.base import Listing, Source, check_skipped, none_taken
 from shardtool.storage.places import read_small
-from shardtool.table.columns import among, check_names, check_sidecar_names, hashes, no_such, places_among
+from shardtool.table.columns import among, check_names, check_sidecar_names, hashes, is_text, no_such, places_among
 from shardtool.values import INLINE, SPAN, counted, to_bytes, to_text
-from shardtool.wording import option
+from shardtool.wording import option, speaks_command_line
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from shardtool.execute.pool import Pool
     from shardtool.request.options import SelectingOptions
     from shardtool.request.settings import Observer
+    from shardtool.select.join import JoinedSamples
 
     Rows = NDArray[np.int64]
 
@@ -96,7 +98,10 @@ def chosen(listed: Listing, options: SelectingOptions, *, may_lack_values: bool 
 
         joined = join(listed.entries, options.join, options.on or "", options.text_form)
         recorded, names = {**listed.recorded, "join": joined.name}, {**joined.classes}
-        listed = replace(listed, entries=joined.entries, recorded=recorded, notes=(*listed.notes, *joined.notes))
+        unused = _unused_note(joined, options)
+        listed = replace(
+            listed, entries=joined.entries, recorded=recorded, notes=(*listed.notes, *joined.notes, *unused)
+        )
     if (query := options.where) is not None:
         from shardtool.select.query import matching_so_far
 
@@ -119,6 +124,27 @@ def chosen(listed: Listing, options: SelectingOptions, *, may_lack_values: bool 
         entries = replace(entries, metadata=arrow.with_column(entries.metadata, name, numbers))
     entries, notes = set_fields(entries, values, options.classes, known, names, may_lack=may_lack_values)
     return replace(listed, entries=entries, notes=(*listed.notes, *notes))
+
+
+# The options that name columns for something else than a field.
+_USES = ("split_column", "stratify", "group_by", "sort_by", "of")
+
+
+def _unused_note(joined: JoinedSamples, options: SelectingOptions) -> tuple[str, ...]:
+    """Note that the columns of a table are in the sidecars alone, if no option names one of them."""
+    kinds, where = joined.columns, options.where or ""
+    used = {getattr(options, name, None) for name in _USES}.union(
+        column for _, column in pairs("values", options.values)
+    )
+    if not kinds or not used.isdisjoint(kinds) or any(name in where for name in kinds):
+        return ()
+    name, kind = next(iter(kinds.items()))
+    field = "txt" if is_text(kind) else "cls" if pa.types.is_integer(kind) else f"{name}.json"
+    added = option("values", quote(f"{field}={name}") if speaks_command_line() else {field: name})
+    which = (
+        f"the columns of {joined.name} go into the sidecars, not into the shards: {listing([*map(printable, kinds)])}"
+    )
+    return (f"{which} ({added} makes a field of one)",)
 
 
 def with_names(table: pa.Table, values: Iterable[tuple[str, str]]) -> pa.Table:

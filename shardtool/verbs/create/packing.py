@@ -224,7 +224,7 @@ def _note_plans(run: Run) -> None:
     notes.add(*skipped_notes(run.listed.skipped))
     if run.options.is_given("seed") and "seed" not in run.options.recorded():
         notes.add(f"{option('seed')} has no effect without {flag('shuffle')} or {option('split')}")
-    notes.add(*_small_notes(run))
+    notes.add(*_idle_notes(run), *_small_notes(run))
     if run.verb == "create" and not run.options.shuffle and not any(one.destination.appends for one in run.outputs):
         from shardtool.entries.classes import sorted_note
 
@@ -244,6 +244,24 @@ def _note_plans(run: Run) -> None:
     notes.add(*name_notes(outputs, run.options.readers))
     if "huggingface" in run.options.readers:
         notes.add(*folder_notes(outputs, run.exports))
+
+
+# Options that act only together with others. Unlike those with `needs`, they were accepted alone before, and dataset
+# files record some of them.
+_ACTS_WITH = (("resize_mode", "resize"), ("max_removed", "if_exists=resume"))
+_ONLY_SCATTER = ("memory", "temp_dir")
+
+
+def _idle_notes(run: Run) -> Iterator[str]:
+    """Yield which options have no effect on this run."""
+    options = run.options
+    for name, other in _ACTS_WITH:
+        if options.is_given(name) and not options.first_given(other):
+            needed, _, value = other.partition("=")
+            yield f"{option(name)} has no effect without {option(needed, value or None)}"
+    if getattr(options, "method", "") == "gather":
+        for name in filter(options.is_given, _ONLY_SCATTER):
+            yield f"{option(name)} has no effect with {option('method', 'gather')}"
 
 
 _MAY_BE_EMPTY = ("txt", "text")  # a caption, or objects of an image that has none
