@@ -391,7 +391,7 @@ class ManifestSource(Source):
         """
         options, roles, schema = self._options, self._roles, self._table.schema
         used = {*roles.paths(), *(name for role in ("urls", "binary", "values") for name in roles.columns_of(role))}
-        if options.meta not in ("all", "none"):
+        if options.meta not in (None, "all", "none"):
             used |= {*roles.meta}  # named by the user
         if roles.key is not None and (options.key is not None or roles.paths() or roles.binary or roles.urls):
             used.add(roles.key)
@@ -735,7 +735,7 @@ def choose(where: str, schema: pa.Schema, options: CreateOptions, first_ending: 
     if path is None and not files and not binary and not urls:
         asked = {column for _, column in values}
         if values:  # columns that --meta names stay metadata
-            asked |= {one for one in options.meta.split(",") if one.casefold() in tables.MEDIA_NAMES}
+            asked |= {one for one in (options.meta or "").split(",") if one.casefold() in tables.MEDIA_NAMES}
         path = _usual("path", tables.PATH_NAMES, [one.name for one in schema if tables.is_text(one.type)], asked, notes)
         if path is None:
             some = [one.name for one in schema if tables.is_bytes(one.type) or tables.is_wrapped_bytes(one.type)]
