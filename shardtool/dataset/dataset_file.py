@@ -274,10 +274,11 @@ def listed_beside(data: bytes) -> tuple[list[str], str]:
 
 def _no_dataset_file(name: str, data: bytes, expected: str = "one of shardtool") -> CorruptShard:
     """Return what is wrong with a file that cannot be read as a dataset file: it is damaged, or none."""
+    remedy = f"Run the command that made it again with {option('if_exists', 'resume')}, or `shardtool index` of the "
+    remedy += f"shards with {flag('overwrite')}."
     if is_own(data):
-        return CorruptShard(name, f"a damaged dataset file of {len(data):,} bytes", remedy=made_again())
+        return CorruptShard(name, f"a damaged dataset file of {len(data):,} bytes", remedy=remedy)
     if _HEAD.startswith(data):
-        remedy = f"`shardtool index` of the shards, with {flag('overwrite')}, replaces the file."
         return CorruptShard(name, f"a damaged file of {len(data):,} bytes", expected=expected, remedy=remedy)
     return CorruptShard(name, "no dataset file", expected=expected)
 

@@ -450,11 +450,12 @@ def _look_at_own(found: Destination) -> Destination:
 
 def _check_dataset_file(found: Destination) -> None:
     """Refuse what has the dataset file's name and is none, or lists a shard that would be left behind."""
-    name, data = found.pattern.dataset_file, b""
+    name, data, is_empty = found.pattern.dataset_file, b"", False
     with suppress(OSError):
         data = found.folder.read(name)
+        is_empty = not data and not os.path.islink(found.dataset_file)  # as a power failure may leave one
     shards = shard_names(data)
-    if shards is None and not is_own(data):
+    if shards is None and not is_own(data) and not is_empty:
         what = "a file that is no dataset file of shardtool"
         if os.path.islink(found.dataset_file):
             what = "a symbolic link, and no run writes through one"
