@@ -288,6 +288,11 @@ def is_own(data: bytes) -> bool:
     return any(mark in data for mark in _MARKS) or (data.startswith(_HEAD) and not data.rstrip().endswith(b"}"))
 
 
+def may_be_own(data: bytes) -> bool:
+    """Return whether a file may be what is left of a dataset file of shardtool: an empty file may be, too."""
+    return _HEAD.startswith(data) or is_own(data)
+
+
 def _is_rewritten(data: bytes) -> bool:
     """Tell whether JSON is what a dataset file of ours says, written anew by another program."""
     try:

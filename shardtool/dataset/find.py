@@ -23,9 +23,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from shardtool import pattern as patterns
 from shardtool.dataset.dataset_file import (
-    is_own,
     listed_beside,
     listed_shards,
+    may_be_own,
     read_dataset,
     shard_names,
     sound_dataset,
@@ -583,7 +583,7 @@ def damaged_file(found: StoredDataset) -> str | None:
         return None
     for name in usual_names([base_name(path) for path in found.paths]):
         data = places.read_beside(path := join(found.folder, name))
-        if data is not None and (not data or is_own(data)):
+        if data is not None and may_be_own(data):
             return path
     return None
 
@@ -916,8 +916,8 @@ def _of_one_run(text: str, names: Mapping[str, list[Given]]) -> list[str]:
         raise InvalidRequest(text, f"splits of {len(runs)} runs: {found}", expected="the splits of one run",
                              remedy="Name the dataset files instead.")  # fmt: skip
     if missing := [split for split in sorted(runs[0], key=natural) if not names.get(split)]:
-        names = listing([text.replace(_SPLIT, split) for split in missing], 3)
-        found = f"{names} {'does' if len(missing) == 1 else 'do'} not exist"
+        lacking = listing([text.replace(_SPLIT, split) for split in missing], 3)
+        found = f"{lacking} {'does' if len(missing) == 1 else 'do'} not exist"
         expected = f"all splits of the run: {listing(sorted(runs[0], key=natural), 10)}"
         raise InvalidRequest(text, found, expected=expected,
                              remedy="To read fewer splits, name their dataset files instead.")  # fmt: skip

@@ -192,8 +192,8 @@ def _given_keys(given: object) -> list[bytes]:
         try:
             data = sys.stdin.buffer.read() if path == "-" else read_small(path)
         except OSError as error:
-            found, remedy = f"{path}: {reason(error)}", "" if os.path.lexists(path) else similar_path(path)
-            raise InvalidRequest(option("keys_from"), found, expected="a file of keys", remedy=remedy) from None
+            problem, remedy = f"{path}: {reason(error)}", "" if os.path.lexists(path) else similar_path(path)
+            raise InvalidRequest(option("keys_from"), problem, expected="a file of keys", remedy=remedy) from None
         lines = data.removeprefix(b"\xef\xbb\xbf").splitlines()
         return [line for line in lines if line and b"\0" not in line]
     if isinstance(given, Iterable) and not isinstance(given, bytes):
