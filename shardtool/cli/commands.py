@@ -483,7 +483,7 @@ def divide_sources(names: tuple[str, ...]) -> tuple[str | list[str], list[str]]:
     """
     at = len(names) - 1
     first, last = names[0], names[at]
-    if at > 0 and _is_output(first) and not is_shard_name(os.path.basename(last)) and os.path.exists(last):
+    if at > 0 and _is_source(last) and _is_output(first):
         raise _swapped(first, last, "a shard pattern before the source", "SOURCE before OUTPUT")
     if at < 1:
         raise InvalidRequest("OUTPUT", "not given", expected=_PATTERN_LAST)
@@ -496,8 +496,15 @@ def divide_sources(names: tuple[str, ...]) -> tuple[str | list[str], list[str]]:
     return sources[0] if len(sources) == 1 else sources, [*names[at:]]
 
 
+def _is_source(name: str) -> bool:
+    """Tell whether a name can only be that of something to read: an existing file or folder that is no shard."""
+    return not is_shard_name(os.path.basename(name)) and os.path.exists(name)
+
+
 def _is_output(name: str) -> bool:
-    """Tell whether a name can only be that of shards to write: a pattern, or a shard, of which no file exists."""
+    """Tell whether a name can only be that of shards to write: a local pattern, or shard, of which no file exists."""
+    if is_url(name):
+        return False
     head = re.split(_PATTERN, name, maxsplit=1)[0]
     if head == name:
         return is_shard_name(os.path.basename(name)) and not os.path.lexists(name)
@@ -522,7 +529,7 @@ def divide_datasets(names: tuple[str, ...]) -> tuple[list[str | list[str]], list
     """
     at = len(names) - 1
     first, last = names[0], names[at]
-    if at == 1 and _is_output(first) and not is_shard_name(os.path.basename(last)) and os.path.exists(last):
+    if at == 1 and _is_source(last) and _is_output(first):
         raise _swapped(first, last, "a shard pattern before the dataset", "DATASET before OUTPUT")
     if not _PATTERN.search(names[at]):
         while at > 0 and _follows(names[at - 1], names[at]):
@@ -544,7 +551,8 @@ def _and_last(names: tuple[str, ...], *missing: str) -> tuple[list[str], str]:
         raise InvalidRequest(*missing)
     if len(datasets) == 1 and os.path.isfile(last) and last.endswith(DATASET_SUFFIX) and not _MARKS.search(datasets[0]):
         first = datasets[0]
-        if os.path.isdir(first) or not (is_url(first) or os.path.lexists(first)):
+        holds_shards = any(is_shard_name(name) for name in names_in(first)) if os.path.isdir(first) else False
+        if not (is_url(first) or os.path.isfile(first) or holds_shards):
             raise _swapped(first, last, f"before the dataset file {last}", f"DATASET before {missing[0]}")
     return datasets, last
 

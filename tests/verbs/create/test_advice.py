@@ -234,6 +234,7 @@ def test_slips_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         (["reshard", "d/x-{00..}.tar", "d/x.json"], "d/x.json: the ending '.json'; expected a pattern"),
         (["copy", "o", "d/x.json"], "DATASET before DEST. Swap them: d/x.json o."),
         (["extract", "imgs", "d/x.json"], "DATASET before DIR. Swap them: d/x.json imgs."),
+        (["copy", "d", "d/x.json"], "d/x.json: a file, or a pattern of files; expected a folder"),
         (["extract", "d/x.json", "o", "-n", "5"], "To choose samples, use --where or --keys-from."),
         (["extract", "d/x.json", "cat/1"], "cat/1: the key of a sample; expected the folder to write to."),
         (["extract", "d/x.json", "cat/1.jpg"], "a file of a sample; expected the folder to write to."),
