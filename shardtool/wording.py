@@ -8,6 +8,7 @@ when a module is imported.
 from __future__ import annotations
 
 from contextlib import contextmanager
+from shlex import quote
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -89,6 +90,17 @@ def export_call(dataset_file: str, forms: Sequence[str], *, overwrite: bool) -> 
 def made_again() -> str:
     """Return what to do about a file that a run, or `index`, can write again."""
     return f"Run the command that made it again with {option('if_exists', 'resume')}, or `shardtool index`."
+
+
+def shell_word(text: str) -> str:
+    """Return a text quoted as one word for a shell, in double quotes if the text has single ones and that is safe."""
+    return f'"{text}"' if "'" in text and not any(mark in text for mark in '"$`\\\\!') else quote(text)
+
+
+def where_keys(keys: Sequence[str]) -> str:
+    """Return what a message calls the choice of samples by their keys."""
+    query = f"key == {keys[0]!r}" if len(keys) == 1 else f"key in {[*keys]!r}"
+    return option("where", either(query, shell_word(query)))
 
 
 def create_again() -> str:

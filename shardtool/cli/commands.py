@@ -21,7 +21,7 @@ from shardtool.cli.output import LOG, in_files, show, show_bytes, show_json, whi
 from shardtool.cli.terminal import Terminal
 from shardtool.errors import InvalidRequest, ShardError, printable
 from shardtool.interop.indexes import EXPORTS
-from shardtool.pattern import is_shard_name
+from shardtool.pattern import DATASET_SUFFIX, is_shard_name
 from shardtool.request.options import (
     CopyOptions,
     CreateOptions,
@@ -48,7 +48,7 @@ from shardtool.request.settings import (
     typed_text,
 )
 from shardtool.request.texts import whole
-from shardtool.storage.places import use_anonymous, use_endpoint, use_headers, use_store_options
+from shardtool.storage.places import is_url, names_in, use_anonymous, use_endpoint, use_headers, use_store_options
 from shardtool.storage.remote.retry import use_retry_for
 from shardtool.values import counted, given_names, output_text
 from shardtool.wording import typed_words
@@ -483,9 +483,8 @@ def divide_sources(names: tuple[str, ...]) -> tuple[str | list[str], list[str]]:
     """
     at = len(names) - 1
     first, last = names[0], names[at]
-    if at > 0 and _PATTERN.search(first) and not is_shard_name(os.path.basename(last)) and os.path.exists(last):
-        found, remedy = "a shard pattern before the source", f"Swap them: {shlex.quote(last)} {shlex.quote(first)}."
-        raise InvalidRequest(first, found, expected="SOURCE before OUTPUT", remedy=remedy)
+    if at > 0 and _is_source(last) and _is_output(first):
+        raise _swapped(first, last, "a shard pattern before the source", "SOURCE before OUTPUT")
     if at < 1:
         raise InvalidRequest("OUTPUT", "not given", expected=_PATTERN_LAST)
     is_archive = is_shard_name(os.path.basename(names[0]))
@@ -495,6 +494,28 @@ def divide_sources(names: tuple[str, ...]) -> tuple[str | list[str], list[str]]:
         at -= 1
     sources = [*names[:at]]
     return sources[0] if len(sources) == 1 else sources, [*names[at:]]
+
+
+def _is_source(name: str) -> bool:
+    """Tell whether a name can only be that of something to read: an existing file or folder that is no shard."""
+    return not is_shard_name(os.path.basename(name)) and os.path.exists(name)
+
+
+def _is_output(name: str) -> bool:
+    """Tell whether a name can only be that of shards to write: a local pattern, or shard, of which no file exists."""
+    if is_url(name):
+        return False
+    head = re.split(_PATTERN, name, maxsplit=1)[0]
+    if head == name:
+        return is_shard_name(os.path.basename(name)) and not os.path.lexists(name)
+    folder, start = os.path.split(head)
+    return not any(one.startswith(start) and is_shard_name(one) for one in names_in(folder or "."))
+
+
+def _swapped(first: str, last: str, found: str, expected: str) -> InvalidRequest:
+    """Return the error of two arguments in the wrong order."""
+    remedy = f"Swap them: {shlex.quote(last)} {shlex.quote(first)}."
+    return InvalidRequest(first, found, expected=expected, remedy=remedy)
 
 
 def divide_datasets(names: tuple[str, ...]) -> tuple[list[str | list[str]], list[str]]:
@@ -507,6 +528,9 @@ def divide_datasets(names: tuple[str, ...]) -> tuple[list[str | list[str]], list
         InvalidRequest: It is unclear which is which.
     """
     at = len(names) - 1
+    first, last = names[0], names[at]
+    if at == 1 and _is_source(last) and _is_output(first):
+        raise _swapped(first, last, "a shard pattern before the dataset", "DATASET before OUTPUT")
     if not _PATTERN.search(names[at]):
         while at > 0 and _follows(names[at - 1], names[at]):
             at -= 1
@@ -525,6 +549,11 @@ def _and_last(names: tuple[str, ...], *missing: str) -> tuple[list[str], str]:
     *datasets, last = names
     if not datasets:
         raise InvalidRequest(*missing)
+    if len(datasets) == 1 and os.path.isfile(last) and last.endswith(DATASET_SUFFIX) and not _MARKS.search(datasets[0]):
+        first = datasets[0]
+        holds_shards = any(is_shard_name(name) for name in names_in(first)) if os.path.isdir(first) else False
+        if not (is_url(first) or os.path.isfile(first) or holds_shards):
+            raise _swapped(first, last, f"before the dataset file {last}", f"DATASET before {missing[0]}")
     return datasets, last
 
 

@@ -224,8 +224,10 @@ def refuse_loose_value(names: Sequence[str], context: click.Context) -> None:
             found, remedy = f"{name} was taken for an argument", f"Write {option} {value}{name}."
             raise InvalidRequest(f"{option} {value} {name}", found, expected="one word", remedy=remedy)
         if name.isdigit() and value == "-n":
-            has_head = any("--head" in one.opts for one in context.command.params)
-            remedy = f"To use only the first {name} samples, write --head {name}." if has_head else ""
+            known = {one for option in context.command.params for one in option.opts}
+            remedy = f"To use only the first {name} samples, write --head {name}." if "--head" in known else ""
+            if not remedy and {"--where", "--keys-from"} <= known:
+                remedy = "To choose samples, use --where or --keys-from."
             raise InvalidRequest(f"-n {name}", f"-n is --dry-run, and {name} was taken for an argument", remedy=remedy)
 
 

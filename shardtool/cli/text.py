@@ -137,6 +137,8 @@ def _head(summary: Summary, room: int) -> list[str]:
 
 def _complete(summary: Summary) -> str:
     if summary.complete is None:
+        if any(one.code == "dataset-file-damaged" for one in summary.problems):
+            return "not known: the dataset file is damaged"
         found = f", and {counted(len(summary.problems), 'problem')}" if summary.problems else ""
         return f"not known: no dataset file of shardtool{found}"
     if summary.complete:
@@ -525,6 +527,8 @@ def diff_text(result: DiffResult, *, whole: bool) -> str:
     ]
     lines += [f"\nthe class numbers of {printable(name)} stand for other names" for name in result.classes]
     total = ", ".join(totals) or ("content equal" if columns else "the same")
+    if result.uncompared:
+        total += f", except that these fields were not compared: {printable(listing([*result.uncompared]))}"
     total += f" ({fields})" if fields else ""
     total += f"; metadata: {listing(columns)}" if columns else ""
     return "\n".join([*lines, "", f"{total}, {result.seconds:.1f} s"])

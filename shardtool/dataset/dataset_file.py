@@ -274,10 +274,11 @@ def listed_beside(data: bytes) -> tuple[list[str], str]:
 
 def _no_dataset_file(name: str, data: bytes, expected: str = "one of shardtool") -> CorruptShard:
     """Return what is wrong with a file that cannot be read as a dataset file: it is damaged, or none."""
+    remedy = f"Run the command that made it again with {option('if_exists', 'resume')}, or `shardtool index` of the "
+    remedy += f"shards with {flag('overwrite')}."
     if is_own(data):
-        return CorruptShard(name, f"a damaged dataset file of {len(data):,} bytes", remedy=made_again())
+        return CorruptShard(name, f"a damaged dataset file of {len(data):,} bytes", remedy=remedy)
     if _HEAD.startswith(data):
-        remedy = f"`shardtool index` of the shards, with {flag('overwrite')}, replaces the file."
         return CorruptShard(name, f"a damaged file of {len(data):,} bytes", expected=expected, remedy=remedy)
     return CorruptShard(name, "no dataset file", expected=expected)
 
@@ -285,6 +286,11 @@ def _no_dataset_file(name: str, data: bytes, expected: str = "one of shardtool")
 def is_own(data: bytes) -> bool:
     """Return whether a file that may be damaged or cut short was a dataset file of shardtool."""
     return any(mark in data for mark in _MARKS) or (data.startswith(_HEAD) and not data.rstrip().endswith(b"}"))
+
+
+def may_be_own(data: bytes) -> bool:
+    """Return whether a file may be what is left of a dataset file of shardtool: an empty file may be, too."""
+    return _HEAD.startswith(data) or is_own(data)
 
 
 def _is_rewritten(data: bytes) -> bool:

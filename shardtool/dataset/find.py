@@ -22,7 +22,14 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from shardtool import pattern as patterns
-from shardtool.dataset.dataset_file import listed_beside, listed_shards, read_dataset, shard_names, sound_dataset
+from shardtool.dataset.dataset_file import (
+    listed_beside,
+    listed_shards,
+    may_be_own,
+    read_dataset,
+    shard_names,
+    sound_dataset,
+)
 from shardtool.dataset.shard_file import FETCH, SurveyTask, looks_like, shard_kind, survey
 from shardtool.errors import AccessRefused, CorruptShard, InvalidRequest, listing, printable, reason
 from shardtool.pattern import DATASET_SUFFIX, ShardPattern, is_shard_name, parse_pattern, read_name
@@ -570,6 +577,27 @@ def usual_names(shards: list[str]) -> Iterator[str]:
             yield parse_pattern(f"{found[1]}{{{found[2]}..}}{found[3]}").dataset_file
 
 
+def damaged_file(found: StoredDataset) -> str | None:
+    """Return the path of the dataset file of these shards if the file is damaged; None: there is no such file."""
+    if found.dataset_file is not None:
+        return None
+    for name in usual_names([base_name(path) for path in found.paths]):
+        data = places.read_beside(path := join(found.folder, name))
+        if data is not None and may_be_own(data):
+            return path
+    return None
+
+
+def check_not_damaged(found: StoredDataset) -> None:
+    """Refuse shards whose dataset file is damaged, for a verb that needs the file.
+
+    Raises:
+        CorruptShard: It is.
+    """
+    if (path := damaged_file(found)) is not None:
+        read_dataset(places.read_small(path), path)
+
+
 def _dataset_file_of(
     folder: str, there: set[str], usual: Iterable[str], meant: Callable[[Iterable[str]], list[str]]
 ) -> tuple[str | None, list[str], str]:
@@ -888,8 +916,10 @@ def _of_one_run(text: str, names: Mapping[str, list[Given]]) -> list[str]:
         raise InvalidRequest(text, f"splits of {len(runs)} runs: {found}", expected="the splits of one run",
                              remedy="Name the dataset files instead.")  # fmt: skip
     if missing := [split for split in sorted(runs[0], key=natural) if not names.get(split)]:
-        found = f"no {listing([text.replace(_SPLIT, split) for split in missing], 3)}: a split of the same run"
-        raise InvalidRequest(text, found, expected=listing(sorted(runs[0], key=natural), 10),
+        lacking = listing([text.replace(_SPLIT, split) for split in missing], 3)
+        found = f"{lacking} {'does' if len(missing) == 1 else 'do'} not exist"
+        expected = f"all splits of the run: {listing(sorted(runs[0], key=natural), 10)}"
+        raise InvalidRequest(text, found, expected=expected,
                              remedy="To read fewer splits, name their dataset files instead.")  # fmt: skip
     return [split for split in names if split in runs[0]]
 

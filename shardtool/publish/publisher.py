@@ -22,7 +22,14 @@ from hashlib import blake2b
 from itertools import zip_longest
 from typing import TYPE_CHECKING
 
-from shardtool.dataset.dataset_file import DatasetFile, ShardEntry, is_own, read_dataset, shard_names, tells_of_appends
+from shardtool.dataset.dataset_file import (
+    DatasetFile,
+    ShardEntry,
+    may_be_own,
+    read_dataset,
+    shard_names,
+    tells_of_appends,
+)
 from shardtool.errors import CorruptShard, InvalidRequest, OutputExists, OutputFailed, listing, reason
 from shardtool.pattern import ShardPattern, sidecar_name, text_of
 from shardtool.publish import records
@@ -450,11 +457,12 @@ def _look_at_own(found: Destination) -> Destination:
 
 def _check_dataset_file(found: Destination) -> None:
     """Refuse what has the dataset file's name and is none, or lists a shard that would be left behind."""
-    name, data = found.pattern.dataset_file, b""
+    name, data, may_be_replaced = found.pattern.dataset_file, b"", False
     with suppress(OSError):
         data = found.folder.read(name)
+        may_be_replaced = may_be_own(data) and not os.path.islink(found.dataset_file)
     shards = shard_names(data)
-    if shards is None and not is_own(data):
+    if shards is None and not may_be_replaced:
         what = "a file that is no dataset file of shardtool"
         if os.path.islink(found.dataset_file):
             what = "a symbolic link, and no run writes through one"

@@ -947,7 +947,7 @@ def _through(stages: Sequence[Each], samples: Iterable[object], on_skip: OnSkip,
                     rng = (partial(rng_of, at),) if stage.draws else ()
                     value = stage(value, *rng)
                     if value is None:
-                        left_out = SampleFailed(_named(_key_of(sample)), f"left out by {_call(stage)}")
+                        left_out = SampleFailed(_named(_key_of(sample)), f"dropped by {_call(stage)}")
                         break
             except SampleFailed as error:
                 if isinstance(stage, Map) or not stage.leaves_out:

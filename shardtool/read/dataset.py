@@ -616,8 +616,8 @@ class _Pass:
             raise InvalidRequest("the stream", found, expected=expected, remedy=f"{_CHOOSE}; {_OR_PAD}.")
         if self.empty * _RARE > positions and not skipped.has_warned:
             skipped.has_warned = True
-            advice = _VERIFY if damaged else _CHOOSE
-            _log.warning("More than 1 %% of the samples of an epoch are skipped, %s. %s.", example, advice)
+            advice = _VERIFY if damaged else f"len() counts them too. {_CHOOSE}"
+            _log.warning("More than 1 %% of the samples of this epoch were skipped, %s. %s.", example, advice)
 
 
 _RARE = 100  # positions of which one may give nothing

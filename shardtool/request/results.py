@@ -406,6 +406,7 @@ class DiffResult:
         classes: Fields whose numbers of classes stand for other names.
         metadata: Metadata column to how it differs.
         metadata_only: How many of the changed samples differ in metadata only.
+        uncompared: The fields that were not compared with the source: their table was not found.
         a: What was given.
         b: The same.
         notes: What the user should know.
@@ -421,6 +422,7 @@ class DiffResult:
     classes: tuple[str, ...] = ()
     metadata: Mapping[str, ChangedColumn] = field(default_factory=dict)
     metadata_only: int = 0
+    uncompared: tuple[str, ...] = ()
     a: str = ""
     b: str = ""
     notes: tuple[str, ...] = ()
@@ -449,6 +451,7 @@ class DiffResult:
             "classes": list(self.classes),
             "metadata": {name: one._asdict() for name, one in self.metadata.items()},
             "metadata_only": self.metadata_only,
+            **({"uncompared": [*self.uncompared]} if self.uncompared else {}),
             "added": list(self.added),
             "removed": list(self.removed),
             "changed": [{"key": one.key, "fields": list(one.fields)} for one in self.changed],

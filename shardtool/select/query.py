@@ -367,7 +367,7 @@ class _Rows:
         if name in {*PROBED, *ORIGINAL}:
             remedy = f"{call('create', probe=True)} makes it a column, which this may name in the same run."
         if name in self._query.classes:
-            remedy = f"{option('columns_from', (name,))} makes a column of the field."
+            remedy = f"{call('reshard', columns_from=(name,))} makes a column of the field."
         return self._query.refusal(node, "no such column", expected=expected, remedy=remedy)
 
     def _constant(self, node: ast.Constant | ast.List | ast.Tuple) -> _Value:

@@ -19,7 +19,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from hashlib import blake2b
-from shlex import quote
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from shardtool.dataset.shard_file import PackedFile, ShardFile, open_shard, payload
@@ -42,10 +41,10 @@ from shardtool.request.settings import Observer
 from shardtool.skipped import SkipCode, Skipped, failures
 from shardtool.storage import places as storage
 from shardtool.values import FILE, INLINE, LINK, SPAN, OnError, counted, inline_payload, placed, show_time, source_name
-from shardtool.wording import either, option
+from shardtool.wording import option
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     import numpy as np
     import pyarrow as pa
@@ -167,12 +166,11 @@ class Source(ABC):
         raise Bug(str(file), "payloads of a source that is no table")
 
 
-def check_some(listed: Listing, include: Sequence[str] = ()) -> None:
+def check_some(listed: Listing) -> None:
     """Refuse a source without samples.
 
     Args:
         listed: The samples.
-        include: Globs of which files must match one.
 
     Raises:
         InvalidRequest: It has none.
@@ -180,10 +178,6 @@ def check_some(listed: Listing, include: Sequence[str] = ()) -> None:
     if not len(listed.entries):
         where, skipped = source_name(listed.entries.root), listed.skipped
         remedy = f"Is it the right folder? Look at {option('include')}, {option('exclude')} and {option('hidden')}."
-        endings = [text for text in include if text.isalnum()]
-        if endings and not skipped:
-            remedy = f"Did you mean {option('include', either(f'*.{endings[0]}', quote(f'*.{endings[0]}')))}?"
-            raise InvalidRequest(option("include", endings[0]), f"matches no file in {where}", remedy=remedy)
         if skipped:
             remedy = f"All {len(skipped):,} files were left out, such as {skipped[0].path}."
         raise InvalidRequest(where, "no samples", expected="files such as cat/0001.jpg", remedy=remedy)

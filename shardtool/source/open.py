@@ -13,8 +13,8 @@ from shardtool.pattern import DATASET_SUFFIX, ShardPattern, is_shard_name, parse
 from shardtool.request.options import CreateOptions, ReshardOptions
 from shardtool.source.folder import EXPECTED, ArchiveSource, FolderSource, FoldersSource, again, only
 from shardtool.storage.places import base_name, is_url, is_web, parse_address, refuse_near_url, similar_path
-from shardtool.table.kinds import archive_in, is_table
-from shardtool.wording import option
+from shardtool.table.kinds import PARQUET, archive_in, is_table, joining, table_ending
+from shardtool.wording import either, option
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -90,7 +90,7 @@ def _open_folders(sources: Sequence[Any], options: CreateOptions, outputs: Seque
             elif is_table(one, options.text_form):
                 found = f"one of {len(sources)} sources, and a table"
                 expected = "one table, or several folders whose files share their keys"
-                remedy = "Join the tables into one file, or pack each table by itself and combine them with `reshard`."
+                remedy = _one_table(sources, one)
             elif archive_in(one) is not None:
                 remedy = "An archive is a source by itself."
                 check_archive(os.fspath(one))
@@ -99,6 +99,19 @@ def _open_folders(sources: Sequence[Any], options: CreateOptions, outputs: Seque
         return _open_listed(sources[0], options, outputs)
     options.check_for(manifest=False)
     return FoldersSource([os.fspath(one) for one in sources], options, outputs)
+
+
+def _one_table(sources: Sequence[Any], table: Any) -> str:
+    """Return what to do about several sources, one of which is a table."""
+    name = os.fspath(table)
+    if any(isinstance(one, str | os.PathLike) and os.path.isdir(one) for one in sources):
+        joined = either(f"join={name!r}", f"--join {quote(name)}")
+        return f"To add the columns of the table to the samples of the folder, use {joined}."
+    names = [os.fspath(one) for one in sources if isinstance(one, str | os.PathLike)]
+    alone = "Or pack each table by itself, and combine the datasets with `reshard`."
+    if len(names) == len(sources) and all(table_ending(one) == PARQUET for one in names):
+        return f"A folder of Parquet files, or a quoted glob such as '*.parquet', is one table. {alone}"
+    return f"{joining(names)} {alone}"
 
 
 def _may_be_folder(path: str) -> bool:

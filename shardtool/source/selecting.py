@@ -26,7 +26,7 @@ from shardtool.select.names import column_of, share_of, sort_order, table_of
 from shardtool.skipped import Skipped, key_mark, same_as
 from shardtool.source import base
 from shardtool.source.base import Listing, Source, check_skipped, none_taken
-from shardtool.storage.places import read_small
+from shardtool.storage.places import read_small, similar_path
 from shardtool.table.columns import among, check_names, check_sidecar_names, hashes, is_text, no_such, places_among
 from shardtool.values import INLINE, SPAN, counted, to_bytes, to_text
 from shardtool.wording import option, speaks_command_line
@@ -218,7 +218,8 @@ def _given_keys(given: object) -> list[bytes]:
         try:
             data = sys.stdin.buffer.read() if path == "-" else read_small(path)
         except OSError as error:
-            raise InvalidRequest(option("keys_from"), f"{path}: {reason(error)}", expected="a file of keys") from None
+            problem, remedy = f"{path}: {reason(error)}", "" if os.path.lexists(path) else similar_path(path)
+            raise InvalidRequest(option("keys_from"), problem, expected="a file of keys", remedy=remedy) from None
         lines = data.removeprefix(b"\xef\xbb\xbf").splitlines()
         return [line for line in lines if line and b"\0" not in line]
     if isinstance(given, Iterable) and not isinstance(given, bytes):

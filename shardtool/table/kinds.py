@@ -6,6 +6,7 @@ import fnmatch
 import os
 import re
 from itertools import islice
+from shlex import quote
 from typing import TYPE_CHECKING, TypeGuard
 
 from shardtool.pattern import format_of, is_shard_name
@@ -13,7 +14,7 @@ from shardtool.request.texts import BY_NAME, TextForm
 from shardtool.storage import places
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     import pandas as pd
 
@@ -23,6 +24,7 @@ JSON_LINES = (".jsonl", ".ndjson")
 JSON = ".json"
 ARROW = (".feather", ".arrow", ".ipc")
 PARQUET = ".parquet"
+_MAX_TYPED = 4  # files that a command in a message names
 PACKED = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}  # by ending, as pyarrow calls it
 
 
@@ -39,6 +41,18 @@ def table_ending(path: str) -> str:
     ending = os.path.splitext(lower.removesuffix(packed))[1]
     text = (*SEPARATORS, *JSON_LINES, JSON)
     return ending if ending in text or (not packed and ending in (PARQUET, *ARROW)) else ""
+
+
+def joining(files: Sequence[str]) -> str:
+    """Return how to make one table of several text files of one form."""
+    endings = {table_ending(one) for one in files}
+    packed = any(one.lower().endswith(tuple(PACKED)) for one in files)
+    words = " ".join(map(quote, files[:_MAX_TYPED])) + (" ..." if len(files) > _MAX_TYPED else "")
+    if not packed and len(endings) == 1 and endings <= {*JSON_LINES}:
+        return f"Join the files into one: `cat {words} > all{endings.pop()}`."
+    if not packed and len(endings) == 1 and endings <= {*SEPARATORS}:
+        return f"Join the files into one, with one header: `awk 'NR == 1 || FNR > 1' {words} > all{endings.pop()}`."
+    return "Join the files into one."
 
 
 def is_glob(path: str) -> bool:

@@ -15,6 +15,7 @@ Text in JSON lines stays text; their whole numbers beyond 64 bits are floats.
 from __future__ import annotations
 
 import csv
+import fnmatch
 import io
 import json
 import os
@@ -877,6 +878,7 @@ def _open_path(path: str, named: Collection[str], form: TextForm) -> Table:
     if kinds.is_glob(path) and (files := kinds.parquet_files(path)):
         return ParquetTable(path, files)
     if not is_remote and not os.path.exists(path):
+        _refuse_glob(path)
         raise InvalidRequest(path, "no such file or folder", expected="a table", remedy=places.similar_path(path))
     if kinds.table_ending(path) if is_remote else not os.path.isdir(path):
         with readable(path):
@@ -885,6 +887,24 @@ def _open_path(path: str, named: Collection[str], form: TextForm) -> Table:
     if not files:
         raise InvalidRequest(path, "a folder", expected="one that holds Parquet files only")
     return ParquetTable(path, files)
+
+
+def _refuse_glob(path: str) -> None:
+    """Refuse a glob of tables other than Parquet.
+
+    Raises:
+        InvalidRequest: It matches files.
+    """
+    if not any(mark in places.base_name(path) for mark in "*?["):
+        return
+    folder = places.folder_of(path)
+    names = fnmatch.filter(places.names_in(folder), places.base_name(path))
+    if not names:
+        raise InvalidRequest(path, "a glob that matches no file", expected="a table, or a glob of Parquet files")
+    files = [places.join(folder, name) for name in names]
+    found, remedy = f"a glob of {counted(len(files), 'file')}", kinds.joining(files)
+    remedy = f"Name the file: {printable(files[0])}." if len(files) == 1 else remedy
+    raise InvalidRequest(path, found, expected="one table, or a glob of Parquet files", remedy=remedy)
 
 
 def _open_file(path: str, form: TextForm) -> Table:

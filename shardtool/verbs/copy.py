@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from shardtool import errors
 from shardtool.dataset.dataset_file import DatasetFile, ShardEntry, read_dataset, shard_names
-from shardtool.dataset.find import find_dataset, given_datasets, recorded_pattern
+from shardtool.dataset.find import check_not_damaged, find_dataset, given_datasets, recorded_pattern
 from shardtool.pattern import DATASET_SUFFIX, ShardPattern, is_shard_name, parse_pattern
 from shardtool.publish.foreign_indexes import StaleIndexes, copy_indexes, copy_lists, folder_below
 from shardtool.publish.publisher import check_space
@@ -213,6 +213,7 @@ def _open_source(given: Given) -> CopySource:
     """
     found = find_dataset(given)
     if found.dataset_file is None or not found.own:
+        check_not_damaged(found)
         expected, remedy = "a dataset with a dataset file, which says what its shards must be", "`index` makes one."
         raise errors.InvalidRequest(found.where, "no dataset file of shardtool", expected=expected, remedy=remedy)
     path, data = found.dataset_file, _read(found.dataset_file)

@@ -18,7 +18,6 @@ from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from hashlib import blake2b
 from importlib import import_module
-from shlex import quote
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote_to_bytes
 
@@ -30,7 +29,7 @@ from shardtool.request.settings import Notes, Observer, by_names
 from shardtool.storage.places import file_fact
 from shardtool.storage.staging import Folder, IfThere, Tree, are_plain, named_folder, path_problem
 from shardtool.values import Given, is_utf8, source_text, to_text
-from shardtool.wording import either, flag, option
+from shardtool.wording import flag, option, where_keys
 from shardtool.write.packer import ShardTask
 from shardtool.write.unpack import UnpackTask, unpack_samples
 
@@ -137,7 +136,7 @@ def _listed(datasets: Sequence[StoredDataset], options: ExtractOptions, pool: Po
 
 
 def _check_no_key(path: str, entries: Entries) -> None:
-    """Refuse a folder that does not exist and is called as a sample.
+    """Refuse a folder that does not exist and has the name of a sample, or of a file of a sample.
 
     Raises:
         InvalidRequest: It is.
@@ -147,11 +146,13 @@ def _check_no_key(path: str, entries: Entries) -> None:
     from shardtool.entries.entries import Names
     from shardtool.table.columns import among, hashes
 
-    if among(hashes(entries.keys), hashes(Names.of([os.fsencode(path)]))).any():
-        query = f"key == {path!r}"
-        only = option("where", either(query, quote(query)))
-        remedy = f"To extract only this sample, give a folder and {only}."
-        raise InvalidRequest(path, "the key of a sample", expected="the folder to write to", remedy=remedy)
+    folder, name = os.path.split(path)
+    stem, _, field = name.partition(".")
+    for key, found in ((path, "the key of a sample"), (os.path.join(folder, stem), "a file of a sample")):
+        is_meant = key == path or field in entries.fields
+        if is_meant and among(hashes(entries.keys), hashes(Names.of([os.fsencode(key)]))).any():
+            remedy = f"To extract only this sample, give a folder and {where_keys([key])}."
+            raise InvalidRequest(path, found, expected="the folder to write to", remedy=remedy)
 
 
 def _labels_folders(dataset: StoredDataset) -> bool:

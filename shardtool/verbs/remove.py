@@ -22,7 +22,6 @@ from collections import Counter
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from importlib import import_module
-from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from shardtool.dataset.dataset_file import DatasetFile, ShardEntry, features_of, read_dataset
@@ -49,7 +48,7 @@ from shardtool.skipped import Skipped, key_mark, without_keys
 from shardtool.storage.places import base_name, folder_of, is_folder, is_url
 from shardtool.storage.staging import Folder, local_folder
 from shardtool.values import SPAN, Given, counted, given_names, local_name
-from shardtool.wording import call, either, option
+from shardtool.wording import call, option, where_keys
 from shardtool.write.packer import ShardTask, digest
 
 if TYPE_CHECKING:
@@ -104,14 +103,13 @@ def remove(dataset: Given | Sequence[Given], options: RemoveOptions, observer: O
 
 
 def _of_keys(dataset: Any) -> str:
-    """Return what to write if the last of several names is rather the key of a sample than a dataset."""
-    if not isinstance(dataset, list | tuple) or len(dataset) < 2:  # noqa: PLR2004 - a dataset, and a key
+    """Return what to write if names after the first are rather keys of samples than datasets."""
+    names = [f"{name}" for name in dataset[1:]] if isinstance(dataset, list | tuple) else []
+    keys = [key for key in names if not (is_url(key) or os.path.lexists(key) or any(mark in key for mark in "{<%*?["))]
+    if not keys:
         return ""
-    key = f"{dataset[-1]}"
-    if is_url(key) or os.path.lexists(key) or any(mark in key for mark in "{<%*?["):
-        return ""
-    query = f"key == {key!r}"
-    return f"{key} is no file: if it is the key of a sample, write {option('where', either(query, quote(query)))}."
+    what = "does not exist: if it is the key of a sample" if len(keys) == 1 else "do not exist: if they are keys"
+    return f"{listing(keys, _SHOWN)} {what}, write {where_keys(keys)}."
 
 
 def _end_begun(given: Any, notes: Notes) -> bool:
@@ -177,6 +175,9 @@ def _place(found: StoredDataset) -> tuple[Folder, str]:
         remedy = f"Copy it into a folder, remove them there, and {call('copy', overwrite=True)} it back."
         raise InvalidRequest(found.where, "a dataset elsewhere", expected="one in a folder", remedy=remedy)
     if found.dataset_file is None or not found.own or not found.whole:
+        from shardtool.dataset.find import check_not_damaged
+
+        check_not_damaged(found)
         expected, remedy = "a whole dataset, by its dataset file", "`index` makes one for shards of other tools."
         raise InvalidRequest(found.where, "shards", expected=expected, remedy=remedy)
     return local_folder(found.folder), base_name(found.dataset_file).removesuffix(DATASET_SUFFIX)

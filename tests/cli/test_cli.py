@@ -55,7 +55,7 @@ ERRORS: dict[str, tuple[Callable[[Path], None], list[str], int, str, list[str]]]
     "no pattern": (_nothing, ["s", "out"], 2, "invalid-request", ["out", "no ending", "out-{000000..}.tar"]),
     "open brace": (_nothing, ["s", "out-{000..009.tar"], 2, "invalid-request", ["out-{000..009.tar"]),
     "url": (_nothing, ["s", "s4://bucket/out-{000..}.tar"], 2, "invalid-request", ["s4://bucket", "s3://"]),
-    "no samples": (_nothing, ["s", PATTERN, "--include", "*.png"], 2, "invalid-request", ["no samples", "--include"]),
+    "no samples": (_nothing, ["s", PATTERN, "--include", "*.png"], 2, "invalid-request", ["matched 0 of", "--include"]),
     "capacity": (_nothing, ["s", "o-{0..1}.tar", "--max-count", "1"], 2, "invalid-request", ["2 names", "12 shards"]),
     "oversize": (_nothing, ["s", PATTERN, "--max-size", "4kB"], 2, "invalid-request", ["--max-size", "--oversize"]),
     "exists": (_finished, ["s", PATTERN], 5, "output-exists", ["out-000.tar", "--overwrite", "--resume"]),

@@ -127,8 +127,8 @@ def test_filter_and_none_leave_out() -> None:
     """What `filter` refuses, and what `map` makes None of, is left out and counted, wherever it stands before batch."""
     chain = _listed().filter(lambda sample: b"c" not in sample.get("jpg", b"")).map(_unless_b).tuple("__key__")
     assert list(chain) == [("a",), ("d",)]
-    assert [str(error) for error in chain.skipped] == ["sample b: left out by map", "sample c: left out by filter"]
-    with pytest.raises(SampleFailed, match=r"^sample b: left out by map\. A stream leaves such samples out\.$"):
+    assert [str(error) for error in chain.skipped] == ["sample b: dropped by map", "sample c: dropped by filter"]
+    with pytest.raises(SampleFailed, match=r"^sample b: dropped by map\. A stream leaves such samples out\.$"):
         chain.stages.apply(_SAMPLES[1])
     assert [len(batch) for batch in _listed().tuple("cls").filter(lambda one: one[0] != b"1").batch(2)] == [1, 1]
     with pytest.raises(InvalidRequest, match=r"^filter: leaves out batches; expected samples"):

@@ -237,7 +237,7 @@ def before(source: Path, ending: str, tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_labels_from_before_are_read_if_asked_for(before: Path, ending: str, tmp_path: Path) -> None:
     """`columns_from` reads them, and what needs the column advises that."""
-    with pytest.raises(InvalidRequest, match=r"columns_from=\('cls',\) makes a column of the field"):
+    with pytest.raises(InvalidRequest, match=r"`reshard\(columns_from=\('cls',\)\)` makes a column of the field"):
         _reshard(before, tmp_path / "x", ending, where="cls == 'cat'")
     asked: dict[str, Any] = {"workers": 1, "split": "x=0.5,y=0.5", "stratify": "cls"}
     with pytest.raises(InvalidRequest, match=r"columns_from=\('cls',\) makes a column of the field"):

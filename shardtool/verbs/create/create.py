@@ -144,6 +144,9 @@ def _open_and_list(run: runs.Run, source: object) -> Source:
     if run.refusal is not None:
         if run.verb == "reshard":
             _check_other_place(run, source)
+        from shardtool.verbs.create.packing import check_listed
+
+        check_listed(run)
         raise run.refusal
     run.pool.check(run.entries.files())
     spans, compressed = run.entries.spans, run.listed.compressed

@@ -24,7 +24,7 @@ from shardtool.interop.readers import READERS, NameProblem, misread_keys, misrea
 from shardtool.plan.order import Bounds, shuffled
 from shardtool.plan.plan import Plan, make_plan, shard_samples
 from shardtool.publish.publisher import EndedAppend, names_left
-from shardtool.request.options import CHANGES
+from shardtool.request.options import CHANGES, CreateOptions
 from shardtool.request.texts import share
 from shardtool.skipped import Skipped, failures, key_mark, reasons, without_keys
 from shardtool.source.base import check_some, files_at_once, none_taken, skipped_notes
@@ -107,6 +107,22 @@ def _leave_out_removed(run: Run) -> None:
             run.listed = replace(run.listed, skipped=tuple(without_keys(run.listed.skipped, hidden)))
 
 
+def check_listed(run: Run) -> None:
+    """Refuse a source without samples.
+
+    Raises:
+        InvalidRequest: It has none.
+    """
+    options = run.options
+    if not len(run.entries) and isinstance(options, CreateOptions) and (options.include or options.exclude):
+        from shardtool.source.unmatched import refuse_globs
+
+        if not run.listed.skipped:
+            folder = to_text(run.entries.root.rstrip(b"/") or run.entries.root)
+            refuse_globs(folder, options.include, options.exclude, hidden=options.hidden)
+    check_some(run.listed)
+
+
 @memory_for("planning the shards")
 def plan_shards(run: Run) -> None:
     """Decide which sample goes into which shard.
@@ -116,7 +132,7 @@ def plan_shards(run: Run) -> None:
         OutputExists: A run that resumes would replace what is there by something else.
     """
     options, entries = run.options, run.entries
-    check_some(run.listed, getattr(run.options, "include", ()))
+    check_listed(run)
     if not run.outputs:
         return
     estimate = None if run.transform is None else _estimate(run, run.transform)

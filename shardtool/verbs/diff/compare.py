@@ -130,7 +130,7 @@ def with_source(
     outputs = [replace(pattern, folder=folder) for pattern, folder in patterns if pattern is not None]
     source = listing(files[0].made.source.split(", ")) if files else ""
     made = f"{datasets[0].where} was made by {run.verb} {source}; " if files else ""
-    words = partial(source_words, given, f"{made}B is that source as it is now, or another dataset.")
+    words = partial(source_words, given, options.join, f"{made}B is that source as it is now, or another dataset.")
     with words():
         again = SourceAgain(run, datasets, given, outputs)
     stored = _of_datasets(datasets, pool, notes, as_stored=True)
@@ -220,6 +220,7 @@ class Comparison:
             classes=tuple(name for name in sorted(a.classes.keys() & b.classes.keys()) if self._renames(name)),
             metadata=columns,
             metadata_only=int(metadata_only),
+            uncompared=self._left_out.fields,
         )
 
     def _renames(self, name: str) -> bool:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from shardtool.dataset.dataset_file import DatasetFile, ShardEntry, read_dataset, shard_names, sound_dataset
-from shardtool.dataset.find import StoredDataset, check_finished, find_dataset, recorded_dots
+from shardtool.dataset.find import StoredDataset, check_finished, damaged_file, find_dataset, recorded_dots
 from shardtool.dataset.shard_file import Survey, SurveyTask, absence, survey, torn_samples, walked_text
 from shardtool.errors import CorruptShard, InvalidRequest, OutputExists, listing, printable, reason
 from shardtool.execute import start_pool
@@ -272,7 +272,8 @@ class Indexer:
         self.folder = open_folder(found.folder if options.output is None else os.fspath(options.output))
         self.shards_folder = _below(self.folder.path, found.folders())
         _check_rivals(self.folder, names, set() if self.shards_folder else {*names})
-        self.dataset_file = base_name(found.dataset_file) if found.dataset_file else self.pattern.dataset_file
+        file = found.dataset_file or damaged_file(found)
+        self.dataset_file = base_name(file) if file else self.pattern.dataset_file
         path = self.folder.full_path(self.dataset_file)
         data = read_there(path)
         if data is None:

@@ -19,7 +19,15 @@ import pyarrow as pa
 import pyarrow.types as pt
 
 from shardtool.dataset.dataset_file import numbers_in
-from shardtool.dataset.find import StoredDataset, StoredShard, given_datasets, natural, open_dataset, splits_in
+from shardtool.dataset.find import (
+    StoredDataset,
+    StoredShard,
+    damaged_file,
+    given_datasets,
+    natural,
+    open_dataset,
+    splits_in,
+)
 from shardtool.dataset.payload import IMAGE_LIMIT, content_of, image_fact, is_label, label_of
 from shardtool.dataset.shard_file import PackedFile, ShardFile, is_packed, open_shard, payload
 from shardtool.dataset.shard_index import FIELDS, FieldRow, ShardIndex, ends_of
@@ -277,6 +285,8 @@ def summarize(overview: Overview, most_values: int = MOST_VALUES) -> Summary:
 def _missing(opened: StoredDataset) -> Iterator[Problem]:
     """Yield what the dataset file lists and is not there, or not of the size that it lists."""
     if opened.file is None:
+        if (damaged := damaged_file(opened)) is not None:
+            yield Problem("dataset-file-damaged", shown(damaged), "not what was written")
         return
     for path in opened.unlisted:  # a range found it beside those of the dataset
         yield Problem("extra-shard", shown(path), "not in the dataset file")

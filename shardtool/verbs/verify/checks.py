@@ -17,7 +17,7 @@ from itertools import accumulate, chain, islice, repeat
 from typing import TYPE_CHECKING, NamedTuple
 
 from shardtool.dataset import find
-from shardtool.dataset.dataset_file import DatasetFile, ShardEntry, is_own, read_dataset, shard_names
+from shardtool.dataset.dataset_file import DatasetFile, ShardEntry, read_dataset, shard_names
 from shardtool.dataset.shard_file import OddMember, PackedFile, ShardFile, Survey, absence, open_shard, walked_text
 from shardtool.errors import AccessRefused, CorruptShard, InvalidRequest, StoreFailed, listing, printable, reason
 from shardtool.fingerprint import crc32c, show_fingerprint
@@ -765,10 +765,8 @@ def _dataset_file_missing(subject: Subject) -> Finding | None:
         return None
     if {case.name for case in subject.cases} <= set[str]().union(*_datasets_beside(subject, names).values()):
         return None
-    files = names.intersection(find.usual_names([case.name for case in subject.cases]))
-    contents = {name: places.read_beside(join(subject.folder, name)) for name in sorted(files)}
-    damaged = [name for name, data in contents.items() if data is not None and (not data or is_own(data))]
-    state = f"a damaged {listing(damaged)}" if damaged else "no dataset file"
+    damaged = find.damaged_file(subject.dataset)
+    state = f"a damaged {base_name(damaged)}" if damaged else "no dataset file"
     what = f"{counted(len(sidecars), 'sidecar')} and {state}: what is here may not be all"
     return Finding("dataset-file-missing", base_name(subject.folder or "."), what)
 

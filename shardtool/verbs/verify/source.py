@@ -58,24 +58,37 @@ _OF_SOURCES = ("root", "allow_outside", "symlinks", "map", "join")  # what `veri
 
 
 @contextmanager
-def source_words(source: object, remedy: str) -> Iterator[None]:
+def source_words(source: object, join: object, remedy: str) -> Iterator[None]:
     """Name, in errors of a source, only options that the user can type here, and what to do here.
 
     Args:
         source: What the user gave as the source.
+        join: What the user gave as the table of `--join`; None: nothing.
         remedy: What to do, unless the error names an option about a source.
     """
     try:
         yield
     except InvalidRequest as error:
+        if join is not None and error.where == _shown_path(join):
+            error.where = f"{option('join')} {error.where}"
+            raise
+        if join is not None and error.where == option("on"):
+            error.where, error.found = f"{option('join')} {_shown_path(join)}", f"{error.found}, the column of keys"
+            error.remedy = f"{option('join')} takes the table that the dataset was created with."
+            raise
         if any(error.where == option(name) for name in TAKEN_AGAIN):
             error.found = f"the dataset was created with {error.where}: {error.found}"
-            error.where = (
-                without_secrets(printable(os.fspath(source))) if isinstance(source, str | os.PathLike) else "the source"
-            )
-        if not any(option(name) in error.remedy for name in _OF_SOURCES):
+            error.where = _shown_path(source) or "the source"
+        if error.remedy.startswith("Did you mean "):
+            error.remedy += f" {remedy}"
+        elif not any(option(name) in error.remedy for name in _OF_SOURCES):
             error.remedy = remedy
         raise
+
+
+def _shown_path(given: object) -> str:
+    """Return a path for messages; empty: `given` is no path."""
+    return without_secrets(printable(os.fspath(given))) if isinstance(given, str | os.PathLike) else ""
 
 
 class Comparison:
@@ -96,7 +109,7 @@ class Comparison:
         outputs = [parse_pattern([join(subject.folder, case.name) for case in subject.cases])]
         if subject.file is not None and (pattern := recorded_pattern(subject.file)) is not None:  # the name of all
             outputs.append(replace(pattern, folder=outputs[0].folder))
-        self._words = partial(source_words, options.source, f"{self._made_from}.")
+        self._words = partial(source_words, options.source, options.join, f"{self._made_from}.")
         with self._words():
             self.again = SourceAgain(made, [subject.dataset], options.source, outputs)
         self.made, self._given, self.findings = made, options.source, subject.findings

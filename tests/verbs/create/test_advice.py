@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+import subprocess
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -203,6 +205,7 @@ def test_slips_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     write_tree(tmp_path / "imgs", {"cat/1.jpg": b"1", "dog/2.jpg": b"2"})
     for name in ("a.csv", "b.csv"):
         (tmp_path / name).write_text("path\nimgs/cat/1.jpg\n")
+        (tmp_path / name.replace("csv", "jsonl")).write_text('{"path": "imgs/cat/1.jpg"}\n')
     output = "o/x-{00..}.tar"
     assert typed("create", "imgs", "d/x-{00..}.tar", "--quiet").code == 0
     for words, said in [
@@ -215,13 +218,83 @@ def test_slips_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         (["inspect", "d/y.json"], "Did you mean d/x.json?"),
         (["inspect", "dd/x.json"], "Did you mean d/x.json?"),
         (["create", "a.csv", "b.csv", output], "a.csv: one of 2 sources, and a table; expected one table"),
-        (["create", "imgs", output, "--include", "jpg"], "matches no file in imgs. Did you mean --include '*.jpg'?"),
+        (["create", "imgs", "a.csv", output], "use --join a.csv."),
+        (
+            ["create", "?.csv", output],
+            "a glob of 2 files; expected one table, or a glob of Parquet files. Join the files",
+        ),
+        (
+            ["create", "a*.csv", output],
+            "a glob of 1 file; expected one table, or a glob of Parquet files. Name the file",
+        ),
+        (["create", "?.jsonl", output], "`cat a.jsonl b.jsonl > all.jsonl`"),
+        (["create", "z*.csv", output], "z*.csv: a glob that matches no file"),
+        (["create", "o/x.tar", "imgs"], "Swap them: imgs o/x.tar."),
+        (["reshard", output, "d/x.json"], "DATASET before OUTPUT. Swap them: d/x.json 'o/x-{00..}.tar'."),
+        (["reshard", "d/x-{00..}.tar", "d/x.json"], "d/x.json: the ending '.json'; expected a pattern"),
+        (["copy", "o", "d/x.json"], "DATASET before DEST. Swap them: d/x.json o."),
+        (["extract", "imgs", "d/x.json"], "DATASET before DIR. Swap them: d/x.json imgs."),
+        (["copy", "d", "d/x.json"], "d/x.json: a file, or a pattern of files; expected a folder"),
+        (["extract", "d/x.json", "o", "-n", "5"], "To choose samples, use --where or --keys-from."),
         (["extract", "d/x.json", "cat/1"], "cat/1: the key of a sample; expected the folder to write to."),
-        (["remove", "d/x.json", "cat/1"], "if it is the key of a sample, write --where"),
+        (["extract", "d/x.json", "cat/1.jpg"], "a file of a sample; expected the folder to write to."),
+        (["extract", "d/x.json", "cat/1"], """give a folder and --where "key == 'cat/1'"."""),
+        (["remove", "d/x.json", "cat/1"], """if it is the key of a sample, write --where "key == 'cat/1'"."""),
+        (["remove", "d/x.json", "cat/1", "dog/2"], """write --where "key in ['cat/1', 'dog/2']"."""),
+        (
+            ["remove", "d/x.json", "--keys-from", "a.jsn"],
+            "a.jsn: no such file or directory; expected a file of keys. Did",
+        ),
+        (["verify", "d/x.json", "--source", "img"], "Did you mean imgs? --source takes what the dataset was made from"),
     ]:
         ran = typed(*words)
         assert (ran.code, said in ran.err) == (2, True), (words, ran.err)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.csv", "b.csv", "d", "imgs"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "a.csv", "a.jsonl", "b.csv", "b.jsonl", "d", "imgs",
+    ]  # fmt: skip
+
+
+def test_printed_commands_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A command that joins files, and a query by key, do what the message promises."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("a.csv", "b.csv"):
+        (tmp_path / name).write_text(f"key,caption\n{name[0]}'1,x")
+    said = typed("create", "?.csv", "o/x-{00..}.tar").err
+    subprocess.run(said.split("`")[1], shell=True, check=True)  # noqa: S602
+    assert (tmp_path / "all.csv").read_text() == "key,caption\na'1,x\nb'1,x\n"
+    assert typed("create", "all.csv", "o/x-{00..}.tar", "--field", "txt=caption", "--quiet").code == 0
+    words = typed("extract", "o/x.json", "a'1").err.split("give a folder and ")[1].rstrip().removesuffix(".")
+    assert typed("extract", "o/x.json", "files", *shlex.split(words), "--quiet").code == 0
+    assert sorted(path.name for path in (tmp_path / "files").glob("[!.]*")) == ["a'1.txt"]
+
+
+@pytest.mark.parametrize(
+    ("globs", "said"),
+    [
+        (["--include", "jpg"], "--include jpg: matched 0 of 3 files in imgs; expected a glob that matches some"),
+        (["--include", "jpg"], "their endings: .jpg (2), .TXT (1). Did you mean --include '*.jpg'?"),
+        (["--include", ".jpg"], "Did you mean --include '*.jpg'?"),
+        (["--include", "*.JPG"], "Did you mean --include '*.jpg'?"),
+        (["--include", "*.txt"], "Did you mean --include '*.TXT'?"),
+        (["--include", "cat"], "Did you mean --include 'cat/*'?"),
+        (["--include", "./dog/"], "Did you mean --include 'dog/*'?"),
+        (["--include", "*.png"], "their endings: .jpg (2), .TXT (1)\n"),
+        (["--exclude", "*"], "--exclude '*': excludes all of 3 files in imgs; expected some files to pack"),
+        (["--include", "*.jpg", "--exclude", "*.jpg"], "--exclude '*.jpg': excludes all of 3 files"),
+    ],
+)
+@pytest.mark.parametrize("exists", [False, True])
+def test_globs_that_leave_nothing(
+    globs: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, exists: bool
+) -> None:
+    """Globs that leave no file are named, with one that matches, whether the output exists or not."""
+    monkeypatch.chdir(tmp_path)
+    write_tree(tmp_path / "imgs", {"cat/1.jpg": b"1", "dog/2.jpg": b"2", "3.TXT": b"3", ".hidden.png": b"4"})
+    if exists:
+        assert typed("create", "imgs", "o/x-{00..}.tar", "--quiet").code == 0
+    ran = typed("create", "imgs", "o/x-{00..}.tar", *globs)
+    assert (ran.code, said in ran.err) == (2, True), ran.err
+    assert (tmp_path / "o").exists() == exists
 
 
 def test_similar_names_cannot_steer_the_terminal(tmp_path: Path) -> None:

@@ -178,3 +178,33 @@ def test_errors_name_options_of_the_run(tmp_path: Path) -> None:
         assert ran.code == 2
         assert f"{tmp_path / 'flat'}: the dataset was created with --label-from-folder: " in ran.err
         assert "--exclude" not in ran.err
+
+
+def test_a_diff_names_what_it_did_not_compare(joined: str) -> None:
+    """Without the table, the last line of `diff` and the JSON name the fields that were not compared."""
+    if joined != "data":
+        return
+    ran = typed("diff", "out", joined, "--workers", "1")
+    assert ran.code == 0
+    assert "the same, except that these fields were not compared: cls, txt" in ran.out
+    result = diff("out", joined, workers=1)
+    assert result.uncompared == ("cls", "txt")
+    assert result.to_json()["uncompared"] == ["cls", "txt"]
+    assert "uncompared" not in diff("out", joined, join="kept/labels.csv", workers=1).to_json()
+
+
+@pytest.mark.parametrize("words", [["verify", "out", "--source"], ["diff", "out"]])
+def test_a_wrong_table_is_named(joined: str, words: list[str]) -> None:
+    """An error about the table of `--join` names the option and the table, and not the source."""
+    if joined != "data":
+        return
+    ran = typed(*words, joined, "--join", "kept/label.csv")
+    assert (ran.code, ran.err.rstrip()) == (
+        2,
+        "shardtool: --join kept/label.csv: no such file or folder; expected a table. Did you mean kept/labels.csv?",
+    )
+    Path("kept/other.csv").write_text("id,caption\na/0,x\n", encoding="ascii")
+    ran = typed(*words, joined, "--join", "kept/other.csv")
+    assert ran.code == 2
+    assert ran.err.startswith("shardtool: --join kept/other.csv: no column 'key', the column of keys;")
+    assert "--on" not in ran.err

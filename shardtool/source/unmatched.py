@@ -1,0 +1,79 @@
+"""What `--include` and `--exclude` might have meant, if they leave no file of a folder."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from itertools import islice
+from shlex import quote
+from typing import TYPE_CHECKING
+
+from shardtool.errors import InvalidRequest, listing, printable
+from shardtool.source.scan import ScanRules
+from shardtool.storage.places import entries_in
+from shardtool.values import counted
+from shardtool.wording import either, option
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+_MAX_FILES = 100_000  # to look at: the message describes the folder, and need not count millions of files
+_SHOWN = 3
+
+
+def refuse_globs(folder: str, include: Sequence[str], exclude: Sequence[str], *, hidden: bool) -> None:
+    """Refuse globs that leave no file of a folder, and name a glob that matches some.
+
+    A source that is no local folder, and a folder without files, raise nothing.
+
+    Args:
+        folder: The source.
+        include: Globs of which a file must match one.
+        exclude: Globs of files that are left out.
+        hidden: Whether names that start with a dot count.
+
+    Raises:
+        InvalidRequest: The folder has files.
+    """
+    files = [*islice(_files(folder, hidden=hidden), _MAX_FILES)] if os.path.isdir(folder) else []
+    if not files:
+        return
+    more = "more than " if len(files) == _MAX_FILES else ""
+    count = f"{more}{counted(len(files), 'file')} in {printable(folder)}"
+    if not include or any(_takes(name, include) for name in files):
+        raise InvalidRequest(_option("exclude", exclude), f"excludes all of {count}", expected="some files to pack")
+    meant = next(filter(None, (_meant(text, files) for text in include)), "")
+    remedy = f"Did you mean {option('include', either(meant, quote(meant)))}?" if meant else ""
+    endings = Counter(os.path.splitext(name)[1] or "none" for name in files).most_common(_SHOWN)
+    shown = listing([f"{printable(ending)} ({times:,})" for ending, times in endings])
+    expected = f"a glob that matches some; their endings: {shown}"
+    raise InvalidRequest(_option("include", include), f"matched 0 of {count}", expected=expected, remedy=remedy)
+
+
+def _option(name: str, globs: Sequence[str]) -> str:
+    return option(name, either(globs[0], quote(globs[0]))) if len(globs) == 1 else option(name)
+
+
+def _files(folder: str, below: str = "", *, hidden: bool) -> Iterator[str]:
+    """Yield the paths of the files in a folder and below, as they count from it; links to folders are not followed."""
+    for entry in entries_in(os.path.join(folder, below)):
+        if not hidden and entry.name.startswith("."):
+            continue
+        if entry.is_dir(follow_symlinks=False):
+            yield from _files(folder, f"{below}{entry.name}/", hidden=hidden)
+        else:
+            yield f"{below}{entry.name}"
+
+
+def _meant(text: str, files: Sequence[str]) -> str:
+    """Return a glob that matches some of the files, made of one that matches none: `jpg` becomes `*.jpg`."""
+    bare = text.removeprefix("./").rstrip("/")
+    ending = f".{bare.lstrip('*.')}"
+    in_use = {one.lower(): one for one in (os.path.splitext(name)[1] for name in files) if one}
+    guesses = (f"*{in_use.get(ending.lower(), ending)}", f"{bare}/*")
+    return next((glob for glob in guesses if any(_takes(name, [glob]) for name in files)), "")
+
+
+def _takes(path: str, globs: Sequence[str]) -> bool:
+    folder, name = os.path.split(path)
+    return ScanRules(include=globs).takes_file(os.fsencode(f"{folder}/" if folder else ""), os.fsencode(name))

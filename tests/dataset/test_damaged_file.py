@@ -1,0 +1,82 @@
+"""Laws of dataset files that are cut short or empty: every verb reports them as damaged, none as absent."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from shardtool import create
+from tests.helpers import read_tree, typed, write_tree
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.fixture(params=[0, 1, 40, 300])
+def damaged(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Pack a dataset, keep only the first bytes of its dataset file, and return its folder."""
+    monkeypatch.chdir(tmp_path)
+    write_tree(tmp_path / "in", {f"{at}.bin": b"%d" % at for at in range(3)})
+    create("in", "ds/x-{00..}.tar", workers=1, max_count=2)
+    file = tmp_path / "ds" / "x.json"
+    file.write_bytes(file.read_bytes()[: request.param])
+    return tmp_path / "ds"
+
+
+@pytest.mark.parametrize("name", ["ds", "ds/x.json", "ds/x-{00..}.tar"])
+@pytest.mark.parametrize(("verb", "words"), [("copy", ["to"]), ("remove", ["--where", "key == '1'"])])
+def test_verbs_that_need_the_file(name: str, verb: str, words: list[str], damaged: Path) -> None:
+    """`copy` and `remove` name the damaged file and how to make it again, and change nothing."""
+    before = read_tree(damaged)
+    ran = typed(verb, name, *words)
+    assert ran.code == 4
+    assert "ds/x.json: a damaged " in ran.err
+    assert "Run the command that made it again with --resume, or `shardtool index`" in ran.err
+    assert read_tree(damaged) == before
+
+
+def test_inspect_reports_the_file(damaged: Path) -> None:
+    """`inspect` of the folder shows the shards, and that the dataset file is damaged."""
+    ran = typed("inspect", damaged)
+    assert ran.code == 0
+    assert "not known: the dataset file is damaged" in ran.out
+    assert "x.json: not what was written" in " ".join(ran.out.split())
+    assert "a damaged x.json" in typed("verify", damaged).out
+
+
+@pytest.mark.parametrize("how", ["--resume", "--overwrite"])
+def test_a_run_replaces_the_file(how: str, damaged: Path) -> None:
+    """The command that made the dataset makes the file again."""
+    assert typed("create", "in", "ds/x-{00..}.tar", "--max-count", "2", how, "--quiet").code == 0
+    assert typed("verify", damaged).code == 0
+
+
+def test_an_index_keeps_the_name(damaged: Path) -> None:
+    """`index --overwrite`, as the messages advise, replaces the damaged file, also of a single shard."""
+    for name in ("x-01.tar", "x-01.index"):
+        (damaged / name).unlink()
+    create("in", "one/x-{00..}.tar", workers=1)
+    (damaged.parent / "one" / "x.json").write_bytes((damaged / "x.json").read_bytes())
+    assert typed("index", "one").code == 5
+    assert typed("index", "one", "--overwrite", "--quiet").code == 0
+    assert sorted(path.name for path in (damaged.parent / "one").iterdir()) == ["x-00.index", "x-00.tar", "x.json"]
+    assert typed("verify", "one").code == 0
+
+
+@pytest.mark.parametrize("how", ["--update", "--append"])
+def test_an_update_needs_the_file(how: str, damaged: Path) -> None:
+    """`--update` and `--append` cannot know what is in the dataset, and say that the file is damaged."""
+    before = read_tree(damaged)
+    ran = typed("create", "in", "ds/x-{00..}.tar", how)
+    assert (ran.code, "ds/x.json: a damaged " in ran.err) == (4, True), ran.err
+    assert read_tree(damaged) == before
+
+
+def test_a_link_is_never_replaced(damaged: Path) -> None:
+    """A symbolic link in the place of the dataset file is refused, even one to an empty file."""
+    (damaged / "x.json").unlink()
+    (damaged.parent / "empty").write_bytes(b"")
+    (damaged / "x.json").symlink_to("../empty")
+    ran = typed("create", "in", "ds/x-{00..}.tar", "--overwrite")
+    assert (ran.code, "symbolic link" in ran.err) == (5, True), ran.err
