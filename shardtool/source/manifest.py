@@ -36,7 +36,7 @@ from shardtool.skipped import SkipCode, Skipped
 from shardtool.source.base import TASKS, Listing, Source, Writable, check_skipped
 from shardtool.source.scan import ALWAYS, ListedPart, ListedTask, stat_listed
 from shardtool.source.selecting import with_names
-from shardtool.storage.places import is_place, is_url, parse_address, source_root
+from shardtool.storage.places import file_stat, is_place, is_url, parse_address, source_root
 from shardtool.table import columns as tables
 from shardtool.table import values as cells
 from shardtool.table.open import open_table, read_columns, readable
@@ -595,7 +595,7 @@ def unused_file(root: bytes, texts: Sequence[str | None], packed: Sequence[Seque
 def _regular_file(folder: str, path: str) -> os.stat_result | None:
     """Return the facts of a file; None: there is none, or something else."""
     try:
-        fact = os.stat(os.path.join(folder, path))
+        fact = file_stat(os.path.join(folder, path))
     except (OSError, ValueError):  # no file, no path, or a NUL in it
         return None
     return fact if stat.S_ISREG(fact.st_mode) else None
