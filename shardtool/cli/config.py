@@ -36,7 +36,7 @@ else:
 _LARGEST = 2**20  # bytes of such a file
 _SUCH_AS = "job.toml"
 _SECRET = ("header",)
-_WHOLE = re.compile(r"-?(0|[1-9][0-9]{0,17})")
+_WHOLE = re.compile(r"0|-?[1-9][0-9]{0,17}")  # numbers that TOML gives back in the same spelling
 _COMMAND = "pipe:"
 
 

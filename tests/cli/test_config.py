@@ -49,7 +49,7 @@ def words_of_a_verb(draw: st.DrawFn, verb: click.Command) -> list[str]:
 
 
 def _params(verb: click.Command, words: list[str]) -> tuple[click.Context, dict[str, Any]]:
-    """Return what click makes of words, with absolute paths and one spelling of zero."""
+    """Return what click makes of words, with absolute paths."""
     context = verb.make_context(verb.name, [*words])
     found = {name: value for name, value in context.params.items() if name not in ("config", "save_config")}
     for one in verb.params:
@@ -58,8 +58,6 @@ def _params(verb: click.Command, words: list[str]) -> tuple[click.Context, dict[
             found[one.name or ""] = os.path.abspath(value) + "/" * value.endswith("/")
         elif isinstance(one.type, click.Path) and value:
             found[one.name or ""] = [os.path.abspath(text) + "/" * text.endswith("/") for text in value]
-        elif isinstance(value, str) and re.fullmatch("[+-]0+", value):
-            found[one.name or ""] = "0"
     return context, found
 
 
