@@ -23,9 +23,9 @@ from typing import TYPE_CHECKING
 
 import shardtool
 from shardtool.dataset.find import open_dataset
-from shardtool.storage import places
-from shardtool.storage.places import blocks_of
-from shardtool.values import parse_size
+from shardtool.storage import files
+from shardtool.storage.files import read_blocks
+from shardtool.units import parse_size
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -59,8 +59,8 @@ class Throttle:
             time.sleep(wait_s)
 
     def blocks(self, path: str) -> Iterator[memoryview | bytes]:
-        """Read a file as `blocks_of` does, but slowly."""
-        for block in blocks_of(path):
+        """Read a file as `read_blocks` does, but slowly."""
+        for block in read_blocks(path):
             self.passed(len(block))
             yield block
 
@@ -151,7 +151,7 @@ def main() -> None:
     place = Path(mkdtemp(dir="/dev/shm" if os.path.isdir("/dev/shm") else None))  # noqa: S108
     try:
         dataset = made(place, size)
-        places.blocks_of = Throttle(rate).blocks  # type: ignore[assignment]
+        files.read_blocks = Throttle(rate).blocks  # type: ignore[assignment]
         cache = shardtool.Cache(place / "cache", 2 * size)
         rows = [(f"shardtool, epoch {number}", epoch(dataset, cache)) for number in (1, 2)]
         rows.append(("shardtool, no cache, a fast disk", epoch(dataset, None)))

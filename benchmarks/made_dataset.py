@@ -16,13 +16,14 @@ from pathlib import Path
 import numpy as np
 
 from shardtool.dataset.dataset_file import DatasetFile, ShardEntry
-from shardtool.dataset.shard_index import ShardFact, encode, index_of
-from shardtool.entries.entries import Names
-from shardtool.entries.sizes import Payloads, sample_sizes
+from shardtool.dataset.sidecar_schema import ShardFacts
+from shardtool.dataset.sidecar_write import encode_sidecar, written_index
+from shardtool.entries.record_sizes import RecordColumns, sample_sizes
+from shardtool.entries.strings import PackedStrings
 from shardtool.fingerprint import crc32c
 from shardtool.pattern import sidecar_name
 from shardtool.request.run_record import RunRecord
-from shardtool.values import ShardContent
+from shardtool.shard_samples import ShardContent
 
 _FIELD, _LEAST, _SIZES = "dat", 200, 4096  # bytes of payloads: _LEAST to _LEAST + _SIZES - 1
 
@@ -35,16 +36,16 @@ def _make(folder: Path, each: int, shards: int, number: int) -> tuple[ShardEntry
     """Write a sidecar, and its shard as a hole."""
     sizes = np.random.default_rng(number).integers(_LEAST, _LEAST + _SIZES, each)
     of_zeros = np.array([crc32c(bytes(size)) for size in range(_LEAST, _LEAST + _SIZES)], np.uint32)
-    keys = Names.of([_key(at) for at in range(number * each, (number + 1) * each)])
+    keys = PackedStrings.of([_key(at) for at in range(number * each, (number + 1) * each)])
     codes, first = np.zeros(each, np.uint16), np.arange(each + 1, dtype=np.int64)
-    whole = int(sample_sizes("tar", Payloads(keys, first, (_FIELD,), codes, sizes)).sum()) + 1024
+    whole = int(sample_sizes("tar", RecordColumns(keys, first, (_FIELD,), codes, sizes)).sum()) + 1024
     content = ShardContent(
         keys.data, np.ones(each, np.uint16).tobytes(), (_FIELD.encode(),), codes.tobytes(), sizes.tobytes(),
         sizes.tobytes(),
     )  # fmt: skip
-    index = index_of("tar", content, None, of_zeros[sizes - _LEAST].tobytes())
+    index = written_index("tar", content, None, of_zeros[sizes - _LEAST].tobytes())
     name = f"x-{number:06}.tar"
-    data, schema = encode(index, ShardFact(name, whole, 0, "0" * 32, None, "x-000000.tar", shards))
+    data, schema = encode_sidecar(index, ShardFacts(name, whole, 0, "0" * 32, None, "x-000000.tar", shards))
     (folder / sidecar_name(name)).write_bytes(data)
     with open(folder / name, "wb") as shard:
         shard.truncate(whole)

@@ -14,13 +14,15 @@ import time
 
 import numpy as np
 
-from shardtool.entries.entries import Entries, FieldRows, Names
+from shardtool.entries.sample_table import FieldRows, SampleTable
+from shardtool.entries.strings import PackedStrings
 from shardtool.pattern import parse_pattern
-from shardtool.plan.order import Bounds
-from shardtool.plan.plan import make_plan, shard_samples
+from shardtool.plan.plan import make_plan
+from shardtool.plan.shard_bounds import ShardBounds
+from shardtool.plan.shard_task import build_shard_samples
 
 
-def made_entries(samples: int) -> Entries:
+def made_entries(samples: int) -> SampleTable:
     """Return `samples` made samples in 1,000 folders, of about 100 kB each."""
     folder = np.arange(samples) * 1000 // samples
     digits = np.empty((samples, 24), np.uint8)
@@ -31,9 +33,9 @@ def made_entries(samples: int) -> Entries:
     for place in range(10):
         digits[:, 12 + place] = 48 + number // 10 ** (9 - place) % 10
     digits[:, 22] = ord("a")
-    keys = Names(digits.tobytes(), np.arange(0, 24 * samples + 1, 24, dtype=np.int64))
+    keys = PackedStrings(digits.tobytes(), np.arange(0, 24 * samples + 1, 24, dtype=np.int64))
     rng = np.random.default_rng(1)
-    return Entries(
+    return SampleTable(
         root=b"made/", keys=keys, first=np.arange(samples + 1, dtype=np.int64), fields=("jpg",),
         rows=FieldRows(
             code=np.zeros(samples, np.uint16), kind=np.zeros(samples, np.uint8),
@@ -50,9 +52,9 @@ def main() -> None:
     print(f"entries of {samples:,} samples: {_peak_mb():,} MB peak")
     for seed in (None, 1):
         start = time.perf_counter()
-        plan = make_plan(entries, parse_pattern("out-{000000..}.tar"), Bounds(max_size=10**9), seed)
+        plan = make_plan(entries, parse_pattern("out-{000000..}.tar"), ShardBounds(max_size=10**9), seed)
         planned = time.perf_counter()
-        cut = sum(len(shard_samples(plan, shard).content.keys) for shard in range(plan.shards))
+        cut = sum(len(build_shard_samples(plan, shard).content.keys) for shard in range(plan.shards))
         done = time.perf_counter()
         print(
             f"{'shuffled' if seed else 'in order'}: {plan.shards:,} shards, plan {planned - start:.1f} s, "

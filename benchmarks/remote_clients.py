@@ -722,7 +722,7 @@ def servers(folder: Path, megabytes: int) -> Iterator[dict[str, str]]:
             one.wait()
 
 
-def row_of(case: str, name: str, to: dict[str, str]) -> dict[str, Any]:
+def find_row(case: str, name: str, to: dict[str, str]) -> dict[str, Any]:
     """Return what a new process finds out."""
     words = [sys.executable, __file__, "--child", case, name, json.dumps(to)]
     try:
@@ -779,7 +779,7 @@ def imports(to: dict[str, str]) -> None:
     rows = {"Python alone": {"whole process, s, best of 5": _seconds("pass")}}
     for name in WEB:
         rows[name] = {"whole process, s, best of 5": _seconds("import " + ", ".join(CLIENTS[name].imports))}
-        rows[name].update({**row_of("import", name, to), **installed(CLIENTS[name].packages)})
+        rows[name].update({**find_row("import", name, to), **installed(CLIENTS[name].packages)})
     table("import: time, memory, what it pulls in", rows)
 
 
@@ -795,7 +795,7 @@ def stream(to: dict[str, str]) -> None:
             cpu = (after.children_user + after.children_system - before.children_user - before.children_system) / int(
                 to["size"]
             )
-            got = row_of("stream", name, to)
+            got = find_row("stream", name, to)
             shares.append(got.get("MB/s", 0) / curl)
             best = max(best, got, key=lambda one: one.get("MB/s", 0))
         extremes = f"{statistics.median(shares):.2f} ({min(shares):.2f}-{max(shares):.2f})"
@@ -836,7 +836,7 @@ def main() -> None:
             for case in given.only.split(","):
                 if case in TITLES:
                     title, names = TITLES[case]
-                    table(title, {name: row_of(case, name, to) for name in names})
+                    table(title, {name: find_row(case, name, to) for name in names})
                 else:
                     {"import": imports, "stream": stream}[case](to)
 

@@ -29,7 +29,7 @@ from tempfile import mkdtemp
 from typing import TYPE_CHECKING
 
 from shardtool import CreateOptions, create
-from shardtool.values import parse_size
+from shardtool.units import parse_size
 from tests.helpers import memory_root
 from tests.servers import stores
 from tests.servers.faults import FaultyProxy, behind

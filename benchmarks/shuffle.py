@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from webdataset.filters import shuffle as buffered
 
-from shardtool.read.order import OrderOptions, SampleView, cut_for, order_of
+from shardtool.read.epoch_samples import CatalogSamples, parts_window_ranks
+from shardtool.read.order import OrderOptions, epoch_order
 from tests.read.catalogs import made_catalog
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ BUFFERS = (1000, 4096, 32768)
 
 def ours(options: OrderOptions) -> NDArray[np.int64]:
     """Return the numbers of an epoch's samples."""
-    return order_of(np.full(CLASSES, OF_CLASS), options).numbers(np.arange(SAMPLES))
+    return epoch_order(np.full(CLASSES, OF_CLASS), options).numbers(np.arange(SAMPLES))
 
 
 def webdataset(buffer: int, classes: int = CLASSES, each: int = OF_CLASS, ranks: int = 1) -> NDArray[np.int64]:
@@ -63,10 +64,10 @@ def classes_of_rank(order: NDArray[np.int64], each: int) -> float:
 
 def row_of_rank(each: int, size: int, ranks: int) -> str:
     """Return a line of the table of one rank: 200 classes of so many samples."""
-    view = SampleView(made_catalog([each] * 200))
+    view = CatalogSamples(made_catalog([each] * 200))
     columns = []
     for parts in (64, None):
-        count, window, own_of = cut_for(view, size, ranks, None, parts, copies=False)
+        count, window, own_of = parts_window_ranks(view, size, ranks, None, parts, copies=False)
         options = OrderOptions(parts=count, window=window, ranks=own_of)
         order = view.order(options)
         columns.append(f"{classes_of_rank(order.numbers(np.arange(0, order.length, ranks)), each):.1f}")

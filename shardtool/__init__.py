@@ -20,15 +20,12 @@ if TYPE_CHECKING:  # isort: off
         UnknownKey as UnknownKey,
         WorkerDied as WorkerDied,
     )
-    from shardtool.read.dataset import (
-        Dataset as Dataset,
-        Stream as Stream,
-        mix as mix,
-        open as open,  # noqa: A004 - `shardtool.open`
-    )
-    from shardtool.request.options import (
+    from shardtool.read.dataset import Dataset as Dataset, open as open  # noqa: A004 - the name of the public function
+    from shardtool.read.mix import mix as mix
+    from shardtool.read.stream import Stream as Stream
+    from shardtool.request.create_options import CreateOptions as CreateOptions, ReshardOptions as ReshardOptions
+    from shardtool.request.dataset_options import (
         CopyOptions as CopyOptions,
-        CreateOptions as CreateOptions,
         DiffOptions as DiffOptions,
         DoctorOptions as DoctorOptions,
         ExportOptions as ExportOptions,
@@ -36,10 +33,9 @@ if TYPE_CHECKING:  # isort: off
         IndexOptions as IndexOptions,
         InspectOptions as InspectOptions,
         RemoveOptions as RemoveOptions,
-        ReshardOptions as ReshardOptions,
         VerifyOptions as VerifyOptions,
     )
-    from shardtool.request.settings import Observer as Observer
+    from shardtool.request.observer import Observer as Observer
     from shardtool.request.results import (
         CopyResult as CopyResult,
         CreateResult as CreateResult,
@@ -53,12 +49,12 @@ if TYPE_CHECKING:  # isort: off
         RemoveResult as RemoveResult,
         SplitResult as SplitResult,
     )
-    from shardtool.storage.places import use_anonymous as use_anonymous
-    from shardtool.storage.places import use_endpoint as use_endpoint
-    from shardtool.storage.places import use_store_options as use_store_options
+    from shardtool.storage.remote.store_access import use_anonymous as use_anonymous
+    from shardtool.storage.remote.store_access import use_endpoint as use_endpoint
+    from shardtool.storage.remote.store_options import use_store_options as use_store_options
     from shardtool.values import __version__ as __version__
     from shardtool.verbs.cache.cache import Cache as Cache
-    from shardtool.verbs.copy import copy as copy
+    from shardtool.verbs.copy.copy import copy as copy
     from shardtool.verbs.create.create import (
         create as create,
         dry_run as dry_run,
@@ -68,12 +64,16 @@ if TYPE_CHECKING:  # isort: off
     from shardtool.verbs.diff.diff import diff as diff
     from shardtool.verbs.doctor import doctor as doctor
     from shardtool.verbs.extract import extract as extract
-    from shardtool.verbs.index.index import export as export, index as index
-    from shardtool.verbs.inspect.inspect import Summary as Summary, inspect as inspect
+    from shardtool.verbs.index.export import export as export
+    from shardtool.verbs.index.index import index as index
+    from shardtool.verbs.inspect.inspect import inspect as inspect
+    from shardtool.verbs.inspect.summary import Summary as Summary
     from shardtool.verbs.remove import remove as remove
     from shardtool.verbs.verify.findings import Finding as Finding, Report as Report
     from shardtool.verbs.verify.verify import verify as verify
-    from shardtool.writer.writer import ShardWriter as ShardWriter, WriterOptions as WriterOptions, merge as merge
+    from shardtool.writer.merge import merge as merge
+    from shardtool.writer.options import WriterOptions as WriterOptions
+    from shardtool.writer.writer import ShardWriter as ShardWriter
 
 
 _NAMES = {  # by module

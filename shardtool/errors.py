@@ -23,22 +23,22 @@ from typing import TYPE_CHECKING, ClassVar
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-OF_PROCESS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
-_OF_MACHINE = OF_PROCESS | {  # not ESTALE: the file, or object, was replaced while it was read
+PROCESS_ERRNOS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
+_MACHINE_ERRNOS = PROCESS_ERRNOS | {  # not ESTALE: the file, or object, was replaced while it was read
     errno.EIO, errno.EACCES, errno.EPERM, errno.ENODEV, errno.ENOSPC, errno.EDQUOT, errno.ENOTCONN,
     errno.ETIMEDOUT, errno.EHOSTDOWN, errno.ECONNABORTED, errno.ESHUTDOWN,
 }  # fmt: skip
-FILES_REMEDY = "Raise the limit of open files (ulimit -n)."
-MEMORY_REMEDY = "Free memory, or raise its limit (ulimit, cgroup)."
-_REPORT_IT = "This is a mistake in shardtool: please report it, with what -v prints."
-_LONGEST = 500  # characters of another library's message
-_NO_ROOM_TO_LOAD = ("cannot allocate memory", "failed to map segment from shared object")
-_NO_THREAD = "Failed to launch worker thread"  # of pyarrow, in an exception without a kind
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+FILE_LIMIT_FIX = "Raise the limit of open files (ulimit -n)."
+MEMORY_FIX = "Free memory, or raise its limit (ulimit, cgroup)."
+_REPORT_BUG = "This is a mistake in shardtool: please report it, with what -v prints."
+_MAX_MESSAGE_CHARS = 500  # characters of another library's message
+_LOADER_MEMORY_ERRORS = ("cannot allocate memory", "failed to map segment from shared object")
+_ARROW_THREAD_ERROR = "Failed to launch worker thread"  # of pyarrow, in an exception without a kind
+_CONTROL_CHARS = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
-_IN_TEXT = re.compile(r"^shardtool-error: (\{.*\})\n?", re.MULTILINE)
-_USER = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*://)[^/?#\s]*@")
-_QUERY = re.compile(r"(https?://[^\s?'\"]*)\?[^\s'\"]+", re.IGNORECASE)
+_EMBEDDED_FIELDS = re.compile(r"^shardtool-error: (\{.*\})\n?", re.MULTILINE)
+_URL_CREDENTIALS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*://)[^/?#\s]*@")
+_URL_QUERY = re.compile(r"(https?://[^\s?'\"]*)\?[^\s'\"]+", re.IGNORECASE)
 
 
 def printable(text: str | bytes) -> str:
@@ -52,12 +52,12 @@ def printable(text: str | bytes) -> str:
             char = chr(ord(char) - 0xDC00)
         return f"\\x{ord(char):02x}" if char <= "\xff" else f"\\u{ord(char):04x}"
 
-    return _CONTROL.sub(escape, text)
+    return _CONTROL_CHARS.sub(escape, text)
 
 
-def without_secrets(text: str) -> str:
+def redact_secrets(text: str) -> str:
     """Return a text in which no URL shows a user, a password or a query: each may let others in."""
-    return _QUERY.sub(r"\1?...", _USER.sub(r"\1", text)) if "://" in text else text
+    return _URL_QUERY.sub(r"\1?...", _URL_CREDENTIALS.sub(r"\1", text)) if "://" in text else text
 
 
 class PlainError(Exception):
@@ -76,18 +76,18 @@ class PlainError(Exception):
 
     def __init__(self, where: str, found: str = "", *, expected: str = "", remedy: str = "", detail: str = "") -> None:
         super().__init__(where, found)
-        if not found and (fields := _IN_TEXT.findall(where)):
+        if not found and (fields := _EMBEDDED_FIELDS.findall(where)):
             import json
 
-            vars(self).update(json.loads(fields[-1]), detail=_IN_TEXT.sub("", where).rstrip())
+            vars(self).update(json.loads(fields[-1]), detail=_EMBEDDED_FIELDS.sub("", where).rstrip())
             return
         if not found:  # the traceback of one that was not put into its text: it ends with what is wrong
             where, found, detail = where.strip().partition("\n")[0], where.strip().rpartition("\n")[2], where
-        self.where = without_secrets(printable(where))
-        self.found = without_secrets(printable(found))
-        self.expected = without_secrets(printable(expected))
-        self.remedy = without_secrets(printable(remedy))
-        self.detail = "\n".join(without_secrets(printable(line)) for line in detail.splitlines())
+        self.where = redact_secrets(printable(where))
+        self.found = redact_secrets(printable(found))
+        self.expected = redact_secrets(printable(expected))
+        self.remedy = redact_secrets(printable(remedy))
+        self.detail = "\n".join(redact_secrets(printable(line)) for line in detail.splitlines())
 
     def __str__(self) -> str:
         text = f"{self.where or repr('')}: {self.found}"
@@ -98,9 +98,9 @@ class PlainError(Exception):
         return f"{text}\n{self.detail}" if self.detail else text
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _restore, (type(self), vars(self))
+        return _rebuild_error, (type(self), vars(self))
 
-    def put_into_text(self) -> None:
+    def embed_in_text(self) -> None:
         """Have the error's text say all of it: its class called with this text, or with a longer one, is it again."""
         import json
 
@@ -112,7 +112,7 @@ class PlainError(Exception):
         return {name: getattr(self, name) for name in names}
 
 
-def _restore(kind: type[PlainError], fields: dict[str, object]) -> PlainError:
+def _rebuild_error(kind: type[PlainError], fields: dict[str, object]) -> PlainError:
     error = kind.__new__(kind, fields["where"], fields["found"])
     vars(error).update(fields)
     return error
@@ -217,7 +217,7 @@ class Bug(PlainError):
     exit_code = 1
 
     def __init__(self, where: str, found: str = "", *, expected: str = "", remedy: str = "", detail: str = "") -> None:
-        super().__init__(where, found, expected=expected, remedy=remedy or _REPORT_IT, detail=detail)
+        super().__init__(where, found, expected=expected, remedy=remedy or _REPORT_BUG, detail=detail)
 
     @classmethod
     def of(cls, where: str, error: BaseException) -> Bug:
@@ -225,7 +225,7 @@ class Bug(PlainError):
         import traceback
 
         found = " ".join(f"{type(error).__name__}: {error}".split())
-        return cls(where, found[:_LONGEST], detail="".join(traceback.format_exception(error)))
+        return cls(where, found[:_MAX_MESSAGE_CHARS], detail="".join(traceback.format_exception(error)))
 
 
 class Interrupted(BaseException):
@@ -236,12 +236,12 @@ class Interrupted(BaseException):
         self.signum = signum
 
 
-def reason(error: OSError) -> str:
+def os_error_text(error: OSError) -> str:
     """Return what the operating system says of a failure: `no such file or directory`."""
     return (error.strerror or str(error)).lower()
 
 
-def raise_if_machines(error: Exception, where: str, kinds: frozenset[int] = _OF_MACHINE) -> None:
+def raise_if_machine_error(error: Exception, where: str, kinds: frozenset[int] = _MACHINE_ERRNOS) -> None:
     """Raise what the machine, and not a file's content, is to blame for: it is never damage, and nothing is left out.
 
     Whoever reads a file and takes an OSError for what is wrong with that file asks here first.
@@ -249,25 +249,25 @@ def raise_if_machines(error: Exception, where: str, kinds: frozenset[int] = _OF_
     Args:
         error: What was raised; of what is no OSError, nothing is said.
         where: The file.
-        kinds: The codes that are meant; `OF_PROCESS`: only what no file can be to blame for.
+        kinds: The codes that are meant; `PROCESS_ERRNOS`: only what no file can be to blame for.
 
     Raises:
         StoreFailed: The machine is to blame.
     """
     if isinstance(error, OSError) and error.errno in kinds:
-        remedy = FILES_REMEDY if error.errno in (errno.EMFILE, errno.ENFILE) else ""
-        failed = StoreFailed(where, f"cannot be read: {reason(error)}", remedy=remedy)
-        failed.of_file = error.errno not in OF_PROCESS
+        remedy = FILE_LIMIT_FIX if error.errno in (errno.EMFILE, errno.ENFILE) else ""
+        failed = StoreFailed(where, f"cannot be read: {os_error_text(error)}", remedy=remedy)
+        failed.of_file = error.errno not in PROCESS_ERRNOS
         raise failed from None
 
 
 @contextmanager
-def machine_reads(where: str) -> Iterator[None]:
+def raising_machine_errors(where: str) -> Iterator[None]:
     """Do that for what is read inside of the block."""
     try:
         yield
     except OSError as error:
-        raise_if_machines(error, where)
+        raise_if_machine_error(error, where)
         raise
 
 
@@ -278,16 +278,16 @@ def is_out_of_memory(error: BaseException) -> bool:
     ImportError, and a thread that cannot be started a RuntimeError, or an ArrowException.
     """
     if isinstance(error, ImportError):
-        return any(text in str(error).lower() for text in _NO_ROOM_TO_LOAD)
+        return any(text in str(error).lower() for text in _LOADER_MEMORY_ERRORS)
     if isinstance(error, RuntimeError):
         return str(error) == "can't start new thread"
     if isinstance(error, OSError):
         return error.errno == errno.ENOMEM
-    return isinstance(error, MemoryError) or _NO_THREAD in str(error)
+    return isinstance(error, MemoryError) or _ARROW_THREAD_ERROR in str(error)
 
 
 @contextmanager
-def memory_for(what: str) -> Iterator[None]:
+def reporting_memory_errors(what: str) -> Iterator[None]:
     """Say of a failure to get memory inside of the block that `what` took it.
 
     Raises:
@@ -298,11 +298,11 @@ def memory_for(what: str) -> Iterator[None]:
     except Exception as error:
         if not is_out_of_memory(error):
             raise
-        raise OutOfMemory(what, "not enough memory", remedy=MEMORY_REMEDY) from None
+        raise OutOfMemory(what, "not enough memory", remedy=MEMORY_FIX) from None
 
 
 @contextmanager
-def current_folder() -> Iterator[None]:
+def explaining_missing_cwd() -> Iterator[None]:
     """Say of a relative path that leads nowhere because the current folder was removed that it is that.
 
     Raises:
@@ -319,7 +319,7 @@ def current_folder() -> Iterator[None]:
         raise
 
 
-def listing(items: list[str], most: int = 5, *, total: int | None = None) -> str:
+def format_list(items: list[str], most: int = 5, *, total: int | None = None) -> str:
     """Return the first few distinct `items`, each once with its count, and how many more there are of `total`."""
     counts = Counter(items)
     shown = [*counts.items()][:most]

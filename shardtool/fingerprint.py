@@ -23,7 +23,7 @@ _FINGERPRINT = re.compile(r"b2:([0-9a-f]{64})")
 DIGEST_SIZE = 32
 
 
-def _find_crc32c() -> Callable[..., int]:
+def _load_crc32c() -> Callable[..., int]:
     package = PathFinder.find_spec("crc32c")
     places = package.submodule_search_locations if package else None
     spec = PathFinder.find_spec("crc32c._crc32c", places) if places else None
@@ -36,7 +36,7 @@ def _find_crc32c() -> Callable[..., int]:
     return module.crc32c  # type: ignore[no-any-return]
 
 
-crc32c = _find_crc32c()
+crc32c = _load_crc32c()
 
 
 def content_digest(
@@ -80,6 +80,6 @@ def sum_fingerprints(texts: Iterable[str]) -> int | None:
     return sum(numbers) % _MODULUS if len(numbers) == len(found) else None
 
 
-def show_fingerprint(total: int | None) -> str:
+def format_fingerprint(total: int | None) -> str:
     """Return a fingerprint the way that the dataset file and people write it; empty where it is unknown."""
     return "" if total is None else f"b2:{total % _MODULUS:0{2 * DIGEST_SIZE}x}"

@@ -1,8 +1,9 @@
-"""Shard patterns: the names of a dataset's shards, and of the files beside them.
+"""Shard patterns: the names of a dataset's shards and of the files next to them.
 
-`out-{000000..000999}.tar`, `out-<000000..000999>.tar`, `out-%06d.tar`, the open range
-`out-{000000..}.tar`, and a list of names all become one `ShardPattern`. The ending picks the
-format. A pattern names files in one folder, which may be a URL; it touches none.
+`out-{000000..000999}.tar`, `out-<000000..000999>.tar`, `out-%06d.tar`, the open range `out-{000000..}.tar` and a
+list
+of names all become one `ShardPattern`. The ending selects the format. All names are in one folder, which may be a
+URL. No file is opened.
 """
 
 from __future__ import annotations
@@ -12,109 +13,53 @@ import re
 from collections import Counter
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
-from shardtool.errors import InvalidRequest, listing, printable
-from shardtool.values import given_names, is_utf8, to_bytes, to_text
+from shardtool.errors import InvalidRequest, format_list, printable
+from shardtool.names import is_utf8, list_names, to_bytes, to_text
+from shardtool.shard_names import count_suffix, file_ending, is_shard_name, parse_format, parse_shard_name
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-# What a shard's name says: its format, and how it is compressed. No file is touched.
-#
-# Names of other tools are known too: endings in any case, compressed shards, and the numbers that TensorFlow puts at
-# the end (`x.tfrecord-00000-of-00010`, `train-00000-of-01024`). Of these we write none: see `shardtool.pattern`.
-
-
-KNOWN = ".tar, .tfrecord, .tfrecords, .tar.gz, .tar.bz2, .tar.xz, .tar.zst"  # what messages list
-
-_PACKINGS = {"gz": "gzip", "bz2": "bz2", "xz": "xz", "zst": "zstd"}
-_SHORT = {"tgz": "gzip", "tbz": "bz2", "tbz2": "bz2", "txz": "xz", "tzst": "zstd"}
-_SHARD = re.compile(
-    r".+\.(?:(tar|tfrecords?)(?:-\d+-of-\d+)?(?:\.(gz|bz2|xz|zst))?|(tgz|tbz2?|txz|tzst))",
-    re.IGNORECASE | re.ASCII | re.DOTALL,
-)
-_ENDING = re.compile(r"\.[A-Za-z][A-Za-z0-9]*$")
-_PART = re.compile(r"(?<!\d)(\d{1,18})(-of-(\d{1,18}))$", re.ASCII)
-
-
-class NameFacts(NamedTuple):
-    """What is known of a shard before it is walked.
-
-    Attributes:
-        format: `tar` or `tfrecord`.
-        packing: `gzip`, `bz2`, `xz` or `zstd`; empty: it is not compressed.
-    """
-
-    format: str
-    packing: str = ""
-
-
-def read_name(name: str) -> NameFacts | None:
-    """Return what a shard's file name says; None where it says no format."""
-    match = _SHARD.fullmatch(name)
-    if match is None:
-        return None
-    shard_format, packing, short = (one.lower() if one else "" for one in match.groups())
-    if short:
-        return NameFacts("tar", _SHORT[short])
-    return NameFacts("tar" if shard_format == "tar" else "tfrecord", _PACKINGS.get(packing, ""))
-
-
-def is_shard_name(name: str) -> bool:
-    """Tell whether a file of that name may be a shard: by its ending, or as one of TensorFlow's numbered files."""
-    return read_name(name) is not None or bool(part_of(name))
-
-
-def is_packed_name(name: str) -> bool:
-    """Tell whether a shard's name says that it is compressed."""
-    facts = read_name(name)
-    return bool(facts and facts.packing)
-
-
-def format_of(shard: str) -> str:
-    """Return the format that a shard's name says: `tar` or `tfrecord`; empty where it says none."""
-    facts = read_name(shard)
-    return facts.format if facts else ""
-
-
-def ending_of(name: str) -> str:
-    """Return the ending of a file name, dot included; empty where it has none."""
-    match = _ENDING.search(name)
-    return match[0] if match else ""
-
-
-def part_of(name: str) -> str:
-    """Return the end of one of TensorFlow's numbered names, which says how many there are: `-of-01024`; or nothing."""
-    match = _PART.search(name)
-    return match[2] if match else ""
-
-
-def whole_of(name: str) -> tuple[str, int, int, int] | None:
-    """Return what one of TensorFlow's numbered names says; None where it is none.
-
-    Returns:
-        What stands before the number, the number, its digits, and how many numbers there are.
-    """
-    match = _PART.search(name)
-    return (name[: match.start()], int(match[1]), len(match[1]), int(match[3])) if match else None
-
-
 SIDECAR_SUFFIX = ".index"
+
+
 SKIPPED_SUFFIX = ".skipped"
+
+
 DATASET_SUFFIX = ".json"
+
+
 TIMM_FILE, OPEN_CLIP_FILE = "_info.json", "sizes.json"  # of other tools, beside shards, and no dataset files
-FORMATS = {".tar": "tar", ".tfrecord": "tfrecord", ".tfrecords": "tfrecord"}  # that are written
+
+
+WRITABLE_FORMATS = {".tar": "tar", ".tfrecord": "tfrecord", ".tfrecords": "tfrecord"}  # that are written
+
 
 _RANGE = re.compile(r"\{(\d+)\.\.(\d*)\}|<(\d+)\.\.(\d*)>|%0?(\d*)d", re.ASCII)
-_SPEC = re.compile(r"([^{}<>@]*)@(\d{1,18})", re.ASCII)  # TensorFlow's for all of its numbered names
-MOST_NAMES = 10**6  # that several patterns may mean: they are held, as a shell holds them
-_NAME_LIMIT = 240  # of the 255 that file systems allow; temporary names and other tools' endings want some
-_MOST_DIGITS = 18  # of a number: no dataset has more shards, and it stays a number that a machine counts with
+
+
+_AT_COUNT = re.compile(r"([^{}<>@]*)@(\d{1,18})", re.ASCII)  # TensorFlow's for all of its numbered names
+
+
+MAX_EXPANDED_NAMES = 10**6  # that several patterns may mean: they are held, as a shell holds them
+
+
+_MAX_FILE_NAME_BYTES = 240  # of the 255 that file systems allow; temporary names and other tools' endings want some
+
+
+_MAX_DIGITS = 18  # of a number: no dataset has more shards, and it stays a number that a machine counts with
+
+
 # What some other tool's pattern has, and no file's name should.
-_LEFT_OVER = re.compile(r"[{}<>*?]|%\d*[disux]", re.ASCII)
-_BRACKETED = re.compile(r"\[(\d+)(?:\.\.+|-)(\d*)\]", re.ASCII)  # what a glob, or nobody, has for a range
+_UNPARSED_RANGE = re.compile(r"[{}<>*?]|%\d*[disux]", re.ASCII)
+
+
+_BRACKET_RANGE = re.compile(r"\[(\d+)(?:\.\.+|-)(\d*)\]", re.ASCII)  # what a glob, or nobody, has for a range
+
+
 OUTPUT_EXAMPLE = "a pattern such as out-{000000..}.tar, out-<000000..000999>.tar or out-%06d.tar"
 
 
@@ -145,15 +90,17 @@ class ShardPattern:
     @property
     def format(self) -> str:
         """`tar` or `tfrecord`; empty where its names tell none, which is never written."""
-        return format_of(self.shard(0))
+        return parse_format(self.shard(0))
 
     @property
     def base(self) -> str:
         """The name of the dataset: `out` for `out-{000000..}.tar`."""
-        rest = self.suffix.removesuffix(_ending(self.shard(0)))
+        rest = self.suffix.removesuffix(_shard_ending(self.shard(0)))
         base = f"{self.prefix}{rest}".strip("-_. ")
-        if ending_of(base) in FORMATS and part_of(self.shard(0)):  # TensorFlow's x.tfrecord-00000-of-00010
-            base = base.removesuffix(ending_of(base))
+        if file_ending(base) in WRITABLE_FORMATS and count_suffix(
+            self.shard(0)
+        ):  # TensorFlow's x.tfrecord-00000-of-00010
+            base = base.removesuffix(file_ending(base))
         return base or "dataset"
 
     @property
@@ -186,10 +133,10 @@ class ShardPattern:
 
     def rivals(self, name: str) -> bool:
         """Tell whether a file is a shard of another format whose sidecar would have the name of one of ours."""
-        ending, own = ending_of(name), ending_of(self.shard(0))
-        return ending in FORMATS and ending != own and self.owns(name.removesuffix(ending) + own)
+        ending, own = file_ending(name), file_ending(self.shard(0))
+        return ending in WRITABLE_FORMATS and ending != own and self.owns(name.removesuffix(ending) + own)
 
-    def owned_by(self, other: ShardPattern) -> str | None:
+    def find_overlap(self, other: ShardPattern) -> str | None:
         """Return a name that this pattern makes and `other`, in the same folder, owns; None where there is none."""
         if os.path.abspath(self.folder or ".") != os.path.abspath(other.folder or "."):
             return None
@@ -206,7 +153,7 @@ class ShardPattern:
         if name.endswith((DATASET_SUFFIX, SKIPPED_SUFFIX)) and name in (self.dataset_file, self.skipped_file):
             return True
         if name.endswith(SIDECAR_SUFFIX):
-            name = name.removesuffix(SIDECAR_SUFFIX) + ending_of(self.shard(0))
+            name = name.removesuffix(SIDECAR_SUFFIX) + file_ending(self.shard(0))
         if self.names is not None:
             return name in self.names
         if not name.startswith(self.prefix) or not name.endswith(self.suffix):
@@ -217,10 +164,10 @@ class ShardPattern:
 
 def sidecar_name(shard: str) -> str:
     """Return the name of a shard's sidecar: `out-000000.index` for `out-000000.tar`."""
-    return shard.removesuffix(ending_of(shard)) + SIDECAR_SUFFIX
+    return shard.removesuffix(file_ending(shard)) + SIDECAR_SUFFIX
 
 
-def replacing_name(base: str) -> str:
+def replacement_plan_name(base: str) -> str:
     """Return what the plan of a run is called that replaces some shards of the dataset `base`."""
     return f".{base}.replacing"
 
@@ -231,34 +178,34 @@ def parse_pattern(output: str | os.PathLike[str] | Sequence[str | os.PathLike[st
     Raises:
         InvalidRequest: No range, two ranges, an unknown ending, names in several folders.
     """
-    if not (texts := given_names("the output", output, OUTPUT_EXAMPLE)):
+    if not (texts := list_names("the output", output, OUTPUT_EXAMPLE)):
         raise InvalidRequest("the output", "nothing given", expected=OUTPUT_EXAMPLE)
     for text in texts:
-        _check_text(text)
-    if len(texts) == 1 and (spec := _SPEC.fullmatch(texts[0])) and (many := int(spec[2])):
+        _check_pattern_text(text)
+    if len(texts) == 1 and (spec := _AT_COUNT.fullmatch(texts[0])) and (many := int(spec[2])):
         texts = [f"{spec[1]}-{{{0:05}..{many - 1:05}}}-of-{many:05}"]
     folder, slash, name = texts[0].rpartition("/")
     if any(mark in folder for mark in "{}<>"):
         raise InvalidRequest(texts[0], "a range in a folder's name", expected="one range, in the file name")
     ranges = list(_RANGE.finditer(name))
     if len(texts) > 1 or not ranges:
-        pattern = _from_names(_expand(texts))
+        pattern = _parse_names(_expand_braces(texts))
     else:
-        pattern = _from_range(folder if folder or not slash else "/", name, ranges)
+        pattern = _parse_range(folder if folder or not slash else "/", name, ranges)
     names = pattern.names or [pattern.shard(number) for number in (0, (pattern.count or 1) - 1)]
-    longest = max(names, key=lambda one: len(_raw(one)))
-    if len(_raw(sidecar_name(longest))) > _NAME_LIMIT:
-        raise InvalidRequest(longest, "too long a name", expected=f"at most {_NAME_LIMIT} bytes")
+    longest = max(names, key=lambda one: len(_name_bytes(one)))
+    if len(_name_bytes(sidecar_name(longest))) > _MAX_FILE_NAME_BYTES:
+        raise InvalidRequest(longest, "too long a name", expected=f"at most {_MAX_FILE_NAME_BYTES} bytes")
     return pattern
 
 
-def _check_text(text: str) -> None:
+def _check_pattern_text(text: str) -> None:
     """Refuse what no dataset file can hold, or nobody print; and URLs where no file lies: of no bucket or server.
 
     Raises:
         InvalidRequest: It is such.
     """
-    if not is_utf8(raw := _raw(text)):
+    if not is_utf8(raw := _name_bytes(text)):
         raise InvalidRequest(text, "no UTF-8", expected="a name that the dataset file can hold")
     if printable(name := to_text(raw.rpartition(b"/")[2])) != name:
         raise InvalidRequest(text, "control characters in a name", expected="a name that can be printed")
@@ -270,7 +217,7 @@ def _check_text(text: str) -> None:
         raise InvalidRequest(text, "an empty part in its path", expected="names between its slashes")
 
 
-def check_written(pattern: ShardPattern) -> None:
+def check_writable(pattern: ShardPattern) -> None:
     """Refuse names under which shards are read, and none is written: compressed, numbered as TensorFlow does, `.TAR`.
 
     And one name with a range in brackets, which is not what was meant.
@@ -279,15 +226,17 @@ def check_written(pattern: ShardPattern) -> None:
         InvalidRequest: They are such.
     """
     name = pattern.shard(0)
-    if pattern.names is not None and (range_ := _BRACKETED.search(name)):
+    if pattern.names is not None and (range_ := _BRACKET_RANGE.search(name)):
         right = f"{name[: range_.start()]}{{{range_[1]}..{range_[2]}}}{name[range_.end() :]}"
         raise InvalidRequest(pattern.text, "a range in brackets", expected=f"braces: {right}")
-    if ending_of(name) not in FORMATS:
-        found = f"names that end in {_ending(name)}, which are only read"
-        raise InvalidRequest(pattern.text, found, expected=f"{OUTPUT_EXAMPLE} (formats: {', '.join(sorted(FORMATS))})")
+    if file_ending(name) not in WRITABLE_FORMATS:
+        found = f"names that end in {_shard_ending(name)}, which are only read"
+        raise InvalidRequest(
+            pattern.text, found, expected=f"{OUTPUT_EXAMPLE} (formats: {', '.join(sorted(WRITABLE_FORMATS))})"
+        )
 
 
-def _raw(name: str) -> bytes:
+def _name_bytes(name: str) -> bytes:
     """Return the bytes of a name, which is one of this locale, or out of a dataset file."""
     try:
         return os.fsencode(name)
@@ -295,18 +244,18 @@ def _raw(name: str) -> bytes:
         return to_bytes(name)
 
 
-def _from_range(folder: str, name: str, ranges: list[re.Match[str]]) -> ShardPattern:
+def _parse_range(folder: str, name: str, ranges: list[re.Match[str]]) -> ShardPattern:
     match = ranges[0]
     prefix, suffix = name[: match.start()], name[match.end() :]
-    if _LEFT_OVER.search(prefix) or _LEFT_OVER.search(suffix):
+    if _UNPARSED_RANGE.search(prefix) or _UNPARSED_RANGE.search(suffix):
         raise InvalidRequest(name, "more than a range", expected="one range, in the file name")
     start, last = match[1] or match[3], match[2] or match[4]
     given = [one for one in match.groups() if one]
-    if any(len(one) > _NAME_LIMIT or len(one.lstrip("0")) > _MOST_DIGITS for one in given):
-        raise InvalidRequest(name, "too long a number", expected=f"at most {_MOST_DIGITS} digits")
+    if any(len(one) > _MAX_FILE_NAME_BYTES or len(one.lstrip("0")) > _MAX_DIGITS for one in given):
+        raise InvalidRequest(name, "too long a number", expected=f"at most {_MAX_DIGITS} digits")
     if start is None:  # %06d
-        if (width := int(match[5] or 1)) > _NAME_LIMIT:
-            raise InvalidRequest(name, f"{match[5]} digits a number", expected=f"at most {_NAME_LIMIT}")
+        if (width := int(match[5] or 1)) > _MAX_FILE_NAME_BYTES:
+            raise InvalidRequest(name, f"{match[5]} digits a number", expected=f"at most {_MAX_FILE_NAME_BYTES}")
         start = f"{0:0{width}d}"
     first, count = int(start), int(last) - int(start) + 1 if last else None
     if count is not None and count < 1:
@@ -316,56 +265,58 @@ def _from_range(folder: str, name: str, ranges: list[re.Match[str]]) -> ShardPat
     return ShardPattern(folder, prefix, suffix, first, len(start), count, None, text)
 
 
-def _expand(texts: list[str]) -> list[str]:
+def _expand_braces(texts: list[str]) -> list[str]:
     """Expand what braces are left: a script may have quoted one of several patterns."""
     if any("{" in text for text in texts):
         for match in re.finditer(r"\{(\d+)\.\.(\d+)", " ".join(texts)):  # braceexpand holds a range as a whole
-            if max(map(len, match.groups())) > _MOST_DIGITS or abs(int(match[2]) - int(match[1])) >= MOST_NAMES:
-                raise InvalidRequest(match[0][:100], f"more than {MOST_NAMES:,} names", expected="one pattern")
+            if max(map(len, match.groups())) > _MAX_DIGITS or abs(int(match[2]) - int(match[1])) >= MAX_EXPANDED_NAMES:
+                raise InvalidRequest(match[0][:100], f"more than {MAX_EXPANDED_NAMES:,} names", expected="one pattern")
         from braceexpand import UnbalancedBracesError, braceexpand  # type: ignore[attr-defined,unused-ignore]
 
         try:
-            names = [*islice((name for text in texts for name in braceexpand(text)), MOST_NAMES + 1)]
+            names = [*islice((name for text in texts for name in braceexpand(text)), MAX_EXPANDED_NAMES + 1)]
         except UnbalancedBracesError:
             raise InvalidRequest(" ".join(texts), "a brace that is not closed", expected=OUTPUT_EXAMPLE) from None
-        if len(names) > MOST_NAMES:
-            raise InvalidRequest(" ".join(texts)[:100], f"more than {MOST_NAMES:,} names", expected="one pattern")
+        if len(names) > MAX_EXPANDED_NAMES:
+            raise InvalidRequest(
+                " ".join(texts)[:100], f"more than {MAX_EXPANDED_NAMES:,} names", expected="one pattern"
+            )
         return names
     return texts
 
 
-def _from_names(names: list[str]) -> ShardPattern:
+def _parse_names(names: list[str]) -> ShardPattern:
     if len(names) == 1:
         _check_ending(names[0], names[0])
     for name in names:
-        if match := _LEFT_OVER.search(name.rpartition("/")[2]):
+        if match := _UNPARSED_RANGE.search(name.rpartition("/")[2]):
             raise InvalidRequest(name, f"{match[0]!r} that is no range", expected=OUTPUT_EXAMPLE)
     folders, where = {name.rpartition("/")[0] for name in names}, f"{names[0]} ... {names[-1]}"
     if len(folders) > 1:
-        found = f"shards in {len(folders)} folders: {listing(sorted(folders), 3)}"
+        found = f"shards in {len(folders)} folders: {format_list(sorted(folders), 3)}"
         raise InvalidRequest(where, found, expected="one folder")
     plain = [name.rpartition("/")[2] for name in names]
     for name in plain:
         _check_ending(name, name)
-    endings = {_ending(name) for name in plain}
-    if len(endings) > 1 and not all(map(part_of, plain)):
-        raise InvalidRequest(where, f"several formats: {listing(sorted(endings))}", expected="one")
+    endings = {_shard_ending(name) for name in plain}
+    if len(endings) > 1 and not all(map(count_suffix, plain)):
+        raise InvalidRequest(where, f"several formats: {format_list(sorted(endings))}", expected="one")
     if twice := sorted(name for name, count in Counter(plain).items() if count > 1):
-        raise InvalidRequest(where, f"names given twice: {listing(twice)}")
+        raise InvalidRequest(where, f"names given twice: {format_list(twice)}")
     ending = endings.pop() if len(endings) == 1 else ""
     stems = [name.removesuffix(ending) for name in plain]
     folder = "/" if names[0].startswith("/") and folders == {""} else folders.pop()
-    numbered = len(plain) > 1 or bool(part_of(plain[0]))
+    numbered = len(plain) > 1 or bool(count_suffix(plain[0]))
     prefix = os.path.commonprefix(stems)  # noqa: RUF071 - character by character is what is wanted
     prefix = prefix.rstrip("0123456789") if numbered else prefix
     numbers = [stem[len(prefix) :] for stem in stems]
     if numbered and _is_range(numbers):
         text = f"{prefix}{{{numbers[0]}..{numbers[-1]}}}{ending}"
         return ShardPattern(folder, prefix, ending, int(numbers[0]), len(numbers[0]), len(plain), None, text)
-    return ShardPattern(folder, prefix, ending, 0, 0, len(plain), tuple(plain), text_of(plain))
+    return ShardPattern(folder, prefix, ending, 0, 0, len(plain), tuple(plain), abbreviate_names(plain))
 
 
-def text_of(names: Sequence[str]) -> str:
+def abbreviate_names(names: Sequence[str]) -> str:
     """Return the text of a pattern that is a list of names: a long one is shortened to its first and last."""
     return ",".join((names[0], "...", names[-1]) if names[2:] else names)
 
@@ -378,16 +329,18 @@ def _is_range(numbers: list[str]) -> bool:
     return numbers == [f"{first + at:0{width}d}" for at in range(len(numbers))]
 
 
-def _ending(name: str) -> str:
+def _shard_ending(name: str) -> str:
     """Return what stands behind the number of a shard's name and is no part of the dataset's: `.tar`, `-of-01024`."""
-    facts, ending = read_name(name), ending_of(name)
-    return part_of(name) or (ending_of(name.removesuffix(ending)) + ending if facts and facts.packing else ending)
+    facts, ending = parse_shard_name(name), file_ending(name)
+    return count_suffix(name) or (
+        file_ending(name.removesuffix(ending)) + ending if facts and facts.packing else ending
+    )
 
 
 def _check_ending(where: str, name: str) -> None:
-    if where and where == _ending(name):
+    if where and where == _shard_ending(name):
         raise InvalidRequest(where, "an ending without a name", expected=OUTPUT_EXAMPLE)
     if not is_shard_name(name):
-        known = ", ".join(sorted(FORMATS))
-        found = f"the ending {ending_of(name)!r}" if ending_of(name) else "no ending"
+        known = ", ".join(sorted(WRITABLE_FORMATS))
+        found = f"the ending {file_ending(name)!r}" if file_ending(name) else "no ending"
         raise InvalidRequest(where, found, expected=f"{OUTPUT_EXAMPLE} (formats: {known})")

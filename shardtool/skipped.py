@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, cast
 from zlib import compress, decompressobj
 from zlib import error as zlib_error
 
-from shardtool.errors import listing, printable
-from shardtool.values import to_bytes
+from shardtool.errors import format_list, printable
+from shardtool.names import to_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
 
-_MOST_BYTES = 2**26  # of the rows of a shard
-_OTHERS = ", which has another "
-CHOSEN = ("no-field", "duplicate", "twin", "not-chosen")  # reasons that are no failure
+_MAX_ROWS_BYTES = 2**26  # of the rows of a shard
+_DIFFERS_TEXT = ", which has another "
+INTENDED_CODES = ("no-field", "duplicate", "twin", "not-chosen")  # reasons that are no failure
 
 SkipCode = Literal[
     "no-field", "unsafe-name", "duplicate", "twin", "not-chosen", "incomplete", "oversize", "unreadable", "vanished",
@@ -80,33 +80,33 @@ SKIP_CODES: dict[SkipCode, str] = {  # in the words of docs/errors.md, "What was
 }
 
 
-def key_mark(key: bytes) -> str:
+def hash_key(key: bytes) -> str:
     """Return what stands for the key of a sample that was removed: it is not to be read any more."""
     return f"b2:{blake2b(key, digest_size=16).hexdigest()}"
 
 
-def same_as(key: str, differ: Iterable[str] = ()) -> str:
+def duplicate_message(key: str, differ: Iterable[str] = ()) -> str:
     """Return what is said of a sample that was left out for a twin.
 
     Args:
         key: The key of the one that stays, as printed.
         differ: What that one has with other values.
     """
-    return f"holds the same as {key}" + (f"{_OTHERS}{', '.join(map(printable, differ))}" if differ else "")
+    return f"holds the same as {key}" + (f"{_DIFFERS_TEXT}{', '.join(map(printable, differ))}" if differ else "")
 
 
-def without_keys(rows: Iterable[Skipped], keys: Collection[str]) -> list[Skipped]:
+def drop_keys(rows: Iterable[Skipped], keys: Collection[str]) -> list[Skipped]:
     """Return rows but those of samples of these keys, as printed, and without what names one of these in others."""
-    twins, found = {same_as(key) for key in keys}, [one for one in rows if printable(one.key) not in keys]
+    twins, found = {duplicate_message(key) for key in keys}, [one for one in rows if printable(one.key) not in keys]
     for at, one in enumerate(found):
-        if not twins.isdisjoint((one.message, one.message.rpartition(_OTHERS)[0])):
-            found[at] = one._replace(message=same_as("a removed sample"))
+        if not twins.isdisjoint((one.message, one.message.rpartition(_DIFFERS_TEXT)[0])):
+            found[at] = one._replace(message=duplicate_message("a removed sample"))
     return found
 
 
-def is_listed(key: bytes, listed: Collection[str]) -> bool:
+def is_skipped_key(key: bytes, listed: Collection[str]) -> bool:
     """Tell whether a key is among those in a list of what was left out; of samples that were removed, it has marks."""
-    return bool(listed) and (printable(key) in listed or key_mark(key) in listed)
+    return bool(listed) and (printable(key) in listed or hash_key(key) in listed)
 
 
 def pack_rows(rows: Sequence[Skipped]) -> str:
@@ -127,7 +127,7 @@ def unpack_rows(text: str) -> tuple[Skipped, ...]:
 
     unpacker = decompressobj()
     try:
-        data = unpacker.decompress(a2b_base64(text), _MOST_BYTES)
+        data = unpacker.decompress(a2b_base64(text), _MAX_ROWS_BYTES)
         rows = [[str(value) for value in row] for row in loads(data)]
         found = tuple(Skipped(key, path, cast("SkipCode", code), message) for key, path, code, message in rows)
     except (zlib_error, ValueError, TypeError, RecursionError):
@@ -137,19 +137,19 @@ def unpack_rows(text: str) -> tuple[Skipped, ...]:
     return found
 
 
-def reasons(rows: Iterable[Skipped], dropped: int = 0) -> str:
+def count_reasons(rows: Iterable[Skipped], dropped: int = 0) -> str:
     """Return how many were left out for each reason, the commonest first, and how many the user's function dropped."""
     codes = Counter(one.code for one in rows).most_common()
     said = [f"{code} {count:,}" for code, count in codes]
-    return listing([*said, *([f"dropped by the function {dropped:,}"] if dropped else [])])
+    return format_list([*said, *([f"dropped by the function {dropped:,}"] if dropped else [])])
 
 
-def failures(rows: Iterable[Skipped]) -> list[Skipped]:
+def failed_rows(rows: Iterable[Skipped]) -> list[Skipped]:
     """Return the rows of what could not be packed; the others are not in the dataset because that was asked for."""
-    return [one for one in rows if one.code not in CHOSEN]
+    return [one for one in rows if one.code not in INTENDED_CODES]
 
 
-def http_code(status: int) -> SkipCode:
+def http_skip_code(status: int) -> SkipCode:
     """Return the code for a web server's status: `http-404`, `http-503`, ..."""
     return cast("SkipCode", f"http-{status}")
 
@@ -170,6 +170,6 @@ class Skipped(NamedTuple):
     message: str
 
 
-def in_order(rows: Iterable[Skipped]) -> list[Skipped]:
+def sort_rows(rows: Iterable[Skipped]) -> list[Skipped]:
     """Return rows in the order of the list: that of the bytes of paths, then of keys."""
     return sorted(rows, key=lambda one: (to_bytes(one.path), to_bytes(one.key)))

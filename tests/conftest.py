@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import HealthCheck, settings
 
-from shardtool.execute import pool as pools
-from shardtool.write.packer import BUFFER_SIZE
+from shardtool.execute import local_pool
+from shardtool.write.buffers import BUFFER_SIZE
 from tests.helpers import PHOTOS, memory_root, write_tree
 from tests.own_worker import OwnWorker
 from tests.servers.fixtures import http_files, proxies, use
@@ -58,7 +58,7 @@ def few_workers() -> Iterator[None]:
     worker processes names their start method, or asks for two.
     """
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(pools, "_may_fork", lambda: True)
+        patched.setattr(local_pool, "_can_fork", lambda: True)
         patched.setattr("os.sched_getaffinity", lambda _pid: {0}, raising=False)
         patched.setattr("shardtool.execute.LocalPool", OwnWorker)
         yield

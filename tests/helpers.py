@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from shardtool import cli
-from shardtool.cli import Signals
+from shardtool.cli.signals import SignalHandler
 from tests import tfrecords, warm
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def typed(*words: str | Path, cwd: Path | None = None, traceback: bool = False) 
     os.chdir(cwd or before)
     try:
         with redirect_stdout(out), redirect_stderr(err):
-            code = cli._run([str(word) for word in words], Signals(print))  # noqa: SLF001 - the entry that ends no process
+            code = cli._run([str(word) for word in words], SignalHandler(print))  # noqa: SLF001 - the entry that ends no process
     finally:
         os.chdir(before)
     ran = Ran(code, *(stream.buffer.getvalue().decode() for stream in (out, err)))

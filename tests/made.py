@@ -8,20 +8,21 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from shardtool import CreateOptions
-from shardtool.entries.entries import Entries, FieldRows, FieldSpans, FieldValues, Names
-from shardtool.request.settings import Observer
-from shardtool.values import FILE
+from shardtool.entries.sample_table import FieldRows, FieldSpans, FieldValues, SampleTable
+from shardtool.entries.strings import PackedStrings
+from shardtool.request.observer import Observer
+from shardtool.shard_samples import FILE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from shardtool.source.base import Listing
-    from shardtool.source.manifest import ManifestSource
+    from shardtool.source.manifest.source import ManifestSource
 
 FIELDS = ("cls", "jpg", "json")
 
 
-def made_entries(samples: Sequence[Sequence[int]], keys: Sequence[bytes] | None = None) -> Entries:
+def made_entries(samples: Sequence[Sequence[int]], keys: Sequence[bytes] | None = None) -> SampleTable:
     """Return samples with fields of these payload bytes; sample 17 is called `00000017`."""
     return flat_entries(
         keys or [b"%08d" % at for at in range(len(samples))],
@@ -33,13 +34,13 @@ def made_entries(samples: Sequence[Sequence[int]], keys: Sequence[bytes] | None 
     )
 
 
-def flat_entries(keys: Iterable[bytes], counts: Sequence[int], fields: Sequence[str], **values: Any) -> Entries:
+def flat_entries(keys: Iterable[bytes], counts: Sequence[int], fields: Sequence[str], **values: Any) -> SampleTable:
     """Return samples of these keys and numbers of fields, with `values` of any block; see `changed`."""
     samples, rows = len(counts), sum(counts)
     never = np.zeros(rows, np.int64)
-    entries = Entries(
+    entries = SampleTable(
         root=b"",
-        keys=Names.of(keys),
+        keys=PackedStrings.of(keys),
         first=np.cumsum([0, *counts]).astype(np.int64),
         fields=tuple(fields),
         rows=FieldRows(np.zeros(rows, np.uint16), np.full(rows, FILE, np.uint8), never, never, never),
@@ -49,7 +50,7 @@ def flat_entries(keys: Iterable[bytes], counts: Sequence[int], fields: Sequence[
     return changed(entries, **values)
 
 
-def changed(entries: Entries, **values: Any) -> Entries:
+def changed(entries: SampleTable, **values: Any) -> SampleTable:
     """Return samples with other values, each by the name that it has in `Entries` or in one of its blocks."""
     blocks = {}
     if "numbers" in values:
@@ -67,7 +68,7 @@ def _like(old: Any, new: Any) -> Any:
     return np.array(new, old.dtype) if isinstance(old, np.ndarray) and isinstance(new, list) else new
 
 
-def metadata_of(entries: Entries) -> Any:
+def metadata_of(entries: SampleTable) -> Any:
     """Return the metadata of samples that have some: a `pyarrow.Table`."""
     assert entries.metadata is not None
     return entries.metadata

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pickle
 from typing import TYPE_CHECKING, Any
 
-from shardtool.execute.pool import LocalPool, reported, what_of
+from shardtool.execute.local_pool import LocalPool
+from shardtool.execute.pool import as_reportable, describe_task
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -21,8 +22,8 @@ class OwnWorker(LocalPool):
         self._own = workers == 1 and start == "auto"
         super().__init__(workers, start, again)
 
-    def _start_one(self) -> Any:
-        return None if self._own else super()._start_one()
+    def _start_worker(self) -> Any:
+        return None if self._own else super()._start_worker()
 
     def map(
         self, function: Callable[..., Any], tasks: Iterable[object], progress: Progress | None = None
@@ -38,13 +39,13 @@ class OwnWorker(LocalPool):
 
 def _served(function: Callable[..., Any], task: object, number: int, progress: Progress | None) -> object:
     """Return the result of a task; raise what a pool would."""
-    what = what_of(function, task)
+    what = describe_task(function, task)
     try:
         if progress is None:
             return function(task)
         return function(task, lambda *done: progress(number, *done))
     except Exception as error:  # noqa: BLE001 - as a worker does
-        raise _sent(reported(what, error)) from None
+        raise _sent(as_reportable(what, error)) from None
 
 
 def _sent(value: Any) -> Any:

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from shardtool.cli import _VERBS, cli
-from shardtool.cli.help import Verb, examples, keys_of, said
+from shardtool.cli import _VERB_SUMMARIES, cli
+from shardtool.cli.help import VerbCommand, family_options, list_examples, topic_sentences
 from tests.helpers import REPO
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def _paragraphs(verb: click.Command) -> list[str]:
     return cleandoc(verb.help or "").partition("\b\nExamples:")[0].strip().split("\n\n")
 
 
-def _rows(verb: Verb, topic: str) -> list[tuple[str, str]]:
+def _rows(verb: VerbCommand, topic: str) -> list[tuple[str, str]]:
     """Return the options of a topic, rare ones too, and what each does."""
     return [one.record(click.Context(verb)) for one in verb.options(topic, rare=True)]
 
@@ -64,15 +64,17 @@ def _markdown() -> Iterator[str]:
         yield f"\n## {name}\n\n```\n{_usage(name, verb)}\n```"
         for text in _paragraphs(verb):
             yield f"\n```\n{text[2:]}\n```" if text.startswith("\b") else f"\n{_marked(' '.join(text.split()))}"
-        if lines := examples(verb):
+        if lines := list_examples(verb):
             yield "\n```bash\n{}\n```".format("\n".join(lines))
-        if isinstance(verb, Verb):
+        if isinstance(verb, VerbCommand):
             for topic, (title, _) in verb.topics().items():
                 yield f"\n### {name}: {title}\n"
-                yield from (f"{_marked(' '.join(sentences))}\n" for sentences in [said(verb, topic)] if sentences)
+                yield from (
+                    f"{_marked(' '.join(sentences))}\n" for sentences in [topic_sentences(verb, topic)] if sentences
+                )
                 yield "| option | what |\n|---|---|"
                 yield from (_row(*row) for row in _rows(verb, topic))
-                for family, keys in keys_of(verb, topic).items():
+                for family, keys in family_options(verb, topic).items():
                     yield f"\n| key of `--{family}` | what |\n|---|---|"
                     yield from (_row(*one.key_record()) for one in keys)
     yield "\n## Exit codes\n\n| code | what |\n|---|---|"
@@ -106,23 +108,23 @@ def _man() -> Iterator[str]:
     for name, verb in verbs().items():
         yield f".B {_plain(_usage(name, verb))}\n.br"
     yield ".SH DESCRIPTION"
-    for name, text in _VERBS.items():
+    for name, text in _VERB_SUMMARIES.items():
         yield f".TP\n.B {name}\n{_plain(text)}"
     for name, verb in verbs().items():
         yield f".SH {name.upper()}"
         for text in _paragraphs(verb):
             as_it_is, flowing = f".nf\n{_plain(text[2:])}\n.fi", _plain(" ".join(text.split()))
             yield f"{as_it_is if text.startswith(chr(8)) else flowing}\n.PP"
-        if isinstance(verb, Verb):
+        if isinstance(verb, VerbCommand):
             for topic, (title, _) in verb.topics().items():
                 yield f".SS {_plain(title)}"
-                yield from (_plain(sentence) for sentence in said(verb, topic))
+                yield from (_plain(sentence) for sentence in topic_sentences(verb, topic))
                 yield from (f".TP\n.B {_plain(names)}\n{_plain(text)}" for names, text in _rows(verb, topic))
-                for family, keys in keys_of(verb, topic).items():
+                for family, keys in family_options(verb, topic).items():
                     yield f".PP\nKeys of {_plain(f'--{family}')}:"
                     records = [one.key_record() for one in keys]
                     yield from (f".TP\n.B {_plain(key)}\n{_plain(text)}" for key, text in records)
-        if lines := examples(verb):
+        if lines := list_examples(verb):
             yield ".SS Examples\n.nf\n{}\n.fi".format("\n".join(map(_plain, lines)))
     yield ".SH EXIT STATUS"
     yield from (f".TP\n.B {code}\n{text}" for code, text in _EXITS.items())

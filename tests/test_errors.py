@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardtool import errors
-from shardtool.errors import Bug, PlainError, ShardError, listing, printable
+from shardtool.errors import Bug, PlainError, ShardError, format_list, printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -40,7 +40,7 @@ def test_errors_are_made_again_from_their_text(kind: type[PlainError]) -> None:
     """Where only its class and the text of its traceback are handed on, an error keeps all that it says."""
     error = kind("s3://b/x.tar: a", "found\n;", expected="it", remedy="Do: it.")
     before = vars(error).copy()
-    error.put_into_text()
+    error.embed_in_text()
     again = kind("Caught it.\n" + "".join(traceback.format_exception(error)))
     assert {**vars(again), "detail": ""} == before
     assert again.detail.startswith("Caught it.\n")
@@ -105,11 +105,11 @@ def test_printable_is_safe(raw: str | bytes) -> None:
 )  # fmt: skip
 def test_listing(count: int, text: str) -> None:
     """A list names its first few items, and counts the others."""
-    assert listing([str(number) for number in range(count)]) == text
+    assert format_list([str(number) for number in range(count)]) == text
 
 
 def test_listing_of_repeated_names() -> None:
     """A repeated name is listed once, with its count, and takes the room of one name."""
-    assert listing(["x"] * 22) == "x (22 times)"
-    assert listing(["a", "b", "a", "c"], 2) == "a (2 times), b and 1 more"
-    assert listing(["a", "a"], total=9) == "a (2 times) and 7 more"
+    assert format_list(["x"] * 22) == "x (22 times)"
+    assert format_list(["a", "b", "a", "c"], 2) == "a (2 times), b and 1 more"
+    assert format_list(["a", "a"], total=9) == "a (2 times) and 7 more"

@@ -17,9 +17,9 @@ import pytest
 
 import shardtool
 from shardtool import CreateOptions, SampleFailed, create
-from shardtool.errors import OutOfMemory, is_out_of_memory, memory_for
-from shardtool.execute.pool import LocalPool
-from shardtool.write.packer import unreadable
+from shardtool.errors import OutOfMemory, is_out_of_memory, reporting_memory_errors
+from shardtool.execute.local_pool import LocalPool
+from shardtool.write.source_errors import read_error
 from tests.helpers import write_tree
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ def test_nothing_swallows_a_lack_of_memory() -> None:
 def test_what_is_a_lack_of_memory(error: Exception, is_it: bool) -> None:  # noqa: FBT001 - a parameter
     """Each library's way to say so is known, and nothing else is taken for it; the error says what took the memory."""
     assert is_out_of_memory(error) == is_it
-    with pytest.raises(OutOfMemory if is_it else type(error)) as caught, memory_for("a plan"):
+    with pytest.raises(OutOfMemory if is_it else type(error)) as caught, reporting_memory_errors("a plan"):
         raise error
     if isinstance(caught.value, OutOfMemory):
         assert (caught.value.where, caught.value.exit_code) == ("a plan", 7)
@@ -114,11 +114,11 @@ def test_what_is_a_lack_of_memory(error: Exception, is_it: bool) -> None:  # noq
 def test_a_file_without_memory_is_no_bad_file() -> None:
     """A source file that the system has no memory to read is never a sample to be left out."""
     with pytest.raises(OSError, match="memory"):
-        unreadable(b"a.jpg", OSError(errno.ENOMEM, "Cannot allocate memory"))
-    assert unreadable(b"a.jpg", FileNotFoundError(errno.ENOENT, "gone")).code == "vanished"
+        read_error(b"a.jpg", OSError(errno.ENOMEM, "Cannot allocate memory"))
+    assert read_error(b"a.jpg", FileNotFoundError(errno.ENOENT, "gone")).code == "vanished"
 
 
-def _takes(count: int) -> int:
+def _accepts(count: int) -> int:
     return len(bytearray(count))
 
 
@@ -130,7 +130,7 @@ def _fails(text: str) -> int:
 def test_a_worker_out_of_memory(start: str) -> None:
     """What a worker runs out of memory at ends the run as that, and says which task it was."""
     with LocalPool(1, start) as pool, pytest.raises(OutOfMemory, match="a worker, takes: not enough memory"):  # type: ignore[arg-type]
-        list(pool.map(_takes, [2**62]))
+        list(pool.map(_accepts, [2**62]))
 
 
 def test_a_function_of_the_users_out_of_memory(tmp_path: Path) -> None:

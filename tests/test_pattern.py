@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardtool.errors import InvalidRequest
-from shardtool.pattern import check_written, parse_pattern, sidecar_name
+from shardtool.pattern import check_writable, parse_pattern, sidecar_name
 
 
 class Means(NamedTuple):
@@ -175,5 +175,5 @@ def test_numbers_without_bounds(pattern: str) -> None:
 def test_a_range_in_brackets_names_no_output(name: str, right: str) -> None:
     """What looks like a range, and is none, would be one file of that name: it is refused, with the right spelling."""
     with pytest.raises(InvalidRequest, match=re.escape(f"a range in brackets; expected braces: {right}")):
-        check_written(parse_pattern(f"folder/{name}"))
-    check_written(parse_pattern("folder/x[1].tar"))
+        check_writable(parse_pattern(f"folder/{name}"))
+    check_writable(parse_pattern("folder/x[1].tar"))

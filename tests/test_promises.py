@@ -12,52 +12,53 @@ import pyarrow.parquet as pq
 import pytest
 
 from shardtool import CreateOptions, create
-from shardtool.cli import _LEAST_ROOM, _PATIENCE_S
+from shardtool.cli import _MIN_ADDRESS_SPACE_BYTES
+from shardtool.cli.signals import _CLEANUP_LIMIT_S
 from shardtool.dataset import payload
-from shardtool.dataset.dataset_file import _FILE_LIMIT as CLASSES_FILE_LIMIT
-from shardtool.dataset.shard_file import _KEPT_A_PACKED_BYTE as WALK_KEPT_A_PACKED_BYTE
-from shardtool.dataset.shard_file import _KEPT_ALWAYS as WALK_KEPT_ALWAYS
-from shardtool.dataset.shard_file import _KEY_LIMIT as WALK_KEY_LIMIT
-from shardtool.dataset.shard_file import _XZ_MEMORY as SHARD_FILE_XZ_MEMORY
-from shardtool.dataset.shard_index import _FACTOR as SIDECAR_READ_FACTOR
-from shardtool.dataset.shard_index import _FIELD_BYTES as SIDECAR_READ_FIELD_BYTES
-from shardtool.dataset.shard_index import _INDEX_SLACK as SIDECAR_READ_INDEX_SLACK
-from shardtool.dataset.shard_index import _METADATA_SLACK as SIDECAR_READ_METADATA_SLACK
-from shardtool.fetch import FetchOptions
-from shardtool.fetch.fetcher import _MOST_REDIRECTS as FETCHED_REDIRECTS
-from shardtool.format import tfrecord
-from shardtool.format.tar import _LONG_LIMIT as TAR_READ_LONG_LIMIT
-from shardtool.format.tfrecord import _NAMES_LIMIT as TFRECORD_READ_NAMES_LIMIT
-from shardtool.format.zip_read import _MOST_A_BYTE as ZIP_READ_MOST_A_BYTE
-from shardtool.format.zip_read import _SLACK as ZIP_READ_SLACK
-from shardtool.interop.indexes import LIST_LIMIT as BESIDE_LIST_LIMIT
-from shardtool.read.fetch import _MOST_OPEN as FETCH_MOST_OPEN
-from shardtool.request.options import MOST_WORKERS
-from shardtool.source.folder import _KEPT_A_PACKED_BYTE as ARCHIVE_KEPT_A_PACKED_BYTE
-from shardtool.source.folder import _KEPT_ALWAYS as ARCHIVE_KEPT_ALWAYS
-from shardtool.source.folder import _LONGEST as ARCHIVE_LONGEST
+from shardtool.dataset.class_names import _MAX_FILE_BYTES as CLASSES_FILE_LIMIT
+from shardtool.dataset.scan import _BASE_MEMORY_BYTES as WALK_KEPT_ALWAYS
+from shardtool.dataset.scan import _MAX_KEY_BYTES as WALK_KEY_LIMIT
+from shardtool.dataset.scan import _MEMORY_PER_COMPRESSED_BYTE as WALK_KEPT_A_PACKED_BYTE
+from shardtool.dataset.shard_file import _MAX_XZ_MEMORY_BYTES as SHARD_FILE_XZ_MEMORY
+from shardtool.dataset.sidecar_read import _INDEX_BYTES_PER_FIELD as SIDECAR_READ_FIELD_BYTES
+from shardtool.dataset.sidecar_read import _INDEX_SLACK_BYTES as SIDECAR_READ_INDEX_SLACK
+from shardtool.dataset.sidecar_read import _MAX_BYTES_PER_BYTE as SIDECAR_READ_FACTOR
+from shardtool.dataset.sidecar_read import _METADATA_SLACK_BYTES as SIDECAR_READ_METADATA_SLACK
+from shardtool.fetch.client import _MAX_REDIRECTS as FETCHED_REDIRECTS
+from shardtool.fetch.options import FetchOptions
+from shardtool.format import tfrecord_read, tfrecord_write
+from shardtool.format.tar_read import _MAX_EXTENDED_BYTES as TAR_READ_LONG_LIMIT
+from shardtool.format.tfrecord_read import _MAX_NAMES_BYTES as TFRECORD_READ_NAMES_LIMIT
+from shardtool.format.zip_read import _MAX_DEFLATE_RATIO as ZIP_READ_MOST_A_BYTE
+from shardtool.format.zip_read import _PACKED_SLACK_BYTES as ZIP_READ_SLACK
+from shardtool.interop.exports import MAX_LIST_BYTES as BESIDE_LIST_LIMIT
+from shardtool.names import MAX_NAME_BYTES
+from shardtool.read.open_files import _MAX_OPEN_SHARDS as FETCH_MOST_OPEN
+from shardtool.request.output_options import MAX_WORKERS
+from shardtool.source.archive import _LISTING_BYTES_PER_PACKED_BYTE as ARCHIVE_KEPT_A_PACKED_BYTE
+from shardtool.source.archive import _MAX_NAME_BYTES as ARCHIVE_LONGEST
+from shardtool.source.archive import _MIN_LISTING_LIMIT_BYTES as ARCHIVE_KEPT_ALWAYS
 from shardtool.storage.remote import lock
-from shardtool.storage.remote.blob import _CONNECT_S as CLIENT_CONNECT_S
-from shardtool.storage.remote.blob import _DIGITS as CLIENT_DIGITS
-from shardtool.storage.remote.blob import _MOST_HEAD as LINE_MOST_HEAD
-from shardtool.storage.remote.blob import _MOST_REDIRECTS as CLIENT_MOST_REDIRECTS
-from shardtool.storage.remote.blob import _REASON as CLIENT_REASON
-from shardtool.storage.remote.retry import POLICY
-from shardtool.table import columns as limits
-from shardtool.transform import image
-from shardtool.values import NAME_LIMIT
-from shardtool.verbs.verify import checks
-from shardtool.verbs.verify.findings import MOST as FINDINGS_MOST
+from shardtool.storage.remote.connections import _CONNECT_TIMEOUT_S as CLIENT_CONNECT_S
+from shardtool.storage.remote.connections import _MAX_HEADER_BYTES as LINE_MOST_HEAD
+from shardtool.storage.remote.http import _MAX_LENGTH_DIGITS as CLIENT_DIGITS
+from shardtool.storage.remote.http import _MAX_REASON_BYTES as CLIENT_REASON
+from shardtool.storage.remote.http import _MAX_REDIRECTS as CLIENT_MOST_REDIRECTS
+from shardtool.storage.remote.retry import DEFAULT_POLICY
+from shardtool.table import limits
+from shardtool.transform import image_decode
+from shardtool.verbs.verify import examine
+from shardtool.verbs.verify.findings import MAX_LISTED_PER_FILE as FINDINGS_MOST
 
 _KB, _MB, _GB = 2**10, 2**20, 2**30
 _FETCH = FetchOptions()
 _BOUNDS = {  # what a row of `docs/security.md` begins with: the bounds that it names, by the constants of the code
-    "a request that fails": (f"{POLICY.whole_s:.0f} seconds",),
-    "a server that has never": (f"{POLICY.silent_s:.0f} seconds", f"{POLICY.tries} tries"),
-    "headers, bodies": (f"{POLICY.least:,.0f} bytes a second", f"{POLICY.over_s:.0f} seconds"),
+    "a request that fails": (f"{DEFAULT_POLICY.max_total_s:.0f} seconds",),
+    "a server that has never": (f"{DEFAULT_POLICY.first_answer_s:.0f} seconds", f"{DEFAULT_POLICY.tries} tries"),
+    "headers, bodies": (f"{DEFAULT_POLICY.least:,.0f} bytes a second", f"{DEFAULT_POLICY.speed_window_s:.0f} seconds"),
     "a connection": (f"{CLIENT_CONNECT_S} seconds",),
     "a lock": (f"{lock.LEASE_S} seconds",),
-    "the end of a verb": (f"{_PATIENCE_S:.0f} seconds",),
+    "the end of a verb": (f"{_CLEANUP_LIMIT_S:.0f} seconds",),
     "to connect": (f"{_FETCH.timeout_s} seconds",),
     "a file, with": (f"{_FETCH.max_time_s} seconds", f"{_FETCH.retries} further tries"),
     "headers, with": (f"{LINE_MOST_HEAD // _KB} KiB",),
@@ -70,25 +71,25 @@ _BOUNDS = {  # what a row of `docs/security.md` begins with: the bounds that it 
                   f"{SIDECAR_READ_METADATA_SLACK // _MB} MiB", f"{SIDECAR_READ_FACTOR} bytes for each"),
     "what a walk": (f"{WALK_KEPT_ALWAYS // _MB} MiB", f"{WALK_KEPT_A_PACKED_BYTE} for each"),
     "memory to unpack": (f"{SHARD_FILE_XZ_MEMORY // _MB} MiB",),
-    "a record of": (f"{(tfrecord.DATA_LIMIT + 1) // _GB} GiB", f"{tfrecord.HELD_LIMIT // _MB} MiB"),
-    "features of": (f"{tfrecord.FEATURE_LIMIT:,}", f"{TFRECORD_READ_NAMES_LIMIT // _MB} MiB"),
+    "a record of": (f"{(tfrecord_write.MAX_DATA_BYTES + 1) // _GB} GiB", f"{tfrecord_read.MAX_HELD_RECORD_BYTES // _MB} MiB"),
+    "features of": (f"{tfrecord_read.MAX_FEATURES:,}", f"{TFRECORD_READ_NAMES_LIMIT // _MB} MiB"),
     "a pax header": (f"{TAR_READ_LONG_LIMIT // _MB} MiB",),
-    "a key, a field": (f"{NAME_LIMIT:,} bytes", f"{WALK_KEY_LIMIT // _MB} MiB"),
+    "a key, a field": (f"{MAX_NAME_BYTES:,} bytes", f"{WALK_KEY_LIMIT // _MB} MiB"),
     "a file of class": (f"{CLASSES_FILE_LIMIT // _MB} MiB", f"{BESIDE_LIST_LIMIT // _MB} MiB"),
     "findings": (f"{FINDINGS_MOST};",),
-    "a table": (f"{limits.MOST_COLUMNS:,}", f"{limits.MOST_LEVELS} levels", f"{limits.LONGEST_ROW // _MB} MiB"),
+    "a table": (f"{limits.MAX_COLUMNS:,}", f"{limits.MAX_NESTING} levels", f"{limits.MAX_ROW_BYTES // _MB} MiB"),
     "the name of": (f"{ARCHIVE_LONGEST // _KB} KiB",),
     "the listing": (f"{ARCHIVE_KEPT_ALWAYS // _MB} MiB", f"{ARCHIVE_KEPT_A_PACKED_BYTE} bytes for each"),
     "a member of a zip": (f"{ZIP_READ_MOST_A_BYTE:,}", f"{ZIP_READ_SLACK // _KB} KiB"),
-    "an image that a reader": (f"{image.MAX_PIXELS // 10**6} million", f"{image.MAX_BYTES // _GB} GiB"),
-    "the file of": (f"{checks.IMAGE_LIMIT // 10**6} MB",),
-    "JSON that `verify": (f"{checks.JSON_LIMIT // 10**6} MB",),
-    "an image that `create`": (f"{image.MAX_PIXELS // 10**6} million",),
-    "what `inspect`": (f"{payload.IMAGE_LIMIT // _MB} MiB", f"{payload.TEXT_LIMIT // _MB} MiB",
-                       f"{payload.MOST_LEVELS} levels"),
-    "address space": (f"{_LEAST_ROOM // 10**6} MB",),
+    "an image that a reader": (f"{image_decode.MAX_PIXELS // 10**6} million", f"{image_decode.MAX_DECODE_BYTES // _GB} GiB"),
+    "the file of": (f"{examine.MAX_IMAGE_BYTES // 10**6} MB",),
+    "JSON that `verify": (f"{examine.MAX_JSON_BYTES // 10**6} MB",),
+    "an image that `create`": (f"{image_decode.MAX_PIXELS // 10**6} million",),
+    "what `inspect`": (f"{payload.MAX_INSPECTED_IMAGE_BYTES // _MB} MiB", f"{payload.MAX_TEXT_BYTES // _MB} MiB",
+                       f"{payload.MAX_JSON_NESTING} levels"),
+    "address space": (f"{_MIN_ADDRESS_SPACE_BYTES // 10**6} MB",),
     "files that a reader": (f"{FETCH_MOST_OPEN},",),
-    "numbers of a request": (f"{MOST_WORKERS:,}",),
+    "numbers of a request": (f"{MAX_WORKERS:,}",),
 }  # fmt: skip
 _NAMES = ["CreateOptions", "create", "dry_run", "InvalidRequest"]
 

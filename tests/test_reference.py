@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 
-from shardtool.cli.help import Verb
+from shardtool.cli.help import VerbCommand
 from tests.helpers import REPO
 from tests.reference import pages, verbs
 
@@ -24,7 +24,7 @@ def test_a_page_has_every_option(path: str) -> None:
     text = pages()[path].replace("\\-", "-")
     for name, verb in verbs().items():
         assert f"shardtool {name} " in text
-        missing = [word for word in (verb.shown() if isinstance(verb, Verb) else ()) if word not in text]
+        missing = [word for word in (verb.shown() if isinstance(verb, VerbCommand) else ()) if word not in text]
         assert missing == []
 
 

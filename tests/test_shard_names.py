@@ -5,35 +5,38 @@ from __future__ import annotations
 import pytest
 
 from shardtool.errors import InvalidRequest
-from shardtool.pattern import NameFacts, is_shard_name, parse_pattern, read_name, sidecar_name, whole_of
-from shardtool.verbs.create.run import output_pattern
+from shardtool.pattern import parse_pattern, sidecar_name
+from shardtool.shard_names import ShardName, is_shard_name, parse_numbered_name, parse_shard_name
+from shardtool.verbs.create.run import parse_output_pattern
 
 TOLD = {
-    "a.tar": NameFacts("tar"), "A.TAR": NameFacts("tar"), "a.b.Tar": NameFacts("tar"),
-    "a.tar.gz": NameFacts("tar", "gzip"), "a.tgz": NameFacts("tar", "gzip"), "a.TAR.GZ": NameFacts("tar", "gzip"),
-    "a.tar.bz2": NameFacts("tar", "bz2"), "a.tbz2": NameFacts("tar", "bz2"), "a.tbz": NameFacts("tar", "bz2"),
-    "a.tar.xz": NameFacts("tar", "xz"), "a.txz": NameFacts("tar", "xz"),
-    "a.tar.zst": NameFacts("tar", "zstd"), "a.tzst": NameFacts("tar", "zstd"),
-    "a.tfrecord": NameFacts("tfrecord"), "a.tfrecords": NameFacts("tfrecord"),
-    "a.tfrecord.gz": NameFacts("tfrecord", "gzip"),
-    "x.tfrecord-00000-of-00010": NameFacts("tfrecord"), "x.tfrecord-00000-of-00010.gz": NameFacts("tfrecord", "gzip"),
-    "x.tar-0-of-2": NameFacts("tar"),
+    "a.tar": ShardName("tar"), "A.TAR": ShardName("tar"), "a.b.Tar": ShardName("tar"),
+    "a.tar.gz": ShardName("tar", "gzip"), "a.tgz": ShardName("tar", "gzip"), "a.TAR.GZ": ShardName("tar", "gzip"),
+    "a.tar.bz2": ShardName("tar", "bz2"), "a.tbz2": ShardName("tar", "bz2"), "a.tbz": ShardName("tar", "bz2"),
+    "a.tar.xz": ShardName("tar", "xz"), "a.txz": ShardName("tar", "xz"),
+    "a.tar.zst": ShardName("tar", "zstd"), "a.tzst": ShardName("tar", "zstd"),
+    "a.tfrecord": ShardName("tfrecord"), "a.tfrecords": ShardName("tfrecord"),
+    "a.tfrecord.gz": ShardName("tfrecord", "gzip"),
+    "x.tfrecord-00000-of-00010": ShardName("tfrecord"), "x.tfrecord-00000-of-00010.gz": ShardName("tfrecord", "gzip"),
+    "x.tar-0-of-2": ShardName("tar"),
 }  # fmt: skip
 UNTOLD = ["a", ".tar", "tar", "a.zip", "a.tar.index", "a.tar.part", "a.gz", "3fa1c0", "a.tfrecord-1", "train-0-of-2"]
 
 
 def test_names_that_tell() -> None:
     """Endings in any case, compressed or not, and TensorFlow's numbers tell the format; nothing else does."""
-    assert {name: read_name(name) for name in TOLD} == TOLD
-    assert [name for name in UNTOLD if read_name(name) is not None] == []
+    assert {name: parse_shard_name(name) for name in TOLD} == TOLD
+    assert [name for name in UNTOLD if parse_shard_name(name) is not None] == []
     assert [name for name in TOLD if not is_shard_name(name)] == []
     assert [name for name in UNTOLD if is_shard_name(name)] == ["train-0-of-2"]
 
 
 def test_names_that_say_how_many() -> None:
     """TensorFlow's names say which of how many a shard is; what comes behind them makes other names of them."""
-    assert whole_of("d/train-00003-of-01024") == ("d/train-", 3, 5, 1024)
-    assert [one for one in ("train-3-of-", "x-of-10", "train-1-of-2.index", "1-2-of3") if whole_of(one)] == []
+    assert parse_numbered_name("d/train-00003-of-01024") == ("d/train-", 3, 5, 1024)
+    assert [
+        one for one in ("train-3-of-", "x-of-10", "train-1-of-2.index", "1-2-of3") if parse_numbered_name(one)
+    ] == []
     assert sidecar_name("x.tfrecord-00000-of-00010") == "x.tfrecord-00000-of-00010.index"
 
 
@@ -70,4 +73,4 @@ def test_names_that_are_only_read(name: str) -> None:
     """What is written has a plain ending: a pattern of other tools' names is refused as an output, and says so."""
     parse_pattern(name)
     with pytest.raises(InvalidRequest, match=r"only read; expected .*\.tfrecord"):
-        output_pattern([name])
+        parse_output_pattern([name])

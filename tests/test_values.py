@@ -1,11 +1,17 @@
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from shardtool.errors import InvalidRequest
-from shardtool.values import Dots, parse_size, show_size, split_name, to_bytes, to_text
+from shardtool.names import split_name, to_bytes, to_text
+from shardtool.units import format_size, parse_size
+
+if TYPE_CHECKING:
+    from shardtool.values import Dots
 
 
 @pytest.mark.parametrize(
@@ -43,7 +49,7 @@ def test_no_sizes(text: str | int) -> None:
 @given(st.integers(0, 10**18))
 def test_sizes_for_people(size: int) -> None:
     """A size is shown within half a percent, and never as a power of ten."""
-    number, unit = show_size(size).split()
+    number, unit = format_size(size).split()
     assert "e" not in number
     factor = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "PB": 10**15}[unit]
     assert abs(float(number.replace(",", "")) * factor - size) <= 0.005 * size
@@ -52,7 +58,7 @@ def test_sizes_for_people(size: int) -> None:
 @pytest.mark.parametrize("size", [999_499, 999_999, 999_999_999, 10**15 - 1])
 def test_sizes_just_below_a_unit(size: int) -> None:
     """A size just below the next unit is shown as a plain number too."""
-    assert "e" not in show_size(size)
+    assert "e" not in format_size(size)
 
 
 @pytest.mark.parametrize(

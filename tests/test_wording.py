@@ -27,19 +27,19 @@ from shardtool import (
     reshard,
 )
 from shardtool.cli.commands import VERBS
-from shardtool.request.options import InspectOptions
-from shardtool.verbs.cache.cache import CacheWriterOptions
-from shardtool.verbs.cache.folder import Space
-from shardtool.wording import (
-    call,
-    command_line_words,
-    export_call,
-    flag,
-    made_again,
-    option,
-    speaks_command_line,
-    typed_name,
+from shardtool.messages import (
+    call_text,
+    cli_name,
+    export_call_text,
+    flag_text,
+    option_text,
+    recreate_hint,
+    use_cli_names,
+    uses_cli_names,
 )
+from shardtool.request.dataset_options import InspectOptions
+from shardtool.verbs.cache.cache_space import CacheSpace
+from shardtool.verbs.cache.cache_writer import CacheWriterOptions
 from tests.helpers import REPO, typed, write_tree
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ _VERBS: dict[str, type[Any]] = {
     "export": ExportOptions, "diff": DiffOptions, "copy": CopyOptions, "extract": ExtractOptions,
     "remove": RemoveOptions, "doctor": DoctorOptions,
     "inspect": InspectOptions, "ShardWriter": WriterOptions,
-    "Cache": Space, "Cache.writer": CacheWriterOptions,
+    "Cache": CacheSpace, "Cache.writer": CacheWriterOptions,
 }  # fmt: skip
 _NAMES = {"option", "flag"}  # the functions that name an option
 
@@ -112,9 +112,9 @@ def test_the_command_line_has_them_by_these_names(verb: str) -> None:
     command = VERBS[verb]()
     known = {one for param in command.params for one in param.opts}
     names = {one.name for one in _named() if _has(verb, one.name)} - {"if_exists"}
-    assert {typed_name(name).split()[0] for name in names} <= known
-    with command_line_words():
-        exists = {word for value in ("append-resume", "overwrite") for word in option("if_exists", value).split()}
+    assert {cli_name(name).split()[0] for name in names} <= known
+    with use_cli_names():
+        exists = {word for value in ("append-resume", "overwrite") for word in option_text("if_exists", value).split()}
     assert exists == {"--append", "--resume", "--overwrite"}
     assert exists <= known or verb not in ("create", "reshard")
 
@@ -142,30 +142,33 @@ def test_no_message_names_an_option_otherwise() -> None:
 @pytest.mark.parametrize(
     ("python", "words"),
     [
-        (lambda: option("max_size"), ("max_size", "--max-size")),
-        (lambda: option("dots", "last"), ("dots='last'", "--dots last")),
-        (lambda: option("values", {"cls": "bi"}), ("values={'cls': 'bi'}", "--field cls=bi")),
-        (lambda: option("drop_fields", ("a", "b")), ("drop_fields=('a', 'b')", "--fields -a,-b")),
+        (lambda: option_text("max_size"), ("max_size", "--max-size")),
+        (lambda: option_text("dots", "last"), ("dots='last'", "--dots last")),
+        (lambda: option_text("values", {"cls": "bi"}), ("values={'cls': 'bi'}", "--field cls=bi")),
+        (lambda: option_text("drop_fields", ("a", "b")), ("drop_fields=('a', 'b')", "--fields -a,-b")),
         (
-            lambda: option("rename_fields", {"a": "b", "c": "d"}),
+            lambda: option_text("rename_fields", {"a": "b", "c": "d"}),
             ("rename_fields={'a': 'b', 'c': 'd'}", "--fields a=b,c=d"),
         ),
-        (lambda: option("per_host", 4), ("per_host=4", "--fetch per-host=4")),
-        (lambda: flag("retry_failed"), ("retry_failed=True", "--fetch retry-failed")),
-        (lambda: option("split_from_folder"), ("split_from_folder", "--split-by folder")),
-        (lambda: option("split_column", "bi"), ("split_column='bi'", "--split-by bi")),
-        (lambda: option("classes", ("a", "b")), ("classes=('a', 'b')", "--classes a --classes b")),
-        (lambda: option("if_exists", "append-resume"), ("if_exists='append-resume'", "--append --resume")),
-        (lambda: option("if_exists", "resume-overwrite"), ("if_exists='resume-overwrite'", "--resume --overwrite")),
-        (lambda: option("stat"), ("stat", "--no-stat")),
-        (lambda: flag("portable"), ("portable=True", "--portable")),
-        (lambda: call("verify", repair=True), ("`verify(repair=True)`", "`shardtool verify --repair`")),
+        (lambda: option_text("per_host", 4), ("per_host=4", "--fetch per-host=4")),
+        (lambda: flag_text("retry_failed"), ("retry_failed=True", "--fetch retry-failed")),
+        (lambda: option_text("split_from_folder"), ("split_from_folder", "--split-by folder")),
+        (lambda: option_text("split_column", "bi"), ("split_column='bi'", "--split-by bi")),
+        (lambda: option_text("classes", ("a", "b")), ("classes=('a', 'b')", "--classes a --classes b")),
+        (lambda: option_text("if_exists", "append-resume"), ("if_exists='append-resume'", "--append --resume")),
         (
-            lambda: export_call("x.json", ["wids"], overwrite=True),
+            lambda: option_text("if_exists", "resume-overwrite"),
+            ("if_exists='resume-overwrite'", "--resume --overwrite"),
+        ),
+        (lambda: option_text("stat"), ("stat", "--no-stat")),
+        (lambda: flag_text("portable"), ("portable=True", "--portable")),
+        (lambda: call_text("verify", repair=True), ("`verify(repair=True)`", "`shardtool verify --repair`")),
+        (
+            lambda: export_call_text("x.json", ["wids"], overwrite=True),
             ("`export('x.json', ['wids'], overwrite=True)`", "`shardtool index x.json --export wids --overwrite`"),
         ),
         (
-            made_again,
+            recreate_hint,
             (
                 "Run the command that made it again with if_exists='resume', or `shardtool index`.",
                 "Run the command that made it again with --resume, or `shardtool index`.",
@@ -175,9 +178,9 @@ def test_no_message_names_an_option_otherwise() -> None:
 )
 def test_both_languages(python: Any, words: tuple[str, str]) -> None:
     """An option is called as its field with the value in Python, and as one types it on the command line."""
-    with command_line_words():
-        assert (python(), speaks_command_line()) == (words[1], True)
-    assert (python(), speaks_command_line()) == (words[0], False)
+    with use_cli_names():
+        assert (python(), uses_cli_names()) == (words[1], True)
+    assert (python(), uses_cli_names()) == (words[0], False)
 
 
 def test_one_error_in_both(tmp_path: Path) -> None:

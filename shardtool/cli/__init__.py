@@ -1,8 +1,8 @@
-"""The command line: options in, text or JSON out, exit codes. It holds no rule about shards.
+"""The command line: options in, text or JSON out, exit codes.
 
-Exit codes (docs/errors.md): 0 done, 1 a bug of ours, 2 the request makes no sense, 3 findings (verify) or
-differences (diff), 4 corrupt input, 5 output exists or is locked, 6 samples failed, 7 the machine failed (disk full,
-out of memory, worker killed), 129 / 130 / 143 interrupted by SIGHUP / SIGINT / SIGTERM.
+Exit codes (docs/errors.md): 0 done, 1 a bug in shardtool, 2 invalid request, 3 findings (verify) or differences
+(diff), 4 corrupt input, 5 output exists or is locked, 6 samples failed, 7 the machine failed (disk full, out of
+memory, worker killed), 129 / 130 / 143 interrupted by SIGHUP / SIGINT / SIGTERM.
 """
 
 from __future__ import annotations
@@ -11,18 +11,18 @@ import gc
 import os
 import signal
 import sys
-import time
 from contextlib import suppress
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import click
 
-from shardtool.cli.output import LOG, say, show, show_json
+from shardtool.cli.output import LOG, print_json, print_message, print_text
+from shardtool.cli.signals import SignalHandler
 from shardtool.errors import (
-    FILES_REMEDY,
-    MEMORY_REMEDY,
-    OF_PROCESS,
+    FILE_LIMIT_FIX,
+    MEMORY_FIX,
+    PROCESS_ERRNOS,
     Bug,
     Interrupted,
     InvalidRequest,
@@ -30,18 +30,14 @@ from shardtool.errors import (
     OutputFailed,
     PlainError,
     StoreFailed,
-    current_folder,
+    explaining_missing_cwd,
     is_out_of_memory,
-    reason,
+    os_error_text,
 )
-from shardtool.frames import withhold_pandas
-from shardtool.wording import command_line_words
+from shardtool.messages import use_cli_names
+from shardtool.pandas_guard import block_pandas
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from types import FrameType
-
-_VERBS = {
+_VERB_SUMMARIES = {
     "create": "Pack a folder or table of samples into shards.",
     "inspect": "Show what is in a dataset.",
     "verify": "Prove that a dataset is whole, or say what is wrong with it.",
@@ -56,12 +52,22 @@ _VERBS = {
     "completion": "Print what bash, zsh or fish needs to complete by TAB.",
     "help": "Show help: of a verb, or of one of its topics.",
 }
-_LEAST_ROOM = 300_000_000  # bytes of address space: with less, OpenBLAS and glibc were seen to abort
-_GARBAGE = 50_000  # objects between two looks for garbage: imports make many that all stay, and samples are columns
-_GOES_ON = "What is there is finished files only; --resume goes on from them."
-_AFTERWARDS = {
-    "create": _GOES_ON,
-    "reshard": _GOES_ON,
+
+
+_MIN_ADDRESS_SPACE_BYTES = 300_000_000  # bytes of address space: with less, OpenBLAS and glibc were seen to abort
+
+
+_GC_THRESHOLD = (
+    50_000  # objects between two looks for garbage: imports make many that all stay, and samples are columns
+)
+
+
+_RESUME_TEXT = "What is there is finished files only; --resume goes on from them."
+
+
+_RESUME_TEXTS = {
+    "create": _RESUME_TEXT,
+    "reshard": _RESUME_TEXT,
     "index": "What is there is finished files only. Run it again.",
     "copy": "What is there is finished files only. Run it again: it goes on from them.",
     "remove": "Run the same command again: it ends what was begun.",
@@ -69,14 +75,14 @@ _AFTERWARDS = {
 }
 
 
-class _Verbs(click.Group):
+class _VerbGroup(click.Group):
     """The verbs, each imported when it is used: `--help` costs no more than click."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
-        return list(_VERBS)
+        return list(_VERB_SUMMARIES)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
-        if cmd_name not in _VERBS:
+        if cmd_name not in _VERB_SUMMARIES:
             return None
         from shardtool.cli.commands import VERBS
 
@@ -95,29 +101,29 @@ class _Verbs(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Return the verb that is asked for; one that there is not is refused with what may be meant."""
-        if args[0] not in _VERBS and args[0][:1] != "-":
-            from shardtool.cli.help import meant_verb
+        if args[0] not in _VERB_SUMMARIES and args[0][:1] != "-":
+            from shardtool.cli.help import suggest_verb
 
-            remedy = meant_verb(args[0], _VERBS) or "See `shardtool --help`."
+            remedy = suggest_verb(args[0], _VERB_SUMMARIES) or "See `shardtool --help`."
             raise InvalidRequest(args[0], "no such verb", remedy=remedy)
         return super().resolve_command(ctx, args)
 
     def get_help(self, ctx: click.Context) -> str:
         """Return the help: one screen."""
-        from shardtool.cli.help import overview
+        from shardtool.cli.help import overview_help
 
-        return overview(self, ctx, _VERBS)
+        return overview_help(self, ctx, _VERB_SUMMARIES)
 
 
 def _show_version(context: click.Context, _param: click.Parameter, asked: bool) -> None:  # noqa: FBT001 - click's
     if asked:
         from shardtool.values import __version__
 
-        show(f"shardtool {__version__}")
+        print_text(f"shardtool {__version__}")
         context.exit()
 
 
-@click.group(cls=_Verbs, subcommand_metavar="VERB ...", context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=_VerbGroup, subcommand_metavar="VERB ...", context_settings={"help_option_names": ["-h", "--help"]})
 @click.option(
     "--version", is_flag=True, expose_value=False, is_eager=True, callback=_show_version,
     help="Show the version and exit.",
@@ -157,12 +163,12 @@ def main() -> NoReturn:
             os.open(os.devnull, os.O_RDWR)
     # NumPy would start a thread per core for linear algebra: 50 ms, and memory, for what no verb needs.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    withhold_pandas()
-    gc.set_threshold(_GARBAGE)
+    block_pandas()
+    gc.set_threshold(_GC_THRESHOLD)
     if "_SHARDTOOL_COMPLETE" in os.environ:  # which shells have click look at
         import_module("shardtool.cli.completion")
     arguments = sys.argv[1:]
-    signals = Signals(lambda signum: _show(_interrupted(signum, arguments), arguments))
+    signals = SignalHandler(lambda signum: _print_error(_describe_interrupt(signum, arguments), arguments))
     signals.install()
     try:
         code = _run(arguments, signals)
@@ -176,30 +182,30 @@ def main() -> NoReturn:
     os._exit(code)
 
 
-@command_line_words()
-def _run(arguments: list[str], signals: Signals) -> int:
+@use_cli_names()
+def _run(arguments: list[str], signals: SignalHandler) -> int:
     """Return the exit code of a command line, once what it has to say is said."""
     LOG.begin("")
     try:
-        if _verb(arguments) and not {"-h", "--help"} & set(arguments):
-            _check_room()
-        with current_folder():
+        if _find_verb(arguments) and not {"-h", "--help"} & set(arguments):
+            _check_address_space()
+        with explaining_missing_cwd():
             result = cli.main(arguments, prog_name="shardtool", standalone_mode=False, obj=arguments)
         signals.end()
         LOG.end(result if isinstance(result, int) else 0)
         return result if isinstance(result, int) else 0
     except click.ClickException as error:
         signals.end()
-        return _show_usage(error, arguments)
+        return _print_usage_error(error, arguments)
     except (Exception, Interrupted) as error:  # noqa: BLE001 - the edge: what is no error of the user's is a bug
         signals.end()
         signum = error.signum if isinstance(error, Interrupted) else signals.first
-        failure = _as_error(error, arguments) if signum is None else _interrupted(signum, arguments)
+        failure = _describe_error(error, arguments) if signum is None else _describe_interrupt(signum, arguments)
     # Here the frames of what has failed are gone, and with them the memory that they held.
-    return _show(failure, arguments)
+    return _print_error(failure, arguments)
 
 
-def _check_room() -> None:
+def _check_address_space() -> None:
     """Refuse a limit of memory within which libraries end the process as they are loaded, and nothing could be said.
 
     Raises:
@@ -208,36 +214,38 @@ def _check_room() -> None:
     import resource
 
     limit = resource.getrlimit(resource.RLIMIT_AS)[0]
-    if limit != resource.RLIM_INFINITY and limit < _LEAST_ROOM:
+    if limit != resource.RLIM_INFINITY and limit < _MIN_ADDRESS_SPACE_BYTES:
         found = f"{limit:,} bytes of address space at most"
-        raise OutOfMemory("ulimit -v", found, expected=f"{_LEAST_ROOM:,} or more", remedy="Raise that limit.")
+        raise OutOfMemory(
+            "ulimit -v", found, expected=f"{_MIN_ADDRESS_SPACE_BYTES:,} or more", remedy="Raise that limit."
+        )
 
 
-def _as_error(error: BaseException, arguments: list[str]) -> dict[str, Any]:
+def _describe_error(error: BaseException, arguments: list[str]) -> dict[str, Any]:
     """Return what is printed of an error, as data."""
-    where = f"shardtool {verb}" if (verb := _verb(arguments)) else "shardtool"
+    where = f"shardtool {verb}" if (verb := _find_verb(arguments)) else "shardtool"
     if isinstance(error, PlainError):
         failure = error
     elif is_out_of_memory(error):
-        failure = OutOfMemory(where, f"not enough memory, in {_innermost(error)}", remedy=MEMORY_REMEDY)
+        failure = OutOfMemory(where, f"not enough memory, in {_find_function(error)}", remedy=MEMORY_FIX)
     elif isinstance(error, OSError) and {"-h", "--help", "--version"} & set(arguments):
         failure = OutputFailed("stdout", f"cannot write: {(error.strerror or '').lower()}")  # click prints these itself
-    elif isinstance(error, OSError) and error.errno in OF_PROCESS:
-        failure = StoreFailed(where, reason(error), remedy=FILES_REMEDY)
+    elif isinstance(error, OSError) and error.errno in PROCESS_ERRNOS:
+        failure = StoreFailed(where, os_error_text(error), remedy=FILE_LIMIT_FIX)
     else:
         failure = Bug.of(where, error)
     found = failure.to_json()
     if isinstance(failure, InvalidRequest) and verb:
         from shardtool.cli.commands import VERBS
-        from shardtool.cli.help import as_typed
+        from shardtool.cli.help import restore_typed_names
 
-        found.update(as_typed(found, VERBS[verb](), arguments))
+        found.update(restore_typed_names(found, VERBS[verb](), arguments))
     if isinstance(failure, Bug) and not {"-v", "--verbose"} & set(arguments):
         found.pop("detail", None)
     return found
 
 
-def _innermost(error: BaseException) -> str:
+def _find_function(error: BaseException) -> str:
     """Return which function of this package an exception comes from."""
     found, trace = "the command line", error.__traceback__
     while trace is not None:
@@ -248,45 +256,45 @@ def _innermost(error: BaseException) -> str:
     return found
 
 
-def _verb(arguments: list[str]) -> str:
-    return next((one for one in arguments if one in _VERBS), "")
+def _find_verb(arguments: list[str]) -> str:
+    return next((one for one in arguments if one in _VERB_SUMMARIES), "")
 
 
-def _show(error: dict[str, Any], arguments: list[str]) -> int:
+def _print_error(error: dict[str, Any], arguments: list[str]) -> int:
     """Print an error, on stdout as JSON where that was asked for, otherwise on stderr; return its exit code."""
     if "--json" in arguments:
         try:
-            show_json({"error": error})
+            print_json({"error": error})
         except OutputFailed:  # its reader is gone
-            _show_text(f"{error['where']}: {error['found']}")
+            _print_error_text(f"{error['where']}: {error['found']}")
     if LOG.style:
         LOG.end(int(error["exit_code"]), error)
     elif "--json" in arguments:
         pass
     elif error["code"] == "interrupted":
-        _show_text(f"{error['found']}. {error['remedy']}")
+        _print_error_text(f"{error['found']}. {error['remedy']}")
     else:
         kept = {name: error.get(name, "") for name in ("expected", "remedy", "detail")}
-        _show_text(str(PlainError(error["where"], error["found"], **kept)))
+        _print_error_text(str(PlainError(error["where"], error["found"], **kept)))
     return int(error["exit_code"])
 
 
-def _show_text(text: str) -> None:
+def _print_error_text(text: str) -> None:
     with suppress(OSError):
-        say(f"shardtool: {text}")
+        print_message(f"shardtool: {text}")
 
 
-def _show_usage(error: click.ClickException, arguments: list[str]) -> int:
-    from shardtool.cli.help import Shown, usage_error
+def _print_usage_error(error: click.ClickException, arguments: list[str]) -> int:
+    from shardtool.cli.help import HelpShown, usage_error
 
-    if not arguments or (isinstance(error, Shown) and "--json" not in arguments and not LOG.style):
+    if not arguments or (isinstance(error, HelpShown) and "--json" not in arguments and not LOG.style):
         with suppress(OSError):
-            say(error.format_message())
+            print_message(error.format_message())
         return error.exit_code
-    return _show(usage_error(error, _verb(arguments), arguments).to_json(), arguments)
+    return _print_error(usage_error(error, _find_verb(arguments), arguments).to_json(), arguments)
 
 
-def _interrupted(signum: int, arguments: list[str]) -> dict[str, Any]:
+def _describe_interrupt(signum: int, arguments: list[str]) -> dict[str, Any]:
     """Return what is printed of a run that a signal has ended: what is there, and how to go on, for this verb."""
     return {
         "code": "interrupted",
@@ -294,97 +302,5 @@ def _interrupted(signum: int, arguments: list[str]) -> dict[str, Any]:
         "where": "shardtool",
         "found": f"interrupted by {signal.Signals(signum).name}",
         "expected": "",
-        "remedy": _AFTERWARDS.get(_verb(arguments), "Run it again."),
+        "remedy": _RESUME_TEXTS.get(_find_verb(arguments), "Run it again."),
     }
-
-
-# Ctrl-C and its kind: the first signal ends the run by an exception, and none after it is ignored.
-#
-# The exception is raised wherever the program is, which may be inside of a library that drops it: in a destructor, or
-# in an import that goes on without what it could not import. So a timer looks again until the exception is seen at
-# work: where nothing is being unwound, it is raised once more. While workers are killed and temporary files are
-# removed, nothing disturbs that, but for two limits: requests to stores end after `_LOCKS_S`, and once a second
-# signal has come, the process ends after `_PATIENCE_S`.
-
-
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-_SOON_S, _AGAIN_S = 0.02, 0.2
-_LOCKS_S = 1.0  # for locks in stores to be given back: those that stay, the next run takes over
-_PATIENCE_S = 2.0  # for what is removed after an interrupt, once the user asks again
-
-
-class Signals:
-    """The handling of signals, from `install` on.
-
-    Args:
-        at_once: Says that the run was interrupted, where nothing else will.
-
-    Attributes:
-        first: The signal that asked the run to end; None: none did.
-    """
-
-    def __init__(self, at_once: Callable[[int], object]) -> None:
-        self._at_once = at_once
-        self.first: int | None = None
-        self._latest_end: float | None = None
-        self._ended = False
-
-    def install(self) -> None:
-        """Take the signals, but for those that are ignored on purpose: by `nohup`, or a shell's background job."""
-        for signum in SIGNALS:
-            if signal.getsignal(signum) != signal.SIG_IGN:
-                signal.signal(signum, self._on_signal)
-        self._unraisable = sys.unraisablehook
-        sys.unraisablehook = self._on_unraisable
-
-    def end(self) -> None:
-        """Raise nothing from now on: what is left is to print a line. A signal gives that `_PATIENCE_S`, no more."""
-        self._ended = True
-        signal.setitimer(signal.ITIMER_REAL, 0)
-
-    def _on_signal(self, signum: int, _frame: FrameType | None) -> None:
-        if self._ended:
-            self.first = self.first or signum
-            self._ring(_PATIENCE_S)
-            return
-        if self.first is not None:
-            if self._latest_end is None:
-                self._latest_end = time.monotonic() + _PATIENCE_S
-                self._ring(_SOON_S, _AGAIN_S)
-            return
-        self.first = signum
-        if requests := sys.modules.get("shardtool.storage.remote.retry"):  # `--help` needs no such import
-            requests.end_requests(_LOCKS_S)
-        self._ring(_AGAIN_S, _AGAIN_S)
-        raise Interrupted(signum)
-
-    def _ring(self, after_s: float, again_s: float = 0) -> None:
-        signal.signal(signal.SIGALRM, self._on_alarm)
-        signal.setitimer(signal.ITIMER_REAL, after_s, again_s)
-
-    def _on_alarm(self, _signum: int, _frame: FrameType | None) -> None:
-        if self.first is None:
-            return
-        if self._ended:
-            os._exit(128 + self.first)
-        if self._latest_end is not None and time.monotonic() > self._latest_end:
-            self._ended = True
-            self._at_once(self.first)
-            os._exit(128 + self.first)
-        if not _is_unwinding():
-            raise Interrupted(self.first)
-
-    def _on_unraisable(self, dropped: sys.UnraisableHookArgs) -> None:
-        """Say nothing of an interrupt that was raised in a destructor, but raise it again soon."""
-        if dropped.exc_type is not Interrupted:
-            self._unraisable(dropped)
-        elif not self._ended:
-            self._ring(_SOON_S, _AGAIN_S)
-
-
-def _is_unwinding() -> bool:
-    """Tell whether the code that a signal has stopped deals with an interrupt, or with an error on its way out."""
-    error = sys.exc_info()[1]
-    while error is not None and not isinstance(error, Interrupted):
-        error = error.__context__
-    return error is not None

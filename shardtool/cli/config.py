@@ -19,13 +19,16 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from shardtool.cli.help import OF_JOBS, TAKEN_BACK, meant_here
-from shardtool.cli.output import say
-from shardtool.errors import InvalidRequest, reason, without_secrets
-from shardtool.storage.folders import write_target
-from shardtool.storage.places import base_name, folder_of, is_folder, is_url, read_small, same_place
-from shardtool.storage.staging import check_local, check_target
-from shardtool.wording import option
+from shardtool.cli.help import CONFIG_OPTIONS, REVOKED_OPTIONS, suggest_option
+from shardtool.cli.output import print_message
+from shardtool.errors import InvalidRequest, os_error_text, redact_secrets
+from shardtool.messages import option_text
+from shardtool.storage.file_system import check_local_name, check_target
+from shardtool.storage.files import read_small
+from shardtool.storage.lookup import is_folder
+from shardtool.storage.paths import base_name, folder_of, is_same_location
+from shardtool.storage.remote.address import is_url
+from shardtool.storage.target_file import write_target
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -33,11 +36,11 @@ else:
     import tomli as tomllib
 
 
-_LARGEST = 2**20  # bytes of such a file
-_SUCH_AS = "job.toml"
-_SECRET = ("header",)
-_WHOLE = re.compile(r"0|-?[1-9][0-9]{0,17}")  # numbers that TOML gives back in the same spelling
-_COMMAND = "pipe:"
+_MAX_CONFIG_BYTES = 2**20  # bytes of such a file
+_EXAMPLE_NAME = "job.toml"
+_SECRET_KEYS = ("header",)
+_WHOLE_NUMBER = re.compile(r"0|-?[1-9][0-9]{0,17}")  # numbers that TOML gives back in the same spelling
+_PIPE_PREFIX = "pipe:"
 
 
 def read_config(path: str, ctx: click.Context) -> dict[str, Any]:
@@ -50,18 +53,18 @@ def read_config(path: str, ctx: click.Context) -> dict[str, Any]:
     Raises:
         InvalidRequest: The file cannot be read, or says what the verb cannot be asked for.
     """
-    options, words = _options(ctx.command), _words(ctx.command)
+    options, words = _options_by_key(ctx.command), _arguments_by_key(ctx.command)
     found, given = dict[str, Any](), dict[str, list[str]]()
-    for key, value in _read(path).items():
+    for key, value in _read_toml(path).items():
         where = f"{path}: {key}"
         if key in words:
-            texts = [_text(where, one) for one in (value if isinstance(value, list) else [value])]
-            given[key] = [_read_name(where, one, path) for one in texts] if words[key] else texts
+            texts = [_to_text(where, one) for one in (value if isinstance(value, list) else [value])]
+            given[key] = [_resolve_name(where, one, path) for one in texts] if words[key] else texts
         elif key in options:
-            if options[key].name not in ctx.meta.get(TAKEN_BACK, ()):
-                found[options[key].name or ""] = _value(where, value, options[key], path)
+            if options[key].name not in ctx.meta.get(REVOKED_OPTIONS, ()):
+                found[options[key].name or ""] = _to_option_value(where, value, options[key], path)
         else:
-            meant = meant_here(f"--{key}", ctx).replace("--", "") or f"`{ctx.command_path} --help` lists them."
+            meant = suggest_option(f"--{key}", ctx).replace("--", "") or f"`{ctx.command_path} --help` lists them."
             raise InvalidRequest(where, f"no option of {ctx.info_name}", remedy=meant)
     typed = [text for key in words for text in given.get(key, ())]
     arguments = [one.name or "" for one in ctx.command.params if isinstance(one, click.Argument)]
@@ -70,14 +73,14 @@ def read_config(path: str, ctx: click.Context) -> dict[str, Any]:
     return {name: value for name, value in found.items() if value is not None}
 
 
-def _options(verb: click.Command) -> dict[str, click.Option]:
+def _options_by_key(verb: click.Command) -> dict[str, click.Option]:
     """Return the options of a verb by what the command line calls them."""
     options = [one for one in verb.params if isinstance(one, click.Option) and one.expose_value]
-    named = [one for one in options if one.name not in OF_JOBS]
+    named = [one for one in options if one.name not in CONFIG_OPTIONS]
     return {name[2:]: one for one in named for name in one.opts if name.startswith("--")}
 
 
-def _words(verb: click.Command) -> dict[str, bool]:
+def _arguments_by_key(verb: click.Command) -> dict[str, bool]:
     """Return whether each argument names a file, by what the usage line calls it: `source` for SOURCE."""
     return {
         word.strip("[].").lower(): isinstance(one.type, click.Path)
@@ -87,18 +90,18 @@ def _words(verb: click.Command) -> dict[str, bool]:
     }
 
 
-def _read(path: str) -> dict[str, Any]:
-    check_local(path, _SUCH_AS)  # what others can change tells no run what to do
+def _read_toml(path: str) -> dict[str, Any]:
+    check_local_name(path, _EXAMPLE_NAME)  # what others can change tells no run what to do
     try:
-        found: dict[str, Any] = tomllib.loads(read_small(path, _LARGEST).decode())
+        found: dict[str, Any] = tomllib.loads(read_small(path, _MAX_CONFIG_BYTES).decode())
     except OSError as error:
-        raise InvalidRequest(path, reason(error), expected="a file of options, in TOML") from None
+        raise InvalidRequest(path, os_error_text(error), expected="a file of options, in TOML") from None
     except (ValueError, RecursionError) as error:
         raise InvalidRequest(path, f"no TOML: {error}", expected='lines such as max-size = "1GB"') from None
     return found
 
 
-def _value(where: str, value: object, param: click.Option, path: str) -> Any:
+def _to_option_value(where: str, value: object, param: click.Option, path: str) -> Any:
     """Return what an option gets; None: nothing."""
     if param.is_flag:
         if not isinstance(value, bool):
@@ -107,10 +110,10 @@ def _value(where: str, value: object, param: click.Option, path: str) -> Any:
     if isinstance(value, Mapping):
         if "=" not in (param.metavar or "") and param.metavar not in ("SHARES", "FIELDS"):
             raise InvalidRequest(where, "a table", expected="one value")
-        value = [key if one is True else f"{key}={_text(where, one)}" for key, one in value.items()]
-    texts = [_text(where, one) for one in (value if isinstance(value, list) else [value])]
+        value = [key if one is True else f"{key}={_to_text(where, one)}" for key, one in value.items()]
+    texts = [_to_text(where, one) for one in (value if isinstance(value, list) else [value])]
     if isinstance(param.type, click.Path):
-        texts = [_read_name(where, one, path) for one in texts]
+        texts = [_resolve_name(where, one, path) for one in texts]
     try:
         for one in texts:
             param.type.convert(one, param, None)
@@ -119,7 +122,7 @@ def _value(where: str, value: object, param: click.Option, path: str) -> Any:
     return texts if param.multiple else ",".join(texts)
 
 
-def _text(where: str, value: object) -> str:
+def _to_text(where: str, value: object) -> str:
     if isinstance(value, float):
         return f"{Decimal(repr(value)):f}"
     if isinstance(value, bool) or not isinstance(value, (str, int)):
@@ -128,18 +131,18 @@ def _text(where: str, value: object) -> str:
     return f"{value}"
 
 
-def _read_name(where: str, name: str, path: str) -> str:
+def _resolve_name(where: str, name: str, path: str) -> str:
     """Return a name as it is typed that a file says."""
-    return _name(where, os.path.expanduser(name), folder_of(path), "")
+    return _rebase_name(where, os.path.expanduser(name), folder_of(path), "")
 
 
-def _name(where: str, name: str, from_folder: str, to_folder: str) -> str:
+def _rebase_name(where: str, name: str, from_folder: str, to_folder: str) -> str:
     """Return what a name that counts from one folder is called in another, whatever links lead to these.
 
     Raises:
         InvalidRequest: It is a command: none is run that was not typed.
     """
-    if name.startswith(_COMMAND):
+    if name.startswith(_PIPE_PREFIX):
         found, expected = f"a command, {name}", "a file, a folder or an address"
         raise InvalidRequest(where, found, expected=expected, remedy="No file may name a command: type it.")
     if name in ("", "-") or is_url(name) or os.path.isabs(name):
@@ -149,7 +152,7 @@ def _name(where: str, name: str, from_folder: str, to_folder: str) -> str:
     return f"{'./' if seen.startswith('~') else ''}{seen}{'/' if name.endswith('/') else ''}"
 
 
-def keep_config(path: str, ctx: click.Context) -> Callable[[], None]:
+def prepare_config(path: str, ctx: click.Context) -> Callable[[], None]:
     """Return what writes what a verb was given, typed and by another such file, to a file; say what cannot be in that.
 
     A dry run is not what is to be done again: that it was one is not written, and it makes no folder.
@@ -158,44 +161,44 @@ def keep_config(path: str, ctx: click.Context) -> Callable[[], None]:
         InvalidRequest: No such file can say it, or there is no folder.
         OutputExists: There is another file of this name.
     """
-    check_local(path, _SUCH_AS)
+    check_local_name(path, _EXAMPLE_NAME)
     if not path.endswith(".toml"):  # which no output of ours ends with
-        raise InvalidRequest(path, "no name of a job", expected=f"one such as {_SUCH_AS}")
+        raise InvalidRequest(path, "no name of a job", expected=f"one such as {_EXAMPLE_NAME}")
     secret, lines = list[str](), [f"# shardtool {ctx.info_name} --config {base_name(path)}"]
-    for key, value in _given(ctx, path):
+    for key, value in _typed_items(ctx, path):
         texts = [] if value is True else [value] if isinstance(value, str) else value
-        if key in _SECRET or any(without_secrets(one) != one for one in texts):
+        if key in _SECRET_KEYS or any(redact_secrets(one) != one for one in texts):
             secret.append(key)
         else:
-            lines.append(f"{key} = {_toml(key, value)}")
+            lines.append(f"{key} = {_format_toml(key, value)}")
     data, earlier, above = "\n".join([*lines, ""]).encode(), ctx.params["config"], folder_of(path)
     if ctx.params.get("dry_run") and not is_folder(above):
         raise InvalidRequest(path, f"no folder {above}", expected="one, for a dry run makes none")
-    if (earlier is None or not same_place(path, earlier)) and _holds(path) != data:
+    if (earlier is None or not is_same_location(path, earlier)) and _read_existing(path) != data:
         check_target(path, overwrite=False, begins=b"", holds=b"", cure="remove it")
     if secret and not ctx.params["quiet"]:
-        say(f"note: {' and '.join(secret)}, which may hold secrets, are not in {path}")
+        print_message(f"note: {' and '.join(secret)}, which may hold secrets, are not in {path}")
 
     @cache  # once: what the run writes later is not ours
     def write() -> None:
-        if _holds(path) != data:
+        if _read_existing(path) != data:
             write_target(path, data)
 
     return write
 
 
-def _holds(path: str) -> bytes | None:
+def _read_existing(path: str) -> bytes | None:
     """Return what is in a file; None: there is none that can be read."""
     try:
-        return read_small(path, _LARGEST)
+        return read_small(path, _MAX_CONFIG_BYTES)
     except OSError:
         return None
 
 
-def _given(ctx: click.Context, path: str) -> Iterator[tuple[str, Any]]:
+def _typed_items(ctx: click.Context, path: str) -> Iterator[tuple[str, Any]]:
     """Yield the keys and values of what a verb was given, as a file says them."""
-    names = {one.name: key for key, one in reversed(_options(ctx.command).items()) if one.name != "dry_run"}
-    where, folder, typed, options = option("save_config"), folder_of(path), list[str](), list[tuple[str, Any]]()
+    names = {one.name: key for key, one in reversed(_options_by_key(ctx.command).items()) if one.name != "dry_run"}
+    where, folder, typed, options = option_text("save_config"), folder_of(path), list[str](), list[tuple[str, Any]]()
     for param in ctx.command.params:
         name = param.name or ""
         value, source = ctx.params.get(name), ctx.get_parameter_source(name)
@@ -207,25 +210,27 @@ def _given(ctx: click.Context, path: str) -> Iterator[tuple[str, Any]]:
         elif param.is_flag and name in names:
             options.append((names[name], True))
         elif name in names:
-            texts = [_name(where, one, "", folder) for one in texts] if isinstance(param.type, click.Path) else texts
+            texts = (
+                [_rebase_name(where, one, "", folder) for one in texts] if isinstance(param.type, click.Path) else texts
+            )
             options.append((names[name], texts if param.multiple else texts[0]))
-    words = _words(ctx.command)
+    words = _arguments_by_key(ctx.command)
     first = max(len(typed) - len(words) + 1, 1)  # of several words, all but the last ones are the first argument's
     for (word, is_path), given in zip(words.items(), [typed[:first], *([one] for one in typed[first:])], strict=False):
-        texts = [_name(where, one, "", folder) for one in given] if is_path else given
+        texts = [_rebase_name(where, one, "", folder) for one in given] if is_path else given
         yield word, texts if len(texts) > 1 else texts[0]
     yield from options
 
 
-def _toml(key: str, value: object) -> str:
+def _format_toml(key: str, value: object) -> str:
     """Return a value in TOML."""
     if value is True:
         return "true"
     if isinstance(value, list):
-        return f"[{', '.join(_toml(key, one) for one in value)}]"
+        return f"[{', '.join(_format_toml(key, one) for one in value)}]"
     text = str(value)
-    if _WHOLE.fullmatch(text):
+    if _WHOLE_NUMBER.fullmatch(text):
         return text
     if text.encode("utf-8", "surrogateescape").decode("utf-8", "replace") != text:
-        raise InvalidRequest(option("save_config"), f"{key}: {text}, no UTF-8", expected="what TOML can say")
+        raise InvalidRequest(option_text("save_config"), f"{key}: {text}, no UTF-8", expected="what TOML can say")
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -1,32 +1,33 @@
-"""What the command line prints, results on stdout and messages on stderr; and what it reads of standard input.
+"""Print results on stdout and messages on stderr.
 
-All that is printed goes through here, so that nothing that was read can steer a terminal: names of files, keys and
-fields are what others chose. Text for people passes `printable`, line by line, whatever the verb thought of; JSON
-escapes by itself. It is loaded with the command line, for an error can be that no more files may be opened.
+All output goes through this module, so that file names, keys and fields chosen by others cannot control the
+terminal:
+text passes `printable` line by line, and JSON escapes. It is imported at start-up, because an error can be that no
+more files may be opened.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import re
 import sys
 import time
 from contextlib import contextmanager, suppress
-from typing import IO, TYPE_CHECKING, TypeVar, cast
+from typing import TYPE_CHECKING, TypeVar
 
 import click
 
-from shardtool.errors import InvalidRequest, OutputFailed, printable, reason
+from shardtool.errors import InvalidRequest, OutputFailed, os_error_text, printable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
-Part = TypeVar("Part")
+    from collections.abc import Iterable, Iterator
 
 
-def show(text: str) -> None:
-    """Print a result for people on stdout, all of it, as `encodable`.
+_PartT = TypeVar("_PartT")
+
+
+def print_text(text: str) -> None:
+    """Print a result for people on stdout, all of it, as `escape_unencodable`.
 
     Args:
         text: Its lines. A name with a line break in it must have been made `printable` before.
@@ -34,25 +35,25 @@ def show(text: str) -> None:
     Raises:
         OutputFailed: It cannot be written. A reader that has seen enough (`| head`) is no error.
     """
-    _print(encodable(_clean(text)))
+    _write_stdout(escape_unencodable(_printable_lines(text)))
 
 
-def encodable(text: str) -> str:
+def escape_unencodable(text: str) -> str:
     """Return text as stdout can write it: what its encoding lacks is written as `\\u2588`."""
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
     return text.encode(encoding, "backslashreplace").decode(encoding)
 
 
-def show_json(document: object) -> None:
+def print_json(document: object) -> None:
     """Print a result for programs on stdout.
 
     Raises:
         OutputFailed: It cannot be written.
     """
-    _print(json_text(document))
+    _write_stdout(json_text(document))
 
 
-def show_bytes(blocks: Iterable[bytes]) -> None:
+def write_bytes(blocks: Iterable[bytes]) -> None:
     """Write bytes to stdout as they are: to a file or a program, never to a terminal.
 
     Raises:
@@ -61,13 +62,13 @@ def show_bytes(blocks: Iterable[bytes]) -> None:
     """
     if sys.stdout is None or sys.stdout.isatty():
         raise InvalidRequest("stdout", "a terminal", expected="a file or a program", remedy="Add > FILE.")
-    for block in while_read(blocks):
-        with _stdout():
+    for block in until_closed(blocks):
+        with _stdout_errors():
             sys.stdout.buffer.write(block)
             sys.stdout.flush()
 
 
-def while_read(parts: Iterable[Part]) -> Iterator[Part]:
+def until_closed(parts: Iterable[_PartT]) -> Iterator[_PartT]:
     """Yield what is printed part by part, until the reader stops (`| head`)."""
     reader = sys.stdout
     for part in parts:
@@ -83,7 +84,7 @@ def json_text(document: object) -> str:
     return json.dumps(document, indent=2).replace("\x7f", "\\u007f")  # the one control that JSON leaves as it is
 
 
-def say(text: str) -> None:
+def print_message(text: str) -> None:
     """Print text for people on stderr, past a progress bar's line; with `--log`, as a line of that.
 
     Raises:
@@ -92,7 +93,7 @@ def say(text: str) -> None:
     if LOG.style:
         LOG.write("message", text=text)
     elif sys.stderr is not None:
-        sys.stderr.write(_clean(text) + "\n")
+        sys.stderr.write(_printable_lines(text) + "\n")
         sys.stderr.flush()
 
 
@@ -101,7 +102,7 @@ def _retry_totals() -> dict[str, float]:
     return {} if retry is None else retry.retry_totals()
 
 
-class Log:
+class EventLog:
     """What `--log` writes: a line of stderr for each event, and for the end, which is the last one.
 
     Attributes:
@@ -151,112 +152,26 @@ class Log:
         self.style = ""
 
 
-LOG = Log()
+LOG = EventLog()
 
 
-def _clean(text: str) -> str:
+def _printable_lines(text: str) -> str:
     return "\n".join(map(printable, text.split("\n")))
 
 
-def _print(text: str) -> None:
-    with _stdout():
+def _write_stdout(text: str) -> None:
+    with _stdout_errors():
         click.echo(text)
         if sys.stdout is not None:
             sys.stdout.flush()
 
 
 @contextmanager
-def _stdout() -> Iterator[None]:
+def _stdout_errors() -> Iterator[None]:
     """Write to stdout in the block, until whoever reads it is gone."""
     try:
         yield
     except BrokenPipeError:
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - for what the interpreter flushes at its end
     except OSError as error:
-        raise OutputFailed("stdout", f"cannot write: {reason(error)}") from None
-
-
-# `pipe:COMMAND`, and a tar on standard input: what a user types where a file is meant.
-#
-# What comes out is kept in a temporary file for as long as the command runs, because it is read more than once, and by
-# several processes. No file can name a command: only what is typed gets here.
-
-
-_PIPE = "pipe:"
-_HEAD = 512
-_MAGIC = ((257, b"ustar", ".tar"), (0, b"\x1f\x8b", ".tar.gz"), (0, b"\x28\xb5\x2f\xfd", ".tar.zst"),
-          (0, b"PK\x03\x04", ".zip"))  # fmt: skip
-_BRACES = re.compile(r"\{[^{}]*\.\.[^{}]*\}")
-
-
-def in_files(names: Sequence[str], *, table: bool = False) -> tuple[str, ...]:
-    """Return names with temporary files in place of commands and of standard input; they go when the command ends.
-
-    Args:
-        names: What was typed.
-        table: Whether `-` may be a table or a list: then it stays, unless it is a tar or a zip.
-
-    Raises:
-        InvalidRequest: A command fails, or gives something else than a tar or zip.
-        OutputFailed: There is no room for it.
-    """
-    return tuple(_in_file(name, number, table=table) for number, name in enumerate(names))
-
-
-def _in_file(name: str, number: int, *, table: bool) -> str:
-    if name == "-":
-        stdin: IO[bytes] = sys.stdin.buffer
-        head = stdin.peek(_HEAD) if hasattr(stdin, "peek") else b""
-        if table and not _ending(head[:_HEAD]):
-            return name
-        return click.get_current_context().with_resource(_kept(stdin, "standard input", number))
-    if name.startswith(_PIPE):
-        if braces := _BRACES.search(name):
-            found = f"a range ({braces[0]}) in a command, which gives one shard"
-            remedy = "Give the pattern itself, such as s3://bucket/out-{000..041}.tar."
-            raise InvalidRequest(name, found, expected="a command for each shard", remedy=remedy)
-        return click.get_current_context().with_resource(_run(name, number))
-    return name
-
-
-@contextmanager
-def _run(name: str, number: int) -> Iterator[str]:
-    """Give a file with what a command writes."""
-    import subprocess
-
-    command = name.removeprefix(_PIPE)
-    with (
-        subprocess.Popen(command, shell=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE) as run,  # noqa: S602 - the user typed it
-        _kept(cast("IO[bytes]", run.stdout), name, number) as path,
-    ):
-        if status := run.wait():
-            raise InvalidRequest(name, f"the command ends with the status {status}", expected="0")
-        yield path
-
-
-@contextmanager
-def _kept(stream: IO[bytes], where: str, number: int) -> Iterator[str]:
-    """Give a file with what a stream holds."""
-    import shutil
-    import tempfile
-
-    head = stream.read(_HEAD)
-    ending = _ending(head)
-    if not ending:
-        found = "nothing" if not head else "no tar, and no zip"
-        raise InvalidRequest(where, found, expected="a tar, perhaps packed by gzip or zstd, or a zip")
-    with tempfile.TemporaryDirectory(prefix="shardtool-") as folder:
-        path = os.path.join(folder, f"piped-{number:03}{ending}")
-        try:
-            with open(path, "wb") as file:
-                file.write(head)
-                shutil.copyfileobj(stream, file)
-        except OSError as error:
-            remedy = "TMPDIR names another folder."
-            raise OutputFailed(path, f"cannot keep {where}: {reason(error)}", remedy=remedy) from None
-        yield path
-
-
-def _ending(head: bytes) -> str:
-    """Return what a file is called that starts so; empty for no tar or zip."""
-    return next((ending for at, magic, ending in _MAGIC if head[at : at + len(magic)] == magic), "")
+        raise OutputFailed("stdout", f"cannot write: {os_error_text(error)}") from None

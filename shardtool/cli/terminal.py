@@ -1,4 +1,4 @@
-"""What the command line shows on stderr while a verb runs: progress, notes and details."""
+"""Show progress, notes and details of a run on stderr."""
 
 from __future__ import annotations
 
@@ -6,161 +6,20 @@ import os
 import sys
 import time
 from contextlib import contextmanager, nullcontext
-from math import inf
-from threading import Event, Thread
 from typing import TYPE_CHECKING, Any
 
-from shardtool.cli.output import LOG, say
+from shardtool.cli.output import LOG, print_message
+from shardtool.cli.plain_progress import FetchEstimate, PlainProgress
 from shardtool.errors import printable
-from shardtool.fetch import FetchProgress
-from shardtool.request.settings import Observer
-from shardtool.storage.remote.retry import Remark, RequestAgain, Stall, asked_again, hear
-from shardtool.values import show_size
+from shardtool.fetch.options import FetchProgress
+from shardtool.request.observer import Observer
+from shardtool.storage.remote.notices import Notice, RequestRetry, Stall, set_listener
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from contextlib import AbstractContextManager
-    from typing import TextIO
 
 
-# Progress as lines, for logs: where no terminal draws a bar, a line every ten seconds tells that a run goes on.
-
-
-PERIOD_S = 10.0
-_LATELY_S = 2.0  # how old it may be what is said to stall
-
-
-class PlainProgress:
-    """Lines about what goes on, from a thread of its own: they come also while nothing is done. `end` it.
-
-    It is called as the bar of `tqdm` is.
-
-    Attributes:
-        fetched: What is known of files that are fetched; None: none are.
-        stall: What stalls, and when that was said.
-    """
-
-    def __init__(self) -> None:
-        self.fetched: _Fetched | None = None
-        self.stall = (-inf, "")
-        self._ended = Event()
-        self._thread: Thread | None = None
-        self._total: int | None = None
-        self._label, self._unit, self._done, self._shards, self._begun = "", "", 0, "", 0.0
-
-    def begin(self, label: str, total: int | None, unit: str = "B") -> None:
-        """Tell of something else from now on.
-
-        Args:
-            label: What is done.
-            total: Its bytes or samples; None: samples are counted, and how many there are is unknown.
-            unit: `B` for bytes.
-        """
-        self._label, self._total, self._unit, self._done, self._shards = label, total, unit, 0, ""
-        self._begun, self.fetched = time.monotonic(), None
-        if self._thread is None:
-            self._thread = Thread(target=self._tell, daemon=True)
-            self._thread.start()
-
-    def update(self, more: int) -> None:
-        """Take how much more is done."""
-        self._done += more
-
-    def set_postfix_str(self, text: str, *, refresh: bool = False) -> None:  # noqa: ARG002 - as of tqdm's bar
-        """Take how many shards are done."""
-        self._shards = f", {text}"
-
-    def external_write_mode(self, file: TextIO) -> AbstractContextManager[None]:  # noqa: ARG002 - as of tqdm's bar
-        """Let another line be written: nothing is in its way."""
-        return nullcontext()
-
-    def close(self) -> None:
-        """Tell no more of what was begun."""
-        self._label = ""
-
-    def end(self) -> None:
-        """Tell nothing more."""
-        self._ended.set()
-        if self._thread is not None:
-            self._thread.join(1)  # who reads stderr may be stuck
-
-    def _tell(self) -> None:
-        before = ("", 0)
-        while not self._ended.wait(PERIOD_S):
-            if self._label and LOG.style:
-                now = (self._label, self._done)
-                LOG.write("stall" if now == before else "progress", text=self._text())
-                before = now
-            elif self._label:
-                try:
-                    say(printable(f"progress: {self._text()}"))
-                except OSError:  # whoever read stderr is gone
-                    return
-
-    def _text(self) -> str:
-        done, total, again = self._done, self._total, asked_again()
-        retries = f", {again:,} retries" if again else ""
-        if time.monotonic() - self.stall[0] < _LATELY_S:
-            retries += f", waiting for {self.stall[1]}"
-        if total is None:
-            return f"{self._label}: {done:,} samples{retries}"
-        rate = done / max(time.monotonic() - self._begun, 1e-9)
-        left = self.fetched.left() if self.fetched else ""
-        left = (left or (f", {max(total - done, 0) / rate:,.0f} s left" if rate else "")) + retries
-        share = f" ({min(done / total, 1):.0%})" if total else ""
-        if self._unit != "B":
-            return f"{self._label}: {done:,} of {total:,}{self._unit}{share}{self._shards}, {rate:,.0f}/s{left}"
-        return f"{self._label}: {show_size(done)} of {show_size(total)}{share}{self._shards}, {show_size(rate)}/s{left}"
-
-
-class _Fetched:
-    """How well files are fetched, as text for a bar, and how long that will go on.
-
-    Args:
-        samples: How many there are, in all shards.
-        shards: How many.
-
-    Attributes:
-        failed: How many samples failed so far.
-        heard: How far each worker said it is, the latest, and when.
-    """
-
-    def __init__(self, samples: int, shards: int) -> None:
-        self._all, self._shards = samples, shards
-        self.failed = self._samples = self._size = 0
-        self._begun = time.monotonic()
-        self.heard: dict[int, tuple[float, FetchProgress]] = {}
-
-    def more(self, samples: int, size: int, shards: int) -> str:
-        """Return the share of samples that were fetched so far, and how fast, with some more."""
-        self._samples += samples
-        self._size += size
-        self._shards -= shards
-        good = 1 - self.failed / self._samples if self._samples else 1
-        return f", {max(0, good):.1%} fetched, {show_size(self._size / max(time.monotonic() - self._begun, 1e-9))}/s"
-
-    def left(self) -> str:
-        """Return how many seconds are left, and for which host is waited; nothing if no worker has said."""
-        now, heard = time.monotonic(), [*self.heard.values()]
-        if not heard:
-            return ""
-        lefts = sorted(max(0.0, one.left_s - (now - at)) * (one.share < 1) for at, one in heard)
-        going = [one for _, one in heard if one.share < 1]
-        others = max(0.0, self._all - self._samples - sum(one.samples * (1 - one.share) for one in going))
-        each_s = sum(one.took_s + one.left_s for _, one in heard) / max(sum(one.samples for _, one in heard), 1)
-        shards = max(self._shards - len(going), 1)
-        for _ in range(shards % len(lefts)):  # who is free takes one
-            lefts = sorted([lefts[0] + others * each_s / shards, *lefts[1:]])
-        left = f", {lefts[-1] + shards // len(lefts) * others * each_s / shards:,.0f} s left"
-        slow = max(going, key=lambda one: one.left_s, default=None)
-        if slow is None or not slow.host:
-            return left
-        same = [one for one in going if one.host == slow.host]
-        done, files = sum(one.done for one in same), sum(one.files for one in same)
-        return f"{left}, waiting for {slow.host}: {done:,} of {files:,}, {slow.each_s:.2g} s each"
-
-
-_OF_FETCHES = "{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}, {rate_fmt}{postfix}]"  # tqdm knows no hosts
+_FETCH_BAR_FORMAT = "{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}, {rate_fmt}{postfix}]"  # tqdm knows no hosts
 
 
 class Terminal(Observer):
@@ -180,8 +39,8 @@ class Terminal(Observer):
         self._plain = PlainProgress() if (progress == "plain" and not quiet) or LOG.style else None
         self._bar: Any = None
         self._shards = (0, 0)
-        self._fetched: _Fetched | None = None
-        hear(self._hear)
+        self._fetched: FetchEstimate | None = None
+        set_listener(self._hear)
 
     def note(self, text: str) -> None:
         """Show something that the user should know."""
@@ -206,16 +65,16 @@ class Terminal(Observer):
 
     def _hear(self, event: object) -> None:
         """Take what a worker, or a thread of requests, has to say."""
-        if isinstance(event, RequestAgain) and LOG.style:
+        if isinstance(event, RequestRetry) and LOG.style:
             LOG.write("retry", **event._asdict())
-        elif isinstance(event, RequestAgain):
+        elif isinstance(event, RequestRetry):
             self.log(f"retry: {event}")
         elif isinstance(event, FetchProgress) and self._fetched is not None:
             self._fetched.heard[event.worker] = time.monotonic(), event
             self.advance(0, 0, 0)
         elif isinstance(event, Stall) and self._plain is not None:
             self._plain.stall = time.monotonic(), event.text
-        elif isinstance(event, Remark):
+        elif isinstance(event, Notice):
             self.note(event.text)
 
     def listed(self, samples: int) -> None:
@@ -240,7 +99,9 @@ class Terminal(Observer):
             LOG.write("start", samples=samples, bytes=size, shards=shards)
         self._close_bar()
         self._shards = (0, shards)
-        self._fetched = None if size or not samples else _Fetched(samples, shards)  # of the web, no sizes are known
+        self._fetched = (
+            None if size or not samples else FetchEstimate(samples, shards)
+        )  # of the web, no sizes are known
         if self._fetched is not None:
             self._start_bar("fetching", samples, " samples", leave=True)
             return
@@ -264,7 +125,7 @@ class Terminal(Observer):
             unit_scale=True,
             leave=leave,
             dynamic_ncols=True,
-            bar_format=_OF_FETCHES if self._fetched else None,
+            bar_format=_FETCH_BAR_FORMAT if self._fetched else None,
             file=sys.stderr,
         )
 
@@ -288,7 +149,7 @@ class Terminal(Observer):
 
     def close(self) -> None:
         """Leave the bar as it is, and the cursor below it; show no more progress."""
-        hear(None)
+        set_listener(None)
         self._close_bar()
         if self._plain is not None:
             self._plain.end()
@@ -302,7 +163,7 @@ class Terminal(Observer):
         text = printable(text)  # a line is one line, whatever names are in it
         beside_bar = nullcontext() if self._bar is None else self._bar.external_write_mode(file=sys.stderr)
         with self._while_read(), beside_bar:
-            say(text)
+            print_message(text)
 
     @contextmanager
     def _while_read(self) -> Iterator[None]:

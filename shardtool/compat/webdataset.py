@@ -1,133 +1,38 @@
-"""webdataset's `ShardWriter`, with its arguments, that writes as shardtool does: sidecars, a dataset file, fsync.
+"""webdataset's `ShardWriter`, with the same arguments, writing datasets of shardtool.
 
-It differs where shardtool's promises ask for it: `maxsize` is a bound on the finished file, headers and all, which
-none goes over; what is there already is refused, but with `overwrite=True` or `resume=True`; keys are unique; a block
-that is left by an exception publishes no dataset; names and times in the headers are those of every shard of ours.
+It differs where shardtool's guarantees require it:
+
+- `maxsize` limits the finished file, headers included, and no shard exceeds it.
+- Existing output is refused without `overwrite=True` or `resume=True`.
+- Keys are unique.
+- A block that an exception leaves publishes no dataset file.
+- Names and times in the headers are the same as in every shard of shardtool.
 
 Source: webdataset 1.0.2, `webdataset/writer.py`.
 """
 
 from __future__ import annotations
 
-import gzip
-import json
 import os
-import pickle
 import sys
-from importlib import import_module
-from io import BytesIO
 from math import inf
 from numbers import Real
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
+from shardtool.compat.webdataset_encoders import make_encoder
 from shardtool.errors import InvalidRequest
 from shardtool.pattern import parse_pattern
-from shardtool.publish.publisher import names_left
+from shardtool.publish.append_target import remaining_names
 from shardtool.writer.writer import ShardWriter as Writer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    Handlers = Mapping[str, Callable[[Any], bytes]]
-    Encoder = Callable[[dict[str, Any]], Mapping[str, Any]]
-
-
-# Values of a sample as bytes, by the endings of their fields: what webdataset's writer makes of them.
-#
-# Source: webdataset 1.0.2, `webdataset/writer.py`, `make_handlers` and `encode_based_on_extension1`.
-
-
-_PACKED = ".gz"
-_FLOAT_SLACK = 0.001  # how far a float image may be out of 0 to 1
-
-
-def make_encoder(asked: object) -> Encoder:
-    """Return what encodes samples.
-
-    Args:
-        asked: True: by the endings; False or None: not at all; a dict of functions by ending; or a function.
-
-    Raises:
-        InvalidRequest: It is none of these.
-    """
-    if asked is None or asked is False:
-        return lambda sample: sample
-    if callable(asked):
-        return asked
-    if asked is True or isinstance(asked, dict):
-        handlers = default_handlers() if asked is True else asked
-        return lambda sample: {name: encode_by_ending(value, name, handlers) for name, value in sample.items()}
-    raise InvalidRequest("encoder", repr(asked), expected="True, False, a function, or a dict of functions by ending")
-
-
-def encode_by_ending(value: Any, field: str, handlers: Handlers) -> Any:
-    """Return a value as bytes; those of fields that start with an underscore stay.
-
-    Raises:
-        InvalidRequest: Nothing encodes what such a field holds.
-    """
-    if field.startswith("_"):
-        return value
-    name = field.removesuffix(_PACKED)
-    ending = name.rpartition(".")[2].lower()
-    if isinstance(value, str):
-        value = value.encode()
-    elif not isinstance(value, bytes):
-        handler = handlers.get(ending)
-        if handler is None:
-            found = f"a value of the type {type(value).__name__}, and nothing encodes the ending {ending!r}"
-            raise InvalidRequest(f"field {field!r}", found, expected="bytes, text, or an encoder that does")
-        value = handler(value)
-    return gzip.compress(value, mtime=0) if name != field else value
-
-
-def default_handlers() -> dict[str, Callable[[Any], bytes]]:
-    """Return webdataset's functions by ending, but for those of formats that want a package of their own."""
-    handlers: tuple[tuple[str, Callable[[Any], bytes]], ...] = (
-        ("cls cls2 class count index inx id", lambda value: str(value).encode("ascii")),
-        ("txt text transcript html htm", lambda value: value.encode()),
-        ("pyd pickle", pickle.dumps),
-        ("pth", lambda value: _file(lambda file: import_module("torch").save(value, file))),
-        ("npy", lambda value: _file(lambda file: np.lib.format.write_array(file, value))),
-        ("npz", lambda value: _file(lambda file: np.savez_compressed(file, **value))),
-        ("json jsn", lambda value: json.dumps(value).encode()),
-        ("mp msgpack msg", lambda value: bytes(import_module("msgpack").packb(value))),
-        ("cbor", lambda value: bytes(import_module("cbor").dumps(value))),
-        ("jpg jpeg img image", lambda value: _image(value, "JPEG", quality=100)),
-        ("png", lambda value: _image(value, "PNG")),
-        ("pbm pgm ppm", lambda value: _image(value, "PPM")),
-        ("tiff tif", lambda value: _image(value, "TIFF", quality=100)),
-    )
-    return {ending: handler for endings, handler in handlers for ending in endings.split()}
-
-
-def _file(write: Callable[[BytesIO], object]) -> bytes:
-    """Return the bytes that a function writes into a file."""
-    stream = BytesIO()
-    write(stream)
-    return stream.getvalue()
-
-
-def _image(value: Any, kind: str, **details: int) -> bytes:
-    """Return an image of Pillow, or an array of bytes or of floats from 0 to 1, as a file."""
-    if isinstance(value, np.ndarray):
-        from PIL import Image
-
-        if value.dtype in (np.dtype("f"), np.dtype("d")):
-            if value.min() <= -_FLOAT_SLACK or value.max() >= 1 + _FLOAT_SLACK:
-                found = f"values from {value.min()} to {value.max()}"
-                raise InvalidRequest("an image", found, expected="0 to 1 in an array of floats")
-            value = (np.clip(value, 0.0, 1.0) * 255.0).astype("uint8")
-        value = Image.fromarray(value)
-    return _file(lambda file: value.save(file, kind, **details))
-
 
 _KEY = "__key__"
 
 
-_FIXED: dict[str, tuple[tuple[object, ...], str]] = {  # what may be given, and what every shard has
+_FIXED_ARGUMENTS: dict[str, tuple[tuple[object, ...], str]] = {  # what may be given, and what every shard has
     "compress": ((None, False), "shards are not compressed, so that samples can be read by themselves"),
     "mtime": ((None, 0), "times in headers are 0, so that the same samples give the same bytes"),
     "user": (("bigdata", ""), "headers name no user"),
@@ -180,20 +85,20 @@ class ShardWriter(Writer):
             expected = "None: shards are files of a folder, and `post` can move them"
             raise InvalidRequest("opener", repr(opener), expected=expected)
         for name, value in fixed.items():
-            if name not in _FIXED:
-                known = ", ".join(("encoder", "keep_meta", *_FIXED, "overwrite", "resume"))
+            if name not in _FIXED_ARGUMENTS:
+                known = ", ".join(("encoder", "keep_meta", *_FIXED_ARGUMENTS, "overwrite", "resume"))
                 raise InvalidRequest("ShardWriter", f"no argument {name!r}", expected=f"one of {known}")
-            if value not in _FIXED[name][0]:
-                raise InvalidRequest(name, repr(value), expected=_FIXED[name][1])
-        names = names_left(parse_pattern(pattern), start_shard)
+            if value not in _FIXED_ARGUMENTS[name][0]:
+                raise InvalidRequest(name, repr(value), expected=_FIXED_ARGUMENTS[name][1])
+        names = remaining_names(parse_pattern(pattern), start_shard)
         if names.format != "tar":
             raise InvalidRequest(pattern, f"{names.format} shards", expected="names that end in .tar")
         self._encode, self._keep_meta, self._waits = make_encoder(encoder), keep_meta, overwrite
         self._names, self._post, self.verbose = names, post, verbose
         super().__init__(
             os.path.join(names.folder, names.text),
-            max_count=_bound("maxcount", maxcount),
-            max_size=_bound("maxsize", maxsize),
+            max_count=_parse_bound("maxcount", maxcount),
+            max_size=_parse_bound("maxsize", maxsize),
             oversize="alone",
             overwrite=overwrite,
             resume=resume,
@@ -277,7 +182,7 @@ class ShardWriter(Writer):
             sys.stdout.write(f"# writing {self.fname} {self.count} {self.size / 1e9:.1f} GB {before}\n")
 
 
-def _bound(name: str, given: float) -> int | None:
+def _parse_bound(name: str, given: float) -> int | None:
     """Return a bound, which may be a float such as 1e4; None: there is none."""
     if given == inf:
         return None

@@ -1,8 +1,8 @@
-"""The dataset file: the JSON that lists the shards, and exists only for a complete dataset.
+"""The dataset file: JSON that lists the shards. It exists only for a complete dataset.
 
-It is a wids index (`wids.ShardListDataset("out.json")` opens it) with keys of ours beside wids's
-own. Its last line holds the CRC-32C of all bytes before that line's value, so that any flipped
-byte shows. No clock, host, user or absolute path goes in.
+It is a wids index (`wids.ShardListDataset("out.json")` opens it) with additional keys. Its last line holds the
+CRC-32C of all bytes before the value, so any changed byte is detected. It contains no clock, host, user or absolute
+path.
 
 Source: docs/format.md, "Dataset file"; wids 0.1.11, `wids_specs.py`.
 """
@@ -10,48 +10,84 @@ Source: docs/format.md, "Dataset file"; wids 0.1.11, `wids_specs.py`.
 from __future__ import annotations
 
 import json
-import os
 import posixpath
 import re
 from bisect import bisect_right
-from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from shardtool.dataset.payload import is_told_by_name
-from shardtool.entries.classes import EXPECTED, SHOWN, Classes, is_text
-from shardtool.errors import CorruptShard, InvalidRequest, listing, printable, reason
+from shardtool.dataset.features import TfFeature, number_features
+from shardtool.dataset.payload import is_named_type
+from shardtool.errors import CorruptShard, InvalidRequest, format_list, printable
 from shardtool.fingerprint import crc32c
-from shardtool.pattern import FORMATS, SKIPPED_SUFFIX, format_of, is_shard_name, parse_pattern, sidecar_name, text_of
+from shardtool.messages import flag_text, option_text, recreate_hint
+from shardtool.names import to_bytes, to_local_name
+from shardtool.pattern import SKIPPED_SUFFIX, WRITABLE_FORMATS, abbreviate_names, parse_pattern, sidecar_name
 from shardtool.request.run_record import RunRecord
-from shardtool.storage.places import read_small
-from shardtool.values import Kind, Number, ValueType, agreed_type, local_name, numbers_among, source_text, to_bytes
-from shardtool.wording import flag, made_again, option
+from shardtool.shard_names import is_shard_name, parse_format
+from shardtool.storage.files import read_small
+from shardtool.values import NumberType, ValueType, common_type, number_fields
 
 if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping, Sequence
+
     Json = Mapping[str, object]
+
 
 Value = TypeVar("Value")
 
+
 FORMAT_VERSION = 1
-_MARKS = (b'  "shardtool": {\n    "format_version": ', b'  "checksum": "crc32c:')  # one flipped bit spares one
-_HEAD = b'{\n  "__kind__": "wids-shard-index'
-_APPENDS = b'\n    "appends": ['
+
+
+_OWN_MARKS = (b'  "shardtool": {\n    "format_version": ', b'  "checksum": "crc32c:')  # one flipped bit spares one
+
+
+_WIDS_HEAD = b'{\n  "__kind__": "wids-shard-index'
+
+
+_APPENDS_MARK = b'\n    "appends": ['
+
+
 _SHARD_NAME = re.compile(r"(?:[^/\0]+/)*[^/\0]+")
+
+
 _URL = re.compile(rb'"url": "([^"\\\\]*)"')
-_PATTERN = re.compile(rb'^    "pattern": (".*")', re.MULTILINE)
-_CHECKSUM = '  "checksum": "crc32c:'
-_CHECKSUM_SIZE = len(b'01234567"\n}\n')  # of the checksum itself, and what follows it
-_RANGE = re.compile(r"[^{}<>]*\{[0-9]{1,200}\.\.[0-9]{0,200}\}[^{}<>]*")
-_CRC = re.compile(r"[0-9a-f]{8}")
-_MOST = 2**63 - 1  # what a column of whole numbers can hold
-_MOST_IN_OPTIONS = 2**128  # a seed may be large; what a float can hold is far more
-_MOST_LEVELS = 8  # an option is a value or a list of texts, in options, in a run, in `appended`
-_FINGERPRINT_LENGTH = 80  # ours has 67 characters
-_NUMBERS, _TYPES = ("int64", "float"), ("bool", "text", "json")
-_OF_RUNS: dict[str, type[object]] = {"verb": str, "source": str, "split": str, "tool": str, "options": dict}
+
+
+_PATTERN_LINE = re.compile(rb'^    "pattern": (".*")', re.MULTILINE)
+
+
+_CHECKSUM_LINE = '  "checksum": "crc32c:'
+
+
+_CHECKSUM_BYTES = len(b'01234567"\n}\n')  # of the checksum itself, and what follows it
+
+
+_RANGE_PATTERN = re.compile(r"[^{}<>]*\{[0-9]{1,200}\.\.[0-9]{0,200}\}[^{}<>]*")
+
+
+_CRC_HEX = re.compile(r"[0-9a-f]{8}")
+
+
+_MAX_COUNT = 2**63 - 1  # what a column of whole numbers can hold
+
+
+_MAX_OPTION_NUMBER = 2**128  # a seed may be large; what a float can hold is far more
+
+
+_MAX_NESTING = 8  # an option is a value or a list of texts, in options, in a run, in `appended`
+
+
+_MAX_FINGERPRINT_LENGTH = 80  # ours has 67 characters
+
+
+_NUMBER_TYPES, _RECORDED_TYPES = ("int64", "float"), ("bool", "text", "json")
+
+
+_RUN_FIELDS: dict[str, type[object]] = {"verb": str, "source": str, "split": str, "tool": str, "options": dict}
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +139,7 @@ class DatasetFile:
         appends: The number of the first shard of each append, in the order of `appended` in `made`.
         shards_folder: Where the shards lie: below the dataset file's folder, such as `train/tars`; empty: beside it.
         part_of: How many shards the dataset has of which these are a part; 0: these are all. Of a part nothing is said
-            that only all of them can tell: `field_bytes`, `skipped`, `fingerprint`, and `fields` where some lack one.
+            that only all of them can tell: `field_bytes`, `skipped`, `hash_shard_plan`, and `fields` where some lack one.
     """
 
     name: str
@@ -115,7 +151,7 @@ class DatasetFile:
     skipped: int
     schema: Mapping[str, str]
     classes: Mapping[str, list[str]]
-    features: Mapping[str, Feature]
+    features: Mapping[str, TfFeature]
     made: RunRecord
     fingerprint: str
     skipped_crc: int | None = None
@@ -125,14 +161,14 @@ class DatasetFile:
     part_of: int = 0
 
     @property
-    def numbers(self) -> dict[str, Number]:
-        """The fields whose texts stand for numbers; those of TFRecords stand in `features`."""
-        return numbers_among(self.types) if self.format == "tar" else {}
+    def numbers(self) -> dict[str, NumberType]:
+        """The fields whose texts stand for numbers; those of TFRecords stand in `parse_features`."""
+        return number_fields(self.types) if self.format == "tar" else {}
 
     @property
     def skipped_file(self) -> str:
         """What the file system calls the list of what was left out."""
-        return local_name(self.name) + SKIPPED_SUFFIX
+        return to_local_name(self.name) + SKIPPED_SUFFIX
 
     def part(self, names: Sequence[str]) -> DatasetFile:
         """Return what is said of some of the shards, in this order."""
@@ -143,7 +179,7 @@ class DatasetFile:
         runs = [bisect_right(self.appends, number) for number in numbers]
         chosen = replace(
             self,
-            pattern=text_of(names),
+            pattern=abbreviate_names(names),
             shards=tuple(self.shards[number] for number in numbers),
             appends=tuple(at for at, (before, run) in enumerate(pairwise(runs), 1) if run != before),
         )
@@ -186,14 +222,14 @@ class DatasetFile:
                 "classes": dict(self.classes),
                 **({"features": self.feature_texts()} if self.features else {}),
                 **({"numbers": numbers} if (numbers := self.numbers) else {}),
-                **({"types": types} if (types := _told(self.types)) else {}),
+                **({"types": types} if (types := _types_to_record(self.types)) else {}),
                 "made": self.made.document,
                 **({"appends": list(self.appends)} if self.appends else {}),
                 "fingerprint": self.fingerprint,
             },
         }
         text = json.dumps(document, indent=2, ensure_ascii=True).removesuffix("\n}")
-        body = f"{text},\n{_CHECKSUM}".encode()
+        body = f"{text},\n{_CHECKSUM_LINE}".encode()
         return body + b'%08x"\n}\n' % crc32c(body)
 
     def feature_texts(self) -> dict[str, str]:
@@ -201,33 +237,33 @@ class DatasetFile:
         return {name: one.encode() for name, one in self.features.items()}
 
 
-def _told(types: Mapping[str, ValueType]) -> dict[str, ValueType]:
-    """Return the types that neither `numbers` or `features` nor the names of the fields tell."""
-    return {name: kind for name, kind in types.items() if kind in _TYPES and not is_told_by_name(name)}
+def _types_to_record(types: Mapping[str, ValueType]) -> dict[str, ValueType]:
+    """Return the types that neither `numbers` or `parse_features` nor the names of the fields tell."""
+    return {name: kind for name, kind in types.items() if kind in _RECORDED_TYPES and not is_named_type(name)}
 
 
-def agreed_types(parts: Sequence[tuple[Mapping[str, ValueType], Collection[str]]]) -> dict[str, ValueType]:
+def merge_value_types(parts: Sequence[tuple[Mapping[str, ValueType], Collection[str]]]) -> dict[str, ValueType]:
     """Return what the values of fields are in all datasets that have them, or that do not say which they have.
 
     Args:
         parts: Of each dataset, the types, and the fields.
     """
     names = sorted({name for types, _ in parts for name in types}, key=to_bytes)
-    kinds = {name: agreed_type(types.get(name) for types, has in parts if name in has or not has) for name in names}
+    kinds = {name: common_type(types.get(name) for types, has in parts if name in has or not has) for name in names}
     return {name: kind for name, kind in kinds.items() if kind is not None}
 
 
-def shard_names(data: bytes) -> list[str] | None:
+def parse_shard_names(data: bytes) -> list[str] | None:
     """Return the shards that a dataset file lists, as far as it can be read; None where `data` is none of ours."""
-    if not any(mark in data for mark in _MARKS) and not _is_rewritten(data):
+    if not any(mark in data for mark in _OWN_MARKS) and not _is_rewritten(data):
         return None
-    if (names := listed_urls(data)) is None:
+    if (names := parse_urls(data)) is None:
         return [name.decode("utf-8", "replace") for name in _URL.findall(data)]  # ours, but damaged
     # Half of a surrogate pair is no name at all.
     return [str(name).encode("utf-8", "replace").decode() for name in names]
 
 
-def listed_urls(data: bytes) -> list[Any] | None:
+def parse_urls(data: bytes) -> list[Any] | None:
     """Return what a dataset file, or an index of wids, lists as the names of shards; None where it is neither."""
     try:
         return [shard["url"] for shard in json.loads(data)["shardlist"]]
@@ -235,7 +271,7 @@ def listed_urls(data: bytes) -> list[Any] | None:
         return None
 
 
-def listed_shards(data: bytes, path: str) -> tuple[list[str], bool]:
+def parse_listed_shards(data: bytes, path: str) -> tuple[list[str], bool]:
     """Return the shards that a dataset file, or an index of wids, lists, and whether it is a dataset file of ours.
 
     They are named as the file system names them, and lie beside it or below it; that they are there is not known.
@@ -247,50 +283,54 @@ def listed_shards(data: bytes, path: str) -> tuple[list[str], bool]:
     Raises:
         CorruptShard: It is neither, or names what lies elsewhere.
     """
-    own, names = True, shard_names(data)
+    own, names = True, parse_shard_names(data)
     if names is None:  # what wids lists may lie anywhere; a dataset file of ours names files, colons or not
-        own, names = False, listed_urls(data)
+        own, names = False, parse_urls(data)
     if names is None or not all(isinstance(name, str) for name in names):
-        raise _no_dataset_file(path, data, "one of shardtool, or an index of wids")
-    if bad := [name for name in names if not _is_beside(name, "://" if own else ":")]:
-        found = f"names that are no shards beside it: {listing([printable(name) for name in bad])}"
+        raise _not_a_dataset_file(path, data, "one of shardtool, or an index of wids")
+    if bad := [name for name in names if not _is_local_shard(name, "://" if own else ":")]:
+        found = f"names that are no shards beside it: {format_list([printable(name) for name in bad])}"
         raise CorruptShard(path, found, expected="names of files", remedy="Nothing was read from there.")
-    return [local_name(name) for name in names], own
+    return [to_local_name(name) for name in names], own
 
 
-def _is_beside(name: str, of_url: str) -> bool:
+def _is_local_shard(name: str, of_url: str) -> bool:
     """Tell whether a name is that of a shard beside the dataset file, or below it."""
     inside = ".." not in name.split("/") and of_url not in name
     return inside and bool(_SHARD_NAME.fullmatch(name)) and printable(name) == name
 
 
-def listed_beside(data: bytes) -> tuple[list[str], str]:
+def parse_local_shards(data: bytes) -> tuple[list[str], str]:
     """Return the shards in the folder of a dataset file that it lists, and its pattern, as far as it can be read."""
-    found, pattern = _PATTERN.search(data), ""
+    found, pattern = _PATTERN_LINE.search(data), ""
     with suppress(ValueError):
         pattern = str(json.loads(found[1])) if found else ""
-    return [local_name(name) for name in shard_names(data) or () if is_plain_name(name)], pattern
+    return [to_local_name(name) for name in parse_shard_names(data) or () if is_plain_name(name)], pattern
 
 
-def _no_dataset_file(name: str, data: bytes, expected: str = "one of shardtool") -> CorruptShard:
+def _not_a_dataset_file(name: str, data: bytes, expected: str = "one of shardtool") -> CorruptShard:
     """Return what is wrong with a file that cannot be read as a dataset file: it is damaged, or none."""
-    remedy = f"Run the command that made it again with {option('if_exists', 'resume')}, or `shardtool index` of the "
-    remedy += f"shards with {flag('overwrite')}."
-    if is_own(data):
+    remedy = (
+        f"Run the command that made it again with {option_text('if_exists', 'resume')}, or `shardtool index` of the "
+    )
+    remedy += f"shards with {flag_text('overwrite')}."
+    if is_own_dataset_file(data):
         return CorruptShard(name, f"a damaged dataset file of {len(data):,} bytes", remedy=remedy)
-    if _HEAD.startswith(data):
+    if _WIDS_HEAD.startswith(data):
         return CorruptShard(name, f"a damaged file of {len(data):,} bytes", expected=expected, remedy=remedy)
     return CorruptShard(name, "no dataset file", expected=expected)
 
 
-def is_own(data: bytes) -> bool:
+def is_own_dataset_file(data: bytes) -> bool:
     """Return whether a file that may be damaged or cut short was a dataset file of shardtool."""
-    return any(mark in data for mark in _MARKS) or (data.startswith(_HEAD) and not data.rstrip().endswith(b"}"))
+    return any(mark in data for mark in _OWN_MARKS) or (
+        data.startswith(_WIDS_HEAD) and not data.rstrip().endswith(b"}")
+    )
 
 
 def may_be_own(data: bytes) -> bool:
     """Return whether a file may be what is left of a dataset file of shardtool: an empty file may be, too."""
-    return _HEAD.startswith(data) or is_own(data)
+    return _WIDS_HEAD.startswith(data) or is_own_dataset_file(data)
 
 
 def _is_rewritten(data: bytes) -> bool:
@@ -301,12 +341,12 @@ def _is_rewritten(data: bytes) -> bool:
         return False
 
 
-def tells_of_appends(data: bytes) -> bool:
+def has_appends(data: bytes) -> bool:
     """Tell whether samples were appended to the dataset of a dataset file, which may be damaged."""
-    return _APPENDS in data
+    return _APPENDS_MARK in data
 
 
-def read_dataset(data: bytes, name: str) -> DatasetFile:
+def parse_dataset(data: bytes, name: str) -> DatasetFile:
     """Return what a dataset file says: the one place where that is checked.
 
     What comes back has the types of `DatasetFile`, texts are Unicode, numbers have 63 bits, totals are those
@@ -321,33 +361,33 @@ def read_dataset(data: bytes, name: str) -> DatasetFile:
     Raises:
         CorruptShard: It is none of a version that this program knows, its checksum differs, or it says what cannot be.
     """
-    if not all(mark in data for mark in _MARKS):
+    if not all(mark in data for mark in _OWN_MARKS):
         rewritten = "a dataset file that another program wrote anew, so that its bytes cannot be checked"
         if _is_rewritten(data):
             raise CorruptShard(name, rewritten)
-        raise _no_dataset_file(name, data)
-    body = data[:-_CHECKSUM_SIZE]
-    if data[len(body) :] != b'%08x"\n}\n' % crc32c(body) or not body.endswith(_CHECKSUM.encode()):
-        raise CorruptShard(name, "its checksum is not that of its bytes", remedy=made_again())
+        raise _not_a_dataset_file(name, data)
+    body = data[:-_CHECKSUM_BYTES]
+    if data[len(body) :] != b'%08x"\n}\n' % crc32c(body) or not body.endswith(_CHECKSUM_LINE.encode()):
+        raise CorruptShard(name, "its checksum is not that of its bytes", remedy=recreate_hint())
     try:
         document = json.loads(data)
-        ours = _typed(document, "shardtool", dict)
-        if (version := _typed(ours, "format_version", int)) == FORMAT_VERSION:
+        ours = _get_typed(document, "shardtool", dict)
+        if (version := _get_typed(ours, "format_version", int)) == FORMAT_VERSION:
             _check_texts(document, ours)
-            return _dataset(document, ours)
+            return _parse_dataset(document, ours)
     except (KeyError, TypeError, ValueError, RecursionError, InvalidRequest) as error:
-        raise CorruptShard(name, f"no dataset file: {str(error)[:200]}", remedy=made_again()) from None
+        raise CorruptShard(name, f"no dataset file: {str(error)[:200]}", remedy=recreate_hint()) from None
     raise CorruptShard(name, f"format version {version}", expected=f"{FORMAT_VERSION}", remedy="Use a newer shardtool.")
 
 
-def sound_dataset(path: str) -> DatasetFile | None:
+def read_valid_dataset(path: str) -> DatasetFile | None:
     """Return what a dataset file says; None where there is none, or a damaged one.
 
     Raises:
         StoreFailed: The machine, a store or a server fails.
     """
     try:
-        return read_dataset(read_small(path), path)
+        return parse_dataset(read_small(path), path)
     except (OSError, CorruptShard):
         return None
 
@@ -363,291 +403,169 @@ def _check_texts(document: Json, ours: Json) -> None:
     An option may be the name of a file that is no UTF-8: `--exclude` takes that.
     """
     try:
-        _as_json({**document, "shardtool": {**ours, "made": None}}).encode()
-        _as_json(ours["made"]).encode("utf-8", "surrogateescape")
+        _to_json({**document, "shardtool": {**ours, "made": None}}).encode()
+        _to_json(ours["made"]).encode("utf-8", "surrogateescape")
     except UnicodeEncodeError:
         found = "a text with half of a surrogate pair"
         raise ValueError(found) from None
 
 
-def _as_json(value: object) -> str:
+def _to_json(value: object) -> str:
     return json.dumps(value, ensure_ascii=False, allow_nan=False)
 
 
-def _must(right: object, problem: str) -> None:
+def _require(right: object, problem: str) -> None:
     """Check what is asked once a dataset file, not once a shard: a text is made of each problem, there or not."""
     if not right:
         raise ValueError(problem)
 
 
-def _dataset(document: Json, ours: Json) -> DatasetFile:
-    folder: str = _typed(ours, "shards_folder", str) if "shards_folder" in ours else ""
+def _parse_dataset(document: Json, ours: Json) -> DatasetFile:
+    folder: str = _get_typed(ours, "shards_folder", str) if "shards_folder" in ours else ""
     for part in folder.split("/") if "shards_folder" in ours else ():
-        _file_name({"part": part}, "part")
-    shards = tuple(_shard(one, folder and f"{folder}/") for one in _typed(document, "shardlist", list))
-    _must(shards, "no shards")
-    _must(len({shard.sidecar for shard in shards}) == len(shards), "a sidecar is listed twice")
-    shard_format: str = _typed(ours, "format", str)
-    _must(shard_format in FORMATS.values(), f"the format {shard_format!r:.40}")
+        _parse_file_name({"part": part}, "part")
+    shards = tuple(_parse_shard(one, folder and f"{folder}/") for one in _get_typed(document, "shardlist", list))
+    _require(shards, "no shards")
+    _require(len({shard.sidecar for shard in shards}) == len(shards), "a sidecar is listed twice")
+    shard_format: str = _get_typed(ours, "format", str)
+    _require(shard_format in WRITABLE_FORMATS.values(), f"the format {shard_format!r:.40}")
     for shard in shards:
-        if format_of(shard.name) not in (shard_format, "") or not is_shard_name(shard.name):
+        if parse_format(shard.name) not in (shard_format, "") or not is_shard_name(shard.name):
             raise ValueError(f"{shard.name!r:.80} is no name for a shard of the format {shard_format}")
-    totals: Json = _typed(ours, "totals", dict)
+    totals: Json = _get_typed(ours, "totals", dict)
     sums = {name: sum(getattr(shard, name) for shard in shards) for name in ("samples", "size")}
     for name, total in {"shards": len(shards), **sums}.items():
-        right = _typed(totals, name, int) == total
-        _must(right, f"{totals[name]:,} {name} in all, but {total:,} in the list of shards")
-    appends: list[int] = _typed(ours, "appends", list) if "appends" in ours else []
+        right = _get_typed(totals, name, int) == total
+        _require(right, f"{totals[name]:,} {name} in all, but {total:,} in the list of shards")
+    appends: list[int] = _get_typed(ours, "appends", list) if "appends" in ours else []
     places = [0, *appends, len(shards)]
     right = all(type(number) is int for number in appends) and sorted({*places}) == places
-    _must(right or "appends" not in ours, f"appends from the shards {appends!r:.80}, of {len(shards)}")
-    fields, features = _mapping(ours, "fields", int), _mapping(ours, "features", str) if "features" in ours else {}
-    parsed = {name: Feature.parse(text) for name, text in features.items()}
-    types: dict[str, ValueType] = {name: kind for name, kind in numbers_in(parsed).items() if name in fields}
-    for key, known in (("numbers", _NUMBERS), ("types", _TYPES)):
-        for name, kind in _mapping(ours, key, str).items() if key in ours else ():
+    _require(right or "appends" not in ours, f"appends from the shards {appends!r:.80}, of {len(shards)}")
+    fields, features = (
+        _parse_mapping(ours, "fields", int),
+        _parse_mapping(ours, "features", str) if "features" in ours else {},
+    )
+    parsed = {name: TfFeature.parse(text) for name, text in features.items()}
+    types: dict[str, ValueType] = {name: kind for name, kind in number_features(parsed).items() if name in fields}
+    for key, known in (("numbers", _NUMBER_TYPES), ("types", _RECORDED_TYPES)):
+        for name, kind in _parse_mapping(ours, key, str).items() if key in ours else ():
             right = kind in known and name in fields and (shard_format == "tar" or key == "types")
-            _must(right, f"{key} of the kind {kind!r:.40} in the field {name!r:.40}")
+            _require(right, f"{key} of the kind {kind!r:.40} in the field {name!r:.40}")
             types[name] = cast("ValueType", kind)
-    classes: dict[str, list[str]] = _mapping(ours, "classes", list)
+    classes: dict[str, list[str]] = _parse_mapping(ours, "classes", list)
     for name, names in classes.items():
         wrong = [one for one in names if type(one) is not str]
-        _must(not wrong, f"the classes of {name!r:.40} have {wrong[:1]!r:.80}")
-    fingerprint: str = _typed(ours, "fingerprint", str)  # one of another form is compared with what there is, and found
-    _must(len(fingerprint) <= _FINGERPRINT_LENGTH, f"the fingerprint {fingerprint!r:.80}")
+        _require(not wrong, f"the classes of {name!r:.40} have {wrong[:1]!r:.80}")
+    fingerprint: str = _get_typed(
+        ours, "fingerprint", str
+    )  # one of another form is compared with what there is, and found
+    _require(len(fingerprint) <= _MAX_FINGERPRINT_LENGTH, f"the fingerprint {fingerprint!r:.80}")
     return DatasetFile(
-        name=_file_name(document, "name"),
-        pattern=_pattern(ours, shards),
+        name=_parse_file_name(document, "name"),
+        pattern=_parse_pattern(ours, shards),
         format=shard_format,
         shards=shards,
         fields=fields,
-        field_bytes=_typed(totals, "field_bytes", int),
-        skipped=_typed(totals, "skipped", int),
-        schema=_mapping(ours, "schema", str),
+        field_bytes=_get_typed(totals, "field_bytes", int),
+        skipped=_get_typed(totals, "skipped", int),
+        schema=_parse_mapping(ours, "schema", str),
         classes=classes,
         features=parsed,
-        made=_made(ours, len(appends)),
+        made=_parse_run(ours, len(appends)),
         fingerprint=fingerprint,
-        skipped_crc=_crc(ours, "skipped_crc32c") if "skipped_crc32c" in ours else None,
+        skipped_crc=_parse_crc(ours, "skipped_crc32c") if "skipped_crc32c" in ours else None,
         types=types,
         appends=tuple(appends),
         shards_folder=folder,
     )
 
 
-def _pattern(ours: Json, shards: Sequence[ShardEntry]) -> str:
+def _parse_pattern(ours: Json, shards: Sequence[ShardEntry]) -> str:
     """Return the pattern: a range must give the names of the shards that are listed, in their order."""
-    text: str = _file_name(ours, "pattern")
+    text: str = _parse_file_name(ours, "pattern")
     if any(mark in text for mark in "{}<>"):
-        _must(_RANGE.fullmatch(text), f"the pattern {text!r:.80}")  # other braces may stand for any number of names
+        _require(
+            _RANGE_PATTERN.fullmatch(text), f"the pattern {text!r:.80}"
+        )  # other braces may stand for any number of names
         pattern, many = parse_pattern(text), len(shards)
         enough = pattern.count is None or pattern.count >= many
-        _must(enough, f"{many:,} shards, but {pattern.count or 0:,} names in the pattern {text!r:.80}")
+        _require(enough, f"{many:,} shards, but {pattern.count or 0:,} names in the pattern {text!r:.80}")
         for number, shard in enumerate(shards):
             if pattern.shard(number) != shard.name:
                 raise ValueError(f"the shard {shard.name!r:.80} does not have its name by the pattern {text!r:.80}")
     return text
 
 
-def _mapping(ours: Json, name: str, kind: type[Value]) -> dict[str, Value]:
+def _parse_mapping(ours: Json, name: str, kind: type[Value]) -> dict[str, Value]:
     """Return a mapping of texts to values of a kind."""
-    found: dict[str, Value] = _typed(ours, name, dict)
+    found: dict[str, Value] = _get_typed(ours, name, dict)
     for key in found:
-        _typed(found, key, kind)
+        _get_typed(found, key, kind)
     return found
 
 
-def _made(ours: Json, appends: int) -> RunRecord:
-    made: dict[str, object] = _typed(ours, "made", dict)
-    appended = _typed(made, "appended", list) if "appended" in made else []
-    _must(len(appended) == appends, f"{len(appended):,} runs that appended, but {appends:,} places where they did")
+def _parse_run(ours: Json, appends: int) -> RunRecord:
+    made: dict[str, object] = _get_typed(ours, "made", dict)
+    appended = _get_typed(made, "appended", list) if "appended" in made else []
+    _require(len(appended) == appends, f"{len(appended):,} runs that appended, but {appends:,} places where they did")
     for number, run in enumerate([made, *appended]):
-        _must(type(run) is dict, f"the run that appended as number {number} is {run!r:.80}")
-        for name, kind in _OF_RUNS.items():
+        _require(type(run) is dict, f"the run that appended as number {number} is {run!r:.80}")
+        for name, kind in _RUN_FIELDS.items():
             if name in run:
-                _typed(run, name, kind)
-        _must(is_plain_name(run.get("split", "-").replace("/", "-")), f"the split {run.get('split')!r:.80}")
-    splits = _typed(made, "splits", list) if "splits" in made else []
+                _get_typed(run, name, kind)
+        _require(is_plain_name(run.get("split", "-").replace("/", "-")), f"the split {run.get('split')!r:.80}")
+    splits = _get_typed(made, "splits", list) if "splits" in made else []
     valid = all(type(split) is str and is_plain_name(split.replace("/", "-")) for split in splits)
     own = "splits" not in made or made.get("split") in splits
-    _must(valid and own, f"the splits {splits!r:.80} of a run that made {made.get('split')!r:.80}")
+    _require(valid and own, f"the splits {splits!r:.80} of a run that made {made.get('split')!r:.80}")
     _check_values(made)
     return RunRecord(made)
 
 
 def _check_values(value: object, depth: int = 0) -> None:
     """Check that values from JSON are nested in no more than a few levels, and that numbers fit a float."""
-    _must(depth <= _MOST_LEVELS, f"more than {_MOST_LEVELS} levels of nested values in how it was made")
-    bounded = type(value) is not int or abs(value) <= _MOST_IN_OPTIONS
-    _must(bounded, "a number without bounds in how it was made")
+    _require(depth <= _MAX_NESTING, f"more than {_MAX_NESTING} levels of nested values in how it was made")
+    bounded = type(value) is not int or abs(value) <= _MAX_OPTION_NUMBER
+    _require(bounded, "a number without bounds in how it was made")
     if isinstance(value, (list, dict)):
         for one in value.values() if isinstance(value, dict) else value:
             _check_values(one, depth + 1)
 
 
-def _shard(found: Json, folder: str) -> ShardEntry:
+def _parse_shard(found: Json, folder: str) -> ShardEntry:
     """Return what is said of a shard; `folder`: what its name begins with, a path down to where shards lie."""
-    if not (url := _typed(found, "url", str)).startswith(folder):
+    if not (url := _get_typed(found, "url", str)).startswith(folder):
         raise ValueError(f"{url!r:.80} is no file in the folder {folder[:-1]!r:.80}")
-    index, name = _typed(found, "index", dict), _file_name({"url": url.removeprefix(folder)}, "url")
-    if (sidecar := _file_name(index, "name")) != sidecar_name(name):
+    index, name = _get_typed(found, "index", dict), _parse_file_name({"url": url.removeprefix(folder)}, "url")
+    if (sidecar := _parse_file_name(index, "name")) != sidecar_name(name):
         raise ValueError(f"{sidecar!r:.80} is no name for the sidecar of {name!r:.80}")
-    samples, size = (_typed(found, key, int) for key in ("nsamples", "filesize"))
-    crc = None if found["crc32c"] is None else _crc(found)
-    of_sidecar = _typed(index, "size", int), _crc(index)
-    ends = (_typed(found, key, str) for key in ("first_key", "last_key"))
+    samples, size = (_get_typed(found, key, int) for key in ("nsamples", "filesize"))
+    crc = None if found["crc32c"] is None else _parse_crc(found)
+    of_sidecar = _get_typed(index, "size", int), _parse_crc(index)
+    ends = (_get_typed(found, key, str) for key in ("first_key", "last_key"))
     shard = ShardEntry(name, samples, size, crc, sidecar, *of_sidecar, *ends)
     if samples > size:
         raise ValueError(f"{samples:,} samples in the {size:,} bytes of {name!r:.80}")
     return shard
 
 
-def _typed(found: Json, name: str, kind: type[Value]) -> Value:
+def _get_typed(found: Json, name: str, kind: type[Value]) -> Value:
     """Return a value of the kind that the format says; numbers count something, in 63 bits."""
     value = found[name]
-    if type(value) is not kind or (isinstance(value, int) and not 0 <= value <= _MOST):
+    if type(value) is not kind or (isinstance(value, int) and not 0 <= value <= _MAX_COUNT):
         raise TypeError(f"{name} is {value!r:.80}")
     return value
 
 
-def _crc(found: Json, name: str = "crc32c") -> int:
-    if not _CRC.fullmatch(text := _typed(found, name, str)):
+def _parse_crc(found: Json, name: str = "crc32c") -> int:
+    if not _CRC_HEX.fullmatch(text := _get_typed(found, name, str)):
         raise ValueError(f"the checksum {text!r:.80}")
     return int(text, 16)
 
 
-def _file_name(found: Json, key: str) -> str:
+def _parse_file_name(found: Json, key: str) -> str:
     """Return the name of a file beside the dataset file."""
-    name: str = _typed(found, key, str)
+    name: str = _get_typed(found, key, str)
     if not is_plain_name(name):
         raise ValueError(f"{name!r:.80} is no file in its folder")
     return name
-
-
-# Names of classes, read from a dataset file, JSON or text.
-
-
-_FILE_LIMIT = 2**28  # bytes: no list of names is larger
-
-
-def open_classes(given: object) -> Classes | None:
-    """Return the classes of a file, a list of names, or such a list for each of some fields; None: none were given.
-
-    Raises:
-        InvalidRequest: It is none of these.
-        CorruptShard: A dataset file is damaged.
-    """
-    if given is None or isinstance(given, Classes):
-        return given
-    where, found = "the list", given
-    if isinstance(given, (str, os.PathLike)):
-        where = printable(os.path.basename(os.fspath(given)))
-        try:
-            found = _read(os.fspath(given))
-        except (OSError, ValueError, RecursionError) as error:
-            problem = reason(error) if isinstance(error, OSError) else str(error)[:80]
-            raise InvalidRequest(option("classes_from"), f"{where}: {problem}", expected=EXPECTED) from None
-    return _checked(where, found)
-
-
-def _read(path: str) -> object:
-    data = read_small(path, _FILE_LIMIT)
-    if shard_names(data) is not None:
-        return dict(read_dataset(data, path).classes)
-    text = data.decode("utf-8-sig")
-    if text.lstrip()[:1] in ("[", "{"):
-        return _encoded(json.loads(text))
-    return _encoded(text.rstrip("\n").split("\n") if text.strip() else [])
-
-
-def _encoded(found: object) -> object:
-    """Return class names from a file, as the dataset file has them."""
-    if isinstance(found, list):
-        return [source_text(one.strip("\r").encode()) if isinstance(one, str) else one for one in found]
-    return {name: _encoded(names) for name, names in found.items()} if isinstance(found, dict) else found
-
-
-def _checked(where: str, found: object) -> Classes:
-    lists: dict[str, list[str]] = {}
-    for one, given in (found if isinstance(found, Mapping) else {"": found}).items():
-        if isinstance(given, (str, bytes)) or not isinstance(given, Iterable):
-            raise InvalidRequest(option("classes_from"), f"{where} holds no list of names", expected=EXPECTED)
-        names = lists[one] = [*given]
-        if not names or not all(name and is_text(name) for name in names):
-            raise InvalidRequest(option("classes_from"), f"{where} holds what is no name, or none", expected=EXPECTED)
-        if len(set(names)) < len(names):
-            twice = next(name for at, name in enumerate(names) if name in names[:at])
-            problem = f"{where} names {twice[:SHOWN]!r} twice"
-            raise InvalidRequest(option("classes_from"), problem, expected="each class once")
-    return Classes(where, lists)
-
-
-# What TensorFlow's parser must know of the features of TFRecords, as the dataset file tells it: as Python source.
-
-
-_TF_KINDS: Mapping[Kind, str] = {"bytes": "tf.string", "int64": "tf.int64", "float": "tf.float32"}
-
-
-@dataclass(frozen=True, slots=True)
-class Feature:
-    """A feature of TFRecords.
-
-    Attributes:
-        kind: What it holds.
-        is_list: Whether it is a list of values.
-        lacking: Whether some samples lack it; a single value then has a default.
-    """
-
-    kind: Kind = "bytes"
-    is_list: bool = False
-    lacking: bool = False
-
-    @property
-    def default(self) -> str | int:
-        """What a parser gives for a sample that lacks it."""
-        return "" if self.kind == "bytes" else -1
-
-    def encode(self) -> str:
-        """Return what `tf.io.parse_single_example` wants, as Python source in which `tf` is TensorFlow."""
-        if self.is_list:
-            return f"tf.io.VarLenFeature({_TF_KINDS[self.kind]})"
-        default = f", default_value={json.dumps(self.default)}" if self.lacking else ""
-        return f"tf.io.FixedLenFeature([], {_TF_KINDS[self.kind]}{default})"
-
-    @classmethod
-    def parse(cls, text: str) -> Feature:
-        """Return the feature that a text of `encode` tells of.
-
-        Raises:
-            ValueError: It is no such text.
-        """
-        if text not in _BY_TEXT:
-            raise ValueError(f"the feature {text!r:.80}")
-        return _BY_TEXT[text]
-
-
-_ALL = [Feature(kind, *how) for kind in _TF_KINDS for how in ((False, False), (False, True), (True, False))]
-_BY_TEXT = {one.encode(): one for one in _ALL}
-
-
-def features_of(
-    fields: Mapping[str, int], kinds: Mapping[str, Kind], samples: int, lists: Collection[str] = ()
-) -> dict[str, Feature]:
-    """Return the features of samples.
-
-    Args:
-        fields: How many samples have each.
-        kinds: What they hold, if not bytes.
-        samples: How many there are.
-        lists: Those that are lists of values.
-    """
-    found = {"__key__": Feature()}
-    for name in sorted(fields, key=to_bytes):
-        is_list = name in lists
-        found[name] = Feature(kinds.get(name, "bytes"), is_list, lacking=not is_list and fields[name] < samples)
-    return found
-
-
-def numbers_in(features: Mapping[str, Feature]) -> dict[str, Number]:
-    """Return the features that are numbers, and their kinds."""
-    return {name: one.kind for name, one in features.items() if one.kind != "bytes"}

@@ -14,39 +14,39 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from shardtool.format.tfrecord import read_varint
+from shardtool.format.varint import read_varint
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-MAGIC = b"PAR1"
+PARQUET_MAGIC = b"PAR1"
 _TRUE, _FALSE, _BYTE, _I16, _I32, _I64, _BINARY, _LIST, _SET, _STRUCT = 1, 2, 3, 4, 5, 6, 8, 9, 10, 12
-_LONG_LIST = 15
-_TWO_BYTES = 128  # the least number that takes two
-_DEEPEST = 12  # structs and lists of Thrift within each other
-_MOST_VALUES = 2**19  # that one struct may hold, all that lies in it included: as objects they take 100 bytes each
-_MOST_CHUNKS = 2**16  # columns times row groups: in pyarrow each takes a kilobyte
-_MOST_LEVELS = 16  # of nested columns: pyarrow goes into them by recursion
-_SCHEMA, _ROWS, _GROUPS, _FACTS = 2, 3, 4, 5  # fields of the footer
+_LONG_LIST_MARK = 15
+_MIN_TWO_BYTES = 128  # the least number that takes two
+_MAX_DEPTH = 12  # structs and lists of Thrift within each other
+_MAX_VALUES = 2**19  # that one struct may hold, all that lies in it included: as objects they take 100 bytes each
+_MAX_CHUNKS = 2**16  # columns times row groups: in pyarrow each takes a kilobyte
+_MAX_NESTING = 16  # of nested columns: pyarrow goes into them by recursion
+_SCHEMA, _ROWS, _GROUPS, _KEY_VALUES = 2, 3, 4, 5  # fields of the footer
 _TYPE, _WIDTH, _REPEATS, _NAME, _CHILDREN = 1, 2, 3, 4, 5  # of an element of the schema
 _REPEATED = 2
 _KEY, _VALUE = 1, 2
 _COLUMNS, _GROUP_ROWS = 1, 3  # of a row group
 _CHUNK = 3  # of a column in it, and what that holds:
-_CHUNK_TYPE, _PATH, _CHUNK_VALUES, _CHUNK_SIZE, _DATA_PLACE, _DICTIONARY_PLACE = 1, 3, 5, 7, 9, 11
+_CHUNK_TYPE, _PATH, _CHUNK_VALUES, _CHUNK_SIZE, _DATA_OFFSET, _DICTIONARY_OFFSET = 1, 3, 5, 7, 9, 11
 _UNCOMPRESSED, _COMPRESSED, _DATA_PAGE, _DICTIONARY_PAGE, _DATA_PAGE_V2 = 2, 3, 5, 7, 8  # of a page's head
 _PAGE_VALUES = 1
 _ENCODING = {_DATA_PAGE: 2, _DATA_PAGE_V2: 4, _DICTIONARY_PAGE: 2}
 # Without DELTA_BYTE_ARRAY (7), where a value of no bytes may repeat a megabyte of the one before.
 _ENCODINGS = (0, 2, 3, 4, 5, 6, 8, 9)
-TEXT = 6  # BYTE_ARRAY
+BYTE_ARRAY = 6  # BYTE_ARRAY
 _FIXED = 7  # FIXED_LEN_BYTE_ARRAY
-_WIDTHS = {0: 1, 1: 4, 2: 8, 3: 12, 4: 4, 5: 8, TEXT: 4}
-_LEVELS = 4  # bytes: two levels a value
+_WIDTHS = {0: 1, 1: 4, 2: 8, 3: 12, 4: 4, 5: 8, BYTE_ARRAY: 4}
+_LEVEL_BYTES = 4  # bytes: two levels a value
 _Struct = dict[int, tuple[int, Any]]  # field to the type and the value
 
 
-class Leaf(NamedTuple):
+class ParquetLeaf(NamedTuple):
     """A column of plain values, which may be part of a nested one.
 
     Attributes:
@@ -66,7 +66,7 @@ class Leaf(NamedTuple):
     repeated: bool
 
 
-class Footer(NamedTuple):
+class ParquetFooter(NamedTuple):
     """The content of a footer.
 
     Attributes:
@@ -77,12 +77,12 @@ class Footer(NamedTuple):
     """
 
     rows: int
-    leaves: tuple[Leaf, ...]
+    leaves: tuple[ParquetLeaf, ...]
     facts: dict[str, str]
     chunks: tuple[tuple[int, tuple[_Struct, ...]], ...]
 
 
-class Extent(NamedTuple):
+class LeafMemory(NamedTuple):
     """The memory that a leaf takes.
 
     Attributes:
@@ -92,7 +92,7 @@ class Extent(NamedTuple):
         coded: Whether values are places in a dictionary, so that text may be longer than its pages.
     """
 
-    leaf: Leaf
+    leaf: ParquetLeaf
     values: int
     unfolded: int
     coded: bool
@@ -100,31 +100,31 @@ class Extent(NamedTuple):
     @property
     def memory(self) -> int:
         """Bytes that it takes in memory, at the most; of text in a dictionary, without what is there many times."""
-        return self.unfolded + self.values * (self.leaf.width + _LEVELS * self.leaf.depth)
+        return self.unfolded + self.values * (self.leaf.width + _LEVEL_BYTES * self.leaf.depth)
 
 
-def read_footer(data: bytes) -> Footer:
+def parse_footer(data: bytes) -> ParquetFooter:
     """Return what the footer of a Parquet file says, if its parts fit each other.
 
     Raises:
         ValueError: They do not, or it is no Parquet file.
     """
     size = int.from_bytes(data[-8:-4], "little")
-    if data[-4:] != MAGIC or size > len(data) - 12:
+    if data[-4:] != PARQUET_MAGIC or size > len(data) - 12:
         raise ValueError("no Parquet file")
-    found = _parse(data, len(data) - 8 - size)[0]
+    found = _parse_struct(data, len(data) - 8 - size)[0]
     leaves = _leaves(_structs(found, _SCHEMA))
     groups = _structs(found, _GROUPS)
-    if len(leaves) * len(groups) > _MOST_CHUNKS:
+    if len(leaves) * len(groups) > _MAX_CHUNKS:
         raise ValueError(f"{len(groups):,} groups of {len(leaves):,} columns")
     chunks = tuple((_number(group, _GROUP_ROWS, _I64), _chunks(group, leaves)) for group in groups)
     rows = _number(found, _ROWS, _I64)
     if rows != sum(of_group for of_group, _ in chunks):
         raise ValueError("groups with other rows than the table")
-    return Footer(rows, leaves, _facts(found), chunks)
+    return ParquetFooter(rows, leaves, _key_values(found), chunks)
 
 
-def read_extents(data: bytes, footer: Footer) -> tuple[Extent, ...]:
+def leaf_memory(data: bytes, footer: ParquetFooter) -> tuple[LeafMemory, ...]:
     """Return what each leaf takes, if all of its pages say what the footer says.
 
     Raises:
@@ -134,13 +134,13 @@ def read_extents(data: bytes, footer: Footer) -> tuple[Extent, ...]:
         raise ValueError("columns that share their pages")  # to read them again and again would take for ever
     found = []
     for at, leaf in enumerate(footer.leaves):
-        parts = [_extent(data, chunks[at], leaf, rows) for rows, chunks in footer.chunks]
+        parts = [_leaf_memory(data, chunks[at], leaf, rows) for rows, chunks in footer.chunks]
         values, unfolded = sum(one.values for one in parts), sum(one.unfolded for one in parts)
-        found.append(Extent(leaf, values, unfolded, any(one.coded for one in parts)))
+        found.append(LeafMemory(leaf, values, unfolded, any(one.coded for one in parts)))
     return tuple(found)
 
 
-def _leaves(elements: list[_Struct]) -> tuple[Leaf, ...]:
+def _leaves(elements: list[_Struct]) -> tuple[ParquetLeaf, ...]:
     """Return the leaves of a schema, which lists a tree from the top down."""
     left = iter(elements)
     found = tuple(_leaves_below(next(left, {}), left))
@@ -151,10 +151,10 @@ def _leaves(elements: list[_Struct]) -> tuple[Leaf, ...]:
 
 def _leaves_below(
     group: _Struct, left: Iterator[_Struct], names: tuple[str, ...] = (), *, repeated: bool = False
-) -> Iterator[Leaf]:
+) -> Iterator[ParquetLeaf]:
     """Yield the leaves of a group, whose elements come next of those that are left."""
     count = _number(group, _CHILDREN, _I32)
-    if len(names) > _MOST_LEVELS or (names and not count):
+    if len(names) > _MAX_NESTING or (names and not count):
         raise ValueError("columns nested too deeply, or a group of none")
     for _ in range(count):
         element = next(left, {})  # behind the last one there is one without a name
@@ -167,10 +167,10 @@ def _leaves_below(
         width = _number(element, _WIDTH, _I32) if kind == _FIXED else _WIDTHS.get(kind)
         if width is None:
             raise ValueError(f"a column of the type {kind}")
-        yield Leaf(".".join(path), path[0], kind, width, len(path), many)
+        yield ParquetLeaf(".".join(path), path[0], kind, width, len(path), many)
 
 
-def _chunks(group: _Struct, leaves: tuple[Leaf, ...]) -> tuple[_Struct, ...]:
+def _chunks(group: _Struct, leaves: tuple[ParquetLeaf, ...]) -> tuple[_Struct, ...]:
     """Return what a row group says of each leaf: pyarrow goes by their order, so their names and types must fit."""
     columns = _structs(group, _COLUMNS)
     if len(columns) != len(leaves):
@@ -186,25 +186,25 @@ def _chunks(group: _Struct, leaves: tuple[Leaf, ...]) -> tuple[_Struct, ...]:
     return tuple(found)
 
 
-def _facts(footer: _Struct) -> dict[str, str]:
-    if _FACTS not in footer:
+def _key_values(footer: _Struct) -> dict[str, str]:
+    if _KEY_VALUES not in footer:
         return {}
-    pairs = [one for one in _structs(footer, _FACTS) if _VALUE in one]
+    pairs = [one for one in _structs(footer, _KEY_VALUES) if _VALUE in one]
     return {_text(pair, _KEY).decode(): _text(pair, _VALUE).decode() for pair in pairs}
 
 
-def _extent(data: bytes, chunk: _Struct, leaf: Leaf, rows: int) -> Extent:
+def _leaf_memory(data: bytes, chunk: _Struct, leaf: ParquetLeaf, rows: int) -> LeafMemory:
     """Return what a leaf takes in one row group, as the heads of its pages say."""
     values = unfolded = 0
     coded = False
-    at = _number(chunk, _DATA_PLACE, _I64)
-    if _DICTIONARY_PLACE in chunk and (place := _number(chunk, _DICTIONARY_PLACE, _I64)):
+    at = _number(chunk, _DATA_OFFSET, _I64)
+    if _DICTIONARY_OFFSET in chunk and (place := _number(chunk, _DICTIONARY_OFFSET, _I64)):
         at = min(at or place, place)  # of a row group without rows there is no page of data, at 0
     end = at + _number(chunk, _CHUNK_SIZE, _I64)
     if end > len(data):
         raise ValueError("pages outside of the file")
     while at < end:
-        head, at = _parse(data, at)
+        head, at = _parse_struct(data, at)
         size = _number(head, _UNCOMPRESSED, _I32)
         at += _number(head, _COMPRESSED, _I32)
         unfolded += size
@@ -223,7 +223,7 @@ def _extent(data: bytes, chunk: _Struct, leaf: Leaf, rows: int) -> Extent:
         raise ValueError(f"pages of {leaf.path} with {values:,} values, not {expected}")
     if values < rows or (values > rows and not leaf.repeated):
         raise ValueError(f"{values:,} values of {leaf.path} in {rows:,} rows")
-    return Extent(leaf, values, unfolded, coded)
+    return LeafMemory(leaf, values, unfolded, coded)
 
 
 def _page(head: _Struct, field: int) -> int:
@@ -260,21 +260,21 @@ def _structs(found: _Struct, field: int) -> list[_Struct]:
     return _list(found, field, _STRUCT)
 
 
-def _parse(data: bytes, at: int) -> tuple[_Struct, int]:
+def _parse_struct(data: bytes, at: int) -> tuple[_Struct, int]:
     """Return the Thrift struct at a place, and the place after it."""
-    reader = _Thrift(data, at)
+    reader = _ThriftReader(data, at)
     try:
         return reader.struct(0), reader.at
     except IndexError:
         raise ValueError("it ends in the middle of a head") from None
 
 
-class _Thrift:
+class _ThriftReader:
     """Reads one struct in compact protocol."""
 
     def __init__(self, data: bytes, at: int) -> None:
         self.at = at
-        self._data, self._left = data, _MOST_VALUES
+        self._data, self._left = data, _MAX_VALUES
 
     def struct(self, depth: int) -> _Struct:
         """Return a struct: field to type and value."""
@@ -291,7 +291,7 @@ class _Thrift:
 
     def _value(self, kind: int, depth: int) -> Any:
         self._left -= 1
-        if depth > _DEEPEST or not self._left:
+        if depth > _MAX_DEPTH or not self._left:
             raise ValueError("a head that is too deep, or of too many parts")
         if kind in (_I16, _I32, _I64):
             return self._signed()
@@ -313,7 +313,7 @@ class _Thrift:
         byte = self._data[self.at]
         self.at += 1
         count, kind = byte >> 4, byte & 15
-        if count == _LONG_LIST:
+        if count == _LONG_LIST_MARK:
             count = self._varint()
         return kind, [self._value(kind, depth + 1) for _ in range(count)]
 
@@ -322,7 +322,7 @@ class _Thrift:
         return number >> 1 ^ -(number & 1)
 
     def _varint(self) -> int:
-        if (byte := self._data[self.at]) < _TWO_BYTES:  # a short cut: nearly all are
+        if (byte := self._data[self.at]) < _MIN_TWO_BYTES:  # a short cut: nearly all are
             self.at += 1
             return byte
         number, self.at = read_varint(self._data, self.at, len(self._data))

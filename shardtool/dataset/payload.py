@@ -8,12 +8,15 @@ from __future__ import annotations
 import json
 import re
 
-from shardtool.format.tfrecord import count_varints, encode_varint, numbers_of
-from shardtool.values import IMAGE_ENDINGS
+from shardtool.format.tfrecord_read import decode_numbers
+from shardtool.format.varint import count_varints, encode_varint
+from shardtool.names import IMAGE_ENDINGS
 
-IMAGE_LIMIT = 2**26  # bytes of an image that is looked at
-MOST_LEVELS = 100  # of lists and objects in each other: Python ends at a thousand calls, and no reader goes on so far
-TEXT_LIMIT = 2**20  # bytes of text and JSON that are read
+MAX_INSPECTED_IMAGE_BYTES = 2**26  # bytes of an image that is looked at
+MAX_JSON_NESTING = (
+    100  # of lists and objects in each other: Python ends at a thousand calls, and no reader goes on so far
+)
+MAX_TEXT_BYTES = 2**20  # bytes of text and JSON that are read
 _ENDINGS = {
     "image": IMAGE_ENDINGS,
     "json": ("json", "jsn", "jsonl", "geojson"),
@@ -24,35 +27,35 @@ _ENDINGS = {
     "audio": ("wav", "flac", "mp3", "ogg", "opus", "m4a", "aac"),
     "video": ("mp4", "webm", "mkv", "avi", "mov", "h264"),
 }
-_CONTENTS = {ending: content for content, endings in _ENDINGS.items() for ending in endings}
-_OF_TENSORFLOW = re.compile(r"image(/(encoded|raw|image_raw))?|image_raw|img|jpeg_bytes")
-_LABEL = re.compile(
+_CONTENT_BY_ENDING = {ending: content for content, endings in _ENDINGS.items() for ending in endings}
+_TENSORFLOW_IMAGE = re.compile(r"image(/(encoded|raw|image_raw))?|image_raw|img|jpeg_bytes")
+_LABEL_NAME = re.compile(
     r"(.*[._/-])?(cls\d*|class(es)?|class_?(name|id)|labels?|label_?(name|id)|category|target|species|bi)"
 )
-_LONGEST_NUMBER = 40  # characters
+_MAX_NUMBER_LENGTH = 40  # characters
 
 
-def content_of(field: str, kind: str = "bytes") -> str:
+def content_type(field: str, kind: str = "bytes") -> str:
     """Return what a field holds, by its name: `image`, `json`, `text`, `number`, `array`, `audio`, ... or `bytes`."""
     if kind != "bytes":
         return "number"
     ending = field.rpartition(".")[2].lower()
-    if _OF_TENSORFLOW.fullmatch(ending):
+    if _TENSORFLOW_IMAGE.fullmatch(ending):
         return "image"
-    return _CONTENTS.get(ending, "bytes")
+    return _CONTENT_BY_ENDING.get(ending, "bytes")
 
 
-def is_told_by_name(field: str) -> bool:
+def is_named_type(field: str) -> bool:
     """Tell whether the name of a field says what it holds: text, JSON, an image; a number may be of any type."""
-    return content_of(field) not in ("number", "bytes")
+    return content_type(field) not in ("number", "bytes")
 
 
-def is_label(name: str) -> bool:
+def is_label_name(name: str) -> bool:
     """Tell whether a field or column is called as labels are."""
-    return bool(_LABEL.fullmatch(name.lower()))
+    return bool(_LABEL_NAME.fullmatch(name.lower()))
 
 
-def value_of(data: bytes, kind: str = "bytes") -> int | float | str | list[int] | list[float] | None:
+def parse_value(data: bytes, kind: str = "bytes") -> int | float | str | list[int] | list[float] | None:
     """Return the number, numbers or text that a short payload stands for; None where it is neither.
 
     Args:
@@ -61,7 +64,7 @@ def value_of(data: bytes, kind: str = "bytes") -> int | float | str | list[int] 
     """
     if kind != "bytes":
         try:
-            numbers = numbers_in(data, kind)
+            numbers = feature_numbers(data, kind)
         except ValueError:
             return None
         return numbers[0] if len(numbers) == 1 else numbers
@@ -72,7 +75,7 @@ def value_of(data: bytes, kind: str = "bytes") -> int | float | str | list[int] 
     if "\0" in text:
         return None
     stripped = text.strip()
-    if len(stripped) <= _LONGEST_NUMBER:
+    if len(stripped) <= _MAX_NUMBER_LENGTH:
         for number in (int, float):
             try:
                 return number(stripped) if stripped.isascii() and "_" not in stripped else text
@@ -81,7 +84,7 @@ def value_of(data: bytes, kind: str = "bytes") -> int | float | str | list[int] 
     return text
 
 
-def numbers_in(data: bytes, kind: str, count: int | None = None) -> list[int] | list[float]:
+def feature_numbers(data: bytes, kind: str, count: int | None = None) -> list[int] | list[float]:
     """Return the numbers of a TFRecord's feature as an index has it: packed, or a list written one by one.
 
     Args:
@@ -97,13 +100,13 @@ def numbers_in(data: bytes, kind: str, count: int | None = None) -> list[int] | 
     else:
         packed = data[-1:] < b"\x80" and count in (None, count_varints(data))
     if not packed:
-        return numbers_of(data, kind)
-    return numbers_of(b"\x0a" + encode_varint(len(data)) + data, kind)  # as a list of one packed part
+        return decode_numbers(data, kind)
+    return decode_numbers(b"\x0a" + encode_varint(len(data)) + data, kind)  # as a list of one packed part
 
 
-def label_of(data: bytes, kind: str, classes: list[str] | None) -> tuple[str, int | float | None]:
+def label_name(data: bytes, kind: str, classes: list[str] | None) -> tuple[str, int | float | None]:
     """Return what a label is called, and its number where it is one."""
-    value = value_of(data, kind)
+    value = parse_value(data, kind)
     if isinstance(value, int) and classes is not None and 0 <= value < len(classes):
         return str(classes[value]), value
     if value is None:
@@ -111,18 +114,19 @@ def label_of(data: bytes, kind: str, classes: list[str] | None) -> tuple[str, in
     return str(value).strip(), value if isinstance(value, (int, float)) else None
 
 
-def image_fact(data: bytes) -> tuple[int, int, str] | str:
+def image_info(data: bytes) -> tuple[int, int, str] | str:
     """Return width, height and mode of an image, from its header; or what is wrong with it."""
-    from shardtool.transform.image import BadImage, ImageOptions, change
+    from shardtool.transform.image import ImageOptions, change_image
+    from shardtool.transform.image_decode import BadImage
 
     try:
-        fact = change(data, "", ImageOptions(probe=True))[1]
+        fact = change_image(data, "", ImageOptions(probe=True))[1]
     except BadImage as error:
         return error.message
     return fact.width, fact.height, fact.mode
 
 
-def seconds_of(data: bytes, length: int) -> float | None:
+def duration_s(data: bytes, length: int) -> float | None:
     """Return how long audio or video is, by the headers of WAV, FLAC, MP3, Ogg and MP4; None where they do not say.
 
     Args:
@@ -183,7 +187,7 @@ _KILOBITS = (
     (8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 144, 160),
     (32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320),
 )  # of MPEG-2 and 2.5, and of MPEG-1; layer III
-_RATES = (44_100, 48_000, 32_000)  # samples a second of MPEG-1; half of it and a quarter in the others
+_SAMPLE_RATES = (44_100, 48_000, 32_000)  # samples a second of MPEG-1; half of it and a quarter in the others
 
 
 def _mp3_seconds(data: bytes, length: int) -> float:
@@ -196,16 +200,16 @@ def _mp3_seconds(data: bytes, length: int) -> float:
     version, rate, kilobits = head >> 19 & 3, head >> 10 & 3, head >> 12 & 15
     halved = {3: 0, 2: 1, 0: 2}.get(version)  # how often the rate is: of MPEG-1, 2 and 2.5
     is_layer_3 = head >> 21 == 2**11 - 1 and head >> 17 & 3 == 1
-    if not is_layer_3 or halved is None or rate == len(_RATES) or not 0 < kilobits <= len(_KILOBITS[0]):
+    if not is_layer_3 or halved is None or rate == len(_SAMPLE_RATES) or not 0 < kilobits <= len(_KILOBITS[0]):
         return 0.0
     counted = max(data.find(mark, size, size + 48) for mark in (b"Xing", b"Info"))  # how many frames come
     if counted >= 0 and data[counted + 7] & 1:
         frames = int.from_bytes(data[counted + 8 : counted + 12], "big")
-        return frames * (576 if halved else 1152) / (_RATES[rate] >> halved)
+        return frames * (576 if halved else 1152) / (_SAMPLE_RATES[rate] >> halved)
     return (length - size) / (125 * _KILOBITS[halved == 0][kilobits - 1])
 
 
-def json_of(data: bytes) -> object | None:
+def parse_json(data: bytes) -> object | None:
     """Return what JSON says, or None where it is none.
 
     Raises:
@@ -216,7 +220,7 @@ def json_of(data: bytes) -> object | None:
     except ValueError:
         return None
     level: list[object] = [found]
-    for _ in range(MOST_LEVELS + 1):
+    for _ in range(MAX_JSON_NESTING + 1):
         nested = [one for one in level if isinstance(one, dict | list)]
         level = [part for one in nested for part in (one.values() if isinstance(one, dict) else one)]
         if not level:

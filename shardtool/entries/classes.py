@@ -6,9 +6,11 @@ import re
 from itertools import groupby
 from typing import TYPE_CHECKING, NamedTuple, TypeGuard
 
-from shardtool.errors import InvalidRequest, listing
-from shardtool.values import chunks_of, counted, source_text
-from shardtool.wording import flag, option
+from shardtool.errors import InvalidRequest, format_list
+from shardtool.messages import flag_text, option_text
+from shardtool.names import quote_name
+from shardtool.units import pluralize
+from shardtool.values import chunk_slices
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -16,11 +18,12 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from shardtool.entries.entries import Entries, Texts
+    from shardtool.entries.sample_table import SampleTable
+    from shardtool.entries.strings import StringColumn
 
-EXPECTED = "a dataset file, a JSON list of names, or a text file with a name a line"
+CLASS_LIST_FORMATS = "a dataset file, a JSON list of names, or a text file with a name a line"
 _SURROGATE = re.compile("[\ud800-\udfff]")  # no text that UTF-8 has a form for
-SHOWN = 60  # letters of a name in a message
+MAX_SHOWN_CHARS = 60  # letters of a name in a message
 
 
 class Classes(NamedTuple):
@@ -44,8 +47,8 @@ class Classes(NamedTuple):
         """
         if field not in self.names and not self.grows and len(self.names) != 1:
             found = f"no classes of {field!r} in {self.where}" if self.names else f"no classes in {self.where}"
-            expected = f"those of one of its fields: {listing([*self.names])}" if self.names else EXPECTED
-            raise InvalidRequest(option("classes_from"), found, expected=expected)
+            expected = f"those of one of its fields: {format_list([*self.names])}" if self.names else CLASS_LIST_FORMATS
+            raise InvalidRequest(option_text("classes_from"), found, expected=expected)
         if self.grows:
             return [*self.names.get(field, ())]
         return [*self.names.get(field, next(iter(self.names.values())))]
@@ -57,37 +60,37 @@ def number_classes(found: Collection[bytes], field: str, known: Classes | None) 
     Raises:
         InvalidRequest: A class that the list does not have.
     """
-    texts = {name: source_text(name) for name in sorted(found)}
+    texts = {name: quote_name(name) for name in sorted(found)}
     names = [] if known is None else known.of(field)
     place = {name: at for at, name in enumerate(names)}
     new = [text for text in texts.values() if text not in place]
     if new and known is not None and not known.grows:
-        problem = f"{counted(len(new), 'label')} of {field!r} not in {known.where}: {_quoted(new)}"
-        expected = f"one of its {counted(len(names), 'name')}: {_quoted(names)}"
+        problem = f"{pluralize(len(new), 'label')} of {field!r} not in {known.where}: {_quote_names(new)}"
+        expected = f"one of its {pluralize(len(names), 'name')}: {_quote_names(names)}"
         remedy = "Add what is new at the end of a list of your own: the numbers of the others stay as they are."
-        raise InvalidRequest(option("classes_from"), problem, expected=expected, remedy=remedy)
+        raise InvalidRequest(option_text("classes_from"), problem, expected=expected, remedy=remedy)
     for text in new:
         place[text] = len(names)
         names.append(text)
     return {name: place[text] for name, text in texts.items()}, names
 
 
-def are_names(names: object) -> TypeGuard[list[str]]:
+def are_class_names(names: object) -> TypeGuard[list[str]]:
     """Tell whether what a file says is names of classes: texts, each once."""
-    return isinstance(names, list) and all(map(is_text, names)) and len({*names}) == len(names)
+    return isinstance(names, list) and all(map(is_unicode_text, names)) and len({*names}) == len(names)
 
 
-def is_text(name: object) -> bool:
+def is_unicode_text(name: object) -> bool:
     """Tell whether a name is text that UTF-8 has a form for."""
     return isinstance(name, str) and not _SURROGATE.search(name)
 
 
-def recorded(names: Sequence[str]) -> list[str]:
+def recorded_names(names: Sequence[str]) -> list[str]:
     """Return names of classes as a dataset file has them."""
-    return [source_text(name.encode()) for name in names]
+    return [quote_name(name.encode()) for name in names]
 
 
-def joined_classes(old: Mapping[str, list[str]], new: Mapping[str, list[str]]) -> dict[str, list[str]]:
+def merge_classes(old: Mapping[str, list[str]], new: Mapping[str, list[str]]) -> dict[str, list[str]]:
     """Return the names of class numbers; a list may go on where another ends, since that changes no number."""
     classes = dict(old)
     for name, names in new.items():
@@ -96,9 +99,9 @@ def joined_classes(old: Mapping[str, list[str]], new: Mapping[str, list[str]]) -
         if before[:shared] != names[:shared]:
             at = next(at for at in range(shared) if before[at] != names[at])
             found = f"{at} stands for {names[at]!r} in the new samples"
-            expected = f"{before[at]!r}, as in the dataset: {listing([repr(one) for one in before])}"
+            expected = f"{before[at]!r}, as in the dataset: {format_list([repr(one) for one in before])}"
             remedy = (
-                f"{option('classes_from')}, with the dataset file of the dataset, gives the new labels the same "
+                f"{option_text('classes_from')}, with the dataset file of the dataset, gives the new labels the same "
                 "numbers."
             )
             raise InvalidRequest(f"classes of {name}", found, expected=expected, remedy=remedy)
@@ -106,7 +109,7 @@ def joined_classes(old: Mapping[str, list[str]], new: Mapping[str, list[str]]) -
     return classes
 
 
-def sorted_note(entries: Entries, order: NDArray[np.int64] | None) -> str:
+def sorted_labels_note(entries: SampleTable, order: NDArray[np.int64] | None) -> str:
     """Return what the user should know of samples that stand class by class; empty where they do not.
 
     Args:
@@ -116,17 +119,17 @@ def sorted_note(entries: Entries, order: NDArray[np.int64] | None) -> str:
     total = len(entries) if order is None else len(order)
     for name in entries.values.classes:
         texts = entries.values.inline.get(name)
-        runs = 0 if texts is None else _runs(texts, order, total)
+        runs = 0 if texts is None else _count_runs(texts, order, total)
         if 1 < runs < total:
-            return f"samples stand class by class ({runs:,} classes of {name}): {flag('shuffle')} mixes them"
+            return f"samples stand class by class ({runs:,} classes of {name}): {flag_text('shuffle')} mixes them"
     return ""
 
 
-def _runs(texts: Texts, order: NDArray[np.int64] | None, total: int) -> int:
+def _count_runs(texts: StringColumn, order: NDArray[np.int64] | None, total: int) -> int:
     """Return how many different texts there are, where equal ones all stand next to each other; otherwise 0."""
     seen: set[bytes] = set()
     last: bytes | None = None
-    for some in chunks_of(total):
+    for some in chunk_slices(total):
         data = texts.span(some.start, some.stop) if order is None else texts.gather(order[some])
         for text, _ in groupby(data.split(b"\0")[:-1]):
             if text != last and text in seen:
@@ -136,5 +139,5 @@ def _runs(texts: Texts, order: NDArray[np.int64] | None, total: int) -> int:
     return len(seen)
 
 
-def _quoted(names: Sequence[str]) -> str:
-    return listing([repr(name[:SHOWN]) for name in names])
+def _quote_names(names: Sequence[str]) -> str:
+    return format_list([repr(name[:MAX_SHOWN_CHARS]) for name in names])

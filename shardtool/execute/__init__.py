@@ -9,15 +9,15 @@ import os
 from typing import TYPE_CHECKING
 
 from shardtool.errors import InvalidRequest
-from shardtool.execute.pool import LocalPool, cores
-from shardtool.wording import option
+from shardtool.execute.local_pool import LocalPool, usable_cores
+from shardtool.messages import option_text
 
 if TYPE_CHECKING:
     from shardtool.execute.pool import Pool
-    from shardtool.request.options import WorkerOptions
-    from shardtool.request.settings import Observer
+    from shardtool.request.observer import Observer
+    from shardtool.request.output_options import WorkerOptions
 
-_SETTINGS = {  # of Ray, which looks at them when it is imported; where the environment does not say otherwise
+_RAY_VARIABLES = {  # of Ray, which looks at them when it is imported; where the environment does not say otherwise
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # else it warns of its own future
     "RAY_DEDUP_LOGS_SKIP_REGEX": "(?s).*",  # print nothing of the nodes' logs, for which stdout is not meant
@@ -42,8 +42,8 @@ def start_pool(
         OutOfMemory: There is no memory for them.
     """
     if asked.executor == "local":
-        return LocalPool(asked.workers or cores(), asked.start_method, again)
-    for name, value in _SETTINGS.items():
+        return LocalPool(asked.workers or usable_cores(), asked.start_method, again)
+    for name, value in _RAY_VARIABLES.items():
         os.environ.setdefault(name, value)
     try:
         from shardtool.execute.ray_pool import RayPool
@@ -51,5 +51,5 @@ def start_pool(
         if error.name != "ray":
             raise
         remedy = "Run `pip install 'shardtool[ray]'`, here and on each node."
-        raise InvalidRequest(option("executor", "ray"), "Ray is not installed here", remedy=remedy) from None
-    return RayPool(asked, again, cores(), observer)
+        raise InvalidRequest(option_text("executor", "ray"), "Ray is not installed here", remedy=remedy) from None
+    return RayPool(asked, again, usable_cores(), observer)

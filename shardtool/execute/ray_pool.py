@@ -1,168 +1,92 @@
 """A pool whose workers are the processes of a Ray cluster.
 
-Ray brings a task to a free slot, and runs it again where its worker or its node is lost; only such tasks, and no more
-than `_ATTEMPTS` times. What a task raises is no such loss: it comes back as a result, and ends the run. Tasks are drawn
-as slots become free, so that neither this process nor Ray's object store holds many; no sample's bytes pass through
-either. See docs/decisions/018-ray.md.
+Ray sends a task to a free slot, and repeats it up to `MAX_ATTEMPTS` times if its worker or node is lost. An
+exception
+in a task is returned as its result and ends the run. Tasks are submitted as slots become free, so neither this
+process nor Ray's object store holds many. Sample data passes through neither (docs/decisions/018-ray.md).
 """
 
 from __future__ import annotations
 
-import logging
 import os
 import select
-import signal
 import socket
 import struct
 import sys
-import threading
 import time
-import warnings
 from concurrent.futures import Future
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from itertools import islice
 from queue import Empty, SimpleQueue
 from secrets import token_hex
 from threading import Thread
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import ray
 from ray import exceptions
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from shardtool.errors import Bug, InvalidRequest, WorkerDied, reason
-from shardtool.execute.pool import ATTEMPT_BYTES, Pool, Surroundings, TaskCounts, a_few, look, see, serve, what_of
-from shardtool.request.settings import Observer
+from shardtool.errors import Bug, InvalidRequest, WorkerDied
+from shardtool.execute.pool import Pool, describe_task, sample_paths
+from shardtool.execute.ray_cluster import (
+    NO_CLUSTER_TEXT,
+    Node,
+    check_reachable,
+    connect_ray,
+    own_signal_handlers,
+    refuse_nodes,
+    unreachable_error,
+    version_probe,
+)
+from shardtool.execute.ray_task import (
+    ATTEMPT_TOKEN_BYTES,
+    TaskCounts,
+    TaskEnvironment,
+    describe_path,
+    inspect_node,
+    run_task,
+)
+from shardtool.messages import option_text
+from shardtool.request.observer import Observer
 from shardtool.storage import staging
 from shardtool.storage.remote.address import is_url
 from shardtool.storage.staging import local_folder
-from shardtool.values import __version__, counted
-from shardtool.wording import option
+from shardtool.units import pluralize
+from shardtool.values import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 
-    from shardtool.execute.pool import Answer, Progress, Result
-    from shardtool.request.options import WorkerOptions
-
-
-# A connection to a Ray cluster, and whether each of its nodes can do the work.
-#
-# What Ray says itself is kept from the user's terminal: its log files have it.
+    from shardtool.execute.pool import Progress, Result
+    from shardtool.execute.ray_task import TaskResult
+    from shardtool.request.output_options import WorkerOptions
 
 
 Said = TypeVar("Said")
-_REACH_S = 5.0  # for a cluster's port to answer
-_CLUSTER_LOOK_S = 1.0  # between looks at which nodes are still there
-_ANSWER_S = 60.0  # for each node to start a worker, which imports Ray first
-_SCHEMES = ("", "ray")
 
 
-_NONE = "Could not find"  # any running cluster, as Ray says
-_START = "Start one with `ray start`, or give the address of one that runs."
-_REFUSED = "If it wants a token, set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN; else see whether a cluster is there."
-_GONE = (exceptions.NodeDiedError, exceptions.TaskUnschedulableError, exceptions.WorkerCrashedError)
+_NODE_CHECK_INTERVAL_S = 1.0  # between looks at which nodes are still there
 
 
-class Node(NamedTuple):
-    """A node that runs tasks.
-
-    Attributes:
-        key: Ray's name of it.
-        name: What messages call it.
-        slots: How many tasks it runs at the same time.
-    """
-
-    key: str
-    name: str
-    slots: int
+_NODE_TIMEOUT_S = 60.0  # for each node to start a worker, which imports Ray first
 
 
-def _version_probe() -> Callable[[], tuple[str, str, str]]:
-    """Return a function that travels as it is, so that it runs where this package is another one, or missing."""
-
-    def versions() -> tuple[str, str, str]:
-        import sys
-
-        import ray
-
-        try:
-            from shardtool.values import __version__ as installed
-        except ImportError:
-            installed = ""
-        return installed, ".".join(map(str, sys.version_info[:2])), ray.__version__
-
-    return versions
+_LOST_ERRORS = (exceptions.NodeDiedError, exceptions.TaskUnschedulableError, exceptions.WorkerCrashedError)
 
 
-def _refuse(problems: list[tuple[str, str, str]], remedy: str) -> None:
-    if problems:
-        where, found, expected = problems[0]
-        others = len({name for name, _, _ in problems}) - 1
-        more = f" (and {others:,} more nodes)" if others else ""
-        raise InvalidRequest(where + more, found, expected=expected, remedy=remedy)
+MAX_ATTEMPTS = 5
 
 
-def _check_answers(address: str | None) -> None:
-    """Refuse an address at which nothing answers: Ray itself would wait for a minute.
-
-    Raises:
-        InvalidRequest: There is nothing, or it is no address.
-    """
-    given = address if address not in (None, "auto") else os.environ.get("RAY_ADDRESS", "auto")
-    if given in (None, "", "auto"):
-        return
-    scheme, _, place = str(given).rpartition("://")
-    host, _, port = place.partition("/")[0].rpartition(":")
-    if scheme not in _SCHEMES or not host or not port.isdecimal():
-        raise InvalidRequest(option("address", given), "no address", expected="auto, ray://host:port or host:port")
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), _REACH_S).close()
-    except (OSError, OverflowError) as error:
-        found = f"no Ray cluster: {reason(error) if isinstance(error, OSError) else error}"
-        raise InvalidRequest(option("address", given), found, remedy=_START) from None
+_REPORT_INTERVAL_S = 0.5  # between looks at what tasks have reported
 
 
-def _unreachable(address: str | None, error: Exception) -> InvalidRequest:
-    where = option("executor", "ray") if address is None else option("address", address)
-    text = " ".join(str(error).split())
-    if "Version mismatch" in text or "version mismatch" in text:
-        return InvalidRequest(where, text, remedy="Install the same Ray and the same Python on all nodes.")
-    if _NONE in text:
-        return InvalidRequest(where, "no Ray cluster there", remedy=_START)
-    return InvalidRequest(where, f"no connection: {text[:300]}", remedy=_REFUSED)
+_SLOT_COUNT_INTERVAL_S = 5.0  # between looks at how many slots there are: nodes come and go
 
 
-def _init(address: str, **more: Any) -> Exception | None:
-    """Connect to a cluster, `local`: one that is started for that; return what has kept Ray from it."""
-    try:
-        with _own_signals(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            ray.init(address, log_to_driver=False, logging_level=logging.CRITICAL, **more)
-    except (ConnectionError, RuntimeError, ValueError, OSError, exceptions.RayError) as error:
-        return error
-    return None
+_CANCEL_TIMEOUT_S = 10.0  # for tasks to end that are cancelled
 
 
-@contextmanager
-def _own_signals() -> Iterator[None]:
-    """Keep this process's way with signals: Ray takes SIGTERM for itself."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {signum: signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield
-    finally:
-        for signum, handler in before.items():
-            signal.signal(signum, handler)
-
-
-_ATTEMPTS = 5
-_LOOK_S = 0.5  # between looks at what tasks have reported
-_COUNT_S = 5.0  # between looks at how many slots there are: nodes come and go
-_END_S = 10.0  # for tasks to end that are cancelled
-_AHEAD = 8  # so many slots have one task more waiting, so that none is free while this process is busy
+_MAX_EXTRA_TASKS = 8  # so many slots have one task more waiting, so that none is free while this process is busy
 
 
 class RayPool(Pool):
@@ -185,7 +109,7 @@ class RayPool(Pool):
         self._own, self._closed, self._lost = not ray.is_initialized(), False, ""  # whether we connect, and end it
         self._running: dict[int, tuple[Any, str]] = {}  # by number: the result to come, and what makes it
         self._counts: Any = None
-        self._tell: Callable[[tuple[int, Future[Answer]]], None] = lambda _: None
+        self._tell: Callable[[tuple[int, Future[TaskResult]]], None] = lambda _: None
         self._connect(asked.address, cores, observer or Observer())
         try:
             self._check_versions()
@@ -194,9 +118,11 @@ class RayPool(Pool):
         except BaseException:
             self.close()
             raise
-        self._serve = ray.remote(num_cpus=1, max_retries=_ATTEMPTS - 1, scheduling_strategy="SPREAD")(serve)
-        self._surroundings = ray.put(Surroundings.here())
-        staging.set_attempt(token_hex(ATTEMPT_BYTES))  # a spool of this run is none that a task of another one knows
+        self._serve = ray.remote(num_cpus=1, max_retries=MAX_ATTEMPTS - 1, scheduling_strategy="SPREAD")(run_task)
+        self._surroundings = ray.put(TaskEnvironment.here())
+        staging.set_attempt(
+            token_hex(ATTEMPT_TOKEN_BYTES)
+        )  # a spool of this run is none that a task of another one knows
 
     def _connect(self, address: str | None, cores: int, observer: Observer) -> None:
         """Connect to a cluster, or start one on this machine where none is known, as `ray.init` does.
@@ -206,17 +132,22 @@ class RayPool(Pool):
         if not self._own:
             if address not in (None, "auto"):
                 found, remedy = "this process is connected to a cluster already", "Leave the address out."
-                raise InvalidRequest(option("address", address), found, remedy=remedy)
+                raise InvalidRequest(option_text("address", address), found, remedy=remedy)
             return
-        _check_answers(address)
-        error = _init(address or "auto")
-        if error is not None and address is None and not os.environ.get("RAY_ADDRESS") and _NONE in str(error):
+        check_reachable(address)
+        error = connect_ray(address or "auto")
+        if (
+            error is not None
+            and address is None
+            and not os.environ.get("RAY_ADDRESS")
+            and NO_CLUSTER_TEXT in str(error)
+        ):
             count = self._asked or cores
-            own = f"{counted(count, 'core')} until this run ends; {option('address', 'HOST:PORT')} names another"
+            own = f"{pluralize(count, 'core')} until this run ends; {option_text('address', 'HOST:PORT')} names another"
             observer.note(f"no Ray cluster runs here: one is started on this machine, with {own}")
-            error = _init("local", num_cpus=count, include_dashboard=False)
+            error = connect_ray("local", num_cpus=count, include_dashboard=False)
         if error is not None:
-            raise _unreachable(address, error)
+            raise unreachable_error(address, error)
 
     def _watch(self) -> None:
         """Have the run told, by a thread, when the raylet of this machine ends: a second later, Ray ends the process.
@@ -231,7 +162,7 @@ class RayPool(Pool):
             process = os.pidfd_open(pid)
 
             def wait() -> None:
-                while not (ended := select.select([process], [], [], _CLUSTER_LOOK_S)[0]) and not self._closed:
+                while not (ended := select.select([process], [], [], _NODE_CHECK_INTERVAL_S)[0]) and not self._closed:
                     pass
                 os.close(process)
                 if ended and not self._closed:
@@ -244,9 +175,9 @@ class RayPool(Pool):
         nodes = self._nodes()
         self._slots, self._counted = sum(node.slots for node in nodes), time.monotonic()
         if not self._slots:
-            raise InvalidRequest(option("executor", "ray"), "a cluster without cores", expected="one or more")
+            raise InvalidRequest(option_text("executor", "ray"), "a cluster without cores", expected="one or more")
         self.most = min(self._slots, self._asked or self._slots)
-        self.most_together = min(self.most, max((node.slots for node in nodes), default=1))
+        self.max_per_machine = min(self.most, max((node.slots for node in nodes), default=1))
 
     def close(self) -> None:
         """End what runs, and wait until it has ended, so that nothing is staged any more; then our connection."""
@@ -256,7 +187,7 @@ class RayPool(Pool):
         for ref in running:
             ray.cancel(ref, force=True)
         if running:
-            ray.wait(running, num_returns=len(running), timeout=_END_S)
+            ray.wait(running, num_returns=len(running), timeout=_CANCEL_TIMEOUT_S)
         if self._counts is not None:
             ray.kill(self._counts)
             self._counts = None
@@ -264,7 +195,7 @@ class RayPool(Pool):
         self._closed = True
         if self._own:
             self._own = False
-            with _own_signals():
+            with own_signal_handlers():
                 ray.shutdown()
 
     def _nodes(self) -> list[Node]:
@@ -285,11 +216,11 @@ class RayPool(Pool):
         """
         wanted = (__version__, ".".join(map(str, sys.version_info[:2])), ray.__version__)
         problems = []
-        for node, found in self._ask(_version_probe()):
+        for node, found in self._ask(version_probe()):
             for what, one, other in zip(("shardtool", "Python", "Ray"), found, wanted, strict=True):
                 if one != other:
                     problems.append((node.name, f"{what} {one}" if one else f"no {what}", f"{what} {other}, as here"))
-        _refuse(problems, "Install the same on all nodes.")
+        refuse_nodes(problems, "Install the same on all nodes.")
 
     def check(self, paths: Sequence[str | bytes] = (), *, output: str | None = None, function: str = "") -> None:
         """Refuse nodes that do not see what this process sees.
@@ -300,19 +231,21 @@ class RayPool(Pool):
         """
         if output is not None and is_url(output):
             return  # a store is the same from everywhere
-        here = Surroundings.here(function)
-        there = [os.path.abspath(path) for path in a_few(paths) if os.path.isfile(path) or os.path.isdir(path)]
+        here = TaskEnvironment.here(function)
+        there = [os.path.abspath(path) for path in sample_paths(paths) if os.path.isfile(path) or os.path.isdir(path)]
         with ExitStack() as stack:
             marker = ""
             if output is not None:  # a file that lies in that folder for as long as nodes are asked
                 file = local_folder(os.path.abspath(output)).stage(f"{token_hex(8)}.node")
                 stack.callback(file.abandon)
                 marker = file.path
-            found = self._ask(look, here, {path: see(path) for path in there}, output, marker, function)
+            found = self._ask(
+                inspect_node, here, {path: describe_path(path) for path in there}, output, marker, function
+            )
         problems = [(node.name, *problem) for node, said in found for problem in said]
         if here.sources:
             self._surroundings = ray.put(here)
-        _refuse(problems, "What is read and written must be reachable from all nodes under the same names.")
+        refuse_nodes(problems, "What is read and written must be reachable from all nodes under the same names.")
 
     def _ask(self, function: Callable[..., Said], *given: object) -> list[tuple[Node, Said]]:
         """Return what a function says on each node."""
@@ -321,38 +254,38 @@ class RayPool(Pool):
         for node in nodes:
             where = NodeAffinitySchedulingStrategy(node.key, soft=False)
             asked[remote.options(scheduling_strategy=where).remote(*given)] = node
-        found, latest = [], time.monotonic() + _ANSWER_S
+        found, latest = [], time.monotonic() + _NODE_TIMEOUT_S
         while asked:
-            done, _ = ray.wait([*asked], num_returns=len(asked), timeout=_CLUSTER_LOOK_S)
+            done, _ = ray.wait([*asked], num_returns=len(asked), timeout=_NODE_CHECK_INTERVAL_S)
             for ref in done:
-                with suppress(*_GONE):  # such a node runs no tasks either
+                with suppress(*_LOST_ERRORS):  # such a node runs no tasks either
                     found.append((asked[ref], ray.get(ref)))
                 del asked[ref]
             if asked and not done:  # Ray may wait for a node that it has given up
                 alive = self._nodes()
                 asked = {ref: node for ref, node in asked.items() if node in alive}
             for late in asked.values() if time.monotonic() > latest else ():
-                raise WorkerDied(late.name, f"no answer for {_ANSWER_S:.0f} s", remedy="Is it overloaded?")
+                raise WorkerDied(late.name, f"no answer for {_NODE_TIMEOUT_S:.0f} s", remedy="Is it overloaded?")
         return found
 
     def map(
         self, function: Callable[..., Result], tasks: Iterable[object], progress: Progress | None = None
     ) -> Iterator[tuple[int, Result]]:
         """Yield (number, result) of each task as it is done; see `Pool.map`."""
-        queue, done = enumerate(tasks), SimpleQueue[tuple[int, "Future[Answer]"]]()
-        reports = None if progress is None else _Reports(self._counter(), progress)
+        queue, done = enumerate(tasks), SimpleQueue[tuple[int, "Future[TaskResult]"]]()
+        reports = None if progress is None else _TaskReports(self._counter(), progress)
 
         def feed() -> None:
             for number, task in islice(queue, self._room()):
                 ref = self._serve.remote(self._surroundings, function, number, task, reports and reports.actor)
-                self._running[number] = ref, what_of(function, task)
+                self._running[number] = ref, describe_task(function, task)
                 ref.future().add_done_callback(lambda future, number=number: done.put((number, future)))
 
         feed()
         self._tell = done.put
         while self._running:
             try:
-                number, future = done.get(timeout=_LOOK_S)
+                number, future = done.get(timeout=_REPORT_INTERVAL_S)
             except Empty:
                 if reports is not None:
                     reports.look(self._running)
@@ -367,18 +300,18 @@ class RayPool(Pool):
 
     def _room(self) -> int:
         """Return how many tasks more may be under way."""
-        if time.monotonic() - self._counted > _COUNT_S:
+        if time.monotonic() - self._counted > _SLOT_COUNT_INTERVAL_S:
             self._count_slots()
-        ahead = 0 if self._asked is not None and self._asked <= self._slots else min(self._slots, _AHEAD)
+        ahead = 0 if self._asked is not None and self._asked <= self._slots else min(self._slots, _MAX_EXTRA_TASKS)
         return max(0, self.most + ahead - len(self._running))
 
-    def _result(self, what: str, future: Future[Answer]) -> object:
+    def _result(self, what: str, future: Future[TaskResult]) -> object:
         try:
             answer = future.result()
         except exceptions.RayTaskError as error:  # before the task began: what it is made of cannot be had there
             raise Bug.of(what, error) from None
         except exceptions.RayError as error:
-            found = f"lost {_ATTEMPTS} times: {' '.join(str(error).split())[:300]}"
+            found = f"lost {MAX_ATTEMPTS} times: {' '.join(str(error).split())[:300]}"
             raise WorkerDied(what, found, remedy=self._again) from None
         if answer.error is not None:
             raise answer.error
@@ -393,7 +326,7 @@ class RayPool(Pool):
         return self._counts
 
 
-class _Reports:
+class _TaskReports:
     """What tasks report on their way, passed on; without it, a run goes on all the same.
 
     Args:

@@ -14,11 +14,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardtool.entries.entries import Entries, FieldRows, FieldValues, Names
+from shardtool.entries.sample_table import FieldRows, FieldValues, SampleTable
+from shardtool.entries.strings import PackedStrings
 from shardtool.errors import printable
-from shardtool.format.tar import NAME_LIMIT, SIZE_LIMIT, split_prefix
-from shardtool.values import FILE, INLINE, Number, chunks_of, counted, to_bytes, to_text
-from shardtool.wording import exporting, option
+from shardtool.format.tar_write import MAX_USTAR_SIZE, USTAR_NAME_BYTES, split_prefix
+from shardtool.messages import export_text, option_text
+from shardtool.names import to_bytes, to_text
+from shardtool.shard_samples import FILE, INLINE
+from shardtool.units import pluralize
+from shardtool.values import NumberType, chunk_slices
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -27,16 +31,16 @@ if TYPE_CHECKING:
 
 
 NUMBER_FIELDS = frozenset({"cls", "cls2", "class", "count", "index", "inx", "id"})
-_INT = re.compile(rb"\s*[+-]?[0-9]+\s*")
+_INTEGER = re.compile(rb"\s*[+-]?[0-9]+\s*")
 
-_WHITE = tuple(bytes([code]) for code in (*range(1, 33), 127))
+_WHITESPACE = tuple(bytes([code]) for code in (*range(1, 33), 127))
 # What must be there for a rule to be worth a look; and a pattern that matches from what offends to the NUL that ends
 # the key, so once a key.
 _KEY_RULES: tuple[tuple[str, str, str, tuple[bytes, ...], re.Pattern[bytes]], ...] = (
     ("dot-in-key", "webdataset, wids, DALI, energon and Hugging Face datasets end the key at its first dot",
      "key with a dot in the last part", (b".",), re.compile(rb"\.[^\0/]*\0")),
     ("space-in-key", "wds2idx, which makes DALI's index, breaks at white space; {} does not",
-     "key with white space", _WHITE, re.compile(rb"[\x01-\x20\x7f][^\0]*\0")),
+     "key with white space", _WHITESPACE, re.compile(rb"[\x01-\x20\x7f][^\0]*\0")),
     ("meta-folder", "webdataset and energon pass over names in a folder such as __meta__",
      "key in a folder between two underscores on each side", (b"__",), re.compile(rb"(?<![^\0])__[^/\0]*__/[^\0]*\0")),
     ("meta-name", "Hugging Face datasets passes over files whose names start with two underscores",
@@ -57,7 +61,7 @@ _FIELD_RULES = (
 
 
 _HUGGINGFACE = "huggingface"
-READERS = {  # by the code of what they get wrong
+READERS_BY_PROBLEM = {  # by the code of what they get wrong
     "dot-in-key": ("webdataset", "wids", "dali", "energon", _HUGGINGFACE),
     "space-in-key": ("dali",),
     "meta-folder": ("webdataset", "energon"),
@@ -92,13 +96,13 @@ class NameProblem:
     what: str
     count: int
     example: str
-    mendable: bool = True
+    fixable: bool = True
 
     def __str__(self) -> str:
-        return f"{self.readers}: {counted(self.count, self.what)} (such as '{self.example}')"
+        return f"{self.readers}: {pluralize(self.count, self.what)} (such as '{self.example}')"
 
 
-class Misreadings:
+class ReaderProblems:
     """What readers would get wrong about the samples of tar shards, which are added some at a time, each kind once."""
 
     def __init__(self) -> None:
@@ -107,28 +111,28 @@ class Misreadings:
         self._fields: Counter[str] = Counter()
         self._uneven: tuple[str, bytes, bytes] | None = None  # a field, and keys of samples that have and lack it
 
-    def add(self, entries: Entries) -> None:
+    def add(self, entries: SampleTable) -> None:
         """Add samples."""
         if not len(entries):
             return
         counts = np.bincount(entries.rows.code, minlength=len(entries.fields)).tolist()
-        found = [*misread_keys(entries.keys), *_long_names(entries)]
+        found = [*find_key_problems(entries.keys), *_long_name_problems(entries)]
         for code, readers, what, is_bad in _FIELD_RULES:
             if bad := [at for at, name in enumerate(entries.fields) if counts[at] and is_bad(name)]:
                 example = printable(entries.fields[bad[0]])
                 found.append(NameProblem(code, readers, what, sum(counts[at] for at in bad), example))
-        found += _text_labels(entries)
-        large = np.flatnonzero(entries.rows.size > SIZE_LIMIT)
+        found += _text_label_problems(entries)
+        large = np.flatnonzero(entries.rows.size > MAX_USTAR_SIZE)
         if len(large):
             example = printable(entries.path(int(large[0])))
             readers = "wids cannot read members of 8 GiB or more"
-            found.append(NameProblem("large-member", readers, "field", len(large), example, mendable=False))
+            found.append(NameProblem("large-member", readers, "field", len(large), example, fixable=False))
         for one in found:
             before = self._found.get((one.code, one.what))
             self._found[one.code, one.what] = replace(before, count=before.count + one.count) if before else one
         self._add_fields(entries, {name: count for name, count in zip(entries.fields, counts, strict=True) if count})
 
-    def add_shard(self, index: ShardIndex, texts: bytes = b"", numbers: Mapping[str, Number] | None = None) -> None:
+    def add_shard(self, index: ShardIndex, texts: bytes = b"", numbers: Mapping[str, NumberType] | None = None) -> None:
         """Add the samples of a shard.
 
         Args:
@@ -139,20 +143,20 @@ class Misreadings:
         names, code_bytes = index.codes_by_name()
         codes, fields, rows = np.frombuffer(code_bytes, np.uint16), tuple(map(to_text, names)), texts[:-1].split(b"\0")
         kind, never = np.full(len(codes), FILE, np.uint8), np.broadcast_to(np.int64(0), len(codes))
-        inline: dict[str, Names] = {}
+        inline: dict[str, PackedStrings] = {}
         for code, name in enumerate(fields):
-            if texts and _is_number(name):
+            if texts and _is_number_field(name):
                 column, here = [b""] * len(index), np.flatnonzero(codes == code)
                 for row, owner in zip(here.tolist(), index.owners()[here].tolist(), strict=True):
                     if rows[row]:
                         column[owner], kind[row] = rows[row], INLINE
-                inline[name] = Names.of(column)
-        keys = Names.of([key.replace(b"\0", b"?") for key in index.all_keys()])
+                inline[name] = PackedStrings.of(column)
+        keys = PackedStrings.of([key.replace(b"\0", b"?") for key in index.all_keys()])
         columns = FieldRows(codes, kind, index.lengths, never, never)
         values = FieldValues(inline=inline, types=numbers or {})
-        self.add(Entries(b"/", keys, index.firsts, fields, columns, values=values))
+        self.add(SampleTable(b"/", keys, index.firsts, fields, columns, values=values))
 
-    def _add_fields(self, entries: Entries, here: dict[str, int]) -> None:
+    def _add_fields(self, entries: SampleTable, here: dict[str, int]) -> None:
         """Count fields, and find a sample that has, and one that lacks, the first field that not all samples have."""
         total, before = self._samples + len(entries), self._fields.copy()
         self._fields.update(here)
@@ -180,19 +184,19 @@ class Misreadings:
                 where += f" and {others:,} more"
             readers = "Hugging Face datasets refuses or drops fields that the first five samples lack"
             what, number = "field that not all samples have", sum(one < self._samples for one in self._fields.values())
-            found.append(NameProblem("missing-field", readers, what, number, f"{name}, {where}", mendable=False))
-        order = [*READERS]
+            found.append(NameProblem("missing-field", readers, what, number, f"{name}, {where}", fixable=False))
+        order = [*READERS_BY_PROBLEM]
         return sorted(found, key=lambda one: order.index(one.code))
 
 
-def misreads(entries: Entries) -> list[NameProblem]:
+def find_reader_problems(entries: SampleTable) -> list[NameProblem]:
     """Return what readers would get wrong about these samples in a tar shard, each kind once."""
-    found = Misreadings()
+    found = ReaderProblems()
     found.add(entries)
     return found.problems()
 
 
-def misread_keys(keys: Names) -> list[NameProblem]:
+def find_key_problems(keys: PackedStrings) -> list[NameProblem]:
     """Return what readers would get wrong about these keys in a tar shard, each kind once."""
     found = []
     for code, readers, what, signs, pattern in _KEY_RULES:
@@ -200,66 +204,70 @@ def misread_keys(keys: Names) -> list[NameProblem]:
         if first:
             sample = int(np.searchsorted(keys.starts, first.start(), "right")) - 1
             count = sum(1 for _ in pattern.finditer(keys.data))
-            who = readers.format(exporting("dali-webdataset"))
+            who = readers.format(export_text("dali-webdataset"))
             found.append(NameProblem(code, who, what, count, printable(keys[sample])))
     return found
 
 
-def _long_names(entries: Entries) -> list[NameProblem]:
+def _long_name_problems(entries: SampleTable) -> list[NameProblem]:
     longest = max((len(field) for field in entries.fields), default=0) + 1
-    suspects = np.flatnonzero(entries.keys.lengths() + longest > NAME_LIMIT)
+    suspects = np.flatnonzero(entries.keys.lengths() + longest > USTAR_NAME_BYTES)
     names = [entries.keys[sample] for sample in np.repeat(suspects, entries.counts_of(suspects)).tolist()]
     fields = [to_bytes(entries.fields[code]) for code in entries.rows.code[entries.rows_of(suspects)].tolist()]
-    long = [key + b"." + field for key, field in zip(names, fields, strict=True) if len(key) + len(field) >= NAME_LIMIT]
+    long = [
+        key + b"." + field
+        for key, field in zip(names, fields, strict=True)
+        if len(key) + len(field) >= USTAR_NAME_BYTES
+    ]
     if not long:
         return []
     what, example = "name over 100 bytes", printable(long[0])
     found = [NameProblem("long-name", "wids cuts names at 100 bytes", what, len(long), example)]
     if pax := [name for name in long if split_prefix(name) is None]:
-        readers = f"DALI loses the field of a name in a pax header, without an index ({exporting('dali-webdataset')})"
+        readers = f"DALI loses the field of a name in a pax header, without an index ({export_text('dali-webdataset')})"
         found.append(NameProblem("pax-name", readers, "name in a pax header", len(pax), printable(pax[0])))
     return found
 
 
-def _is_number(field: str) -> bool:
+def _is_number_field(field: str) -> bool:
     """Tell whether a reader takes a field of this name for a whole number."""
     return field.rpartition(".")[2].lower() in NUMBER_FIELDS
 
 
-def _text_labels(entries: Entries) -> list[NameProblem]:
+def _text_label_problems(entries: SampleTable) -> list[NameProblem]:
     """Find values in fields that a reader takes for whole numbers, and are none."""
     found = []
     for name, texts in entries.values.inline.items():
-        if not _is_number(name) or name in entries.values.numbers or name not in entries.fields:
+        if not _is_number_field(name) or name in entries.values.numbers or name not in entries.fields:
             continue
         rows = np.flatnonzero((entries.rows.kind == INLINE) & (entries.rows.code == entries.fields.index(name)))
         samples = entries.owners(rows)
         bad, first = 0, b""
-        for some in chunks_of(len(samples)):
+        for some in chunk_slices(len(samples)):
             here = texts.gather(samples[some]).split(b"\0")[:-1]
-            wrong = [text for text in here if not _INT.fullmatch(text)]
+            wrong = [text for text in here if not _INTEGER.fullmatch(text)]
             bad, first = bad + len(wrong), first or (wrong[0] if wrong else b"")
         if bad:
             readers = f"webdataset's decoder takes the field {name} for a whole number, and fails at text"
-            readers += f" ({option('classes', (name,))} numbers it)"
+            readers += f" ({option_text('classes', (name,))} numbers it)"
             what, example = f"text in {name}", printable(first)[:80]
-            found.append(NameProblem("text-label", readers, what, bad, example, mendable=False))
+            found.append(NameProblem("text-label", readers, what, bad, example, fixable=False))
     return found
 
 
-_SCHEME = re.compile(r"^[A-Za-z][A-Za-z0-9+.\-]*:")
+_URL_SCHEME = re.compile(r"^[A-Za-z][A-Za-z0-9+.\-]*:")
 _NAME_RULES = (
     ("webdataset", "takes #, ;, :: and a backslash for something else", re.compile(r"[#;\\]|::")),
-    ("webdataset", "takes what stands before the colon for the kind of a URL", _SCHEME),
+    ("webdataset", "takes what stands before the colon for the kind of a URL", _URL_SCHEME),
     ("wids", "takes #, ; and ? for parts of a URL", re.compile(r"[#;?]")),
-    ("wids", "takes what stands before the colon for the kind of a URL", _SCHEME),
+    ("wids", "takes what stands before the colon for the kind of a URL", _URL_SCHEME),
     ("huggingface", "takes :: for a way into an archive", re.compile(r"::")),
     ("huggingface", "passes over files whose names start with a dot", re.compile(r"^\.")),
     ("energon", "has no way to write it in its YAML", re.compile(r"[\x00-\x1f\x7f-\x9f\"\\{}]")),
 )
 
 
-def unopenable(name: str) -> dict[str, str]:
+def unopenable_by(name: str) -> dict[str, str]:
     """Return the readers that cannot open a shard of this file name, and why."""
     found: dict[str, str] = {}
     for reader, why, pattern in _NAME_RULES:

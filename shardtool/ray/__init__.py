@@ -14,14 +14,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from shardtool.errors import InvalidRequest, listing
-from shardtool.read.catalog import Kept, metadata_schema
+from shardtool.errors import InvalidRequest, format_list
 from shardtool.read.dataset import Dataset
+from shardtool.read.index_store import LruCache
+from shardtool.read.metadata import metadata_schema
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
-    from shardtool.read.fetch import Fetcher
+    from shardtool.read.sample_reader import SampleReader
 
 try:
     import ray
@@ -37,10 +38,10 @@ else:
 
 __all__ = ["datasource"]
 
-_BLOCK = 128 * 2**20  # what Ray Data wants a block to be at most
-_Numbers = range | np.ndarray[Any, np.dtype[np.int64]]
-_NUMBERS = {"int64": pa.int64(), "float": pa.float32()}
-_opened = Kept[str, Any](4)  # the fetchers of the datasets that tasks of this process read last
+_MAX_BLOCK_BYTES = 128 * 2**20  # what Ray Data wants a block to be at most
+_SampleNumbers = range | np.ndarray[Any, np.dtype[np.int64]]
+_ARROW_NUMBER_TYPES = {"int64": pa.int64(), "float": pa.float32()}
+_open_datasets = LruCache[str, Any](4)  # the fetchers of the datasets that tasks of this process read last
 
 
 def datasource(dataset: Dataset, *, fields: Collection[str] | None = None) -> Any:
@@ -69,10 +70,10 @@ def datasource(dataset: Dataset, *, fields: Collection[str] | None = None) -> An
     if _MISSING:
         remedy = "Run `pip install 'shardtool[ray]'`."
         raise InvalidRequest("shardtool.ray", f"{_MISSING} is not installed", remedy=remedy)
-    return ShardSource(dataset, fields)
+    return RayDatasource(dataset, fields)
 
 
-class ShardSource(Datasource):  # type: ignore[misc] # Ray's types are not looked at
+class RayDatasource(Datasource):  # type: ignore[misc] # Ray's types are not looked at
     """The samples of a dataset, a task a shard.
 
     Args:
@@ -88,12 +89,12 @@ class ShardSource(Datasource):  # type: ignore[misc] # Ray's types are not looke
         there = [*dataset.fields]
         names = there if fields is None else [*fields]
         if unknown := [name for name in names if name not in there]:
-            raise InvalidRequest("fields", f"no field {unknown[0]}", expected=f"some of {listing(there)}")
+            raise InvalidRequest("fields", f"no field {unknown[0]}", expected=f"some of {format_list(there)}")
         fetcher = dataset.fetcher if fields is None else dataset.fetcher.selecting(frozenset(names))
         self._catalog, self._exact = fetcher.catalog, fetcher.options.on_error == "raise"
-        self._columns = _columns(fetcher, names)
-        self._parts = [*dataset.source.by_shard()]
-        self._rows = max(1, _BLOCK // fetcher.mean_size)
+        self._columns = _column_types(fetcher, names)
+        self._parts = [*dataset.source.group_by_shard()]
+        self._rows = max(1, _MAX_BLOCK_BYTES // fetcher.mean_size)
         self._fetcher = ray.put(fetcher)
 
     @property
@@ -115,27 +116,27 @@ class ShardSource(Datasource):  # type: ignore[misc] # Ray's types are not looke
         """Return a task for each shard."""
         return [self._task(*part, per_task_row_limit) for part in self._parts]
 
-    def _task(self, shard: int, numbers: _Numbers, limit: int | None) -> ReadTask:
+    def _task(self, shard: int, numbers: _SampleNumbers, limit: int | None) -> ReadTask:
         count, size, path = len(numbers), self._size(shard, numbers), self._catalog.shards[shard].path
         metadata = BlockMetadata(
             num_rows=count if self._exact else None, size_bytes=size, input_files=[path], exec_stats=None
         )
         read = partial(_read_blocks, self._fetcher, numbers, self._columns, self._rows)
-        return ReadTask(read, metadata, schema=_schema(self._columns), per_task_row_limit=limit)
+        return ReadTask(read, metadata, schema=_arrow_schema(self._columns), per_task_row_limit=limit)
 
-    def _size(self, shard: int, numbers: _Numbers) -> int:
+    def _size(self, shard: int, numbers: _SampleNumbers) -> int:
         first, last = self._catalog.firsts[shard : shard + 2].tolist()
         size: int = int(self._catalog.sizes[shard]) * len(numbers) // (last - first)
         return size
 
 
-def _columns(fetcher: Fetcher, fields: Collection[str]) -> dict[str, pa.DataType | None]:
+def _column_types(fetcher: SampleReader, fields: Collection[str]) -> dict[str, pa.DataType | None]:
     """Return the type of each column; None: only the values say."""
     catalog = fetcher.catalog
     tars = all(shard.format == "tar" for shard in catalog.shards)
     found: dict[str, pa.DataType | None] = {"__key__": pa.string()}
     for name in fields:
-        plain = _NUMBERS.get(catalog.kinds.get(name, "bytes"), pa.large_binary())
+        plain = _ARROW_NUMBER_TYPES.get(catalog.kinds.get(name, "bytes"), pa.large_binary())
         found[name] = pa.list_(plain) if name in catalog.lists else plain
         if not (tars or catalog.listed):
             found[name] = None
@@ -144,14 +145,14 @@ def _columns(fetcher: Fetcher, fields: Collection[str]) -> dict[str, pa.DataType
     return found
 
 
-def _schema(columns: dict[str, pa.DataType | None]) -> pa.Schema | None:
+def _arrow_schema(columns: dict[str, pa.DataType | None]) -> pa.Schema | None:
     if any(kind is None for kind in columns.values()):
         return None
     return pa.schema([*columns.items()])
 
 
 def _read_blocks(
-    reference: Any, numbers: _Numbers, columns: dict[str, pa.DataType | None], rows: int
+    reference: Any, numbers: _SampleNumbers, columns: dict[str, pa.DataType | None], rows: int
 ) -> Iterator[pa.Table]:
     """Yield the blocks of a shard, each read when it is asked for, in the process of a Ray worker.
 
@@ -164,7 +165,7 @@ def _read_blocks(
     Raises:
         CorruptShard: The shard is missing or damaged.
     """
-    fetcher, numbers = _opened.get(reference.hex(), lambda: ray.get(reference)), np.asarray(numbers, np.int64)
+    fetcher, numbers = _open_datasets.get(reference.hex(), lambda: ray.get(reference)), np.asarray(numbers, np.int64)
     for first in range(0, len(numbers), rows):
         samples = fetcher.fetch(numbers[first : first + rows])
         yield pa.table({name: pa.array([one.get(name) for one in samples], kind) for name, kind in columns.items()})

@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar, Literal, NamedTuple, TypeVar, overload
 
-from shardtool.values import counted
+from shardtool.units import pluralize
 
-Value = TypeVar("Value")
+ValueT = TypeVar("ValueT")
 
 
 class Result:
@@ -19,11 +19,11 @@ class Result:
 
     def to_json(self) -> dict[str, object]:
         """Return the result as data, the way `--json` prints it: tuples as lists, times to the millisecond."""
-        found = asdict(self, dict_factory=_as_data)  # type: ignore[call-overload]
+        found = asdict(self, dict_factory=_to_data)  # type: ignore[call-overload]
         return {name: value for name, value in found.items() if value or name not in self._optional}
 
 
-def _as_data(items: list[tuple[str, Any]]) -> dict[str, object]:
+def _to_data(items: list[tuple[str, Any]]) -> dict[str, object]:
     plain: dict[str, Any] = {name: list(value) if isinstance(value, tuple) else value for name, value in items}
     return plain | ({"seconds": round(plain["seconds"], 3)} if "seconds" in plain else {})
 
@@ -40,7 +40,7 @@ class PlannedShard:
 
 
 @dataclass(frozen=True, slots=True)
-class Changes:
+class ResumeChanges:
     """The changes that a resumed run makes to existing datasets; with splits, to all of them.
 
     Attributes:
@@ -61,7 +61,7 @@ class Changes:
 
     def __str__(self) -> str:
         counts = f"{self.shards_kept:,}, write {self.shards_written:,} and remove {self.shards_removed:,} shards"
-        return f"would keep {counts}; add {self.samples_added:,} and remove {counted(self.samples_removed, 'sample')}"
+        return f"would keep {counts}; add {self.samples_added:,} and remove {pluralize(self.samples_removed, 'sample')}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ class DryRun:
     shards: tuple[PlannedShard, ...]
     skipped: int
     notes: tuple[str, ...]
-    changes: Changes | None = None
+    changes: ResumeChanges | None = None
 
     def to_json(self) -> dict[str, object]:
         """Return the plan as data, the way `--json` prints it."""
@@ -158,7 +158,7 @@ class CreateResult(Result):
     splits: Mapping[str, SplitResult] = field(default_factory=dict)
     appended: AppendedPart | None = None
     exported: tuple[str, ...] = ()
-    changes: Changes | None = None
+    changes: ResumeChanges | None = None
     part: str = ""
     merged: bool = False
     _optional = ("dropped", "features", "urls", "splits", "appended", "exported", "changes", "part")
@@ -260,7 +260,7 @@ class ExtractResult(Result):
 
 
 @dataclass(frozen=True, slots=True)
-class RemovedFrom:
+class RemovalSummary:
     """A dataset that samples were removed from, or would be.
 
     Attributes:
@@ -297,7 +297,7 @@ class RemoveResult(Result):
         dry_run: Nothing was written: this is what would be done.
     """
 
-    datasets: tuple[RemovedFrom, ...]
+    datasets: tuple[RemovalSummary, ...]
     notes: tuple[str, ...]
     seconds: float
     dry_run: bool = False
@@ -343,7 +343,7 @@ class ExportResult(Result):
     notes: tuple[str, ...]
 
 
-class LazyList(Sequence[Value]):
+class LazyList(Sequence[ValueT]):
     """A sequence whose items are made when they are asked for: there may be millions.
 
     Args:
@@ -351,31 +351,31 @@ class LazyList(Sequence[Value]):
         item: Makes one of them, by its place from 0.
     """
 
-    def __init__(self, count: int, item: Callable[[int], Value]) -> None:
+    def __init__(self, count: int, item: Callable[[int], ValueT]) -> None:
         self._places, self._item = range(count), item
 
     def __len__(self) -> int:
         return len(self._places)
 
     @overload
-    def __getitem__(self, at: int) -> Value: ...
+    def __getitem__(self, at: int) -> ValueT: ...
     @overload
-    def __getitem__(self, at: slice) -> list[Value]: ...
-    def __getitem__(self, at: int | slice) -> Value | list[Value]:
+    def __getitem__(self, at: slice) -> list[ValueT]: ...
+    def __getitem__(self, at: int | slice) -> ValueT | list[ValueT]:
         return [*map(self._item, self._places[at])] if isinstance(at, slice) else self._item(self._places[at])
 
 
-METADATA = "(metadata)"  # stands for all columns among the fields of a sample that changed
+METADATA_FIELD = "(metadata)"  # stands for all columns among the fields of a sample that changed
 
 
-class ChangedColumn(NamedTuple):
+class ColumnDifference(NamedTuple):
     """A metadata column that differs: `added`, `removed` or `changed`, and in how many samples of both sides."""
 
     change: str
     samples: int
 
 
-class ChangedSample(NamedTuple):
+class SampleDifference(NamedTuple):
     """A sample that differs: its key, and the fields that do; `(metadata)` stands for all columns."""
 
     key: str
@@ -416,11 +416,11 @@ class DiffResult:
     samples: tuple[int, int]
     added: Sequence[str]
     removed: Sequence[str]
-    changed: Sequence[ChangedSample]
+    changed: Sequence[SampleDifference]
     moved: Sequence[MovedSample]
     fields: Mapping[str, int]
     classes: tuple[str, ...] = ()
-    metadata: Mapping[str, ChangedColumn] = field(default_factory=dict)
+    metadata: Mapping[str, ColumnDifference] = field(default_factory=dict)
     metadata_only: int = 0
     uncompared: tuple[str, ...] = ()
     a: str = ""

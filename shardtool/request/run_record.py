@@ -1,4 +1,7 @@
-"""What a dataset file records of a run: the verb, the source's name, the options, and what was appended since."""
+"""What a dataset file records of a run: the command, the name of the source, the options and later appends.
+
+Also formats a recorded run as a command line, and describes how two runs differ.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +10,24 @@ import shlex
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from shardtool.wording import FAMILIES, option, speaks_command_line, typed_words
+from shardtool.messages import FAMILY_KEYS, cli_words, option_text, uses_cli_names
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from shardtool.values import Dots
 
-_OF_SHARDS = ("max_size", "max_count", "equal_count", "shards_multiple_of", "oversize", "shuffle", "shards", "place")
+
+_SHARD_OPTIONS = (
+    "max_size",
+    "max_count",
+    "equal_count",
+    "shards_multiple_of",
+    "oversize",
+    "shuffle",
+    "shards",
+    "place",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +35,7 @@ class RunRecord:
     """A run of a verb as a dataset file records it, or an append: plain data, never executed or opened.
 
     Attributes:
-        document: The JSON object, checked by `read_dataset`. It goes into a dataset file as it is, with names that
+        document: The JSON object, checked by `parse_dataset`. It goes into a dataset file as it is, with names that
             this program does not know.
     """
 
@@ -63,7 +76,7 @@ class RunRecord:
     @property
     def choosing(self) -> dict[str, object]:
         """The options that choose samples and make their fields: not those of shards, and of keys that are there."""
-        others = {*_OF_SHARDS, "on_duplicate", *(() if "split" in self.options else ("seed",))}
+        others = {*_SHARD_OPTIONS, "on_duplicate", *(() if "split" in self.options else ("seed",))}
         return {name: value for name, value in self.options.items() if name not in others}
 
     @property
@@ -94,13 +107,13 @@ class RunRecord:
         splits = {"splits": sorted({*self.splits, *run.splits})} if self.splits else {}
         return RunRecord({**self.document, **splits, "appended": runs})
 
-    def is_new_of(self, first: RunRecord) -> bool:
+    def is_update_of(self, first: RunRecord) -> bool:
         """Tell whether this append packed what was new in the source of the first run, chosen and named alike."""
         only_new = self.options.get("on_duplicate") == "first"
         alike = (self.source, self.choosing) == (first.source, first.choosing)
         return only_new and alike and self.verb == first.verb and self.verb in ("create", "reshard")
 
-    def is_split_with(self, other: RunRecord) -> bool:
+    def is_sibling_split_of(self, other: RunRecord) -> bool:
         """Tell whether the same run made both, for two splits; what became of one of them since is no matter."""
         later = {"split": "", "splits": [], "appended": [], "removed": 0}
         mine, theirs = ({**one.document, **later} for one in (self, other))
@@ -111,13 +124,10 @@ class RunRecord:
         return found if isinstance(found, str) else ""
 
 
-# What a recorded run was asked for, as a command line: for people who want to do it again.
+_UNSAFE_IN_QUOTES = re.compile(r'["\\$`]|!(?![= ])')
 
 
-_NOT_IN_QUOTES = re.compile(r'["\\$`]|!(?![= ])')
-
-
-def command_line(run: RunRecord) -> str:
+def format_command_line(run: RunRecord) -> str:
     """Return what was asked for, without the output."""
     is_reshard = run.verb == "reshard"
     words = [run.verb or "?", *(run.source.split(", ") if is_reshard else filter(None, [run.source]))]
@@ -126,31 +136,28 @@ def command_line(run: RunRecord) -> str:
         options["sort_by"] = f"-{options.get('sort_by', '')}"
     for name, value in options.items():
         if not (is_reshard and name == "dots"):  # found in the source, not asked for
-            words += typed_words(name, value)
-    return " ".join(map(_quoted, words))
+            words += cli_words(name, value)
+    return " ".join(map(_shell_quote, words))
 
 
-def _quoted(word: str) -> str:
+def _shell_quote(word: str) -> str:
     """Return a word as a shell takes it."""
-    return f'"{word}"' if "'" in word and not _NOT_IN_QUOTES.search(word) else shlex.quote(word)
+    return f'"{word}"' if "'" in word and not _UNSAFE_IN_QUOTES.search(word) else shlex.quote(word)
 
 
-# How two runs differ, for messages.
-
-
-def differing_options(then: Mapping[str, object], now: Mapping[str, object]) -> list[str]:
+def describe_differences(then: Mapping[str, object], now: Mapping[str, object]) -> list[str]:
     """Return the options in which two runs differ, with what each was given."""
     names = [name for name in {**then, **now} if then.get(name) != now.get(name)]
-    called = {name: name if name == "format" else option(name) for name in names}  # the shards say it
+    called = {name: name if name == "format" else option_text(name) for name in names}  # the shards say it
     return [
-        f"{called[name]} differs: {_given(name, then.get(name))} before, now {_given(name, now.get(name))}"
+        f"{called[name]} differs: {_describe_value(name, then.get(name))} before, now {_describe_value(name, now.get(name))}"
         for name in names
     ]
 
 
-def _given(name: str, value: object) -> str:
-    if isinstance(value, list) and name in FAMILIES and speaks_command_line():
-        return repr(typed_words(name, value)[-1][:80])
+def _describe_value(name: str, value: object) -> str:
+    if isinstance(value, list) and name in FAMILY_KEYS and uses_cli_names():
+        return repr(cli_words(name, value)[-1][:80])
     text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
     return (
         "not given"

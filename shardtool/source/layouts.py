@@ -17,16 +17,18 @@ from itertools import combinations
 from shlex import quote
 from typing import TYPE_CHECKING, NamedTuple, cast
 
-from shardtool.errors import listing, printable
-from shardtool.storage import places as storage
-from shardtool.table.kinds import JSON_LINES, PARQUET, table_ending
-from shardtool.values import IMAGE_ENDINGS, SPLIT_NAMES, counted, to_bytes, to_text
-from shardtool.wording import either, typed_words
+from shardtool.errors import format_list, printable
+from shardtool.messages import choose_text, cli_words
+from shardtool.names import IMAGE_ENDINGS, SPLIT_NAMES, to_bytes, to_text
+from shardtool.storage import paths
+from shardtool.storage.remote import address
+from shardtool.table.detect import JSON_LINES_ENDINGS, PARQUET_ENDING, table_ending
+from shardtool.units import pluralize
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from shardtool.entries.entries import Entries
+    from shardtool.entries.sample_table import SampleTable
 
 SAMPLED_KEYS, _RUN = 512, 16  # keys that are looked at, in runs: a key and its partner are mostly neighbours
 _TESTED_KEYS = 64  # keys of a group whose partners are looked up
@@ -50,7 +52,7 @@ _ROLES = frozenset((
 _AUDIO = frozenset(("wav", "flac", "mp3", "ogg", "opus", "m4a", "aac"))
 _VIDEO = frozenset(("mp4", "webm", "mkv", "avi", "mov", "m4v"))
 _MEDIA = IMAGE_ENDINGS | _AUDIO | _VIDEO | {"avif", "jxl", "jp2", "heic"}
-_PACKED = {"Parquet": (PARQUET,), "JSON-lines": JSON_LINES, "zip": (".zip",)}
+_PACKED = {"Parquet": (PARQUET_ENDING,), "JSON-lines": JSON_LINES_ENDINGS, "zip": (".zip",)}
 _PAGES = {"Parquet": "docs/tables.md", "JSON-lines": "docs/tables.md", "zip": "docs/sources.md"}
 _ROWS = "packs their rows"
 _TRANSCRIPTS = "trans.txt"  # LibriSpeech: the transcripts of a chapter, a line for each clip
@@ -76,7 +78,7 @@ class Advice(NamedTuple):
 class _Tree(NamedTuple):
     """The listed files of a folder, and what the user called it."""
 
-    entries: Entries
+    entries: SampleTable
     source: str
     sampled: list[int]  # numbers of samples
 
@@ -116,11 +118,11 @@ class _Tree(NamedTuple):
         """Return the path of a file or folder below the source."""
         path = self.source.rstrip("/") or "/"
         for name in filter(None, b"/".join(names).split(b"/")):
-            path = storage.join(path, to_text(name))
+            path = paths.join(path, to_text(name))
         return path
 
 
-def find_layout(entries: Entries, source: str, *, is_archive: bool = False) -> Advice | None:
+def find_layout(entries: SampleTable, source: str, *, is_archive: bool = False) -> Advice | None:
     """Return what packs the files of a folder as they are probably meant; None: as they are listed.
 
     Args:
@@ -160,10 +162,12 @@ def _is_role(name: bytes) -> bool:
 
 def _call(sources: Sequence[str], **options: object) -> str:
     """Return the call of `create` that packs sources, in the words of who reads."""
-    words = [word for name, value in options.items() for word in typed_words(name, value)]
+    words = [word for name, value in options.items() for word in cli_words(name, value)]
     typed = " ".join(["shardtool create", *map(quote, sources), "OUTPUT", *map(quote, words)])
     shown = [repr(sources[0] if len(sources) == 1 else [*sources]), "OUTPUT"]
-    return either(f"create({', '.join([*shown, *(f'{name}={value!r}' for name, value in options.items())])})", typed)
+    return choose_text(
+        f"create({', '.join([*shown, *(f'{name}={value!r}' for name, value in options.items())])})", typed
+    )
 
 
 def _lacking(tree: _Tree) -> str:
@@ -173,8 +177,8 @@ def _lacking(tree: _Tree) -> str:
     least = max(2, _SOME * count)
     lacks = [f"{count - has:,} lack {printable(name)}" for name, has in uses if least <= has < count]
     if not lacks:
-        return f"{counted(count, 'sample')} with {listing([printable(name) for name, _ in uses], _SHOWN_FIELDS)} alone"
-    return f"of {counted(count, 'sample')} {listing(lacks, _SHOWN_FIELDS)}"
+        return f"{pluralize(count, 'sample')} with {format_list([printable(name) for name, _ in uses], _SHOWN_FIELDS)} alone"
+    return f"of {pluralize(count, 'sample')} {format_list(lacks, _SHOWN_FIELDS)}"
 
 
 # Names that differ by a suffix: 0001.jpg and 0001_mask.png.
@@ -201,7 +205,7 @@ def _find_suffixes(tree: _Tree) -> Advice | None:
     if not paired:
         return None
     pattern = _pattern(sorted(paired))
-    shown = listing([printable(tail) for tail in sorted(paired)])
+    shown = format_list([printable(tail) for tail in sorted(paired)])
     found = f"{_lacking(tree)}; their names differ by {shown}"
     return Advice(found, _call([tree.source], key_pattern=pattern))
 
@@ -299,7 +303,7 @@ def _find_siblings(tree: _Tree) -> Advice | None:
 
 
 def _of_folders(tree: _Tree, names: Sequence[bytes]) -> str:
-    return f"{_lacking(tree)}; files in {listing([printable(name) for name in names])} share their names"
+    return f"{_lacking(tree)}; files in {format_list([printable(name) for name in names])} share their names"
 
 
 def _siblings(tree: _Tree, folders: Sequence[_Folder]) -> list[_Folder]:
@@ -394,19 +398,19 @@ def _of_tables(tree: _Tree, found: str, first: bytes, place: _Packed) -> Advice:
     from shardtool.source.table_head import options_of_rows
 
     options, has_paths = options_of_rows(tree.inside(first))
-    if place.ending != PARQUET[1:].encode():
+    if place.ending != PARQUET_ENDING[1:].encode():
         rows = f"rows.{to_text(place.ending)}"
         if has_paths and place.is_one_folder:
             options["root"] = tree.inside(place.folder)
         return Advice(found, f"cat {_glob(tree, place)} > {rows} && {_typed_call([rows], options)}", _ROWS)
     if not place.is_one_folder:
         return Advice(found, "", _PAGES["Parquet"])
-    return Advice(found, _call([f"{tree.inside(place.folder)}/*{PARQUET}"], **options), _ROWS)
+    return Advice(found, _call([f"{tree.inside(place.folder)}/*{PARQUET_ENDING}"], **options), _ROWS)
 
 
 def _typed_call(sources: Sequence[str], options: Mapping[str, object]) -> str:
     """Return a call of `create` on the command line, whoever reads: it goes on from a command of the shell."""
-    words = [word for name, value in options.items() for word in typed_words(name, value)]
+    words = [word for name, value in options.items() for word in cli_words(name, value)]
     return " ".join(["shardtool create", *map(quote, sources), "OUTPUT", *map(quote, words)])
 
 
@@ -418,10 +422,10 @@ def _find_transcripts(tree: _Tree) -> Advice | None:
     counts = dict(zip(tree.entries.fields, tree.entries.code_counts(), strict=True))
     files = counts.get(_TRANSCRIPTS, 0)
     clips = sum(count for name, count in counts.items() if name.lower() in _AUDIO)
-    if not files or clips < files or storage.is_url(tree.source):
+    if not files or clips < files or address.is_url(tree.source):
         return None
     where = f"{files:,} *.{_TRANSCRIPTS} file{'s' * (files > 1)}"
-    found = f"{counted(clips, 'sample')} lack txt; their transcripts are lines of {where}"
+    found = f"{pluralize(clips, 'sample')} lack txt; their transcripts are lines of {where}"
     lines = f"(cd {quote(tree.inside())} && find . -name '*.{_TRANSCRIPTS}' -exec grep -H . {{}} +)"
     rows = r"sed -E 's|^\./||; s|[^/:]*:([^ ]+) |\1\t|' > transcripts.tsv"
     options = {"join": "transcripts.tsv", "no_header": True, "on": "1", "values": {"txt": "2"}}
@@ -454,9 +458,7 @@ def _find_table(tree: _Tree) -> Advice | None:
             break
     else:
         return None
-    found = (
-        f"{counted(len(tree.entries) - 1, 'sample')} lack the columns of {printable(name)}, which is packed as a sample"
-    )
+    found = f"{pluralize(len(tree.entries) - 1, 'sample')} lack the columns of {printable(name)}, which is packed as a sample"
     if match.as_source:
         options = {**({"root": tree.inside(root)} if root else {}), **match.options}
         return Advice(found, _call([tree.inside(name)], **options))

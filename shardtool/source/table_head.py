@@ -9,10 +9,19 @@ import re
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
-from shardtool.storage import places as storage
+from shardtool.names import to_bytes
+from shardtool.storage import files
+from shardtool.storage.remote import address
 from shardtool.table.columns import PATH_NAMES
-from shardtool.table.kinds import ARROW, JSON, JSON_LINES, PACKED, PARQUET, SEPARATORS, table_ending
-from shardtool.values import to_bytes
+from shardtool.table.detect import (
+    ARROW_ENDINGS,
+    COMPRESSIONS,
+    DELIMITERS,
+    JSON_ENDING,
+    JSON_LINES_ENDINGS,
+    PARQUET_ENDING,
+    table_ending,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -54,16 +63,16 @@ def head_of(path: str) -> TableHead | None:
     """Return the first rows of a table; None if it is not one that can be read so."""
     ending = table_ending(path)
     with suppress(Exception):  # the table is not what was asked for: whatever is wrong with it is no error of this run
-        if ending in (PARQUET, *ARROW):
-            return TableHead((({}, _arrow_rows(path, ending)),)) if not storage.is_url(path) else None
-        if any(path.lower().endswith(one) for one in PACKED):
+        if ending in (PARQUET_ENDING, *ARROW_ENDINGS):
+            return TableHead((({}, _arrow_rows(path, ending)),)) if not address.is_url(path) else None
+        if any(path.lower().endswith(one) for one in COMPRESSIONS):
             return None
-        text = storage.read_head(path, _HEAD)[0].decode("utf-8-sig", "ignore")
-        if ending in SEPARATORS:
-            return TableHead((*_delimited(text, SEPARATORS[ending]),))
-        if ending in JSON_LINES or text.lstrip().startswith("["):
+        text = files.read_head(path, _HEAD)[0].decode("utf-8-sig", "ignore")
+        if ending in DELIMITERS:
+            return TableHead((*_delimited(text, DELIMITERS[ending]),))
+        if ending in JSON_LINES_ENDINGS or text.lstrip().startswith("["):
             return TableHead((({}, [*_objects(text)]),))
-        if ending == JSON and '"images"' in text:
+        if ending == JSON_ENDING and '"images"' in text:
             return TableHead((({}, [{"file_name": name} for name in _NAMES_COCO.findall(text)[:_ROWS]]),), is_coco=True)
     return None
 
@@ -71,7 +80,7 @@ def head_of(path: str) -> TableHead | None:
 def _arrow_rows(path: str, ending: str) -> list[dict[str, object]]:
     import pyarrow.dataset as ds
 
-    form = "parquet" if ending == PARQUET else "ipc"
+    form = "parquet" if ending == PARQUET_ENDING else "ipc"
     scanned: list[dict[str, object]] = ds.dataset(path, format=form).head(_ROWS).to_pylist()
     return scanned
 

@@ -8,11 +8,11 @@ from itertools import islice
 from shlex import quote
 from typing import TYPE_CHECKING
 
-from shardtool.errors import InvalidRequest, listing, printable
-from shardtool.source.scan import ScanRules
-from shardtool.storage.places import entries_in
-from shardtool.values import counted
-from shardtool.wording import either, option
+from shardtool.errors import InvalidRequest, format_list, printable
+from shardtool.messages import choose_text, option_text
+from shardtool.source.scan_rules import ScanRules
+from shardtool.storage.lookup import iter_entries
+from shardtool.units import pluralize
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -39,24 +39,24 @@ def refuse_globs(folder: str, include: Sequence[str], exclude: Sequence[str], *,
     if not files:
         return
     more = "more than " if len(files) == _MAX_FILES else ""
-    count = f"{more}{counted(len(files), 'file')} in {printable(folder)}"
-    if not include or any(_takes(name, include) for name in files):
+    count = f"{more}{pluralize(len(files), 'file')} in {printable(folder)}"
+    if not include or any(_accepts(name, include) for name in files):
         raise InvalidRequest(_option("exclude", exclude), f"excludes all of {count}", expected="some files to pack")
     meant = next(filter(None, (_meant(text, files) for text in include)), "")
-    remedy = f"Did you mean {option('include', either(meant, quote(meant)))}?" if meant else ""
+    remedy = f"Did you mean {option_text('include', choose_text(meant, quote(meant)))}?" if meant else ""
     endings = Counter(os.path.splitext(name)[1] or "none" for name in files).most_common(_SHOWN)
-    shown = listing([f"{printable(ending)} ({times:,})" for ending, times in endings])
+    shown = format_list([f"{printable(ending)} ({times:,})" for ending, times in endings])
     expected = f"a glob that matches some; their endings: {shown}"
     raise InvalidRequest(_option("include", include), f"matched 0 of {count}", expected=expected, remedy=remedy)
 
 
 def _option(name: str, globs: Sequence[str]) -> str:
-    return option(name, either(globs[0], quote(globs[0]))) if len(globs) == 1 else option(name)
+    return option_text(name, choose_text(globs[0], quote(globs[0]))) if len(globs) == 1 else option_text(name)
 
 
 def _files(folder: str, below: str = "", *, hidden: bool) -> Iterator[str]:
     """Yield the paths of the files in a folder and below, as they count from it; links to folders are not followed."""
-    for entry in entries_in(os.path.join(folder, below)):
+    for entry in iter_entries(os.path.join(folder, below)):
         if not hidden and entry.name.startswith("."):
             continue
         if entry.is_dir(follow_symlinks=False):
@@ -71,9 +71,9 @@ def _meant(text: str, files: Sequence[str]) -> str:
     ending = f".{bare.lstrip('*.')}"
     in_use = {one.lower(): one for one in (os.path.splitext(name)[1] for name in files) if one}
     guesses = (f"*{in_use.get(ending.lower(), ending)}", f"{bare}/*")
-    return next((glob for glob in guesses if any(_takes(name, [glob]) for name in files)), "")
+    return next((glob for glob in guesses if any(_accepts(name, [glob]) for name in files)), "")
 
 
-def _takes(path: str, globs: Sequence[str]) -> bool:
+def _accepts(path: str, globs: Sequence[str]) -> bool:
     folder, name = os.path.split(path)
-    return ScanRules(include=globs).takes_file(os.fsencode(f"{folder}/" if folder else ""), os.fsencode(name))
+    return ScanRules(include=globs).includes_file(os.fsencode(f"{folder}/" if folder else ""), os.fsencode(name))

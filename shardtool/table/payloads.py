@@ -15,9 +15,11 @@ import pyarrow.compute as pc
 
 from shardtool.entries import arrow
 from shardtool.errors import InvalidRequest
-from shardtool.table.values import ArrowTexts, check_payload, column_texts, render_values, type_of
-from shardtool.values import BINARY_ENDINGS, CODED
-from shardtool.wording import option
+from shardtool.messages import option_text
+from shardtool.names import BINARY_ENDINGS
+from shardtool.shard_samples import ENCODED_PAYLOAD_MARK
+from shardtool.table.payload_values import check_payload, value_type
+from shardtool.table.render import ArrowStrings, render_column, render_values
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -38,7 +40,7 @@ _HEX = np.frombuffer(bytes(range(256)).hex().encode(), np.uint16)  # two digits 
 
 def field_type(field: str, kind: pa.DataType) -> ValueType | None:
     """Return what the values of a column of this type are in a field; None: bytes."""
-    return None if _ending(field) == "npy" else type_of(kind)
+    return None if _ending(field) == "npy" else value_type(kind)
 
 
 def check_field_values(
@@ -62,16 +64,16 @@ def check_field_values(
     if ending in BINARY_ENDINGS and dtype is None:
         other = "json" if pa.types.is_nested(kind) else "txt"
         expected = "lists of numbers of equal length" if ending == "npy" else f"a text format: {ending} is a binary one"
-        remedy = f"Use another field: {option('values', {other: name})}."
+        remedy = f"Use another field: {option_text('values', {other: name})}."
         found = f"column {name!r} (field {field}) holds {kind}"
-        raise InvalidRequest(option("values"), found, expected=expected, remedy=remedy)
+        raise InvalidRequest(option_text("values"), found, expected=expected, remedy=remedy)
     if dtype is None:
         check_payload(name, column, called, refuse)
     else:
         _check_shapes(field, name, column, refuse)
 
 
-def field_texts(field: str, values: pa.Array) -> ArrowTexts:
+def field_texts(field: str, values: pa.Array) -> ArrowStrings:
     """Return the payload of each value as text; those of `.npy` files are coded (see `shardtool.values`).
 
     Args:
@@ -80,7 +82,7 @@ def field_texts(field: str, values: pa.Array) -> ArrowTexts:
     """
     if _ending(field) == "npy":
         return _npy_texts(values)
-    return column_texts(pa.table({field: values}), render_values)
+    return render_column(pa.table({field: values}), render_values)
 
 
 def _ending(field: str) -> str:
@@ -108,10 +110,10 @@ def _check_shapes(field: str, name: str, column: pa.Array, refuse: Callable[...,
         InvalidRequest: There are such lists.
     """
     what = f"column {name!r} (field {field})"
-    remedy = f"Change the values, or use a field of JSON: {option('values', {'json': name})}."
-    level, row = column.drop_null(), arrow.places(pc.is_valid(column))
+    remedy = f"Change the values, or use a field of JSON: {option_text('values', {'json': name})}."
+    level, row = column.drop_null(), arrow.true_positions(pc.is_valid(column))
     while len(level) and _is_list(level.type):
-        lengths = arrow.numbers(pc.list_value_length(level))
+        lengths = arrow.number_values(pc.list_value_length(level))
         others = np.flatnonzero(lengths != lengths[0])
         if len(others):
             found = f"{what}: a list of {lengths[others[0]]:,} where the first has {lengths[0]:,},"
@@ -120,27 +122,27 @@ def _check_shapes(field: str, name: str, column: pa.Array, refuse: Callable[...,
         if level.null_count or _is_list(level.type):
             row = np.repeat(row, lengths)
         if level.null_count:
-            nulls = np.unique(row[arrow.places(pc.is_null(level))])
+            nulls = np.unique(row[arrow.true_positions(pc.is_null(level))])
             refuse(nulls, f"{what}: a null in a list", expected="a number in each place", remedy=remedy)
 
 
-def _npy_texts(values: pa.Array) -> ArrowTexts:
+def _npy_texts(values: pa.Array) -> ArrowStrings:
     """Return the bytes of a `.npy` file for each list of numbers, coded; a null has an array of zeros.
 
     Source: NumPy, `numpy.lib.format`, version 1.0 of the format.
     """
     dtype, level, shape = _dtype_of(values.type), values.drop_null()[:1], list[int]()
     while _is_list(level.type):
-        shape.append(int(arrow.numbers(pc.list_value_length(level))[0]) if len(level) else 0)
+        shape.append(int(arrow.number_values(pc.list_value_length(level))[0]) if len(level) else 0)
         level = level.flatten()
     stream = BytesIO()
     np.lib.format.write_array(stream, np.zeros(shape, dtype), allow_pickle=False)
     size, data_size = len(stream.getvalue()), np.zeros(shape, dtype).nbytes
-    start = CODED + stream.getvalue()[: size - data_size].hex().encode()
+    start = ENCODED_PAYLOAD_MARK + stream.getvalue()[: size - data_size].hex().encode()
 
     def render(table: pa.Table) -> pa.Array:
-        rows = arrow.one_chunk(table.column(0))
-        valid = arrow.places(pc.is_valid(rows))
+        rows = arrow.to_one_chunk(table.column(0))
+        valid = arrow.true_positions(pc.is_valid(rows))
         data = _numbers_of(rows.drop_null()).view(np.uint8).reshape(len(valid), data_size)
         texts = np.zeros((len(rows), len(start) + 2 * data_size + 1), np.uint8)
         texts[:, : len(start)] = np.frombuffer(start, np.uint8)
@@ -150,7 +152,7 @@ def _npy_texts(values: pa.Array) -> ArrowTexts:
         return pa.Array.from_buffers(pa.large_binary(), len(rows), [None, pa.py_buffer(ends), pa.py_buffer(texts)])
 
     step = max(1, _STEP_BYTES // (len(start) + 2 * data_size + 1))
-    texts = column_texts(pa.table({"": values}), render)
+    texts = render_column(pa.table({"": values}), render)
     return replace(texts, step=min(texts.step, step), size=size)
 
 
@@ -160,4 +162,4 @@ def _numbers_of(level: pa.Array) -> NDArray[Any]:
         level = level.flatten()
     if pa.types.is_boolean(level.type):
         level = pc.cast(level, pa.uint8())
-    return np.ascontiguousarray(arrow.numbers(level))
+    return np.ascontiguousarray(arrow.number_values(level))

@@ -11,7 +11,10 @@ if find_spec("torch") is None:
     _MISSING = "shardtool.torch: PyTorch is not installed here. Run `pip install 'shardtool[torch]'`."
     raise ModuleNotFoundError(_MISSING, name="torch")
 
+from shardtool.torch.batch_rows import collate
+from shardtool.torch.crops import CenterCrop, RandomResizedCrop
 from shardtool.torch.datasets import MapDataset, StreamDataset
-from shardtool.torch.loading import CenterCrop, Prefetcher, RandomResizedCrop, collate, loader
+from shardtool.torch.prefetch import Prefetcher
+from shardtool.torch.threaded_loader import loader
 
 __all__ = ["CenterCrop", "MapDataset", "Prefetcher", "RandomResizedCrop", "StreamDataset", "collate", "loader"]

@@ -24,32 +24,40 @@ from dataclasses import dataclass, field, replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from shardtool.dataset.dataset_file import DatasetFile, ShardEntry, features_of, read_dataset
+from shardtool.dataset.dataset_file import DatasetFile, ShardEntry, parse_dataset
+from shardtool.dataset.features import tf_features
 from shardtool.errors import (
     CorruptShard,
     InvalidRequest,
     OutputExists,
     ShardError,
-    listing,
-    memory_for,
+    format_list,
+    os_error_text,
     printable,
-    reason,
+    reporting_memory_errors,
 )
 from shardtool.execute import start_pool
-from shardtool.fingerprint import crc32c, show_fingerprint, sum_fingerprints
-from shardtool.pattern import DATASET_SUFFIX, ShardPattern, parse_pattern, replacing_name, sidecar_name
-from shardtool.publish.publisher import Destination, check_space, clean
-from shardtool.publish.records import encode_skipped, merged, skipped_rows, wrong_size
-from shardtool.request.options import RemoveOptions
-from shardtool.request.results import RemovedFrom, RemoveResult
+from shardtool.fingerprint import crc32c, format_fingerprint, sum_fingerprints
+from shardtool.messages import call_text, option_text, where_keys
+from shardtool.names import list_names, to_local_name
+from shardtool.pattern import DATASET_SUFFIX, ShardPattern, parse_pattern, replacement_plan_name, sidecar_name
+from shardtool.publish.destination import Destination
+from shardtool.publish.listed_files import wrong_size_error
+from shardtool.publish.publisher import check_space, remove_staged
+from shardtool.publish.skipped_list import encode_skipped, merge_skipped, read_skipped_rows
+from shardtool.request.dataset_options import RemoveOptions
+from shardtool.request.observer import Notes, Observer
+from shardtool.request.results import RemovalSummary, RemoveResult
 from shardtool.request.run_record import RunRecord
-from shardtool.request.settings import Notes, Observer, by_names
-from shardtool.skipped import Skipped, key_mark, without_keys
-from shardtool.storage.places import base_name, folder_of, is_folder, is_url
+from shardtool.request.verb_call import accepts_options
+from shardtool.shard_samples import SPAN
+from shardtool.skipped import Skipped, drop_keys, hash_key
+from shardtool.storage.lookup import is_folder
+from shardtool.storage.paths import base_name, folder_of
+from shardtool.storage.remote.address import is_url
 from shardtool.storage.staging import Folder, local_folder
-from shardtool.values import SPAN, Given, counted, given_names, local_name
-from shardtool.wording import call, option, where_keys
-from shardtool.write.packer import ShardTask, digest
+from shardtool.units import pluralize
+from shardtool.write.task import ShardTask, compute_content_fingerprint
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -57,18 +65,19 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from shardtool.dataset.find import StoredDataset, StoredShard
-    from shardtool.dataset.shard_index import ShardTally
-    from shardtool.entries.entries import Entries
+    from shardtool.dataset.sidecar_schema import ShardTally
+    from shardtool.dataset.stored import StoredDataset, StoredShard
+    from shardtool.entries.sample_table import SampleTable
     from shardtool.execute.pool import Pool
     from shardtool.plan.plan import Plan
-    from shardtool.publish.foreign_indexes import StaleIndexes
+    from shardtool.publish.stale_indexes import StaleIndexes
+    from shardtool.values import DatasetLike
 
-_SHOWN = 3
+_MAX_LISTED_KEYS = 3
 
 
-@by_names(RemoveOptions)
-def remove(dataset: Given | Sequence[Given], options: RemoveOptions, observer: Observer) -> RemoveResult:
+@accepts_options(RemoveOptions)
+def remove(dataset: DatasetLike | Sequence[DatasetLike], options: RemoveOptions, observer: Observer) -> RemoveResult:
     """Remove samples from datasets, in place: those of `keys_from`, or those for which `where` is true.
 
     Args:
@@ -84,95 +93,96 @@ def remove(dataset: Given | Sequence[Given], options: RemoveOptions, observer: O
     """
     notes, begun = Notes(observer), time.monotonic()
     if options.where is None and options.keys_from is None:
-        found = f"neither {option('where')} nor {option('keys_from')}"
+        found = f"neither {option_text('where')} nor {option_text('keys_from')}"
         expected = "one of them: which samples are to go"
-        raise InvalidRequest("the samples", found, expected=expected, remedy=_of_keys(dataset))
+        raise InvalidRequest("the samples", found, expected=expected, remedy=_key_hint(dataset))
     import_module("shardtool.write.pack_shard")
     with start_pool(options, "Run the same command again.") as pool, ExitStack() as stack:
-        from shardtool.dataset.find import find_dataset, given_datasets
+        from shardtool.dataset.expand import expand_datasets
+        from shardtool.dataset.find import find_dataset
 
-        finished = not options.dry_run and _end_begun(dataset, notes)
-        places = [_place(find_dataset(one)) for one in given_datasets(dataset)]  # type: ignore[arg-type]
+        finished = not options.dry_run and _finish_interrupted(dataset, notes)
+        places = [_dataset_location(find_dataset(one)) for one in expand_datasets(dataset)]  # type: ignore[arg-type]
         for folder, base in places if not options.dry_run else []:
             stack.enter_context(folder.lock(base))
-        removals = _choose([_opened(*place) for place in places], options, finished=finished)
+        removals = _choose_samples([_open_removal(*place) for place in places], options, finished=finished)
         if not removals and not finished:
             notes.add("nothing to remove: these samples were removed before")
         done = [one.carry_out(pool, notes, dry=options.dry_run) for one in removals]
     return RemoveResult(tuple(done), tuple(notes.said), time.monotonic() - begun, options.dry_run)
 
 
-def _of_keys(dataset: Any) -> str:
+def _key_hint(dataset: Any) -> str:
     """Return what to write if names after the first are rather keys of samples than datasets."""
     names = [f"{name}" for name in dataset[1:]] if isinstance(dataset, list | tuple) else []
     keys = [key for key in names if not (is_url(key) or os.path.lexists(key) or any(mark in key for mark in "{<%*?["))]
     if not keys:
         return ""
     what = "does not exist: if it is the key of a sample" if len(keys) == 1 else "do not exist: if they are keys"
-    return f"{listing(keys, _SHOWN)} {what}, write {where_keys(keys)}."
+    return f"{format_list(keys, _MAX_LISTED_KEYS)} {what}, write {where_keys(keys)}."
 
 
-def _end_begun(given: Any, notes: Notes) -> bool:
+def _finish_interrupted(given: Any, notes: Notes) -> bool:
     """End what a killed run has begun in the folders of datasets, of which it may have left no dataset file.
 
     Returns:
         Whether there was such a run.
     """
-    from shardtool.dataset.find import EXPECTED
+    from shardtool.dataset.find import EXPECTED_DATASET
 
-    paths = given_names("the dataset", given, EXPECTED)
+    paths = list_names("the dataset", given, EXPECTED_DATASET)
     folders = [path if is_folder(path) else folder_of(path) for path in paths if not is_url(path)]
-    plan = re.compile(re.escape(replacing_name("\0")).replace("\0", "(.+)"), re.DOTALL)
+    plan = re.compile(re.escape(replacement_plan_name("\0")).replace("\0", "(.+)"), re.DOTALL)
     found = False
     for folder in map(local_folder, dict.fromkeys(folders)):
         for match in filter(None, map(plan.fullmatch, folder.names())):
             with folder.lock(match[1], finishes=True):
-                _finish(folder, match[1])
+                _carry_out_plan(folder, match[1])
             notes.add(f"{match[1]}{DATASET_SUFFIX}: a removal that did not end is done")
             found = True
     return found
 
 
-def _finish(folder: Folder, base: str) -> None:
+def _carry_out_plan(folder: Folder, base: str) -> None:
     """End what a run has begun, once its plan is there, under the lock.
 
     Raises:
         CorruptShard: The plan, or a file that it lists, is not what it was.
         OutputFailed: The file system refuses.
     """
-    plan = replacing_name(base)
+    plan = replacement_plan_name(base)
     if not folder.facts([plan]):
         return  # another run has, meanwhile
     where = folder.full_path(plan)
     try:
         data = folder.read(plan)
     except OSError as error:
-        raise CorruptShard(where, f"no plan of a removal: {reason(error)}", remedy="Move it away.") from None
-    file = read_dataset(data, where)
-    sizes = {local_name(one.name): one.size for one in file.shards}
-    sizes |= {local_name(one.sidecar): one.sidecar_size for one in file.shards}
+        raise CorruptShard(where, f"no plan of a removal: {os_error_text(error)}", remedy="Move it away.") from None
+    file = parse_dataset(data, where)
+    sizes = {to_local_name(one.name): one.size for one in file.shards}
+    sizes |= {to_local_name(one.sidecar): one.sidecar_size for one in file.shards}
     staged = [one for one in folder.staged() if one.name in sizes or one.name == file.skipped_file]
     left = sizes.keys() - {one.name for one in staged}
     there = {name: fact.size for name, fact in folder.facts(left).items()}
     for name in sorted(left):
         if there.get(name) != sizes[name]:
-            raise wrong_size(folder.full_path(name), there.get(name), sizes[name])
+            raise wrong_size_error(folder.full_path(name), there.get(name), sizes[name])
     folder.remove([base + DATASET_SUFFIX])
     folder.publish(*staged)
     if not file.skipped:
         folder.remove([file.skipped_file])
-    folder.publish(folder.stage_whole(base + DATASET_SUFFIX, data))
+    folder.publish(folder.stage_bytes(base + DATASET_SUFFIX, data))
     folder.remove([plan])
 
 
-def _place(found: StoredDataset) -> tuple[Folder, str]:
+def _dataset_location(found: StoredDataset) -> tuple[Folder, str]:
     """Return the folder of a dataset that samples can be removed from, and the name of its dataset file.
 
     Raises:
         InvalidRequest: It is elsewhere, or has no dataset file.
     """
     if is_url(found.folder):
-        remedy = f"Copy it into a folder, remove them there, and {call('copy', overwrite=True)} it back."
+        remedy = f"Copy it into a folder, remove them there, and {call_text('copy', overwrite=True)} it back."
         raise InvalidRequest(found.where, "a dataset elsewhere", expected="one in a folder", remedy=remedy)
     if found.dataset_file is None or not found.own or not found.whole:
         from shardtool.dataset.find import check_not_damaged
@@ -183,7 +193,7 @@ def _place(found: StoredDataset) -> tuple[Folder, str]:
     return local_folder(found.folder), base_name(found.dataset_file).removesuffix(DATASET_SUFFIX)
 
 
-def _opened(folder: Folder, base: str) -> Removal:
+def _open_removal(folder: Folder, base: str) -> Removal:
     """Return a dataset, once it was seen that its files are its own, and plain.
 
     Raises:
@@ -191,8 +201,9 @@ def _opened(folder: Folder, base: str) -> Removal:
         OutputExists: A file of it is a link, or there are others that are no part of it, and may hold the samples, too.
         CorruptShard: Its dataset file is damaged.
     """
-    from shardtool.dataset.find import open_dataset, recorded_pattern
-    from shardtool.publish.foreign_indexes import StaleIndexes
+    from shardtool.dataset.expand import recorded_range
+    from shardtool.dataset.find import open_dataset
+    from shardtool.publish.stale_indexes import StaleIndexes
 
     path = folder.full_path(base + DATASET_SUFFIX)
     dataset = open_dataset(path)
@@ -202,8 +213,8 @@ def _opened(folder: Folder, base: str) -> Removal:
     if file.shards_folder:
         found, expected = f"shards in the folder {file.shards_folder}", "shards beside it"
         raise InvalidRequest(path, found, expected=expected, remedy="`reshard` makes such a dataset.")
-    names = [local_name(one.name) for one in file.shards]
-    pattern = replace(recorded_pattern(file) or parse_pattern(names), folder=folder.path)
+    names = [to_local_name(one.name) for one in file.shards]
+    pattern = replace(recorded_range(file) or parse_pattern(names), folder=folder.path)
     there = folder.names()
     own = {*names, *map(sidecar_name, names), base + DATASET_SUFFIX, file.skipped_file}
     for name in sorted(own):
@@ -214,7 +225,7 @@ def _opened(folder: Folder, base: str) -> Removal:
     others += [name for name in there if name.startswith(f".{base}.before-repair")]
     if others:
         remedy = "They may hold the samples, too: finish the run that made them, or remove them."
-        found = f"{counted(len(others), 'file')} that the dataset does not list: {listing(sorted(others), _SHOWN)}"
+        found = f"{pluralize(len(others), 'file')} that the dataset does not list: {format_list(sorted(others), _MAX_LISTED_KEYS)}"
         raise OutputExists(path, found, expected="none", remedy=remedy)
     start, end = (pattern.prefix, pattern.suffix) if pattern.names is None else ("", "")
     numbered = [name for name in there if start and name.startswith(start) and name.endswith(end) and name not in own]
@@ -222,7 +233,7 @@ def _opened(folder: Folder, base: str) -> Removal:
     return Removal(folder, base, pattern, dataset, file, StaleIndexes(folder, pattern, there, appends=False), alike)
 
 
-def _choose(removals: list[Removal], options: RemoveOptions, *, finished: bool) -> list[Removal]:
+def _choose_samples(removals: list[Removal], options: RemoveOptions, *, finished: bool) -> list[Removal]:
     """Return the datasets that have samples which are to go, with these, found by the indexes alone.
 
     Args:
@@ -236,17 +247,17 @@ def _choose(removals: list[Removal], options: RemoveOptions, *, finished: bool) 
     """
     import numpy as np
 
-    from shardtool.entries.entries import Names
-    from shardtool.source.selecting import places_of_keys
-    from shardtool.verbs.create.earlier import keys_of
-    from shardtool.verbs.inspect.samples import pieces
+    from shardtool.entries.strings import PackedStrings
+    from shardtool.publish.dataset_keys import encode_shard_keys
+    from shardtool.source.keys_from import find_samples_by_key
+    from shardtool.verbs.inspect.find_samples import selected_shards
 
     keys: list[bytes] = []
     rows: list[NDArray[np.int64]] = []
     try:
-        for piece in pieces([one.dataset for one in removals], options.where):
+        for piece in selected_shards([one.dataset for one in removals], options.where):
             piece.raise_damage()
-            keys.append(keys_of(piece.part))
+            keys.append(encode_shard_keys(piece.part))
             rows.append(piece.rows)
     except InvalidRequest:
         if finished:  # just now, all of them have gone
@@ -254,7 +265,7 @@ def _choose(removals: list[Removal], options: RemoveOptions, *, finished: bool) 
         raise
     if options.keys_from is not None:
         gone = {mark for one in removals for mark in one.gone()}
-        places = places_of_keys(Names.parse(b"".join(keys)), options.keys_from, gone)
+        places = find_samples_by_key(PackedStrings.parse(b"".join(keys)), options.keys_from, gone)
         starts = np.cumsum([0, *map(len, rows)])
         parts = np.split(places, np.searchsorted(places, starts[1:-1]))
         rows = [some - start for some, start in zip(parts, starts, strict=False)]
@@ -266,7 +277,7 @@ def _choose(removals: list[Removal], options: RemoveOptions, *, finished: bool) 
             one.keys += [of_shard[at] for at in some.tolist()]
     for one in removals:
         if len(one.keys) == sum(shard.samples for shard in one.file.shards):
-            found, remedy = f"all of its {counted(len(one.keys), 'sample')}", "Remove its files instead."
+            found, remedy = f"all of its {pluralize(len(one.keys), 'sample')}", "Remove its files instead."
             raise InvalidRequest(one.path, found, expected="some that stay", remedy=remedy)
     return [one for one in removals if one.rows]
 
@@ -309,10 +320,10 @@ class Removal:
 
     def gone(self) -> set[str]:
         """Return the marks of the keys of samples that were removed before."""
-        return {one.key for one in skipped_rows(self.file, self.folder.path) if one.code == "removed"}
+        return {one.key for one in read_skipped_rows(self.file, self.folder.path) if one.code == "removed"}
 
-    @memory_for("removing samples")
-    def carry_out(self, pool: Pool, notes: Notes, *, dry: bool) -> RemovedFrom:
+    @reporting_memory_errors("removing samples")
+    def carry_out(self, pool: Pool, notes: Notes, *, dry: bool) -> RemovalSummary:
         """Write the shards again without the samples, and replace them; `dry`: only find out what that takes.
 
         Raises:
@@ -321,8 +332,8 @@ class Removal:
         """
         import numpy as np
 
-        from shardtool.plan.plan import plan_of_counts
-        from shardtool.source.shards import list_datasets
+        from shardtool.plan.plan import plan_by_counts
+        from shardtool.source.shard_listing import list_datasets
 
         shards, rows = self.shards, [*self.rows.values()]
         paths = [shard.path for shard in shards]
@@ -331,10 +342,10 @@ class Removal:
         starts, left = np.cumsum(counts) - counts, counts - [len(some) for some in rows]
         doomed = np.concatenate([start + some for start, some in zip(starts, rows, strict=True)])
         stay = entries.take(np.setdiff1d(np.arange(len(entries)), doomed))
-        plan = plan_of_counts(stay, self.file.format, left.tolist())
+        plan = plan_by_counts(stay, self.file.format, left.tolist())
         size, before = int(plan.sizes.sum()), sum(one.entry.size for one in shards if one.entry)
         empty = tuple(one.name for one, count in zip(shards, left.tolist(), strict=True) if not count)
-        result = RemovedFrom(
+        result = RemovalSummary(
             dataset_file=self.path,
             removed=len(self.keys),
             samples=sum(one.samples for one in self.file.shards) - len(self.keys),
@@ -346,17 +357,19 @@ class Removal:
             fingerprint="",
         )
         if self.alike:
-            notes.add(f"{listing([*self.alike], _SHOWN)}: no part of the dataset, and may hold these samples, too")
+            notes.add(
+                f"{format_list([*self.alike], _MAX_LISTED_KEYS)}: no part of the dataset, and may hold these samples, too"
+            )
         if dry:
             return result
         file = self._replace(plan, entries.take(doomed), pool, notes)
         if empty:
             stays = "no sample any more; the file stays, so that shards keep their numbers"
-            notes.add(f"{listing([*empty], _SHOWN)}: {stays}")
+            notes.add(f"{format_list([*empty], _MAX_LISTED_KEYS)}: {stays}")
         notes.add(*self.beside.removal_notes(self.path))
         return replace(result, fingerprint=file.fingerprint)
 
-    def _replace(self, plan: Plan, doomed: Entries, pool: Pool, notes: Notes) -> DatasetFile:
+    def _replace(self, plan: Plan, doomed: SampleTable, pool: Pool, notes: Notes) -> DatasetFile:
         """Stage all that is new, and let it take the place of the old; return what the dataset file says."""
         folder, beside = self.folder, self.beside
         self._discard()
@@ -367,41 +380,43 @@ class Removal:
             rows = self._rows()
             file = self._dataset_file(made, doomed, rows)
             if rows:
-                folder.stage_whole(self.file.skipped_file, rows)
+                folder.stage_bytes(self.file.skipped_file, rows)
             for shard in self.shards:
-                beside.drop(local_name(shard.name))
+                beside.drop(to_local_name(shard.name))
             beside.remove()
-            folder.publish(folder.stage_whole(replacing_name(self.base), file.encode()))
-            _finish(folder, self.base)
+            folder.publish(folder.stage_bytes(replacement_plan_name(self.base), file.encode()))
+            _carry_out_plan(folder, self.base)
         except BaseException:
-            if not folder.facts([replacing_name(self.base)]):
+            if not folder.facts([replacement_plan_name(self.base)]):
                 self._discard()
             raise
         return file
 
     def _discard(self) -> None:
         """Remove what a killed run has left under temporary names: of any run, for it may hold the samples, too."""
-        clean(Destination(self.folder, self.pattern, "error"))
-        self.folder.discard_staged([self.file.skipped_file, self.base + DATASET_SUFFIX, replacing_name(self.base)])
+        remove_staged(Destination(self.folder, self.pattern, "error"))
+        self.folder.discard_staged(
+            [self.file.skipped_file, self.base + DATASET_SUFFIX, replacement_plan_name(self.base)]
+        )
 
     def _pack(self, plan: Plan, pool: Pool, notes: Notes) -> dict[str, tuple[ShardEntry, ShardTally, ShardTally]]:
         """Stage the shards and their sidecars; return what is to be said of each, and its figures before and after."""
-        from shardtool.dataset import shard_index
-        from shardtool.plan.plan import shard_samples
+        from shardtool.dataset import sidecar_write
+        from shardtool.plan.shard_task import build_shard_samples
         from shardtool.write.pack_shard import pack_shard
 
         observer, found, now = notes.observer, {}, time.time_ns()
         tasks = [
-            ShardTask(at, local_name(one.name), plan.format, self.folder, shard_samples(plan, at), "stop", now)
+            ShardTask(at, to_local_name(one.name), plan.format, self.folder, build_shard_samples(plan, at), "stop", now)
             for at, one in enumerate(self.shards)
         ]
         observer.start(len(plan), int(plan.sizes.sum()), len(tasks))
         for at, result in pool.map(pack_shard, tasks, lambda _, *done: observer.advance(done[0], done[1], 0)):
             task, before = tasks[at], self.shards[at].index()
-            index = shard_index.index_of(plan.format, task.samples.content, plan.metadata(at), result.field_crcs)
+            index = sidecar_write.written_index(plan.format, task.samples.content, plan.metadata(at), result.field_crcs)
             fact = before.fact._replace(size=result.size, crc=result.crc, plan="", made=None)
-            data, _ = shard_index.encode(index, fact)
-            self.folder.stage_whole(sidecar_name(task.name), data)
+            data, _ = sidecar_write.encode_sidecar(index, fact)
+            self.folder.stage_bytes(sidecar_name(task.name), data)
             tally = index.tally()
             found[fact.name] = tally.entry(fact, data), before.tally(), tally
             observer.advance(0, 0, 1)
@@ -409,7 +424,7 @@ class Removal:
         return found
 
     def _dataset_file(
-        self, made: Mapping[str, tuple[ShardEntry, ShardTally, ShardTally]], doomed: Entries, rows: bytes
+        self, made: Mapping[str, tuple[ShardEntry, ShardTally, ShardTally]], doomed: SampleTable, rows: bytes
     ) -> DatasetFile:
         """Return what the dataset file says once the samples have gone; `rows`: what was left out."""
         file, fields, size = self.file, Counter(self.file.fields), self.file.field_bytes
@@ -430,7 +445,7 @@ class Removal:
             field_bytes=size,
             skipped=rows.count(b"\n"),
             skipped_crc=crc32c(rows) if rows else None,
-            features=features_of(counts, kinds, total, lists) if file.features else {},
+            features=tf_features(counts, kinds, total, lists) if file.features else {},
             types={name: kind for name, kind in file.types.items() if name in counts},
             fingerprint=self._fingerprint(doomed),
             made=RunRecord({**file.made.document, "removed": removed}),
@@ -439,23 +454,24 @@ class Removal:
     def _rows(self) -> bytes:
         """Return the list of what was left out, with the samples that go, and without what names them."""
         why = "removed from the dataset; this is a hash of its key"
-        new = [Skipped(key_mark(key), "", "removed", why) for key in self.keys]
-        old = without_keys(skipped_rows(self.file, self.folder.path), {*map(printable, self.keys)})
-        return encode_skipped(merged(old, new))
+        new = [Skipped(hash_key(key), "", "removed", why) for key in self.keys]
+        old = drop_keys(read_skipped_rows(self.file, self.folder.path), {*map(printable, self.keys)})
+        return encode_skipped(merge_skipped(old, new))
 
-    def _fingerprint(self, doomed: Entries) -> str:
+    def _fingerprint(self, doomed: SampleTable) -> str:
         """Return the content fingerprint without the samples that go; empty where it is not known."""
-        from shardtool.plan.plan import plan_of_counts, shard_samples
-        from shardtool.write.pack_shard import content_of
+        from shardtool.plan.plan import plan_by_counts
+        from shardtool.plan.shard_task import build_shard_samples
+        from shardtool.write.pack_shard import read_fingerprint
 
         whole = sum_fingerprints([self.file.fingerprint])
         if whole is None:
             return ""
-        samples = shard_samples(plan_of_counts(doomed, self.file.format, [len(doomed)]), 0)
+        samples = build_shard_samples(plan_by_counts(doomed, self.file.format, [len(doomed)]), 0)
         gone: int | None = None
         with suppress(ShardError):  # they may go because they are damaged
-            gone = content_of(ShardTask(0, "", self.file.format, self.folder, samples, "stop", 0))
+            gone = read_fingerprint(ShardTask(0, "", self.file.format, self.folder, samples, "stop", 0))
         expected, known = doomed.known_spans.expected, not samples.content.lists
         if gone is None and known and bool((expected[doomed.rows.kind == SPAN] >= 0).all()):
-            gone = digest(samples.content, expected.astype("<u4").tobytes(), ())
-        return "" if gone is None else show_fingerprint(whole - gone)
+            gone = compute_content_fingerprint(samples.content, expected.astype("<u4").tobytes(), ())
+        return "" if gone is None else format_fingerprint(whole - gone)

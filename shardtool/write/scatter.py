@@ -15,21 +15,23 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 from shardtool.fingerprint import crc32c
-from shardtool.storage.places import MAX_READS, PARTS
-from shardtool.storage.staging import SpoolFile
-from shardtool.write.packer import GAP, SourceFailed, arena, buffer, open_span_file, unreadable
+from shardtool.storage.files import MAX_IOVEC, MAX_READS
+from shardtool.storage.spool import SpoolFile
+from shardtool.write.buffers import MAX_GAP_BYTES, get_arena, get_buffer
+from shardtool.write.source_errors import SourceFailed, read_error
+from shardtool.write.span_reader import open_span_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from shardtool.shard_samples import SpanFile
     from shardtool.skipped import SkipCode
-    from shardtool.values import SpanFile
 
-ROW_COST = 512  # bytes of memory that a payload takes on its way besides its own: numbers, a view, its place
-ROW_SHARE = 8  # one in so many parts of memory is for that
-LEAST = ROW_COST * (ROW_SHARE - 1)  # so a payload counts as so many bytes at least
-_BLOCK = 4 * 2**20  # read at a time, and summed while it is in the processor's cache
-_MOST_ROWS = PARTS // 2  # a gap and a payload each
+ROW_OVERHEAD_BYTES = 512  # bytes of memory that a payload takes on its way besides its own: numbers, a view, its place
+ROW_OVERHEAD_SHARE = 8  # one in so many parts of memory is for that
+MIN_ROW_BYTES = ROW_OVERHEAD_BYTES * (ROW_OVERHEAD_SHARE - 1)  # so a payload counts as so many bytes at least
+_READ_BLOCK_BYTES = 4 * 2**20  # read at a time, and summed while it is in the processor's cache
+_MAX_READ_ROWS = MAX_IOVEC // 2  # a gap and a payload each
 
 
 class ScatterTask(NamedTuple):
@@ -87,7 +89,7 @@ def scatter_rows(task: ScatterTask, report: Callable[[int, int], None]) -> Scatt
                     if has_crcs or read.fact().st_ctime_ns == source.ctime_ns:
                         return found
         except (SourceFailed, OSError) as error:
-            failed = error if isinstance(error, SourceFailed) else unreadable(task.source.path, error)
+            failed = error if isinstance(error, SourceFailed) else read_error(task.source.path, error)
             return ScatterResult((), (failed.code, failed.message))
     return ScatterResult((), ("changed", "changed while it was read"))
 
@@ -97,7 +99,7 @@ class _Scatterer:
 
     def __init__(self, task: ScatterTask, source: _PlainFile | _UnpackedFile, spool: SpoolFile) -> None:
         self._task, self._source, self._spool = task, source, spool
-        self._arena = arena(task.room)
+        self._arena = get_arena(task.room)
         self._offsets, self._sizes = array("q", task.offsets), array("q", task.sizes)
         self._targets, self._expected = array("q", task.targets), array("q", task.expected)
         self._wrong: list[tuple[int, int]] = []
@@ -119,7 +121,7 @@ class _Scatterer:
         first = taken = 0
         room = self._task.room
         for row, size in enumerate(self._sizes):
-            counts_as = max(size, LEAST)
+            counts_as = max(size, MIN_ROW_BYTES)
             if row > first and taken + counts_as > room:
                 yield first, row
                 first, taken = row, 0
@@ -140,7 +142,7 @@ class _Scatterer:
             start, at = at, at + size
             views[row] = arena[start:at]
             target_end = target + size
-        step = max(1, min(_MOST_ROWS, _BLOCK * len(sizes) // (at + 1)))
+        step = max(1, min(_MAX_READ_ROWS, _READ_BLOCK_BYTES * len(sizes) // (at + 1)))
         for start in range(0, len(sizes), step):
             some = views[start : start + step]
             self._source.fill(self._offsets[first + start : first + start + len(some)], some)
@@ -181,13 +183,13 @@ class _PlainFile:
 
     def fill(self, offsets: array[int], views: list[memoryview]) -> None:
         """Fill views, `_MOST_ROWS` at most, from these places, which ascend or are read again."""
-        gap_view = buffer("gap")
+        gap_view = get_buffer("gap")
         parts: list[memoryview] = []
         start = end = offsets[0]
         for offset, view in zip(offsets, views, strict=True):
             gap = offset - end
             if gap:
-                if 0 < gap <= GAP:
+                if 0 < gap <= MAX_GAP_BYTES:
                     parts.append(gap_view[:gap])
                 else:
                     self._read(parts, start, end)
@@ -214,17 +216,17 @@ class _UnpackedFile:
     """
 
     def __init__(self, planned: SpanFile) -> None:
-        from shardtool.dataset.shard_file import PackedFile
+        from shardtool.dataset.shard_file import CompressedFile
 
         with closing(open_span_file(planned)) as source:
             self.ctime_ns = source.fact().st_ctime_ns
-        self._file = PackedFile(os.fsdecode(planned.path))
+        self._file = CompressedFile(os.fsdecode(planned.path))
 
     def fill(self, offsets: array[int], views: list[memoryview]) -> None:
         for offset, view in zip(offsets, views, strict=True):
             done, size = 0, len(view)
             while done < size:
-                block = self._file.read(offset + done, min(size - done, GAP))
+                block = self._file.read(offset + done, min(size - done, MAX_GAP_BYTES))
                 if not block:
                     raise OSError(errno.EIO, f"ends before {offset + done:,}")
                 view[done : done + len(block)] = block

@@ -19,17 +19,21 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from shardtool.errors import CorruptShard, SampleFailed, printable
 from shardtool.fingerprint import crc32c
-from shardtool.storage.staging import IfThere, Tree
-from shardtool.values import INLINE, to_text
-from shardtool.write.packer import BUFFER_SIZE, Packer, ShardTask, SourceFailed, no_report, unreadable
+from shardtool.names import to_text
+from shardtool.shard_samples import INLINE
+from shardtool.storage.tree import ExistingFile, FolderTree
+from shardtool.write.buffers import BUFFER_SIZE
+from shardtool.write.packer import Packer, no_report
+from shardtool.write.source_errors import SourceFailed, read_error
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from shardtool.dataset.shard_file import PackedFile
+    from shardtool.dataset.shard_file import CompressedFile
     from shardtool.write.packer import Report
+    from shardtool.write.task import ShardTask
 
-_REPORTED = 64  # files after which the time is looked at
+_FILES_PER_REPORT = 64  # files after which the time is looked at
 
 
 class UnpackTask(NamedTuple):
@@ -43,7 +47,7 @@ class UnpackTask(NamedTuple):
 
     task: ShardTask
     packed: bool
-    there: IfThere
+    there: ExistingFile
 
     @property
     def name(self) -> str:
@@ -63,13 +67,13 @@ def unpack_samples(task: UnpackTask, report: Report) -> int:
         OutputExists: A file is there that is not to be replaced.
         OutputFailed: A file cannot be written.
     """
-    with closing(Unpacker(task, report)) as unpacker:
+    with closing(SampleUnpacker(task, report)) as unpacker:
         unpacker.run()
         unpacker.spans.check()
     return unpacker.kept
 
 
-class Unpacker(Packer):
+class SampleUnpacker(Packer):
     """The files of one task being written.
 
     Attributes:
@@ -79,12 +83,12 @@ class Unpacker(Packer):
     def __init__(self, task: UnpackTask, report: Report) -> None:
         super().__init__(task.task, no_report, report, {})
         self.kept, self._there = 0, task.there
-        self._tree = Tree(task.task.folder.path)
-        self._packed: PackedFile | None = None
+        self._tree = FolderTree(task.task.folder.path)
+        self._packed: CompressedFile | None = None
         if task.packed:
-            from shardtool.dataset.shard_file import PackedFile
+            from shardtool.dataset.shard_file import CompressedFile
 
-            self._packed = PackedFile(os.fsdecode(self.files[0].path))
+            self._packed = CompressedFile(os.fsdecode(self.files[0].path))
 
     def close(self) -> None:
         """Close what was opened."""
@@ -111,7 +115,7 @@ class Unpacker(Packer):
                 raise self._failure(bisect_right(ends, row), failed) from None
             self.kept += not written
             self.size += size
-            if not done % _REPORTED:
+            if not done % _FILES_PER_REPORT:
                 self.report_progress(bisect_right(ends, row))
         self.report_progress(len(self.keys))
 
@@ -128,7 +132,7 @@ class Unpacker(Packer):
                 yield block
             block = self._span(row, start, size - start)
         except OSError as error:
-            raise unreadable(self.path_of(row, path), error) from None
+            raise read_error(self.path_of(row, path), error) from None
         if self.expected:
             self.check_crc(row, crc32c(block, crc))
         yield block

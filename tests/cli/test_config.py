@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 
 from shardtool import CreateOptions, InvalidRequest
 from shardtool.cli.commands import VERBS
-from shardtool.cli.config import keep_config, read_config
+from shardtool.cli.config import prepare_config, read_config
 from tests.faults.helpers import start
 from tests.helpers import read_tree, typed, write_tree
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from shardtool.request.settings import Observer
+    from shardtool.request.observer import Observer
 
 _USED = ("anonymous", "endpoint", "header", "retry_for", "store_option")  # they change this process
 _TEXT = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=12)
@@ -69,12 +69,12 @@ def test_saved_and_loaded_is_the_same(name: str, data: st.DataObject, tmp_path_f
     words = data.draw(words_of_a_verb(verb))
     path = f"{tmp_path_factory.mktemp('job')}/jöb.toml"
     context, expected = _params(verb, [f"--save-config={path}", *words])
-    keep_config(path, context)()
+    prepare_config(path, context)()
     assert _params(verb, [f"--config={path}"])[1] == {
         **expected,
         **({"dry_run": False} if "dry_run" in expected else {}),
     }
-    keep_config(path, context)()  # the same again is no other file
+    prepare_config(path, context)()  # the same again is no other file
 
 
 @pytest.fixture(name="source", autouse=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shardtool.cli.commands import divide_sources
+from shardtool.cli.arguments import split_sources
 
 
 @pytest.mark.parametrize(
@@ -22,4 +22,4 @@ from shardtool.cli.commands import divide_sources
 )
 def test_the_last_argument_is_the_output(arguments: str, sources: object, output: list[str]) -> None:
     """The last argument is the output, with shards' names before it; no archive among sources is taken for output."""
-    assert divide_sources(tuple(arguments.split())) == (sources, output)
+    assert split_sources(tuple(arguments.split())) == (sources, output)

@@ -20,8 +20,8 @@ import shardtool
 from shardtool import CreateOptions, create
 from shardtool.cli.commands import VERBS
 from shardtool.errors import Bug, CorruptShard, Interrupted, ShardError, is_out_of_memory
-from shardtool.execute.pool import LocalPool
-from shardtool.table.open import readable
+from shardtool.execute.local_pool import LocalPool
+from shardtool.table.base import reading_table
 from tests import warm
 from tests.helpers import typed, write_tree
 
@@ -111,21 +111,21 @@ _SLOW_END = "    try:\n        time.sleep(60)\n    finally:\n        time.sleep(
 @pytest.mark.parametrize("code", [_SWALLOWED, _IN_A_DESTRUCTOR], ids=["swallowed", "in a destructor"])
 def test_an_interrupt_is_not_lost(code: str, verb: str, place: Path) -> None:
     """One Ctrl-C ends any verb, also where a library dropped the exception: it is raised again."""
-    ended, out, err, took_s = _signalled(_start(place, verb, code), [signal.SIGINT])
+    ended, out, err, elapsed_s = _signalled(_start(place, verb, code), [signal.SIGINT])
     assert (ended, out) == (130, "")
     assert err.startswith("shardtool: interrupted by SIGINT. ")
     assert len(err.splitlines()) == 1
-    assert took_s < _PATIENCE_S / 2
+    assert elapsed_s < _PATIENCE_S / 2
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("signals", [(2, 2), (2, 15), (15, 1)])
 def test_a_second_signal_is_not_ignored(signals: tuple[int, int], place: Path) -> None:
     """Where removing what is left takes too long, a second signal of any kind ends the process soon."""
-    ended, out, err, took_s = _signalled(_start(place, "inspect", _SLOW_END, patience_s=0.5), signals)
+    ended, out, err, elapsed_s = _signalled(_start(place, "inspect", _SLOW_END, patience_s=0.5), signals)
     assert (ended, out) == (128 + signals[0], "")
     assert f"interrupted by {signal.Signals(signals[0]).name}" in err
-    assert took_s < _PATIENCE_S / 2
+    assert elapsed_s < _PATIENCE_S / 2
 
 
 def test_a_second_signal_waits_for_what_is_removed(place: Path) -> None:
@@ -313,5 +313,5 @@ def test_a_thread_that_cannot_start_is_no_fault_of_a_table() -> None:
     """Pyarrow's exception has no kind of its own: it is a lack of memory, never a table that cannot be read."""
     error = pa.ArrowException("Unknown error: Failed to launch worker thread: Resource temporarily unavailable")
     assert is_out_of_memory(error)
-    with pytest.raises(pa.ArrowException), readable("t.csv"):
+    with pytest.raises(pa.ArrowException), reading_table("t.csv"):
         raise error

@@ -12,21 +12,21 @@ import pytest
 
 from shardtool import create
 from shardtool.cli import cli
-from shardtool.cli.help import Verb, meanings, said, topics
+from shardtool.cli.help import VerbCommand, help_topics, read_meanings, topic_sentences
 from tests.helpers import typed, write_tree
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from shardtool.cli.help import Option
+    from shardtool.cli.help import VerbOption
 
 _CONTEXT = click.Context(cli)
 _LINES, _COLUMNS, _GROUP, _MOST = 40, 100, 12, 88
 
 
-def _verbs() -> dict[str, Verb]:
+def _verbs() -> dict[str, VerbCommand]:
     found = {name: cli.get_command(_CONTEXT, name) for name in cli.list_commands(_CONTEXT)}
-    return {name: verb for name, verb in found.items() if isinstance(verb, Verb)}
+    return {name: verb for name, verb in found.items() if isinstance(verb, VerbCommand)}
 
 
 VERBS = _verbs()
@@ -44,7 +44,7 @@ def _shown(text: str) -> set[str]:
     }
 
 
-def _words(options: list[Option]) -> set[str]:
+def _words(options: list[VerbOption]) -> set[str]:
     return {word for one in options for word in one.opts if word.startswith("--") and word not in one.old}
 
 
@@ -94,7 +94,8 @@ def test_every_topic_is_one_of_the_help(verb: str) -> None:
         assert (ran.code, ran.err) == (0, "")
         assert max(map(len, ran.out.splitlines())) <= _COLUMNS
         assert all(
-            " ".join(sentence.split())[:40] in " ".join(ran.out.split()) for sentence in said(VERBS[verb], topic)
+            " ".join(sentence.split())[:40] in " ".join(ran.out.split())
+            for sentence in topic_sentences(VERBS[verb], topic)
         )
         shown |= _shown(ran.out)
     assert shown == _words(VERBS[verb].options(rare=True))
@@ -116,10 +117,12 @@ def test_an_option_leads_to_its_topic() -> None:
 def test_every_topic_belongs_to_a_verb() -> None:
     """No topic is without options, and none that is said of it names an option that no verb has."""
     used = {topic for verb in VERBS.values() for topic in verb.topics()}
-    assert used == {*topics()}
-    for topic in topics():
-        told = {sentence for verb in VERBS.values() if topic in verb.topics() for sentence in said(verb, topic)}
-        assert len(told) == len(topics()[topic].prose)
+    assert used == {*help_topics()}
+    for topic in help_topics():
+        told = {
+            sentence for verb in VERBS.values() if topic in verb.topics() for sentence in topic_sentences(verb, topic)
+        }
+        assert len(told) == len(help_topics()[topic].prose)
 
 
 def test_a_family_has_its_keys_in_its_topic() -> None:
@@ -227,11 +230,11 @@ def test_verbs_that_people_guess(word: str, said: str) -> None:
 def test_what_is_suggested_is_there() -> None:
     """Each suggestion names options and verbs that there are, and no word that is one."""
     known = {word for verb in VERBS.values() for word in verb.shown()}
-    for typed_here, meant in meanings("options"):
+    for typed_here, meant in read_meanings("options"):
         assert {*re.findall(r"--[a-z][a-z-]*", meant)} <= known, meant
         assert typed_here
     verbs = {*cli.list_commands(_CONTEXT)}
-    for typed_here, meant in meanings("verbs"):
+    for typed_here, meant in read_meanings("verbs"):
         assert not verbs & {*typed_here}
         assert meant.startswith("-") or meant.replace(",", "").split()[0] in verbs, meant
 

@@ -17,7 +17,7 @@ import pytest
 
 from shardtool import Cache, ShardWriter, create, dry_run, index, reshard
 from shardtool.cli import cli
-from shardtool.cli.help import examples
+from shardtool.cli.help import list_examples
 from tests import warm
 from tests.helpers import ENVIRONMENT, PATIENCE_S, PHOTOS, write_tree
 
@@ -34,7 +34,7 @@ def _examples() -> dict[str, list[str]]:
     """Return all examples, by their verb."""
     verbs = cli.list_commands(_CONTEXT)
     commands = [cli, *(cli.get_command(_CONTEXT, verb) for verb in verbs)]
-    lines = dict.fromkeys(line for one in commands if one is not None for line in examples(one))
+    lines = dict.fromkeys(line for one in commands if one is not None for line in list_examples(one))
     return {verb: [line for line in lines if f"shardtool {verb}" in line] for verb in verbs}
 
 

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardtool import cli
-from shardtool.cli import Signals
-from shardtool.dataset.find import natural
+from shardtool.cli.signals import SignalHandler
+from shardtool.dataset.find import natural_key
 from tests.helpers import REPO, write_tree
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ class Shown:
     def __call__(self, *words: str | Path) -> tuple[int, str]:
         """Return the exit code, and all that was printed."""
         self._capsys.readouterr()
-        code = cli._run([str(word) for word in words], Signals(print))  # noqa: SLF001 - the entry, without ending this process
+        code = cli._run([str(word) for word in words], SignalHandler(print))  # noqa: SLF001 - the entry, without ending this process
         shown = self._capsys.readouterr()
         return code, shown.out + shown.err
 
@@ -128,6 +128,6 @@ def test_digits_of_other_kinds(name: str, tmp_path: Path, shown: Shown) -> None:
 @given(st.lists(st.text(alphabet=st.sampled_from("a-_09²³٣Ⅷ①"), max_size=6), max_size=6))
 def test_names_sort_by_their_numbers(names: list[str]) -> None:
     """Any names can be sorted, those with the digits 0 to 9 by number."""
-    assert sorted([*names, "s-10", "s-9"], key=natural).index("s-9") < sorted(
-        [*names, "s-10", "s-9"], key=natural
+    assert sorted([*names, "s-10", "s-9"], key=natural_key).index("s-9") < sorted(
+        [*names, "s-10", "s-9"], key=natural_key
     ).index("s-10")

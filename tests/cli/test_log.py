@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from shardtool.cli import terminal
+from shardtool.cli import plain_progress, terminal
 from shardtool.cli.output import LOG, json_text
-from shardtool.execute import pool as pools
-from shardtool.storage.remote.retry import RequestAgain, hear, tell, warn
+from shardtool.execute import local_pool
+from shardtool.storage.remote.notices import RequestRetry, emit, set_listener, warn
 from tests.helpers import typed
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def _logged() -> Iterator[StringIO]:
     with redirect_stderr(StringIO()) as err:
         yield err
     LOG.begin("")
-    hear(None)
+    set_listener(None)
 
 
 def _lines(text: str) -> list[dict[str, Any]]:
@@ -86,7 +86,7 @@ def test_retries_and_waits_are_lines_and_totals() -> None:
     """A request that is made again has a line; `--json` and the end have how many, and how long they waited."""
     with _logged() as logged, closing(terminal.Terminal(quiet=True, verbose=False)) as shown:
         for attempt in (1, 2):
-            tell(RequestAgain("s3://bucket/a", "the store answers 503", attempt, 0.25))
+            emit(RequestRetry("s3://bucket/a", "the store answers 503", attempt, 0.25))
         shown.note("x")
         assert json.loads(json_text({})) == {"retries": 2, "waited_s": 0.5}
         LOG.end(7, {"code": "store-failed"})
@@ -99,7 +99,7 @@ def test_retries_and_waits_are_lines_and_totals() -> None:
 
 def test_a_stall_is_told_from_progress(monkeypatch: pytest.MonkeyPatch) -> None:
     """A while in which nothing was done is a stall."""
-    monkeypatch.setattr(terminal, "PERIOD_S", 0.01)
+    monkeypatch.setattr(plain_progress, "PERIOD_S", 0.01)
     with _logged() as logged, closing(terminal.Terminal(quiet=False, verbose=False)) as shown:
         shown.start(3, 4000, 4)
         deadline = time.monotonic() + 30
@@ -114,10 +114,10 @@ def _quiet_task(seconds: float, _report: Callable[[int], object]) -> None:
 
 def test_a_silent_worker_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker that reports nothing for a while is what the run waits for, until it does."""
-    monkeypatch.setattr(terminal, "PERIOD_S", 0.1)
-    monkeypatch.setattr(pools, "_SILENT_S", 0.05)
+    monkeypatch.setattr(plain_progress, "PERIOD_S", 0.1)
+    monkeypatch.setattr(local_pool, "_SILENT_WORKER_S", 0.05)
     with (
-        pools.LocalPool(1, "spawn") as pool,
+        local_pool.LocalPool(1, "spawn") as pool,
         _logged() as logged,
         closing(terminal.Terminal(quiet=False, verbose=False)) as shown,
     ):

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from shardtool.cli import terminal as plain_progress
+from shardtool.cli import plain_progress
 from shardtool.cli.terminal import Terminal
-from shardtool.storage.remote.retry import RequestAgain, tell
+from shardtool.storage.remote.notices import RequestRetry, emit
 from tests.helpers import typed
 
 if TYPE_CHECKING:
@@ -69,14 +69,14 @@ def test_lines_come_while_nothing_is_done() -> None:
 @pytest.mark.usefixtures("often")
 def test_requests_of_before_are_not_counted() -> None:
     """What this process asked for again before is none of the run's retries."""
-    tell(RequestAgain("http://h/a", "busy", 1, 0.1, requests=30))
+    emit(RequestRetry("http://h/a", "busy", 1, 0.1, requests=30))
     with (
         redirect_stderr(StringIO()) as err,
         closing(Terminal(quiet=False, verbose=False, progress="plain")) as terminal,
     ):
         terminal.listed(5)
         assert _told(err)[-1] == "progress: listing: 5 samples"
-        tell(RequestAgain("http://h/a", "busy", 1, 0.1, requests=2))
+        emit(RequestRetry("http://h/a", "busy", 1, 0.1, requests=2))
         assert _told(err)[-1] == "progress: listing: 5 samples, 2 retries"
 
 

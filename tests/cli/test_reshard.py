@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardtool import InvalidRequest
-from shardtool.cli.commands import divide_datasets
+from shardtool.cli.arguments import split_datasets
 from tests.helpers import identity, read_tree, shards, shell, typed, write_tree
 
 if TYPE_CHECKING:
@@ -157,7 +157,7 @@ OUTPUTS = st.sampled_from(["o-{0..}.tar", "o-<0..9>.tar", "%d.tar"])
 @given(datasets=DATASETS, output=OUTPUTS)
 def test_the_last_pattern_is_the_output(datasets: list[str], output: str) -> None:
     """Where the last argument is a pattern, it is the output, and all others are datasets."""
-    found, last = divide_datasets((*datasets, output))
+    found, last = split_datasets((*datasets, output))
     assert (_flat(found), last) == (datasets, [output])
 
 
@@ -165,7 +165,7 @@ def test_the_last_pattern_is_the_output(datasets: list[str], output: str) -> Non
 def test_an_expanded_pattern_is_the_output(datasets: list[str], first: int, count: int, width: int) -> None:
     """Where a shell has expanded it, it is the names at the end whose numbers count up."""
     names = [f"o-{number:0{width}d}.tar" for number in range(first, first + count)]
-    found, last = divide_datasets((*datasets, *names))
+    found, last = split_datasets((*datasets, *names))
     assert (_flat(found), last) == (datasets, names)
 
 
@@ -173,11 +173,11 @@ def test_shards_of_a_folder_are_a_dataset() -> None:
     """Shards of one folder that follow each other are one dataset; a file, folder or pattern is one by itself."""
     words = ("a/1.tar", "a/2.tar", "b/1.tar", "out.json", "b/2.tar", "b/{0..}.tar", "b/3.tar", "b/*.tar", "dir")
     together = [["a/1.tar", "a/2.tar"], ["b/1.tar"], "out.json", ["b/2.tar"], "b/{0..}.tar", ["b/3.tar"], *words[-2:]]
-    assert divide_datasets((*words, "o-{0..}.tar")) == (together, ["o-{0..}.tar"])
+    assert split_datasets((*words, "o-{0..}.tar")) == (together, ["o-{0..}.tar"])
 
 
 @pytest.mark.parametrize("words", [("in",), ("o-{0..}.tar",), ("o-000.tar", "o-001.tar"), ("a/o-9.tar",)])
 def test_what_cannot_be_told_apart(words: tuple[str, ...]) -> None:
     """One argument, or nothing but names that count up, is refused with what to write."""
     with pytest.raises(InvalidRequest, match="a shard pattern as the last argument, quoted"):
-        divide_datasets(words)
+        split_datasets(words)

@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from shardtool.storage.remote import address, stores
-from shardtool.storage.remote.blob import Blob
+from shardtool.storage.remote import address, buckets
+from shardtool.storage.remote.objects import RemoteObject
 from tests import warm
 
 if TYPE_CHECKING:
@@ -54,8 +54,8 @@ def check_no_secret(text: str, server: Server | None) -> None:
 def stored(folder: str) -> dict[str, bytes]:
     """Return what lies below an address of a store, by name."""
     key = address.parse_address(folder).key
-    names = [one.key.removeprefix(key).lstrip("/") for one in stores.listed(folder, below=True)]
-    blobs = {name: Blob(address.join(folder, name)) for name in names}
+    names = [one.key.removeprefix(key).lstrip("/") for one in buckets.list_objects(folder, below=True)]
+    blobs = {name: RemoteObject(address.join_address(folder, name)) for name in names}
     return {name: blob.read(0, blob.size) for name, blob in blobs.items()}
 
 

@@ -23,7 +23,7 @@ from shardtool import (
     verify,
 )
 from shardtool.errors import AccessRefused, InvalidRequest
-from shardtool.storage import places
+from shardtool.storage import files, lookup
 from shardtool.storage.folders import open_folder
 from tests.clients.test_remote_objects import publish
 from tests.faults.helpers import settles
@@ -86,7 +86,7 @@ def test_a_damaged_source_takes_nothing_away(server: Server, packed: Path) -> No
     folder = open_folder(source)
     data = bytearray(folder.read(name))
     data[700] ^= 1
-    folder.publish(folder.stage_whole(name, bytes(data)))
+    folder.publish(folder.stage_bytes(name, bytes(data)))
     with suppress(CorruptShard):  # none where no store says an MD5 by which the two differ
         copy(source, copied)
     assert verify(copied, VerifyOptions(workers=1)).sound
@@ -130,13 +130,13 @@ def test_a_trusted_size_reads_no_shard(
     copy(first, second)
     copy(first, tmp_path / "back")
     monkeypatch.setattr("shardtool.verbs.copy.blocks_of", None)
-    blocks_of = places.blocks_of
+    blocks_of = files.read_blocks
 
     def of_no_shard(path: str, *given: int) -> Iterator[memoryview | bytes]:
         assert not path.endswith(".tar")
         return blocks_of(path, *given)
 
-    monkeypatch.setattr(places, "blocks_of", of_no_shard)
+    monkeypatch.setattr(files, "read_blocks", of_no_shard)
     proxy.set()
     for source, where in ((packed, first), (first, second), (first, tmp_path / "back")):
         again = copy(source, where, asked).datasets[0]
@@ -145,7 +145,7 @@ def test_a_trusted_size_reads_no_shard(
     monkeypatch.undo()
     _use(proxy.server, monkeypatch)
     folder = open_folder(second)
-    folder.publish(folder.stage_whole("out-001.tar", bytes(folder.facts(["out-001.tar"])["out-001.tar"].size)))
+    folder.publish(folder.stage_bytes("out-001.tar", bytes(folder.facts(["out-001.tar"])["out-001.tar"].size)))
     assert copy(first, second, asked).datasets[0].copied == 1
 
 
@@ -172,7 +172,7 @@ def test_damage_does_not_arrive(server: Server, packed: Path, tmp_path: Path) ->
     folder = open_folder(prefix)
     data = bytearray(folder.read(bad.name))
     data[3000] ^= 1
-    folder.publish(folder.stage_whole(bad.name, bytes(data)))
+    folder.publish(folder.stage_bytes(bad.name, bytes(data)))
     with pytest.raises(CorruptShard, match=bad.name):
         copy(prefix, tmp_path / "back")
     assert {bad.name, "out.json"}.isdisjoint(read_tree(tmp_path / "back"))
@@ -194,7 +194,7 @@ def test_another_dataset_is_replaced_when_asked_for(server: Server, packed: Path
     prefix = server.new_prefix()
     copy(packed, prefix)
     folder = open_folder(prefix)
-    folder.publish(folder.stage_whole("notes.txt", b"mine"))
+    folder.publish(folder.stage_bytes("notes.txt", b"mine"))
     source = _dataset(tmp_path / "source", {f"{at}.txt": b"other" * at for at in range(6)})
     with pytest.raises(OutputExists, match=r"out-000\.tar"):
         copy(source, prefix)
@@ -232,7 +232,7 @@ def test_a_source_that_changes_on_the_way(server: Server, packed: Path) -> None:
 
     class Changing(Observer):
         def start(self, samples: int, size: int, shards: int) -> None:  # noqa: ARG002 - of an observer
-            folder.publish(folder.stage_whole(name, folder.read(name)[::-1]))
+            folder.publish(folder.stage_bytes(name, folder.read(name)[::-1]))
 
     with pytest.raises(CorruptShard, match=name):
         copy(first, second, observer=Changing())
@@ -296,7 +296,7 @@ def test_a_store_that_makes_no_copies(
 def test_what_knows_nothing_of_copies(azurite: Server, packed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A server that fails to copy, as azurite does what large blobs are asked for by, is given up after a while."""
     _use(azurite, monkeypatch)
-    monkeypatch.setattr("shardtool.storage.folders._SMALL", 1)
+    monkeypatch.setattr("shardtool.storage.remote.store_copy._MAX_SYNC_COPY_BYTES", 1)
     monkeypatch.setenv("SHARDTOOL_RETRY_FOR", "0.3")
     first, second = azurite.new_prefix(), azurite.new_prefix()
     copy(packed, first)
@@ -417,7 +417,7 @@ def test_verify_quick_reads_no_shard(
     assert not [path for path in asked if ".tar" in path]
     folder = open_folder(prefix)
     for name, data in (("out-001.tar", b"x"), ("out-012.tar", b"x")):
-        folder.publish(folder.stage_whole(name, data))
+        folder.publish(folder.stage_bytes(name, data))
     folder.remove(["out-002.tar"])
     assert {*verify(prefix, quick).counts} == {"shard-size", "shard-extra", "shard-missing", "sidecar-stale"}
 
@@ -431,7 +431,7 @@ def test_verify_quick_compares_what_a_store_says(gcs: Server, packed: Path, monk
     assert report.sound
     assert report.checked[-1] == "the store's own checksums of 4 shards"
     folder = open_folder(prefix)
-    folder.publish(folder.stage_whole("out-001.tar", folder.read("out-001.tar")[::-1]))
+    folder.publish(folder.stage_bytes("out-001.tar", folder.read("out-001.tar")[::-1]))
     assert verify(prefix, quick).counts == {"shard-checksum": 1}
 
 
@@ -500,7 +500,7 @@ def test_a_public_source(moto: Server, packed: Path, monkeypatch: pytest.MonkeyP
     _use(moto, monkeypatch)
     place, where = moto.new_prefix(), moto.new_prefix()
     copy(f"{packed}/out.json", place)
-    for name in places.list_folder(place):
+    for name in lookup.list_folder(place):
         publish(f"{moto.url}/moto/{place.rpartition('/')[2]}/{name}?acl")
     monkeypatch.setenv("SHARDTOOL_SOURCE_AWS_SKIP_SIGNATURE", "true")
     assert copy(place, where, source_endpoint=moto.url).datasets[0].copied == 4

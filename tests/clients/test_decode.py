@@ -12,7 +12,7 @@ from PIL import Image, ImageOps
 from webdataset.autodecode import Decoder, ImageHandler
 
 from shardtool import open as open_dataset
-from shardtool.read.chain import Decode
+from shardtool.read.decode import Decode
 
 if TYPE_CHECKING:
     from tests.clients.packed import Packed

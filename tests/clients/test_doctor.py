@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import shardtool
-from shardtool.storage.remote import stores
+from shardtool.storage.remote import buckets
 from tests.clients.remote import check_no_secret, tool
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ def test_all_is_well(store: Server) -> None:
     at = store.new_prefix()
     found = shardtool.doctor(at)
     assert {one.name: one.found for one in found.checks if one.state != "ok"} == {}
-    assert [*stores.listed(at)] == []
+    assert [*buckets.list_objects(at)] == []
     check_no_secret(repr(found), store)
     code, said = tool("doctor", at, server=store)
     assert code == 0, said
@@ -51,7 +51,7 @@ def test_no_conditions(rclone: Server, use: Callable[[Server], Server]) -> None:
     found = {one.name: one for one in shardtool.doctor(at).checks}
     assert [name for name, one in found.items() if one.state == "wrong"] == ["conditions"]
     assert "SHARDTOOL_UNLOCKED" in found["conditions"].cure
-    assert [*stores.listed(at)] == []
+    assert [*buckets.list_objects(at)] == []
 
 
 def test_wrong_keys(rclone: Server, use: Callable[[Server], Server], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,9 +11,10 @@ import pytest
 import shardtool
 from shardtool import CreateOptions, InvalidRequest, create
 from shardtool.errors import AccessRefused, StoreFailed
-from shardtool.storage import places
-from shardtool.storage.places import objects_below
-from shardtool.storage.remote import blob
+from shardtool.storage import files, lookup
+from shardtool.storage.lookup import iter_objects
+from shardtool.storage.remote import fsspec as remote_fsspec
+from shardtool.storage.remote import objects
 from tests.helpers import members, read_tree, write_tree
 
 if TYPE_CHECKING:
@@ -40,10 +41,10 @@ def test_reading(memory: str, tmp_path: Path) -> None:
     local = [dict(sample) for sample in shardtool.open(str(tmp_path / "d" / "out.json"))]
     for given in ("d/out.json", "d", "d/out-{000..}.tar"):
         assert [dict(sample) for sample in shardtool.open(f"{memory}/{given}")] == local
-    assert places.read_tail(f"{memory}/t/cat/1.jpg", 2) == b"ne"
+    assert files.read_tail(f"{memory}/t/cat/1.jpg", 2) == b"ne"
     capitals = memory.replace("memory:", "MEMORY:")
     assert [dict(sample) for sample in shardtool.open(f"{capitals}/d")] == local
-    assert sorted(places.list_folder(f"{capitals}/t")) == sorted(places.list_folder(f"{memory}/t"))
+    assert sorted(lookup.list_folder(f"{capitals}/t")) == sorted(lookup.list_folder(f"{memory}/t"))
 
 
 def test_source(memory: str, tmp_path: Path) -> None:
@@ -54,7 +55,7 @@ def test_source(memory: str, tmp_path: Path) -> None:
     fsspec.filesystem("memory").pipe_file(f"/{tmp_path.name}/t/m.csv", b"path\ncat/1.jpg\n")
     create(f"{memory}/t/m.csv", str(tmp_path / "m" / "out-{000..}.tar"), forked)
     assert members(tmp_path / "m" / "out-000.tar") == [("cat/1.jpg", b"one")]
-    assert sorted(one.key for one in objects_below(f"{memory}/t")) == sorted([*TREE, "m.csv"])
+    assert sorted(one.key for one in iter_objects(f"{memory}/t")) == sorted([*TREE, "m.csv"])
 
 
 def test_what_cannot_be(memory: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,7 +65,7 @@ def test_what_cannot_be(memory: str, tmp_path: Path, monkeypatch: pytest.MonkeyP
     with pytest.raises(InvalidRequest, match=r"the scheme nosuch://; expected .* one of fsspec's: .*hf"):
         shardtool.open("nosuch://x/y.json")
     with pytest.raises(FileNotFoundError):
-        places.open_blob(f"{memory}/none")
+        objects.open_remote(f"{memory}/none")
     kind = type(fsspec.filesystem("memory"))
     for error, ours in ((PermissionError("key=sesame"), AccessRefused), (RuntimeError("key=sesame"), StoreFailed)):
 
@@ -73,7 +74,7 @@ def test_what_cannot_be(memory: str, tmp_path: Path, monkeypatch: pytest.MonkeyP
 
         monkeypatch.setattr(kind, "cat_file", fail)
         with pytest.raises(ours) as said:
-            places.open_blob(f"{memory}/t/cat/1.jpg").read(0, 1)
+            objects.open_remote(f"{memory}/t/cat/1.jpg").read(0, 1)
         assert "sesame" not in str(said.value)
         assert said.value.__suppress_context__
 
@@ -97,13 +98,16 @@ def test_what_servers_answer(memory: str, monkeypatch: pytest.MonkeyPatch) -> No
         return whole(*given, **how)
 
     monkeypatch.setattr(kind, "cat_file", busy)
-    assert places.open_blob(f"{memory}/t/cat/1.jpg").read(0, 3) == b"one"
+    assert objects.open_remote(f"{memory}/t/cat/1.jpg").read(0, 3) == b"one"
     assert not answers
     answers += [401, 401]
     with pytest.raises(AccessRefused):
-        places.open_blob(f"{memory}/t/cat/1.jpg").read(0, 3)
+        objects.open_remote(f"{memory}/t/cat/1.jpg").read(0, 3)
     assert answers == [401]
-    with pytest.raises(AccessRefused, match="HF_TOKEN") as said, blob._failures("hf://datasets/o/n/x.json"):  # noqa: SLF001
+    with (
+        pytest.raises(AccessRefused, match="HF_TOKEN") as said,
+        remote_fsspec._fsspec_errors("hf://datasets/o/n/x.json"),  # noqa: SLF001
+    ):
         raise FileNotFoundError from _Answered(401)
     assert "sesame" not in str(said.value)
 
@@ -122,5 +126,5 @@ def test_a_library_that_is_missing_is_named(
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setattr(sys.modules["fsspec.registry"], "_registry", {})
     with pytest.raises(StoreFailed, match=f"what reads {scheme}:// is not installed") as caught:
-        places.read_small(f"{scheme}://place/key.json")
+        files.read_small(f"{scheme}://place/key.json")
     assert cure in caught.value.remedy

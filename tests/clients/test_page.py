@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from shardtool.dataset.find import open_dataset
-from shardtool.verbs.inspect.page import write_page
+from shardtool.verbs.inspect.page.page import write_page
 from tests.helpers import PHOTOS, tool
 from tests.tied import tied
 from tests.verbs.inspect.made import HOSTILE_KEYS, hostile, image, mask, showing, sound, write_shard

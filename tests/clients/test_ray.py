@@ -233,9 +233,9 @@ def test_the_raylet_of_the_driver_dies(tmp_path: Path) -> None:
 @pytest.mark.parametrize("said", ["Authentication failed: the token is missing", "connection refused by a proxy"])
 def test_what_ray_says_of_a_cluster_is_kept(said: str) -> None:
     """Why there is no connection to a cluster stands in our error, in Ray's own words."""
-    from shardtool.execute.ray_pool import _unreachable
+    from shardtool.execute.ray_cluster import unreachable_error
 
-    assert said in _unreachable("127.0.0.1:1", ConnectionError(said)).found
+    assert said in unreachable_error("127.0.0.1:1", ConnectionError(said)).found
 
 
 def test_the_driver_dies(nodes: Nodes, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 import urllib3
 
-from shardtool.storage.remote import stores
+from shardtool.storage.remote import buckets
 from tests.clients.packed import PHOTOS
 from tests.clients.remote import check_no_secret, local, start, stored, tool
 from tests.servers.faults import Fault
@@ -70,7 +70,7 @@ def test_reshard(moto: Server, use: Callable[[Server], Server], expected: dict[s
     """Samples of a store are written anew into it as those of a folder are: sorted, shuffled, in another format."""
     at = use(moto).new_prefix()
     for name, data in expected.items():
-        stores.put(f"{at}/out/{name}", data)
+        buckets.put_object(f"{at}/out/{name}", data)
         (tmp_path / name).write_bytes(data)
     for where, source in ((tmp_path, f"{tmp_path}/out.json"), (at, f"{at}/out/out.json")):
         code, text = tool(

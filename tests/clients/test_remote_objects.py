@@ -14,9 +14,9 @@ from urllib.request import Request, urlopen
 import pytest
 
 from shardtool.errors import AccessRefused, InvalidRequest, ShardError, StoreFailed
-from shardtool.storage import places
-from shardtool.storage.remote import address, lock, retry, stores
-from shardtool.storage.remote.blob import Blob
+from shardtool.storage import lookup
+from shardtool.storage.remote import address, buckets, lock, retry, store_access
+from shardtool.storage.remote.objects import RemoteObject
 from tests.servers.faults import Fault
 
 if TYPE_CHECKING:
@@ -35,7 +35,9 @@ NAMES = ["plain.tar", "a b#ü?%.tar", "100%25.tar", "+&=;:@,$!'()*.tar", "日本
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Wait little between tries, and for an answer."""
-    monkeypatch.setattr(retry, "POLICY", retry.Policy(first_s=0.05, whole_s=2, over_s=0.5))
+    monkeypatch.setattr(
+        retry, "DEFAULT_POLICY", retry.RetryPolicy(first_wait_s=0.05, max_total_s=2, speed_window_s=0.5)
+    )
 
 
 @pytest.fixture(params=STORES)
@@ -64,7 +66,7 @@ def test_public_buckets_need_no_keys(
     server = use(proxy.server)
     bucket = "az://public" if name == "azurite" else server.bucket
     at = f"{bucket}/{server.new_prefix().rpartition('/')[2]}"
-    stores.put(address.join(at, "a b.tar"), DATA)
+    buckets.put_object(address.join_address(at, "a b.tar"), DATA)
     if name != "azurite":
         publish(f"{moto.url}/moto/{at.rpartition('/')[2]}/a%20b.tar?acl")
     for variable in os.environ:
@@ -77,9 +79,9 @@ def test_public_buckets_need_no_keys(
     if name == "gcs":
         monkeypatch.setenv("SHARDTOOL_ENDPOINT", server.url)
     proxy.set()
-    stores.use_anonymous()
-    assert [one.name for one in stores.listed(at)] == ["a b.tar"]
-    assert Blob(address.join(at, "a b.tar")).read(7, 1000) == DATA[7:1007]
+    store_access.use_anonymous()
+    assert [one.name for one in buckets.list_objects(at)] == ["a b.tar"]
+    assert RemoteObject(address.join_address(at, "a b.tar")).read(7, 1000) == DATA[7:1007]
     asked = proxy.log().asked
     assert asked
     assert not [one.path for one in asked if "ignature" in one.path or "sig=" in one.path]
@@ -100,9 +102,9 @@ def test_who_wants_keys_refuses_who_has_none(
 ) -> None:
     """Asked without a signature, a store that wants one refuses: the keys at hand are not used."""
     at = use(rclone).new_prefix()
-    stores.put(address.join(at, "a.tar"), DATA)
+    buckets.put_object(address.join_address(at, "a.tar"), DATA)
     monkeypatch.setenv("SHARDTOOL_ANONYMOUS", "true")
-    for ask in (lambda: [*stores.listed(at)], lambda: Blob(address.join(at, "a.tar"))):
+    for ask in (lambda: [*buckets.list_objects(at)], lambda: RemoteObject(address.join_address(at, "a.tar"))):
         with pytest.raises((AccessRefused, StoreFailed), match=r"400 UnsupportedAlgorithm|not allow"):
             ask()
 
@@ -111,65 +113,65 @@ def test_objects(server: Server) -> None:
     """What is put is listed by its name, whatever that is, and read, whole or in part."""
     at = server.new_prefix()
     for name in NAMES:
-        stores.put(address.join(at, name), name.encode() + DATA)
-    found = {one.key.partition("/")[2]: one.size for one in stores.listed(at, below=True)}
+        buckets.put_object(address.join_address(at, name), name.encode() + DATA)
+    found = {one.key.partition("/")[2]: one.size for one in buckets.list_objects(at, below=True)}
     assert found == {name: len(name.encode() + DATA) for name in NAMES}
-    assert {*places.list_folder(at)} == {name.partition("/")[0] for name in NAMES}
+    assert {*lookup.list_folder(at)} == {name.partition("/")[0] for name in NAMES}
     for name in NAMES:
-        blob = Blob(address.join(at, name))
+        blob = RemoteObject(address.join_address(at, name))
         assert blob.size == len(name.encode() + DATA)
         assert blob.read(0, blob.size) == name.encode() + DATA
         assert blob.read(blob.size - 9, 100) == DATA[-9:]
         assert blob.read(blob.size, 5) == b""
-    stores.delete(at, [address.parse_address(address.join(at, name)).key for name in [*NAMES, "none"]])
-    assert places.list_folder(at) == []
+    buckets.delete_objects(at, [address.parse_address(address.join_address(at, name)).key for name in [*NAMES, "none"]])
+    assert lookup.list_folder(at) == []
 
 
 def test_empty_object(server: Server) -> None:
     """An object of no bytes is one, and has none."""
-    where = address.join(server.new_prefix(), "empty")
-    stores.put(where, b"")
-    assert (Blob(where).size, Blob(where).read(0, 5)) == (0, b"")
+    where = address.join_address(server.new_prefix(), "empty")
+    buckets.put_object(where, b"")
+    assert (RemoteObject(where).size, RemoteObject(where).read(0, 5)) == (0, b"")
 
 
 def test_nothing_there(server: Server) -> None:
     """A missing object is a missing file, by its name; a bucket that is not there is named, too."""
     at = server.new_prefix()
     with pytest.raises(FileNotFoundError, match=r"none\.tar"):
-        Blob(f"{at}/none.tar")
-    assert not places.is_file(f"{at}/none.tar")
-    assert not places.is_folder(at)
+        RemoteObject(f"{at}/none.tar")
+    assert not lookup.is_file(f"{at}/none.tar")
+    assert not lookup.is_folder(at)
     bucket = f"{server.bucket}-none"
     with pytest.raises((FileNotFoundError, ShardError), match=bucket):
-        Blob(f"{bucket}/x")
+        RemoteObject(f"{bucket}/x")
     with pytest.raises((FileNotFoundError, ShardError), match=bucket):
-        stores.put(f"{bucket}/x", b"1")
+        buckets.put_object(f"{bucket}/x", b"1")
     with pytest.raises((FileNotFoundError, ShardError), match=bucket):
-        list(stores.listed(f"{bucket}/x"))
+        list(buckets.list_objects(f"{bucket}/x"))
 
 
 @pytest.mark.parametrize("name", CONDITIONAL)
 def test_conditions(name: str, request: pytest.FixtureRequest, use: Callable[[Server], Server]) -> None:
     """Of two that create an object, or replace one version, the second is refused, and nothing of it is seen."""
-    where = address.join(use(request.getfixturevalue(name)).new_prefix(), "lock")
-    first = stores.put(where, b"1", expected="")
+    where = address.join_address(use(request.getfixturevalue(name)).new_prefix(), "lock")
+    first = buckets.put_object(where, b"1", expected="")
     with pytest.raises(FileExistsError):
-        stores.put(where, b"2", expected="")
-    second = stores.put(where, b"3", expected=first)
+        buckets.put_object(where, b"2", expected="")
+    second = buckets.put_object(where, b"3", expected=first)
     with pytest.raises(FileExistsError):
-        stores.put(where, b"4", expected=first)
-    assert Blob(where).read(0, 9) == b"3"
-    stores.put(where, b"5", expected=second)
+        buckets.put_object(where, b"4", expected=first)
+    assert RemoteObject(where).read(0, 9) == b"3"
+    buckets.put_object(where, b"5", expected=second)
 
 
 @pytest.mark.parametrize("name", CONDITIONAL)
 def test_object_that_changes(name: str, request: pytest.FixtureRequest, use: Callable[[Server], Server]) -> None:
     """An object that is another one than before is not read on."""
-    where = address.join(use(request.getfixturevalue(name)).new_prefix(), "x")
-    stores.put(where, DATA)
-    blob = Blob(where)
+    where = address.join_address(use(request.getfixturevalue(name)).new_prefix(), "x")
+    buckets.put_object(where, DATA)
+    blob = RemoteObject(where)
     assert blob.read(0, 10) == DATA[:10]
-    stores.put(where, DATA[::-1])
+    buckets.put_object(where, DATA[::-1])
     with pytest.raises(OSError, match="changed while it was read") as caught:
         blob.read(10, 10)
     assert (caught.value.errno, caught.value.filename) == (errno.ESTALE, where)
@@ -191,9 +193,9 @@ PASSING = [
 @pytest.mark.parametrize("fault", PASSING, ids=lambda fault: f"{fault.do}-{fault.status}")
 def test_faults_that_pass(faulty: FaultyProxy, fault: Fault) -> None:
     """What fails once or twice is asked for again, from where it broke off, and all bytes come."""
-    where = address.join(faulty.server.new_prefix(), "a b#1.tar")
-    stores.put(where, DATA)
-    blob = Blob(where)
+    where = address.join_address(faulty.server.new_prefix(), "a b#1.tar")
+    buckets.put_object(where, DATA)
+    blob = RemoteObject(where)
     faulty.set(fault)
     assert blob.read(0, len(DATA)) == DATA
     assert [one.fault for one in faulty.log().asked][: fault.times or 0] == [fault.do] * (fault.times or 0)
@@ -202,11 +204,11 @@ def test_faults_that_pass(faulty: FaultyProxy, fault: Fault) -> None:
 @pytest.mark.parametrize("do", ["status", "refuse", "cut"])
 def test_faults_that_stay(faulty: FaultyProxy, do: str) -> None:
     """What fails each time is an error that names the object and holds no secret, after a bounded time."""
-    where = address.join(faulty.server.new_prefix(), "a b#1.tar")
-    stores.put(where, DATA)
-    blob = Blob(where)
+    where = address.join_address(faulty.server.new_prefix(), "a b#1.tar")
+    buckets.put_object(where, DATA)
+    blob = RemoteObject(where)
     asks: list[Callable[[], object]] = [lambda: blob.read(0, 9)]
-    asks += [lambda: stores.put(where, b"2"), lambda: list(stores.listed(where))] if do != "cut" else []
+    asks += [lambda: buckets.put_object(where, b"2"), lambda: list(buckets.list_objects(where))] if do != "cut" else []
     for ask in asks:
         faulty.set(Fault(do, times=None, at=0))
         with pytest.raises(StoreFailed) as caught:
@@ -217,17 +219,17 @@ def test_faults_that_stay(faulty: FaultyProxy, do: str) -> None:
 
 def test_no_request_after_a_refusal(faulty: FaultyProxy) -> None:
     """A 403 ends it at once: one request, an error that names the object, and no secret in it."""
-    where = address.join(faulty.server.new_prefix(), "x.tar")
-    stores.put(where, DATA)
-    blob = Blob(where)
+    where = address.join_address(faulty.server.new_prefix(), "x.tar")
+    buckets.put_object(where, DATA)
+    blob = RemoteObject(where)
     body = f"<Error><Code>AccessDenied</Code><Message>{faulty.server.secrets[0]}</Message></Error>"
     for ask in (
         lambda: blob.read(0, 9),
-        lambda: Blob(where),
-        lambda: stores.put(where, b"2"),
-        lambda: list(stores.listed(where)),
-        lambda: list(stores.listed(where, below=True)),
-        lambda: stores.delete(where, ["x"]),
+        lambda: RemoteObject(where),
+        lambda: buckets.put_object(where, b"2"),
+        lambda: list(buckets.list_objects(where)),
+        lambda: list(buckets.list_objects(where, below=True)),
+        lambda: buckets.delete_objects(where, ["x"]),
     ):
         faulty.set(Fault("status", status=403, times=None, body=body))
         with pytest.raises(AccessRefused) as caught:
@@ -250,9 +252,9 @@ def test_no_request_after_a_refusal(faulty: FaultyProxy) -> None:
 )
 def test_lies_are_noticed(faulty: FaultyProxy, fault: Fault, error: type[Exception]) -> None:
     """Other bytes than those that were asked for are never taken for them."""
-    where = address.join(faulty.server.new_prefix(), "x.tar")
-    stores.put(where, DATA)
-    blob = Blob(where)
+    where = address.join_address(faulty.server.new_prefix(), "x.tar")
+    buckets.put_object(where, DATA)
+    blob = RemoteObject(where)
     faulty.set(fault)
     with pytest.raises(error) as caught:
         blob.read(1000, 50)
@@ -265,7 +267,11 @@ def test_wrong_keys(rclone: Server, use: Callable[[Server], Server], monkeypatch
     use(rclone)
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", wrong)
     where = f"{rclone.new_prefix()}/x"
-    for ask in (lambda: Blob(where), lambda: stores.put(where, b"1"), lambda: list(stores.listed(where))):
+    for ask in (
+        lambda: RemoteObject(where),
+        lambda: buckets.put_object(where, b"1"),
+        lambda: list(buckets.list_objects(where)),
+    ):
         with pytest.raises(AccessRefused, match=where) as caught:
             ask()
         assert wrong not in repr(caught.value) + str(caught.value) + str(pickle.dumps(caught.value))
@@ -279,25 +285,25 @@ def test_a_listing_of_many_keys(
     at = use(proxy.server).new_prefix()
     names = [f"{number:04}" for number in range(1003)]
     with ThreadPoolExecutor(8) as pool:
-        list(pool.map(lambda name: stores.put(f"{at}/{name}", b""), names))
+        list(pool.map(lambda name: buckets.put_object(f"{at}/{name}", b""), names))
     proxy.set(Fault("status", first=2))
-    assert [one.key.rpartition("/")[2] for one in stores.listed(at, below=True)] == names
+    assert [one.key.rpartition("/")[2] for one in buckets.list_objects(at, below=True)] == names
     assert [one.status for one in proxy.log().asked][:3] == [200, 503, 200]
 
 
 def test_prefix_that_is_an_object(moto: Server, use: Callable[[Server], Server]) -> None:
     """An object may be named as a folder of others: both are there."""
     at = use(moto).new_prefix()
-    stores.put(at, b"file")
-    stores.put(f"{at}/x", b"below")
-    assert (places.is_file(at), places.is_folder(at), places.list_folder(at)) == (True, True, ["x"])
+    buckets.put_object(at, b"file")
+    buckets.put_object(f"{at}/x", b"below")
+    assert (lookup.is_file(at), lookup.is_folder(at), lookup.list_folder(at)) == (True, True, ["x"])
 
 
 @pytest.mark.parametrize("scheme", ["s4", "S3x", "htp", "gcs", "abfs"])
 def test_a_typo_in_the_scheme(scheme: str) -> None:
     """A scheme that is not known is named, with those that are."""
     with pytest.raises(InvalidRequest, match=rf"{scheme.lower()}://.*s3://"):
-        Blob(f"{scheme}://bucket/x")
+        RemoteObject(f"{scheme}://bucket/x")
 
 
 @pytest.mark.parametrize("way", ["plain", "norange", "gzip"])
@@ -307,7 +313,7 @@ def test_nginx(way: str, nginx_ways: dict[str, Server]) -> None:
     at = server.new_prefix()
     (server.local(at) / "a b#1.tar").write_bytes(DATA)
     where = f"{at}/{quote('a b#1.tar')}"
-    blob = Blob(where)
+    blob = RemoteObject(where)
     assert (blob.size, blob.read(0, len(DATA))) == (len(DATA), DATA)
     if way == "norange":
         with pytest.raises(StoreFailed, match="whole files only"):
@@ -332,11 +338,11 @@ def test_a_lock_that_stays_is_named(
     """A lock is read again where the answer is cut; where it may not be deleted, that is said, and the work is done."""
     proxy = proxies(moto)
     folder = use(proxy.server).new_prefix()
-    with lock.locked(folder, "out"):
+    with lock.hold_lock(folder, "out"):
         proxy.set(Fault("cut", path=r"\.lock", method="GET", times=2))
-    assert not [*stores.listed(folder)]
+    assert not [*buckets.list_objects(folder)]
     assert not caplog.messages
-    with lock.locked(folder, "out"):
+    with lock.hold_lock(folder, "out"):
         proxy.set(Fault("status", status=403, method="DELETE|POST", times=None))
     (said,) = caplog.messages
     assert ".out.lock: the lock of this run stays there" in said

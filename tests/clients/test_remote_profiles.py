@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from shardtool.errors import AccessRefused, InvalidRequest, ShardError
-from shardtool.storage.places import list_folder, read_small
-from shardtool.storage.remote import blob, stores
-from shardtool.storage.remote.stores import signed
+from shardtool.storage.files import read_small
+from shardtool.storage.lookup import list_folder
+from shardtool.storage.remote import connections, store_access
+from shardtool.storage.remote.signing import sign_url
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -37,7 +38,7 @@ def config(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable
 
     def write(text: str | bytes) -> None:
         (tmp_path / "config").write_bytes(text.encode() if isinstance(text, str) else text)
-        for made in (stores._made, blob._pool_of):  # noqa: SLF001
+        for made in (store_access._make_store, connections._make_pool):  # noqa: SLF001
             made.cache_clear()
 
     yield write
@@ -83,7 +84,7 @@ def test_the_endpoint_of_a_profile(
     at = http_files.new_prefix()
     (http_files.local(at) / "x").write_bytes(b"here")
     config(text.replace("HERE", http_files.url))
-    assert signed("s3://bucket/key", "GET").startswith(f"{http_files.url}/bucket/key?")
+    assert sign_url("s3://bucket/key", "GET").startswith(f"{http_files.url}/bucket/key?")
     assert read_small(f"s3://{at.rpartition('/')[2]}/x") == b"here"
     config(text.replace("HERE", _NOWHERE))
     monkeypatch.setenv("AWS_ENDPOINT_URL", http_files.url)

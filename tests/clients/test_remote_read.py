@@ -13,8 +13,7 @@ import pytest
 
 import shardtool
 from shardtool.errors import AccessRefused, ShardError
-from shardtool.storage.remote import address, retry, stores
-from shardtool.storage.remote import blob as together
+from shardtool.storage.remote import address, buckets, requests, retry
 from tests.clients.packed import PHOTOS
 from tests.clients.remote import REPO, local, start, stored, tool
 from tests.servers.faults import Fault
@@ -61,7 +60,9 @@ def proxy(
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Wait little between tries, and for an answer."""
-    monkeypatch.setattr(retry, "POLICY", retry.Policy(first_s=0.01, whole_s=20, over_s=0.5))
+    monkeypatch.setattr(
+        retry, "DEFAULT_POLICY", retry.RetryPolicy(first_wait_s=0.01, max_total_s=20, speed_window_s=0.5)
+    )
 
 
 def _all(samples: Iterable[Mapping[str, object]]) -> list[dict[str, object]]:
@@ -73,7 +74,7 @@ def _put(server: Server, files: Mapping[str, bytes]) -> str:
     at = server.new_prefix()
     if not server.bucket.startswith("http"):
         for name, data in files.items():
-            stores.put(address.join(f"{at}/{ODD}", name), data)
+            buckets.put_object(address.join_address(f"{at}/{ODD}", name), data)
         return f"{at}/{ODD}"
     (folder := server.local(at) / ODD).mkdir()
     for name, data in files.items():
@@ -125,10 +126,10 @@ def test_no_request_after_a_refusal(proxy: FaultyProxy, dataset: Path) -> None:
     proxy.set(Fault("status", status=403, path=r"\.tar", times=None))
     with pytest.raises(AccessRefused, match=r"out-00000\d\.tar"):
         _all(found)
-    together.callers().shutdown()  # what was on its way has its answer
-    together._threads.cache_clear()  # noqa: SLF001
+    requests.caller_threads().shutdown()  # what was on its way has its answer
+    requests._thread_pool.cache_clear()  # noqa: SLF001
     asked = [one.path.partition("?")[0] for one in proxy.log().asked if one.fault]
-    assert 1 <= len(asked) <= together.AT_ONCE
+    assert 1 <= len(asked) <= requests.MAX_CONCURRENT_REQUESTS
     assert len(asked) == len(set(asked))
     for words in (("verify", f"{at}/out.json"), ("inspect", f"{at}/out.json")):
         proxy.set(Fault("status", status=403, times=None))
@@ -162,7 +163,7 @@ def test_a_dataset_that_is_written_anew(
     found = shardtool.open(f"{at}/out.json")
     assert dict(found[0]) == samples[0]
     shard = (dataset / "out-000000.tar").read_bytes()
-    stores.put(f"{at}/out-000000.tar", shard[:-1024] + b"\1" * 1024)
+    buckets.put_object(f"{at}/out-000000.tar", shard[:-1024] + b"\1" * 1024)
     with pytest.raises((ShardError, OSError), match="out-000000"):
         dict(found[1])
 
@@ -240,7 +241,7 @@ def test_a_source_in_a_store(
     files |= {"plain/x.jpg": b"", "plain/x.txt": b"of an empty one", "日本語/写真.jpg": b"1", "日本語/写真.txt": b"2"}
     at = server.new_prefix()
     for path, data in files.items():
-        stores.put(address.join(at, path), data)
+        buckets.put_object(address.join_address(at, path), data)
         (tmp_path / "tree" / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "tree" / path).write_bytes(data)
     for source, folder in ((tmp_path / "tree", "here"), (at, "there")):

@@ -11,8 +11,8 @@ import pytest
 import shardtool
 from shardtool import CreateOptions, InvalidRequest, VerifyOptions, create, verify
 from shardtool.errors import CorruptShard, StoreFailed
-from shardtool.storage import places
-from shardtool.storage.remote import retry, stores
+from shardtool.storage import paths
+from shardtool.storage.remote import buckets, retry
 from tests.clients.packed import PHOTOS
 from tests.servers.faults import Fault
 
@@ -49,7 +49,7 @@ def stored(
         monkeypatch.setenv(name, value)
     at = proxy.server.new_prefix()
     for path in made.iterdir():
-        stores.put(places.join(at, path.name), path.read_bytes())
+        buckets.put_object(paths.join(at, path.name), path.read_bytes())
     return at, proxy
 
 
@@ -95,7 +95,7 @@ def test_children_read(method: str, listing: str, stored: tuple[str, FaultyProxy
 def test_faults_are_survived_or_named(stored: tuple[str, FaultyProxy], monkeypatch: pytest.MonkeyPatch) -> None:
     """Requests that fail now and then are made again; an object that changes is named."""
     at, proxy = stored
-    monkeypatch.setattr(retry, "POLICY", retry.Policy(first_s=0.01, whole_s=5))
+    monkeypatch.setattr(retry, "DEFAULT_POLICY", retry.RetryPolicy(first_wait_s=0.01, max_total_s=5))
     data = shardtool.open(f"{at}/a b#%ü.json")
     wanted = list(data.stream(**_ORDER))
     harm = [Fault(do, method="GET", times=None, chance=0.1) for do in ("status", "cut", "reset")]
@@ -103,7 +103,7 @@ def test_faults_are_survived_or_named(stored: tuple[str, FaultyProxy], monkeypat
     assert list(data.stream(**_ORDER)) == wanted
     proxy.set()
     name = data.fetcher.catalog.shards[0].name
-    stores.put(places.join(at, name), b"\0" * 300_000)
+    buckets.put_object(paths.join(at, name), b"\0" * 300_000)
     with pytest.raises(CorruptShard, match=name):
         list(data.stream(**_ORDER))
 

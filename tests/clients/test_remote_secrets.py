@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from shardtool.storage.remote import address, stores
+from shardtool.storage.remote import address, buckets
 from tests.clients.packed import PHOTOS
 from tests.clients.remote import local, stored, tool
 from tests.servers.faults import Fault
@@ -91,7 +91,7 @@ def test_files_of_a_store(moto: Server, use: Callable[[Server], Server]) -> None
     """What is written from a store into a store has no key, nor an address that was signed."""
     at = use(moto).new_prefix()
     for number in range(5):
-        stores.put(address.join(f"{at}/tree", f"{number}.jpg"), b"%d" % number)
+        buckets.put_object(address.join_address(f"{at}/tree", f"{number}.jpg"), b"%d" % number)
     code, text = tool("create", f"{at}/tree", f"{at}/out-{{000000..}}.tar", "-v", server=moto)
     assert code == 0, text
     written = b"".join(stored(at).values()).decode("latin-1")

@@ -14,8 +14,8 @@ import pytest
 import shardtool
 from shardtool import InvalidRequest, OutputExists, ShardWriter, merge, verify
 from shardtool.errors import StoreFailed
-from shardtool.storage import folders, places
-from shardtool.storage.remote import lock, retry, stores
+from shardtool.storage import files, folders, lookup, paths
+from shardtool.storage.remote import buckets, lock, retry
 from tests.faults.helpers import settles
 from tests.servers.faults import Fault
 
@@ -47,7 +47,7 @@ def write(pattern: str, samples: int = _SAMPLES, **options: Any) -> ShardWriter:
 
 
 def _files(prefix: str) -> dict[str, bytes]:
-    return {name: places.read_small(places.join(prefix, name)) for name in places.list_folder(prefix)}
+    return {name: files.read_small(paths.join(prefix, name)) for name in lookup.list_folder(prefix)}
 
 
 @pytest.fixture
@@ -55,7 +55,7 @@ def store(request: pytest.FixtureRequest, use: Callable[[Server], Server], monke
     """A store, reached by this process; moto, where the test does not say which."""
     server: Server = request.getfixturevalue(getattr(request, "param", "moto"))
     if server.folder is not None:
-        monkeypatch.setenv(lock.UNLOCKED, "1")  # rclone takes no conditions
+        monkeypatch.setenv(lock.UNLOCKED_VARIABLE, "1")  # rclone takes no conditions
     return use(server)
 
 
@@ -120,14 +120,14 @@ def test_resume_reads_no_shard(
     assert writer.samples == 8
     writer.abandon()
     assert not [one for one in proxy.log().asked if one.method == "GET" and ".tar?" in one.path and one.sent > 512]
-    stores.put(f"{prefix}/out-000001.tar", b"x" * 100)
+    buckets.put_object(f"{prefix}/out-000001.tar", b"x" * 100)
     assert write(f"{prefix}/{_PATTERN}.tar", resume=True).notes[0].startswith("out-000001.tar is not what")
     assert _files(prefix) == wanted
 
 
 def _dataset(store: Server, files: dict[str, bytes]) -> str:
     folder = folders.open_folder(store.new_prefix())
-    folder.publish(*(folder.stage_whole(name, data) for name, data in files.items()))
+    folder.publish(*(folder.stage_bytes(name, data) for name, data in files.items()))
     return f"{folder.path}/out.json"
 
 

@@ -13,10 +13,10 @@ import pytest
 
 from shardtool import CreateOptions, IndexOptions, ReshardOptions, create, export, index, merge, reshard, verify
 from shardtool.errors import AccessRefused, InvalidRequest, OutputExists
-from shardtool.storage import places
+from shardtool.storage import files, lookup, paths
 from shardtool.storage.folders import open_folder
-from shardtool.storage.remote import lock, stores
-from shardtool.verbs.create import result as parts
+from shardtool.storage.remote import buckets, lock
+from shardtool.verbs.create import parts
 from tests.clients.remote import start, tool
 from tests.faults.helpers import settles
 from tests.servers.faults import Fault
@@ -59,7 +59,7 @@ def reached(monkeypatch: pytest.MonkeyPatch) -> Callable[[Server], Server]:
         for name, value in server.environment.items():
             monkeypatch.setenv(name, value)
         if server.folder is not None:
-            monkeypatch.setenv(lock.UNLOCKED, "1")  # rclone takes no conditions
+            monkeypatch.setenv(lock.UNLOCKED_VARIABLE, "1")  # rclone takes no conditions
         return server
 
     return reach
@@ -72,7 +72,7 @@ def store(request: pytest.FixtureRequest, reached: Callable[[Server], Server]) -
 
 
 def _files(prefix: str) -> dict[str, bytes]:
-    return {name: places.read_small(places.join(prefix, name)) for name in places.list_folder(prefix)}
+    return {name: files.read_small(paths.join(prefix, name)) for name in lookup.list_folder(prefix)}
 
 
 def _at(store: Server, prefix: str) -> dict[str, bytes]:
@@ -139,44 +139,44 @@ def test_two_runs(store: Server, source: Path) -> None:
     """A second run is refused, and told who the first is; so it is while the lock of a run elsewhere may be held."""
     prefix = store.new_prefix()
     where = f"{prefix}/.out.lock"
-    with lock.locked(prefix, "out"):
+    with lock.hold_lock(prefix, "out"):
         code, said = _said(store, "create", str(source), f"{prefix}/out-{{000000..}}.tar", "--oversize", "alone")
         assert code == 5
         assert f"process {os.getpid()}" in said
-    assert places.list_folder(prefix) == []
-    other = lock.Holder("ann@elsewhere, process 1", "2026-01-01", "abc", "another machine", 1, "1")
-    stores.put(where, other.encode(), "")
-    with pytest.raises(OutputExists, match="ann@elsewhere"), lock.locked(prefix, "out"):
+    assert lookup.list_folder(prefix) == []
+    other = lock.LockHolder("ann@elsewhere, process 1", "2026-01-01", "abc", "another machine", 1, "1")
+    buckets.put_object(where, other.encode(), "")
+    with pytest.raises(OutputExists, match="ann@elsewhere"), lock.hold_lock(prefix, "out"):
         pass
-    assert json.loads(places.read_small(where))["who"].startswith("ann@")
+    assert json.loads(files.read_small(where))["who"].startswith("ann@")
 
 
 def test_lock_is_taken_over(store: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     """A lock whose time is over by the store's clock is taken by one of those that try; the loser of it stops."""
     prefix = store.new_prefix()
-    other = lock.Holder("ann@elsewhere, process 1", "2026-01-01", "abc", "another machine", 1, "1")
-    stores.put(f"{prefix}/.out.lock", other.encode(), "")
+    other = lock.LockHolder("ann@elsewhere, process 1", "2026-01-01", "abc", "another machine", 1, "1")
+    buckets.put_object(f"{prefix}/.out.lock", other.encode(), "")
     time.sleep(2.1)  # stores count whole seconds
     monkeypatch.setattr(lock, "LEASE_S", 1)
-    with lock.locked(prefix, "out"):
+    with lock.hold_lock(prefix, "out"):
         monkeypatch.setattr(lock, "LEASE_S", 100)
-        with pytest.raises(OutputExists, match=f"process {os.getpid()}"), lock.locked(prefix, "out"):
+        with pytest.raises(OutputExists, match=f"process {os.getpid()}"), lock.hold_lock(prefix, "out"):
             pass
-    assert places.list_folder(prefix) == []
+    assert lookup.list_folder(prefix) == []
 
 
 def test_lost_lock(store: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     """A run whose lock another has taken publishes nothing more, and leaves the other's lock alone."""
-    monkeypatch.setattr(lock, "_RENEW_S", 0.05)
+    monkeypatch.setattr(lock, "_RENEW_INTERVAL_S", 0.05)
     prefix = store.new_prefix()
-    other = lock.Holder("ann@elsewhere, process 1", "2026-01-01", "abc", "another machine", 1, "1")
-    with lock.locked(prefix, "out"):
-        stores.put(f"{prefix}/.out.lock", other.encode())
+    other = lock.LockHolder("ann@elsewhere, process 1", "2026-01-01", "abc", "another machine", 1, "1")
+    with lock.hold_lock(prefix, "out"):
+        buckets.put_object(f"{prefix}/.out.lock", other.encode())
         with pytest.raises(OutputExists, match="another run has taken the lock"):  # noqa: PT012 - once it is renewed
             for _ in range(600):
                 lock.check_held(prefix)
                 time.sleep(0.05)
-    assert json.loads(places.read_small(f"{prefix}/.out.lock"))["who"].startswith("ann@")
+    assert json.loads(files.read_small(f"{prefix}/.out.lock"))["who"].startswith("ann@")
 
 
 def test_stopped_holder(store: Server, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -187,12 +187,12 @@ def test_stopped_holder(store: Server, monkeypatch: pytest.MonkeyPatch) -> None:
         with folder.lock("out"):  # taken over, and given back
             pass
         with pytest.raises(OutputExists, match="the lock"):
-            folder.publish(folder.stage_whole("out.json", b"{}"))
+            folder.publish(folder.stage_bytes("out.json", b"{}"))
         assert folder.names() == []
     with folder.lock("late"):
-        (lease,) = lock._held[folder.path]  # noqa: SLF001 - nothing else stops a process for minutes
+        (lease,) = lock._held_leases[folder.path]  # noqa: SLF001 - nothing else stops a process for minutes
         lease._renewed -= 2 * lock.LEASE_S  # noqa: SLF001
-        folder.publish(folder.stage_whole("late.json", b"{}"))
+        folder.publish(folder.stage_bytes("late.json", b"{}"))
         assert lease._renewals == 1  # noqa: SLF001
 
 
@@ -226,22 +226,22 @@ def test_update_of_a_small_dataset(store: Server, tmp_path: Path) -> None:
 def test_shared_lock(store: Server) -> None:
     """Those who share a lock hold it together, and nobody holds it alone beside them."""
     prefix = store.new_prefix()
-    both = lock.locked(prefix, "out", shared=True), lock.locked(prefix, "out", shared=True)
-    with both[0], both[1], pytest.raises(OutputExists), lock.locked(prefix, "out"):
+    both = lock.hold_lock(prefix, "out", shared=True), lock.hold_lock(prefix, "out", shared=True)
+    with both[0], both[1], pytest.raises(OutputExists), lock.hold_lock(prefix, "out"):
         pass
-    with lock.locked(prefix, "out"), pytest.raises(OutputExists), lock.locked(prefix, "out", shared=True):
+    with lock.hold_lock(prefix, "out"), pytest.raises(OutputExists), lock.hold_lock(prefix, "out", shared=True):
         pass
-    assert places.list_folder(prefix) == []
+    assert lookup.list_folder(prefix) == []
 
 
 @pytest.mark.parametrize("store", ["rclone"], indirect=True)
 def test_no_conditions(store: Server, source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A store that makes an object twice is refused, unless the user says that no other run writes there."""
-    monkeypatch.delenv(lock.UNLOCKED)
+    monkeypatch.delenv(lock.UNLOCKED_VARIABLE)
     prefix = store.new_prefix()
-    with pytest.raises(InvalidRequest, match=lock.UNLOCKED):
+    with pytest.raises(InvalidRequest, match=lock.UNLOCKED_VARIABLE):
         create(source, f"{prefix}/out-{{000000..}}.tar", CreateOptions(oversize="alone"))
-    assert places.list_folder(prefix) == []
+    assert lookup.list_folder(prefix) == []
 
 
 _FAULTS = [
@@ -343,7 +343,7 @@ def test_index(store: Server, source: Path, tmp_path: Path) -> None:
     for one in tmp_path.iterdir():
         if one.suffix != ".tar":
             one.unlink()
-            stores.delete(prefix, [f"{prefix}/{one.name}".split("/", 3)[3]])
+            buckets.delete_objects(prefix, [f"{prefix}/{one.name}".split("/", 3)[3]])
     for place in (prefix, str(tmp_path)):
         index(place, IndexOptions(checksum=True))
     assert _files(prefix) == _local(tmp_path)
@@ -374,7 +374,7 @@ def test_reports(store: Server, source: Path, tmp_path: Path) -> None:
         code, said = _said(store, *words, f"{prefix}/{name}")
         assert (code, "already exist" in said) == (_EXISTS, True), said
         assert _said(store, *words, f"{prefix}/{name}", "--overwrite")[0] == 0
-        stores.put(f"{prefix}/{name}", b"of another kind")
+        buckets.put_object(f"{prefix}/{name}", b"of another kind")
         code, said = _said(store, *words, f"{prefix}/{name}", "--overwrite")
         assert (code, "a file of another kind" in said) == (_EXISTS, True), said
         assert _at(store, prefix)[name] == b"of another kind"
@@ -401,7 +401,7 @@ def test_plan_files(store: Server, source: Path, tmp_path: Path) -> None:
     made = _files(prefix)
     assert {name: made[name] for name in _local(tmp_path / "made")} == _local(tmp_path / "made")
     for data in (b"", b"PAR1", whole[:-1], whole[: len(whole) // 2] + b"PAR1", b"\0" * 2**20):
-        stores.put(plan, data)
+        buckets.put_object(plan, data)
         code, said = _said(store, *words, output, "--plan", plan, "--resume")
         assert (code, "no plan, or a damaged one" in said) == (_CORRUPT, True), said
     code, said = _said(store, *words, output, "--plan", f"{prefix}-plans/none.parquet", "--resume")
@@ -452,7 +452,7 @@ def _damaged(store: Server, source: Path, folder: Path, damage: str) -> tuple[st
         if change is not None:
             (folder / name).write_bytes(change(files))
     for name, data in _local(folder).items():
-        stores.put(f"{prefix}/{name}", data)
+        buckets.put_object(f"{prefix}/{name}", data)
     return prefix, mended
 
 
@@ -483,7 +483,7 @@ def test_repair_from_the_source(store: Server, source: Path, tmp_path: Path) -> 
     assert not any("they can only be made again" in text for text in verify(prefix, repair=True).unchecked)
     create(source, f"{prefix}/out-{{0..}}.tar", CreateOptions(max_count=20, if_exists="resume"))
     assert verify(prefix).sound
-    stores.put(f"{prefix}/out-0.index", b"")
+    buckets.put_object(f"{prefix}/out-0.index", b"")
     with open_folder(prefix).lock("out"), pytest.raises(OutputExists):
         verify(prefix, repair=True)
 

@@ -14,11 +14,12 @@ import pytest
 
 from shardtool import ShardWriter, copy, use_store_options
 from shardtool.errors import AccessRefused
-from shardtool.storage import places
-from shardtool.storage.folders import upload
-from shardtool.storage.places import read_small
-from shardtool.storage.remote.blob import connections_to
-from shardtool.storage.remote.stores import delete, put, signed, signed_headers, signed_put
+from shardtool.storage import lookup, paths
+from shardtool.storage.files import read_small
+from shardtool.storage.remote.buckets import delete_objects, put_object
+from shardtool.storage.remote.connections import connections_for
+from shardtool.storage.remote.signing import sign_headers, sign_put, sign_url
+from shardtool.storage.remote.upload import upload
 from tests.clients.remote import tool
 
 if TYPE_CHECKING:
@@ -49,9 +50,9 @@ def test_what_is_said_of_an_object_is_signed(
         monkeypatch.setenv("AWS_PROFILE", "p")
         monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
     address = f"{server.new_prefix()}/a b+#ü!'(*).bin"
-    url, headers = signed_put(address, {"x-amz-storage-class": "STANDARD_IA"})
+    url, headers = sign_put(address, {"x-amz-storage-class": "STANDARD_IA"})
     assert "Authorization" in headers
-    answer = connections_to(url).request("PUT", url, headers=headers, body=b"the bytes", retries=False)
+    answer = connections_for(url).request("PUT", url, headers=headers, body=b"the bytes", retries=False)
     assert answer.status == 200, answer.data
     assert read_small(address) == b"the bytes"
 
@@ -84,7 +85,7 @@ def test_objects_have_what_was_asked(moto: Server, use: Reach, tmp_path: Path) -
     assert code == 0, text
     heads = _heads(server, prefix)
     _check(heads, 7)
-    delete(prefix, [f"{prefix.removeprefix('s3://moto/')}/out-000001.tar"])
+    delete_objects(prefix, [f"{prefix.removeprefix('s3://moto/')}/out-000001.tar"])
     code, text = tool(*words, "--resume", server=server, SHARDTOOL_STORE_OPTIONS="\n".join(_TOLD))
     assert code == 0, text
     assert _heads(server, prefix).keys() == heads.keys()
@@ -120,9 +121,9 @@ def test_tiers_and_tags_of_azure(
     prefix = server.new_prefix()
     monkeypatch.setenv("SHARDTOOL_STORE_OPTIONS", "access-tier=Cool\ntags=team=a%20b&run=7")
     copy(str(one_shard.folder / "out.json"), prefix)
-    for name in places.list_folder(prefix):
-        url = signed(places.join(prefix, name), "GET")
-        answer = connections_to(url).request("HEAD", url)
+    for name in lookup.list_folder(prefix):
+        url = sign_url(paths.join(prefix, name), "GET")
+        answer = connections_for(url).request("HEAD", url)
         assert answer.headers["x-ms-access-tier"] == "Cool", name
         assert answer.headers["x-ms-tag-count"] == "2", name
 
@@ -148,7 +149,7 @@ def test_botocore_signs_the_same(seed: int) -> None:
     when = datetime.strptime(theirs.context["timestamp"], "%Y%m%dT%H%M%SZ").replace(tzinfo=timezone.utc)
     body = {"x-amz-content-sha256": theirs.headers["X-Amz-Content-SHA256"]}
     keys = {"access_key_id": "ID", "secret_access_key": "SECRET", "token": token}
-    ours = signed_headers("PUT", url, {**headers, **body}, keys, "eu-x", when)
+    ours = sign_headers("PUT", url, {**headers, **body}, keys, "eu-x", when)
     assert (
         ours["Authorization"].partition("Signature=")[2] == theirs.headers["Authorization"].partition("Signature=")[2]
     )
@@ -203,9 +204,9 @@ def test_who_pays_is_said_with_each_request(moto: Server, use: Reach, monkeypatc
             monkeypatch.setenv("SHARDTOOL_STORE_OPTIONS", "request-payer=requester" if pays else "")
             _Payers.said.clear()
             assert read_small("s3://b/k") == b"x"
-            assert places.list_folder("s3://b/p") == []
+            assert lookup.list_folder("s3://b/p") == []
             upload("s3://b/k", 1, lambda file: file.write(b"x"))
-            put("s3://b/k", b"x")
+            put_object("s3://b/k", b"x")
             assert {kind for kind, _ in _Payers.said} == {"GET", "list", "PUT"}
             assert {said for _, said in _Payers.said} == {pays}
         http.shutdown()

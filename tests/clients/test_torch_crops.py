@@ -18,8 +18,8 @@ from torch.utils.data import DataLoader
 import shardtool
 from shardtool import InvalidRequest, SampleFailed
 from shardtool.torch import CenterCrop, MapDataset, RandomResizedCrop, StreamDataset, collate, loader
-from shardtool.torch.loading import Box, _Crop
-from shardtool.transform.image import read_jpeg_head
+from shardtool.torch.crops import Box, _Crop
+from shardtool.transform.jpeg import read_jpeg_header
 
 if TYPE_CHECKING:
     from tests.clients.packed import Packed
@@ -93,7 +93,7 @@ def test_resized(kind: str) -> None:
 
 def test_less_is_decoded() -> None:
     """Only baseline JPEGs that need no turn are cut; a turned one comes out upright."""
-    heads = {kind: read_jpeg_head(data) for kind, data in JPEGS.items()}
+    heads = {kind: read_jpeg_header(data) for kind, data in JPEGS.items()}
     assert {kind for kind, head in heads.items() if head and head.baseline} == {*JPEGS} - {"progressive", "PNG"}
     exif = Image.Exif()
     for turn in (1, 6):
@@ -105,8 +105,8 @@ def test_less_is_decoded() -> None:
         left, top = (width - 64) // 2, (height - 64) // 2
         expected = np.asarray(upright.crop((left, top, left + 64, top + 64)))
         assert np.abs(found.astype(int) - expected).mean() < 8
-        assert (read_jpeg_head(data) is None) == (turn == 6)
-    assert all(read_jpeg_head(JPEGS["4:2:0"][:end]) is None for end in range(150))
+        assert (read_jpeg_header(data) is None) == (turn == 6)
+    assert all(read_jpeg_header(JPEGS["4:2:0"][:end]) is None for end in range(150))
     damaged = JPEGS["4:2:0"][:-400]
     assert CenterCrop(20)(damaged).shape == (20, 20, 3)  # the damage is below
     for data in (b"", b"no image", damaged[:900]):

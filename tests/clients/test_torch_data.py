@@ -21,8 +21,8 @@ from torch.utils.data import DataLoader, DistributedSampler
 
 import shardtool
 from shardtool import CorruptShard, InvalidRequest, SampleFailed
-from shardtool.execute import pool as pools
-from shardtool.read.chain import Decode
+from shardtool.execute import local_pool as pools
+from shardtool.read.decode import Decode
 from shardtool.torch import MapDataset, Prefetcher, StreamDataset, loader
 from tests.clients.packed import PHOTOS
 

@@ -16,8 +16,9 @@ import torch
 from PIL import Image
 
 from shardtool import InvalidRequest, SampleFailed
-from shardtool.read.chain import Stages
-from shardtool.torch.loading import LEFT_OUT, BatchRows, Loader, collate
+from shardtool.read.pipeline import Pipeline
+from shardtool.torch.batch_rows import BatchRows, collate
+from shardtool.torch.threaded_loader import SKIPPED, Loader
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
@@ -45,14 +46,14 @@ class Numbers:
     def place(self) -> None:
         """Return no place: nothing takes that of a sample that is left out."""
 
-    def next_epoch(self, _: Stages) -> int:
+    def next_epoch(self, _: Pipeline) -> int:
         return 0
 
 
 class _Loader(Loader):
     """A loader of what is no dataset, which calls a function with each sample."""
 
-    _stages = Stages()
+    _stages = Pipeline()
 
     def __post_init__(self) -> None:
         pass
@@ -171,7 +172,7 @@ def test_samples_that_are_left_out() -> None:
     """A batch goes without samples that the function leaves out; one without any is none."""
 
     def odd(sample: Any) -> Any:
-        return LEFT_OUT if sample["n"] % 2 == 0 or 4 <= sample["n"] < 8 else {**sample, "x": np.full(3, sample["n"])}
+        return SKIPPED if sample["n"] % 2 == 0 or 4 <= sample["n"] < 8 else {**sample, "x": np.full(3, sample["n"])}
 
     found = list(batches(Numbers(11), _work(odd), 2, 2))
     assert _numbers(found) == [[1, 3], [9]]

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardtool import CorruptShard, CreateOptions, create
-from shardtool.dataset.dataset_file import DatasetFile, Feature, ShardEntry, read_dataset
+from shardtool.dataset.dataset_file import DatasetFile, ShardEntry, parse_dataset
+from shardtool.dataset.features import TfFeature
 from shardtool.request.run_record import RunRecord
 from tests.helpers import read_tree, shards, tool
 
@@ -48,7 +49,7 @@ def test_what_to_do_about_damage(packed: Path) -> None:
     raw = (packed / "out.json").read_bytes()
     for damaged in (raw[:-1], raw.replace(b"out-000.tar", b"out-001.tar")):
         with pytest.raises(CorruptShard) as caught:
-            read_dataset(damaged, "out.json")
+            parse_dataset(damaged, "out.json")
         assert all(words in caught.value.remedy for words in ("if_exists='resume'", "shardtool index"))
         assert "create" not in caught.value.remedy
 
@@ -156,7 +157,7 @@ def test_any_dataset_file(text: str, number: int, crc: int) -> None:
         number,
         {text: text},
         {text: [text]},
-        {text: Feature("int64", lacking=True)},
+        {text: TfFeature("int64", lacking=True)},
         RunRecord(made),
         text,
     )

@@ -33,14 +33,14 @@ from shardtool import (
     verify,
 )
 from shardtool.cli import cli
-from shardtool.dataset.dataset_file import DatasetFile, read_dataset
+from shardtool.dataset.dataset_file import DatasetFile, parse_dataset
 from shardtool.dataset.find import open_dataset
 from shardtool.fingerprint import crc32c
 from shardtool.pattern import parse_pattern
-from shardtool.request.settings import facts
-from shardtool.storage.places import read_small
-from shardtool.verbs.inspect.page import write_page
-from shardtool.verbs.verify.source import TAKEN_AGAIN
+from shardtool.request.option_spec import option_specs
+from shardtool.storage.files import read_small
+from shardtool.verbs.inspect.page.page import write_page
+from shardtool.verbs.verify.recorded_run import REPEATABLE_OPTIONS
 from tests.helpers import flip, identity, read_tree, write_tree
 
 if TYPE_CHECKING:
@@ -90,9 +90,9 @@ def copy(made: Path, tmp_path: Path) -> Path:
 def test_every_option_is_decided() -> None:
     """Recorded options are taken again only where they are listed by name; those of code and places are not."""
     families = {"fields", "fetch", "split_by"}  # runs record what they stand for
-    known = {name for kind in (CreateOptions, ReshardOptions) for name in facts(kind)} - families
-    assert known > TAKEN_AGAIN
-    assert known - TAKEN_AGAIN == {
+    known = {name for kind in (CreateOptions, ReshardOptions) for name in option_specs(kind)} - families
+    assert known > REPEATABLE_OPTIONS
+    assert known - REPEATABLE_OPTIONS == {
         "workers", "start_method", "if_exists", "on_error", "root", "allow_outside", "stat", "export", "join", "add",
         "method", "memory", "temp_dir", "map", "classes_from", "trust", "max_removed", "target", "part",
         "connections", "per_host", "timeout", "max_time", "retries", "allow_private", "user_agent", "max_failed",
@@ -226,7 +226,7 @@ def test_what_cannot_be_is_refused_where_it_is_read(change: Callable[[Any], obje
     path = copy / "ds" / "out.json"
     _reseal(path, change)
     with pytest.raises(CorruptShard):
-        read_dataset(path.read_bytes(), "out.json")
+        parse_dataset(path.read_bytes(), "out.json")
     assert "dataset-file-damaged" in _verify(path, quick=True).counts
     with pytest.raises(ShardError):
         inspect(path, InspectOptions())
@@ -304,8 +304,8 @@ def test_any_sealed_dataset_file(data: st.DataObject, made: Path, tmp_path_facto
         document = _replaced(document, place, data.draw(_VALUES))
     raw = _sealed(document)
     with suppress(CorruptShard):
-        file = read_dataset(raw, "out.json")
-        assert read_dataset(file.encode(), "out.json") == file
+        file = parse_dataset(raw, "out.json")
+        assert parse_dataset(file.encode(), "out.json") == file
         assert all("/" not in name for one in file.shards for name in (one.name, one.sidecar, file.name, file.pattern))
     folder = tmp_path_factory.mktemp("sealed") / "ds"
     shutil.copytree(made / "ds", folder)
@@ -463,6 +463,6 @@ def test_shards_that_are_neither_given_nor_there(copy: Path) -> None:
 def test_a_dataset_file_gives_itself_back(made: Path) -> None:
     """What is read of a sound dataset file is all that it says."""
     raw = read_small(str(made / "ds" / "out.json"))
-    file = read_dataset(raw, "out.json")
+    file = parse_dataset(raw, "out.json")
     assert isinstance(file, DatasetFile)
     assert file.encode() == raw

@@ -10,7 +10,7 @@ from shardtool import CreateOptions, create
 from shardtool.dataset.find import find_dataset
 from shardtool.dataset.shard_file import open_shard
 from shardtool.errors import CorruptShard, InvalidRequest
-from shardtool.storage.places import read_small
+from shardtool.storage.files import read_small
 from tests.helpers import write_tree
 
 if TYPE_CHECKING:

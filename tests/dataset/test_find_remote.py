@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from shardtool import CreateOptions, create
-from shardtool.dataset.find import find_dataset, given_datasets, open_dataset
-from shardtool.dataset.shard_file import PackedFile, SummedFile, open_shard
+from shardtool.dataset.expand import expand_datasets
+from shardtool.dataset.find import find_dataset, open_dataset
+from shardtool.dataset.shard_file import ChecksummedFile, CompressedFile, open_shard
 from shardtool.errors import CorruptShard, InvalidRequest
 from shardtool.fingerprint import crc32c
 from tests.helpers import shards
@@ -40,7 +41,7 @@ def test_ways_to_name_a_dataset(dataset: tuple[str, Path]) -> None:
         assert (list(found.paths), found.dataset_file, found.folder) == (wanted, f"{at}/x%20y%23.json", at)
         assert found.own
         assert found.shards[0].sidecar == wanted[0].removesuffix(".tar") + ".index"
-        assert given_datasets(given) == [given]
+        assert expand_datasets(given) == [given]
     one = find_dataset(wanted[1])
     assert (one.paths, one.dataset_file) == ((wanted[1],), f"{at}/x%20y%23.json")
     assert [path.rpartition("/")[2] for path in find_dataset(f"{at}/x%20y%23.json?token=1").paths] == [
@@ -94,7 +95,7 @@ def test_nothing_is_listed(name: str, found: str, dataset: tuple[str, Path]) -> 
 def test_splits_of_the_web_are_not_found() -> None:
     """`{split}` means what lies there, which a web server does not say."""
     with pytest.raises(InvalidRequest, match="split"):
-        given_datasets("http://127.0.0.1:9/{split}.json")
+        expand_datasets("http://127.0.0.1:9/{split}.json")
 
 
 @pytest.mark.parametrize("url", ["/etc/x.tar", "../x.tar", "a/../../x.tar", "http://127.0.0.1:9/x.tar", "s3://b/x.tar",
@@ -123,11 +124,11 @@ def test_bytes_of_shards(http_files: Server) -> None:
     with open_shard(f"{at}/x.tar") as shard:
         for offset, length in ((0, 10), (5_000_000, 2_000_000), (7_400_000, 200_000), (3, 70_000)):
             assert shard.read(offset, length) == data[offset : offset + length]
-    with SummedFile(f"{at}/x.tar") as summed:
+    with ChecksummedFile(f"{at}/x.tar") as summed:
         assert summed.read(3_000_000, 100) == data[3_000_000:3_000_100]
         assert summed.read(5, 7) == data[5:12]
         assert summed.crc() == crc32c(data)
-    with PackedFile(f"{at}/x.tar.gz") as packed:
+    with CompressedFile(f"{at}/x.tar.gz") as packed:
         assert packed.read(6_000_000, 100_000) == data[6_000_000:6_100_000]
 
 

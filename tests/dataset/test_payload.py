@@ -11,7 +11,7 @@ import soundfile
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardtool.dataset.payload import seconds_of
+from shardtool.dataset.payload import duration_s
 from tests.verbs.inspect.made import sound
 
 _FLAC = b"fLaC\0\0\0\x22" + bytes(10) + ((44_100 << 44) | 441_000).to_bytes(8, "big")
@@ -30,7 +30,7 @@ _FLAC = b"fLaC\0\0\0\x22" + bytes(10) + ((44_100 << 44) | 441_000).to_bytes(8, "
 )
 def test_duration(start: bytes, length: int, seconds: float | None) -> None:
     """A WAV and a FLAC say how long they are; what is cut off is not counted."""
-    assert seconds_of(start, length) == (None if seconds is None else pytest.approx(seconds, abs=0.01))
+    assert duration_s(start, length) == (None if seconds is None else pytest.approx(seconds, abs=0.01))
 
 
 @given(
@@ -43,7 +43,7 @@ def test_duration(start: bytes, length: int, seconds: float | None) -> None:
 def test_any_bytes_are_bounded(head: bytes, rest: bytes, length: int | None) -> None:
     """Whatever a header claims, no audio lasts longer than eight seconds a byte, and nothing fails."""
     length = len(head + rest) if length is None else length
-    found = seconds_of(head + rest, length)
+    found = duration_s(head + rest, length)
     assert found is None or 0 < found <= 8 * length
 
 
@@ -65,8 +65,8 @@ def test_packed_audio(kind: str, rate: int) -> None:
         data = data[data.index(data[:2], 4) :]  # without the frame that says it
     tagged = b"ID3\4\0\0\0\0\1\0" + bytes(128) + data if form[0] == "MP3" else data
     for one in (data, tagged):
-        assert seconds_of(one, len(one)) == pytest.approx(4.5, abs=0.2)
-        from_start = seconds_of(one[:4096], len(one))
+        assert duration_s(one, len(one)) == pytest.approx(4.5, abs=0.2)
+        from_start = duration_s(one[:4096], len(one))
         assert from_start is None if form[0] == "OGG" else from_start == pytest.approx(4.5, abs=0.2)
 
 
@@ -85,6 +85,6 @@ def test_video(version: int, *, is_large: bool) -> None:
     kind, data = _box(b"ftyp", b"isom\0\0\0\0"), _box(b"mdat", bytes(9000), is_large=is_large)
     movie = _box(b"moov", _box(b"udta", b"abc") + _box(b"mvhd", facts + bytes(80)))
     for one in (kind + movie + data, kind + data + movie):
-        assert seconds_of(one, len(one)) == 12.5
-    assert seconds_of((kind + movie + data)[:4096], 10_000) == 12.5
-    assert seconds_of((kind + data + movie)[:4096], 10_000) is None
+        assert duration_s(one, len(one)) == 12.5
+    assert duration_s((kind + movie + data)[:4096], 10_000) == 12.5
+    assert duration_s((kind + data + movie)[:4096], 10_000) is None

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from shardtool import CorruptShard, InvalidRequest, ReshardOptions, create, index, reshard, verify
-from shardtool.request.options import CreateOptions, VerifyOptions
+from shardtool.request.create_options import CreateOptions
+from shardtool.request.dataset_options import VerifyOptions
 from tests import tfrecords
 from tests.stored import contents, skipped, sound
 

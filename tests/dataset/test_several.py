@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from shardtool import CreateOptions, InvalidRequest, create
-from shardtool.dataset.dataset_file import read_dataset
-from shardtool.dataset.find import given_datasets
+from shardtool.dataset.dataset_file import parse_dataset
+from shardtool.dataset.expand import expand_datasets
 from shardtool.request.run_record import RunRecord
 from tests.helpers import write_tree
 
@@ -32,7 +32,7 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def _named(given: Any, folder: Path) -> list[Any]:
     """Return the datasets that are meant, by their names in `folder`."""
-    found: list[Any] = [*given_datasets(given)]
+    found: list[Any] = [*expand_datasets(given)]
     top = f"{folder}/"
     return [one.replace(top, "") if isinstance(one, str) else [name.replace(top, "") for name in one] for one in found]
 
@@ -73,7 +73,7 @@ def test_the_datasets_that_names_mean(names: list[str], meant: list[str], packed
 def test_one_dataset_is_what_was_given(name: str, packed: Path) -> None:
     """What means one dataset, or none that is there, comes back as it was given."""
     given = name if "://" in name else packed / name
-    assert given_datasets(given) == [given]
+    assert expand_datasets(given) == [given]
 
 
 def test_all_that_a_shell_makes_of_a_glob(packed: Path) -> None:
@@ -81,7 +81,7 @@ def test_all_that_a_shell_makes_of_a_glob(packed: Path) -> None:
     names = sorted(map(str, (packed / "beside").iterdir()))
     assert _named(names, packed) == BESIDE
     tars = [name for name in names if name.endswith(".tar")]
-    assert given_datasets(tars) == [tars]
+    assert expand_datasets(tars) == [tars]
 
 
 def test_shards_that_no_dataset_file_tells_of(packed: Path, tmp_path: Path) -> None:
@@ -93,14 +93,14 @@ def test_shards_that_no_dataset_file_tells_of(packed: Path, tmp_path: Path) -> N
     assert _named(sorted(map(str, tmp_path.iterdir())), tmp_path) == ["train.json", rest]
     for name in rest:
         (tmp_path / name).rename(tmp_path / name.replace("val-", "train-9"))
-    assert given_datasets(tmp_path) == [tmp_path]
+    assert expand_datasets(tmp_path) == [tmp_path]
 
 
 def test_no_such_splits(packed: Path) -> None:
     """A name with `{split}` that nothing has is an error, not an empty choice."""
     for name in ("beside/x-{split}.json", "none/{split}.json", "beside/{split}-{0..}.tfrecord", "{split}/x.json"):
         with pytest.raises(InvalidRequest, match="no dataset of such a name"):
-            given_datasets(packed / name)
+            expand_datasets(packed / name)
 
 
 def test_split_means_the_splits_of_one_run(packed: Path, tmp_path: Path) -> None:
@@ -121,7 +121,7 @@ def test_a_missing_split_is_named(packed: Path, tmp_path: Path) -> None:
     with pytest.raises(
         InvalidRequest, match=r"/run/val\.json does not exist; expected all splits of the run: train, val\."
     ):
-        given_datasets(f"{folder}/{{split}}.json")
+        expand_datasets(f"{folder}/{{split}}.json")
 
 
 def test_splits_of_two_runs_are_never_mixed(packed: Path, tmp_path: Path) -> None:
@@ -129,7 +129,7 @@ def test_splits_of_two_runs_are_never_mixed(packed: Path, tmp_path: Path) -> Non
     folder = shutil.copytree(packed / "beside", tmp_path / "run")
     create(packed / "source", f"{folder}/{{split}}-{{0..}}.tar", split="a=0.5,b=0.5", workers=1)
     with pytest.raises(InvalidRequest, match="splits of 2 runs: a, b; train, val"):
-        given_datasets(f"{folder}/{{split}}.json")
+        expand_datasets(f"{folder}/{{split}}.json")
 
 
 def test_splits_that_are_not_recorded(packed: Path, tmp_path: Path) -> None:
@@ -137,7 +137,7 @@ def test_splits_that_are_not_recorded(packed: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(packed / "beside", tmp_path / "run")
     create(packed / "source", f"{folder}/other-{{0..}}.tar", workers=1)
     for path in (folder / "train.json", folder / "val.json"):
-        file = read_dataset(path.read_bytes(), path.name)
+        file = parse_dataset(path.read_bytes(), path.name)
         made = {name: value for name, value in file.made.document.items() if name != "splits"}
         path.write_bytes(replace(file, made=RunRecord(made)).encode())
     assert _named(f"{folder}/{{split}}.json", folder) == ["train.json", "val.json"]
@@ -152,5 +152,5 @@ def test_an_update_adds_its_splits(tmp_path: Path) -> None:
     write_tree(source, {"test/1.txt": b"1", "train/2.txt": b"1"})
     create(source, f"{tmp_path}/{{split}}-{{0..}}.tar", if_exists="update", **options)
     assert _named(f"{tmp_path}/{{split}}.json", tmp_path) == ["test.json", "train.json", "val.json"]
-    recorded = [read_dataset((tmp_path / f"{split}.json").read_bytes(), "").made.splits for split in ("train", "test")]
+    recorded = [parse_dataset((tmp_path / f"{split}.json").read_bytes(), "").made.splits for split in ("train", "test")]
     assert recorded == [("test", "train", "val")] * 2

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardtool.dataset.shard_file import PackedFile, ShardFile, SummedFile, shard_kind
+from shardtool.dataset.shard_file import ChecksummedFile, CompressedFile, ShardFile, detect_kind
 from shardtool.errors import CorruptShard, InvalidRequest
 from shardtool.fingerprint import crc32c
 from tests.tfrecords import frame
@@ -31,7 +31,7 @@ def test_reading_at_any_place(tmp_path_factory: pytest.TempPathFactory, places: 
     data = bytes(range(256)) * 30
     if not path.exists():
         path.write_bytes(data)
-    with ShardFile(str(path)) as plain, SummedFile(str(path)) as summed:
+    with ShardFile(str(path)) as plain, ChecksummedFile(str(path)) as summed:
         for offset, length in places:
             wanted = data[offset : offset + length]
             assert bytes(plain.read(offset, length)) == wanted
@@ -44,7 +44,7 @@ def test_the_sum_of_a_large_file(tmp_path: Path) -> None:
     data = os.urandom(5 * 2**20 + 77)
     (tmp_path / "x.tar").write_bytes(data)
     for places in ([], [(0, 512), (10, 2**21), (4 * 2**20, 3), (5, 5), (5 * 2**20, 500)], [(6 * 2**20, 10)]):
-        with SummedFile(str(tmp_path / "x.tar")) as file:
+        with ChecksummedFile(str(tmp_path / "x.tar")) as file:
             for offset, length in places:
                 assert bytes(file.read(offset, length)) == data[offset : offset + length]
             assert file.crc() == crc32c(data)
@@ -76,11 +76,11 @@ def test_parts_that_were_packed_alone(ending: str, tmp_path: Path) -> None:
     """What parallel packers write, one packed part after the other, is read to its end; what is no part is damage."""
     path, pack = tmp_path / f"X.TAR{ending.upper()}", PACKERS[ending]
     path.write_bytes(pack(b"a" * 70_000) + pack(b"b" * 500))
-    with PackedFile(str(path)) as file:
+    with CompressedFile(str(path)) as file:
         assert bytes(file.read(69_990, 20)) == b"a" * 10 + b"b" * 10
         assert len(file.read(70_000, 10_000)) == 500
     path.write_bytes(pack(b"a" * 70_000) + b"more")
-    with PackedFile(str(path)) as file, pytest.raises(CorruptShard, match="decompressed"):
+    with CompressedFile(str(path)) as file, pytest.raises(CorruptShard, match="decompressed"):
         file.read(0, 80_000)
 
 
@@ -92,7 +92,7 @@ def test_an_xz_file_that_claims_much_memory(tmp_path: Path) -> None:
     raw[20:24] = crc32(raw[12:20]).to_bytes(4, "little")
     path = tmp_path / "x.tar.xz"
     path.write_bytes(raw)
-    with PackedFile(str(path)) as file, pytest.raises(CorruptShard, match="emory"):
+    with CompressedFile(str(path)) as file, pytest.raises(CorruptShard, match="emory"):
         file.read(0, 10)
 
 
@@ -101,7 +101,7 @@ def test_an_xz_file_that_claims_much_memory(tmp_path: Path) -> None:
 def test_compressed_shards(ending: str, tmp_path: Path) -> None:
     """A compressed shard is read in sequence; back beyond the window it is not; its end is its end."""
     data = os.urandom(3 * 2**20)
-    with PackedFile(_packed(tmp_path, data, ending)) as file:
+    with CompressedFile(_packed(tmp_path, data, ending)) as file:
         assert bytes(file.read(0, 512)) == data[:512]
         assert bytes(file.read(100, 2**21)) == data[100 : 100 + 2**21]
         assert bytes(file.read(len(data) - 5, 10)) == data[-5:]
@@ -120,7 +120,7 @@ def test_damaged_compression(ending: str, tmp_path: Path) -> None:
         with open(path, "wb") as file:
             file.write(damaged)
         try:
-            with PackedFile(path) as packed:
+            with CompressedFile(path) as packed:
                 assert len(packed.read(0, 10_000)) <= 5000
         except CorruptShard:
             pass
@@ -152,7 +152,7 @@ def test_formats_by_content(name: str, tmp_path: Path) -> None:
     data, shard_format, packing = CONTENTS[name]
     path = tmp_path / name
     path.write_bytes(data)
-    assert shard_kind(str(path)) == (shard_format, packing)
+    assert detect_kind(str(path)) == (shard_format, packing)
 
 
 @pytest.mark.parametrize("data", [b"", b"hello", bytes(1024), gzip.compress(b"hello", mtime=0), b"BZh9junk"])
@@ -161,4 +161,4 @@ def test_what_is_no_shard(data: bytes, tmp_path: Path) -> None:
     (tmp_path / "blob").write_bytes(data)
     for name in ("blob", "none", "a.zip"):
         with pytest.raises(InvalidRequest, match="neither tar nor TFRecord"):
-            shard_kind(str(tmp_path / name))
+            detect_kind(str(tmp_path / name))

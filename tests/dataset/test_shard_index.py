@@ -9,8 +9,9 @@ import numpy as np
 
 from shardtool import CreateOptions, create
 from shardtool.dataset.find import open_dataset
-from shardtool.dataset.shard_file import SurveyTask, survey
-from shardtool.dataset.shard_index import differences, walked_index
+from shardtool.dataset.index_differences import compare_indexes
+from shardtool.dataset.scan import ShardScanTask, scan_shard
+from shardtool.dataset.shard_index import scanned_index
 from tests.helpers import write_tree
 
 if TYPE_CHECKING:
@@ -22,8 +23,8 @@ def test_differences_of_two_indexes(tmp_path: Path, ending: str) -> None:
     write_tree(tmp_path / "in", {f"{at}.{name}": b"x" * at for at in range(1, 6) for name in ("bin", "txt")})
     create(tmp_path / "in", f"{tmp_path}/out-{{0..}}.{ending}", CreateOptions(workers=1))
     (shard,) = open_dataset(tmp_path / "out.json").shards
-    said, walked = shard.index(), walked_index(survey(SurveyTask(shard.path, checksum=True)))
-    assert [*differences(said, walked)] == []
+    said, walked = shard.index(), scanned_index(scan_shard(ShardScanTask(shard.path, checksum=True)))
+    assert [*compare_indexes(said, walked)] == []
     assert said.plain_table() == walked.plain_table()
     assert said.tally() == walked.tally()
     assert shard.head() == (5, said.fact)
@@ -39,5 +40,7 @@ def test_differences_of_two_indexes(tmp_path: Path, ending: str) -> None:
         (replace(said, crcs=said.crcs ^ one.astype(np.uint32)), ("checksum", 3, 6)),
     ]
     for other, (what, sample, row) in others:
-        assert [(found.what, found.sample, found.row) for found in differences(other, walked)] == [(what, sample, row)]
-    assert [*differences(replace(said, crcs=None), walked)] == []  # unknown checksums are no others
+        assert [(found.what, found.sample, found.row) for found in compare_indexes(other, walked)] == [
+            (what, sample, row)
+        ]
+    assert [*compare_indexes(replace(said, crcs=None), walked)] == []  # unknown checksums are no others

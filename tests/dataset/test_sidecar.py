@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from shardtool import CorruptShard, CreateOptions, create
-from shardtool.dataset.shard_index import read_facts, read_schema, read_sidecar
+from shardtool.dataset.sidecar_read import parse_facts, parse_sidecar, read_sidecar_schema
 from shardtool.errors import StoreFailed
 from tests import tfrecords
 from tests.helpers import members, shards, write_tree
@@ -111,7 +111,7 @@ def test_metadata_tells_of_the_shard(packed: Path) -> None:
             "shardtool.first": shards(packed)[0].name,
             "shardtool.shards": str(len(shards(packed))),
         }
-        facts = read_facts(shard.with_suffix(".index").read_bytes(), "out.index")
+        facts = parse_facts(shard.with_suffix(".index").read_bytes(), "out.index")
         assert (facts.name, facts.size, facts.crc) == (shard.name, len(raw), crc32c.crc32c(raw))
 
 
@@ -131,7 +131,7 @@ def _flipped(raw: bytes, at: int) -> bytes:
 
 
 def _crcs(raw: bytes) -> list[int] | None:
-    found = read_sidecar(raw, "out.index", None).crcs
+    found = parse_sidecar(raw, "out.index", None).crcs
     return None if found is None else found.tolist()
 
 
@@ -174,7 +174,7 @@ def test_what_is_no_sidecar(damage: str, packed: Path, tmp_path: Path) -> None:
     else:
         path.write_bytes({"empty": b"", "text": b"PAR1 not PAR1", "truncated": good.read_bytes()[:-100]}[damage])
     with pytest.raises(CorruptShard, match=r"out\.index") as caught:
-        read_facts(path.read_bytes(), path.name)
+        parse_facts(path.read_bytes(), path.name)
     if damage != "newer":  # what to do is right for whatever made it
         assert all(words in caught.value.remedy for words in ("if_exists='resume'", "shardtool index"))
         assert "create" not in caught.value.remedy
@@ -187,8 +187,8 @@ def test_the_schema_of_a_sidecar(columns: int, tmp_path: Path) -> None:
     table = pa.table({"key": ["a", "b"], "txt": ["x", "y"] if columns else ["", ""], **more})
     create(table, f"{tmp_path}/out-{{0..}}.tar", CreateOptions(values=("txt=txt",), workers=1))
     path = tmp_path / "out-0.index"
-    assert read_schema(str(path)) == pq.read_schema(path).remove_metadata()
-    assert len(read_schema(str(path))) >= 5 + columns
+    assert read_sidecar_schema(str(path)) == pq.read_schema(path).remove_metadata()
+    assert len(read_sidecar_schema(str(path))) >= 5 + columns
 
 
 def test_a_schema_that_the_machine_does_not_read(packed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -199,4 +199,4 @@ def test_a_schema_that_the_machine_does_not_read(packed: Path, monkeypatch: pyte
 
     monkeypatch.setattr(os, "pread", fails)
     with pytest.raises(StoreFailed, match=r"\.index: cannot be read"):
-        read_schema(str(shards(packed)[0].with_suffix(".index")))
+        read_sidecar_schema(str(shards(packed)[0].with_suffix(".index")))

@@ -24,11 +24,14 @@ from hypothesis import strategies as st
 from shardtool import CorruptShard, CreateOptions, ShardError, create, verify
 from shardtool.cli import cli
 from shardtool.dataset.find import open_dataset
-from shardtool.dataset.parquet_bounds import read_extents, read_footer
-from shardtool.dataset.shard_index import ShardFact, check_places, encode, index_of, read_sidecar
+from shardtool.dataset.parquet_bounds import leaf_memory, parse_footer
+from shardtool.dataset.sidecar_read import check_offsets, parse_sidecar
+from shardtool.dataset.sidecar_schema import ShardFacts
+from shardtool.dataset.sidecar_write import encode_sidecar, written_index
 from shardtool.errors import Bug
-from shardtool.values import ShardContent
-from shardtool.verbs.inspect.samples import first_samples, view
+from shardtool.shard_samples import ShardContent
+from shardtool.verbs.inspect.find_samples import first_samples
+from shardtool.verbs.inspect.sample_view import view_sample
 from tests.helpers import ENVIRONMENT, write_tree
 
 if TYPE_CHECKING:
@@ -284,7 +287,7 @@ def test_small_sidecars_take_little_memory(what: str, verbs: list[str], dataset:
     assert len(data) < 200_000
     memory.start()
     with pytest.raises(CorruptShard, match="no sidecar"):
-        read_sidecar(data, "x.index", size)
+        parse_sidecar(data, "x.index", size)
     for verb in verbs:
         code = _outcome(verb, dataset)
         assert code in (0, 2, 3, 4, 5), verb  # 0: a walk tells what the sidecar does not
@@ -337,14 +340,14 @@ def test_values_that_repeat_each_other(dataset: Path) -> None:
     column = _with("t", lambda rows: pa.array(["t" * 1_000_000] * rows))
     _spoil(dataset, column, use_dictionary=False, column_encoding={"t": "DELTA_BYTE_ARRAY"})
     with pytest.raises(CorruptShard, match="an encoding that no sidecar has"):
-        read_sidecar(_sidecar(dataset).read_bytes(), "x", 4096)
+        parse_sidecar(_sidecar(dataset).read_bytes(), "x", 4096)
 
 
 def test_pages_that_are_read_many_times(dataset: Path) -> None:
     """Columns that share their pages, so that reading them takes for ever, are refused by the footer."""
-    footer = read_footer(_sidecar(dataset).read_bytes())
+    footer = parse_footer(_sidecar(dataset).read_bytes())
     with pytest.raises(ValueError, match="share their pages"):
-        read_extents(b"PAR1", footer)
+        leaf_memory(b"PAR1", footer)
 
 
 @pytest.mark.slow
@@ -404,7 +407,7 @@ def test_times_as_text(tmp_path: Path) -> None:
     days = pa.array([0, 1], pa.date32())
     source = pa.table({"key": ["a", "b"], "txt": ["x", "y"], "t": times, "d": days})
     create(source, f"{tmp_path}/out-{{000..}}.tar", CreateOptions(values=("txt=txt",), workers=1))
-    found = [view(one).sample.metadata for one in first_samples([open_dataset(tmp_path)], 2)]
+    found = [view_sample(one).sample.metadata for one in first_samples([open_dataset(tmp_path)], 2)]
     assert found == [
         {"txt": "x", "t": "11103-08-29 17:22:31.711744", "d": date(1970, 1, 1)},
         {"txt": "y", "t": datetime(1970, 1, 1), "d": date(1970, 1, 2)},  # noqa: DTZ001
@@ -419,7 +422,7 @@ def test_places_that_overlap(data: st.DataObject) -> None:
     alone = [set(range(start, start + size)) for start, size in payloads]
     apart = sum(map(len, alone)) == len(set().union(*alone))
     try:
-        check_places(rows, 64)
+        check_offsets(rows, 64)
     except ValueError:
         assert not apart
     else:
@@ -432,9 +435,9 @@ def _rows_of(samples: list[list[tuple[int, int]]]) -> Any:
         b"k\0" * len(samples), np.array([*map(len, samples)], np.uint16).tobytes(), (b"a",),
         np.zeros(fields, np.uint16).tobytes(), np.ones(fields, np.int64).tobytes(), np.ones(fields, np.int64).tobytes(),
     )  # fmt: skip
-    index = index_of("tar", content, None, np.zeros(fields, np.uint32).tobytes())
-    data, _ = encode(index, ShardFact("x.tar", 2**20, 0, ""))
-    rows = read_sidecar(data, "x", 2**20)
+    index = written_index("tar", content, None, np.zeros(fields, np.uint32).tobytes())
+    data, _ = encode_sidecar(index, ShardFacts("x.tar", 2**20, 0, ""))
+    rows = parse_sidecar(data, "x", 2**20)
     places = np.array([place for sample in samples for place in sample], np.int64)
     rows.starts[...], rows.sizes[...] = 0, 64
     rows.offsets[...], rows.lengths[...] = places[:, 0], places[:, 1]
@@ -450,10 +453,10 @@ def test_a_million_fields_are_soon_compared() -> None:
         b"k", np.array([0, 1]), np.array([0]), np.array([4 * count]), np.array([0, count]), ("a",),
         np.zeros(count, np.int64), order * 4, np.full(count, 4), None,
     )  # fmt: skip
-    check_places(many, 4 * count)
+    check_offsets(many, 4 * count)
     many.offsets[7] += 1
     with pytest.raises(ValueError, match=r"overlap|outside"):
-        check_places(many, 4 * count)
+        check_offsets(many, 4 * count)
 
 
 _KINDS = st.sampled_from(
@@ -522,7 +525,7 @@ def test_a_sound_sidecar_stays_sound(dataset: Path) -> None:
     table = table.append_column("none", pa.nulls(rows, pa.string()))
     _seal(dataset, _written(table, _facts(dataset)))
     assert verify(dataset).sound
-    found = read_sidecar(_sidecar(dataset).read_bytes(), "x", 4096)
+    found = parse_sidecar(_sidecar(dataset).read_bytes(), "x", 4096)
     table = table.drop_columns(["__shard__"])  # which says what its reader knows
     assert found.plain_table().to_pylist() == table.to_pylist()
     assert found.plain_table().schema.names == table.schema.names

@@ -29,8 +29,9 @@ from shardtool import (
     reshard,
     verify,
 )
-from shardtool.dataset.shard_index import encode_table, read_facts, read_sidecar
-from shardtool.entries import arrow
+from shardtool.dataset.sidecar_read import parse_facts, parse_sidecar
+from shardtool.dataset.sidecar_write import encode_sidecar_table
+from shardtool.entries import metadata_columns
 from tests.helpers import members, read_tree, shards, write_tree
 from tests.mapped import NOTED
 from tests.stored import age
@@ -53,7 +54,7 @@ def old(tmp_path: Path) -> Path:
 def new(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Give the same dataset as it is written now, without the column of labels that version 1 did not have yet."""
     with monkeypatch.context() as patch:
-        patch.setattr(arrow, "with_columns", lambda columns, _more: columns)
+        patch.setattr(metadata_columns, "with_number_columns", lambda columns, _more: columns)
         create(write_tree(tmp_path / "src", SOURCE), f"{tmp_path}/new/out-{{0..1}}.tar", _options())
     return tmp_path / "new"
 
@@ -127,9 +128,9 @@ def test_resume_keeps_changed_samples_of_version_1(tmp_path: Path, monkeypatch: 
     before = read_tree(folder)
     for path in folder.glob("*.index"):
         data = path.read_bytes()
-        fact = read_facts(data, path.name)
-        path.write_bytes(encode_table(read_sidecar(data, path.name, None).plain_table(), fact, version=1))
-        assert read_sidecar(path.read_bytes(), path.name, None).version == 1
+        fact = parse_facts(data, path.name)
+        path.write_bytes(encode_sidecar_table(parse_sidecar(data, path.name, None).plain_table(), fact, version=1))
+        assert parse_sidecar(path.read_bytes(), path.name, None).version == 1
     age(folder, source)
     result = create(source, f"{folder}/out-{{0..1}}.tar", replace(options, if_exists="resume"))
     assert (result.kept, read_tree(folder)) == (result.shards, before)
@@ -171,9 +172,9 @@ def test_a_column_that_names_other_shards_is_refused(
 ) -> None:
     """A sidecar is of one shard: one whose rows do not all name it is `CorruptShard`, whatever they name."""
     same = _rewritten(new / "out-0.index", lambda table: table)
-    assert read_sidecar(same, "x", None).version == 2
+    assert parse_sidecar(same, "x", None).version == 2
     with pytest.raises(CorruptShard, match=found):
-        read_sidecar(_rewritten(new / "out-0.index", change, **facts), "x", None)
+        parse_sidecar(_rewritten(new / "out-0.index", change, **facts), "x", None)
 
 
 def test_a_renamed_shard_gets_a_sidecar_of_its_name(new: Path, tmp_path: Path) -> None:

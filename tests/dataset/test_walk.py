@@ -11,14 +11,14 @@ import pyarrow.parquet as pq
 import pytest
 
 from shardtool import CreateOptions, create
-from shardtool.dataset import shard_file as survey_module
-from shardtool.dataset.dataset_file import read_dataset
-from shardtool.dataset.find import StoredShard
-from shardtool.dataset.shard_file import Survey, SurveyTask, survey
+from shardtool.dataset import scan
+from shardtool.dataset.dataset_file import parse_dataset
+from shardtool.dataset.scan import ShardScan, ShardScanTask, scan_shard
+from shardtool.dataset.stored import StoredShard
 from shardtool.errors import OutputFailed
-from shardtool.fingerprint import crc32c, show_fingerprint
-from shardtool.format import tar, tfrecord
-from shardtool.verbs.verify.checks import Task, examine
+from shardtool.fingerprint import crc32c, format_fingerprint
+from shardtool.format import tar_write, tfrecord_read
+from shardtool.verbs.verify.examine import ExamineTask, examine_shard
 from tests import tfrecords
 from tests.helpers import members, shards, write_tree
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def rows(found: Survey) -> list[tuple[str, int, int, list[tuple[str, int, int, int]]]]:
+def rows(found: ShardScan) -> list[tuple[str, int, int, list[tuple[str, int, int, int]]]]:
     """Return what a survey found as rows of a sidecar."""
     at, out = 0, []
     crcs = list(found.crcs) or [0] * len(found.codes)
@@ -45,8 +45,8 @@ def test_a_survey_finds_what_the_sidecar_says(awkward: Path, ending: str, tmp_pa
     create(awkward, f"{tmp_path}/o-{{0..}}.{ending}", CreateOptions(max_count=5, workers=1))
     total = 0
     for shard in shards(tmp_path):
-        found = survey(SurveyTask(str(shard), checksum=True))
-        assert (found.error, found.soiled, found.odd) == (None, [], [])
+        found = scan_shard(ShardScanTask(str(shard), checksum=True))
+        assert (found.error, found.nonzero_padding, found.odd) == (None, [], [])
         assert found.crc == crc32c(shard.read_bytes())
         table = pq.read_table(shard.with_suffix(".index")).to_pylist()
         wanted = [
@@ -55,10 +55,10 @@ def test_a_survey_finds_what_the_sidecar_says(awkward: Path, ending: str, tmp_pa
         ]
         assert rows(found) == wanted
         total += found.digest or 0
-        plain = survey(SurveyTask(str(shard)))
+        plain = scan_shard(ShardScanTask(str(shard)))
         assert (plain.crc, list(plain.crcs), plain.lengths) == (None, [], found.lengths)
-    file = read_dataset((tmp_path / "o.json").read_bytes(), "o.json")
-    assert show_fingerprint(total) == file.fingerprint
+    file = parse_dataset((tmp_path / "o.json").read_bytes(), "o.json")
+    assert format_fingerprint(total) == file.fingerprint
 
 
 def test_where_keys_end(tmp_path: Path) -> None:
@@ -66,8 +66,8 @@ def test_where_keys_end(tmp_path: Path) -> None:
     source = write_tree(tmp_path / "in", {"v1.5/a.b.jpg": b"1", "v1.5/a.b.txt": b"2", ".c.jpg": b"3"})
     create(source, f"{tmp_path}/o-{{0..}}.tar", CreateOptions(dots="last", hidden=True, workers=1))
     path = str(tmp_path / "o-0.tar")
-    assert survey(SurveyTask(path, dots="last")).keys == [b".c", b"v1.5/a.b"]
-    assert survey(SurveyTask(path)).keys == [b".c", b"v1.5/a"]
+    assert scan_shard(ShardScanTask(path, dots="last")).keys == [b".c", b"v1.5/a.b"]
+    assert scan_shard(ShardScanTask(path)).keys == [b".c", b"v1.5/a"]
 
 
 def test_members_that_are_no_fields(tmp_path: Path) -> None:
@@ -79,7 +79,7 @@ def test_members_that_are_no_fields(tmp_path: Path) -> None:
             info = tarfile.TarInfo(name)
             info.type = kind
             out.addfile(info)
-    found = survey(SurveyTask(str(tmp_path / "x.tar")))
+    found = scan_shard(ShardScanTask(str(tmp_path / "x.tar")))
     assert found.keys == [b"a", b"a"]  # interleaved: two samples
     assert list(found.counts) == [2, 1]
     assert [(one.name, one.is_file) for one in found.odd] == [
@@ -101,7 +101,7 @@ def test_compressed_shards(pack: str, awkward: Path, tmp_path: Path) -> None:
                 info = tarfile.TarInfo(name)
                 info.size = len(payload)
                 out.addfile(info, io.BytesIO(payload))
-    whole, found = (survey(SurveyTask(str(tmp_path / name), checksum=True)) for name in ("o-0.tar", "x.tar.gz"))
+    whole, found = (scan_shard(ShardScanTask(str(tmp_path / name), checksum=True)) for name in ("o-0.tar", "x.tar.gz"))
     assert (found.error, found.size, found.crc) == (None, -1, None)
     assert (found.keys, found.lengths, found.crcs) == (whole.keys, whole.lengths, whole.crcs)
 
@@ -111,7 +111,7 @@ def test_a_compressed_tfrecord(tmp_path: Path) -> None:
     source = write_tree(tmp_path / "in", {f"{at}.jpg": bytes([at]) * 1000 * at for at in range(20)})
     create(source, f"{tmp_path}/o-{{0..}}.tfrecord", CreateOptions(workers=1))
     (tmp_path / "x.tfrecord.gz").write_bytes(gzip.compress((tmp_path / "o-0.tfrecord").read_bytes()))
-    found = survey(SurveyTask(str(tmp_path / "x.tfrecord.gz"), checksum=True))
+    found = scan_shard(ShardScanTask(str(tmp_path / "x.tfrecord.gz"), checksum=True))
     assert (found.error, len(found.keys)) == (None, 20)
 
 
@@ -119,9 +119,9 @@ def test_records_too_large_to_hold(awkward: Path, tmp_path: Path, monkeypatch: p
     """What is found does not depend on whether records are held in memory."""
     create(awkward, f"{tmp_path}/o-{{0..}}.tfrecord", CreateOptions(workers=1, label_from_folder=True))
     path = str(tmp_path / "o-0.tfrecord")
-    held = [survey(SurveyTask(path, checksum=checksum)) for checksum in (False, True)]
-    monkeypatch.setattr(tfrecord, "HELD_LIMIT", 10)
-    far = [survey(SurveyTask(path, checksum=checksum)) for checksum in (False, True)]
+    held = [scan_shard(ShardScanTask(path, checksum=checksum)) for checksum in (False, True)]
+    monkeypatch.setattr(tfrecord_read, "MAX_HELD_RECORD_BYTES", 10)
+    far = [scan_shard(ShardScanTask(path, checksum=checksum)) for checksum in (False, True)]
     assert [*map(rows, far)] == [*map(rows, held)]
     assert [one.digest for one in far] == [one.digest for one in held] != [None, None]
 
@@ -130,11 +130,11 @@ def test_damage_is_told_with_what_stands_before_it(ending: str, small: Path, tmp
     """Of a damaged shard the samples before the damage are told, and the sum of all its bytes."""
     create(small, f"{tmp_path}/o-{{0..}}.{ending}", CreateOptions(workers=1))
     path = tmp_path / f"o-0.{ending}"
-    whole = survey(SurveyTask(str(path), checksum=True))
+    whole = scan_shard(ShardScanTask(str(path), checksum=True))
     data = bytearray(path.read_bytes())
     data[whole.starts[6]] ^= 1
     path.write_bytes(data)
-    found = survey(SurveyTask(str(path), checksum=True))
+    found = scan_shard(ShardScanTask(str(path), checksum=True))
     assert found.error is not None
     assert found.keys == whole.keys[:6]
     assert found.crc == crc32c(data)
@@ -145,19 +145,19 @@ def test_padding_that_is_not_zero(tmp_path: Path) -> None:
     source = write_tree(tmp_path / "in", {"a.jpg": b"x" * 10, "b.jpg": b"y" * (2**20 + 1), "c.jpg": b""})
     create(source, f"{tmp_path}/o-{{0..}}.tar", CreateOptions(workers=1))
     path = tmp_path / "o-0.tar"
-    places = survey(SurveyTask(str(path)))
+    places = scan_shard(ShardScanTask(str(path)))
     data = bytearray(path.read_bytes())
     for at in (0, 1):
         data[places.offsets[at] + places.lengths[at] + 7] = 1
     path.write_bytes(data)
     ends = [places.offsets[at] + places.lengths[at] for at in (0, 1)]
-    assert survey(SurveyTask(str(path), checksum=True)).soiled == ends
+    assert scan_shard(ShardScanTask(str(path), checksum=True)).nonzero_padding == ends
 
 
 def test_many_field_names(tmp_path: Path) -> None:
     """A shard with a field name of its own in each sample is surveyed in the usual time."""
-    headers = b"".join(tar.header(b"%d.%d" % (at, at), 0) for at in range(70_000))
-    found = survey(SurveyTask(str(_packed(tmp_path / "x.tar", headers + tar.TRAILER)), checksum=True))
+    headers = b"".join(tar_write.encode_header(b"%d.%d" % (at, at), 0) for at in range(70_000))
+    found = scan_shard(ShardScanTask(str(_packed(tmp_path / "x.tar", headers + tar_write.TRAILER)), checksum=True))
     assert (len(found.names), found.error, found.digest) == (70_000, None, None)
 
 
@@ -174,7 +174,7 @@ def test_foreign_examples(tmp_path: Path) -> None:
 
     data = example(key=b"named", image=b"1") + example(image=b"2", label=b"3")
     (tmp_path / "x.tfrecord").write_bytes(data)
-    found = survey(SurveyTask(str(tmp_path / "x.tfrecord")))
+    found = scan_shard(ShardScanTask(str(tmp_path / "x.tfrecord")))
     assert found.keys == [b"named", b"x/000000001"]
     assert [field[0] for row in rows(found) for field in row[3]] == ["image", "key", "image", "label"]
 
@@ -190,11 +190,11 @@ def _packed(path: Path, data: bytes) -> Path:
     return path
 
 
-def _took(path: Path) -> tuple[Survey, int]:
+def _took(path: Path) -> tuple[ShardScan, int]:
     """Return a survey, and the most bytes that Python's objects took meanwhile."""
     tracemalloc.start()
     try:
-        return survey(SurveyTask(str(path), checksum=True)), tracemalloc.get_traced_memory()[1]
+        return scan_shard(ShardScanTask(str(path), checksum=True)), tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
 
@@ -214,7 +214,9 @@ def test_as_many_features_as_a_sample_has(tmp_path: Path) -> None:
     """An Example of 65,535 fields and a key is sound."""
     value = tfrecords.part(b"")
     features = [(b"%05d" % at, tfrecords.BYTES, value) for at in range(2**16 - 1)]
-    found = survey(SurveyTask(str(_packed(tmp_path / "x.tfrecord", _example((b"__key__", 1, value), *features)))))
+    found = scan_shard(
+        ShardScanTask(str(_packed(tmp_path / "x.tfrecord", _example((b"__key__", 1, value), *features))))
+    )
     assert (found.error, len(found.names)) == (None, 2**16 - 1)
 
 
@@ -231,13 +233,13 @@ def test_a_list_of_many_values(kind: int, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_what_a_walk_keeps_is_bounded_by_the_shard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a small compressed file that unfolds to endless names of keys and fields, only so much is kept."""
-    monkeypatch.setattr(survey_module, "_KEPT_ALWAYS", 2**20)
-    monkeypatch.setattr(survey_module, "_KEPT_STEP", 2**16)
-    monkeypatch.setattr(survey_module, "_KEPT_A_PACKED_BYTE", 16)
-    long = tar.header(b"k." + b"f" * 60_000, 0)
+    monkeypatch.setattr(scan, "_BASE_MEMORY_BYTES", 2**20)
+    monkeypatch.setattr(scan, "_MEMORY_CHECK_BYTES", 2**16)
+    monkeypatch.setattr(scan, "_MEMORY_PER_COMPRESSED_BYTE", 16)
+    long = tar_write.encode_header(b"k." + b"f" * 60_000, 0)
     for name, record in (("fields.tfrecord.gz", tfrecords.frame(tfrecords.part(b"\x0a\x00" * 1000))),
                          ("samples.tfrecord.gz", tfrecords.frame(b"")),
-                         ("fields.tar.gz", long), ("odd.tar.gz", tar.header(b"d" * 90, 0))):  # fmt: skip
+                         ("fields.tar.gz", long), ("odd.tar.gz", tar_write.encode_header(b"d" * 90, 0))):  # fmt: skip
         found, took = _took(_packed(tmp_path / name, record * (6_000_000 // len(record))))
         assert found.error is not None, name
         assert "more than can be kept" in str(found.error), name
@@ -248,10 +250,10 @@ def test_what_a_walk_keeps_is_bounded_by_the_shard(tmp_path: Path, monkeypatch: 
 @pytest.mark.parametrize("name", ["x.tar", "x.tar.gz"])
 def test_a_tar_sample_of_too_many_fields(name: str, tmp_path: Path) -> None:
     """A sample of more members than any that we write is damage."""
-    header = tar.header(b"a.txt", 0)
-    found = survey(SurveyTask(str(_packed(tmp_path / name, header * 2**16 + tar.TRAILER))))
+    header = tar_write.encode_header(b"a.txt", 0)
+    found = scan_shard(ShardScanTask(str(_packed(tmp_path / name, header * 2**16 + tar_write.TRAILER))))
     assert "at 0: a sample of 65,536 fields" in str(found.error)
-    found = survey(SurveyTask(str(_packed(tmp_path / name, header * (2**16 - 1) + tar.TRAILER))))
+    found = scan_shard(ShardScanTask(str(_packed(tmp_path / name, header * (2**16 - 1) + tar_write.TRAILER))))
     assert found.error is None
 
 
@@ -259,7 +261,7 @@ def test_a_key_that_is_too_long(tmp_path: Path) -> None:
     """Keys are never cut, which could make two of them one: one over 1 MiB is damage."""
     for size, sound in ((2**20, True), (2**20 + 1, False)):
         path = _packed(tmp_path / "x.tfrecord", _example((b"__key__", tfrecords.BYTES, tfrecords.part(b"k" * size))))
-        found = survey(SurveyTask(str(path)))
+        found = scan_shard(ShardScanTask(str(path)))
         assert (found.error is None, [*map(len, found.keys)]) == (sound, [size] if sound else [])
 
 
@@ -269,19 +271,19 @@ def test_a_large_record_of_a_compressed_shard(tmp_path: Path, monkeypatch: pytes
     features = [(b"__key__", tfrecords.BYTES, tfrecords.part(b"k")), (b"z", tfrecords.BYTES, parts[0])]
     features += [(b"m", tfrecords.BYTES, parts[1] * 2), (b"a", tfrecords.BYTES, parts[2])]
     data = _example(*features) + _example((b"n", tfrecords.INT64, tfrecords.part(b"\x07")))
-    plain = survey(SurveyTask(str(_packed(tmp_path / "x.tfrecord", data * 2)), checksum=True))
-    monkeypatch.setattr(tfrecord, "HELD_LIMIT", 50)
-    packed = survey(SurveyTask(str(_packed(tmp_path / "x.tfrecord.gz", data * 2)), checksum=True))
+    plain = scan_shard(ShardScanTask(str(_packed(tmp_path / "x.tfrecord", data * 2)), checksum=True))
+    monkeypatch.setattr(tfrecord_read, "MAX_HELD_RECORD_BYTES", 50)
+    packed = scan_shard(ShardScanTask(str(_packed(tmp_path / "x.tfrecord.gz", data * 2)), checksum=True))
     assert (plain.error, packed.error) == (None, None)
     assert (rows(packed), packed.digest) == (rows(plain), plain.digest)
-    cut = survey(SurveyTask(str(_packed(tmp_path / "y.tfrecord.gz", data[:100_000])), checksum=True))
+    cut = scan_shard(ShardScanTask(str(_packed(tmp_path / "y.tfrecord.gz", data[:100_000])), checksum=True))
     assert "the file ends before" in str(cut.error)
 
 
 def test_no_room_for_a_large_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where there is no room for such a record, that is no damage of the shard."""
-    monkeypatch.setattr(tfrecord, "HELD_LIMIT", 50)
+    monkeypatch.setattr(tfrecord_read, "MAX_HELD_RECORD_BYTES", 50)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))
     path = _packed(tmp_path / "x.tfrecord.gz", _example((b"a", tfrecords.BYTES, tfrecords.part(bytes(100)))))
     with pytest.raises(OutputFailed, match="TMPDIR"):
-        examine(Task(StoredShard(str(path))))
+        examine_shard(ExamineTask(StoredShard(str(path))))

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from shardtool.errors import Bug
-from shardtool.values import SpanFile
+from shardtool.shard_samples import SpanFile
 from tests.made import changed, flat_entries, made_entries
 
 if TYPE_CHECKING:

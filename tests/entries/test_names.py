@@ -3,16 +3,16 @@
 import numpy as np
 import pytest
 
-from shardtool.entries import entries as module
-from shardtool.entries.entries import Names
+from shardtool.entries import strings
+from shardtool.entries.strings import PackedStrings
 
 
 @pytest.mark.parametrize("count", [0, 1, 3, 4, 7])
 def test_names_come_in_chunks(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Chunks hold each name once, in order, with the place of the first of them; and no more than a chunk may."""
-    monkeypatch.setattr("shardtool.values.CHUNK", 3)
+    monkeypatch.setattr("shardtool.values.CHUNK_ROWS", 3)
     texts = [b"n%d" % at for at in range(count)]
-    names = Names.of(texts)
+    names = PackedStrings.of(texts)
     found = [(first, list(some)) for first, some in names.chunks()]
     assert [name for _, some in found for name in some] == texts
     assert all(some == texts[first : first + 3] for first, some in found)
@@ -21,9 +21,9 @@ def test_names_come_in_chunks(count: int, monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_many_names_are_gathered_alike(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a large column, names are gathered in another way, and are the same: in any order, twice, and of no bytes."""
-    names = Names.of([b"n" * (at % 7) for at in range(50)])
+    names = PackedStrings.of([b"n" * (at % 7) for at in range(50)])
     which = np.array([3, 49, 0, 7, 7, 14, 48, 1])
     expected = [names.gather(which), names.gather(which[:0]), names.take(which[::-1]).data]
-    monkeypatch.setattr(module, "_MANY", 1)
-    monkeypatch.setattr(module, "_FEW", -1)
+    monkeypatch.setattr(strings, "_MIN_ARROW_STRINGS", 1)
+    monkeypatch.setattr(strings, "_MAX_SLICED_STRINGS", -1)
     assert [names.gather(which), names.gather(which[:0]), names.take(which[::-1]).data] == expected

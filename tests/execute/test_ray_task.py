@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from shardtool.errors import Bug, SampleFailed
-from shardtool.execute.pool import LocalPool, Surroundings, TaskCounts, look, see, serve
-from shardtool.storage.remote.stores import object_headers
+from shardtool.execute.local_pool import LocalPool
+from shardtool.execute.ray_task import TaskCounts, TaskEnvironment, describe_path, inspect_node, run_task
+from shardtool.storage.remote.store_options import object_headers
 from shardtool.storage.staging import Folder
 
 if TYPE_CHECKING:
@@ -37,21 +38,21 @@ def failing(task: str) -> None:
     raise SampleFailed(task, "odd") if task else KeyError(task)
 
 
-def served(task: tuple[Surroundings, Callable[..., object], Any]) -> Any:
+def served(task: tuple[TaskEnvironment, Callable[..., object], Any]) -> Any:
     """Serve a task as a worker of Ray's."""
     surroundings, function, given = task
-    return serve(surroundings, function, 0, given, None)
+    return run_task(surroundings, function, 0, given, None)
 
 
-def looked(task: tuple[Surroundings, dict[str | bytes, str], str | None, str, str]) -> list[tuple[str, str]]:
+def looked(task: tuple[TaskEnvironment, dict[str | bytes, str], str | None, str, str]) -> list[tuple[str, str]]:
     """Look as a node does."""
-    return look(*task)
+    return inspect_node(*task)
 
 
 def test_each_attempt_has_a_file_of_its_own(pool: LocalPool, tmp_path: Path) -> None:
     """Attempts at a task write side by side, where the parent is; what one wrote is published, and all others go."""
     (tmp_path / "out").mkdir()
-    there, folder = Surroundings.here()._replace(folder=str(tmp_path)), Folder(str(tmp_path / "out"))
+    there, folder = TaskEnvironment.here()._replace(folder=str(tmp_path)), Folder(str(tmp_path / "out"))
     tasks = [(there, staged, ("out", data)) for data in ("late", "right", "early")]
     answers = [answer.result for _, answer in pool.map(served, tasks)]
     assert {place for _, place in answers} == {str(tmp_path)}
@@ -73,7 +74,7 @@ def test_a_node_tells_stores_what_the_parent_does(pool: LocalPool, monkeypatch: 
     """What options say of stores goes with a task; no keys do, which are the node's own affair."""
     monkeypatch.setenv("SHARDTOOL_STORE_OPTIONS", "sse=AES256")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hidden")
-    here = Surroundings.here()
+    here = TaskEnvironment.here()
     assert "hidden" not in str(here)
     monkeypatch.delenv("SHARDTOOL_STORE_OPTIONS")
     [(_, answer)] = pool.map(served, [(here, told, "")])
@@ -82,7 +83,7 @@ def test_a_node_tells_stores_what_the_parent_does(pool: LocalPool, monkeypatch: 
 
 def test_what_fails_is_an_answer(pool: LocalPool) -> None:
     """An error of the data comes back as it is, and any other as a mistake of ours with its traceback."""
-    here = Surroundings.here()
+    here = TaskEnvironment.here()
     (_, odd), (_, bug) = pool.map(served, [(here, failing, "7"), (here, failing, "")])
     assert (type(odd.error), str(odd.error)) == (SampleFailed, "7: odd")
     assert isinstance(bug.error, Bug)
@@ -94,10 +95,10 @@ def test_what_a_node_sees(pool: LocalPool, tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"123")
     (tmp_path / "mine.py").write_text("")
     os.utime(tmp_path / "a", ns=(0, 10**9 + 1))
-    here, function, output = Surroundings.here(), (None, "", "mine:same"), str(tmp_path)
+    here, function, output = TaskEnvironment.here(), (None, "", "mine:same"), str(tmp_path)
     with_path = here._replace(path=(*here.path, str(tmp_path)))
     marker = str(tmp_path / "a")
-    same: dict[str | bytes, str] = {str(tmp_path): see(tmp_path.as_posix()), marker: see(marker)}
+    same: dict[str | bytes, str] = {str(tmp_path): describe_path(tmp_path.as_posix()), marker: describe_path(marker)}
     assert list(same.values()) == ["a folder", "3 bytes, changed at 1.000000001"]
     other: dict[str | bytes, str] = {str(tmp_path): same[marker], str(tmp_path / "b"): "a folder"}
     tasks = [

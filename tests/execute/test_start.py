@@ -15,7 +15,9 @@ import pytest
 import shardtool
 from shardtool.errors import InvalidRequest, SampleFailed
 from shardtool.execute import start_pool
-from shardtool.execute.pool import LocalPool, Pool, a_few, send
+from shardtool.execute.local_pool import LocalPool
+from shardtool.execute.pool import Pool, sample_paths
+from shardtool.execute.worker import send
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -42,7 +44,7 @@ def test_pools_are_alike(pool: Pool, tmp_path: Path) -> None:
     """Each pool gives every result with its task's number, passes on errors, and sees what this process sees."""
     pool.check((str(tmp_path),), output=str(tmp_path), function="no.module:function")
     assert sorted(pool.map(halved, range(0, 20, 2))) == [(number, number) for number in range(10)]
-    assert pool.most >= pool.most_together >= 1
+    assert pool.most >= pool.max_per_machine >= 1
     with pytest.raises(SampleFailed, match="3: odd"):
         list(pool.map(halved, [2, 3]))
 
@@ -112,6 +114,6 @@ def test_one_place_decides() -> None:
 
 def test_what_is_compared() -> None:
     """Of many files three are looked at."""
-    assert a_few([]) == []
-    assert a_few(["a"]) == ["a"]
-    assert a_few([str(number) for number in range(9)]) == ["0", "4", "8"]
+    assert sample_paths([]) == []
+    assert sample_paths(["a"]) == ["a"]
+    assert sample_paths([str(number) for number in range(9)]) == ["0", "4", "8"]

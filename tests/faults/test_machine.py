@@ -12,7 +12,7 @@ import pytest
 
 import shardtool
 from shardtool.errors import CorruptShard, StoreFailed
-from shardtool.storage import places as reading
+from shardtool.storage import files
 from tests.helpers import ENVIRONMENT, PATIENCE_S, typed, write_tree
 
 _SAMPLES = 40
@@ -85,14 +85,14 @@ def test_few_open_files_are_no_damage(words: str, free: int) -> None:
 @pytest.mark.parametrize("name", ["out-003.tar", "out-003.index", "out.json"])
 def test_what_the_machine_does_not_open_is_not_damaged(code: int, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the machine does not open a file, a reader ends with exit code 7, or says just that, whatever it skips."""
-    opened = reading._open  # noqa: SLF001
+    opened = files._open  # noqa: SLF001
 
     def fails(path: str | bytes, flags: int) -> int:
         if os.path.basename(os.fsdecode(path)) == name:
             raise OSError(code, os.strerror(code), path)
         return opened(path, flags)
 
-    monkeypatch.setattr(reading, "_open", fails)
+    monkeypatch.setattr(files, "_open", fails)
     listed = name == "out-003.tar" and code != errno.EMFILE  # verify goes on after a shard that it cannot read
     for words in ("copy ds to", "verify ds", "reshard ds r-{0..}.tar", "index ds --overwrite"):
         ran = typed(*words.split(), "--workers", "1") if "copy" not in words else typed(*words.split())

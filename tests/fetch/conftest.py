@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from shardtool.fetch import FetchOptions
-from shardtool.fetch.fetcher import Fetcher
+from shardtool.fetch.fetcher import HttpFetcher
+from shardtool.fetch.options import FetchOptions
 from tests.fetch.server import WebServer, web_server
 
 if TYPE_CHECKING:
@@ -24,14 +24,14 @@ def web() -> Iterator[WebServer]:
 
 
 @contextmanager
-def fetching(**options: Any) -> Iterator[Fetcher]:
+def fetching(**options: Any) -> Iterator[HttpFetcher]:
     """Give what fetches from this machine."""
     chosen = {"allow_private": True, "retries": 0, "per_host": 64, **options}
-    with closing(Fetcher(FetchOptions(**chosen))) as fetcher:
+    with closing(HttpFetcher(FetchOptions(**chosen))) as fetcher:
         yield fetcher
 
 
-def held(fetcher: Fetcher) -> int:
+def held(fetcher: HttpFetcher) -> int:
     """Return the bytes that were read and not taken yet, behind all that was asked before."""
 
     async def found() -> int:

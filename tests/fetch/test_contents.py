@@ -8,8 +8,8 @@ import zlib
 import pytest
 from PIL import Image
 
-from shardtool.fetch import FetchFailed
-from shardtool.fetch.fetcher import Unpacker, is_image, refused_by
+from shardtool.fetch.content import BodyDecoder, is_image, refusing_directive
+from shardtool.fetch.options import FetchFailed
 
 
 @pytest.mark.parametrize("form", ["JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF", "JPEG2000"])
@@ -37,7 +37,7 @@ def test_others_do_not(data: bytes) -> None:
 )  # fmt: skip
 def test_robots(headers: list[str], word: str) -> None:
     """A directive counts where it is for all robots, or for ours."""
-    assert refused_by(headers, "shardtool/1.0 (+https://example.org)") == word
+    assert refusing_directive(headers, "shardtool/1.0 (+https://example.org)") == word
 
 
 @pytest.mark.parametrize("wbits", [zlib.MAX_WBITS, -zlib.MAX_WBITS])
@@ -45,7 +45,7 @@ def test_both_kinds_of_deflate(wbits: int) -> None:
     """`deflate` is unpacked with and without the wrapper that some servers leave out, byte by byte."""
     packer = zlib.compressobj(wbits=wbits)
     packed = packer.compress(b"text" * 99) + packer.flush()
-    unpacker = Unpacker("Deflate")
+    unpacker = BodyDecoder("Deflate")
     assert (
         b"".join(piece for at in range(len(packed)) for piece in unpacker.pieces(packed[at : at + 1])) == b"text" * 99
     )
@@ -55,4 +55,4 @@ def test_both_kinds_of_deflate(wbits: int) -> None:
 def test_an_unknown_coding_is_refused() -> None:
     """What cannot be unpacked is no file."""
     with pytest.raises(FetchFailed, match="br"):
-        Unpacker("br")
+        BodyDecoder("br")

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardtool.errors import OutputFailed
-from shardtool.fetch import FetchFailed, FetchOptions
+from shardtool.fetch.options import FetchFailed, FetchOptions
 from tests.faults.helpers import settles
 from tests.fetch.conftest import fetching, held
 from tests.fetch.server import BOMB, body, web_server
@@ -21,11 +21,11 @@ from tests.fetch.server import BOMB, body, web_server
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from shardtool.fetch.fetcher import Fetcher
+    from shardtool.fetch.fetcher import HttpFetcher
     from tests.fetch.server import WebServer
 
 
-def _all(fetcher: Fetcher, urls: Sequence[str]) -> list[bytes | str]:
+def _all(fetcher: HttpFetcher, urls: Sequence[str]) -> list[bytes | str]:
     """Return the file of each URL, or the code of its failure."""
     fetcher.begin(urls)
     found: list[bytes | str] = []
@@ -99,7 +99,7 @@ def test_a_host_without_an_address(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_name_service_that_is_busy(web: WebServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """A name that is not known for now is asked for again."""
-    monkeypatch.setattr("shardtool.fetch.fetcher._FIRST_WAIT_S", 0.01)
+    monkeypatch.setattr("shardtool.fetch.client._FIRST_WAIT_S", 0.01)
     asked, real = [], socket.getaddrinfo
 
     def busy(host: str, *more: Any, **how: Any) -> list[Any]:
@@ -148,7 +148,7 @@ def test_private_addresses_are_refused(web: WebServer, host: str) -> None:
 
 def test_redirects_to_private_addresses_are_refused(web: WebServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each address on the way is checked: a server of the web cannot send us to this machine."""
-    monkeypatch.setattr("shardtool.fetch.fetcher.is_public", lambda address: address == "127.0.0.1")
+    monkeypatch.setattr("shardtool.fetch.public_addresses.is_public", lambda address: address == "127.0.0.1")
     target = web.url("ok/a", "127.0.0.2").replace("/", "%2F")
     assert _one(web.url(f"to/{target}"), allow_private=False) == "refused-address"
     assert [*web.asked] == [f"/to/{target}"]
@@ -163,7 +163,7 @@ def test_the_address_that_is_connected_to_is_checked(web: WebServer, monkeypatch
         seen.append(address)
         return False
 
-    monkeypatch.setattr("shardtool.fetch.fetcher.is_public", look)
+    monkeypatch.setattr("shardtool.fetch.public_addresses.is_public", look)
     assert _one(web.url("ok/a", "localhost"), allow_private=False) == "refused-address"
     assert "127.0.0.1" in seen
     assert not web.asked
@@ -213,7 +213,7 @@ def test_a_hostile_answer_ends(web: WebServer, path: str, codes: set[str | bytes
 
 def test_what_may_pass_is_tried_again(web: WebServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """A busy server, and a body that was cut, are tried again as often as asked; what is for good is not."""
-    monkeypatch.setattr("shardtool.fetch.fetcher._FIRST_WAIT_S", 0.01)
+    monkeypatch.setattr("shardtool.fetch.client._FIRST_WAIT_S", 0.01)
     paths = ["busy/2/a", "busy/3/a", "cut/once/a", "status/404"]
     with fetching(retries=2) as fetcher:
         found = _all(fetcher, [web.url(path) for path in paths])
@@ -224,7 +224,7 @@ def test_what_may_pass_is_tried_again(web: WebServer, monkeypatch: pytest.Monkey
 @pytest.mark.slow
 def test_a_server_that_asks_to_wait(web: WebServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Retry-After is obeyed; where it asks for more than the time that is left, the file is given up at once."""
-    monkeypatch.setattr("shardtool.fetch.fetcher._FIRST_WAIT_S", 0.001)
+    monkeypatch.setattr("shardtool.fetch.client._FIRST_WAIT_S", 0.001)
     begun = time.monotonic()
     assert _one(web.url("later_than/1"), retries=1) == "http-429"
     assert time.monotonic() - begun >= 1
@@ -319,19 +319,19 @@ def test_images_are_asked_for(web: WebServer) -> None:
     assert _one(web.url("text/a")) == b"<html>no picture</html>"
 
 
-def _all_taken(fetcher: Fetcher, count: int) -> list[bytes]:
+def _all_taken(fetcher: HttpFetcher, count: int) -> list[bytes]:
     return [fetcher.take(number) for number in range(count)]
 
 
 def test_a_lack_of_memory_beside_files_is_raised(web: WebServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where there is no memory to begin another file, who asks for it hears of that, and does not wait for ever."""
 
-    def no_memory(_self: Fetcher) -> None:
+    def no_memory(_self: HttpFetcher) -> None:
         raise MemoryError
 
     with fetching(connections=1) as fetcher:
         fetcher.begin([web.url("later/a"), web.url("ok/b"), *([web.url("ok/c")] * 20)])
-        monkeypatch.setattr("shardtool.fetch.fetcher.Fetcher._begin_more", no_memory)
+        monkeypatch.setattr("shardtool.fetch.fetcher.HttpFetcher._begin_more", no_memory)
         with pytest.raises(MemoryError):
             _all_taken(fetcher, 22)
         monkeypatch.undo()

@@ -15,12 +15,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardtool.cli import terminal as shown
+from shardtool.cli import plain_progress
 from shardtool.cli.terminal import Terminal
-from shardtool.fetch import FetchOptions, FetchProgress, host_of
-from shardtool.fetch import fetcher as fetcher_module
-from shardtool.fetch.fetcher import HostTimes
-from shardtool.storage.remote.retry import RequestAgain, hear, tell
+from shardtool.fetch import fetcher
+from shardtool.fetch.host_times import HostTimes
+from shardtool.fetch.options import FetchOptions, FetchProgress
+from shardtool.fetch.urls import url_host
+from shardtool.storage.remote.notices import RequestRetry, emit, set_listener
 from tests.fetch.conftest import fetching
 
 if TYPE_CHECKING:
@@ -84,11 +85,11 @@ def test_one_slow_host(order: str, half: int, per_host: int, seed: int) -> None:
     took = _Fetches(hosts, options, seed).run(inf)
     again = _Fetches(hosts, options, seed)
     again.run(took / 3)
-    left_s, host, done, files, each_s = again.times.left()
-    assert 1 / 1.5 < left_s / (took * 2 / 3) < 1.5
+    remaining_s, host, done, files, seconds_per_file = again.times.left()
+    assert 1 / 1.5 < remaining_s / (took * 2 / 3) < 1.5
     assert (host, files) == ("slow", half)
     assert 0 < done < half
-    assert 0.5 < each_s < 1.5
+    assert 0.5 < seconds_per_file < 1.5
 
 
 @given(st.lists(st.sampled_from(("slow", "fast")), min_size=500, max_size=500), st.sampled_from((16, 64)))
@@ -144,48 +145,48 @@ def test_a_file_that_hangs() -> None:
 )  # fmt: skip
 def test_a_host_is_no_secret(url: str, host: str) -> None:
     """What is told of a URL is its host: no user, no password, no query."""
-    assert host_of(url) == host
+    assert url_host(url) == host
 
 
 def test_workers_make_one_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Shards that are not begun take as long as those that are; two workers take them as they are free."""
-    monkeypatch.setattr(shown, "PERIOD_S", 1000)
+    monkeypatch.setattr(plain_progress, "PERIOD_S", 1000)
     with redirect_stderr(StringIO()), closing(Terminal(quiet=False, verbose=False, progress="plain")) as terminal:
         terminal.start(600, 0, 6)
         fetched = terminal._fetched  # noqa: SLF001 - what lines are made of
         assert fetched is not None
         assert fetched.left() == ""
-        tell(FetchProgress(1, 100, 0.5, 30, 30, "slow.org", 10, 50, 1.5))
-        tell(FetchProgress(2, 100, 0.5, 30, 20, "slow.org", 15, 50, 1.5))
+        emit(FetchProgress(1, 100, 0.5, 30, 30, "slow.org", 10, 50, 1.5))
+        emit(FetchProgress(2, 100, 0.5, 30, 20, "slow.org", 15, 50, 1.5))
         terminal.advance(100, 0, 0)
         assert fetched.left() == ", 140 s left, waiting for slow.org: 25 of 100, 1.5 s each"
-        tell(FetchProgress(1, 100, 1, 60, 0, "", 0, 0, 0))
-        tell(FetchProgress(2, 100, 0.9, 40, 10, "", 0, 0, 0))
+        emit(FetchProgress(1, 100, 1, 60, 0, "", 0, 0, 0))
+        emit(FetchProgress(2, 100, 0.9, 40, 10, "", 0, 0, 0))
         terminal.advance(480, 0, 4)
         assert fetched.left().endswith(" s left")
 
 
 def test_packing_that_takes_longer(web: WebServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where files are there before they are asked for, no host is waited for."""
-    monkeypatch.setattr(fetcher_module, "_TELL_S", 0.0)
+    monkeypatch.setattr(fetcher, "_PROGRESS_INTERVAL_S", 0.0)
     told: list[object] = []
-    hear(told.append)
-    with fetching() as fetcher:
+    set_listener(told.append)
+    with fetching() as client:
         began = time.monotonic()
-        fetcher.begin([web.url(f"ok/{number}") for number in range(20)], 20)
+        client.begin([web.url(f"ok/{number}") for number in range(20)], 20)
         for number in range(20):
-            fetcher.take(number)
+            client.take(number)
             time.sleep((time.monotonic() - began) / 10)  # longer than any wait before
-        fetcher.begin(())
-    hear(None)
+        client.begin(())
+    set_listener(None)
     *_, late, _ = (one for one in told if isinstance(one, FetchProgress))
-    assert (late.host, late.share < 1, late.left_s > 0) == ("", True, True)
+    assert (late.host, late.share < 1, late.remaining_s > 0) == ("", True, True)
 
 
 def test_what_is_told(web: WebServer) -> None:
     """A worker tells how far it is, to its end, and of each request that is made again, without secrets."""
     told: list[object] = []
-    hear(told.append)
+    set_listener(told.append)
     urls = [web.url(f"busy/1/{number}?X-Amz-Signature=secret").replace("//", "//me:secret@") for number in range(30)]
     with fetching(retries=2, connections=64) as fetcher:
         waits: list[int] = []
@@ -193,12 +194,12 @@ def test_what_is_told(web: WebServer) -> None:
         for number in range(30):
             fetcher.take(number)
         fetcher.begin(())
-    hear(None)
+    set_listener(None)
     assert waits
-    again = [one for one in told if isinstance(one, RequestAgain)]
+    again = [one for one in told if isinstance(one, RequestRetry)]
     assert sum(one.requests for one in again) == 30
     assert {one.attempts for one in again} == {1}
     assert all(one.where.endswith("?X-Amz-Signature=REDACTED") and "503" in one.found for one in again)
     *_, last = told
     assert isinstance(last, FetchProgress)
-    assert (last.samples, last.share, last.left_s, "secret" in str(told)) == (30, 1, 0, False)
+    assert (last.samples, last.share, last.remaining_s, "secret" in str(told)) == (30, 1, 0, False)

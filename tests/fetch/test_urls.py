@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardtool.fetch import shown_url
+from shardtool.fetch.urls import redact_url
 
 _PART = st.text(st.characters(categories=("L", "N")), min_size=1, max_size=5)
 
@@ -38,8 +38,8 @@ _PART = st.text(st.characters(categories=("L", "N")), min_size=1, max_size=5)
 )
 def test_what_is_shown(url: str, shown: str) -> None:
     """User, password, fragment and parameters that are secret by name are left out; what tells files apart stays."""
-    assert shown_url(url) == shown
-    assert shown_url(shown) == shown
+    assert redact_url(url) == shown
+    assert redact_url(shown) == shown
 
 
 @settings(max_examples=100)
@@ -47,9 +47,9 @@ def test_what_is_shown(url: str, shown: str) -> None:
 def test_no_secret_is_shown(user: str, word: str, name: str) -> None:
     """Whatever it is, a password or the value of a secret parameter is not in what is shown."""
     secret = f"<{word}>"
-    assert secret not in shown_url(f"https://{user}:{secret}@example.org/x?a=1&{name}={secret}#{secret}")
+    assert secret not in redact_url(f"https://{user}:{secret}@example.org/x?a=1&{name}={secret}#{secret}")
 
 
 def test_long_ones_are_cut() -> None:
     """A picture in a `data:` URL does not fill the list."""
-    assert len(shown_url("data:image/png;base64," + "A" * 10**6)) < 3000
+    assert len(redact_url("data:image/png;base64," + "A" * 10**6)) < 3000

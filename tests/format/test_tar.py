@@ -11,7 +11,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardtool.format.tar import BLOCK, TRAILER, header, header_size, padding, put_header, split_prefix
+from shardtool.format.tar_write import (
+    TAR_BLOCK_BYTES,
+    TRAILER,
+    encode_header,
+    header_size,
+    padding_size,
+    put_header,
+    split_prefix,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -61,14 +69,14 @@ def _text(name: bytes) -> str:
 @ROWS
 def test_tarfile_reads_a_header(name: bytes, size: int, blocks: int) -> None:
     """Python's tarfile reads name and size of every header, and nothing else that could differ between machines."""
-    raw = header(name, size)
+    raw = encode_header(name, size)
     with tarfile.open(fileobj=BytesIO(raw), mode="r:", encoding="utf-8", errors="surrogateescape") as tar:
         member = tar.next()
     assert member is not None
     assert (member.name, member.size, member.isreg()) == (_text(name), size, True)
     assert (member.mode, member.uid, member.gid, member.mtime) == (0o644, 0, 0, 0)
     assert (member.uname, member.gname, member.linkname) == ("", "", "")
-    assert member.offset_data == len(raw) == blocks * BLOCK
+    assert member.offset_data == len(raw) == blocks * TAR_BLOCK_BYTES
 
 
 @pytest.mark.parametrize(("name", "size", "blocks"), [row for row in TABLE if row[1] <= 9 * _GIB])  # sparse files
@@ -76,8 +84,8 @@ def test_gnu_tar_lists_a_header(name: bytes, size: int, blocks: int, tmp_path: P
     """GNU tar lists name, size, mode, owner and time of a member of any size, and complains of nothing."""
     shard = tmp_path / "one.tar"
     with shard.open("wb") as file:
-        file.write(header(name, size))
-        file.seek(blocks * BLOCK + size + padding(size))
+        file.write(encode_header(name, size))
+        file.seek(blocks * TAR_BLOCK_BYTES + size + padding_size(size))
         file.write(TRAILER)
     command = ["tar", "--quoting-style=literal", "--numeric-owner", "-tvf", str(shard)]
     done = subprocess.run(command, env={**os.environ, "TZ": "UTC", "LC_ALL": "C"}, capture_output=True, check=True)
@@ -91,14 +99,14 @@ def test_gnu_tar_lists_a_header(name: bytes, size: int, blocks: int, tmp_path: P
 def test_a_header_is_known_before_it_is_written(name: bytes, size: int, blocks: int) -> None:
     """`header_size` gives the exact bytes of a header from the name's length, the size, and whether the name splits."""
     splits = len(name) > 100 and split_prefix(name) is not None
-    assert header_size(len(name), size, splits=splits) == len(header(name, size)) == blocks * BLOCK
+    assert header_size(len(name), size, splits=splits) == len(encode_header(name, size)) == blocks * TAR_BLOCK_BYTES
 
 
 @ROWS
 def test_headers_are_posix(name: bytes, size: int, blocks: int) -> None:
     """Every header block says `ustar`, has the checksum that POSIX defines, and pax stands only where it is needed."""
-    raw = header(name, size)
-    heads = [raw[:BLOCK]] if blocks == 1 else [raw[:BLOCK], raw[-BLOCK:]]
+    raw = encode_header(name, size)
+    heads = [raw[:TAR_BLOCK_BYTES]] if blocks == 1 else [raw[:TAR_BLOCK_BYTES], raw[-TAR_BLOCK_BYTES:]]
     assert [head[156:157] for head in heads] == ([b"0"] if blocks == 1 else [b"x", b"0"])
     for head in heads:
         assert head[257:265] == b"ustar\x0000"
@@ -118,7 +126,7 @@ def _names() -> st.SearchStrategy[bytes]:
 @given(_names(), st.integers(0, 2**36), st.integers(0, 2000))
 def test_any_header(name: bytes, size: int, at: int) -> None:
     """Any name and size come back; put in place, a header has the same bytes, and touches no other."""
-    raw = header(name, size)
+    raw = encode_header(name, size)
     with tarfile.open(fileobj=BytesIO(raw), mode="r:", encoding="utf-8", errors="surrogateescape") as tar:
         member = tar.next()
     assert member is not None
@@ -143,14 +151,17 @@ def test_a_divided_name_is_whole_again(name: bytes) -> None:
 @given(st.integers(0, 2**50))
 def test_padding(size: int) -> None:
     """Padding is what is missing to a whole number of blocks, and less than one."""
-    assert (size + padding(size)) % BLOCK == 0
-    assert 0 <= padding(size) < BLOCK
+    assert (size + padding_size(size)) % TAR_BLOCK_BYTES == 0
+    assert 0 <= padding_size(size) < TAR_BLOCK_BYTES
 
 
 @given(st.lists(st.tuples(_names(), st.binary(max_size=1500)), max_size=5))
 def test_a_shard_is_headers_payloads_and_a_trailer(samples: list[tuple[bytes, bytes]]) -> None:
     """Headers, payloads and padding in turn, and two zero blocks at the end, are a tar file that reads back."""
-    raw = b"".join(header(name, len(data)) + data + bytes(padding(len(data))) for name, data in samples) + TRAILER
+    raw = (
+        b"".join(encode_header(name, len(data)) + data + bytes(padding_size(len(data))) for name, data in samples)
+        + TRAILER
+    )
     assert bytes(1024) == TRAILER
     with tarfile.open(fileobj=BytesIO(raw), mode="r:", encoding="utf-8", errors="surrogateescape") as tar:
         found = [(member.name, file.read()) for member in tar if (file := tar.extractfile(member))]

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardtool.errors import CorruptShard
-from shardtool.format import tar
+from shardtool.format import tar_read, tar_write
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -30,9 +30,9 @@ FILES = {
 }
 
 
-def walked(data: bytes) -> list[tar.Member]:
+def walked(data: bytes) -> list[tar_read.TarMember]:
     """Return the members in a tar's bytes."""
-    return list(tar.walk(lambda offset, length: data[offset : offset + length], "x.tar"))
+    return list(tar_read.iter_members(lambda offset, length: data[offset : offset + length], "x.tar"))
 
 
 def contents(data: bytes) -> dict[str, bytes]:
@@ -49,14 +49,14 @@ def test_what_is_written_is_walked() -> None:
     for number, size in enumerate([0, 1, 511, 512, 513, 70_000]):
         for name in (b"%d.jpg" % number, b"k" * 130 + b"/%d.jpg" % number, b"n" * 200 + b"%d.cls" % number):
             start = len(data)
-            data += tar.header(name, size)
+            data += tar_write.encode_header(name, size)
             wanted.append((name, start, len(data), size))
-            data += bytes([number]) * size + bytes(tar.padding(size))
-    data += tar.TRAILER
+            data += bytes([number]) * size + bytes(tar_write.padding_size(size))
+    data += tar_write.TRAILER
     found = walked(data)
     assert [(one.name, one.offset, one.data, one.size) for one in found] == wanted
     assert all(one.is_file for one in found)
-    assert [one.end for one in found] == [*(one.offset for one in found[1:]), len(data) - len(tar.TRAILER)]
+    assert [one.end for one in found] == [*(one.offset for one in found[1:]), len(data) - len(tar_write.TRAILER)]
 
 
 @pytest.mark.parametrize("kind", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
@@ -138,7 +138,7 @@ def test_bsdtar(format_name: str, tmp_path: Path) -> None:
 
 def _base_256(size: int) -> bytes:
     """Return a header that tells its size in base 256."""
-    block = bytearray(tar.header(b"huge.bin", 0))
+    block = bytearray(tar_write.encode_header(b"huge.bin", 0))
     block[124:136] = b"\x80" + size.to_bytes(11, "big")
     block[148:156] = b" " * 8
     block[148:156] = b"%06o\0 " % sum(block)
@@ -147,9 +147,9 @@ def _base_256(size: int) -> bytes:
 
 def test_sizes_in_base_256() -> None:
     """GNU's way to tell sizes of 8 GiB and more is read."""
-    assert contents(_base_256(3) + b"abc" + bytes(509) + tar.TRAILER) == {"huge.bin": b"abc"}
+    assert contents(_base_256(3) + b"abc" + bytes(509) + tar_write.TRAILER) == {"huge.bin": b"abc"}
     data = _base_256(2**40)
-    members = tar.walk(lambda offset, length: data[offset : offset + length], "x.tar")
+    members = tar_read.iter_members(lambda offset, length: data[offset : offset + length], "x.tar")
     assert next(members).size == 2**40
 
 
@@ -165,17 +165,19 @@ def test_a_pax_size_that_nothing_has() -> None:
     for digits in (19, 20, 5000):
         record = b" size=" + b"9" * digits + b"\n"
         body = next(b"%d%b" % (n, record) for n in range(20, 6000) if len(b"%d%b" % (n, record)) == n)
-        block = bytearray(tar.header(b"x", len(body)))
+        block = bytearray(tar_write.encode_header(b"x", len(body)))
         block[156] = ord("x")
         block[148:156] = b" " * 8
         block[148:156] = b"%06o\0 " % sum(block)
         with pytest.raises(CorruptShard):
-            walked(bytes(block) + body + bytes(-len(body) % 512) + tar.header(b"a.b", 0) + tar.TRAILER)
+            walked(
+                bytes(block) + body + bytes(-len(body) % 512) + tar_write.encode_header(b"a.b", 0) + tar_write.TRAILER
+            )
 
 
 def _small() -> bytes:
-    data = tar.header(b"a.txt", 3) + b"one" + bytes(509)
-    return data + tar.header(b"n" * 150 + b".jpg", 600) + b"x" * 600 + bytes(424) + tar.TRAILER
+    data = tar_write.encode_header(b"a.txt", 3) + b"one" + bytes(509)
+    return data + tar_write.encode_header(b"n" * 150 + b".jpg", 600) + b"x" * 600 + bytes(424) + tar_write.TRAILER
 
 
 def test_cut_at_every_byte() -> None:
@@ -228,4 +230,6 @@ def test_any_header_with_a_right_checksum(block: bytes, rest: bytes, kind: int) 
         header[148:156] = b" " * 8
         header[148:156] = b"%06o\0 " % sum(header)
         with contextlib.suppress(CorruptShard):
-            walked(bytes(header) + rest + bytes(-len(rest) % 512) + tar.header(b"a.b", 0) + tar.TRAILER)
+            walked(
+                bytes(header) + rest + bytes(-len(rest) % 512) + tar_write.encode_header(b"a.b", 0) + tar_write.TRAILER
+            )

@@ -9,7 +9,7 @@ import pytest
 
 from shardtool import VerifyOptions, verify
 from shardtool.errors import CorruptShard
-from shardtool.format import tar
+from shardtool.format import tar_read, tar_write
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 def _header(name: bytes, size: int = 0, kind: bytes = b"0", fields: dict[int, bytes] | None = None) -> bytes:
     """Return a header with some of its fields replaced, by their place."""
-    block = bytearray(tar.header(name, size))
+    block = bytearray(tar_write.encode_header(name, size))
     block[156:157] = kind
     for at, data in (fields or {}).items():
         block[at : at + len(data)] = data
@@ -27,7 +27,7 @@ def _header(name: bytes, size: int = 0, kind: bytes = b"0", fields: dict[int, by
 
 
 def _member(name: bytes, data: bytes = b"", kind: bytes = b"0", fields: dict[int, bytes] | None = None) -> bytes:
-    return _header(name, len(data), kind, fields) + data + bytes(tar.padding(len(data)))
+    return _header(name, len(data), kind, fields) + data + bytes(tar_write.padding_size(len(data)))
 
 
 def _record(keyword: bytes, value: bytes) -> bytes:
@@ -99,14 +99,14 @@ _REFUSED = {
 
 def _walked(data: bytes) -> tuple[list[tuple[bytes, int]], list[str]]:
     notes: list[str] = []
-    found = tar.walk(lambda at, size: data[at : at + size], "x.tar", lambda _, what: notes.append(what))
+    found = tar_read.iter_members(lambda at, size: data[at : at + size], "x.tar", lambda _, what: notes.append(what))
     return [(one.name, one.size) for one in found if one.is_file], notes
 
 
 @pytest.mark.parametrize("name", _ALIKE)
 def test_what_readers_read_alike(name: str, tmp_path: Path) -> None:
     """Nothing is said of it, and it is read as Python's tarfile and GNU tar read it."""
-    data = _ALIKE[name] + _LAST + tar.TRAILER
+    data = _ALIKE[name] + _LAST + tar_write.TRAILER
     found, notes = _walked(data)
     assert notes == []
     with tarfile.open(fileobj=io.BytesIO(data)) as whole:
@@ -119,29 +119,29 @@ def test_what_readers_read_alike(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", _NOT_ALIKE)
 def test_what_readers_do_not_read_alike(name: str, tmp_path: Path) -> None:
     """It is a finding of its own, once for each header, and what follows is found."""
-    (tmp_path / "x.tar").write_bytes(_NOT_ALIKE[name] + _LAST + tar.TRAILER)
+    (tmp_path / "x.tar").write_bytes(_NOT_ALIKE[name] + _LAST + tar_write.TRAILER)
     report = verify(tmp_path / "x.tar", VerifyOptions(workers=1))
     assert set(report.counts) - {"key-unsafe"} == {"readers-differ"}
-    assert _walked(_NOT_ALIKE[name] + _LAST + tar.TRAILER)[0][-1] == (b"z.txt", 2)
+    assert _walked(_NOT_ALIKE[name] + _LAST + tar_write.TRAILER)[0][-1] == (b"z.txt", 2)
 
 
 @pytest.mark.parametrize("name", _REFUSED)
 def test_what_some_readers_refuse(name: str) -> None:
     """It is damage: GNU tar or bsdtar does not read it."""
     with pytest.raises(CorruptShard):
-        _walked(_REFUSED[name] + _LAST + tar.TRAILER)
+        _walked(_REFUSED[name] + _LAST + tar_write.TRAILER)
 
 
 def test_a_pax_path_goes_before_a_long_name() -> None:
     """As GNU tar, bsdtar and tarfile have it."""
-    data = _pax((b"path", b"p.txt")) + _long(b"g.txt\0") + _A + tar.TRAILER
+    data = _pax((b"path", b"p.txt")) + _long(b"g.txt\0") + _A + tar_write.TRAILER
     assert _walked(data)[0] == [(b"p.txt", 3)]
 
 
 def _unsafe(path: Path, *members: tuple[bytes, bytes, bytes]) -> list[str]:
     """Return what is found in a tar of a sample and members: name, type and where a link leads."""
     blocks = b"".join(_header(name, 0, kind, {157: link}) for name, kind, link in members)
-    path.write_bytes(_A + blocks + tar.TRAILER)
+    path.write_bytes(_A + blocks + tar_write.TRAILER)
     return [one.code for one in verify(path, VerifyOptions(workers=1)).findings]
 
 

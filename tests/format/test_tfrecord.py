@@ -9,28 +9,30 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from shardtool.entries.entries import Names
-from shardtool.entries.sizes import Payloads, heads_and_tails, sample_sizes
+from shardtool.entries.record_sizes import RecordColumns, head_and_tail_sizes, sample_sizes
+from shardtool.entries.strings import PackedStrings
 from shardtool.errors import InvalidRequest
-from shardtool.format.tfrecord import (
-    DATA_LIMIT,
-    FRAME_HEAD,
-    FRAME_TAIL,
+from shardtool.format.tfrecord_write import (
+    FRAME_HEAD_BYTES,
+    FRAME_TAIL_BYTES,
+    MAX_DATA_BYTES,
     FeatureHead,
     encode_number,
     example_head,
     key_feature,
-    masked,
+    mask_crc,
     put_frame_head,
     put_frame_tail,
 )
 from shardtool.pattern import parse_pattern
-from shardtool.plan.order import Bounds
-from shardtool.plan.plan import Plan, make_plan, shard_samples
+from shardtool.plan.plan import Plan, make_plan
+from shardtool.plan.shard_bounds import ShardBounds
+from shardtool.plan.shard_task import build_shard_samples
+from shardtool.shard_samples import INLINE, SPAN, SpanFile
 from shardtool.storage.staging import Folder
-from shardtool.values import INLINE, SPAN, SpanFile
-from shardtool.write.pack_shard import TFRecordPacker
-from shardtool.write.packer import BUFFER_SIZE, ShardTask
+from shardtool.write.buffers import BUFFER_SIZE
+from shardtool.write.task import ShardTask
+from shardtool.write.tfrecord_packer import TFRecordPacker
 from tests import tfrecords
 from tests.made import flat_entries
 from tests.tfrecords import BYTES, FLOAT, INT64
@@ -38,7 +40,7 @@ from tests.tfrecords import BYTES, FLOAT, INT64
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from shardtool.entries.entries import Entries
+    from shardtool.entries.sample_table import SampleTable
 
 Kind = Literal["float", "int64"] | None
 Sample = dict[str, bytes]
@@ -46,14 +48,14 @@ KINDS: dict[Kind, int] = {None: BYTES, "float": FLOAT, "int64": INT64}
 NUMBERS: dict[str, Literal["float", "int64"]] = {"cls": "int64", "Score": "float"}
 
 # About every size at which a varint gets longer, once for each of the lengths that stand before a payload.
-EDGES = sorted({max(0, 2**bits - back) for bits in (0, 7, 14, 21, 28) for back in range(-2, 24)} | {DATA_LIMIT})
+EDGES = sorted({max(0, 2**bits - back) for bits in (0, 7, 14, 21, 28) for back in range(-2, 24)} | {MAX_DATA_BYTES})
 NAMES = [b"jpg", b"JPG", b"__key_", b"__key__x", b"seg.png", b"\xc3\xa9", b"n" * 127, b"n" * 128, b"N" * 300]
 
 
 @pytest.mark.parametrize(("data", "stored"), [(b"123456789", 0xC78AB0E5), (b"", 0xA282EAD8), (bytes(8), 0x07980329)])
 def test_checksums_are_masked(data: bytes, stored: int) -> None:
     """A checksum is stored rotated by 15 bits, and a constant added."""
-    assert masked(crc32c.crc32c(data)) == stored
+    assert mask_crc(crc32c.crc32c(data)) == stored
 
 
 def test_an_empty_record() -> None:
@@ -63,15 +65,15 @@ def test_an_empty_record() -> None:
     assert raw == bytes.fromhex("0000000000000000 29039807 d8ea82a2")
 
 
-@given(st.integers(0, DATA_LIMIT), st.integers(0, 2**32 - 1), st.integers(0, 40))
+@given(st.integers(0, MAX_DATA_BYTES), st.integers(0, 2**32 - 1), st.integers(0, 40))
 def test_a_frame_in_place(size: int, crc: int, at: int) -> None:
     """Head and tail of a record say its data's length and checksum, and touch no other byte."""
     raw = bytearray(b"\xaa" * (at + 30))
-    assert put_frame_head(raw, at, size + 16) == at + FRAME_HEAD
+    assert put_frame_head(raw, at, size + 16) == at + FRAME_HEAD_BYTES
     length = struct.pack("<Q", size)
     assert raw == b"\xaa" * at + length + tfrecords.masked(length) + b"\xaa" * 18
-    assert put_frame_tail(raw, at, crc) == at + FRAME_TAIL
-    assert raw[at : at + 4] == struct.pack("<I", masked(crc))
+    assert put_frame_tail(raw, at, crc) == at + FRAME_TAIL_BYTES
+    assert raw[at : at + 4] == struct.pack("<I", mask_crc(crc))
     assert raw[:at] + raw[at + 12 :] == b"\xaa" * (at + 18)
 
 
@@ -112,7 +114,7 @@ def test_a_list_head_of_any_size(name: bytes, number: Kind) -> None:
         assert whole(inside) + b"\x0a" + tfrecords.varint(size) == head(size)
 
 
-@given(st.binary(min_size=1, max_size=400), st.integers(0, DATA_LIMIT))
+@given(st.binary(min_size=1, max_size=400), st.integers(0, MAX_DATA_BYTES))
 def test_any_head(name: bytes, size: int) -> None:
     """So they are for any name and size."""
     _check_head(FeatureHead(name)(size), name, BYTES, size)
@@ -123,14 +125,14 @@ def test_a_feature_comes_back(size: int) -> None:
     """A head, its payload, and the key's feature are an Example of which all comes back."""
     key, payload = b"k" * size, bytes(size)
     features = key_feature(key) + FeatureHead(b"jpg")(size) + payload
-    record_size = FRAME_HEAD + 1 + len(tfrecords.varint(len(features))) + len(features) + FRAME_TAIL
+    record_size = FRAME_HEAD_BYTES + 1 + len(tfrecords.varint(len(features))) + len(features) + FRAME_TAIL_BYTES
     found = tfrecords.parse_example(example_head(record_size) + features)
     assert [(one.name, one.kind, one.value) for one in found] == [
         ("__key__", BYTES, key), ("jpg", BYTES, payload),
     ]  # fmt: skip
 
 
-@given(st.integers(1, DATA_LIMIT - 6))
+@given(st.integers(1, MAX_DATA_BYTES - 6))
 @example(127)
 @example(128)
 @example(2**14 - 1)
@@ -139,11 +141,11 @@ def test_a_feature_comes_back(size: int) -> None:
 @example(2**21)
 @example(2**28 - 1)
 @example(2**28)
-@example(DATA_LIMIT - 6)
+@example(MAX_DATA_BYTES - 6)
 def test_an_example_starts_with_the_length_of_its_features(size: int) -> None:
     """What is left of a record's size without frame, tag and length is the length that stands there."""
     length = tfrecords.varint(size)
-    assert example_head(FRAME_HEAD + 1 + len(length) + size + FRAME_TAIL) == b"\x0a" + length
+    assert example_head(FRAME_HEAD_BYTES + 1 + len(length) + size + FRAME_TAIL_BYTES) == b"\x0a" + length
 
 
 @pytest.mark.parametrize(
@@ -180,11 +182,11 @@ def test_what_is_no_number_or_does_not_fit(text: bytes, number: Literal["float",
         encode_number(text, number)
 
 
-def _payloads(samples: list[tuple[bytes, dict[bytes, int]]]) -> Payloads:
+def _payloads(samples: list[tuple[bytes, dict[bytes, int]]]) -> RecordColumns:
     names = sorted({name for _, fields in samples for name in fields})
     rows = [(names.index(name), size) for _, fields in samples for name, size in sorted(fields.items())]
-    return Payloads(
-        keys=Names.of(key for key, _ in samples),
+    return RecordColumns(
+        keys=PackedStrings.of(key for key, _ in samples),
         first=np.cumsum([0, *(len(fields) for _, fields in samples)]),
         fields=tuple(name.decode() for name in names),
         code=np.array([code for code, _ in rows], np.uint16),
@@ -201,19 +203,19 @@ _KEYS = st.sampled_from([1, 100, 115, 127, 128, 20_000]).map(lambda size: b"k" *
 def test_records_are_measured_before_a_byte_is_read(samples: list[tuple[bytes, dict[bytes, int]]]) -> None:
     """What stands before and after each payload follows from names and sizes alone, wherever the key's feature is."""
     payloads = _payloads(samples)
-    heads, tails = heads_and_tails("tfrecord", payloads)
+    heads, tails = head_and_tail_sizes("tfrecord", payloads)
     expected: list[tuple[int, int]] = []
     for key, fields in samples:
         features = [(name, len(FeatureHead(name)(size)), size) for name, size in fields.items()]
         entries = sorted([*features, (b"__key__", len(key_feature(key)), 0)])
         length = sum(head + size for _, head, size in entries)
-        before, rows = FRAME_HEAD + 1 + len(tfrecords.varint(length)), []
+        before, rows = FRAME_HEAD_BYTES + 1 + len(tfrecords.varint(length)), []
         for name, head, _ in entries:
             before += head
             if name != b"__key__":
                 rows.append((before, 0))
                 before = 0
-        rows[-1] = (rows[-1][0], before + FRAME_TAIL)
+        rows[-1] = (rows[-1][0], before + FRAME_TAIL_BYTES)
         expected += rows
     assert list(zip(heads.tolist(), tails.tolist(), strict=True)) == expected
     rows_of = np.repeat(np.arange(len(samples)), np.diff(payloads.first))
@@ -221,7 +223,7 @@ def test_records_are_measured_before_a_byte_is_read(samples: list[tuple[bytes, d
     assert sample_sizes("tfrecord", payloads).tolist() == totals.astype(np.int64).tolist()
 
 
-def _entries(samples: dict[str, Sample], spool: Path) -> Entries:
+def _entries(samples: dict[str, Sample], spool: Path) -> SampleTable:
     """Return samples whose payloads lie in a spool, but for those of number fields, which the plan carries."""
     fields = tuple(sorted({name for sample in samples.values() for name in sample}, key=str.encode))
     rows = [(name, sample[name]) for sample in samples.values() for name in sorted(sample, key=str.encode)]
@@ -236,7 +238,9 @@ def _entries(samples: dict[str, Sample], spool: Path) -> Entries:
         kind=[INLINE if name in NUMBERS else SPAN for name, _ in rows],
         size=sizes,
         inline={
-            name: Names.of(sample.get(name, b"") for sample in samples.values()) for name in NUMBERS if name in fields
+            name: PackedStrings.of(sample.get(name, b"") for sample in samples.values())
+            for name in NUMBERS
+            if name in fields
         },
         numbers={name: number for name, number in NUMBERS.items() if name in fields},
         offset=np.cumsum(sizes) - sizes,
@@ -252,7 +256,7 @@ class _Bytes(bytearray):
 def _written(plan: Plan, shard: int) -> bytes:
     task = ShardTask(
         shard=shard, name="out.tfrecord", format="tfrecord", folder=Folder("/nowhere"),
-        samples=shard_samples(plan, shard), on_error="stop", mtime_ns=0,
+        samples=build_shard_samples(plan, shard), on_error="stop", mtime_ns=0,
     )  # fmt: skip
     output = _Bytes()
     TFRecordPacker(task, output.write, lambda *_: None, {}).run()
@@ -293,7 +297,7 @@ _SAMPLES = st.dictionaries(
 def test_a_shard_is_what_a_protobuf_encoder_makes(samples: dict[str, Sample], seed: int | None, tmp_path: Path) -> None:
     """Planned sizes are exact, and each byte is that of the specifications, whatever the names, numbers and sizes."""
     plan = make_plan(
-        _entries(samples, tmp_path / "spool"), parse_pattern("o-{0..}.tfrecord"), Bounds(max_count=2), seed
+        _entries(samples, tmp_path / "spool"), parse_pattern("o-{0..}.tfrecord"), ShardBounds(max_count=2), seed
     )
     keys = list(samples)
     for shard in range(plan.shards):
@@ -307,7 +311,9 @@ def test_a_shard_is_what_a_protobuf_encoder_makes(samples: dict[str, Sample], se
 def test_numbers_stand_in_samples_of_any_size(size: int, tmp_path: Path) -> None:
     """Samples that are larger than the writer's buffer have their numbers as numbers, too, and the key in its place."""
     sample = {"Score": b"-0.5", "Zip": bytes(size), "cls": b"-3", "jpg": b"\xff" * size}
-    plan = make_plan(_entries({"k": sample, "l": sample}, tmp_path / "spool"), parse_pattern("o.tfrecord"), Bounds())
+    plan = make_plan(
+        _entries({"k": sample, "l": sample}, tmp_path / "spool"), parse_pattern("o.tfrecord"), ShardBounds()
+    )
     for key, (_, data) in zip(("k", "l"), tfrecords.records(_written(plan, 0)), strict=True):
         assert [(one.name, one.kind, one.value) for one in tfrecords.parse_example(data)] == [
             ("Score", FLOAT, -0.5),
@@ -323,11 +329,11 @@ def test_a_number_that_cannot_be_stored_is_refused_by_name(text: bytes, tmp_path
     """A label that is no number of 64 bits ends the plan, with its sample's key; a tar shard holds its text."""
     samples = {"good": {"cls": b"1"}, "bad/7": {"cls": text}}
     with pytest.raises(InvalidRequest, match=r"bad/7.*cls"):
-        make_plan(_entries(samples, tmp_path / "spool"), parse_pattern("o.tfrecord"), Bounds())
-    make_plan(_entries(samples, tmp_path / "spool"), parse_pattern("o.tar"), Bounds())
+        make_plan(_entries(samples, tmp_path / "spool"), parse_pattern("o.tfrecord"), ShardBounds())
+    make_plan(_entries(samples, tmp_path / "spool"), parse_pattern("o.tar"), ShardBounds())
 
 
 def test_a_field_cannot_have_the_keys_name(tmp_path: Path) -> None:
     """A field called `__key__` would be a second feature of that name, so it is refused."""
     with pytest.raises(InvalidRequest, match="__key__"):
-        make_plan(_entries({"k": {"__key__": b"x"}}, tmp_path / "spool"), parse_pattern("o.tfrecord"), Bounds())
+        make_plan(_entries({"k": {"__key__": b"x"}}, tmp_path / "spool"), parse_pattern("o.tfrecord"), ShardBounds())

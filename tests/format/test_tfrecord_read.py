@@ -9,44 +9,44 @@ from hypothesis import strategies as st
 
 from shardtool.errors import CorruptShard
 from shardtool.fingerprint import crc32c
-from shardtool.format import tfrecord
-from shardtool.format.tfrecord import encode_varint
+from shardtool.format import tfrecord_read, tfrecord_write
+from shardtool.format.varint import encode_varint
 from tests import tfrecords
 
 if TYPE_CHECKING:
-    from shardtool.values import Number
+    from shardtool.values import NumberType
 
-NUMBERS: dict[bytes, Number] = {b"cls": "int64", b"score": "float"}
+NUMBERS: dict[bytes, NumberType] = {b"cls": "int64", b"score": "float"}
 
 
 def record(key: bytes, fields: list[tuple[bytes, bytes]]) -> bytes:
     """Return a record as our writer makes it."""
-    return b"".join(map(bytes, tfrecord.encode_sample(key, [*fields], NUMBERS)))
+    return b"".join(map(bytes, tfrecord_write.encode_tfrecord_sample(key, [*fields], NUMBERS)))
 
 
-def walked(data: bytes) -> list[tfrecord.Record]:
+def walked(data: bytes) -> list[tfrecord_read.TFRecord]:
     """Return the records in bytes."""
-    return list(tfrecord.walk(lambda offset, length: data[offset : offset + length], "x.tfrecord"))
+    return list(tfrecord_read.iter_records(lambda offset, length: data[offset : offset + length], "x.tfrecord"))
 
 
 def checked(data: bytes) -> None:
     """See that all records in bytes are what their checksums say."""
     for one in walked(data):
-        tfrecord.check_crc(one, crc32c(data[one.data : one.data + one.size]), "x")
+        tfrecord_read.check_record_crc(one, crc32c(data[one.data : one.data + one.size]), "x")
 
 
 def features(data: bytes) -> dict[str, tuple[str, bytes, int]]:
     """Return what lies in an Example: kind, bytes, and how many values."""
     return {
         one.name.decode(): (one.kind, data[one.offset : one.offset + one.size], one.values)
-        for one in tfrecord.features(data, 0, "x")
+        for one in tfrecord_read.parse_features(data, 0, "x")
     }
 
 
 def _data() -> bytes:
     return b"".join(
-        record(b"k%d" % at, [(b"cls", tfrecord.encode_number(b"%d" % (at - 2), "int64")), (b"jpg", b"x" * 100 * at),
-                             (b"score", tfrecord.encode_number(b"0.5", "float"))])
+        record(b"k%d" % at, [(b"cls", tfrecord_write.encode_number(b"%d" % (at - 2), "int64")), (b"jpg", b"x" * 100 * at),
+                             (b"score", tfrecord_write.encode_number(b"0.5", "float"))])
         for at in range(5)
     )  # fmt: skip
 
@@ -58,13 +58,13 @@ def test_what_is_written_is_walked() -> None:
     assert [(one.offset, data[one.data : one.data + one.size]) for one in found] == tfrecords.records(data)
     for at, one in enumerate(found):
         payload = data[one.data : one.data + one.size]
-        tfrecord.check_crc(one, crc32c(payload), "x")
-        told = {feature.name: feature for feature in tfrecord.features(payload, one.data, "x")}
+        tfrecord_read.check_record_crc(one, crc32c(payload), "x")
+        told = {feature.name: feature for feature in tfrecord_read.parse_features(payload, one.data, "x")}
         assert sorted(told) == [b"__key__", b"cls", b"jpg", b"score"]
         jpg = told[b"jpg"]
         assert data[jpg.offset : jpg.offset + jpg.size] == b"x" * 100 * at
         packed = data[told[b"cls"].offset :][: told[b"cls"].size]
-        assert tfrecord.numbers_of(b"\x0a" + encode_varint(len(packed)) + packed, "int64") == [at - 2]
+        assert tfrecord_read.decode_numbers(b"\x0a" + encode_varint(len(packed)) + packed, "int64") == [at - 2]
 
 
 @given(st.dictionaries(st.text(max_size=20), st.binary(max_size=300), max_size=6))
@@ -75,7 +75,7 @@ def test_independent_reading(fields: dict[str, bytes]) -> None:
     [(start, example)] = tfrecords.records(data)
     assert start == 0
     wanted = {(one.name, one.start, one.stop - one.start) for one in tfrecords.parse_example(example)}
-    found = tfrecord.features(example, 0, "x")
+    found = tfrecord_read.parse_features(example, 0, "x")
     assert {(one.name.decode(), one.offset, one.size) for one in found} == wanted
 
 
@@ -95,7 +95,7 @@ def test_lists_of_other_writers() -> None:
         "many": ("bytes", 2), "loose": ("int64", 2), "turned": ("bytes", 1), "none": ("bytes", 0), "more": ("bytes", 1),
     }  # fmt: skip
     assert (found["turned"][1], found["more"][1]) == (b"v", b"w")
-    told = tfrecord.features(field(1, several + loose + turned + empty + unknown), 0, "x")
+    told = tfrecord_read.parse_features(field(1, several + loose + turned + empty + unknown), 0, "x")
     assert {one.name for one in told if one.whole} == {b"many", b"loose", b"none"}
 
 
@@ -103,10 +103,10 @@ def test_lists_of_other_writers() -> None:
 def test_a_single_number(values: list[int], junk: bytes) -> None:
     """Only what is just one whole number is told as one; any bytes give a number or none."""
     packed = b"".join(map(tfrecords.varint, values))
-    assert tfrecord.single_int(packed) == (values[0] if len(values) == 1 else None)
-    found = tfrecord.single_int(junk)
+    assert tfrecord_read.decode_single_int(packed) == (values[0] if len(values) == 1 else None)
+    found = tfrecord_read.decode_single_int(junk)
     if found is not None:
-        assert tfrecord.numbers_of(tfrecords.part(junk), "int64") == [found]
+        assert tfrecord_read.decode_numbers(tfrecords.part(junk), "int64") == [found]
 
 
 def test_cut_at_every_byte() -> None:
@@ -133,17 +133,17 @@ def test_any_flipped_bit_shows() -> None:
 
 def test_a_large_record_is_not_held() -> None:
     """What is read of a record that is too large to hold is the same, by pieces."""
-    data = record(b"key", [(b"cls", tfrecord.encode_number(b"7", "int64")), (b"jpg", b"x" * 5000)])
+    data = record(b"key", [(b"cls", tfrecord_write.encode_number(b"7", "int64")), (b"jpg", b"x" * 5000)])
     [one] = walked(data)
-    far = tfrecord.DistantBytes(lambda offset, length: data[offset : offset + length], one)
+    far = tfrecord_read.LazyBytes(lambda offset, length: data[offset : offset + length], one)
     near = data[one.data : one.data + one.size]
-    assert tfrecord.features(far, one.data, "x") == tfrecord.features(near, one.data, "x")
+    assert tfrecord_read.parse_features(far, one.data, "x") == tfrecord_read.parse_features(near, one.data, "x")
 
 
 def test_a_record_of_two_gigabytes_is_refused() -> None:
     """More than protobuf can parse is no Example, and is not read."""
     head = bytearray(12)
-    tfrecord.put_frame_head(head, 0, 2**31 + 16)
+    tfrecord_write.put_frame_head(head, 0, 2**31 + 16)
     with pytest.raises(CorruptShard, match="2 GiB"):
         walked(bytes(head))
 
@@ -156,11 +156,11 @@ def test_any_bytes(data: bytes) -> None:
     with contextlib.suppress(CorruptShard):
         walked(tfrecords.frame(data))
     with contextlib.suppress(CorruptShard):
-        for one in tfrecord.features(data, 0, "x"):
+        for one in tfrecord_read.parse_features(data, 0, "x"):
             assert 0 <= one.offset <= one.offset + one.size <= len(data)
     for kind in ("int64", "float"):
         with contextlib.suppress(ValueError):
-            tfrecord.numbers_of(data, kind)
+            tfrecord_read.decode_numbers(data, kind)
 
 
 @given(st.data())
@@ -171,5 +171,5 @@ def test_a_damaged_example(data: st.DataObject) -> None:
     for _ in range(data.draw(st.integers(1, 4))):
         damaged[data.draw(st.integers(0, len(damaged) - 1))] = data.draw(st.integers(0, 255))
     with contextlib.suppress(CorruptShard):
-        for one in tfrecord.features(bytes(damaged), 0, "x"):
+        for one in tfrecord_read.parse_features(bytes(damaged), 0, "x"):
             assert 0 <= one.offset <= one.offset + one.size <= len(damaged)

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardtool.format.tfrecord import count_varints, encode_varint, read_varint, signed
+from shardtool.format.varint import count_varints, encode_varint, read_varint, to_signed
 from tests import tfrecords
 
 
@@ -33,7 +33,7 @@ def test_numbers_come_back(numbers: list[int], before: bytes) -> None:
     at, found = len(before), []
     while at < len(data):
         number, at = read_varint(data, at, len(data))
-        found.append(signed(number))
+        found.append(to_signed(number))
     assert found == numbers
     assert count_varints(data[len(before) :]) == len(numbers)
 

@@ -49,8 +49,8 @@ def _reader(data: bytes) -> Callable[[int, int], bytes]:
 def _files(data: bytes) -> dict[str, bytes]:
     """Return what members say they are called, and hold."""
     read, found = _reader(data), {}
-    for one in zip_read.members(read, len(data), "z"):
-        payload = b"".join(zip_read.payload(read, one.offset, one.size, "z"))
+    for one in zip_read.iter_zip_members(read, len(data), "z"):
+        payload = b"".join(zip_read.iter_zip_payload(read, one.offset, one.size, "z"))
         assert len(payload) == one.size
         found[one.name.decode("latin-1")] = payload
     return found
@@ -102,7 +102,7 @@ def test_bytes_of_no_zip(data: bytes) -> None:
         with suppress(CorruptShard):
             assert _files(start + data) == {}
         with pytest.raises(CorruptShard):
-            b"".join(zip_read.payload(_reader(start + data), 0, 10, "z"))
+            b"".join(zip_read.iter_zip_payload(_reader(start + data), 0, 10, "z"))
 
 
 def test_every_cut_is_found() -> None:
@@ -134,5 +134,5 @@ def test_no_more_is_read_than_a_member_may_have() -> None:
             return found
 
         with pytest.raises(CorruptShard):
-            list(zip_read.payload(read, 0, 0, "z"))
+            list(zip_read.iter_zip_payload(read, 0, 0, "z"))
         assert sum(got) < 10**6

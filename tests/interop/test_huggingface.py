@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardtool import CreateOptions, ExportOptions, InvalidRequest, VerifyOptions, create, export, verify
-from shardtool.interop.indexes import is_ours, misreading
+from shardtool.interop.huggingface import describe_misreading, is_own_readme
 from tests.helpers import shards, write_tree
 
 if TYPE_CHECKING:
@@ -123,8 +123,8 @@ def test_it_is_never_stale(tmp_path: Path) -> None:
 @given(st.binary(max_size=200))
 def test_only_what_we_wrote_is_ours(data: bytes) -> None:
     """Nothing but a README as we wrote it, to the byte, is taken for ours."""
-    assert not is_ours(data)
-    assert not is_ours(data + b"<!-- shardtool crc32c:00000000: x -->\n") or not data
+    assert not is_own_readme(data)
+    assert not is_own_readme(data + b"<!-- shardtool crc32c:00000000: x -->\n") or not data
 
 
 @pytest.mark.parametrize(
@@ -146,5 +146,5 @@ def test_only_what_we_wrote_is_ours(data: bytes) -> None:
 )
 def test_what_load_dataset_does(names: list[str], found: str) -> None:
     """The most common ending among a split's files is taken for the data's; JSON wins a draw."""
-    assert misreading(names).startswith(found)
-    assert bool(misreading(names)) == bool(found)
+    assert describe_misreading(names).startswith(found)
+    assert bool(describe_misreading(names)) == bool(found)

@@ -12,18 +12,10 @@ import pytest
 
 from shardtool import ShardWriter
 from shardtool.dataset.find import find_dataset
-from shardtool.dataset.shard_index import ShardFact, ShardIndex
-from shardtool.interop.indexes import (
-    EXPORTS,
-    HEAD_SIZE,
-    Digests,
-    DigestTask,
-    IndexedShard,
-    difference,
-    digest,
-    form_of,
-    index_name,
-)
+from shardtool.dataset.shard_index import ShardIndex
+from shardtool.dataset.sidecar_schema import ShardFacts
+from shardtool.interop.exports import EXPORTS, PROBE_BYTES, describe_index_difference, detect_export, index_name
+from shardtool.interop.indexed_shard import IndexedShard, ShardHashes, ShardHashTask, hash_shard
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -31,7 +23,7 @@ if TYPE_CHECKING:
 
 def _index(name: str, offset: int) -> ShardIndex:
     starts = np.array([offset, offset + 1024])
-    ends, fact = np.arange(3), ShardFact(name, 4096, None, "")
+    ends, fact = np.arange(3), ShardFacts(name, 4096, None, "")
     return ShardIndex(
         b"ab", ends, starts, np.array([1024, 1024]), ends, ("jpg",), np.zeros(2, int), starts + 512, np.array([9, 9]),
         None, fact=fact,
@@ -43,13 +35,13 @@ def test_the_index_of_each_export_is_known_again(export: str) -> None:
     """What an export makes of a shard has the form of its index, and differs from that of other offsets."""
     made = EXPORTS[export]
     name = f"x-0.{made.shard_format}"
-    shard = IndexedShard(_index(name, 0), Digests(0, "0" * 40, "0" * 64, bytes(64)))
+    shard = IndexedShard(_index(name, 0), ShardHashes(0, "0" * 40, "0" * 64, bytes(64)))
     assert made.encode is not None
     data = made.encode(shard)
-    form = form_of(index_name(shard.name, made), data[:HEAD_SIZE], len(data))
+    form = detect_export(index_name(shard.name, made), data[:PROBE_BYTES], len(data))
     assert EXPORTS[form].encode is made.encode
-    assert difference(export, data, shard) == ""
-    assert difference(export, data, replace(shard, index=_index(name, 1024)))
+    assert describe_index_difference(export, data, shard) == ""
+    assert describe_index_difference(export, data, replace(shard, index=_index(name, 1024)))
 
 
 def test_what_is_known_of_a_million_payloads_is_small(tmp_path: Path) -> None:
@@ -59,6 +51,6 @@ def test_what_is_known_of_a_million_payloads_is_small(tmp_path: Path) -> None:
             writer.write({"__key__": f"{at}", "txt": f"{at}"})
     [shard] = find_dataset(tmp_path).shards
     index, path = shard.index(), tmp_path / "x-0.tar"
-    found = digest(DigestTask.of(str(path), path.stat().st_size, index), lambda _samples, _size: None)
+    found = hash_shard(ShardHashTask.of(str(path), path.stat().st_size, index), lambda _samples, _size: None)
     assert [found.payload(at) for at in range(1000)] == [sha256(b"%d" % at).hexdigest() for at in range(1000)]
     assert len(pickle.dumps(found)) < 33_000

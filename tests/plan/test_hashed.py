@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from shardtool.errors import InvalidRequest
 from shardtool.pattern import ShardPattern, parse_pattern
-from shardtool.plan.order import Bounds
-from shardtool.plan.plan import Plan, make_plan, shard_samples
+from shardtool.plan.plan import Plan, make_plan
+from shardtool.plan.shard_bounds import ShardBounds
+from shardtool.plan.shard_task import build_shard_samples
 from tests.made import made_entries
 
 OPEN = parse_pattern("out-{000..}.tar")
@@ -21,12 +22,12 @@ _SAMPLE = 1024  # a header and a block
 
 
 def _plan(keys: list[bytes], seed: int | None = None, pattern: ShardPattern = OPEN, **asked: Any) -> Plan:
-    return make_plan(made_entries([[1]] * len(keys), keys), pattern, Bounds(by_hash=True, **asked), seed)
+    return make_plan(made_entries([[1]] * len(keys), keys), pattern, ShardBounds(by_hash=True, **asked), seed)
 
 
 def _keys(plan: Plan) -> list[list[bytes]]:
     """Return the keys of each shard, as a worker would get them."""
-    return [shard_samples(plan, shard).content.keys.split(b"\0")[:-1] for shard in range(plan.shards)]
+    return [build_shard_samples(plan, shard).content.keys.split(b"\0")[:-1] for shard in range(plan.shards)]
 
 
 def _number(key: bytes, count: int) -> int:

@@ -12,10 +12,12 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from shardtool.errors import InvalidRequest
-from shardtool.format.tar import TRAILER, header, padding
+from shardtool.format.tar_write import TRAILER, encode_header, padding_size
 from shardtool.pattern import parse_pattern
-from shardtool.plan.order import Bounds, shuffled
-from shardtool.plan.plan import Plan, fingerprint, make_plan, shard_samples
+from shardtool.plan.plan import Plan, make_plan
+from shardtool.plan.random_order import random_permutation
+from shardtool.plan.shard_bounds import ShardBounds
+from shardtool.plan.shard_task import build_shard_samples, hash_shard_plan
 from tests import tfrecords
 from tests.helpers import ENVIRONMENT, REPO
 from tests.made import FIELDS, made_entries
@@ -38,7 +40,9 @@ SEEDS = st.none() | st.integers(0, 5)
 def _sample_bytes(key: bytes, sizes: Sequence[int]) -> int:
     """Return what a sample takes in a shard, added up from real headers."""
     names = [key + b"." + field.encode() for field in FIELDS]
-    return sum(len(header(name, size)) + size + padding(size) for name, size in zip(names, sizes, strict=False))
+    return sum(
+        len(encode_header(name, size)) + size + padding_size(size) for name, size in zip(names, sizes, strict=False)
+    )
 
 
 def _record_bytes(key: bytes, sizes: Sequence[int]) -> int:
@@ -54,7 +58,8 @@ def _sizes(samples: Sizes, of_one: Callable[[bytes, Sequence[int]], int] = _samp
 def _places(plan: Plan) -> list[list[int]]:
     """Return the samples of each shard, as a worker would get them."""
     return [
-        [int(key) for key in shard_samples(plan, shard).content.keys.split(b"\0")[:-1]] for shard in range(plan.shards)
+        [int(key) for key in build_shard_samples(plan, shard).content.keys.split(b"\0")[:-1]]
+        for shard in range(plan.shards)
     ]
 
 
@@ -73,7 +78,7 @@ def _check_whole(plan: Plan, samples: Sizes, without: frozenset[int] = frozenset
 def test_bounded(samples: Sizes, max_size: int, max_count: int | None, seed: int | None) -> None:
     """Each sample is in exactly one shard, no shard is over a bound, and none could have taken the next sample."""
     samples = [[size // 3 for size in sizes] for sizes in samples]
-    plan = make_plan(made_entries(samples), OPEN, Bounds(max_size, max_count), seed)
+    plan = make_plan(made_entries(samples), OPEN, ShardBounds(max_size, max_count), seed)
     exact, places, sizes = _check_whole(plan, samples), _places(plan), _sizes(samples)
     assert max(exact) <= max_size
     assert max_count is None or max(map(len, places)) <= max_count
@@ -85,24 +90,24 @@ def test_bounded(samples: Sizes, max_size: int, max_count: int | None, seed: int
 def test_the_bound_is_exact(samples: Sizes) -> None:
     """A bound of just what all samples take, trailer included, makes one shard; a byte less makes two."""
     total = sum(_sizes(samples)) + len(TRAILER)
-    assert make_plan(made_entries(samples), OPEN, Bounds(total)).sizes.tolist() == [total]
+    assert make_plan(made_entries(samples), OPEN, ShardBounds(total)).sizes.tolist() == [total]
     if len(samples) > 1:
-        assert make_plan(made_entries(samples), OPEN, Bounds(total - 1)).shards == 2
+        assert make_plan(made_entries(samples), OPEN, ShardBounds(total - 1)).shards == 2
     else:
         with pytest.raises(InvalidRequest, match="00000000"):
-            make_plan(made_entries(samples), OPEN, Bounds(total - 1))
+            make_plan(made_entries(samples), OPEN, ShardBounds(total - 1))
 
 
 @given(SAMPLES)
 def test_the_bound_is_exact_for_tfrecord(samples: Sizes) -> None:
     """So it does of a TFRecord, which has no trailer: its bytes are those of its records."""
     total = sum(_sizes(samples, _record_bytes))
-    assert make_plan(made_entries(samples), RECORDS, Bounds(total)).sizes.tolist() == [total]
+    assert make_plan(made_entries(samples), RECORDS, ShardBounds(total)).sizes.tolist() == [total]
     if len(samples) > 1:
-        assert make_plan(made_entries(samples), RECORDS, Bounds(total - 1)).shards == 2
+        assert make_plan(made_entries(samples), RECORDS, ShardBounds(total - 1)).shards == 2
     else:
         with pytest.raises(InvalidRequest, match="00000000"):
-            make_plan(made_entries(samples), RECORDS, Bounds(total - 1))
+            make_plan(made_entries(samples), RECORDS, ShardBounds(total - 1))
 
 
 @pytest.mark.parametrize("oversize", ["error", "alone", "skip"])
@@ -110,9 +115,9 @@ def test_a_record_may_have_all_that_protobuf_parses(oversize: Oversize) -> None:
     """An Example of 2^31 - 1 bytes is planned; one of a byte more is refused, or left out, by name."""
     limit = 2**31 - 1
     most = limit - (_record_bytes(b"00000000", [0]) - 16) - 5 * 4  # each of five lengths takes 5 bytes, not 1
-    fits = make_plan(made_entries([[most]]), RECORDS, Bounds(2**40, oversize=oversize))
+    fits = make_plan(made_entries([[most]]), RECORDS, ShardBounds(2**40, oversize=oversize))
     assert fits.sizes.tolist() == [limit + 16]
-    entries, bounds = made_entries([[1], [most + 1]]), Bounds(2**40, oversize=oversize)
+    entries, bounds = made_entries([[1], [most + 1]]), ShardBounds(2**40, oversize=oversize)
     if oversize == "skip":
         plan = make_plan(entries, RECORDS, bounds)
         assert ([one.key for one in plan.skipped], plan.key_at(0)) == (["00000001"], "00000000")
@@ -124,14 +129,18 @@ def test_a_record_may_have_all_that_protobuf_parses(oversize: Oversize) -> None:
 def test_the_default_bound_is_a_gigabyte() -> None:
     """Where nothing bounds a shard, it is 10^9 bytes at most; a count bounds it alone."""
     samples = [[99_999_000]] * 25
-    assert make_plan(made_entries(samples), OPEN, Bounds()).sizes.tolist() == [999_998_464, 999_998_464, 499_999_744]
-    assert make_plan(made_entries(samples), OPEN, Bounds(max_count=20)).ends.tolist() == [20, 25]
+    assert make_plan(made_entries(samples), OPEN, ShardBounds()).sizes.tolist() == [
+        999_998_464,
+        999_998_464,
+        499_999_744,
+    ]
+    assert make_plan(made_entries(samples), OPEN, ShardBounds(max_count=20)).ends.tolist() == [20, 25]
 
 
 @given(SAMPLES, st.integers(1, 12), SEEDS)
 def test_equal_count(samples: Sizes, max_count: int, seed: int | None) -> None:
     """With `equal_count`, shards hold equally many samples, give or take one, within the bounds."""
-    bounds = Bounds(max(_sizes(samples)) * 4 + 1024, max_count, equal_count=True)
+    bounds = ShardBounds(max(_sizes(samples)) * 4 + 1024, max_count, equal_count=True)
     plan = make_plan(made_entries(samples), OPEN, bounds, seed)
     exact, counts = _check_whole(plan, samples), [len(shard) for shard in _places(plan)]
     assert max(counts) - min(counts) <= 1
@@ -139,14 +148,14 @@ def test_equal_count(samples: Sizes, max_count: int, seed: int | None) -> None:
     assert max(exact) <= (bounds.max_size or 0)
 
 
-def _plan_or_error(samples: Sizes, bounds: Bounds, seed: int | None = None) -> Plan | InvalidRequest:
+def _plan_or_error(samples: Sizes, bounds: ShardBounds, seed: int | None = None) -> Plan | InvalidRequest:
     try:
         return make_plan(made_entries(samples), OPEN, bounds, seed)
     except InvalidRequest as error:
         return error
 
 
-def _plan_or_reason(samples: Sizes, bounds: Bounds, seed: int | None = None) -> Plan | str:
+def _plan_or_reason(samples: Sizes, bounds: ShardBounds, seed: int | None = None) -> Plan | str:
     """Return the plan, or which part of the request was refused."""
     plan = _plan_or_error(samples, bounds, seed)
     return plan.where if isinstance(plan, InvalidRequest) else plan
@@ -160,8 +169,8 @@ def test_multiple_of(samples: Sizes, multiple: int, room: int, max_count: int) -
     It is refused only where no multiple lies between what the bounds need and a sample a shard.
     """
     max_size = max(_sizes(samples)) + room
-    least = make_plan(made_entries(samples), OPEN, Bounds(max_size, max_count)).shards
-    plan = _plan_or_reason(samples, Bounds(max_size, max_count, multiple_of=multiple))
+    least = make_plan(made_entries(samples), OPEN, ShardBounds(max_size, max_count)).shards
+    plan = _plan_or_reason(samples, ShardBounds(max_size, max_count, multiple_of=multiple))
     if isinstance(plan, str):
         assert plan == "shards_multiple_of"
         assert len(samples) // multiple * multiple < least
@@ -175,8 +184,8 @@ def test_multiple_of(samples: Sizes, multiple: int, room: int, max_count: int) -
 @example([[1000]] * 50 + [[100_000]] * 50, 4, 10)
 def test_multiple_of_adds_no_more_than_it_must(samples: Sizes, multiple: int, max_count: int) -> None:
     """The number of shards is the least multiple that is not below what the bounds need."""
-    least = make_plan(made_entries(samples), OPEN, Bounds(max_count=max_count)).shards
-    plan = _plan_or_reason(samples, Bounds(max_count=max_count, multiple_of=multiple))
+    least = make_plan(made_entries(samples), OPEN, ShardBounds(max_count=max_count)).shards
+    plan = _plan_or_reason(samples, ShardBounds(max_count=max_count, multiple_of=multiple))
     if -(-least // multiple) * multiple <= len(samples):
         assert not isinstance(plan, str)
         assert plan.shards == -(-least // multiple) * multiple
@@ -185,7 +194,7 @@ def test_multiple_of_adds_no_more_than_it_must(samples: Sizes, multiple: int, ma
 @given(SAMPLES, st.integers(1, 6), st.integers(1, 9))
 def test_multiple_of_with_equal_counts(samples: Sizes, multiple: int, max_count: int) -> None:
     """Both at once hold too, or are refused because of the multiple."""
-    bounds = Bounds(max(_sizes(samples)) + 3000, max_count, equal_count=True, multiple_of=multiple)
+    bounds = ShardBounds(max(_sizes(samples)) + 3000, max_count, equal_count=True, multiple_of=multiple)
     plan = _plan_or_reason(samples, bounds)
     if isinstance(plan, str):
         assert plan == "shards_multiple_of"
@@ -201,7 +210,7 @@ def test_multiple_of_with_equal_counts(samples: Sizes, multiple: int, max_count:
 def test_exactly_as_many_as_named(samples: Sizes, count: int, seed: int | None) -> None:
     """A bare closed range makes exactly as many shards, each at most a sample off its share of the bytes."""
     count = min(count, len(samples))
-    plan = make_plan(made_entries(samples), parse_pattern(f"out-{{1..{count}}}.tar"), Bounds(), seed)
+    plan = make_plan(made_entries(samples), parse_pattern(f"out-{{1..{count}}}.tar"), ShardBounds(), seed)
     exact = _check_whole(plan, samples)
     assert plan.shards == count
     largest, share = max(_sizes(samples)), sum(_sizes(samples)) / count
@@ -213,7 +222,7 @@ def test_exactly_as_many_as_named(samples: Sizes, count: int, seed: int | None) 
 def test_exactly_as_many_as_named_with_equal_counts(samples: Sizes, count: int) -> None:
     """A bare closed range with `equal_count` makes that many shards that differ by one sample at most."""
     count = min(count, len(samples))
-    plan = make_plan(made_entries(samples), parse_pattern(f"out-{{1..{count}}}.tar"), Bounds(equal_count=True))
+    plan = make_plan(made_entries(samples), parse_pattern(f"out-{{1..{count}}}.tar"), ShardBounds(equal_count=True))
     _check_whole(plan, samples)
     counts = [len(shard) for shard in _places(plan)]
     assert len(counts) == count
@@ -223,20 +232,20 @@ def test_exactly_as_many_as_named_with_equal_counts(samples: Sizes, count: int) 
 @pytest.mark.parametrize(
     ("output", "bounds", "where"),
     [
-        ("out-{0..8}.tar", Bounds(max_count=1), "out-{0..8}.tar"),
-        ("out-{0..}.tar", Bounds(shards=11), "shards=11"),
-        ("out-{0..3}.tar", Bounds(shards=5), "out-{0..3}.tar"),
-        ("out-{0..}.tar", Bounds(shards=4, multiple_of=3), "shards_multiple_of"),
-        ("out-{0..}.tar", Bounds(shards=4, max_count=2), "shards=4"),
-        ("out-{0..}.tar", Bounds(shards=2, max_size=5000, equal_count=True), "shards=2"),
-        ("out-{0..3}.tar", Bounds(multiple_of=3), "shards_multiple_of"),
-        ("out-{0..}.tar", Bounds(max_count=9, multiple_of=11), "shards_multiple_of"),
-        ("out-{0..}.tar", Bounds(max_size=2047), "max_size"),
-        ("out-{0..}.tar", Bounds(max_size=1), "max_size"),
-        ("out-{0..}.tar", Bounds(max_size=1024, oversize="skip"), "max_size"),
+        ("out-{0..8}.tar", ShardBounds(max_count=1), "out-{0..8}.tar"),
+        ("out-{0..}.tar", ShardBounds(shards=11), "shards=11"),
+        ("out-{0..3}.tar", ShardBounds(shards=5), "out-{0..3}.tar"),
+        ("out-{0..}.tar", ShardBounds(shards=4, multiple_of=3), "shards_multiple_of"),
+        ("out-{0..}.tar", ShardBounds(shards=4, max_count=2), "shards=4"),
+        ("out-{0..}.tar", ShardBounds(shards=2, max_size=5000, equal_count=True), "shards=2"),
+        ("out-{0..3}.tar", ShardBounds(multiple_of=3), "shards_multiple_of"),
+        ("out-{0..}.tar", ShardBounds(max_count=9, multiple_of=11), "shards_multiple_of"),
+        ("out-{0..}.tar", ShardBounds(max_size=2047), "max_size"),
+        ("out-{0..}.tar", ShardBounds(max_size=1), "max_size"),
+        ("out-{0..}.tar", ShardBounds(max_size=1024, oversize="skip"), "max_size"),
     ],
 )
-def test_refusals(output: str, bounds: Bounds, where: str) -> None:
+def test_refusals(output: str, bounds: ShardBounds, where: str) -> None:
     """Ten samples that the names, the multiple or the bound cannot hold are refused, and the message says by which."""
     with pytest.raises(InvalidRequest) as caught:
         make_plan(made_entries([[1]] * 10), parse_pattern(output), bounds)
@@ -247,7 +256,7 @@ def test_refusals(output: str, bounds: Bounds, where: str) -> None:
 @given(SAMPLES, st.integers(1, 40), st.none() | st.integers(1, 9), st.booleans())
 def test_as_many_shards_as_asked_for(samples: Sizes, count: int, max_count: int | None, equal_count: bool) -> None:  # noqa: FBT001 - a parameter
     """`shards` makes exactly so many, within the bounds; or else its message names a number that the bounds allow."""
-    bounds = Bounds(max(_sizes(samples)) + 3000, max_count, shards=count, equal_count=equal_count)
+    bounds = ShardBounds(max(_sizes(samples)) + 3000, max_count, shards=count, equal_count=equal_count)
     plan = _plan_or_error(samples, bounds)
     if isinstance(plan, InvalidRequest):
         assert plan.where == f"shards={count}"
@@ -262,15 +271,15 @@ def test_as_many_shards_as_asked_for(samples: Sizes, count: int, max_count: int 
 def test_a_range_with_more_names_than_samples(samples: Sizes, more: int) -> None:
     """The default bound then says how many of the names are used, from the first on, and a note says it."""
     count = len(samples) + more
-    plan = make_plan(made_entries(samples), parse_pattern(f"out-{{1..{count}}}.tar"), Bounds())
-    assert plan.ends.tolist() == make_plan(made_entries(samples), OPEN, Bounds()).ends.tolist()
+    plan = make_plan(made_entries(samples), parse_pattern(f"out-{{1..{count}}}.tar"), ShardBounds())
+    assert plan.ends.tolist() == make_plan(made_entries(samples), OPEN, ShardBounds()).ends.tolist()
     assert [
         f"{count} shards need at least {count} samples; there are {len(samples)}" in note for note in plan.notes
     ] == [True]
 
 
-@pytest.mark.parametrize("bounds", [Bounds(max_count=1), Bounds(max_size=2048), Bounds()])
-def test_all_names_can_be_used(bounds: Bounds) -> None:
+@pytest.mark.parametrize("bounds", [ShardBounds(max_count=1), ShardBounds(max_size=2048), ShardBounds()])
+def test_all_names_can_be_used(bounds: ShardBounds) -> None:
     """Ten shards fit ten names."""
     plan = make_plan(made_entries([[1]] * 10), parse_pattern("out-{0..9}.tar"), bounds)
     assert plan.ends.tolist() == list(range(1, 11))
@@ -285,18 +294,18 @@ def test_oversize_error(samples: Sizes, seed: int | None) -> None:
     large = [at for at, sizes in enumerate(samples) if sizes[0] >= 9000]
     if large:
         with pytest.raises(InvalidRequest) as caught:
-            make_plan(made_entries(samples), OPEN, Bounds(8000), seed)
+            make_plan(made_entries(samples), OPEN, ShardBounds(8000), seed)
         assert f"{large[0]:08}" in caught.value.found
         assert "oversize" in caught.value.remedy
     else:
-        _check_whole(make_plan(made_entries(samples), OPEN, Bounds(8000), seed), samples)
+        _check_whole(make_plan(made_entries(samples), OPEN, ShardBounds(8000), seed), samples)
 
 
 @given(_LARGE, SEEDS, st.integers(1, 3), st.sampled_from(["bytes", "count"]))
 @example([[9000], [100], [100], [100], [9000], [100]], None, 2, "bytes")
 def test_oversize_alone(samples: Sizes, seed: int | None, multiple: int, even: str) -> None:
     """With `alone`, a shard over the bound holds one sample, whatever else was asked for, and nothing is left out."""
-    bounds = Bounds(8000, multiple_of=multiple, equal_count=even == "count", oversize="alone")
+    bounds = ShardBounds(8000, multiple_of=multiple, equal_count=even == "count", oversize="alone")
     plan = _plan_or_reason(samples, bounds, seed)
     if isinstance(plan, str):
         assert plan != "max_size"
@@ -314,7 +323,7 @@ def test_oversize_skip(samples: Sizes, seed: int | None) -> None:
     large = frozenset(at for at, sizes in enumerate(samples) if sizes[0] >= 9000)
     if len(large) == len(samples):
         return
-    plan = make_plan(made_entries(samples), OPEN, Bounds(8000, oversize="skip"), seed)
+    plan = make_plan(made_entries(samples), OPEN, ShardBounds(8000, oversize="skip"), seed)
     assert max(_check_whole(plan, samples, large)) <= 8000
     assert [(int(one.key), one.code) for one in plan.skipped] == [(at, "oversize") for at in sorted(large)]
 
@@ -323,23 +332,23 @@ def test_oversize_skip(samples: Sizes, seed: int | None) -> None:
 def test_sizes_are_exact_for_long_names(keys: list[bytes]) -> None:
     """A plan counts the headers that long names need, with and without a slash to divide them at."""
     keys = sorted([*keys, *(b"folder/" + key for key in keys)])
-    plan = make_plan(made_entries([[1, 513]] * len(keys), keys), OPEN, Bounds())
+    plan = make_plan(made_entries([[1, 513]] * len(keys), keys), OPEN, ShardBounds())
     assert plan.sizes.tolist() == [sum(_sample_bytes(key, [1, 513]) for key in keys) + len(TRAILER)]
 
 
 def test_sizes_are_exact_for_huge_files() -> None:
     """A plan counts the pax header that a payload of 8 GiB needs."""
     sizes = [8 * 2**30 - 1, 8 * 2**30]
-    plan = make_plan(made_entries([sizes]), parse_pattern("out.tar"), Bounds())
+    plan = make_plan(made_entries([sizes]), parse_pattern("out.tar"), ShardBounds())
     assert plan.sizes.tolist() == [512 + 8 * 2**30 + 3 * 512 + 8 * 2**30 + 1024]
 
 
 @given(st.integers(0, 3000), st.integers())
 def test_a_shuffle_is_a_permutation(count: int, seed: int) -> None:
     """A shuffle has every place once, for any seed, and the same for the same seed."""
-    order = shuffled(count, seed)
+    order = random_permutation(count, seed)
     assert sorted(order.tolist()) == list(range(count))
-    assert order.tolist() == shuffled(count, seed).tolist()
+    assert order.tolist() == random_permutation(count, seed).tolist()
 
 
 @pytest.mark.parametrize(
@@ -353,12 +362,12 @@ def test_a_shuffle_is_a_permutation(count: int, seed: int) -> None:
 )
 def test_a_shuffle_is_the_same_everywhere(seed: int, order: list[int]) -> None:
     """A seed gives this order on every machine, in every version of Python and NumPy."""
-    assert shuffled(10, seed).tolist() == order
+    assert random_permutation(10, seed).tolist() == order
 
 
 def test_a_large_shuffle_is_the_same_everywhere() -> None:
     """So does it of 100,000 places."""
-    raw = shuffled(100_000, 7).astype("<i8").tobytes()
+    raw = random_permutation(100_000, 7).astype("<i8").tobytes()
     assert hashlib.sha256(raw).hexdigest() == "60da1813bd0e4dc6d770cdaae343928c3a2c142169fbf9ab50095c3fd9bcc7b0"
 
 
@@ -366,7 +375,7 @@ def test_a_large_shuffle_is_the_same_everywhere() -> None:
 def test_a_shuffle_is_random(seed: int) -> None:
     """Where a sample stands says nothing of where it stood: chi-square, correlation, neighbours, and other seeds."""
     count, bins = 2**16, 16
-    order = shuffled(count, seed)
+    order = random_permutation(count, seed)
     table = np.zeros((bins, bins))
     np.add.at(table, (np.arange(count) * bins // count, order * bins // count), 1)
     expected, freedom = count / bins**2, (bins - 1) ** 2
@@ -375,19 +384,19 @@ def test_a_shuffle_is_random(seed: int) -> None:
     assert abs(np.corrcoef(np.arange(count), order)[0, 1]) < limit
     assert abs(np.corrcoef(order[1:], order[:-1])[0, 1]) < limit
     for other in range(seed):
-        assert abs(np.corrcoef(order, shuffled(count, other))[0, 1]) < limit
+        assert abs(np.corrcoef(order, random_permutation(count, other))[0, 1]) < limit
 
 
 @given(SAMPLES.filter(lambda samples: len(samples) > 3), st.integers(0, 5))
 def test_a_shuffled_plan_is_in_the_shuffled_order(samples: Sizes, seed: int) -> None:
     """Shards are runs of the shuffled order, each sample with its own fields and sizes."""
     entries = made_entries(samples)
-    plan = make_plan(entries, OPEN, Bounds(20_000), seed)
-    assert [at for shard in _places(plan) for at in shard] == shuffled(len(samples), seed).tolist()
+    plan = make_plan(entries, OPEN, ShardBounds(20_000), seed)
+    assert [at for shard in _places(plan) for at in shard] == random_permutation(len(samples), seed).tolist()
     for shard, places in enumerate(_places(plan)):
-        carried = np.frombuffer(shard_samples(plan, shard).content.sizes, np.int64).tolist()
+        carried = np.frombuffer(build_shard_samples(plan, shard).content.sizes, np.int64).tolist()
         assert carried == [size for at in places for size in samples[at]]
-        assert np.frombuffer(shard_samples(plan, shard).content.counts, np.uint16).tolist() == [
+        assert np.frombuffer(build_shard_samples(plan, shard).content.counts, np.uint16).tolist() == [
             len(samples[at]) for at in places
         ]
 
@@ -396,7 +405,9 @@ def test_a_shuffled_plan_is_in_the_shuffled_order(samples: Sizes, seed: int) -> 
 def test_plan_fingerprints_tell_plans_apart(one: Sizes, two: Sizes) -> None:
     """A shard's plan fingerprint differs where sizes, fields or formats do, and not by where the source lies."""
     prints = [
-        fingerprint(pattern.format, shard_samples(make_plan(made_entries(samples), pattern, Bounds()), 0))
+        hash_shard_plan(
+            pattern.format, build_shard_samples(make_plan(made_entries(samples), pattern, ShardBounds()), 0)
+        )
         for samples in (one, two)
         for pattern in (OPEN, RECORDS)
     ]

@@ -7,22 +7,22 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from shardtool.plan.order import permuted, random_at, random_numbers, random_start
+from shardtool.plan.random_order import derive_state, permute_positions, random_at, random_numbers
 
-KEY = np.uint64(random_start("a test", 1))
+KEY = np.uint64(derive_state("a test", 1))
 
 
 @pytest.mark.parametrize("size", [*range(1, 70), 127, 128, 129, 255, 256, 257, 300])
 def test_places_are_permuted(size: int) -> None:
     """Each place goes to another place, for any number of places."""
-    assert sorted(permuted(np.arange(size), size, KEY).tolist()) == list(range(size))
+    assert sorted(permute_positions(np.arange(size), size, KEY).tolist()) == list(range(size))
 
 
 @pytest.mark.parametrize("size", [10**9, 2**40 + 1])
 def test_many_places_are_permuted(size: int) -> None:
     """Of very many places, no two of 100,000 go to the same one, and they are spread evenly."""
     places = np.concatenate((np.arange(50_000), np.arange(size - 50_000, size)))
-    found = permuted(places, size, KEY)
+    found = permute_positions(places, size, KEY)
     assert len(np.unique(found)) == len(places)
     assert 0 <= found.min() <= found.max() < size
     tenths = np.bincount(found * 10 // size, minlength=10)
@@ -33,8 +33,8 @@ def test_many_places_are_permuted(size: int) -> None:
 def test_orders_are_equally_frequent(size: int) -> None:
     """Of few places, each order comes about as often as any other: chi-squared is within six standard deviations."""
     drawn = 20_000
-    keys = random_numbers(random_start("keys", size), drawn)
-    orders = np.stack([permuted(np.full(drawn, place), size, keys) for place in range(size)], 1)
+    keys = random_numbers(derive_state("keys", size), drawn)
+    orders = np.stack([permute_positions(np.full(drawn, place), size, keys) for place in range(size)], 1)
     counts = np.array(list(Counter(map(tuple, orders.tolist())).values()))
     possible = int(np.prod(np.arange(1, size + 1)))
     assert len(counts) == possible
@@ -46,13 +46,13 @@ def test_keys_choose_the_permutation() -> None:
     """Places that come with their own keys go where each key's permutation puts them, in any company."""
     keys = random_numbers(3, 200)
     places = np.arange(200) % 100
-    found = permuted(places, 100, keys)
-    assert found.tolist() == [int(permuted(places[[at]], 100, keys[at])[0]) for at in range(200)]
+    found = permute_positions(places, 100, keys)
+    assert found.tolist() == [int(permute_positions(places[[at]], 100, keys[at])[0]) for at in range(200)]
 
 
 def test_numbers_are_the_same_everywhere() -> None:
     """The numbers are these, with every NumPy, on every machine."""
     assert random_numbers(1234567, 2).tolist() == [6457827717110365317, 3203168211198807973]  # of SplitMix64's authors
     assert random_at(1234567, np.array([1], np.uint64)).tolist() == [3203168211198807973]
-    assert permuted(np.arange(10), 10, KEY).tolist() == [1, 2, 7, 0, 5, 8, 6, 3, 4, 9]
-    assert permuted(np.arange(8), 20, KEY).tolist() == [0, 8, 19, 15, 6, 5, 18, 4]
+    assert permute_positions(np.arange(10), 10, KEY).tolist() == [1, 2, 7, 0, 5, 8, 6, 3, 4, 9]
+    assert permute_positions(np.arange(8), 20, KEY).tolist() == [0, 8, 19, 15, 6, 5, 18, 4]

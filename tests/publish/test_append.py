@@ -37,16 +37,19 @@ from shardtool import (
     inspect,
     verify,
 )
-from shardtool.dataset.dataset_file import DatasetFile, read_dataset
-from shardtool.entries.entries import FieldValues, Names
+from shardtool.dataset.dataset_file import DatasetFile, parse_dataset
+from shardtool.entries.sample_table import FieldValues
+from shardtool.entries.strings import PackedStrings
 from shardtool.pattern import parse_pattern, sidecar_name
-from shardtool.publish.foreign_indexes import export_notes, exports_beside
-from shardtool.publish.publisher import Append, Destination, EndedAppend, later_files, look, names_left
-from shardtool.publish.records import encode_skipped, merged, read_skipped, unmerged
+from shardtool.publish.append_target import Append, FinishedAppend, list_later_files, remaining_names
+from shardtool.publish.dataset_keys import check_new_keys, read_dataset_keys
+from shardtool.publish.destination import Destination, inspect_destination
+from shardtool.publish.export_indexes import export_notes, find_existing_exports
+from shardtool.publish.skipped_list import encode_skipped, merge_skipped, parse_skipped, unmerge_skipped
 from shardtool.skipped import Skipped
 from shardtool.storage.folders import open_folder
-from shardtool.verbs.create.earlier import begin_append, check_new_keys, existing_keys
-from shardtool.verbs.create.run import Output
+from shardtool.verbs.create.append import prepare_append
+from shardtool.verbs.create.run import RunOutput
 from tests import tfrecords
 from tests.helpers import ENVIRONMENT, flip, identity, members, read_tree, shards, typed, write_tree
 from tests.stored import contents, skipped, sound
@@ -103,7 +106,7 @@ def append(source: Any, output: Any, observer: Observer | None = None, *, resume
 
 
 def _read(file: Path) -> DatasetFile:
-    return read_dataset(file.read_bytes(), file.name)
+    return parse_dataset(file.read_bytes(), file.name)
 
 
 def _is_sound(file: Path) -> None:
@@ -376,7 +379,7 @@ def test_keys_are_new(old: Path, tars: Path, tar_pattern: str, tmp_path: Path, *
 )
 def test_which_keys_are_taken(keys: list[str], taken: list[str]) -> None:
     """Keys are refused exactly where one of them is taken."""
-    names = Names.of([key.encode() for key in keys]), Names.of([key.encode() for key in taken])
+    names = PackedStrings.of([key.encode() for key in keys]), PackedStrings.of([key.encode() for key in taken])
     shared = set(keys) & set(taken)
     if not shared:
         check_new_keys(*names, "out.json")
@@ -390,13 +393,13 @@ def test_which_keys_are_taken(keys: list[str], taken: list[str]) -> None:
 def test_keys_come_from_sidecars(tars: Path) -> None:
     """The keys of a dataset are read in the order of its samples, and a flipped bit in any sidecar is damage."""
     folder = open_folder(str(tars.parent))
-    keys = existing_keys(folder, _read(tars).shards)
+    keys = read_dataset_keys(folder, _read(tars).shards)
     assert [keys[at].decode() for at in range(len(keys))] == list(contents(sound(tars)))
     index = tars.parent / "out-001.index"
     for at in range(0, index.stat().st_size, 97):
         flip(index, at)
         with pytest.raises(CorruptShard, match=r"out-001\.index"):
-            existing_keys(folder, _read(tars).shards)
+            read_dataset_keys(folder, _read(tars).shards)
         flip(index, at)
 
 
@@ -527,9 +530,9 @@ def test_names_that_are_left(first: int, width: int, count: int, taken: int) -> 
         if end and taken >= count:
             if taken:
                 with pytest.raises(InvalidRequest):
-                    names_left(pattern, taken)
+                    remaining_names(pattern, taken)
             continue
-        left = names_left(pattern, taken)
+        left = remaining_names(pattern, taken)
         numbers = range(count - taken if end else 3)
         names = [left.shard(number) for number in numbers]
         assert names == [pattern.shard(taken + number) for number in numbers]
@@ -546,9 +549,9 @@ def test_later_files(first: int, count: int, suffix: str) -> None:
     below = [f"n{number:02}{suffix}" for number in range(first)]
     assert all(map(pattern.owns, [*owned, *below]))
     wanted = [file for at in range(count, 12) for file in (pattern.shard(at), sidecar_name(pattern.shard(at)))]
-    assert later_files(pattern, [*owned, *below], count) == sorted(wanted)
+    assert list_later_files(pattern, [*owned, *below], count) == sorted(wanted)
     listed = parse_pattern([pattern.shard(at) for at in (5, 3, 8)])
-    assert later_files(listed, owned, 2) == sorted([pattern.shard(8), sidecar_name(pattern.shard(8))])
+    assert list_later_files(listed, owned, 2) == sorted([pattern.shard(8), sidecar_name(pattern.shard(8))])
 
 
 _TEXTS = st.text(st.sampled_from('ab"\\\x1b\n\udcff\xe9%'), max_size=3)
@@ -558,19 +561,19 @@ _ROWS = st.lists(st.builds(Skipped, _TEXTS, _TEXTS, st.sampled_from(["x", "y"]),
 @given(_ROWS, _ROWS)
 def test_lists_of_what_was_left_out(old: list[Skipped], new: list[Skipped]) -> None:
     """A list is read back as it was written; joined ones hold the rows of both, and give the older one back."""
-    rows = read_skipped(encode_skipped(old), "out.skipped")
+    rows = parse_skipped(encode_skipped(old), "out.skipped")
     assert encode_skipped(rows) == encode_skipped(old)
-    both = merged(rows, new)
+    both = merge_skipped(rows, new)
     assert sorted(encode_skipped(both).splitlines()) == sorted(encode_skipped([*old, *new]).splitlines())
-    assert merged(rows, new[::-1]) == both
-    assert sorted(encode_skipped(unmerged(both, new)).splitlines()) == sorted(encode_skipped(old).splitlines())
+    assert merge_skipped(rows, new[::-1]) == both
+    assert sorted(encode_skipped(unmerge_skipped(both, new)).splitlines()) == sorted(encode_skipped(old).splitlines())
 
 
 @pytest.mark.parametrize("data", [b"[]\n", b"{}\n", b"no JSON\n", b'{"key": 1}\n', b"\xff\n"])
 def test_no_list_of_what_was_left_out(data: bytes) -> None:
     """Anything else in its place is damage."""
     with pytest.raises(CorruptShard, match="list of what was left out"):
-        read_skipped(data, "out.skipped")
+        parse_skipped(data, "out.skipped")
 
 
 @settings(max_examples=6)
@@ -762,11 +765,11 @@ def test_foreign_keys(tmp_path: Path) -> None:
 def test_the_dataset_must_stay(new: Path, tars: Path, tar_pattern: str, tmp_path: Path) -> None:
     """A dataset that another run has changed since it was looked at is not replaced."""
     parsed = parse_pattern(tar_pattern)
-    output = look(Destination(open_folder(parsed.folder), parsed, "append"))
+    output = inspect_destination(Destination(open_folder(parsed.folder), parsed, "append"))
     append(_tree(tmp_path / "quick", "quick", 2), tar_pattern)
     before = identity(tars.parent)
     with pytest.raises(OutputExists, match="changed meanwhile"):
-        look(output)
+        inspect_destination(output)
     assert identity(tars.parent) == before
     append(new, tar_pattern)
 
@@ -774,11 +777,11 @@ def test_the_dataset_must_stay(new: Path, tars: Path, tar_pattern: str, tmp_path
 def test_other_tools_indexes_are_renewed(new: Path, dataset: Path, pattern: str, ending: str) -> None:
     """An append renews the indexes of other tools that lie beside the shards, but none whose hashes it must read."""
     parsed = parse_pattern(pattern)
-    output = look(Destination(open_folder(parsed.folder), parsed, "append"))
-    assert exports_beside(output.folder, output.old) == []
+    output = inspect_destination(Destination(open_folder(parsed.folder), parsed, "append"))
+    assert find_existing_exports(output.folder, output.old) == []
     formats = {"tar": ["dali-webdataset", "energon"], "tfrecord": ["dali-tfrecord", "tfrecord"]}[ending]
     export(dataset, formats)
-    assert exports_beside(output.folder, output.old) == formats
+    assert find_existing_exports(output.folder, output.old) == formats
     create(new, pattern, _options(if_exists="append"))
     assert export(dataset, formats).kept == len(export(dataset, formats).files)
     assert verify(dataset).sound
@@ -788,7 +791,7 @@ def test_hashes_are_not_read_again(new: Path, tars: Path, tar_pattern: str) -> N
     """The Hub's index of a dataset that grows needs a word of the user's, since every shard would be read for it."""
     export(tars, "huggingface")
     parsed = parse_pattern(tar_pattern)
-    output = look(Destination(open_folder(parsed.folder), parsed, "append"))
+    output = inspect_destination(Destination(open_folder(parsed.folder), parsed, "append"))
     (note,) = export_notes(output.folder, output.old, ())
     assert "huggingface" in note
     assert list(export_notes(output.folder, output.old, ["huggingface"])) == []
@@ -817,14 +820,14 @@ def _begun(patterns: list[str], keys: list[bytes], made: RunRecord) -> list[Dest
     outputs = []
     for pattern, which in zip(patterns, ([*range(len(keys) - 1)], [len(keys) - 1]), strict=True):
         parsed = parse_pattern(pattern)
-        there = look(Destination(open_folder(parsed.folder), parsed, "append-resume"))
-        outputs.append(Output("", there, np.array(which)))
-    entries = SimpleNamespace(keys=Names.of(keys), values=FieldValues(), metadata=None)
+        there = inspect_destination(Destination(open_folder(parsed.folder), parsed, "append-resume"))
+        outputs.append(RunOutput("", there, np.array(which)))
+    entries = SimpleNamespace(keys=PackedStrings.of(keys), values=FieldValues(), metadata=None)
     options = CreateOptions()
     run: Any = SimpleNamespace(
         outputs=outputs, entries=entries, options=options, makes_keys=False, record=lambda _: made
     )
-    begin_append(run)
+    prepare_append(run)
     return [output.destination for output in outputs]
 
 
@@ -838,7 +841,7 @@ def test_killed_between_two_splits(new: Path, tmp_path: Path) -> None:
     added = members(*shards(tmp_path / "train")[1:])
     done = [*dict.fromkeys(name.partition(".")[0].encode() for name, _ in added)]
     begun = [one.append for one in _begun(patterns, [*done, b"other"], told)]
-    assert [(type(one), one and one.first) for one in begun] == [(EndedAppend, 1), (Append, 1)]
+    assert [(type(one), one and one.first) for one in begun] == [(FinishedAppend, 1), (Append, 1)]
     with pytest.raises(InvalidRequest, match=r"train/out\.json: all 1 key already exists: new/000"):
         _begun(patterns, [*done, done[0]], told)
 
@@ -871,7 +874,7 @@ def test_a_dataset_file_that_tells_of_impossible_appends(tars: Path, appends: st
     text = text.replace('"fingerprint"', f'"appends": {appends}, "fingerprint"')
     body = text[: -len('01234567"\n}\n')].encode()
     with pytest.raises(CorruptShard):
-        read_dataset(body + b'%08x"\n}\n' % crc32c.crc32c(body), "out.json")
+        parse_dataset(body + b'%08x"\n}\n' % crc32c.crc32c(body), "out.json")
     sound_text = text.replace(f'"appends": {appends}', '"appends": [1, 2]')
     body = sound_text[: -len('01234567"\n}\n')].encode()
-    assert read_dataset(body + b'%08x"\n}\n' % crc32c.crc32c(body), "out.json").appends == (1, 2)
+    assert parse_dataset(body + b'%08x"\n}\n' % crc32c.crc32c(body), "out.json").appends == (1, 2)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from shardtool import CreateOptions, InvalidRequest, SampleFailed, create, dry_run, export, verify
-from shardtool.request.options import VerifyOptions
+from shardtool.request.dataset_options import VerifyOptions
 from tests.helpers import identity, read_tree, typed, write_tree
 
 if TYPE_CHECKING:

@@ -29,7 +29,7 @@ from shardtool import (
     reshard,
     verify,
 )
-from shardtool.request.options import VerifyOptions
+from shardtool.request.dataset_options import VerifyOptions
 from shardtool.storage.folders import open_folder
 from tests.helpers import ENVIRONMENT, identity, members, read_tree, shards, typed, write_tree
 from tests.stored import contents, sound

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from shardtool.read import fetch
+from shardtool.read import sample_reader
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -16,5 +16,5 @@ if TYPE_CHECKING:
 def ways_of_reading() -> Iterator[None]:
     """Have samples of small datasets read in both ways: few of a shard one by one, others as columns."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fetch, "_FEW", 6)
+        patch.setattr(sample_reader, "_MAX_SAMPLES_READ_SINGLY", 6)
         yield

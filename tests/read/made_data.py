@@ -11,7 +11,8 @@ import numpy as np
 
 from shardtool.read.catalog import open_catalog
 from shardtool.read.dataset import open as open_data
-from shardtool.read.fetch import Fetcher, ReadOptions
+from shardtool.read.options import ReadOptions
+from shardtool.read.sample_reader import SampleReader
 from tests import tfrecords
 from tests.helpers import shards, typed, write_tree
 
@@ -51,9 +52,9 @@ class Made:
         """Return the dataset."""
         return open_data(str(self.path), **options)  # type: ignore[arg-type]
 
-    def fetcher(self, **options: object) -> Fetcher:
+    def fetcher(self, **options: object) -> SampleReader:
         """Return what reads its samples."""
-        return Fetcher(open_catalog(str(self.path)), ReadOptions(**options))  # type: ignore[arg-type]
+        return SampleReader(open_catalog(str(self.path)), ReadOptions(**options))  # type: ignore[arg-type]
 
     def shard(self, number: int) -> Path:
         """Return the path of a shard."""

@@ -12,7 +12,7 @@ from tests.helpers import write_tree
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from shardtool.read.fetch import Sample
+    from shardtool.read.options import Sample
 
 COUNT = 23
 IN_SHARD = 4

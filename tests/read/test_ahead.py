@@ -7,7 +7,7 @@ from itertools import count
 
 import pytest
 
-from shardtool.read.dataset import read_ahead
+from shardtool.read.stream import read_ahead
 
 
 def test_results_come_in_order() -> None:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import shardtool
 from shardtool.errors import CorruptShard, InvalidRequest, SampleFailed
-from shardtool.read import bundles
+from shardtool.read import bundle_rules
 from tests.helpers import write_tree
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from shardtool.read.order import Ends
+    from shardtool.read.share import Ends
 
 TOKENS = 64
 
@@ -106,7 +106,7 @@ def test_blocks_hold_all_tokens_once(folder: Path, by: Any, shuffle: Any, option
 def test_divided_windows_keep_every_token(lengths: list[int], tokens: int) -> None:
     """However long documents are, each token is in one piece, and no block has more than it may."""
     sizes = np.array(lengths, np.int64)
-    for rule in (bundles.fitted, bundles.concatenated) if any(lengths) else ():
+    for rule in (bundle_rules.fitted, bundle_rules.concatenated) if any(lengths) else ():
         block, places, starts, counts = rule(tokens, sizes)
         pieces = zip(places.tolist(), starts.tolist(), counts.tolist(), strict=True)
         found = [(place, start + at) for place, start, count in pieces for at in range(count)]
@@ -114,10 +114,10 @@ def test_divided_windows_keep_every_token(lengths: list[int], tokens: int) -> No
         assert (np.diff(block) >= 0).all()
         assert np.bincount(block, counts).max() <= tokens
         assert np.bincount(block).min() > 0
-    block, places, _, counts = bundles.of_like_length(60, sizes)
+    block, places, _, counts = bundle_rules.of_like_length(60, sizes)
     assert sorted(places) == [*range(len(lengths))]
     assert all((block == one).sum() * counts[block == one].max() <= 60 for one in range(block[-1] + 1))
-    kind, places, *_ = bundles.of_one_kind(tokens, sizes % 3)
+    kind, places, *_ = bundle_rules.of_one_kind(tokens, sizes % 3)
     assert sorted(places) == [*range(len(lengths))]
     for one in range(kind[-1] + 1):
         assert len({*(sizes % 3)[places[kind == one]].tolist()}) == 1
@@ -127,7 +127,7 @@ def test_divided_windows_keep_every_token(lengths: list[int], tokens: int) -> No
 def test_best_fit_is_near_the_least() -> None:
     """Of a few thousand documents of lengths as in texts, less than one token in a thousand is padding."""
     lengths = np.maximum(1, np.random.default_rng(0).lognormal(6, 1, 20_000)).astype(np.int64)
-    block, *_ = bundles.fitted(4096, lengths)
+    block, *_ = bundle_rules.fitted(4096, lengths)
     assert lengths.sum() / (4096 * (block[-1] + 1)) > 0.999
 
 

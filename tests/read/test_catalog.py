@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from shardtool.dataset.dataset_file import read_dataset
-from shardtool.read.catalog import IndexStore, open_catalog
+from shardtool.dataset.dataset_file import parse_dataset
+from shardtool.read.catalog import open_catalog
+from shardtool.read.index_store import IndexStore
 from tests.helpers import ENVIRONMENT, PATIENCE_S
 from tests.read.packed import COUNT, SHARDS, key_of, packed
 
@@ -40,7 +41,7 @@ def _large(folder: Path) -> Path:
     """Write the dataset file of 10,000 shards, of which the first is there."""
     packed(folder, "out-{000000..}.tar", count=4)
     path = folder / "out.json"
-    file = read_dataset(path.read_bytes(), "out.json")
+    file = parse_dataset(path.read_bytes(), "out.json")
     entries = [
         replace(
             file.shards[0], name=f"out-{at:06}.tar", sidecar=f"out-{at:06}.index", samples=10_000, size=10**8,
@@ -74,10 +75,10 @@ def test_places(tmp_path: Path) -> None:
     shards, rows = catalog.places(np.arange(COUNT))
     assert [*zip(shards.tolist(), rows.tolist(), strict=True)] == [divmod(at, 4) for at in range(COUNT)]
     asked = np.array([22, 0, 5, 0, 4])
-    for shard, some, which in catalog.by_shard(asked):
+    for shard, some, which in catalog.group_by_shard(asked):
         assert (4 * shard + some).tolist() == asked[which].tolist()
-    assert sorted(at for *_, which in catalog.by_shard(asked) for at in which.tolist()) == [*range(5)]
-    assert [*catalog.by_shard(asked[:0])] == []
+    assert sorted(at for *_, which in catalog.group_by_shard(asked) for at in which.tolist()) == [*range(5)]
+    assert [*catalog.group_by_shard(asked[:0])] == []
 
 
 def test_the_fingerprint_is_that_of_the_order(tmp_path: Path) -> None:
@@ -108,4 +109,4 @@ def test_parts_share_their_indexes(tmp_path: Path) -> None:
     assert IndexStore(both).numbers([key_of(15), "no", key_of(2)]).tolist() == [14, -1, 2]
     assert again.shared.read(6) is not None
     assert both.parts[0].fingerprint == open_catalog(tmp_path / "one").fingerprint
-    both.shared.let_go()
+    both.shared.release_lease()

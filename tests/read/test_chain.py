@@ -11,7 +11,7 @@ import pytest
 
 import shardtool
 from shardtool import CorruptShard, CreateOptions, InvalidRequest, SampleFailed, create
-from shardtool.read import fetch
+from shardtool.read import open_files
 from shardtool.read.dataset import open as open_data
 from tests.helpers import write_tree
 from tests.read.made_data import make
@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from shardtool.read.dataset import Dataset, Stream
+    from shardtool.read.dataset import Dataset
+    from shardtool.read.stream import Stream
     from tests.read.made_data import Made
 
 _SAMPLES = 30
@@ -227,7 +228,7 @@ def test_fields_that_are_dropped_are_not_read(made: Made, monkeypatch: pytest.Mo
         read[0] += len(data)
         return data
 
-    monkeypatch.setattr(fetch, "_pread", counting)
+    monkeypatch.setattr(open_files, "_pread", counting)
     pictures = sum(len(cast("bytes", sample["jpg"])) for sample in made.samples)
     costs = []
     for dataset in (made.open(), made.open().decode().tuple("cls"), made.open(check=True).select("cls")):

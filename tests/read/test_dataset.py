@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import shardtool
-from shardtool.entries.entries import Names
+from shardtool.entries.strings import PackedStrings
 from shardtool.errors import InvalidRequest, UnknownKey
-from shardtool.request.texts import SplitOptions, parse_shares
-from shardtool.select.splits import divide
+from shardtool.request.split_options import SplitOptions, parse_shares
+from shardtool.select.splits import assign_splits
 from tests.read.packed import COUNT, SHARDS, key_of, packed, sample_of
 
 if TYPE_CHECKING:
@@ -168,7 +168,7 @@ def test_splits_by_shares(dataset: Dataset, seed: int, share: int) -> None:
     shares = {"train": share / 100, "val": 1 - share / 100}
     divided = shardtool.open([*map(str, dataset.fetcher.catalog.name.split(", "))], splits=shares, seed=seed)
     options = SplitOptions(parse_shares(f"train={share}%,val={100 - share}%"), seed=seed)
-    number = divide(Names.of(map(str.encode, KEYS)), options).number
+    number = assign_splits(PackedStrings.of(map(str.encode, KEYS)), options).number
     for split, name in enumerate(shares):
         there = [key for key, one in zip(KEYS, number, strict=True) if one == split]
         assert [*divided.partition(name).keys] == there

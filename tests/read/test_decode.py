@@ -21,7 +21,7 @@ from hypothesis.extra import numpy as of_numpy
 from PIL import Image, ImageOps, ImageSequence
 
 from shardtool.errors import InvalidRequest, SampleFailed
-from shardtool.read.chain import Decode, own_decoders
+from shardtool.read.decode import Decode, check_decoders
 from tests.helpers import ENVIRONMENT
 from tests.transform.test_image import (
     LAID,
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from shardtool.read.chain import Decoder, Images
+    from shardtool.read.decode import Decoder, ImageType
 
     Array = np.ndarray[Any, Any]
 
@@ -74,7 +74,7 @@ def npy_of(header: str, payload: bytes = b"") -> bytes:
     "kind", ["jpg", "jpeg", "png", "webp", "bmp", "gif", "tiff", "ppm", "seg.png", "image/encoded"]
 )
 @pytest.mark.parametrize("images", ["numpy", "pil"])
-def test_images(kind: str, images: Images) -> None:
+def test_images(kind: str, images: ImageType) -> None:
     """An image becomes RGB as Pillow has it: uint8 [height, width, 3] that can be written, or a picture in memory."""
     form = {"jpg": "JPEG", "tiff": "TIFF"}.get(kind, kind.upper() if kind.isalpha() else "PNG")
     data = file_of(photo((40, 30)), form)
@@ -164,7 +164,7 @@ def _pages(data: bytes) -> list[Array]:
 
 @pytest.mark.parametrize("images", ["numpy", "pil"])
 @pytest.mark.parametrize("what", ["grey", "colour", "pages"])
-def test_a_loss_is_reported_once_per_field(what: str, images: Images, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_loss_is_reported_once_per_field(what: str, images: ImageType, caplog: pytest.LogCaptureFixture) -> None:
     """Decoding to 8 bits, or to one page, warns once for each field, and names a decoder that keeps all."""
     pages = [Image.new("RGB", (8, 8), colour) for colour in ("red", "blue")]
     data, found, remedy = {
@@ -510,7 +510,7 @@ def test_audio_without_its_library(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_endings_with_a_dot() -> None:
     """An ending may be given as files have it."""
-    assert own_decoders({".jpg": None, "seg.png": "mask"}) == (("jpg", None), ("seg.png", "mask"))
+    assert check_decoders({".jpg": None, "seg.png": "mask"}) == (("jpg", None), ("seg.png", "mask"))
 
 
 def _length(data: bytes) -> int:

@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 
 from shardtool.errors import CorruptShard, InvalidRequest
 from shardtool.read import catalog as index_module
-from shardtool.read import fetch as fetch_module
+from shardtool.read import open_files, sample_reader
 from shardtool.read.catalog import open_catalog
-from shardtool.read.fetch import Fetcher, ReadOptions
-from shardtool.storage import shared as shared_blocks
+from shardtool.read.options import ReadOptions
+from shardtool.read.sample_reader import SampleReader
+from shardtool.storage import shared_blocks
 from tests.helpers import flip, shards, typed
 from tests.read.made_data import SAMPLES, Made, make, numbers, write_examples
 
@@ -128,7 +129,7 @@ def test_checks_want_checksums(tmp_path: Path) -> None:
     made = make(tmp_path, "tar")
     for index in (*tmp_path.glob("*.index"), made.path):
         index.unlink()
-    fetcher = Fetcher(open_catalog(str(tmp_path)), ReadOptions(check=True))
+    fetcher = SampleReader(open_catalog(str(tmp_path)), ReadOptions(check=True))
     with pytest.raises(InvalidRequest, match="no checksums are known"):
         fetcher.fetch(numbers([1, 2]))
 
@@ -163,7 +164,7 @@ def test_foreign_records_give_values_and_lists(tmp_path: Path, *, indexed: bool)
     write_examples(tmp_path / "x.tfrecord", examples)
     if indexed:
         assert typed("index", tmp_path / "x.tfrecord", "--quiet").code == 0
-    fetcher = Fetcher(open_catalog(str(tmp_path)), ReadOptions())
+    fetcher = SampleReader(open_catalog(str(tmp_path)), ReadOptions())
     expected = [{name: value[0] if len(value) == 1 else value for name, value in one.items()} for one in examples]
     if indexed:  # the dataset file says what is a list
         expected[1] |= {"many": [b"\n\x01z"], "ints": [5]}
@@ -180,11 +181,11 @@ def test_metadata_comes_on_request(tmp_path: Path) -> None:
     words = ("create", tmp_path / "list.jsonl", tmp_path / "out-{000..}.tar", "--shards", "2", "--quiet")
     ran = typed(*words)
     assert ran.code == 0, ran
-    fetcher = Fetcher(open_catalog(str(tmp_path / "out.json")), ReadOptions(metadata=True))
+    fetcher = SampleReader(open_catalog(str(tmp_path / "out.json")), ReadOptions(metadata=True))
     found = fetcher.fetch(numbers([8, 0, 4, 1, 2, 3, 5, 6, 7]))
     assert [(one["__key__"], one["width"], one["txt"]) for one in found[:2]] == [("k8", 24, b"k8"), ("k0", 0, b"k0")]
     (tmp_path / "out-001.index").unlink()
-    lost = Fetcher(open_catalog(str(tmp_path / "out.json")), ReadOptions(metadata=True)).fetch(numbers([0, 8]))
+    lost = SampleReader(open_catalog(str(tmp_path / "out.json")), ReadOptions(metadata=True)).fetch(numbers([0, 8]))
     assert [one["width"] for one in lost] == [0, None]
 
 
@@ -202,8 +203,8 @@ def test_threads_and_copies_read_the_same(made: Made) -> None:
 def test_single_reads_hold_what_the_stores_hold(own: Made, monkeypatch: pytest.MonkeyPatch, *, shared: bool) -> None:
     """Reading one by one keeps no shard open, and no index at hand, that the stores have given back."""
     if not shared:
-        monkeypatch.setattr(shared_blocks, "_made", lambda: None)
-    for module, name, value in ((index_module, "_ROOM", 1), (fetch_module, "_MOST_OPEN", 1)):
+        monkeypatch.setattr(shared_blocks, "_create_unnamed_file", lambda: None)
+    for module, name, value in ((index_module, "_ROOM", 1), (open_files, "_MAX_OPEN_SHARDS", 1)):
         with monkeypatch.context() as limited:
             limited.setattr(module, name, value)
             fetcher = own.fetcher()
@@ -220,7 +221,7 @@ def test_large_samples_are_read_late(
     own: Made, monkeypatch: pytest.MonkeyPatch, few: int, fields: frozenset[str] | None
 ) -> None:
     """Large samples are read when they are asked for, one by one or as columns; errors come where they belong."""
-    monkeypatch.setattr(fetch_module, "_FEW", few)
+    monkeypatch.setattr(sample_reader, "_MAX_SAMPLES_READ_SINGLY", few)
     asked = numbers([*range(SAMPLES - 1, -1, -2), *range(0, SAMPLES, 2)])
     fetcher = own.fetcher().selecting(fields)
     early, late = fetcher.read(asked), fetcher.read_late(asked)

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from shardtool.dataset.find import StoredShard
+from shardtool.dataset.stored import StoredShard
 from shardtool.errors import CorruptShard, OutputFailed
 from shardtool.read.dataset import open as open_data
-from shardtool.read.fetch import OpenFile, OpenFiles
+from shardtool.read.open_files import OpenFile, OpenFiles
 from tests.read.made_data import make
 
 

@@ -13,10 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import shardtool
-from shardtool.dataset.shard_index import ShardIndex, ends_of
-from shardtool.read import catalog as module
-from shardtool.read.catalog import IndexStore, open_catalog, read_index
-from shardtool.storage import shared
+from shardtool.dataset.shard_index import ShardIndex, part_ends
+from shardtool.read import index_store
+from shardtool.read.catalog import open_catalog
+from shardtool.read.index_store import IndexStore, read_shard_index
+from shardtool.storage import shared_blocks
 from tests.read.packed import COUNT, IN_SHARD, SHARDS, key_of, packed, sample_of
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ def _noting(read: list[int]) -> Callable[[Catalog, int], ShardIndex]:
 
     def read_one(catalog: Catalog, shard: int) -> ShardIndex:
         read.append(shard)
-        return read_index(catalog, shard)
+        return read_shard_index(catalog, shard)
 
     return read_one
 
@@ -44,10 +45,10 @@ def _rows(samples: list[tuple[str, list[int]]], far: int) -> ShardIndex:
     counts = np.array([len(fields) for _, fields in samples], np.int64)
     return ShardIndex(
         keys=b"".join(keys),
-        key_ends=ends_of([len(key) for key in keys]),
+        key_ends=part_ends([len(key) for key in keys]),
         starts=far + 1000 * np.arange(len(samples)),
         sizes=np.full(len(samples), 1000),
-        firsts=ends_of(counts),
+        firsts=part_ends(counts),
         names=("a", "ü", "c.d"),
         codes=np.array(codes, np.int64),
         offsets=far + np.repeat(1000 * np.arange(len(samples)), counts) + 7,
@@ -84,7 +85,7 @@ def test_a_block_is_the_index(samples: list[tuple[str, list[int]]], far: int) ->
 def test_rows_of_keys(keys: list[str], wanted: str) -> None:
     """The row of a key is the first one that has it, and no part of another key."""
     index = _rows([(key, []) for key in keys], 0).for_reading()
-    assert index.row_of(wanted.encode()) == (keys.index(wanted) if wanted in keys else -1)
+    assert index.find_row(wanted.encode()) == (keys.index(wanted) if wanted in keys else -1)
 
 
 @pytest.fixture
@@ -96,7 +97,7 @@ def catalog(tmp_path: Path, ending: str) -> Catalog:
 def test_indexes_are_read_once(catalog: Catalog, monkeypatch: pytest.MonkeyPatch) -> None:
     """A sidecar is read once, for all stores of a catalog and for forked processes, in whatever order."""
     read: list[int] = []
-    monkeypatch.setattr(module, "read_index", _noting(read))
+    monkeypatch.setattr(index_store, "read_shard_index", _noting(read))
     first, second = IndexStore(catalog), IndexStore(catalog)
     child = os.fork()
     if not child:
@@ -109,11 +110,11 @@ def test_indexes_are_read_once(catalog: Catalog, monkeypatch: pytest.MonkeyPatch
 
 def test_an_index_without_room(catalog: Catalog, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where blocks cannot be shared, a store keeps as many indexes as there is room for, the last ones used."""
-    monkeypatch.setattr(shared, "_made", lambda: None)
+    monkeypatch.setattr(shared_blocks, "_create_unnamed_file", lambda: None)
     alone = open_catalog(os.path.dirname(catalog.shards[0].path))
-    monkeypatch.setattr(module, "_ROOM", 2 * IndexStore(alone).index(0).nbytes + 100)
+    monkeypatch.setattr(index_store, "_INDEX_CACHE_BYTES", 2 * IndexStore(alone).index(0).nbytes + 100)
     store, read = IndexStore(alone), list[int]()
-    monkeypatch.setattr(module, "read_index", _noting(read))
+    monkeypatch.setattr(index_store, "read_shard_index", _noting(read))
     for at in (1, 0, 2, 0, 1):
         assert store.index(at).keys_of(np.array([0])) == [key_of(at * IN_SHARD)]
     assert read == [1, 0, 2, 1]
@@ -121,8 +122,8 @@ def test_an_index_without_room(catalog: Catalog, monkeypatch: pytest.MonkeyPatch
 
 def test_few_indexes_are_held(catalog: Catalog, monkeypatch: pytest.MonkeyPatch) -> None:
     """A store holds so many indexes; those that were let go, pages too, are as they were."""
-    monkeypatch.setattr(module, "_MOST_KEPT", 2)
-    monkeypatch.setattr(module, "_ROOM", 2)
+    monkeypatch.setattr(index_store, "_MAX_CACHED_INDEXES", 2)
+    monkeypatch.setattr(index_store, "_INDEX_CACHE_BYTES", 2)
     store = IndexStore(catalog)
     for at in [*range(SHARDS), *range(SHARDS)]:
         assert store.index(at).keys_of(np.array([1])) == [key_of(at * IN_SHARD + 1)]
@@ -159,7 +160,7 @@ def test_metadata(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Samples have the columns of all sidecars, None where one lacks them; a field of a column's name is the field."""
     packed(tmp_path / "one", count=5)
     packed(tmp_path / "two", first=5, count=5, join=pd.DataFrame({"key": [key_of(7)], "txt": ["of the table"]}))
-    monkeypatch.setattr(module, "_ROOM", 1)
+    monkeypatch.setattr(index_store, "_INDEX_CACHE_BYTES", 1)
     dataset = shardtool.open([tmp_path / "one", tmp_path / "two"], metadata=True)
     columns = [{"number": at, "bi": ("cat", "dog", None)[at % 3]} for at in range(5)] + [
         {"number": None, "bi": None}

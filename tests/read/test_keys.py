@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 
 import shardtool
 from shardtool import CreateOptions, create
-from shardtool.read import catalog as module
-from shardtool.read.catalog import IndexStore, hashes, open_catalog, read_index
-from shardtool.storage import shared
+from shardtool.read import index_store
+from shardtool.read.catalog import open_catalog
+from shardtool.read.index_store import IndexStore, hash_keys, read_shard_index
+from shardtool.storage import shared_blocks
 from tests.read.packed import COUNT, IN_SHARD, SHARDS, key_of, packed
 
 if TYPE_CHECKING:
@@ -39,11 +40,11 @@ class _Counted(IndexStore):
 @given(keys=st.lists(st.binary(max_size=40) | st.binary(min_size=250, max_size=300), max_size=10))
 def test_hashes(keys: list[bytes]) -> None:
     """A hash depends on the key alone; keys that differ in one byte, or by zeros at the end, have others."""
-    found = hashes(keys).tolist()
-    assert found == [int(hashes([key])[0]) for key in keys]
+    found = hash_keys(keys).tolist()
+    assert found == [int(hash_keys([key])[0]) for key in keys]
     assert len({*found}) == len({*keys})
     others = [key + b"\0" for key in keys] + [bytes([key[0] ^ 1]) + key[1:] for key in keys if key]
-    assert not {*found} & {*hashes([*{*others} - {*keys}]).tolist()}
+    assert not {*found} & {*hash_keys([*{*others} - {*keys}]).tolist()}
 
 
 def test_only_the_shard_that_can_hold_it_is_looked_at(tmp_path: Path) -> None:
@@ -66,9 +67,9 @@ def test_every_key_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shu
     """Keys in any order are found, alone and together, with an index that is shared or not, and of few at a time."""
     pattern = packed(tmp_path / "set", shuffle=shuffle)
     if not is_shared:
-        monkeypatch.setattr(shared, "_made", lambda: None)
-    monkeypatch.setattr(module, "_AT_ONCE", 7)
-    monkeypatch.setattr(module, "_FEW", 1)
+        monkeypatch.setattr(shared_blocks, "_create_unnamed_file", lambda: None)
+    monkeypatch.setattr(index_store, "_MAX_HASHES_IN_MEMORY", 7)
+    monkeypatch.setattr(index_store, "_MAX_KEYS_SEARCHED_SINGLY", 1)
     store = IndexStore(open_catalog(pattern))
     keys = [key for at in range(SHARDS) for key in map(bytes.decode, store.index(at).all_keys())]
     assert (keys == KEYS) == (not shuffle)
@@ -88,7 +89,7 @@ def test_a_range_that_lies(tmp_path: Path) -> None:
 
 def test_hashes_that_many_keys_share(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Keys of equal hashes are distinguished by their bytes."""
-    monkeypatch.setattr(module, "hashes", lambda keys: np.zeros(len(keys), np.uint64))
+    monkeypatch.setattr(index_store, "hash_keys", lambda keys: np.zeros(len(keys), np.uint64))
     monkeypatch.setattr(IndexStore, "_look_in_ranges", lambda *_: None)
     store = IndexStore(open_catalog(packed(tmp_path / "set")))
     assert store.numbers([*KEYS, "no"]).tolist() == [*range(COUNT), -1]
@@ -113,4 +114,4 @@ def test_the_sequence_of_keys(tmp_path: Path) -> None:
     for bad in (COUNT, -COUNT - 1):
         with pytest.raises(IndexError, match=f"key {bad} of {COUNT}"):
             keys[bad]
-    assert read_index(open_catalog(f"{tmp_path}/set"), 0).all_keys() == [key.encode() for key in KEYS[:IN_SHARD]]
+    assert read_shard_index(open_catalog(f"{tmp_path}/set"), 0).all_keys() == [key.encode() for key in KEYS[:IN_SHARD]]

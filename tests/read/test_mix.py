@@ -16,7 +16,7 @@ from tests.helpers import write_tree
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from shardtool.read.dataset import Mixture
+    from shardtool.read.mix import MixedDataset
 
 
 @pytest.fixture(scope="module")
@@ -151,7 +151,7 @@ def test_how_much_of_each(folder: Path) -> None:
     """By size, each sample comes once; `choose` and `repeat` say how many, and the rest comes in epochs to come."""
     big, few = _open(folder)
 
-    def epochs(mixed: Mixture, count: int) -> list[Counter[str]]:
+    def epochs(mixed: MixedDataset, count: int) -> list[Counter[str]]:
         streams = (mixed.stream(rank=0, world_size=1, epoch=epoch) for epoch in range(count))
         return [Counter(str(sample["__key__"]) for sample in stream) for stream in streams]
 

@@ -13,13 +13,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardtool.errors import InvalidRequest
-from shardtool.read.order import MixedSamples, OrderOptions, SampleView
+from shardtool.read.epoch_samples import CatalogSamples, MixedSamples
+from shardtool.read.order import OrderOptions
 from tests.read.catalogs import made_catalog
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from shardtool.read.order import Stop
+    from shardtool.read.epoch_samples import Stop
 
 lengths_of_datasets = st.lists(st.integers(1, 40), min_size=1, max_size=5)
 options_of_orders = st.builds(
@@ -28,7 +29,7 @@ options_of_orders = st.builds(
 
 
 def _mix(lengths: Sequence[int], weights: Sequence[float], stop: Stop = "first") -> MixedSamples:
-    return MixedSamples.of([SampleView(made_catalog([one])) for one in lengths], weights, stop)
+    return MixedSamples.of([CatalogSamples(made_catalog([one])) for one in lengths], weights, stop)
 
 
 def _numbers(mix: MixedSamples, options: OrderOptions) -> list[int]:
@@ -176,9 +177,11 @@ def test_mixes_that_cannot_be(lengths: list[int], weights: list[float], stop: St
 def test_fingerprints_of_mixes() -> None:
     """A mix has the fingerprint of its samples, weights and length: each of them makes another one."""
     mixes = [_mix([5, 6], [1, 2]), _mix([5, 6], [2, 1]), _mix([5, 6], [1, 2], "all"), _mix([5], [1])]
-    other = MixedSamples.of([SampleView(made_catalog([5], "other")), SampleView(made_catalog([6]))], [1, 2], "first")
+    other = MixedSamples.of(
+        [CatalogSamples(made_catalog([5], "other")), CatalogSamples(made_catalog([6]))], [1, 2], "first"
+    )
     part = MixedSamples.of(
-        [SampleView(made_catalog([5])), SampleView(made_catalog([7]), np.arange(6))], [1, 2], "first"
+        [CatalogSamples(made_catalog([5])), CatalogSamples(made_catalog([7]), np.arange(6))], [1, 2], "first"
     )
     assert len({one.fingerprint for one in (*mixes, other, part)}) == 6
     assert _mix([5, 6], [0.5, 1.0]).fingerprint == mixes[0].fingerprint

@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardtool.errors import InvalidRequest
-from shardtool.read.order import MixedSamples, OrderOptions, SampleView, Shuffle, cut_for, order_of, window_of
+from shardtool.read.epoch_samples import CatalogSamples, MixedSamples, parts_window_ranks, window_size
+from shardtool.read.order import OrderOptions, Shuffle, epoch_order
 from tests.read.catalogs import made_catalog
 
 counts_of_shards = st.lists(st.integers(0, 40), min_size=1, max_size=12).filter(any)
@@ -33,7 +34,7 @@ HUNDRED = np.full(100, 1000)  # samples of each of a hundred shards
 
 
 def _whole(counts: list[int] | np.ndarray[tuple[int], np.dtype[np.int64]], options: OrderOptions) -> list[int]:
-    order = order_of(np.asarray(counts, np.int64), options)
+    order = epoch_order(np.asarray(counts, np.int64), options)
     return list(map(int, order.numbers(np.arange(order.length))))
 
 
@@ -48,7 +49,7 @@ def test_each_sample_once(counts: list[int], options: OrderOptions) -> None:
 @given(counts_of_shards, options_of_orders)
 def test_positions_in_any_company(counts: list[int], options: OrderOptions) -> None:
     """A position has the same sample whichever positions it is asked with, and in whichever order."""
-    order = order_of(np.array(counts, np.int64), options)
+    order = epoch_order(np.array(counts, np.int64), options)
     asked = np.random.default_rng(len(counts)).integers(0, order.length, 30)
     whole = np.array(_whole(counts, options))
     assert order.numbers(asked).tolist() == whole[asked].tolist()
@@ -101,14 +102,14 @@ def test_shuffle_mixes_shards() -> None:
 def test_shuffle_reads_shards_as_a_whole() -> None:
     """In a shuffle, the samples of a part come window by window: those of a round lie in a few runs of samples."""
     options = OrderOptions(window=100)
-    order = order_of(HUNDRED, options)
+    order = epoch_order(HUNDRED, options)
     numbers = np.sort(order.numbers(np.arange(3 * options.round, 4 * options.round)))
     assert (np.diff(numbers) > 1).sum() <= 2 * options.parts
 
 
 def test_parts_are_of_one_rank() -> None:
     """A rank reads whole parts where the ranks divide the parts: no shard is read by more ranks than it has parts."""
-    order = order_of(HUNDRED, OrderOptions(parts=64, window=16))
+    order = epoch_order(HUNDRED, OrderOptions(parts=64, window=16))
     readers = [set((order.numbers(np.arange(rank, order.length, 8)) // 1000).tolist()) for rank in range(8)]
     assert sum(map(len, readers)) <= 100 + 64
 
@@ -120,8 +121,8 @@ def test_samples_of_one_rank_are_mixed(each: int, size: int, ranks: int) -> None
 
     A buffer of 5,000 samples has 71, 20 and 3 at most of these (benchmarks/shuffle.py).
     """
-    view = SampleView(made_catalog([each] * 200))
-    parts, window, ranks = cut_for(view, size, ranks, None, None, copies=False)
+    view = CatalogSamples(made_catalog([each] * 200))
+    parts, window, ranks = parts_window_ranks(view, size, ranks, None, None, copies=False)
     options = OrderOptions(parts=parts, window=window, ranks=ranks)
     order = view.order(options)
     positions = np.arange(ranks // 2, order.length, ranks)[: 4 * 256]
@@ -144,9 +145,9 @@ def _classes_in_a_row(classes: np.ndarray[tuple[int], np.dtype[np.int64]]) -> fl
 @pytest.mark.parametrize("ranks", [1, 8, 64])
 def test_samples_of_one_rank_of_a_mix_are_mixed(ranks: int) -> None:
     """A rank has samples of many classes of each dataset of a mix, of a small one, too, which is shuffled."""
-    views = [SampleView(made_catalog([500] * 200)), SampleView(made_catalog([20] * 10))]
+    views = [CatalogSamples(made_catalog([500] * 200)), CatalogSamples(made_catalog([20] * 10))]
     mix = MixedSamples.of(views, [1, 1], "all")
-    parts, window, of = cut_for(mix, 14_000, ranks, None, None, copies=False)
+    parts, window, of = parts_window_ranks(mix, 14_000, ranks, None, None, copies=False)
     numbers = mix.order(OrderOptions(parts=parts, window=window, ranks=of)).numbers(np.arange(mix.length))
     large, small = numbers < 100_000, numbers >= 100_000
     assert _classes_in_a_row((numbers[ranks // 2 :: ranks] // 500)[large[ranks // 2 :: ranks]]) >= 64
@@ -157,9 +158,9 @@ def test_samples_of_one_rank_of_a_mix_are_mixed(ranks: int) -> None:
 
 def test_cuts() -> None:
     """Parts are 128 for each rank, fewer where shards are copied; given, as given."""
-    view = SampleView(made_catalog([500] * 200))
-    mix = MixedSamples.of([view, SampleView(made_catalog([7] * 14))], [1, 1], "first")
-    cut = partial(cut_for, buffer=None, parts=None, copies=False)
+    view = CatalogSamples(made_catalog([500] * 200))
+    mix = MixedSamples.of([view, CatalogSamples(made_catalog([7] * 14))], [1, 1], "first")
+    cut = partial(parts_window_ranks, buffer=None, parts=None, copies=False)
     assert cut(view, 14_000, 8) == (1024, 32, 8)
     assert cut(view, 14_000, 8, copies=True) == (200, 32, 8)
     assert cut(view, 14_000, 1, copies=True)[0] == 64
@@ -177,7 +178,7 @@ def test_very_many_samples() -> None:
     """An order of very many samples takes no memory for them, and puts no two at one place."""
     counts = np.full(10_000, 100_000)
     for shuffle in (True, "full"):
-        order = order_of(counts, OrderOptions(shuffle))
+        order = epoch_order(counts, OrderOptions(shuffle))
         found = order.numbers(np.arange(order.length - 10_000, order.length))
         assert len(np.unique(found)) == 10_000
         assert 0 <= found.min() <= found.max() < order.length == 10**9
@@ -188,13 +189,13 @@ def test_very_many_samples() -> None:
 def test_chosen_samples(counts: list[int], options: OrderOptions, data: st.DataObject) -> None:
     """An epoch of chosen samples has each of them once, and in the order they were chosen in if not shuffled."""
     chosen = data.draw(st.lists(st.integers(0, sum(counts) - 1), unique=True, min_size=1))
-    view = SampleView(made_catalog(counts), np.array(chosen))
+    view = CatalogSamples(made_catalog(counts), np.array(chosen))
     order = view.order(options)
     found = order.numbers(np.arange(order.length)).tolist()
     assert sorted(found) == sorted(chosen)
     assert options.shuffle or found == chosen
     assert view.length == order.length == len(chosen)
-    again = SampleView(view.catalog, np.sort(chosen)).order(options)
+    again = CatalogSamples(view.catalog, np.sort(chosen)).order(options)
     assert not options.shuffle or again.numbers(np.arange(again.length)).tolist() == found
 
 
@@ -202,11 +203,11 @@ def test_views_have_fingerprints() -> None:
     """A view has the fingerprint of its samples: another choice, another one; the choice of none, that of the data."""
     catalog = made_catalog([3, 4])
     chosen = [None, np.array([0, 1]), np.array([0, 2]), np.array([1, 0])]
-    prints = [SampleView(catalog, one).fingerprint for one in chosen]
+    prints = [CatalogSamples(catalog, one).fingerprint for one in chosen]
     assert prints[0] == catalog.fingerprint
     assert len(set(prints)) == 4
-    assert SampleView(catalog, np.array([0, 1])).fingerprint == prints[1]
-    assert SampleView(made_catalog([3, 4], "other"), chosen[1]).fingerprint != prints[1]
+    assert CatalogSamples(catalog, np.array([0, 1])).fingerprint == prints[1]
+    assert CatalogSamples(made_catalog([3, 4], "other"), chosen[1]).fingerprint != prints[1]
 
 
 @pytest.mark.parametrize(
@@ -226,11 +227,11 @@ def test_window_of_a_buffer() -> None:
 
     And no more than 1,024 samples of a part.
     """
-    assert window_of(1001, 6400, 64) == 100
-    assert window_of(1001, 10, 64) == 1
-    assert window_of(1001, None, 64) == 512
-    assert [window_of(size, None, 64) for size in (10**5, 14_000, 12_000, 10**6)] == [4, 32, 32, 1]
-    assert window_of(1, None, 64) == 1024
+    assert window_size(1001, 6400, 64) == 100
+    assert window_size(1001, 10, 64) == 1
+    assert window_size(1001, None, 64) == 512
+    assert [window_size(size, None, 64) for size in (10**5, 14_000, 12_000, 10**6)] == [4, 32, 32, 1]
+    assert window_size(1, None, 64) == 1024
     for buffer, parts, name in ((0, 64, "buffer"), (None, 0, "parts"), (1.5, 4, "buffer")):
         with pytest.raises(InvalidRequest, match=f"{name}: .* 1 or more"):
-            window_of(1001, buffer, parts)  # type: ignore[arg-type]
+            window_size(1001, buffer, parts)  # type: ignore[arg-type]

@@ -13,8 +13,7 @@ import pytest
 
 from shardtool.errors import AccessRefused, CorruptShard, StoreFailed
 from shardtool.read.dataset import open as open_data
-from shardtool.storage.remote import blob as together
-from shardtool.storage.remote import retry
+from shardtool.storage.remote import requests, retry
 from shardtool.verbs.cache.cache import Cache
 from tests.helpers import shards
 from tests.read.made_data import Made, make
@@ -57,7 +56,7 @@ def tar(proxy: FaultyProxy) -> tuple[Made, str]:
 @pytest.fixture(autouse=True)
 def _harmless(proxy: FaultyProxy, monkeypatch: pytest.MonkeyPatch) -> None:
     proxy.set()
-    monkeypatch.setattr(retry, "POLICY", retry.Policy(first_s=0.01, whole_s=0.5))
+    monkeypatch.setattr(retry, "DEFAULT_POLICY", retry.RetryPolicy(first_wait_s=0.01, max_total_s=0.5))
 
 
 @pytest.mark.slow
@@ -105,7 +104,7 @@ def test_faults_that_pass_are_not_seen(do: str, tar: tuple[Made, str], proxy: Fa
     """An answer that is an error, cut or lost is asked for again, and the samples are the same."""
     data = open_data(tar[1])
     proxy.set(Fault(do, path="tar", times=None, chance=0.3), seed=4)
-    retry.POLICY = retry.Policy(first_s=0.01, whole_s=5)
+    retry.DEFAULT_POLICY = retry.RetryPolicy(first_wait_s=0.01, max_total_s=5)
     assert list(data.stream(**_ORDER)) == list(tar[0].open().stream(**_ORDER))
     assert any(one.fault for one in proxy.log().asked)
 
@@ -117,7 +116,7 @@ def test_nothing_is_begun_after_a_refusal(
     data = open_data(tar[1])
     names = [shard.name for shard in data.fetcher.catalog.shards]
     with ThreadPoolExecutor(2) as threads:  # in place of AT_ONCE
-        monkeypatch.setattr(together, "callers", lambda: threads)
+        monkeypatch.setattr(requests, "caller_threads", lambda: threads)
         proxy.set(
             Fault("status", path=names[0], headers={"Retry-After": "1"}),  # for a second, the other thread is alone
             Fault("status", path=r"\.tar", times=None, status=403),

@@ -12,7 +12,7 @@ import pytest
 
 import shardtool
 from shardtool import SampleFailed
-from shardtool.read.chain import DecodedField, asks_for_rng
+from shardtool.read.decode import DecodedField, has_rng_parameter
 from shardtool.read.order import OrderOptions, rng_at
 
 if TYPE_CHECKING:
@@ -112,9 +112,9 @@ def test_by_number_python_says(dataset: Any) -> None:
 def test_who_asks() -> None:
     """A function asks by a parameter `rng` that nobody has given yet."""
     generator = np.random.default_rng(0)
-    assert all(map(asks_for_rng, (_drawn, Drawing(), partial(_drawn), lambda data, rng=None: (data, rng))))
+    assert all(map(has_rng_parameter, (_drawn, Drawing(), partial(_drawn), lambda data, rng=None: (data, rng))))
     for other in (str.upper, len, int, np.add, partial(_drawn, rng=generator), None, "pil"):
-        assert not asks_for_rng(other)
+        assert not has_rng_parameter(other)
 
 
 def test_a_decoder_that_makes_more_than_a_field(dataset: Any) -> None:

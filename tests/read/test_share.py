@@ -11,7 +11,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from shardtool.errors import InvalidRequest
-from shardtool.read.order import Ends, Share, default_share
+from shardtool.read.share import Ends, Share, rank_and_world_size
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -160,13 +160,13 @@ def test_ranks_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where no rank is given, it is the environment's, if that has both numbers; one without the other is refused."""
     monkeypatch.delenv("RANK", raising=False)
     monkeypatch.setenv("WORLD_SIZE", "4")
-    assert default_share(None, None) == (0, 1)
+    assert rank_and_world_size(None, None) == (0, 1)
     monkeypatch.setenv("RANK", "3")
-    assert default_share(None, None) == (3, 4)
-    assert default_share(1, 2) == (1, 2)
+    assert rank_and_world_size(None, None) == (3, 4)
+    assert rank_and_world_size(1, 2) == (1, 2)
     for rank, world_size, name in ((1, None, "rank"), (None, 2, "world_size")):
         with pytest.raises(InvalidRequest, match=f"{name}: given alone"):
-            default_share(rank, world_size)
+            rank_and_world_size(rank, world_size)
     monkeypatch.setenv("RANK", "first")
     with pytest.raises(InvalidRequest, match="'first', '4'"):
-        default_share(None, None)
+        rank_and_world_size(None, None)

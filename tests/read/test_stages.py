@@ -15,12 +15,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardtool.errors import InvalidRequest, SampleFailed
-from shardtool.read.chain import Chain, Stages, collate
+from shardtool.read.collate import collate
+from shardtool.read.pipeline import Pipeline
+from shardtool.read.pipeline_methods import PipelineMethods
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from shardtool.read.chain import Decoder
+    from shardtool.read.decode import Decoder
 
 _SAMPLES: list[dict[str, object]] = [
     {"__key__": "a", "jpg": b"ja", "cls": b"0"},
@@ -30,7 +32,7 @@ _SAMPLES: list[dict[str, object]] = [
 ]
 
 
-class Listed(Chain):
+class Listed(PipelineMethods):
     """A chain over samples in memory, which counts those that are asked for and those that are left out."""
 
     def __init__(self, samples: list[dict[str, object]]) -> None:
@@ -68,8 +70,8 @@ def _raises(error: BaseException) -> Callable[[object], object]:
 def test_no_stages() -> None:
     """Without stages, samples come as they are, and none is touched on the way."""
     samples = iter(_SAMPLES)
-    assert Stages().run(samples, print) is samples
-    assert Stages().apply(_SAMPLES[0]) is _SAMPLES[0]
+    assert Pipeline().run(samples, print) is samples
+    assert Pipeline().apply(_SAMPLES[0]) is _SAMPLES[0]
 
 
 def test_stages_act_in_their_order() -> None:
@@ -99,7 +101,7 @@ def test_stages_act_in_their_order() -> None:
         ),
     ],
 )
-def test_fields(chain: Callable[[Chain], Listed], expected: list[object]) -> None:
+def test_fields(chain: Callable[[PipelineMethods], Listed], expected: list[object]) -> None:
     """Fields are taken by name, or by the first of several that a sample has; those it lacks, as was asked."""
     assert list(chain(_listed(0, 2))) == expected
 
@@ -112,7 +114,7 @@ def test_select_keeps_what_tells_of_padding() -> None:
     ]
 
 
-@pytest.mark.parametrize("call", [Chain.tuple, Chain.select])
+@pytest.mark.parametrize("call", [PipelineMethods.tuple, PipelineMethods.select])
 def test_a_missing_field_is_named(call: Callable[..., Listed]) -> None:
     """A sample that lacks a field is an error that names it, the field, and the fields that are there."""
     chain = call(_listed(), "jpg", "cls")
@@ -188,7 +190,7 @@ def test_one_sample_is_never_left_out() -> None:
         (lambda one: one.batch(0), "batch: 0; expected 1 or more"),
     ],
 )
-def test_arguments_that_make_no_sense(call: Callable[[Chain], object], found: str) -> None:
+def test_arguments_that_make_no_sense(call: Callable[[PipelineMethods], object], found: str) -> None:
     """They are refused where the chain is made, before a sample is read."""
     with pytest.raises(InvalidRequest, match=found):
         call(_listed())

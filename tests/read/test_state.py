@@ -13,8 +13,10 @@ from hypothesis import strategies as st
 
 import shardtool
 from shardtool.errors import InvalidRequest
-from shardtool.read.fetch import Fetcher
-from shardtool.read.order import OrderOptions, SampleView, StreamState
+from shardtool.read.epoch_samples import CatalogSamples
+from shardtool.read.order import OrderOptions
+from shardtool.read.sample_reader import SampleReader
+from shardtool.read.stream_state import StreamState
 from tests.helpers import write_tree
 from tests.read.catalogs import made_catalog
 
@@ -24,10 +26,11 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from shardtool.read.fetch import Samples
-    from shardtool.read.order import Ends, Shuffle
+    from shardtool.read.options import Samples
+    from shardtool.read.order import Shuffle
+    from shardtool.read.share import Ends
 
-VIEW = SampleView(made_catalog([30, 70]))
+VIEW = CatalogSamples(made_catalog([30, 70]))
 STATE = StreamState("made", OrderOptions("full", 7, 3, 8, 4), 42)
 
 
@@ -201,13 +204,13 @@ def test_a_state_of_more_ranks_is_read_in_pieces(dataset: shardtool.Dataset, mon
     """One rank that goes on where fifty were reads the same samples, and no more at once than four of its rounds."""
     state = dataset.stream(rank=0, world_size=50, parts=50, buffer=100).state_dict()
     sizes: list[list[int]] = []
-    read = Fetcher.read_late
+    read = SampleReader.read_late
 
-    def counted(self: Fetcher, numbers: NDArray[np.int64]) -> Samples:
+    def counted(self: SampleReader, numbers: NDArray[np.int64]) -> Samples:
         sizes[-1].append(len(numbers))
         return read(self, numbers)
 
-    monkeypatch.setattr(Fetcher, "read_late", counted)
+    monkeypatch.setattr(SampleReader, "read_late", counted)
     found = []
     for buffer, parts in ((100, 50), (4, 2)):
         sizes.append([])

@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardtool import ShardWriter
-from shardtool.dataset import find, shard_file
-from shardtool.dataset.dataset_file import read_dataset
+from shardtool.dataset import scan as scan_module
+from shardtool.dataset import stored
+from shardtool.dataset.dataset_file import parse_dataset
 from shardtool.errors import CorruptShard, InvalidRequest, SampleFailed
 from shardtool.read.dataset import open as open_data
 from tests.helpers import flip
@@ -21,8 +22,9 @@ from tests.read.made_data import SAMPLES, Made, make
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from shardtool.read.dataset import Stream
-    from shardtool.read.order import Ends, Shuffle
+    from shardtool.read.order import Shuffle
+    from shardtool.read.share import Ends
+    from shardtool.read.stream import Stream
 
 
 @pytest.fixture(scope="module")
@@ -237,11 +239,11 @@ def test_a_broken_shard_is_walked_once(tmp_path: Path, monkeypatch: pytest.Monke
     """A stream that skips does not walk a damaged shard again in each of its rounds."""
     walks = list[object]()
 
-    def survey(*args: Any, **options: Any) -> object:
+    def scan_counted(*args: Any, **options: Any) -> object:
         walks.append(args)
-        return shard_file.survey(*args, **options)
+        return scan_module.scan_shard(*args, **options)
 
-    monkeypatch.setattr(find, "survey", survey)
+    monkeypatch.setattr(stored, "scan_shard", scan_counted)
     with ShardWriter(tmp_path / "x-{0..}.tar", max_count=50) as writer:
         for number in range(200):
             writer.write({"__key__": f"{number:03}", "bin": bytes(3000)})
@@ -262,7 +264,7 @@ def test_a_dataset_file_that_claims_fields_is_not_believed(missing: str, found: 
         for number in range(6):
             writer.write({"__key__": f"{number}", "jpg" if number < 3 else "png": bytes(50_000), "txt": b"1"})
     path = tmp_path / "x.json"
-    told = read_dataset(path.read_bytes(), str(path))
+    told = parse_dataset(path.read_bytes(), str(path))
     path.write_bytes(replace(told, fields={**told.fields, "jpg": 6}).encode())
     data = open_data(path).tuple("jpg", missing=missing)  # type: ignore[arg-type]
     assert sorted((len(one or b"") for (one,) in data.stream(shuffle=True, ends="uneven")), reverse=True) == found

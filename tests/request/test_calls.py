@@ -31,7 +31,7 @@ from shardtool import (
     dry_run,
     verify,
 )
-from shardtool.request.settings import facts
+from shardtool.request.option_spec import option_specs
 from tests.helpers import REPO, read_tree, write_tree
 
 if TYPE_CHECKING:
@@ -70,8 +70,8 @@ def test_every_verb_takes_names() -> None:
         verb = getattr(shardtool, name)
         known = signatures.signature(verb).parameters
         assert {one.name for one in fields(kind)} <= {*known}
-        assert all(known[one].kind is signatures.Parameter.KEYWORD_ONLY for one in facts(kind))
-        assert all(f"\n    {one}: {fact.text}" in verb.__doc__ for one, fact in facts(kind).items())
+        assert all(known[one].kind is signatures.Parameter.KEYWORD_ONLY for one in option_specs(kind))
+        assert all(f"\n    {one}: {fact.text}" in verb.__doc__ for one, fact in option_specs(kind).items())
         assert all(f"\n    {one.name}: " in verb.__doc__ for one in fields(kind) if one.name != "observer")
         assert pickle.loads(pickle.dumps(verb)) is verb  # noqa: S301 - ours
 
@@ -118,7 +118,7 @@ def test_names_of_the_command_line(given: dict[str, Any], same: dict[str, Any]) 
 @pytest.mark.parametrize("kind", [CreateOptions, ReshardOptions])
 def test_python_knows_all_names_of_the_command_line(kind: type[Any]) -> None:
     """Each option has, in Python too, the name that the command line has for it."""
-    known = {name: one for name, one in facts(kind).items() if not one.within_family}
+    known = {name: one for name, one in option_specs(kind).items() if not one.family}
     typed = {(one.typed.split("/")[0] or name).replace("-", "_") for name, one in known.items() if not one.flags}
     typed |= {flag for one in known.values() for flag in one.flags}
     assert typed - {one.name for one in fields(kind)} <= {one.replace("-", "_") for one in _ONLY_PYTHON}

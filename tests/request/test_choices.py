@@ -9,13 +9,13 @@ import pytest
 
 from shardtool import CreateOptions, IndexOptions, InvalidRequest, ReshardOptions, VerifyOptions
 from shardtool.cli import cli
-from shardtool.request.settings import choices, fits, kinds
-from shardtool.wording import option
+from shardtool.messages import option_text
+from shardtool.request.option_spec import has_option_type, option_choices, option_types
 
 CLASSES: dict[str, Any] = {
     "create": CreateOptions, "reshard": ReshardOptions, "verify": VerifyOptions, "index": IndexOptions,
 }  # fmt: skip
-CHOSEN = [(verb, name) for verb, kind in CLASSES.items() for name in kinds(kind) if choices(kind, name)]
+CHOSEN = [(verb, name) for verb, kind in CLASSES.items() for name in option_types(kind) if option_choices(kind, name)]
 
 
 MORE: dict[tuple[str, str], dict[str, Any]] = {
@@ -33,16 +33,16 @@ def test_only_these_texts(verb: str, name: str) -> None:
     """The library takes the texts of the field and refuses any other; the command line offers just these."""
     kind = CLASSES[verb]
     several = isinstance(getattr(kind(), name), tuple)
-    for text in choices(kind, name):
+    for text in option_choices(kind, name):
         given = {name: (text,) if several else text}
         more = MORE.get((verb, name), {})
         assert getattr(kind(**given, **more), name) == given[name]
-    with pytest.raises(InvalidRequest, match=option(name)):
+    with pytest.raises(InvalidRequest, match=option_text(name)):
         kind(**{name: ("odd",) if several else "odd"})
     command = cli.get_command(click.Context(cli), verb)
     assert command is not None
     offered = [one.type for one in command.params if one.name == name]
-    assert all(isinstance(one, click.Choice) and tuple(one.choices) == choices(kind, name) for one in offered)
+    assert all(isinstance(one, click.Choice) and tuple(one.choices) == option_choices(kind, name) for one in offered)
     assert offered or name in {"if_exists", "start_method"}  # --append, --resume and --overwrite stand for the first
 
 
@@ -57,7 +57,7 @@ def test_only_these_texts(verb: str, name: str) -> None:
 )  # fmt: skip
 def test_values_from_json(name: str, value: object, right: bool) -> None:  # noqa: FBT001 - a column of a table
     """A value that a dataset file records fits an option if it is of its type; which text it is, the option checks."""
-    assert fits(value, CreateOptions, name) == right
+    assert has_option_type(value, CreateOptions, name) == right
 
 
 @pytest.mark.parametrize(("value", "shown"), [(("a", "b"), "'a,b'"), (["a"], "'a'"), ([], "'...'")])

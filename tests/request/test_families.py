@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 
 from shardtool import CreateOptions, InvalidRequest, ReshardOptions
 from shardtool.cli import cli
-from shardtool.cli.commands import typed_value
-from shardtool.cli.help import Option
-from shardtool.request.run_record import RunRecord, command_line, differing_options
-from shardtool.request.settings import facts, spellings
-from shardtool.wording import FAMILIES, command_line_words
+from shardtool.cli.click_options import parse_typed_value
+from shardtool.cli.help import VerbOption
+from shardtool.messages import FAMILY_KEYS, use_cli_names
+from shardtool.request.option_spec import cli_spellings, option_specs
+from shardtool.request.run_record import RunRecord, describe_differences, format_command_line
 
 _URLS: dict[str, Any] = {"urls": ("jpg=url",)}
-_FETCHING = [name for name, one in facts(CreateOptions).items() if one.within_family == "fetch"]
+_FETCHING = [name for name, one in option_specs(CreateOptions).items() if one.family == "fetch"]
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ def test_a_column_called_folder() -> None:
 )
 def test_what_is_wrong_with_one(given: dict[str, Any], typed: str, python: str) -> None:
     """A mistake is refused in the words of who made it: the command line's are those of the family."""
-    with command_line_words(), pytest.raises(InvalidRequest) as refused:
+    with use_cli_names(), pytest.raises(InvalidRequest) as refused:
         CreateOptions(**given)
     assert str(refused.value).startswith(typed)
     with pytest.raises(InvalidRequest) as refused:
@@ -107,14 +107,14 @@ def test_no_text_breaks_a_family(parts: list[str], family: str) -> None:
     try:
         CreateOptions(**{family: tuple(parts)}, **_URLS)  # type: ignore[arg-type]
     except InvalidRequest as refused:
-        assert refused.where in {*facts(CreateOptions)}  # noqa: PT017 - either may be
+        assert refused.where in {*option_specs(CreateOptions)}  # noqa: PT017 - either may be
 
 
 def _made(verb: str, kind: type, words: list[str]) -> Any:
     command = cli.get_command(click.Context(cli), verb)
     assert command is not None
     typed = command.make_context(verb, ["a", "b", *words]).params
-    values = {name: typed_value(kind, name, typed) for name in facts(kind)}
+    values = {name: parse_typed_value(kind, name, typed) for name in option_specs(kind)}
     return kind(**{name: value for name, value in values.items() if value is not None})
 
 
@@ -128,7 +128,7 @@ def _made(verb: str, kind: type, words: list[str]) -> Any:
 def test_what_a_run_records_can_be_typed(given: dict[str, Any]) -> None:
     """The command line that messages and summaries show of a run makes the options of that run."""
     options = CreateOptions(**given)
-    words = shlex.split(command_line(RunRecord({"verb": "create", "options": options.recorded()})))[1:]
+    words = shlex.split(format_command_line(RunRecord({"verb": "create", "options": options.recorded()})))[1:]
     assert _made("create", CreateOptions, words).recorded() == options.recorded()
     assert not [word for word in words if word in ("--select-fields", "--rename-field", "--require", "--descending")]
 
@@ -158,11 +158,11 @@ def test_old_spellings_work(old: str, new: str) -> None:
 def test_how_two_runs_differ() -> None:
     """What a family was given then and now is said as it is typed, or in Python by the option that it went to."""
     then, now = CreateOptions(fields="jpg").recorded(), CreateOptions(fields="-json,JPEG=jpg").recorded()
-    with command_line_words():
-        said = differing_options(then, now)
+    with use_cli_names():
+        said = describe_differences(then, now)
     assert "--fields differs: not given before, now '-json'" in said
     assert "--fields differs: not given before, now 'JPEG=jpg'" in said
-    assert "drop_fields differs: not given before, now 'json'" in differing_options(then, now)
+    assert "drop_fields differs: not given before, now 'json'" in describe_differences(then, now)
 
 
 def test_a_member_is_hidden_and_its_family_is_not() -> None:
@@ -171,10 +171,10 @@ def test_a_member_is_hidden_and_its_family_is_not() -> None:
     for verb, kind in (("create", CreateOptions), ("reshard", ReshardOptions)):
         command = cli.get_command(click.Context(cli), verb)
         assert command is not None
-        params = {one.name: one for one in command.params if isinstance(one, Option)}
-        for name in facts(kind):
-            if name in FAMILIES:
+        params = {one.name: one for one in command.params if isinstance(one, VerbOption)}
+        for name in option_specs(kind):
+            if name in FAMILY_KEYS:
                 assert params[name].hidden
-                assert params[name].opts == spellings(kind, name)
-                family = next(one for one in params.values() if f"--{FAMILIES[name].split()[0]}" in one.opts)
+                assert params[name].opts == cli_spellings(kind, name)
+                family = next(one for one in params.values() if f"--{FAMILY_KEYS[name].split()[0]}" in one.opts)
                 assert not family.hidden

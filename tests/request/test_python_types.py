@@ -15,7 +15,7 @@ import pytest
 
 import shardtool
 from shardtool import CreateOptions, IndexOptions, InvalidRequest, ReshardOptions, VerifyOptions, create, index
-from shardtool.dataset.dataset_file import read_dataset
+from shardtool.dataset.dataset_file import parse_dataset
 from tests import mapped
 from tests.helpers import read_tree, typed, write_tree
 
@@ -84,7 +84,7 @@ def test_senseless_ones(given: dict[str, Any], said: str) -> None:
 
     def ask() -> None:
         options = CreateOptions(**given)
-        options.of_split()
+        options.make_split_options()
         options.recorded()
 
     with pytest.raises(InvalidRequest) as caught:
@@ -104,7 +104,7 @@ def test_a_table_in_memory_makes_the_same_shards(tmp_path: Path) -> None:
     assert ran.code == 0, ran.err
     one, two = read_tree(tmp_path / "one"), read_tree(tmp_path / "two")
     assert one["x-0.tar"] == two["x-0.tar"]
-    made = [read_dataset(tree["x.json"], "x.json").made.options for tree in (one, two)]
+    made = [parse_dataset(tree["x.json"], "x.json").made.options for tree in (one, two)]
     assert made[0] == made[1] == {"values": ["cls=bi"], "classes": ["cls"], "map": "tests.mapped:doubled"}
 
 

@@ -7,23 +7,26 @@ import click
 import pytest
 
 from shardtool import CreateOptions, ExportOptions, InspectOptions, InvalidRequest
-from shardtool.cli import cli, commands
-from shardtool.cli.commands import divide_datasets, typed_value
-from shardtool.entries.entries import Names
-from shardtool.execute.pool import LocalPool, cores
+from shardtool.cli import cli, inspect_views
+from shardtool.cli.arguments import split_datasets
+from shardtool.cli.click_options import parse_typed_value
+from shardtool.entries.strings import PackedStrings
+from shardtool.execute.local_pool import LocalPool, usable_cores
+from shardtool.messages import cli_name, use_cli_names
 from shardtool.pattern import parse_pattern
-from shardtool.request.options import MOST_WORKERS, IndexOptions, OutputOptions, ReshardOptions, VerifyOptions
-from shardtool.request.settings import facts, spellings
-from shardtool.request.texts import parse_shares
-from shardtool.select.names import sample_by_key
-from shardtool.values import parse_size
-from shardtool.verbs.index.index import export
-from shardtool.wording import command_line_words, typed_name
+from shardtool.request.create_options import ReshardOptions
+from shardtool.request.dataset_options import IndexOptions, VerifyOptions
+from shardtool.request.option_spec import cli_spellings, option_specs
+from shardtool.request.output_options import MAX_WORKERS, OutputOptions
+from shardtool.request.split_options import parse_shares
+from shardtool.select.sampling import sample_by_key
+from shardtool.units import parse_size
+from shardtool.verbs.index.export import export
 
 CLASSES: tuple[type, ...] = (OutputOptions, CreateOptions, ReshardOptions, InspectOptions, VerifyOptions, IndexOptions)
 KINDS: dict[str, type] = {
     "create": CreateOptions, "reshard": ReshardOptions, "verify": VerifyOptions, "index": IndexOptions,
-    "inspect": commands._Looking,  # noqa: SLF001 - it has what the command line adds
+    "inspect": inspect_views.InspectViewOptions,
 }  # fmt: skip
 PARTNERS: dict[str, dict[str, object]] = {  # what is given, too, where an option needs it
     "urls": {"urls": ("jpg=url",)}, "sample": {"sample": "10%"}, "resize|encode": {"resize": 8},
@@ -35,8 +38,8 @@ ODD = ("0", "-1", "2147483648", "9223372036854775808", "18446744073709551616", "
 
 def _numeric() -> list[tuple[str, str]]:
     """Return (verb, option) for all options that take numbers or sizes."""
-    known = [(verb, name, one) for verb, kind in KINDS.items() for name, one in facts(kind).items()]
-    return [(verb, name) for verb, name, one in known if one.within or one.form == "size"]
+    known = [(verb, name, one) for verb, kind in KINDS.items() for name, one in option_specs(kind).items()]
+    return [(verb, name) for verb, name, one in known if one.range or one.form == "size"]
 
 
 @pytest.mark.parametrize(("verb", "name"), _numeric())
@@ -44,18 +47,18 @@ def test_no_number_breaks_a_verb(verb: str, name: str) -> None:
     """Every number, and what only looks like one, is taken within the option's range, or refused by its name."""
     command, kind = cli.get_command(click.Context(cli), verb), KINDS[verb]
     assert command is not None
-    one = facts(kind)[name]
-    more = {other: value for need in one.needs for other, value in PARTNERS[need].items()}
+    one = option_specs(kind)[name]
+    more = {other: value for need in one.requires for other, value in PARTNERS[need].items()}
     for value in ODD:
-        typed = command.make_context(verb, ["a", "b", spellings(kind, name)[0], value]).params
+        typed = command.make_context(verb, ["a", "b", cli_spellings(kind, name)[0], value]).params
         found = None
-        with command_line_words(), suppress(InvalidRequest):
-            found = getattr(kind(**{name: typed_value(kind, name, typed)}, **more), name)
+        with use_cli_names(), suppress(InvalidRequest):
+            found = getattr(kind(**{name: parse_typed_value(kind, name, typed)}, **more), name)
         if found is None:
-            with command_line_words(), pytest.raises(InvalidRequest, match=typed_name(name)):
-                kind(**{name: typed_value(kind, name, typed)}, **more)
+            with use_cli_names(), pytest.raises(InvalidRequest, match=cli_name(name)):
+                kind(**{name: parse_typed_value(kind, name, typed)}, **more)
         else:
-            least, most = one.within or (1, 10**18)
+            least, most = one.range or (1, 10**18)
             assert least <= (parse_size(found) if one.form == "size" else found) <= most
 
 
@@ -65,7 +68,7 @@ def test_no_share_or_side_breaks_a_verb() -> None:
         with suppress(InvalidRequest):
             CreateOptions(resize=value).recorded()
         with suppress(InvalidRequest):
-            sample_by_key(Names.of([b"a"]), value)
+            sample_by_key(PackedStrings.of([b"a"]), value)
         with suppress(InvalidRequest):
             parse_shares(f"a={value},b=1")
     with pytest.raises(InvalidRequest, match="resize: '65536'"):
@@ -87,10 +90,10 @@ def test_one_rule_for_samples(kind: type) -> None:
 @pytest.mark.parametrize("kind", CLASSES)
 def test_the_library_has_the_same_ranges(kind: type) -> None:
     """What the command line refuses, the library does: by the option's name, whatever the type of the value."""
-    ranges = {name: (*one.within, one.needs) for name, one in facts(kind).items() if one.within}
+    ranges = {name: (*one.range, one.requires) for name, one in option_specs(kind).items() if one.range}
     assert ranges
-    for name, (least, most, needs) in ranges.items():
-        more = {other: value for need in needs for other, value in PARTNERS[need].items()}
+    for name, (least, most, requires) in ranges.items():
+        more = {other: value for need in requires for other, value in PARTNERS[need].items()}
         for value in (least - 1, most + 1, 10**5000, -(10**5000), float("nan"), 1.5, "1", b"1"):
             with pytest.raises(InvalidRequest, match=rf"^{name}: .*; expected a whole number from"):
                 kind(**{name: value}, **more)
@@ -130,7 +133,7 @@ def test_several_patterns_are_bounded() -> None:
     with pytest.raises(InvalidRequest, match="more than 1,000,000 names"):
         parse_pattern(["a-{0..9999999999}.tar", "b-{0..1}.tar"])
     long = f"a{'1' * 5000}.tar"
-    assert divide_datasets((long, long)) == ([[long]], [long])
+    assert split_datasets((long, long)) == ([[long]], [long])
 
 
 def _pid(_task: Any) -> int:
@@ -142,11 +145,11 @@ def _pid(_task: Any) -> int:
 def test_no_more_workers_than_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
     """However many workers may be used, beyond the cores there is one for a task that waits, and no more."""
     monkeypatch.setattr("os.sched_getaffinity", lambda _pid: {0, 1}, raising=False)
-    for tasks in (1, cores() + 2):
-        with LocalPool(MOST_WORKERS) as pool:
-            assert len(pool._workers) == min(MOST_WORKERS, cores())  # noqa: SLF001 - no process tells
+    for tasks in (1, usable_cores() + 2):
+        with LocalPool(MAX_WORKERS) as pool:
+            assert len(pool._workers) == min(MAX_WORKERS, usable_cores())  # noqa: SLF001 - no process tells
             found = [pid for _, pid in pool.map(_pid, range(tasks))]
             assert len(found) == tasks
-            assert len(pool._workers) == max(tasks, cores())  # noqa: SLF001
+            assert len(pool._workers) == max(tasks, usable_cores())  # noqa: SLF001
     with LocalPool(1) as pool:
         assert len({pid for _, pid in pool.map(_pid, range(5))}) == 1

@@ -10,11 +10,11 @@ _RUN = {"verb": "create", "news": [1], "source": "in", "split": "a", "options": 
 def test_splits_of_one_run() -> None:
     """Records are of one run where all is alike but the split; appends since do not matter."""
     one, other = RunRecord(_RUN), RunRecord({**_RUN, "split": "b", "appended": [{"verb": "create"}]})
-    assert one.is_split_with(other)
-    assert other.is_split_with(one)
+    assert one.is_sibling_split_of(other)
+    assert other.is_sibling_split_of(one)
     none = {name: value for name, value in _RUN.items() if name != "split"}
     for made in (_RUN, none, {**_RUN, "split": "b", "source": "elsewhere"}):
-        assert not one.is_split_with(RunRecord(made))
+        assert not one.is_sibling_split_of(RunRecord(made))
 
 
 def test_what_is_recorded() -> None:

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from shardtool.entries.entries import Names
+from shardtool.entries.strings import PackedStrings
 from shardtool.errors import InvalidRequest
-from shardtool.select.names import resolve_duplicates
+from shardtool.names import to_bytes
+from shardtool.select.duplicate_keys import resolve_duplicate_keys
 from shardtool.skipped import Skipped
-from shardtool.values import to_bytes
 from tests.source.spans import Payload, Sample, entries_of, sample_lists, samples_of
 
 KEYS = st.sampled_from(["a", "a-2", "a-3", "a-2-2", "a-02", "b", "é", "d/a"])
@@ -21,9 +21,9 @@ SHARDS = ("x-0.tar", "x-1.tar", "y-0.tar")
 EARLIER = Skipped("", "x", "no-field", "before")
 
 
-def names(keys: list[str] | None) -> Names | None:
+def names(keys: list[str] | None) -> PackedStrings | None:
     """Return the keys of a dataset appended to."""
-    return None if keys is None else Names.of(map(to_bytes, keys))
+    return None if keys is None else PackedStrings.of(map(to_bytes, keys))
 
 
 @given(sample_lists(keys=KEYS), TAKEN)
@@ -41,7 +41,7 @@ def test_the_later_ones_are_renamed(samples: list[Sample], taken: list[str] | No
             renamed.append(f"'{sample.key}' -> '{name}'")
         seen[sample.key] = number
         expected.append(replace(sample, key=name))
-    found, skipped, note = resolve_duplicates(entries_of(samples), "rename", SHARDS, names(taken))
+    found, skipped, note = resolve_duplicate_keys(entries_of(samples), "rename", SHARDS, names(taken))
     assert skipped == ()
     assert samples_of(found) == expected
     keys = [sample.key for sample in samples_of(found)]
@@ -61,7 +61,7 @@ def test_one_of_each_is_kept(samples: list[Sample], taken: list[str] | None, rul
             stays[sample.key] = at
     stays = {key: at for key, at in stays.items() if key not in (held or [])}
     where = {key: SHARDS[samples[at].file] for key, at in stays.items()}
-    found, skipped, note = resolve_duplicates(entries_of(samples), rule, SHARDS, names(held))
+    found, skipped, note = resolve_duplicate_keys(entries_of(samples), rule, SHARDS, names(held))
     kept = sorted(stays.values())
     lost = [sample.key for at, sample in enumerate(samples) if at not in kept]
     assert samples_of(found) == [samples[at] for at in kept]
@@ -78,10 +78,10 @@ def test_several_of_a_key_are_refused(samples: list[Sample], taken: list[str] | 
     keys = [sample.key for sample in samples]
     twice = [key for key in dict.fromkeys(keys) if keys.count(key) + (key in (taken or [])) > 1]
     if not twice:
-        assert resolve_duplicates(entries, "error", SHARDS, names(taken)) == (entries, (), "")
+        assert resolve_duplicate_keys(entries, "error", SHARDS, names(taken)) == (entries, (), "")
         return
     with pytest.raises(InvalidRequest) as caught:
-        resolve_duplicates(entries, "error", SHARDS, names(taken))
+        resolve_duplicate_keys(entries, "error", SHARDS, names(taken))
     assert caught.value.found.startswith(
         f"{len(twice)} key{'s' if len(twice) > 1 else ''} more than once: '{twice[0]}' ("
     )
@@ -93,7 +93,7 @@ def _sample(key: str, file: int, *fields: str) -> Sample:
 
 def _refused(samples: list[Sample], taken: list[str] | None = None) -> str:
     with pytest.raises(InvalidRequest) as caught:
-        resolve_duplicates(entries_of(samples), "error", SHARDS, names(taken))
+        resolve_duplicate_keys(entries_of(samples), "error", SHARDS, names(taken))
     return str(caught.value)
 
 
@@ -129,7 +129,7 @@ def test_shards_of_one_name_are_two() -> None:
     """Two datasets may have shards of one name: samples of both are no parts of one sample."""
     samples = [_sample("a", 0, "jpg"), _sample("a", 1, "json")]
     with pytest.raises(InvalidRequest) as caught:
-        resolve_duplicates(entries_of(samples), "error", ["out-0.tar"] * 3)
+        resolve_duplicate_keys(entries_of(samples), "error", ["out-0.tar"] * 3)
     assert "'a' (out-0.tar (2 times))" in caught.value.found
     assert "on_duplicate='rename'" in caught.value.remedy
 
@@ -138,16 +138,16 @@ def test_nothing_that_is_appended_to_is_replaced() -> None:
     """`last` would have to rewrite the dataset appended to: it is refused, whether or not a key is there twice."""
     for taken in ([], ["b"], ["a"]):
         with pytest.raises(InvalidRequest) as caught:
-            resolve_duplicates(entries_of([_sample("a", 0, "jpg")]), "last", SHARDS, names(taken))
+            resolve_duplicate_keys(entries_of([_sample("a", 0, "jpg")]), "last", SHARDS, names(taken))
         assert caught.value.where == "on_duplicate"
 
 
 def test_blocks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keys are renamed alike wherever blocks of them end."""
     samples = [_sample(key, 0, "jpg") for key in ["a", "b", "a-2", "a", "c", "b", "a", "d", "a"]]
-    expected, _, _ = resolve_duplicates(entries_of(samples), "rename", SHARDS)
+    expected, _, _ = resolve_duplicate_keys(entries_of(samples), "rename", SHARDS)
     for size in range(1, 10):
-        monkeypatch.setattr("shardtool.values.CHUNK", size)
-        found, _, _ = resolve_duplicates(entries_of(samples), "rename", SHARDS)
+        monkeypatch.setattr("shardtool.values.CHUNK_ROWS", size)
+        found, _, _ = resolve_duplicate_keys(entries_of(samples), "rename", SHARDS)
         assert found.keys.data == expected.keys.data == b"a\0b\0a-2\0a-3\0c\0b-2\0a-4\0d\0a-5\0"
         assert np.array_equal(found.keys.starts, expected.keys.starts)

@@ -9,14 +9,14 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from shardtool.errors import InvalidRequest
-from shardtool.select.fields import select_fields
+from shardtool.names import to_bytes
+from shardtool.select.select_fields import select_fields
 from shardtool.skipped import Skipped
-from shardtool.values import to_bytes
 from tests.made import metadata_of
 from tests.source.spans import FIELDS, Payload, Sample, entries_of, sample_lists, samples_of
 
 if TYPE_CHECKING:
-    from shardtool.entries.entries import Entries
+    from shardtool.entries.sample_table import SampleTable
 
 NAMES = st.lists(st.sampled_from(FIELDS), unique=True, max_size=5).map(tuple)
 EARLIER = Skipped("", "x", "no-field", "before")
@@ -96,7 +96,7 @@ def test_nothing_asked_for_changes_nothing() -> None:
     assert select_fields(entries) == (entries, ())
 
 
-def _one(**fields: Payload) -> Entries:
+def _one(**fields: Payload) -> SampleTable:
     return entries_of([Sample("k", fields, 0, 0)])
 
 

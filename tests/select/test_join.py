@@ -17,23 +17,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardtool import InvalidRequest
-from shardtool.entries.entries import Names
+from shardtool.entries.strings import PackedStrings
+from shardtool.names import to_bytes
 from shardtool.pattern import parse_pattern
-from shardtool.plan.order import Bounds
-from shardtool.plan.plan import make_plan, shard_samples
+from shardtool.plan.plan import make_plan
+from shardtool.plan.shard_bounds import ShardBounds
+from shardtool.plan.shard_task import build_shard_samples
 from shardtool.select import join
-from shardtool.select.join import set_fields
-from shardtool.select.query import matching
-from shardtool.source.manifest import ManifestSource
-from shardtool.values import INLINE, SPAN, SpanFile, to_bytes
+from shardtool.select.query import match_rows
+from shardtool.select.value_fields import set_value_fields
+from shardtool.shard_samples import INLINE, SPAN, SpanFile
+from shardtool.source.manifest.source import ManifestSource
 from tests.made import changed, flat_entries, list_manifest, manifest_options, metadata_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from shardtool.entries.entries import Entries
-    from shardtool.values import Number
+    from shardtool.entries.sample_table import SampleTable
+    from shardtool.values import NumberType
 
     Fields = Mapping[str, bytes | None]  # of one sample: the text of a number, or None for what lies in a shard
 
@@ -41,8 +43,8 @@ _FILES = (SpanFile(b"/data/a.tar", 10**6, 1), SpanFile(b"/data/b.tar", 10**6, 2)
 
 
 def _entries(
-    samples: Mapping[str, Fields], columns: Any = None, numbers: Mapping[str, Number] | None = None, **more: Any
-) -> Entries:
+    samples: Mapping[str, Fields], columns: Any = None, numbers: Mapping[str, NumberType] | None = None, **more: Any
+) -> SampleTable:
     """Return the entries of shards with these samples; the place of a payload is told by its row."""
     names = sorted({name for fields in samples.values() for name in fields}, key=to_bytes)
     rows = [(name, fields[name]) for fields in samples.values() for name in sorted(fields, key=to_bytes)]
@@ -58,7 +60,7 @@ def _entries(
         size=[7 if text is None else len(text) for _, text in rows],
         mtime_ns=np.broadcast_to(np.int64(0), len(rows)),
         changed_ns=np.where(spans, 5, 0),
-        inline={name: Names.of(fields.get(name) or b"" for fields in samples.values()) for name in numbered},
+        inline={name: PackedStrings.of(fields.get(name) or b"" for fields in samples.values()) for name in numbered},
         numbers=numbers or {},
         offset=np.where(spans, 512 + at, 0),
         files=_FILES,
@@ -70,7 +72,7 @@ def _entries(
     )
 
 
-def _contents(entries: Entries) -> dict[str, dict[str, Any]]:
+def _contents(entries: SampleTable) -> dict[str, dict[str, Any]]:
     """Return each sample's fields: what was inlined, or the place and the checksum of what lies in a shard."""
     kinds = {"code": "uint16", "kind": "uint8", "file": "uint32"}
     for name in ("first", "code", "kind", "size", "mtime_ns", "changed_ns", "offset", "expected", "file"):
@@ -110,7 +112,7 @@ def _error(call: Any, *args: Any, **options: Any) -> str:
 _SAMPLES: dict[str, Fields] = {key: {"jpg": None, "cls": None} for key in ("a", "b", "007", "c")}
 
 
-def _labelled(values: Any = ("old", "old", None, "old"), kind: Any = None) -> Entries:
+def _labelled(values: Any = ("old", "old", None, "old"), kind: Any = None) -> SampleTable:
     """Return samples that have a label already."""
     return _entries(_SAMPLES, pa.table({"label": pa.array(values, kind)}))
 
@@ -142,11 +144,11 @@ def test_join_is_a_dictionarys(data: st.DataObject, chunk: int) -> None:
     if data.draw(st.booleans()):
         table = pa.concat_tables([table.slice(0, half), table.slice(half)])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("shardtool.values.CHUNK", chunk)
+        patch.setattr("shardtool.values.CHUNK_ROWS", chunk)
         if not any(one in by_key for one in which):
-            assert "no row matches a sample" in _error(join.join, entries, table, "who")
+            assert "no row matches a sample" in _error(join.join_table, entries, table, "who")
             return
-        joined = join.join(entries, table, "who")
+        joined = join.join_table(entries, table, "who")
     had = [None] * len(keys) if bare else old
     expected = [
         by_key.get(one, (before, None)) if one else (before, None) for one, before in zip(which, had, strict=True)
@@ -188,7 +190,7 @@ def test_every_form_of_table(tmp_path: Path, form: str) -> None:
     else:
         table = frame.astype({"key": "category", "label": "category"}) if form == "categories" else frame
         table = pa.Table.from_pandas(frame) if form == "arrow" else table
-    joined = join.join(_labelled(), table if form in {"frame", "arrow", "categories"} else str(table), "key")
+    joined = join.join_table(_labelled(), table if form in {"frame", "arrow", "categories"} else str(table), "key")
     found = metadata_of(joined.entries).to_pydict()
     assert found == {"label": ["dog", "old", "cat", "old"], "width": [None, None, 3, None]}
     named = {"frame": "DataFrame", "categories": "DataFrame", "arrow": "Table"}
@@ -203,7 +205,7 @@ def test_every_form_of_table(tmp_path: Path, form: str) -> None:
 
 def test_a_perfect_match_needs_no_note() -> None:
     """Where each sample has a row, each row a sample, and nothing was there before, there is nothing to tell."""
-    joined = join.join(_entries(_SAMPLES), pa.table({"key": [*_SAMPLES], "n": [1, 2, 3, 4]}), "key")
+    joined = join.join_table(_entries(_SAMPLES), pa.table({"key": [*_SAMPLES], "n": [1, 2, 3, 4]}), "key")
     assert (joined.unmatched, joined.unused, joined.notes) == (0, 0, ())
     assert metadata_of(joined.entries).to_pydict() == {"n": [1, 2, 3, 4]}
 
@@ -212,11 +214,11 @@ def test_the_notes_of_many() -> None:
     """Notes count all, and show three."""
     samples: dict[str, Fields] = {f"s{at}": {"jpg": None} for at in range(2000)}
     table = pa.table({"id": [*(f"s{at}" for at in range(700)), *(f"x{at}" for at in range(1300))], "n": range(2000)})
-    assert join.join(_entries(samples), table, "id").notes == (
+    assert join.join_table(_entries(samples), table, "id").notes == (
         "1,300 of 2,000 samples have no row in Table, such as 's700', 's701', 's702'",
         "1,300 rows of Table match no sample, such as 'x0', 'x1', 'x2'",
     )
-    assert join.join(_entries({"s0": {}, "b\n": {}}), table.slice(0, 1), "id").notes == (
+    assert join.join_table(_entries({"s0": {}, "b\n": {}}), table.slice(0, 1), "id").notes == (
         "1 of 2 samples has no row in Table, such as 'b\\x0a'",
     )
 
@@ -232,23 +234,23 @@ def test_the_notes_of_many() -> None:
 def test_numbers_are_keys(column: Any) -> None:
     """A whole number is the key that it is written as, on both sides."""
     entries = _entries({"8": {"jpg": None}, "07": {"jpg": None}, "7": {"jpg": None}})
-    found = join.join(entries, pa.table({"k": column, "n": [1, 2]}), "k").entries
+    found = join.join_table(entries, pa.table({"k": column, "n": [1, 2]}), "k").entries
     assert metadata_of(found).to_pydict() == {"n": [2, None, 1]}
     by_column = replace(entries, metadata=pa.table({"k": pa.concat_arrays([column, pa.nulls(1, column.type)])}))
     for other in (pa.table({"k": ["8", "7"], "n": [2, 1]}), pa.table({"k": pa.array([8, 7]), "n": [2, 1]})):
-        assert metadata_of(join.join(by_column, other, "k").entries)["n"].to_pylist() == [1, 2, None]
+        assert metadata_of(join.join_table(by_column, other, "k").entries)["n"].to_pylist() == [1, 2, None]
 
 
 def test_a_column_of_the_dataset_is_asked_first() -> None:
     """Where the samples have a column of that name, many can match one row; what is no key matches nothing."""
     columns = pa.table({"kind": [1.0, math.nan, 2.5, 1.0]})
     table = pa.table({"kind": [1, 2], "name": ["one", "two"]})
-    joined = join.join(_entries(_SAMPLES, columns), table, "kind")
+    joined = join.join_table(_entries(_SAMPLES, columns), table, "kind")
     assert metadata_of(joined.entries)["name"].to_pylist() == ["one", None, None, "one"]
     assert metadata_of(joined.entries).column_names == ["kind", "name"]
     assert (joined.unmatched, joined.unused) == (2, 1)
     columns = pa.table({"kind": ["1", "1\0", "", None]})
-    assert metadata_of(join.join(_entries(_SAMPLES, columns), table, "kind").entries)["name"].to_pylist() == [
+    assert metadata_of(join.join_table(_entries(_SAMPLES, columns), table, "kind").entries)["name"].to_pylist() == [
         "one", None, None, None,
     ]  # fmt: skip
 
@@ -259,7 +261,7 @@ def test_text_stays_text(tmp_path: Path) -> None:
     path.write_text("key,label,code,n\n007,1,007,1\n008,NA,8,2\n")
     samples: dict[str, Fields] = {"007": {}, "7": {}, "008": {}}
     entries = _entries(samples, pa.table({"label": ["x", "y", "z"]}))
-    found = metadata_of(join.join(entries, str(path), "key").entries)
+    found = metadata_of(join.join_table(entries, str(path), "key").entries)
     assert found.to_pydict() == {"label": ["1", "y", "NA"], "code": ["007", None, "8"], "n": [1, None, 2]}
     assert found.schema.field("n").type == pa.int64()
 
@@ -300,7 +302,9 @@ def test_types_unite(old: Any, new: Any, united: Any) -> None:
         return pa.array([Decimal(number) if pa.types.is_decimal(kind) else number]).cast(kind)
 
     columns = pa.table({"v": pa.chunked_array([values(old, 1), values(old, 2)], old)})
-    joined = join.join(_entries({"a": {}, "b": {}}, columns), pa.table({"key": ["a"], "v": values(new, 3)}), "key")
+    joined = join.join_table(
+        _entries({"a": {}, "b": {}}, columns), pa.table({"key": ["a"], "v": values(new, 3)}), "key"
+    )
     found = metadata_of(joined.entries)["v"]
     assert found.type == united
     assert found.to_pylist() == [*values(new, 3).to_pylist(), *values(old, 2).to_pylist()]
@@ -327,7 +331,7 @@ def test_types_unite(old: Any, new: Any, united: Any) -> None:
 def test_types_that_do_not(old: Any, new: Any) -> None:
     """What would change a value, or has no common type, is refused with both types."""
     columns = pa.table({"v": pa.concat_arrays([old, old])})
-    said = _error(join.join, _entries({"a": {}, "b": {}}, columns), pa.table({"key": ["a"], "v": new}), "key")
+    said = _error(join.join_table, _entries({"a": {}, "b": {}}, columns), pa.table({"key": ["a"], "v": new}), "key")
     assert said == (
         f"Table: column 'v' holds {new.type}; expected {old.type}, as the dataset's column of that name does. "
         "Give it that type, or another name."
@@ -385,33 +389,35 @@ _NO_KEY = "column 'key': no key (empty, null or NaN) in "
 )
 def test_tables_that_cannot_be_joined(table: dict[str, Any], said: tuple[str, ...]) -> None:
     """What is wrong with a table is said with its rows, and what to do."""
-    found = _error(join.join, _labelled(), pa.table(table), "key")
+    found = _error(join.join_table, _labelled(), pa.table(table), "key")
     assert all(one in found for one in said), found
 
 
 def test_the_column_key_joins_by_default() -> None:
     """Without `on`, the column `key` joins the table, and a note names it; without that column, all are listed."""
     entries = _entries({"a": {"jpg": None}, "7": {"jpg": None}})
-    joined = join.join(entries, {"key": ["a", "7"], "n": [1, 2]}, "")
+    joined = join.join_table(entries, {"key": ["a", "7"], "n": [1, 2]}, "")
     assert metadata_of(joined.entries).to_pydict() == {"n": [1, 2]}
     assert joined.notes == ("joined by the column 'key': use on='COLUMN' for another column",)
-    said = _error(join.join, entries, {"name": ["a"], "n": [1]}, "")
+    said = _error(join.join_table, entries, {"name": ["a"], "n": [1]}, "")
     assert "no column 'key' among name, n; expected a column of keys. Name the column of keys with on='COLUMN'." in said
 
 
 def test_names_of_files_find_keys() -> None:
     """Where no key matches, a row's is what its file's name says up to the first dot; not where two say the same."""
     entries = _entries({key: {"jpg": None} for key in ("a", "d/b", "c")}, None)
-    joined = join.join(entries, pa.table({"file": ["d/b.tar.jpg", "a.png", "x.png"], "n": [1, 2, 3]}), "file")
+    joined = join.join_table(entries, pa.table({"file": ["d/b.tar.jpg", "a.png", "x.png"], "n": [1, 2, 3]}), "file")
     assert metadata_of(joined.entries)["n"].to_pylist() == [2, 1, None]
     assert joined.notes[0].endswith("samples have the row of their key, with an ending")
-    found = _error(join.join, entries, pa.table({"file": ["a.png", "a.jpg"], "n": [1, 2]}), "file")
+    found = _error(join.join_table, entries, pa.table({"file": ["a.png", "a.jpg"], "n": [1, 2]}), "file")
     assert "no row matches a sample" in found
 
 
 def test_bytes_are_not_joined() -> None:
     """Columns of bytes are no metadata: they are left out, and a note names them."""
-    joined = join.join(_labelled(), pa.table({"key": ["a"], "jpg": [b"x"], "n": [1], "png": [{"bytes": b"x"}]}), "key")
+    joined = join.join_table(
+        _labelled(), pa.table({"key": ["a"], "jpg": [b"x"], "n": [1], "png": [{"bytes": b"x"}]}), "key"
+    )
     assert "columns of bytes in Table left out: jpg, png" in joined.notes
     assert not {"jpg", "png"} & {*metadata_of(joined.entries).column_names}
 
@@ -419,24 +425,24 @@ def test_bytes_are_not_joined() -> None:
 def test_columns_of_one_name() -> None:
     """A table that has a column twice is refused."""
     table = pa.Table.from_arrays([pa.array(["a"]), pa.array([1]), pa.array([2])], ["key", "n", "n"])
-    assert "columns of the same name: 'n'" in _error(join.join, _labelled(), table, "key")
+    assert "columns of the same name: 'n'" in _error(join.join_table, _labelled(), table, "key")
 
 
 def test_the_datasets_side_is_named(tmp_path: Path) -> None:
     """Where a column of the dataset is what does not match, it is what the message names."""
     table = pa.table({"label": ["x"], "n": [1]})
-    assert _error(join.join, _labelled((None, "p", "q", "r")), table, "label") == (
+    assert _error(join.join_table, _labelled((None, "p", "q", "r")), table, "label") == (
         "Table: no row matches a sample: column 'label' holds 'x'; expected values of the samples' column 'label', "
         "such as 'p'. on names another column."
     )
-    assert _error(join.join, _labelled(kind=pa.string(), values=[None] * 4), table, "label").count("such as none")
+    assert _error(join.join_table, _labelled(kind=pa.string(), values=[None] * 4), table, "label").count("such as none")
     dated = _labelled((0, 1, 2, 3), pa.date32())
-    assert _error(join.join, dated, table, "label") == (
+    assert _error(join.join_table, dated, table, "label") == (
         "on: the samples' column 'label' holds date32[day]; expected one of text or whole numbers"
     )
-    assert "no such file" in _error(join.join, _labelled(), str(tmp_path / "no.csv"), "key")
+    assert "no such file" in _error(join.join_table, _labelled(), str(tmp_path / "no.csv"), "key")
     (tmp_path / "t.csv").write_bytes(b"key,n\na,\xff\n")
-    assert "text that is no UTF-8 in row 1" in _error(join.join, _labelled(), str(tmp_path / "t.csv"), "key")
+    assert "text that is no UTF-8 in row 1" in _error(join.join_table, _labelled(), str(tmp_path / "t.csv"), "key")
 
 
 def test_the_index_of_pandas_is_not_joined(tmp_path: Path) -> None:
@@ -444,15 +450,15 @@ def test_the_index_of_pandas_is_not_joined(tmp_path: Path) -> None:
     frame = pd.DataFrame({"key": ["a", "b"], "n": [3, 4]}, index=[5, 2])
     frame.to_parquet(tmp_path / "t.parquet")
     assert "__index_level_0__" in pq.read_schema(tmp_path / "t.parquet").names
-    found = metadata_of(join.join(_entries(_SAMPLES), str(tmp_path / "t.parquet"), "key").entries)
+    found = metadata_of(join.join_table(_entries(_SAMPLES), str(tmp_path / "t.parquet"), "key").entries)
     assert found.to_pydict() == {"n": [3, 4, None, None]}
-    assert metadata_of(join.join(_entries(_SAMPLES), frame.set_index("key"), "key").entries).equals(found)
+    assert metadata_of(join.join_table(_entries(_SAMPLES), frame.set_index("key"), "key").entries).equals(found)
 
 
 def test_keys_of_any_bytes() -> None:
     """A key that is no UTF-8 is nobody's row, and no trouble."""
-    entries = replace(_entries({"a": {}, "b": {}}), keys=Names.of([b"\xff", "é".encode()]))
-    joined = join.join(entries, pa.table({"key": ["é", "a"], "n": [1, 2]}), "key")
+    entries = replace(_entries({"a": {}, "b": {}}), keys=PackedStrings.of([b"\xff", "é".encode()]))
+    joined = join.join_table(entries, pa.table({"key": ["é", "a"], "n": [1, 2]}), "key")
     assert metadata_of(joined.entries)["n"].to_pylist() == [None, 1]
     assert joined.notes[0].endswith("such as '\\xff'")
 
@@ -492,7 +498,7 @@ def test_fields_are_a_dictionarys(data: st.DataObject) -> None:
     }
     columns = pa.table({name: pa.array(values, _COLUMNS[name][0]) for name, values in table.items()})
     at_hand = {name for fields in samples.values() for name in fields}
-    numbers: dict[str, Number] = {"num": "int64"} if "num" in at_hand else {}
+    numbers: dict[str, NumberType] = {"num": "int64"} if "num" in at_hand else {}
     before = _entries(samples, columns, numbers)
     if "lab" in at_hand:
         before = changed(before, classes={"lab": ["x", "y"]})
@@ -516,14 +522,14 @@ def test_fields_are_a_dictionarys(data: st.DataObject) -> None:
             elif alike or name not in samples[key]:
                 wrong = True
     if wrong:
-        assert "no value (null or NaN)" in _error(set_fields, before, (*wanted.items(),), (*classes,))
+        assert "no value (null or NaN)" in _error(set_value_fields, before, (*wanted.items(),), (*classes,))
         return
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("shardtool.values.CHUNK", 2)
-        after, notes = set_fields(before, (*wanted.items(),), (*classes,))
+        patch.setattr("shardtool.values.CHUNK_ROWS", 2)
+        after, notes = set_value_fields(before, (*wanted.items(),), (*classes,))
     assert _contents(after) == expected
     assert len(notes) == sum(any(name in one for one in samples.values()) for name in wanted)
-    kinds: dict[str, Number] = {"int": "int64", "float": "float", "truth": "int64"}
+    kinds: dict[str, NumberType] = {"int": "int64", "float": "float", "truth": "int64"}
     of_values = {name: kinds[column] for name, column in wanted.items() if column in kinds}
     kept = {name: number for name, number in numbers.items() if name not in wanted}
     assert after.values.numbers == {**kept, **of_values, **dict.fromkeys(classes, "int64")}
@@ -558,7 +564,7 @@ def test_the_fields_of_a_manifest() -> None:
     classes = ("label.x", "rank.x")
     asked = manifest_options(key="key", fields=fields, classes=classes, meta="none")
     made = list_manifest(ManifestSource(table, asked)).entries
-    after, _ = set_fields(join.join(_entries(_SAMPLES), table, "key").entries, fields, classes)
+    after, _ = set_value_fields(join.join_table(_entries(_SAMPLES), table, "key").entries, fields, classes)
     assert (after.values.numbers, after.values.classes) == (made.values.numbers, made.values.classes)
     assert after.values.classes == {"label.x": ["cat", "dog", "é"], "rank.x": ["10", "8", "9"]}
     assert {*after.values.inline} == {*made.values.inline}
@@ -570,11 +576,11 @@ def test_the_fields_of_a_manifest() -> None:
 def test_what_the_plan_makes_of_it() -> None:
     """A field that is a value in some samples and lies in the shard of others is planned as what it is in each."""
     entries = _labelled()
-    after, notes = set_fields(entries, (("cls", "label"),), ())
+    after, notes = set_value_fields(entries, (("cls", "label"),), ())
     assert notes == ("field 'cls' of column 'label': replaced in 3 samples, kept in 1 sample where that is null",)
     assert after.fields == ("cls", "jpg")
-    plan = make_plan(after, parse_pattern("out-{000000..}.tar"), Bounds(), shuffle_seed=3)
-    samples = shard_samples(plan, 0)
+    plan = make_plan(after, parse_pattern("out-{000000..}.tar"), ShardBounds(), shuffle_seed=3)
+    samples = build_shard_samples(plan, 0)
     keys = samples.content.keys.decode().split("\0")[:-1]
     assert sorted(keys) == sorted(_SAMPLES)
     wanted = [b"" if field == "jpg" or key == "007" else b"old" for key in keys for field in ("cls", "jpg")]
@@ -586,12 +592,12 @@ def test_what_the_plan_makes_of_it() -> None:
 def test_the_notes_of_fields() -> None:
     """It is told how many samples had a field of that name, and how many have now."""
     entries = _entries({"a": {"txt": None}, "b": {"jpg": None}, "c": {"txt": None}}, pa.table({"t": ["x", "y", None]}))
-    assert set_fields(entries, (("txt", "t"),), ())[1] == (
+    assert set_value_fields(entries, (("txt", "t"),), ())[1] == (
         "field 'txt' of column 't': replaced in 1 sample, added to 1 sample, kept in 1 sample where that is null",
     )
     none = replace(entries, metadata=pa.table({"t": pa.nulls(3, pa.string())}))
     one = none.take(np.array([0]))
-    after, notes = set_fields(one, (("txt", "t"),), ())
+    after, notes = set_value_fields(one, (("txt", "t"),), ())
     assert notes == ("field 'txt' of column 't': kept in 1 sample where that is null",)
     assert after is one
 
@@ -600,11 +606,11 @@ def test_what_no_sample_has_is_no_field() -> None:
     """A name that no row has any more leaves the fields, and whatever is said of it."""
     samples: dict[str, Fields] = {"a": {"n": b"1", "x": None}, "b": {"x": None}}
     entries = _entries(samples, pa.table({"v": [5, 6]}), {"n": "int64"}).take(np.array([1]))
-    after, _ = set_fields(entries, (("x", "v"),), ())
+    after, _ = set_value_fields(entries, (("x", "v"),), ())
     assert (after.fields, [*after.values.inline], after.values.numbers) == (("x",), ["x"], {"x": "int64"})
     assert _contents(after) == {"b": {"x": b"6"}}
     labelled = changed(entries, metadata=pa.table({"v": ["p"]}), classes={"x": ["one", "two"], "n": ["three"]})
-    after, _ = set_fields(labelled, (("x", "v"),), ())
+    after, _ = set_value_fields(labelled, (("x", "v"),), ())
     assert (after.values.classes, after.values.numbers) == ({}, {})
 
 
@@ -612,15 +618,15 @@ def test_paths_and_times_that_nobody_has() -> None:
     """Values have no path; a time that is the same for all rows stays in no memory."""
     samples: dict[str, Fields] = {key: {"jpg": None, "txt": None} for key in "abc"}
     columns = pa.table({"t": ["1", "2", None]})
-    entries = _entries(samples, columns, paths=Names.of(f"{at}".encode() for at in range(6)))
-    after, _ = set_fields(entries, (("txt", "t"),), ())
+    entries = _entries(samples, columns, paths=PackedStrings.of(f"{at}".encode() for at in range(6)))
+    after, _ = set_value_fields(entries, (("txt", "t"),), ())
     assert after.rows.paths is not None
     assert after.rows.paths.span(0, 6).split(b"\0")[:-1] == [b"0", b"", b"2", b"", b"4", b"5"]
     assert after.rows.mtime_ns.strides == (0,)
-    same = set_fields(changed(entries, changed_ns=np.broadcast_to(np.int64(9), 6)), (("txt", "t"),), ())[0]
+    same = set_value_fields(changed(entries, changed_ns=np.broadcast_to(np.int64(9), 6)), (("txt", "t"),), ())[0]
     assert same.rows.changed_ns.tolist() == [9, 0, 9, 0, 9, 9]
     bare = replace(changed(entries, paths=None), spans=None)
-    after, _ = set_fields(bare, (("txt", "t"),), ())
+    after, _ = set_value_fields(bare, (("txt", "t"),), ())
     assert (after.spans, after.rows.paths) == (None, None)
 
 
@@ -669,7 +675,7 @@ def test_fields_that_cannot_be(name: str, column: str, said: str) -> None:
     samples: dict[str, Fields] = {key: {"cls": None, "num": b"1", "lab": None} for key in "abzc"}
     entries = _entries(samples, _VALUES, {"num": "int64"}, classes={"lab": ["one"]})
     field = name.removesuffix("!")
-    found = _error(set_fields, entries, ((field, column),), (field,) if field != name else ())
+    found = _error(set_value_fields, entries, ((field, column),), (field,) if field != name else ())
     assert said in found
     assert found.startswith(("values: ", "field '"))
 
@@ -678,19 +684,22 @@ def test_remedies_can_be_typed() -> None:
     """The query that leaves samples out quotes what is no plain name, and is one."""
     entries = _entries({key: {"jpg": None} for key in "abcd"}, _VALUES)
     for column, query in (("my col", "`my col`.notna()"), ("class", "`class`.notna()"), ("label", "label.notna()")):
-        assert f'where "{query}" leaves them out.' in _error(set_fields, entries, (("txt", column),), ())
-        left = entries.take(matching(_VALUES, query))
-        assert "txt" in set_fields(left, (("txt", column),), ())[0].fields
+        assert f'where "{query}" leaves them out.' in _error(set_value_fields, entries, (("txt", column),), ())
+        left = entries.take(match_rows(_VALUES, query))
+        assert "txt" in set_value_fields(left, (("txt", column),), ())[0].fields
 
 
 def test_fields_that_were_not_asked_for() -> None:
     """Labels must be fields, fields each one's own, and there must be metadata."""
     entries = _labelled()
-    assert _error(set_fields, entries, (("cls", "label"),), ("cl",)) == (
+    assert _error(set_value_fields, entries, (("cls", "label"),), ("cl",)) == (
         "classes: no field 'cl'. Name its column: values={'cl': 'COLUMN'}."
     )
     twice = (("cls", "label"), ("cls", "label"))
-    assert _error(set_fields, entries, twice, ()) == "values: several columns become the field 'cls'. Name them apart."
-    assert _error(set_fields, _entries(_SAMPLES), (("cls", "label"),), ()) == (
+    assert (
+        _error(set_value_fields, entries, twice, ())
+        == "values: several columns become the field 'cls'. Name them apart."
+    )
+    assert _error(set_value_fields, _entries(_SAMPLES), (("cls", "label"),), ()) == (
         "values: no column 'label', nor any other. join adds a table's, columns_from those of JSON fields."
     )

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardtool import CreateOptions, InvalidRequest, OutputExists, create, verify
-from shardtool.entries.entries import Names
-from shardtool.select.names import KeyPattern, with_keys
+from shardtool.entries.strings import PackedStrings
+from shardtool.select.key_pattern import KeyPattern, apply_key_pattern
 from tests.helpers import members, read_tree, write_tree
 from tests.made import flat_entries
 
@@ -53,7 +53,7 @@ _PACKED = [
 )
 def test_what_a_pattern_makes_of_a_path(pattern: str, name: str, key: str, left: str) -> None:
     """The first group is the key, and what is over of the file's name is the field's; else all of it is the key."""
-    found, known, which = KeyPattern(pattern).split(Names.of([name.encode()]))
+    found, known, which = KeyPattern(pattern).split(PackedStrings.of([name.encode()]))
     assert (found[0].decode(), known[which[0]].decode()) == (key, left)
 
 
@@ -67,7 +67,7 @@ def test_no_file_is_lost_or_moved(stems: list[tuple[str, str]]) -> None:
     names = sorted("".join(one).encode() for one in stems)
     entries = flat_entries(names, [2] * len(names), ("jpg", "png"), root=b"/x/", code=[0, 1] * len(names))
     try:
-        found = with_keys(entries, KeyPattern("(.+)_[ab]*"))
+        found = apply_key_pattern(entries, KeyPattern("(.+)_[ab]*"))
     except InvalidRequest:
         assert any(name.endswith(b"_") or b"/_" in name for name in names)  # nothing is left over, or for the key
         return
@@ -145,6 +145,6 @@ def test_patterns_that_cannot_be(pattern: str, said: str, tmp_path: Path) -> Non
 def test_no_pattern_takes_long() -> None:
     """What would take Python's engine longer than the world has stood is done at once: a pattern may be another's."""
     began = time.monotonic()
-    names = Names.of(b"a" * 2000 + b"%d" % at for at in range(50))
+    names = PackedStrings.of(b"a" * 2000 + b"%d" % at for at in range(50))
     assert np.all(np.array(KeyPattern("((a+)+)+b").split(names)[2]) == 0)
     assert time.monotonic() - began < 20

@@ -16,12 +16,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardtool.entries.entries import Names
+from shardtool.entries.strings import PackedStrings
 from shardtool.errors import InvalidRequest
-from shardtool.request.texts import SplitOptions, parse_shares
-from shardtool.select.names import column_of, sample_by_key, sort_order, table_of
-from shardtool.select.query import matching
-from shardtool.select.splits import divide
+from shardtool.request.split_options import SplitOptions, parse_shares
+from shardtool.select.query import match_rows
+from shardtool.select.sample_table import make_sample_table, sort_order, table_column
+from shardtool.select.sampling import sample_by_key
+from shardtool.select.splits import assign_splits
 from tests.helpers import ENVIRONMENT, REPO
 from tests.source.spans import Payload, Sample, entries_of, sample_lists
 
@@ -36,7 +37,7 @@ SHARES = (
 
 
 def _sampled(keys: list[bytes], share: float | str) -> list[bytes]:
-    found = sample_by_key(Names.of(keys), share)
+    found = sample_by_key(PackedStrings.of(keys), share)
     assert found.dtype == np.int64
     return [keys[at] for at in found.tolist()]
 
@@ -60,7 +61,7 @@ def test_a_share_is_stable_and_nested(keys: list[bytes], one: str, two: str, dat
 
 def test_a_share_has_its_size() -> None:
     """Of 200,000 keys that look alike, each share takes its part within five standard deviations, in every range."""
-    keys = Names.of(b"imgs/%06d" % at for at in range(200_000))
+    keys = PackedStrings.of(b"imgs/%06d" % at for at in range(200_000))
     for share in (0.001, 0.01, 0.1, 0.5, 0.9):
         found = sample_by_key(keys, share)
         assert abs(len(found) - 200_000 * share) < 5 * math.sqrt(200_000 * share * (1 - share))
@@ -72,8 +73,8 @@ def test_a_share_has_its_size() -> None:
 
 def test_a_share_is_independent_of_the_split() -> None:
     """A sample of the keys has the shares of the splits that all keys have: its hash is another one."""
-    keys = Names.of(b"imgs/%06d" % at for at in range(50_000))
-    found = divide(keys.take(sample_by_key(keys, 0.2)), SplitOptions(parse_shares("train=0.8,val=0.2")))
+    keys = PackedStrings.of(b"imgs/%06d" % at for at in range(50_000))
+    found = assign_splits(keys.take(sample_by_key(keys, 0.2)), SplitOptions(parse_shares("train=0.8,val=0.2")))
     val = np.count_nonzero(found.number == 1) / len(found.number)
     assert abs(val - 0.2) < 5 * math.sqrt(0.2 * 0.8 / 10_000)
 
@@ -98,7 +99,7 @@ def test_shares_are_exact(text: Any, means: str) -> None:
 def test_shares_that_make_no_sense(share: Any) -> None:
     """What is no number above 0 and at most 1 is refused."""
     with pytest.raises(InvalidRequest) as caught:
-        sample_by_key(Names.of([b"a"]), share)
+        sample_by_key(PackedStrings.of([b"a"]), share)
     assert caught.value.where == "sample"
     assert "such as 0.01 or 1%" in str(caught.value)
 
@@ -194,7 +195,7 @@ SHARDS = ("a-0.tar", "a-1.tar", "b\udcff.tar")
 def test_the_table_tells_of_samples(samples: list[Sample]) -> None:
     """Beside the metadata, each row has its sample's key, shard, bytes and number of fields."""
     entries = entries_of(samples)
-    table = table_of(entries, SHARDS)
+    table = make_sample_table(entries, SHARDS)
     table.validate(full=True)
     shown = ("a-0.tar", "a-1.tar", "b\\xff.tar")
     assert table.to_pylist() == [
@@ -204,7 +205,7 @@ def test_the_table_tells_of_samples(samples: list[Sample]) -> None:
         }
         for sample in samples
     ]  # fmt: skip
-    bare = table_of(replace(entries, metadata=None), SHARDS)
+    bare = make_sample_table(replace(entries, metadata=None), SHARDS)
     assert bare.column_names == ["key", "shard", "size", "fields"]
     assert bare.to_pylist() == table.select(bare.column_names).to_pylist()
 
@@ -226,8 +227,8 @@ QUERIES: list[tuple[str, Callable[[Sample], bool]]] = [
 def test_queries_see_the_table(samples: list[Sample], query: str, means: Callable[[Sample], bool]) -> None:
     """A query of `--where` takes the samples for which it holds, whichever columns it names."""
     entries = entries_of(samples)
-    table = table_of(entries, SHARDS)
-    assert matching(table, query).tolist() == [at for at, sample in enumerate(samples) if means(sample)]
+    table = make_sample_table(entries, SHARDS)
+    assert match_rows(table, query).tolist() == [at for at, sample in enumerate(samples) if means(sample)]
 
 
 def test_the_table_can_be_sorted_and_divided() -> None:
@@ -235,44 +236,46 @@ def test_the_table_can_be_sorted_and_divided() -> None:
     samples = [Sample(key, {"jpg": Payload(size, 0, 0)}, file, 0) for key, size, file in
                (("b", 3, 1), ("a", 2, 0), ("é", 9, 1), ("C", 1, 0))]  # fmt: skip
     entries = entries_of(samples)
-    table = table_of(entries, SHARDS)
-    order = {name: sort_order(column_of(table, name, "--sort-by"), name).tolist() for name in table.column_names}
+    table = make_sample_table(entries, SHARDS)
+    order = {name: sort_order(table_column(table, name, "--sort-by"), name).tolist() for name in table.column_names}
     assert order == {
         "number": [0, 1, 2, 3], "key": [3, 1, 0, 2], "shard": [1, 3, 0, 2], "size": [3, 1, 0, 2],
         "fields": [0, 1, 2, 3],
     }  # fmt: skip
     shares = parse_shares("x=0.5,y=0.5")
-    grouped = divide(entries.keys, SplitOptions(shares, group_by="shard"), column_of(table, "shard", "--group-by"))
+    grouped = assign_splits(
+        entries.keys, SplitOptions(shares, group_by="shard"), table_column(table, "shard", "--group-by")
+    )
     assert grouped.number[0] == grouped.number[2]
     assert grouped.number[1] == grouped.number[3]
 
 
 def test_keys_of_a_part_of_a_buffer() -> None:
     """Keys that are a part of a longer buffer are told alone."""
-    keys = Names.of([b"a", b"bc", b"def", b"g"])
+    keys = PackedStrings.of([b"a", b"bc", b"def", b"g"])
     entries = entries_of([Sample("x", {}, 0, 0), Sample("y", {}, 0, 0)])
-    entries = replace(entries, keys=Names(keys.data, keys.starts[1:4]))
-    assert table_of(entries, SHARDS).column("key").to_pylist() == ["bc", "def"]
+    entries = replace(entries, keys=PackedStrings(keys.data, keys.starts[1:4]))
+    assert make_sample_table(entries, SHARDS).column("key").to_pylist() == ["bc", "def"]
 
 
 def test_metadata_comes_first() -> None:
     """A metadata column called as one of ours is the one that counts."""
     entries = entries_of([Sample("a", {"jpg": Payload(5, 0, 0)}, 0, 7)])
     entries = replace(entries, metadata=pa.table({"size": ["large"], "shard": [None], "key": [1.5]}))
-    assert table_of(entries, SHARDS).to_pylist() == [{"size": "large", "shard": None, "key": 1.5, "fields": 1}]
+    assert make_sample_table(entries, SHARDS).to_pylist() == [{"size": "large", "shard": None, "key": 1.5, "fields": 1}]
 
 
 def test_columns_that_are_not_there() -> None:
     """A column that does not exist, or twice, is refused with those that do and the one that was meant."""
     entries = entries_of([Sample("a", {}, 0, 7)])
-    table = table_of(entries, SHARDS)
-    assert column_of(table, "number", "sort_by").to_pylist() == [7]
+    table = make_sample_table(entries, SHARDS)
+    assert table_column(table, "number", "sort_by").to_pylist() == [7]
     with pytest.raises(InvalidRequest) as caught:
-        column_of(table, "Sise", "group_by")
+        table_column(table, "Sise", "group_by")
     said = "group_by: no column 'Sise'; expected one of number, key, shard, size, fields. Did you mean 'size'?"
     assert str(caught.value) == said
     with pytest.raises(InvalidRequest, match="2 columns 'number'"):
-        column_of(table.append_column("number", table.column(0)), "number", "sort_by")
+        table_column(table.append_column("number", table.column(0)), "number", "sort_by")
 
 
 _WITHOUT_PANDAS = """

@@ -15,7 +15,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from shardtool.errors import InvalidRequest
-from shardtool.select.query import matching
+from shardtool.select.query import match_rows
 from tests.helpers import ENVIRONMENT, REPO
 
 if TYPE_CHECKING:
@@ -161,7 +161,7 @@ TAKEN: list[tuple[str, list[int]]] = [
 @pytest.mark.parametrize(("query", "rows"), TAKEN)
 def test_queries(query: str, rows: list[int]) -> None:
     """Each form of a query takes these rows: a null is unequal to everything, and `not` is the opposite."""
-    found = matching(MADE, query)
+    found = match_rows(MADE, query)
     assert found.dtype == np.int64
     assert found.tolist() == rows
 
@@ -169,8 +169,8 @@ def test_queries(query: str, rows: list[int]) -> None:
 @pytest.mark.parametrize(("query", "rows"), TAKEN)
 def test_a_row_is_judged_by_itself(query: str, rows: list[int]) -> None:
     """A row is taken or not whatever rows stand beside it: queries have the same answer on any part of a table."""
-    assert [at for at in range(4) if len(matching(MADE.slice(at, 1), query))] == rows
-    assert matching(MADE.slice(0, 0), query).tolist() == []
+    assert [at for at in range(4) if len(match_rows(MADE.slice(at, 1), query))] == rows
+    assert match_rows(MADE.slice(0, 0), query).tolist() == []
 
 
 class Meant(NamedTuple):
@@ -280,14 +280,14 @@ def as_table(rows: list[Row]) -> Any:
 @given(rows_of(nulls=True), QUERIES)
 def test_a_query_is_a_filter_in_python(rows: list[Row], query: Meant) -> None:
     """Any query takes the rows that the same condition takes in plain Python, where a null is unequal to everything."""
-    assert matching(as_table(rows), query.text).tolist() == [at for at, row in enumerate(rows) if query.of(row)]
+    assert match_rows(as_table(rows), query.text).tolist() == [at for at, row in enumerate(rows) if query.of(row)]
 
 
 @given(rows_of(nulls=False), QUERIES)
 def test_a_query_is_a_query_of_pandas(rows: list[Row], query: Meant) -> None:
     """Without nulls, any query takes the rows that `DataFrame.query` takes."""
     frame = as_table(rows).to_pandas()
-    assert matching(as_table(rows), query.text).tolist() == frame.query(query.text, engine="python").index.tolist()
+    assert match_rows(as_table(rows), query.text).tolist() == frame.query(query.text, engine="python").index.tolist()
 
 
 def test_blocks_change_nothing() -> None:
@@ -297,24 +297,24 @@ def test_blocks_change_nothing() -> None:
     parts = [
         pa.table({"bi": words[at : at + 40_000], "width": width[at : at + 40_000]}) for at in range(0, 150_000, 40_000)
     ]
-    found = matching(pa.concat_tables(parts), "bi in ['dog', 'eel'] and width % 7 > 2")
+    found = match_rows(pa.concat_tables(parts), "bi in ['dog', 'eel'] and width % 7 > 2")
     assert found.tolist() == np.flatnonzero((words != "cat") & (width % 7 > 2)).tolist()
 
 
 def test_whole_numbers_stay_exact_beside_nulls() -> None:
     """A null in a column does not make its numbers floats, and no width of integers wraps round."""
     large = table(n=[2**53 + 1, None, 2**53], tiny=pa.array([100, -100, None], pa.int8()))
-    assert matching(large, "n == 9007199254740993").tolist() == [0]
-    assert matching(large, "n % 2 == 1").tolist() == [0]
-    assert matching(large, "tiny * 100 == 10000").tolist() == [0]
-    assert matching(large, "tiny + tiny + tiny == -300").tolist() == [1]
+    assert match_rows(large, "n == 9007199254740993").tolist() == [0]
+    assert match_rows(large, "n % 2 == 1").tolist() == [0]
+    assert match_rows(large, "tiny * 100 == 10000").tolist() == [0]
+    assert match_rows(large, "tiny + tiny + tiny == -300").tolist() == [1]
 
 
 def test_text_that_is_no_utf8_is_unequal() -> None:
     """Text that is no UTF-8 is text like any other, and equals none that a query can hold."""
     raw = pa.StringArray.from_buffers(2, pa.py_buffer(np.array([0, 1, 2], np.int32)), pa.py_buffer(b"\xffa"))
-    assert matching(table(raw=raw), "raw == 'a'").tolist() == [1]
-    assert matching(table(raw=raw), "raw != 'a'").tolist() == [0]
+    assert match_rows(table(raw=raw), "raw == 'a'").tolist() == [1]
+    assert match_rows(table(raw=raw), "raw != 'a'").tolist() == [0]
 
 
 HOSTILE = [
@@ -344,7 +344,7 @@ HOSTILE = [
 def test_hostile_queries_are_refused(query: str) -> None:
     """What is not in the language is refused in one short line that names the option."""
     with pytest.raises(InvalidRequest) as caught:
-        matching(MADE, query)
+        match_rows(MADE, query)
     assert caught.value.where == "where"
     assert len(str(caught.value)) < 900
     assert "\n" not in str(caught.value)
@@ -384,7 +384,7 @@ def test_nothing_of_a_query_runs() -> None:
 def test_any_text_is_a_query_or_refused(query: str) -> None:
     """Any text gives rows or an error of ours."""
     try:
-        rows = matching(MADE, query).tolist()
+        rows = match_rows(MADE, query).tolist()
     except InvalidRequest as error:
         assert error.found  # noqa: PT017 - either is right
     else:
@@ -441,7 +441,7 @@ def test_any_text_is_a_query_or_refused(query: str) -> None:
 def test_messages(query: str, found: str) -> None:
     """An error says which part of the query is wrong, what was found, and what to write instead."""
     with pytest.raises(InvalidRequest) as caught:
-        matching(MADE, query)
+        match_rows(MADE, query)
     assert caught.value.where == "where"
     assert found in str(caught.value)
 
@@ -449,6 +449,6 @@ def test_messages(query: str, found: str) -> None:
 def test_a_column_twice_is_refused() -> None:
     """A name that two columns have is refused, if the query names it."""
     twice = pa.Table.from_arrays([pa.array([1, 2]), pa.array([3, 4]), pa.array([5, 6])], names=["a", "a", "b"])
-    assert matching(twice, "b > 5").tolist() == [1]
+    assert match_rows(twice, "b > 5").tolist() == [1]
     with pytest.raises(InvalidRequest, match="2 columns of this name"):
-        matching(twice, "a > 1")
+        match_rows(twice, "a > 1")

@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardtool.entries.entries import Names
+from shardtool.entries.strings import PackedStrings
 from shardtool.errors import InvalidRequest
-from shardtool.request.options import CreateOptions
-from shardtool.request.texts import SplitOptions, parse_shares
-from shardtool.select.splits import Splits, divide
+from shardtool.request.create_options import CreateOptions
+from shardtool.request.split_options import SplitOptions, parse_shares
+from shardtool.select.splits import SplitAssignment, assign_splits
 from tests.helpers import ENVIRONMENT, REPO
 
 THREE = parse_shares("train=0.8,val=0.1,test=0.1")
@@ -36,9 +36,9 @@ def shares(draw: st.DrawFn) -> tuple[tuple[str, Decimal], ...]:
     return tuple((f"split-{at}", part) for at, part in enumerate(parts))
 
 
-def made_keys(count: int) -> Names:
+def made_keys(count: int) -> PackedStrings:
     """Return keys as a manifest has them."""
-    return Names.of(b"imgs/%06d" % at for at in range(count))
+    return PackedStrings.of(b"imgs/%06d" % at for at in range(count))
 
 
 def column(values: list[Any], kind: Any = None) -> Any:
@@ -48,7 +48,7 @@ def column(values: list[Any], kind: Any = None) -> Any:
     return pa.chunked_array([pa.array(values[:middle], kind), pa.array(values[middle:], kind)])
 
 
-def by_key(keys: list[bytes], splits: Splits) -> dict[bytes, str]:
+def by_key(keys: list[bytes], splits: SplitAssignment) -> dict[bytes, str]:
     """Return the name of each key's split."""
     return {key: splits.names[number] for key, number in zip(keys, splits.number.tolist(), strict=True)}
 
@@ -125,7 +125,7 @@ def test_shares_that_make_no_sense(text: str, found: str) -> None:
 def test_options_that_exclude_each_other(options: dict[str, Any], where: str) -> None:
     """Options that cannot hold together are refused, and the message says which."""
     with pytest.raises(InvalidRequest) as caught:
-        CreateOptions(**options).of_split()
+        CreateOptions(**options).make_split_options()
     assert caught.value.where == where
 
 
@@ -143,25 +143,31 @@ def test_a_sample_keeps_its_split(
 ) -> None:
     """A split depends on the key, the seed and the shares alone: others come, go and change places, and it stays."""
     options = SplitOptions(parts, seed=seed)
-    whole = by_key(keys, divide(Names.of(keys), options))
+    whole = by_key(keys, assign_splits(PackedStrings.of(keys), options))
     some = data.draw(st.permutations(keys))[: len(keys) // 2]
-    assert by_key(some, divide(Names.of(some), options)) == {key: whole[key] for key in some}
+    assert by_key(some, assign_splits(PackedStrings.of(some), options)) == {key: whole[key] for key in some}
 
 
 def test_splits_are_the_same_everywhere() -> None:
     """A seed divides these keys this way on every machine, in every version."""
     keys = made_keys(40)
-    splits = divide(keys, SplitOptions(HALVES, seed=7))
+    splits = assign_splits(keys, SplitOptions(HALVES, seed=7))
     assert "".join(map(str, splits.number.tolist())) == "0100010010110010001010101101001101000110"
-    same = divide(made_keys(40), SplitOptions(HALVES, group_by="g", seed=7), column([keys[at] for at in range(40)]))
+    same = assign_splits(
+        made_keys(40), SplitOptions(HALVES, group_by="g", seed=7), column([keys[at] for at in range(40)])
+    )
     assert same.number.tolist() == splits.number.tolist()
 
 
 @given(KEYS, SEEDS)
 def test_few_samples_move_when_shares_change(keys: list[bytes], seed: int) -> None:
     """A split that grows at its end takes samples from its neighbour only, and loses none."""
-    small = by_key(keys, divide(Names.of(keys), SplitOptions(parse_shares("a=0.5,b=0.3,c=0.2"), seed=seed)))
-    large = by_key(keys, divide(Names.of(keys), SplitOptions(parse_shares("a=0.7,b=0.1,c=0.2"), seed=seed)))
+    small = by_key(
+        keys, assign_splits(PackedStrings.of(keys), SplitOptions(parse_shares("a=0.5,b=0.3,c=0.2"), seed=seed))
+    )
+    large = by_key(
+        keys, assign_splits(PackedStrings.of(keys), SplitOptions(parse_shares("a=0.7,b=0.1,c=0.2"), seed=seed))
+    )
     assert {(small[key], large[key]) for key in keys} <= {("a", "a"), ("b", "a"), ("b", "b"), ("c", "c")}
 
 
@@ -169,14 +175,14 @@ def test_the_hash_is_uniform() -> None:
     """Of 100,000 keys, each split has its share by a chi-square bound, for several seeds."""
     keys, expected = made_keys(100_000), np.array([80_000, 10_000, 10_000])
     for seed in range(5):
-        counts = np.bincount(divide(keys, SplitOptions(THREE, seed=seed)).number, minlength=3)
+        counts = np.bincount(assign_splits(keys, SplitOptions(THREE, seed=seed)).number, minlength=3)
         assert ((counts - expected) ** 2 / expected).sum() < 18.4  # 2 degrees of freedom: 1 in 10,000
 
 
 def test_seeds_are_independent() -> None:
     """The splits of two seeds, or of neighbouring keys, say nothing of each other: chi-square of the joint counts."""
     keys = made_keys(100_000)
-    one, two = (divide(keys, SplitOptions(parse_shares("a=50,b=30,c=20"), seed=seed)).number for seed in (1, 2))
+    one, two = (assign_splits(keys, SplitOptions(parse_shares("a=50,b=30,c=20"), seed=seed)).number for seed in (1, 2))
     part = np.array([0.5, 0.3, 0.2])
     for left, right in ((one, two), (one[1:], one[:-1])):
         joint = np.bincount(left * 3 + right, minlength=9).reshape(3, 3)
@@ -188,11 +194,11 @@ def test_seeds_are_independent() -> None:
 def test_groups_stay_whole(groups: list[int], parts: tuple[tuple[str, Decimal], ...], seed: int) -> None:
     """All samples of a group are in one split, and it is the same one whatever other groups there are."""
     options = SplitOptions(parts, group_by="patient", seed=seed)
-    splits = divide(made_keys(len(groups)), options, column(groups, pa.int64()))
+    splits = assign_splits(made_keys(len(groups)), options, column(groups, pa.int64()))
     found = dict(zip(groups, splits.number.tolist(), strict=True))
     assert [found[group] for group in groups] == splits.number.tolist()
     for group, split in found.items():
-        assert divide(Names.of([b"another"]), options, column([group])).number.tolist() == [split]
+        assert assign_splits(PackedStrings.of([b"another"]), options, column([group])).number.tolist() == [split]
 
 
 @pytest.mark.parametrize(
@@ -207,9 +213,9 @@ def test_a_group_is_its_value_not_its_type(kind: Any) -> None:
     numbers, options = list(range(10)), SplitOptions(HALVES, group_by="g")
     text = "dictionary<values=string" in str(kind) or kind in (pa.string(), pa.large_string())
     values: list[Any] = [str(one) if text else b"%d" % one if "binary" in str(kind) else one for one in numbers]
-    expected = divide(made_keys(10), options, column(numbers)).number
+    expected = assign_splits(made_keys(10), options, column(numbers)).number
     assert sorted(set(expected.tolist())) == [0, 1]
-    assert divide(made_keys(10), options, column(values, kind)).number.tolist() == expected.tolist()
+    assert assign_splits(made_keys(10), options, column(values, kind)).number.tolist() == expected.tolist()
 
 
 def test_a_time_is_the_same_in_every_unit_and_zone() -> None:
@@ -217,7 +223,7 @@ def test_a_time_is_the_same_in_every_unit_and_zone() -> None:
     times = [dt.datetime(2020, 1, day, 12, 30, day, tzinfo=dt.timezone.utc) for day in range(1, 20)]
     kinds = [pa.timestamp(unit, zone) for unit in ("s", "us", "ns") for zone in ("UTC", "Europe/Berlin")]
     options = SplitOptions(HALVES, group_by="g")
-    found = {tuple(divide(made_keys(19), options, column(times, kind)).number.tolist()) for kind in kinds}
+    found = {tuple(assign_splits(made_keys(19), options, column(times, kind)).number.tolist()) for kind in kinds}
     assert len(found) == 1
 
 
@@ -227,7 +233,9 @@ LABELS = st.lists(st.integers(0, 7), max_size=80)
 @given(LABELS, shares(), SEEDS)
 def test_labels_keep_their_shares(labels: list[int], parts: tuple[tuple[str, Decimal], ...], seed: int) -> None:
     """Each label has its exact share in each split, rounded down or up, and totals are off by less than two samples."""
-    splits = divide(made_keys(len(labels)), SplitOptions(parts, stratify="x", seed=seed), column(labels, pa.int64()))
+    splits = assign_splits(
+        made_keys(len(labels)), SplitOptions(parts, stratify="x", seed=seed), column(labels, pa.int64())
+    )
     counts = Counter(zip(labels, splits.number.tolist(), strict=True))
     for label, size in Counter(labels).items():
         for split, (_, share) in enumerate(parts):
@@ -250,7 +258,7 @@ def test_labels_keep_their_shares(labels: list[int], parts: tuple[tuple[str, Dec
 def test_the_largest_remainder(sizes: list[int], counts: list[list[int]]) -> None:
     """What is left of a label goes to the largest remainders, and many tiny labels do not all go to one split."""
     labels = [f"{label:02}" for label, size in enumerate(sizes) for _ in range(size)]
-    splits = divide(made_keys(len(labels)), SplitOptions(THREE, stratify="x"), column(labels))
+    splits = assign_splits(made_keys(len(labels)), SplitOptions(THREE, stratify="x"), column(labels))
     found = Counter(zip(labels, splits.number.tolist(), strict=True))
     assert [[found[f"{label:02}", split] for split in range(3)] for label in range(len(sizes))] == counts
 
@@ -259,7 +267,7 @@ def test_ten_thousand_tiny_labels_keep_the_totals() -> None:
     """Labels of one to three samples leave every split within two samples of its share."""
     sizes = np.random.default_rng(5).integers(1, 4, 10_000)
     labels = np.repeat(np.arange(10_000), sizes).tolist()
-    splits = divide(made_keys(len(labels)), SplitOptions(THREE, stratify="x"), column(labels))
+    splits = assign_splits(made_keys(len(labels)), SplitOptions(THREE, stratify="x"), column(labels))
     for split, (_, share) in enumerate(THREE):
         assert abs(len(splits.samples(split)) - len(labels) * share) < 2
 
@@ -270,16 +278,16 @@ def test_labels_do_not_depend_on_the_order(labels: list[int], random: Any) -> No
     keys = [b"%03d" % at for at in range(len(labels))]
     options = SplitOptions(THREE, stratify="x", seed=3)
     order = random.sample(range(len(labels)), len(labels))
-    straight = by_key(keys, divide(Names.of(keys), options, column(labels)))
+    straight = by_key(keys, assign_splits(PackedStrings.of(keys), options, column(labels)))
     mixed_keys, mixed = [keys[at] for at in order], column([labels[at] for at in order])
-    assert by_key(mixed_keys, divide(Names.of(mixed_keys), options, mixed)) == straight
+    assert by_key(mixed_keys, assign_splits(PackedStrings.of(mixed_keys), options, mixed)) == straight
 
 
 @given(LABELS, shares(), st.sampled_from(["shares", "stratify", "group_by", "column"]))
 def test_splits_are_a_partition(labels: list[int], parts: tuple[tuple[str, Decimal], ...], how: str) -> None:
     """Each sample is in exactly one split, in order, however samples are divided."""
     options = SplitOptions(**{"shares": parts if how != "column" else (), how: parts if how == "shares" else "x"})  # type: ignore[arg-type]
-    splits = divide(made_keys(len(labels)), options, column(labels, pa.int64()))
+    splits = assign_splits(made_keys(len(labels)), options, column(labels, pa.int64()))
     samples = [splits.samples(split).tolist() for split in range(len(splits.names))]
     assert all(one == sorted(one) for one in samples)
     assert sorted(at for one in samples for at in one) == list(range(len(labels)))
@@ -299,7 +307,7 @@ def test_splits_are_a_partition(labels: list[int], parts: tuple[tuple[str, Decim
 def test_a_column_says_the_split(values: Any, names: tuple[str, ...]) -> None:
     """The splits are the column's values as text, in the order of their bytes, and each sample is in its own."""
     rows = pa.chunked_array([values]) if isinstance(values, pa.Array) else column(values)
-    splits = divide(made_keys(len(rows)), SplitOptions(column="part"), rows)
+    splits = assign_splits(made_keys(len(rows)), SplitOptions(column="part"), rows)
     assert splits.names == names
     said = [splits.names[number].lower() for number in splits.number.tolist()]
     assert said == [str(one).lower().removesuffix(".0") for one in rows.to_pylist()]
@@ -323,7 +331,7 @@ def test_a_column_says_the_split(values: Any, names: tuple[str, ...]) -> None:
 def test_a_column_that_names_no_splits(values: list[Any], found: str) -> None:
     """Values that cannot be part of a file name, or far too many of them, are refused by name."""
     with pytest.raises(InvalidRequest) as caught:
-        divide(made_keys(len(values)), SplitOptions(column="part"), column(values))
+        assign_splits(made_keys(len(values)), SplitOptions(column="part"), column(values))
     assert caught.value.where == "split_column"
     assert found in str(caught.value)
 
@@ -339,7 +347,7 @@ def test_samples_without_a_value_are_refused(options: dict[str, Any], missing: l
     """Nulls and NaN are refused with their number, the keys of the first five, and how to leave them out."""
     values = [missing[1], *[missing[0]] * 6, missing[1]]
     with pytest.raises(InvalidRequest) as caught:
-        divide(made_keys(8), SplitOptions(**options), column(values))
+        assign_splits(made_keys(8), SplitOptions(**options), column(values))
     assert caught.value.found.startswith("6 samples without a value of x")
     assert caught.value.found.endswith(": " + ", ".join(f"imgs/{at:06}" for at in range(1, 6)) + " and 1 more")
     assert ("`x y`.notna()" if "stratify" in options else "x.notna()") in caught.value.remedy
@@ -350,13 +358,13 @@ def test_nulls_inside_a_category_are_refused() -> None:
     category = pa.DictionaryArray.from_arrays(pa.array([0, 1], pa.int8()), pa.array(["x", None]))
     for values in (category, pa.nulls(2)):
         with pytest.raises(InvalidRequest, match="without a value of g"):
-            divide(made_keys(2), SplitOptions(THREE, group_by="g"), pa.chunked_array([values]))
+            assign_splits(made_keys(2), SplitOptions(THREE, group_by="g"), pa.chunked_array([values]))
 
 
 def test_text_that_is_no_utf8_is_a_value() -> None:
     """A label that is no UTF-8 is divided, and printed safely."""
     raw = pa.StringArray.from_buffers(2, pa.py_buffer(np.array([0, 1, 2], np.int32)), pa.py_buffer(b"\xffa"))
-    splits = divide(made_keys(2), SplitOptions(THREE, stratify="x"), pa.chunked_array([raw]))
+    splits = assign_splits(made_keys(2), SplitOptions(THREE, stratify="x"), pa.chunked_array([raw]))
     assert r"\xff (1 sample, none in val, test)" in " ".join(splits.notes)
 
 
@@ -388,17 +396,17 @@ def test_text_that_is_no_utf8_is_a_value() -> None:
 )  # fmt: skip
 def test_notes(options: dict[str, Any], values: list[str], notes: list[str]) -> None:
     """Notes name splits without samples, labels that are not in every split, and shares that came out far off."""
-    assert list(divide(made_keys(len(values)), SplitOptions(**options), column(values)).notes) == notes
+    assert list(assign_splits(made_keys(len(values)), SplitOptions(**options), column(values)).notes) == notes
 
 
 def test_a_small_dataset_tells_its_shares() -> None:
     """Where a hash of few keys leaves shares far from what was asked for, the note says so; of many it says nothing."""
-    [note] = divide(made_keys(4), SplitOptions(HALVES)).notes
+    [note] = assign_splits(made_keys(4), SplitOptions(HALVES)).notes
     assert note == (
         "a has 1 of 4 samples instead of 50 %, b has 3 of 4 samples instead of 50 % "
         "(a hash decides; stratify keeps shares exact)"
     )
-    assert divide(made_keys(20_000), SplitOptions(HALVES)).notes == ()
+    assert assign_splits(made_keys(20_000), SplitOptions(HALVES)).notes == ()
 
 
 _MANY = """

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from shardtool.storage.remote import blob
-from shardtool.storage.remote import stores as our_stores
+from shardtool.storage.remote import connections, store_access
 from tests.servers import stores
 from tests.servers.faults import FaultyProxy, behind
 
@@ -96,8 +95,8 @@ def use(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Server], Server]]
         return server
 
     def forget() -> None:
-        our_stores._made.cache_clear()  # noqa: SLF001 - a user has one endpoint; the tests have many
-        blob._pool_of.cache_clear()  # noqa: SLF001
+        store_access._make_store.cache_clear()  # noqa: SLF001 - a user has one endpoint; the tests have many
+        connections._make_pool.cache_clear()  # noqa: SLF001
 
     yield reach
     forget()

@@ -9,14 +9,15 @@ import numpy as np
 import pyarrow as pa
 from hypothesis import strategies as st
 
-from shardtool.entries.entries import Names
-from shardtool.values import INLINE, SPAN, SpanFile, to_bytes
+from shardtool.entries.strings import PackedStrings
+from shardtool.names import to_bytes
+from shardtool.shard_samples import INLINE, SPAN, SpanFile
 from tests.made import flat_entries, metadata_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from shardtool.entries.entries import Entries
+    from shardtool.entries.sample_table import SampleTable
 
 FIELDS = ("cls", "jpg", "json", "seg.png", "Txt", "é", "\udc80")  # the last is no UTF-8
 
@@ -61,7 +62,7 @@ def sample_lists(draw: st.DrawFn, *, least: int = 0, keys: st.SearchStrategy[str
     return found
 
 
-def entries_of(samples: Sequence[Sample], fields: Sequence[str] = FIELDS, **more: Any) -> Entries:
+def entries_of(samples: Sequence[Sample], fields: Sequence[str] = FIELDS, **more: Any) -> SampleTable:
     """Return samples as `Entries`; `fields` says what codes stand for, and may hold names that nobody uses."""
     rows = [
         (name, payload)
@@ -73,7 +74,11 @@ def entries_of(samples: Sequence[Sample], fields: Sequence[str] = FIELDS, **more
     inline = {}
     if "cls" in fields:
         texts = [sample.fields.get("cls", Payload(0, 0, 0)).text or b"" for sample in samples]
-        inline = {"inline": {"cls": Names.of(texts)}, "numbers": {"cls": "int64"}, "classes": {"cls": ["cat", "dog"]}}
+        inline = {
+            "inline": {"cls": PackedStrings.of(texts)},
+            "numbers": {"cls": "int64"},
+            "classes": {"cls": ["cat", "dog"]},
+        }
     columns = {"number": pa.array([sample.number for sample in samples], pa.int32())}
     return flat_entries(
         [to_bytes(sample.key) for sample in samples],
@@ -93,7 +98,7 @@ def entries_of(samples: Sequence[Sample], fields: Sequence[str] = FIELDS, **more
     )
 
 
-def samples_of(entries: Entries) -> list[Sample]:
+def samples_of(entries: SampleTable) -> list[Sample]:
     """Return the samples of `Entries`, whose columns must fit each other; fields stand in the order of their rows."""
     count, rows, spans = len(entries), entries.rows, entries.known_spans
     assert len(entries.first) == count + 1

@@ -15,31 +15,34 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from shardtool import CreateOptions, InvalidRequest, SampleFailed, create, dry_run
-from shardtool.source import scan as scan_module
-from shardtool.source.folder import collect
-from shardtool.source.scan import ScanPart, ScanRules, scan, share_out
-from shardtool.values import Target, to_bytes
+from shardtool.names import to_bytes
+from shardtool.source import scan
+from shardtool.source.folder import collect_samples
+from shardtool.source.scan import make_scan_tasks, scan_items
+from shardtool.source.scan_result import ScanPart
+from shardtool.source.scan_rules import ScanRules
+from shardtool.values import Target
 from tests.helpers import members, read_tree, shards, write_tree
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from shardtool.entries.entries import Entries
+    from shardtool.entries.sample_table import SampleTable
     from shardtool.skipped import Skipped
 
 PATTERN = "out-{000..}.tar"
 KeyField = tuple[bytes, bytes]
 
 
-def _list(root: Path, rules: ScanRules | None = None, parts: int = 32) -> tuple[Entries, tuple[Skipped, ...]]:
+def _list(root: Path, rules: ScanRules | None = None, parts: int = 32) -> tuple[SampleTable, tuple[Skipped, ...]]:
     """List a tree the way `create` does, in this process."""
     rules, top = rules or ScanRules(), ScanPart()
     start = os.fsencode(root) + b"/"
-    found = [scan(task) for task in share_out(start, rules, parts, top)]
-    return collect(start, [top.packed(), *found])
+    found = [scan_items(task) for task in make_scan_tasks(start, rules, parts, top)]
+    return collect_samples(start, [top.packed(), *found])
 
 
-def _rows(entries: Entries) -> list[KeyField]:
+def _rows(entries: SampleTable) -> list[KeyField]:
     """Return (key, field) of every row."""
     rows = []
     for sample in range(len(entries)):
@@ -101,7 +104,7 @@ def test_any_tree(paths: list[bytes], dots: str, parts: int, chunk: int) -> None
     rows, without = _expected(files, dots)
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         root = write_tree(Path(folder), {path: path for path in files})
-        patch.setattr(scan_module, "_CHUNK", chunk)  # so that a few files are "a large folder"
+        patch.setattr(scan, "_MAX_ITEM_FILES", chunk)  # so that a few files are "a large folder"
         entries, skipped = _list(root, ScanRules(hidden=True, dots="first" if dots == "first" else "last"), parts)
     assert _rows(entries) == rows
     assert entries.rows.size.tolist() == [len(b".".join(row)) for row in rows]
@@ -485,8 +488,8 @@ def test_readers_that_would_misread_are_named(tmp_path: Path) -> None:
     files |= {f"b/{at}.{field}": b"" for at in range(9) for field in ("jpg", "txt")}
     every = get_args(Target)
     plan = dry_run(write_tree(tmp_path / "s", files), str(tmp_path / PATTERN), CreateOptions(workers=1, target=every))
-    mendable = ("white space", "two underscores", "over 100 bytes", "upper case")
-    for what in (*mendable, "fields that not all samples have", "takes out.json for the data"):
+    fixable = ("white space", "two underscores", "over 100 bytes", "upper case")
+    for what in (*fixable, "fields that not all samples have", "takes out.json for the data"):
         assert sum(what in note for note in plan.notes) == 1, what
     safe = dry_run(tmp_path / "s", str(tmp_path / PATTERN), CreateOptions(workers=1, portable=True, target=every))
-    assert not any(what in note for note in safe.notes for what in mendable)
+    assert not any(what in note for note in safe.notes for what in fixable)

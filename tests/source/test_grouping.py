@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardtool import CreateOptions, InvalidRequest, VerifyOptions, create, verify
-from shardtool.entries.entries import Names
-from shardtool.select.names import find_groups
+from shardtool.entries.strings import PackedStrings
+from shardtool.select.grouping import group_by_key
 from tests.helpers import members, shards, write_tree
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ _FILES = {"a/1.jpg": b"1", "a/1.txt": b"{}", "a/2.jpg": b"22", "b/3.jpg": b"3", 
 @settings(max_examples=15)
 def test_groups_are_those_of_equal_keys(keys: list[bytes], by_key: bool) -> None:  # noqa: FBT001 - Hypothesis gives it
     """Parts belong together where their keys are the same; samples stand in the order of keys, or of first parts."""
-    groups = find_groups(Names.of(keys), by_key=by_key)
+    groups = group_by_key(PackedStrings.of(keys), by_key=by_key)
     wanted = sorted({*keys}) if by_key else [*dict.fromkeys(keys)]
     assert groups.first.tolist() == [keys.index(key) for key in wanted]
     assert groups.of_part.tolist() == [wanted.index(key) for key in keys]

@@ -15,8 +15,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from shardtool import create
-from shardtool.entries.entries import Entries, FieldRows, Names
-from shardtool.request.settings import Observer
+from shardtool.entries.sample_table import FieldRows, SampleTable
+from shardtool.entries.strings import PackedStrings
+from shardtool.request.observer import Observer
 from shardtool.source.layouts import SAMPLED_KEYS, find_layout
 from tests.helpers import PHOTOS, members, shell, typed, write_tree
 
@@ -292,21 +293,21 @@ def test_names_that_a_shell_would_read_are_quoted(tmp_path: Path) -> None:
     assert _packed(tmp_path, command)[:2] == ["0000.jpg", "0000.txt"]
 
 
-def _entries(names: Iterable[str]) -> Entries:
+def _entries(names: Iterable[str]) -> SampleTable:
     """Return samples of one file each, as a listing has them."""
     parts = sorted(tuple(name.rsplit(".", 1)) for name in names)
     fields = sorted({field for _, field in parts})
     none = np.zeros(len(parts), np.int64)
     codes = np.array([fields.index(field) for _, field in parts], np.uint16)
     rows = FieldRows(code=codes, kind=np.zeros(len(parts), np.uint8), size=none, mtime_ns=none, changed_ns=none)
-    keys = Names.of(key.encode() for key, _ in parts)
-    return Entries(root=b"/src/", keys=keys, first=np.arange(len(parts) + 1), fields=tuple(fields), rows=rows)
+    keys = PackedStrings.of(key.encode() for key, _ in parts)
+    return SampleTable(root=b"/src/", keys=keys, first=np.arange(len(parts) + 1), fields=tuple(fields), rows=rows)
 
 
 class _CountedNames:
     """Keys that count how often one is looked at."""
 
-    def __init__(self, names: Names) -> None:
+    def __init__(self, names: PackedStrings) -> None:
         self.names, self.looks = names, 0
 
     def __len__(self) -> int:

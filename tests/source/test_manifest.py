@@ -17,21 +17,23 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from shardtool import CreateOptions, InvalidRequest, SampleFailed
-from shardtool.entries.entries import Names
-from shardtool.source import manifest as spool
-from shardtool.source.manifest import FieldColumn, ManifestSource, lay_out
-from shardtool.source.scan import ALWAYS
-from shardtool.table import columns as keys
-from shardtool.values import FILE, INLINE, LINK, SPAN, split_name, to_bytes
+from shardtool.entries.strings import PackedStrings
+from shardtool.names import split_name, to_bytes
+from shardtool.shard_samples import FILE, INLINE, LINK, SPAN
+from shardtool.source.manifest import paths as manifest_paths
+from shardtool.source.manifest.rows import FieldColumn, arrange_fields
+from shardtool.source.manifest.source import ManifestSource
+from shardtool.source.scan_result import ALWAYS_CHANGED
+from shardtool.table import keys
 from tests.helpers import ENVIRONMENT, PHOTOS, write_tree
 from tests.made import list_manifest, manifest_options, metadata_of
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from shardtool.entries.entries import Entries
+    from shardtool.entries.sample_table import SampleTable
     from shardtool.skipped import Skipped
-    from shardtool.table.values import ArrowTexts
+    from shardtool.table.render import ArrowStrings
 
 _FILES = {"imgs/1.jpg": b"one", "imgs/2.png": b"second", "imgs/3.jpg": b"the third", "masks/1.png": b"m"}
 
@@ -48,7 +50,7 @@ class Spool:
 
 def _listed(
     source: Any, *, rows: list[int] | None = None, **options: Any
-) -> tuple[ManifestSource, Entries, tuple[Skipped, ...]]:
+) -> tuple[ManifestSource, SampleTable, tuple[Skipped, ...]]:
     manifest = ManifestSource(source, manifest_options(**options))
     if rows is not None:
         manifest.keep(np.array(rows, np.int64))
@@ -56,7 +58,7 @@ def _listed(
     return manifest, listed.entries, listed.skipped
 
 
-def _entries(source: Any, **options: Any) -> tuple[ManifestSource, Entries]:
+def _entries(source: Any, **options: Any) -> tuple[ManifestSource, SampleTable]:
     return _listed(source, **options)[:2]
 
 
@@ -535,7 +537,7 @@ def test_links_stay_inside(tmp_path: Path) -> None:
     assert entries.keys.data == b"0\x001\x002\x008\x009\x00"
     assert entries.rows.kind.tolist() == [LINK, FILE, FILE, LINK, FILE]
     assert entries.rows.size.tolist() == [3, 3, 9, 3, 4]
-    always = [int(when) == ALWAYS for when in entries.rows.changed_ns]
+    always = [int(when) == ALWAYS_CHANGED for when in entries.rows.changed_ns]
     assert always == [True, True, False, True, True]  # what a link leads to can change without a trace on the way
     codes = {one.key: one.code for one in skipped}
     assert codes.pop("6") in {"link-loop", "dangling-link"}
@@ -612,8 +614,8 @@ _PART = st.text("a.b/+ \né", max_size=6)
 def test_endings_follow_the_rule_of_folders(paths: list[str], dots: Any, chunk: int) -> None:
     """A path gives the key and field that a folder's file of that name would have, however many are split at a time."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(spool, "_CHUNK", chunk)
-        endings = spool.Endings("t", pa.array(paths), dots)
+        patch.setattr(paths, "CHUNK_ROWS", chunk)
+        endings = manifest_paths.PathEndings("t", pa.array(paths), dots)
         stems = [stem for part in endings.stems() for stem in part.to_pylist()]
     for path, code, stem in zip(paths, endings.codes.tolist(), stems, strict=True):
         folder, slash, name = path.rpartition("/")
@@ -628,8 +630,8 @@ def test_endings_follow_the_rule_of_folders(paths: list[str], dots: Any, chunk: 
 def test_repeated_keys_are_found(names: list[bytes], chunk: int) -> None:
     """Exactly the keys that occur more than once are told, with all of their places."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("shardtool.values.CHUNK", chunk)
-        found = keys.repeated(Names.of(names))
+        patch.setattr("shardtool.values.CHUNK_ROWS", chunk)
+        found = keys.find_repeated(PackedStrings.of(names))
     expected: dict[bytes, list[int]] = {}
     for at, name in enumerate(names):
         expected.setdefault(name, []).append(at)
@@ -638,15 +640,15 @@ def test_repeated_keys_are_found(names: list[bytes], chunk: int) -> None:
 
 def test_keys_are_told_apart_by_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
     """Hashes only say where to look: keys that share one are not taken for the same."""
-    monkeypatch.setattr(keys, "hashes", lambda names: np.zeros(len(names), np.uint64))
-    assert keys.repeated(Names.of([b"a", b"b", b"c", b"b"])) == {b"b": [1, 3]}
+    monkeypatch.setattr(keys, "hash_keys", lambda names: np.zeros(len(names), np.uint64))
+    assert keys.find_repeated(PackedStrings.of([b"a", b"b", b"c", b"b"])) == {b"b": [1, 3]}
 
 
 @given(st.lists(st.text("a./\x01\x7f é", max_size=5), min_size=1, max_size=8))
 @example(["", "a", ".", "a/..", "a//b", "/a", "a/", "...", ".a", "a\x85"])
 def test_what_can_be_a_key(names: list[str]) -> None:
     """A key has no control characters, and no part that is empty, `.` or `..`."""
-    found, bad = keys.gather([pa.array(names)])
+    found, bad = keys.gather_keys([pa.array(names)])
     sound = [
         not any(ord(char) < 32 or 127 <= ord(char) < 160 for char in name)
         and not {"", ".", ".."} & set(name.split("/"))
@@ -668,13 +670,13 @@ def test_fields_are_ordered(several: set[str], named: list[str], data: st.DataOb
     codes = np.array(
         data.draw(st.lists(st.integers(0, max(0, len(endings) - 1)), min_size=count, max_size=count)), np.uint16
     )
-    layout = lay_out(cast("Any", SimpleNamespace(names=endings, codes=codes)) if endings else None, known)
+    layout = arrange_fields(cast("Any", SimpleNamespace(names=endings, codes=codes)) if endings else None, known)
     width = len(known) + bool(endings)
     columns = [pa.array([f"{sample * 10}" for sample in range(count)])] if endings else []
     parts = [FieldColumn(0, np.arange(count) * 10 + part, 0, 0) for part in range(width)]
     rows = layout.rows(parts, columns, count)
     code, spread = rows.code.reshape(count, width), rows.size.reshape(count, width)
-    paths = cast("ArrowTexts", rows.paths)
+    paths = cast("ArrowStrings", rows.paths)
     texts = paths.span(0, count * width).split(b"\0")[:-1]
     for sample in range(count):
         names = [*([endings[codes[sample]]] if endings else []), *known]

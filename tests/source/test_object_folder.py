@@ -9,9 +9,12 @@ from typing import TYPE_CHECKING
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from shardtool.source.folder import collect
-from shardtool.source.scan import ScanPart, ScanRules, part_of, scan, share_out
-from shardtool.storage.remote.stores import BucketEntry
+from shardtool.source.folder import collect_samples
+from shardtool.source.scan import make_scan_tasks, scan_items
+from shardtool.source.scan_result import ScanPart
+from shardtool.source.scan_rules import ScanRules
+from shardtool.source.tree import collect_objects
+from shardtool.storage.remote.buckets import BucketEntry
 from tests.helpers import write_tree
 
 if TYPE_CHECKING:
@@ -46,11 +49,11 @@ def test_objects_are_files(paths: list[str], rules: ScanRules) -> None:
     with tempfile.TemporaryDirectory() as folder:
         write_tree(Path(folder), {name: name.encode() for name in names})
         root, top = os.fsencode(folder) + b"/", ScanPart()
-        parts = [scan(task) for task in share_out(root, rules, 4, top)]
-        files, skipped = collect(root, [top.packed(), *parts])
+        parts = [scan_items(task) for task in make_scan_tasks(root, rules, 4, top)]
+        files, skipped = collect_samples(root, [top.packed(), *parts])
     listed = sorted(names, key=os.fsencode)
-    found = [part_of((BucketEntry(name, len(os.fsencode(name)), 7, 5) for name in listed), rules)]
-    objects, left_out = collect(root, found)
+    found = [collect_objects((BucketEntry(name, len(os.fsencode(name)), 7, 5) for name in listed), rules)]
+    objects, left_out = collect_samples(root, found)
     assert objects.keys.data == files.keys.data
     assert [objects.path(row) for row in range(len(objects.rows.size))] == [
         files.path(row) for row in range(len(files.rows.size))
@@ -64,8 +67,8 @@ def test_objects_are_files(paths: list[str], rules: ScanRules) -> None:
 def test_folder_markers() -> None:
     """Empty objects that stand for folders are no files, whatever their names; other empty ones are."""
     names = {"a": 0, "a.x": 0, "a.x/b.jpg": 3, "a/b.jpg": 1, "c.jpg": 0, "d": 2, "d/e.jpg": 1}
-    parts = [part_of((BucketEntry(name, size, 1, 1) for name, size in names.items()), ScanRules())]
-    entries, skipped = collect(b"s3://b/", parts)
+    parts = [collect_objects((BucketEntry(name, size, 1, 1) for name, size in names.items()), ScanRules())]
+    entries, skipped = collect_samples(b"s3://b/", parts)
     assert [entries.path(row).decode() for row in range(len(entries.rows.size))] == [
         "a.x/b.jpg",
         "a/b.jpg",
@@ -77,9 +80,9 @@ def test_folder_markers() -> None:
 
 def test_samples_stay_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     """However many files are made columns at a time, those of a sample stay together."""
-    monkeypatch.setattr("shardtool.source.scan._SORTED", 2)
+    monkeypatch.setattr("shardtool.source.collect_files._SORT_CHUNK_FILES", 2)
     names = [f"{at}.{ending}" for at in range(5) for ending in ("a", "b", "c")]
-    parts = [part_of((BucketEntry(name, 1, 1, 1) for name in names), ScanRules())]
-    entries, _ = collect(b"s3://b/", parts)
+    parts = [collect_objects((BucketEntry(name, 1, 1, 1) for name in names), ScanRules())]
+    entries, _ = collect_samples(b"s3://b/", parts)
 
     assert entries.counts().tolist() == [3] * 5

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardtool.entries.entries import Names
-from shardtool.source import plan_file
+from shardtool.entries.strings import PackedStrings
+from shardtool.source import plan_request, plan_table
 from tests.made import changed, flat_entries
 
 _FIELDS = ("cls", "jpg", "json")
@@ -31,16 +31,18 @@ def test_what_is_written_is_read(samples: list[tuple[bytes, dict[int, Any]]], *,
     entries = flat_entries([key for key, _ in samples], [len(fields) for _, fields in samples], _FIELDS)
     names = ("code", "kind", "size", "mtime_ns", "changed_ns")
     numbers = {name: [row[at] for row in flat] for at, name in enumerate(names)}
-    paths = Names.of([b"a/%d" % at for at in range(len(flat))]) if with_paths else None
+    paths = PackedStrings.of([b"a/%d" % at for at in range(len(flat))]) if with_paths else None
     entries = changed(entries, **numbers, paths=paths)
-    schema, sink = plan_file.schema_of(entries, None), io.BytesIO()
+    schema, sink = plan_table.entries_schema(entries, None), io.BytesIO()
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(plan_file, "_LEAST_ROWS", 3)  # several row groups
+        patched.setattr(plan_table, "_MIN_GROUP_ROWS", 3)  # several row groups
         pq.write_table(
-            pa.concat_tables([schema.empty_table(), *plan_file.tables(entries, None)]), sink, row_group_size=3
+            pa.concat_tables([schema.empty_table(), *plan_table.entries_tables(entries, None)]), sink, row_group_size=3
         )
     with pq.ParquetFile(sink) as file:
-        found = plan_file.read_entries(file, schema, _FIELDS, entries.values, plan_file.PlanRequest("folder", ("in",)))
+        found = plan_table.read_entries(
+            file, schema, _FIELDS, entries.values, plan_request.PlanRequest("folder", ("in",))
+        )
     assert found.keys.data == entries.keys.data
     assert found.first.tolist() == entries.first.tolist()
     for name in names:

@@ -21,7 +21,7 @@ import pytest
 
 from shardtool import CorruptShard, CreateOptions, InvalidRequest, OutputExists, SampleFailed, create, dry_run
 from shardtool.fingerprint import crc32c
-from shardtool.wording import command_line_words
+from shardtool.messages import use_cli_names
 from tests.helpers import flip, members, read_tree, typed, write_tree
 
 if TYPE_CHECKING:
@@ -248,7 +248,7 @@ def test_other_options_are_refused(place: Path) -> None:
         ({"shuffle": True, "seed": 3, "on_error": "stop"}, "--on-error differs: 'skip' before, now not given"),
     ]
     for more, said in cases:
-        with command_line_words(), pytest.raises(InvalidRequest, match=re.escape(said)):
+        with use_cli_names(), pytest.raises(InvalidRequest, match=re.escape(said)):
             _use(place, plan, **more)
     with pytest.raises(InvalidRequest, match="format differs: 'tar' before, now 'tfrecord'"):
         create(place / "in", f"{place}/out/x-{{000..}}.tfrecord", _options(plan=plan, shuffle=True, seed=3))
@@ -447,7 +447,7 @@ def test_a_manifests_paths_stay_below_its_root(place: Path) -> None:
 def test_a_small_file_takes_little_memory(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Plans that unfold to more than their bytes can account for are refused before they are decoded."""
     plan = _sound(place)
-    monkeypatch.setattr("shardtool.source.plan_file._SLACK", 2**16)
+    monkeypatch.setattr("shardtool.source.plan_file._BASE_MEMORY_BYTES", 2**16)
     for rows, writing in ((_set(__key__=b"k" * 4_000_000), {}), (len, {"use_dictionary": True})):
         other = _reseal(plan, place / "bomb.parquet", rows=rows, writing=writing)
         assert other.stat().st_size < 10_000

@@ -23,16 +23,18 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from shardtool import CreateOptions, IndexOptions, create, index
-from shardtool.dataset.dataset_file import read_dataset
-from shardtool.dataset.shard_file import PackedFile
+from shardtool.dataset.dataset_file import parse_dataset
+from shardtool.dataset.shard_file import CompressedFile
 from shardtool.errors import CorruptShard, InvalidRequest, ShardError
-from shardtool.execute.pool import LocalPool, Pool
+from shardtool.execute.local_pool import LocalPool
+from shardtool.execute.pool import Pool
+from shardtool.names import to_bytes
 from shardtool.pattern import sidecar_name
-from shardtool.request.options import ReshardOptions
-from shardtool.request.settings import Observer
-from shardtool.source.base import NumberField, TextTask, float_text, int_text, read_texts
-from shardtool.source.shards import list_datasets
-from shardtool.values import INLINE, SPAN, to_bytes
+from shardtool.request.create_options import ReshardOptions
+from shardtool.request.observer import Observer
+from shardtool.shard_samples import INLINE, SPAN
+from shardtool.source.number_texts import NumberField, NumberTask, float_text, int_text, read_number_texts
+from shardtool.source.shard_listing import list_datasets
 from shardtool.verbs.create.create import reshard
 from tests import tfrecords
 from tests.helpers import ENVIRONMENT, REPO, flip, members, shards, write_tree
@@ -151,7 +153,7 @@ def unpacked(path: str) -> bytes:
     if not path.endswith(("gz", "zst")):
         with open(path, "rb") as file:
             return file.read()
-    with PackedFile(path) as file:
+    with CompressedFile(path) as file:
         return bytes(file.read(0, 2**30))
 
 
@@ -212,7 +214,7 @@ def make(source: Path, pattern: Path | str, **options: Any) -> Path:
 
 def again(dataset: Path, **changes: Any) -> None:
     """Let a dataset file of ours tell something else."""
-    dataset.write_bytes(replace(read_dataset(dataset.read_bytes(), "x"), **changes).encode())
+    dataset.write_bytes(replace(parse_dataset(dataset.read_bytes(), "x"), **changes).encode())
 
 
 @pytest.fixture(scope="module")
@@ -299,7 +301,7 @@ def test_datasets_of_ours(
     found = listed(dataset)
     assert contents(found) == samples
     assert (found.recorded, found.name, found.notes) == ({"dots": "last"}, "o", ())
-    assert found.digest == int(read_dataset(dataset.read_bytes(), "o").fingerprint[3:], 16)
+    assert found.digest == int(parse_dataset(dataset.read_bytes(), "o").fingerprint[3:], 16)
     assert np.all(found.entries.known_spans.expected >= 0)
     for path in [dataset, *folder.glob("*.index")]:
         path.unlink()
@@ -498,10 +500,10 @@ def test_a_shard_that_changes_while_numbers_are_read(tmp_path: Path) -> None:
     row = listed(shard, without=["n"]).entries
     places = row.known_spans.offset.tobytes(), row.rows.size.tobytes(), np.array([-1]).tobytes()
     wanted = NumberField("n", "int64", stored=True, offsets=places[0], lengths=places[1], crcs=places[2])
-    assert read_texts(TextTask(row.known_spans.files[0], (wanted,)))[0].data == b"5\0"
+    assert read_number_texts(NumberTask(row.known_spans.files[0], (wanted,)))[0].data == b"5\0"
     os.utime(shard, ns=(1, 1))
     with pytest.raises(CorruptShard, match="changed while it was read"):
-        read_texts(TextTask(row.known_spans.files[0], (wanted,)))
+        read_number_texts(NumberTask(row.known_spans.files[0], (wanted,)))
 
 
 def test_what_is_missing_or_another(ending: str, ours: dict[str, Path], tmp_path: Path) -> None:
@@ -539,7 +541,7 @@ def test_what_is_missing_or_another(ending: str, ours: dict[str, Path], tmp_path
     changed(lambda folder: shutil.copy(folder / f"{ending}-0.index", folder / sidecar), f"{sidecar}: .*as the dataset")
 
     def another_count(folder: Path) -> None:
-        file = read_dataset((folder / f"{ending}.json").read_bytes(), "x")
+        file = parse_dataset((folder / f"{ending}.json").read_bytes(), "x")
         again(folder / f"{ending}.json", shards=(replace(file.shards[0], samples=4), *file.shards[1:]))
 
     changed(another_count, f"{ending}-0.index: 3 samples.*4, as the dataset file says")
@@ -693,7 +695,7 @@ def _renamed(table: pa.Table) -> pa.Table:
 def _list_again(dataset: Path, sidecar: Path) -> None:
     """Let a dataset file list a sidecar as it is now."""
     data = sidecar.read_bytes()
-    entries = read_dataset(dataset.read_bytes(), "x").shards
+    entries = parse_dataset(dataset.read_bytes(), "x").shards
     told: Any = {"sidecar_size": len(data), "sidecar_crc": crc32c.crc32c(data)}
     again(dataset, shards=tuple(replace(one, **told) if one.sidecar == sidecar.name else one for one in entries))
 
@@ -884,7 +886,7 @@ def test_fields_of_two_kinds(tmp_path: Path) -> None:
 
 def test_texts_that_stand_for_numbers(ours: dict[str, Path]) -> None:
     """A tar of ours tells which texts are numbers; they go into TFRecords as such, and into tars as they are."""
-    file = read_dataset(ours["tar"].read_bytes(), "x")
+    file = parse_dataset(ours["tar"].read_bytes(), "x")
     assert file.numbers == {"cls": "int64", "n": "int64", "score": "float"}
     found = listed(ours["tar"], to="tfrecord")
     assert found.entries.values.numbers == file.numbers
@@ -958,12 +960,12 @@ def test_the_dataset_file_tells_of_numbers(ours: dict[str, Path], tmp_path: Path
     assert "numbers" not in json.loads(ours["tfrecord"].read_bytes())["shardtool"]
     plain = make(write_tree(tmp_path / "in", {"a.txt": b"1"}), tmp_path / "o-{0..}.tar")
     assert "numbers" not in json.loads(plain.read_bytes())["shardtool"]
-    file = read_dataset(ours["tar"].read_bytes(), "x")
-    assert read_dataset(file.encode(), "x") == file
+    file = parse_dataset(ours["tar"].read_bytes(), "x")
+    assert parse_dataset(file.encode(), "x") == file
     for wrong in ('{"cls": "int32"}', '{"none": "int64"}', '{"cls": ["int64"]}', '["cls"]', "3"):
         raw = file.encode().replace(b'"numbers": {', b'"numbers": %b, "x": {' % wrong.encode())[:-12]
         with pytest.raises(CorruptShard, match="no dataset file"):
-            read_dataset(raw + b'%08x"\n}\n' % crc32c.crc32c(raw), "x")
+            parse_dataset(raw + b'%08x"\n}\n' % crc32c.crc32c(raw), "x")
 
 
 def test_index_keeps_what_is_told_of_numbers(ours: dict[str, Path], tmp_path: Path) -> None:
@@ -971,7 +973,7 @@ def test_index_keeps_what_is_told_of_numbers(ours: dict[str, Path], tmp_path: Pa
     dataset = copied(ours["tar"], tmp_path)
     (tmp_path / "tar-0.index").unlink()
     index(dataset, IndexOptions(workers=1))
-    assert read_dataset(dataset.read_bytes(), "x").numbers == read_dataset(ours["tar"].read_bytes(), "x").numbers
+    assert parse_dataset(dataset.read_bytes(), "x").numbers == parse_dataset(ours["tar"].read_bytes(), "x").numbers
 
 
 @settings(max_examples=3)
@@ -1072,7 +1074,7 @@ def test_the_sum_of_fingerprints(ours: dict[str, Path], tmp_path: Path) -> None:
     """The digest is what the same samples in one dataset have; where a text may have been rounded, there is none."""
     source = manifest(tmp_path / "in", n=[1, 2, 3], text=["a", "b", "c"])
     one = make(source, tmp_path / "one-{0..}.tfrecord", values=("txt=text", "cls=n"))
-    told = [int(read_dataset(path.read_bytes(), "x").fingerprint[3:], 16) for path in (ours["tar"], one)]
+    told = [int(parse_dataset(path.read_bytes(), "x").fingerprint[3:], 16) for path in (ours["tar"], one)]
     assert listed(ours["tar"], one).digest == sum(told) % 2**256
     assert listed(ours["tfrecord"]).digest is None
     assert listed(ours["tar"], to="tfrecord").digest == told[0]

@@ -10,8 +10,9 @@ import pytest
 
 from shardtool.dataset.find import find_dataset
 from shardtool.errors import InvalidRequest, OutputExists
-from shardtool.source.open import check_folder
-from shardtool.storage.folders import RemoteFolder, open_folder
+from shardtool.source.source_checks import check_folder
+from shardtool.storage.folders import open_folder
+from shardtool.storage.remote_folder import RemoteFolder
 from shardtool.storage.staging import Folder, local_folder
 
 if TYPE_CHECKING:

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from shardtool.storage.places import dangling, entries_in, names_in, open_source, plain_size, read_head, read_small
+from shardtool.storage.files import open_source_file, read_head, read_small
+from shardtool.storage.lookup import dangling_target, iter_entries, list_folder_names, plain_size
 
 
 def test_a_file_that_ends_early(tmp_path: Path) -> None:
@@ -13,7 +14,7 @@ def test_a_file_that_ends_early(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(bytes(range(10)))
     parts = [memoryview(bytearray(b"?" * size)) for size in (4, 0, 4, 4)]
-    with open_source(os.fsencode(path)) as source:
+    with open_source_file(os.fsencode(path)) as source:
         assert source.read_parts(parts, 1, 12) == 9
         assert b"".join(parts) == bytes(range(1, 10)) + b"???"
         assert source.read_parts(parts[:3], 2, 8) == 8
@@ -28,7 +29,7 @@ def test_more_than_one_system_call_reads(tmp_path: Path) -> None:
     with path.open("wb") as file:
         file.seek(blocks * len(block))
         file.write(b"the tail")
-    with open_source(os.fsencode(path)) as source:
+    with open_source_file(os.fsencode(path)) as source:
         total = blocks * len(block) + len(tail)
         assert source.read_parts([block] * blocks + [tail], 0, total) == total
     assert (bytes(tail), any(block[:100])) == (b"the tail", False)
@@ -40,9 +41,13 @@ def test_what_lies_in_a_folder(tmp_path: Path) -> None:
         (tmp_path / name).write_bytes(b"12")
     (tmp_path / "c").symlink_to("a")
     (tmp_path / "d").symlink_to("gone")
-    assert [dangling(str(tmp_path / name)) for name in ("a", "c", "none", "d")] == [None, None, None, "gone"]
-    assert names_in(str(tmp_path)) == ["a", "b", "c", "d"] == sorted(one.name for one in entries_in(str(tmp_path)))
-    assert names_in(str(tmp_path / "none")) == []
+    assert [dangling_target(str(tmp_path / name)) for name in ("a", "c", "none", "d")] == [None, None, None, "gone"]
+    assert (
+        list_folder_names(str(tmp_path))
+        == ["a", "b", "c", "d"]
+        == sorted(one.name for one in iter_entries(str(tmp_path)))
+    )
+    assert list_folder_names(str(tmp_path / "none")) == []
     assert [plain_size(str(tmp_path / name)) for name in ("a", "c", "none", "d", ".")] == [2, 2, None, None, None]
 
 

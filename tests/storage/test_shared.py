@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardtool.storage import shared
-from shardtool.storage.shared import SharedBlocks
+from shardtool.storage import shared_blocks
+from shardtool.storage.shared_blocks import SharedBlocks
 from tests.helpers import ENVIRONMENT
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def test_blocks_are_read_as_written(blocks: dict[int, bytes]) -> None:
     for number, data in blocks.items():
         assert made.read(number) is None
         assert bytes(_put(made, number, data) or b"") == data
-    made.let_go()
+    made.release_lease()
     assert {number: found for number in range(10) if (found := made.read(number)) is not None} == blocks
 
 
@@ -142,14 +142,14 @@ def test_nothing_is_left(tmp_path: Path) -> None:
 
 def test_without_room(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the file may not grow, or there can be none, there are no blocks, and no error."""
-    monkeypatch.setattr(shared, "_MOST", 10_000)
+    monkeypatch.setattr(shared_blocks, "_MAX_TOTAL_BYTES", 10_000)
     made = SharedBlocks()
     assert _put(made, 0, bytes(20_000)) is None
     assert _put(made, 0, bytes(1000)) is not None
-    monkeypatch.setattr(shared, "_made", lambda: None)
+    monkeypatch.setattr(shared_blocks, "_create_unnamed_file", lambda: None)
     made = SharedBlocks()
     assert (_put(made, 0, b"here"), made.read(0)) == (None, None)
-    made.let_go()
+    made.release_lease()
 
 
 def test_a_closed_descriptor() -> None:

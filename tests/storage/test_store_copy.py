@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from shardtool.storage.folders import NotCopied, is_one_store, store_copy
 from shardtool.storage.remote import retry
+from shardtool.storage.remote.store_copy import NotCopied, can_copy_inside, copy_in_store
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -54,7 +54,7 @@ def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[_Store]]:
         for name, value in (("SHARDTOOL_ENDPOINT", url), ("AWS_ACCESS_KEY_ID", "a"), ("AWS_SECRET_ACCESS_KEY", "b")):
             monkeypatch.setenv(name, value)
         monkeypatch.delenv("AWS_SKIP_SIGNATURE", raising=False)
-        monkeypatch.setattr(retry, "POLICY", retry.Policy(first_s=0.01, whole_s=0.05))
+        monkeypatch.setattr(retry, "DEFAULT_POLICY", retry.RetryPolicy(first_wait_s=0.01, max_total_s=0.05))
         yield _Store
         server.shutdown()
 
@@ -82,10 +82,10 @@ def test_what_an_answer_means(
     monkeypatch.setattr(store, "status", status)
     monkeypatch.setattr(store, "body", body)
     if not isinstance(expected, str):
-        assert store_copy("s3://b/a b#1", "s3://other/c", 100, 7) == expected
+        assert copy_in_store("s3://b/a b#1", "s3://other/c", 100, 7) == expected
         return
     with pytest.raises(NotCopied) as caught:
-        store_copy("s3://b/a b#1", "s3://other/c", 100, 7)
+        copy_in_store("s3://b/a b#1", "s3://other/c", 100, 7)
     assert expected in str(caught.value)
     assert bool(expected) == bool(str(caught.value))
 
@@ -95,14 +95,14 @@ def test_a_large_object_is_waited_for(store: type[_Store], monkeypatch: pytest.M
     monkeypatch.setattr(store, "pause_s", 0.6)
     monkeypatch.setenv("SHARDTOOL_LEAST_SPEED", "1000/0.1")
     with pytest.raises(NotCopied, match="silent"):
-        store_copy("s3://b/x", "s3://other/c", 100, 7)
-    monkeypatch.setattr("shardtool.storage.folders._SLOWEST", 1)  # 100 seconds
-    assert store_copy("s3://b/x", "s3://other/c", 100, 7) is None
+        copy_in_store("s3://b/x", "s3://other/c", 100, 7)
+    monkeypatch.setattr("shardtool.storage.remote.store_copy._MIN_COPY_BYTES_PER_S", 1)  # 100 seconds
+    assert copy_in_store("s3://b/x", "s3://other/c", 100, 7) is None
 
 
 def test_what_is_asked_for(store: type[_Store], monkeypatch: pytest.MonkeyPatch) -> None:
     """The object is named by its escaped name, held to the version that was looked at, and signed with all that."""
-    store_copy("s3://b/a b#1", "s3://other/c", 100, 7)
+    copy_in_store("s3://b/a b#1", "s3://other/c", 100, 7)
     asked = store.asked
     assert (asked["x-amz-copy-source"], asked["x-amz-copy-source-if-match"]) == ("/b/a%20b%231", '"one"')
     assert (asked["x-amz-checksum-algorithm"], asked["content-length"]) == ("CRC32C", "0")
@@ -110,14 +110,14 @@ def test_what_is_asked_for(store: type[_Store], monkeypatch: pytest.MonkeyPatch)
     assert {name for name in asked if name.startswith("x-amz-")} <= {*signed}
     assert "x-amz-tagging-directive" not in asked
     monkeypatch.setenv("SHARDTOOL_STORE_OPTIONS", "tags=run=7")
-    store_copy("s3://b/a b#1", "s3://other/c", 100, 7)
+    copy_in_store("s3://b/a b#1", "s3://other/c", 100, 7)
     assert (store.asked["x-amz-tagging"], store.asked["x-amz-tagging-directive"]) == ("run=7", "REPLACE")
     monkeypatch.setattr(store, "tag", '"two"')  # written anew in between
     with pytest.raises(NotCopied):
-        store_copy("s3://b/a b#1", "s3://other/c", 100, 7)
+        copy_in_store("s3://b/a b#1", "s3://other/c", 100, 7)
     del store.asked
     with pytest.raises(NotCopied):
-        store_copy("s3://b/a b#1", "s3://other/c", 101, 7)
+        copy_in_store("s3://b/a b#1", "s3://other/c", 101, 7)
     assert not hasattr(store, "asked")  # another size: nothing is copied
 
 
@@ -129,4 +129,4 @@ def test_what_is_asked_for(store: type[_Store], monkeypatch: pytest.MonkeyPatch)
 )  # fmt: skip
 def test_what_one_store_has(source: str, where: str, expected: bool) -> None:  # noqa: FBT001
     """A store can be asked to copy from one place to another of its own; Google's, within a bucket."""
-    assert is_one_store(source, where) == expected
+    assert can_copy_inside(source, where) == expected

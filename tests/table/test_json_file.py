@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 import shardtool
 from shardtool import CreateOptions, InvalidRequest, create, verify
-from shardtool.table.json_file import JsonStream
-from shardtool.table.kinds import is_table
+from shardtool.table.detect import is_table
+from shardtool.table.json_stream import JsonStream
 from shardtool.table.open import open_table
 from tests.helpers import members, write_tree
 

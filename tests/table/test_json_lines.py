@@ -9,8 +9,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from shardtool import InvalidRequest
-from shardtool.table.columns import MOST_COLUMNS, MOST_LEVELS
-from shardtool.table.open import check_lines, read_json_lines
+from shardtool.table.json_lines import check_json_lines, read_json_lines
+from shardtool.table.limits import MAX_COLUMNS, MAX_NESTING
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -27,7 +27,7 @@ def _check(text: str | bytes) -> str:
     """Return what is said of lines; empty where nothing is."""
     data = text if isinstance(text, bytes) else text.encode("utf-8", "surrogatepass")
     try:
-        check_lines("t.jsonl", lambda: io.BytesIO(data))
+        check_json_lines("t.jsonl", lambda: io.BytesIO(data))
     except InvalidRequest as error:
         return str(error)
     return ""
@@ -87,10 +87,10 @@ def test_what_is_no_object(line: str, said: str) -> None:
 def test_deep_nesting_is_refused(pair: str) -> None:
     """What lies deeper than the limit is refused, by row, however deep; up to the limit it is read."""
     opening, closing = pair[:-1], pair[-1]
-    for depth in (MOST_LEVELS, 100, 1000, 20_000, 200_000):
+    for depth in (MAX_NESTING, 100, 1000, 20_000, 200_000):
         line = '{"d":' + opening * depth + "1" + closing * depth + "}"
-        assert f"row 2: lists or objects more than {MOST_LEVELS} deep" in _check('{"d":1}\n' + line)
-    depth = MOST_LEVELS - 1
+        assert f"row 2: lists or objects more than {MAX_NESTING} deep" in _check('{"d":1}\n' + line)
+    depth = MAX_NESTING - 1
     line = '{"d":' + opening * depth + "1" + closing * depth + "}"
     assert read_json_lines("t", lambda: io.BytesIO(line.encode())).num_rows == 1
 
@@ -98,9 +98,9 @@ def test_deep_nesting_is_refused(pair: str) -> None:
 @pytest.mark.slow
 def test_names_are_bounded() -> None:
     """Names that most rows lack take room in a table for every row: they are in proportion to the file, or refused."""
-    wide = {f"k{at}": at for at in range(MOST_COLUMNS)}
+    wide = {f"k{at}": at for at in range(MAX_COLUMNS)}
     assert _check(json.dumps(wide)) == ""
-    assert f"more than {MOST_COLUMNS:,} columns" in _check(json.dumps(wide | {"one": 1}))
+    assert f"more than {MAX_COLUMNS:,} columns" in _check(json.dumps(wide | {"one": 1}))
     sparse: list[Mapping[str, object]] = [{f"k{at % 3000}": at} for at in range(60_000)]
     assert "3,000 different names in objects of the first " in _check("\n".join(map(json.dumps, sparse)))
     inner = [{"d": [{f"k{at % 3000}": 1}]} for at in range(60_000)]

@@ -14,8 +14,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from shardtool.entries import arrow
-from shardtool.table import values as texts
-from shardtool.table.values import column_texts, has_text, render_rows, render_values
+from shardtool.table import render
+from shardtool.table.render import has_text_form, render_column, render_rows, render_values
 
 _TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=8) | st.text('"\\\n\x00\x1f\x7f é\u2028', max_size=8)
 _INT = st.integers(-(2**63), 2**63 - 1)
@@ -66,12 +66,12 @@ def _parts(data: bytes) -> list[str]:
 
 
 def _rows(table: Any) -> list[str]:
-    column = column_texts(table, render_rows)
+    column = render_column(table, render_rows)
     return _parts(column.span(0, len(column)))
 
 
 def _values(array: Any) -> list[str]:
-    column = column_texts(pa.table({"a": array}), render_values)
+    column = render_column(pa.table({"a": array}), render_values)
     return _parts(column.span(0, len(column)))
 
 
@@ -154,11 +154,11 @@ def test_what_json_has_no_type_for(array: Any, expected: str) -> None:
 )
 def test_plain_types(array: Any, kind: Any) -> None:
     """What Polars and pandas hold in types of their own has the same values in a plain one, in one chunk or several."""
-    assert arrow.plain(array).type == kind
-    assert arrow.plain(array).to_pylist() == array.to_pylist()
-    several = arrow.plain(pa.chunked_array([array, array]))
+    assert arrow.to_plain(array).type == kind
+    assert arrow.to_plain(array).to_pylist() == array.to_pylist()
+    several = arrow.to_plain(pa.chunked_array([array, array]))
     assert several.type == kind
-    assert arrow.one_chunk(several).to_pylist() == 2 * array.to_pylist()
+    assert arrow.to_one_chunk(several).to_pylist() == 2 * array.to_pylist()
 
 
 def test_values_stand_alone() -> None:
@@ -174,8 +174,8 @@ def test_values_stand_alone() -> None:
 def test_a_column_of_texts(values: list[str], data: st.DataObject, chunk: int) -> None:
     """Spans, gathered and taken texts are the same texts, however many are made at a time."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(texts, "_CHUNK", chunk)
-        column = column_texts(pa.table({"a": pa.array(values, pa.string())}), render_values)
+        patch.setattr(render, "_CHUNK_ROWS", chunk)
+        column = render_column(pa.table({"a": pa.array(values, pa.string())}), render_values)
         assert len(column) == len(values)
         assert column.lengths().tolist() == [len(value.encode()) for value in values]
         assert _parts(column.span(0, len(values))) == values
@@ -205,4 +205,4 @@ def test_a_column_of_texts(values: list[str], data: st.DataObject, chunk: int) -
 )
 def test_what_has_a_text(kind: Any, *, expected: bool) -> None:
     """Bytes and intervals have no text, in lists either."""
-    assert has_text(kind) is expected
+    assert has_text_form(kind) is expected

@@ -9,8 +9,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from shardtool import InvalidRequest, SampleFailed
-from shardtool.select.join import join, set_fields
-from shardtool.source.manifest import ManifestSource
+from shardtool.select.join import join_table
+from shardtool.select.value_fields import set_value_fields
+from shardtool.source.manifest.source import ManifestSource
 from tests.made import list_manifest, manifest_options
 from tests.select.test_join import _entries as joinable
 from tests.table.odd_tables import ENDINGS, odd_file, odd_table
@@ -85,8 +86,8 @@ def test_any_file_is_joined_or_refused(seed: int, ending: str, folder: Path) -> 
     path.write_bytes(odd_file(Random(seed), ending))  # noqa: S311
     entries = joinable({"a.txt": {}, "b.txt": {}}, pa.table({"v": ["x", "y"]}))
     try:
-        joined = join(entries, str(path), "path")
-        set_fields(joined.entries, (("f", "v"),), ())
+        joined = join_table(entries, str(path), "path")
+        set_value_fields(joined.entries, (("f", "v"),), ())
     except InvalidRequest as error:
         assert "\n" not in str(error)  # noqa: PT017 - it may be read, too
     except MemoryError:  # as above

@@ -14,11 +14,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from shardtool import CreateOptions, InvalidRequest, SampleFailed
-from shardtool.request.texts import TextForm
-from shardtool.source.manifest import ManifestSource
-from shardtool.table import open as textfile
-from shardtool.table.kinds import is_table
-from shardtool.table.open import numbers_of, open_table
+from shardtool.request.option_values import DelimitedFormat
+from shardtool.source.manifest.source import ManifestSource
+from shardtool.table import base
+from shardtool.table.base import parse_numbers
+from shardtool.table.detect import is_table
+from shardtool.table.open import open_table
 from tests.helpers import ENVIRONMENT
 
 if TYPE_CHECKING:
@@ -105,8 +106,10 @@ LJ3|"open at the end|1
 """
 
 
-@pytest.mark.parametrize("form", [TextForm("|", header=False), TextForm("|"), TextForm(";", header=False)])
-def test_texts_with_other_delimiters(form: TextForm, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "form", [DelimitedFormat("|", header=False), DelimitedFormat("|"), DelimitedFormat(";", header=False)]
+)
+def test_texts_with_other_delimiters(form: DelimitedFormat, tmp_path: Path) -> None:
     """Columns without names are numbers from 1 on; between bars, quotation marks are text, elsewhere they quote."""
     rows, quoted = _LJSPEECH, form.delimiter != "|"
     if quoted:
@@ -128,9 +131,9 @@ def test_rows_without_a_header_count_from_the_first(tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
     path.write_text("a;b\nc;d;e\n")
     with pytest.raises(InvalidRequest, match="1 row with more or fewer values than row 1: row 2 has 3; expected 2"):
-        open_table(path, (), TextForm(";", header=False)).read(["1"], ())
+        open_table(path, (), DelimitedFormat(";", header=False)).read(["1"], ())
     path.write_text("one\ntwo, or three\n")
-    assert open_table(path, (), TextForm("|", header=False)).read(["1"], ()).to_pydict() == {
+    assert open_table(path, (), DelimitedFormat("|", header=False)).read(["1"], ()).to_pydict() == {
         "1": ["one", "two, or three"]
     }
 
@@ -139,7 +142,7 @@ def test_rows_without_a_header_count_from_the_first(tmp_path: Path) -> None:
 def test_what_is_no_text_has_no_delimiter(source: Any, tmp_path: Path) -> None:
     """How a text is written is said of no other table."""
     source = _write(tmp_path / source, _TABLE) if isinstance(source, str) else source
-    for form, name in ((TextForm("|"), "delimiter"), (TextForm(header=False), "no_header")):
+    for form, name in ((DelimitedFormat("|"), "delimiter"), (DelimitedFormat(header=False), "no_header")):
         with pytest.raises(InvalidRequest, match=f"used with {name}; expected a CSV"):
             open_table(source, (), form)
 
@@ -147,7 +150,7 @@ def test_what_is_no_text_has_no_delimiter(source: Any, tmp_path: Path) -> None:
 @pytest.mark.parametrize(("given", "kept"), [("tab", "\t"), ("\\t", "\t"), ("\t", "\t"), ("|", "|"), (" ", " ")])
 def test_delimiters(given: str, kept: str) -> None:
     """A tab has a name, and what means the same is recorded as the same."""
-    assert CreateOptions(delimiter=given).text_form == TextForm(kept)
+    assert CreateOptions(delimiter=given).text_form == DelimitedFormat(kept)
     assert CreateOptions(delimiter=given, no_header=True).recorded() == {"delimiter": kept, "no_header": True}
 
 
@@ -212,7 +215,7 @@ def test_what_is_no_manifest(tmp_path: Path) -> None:
 def test_nothing_heavy_for_the_question() -> None:
     """Asking whether a source is a manifest, and looking at files, imports neither NumPy, pyarrow nor pandas."""
     code = (
-        "import sys, shardtool.source.scan; from shardtool.table.kinds import is_table; "
+        "import sys, shardtool.source.scan; from shardtool.table.detect import is_table; "
         "assert not is_table('.'); print({'numpy', 'pyarrow', 'pandas'} & set(sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", code], env=ENVIRONMENT, capture_output=True, text=True, check=True)
@@ -345,7 +348,7 @@ def test_text_in_json_stays_text(tmp_path: Path) -> None:
 
 def test_lines_longer_than_a_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A line of JSON may be of any length."""
-    monkeypatch.setattr(textfile, "_BLOCK", 64)
+    monkeypatch.setattr(base, "READ_BLOCK_BYTES", 64)
     path = tmp_path / "t.jsonl"
     long = "x" * 5000
     path.write_bytes(b'{"a":"b"}\n' + f'{{"a":"{long}"}}\n'.encode() + b'{"a":"c"}\n')
@@ -420,7 +423,7 @@ def test_numbers_in_text() -> None:
         (["12345678901234567890"], ["12345678901234567890"]),
         ([], []),
     ):
-        assert numbers_of(pa.array(values, pa.string())).to_pylist() == expected
+        assert parse_numbers(pa.array(values, pa.string())).to_pylist() == expected
 
 
 @pytest.mark.parametrize("size", [3_000_000, 10_000_000])

@@ -12,9 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardtool import InvalidRequest
-from shardtool.table.columns import Rows
+from shardtool.names import BINARY_ENDINGS
+from shardtool.shard_samples import inline_payload
 from shardtool.table.payloads import check_field_values, field_texts, field_type
-from shardtool.values import BINARY_ENDINGS, inline_payload
+from shardtool.table.rows import TableRows
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,7 +33,7 @@ _NUMBERS: dict[pa.DataType, st.SearchStrategy[Any]] = {
 
 
 def _check(column: pa.Array, field: str = "npy") -> None:
-    check_field_values(field, "v", column, None, Rows("t", {"v": column}, None).refuse)
+    check_field_values(field, "v", column, None, TableRows("t", {"v": column}, None).refuse)
 
 
 def _error(column: pa.Array, field: str = "npy") -> str:

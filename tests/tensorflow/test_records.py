@@ -8,14 +8,15 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from shardtool import CreateOptions, InvalidRequest, create
-from shardtool.dataset.dataset_file import Feature
-from shardtool.tensorflow import feature_spec, find_records, keras_sequence, tf_dataset
+from shardtool.dataset.features import TfFeature
+from shardtool.tensorflow import feature_spec, keras_sequence, tf_dataset
+from shardtool.tensorflow.records import find_tfrecords
 from tests.helpers import write_tree
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-_KEY = Feature()
+_KEY = TfFeature()
 
 
 @pytest.fixture
@@ -32,24 +33,24 @@ def made(tmp_path: Path) -> Path:
 
 def test_the_dataset_file_tells_all(made: Path) -> None:
     """Features, classes and counts are what the dataset file says, in the order of the shards."""
-    found = find_records(str(made / "a.json"), None)
-    assert dict(found.features) == {"__key__": _KEY, "cls": Feature("int64"), "txt": _KEY}
+    found = find_tfrecords(str(made / "a.json"), None)
+    assert dict(found.features) == {"__key__": _KEY, "cls": TfFeature("int64"), "txt": _KEY}
     assert found.classes == {"cls": ["cat", "dog"]}
     assert found.paths == tuple(str(made / f"a-{at}.tfrecord") for at in range(2))
     assert found.samples == 3
-    assert find_records(str(made / "a-{0..}.tfrecord"), ["txt", "cls"]).features == {
+    assert find_tfrecords(str(made / "a-{0..}.tfrecord"), ["txt", "cls"]).features == {
         "txt": _KEY,
-        "cls": Feature("int64"),
+        "cls": TfFeature("int64"),
     }
 
 
 def test_several_datasets_become_one(made: Path) -> None:
     """A field that one of several datasets does not have is one that some samples lack."""
-    found = find_records([str(made / "a.json"), str(made / "b.json")], None)
-    lacking = Feature(lacking=True)
+    found = find_tfrecords([str(made / "a.json"), str(made / "b.json")], None)
+    lacking = TfFeature(lacking=True)
     assert dict(found.features) == {
         "__key__": _KEY,
-        "cls": Feature("int64", lacking=True),
+        "cls": TfFeature("int64", lacking=True),
         "txt": lacking,
         "bin": lacking,
     }
@@ -61,13 +62,13 @@ def test_shards_that_no_dataset_file_lists(made: Path) -> None:
     (made / "packed").mkdir()
     for path in made.glob("a-*.tfrecord"):
         (made / "packed" / f"{path.name}.gz").write_bytes(gzip.compress(path.read_bytes()))
-    found = find_records(str(made / "packed"), None)
+    found = find_tfrecords(str(made / "packed"), None)
     assert found.packing == "GZIP"
     assert found.samples == 3
-    assert dict(found.features) == {"__key__": Feature(lacking=True), "cls": Feature("int64"), "txt": _KEY}
-    one = find_records([str(made / "a-1.tfrecord")], ["txt"])
+    assert dict(found.features) == {"__key__": TfFeature(lacking=True), "cls": TfFeature("int64"), "txt": _KEY}
+    one = find_tfrecords([str(made / "a-1.tfrecord")], ["txt"])
     with pytest.raises(InvalidRequest, match=r"gz: compressed with gzip, and other shards are not"):
-        find_records([str(made / "packed"), str(made / "a.json")], None)
+        find_tfrecords([str(made / "packed"), str(made / "a.json")], None)
     assert (one.samples, one.packing) == (1, "")
 
 
@@ -105,11 +106,11 @@ def test_datasets_that_do_not_go_together(made: Path) -> None:
     write_tree(made / "d", {"emu/1.txt": b"1", "ant/2.txt": b"2"})
     create(str(made / "d"), str(made / "d-{0..}.tfrecord"), CreateOptions(label_from_folder=True))
     with pytest.raises(InvalidRequest, match="classes of 'cls': different ones"):
-        find_records([str(made / "a.json"), str(made / "d.json")], None)
+        find_tfrecords([str(made / "a.json"), str(made / "d.json")], None)
     write_tree(made / "e", {"1.cls": b"1"})
     create(str(made / "e"), str(made / "e-{0..}.tfrecord"))
     with pytest.raises(InvalidRequest, match="field 'cls': int64 in one dataset, bytes in another"):
-        find_records([str(made / "a.json"), str(made / "e.json")], None)
+        find_tfrecords([str(made / "a.json"), str(made / "e.json")], None)
 
 
 def test_a_missing_library_is_said(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,5 +126,5 @@ def test_a_missing_library_is_said(made: Path, monkeypatch: pytest.MonkeyPatch) 
 
 def test_the_buffer_of_a_shuffle(made: Path) -> None:
     """A number is how many samples are shuffled; otherwise all of a small dataset are."""
-    found = find_records(str(made / "a.json"), None)
+    found = find_tfrecords(str(made / "a.json"), None)
     assert [found.buffer(shuffle) for shuffle in (True, 2, 100)] == [3, 2, 100]

@@ -22,8 +22,9 @@ from PIL.Image import Transpose
 
 from shardtool import CreateOptions
 from shardtool.errors import InvalidRequest
-from shardtool.transform.image import BadImage, ImageFact, ImageOptions, change
-from shardtool.transform.image import pixels as decoded_pixels
+from shardtool.transform.image import ImageInfo, ImageOptions, change_image
+from shardtool.transform.image_decode import BadImage
+from shardtool.transform.image_decode import decode_image as decoded_pixels
 from tests.helpers import ENVIRONMENT, PHOTOS
 
 if TYPE_CHECKING:
@@ -213,7 +214,7 @@ def test_name_after_encoding(field: str, encode: Literal["jpg", "png", "webp"] |
 def test_senseless_requests(options: dict[str, Any], where: str) -> None:
     """Values out of range, and options that do not go together, are refused by the option's name."""
     with pytest.raises(InvalidRequest) as caught:
-        CreateOptions(**options).of_transform()
+        CreateOptions(**options).make_transform()
     assert caught.value.where == where
 
 
@@ -263,7 +264,7 @@ def test_sizes(mode: ResizeMode, only_larger: bool, size: Size, resize: Size, ex
     """Each mode gives this size, and the fact tells the size that is written."""
     options = ImageOptions(resize=resize, resize_mode=mode, only_larger=only_larger)
     for image in (Image.new("L", size, 77), Image.new("1", size)):
-        data, fact = change(file_of(image, "PNG"), "png", options)
+        data, fact = change_image(file_of(image, "PNG"), "png", options)
         assert (fact.width, fact.height) == opened(data).size == expected
 
 
@@ -279,7 +280,7 @@ sides = st.integers(1, 300) | st.sampled_from([1, 2, 5000])
 def test_every_size(size: Size, resize: Size, mode: ResizeMode, only_larger: bool) -> None:  # noqa: FBT001 - a column
     """No side is 0, each mode keeps its word, `only_larger` never enlarges, and doing it again changes nothing."""
     options = ImageOptions(resize=resize, resize_mode=mode, only_larger=only_larger)
-    data, fact = change(file_of(Image.new("1", size), "PNG"), "png", options)
+    data, fact = change_image(file_of(Image.new("1", size), "PNG"), "png", options)
     found = (fact.width, fact.height)
     assert found == opened(data).size
     assert min(found) >= 1
@@ -304,8 +305,8 @@ def test_rectangle_again() -> None:
     """What was resized passes through the same request."""
     for mode in ("shorter", "longer", "exact", "crop", "pad"):
         options = ImageOptions(resize=(50, 50), resize_mode=mode)
-        once, fact = change(file_of(photo(), "PNG"), "png", options)
-        again, same = change(once, "png", options)
+        once, fact = change_image(file_of(photo(), "PNG"), "png", options)
+        again, same = change_image(once, "png", options)
         assert again is once
         assert same == fact
 
@@ -315,7 +316,7 @@ def test_crop_is_the_centre() -> None:
     image = Image.new("RGB", (90, 30), RED)
     image.paste(GREEN, (30, 0, 60, 30))
     for resize in ((30, 30), (10, 10), (60, 60)):
-        data, _ = change(file_of(image, "PNG"), "png", ImageOptions(resize=resize, resize_mode="crop"))
+        data, _ = change_image(file_of(image, "PNG"), "png", ImageOptions(resize=resize, resize_mode="crop"))
         inner = pixels(data)[:, resize[0] // 4 : -resize[0] // 4]
         assert abs(inner.astype(int) - GREEN).max() <= 3
 
@@ -323,7 +324,7 @@ def test_crop_is_the_centre() -> None:
 def test_crop_without_scaling_moves_no_pixel() -> None:
     """A crop at the image's own scale cuts pixels out as they are."""
     image = photo((65, 48))
-    data, _ = change(file_of(image, "PNG"), "png", ImageOptions(resize=(40, 48), resize_mode="crop"))
+    data, _ = change_image(file_of(image, "PNG"), "png", ImageOptions(resize=(40, 48), resize_mode="crop"))
     assert np.array_equal(pixels(data), np.asarray(image)[:, 12:52])
 
 
@@ -344,7 +345,7 @@ def test_pad(mode: str, encode: Literal["jpg", "webp"] | None, border: tuple[int
     """Padding is black, or transparent where the mode that is written has alpha; the image stands in the middle."""
     white = Image.new(mode, (40, 20), "white")
     options = ImageOptions(resize=(40, 40), resize_mode="pad", encode=encode)
-    found = pixels(change(file_of(white, "PNG"), "png", options)[0]).astype(int)
+    found = pixels(change_image(file_of(white, "PNG"), "png", options)[0]).astype(int)
     assert abs(found[:8] - border).max() <= 2
     assert abs(found[32:] - border).max() <= 2
     assert (found[12:28] >= (1 if mode == "1" else 253)).all()
@@ -356,14 +357,14 @@ def test_pad_of_other_modes() -> None:
     image.putpalette([9, 9, 9, 0, 0, 0, 200, 0, 0, 7, 7, 7])
     options = ImageOptions(resize=(8, 8), resize_mode="pad")
     for details, border in ({}, 1), ({"transparency": 3}, 3), ({"transparency": b"\xff\xff\xff\x00"}, 3):
-        found = pixels(change(file_of(image, "PNG", **details), "png", options)[0])
+        found = pixels(change_image(file_of(image, "PNG", **details), "png", options)[0])
         assert found[:, 0].tolist() == [border, border, 2, 2, 2, 2, border, border]
     image.putpalette([9, 9, 9, 8, 8, 8, 200, 0, 0])
-    odd = pixels(change(file_of(Image.new("L", (8, 5), 99), "PNG"), "png", options)[0])
+    odd = pixels(change_image(file_of(Image.new("L", (8, 5), 99), "PNG"), "png", options)[0])
     assert odd[:, 0].tolist() == [0, 99, 99, 99, 99, 99, 0, 0]
-    assert pixels(change(file_of(image, "PNG"), "png", options)[0])[0, 0] == 0
+    assert pixels(change_image(file_of(image, "PNG"), "png", options)[0])[0, 0] == 0
     ink = Image.new("CMYK", (8, 4), (1, 2, 3, 4))
-    found = pixels(change(file_of(ink, "TIFF"), "tiff", options)[0])
+    found = pixels(change_image(file_of(ink, "TIFF"), "tiff", options)[0])
     assert found[0, 0].tolist() == [0, 0, 0, 255]
     assert found[4, 4].tolist() == [1, 2, 3, 4]
 
@@ -376,7 +377,7 @@ def test_probe(name: str) -> None:
     """A probe gives back the very bytes, and tells the size that a viewer shows and the mode."""
     data = files()[name]
     for options in (ImageOptions(), ImageOptions(probe=True)):
-        same, fact = change(data, "img", options)
+        same, fact = change_image(data, "img", options)
         assert same is data
         with Image.open(BytesIO(data)) as image:
             lying = image.getexif().get(ORIENTATION, 1) >= 5
@@ -390,9 +391,9 @@ def test_pass_through(name: str) -> None:
     data = file_of(opened(files()[name]), "PNG") if name.startswith("png") else files()[name]
     for mode in ("shorter", "exact", "crop", "pad"):
         resize = (24, 24) if mode == "shorter" else (32, 24)
-        assert change(data, "img", ImageOptions(resize=resize, resize_mode=mode, quality=30))[0] is data
+        assert change_image(data, "img", ImageOptions(resize=resize, resize_mode=mode, quality=30))[0] is data
         larger = ImageOptions(resize=(99, 99), resize_mode=mode, only_larger=True)
-        assert change(data, "img", larger)[0] is data
+        assert change_image(data, "img", larger)[0] is data
 
 
 @pytest.mark.parametrize(("encode", "kind"), [("jpg", "JPEG"), ("png", "PNG"), ("webp", "WEBP")])
@@ -400,11 +401,11 @@ def test_pass_through_of_a_format(encode: Literal["jpg", "png", "webp"], kind: s
     """What is of the wanted format by its content passes through, whatever its name says."""
     data = memoryview(file_of(photo(), kind, exif=exif(1)))
     for field in ("jpg", "png", "bin"):
-        same, fact = change(data, field, ImageOptions(encode=encode))
+        same, fact = change_image(data, field, ImageOptions(encode=encode))
         assert same is data
-        assert fact == ImageFact(64, 48, "RGB")
+        assert fact == ImageInfo(64, 48, "RGB")
     other = file_of(photo(), "PNG" if encode == "jpg" else "JPEG")
-    assert opened(change(other, encode, ImageOptions(encode=encode))[0]).format == kind
+    assert opened(change_image(other, encode, ImageOptions(encode=encode))[0]).format == kind
 
 
 def test_format_stays() -> None:
@@ -413,10 +414,10 @@ def test_format_stays() -> None:
         if name == "jpg-CMYK":
             continue
         before = opened(data)
-        new, fact = change(data, "img", ImageOptions(resize=(11, 13), resize_mode="exact"))
+        new, fact = change_image(data, "img", ImageOptions(resize=(11, 13), resize_mode="exact"))
         after = opened(new)
         assert (after.format, after.mode, after.size) == (before.format, before.mode, (11, 13)), name
-        assert fact == ImageFact(11, 13, after.mode)
+        assert fact == ImageInfo(11, 13, after.mode)
 
 
 # Orientation
@@ -429,9 +430,9 @@ def test_orientation(kind: str, orientation: int) -> None:
     upright = four_corners()
     stored = upright.transpose(LAID[orientation]) if orientation in LAID else upright
     data = file_of(stored, kind, exif=exif(orientation), **({"quality": 95} if kind != "TIFF" else {}))
-    same, fact = change(data, "img", ImageOptions())
+    same, fact = change_image(data, "img", ImageOptions())
     assert same is data
-    assert fact == ImageFact(48, 32, "RGB")
+    assert fact == ImageInfo(48, 32, "RGB")
 
     requests = [
         ImageOptions(resize=(24, 16)),
@@ -442,7 +443,7 @@ def test_orientation(kind: str, orientation: int) -> None:
         ImageOptions(encode="jpg", quality=95),
     ]
     for options in requests:
-        new, fact = change(data, "img", options)
+        new, fact = change_image(data, "img", options)
         image = opened(new)
         assert (fact.width, fact.height) == image.size == (options.resize or (48, 32))
         assert orientation == 1 or (new is not data and ORIENTATION not in image.getexif())
@@ -460,8 +461,8 @@ def test_turning_and_resizing_commute(orientation: int, mode: ResizeMode) -> Non
     data = file_of(upright.transpose(LAID[orientation]), "PNG", exif=exif(orientation))
     for resize in ((20, 30), (63, 32), (80, 80)):
         options = ImageOptions(resize=resize, resize_mode=mode)
-        expected = pixels(change(file_of(upright, "PNG"), "png", options)[0]).astype(int)
-        found = pixels(change(data, "png", options)[0]).astype(int)
+        expected = pixels(change_image(file_of(upright, "PNG"), "png", options)[0]).astype(int)
+        found = pixels(change_image(data, "png", options)[0]).astype(int)
         assert abs(found - expected).max() <= 4  # rounding, where columns come before rows
 
 
@@ -470,9 +471,9 @@ def test_late_exif_of_a_png() -> None:
     rows = b"\0" + bytes([10, 250])
     tag = chunk(b"eXIf", exif(6).tobytes()[6:])
     for data in (png((2, 1), 8, 0, rows, before=tag), png((2, 1), 8, 0, rows, after=tag)):
-        assert change(data, "png", ImageOptions())[1] == ImageFact(1, 2, "L")
-        new, fact = change(data, "png", ImageOptions(resize=(1, 2), resize_mode="exact"))
-        assert fact == ImageFact(1, 2, "L")
+        assert change_image(data, "png", ImageOptions())[1] == ImageInfo(1, 2, "L")
+        new, fact = change_image(data, "png", ImageOptions(resize=(1, 2), resize_mode="exact"))
+        assert fact == ImageInfo(1, 2, "L")
         assert pixels(new).tolist() == [[10], [250]]
 
 
@@ -481,7 +482,7 @@ def test_late_exif_of_a_png() -> None:
 def test_broken_exif(kind: str, tags: bytes) -> None:
     """EXIF that cannot be read counts as none."""
     data = file_of(photo(), kind, exif=tags)
-    assert change(data, "img", ImageOptions(resize=(24, 24)))[1] == ImageFact(32, 24, "RGB")
+    assert change_image(data, "img", ImageOptions(resize=(24, 24)))[1] == ImageInfo(32, 24, "RGB")
 
 
 def test_broken_pixels_before_late_exif() -> None:
@@ -489,7 +490,7 @@ def test_broken_pixels_before_late_exif() -> None:
     data = png((2, 1), 8, 0, b"\0\1\2", after=chunk(b"eXIf", exif(6).tobytes()[6:]))
     at = data.index(b"IDAT") + 6
     with pytest.raises(BadImage):
-        change(data[:at] + b"\xff\xff" + data[at + 2 :], "png", ImageOptions(probe=True))
+        change_image(data[:at] + b"\xff\xff" + data[at + 2 :], "png", ImageOptions(probe=True))
 
 
 # Colours
@@ -541,7 +542,7 @@ def test_modes(kind: str, mode: str, encoded: dict[Literal["jpg", "png", "webp"]
     for encode, expected in encoded.items():
         for resize in (None, (16, 12)):
             options = ImageOptions(resize=resize, encode=encode, quality=None if encode == "png" else 98)
-            new, fact = change(data, "img", options)
+            new, fact = change_image(data, "img", options)
             after = opened(new)
             assert after.mode == fact.mode == expected
             if expected == "I;16":
@@ -559,10 +560,10 @@ def test_sixteen_bits_to_eight() -> None:
     image = Image.frombytes("I;16", (9, 1), np.array(values, "<u2").tobytes()).resize((72, 8), Image.Resampling.NEAREST)
     keyed = file_of(image, "PNG", transparency=65535)  # a colour key is of 16 bits, too, and means nothing in a photo
     for data in (file_of(image, "PNG"), file_of(image, "TIFF"), keyed):
-        new, fact = change(data, "img", ImageOptions(encode="jpg", quality=100))
-        assert fact == ImageFact(72, 8, "L")
+        new, fact = change_image(data, "img", ImageOptions(encode="jpg", quality=100))
+        assert fact == ImageInfo(72, 8, "L")
         assert pixels(new)[4, 4::8].tolist() == [0, 0, 1, 1, 1, 117, 254, 254, 255]
-        assert change(data, "img", ImageOptions(encode="webp"))[1] == ImageFact(72, 8, "RGB")
+        assert change_image(data, "img", ImageOptions(encode="webp"))[1] == ImageInfo(72, 8, "RGB")
 
 
 @pytest.mark.parametrize(
@@ -580,9 +581,9 @@ def test_no_rule_for_the_depth(mode: str, values: list[float], encode: Literal["
     array = np.array([values], "int32" if mode == "I" else "float32")
     data = file_of(Image.frombytes(mode, (2, 1), array.tobytes()), "TIFF")
     with pytest.raises(BadImage) as caught:
-        change(data, "tiff", ImageOptions(encode=encode))
+        change_image(data, "tiff", ImageOptions(encode=encode))
     assert caught.value.code == "image-depth"
-    kept = change(data, "tiff", ImageOptions(resize=(4, 1), resize_mode="exact"))[0]
+    kept = change_image(data, "tiff", ImageOptions(resize=(4, 1), resize_mode="exact"))[0]
     assert pixels(kept).tolist() == [[values[0], values[0], values[1], values[1]]]
 
 
@@ -598,13 +599,13 @@ DEEP = {  # one colour, (255, 0, 1) of 255
 def test_sixteen_bit_colours(name: str) -> None:
     """16-bit colours, which Pillow cuts to 8 without a word, pass through or are refused, unless for a photo."""
     data = DEEP[name]
-    assert change(data, "img", ImageOptions())[0] is data
-    assert change(data, "img", ImageOptions(resize=(16, 1), resize_mode="exact"))[0] is data
+    assert change_image(data, "img", ImageOptions())[0] is data
+    assert change_image(data, "img", ImageOptions(resize=(16, 1), resize_mode="exact"))[0] is data
     for options in (ImageOptions(resize=(5, 5)), *([] if "png" in name else [ImageOptions(encode="png")])):
         with pytest.raises(BadImage, match="16 bits a colour") as caught:
-            change(data, "img", options)
+            change_image(data, "img", options)
         assert caught.value.code == "image-depth"
-    new, _ = change(data, "img", ImageOptions(encode="jpg", quality=100))
+    new, _ = change_image(data, "img", ImageOptions(encode="jpg", quality=100))
     assert abs(pixels(new).astype(int) - (255, 0, 1)).max() <= 2
 
 
@@ -629,7 +630,7 @@ def test_alpha_is_laid_on_white() -> None:
     ]
     for data, colour in cases:
         for resize in (None, (8, 8)):
-            new, _ = change(data, "png", ImageOptions(resize=resize, encode="jpg", quality=98))
+            new, _ = change_image(data, "png", ImageOptions(resize=resize, encode="jpg", quality=98))
             assert abs(np.asarray(opened(new).convert("RGB")).astype(int) - colour).max() <= 4
 
 
@@ -640,7 +641,7 @@ def test_what_is_transparent_does_not_blend() -> None:
     keyed = Image.new("RGB", (40, 40), (255, 0, 0))
     keyed.paste((0, 0, 255), (0, 0, 23, 40))
     for data in (file_of(image, "PNG"), file_of(keyed, "PNG", transparency=(255, 0, 0))):
-        new, fact = change(data, "png", ImageOptions(resize=(10, 10)))
+        new, fact = change_image(data, "png", ImageOptions(resize=(10, 10)))
         assert fact.mode == "RGBA"
         found = pixels(new)
         assert (found[..., 0][found[..., 3] > 20] < 20).all()
@@ -659,7 +660,9 @@ def test_palette_masks(kind: str, resize: Size, mode: ResizeMode) -> None:
     mask = Image.fromarray(labels(), "P")
     mask.putpalette([(i * 7 + 40) % 256 for i in range(768)])
     for encode in (None, "png"):
-        new, fact = change(file_of(mask, kind), "img", ImageOptions(resize=resize, resize_mode=mode, encode=encode))
+        new, fact = change_image(
+            file_of(mask, kind), "img", ImageOptions(resize=resize, resize_mode=mode, encode=encode)
+        )
         assert fact.mode == "P"
         assert set(np.unique(pixels(new))) <= {0, 3, 17, 255}
         assert opened(new).getpalette()[51:54] == mask.getpalette()[51:54]  # type: ignore[index]
@@ -669,7 +672,7 @@ def test_grey_masks_in_a_gif() -> None:
     """A GIF is indices, though its palette be a grey ramp, which Pillow opens as mode L."""
     data = file_of(Image.fromarray(labels()), "GIF")
     for encode in (None, "png"):
-        new, fact = change(data, "gif", ImageOptions(resize=(17, 17), encode=encode))
+        new, fact = change_image(data, "gif", ImageOptions(resize=(17, 17), encode=encode))
         assert fact.mode == "L"
         assert set(np.unique(pixels(new))) <= {0, 3, 17, 255}
 
@@ -678,7 +681,7 @@ def test_mask_with_a_short_palette() -> None:
     """Indices beyond the palette's end survive: Pillow's writer alone would cut them to fewer bits."""
     rows = b"\0" + bytes([0, 1, 2, 5, 20, 200])
     data = png((6, 1), 8, 3, rows, before=chunk(b"PLTE", bytes([0, 0, 0, 255, 0, 0, 0, 255, 0])))
-    new, _ = change(data, "png", ImageOptions(resize=(12, 1), resize_mode="exact"))
+    new, _ = change_image(data, "png", ImageOptions(resize=(12, 1), resize_mode="exact"))
     assert pixels(new)[0, ::2].tolist() == [0, 1, 2, 5, 20, 200]
 
 
@@ -694,7 +697,7 @@ def test_wide_and_bilevel_masks() -> None:
     ):
         data = file_of(image, kind, exif=exif(6))
         for mode in ("shorter", "crop", "pad"):
-            new, fact = change(data, "img", ImageOptions(resize=(17, 23), resize_mode=mode))
+            new, fact = change_image(data, "img", ImageOptions(resize=(17, 23), resize_mode=mode))
             assert fact.mode == image.mode
             assert set(np.unique(pixels(new))) <= {0, *np.unique(np.asarray(image))}
 
@@ -707,11 +710,11 @@ def test_named_masks() -> None:
     assert options.output_field("seg.png") == "seg.png"
     assert options.output_field("png") == "jpg"
     for data in (grey, colours):
-        new, fact = change(data, "seg.png", options)
+        new, fact = change_image(data, "seg.png", options)
         assert opened(new).format == "PNG"
         assert fact.mode == opened(data).mode
         assert set(np.unique(pixels(new))) <= {0, 3, 17, 255}
-        assert len(np.unique(pixels(change(data, "png", options)[0]))) > 4
+        assert len(np.unique(pixels(change_image(data, "png", options)[0]))) > 4
     to_png = ImageOptions(encode="png", masks=("seg.bmp",))
     assert to_png.output_field("seg.bmp") == "seg.png"
 
@@ -727,7 +730,7 @@ def test_lossless_stays_lossless() -> None:
         file_of(mask, "TIFF", compression="jpeg", quality=100),
     ):
         before = np.unique(pixels(data))
-        assert set(np.unique(pixels(change(data, "img", options)[0]))) <= set(before)
+        assert set(np.unique(pixels(change_image(data, "img", options)[0]))) <= set(before)
 
 
 # Metadata
@@ -739,15 +742,15 @@ def test_icc_profile() -> None:
     for kind in ("JPEG", "PNG", "WEBP", "TIFF"):
         data = file_of(photo(), kind, icc_profile=rgb)
         for encode in (None, "jpg", "png", "webp"):
-            new, _ = change(data, "img", ImageOptions(resize=(20, 20), encode=encode))
+            new, _ = change_image(data, "img", ImageOptions(resize=(20, 20), encode=encode))
             assert opened(new).info.get("icc_profile") == rgb
     indexed = file_of(photo().quantize(8), "PNG", icc_profile=rgb)
-    assert opened(change(indexed, "png", ImageOptions(encode="jpg"))[0]).info["icc_profile"] == rgb
+    assert opened(change_image(indexed, "png", ImageOptions(encode="jpg"))[0]).info["icc_profile"] == rgb
     ink = file_of(photo().convert("CMYK"), "JPEG", icc_profile=b"a profile of inks")
-    assert "icc_profile" not in opened(change(ink, "jpg", ImageOptions(encode="jpg"))[0]).info
+    assert "icc_profile" not in opened(change_image(ink, "jpg", ImageOptions(encode="jpg"))[0]).info
     grey = file_of(photo().convert("L"), "JPEG", icc_profile=b"a profile of greys")
-    assert "icc_profile" in opened(change(grey, "jpg", ImageOptions(resize=(20, 20)))[0]).info
-    assert "icc_profile" not in opened(change(grey, "jpg", ImageOptions(encode="webp"))[0]).info
+    assert "icc_profile" in opened(change_image(grey, "jpg", ImageOptions(resize=(20, 20)))[0]).info
+    assert "icc_profile" not in opened(change_image(grey, "jpg", ImageOptions(encode="webp"))[0]).info
 
 
 def test_other_metadata_goes() -> None:
@@ -760,13 +763,13 @@ def test_other_metadata_goes() -> None:
         file_of(photo(), "GIF", comment=secret),
     ):
         for encode in (None, "jpg", "png", "webp"):
-            new = bytes(change(data, "img", ImageOptions(resize=(20, 20), encode=encode))[0])
+            new = bytes(change_image(data, "img", ImageOptions(resize=(20, 20), encode=encode))[0])
             assert secret not in new
             assert b"maker" not in new
     tags = {700: b"<x>" + secret + b"</x>", ORIENTATION: 3}
     turned = file_of(photo(), "TIFF", tiffinfo=tags)
     assert secret in turned
-    assert secret not in bytes(change(turned, "img", ImageOptions(resize=(64, 48), resize_mode="exact"))[0])
+    assert secret not in bytes(change_image(turned, "img", ImageOptions(resize=(64, 48), resize_mode="exact"))[0])
 
 
 # What is refused
@@ -786,16 +789,16 @@ def test_bombs(data: bytes) -> None:
     """More pixels than the limit are refused by the header alone, for a probe too; no warning escapes."""
     for options in (ImageOptions(probe=True, max_pixels=100_000_000), ImageOptions(resize=(5, 5), max_pixels=10**6)):
         with pytest.raises(BadImage, match="pixels") as caught:
-            change(data, "img", options)
+            change_image(data, "img", options)
         assert caught.value.code == "image-too-large"
 
 
 def test_limit_of_pixels() -> None:
     """As many pixels as the limit are taken, one row more is not."""
     data = file_of(photo(), "PNG")
-    assert change(data, "png", ImageOptions(max_pixels=64 * 48))[0] is data
+    assert change_image(data, "png", ImageOptions(max_pixels=64 * 48))[0] is data
     with pytest.raises(BadImage):
-        change(data, "png", ImageOptions(max_pixels=64 * 47))
+        change_image(data, "png", ImageOptions(max_pixels=64 * 47))
 
 
 @pytest.mark.parametrize(
@@ -809,7 +812,7 @@ def test_limit_of_pixels() -> None:
 def test_bombs_of_our_own(size: Size, options: ImageOptions) -> None:
     """What would become larger than the limit, or than its format can be, is refused before it is made."""
     with pytest.raises(BadImage, match="would become") as caught:
-        change(file_of(Image.new("L", size), "PNG"), "png", options)
+        change_image(file_of(Image.new("L", size), "PNG"), "png", options)
     assert caught.value.code == "image-too-large"
 
 
@@ -825,14 +828,14 @@ def test_truncated(name: str) -> None:
     data = files()[name]
     stored = ImageOptions(resize=opened(data).size, resize_mode="exact", only_larger=True)
     for options in (ImageOptions(resize=(10, 10)), stored):
-        assert change(data, "img", options)
+        assert change_image(data, "img", options)
         end = len(data) - CUT.get(name, 0)
         for cut in {*range(0, end, max(1, end // 60)), *range(max(0, end - 20), end)}:
             with pytest.raises(BadImage) as caught:
-                change(data[:cut], "img", options)
+                change_image(data[:cut], "img", options)
             assert caught.value.code in ("truncated-image", "bad-image")
     with pytest.raises(BadImage, match=r"too early|damaged") as caught:
-        change(data[: len(data) // 2], "img", ImageOptions(encode="webp", resize=(5, 5)))
+        change_image(data[: len(data) // 2], "img", ImageOptions(encode="webp", resize=(5, 5)))
     assert caught.value.code == "truncated-image" or name.startswith("tiff")
 
 
@@ -869,7 +872,7 @@ def test_rows_that_are_not_there(form: str, data: st.DataObject) -> None:
     with nullcontext() if there == size else pytest.raises(BadImage, match="too early"):
         decoded_pixels(image)
     with nullcontext() if there == size else pytest.raises(BadImage, match="too early"):
-        change(image, "png", ImageOptions(resize=(8, 8)))
+        change_image(image, "png", ImageOptions(resize=(8, 8)))
 
 
 def test_strips_that_are_not_there() -> None:
@@ -926,12 +929,12 @@ def test_values_of_any_depth(name: str) -> None:
             assert np.asarray(decoded_pixels(data, exact=exact))[0].tolist() == expected
     if shown is None:
         with pytest.raises(BadImage) as caught:
-            change(data, "tiff", ImageOptions(encode="jpg"))
+            change_image(data, "tiff", ImageOptions(encode="jpg"))
         assert caught.value.code == "image-depth"
     else:
-        assert np.asarray(opened(change(data, "img", ImageOptions(encode="jpg", quality=100))[0])).max() >= 250
+        assert np.asarray(opened(change_image(data, "img", ImageOptions(encode="jpg", quality=100))[0])).max() >= 250
     if stored is not None:
-        kept = change(data, "m", ImageOptions(resize=(len(stored) * 2, 1), resize_mode="exact", masks=("m",)))[0]
+        kept = change_image(data, "m", ImageOptions(resize=(len(stored) * 2, 1), resize_mode="exact", masks=("m",)))[0]
         assert np.asarray(decoded_pixels(bytes(kept), exact=True))[0, ::2].tolist() == stored
 
 
@@ -941,10 +944,10 @@ def test_frames() -> None:
     for kind in ("GIF", "WEBP", "PNG", "TIFF"):
         data = file_of(frames[0], kind, save_all=True, append_images=frames[1:])
         for options in (ImageOptions(probe=True), ImageOptions(resize=(64, 48), resize_mode="exact")):
-            assert change(data, "img", options)[0] is data
+            assert change_image(data, "img", options)[0] is data
         for options in (ImageOptions(resize=(20, 20)), ImageOptions(encode="jpg")):
             with pytest.raises(BadImage, match="several frames or pages") as caught:
-                change(data, "img", options)
+                change_image(data, "img", options)
             assert caught.value.code == "animated-image"
 
 
@@ -952,9 +955,9 @@ def test_multi_picture_jpeg() -> None:
     """Of a JPEG with further pictures inside (MPO) the first is the image, as viewers have it."""
     data = file_of(photo(), "MPO", save_all=True, append_images=[Image.new("RGB", (8, 8))])
     assert opened(data).format == "MPO"
-    assert change(data, "jpg", ImageOptions(encode="jpg"))[0] is data
-    new, fact = change(data, "jpg", ImageOptions(resize=(24, 24)))
-    assert (opened(new).format, fact) == ("JPEG", ImageFact(32, 24, "RGB"))
+    assert change_image(data, "jpg", ImageOptions(encode="jpg"))[0] is data
+    new, fact = change_image(data, "jpg", ImageOptions(resize=(24, 24)))
+    assert (opened(new).format, fact) == ("JPEG", ImageInfo(32, 24, "RGB"))
 
 
 @pytest.mark.parametrize(
@@ -973,7 +976,7 @@ def test_no_image(data: bytes) -> None:
     told = []
     for _ in range(2):
         with pytest.raises(BadImage) as caught:
-            change(data, "jpg", ImageOptions())
+            change_image(data, "jpg", ImageOptions())
         assert caught.value.code == "bad-image"
         told.append(str(caught.value))
     assert told[0] == told[1]
@@ -1020,7 +1023,7 @@ def test_no_noise() -> None:
 def test_foreign_filters_stay() -> None:
     """The filters of warnings are afterwards what they were."""
     before = list(warnings.filters)
-    change(file_of(photo(), "PNG"), "png", ImageOptions(encode="jpg"))
+    change_image(file_of(photo(), "PNG"), "png", ImageOptions(encode="jpg"))
     assert list(warnings.filters) == before
 
 
@@ -1059,7 +1062,7 @@ def test_damaged(
 def _either(data: bytes, options: ImageOptions) -> None:
     """Check that there is a result that is what it says, or a BadImage; pytest makes errors of warnings."""
     try:
-        new, fact = change(data, "img", options)
+        new, fact = change_image(data, "img", options)
     except BadImage as error:
         bad: BadImage | None = error
     else:
@@ -1079,10 +1082,10 @@ def test_same_bytes(options: ImageOptions) -> None:
     """The same request of the same bytes gives the same bytes, from `bytes` and from a view of them."""
     for data in files().values():
         try:
-            once = change(data, "img", options)
+            once = change_image(data, "img", options)
         except BadImage:
             continue
-        again = change(memoryview(bytearray(data)), "img", options)
+        again = change_image(memoryview(bytearray(data)), "img", options)
         assert bytes(once[0]) == bytes(again[0])
         assert once[1] == again[1]
 
@@ -1095,7 +1098,7 @@ def test_as_good_as_lanczos(size: Size) -> None:
             data = file_of(image.resize((800, 600)), "JPEG", quality=95)
         expected = opened(data).resize(size, Image.Resampling.LANCZOS)
         options = ImageOptions(resize=size, resize_mode="exact", encode="png")
-        difference = pixels(change(data, "jpg", options)[0]).astype(float) - np.asarray(expected)
+        difference = pixels(change_image(data, "jpg", options)[0]).astype(float) - np.asarray(expected)
         assert 10 * np.log10(255**2 / max(1e-9, (difference**2).mean())) > 40, path
 
 
@@ -1104,7 +1107,7 @@ def test_edges_of_reduced_jpegs(side: int) -> None:
     """A JPEG that is decoded at a fraction does not shift, where its size is no multiple of it."""
     ramp = Image.fromarray(np.tile(np.linspace(0, 250, side).astype("uint8"), (side, 1)))
     data = file_of(ramp, "JPEG", quality=100)
-    left, right = pixels(change(data, "jpg", ImageOptions(resize=(2, 2), encode="png"))[0])[0].astype(int)
+    left, right = pixels(change_image(data, "jpg", ImageOptions(resize=(2, 2), encode="png"))[0])[0].astype(int)
     assert abs(left + right - 250) <= 4
 
 
@@ -1112,7 +1115,9 @@ def test_quality() -> None:
     """A lower quality is a smaller file; 90 is what is taken without one."""
     data = file_of(photo((200, 150)), "PNG")
     for encode in ("jpg", "webp"):
-        found = [len(change(data, "png", ImageOptions(encode=encode, quality=quality))[0]) for quality in (10, 50, 90)]
+        found = [
+            len(change_image(data, "png", ImageOptions(encode=encode, quality=quality))[0]) for quality in (10, 50, 90)
+        ]
         assert found == sorted(set(found))
-        default = change(data, "png", ImageOptions(encode=encode))[0]
-        assert default == change(data, "png", ImageOptions(encode=encode, quality=90))[0]
+        default = change_image(data, "png", ImageOptions(encode=encode))[0]
+        assert default == change_image(data, "png", ImageOptions(encode=encode, quality=90))[0]

@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from shardtool.read.chain import Decode
-from shardtool.transform import image as ours
-from shardtool.transform.image import BadImage, as_rgb, pixels
+from shardtool.read.decode import Decode
+from shardtool.transform import jpeg
+from shardtool.transform.image_decode import BadImage, decode_image, to_rgb
 
 
 def _picture(width: int, height: int, mode: str = "RGB") -> Image.Image:
@@ -41,7 +41,7 @@ def _decoded(data: bytes) -> Any:
 
 
 def _of_pillow(data: bytes, **how: Any) -> np.ndarray[Any, Any]:
-    return np.asarray(as_rgb(pixels(data, **how)))
+    return np.asarray(to_rgb(decode_image(data, **how)))
 
 
 _SIZES = st.tuples(st.integers(1, 80), st.integers(1, 80))
@@ -58,7 +58,7 @@ def test_the_pixels_of_pillow(
     image = _picture(*size, "L" if sampling is None else "RGB")
     more = {} if sampling is None else {"subsampling": sampling}
     data = _bytes(image, **written, **more)
-    found = ours.decoded_jpeg(data, least=least)
+    found = jpeg.decode_jpeg_fast(data, least=least)
     assert found is not None
     assert np.array_equal(found, _of_pillow(data, least=least))
     assert (found.flags.writeable, found.flags.c_contiguous) == (True, True)
@@ -73,7 +73,7 @@ def test_samplings_that_pillow_does_not_write(sampling: str) -> None:
         colours = "Gray" if sampling == "Gray" else "rgb"
         data = simplejpeg.encode_jpeg(np.ascontiguousarray(made), 80, colours, sampling)
         for least in (None, (16, 15), (4, 3)):
-            found = ours.decoded_jpeg(data, least=least)
+            found = jpeg.decode_jpeg_fast(data, least=least)
             assert found is not None
             assert np.array_equal(found, _of_pillow(data, least=least))
 
@@ -83,7 +83,7 @@ def test_damage_is_judged_by_pillow(noise: bytes, at: int, cut: object) -> None:
     """Of bytes that were changed or cut, it gives what Pillow gives, or leaves them to Pillow."""
     whole = _bytes(_picture(64, 48), quality=60)
     data = whole[: at % len(whole)] + noise + (b"" if cut else whole[at % len(whole) + len(noise) :])
-    found = ours.decoded_jpeg(data)
+    found = jpeg.decode_jpeg_fast(data)
     if found is not None:
         assert np.array_equal(found, _of_pillow(data))
 
@@ -93,11 +93,11 @@ def test_one_that_ends_too_early_is_refused(progressive: object) -> None:
     """A JPEG that is cut anywhere is left to Pillow, which refuses it; bytes behind its end do no harm."""
     data = _bytes(_picture(64, 48), progressive=progressive)
     for end in range(len(data) - 1, 0, -7):
-        assert ours.decoded_jpeg(data[:end]) is None
+        assert jpeg.decode_jpeg_fast(data[:end]) is None
         with pytest.raises(BadImage):
-            pixels(data[:end])
+            decode_image(data[:end])
     for more in (b"\0" * 9, b"trailer", data):
-        found = ours.decoded_jpeg(data + more)
+        found = jpeg.decode_jpeg_fast(data + more)
         assert found is not None
         assert np.array_equal(found, _of_pillow(data))
 
@@ -108,56 +108,58 @@ def test_what_must_be_turned(order: str) -> None:
     for orientation in range(10):
         data = _oriented(orientation, order)
         upright = orientation not in range(2, 9)
-        assert (ours.read_jpeg_head(data) is not None) == (ours.decoded_jpeg(data) is not None) == (orientation == 1)
+        assert (
+            (jpeg.read_jpeg_header(data) is not None) == (jpeg.decode_jpeg_fast(data) is not None) == (orientation == 1)
+        )
         shown = _decoded(data)
         assert np.array_equal(shown, _of_pillow(data))
         assert (shown.shape == (30, 40, 3)) == (upright or orientation < 5)
     noted = _bytes(_picture(40, 30), xmp=b'<x:xmpmeta tiff:Orientation="6"/>')
-    assert ours.decoded_jpeg(noted) is None
+    assert jpeg.decode_jpeg_fast(noted) is None
     assert _decoded(noted).shape == (40, 30, 3)
 
 
 def test_what_is_left_to_pillow() -> None:
     """Four colours, twelve bits, arithmetic coding, other frames, no JPEG: none is decoded, or by no other rule."""
     plain = _bytes(_picture(40, 30))
-    head = ours.read_jpeg_head(plain)
+    head = jpeg.read_jpeg_header(plain)
     assert head is not None
     kind = head.at - 4  # of the frame: ff c0, its length, its bits, its height
-    assert ours.decoded_jpeg(_bytes(_picture(40, 30, "CMYK"))) is None
-    assert ours.decoded_jpeg(plain[: head.at - 1] + b"\x0c" + plain[head.at :]) is None
+    assert jpeg.decode_jpeg_fast(_bytes(_picture(40, 30, "CMYK"))) is None
+    assert jpeg.decode_jpeg_fast(plain[: head.at - 1] + b"\x0c" + plain[head.at :]) is None
     for marker in (0xC3, 0xC5, 0xC9, 0xCA, 0xCB, 0xFF, 0xD0, 0x01):
-        assert ours.decoded_jpeg(plain[:kind] + bytes([marker]) + plain[kind + 1 :]) is None
+        assert jpeg.decode_jpeg_fast(plain[:kind] + bytes([marker]) + plain[kind + 1 :]) is None
     stream = io.BytesIO()
     _picture(4, 4).save(stream, "PNG")
     for data in (b"", b"\xff\xd8", plain[:20], stream.getvalue()):
-        assert ours.decoded_jpeg(data) is None
+        assert jpeg.decode_jpeg_fast(data) is None
 
 
 def test_its_memory_is_bounded_by_the_header() -> None:
     """What may take more than it may is not begun: Pillow's rule says whether it is refused."""
     data = _bytes(_picture(64, 48))
-    assert ours.decoded_jpeg(data, max_bytes=2**20) is not None
-    assert ours.decoded_jpeg(data, max_bytes=2**14) is None
-    head = ours.read_jpeg_head(data)
+    assert jpeg.decode_jpeg_fast(data, max_bytes=2**20) is not None
+    assert jpeg.decode_jpeg_fast(data, max_bytes=2**14) is None
+    head = jpeg.read_jpeg_header(data)
     assert head is not None
     huge = data[: head.at] + b"\xff\xff\xff\xff" + data[head.at + 4 :]
-    assert ours.decoded_jpeg(huge) is None
+    assert jpeg.decode_jpeg_fast(huge) is None
     with pytest.raises(BadImage, match="pixels"):
-        pixels(huge)
+        decode_image(huge)
 
 
 def test_a_smaller_height_decodes_less() -> None:
     """The first rows alone are those of the whole image, down to what the rows below are mixed with."""
     for sampling in ("4:4:4", "4:2:0"):
         data = _bytes(_picture(50, 90), subsampling=sampling)
-        head = ours.read_jpeg_head(data)
+        head = jpeg.read_jpeg_header(data)
         assert head is not None
         assert head.rows == (8 if sampling == "4:4:4" else 16)
-        found = ours.decoded_jpeg(*ours.cut_jpeg(data, head, 48))
+        found = jpeg.decode_jpeg_fast(*jpeg.crop_jpeg_rows(data, head, 48))
         assert found is not None
         assert np.array_equal(found[:46], _of_pillow(data)[:46])
-        whole, less = ours.cut_jpeg(data, head, 48)
-        assert ours.decoded_jpeg(whole[:-20], less) is None  # what is missing may be missing in these rows
+        whole, less = jpeg.crop_jpeg_rows(data, head, 48)
+        assert jpeg.decode_jpeg_fast(whole[:-20], less) is None  # what is missing may be missing in these rows
 
 
 def test_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,7 +167,7 @@ def test_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     data = _bytes(_picture(64, 48))
     there = _decoded(data)
     monkeypatch.setitem(sys.modules, "simplejpeg", None)
-    assert ours.jpeg_decoder.__wrapped__() is None
-    monkeypatch.setattr(ours, "jpeg_decoder", lambda: None)
-    assert ours.decoded_jpeg(data) is None
+    assert jpeg.jpeg_decoder.__wrapped__() is None
+    monkeypatch.setattr(jpeg, "jpeg_decoder", lambda: None)
+    assert jpeg.decode_jpeg_fast(data) is None
     assert np.array_equal(_decoded(data), there)

@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from shardtool.errors import InvalidRequest
-from shardtool.transform import KEY, PROBED, BadSample, ChangedSample, Transform, Transformer, find_function
 from shardtool.transform.image import ImageOptions
+from shardtool.transform.transform import PROBED_COLUMNS, Transform, find_function
+from shardtool.transform.transformer import KEY_ITEM, BadSample, TransformedSample, Transformer
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -48,13 +49,13 @@ def _png(width: int, height: int) -> bytes:
     return stream.getvalue()
 
 
-def _made(transform: Transform, key: bytes, fields: Mapping[str, Any]) -> list[ChangedSample]:
+def _made(transform: Transform, key: bytes, fields: Mapping[str, Any]) -> list[TransformedSample]:
     """Return what a transform makes of a sample."""
     work = Transformer(transform)
     return work.finish(key, work.look(fields, next(iter(fields)))[0])
 
 
-def _given(value: Any) -> list[ChangedSample]:
+def _given(value: Any) -> list[TransformedSample]:
     RETURNS[0] = value
     return _made(Transform(function=f"{__name__}:give"), b"k", {"txt": b"text"})
 
@@ -65,8 +66,8 @@ def test_a_sample_goes_in_and_comes_out(fields: dict[str, bytes], key: str) -> N
     SEEN.clear()
     views = {name: memoryview(data) for name, data in fields.items()}
     (made,) = _made(Transform(function=f"{__name__}:see"), key.encode(), views)
-    assert [{KEY: key, **fields}] == SEEN
-    assert all(type(value) is bytes for name, value in SEEN[0].items() if name != KEY)
+    assert [{KEY_ITEM: key, **fields}] == SEEN
+    assert all(type(value) is bytes for name, value in SEEN[0].items() if name != KEY_ITEM)
     assert made.key == key.encode()
     assert made.fields == sorted((name.encode(), data) for name, data in fields.items())
 
@@ -75,13 +76,13 @@ VALUES = st.one_of(
     st.none(), st.booleans(), st.integers(), st.floats(), st.binary(max_size=9), st.text(max_size=9), st.just("\ud800"),
 
 )  # fmt: skip
-NAMES = st.one_of(st.just(KEY), st.text("ab./\0\ud800é", max_size=6), st.integers())
+NAMES = st.one_of(st.just(KEY_ITEM), st.text("ab./\0\ud800é", max_size=6), st.integers())
 ANYTHING = st.recursive(
     VALUES, lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(NAMES, inner, max_size=3))
 )
 
 
-@given(st.dictionaries(TEXTS.filter(lambda name: name != KEY), VALUES, min_size=1))
+@given(st.dictionaries(TEXTS.filter(lambda name: name != KEY_ITEM), VALUES, min_size=1))
 def test_values_become_bytes_or_are_refused(fields: dict[str, Any]) -> None:
     """Bytes stay as they are, text is UTF-8, numbers are their text; all else is refused, and in one way."""
     try:
@@ -117,7 +118,7 @@ BAD: dict[str, tuple[Any, str]] = {
     "text": ("text", "returned a str"),
     "bytes": (b"text", "returned a (bytes|int)"),
     "a list of text": ([{"a": 1}, "text"], "returned a str"),
-    "only a key": ({KEY: "k"}, "without fields"),
+    "only a key": ({KEY_ITEM: "k"}, "without fields"),
     "no fields": ({}, "without fields"),
     "an array": ({"a": np.zeros(3)}, "ndarray.*'a'"),
     "null": ({"a": None}, "NoneType.*'a'"),
@@ -126,20 +127,20 @@ BAD: dict[str, tuple[Any, str]] = {
     "an object that is no number": ({"a": type("Odd", (), {"item": lambda _self, at: at})()}, "Odd.*'a'"),
     "a huge number": ({"a": 10**5000}, "'a'"),
     "no text": ({"a": "\ud800"}, "'a'"),
-    "a key that is a number": ({KEY: 5, "a": b""}, "key.*5"),
-    "a key of bytes": ({KEY: b"k", "a": b""}, "key.*b'k'"),
-    "an empty key": ({KEY: "", "a": b""}, "key"),
-    "a key with a zero": ({KEY: "a\0b", "a": b""}, "key"),
-    "a key with a newline": ({KEY: "a\nb", "a": b""}, "key.*control characters"),
-    "a key of a megabyte": ({KEY: "k" * 2**20, "a": b""}, "key 'kkk.*more than 4,096 bytes"),
+    "a key that is a number": ({KEY_ITEM: 5, "a": b""}, "key.*5"),
+    "a key of bytes": ({KEY_ITEM: b"k", "a": b""}, "key.*b'k'"),
+    "an empty key": ({KEY_ITEM: "", "a": b""}, "key"),
+    "a key with a zero": ({KEY_ITEM: "a\0b", "a": b""}, "key"),
+    "a key with a newline": ({KEY_ITEM: "a\nb", "a": b""}, "key.*control characters"),
+    "a key of a megabyte": ({KEY_ITEM: "k" * 2**20, "a": b""}, "key 'kkk.*more than 4,096 bytes"),
     "a field with a tab": ({"a\tb": b""}, "field.*control characters"),
     "a field of a megabyte": ({"f" * 2**20: b""}, "field.*more than 4,096 bytes"),
-    "a key from the root": ({KEY: "/etc/x", "a": b""}, "key"),
-    "a key that leaves": ({KEY: "../../x", "a": b""}, "key"),
-    "a key that leaves later": ({KEY: "x/../../y", "a": b""}, "key"),
-    "a key that stays": ({KEY: "./x", "a": b""}, "key"),
-    "a key without a name": ({KEY: "x/", "a": b""}, "key"),
-    "a key that is no text": ({KEY: "\ud800", "a": b""}, "key"),
+    "a key from the root": ({KEY_ITEM: "/etc/x", "a": b""}, "key"),
+    "a key that leaves": ({KEY_ITEM: "../../x", "a": b""}, "key"),
+    "a key that leaves later": ({KEY_ITEM: "x/../../y", "a": b""}, "key"),
+    "a key that stays": ({KEY_ITEM: "./x", "a": b""}, "key"),
+    "a key without a name": ({KEY_ITEM: "x/", "a": b""}, "key"),
+    "a key that is no text": ({KEY_ITEM: "\ud800", "a": b""}, "key"),
     "a field that is a number": ({5: b""}, "field.*5"),
     "a field without a name": ({"": b""}, "field"),
     "a field with a slash": ({"a/b": b""}, "field.*a/b"),
@@ -178,7 +179,7 @@ def test_memory_of_other_items_than_bytes() -> None:
 def test_nothing_and_several() -> None:
     """None and an empty list drop a sample; of several, each without a key of its own gets a number behind it."""
     assert _given(None) == _given([]) == _given(iter(())) == []
-    several = [{"a": 1}, {KEY: "other", "a": 2}, {KEY: "k", "a": 3}]
+    several = [{"a": 1}, {KEY_ITEM: "other", "a": 2}, {KEY_ITEM: "k", "a": 3}]
     assert [one.key for one in _given(several)] == [b"k-0", b"other", b"k-2"]
 
 
@@ -186,11 +187,11 @@ def test_images_first_then_the_function() -> None:
     """A function sees images as they are to be written; the size of the first one is found before."""
     SEEN.clear()
     images = ImageOptions(resize=(4, 4), encode="jpg", probe=True)
-    work = Transformer(Transform(images, f"{__name__}:see", found=(*PROBED.items(),)))
+    work = Transformer(Transform(images, f"{__name__}:see", found=(*PROBED_COLUMNS.items(),)))
     fields, found = work.look({"png": _png(8, 6), "txt": b"text"}, "png")
     assert SEEN == []
     work.finish(b"k", fields)
-    assert set(SEEN[0]) == {KEY, "jpg", "txt"}
+    assert set(SEEN[0]) == {KEY_ITEM, "jpg", "txt"}
     assert Image.open(BytesIO(SEEN[0]["jpg"])).size == (5, 4)
     assert found == (5, 4, "RGB")
 

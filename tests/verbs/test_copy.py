@@ -26,9 +26,9 @@ from shardtool import (
     verify,
 )
 from shardtool.pattern import sidecar_name
-from shardtool.storage.places import file_crc
+from shardtool.storage.files import read_crc
 from shardtool.storage.staging import Folder, StagedFile
-from shardtool.verbs import copy as run
+from shardtool.verbs.copy import copy as copy_module
 from tests.helpers import flip, identity, read_tree, shards, typed, write_tree
 
 if TYPE_CHECKING:
@@ -133,7 +133,8 @@ def _kill(monkeypatch: pytest.MonkeyPatch, owner: object, name: str, at: int) ->
 @pytest.mark.slow
 @pytest.mark.parametrize("at", [0, 1, 2])
 @pytest.mark.parametrize(
-    ("owner", "name"), [(StagedFile, "write"), (StagedFile, "finish"), (Folder, "publish"), (run, "copy_indexes")]
+    ("owner", "name"),
+    [(StagedFile, "write"), (StagedFile, "finish"), (Folder, "publish"), (copy_module, "copy_indexes")],
 )
 def test_killed_at_any_instant(
     at: int, owner: object, name: str, packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -242,7 +243,7 @@ def test_what_is_trusted_is_not_read(
 
     def noted(path: str, took: Callable[[int], object]) -> tuple[int, int]:
         read.append(os.path.basename(path))
-        return file_crc(path, took)
+        return read_crc(path, took)
 
     monkeypatch.setattr("shardtool.verbs.copy.file_crc", noted)
     names = [path.name for path in shards(there)]

@@ -8,9 +8,9 @@ import time
 import pytest
 
 from shardtool.errors import InvalidRequest
-from shardtool.request.options import CopyOptions
-from shardtool.request.settings import Observer
-from shardtool.verbs.copy import Meter, Pace, side_by_side
+from shardtool.request.dataset_options import CopyOptions
+from shardtool.request.observer import Observer
+from shardtool.verbs.copy.threads import ByteMeter, ThreadCount, run_in_threads
 from tests.helpers import PATIENCE_S
 
 
@@ -28,7 +28,7 @@ def test_all_is_done_and_counted(threads: int) -> None:
     running, most = [0], [0]
     lock, observer = threading.Lock(), _Counting()
 
-    def work(task: int, meter: Meter) -> int:
+    def work(task: int, meter: ByteMeter) -> int:
         with lock:
             running[0] += 1
             most[0] = max(most[0], running[0])
@@ -38,7 +38,7 @@ def test_all_is_done_and_counted(threads: int) -> None:
             running[0] -= 1
         return task * task
 
-    found = dict(side_by_side(work, range(40), CopyOptions(workers=threads), observer))
+    found = dict(run_in_threads(work, range(40), CopyOptions(workers=threads), observer))
     assert found == {task: task * task for task in range(40)}
     assert observer.size == sum(range(40))
     assert most[0] <= threads
@@ -58,7 +58,7 @@ def test_all_is_done_and_counted(threads: int) -> None:
 @pytest.mark.parametrize("size", [0, 10**6])
 def test_as_many_run_as_gain_something(asked: int | None, gains: int, numbers: list[int], size: int) -> None:
     """More run at once as long as more is done in a second, also where no bytes are moved; what was asked for stays."""
-    pace, now, found = Pace(asked), time.monotonic(), list[int]()
+    pace, now, found = ThreadCount(asked), time.monotonic(), list[int]()
     for _ in numbers:
         found.append(pace.at_once)
         ended = 40 * pace.at_once
@@ -69,10 +69,10 @@ def test_as_many_run_as_gain_something(asked: int | None, gains: int, numbers: l
 
 def test_a_moment_changes_nothing() -> None:
     """Neither a moment nor a few tasks change how many run: they may be chance."""
-    pace, now = Pace(None), time.monotonic()
+    pace, now = ThreadCount(None), time.monotonic()
     pace.note(10**9, 100, now + 0.5)
     assert pace.at_once == 4
-    pace = Pace(None)
+    pace = ThreadCount(None)
     pace.note(10**9, 3, now + 50)
     assert pace.at_once == 4
     pace.note(0, 1, now + 51)
@@ -81,33 +81,33 @@ def test_a_moment_changes_nothing() -> None:
 
 def test_more_run_after_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
     """Once the first four are done, eight run at once: these wait for each other."""
-    monkeypatch.setattr("shardtool.verbs.copy._LOOK_S", 0.0)
+    monkeypatch.setattr("shardtool.verbs.copy.threads._MEASURE_S", 0.0)
     together = threading.Barrier(8, timeout=PATIENCE_S)
 
-    def work(task: int, meter: Meter) -> int:
+    def work(task: int, meter: ByteMeter) -> int:
         meter.took(1000)
         if 4 <= task < 12:
             together.wait()
         return task
 
-    found = dict(side_by_side(work, range(40), CopyOptions(), Observer()))
+    found = dict(run_in_threads(work, range(40), CopyOptions(), Observer()))
     assert found == {task: task for task in range(40)}
 
 
 @pytest.mark.parametrize(("limit", "most"), [("50KB/s", 1), ("250KB/s", 2), ("1MB/s", 4)])
 def test_no_thread_is_silent_for_long(limit: str, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """No more run under a limit than get a block every ten seconds: stores give up connections that are silent."""
-    monkeypatch.setattr("shardtool.verbs.copy._LOOK_S", 0.01)
+    monkeypatch.setattr("shardtool.verbs.copy.threads._MEASURE_S", 0.01)
     running: set[int] = set()
     seen: list[int] = []
 
-    def work(task: int, _: Meter) -> None:
+    def work(task: int, _: ByteMeter) -> None:
         running.add(task)
         seen.append(len(running))
         time.sleep(0.03)
         running.remove(task)
 
-    list(side_by_side(work, range(12), CopyOptions(limit=limit), Observer()))
+    list(run_in_threads(work, range(12), CopyOptions(limit=limit), Observer()))
     assert max(seen) == most
 
 
@@ -115,7 +115,7 @@ def test_an_error_ends_all() -> None:
     """What one task raises comes out of the loop; the others end at their next block, and no thread is left."""
     ended = threading.Event()
 
-    def work(task: int, meter: Meter) -> None:
+    def work(task: int, meter: ByteMeter) -> None:
         if task == 1:
             raise ValueError(task)
         try:
@@ -127,7 +127,7 @@ def test_an_error_ends_all() -> None:
 
     before = {*threading.enumerate()}
     with pytest.raises(ValueError, match="1"):
-        list(side_by_side(work, range(100), CopyOptions(workers=2), Observer()))
+        list(run_in_threads(work, range(100), CopyOptions(workers=2), Observer()))
     assert ended.is_set()
     assert {*threading.enumerate()} <= before
 
@@ -141,7 +141,7 @@ def test_tasks_are_drawn_late() -> None:
             drawn[0] += 1
             yield task
 
-    for _ in side_by_side(lambda task, _: task, tasks(), CopyOptions(workers=2), Observer()):  # type: ignore[arg-type]
+    for _ in run_in_threads(lambda task, _: task, tasks(), CopyOptions(workers=2), Observer()):  # type: ignore[arg-type]
         break
     assert drawn[0] < 20
 
@@ -149,7 +149,7 @@ def test_tasks_are_drawn_late() -> None:
 def test_no_more_bytes_a_second_than_were_allowed() -> None:
     """Threads together wait until what they took fits the limit; a rate of nothing, or none, is refused."""
     begun = time.monotonic()
-    list(side_by_side(lambda size, meter: meter.took(size), [10_000] * 20, CopyOptions(limit="1MB/s"), Observer()))
+    list(run_in_threads(lambda size, meter: meter.took(size), [10_000] * 20, CopyOptions(limit="1MB/s"), Observer()))
     assert time.monotonic() - begun >= 0.2  # 200 kB: a machine may be slower, never faster
     for limit in ("0", "fast", "1MB/h"):
         with pytest.raises(InvalidRequest, match="limit"):

@@ -21,8 +21,8 @@ from urllib.parse import parse_qs, unquote, urlsplit
 import pytest
 
 import shardtool
-from shardtool.storage.remote import address
-from shardtool.storage.remote.retry import POLICY
+from shardtool.storage.remote import network
+from shardtool.storage.remote.retry import DEFAULT_POLICY
 from tests.helpers import REPO, tool, typed, write_tree
 from tests.servers.between import forwarding, tls
 from tests.servers.faults import Fault
@@ -153,11 +153,12 @@ def _served(bucket: _Bucket) -> Iterator[None]:
 @pytest.fixture
 def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[_Bucket]:
     """Give a bucket that allows all, whose name is `b`."""
-    for name in (*address.DECIDING, "AWS_PROFILE", "AWS_SESSION_TOKEN"):
+    for name in (*network.NETWORK_VARIABLES, "AWS_PROFILE", "AWS_SESSION_TOKEN"):
         monkeypatch.delenv(name, raising=False)
     bucket = _Bucket()
     monkeypatch.setattr(
-        "shardtool.verbs.doctor._POLICY", POLICY._replace(tries=2, first_s=0, whole_s=0.5, silent_s=0.5)
+        "shardtool.verbs.doctor._RETRY_POLICY",
+        DEFAULT_POLICY._replace(tries=2, first_wait_s=0, max_total_s=0.5, first_answer_s=0.5),
     )
     with _served(bucket):
         monkeypatch.setenv("SHARDTOOL_ENDPOINT", bucket.url)

@@ -35,7 +35,7 @@ from shardtool import (
     index,
     inspect,
 )
-from shardtool.dataset.dataset_file import read_dataset
+from shardtool.dataset.dataset_file import parse_dataset
 from shardtool.storage.staging import Folder
 from tests import tfrecords
 from tests.helpers import flip, identity, members, read_tree, shards, sidecar, typed, write_tree
@@ -558,7 +558,7 @@ def test_readers_that_want_more_samples_are_told_of(tmp_path: Path) -> None:
 def test_any_flipped_byte_of_the_dataset_file(tars: Path) -> None:
     """A dataset file with any byte flipped, missing or added is `CorruptShard`, and so is anything else."""
     raw = tars.read_bytes()
-    read_dataset(raw, "out.json")
+    parse_dataset(raw, "out.json")
     for at in range(len(raw)):
         for damaged in (
             raw[:at] + bytes([raw[at] ^ 1]) + raw[at + 1 :],
@@ -567,7 +567,7 @@ def test_any_flipped_byte_of_the_dataset_file(tars: Path) -> None:
             raw + raw[: at + 1],
         ):
             with pytest.raises(CorruptShard, match=r"out\.json"):
-                read_dataset(damaged, "out.json")
+                parse_dataset(damaged, "out.json")
 
 
 @pytest.mark.parametrize("text", [b"", b"{}", b"[]", b"[" * 100_000, b'{"wids_version": 1}', b"\xff\xfe", b"null"])

@@ -15,9 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardtool import CreateOptions, InvalidRequest, OutputFailed, create, diff, extract, remove, reshard
-from shardtool.entries.entries import Names
+from shardtool.entries.strings import PackedStrings
 from shardtool.storage.staging import Folder, local_folder
-from shardtool.verbs.extract import MANIFEST, METADATA, check_names
+from shardtool.verbs.extract import MANIFEST, METADATA, check_file_names
 from tests.faults.helpers import settles, start
 from tests.helpers import PHOTOS, flip, read_tree, typed, write_tree
 from tests.verbs.test_inspect import HOSTILE, tar_of
@@ -138,10 +138,10 @@ def test_nothing_leaves_the_folder(tmp_path: Path, name: str) -> None:
 
 def test_names_that_meet() -> None:
     """Two fields that would be one file are an error; where a folder does not tell case apart, by these names, too."""
-    check_names(Names.of([b"a.jpg", b"A.jpg"]))
+    check_file_names(PackedStrings.of([b"a.jpg", b"A.jpg"]))
     for names, folded in (([b"a.jpg", b"A.jpg"], True), ([b"a.b.c", b"a.b.c"], False)):
         with pytest.raises(InvalidRequest):
-            check_names(Names.of(names), folded=folded)
+            check_file_names(PackedStrings.of(names), folded=folded)
 
 
 def test_the_address_of_a_store_is_no_folder(tmp_path: Path) -> None:

@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from shardtool import CreateOptions, InvalidRequest, OutputExists, ReshardOptions, create, dry_run, reshard, verify
-from shardtool.cli.text import written_text
-from shardtool.request.settings import Observer
-from shardtool.transform.image import exif
-from shardtool.write.transformed import fetchers
+from shardtool.cli.result_text import create_text
+from shardtool.request.observer import Observer
+from shardtool.transform.exif import read_exif
+from shardtool.write.transform_packer import fetchers
 from tests.faults.helpers import start
 from tests.fetch.server import body, web_server
 from tests.helpers import read_tree, typed, write_tree
@@ -154,13 +154,13 @@ def test_new_samples_of_which_none_is_chosen(images: Path, tmp_path: Path) -> No
     write_tree(source, {"c/1.png": _image(6, 6), "c/2.png": _image(9, 9)})
     second = _pack(source, tmp_path / "out", if_exists="update", **asked)
     assert (second.samples, second.skipped) == (first.samples, first.skipped + 2)
-    assert written_text(second).startswith("0 samples in 1 shard appended")
+    assert create_text(second).startswith("0 samples in 1 shard appended")
     write_tree(source, {"c/3.png": _image(30, 30)})
     third = _pack(source, tmp_path / "out", if_exists="update", **asked)
     assert (third.samples, third.skipped) == (first.samples + 1, first.skipped + 2)
     assert verify(tmp_path / "out" / "out.json", source=source).sound
     last = _pack(source, tmp_path / "out", if_exists="update", **asked)
-    assert (last.notes, written_text(last).partition(":")[0]) == ((), "nothing new")
+    assert (last.notes, create_text(last).partition(":")[0]) == ((), "nothing new")
 
 
 @pytest.mark.slow
@@ -406,6 +406,6 @@ def test_broken_exif_is_no_failure(flips: list[tuple[int, int]]) -> None:
     start = data.index(b"Exif")
     for at, value in flips:
         data[start + at % (data.index(b"\xff\xdb") - start)] = value
-    found = exif(bytes(data))
+    found = read_exif(bytes(data))
     assert found is None or json.loads(found)
     assert len(found or "") < 100_000

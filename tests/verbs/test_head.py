@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 import shardtool
 from shardtool import CreateOptions, InvalidRequest, ReshardOptions, VerifyOptions, create, reshard, verify
-from shardtool.entries.entries import Names
-from shardtool.select.splits import some_of_each
+from shardtool.entries.strings import PackedStrings
+from shardtool.select.splits import sample_per_class
 from tests.helpers import write_tree
 
 if TYPE_CHECKING:
@@ -95,10 +95,12 @@ def test_at_most_so_many_of_each_class(labels: dict[str, str], most: int, seed: 
 
     def taken(some: dict[str, str], count: int) -> dict[str, str]:
         keys, column = (
-            Names.of(key.encode() for key in some),
+            PackedStrings.of(key.encode() for key in some),
             pa.chunked_array([pa.array([*some.values()], pa.string())]),
         )
-        return {[*some][at]: [*some.values()][at] for at in some_of_each(keys, column, count, column="c", seed=seed)}
+        return {
+            [*some][at]: [*some.values()][at] for at in sample_per_class(keys, column, count, column="c", seed=seed)
+        }
 
     found = taken(labels, most)
     for label in set(labels.values()):

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardtool import CreateOptions, cli, create
-from shardtool.cli import Signals
+from shardtool.cli.signals import SignalHandler
 from tests.helpers import write_tree
 from tests.table.odd_tables import ENDINGS, odd_file
 
@@ -70,7 +70,7 @@ def _changed(data: bytes, draw: st.DataObject) -> bytes:
 
 
 def _run(words: list[str], **places: object) -> int:
-    return cli._run([word.format(**places) for word in words], Signals(print))  # noqa: SLF001 - the entry of a process
+    return cli._run([word.format(**places) for word in words], SignalHandler(print))  # noqa: SLF001 - the entry of a process
 
 
 @pytest.mark.slow

@@ -29,9 +29,9 @@ from shardtool import (
     reshard,
     verify,
 )
-from shardtool.dataset.dataset_file import read_dataset
-from shardtool.request.options import ReshardOptions
-from shardtool.verbs.index.index import export
+from shardtool.dataset.dataset_file import parse_dataset
+from shardtool.request.create_options import ReshardOptions
+from shardtool.verbs.index.export import export
 from tests.helpers import flip, identity, members, read_tree, shards, write_tree
 
 if TYPE_CHECKING:
@@ -79,11 +79,12 @@ def _of_another_shard(path: Path) -> None:
 
 
 def _with_other_places(path: Path) -> None:
-    from shardtool.dataset.shard_index import encode_table, read_facts
+    from shardtool.dataset.sidecar_read import parse_facts
+    from shardtool.dataset.sidecar_write import encode_sidecar_table
 
     data = path.read_bytes()
     table = pq.read_table(path).replace_schema_metadata(None).drop_columns(["__shard__"])
-    path.write_bytes(encode_table(table.slice(0, 1), read_facts(data, "x")))
+    path.write_bytes(encode_sidecar_table(table.slice(0, 1), parse_facts(data, "x")))
 
 
 @pytest.mark.parametrize("spoil", [_damage, _of_another_shard, _with_other_places])
@@ -137,19 +138,21 @@ def test_what_cannot_be_read_stays(name: str, options: IndexOptions, dataset: Pa
 
 def test_checksums_are_added_and_metadata_stays(dataset: Path) -> None:
     """`--checksum` adds what nobody had read to a sidecar with the same rows: no permission, and nothing is lost."""
-    from shardtool.dataset.shard_index import UNREAD, encode_table, read_facts
+    from shardtool.dataset.sidecar_read import parse_facts
+    from shardtool.dataset.sidecar_schema import SCHEMA_WITHOUT_CRC
+    from shardtool.dataset.sidecar_write import encode_sidecar_table
 
     whole = read_tree(dataset)
     rows = [pq.read_table(path).to_pylist() for path in sorted(dataset.glob("*.index"))]
     for path in dataset.glob("*.index"):
         fact, table = (
-            read_facts(path.read_bytes(), "x"),
+            parse_facts(path.read_bytes(), "x"),
             pq.read_table(path).replace_schema_metadata(None).drop_columns(["__shard__"]),
         )
-        unread = UNREAD.field("__fields__")
+        unread = SCHEMA_WITHOUT_CRC.field("__fields__")
         fields = table.column("__fields__").to_pylist()
         unknown = pa.array([[{**one, "crc32c": None} for one in row] for row in fields], unread.type)
-        path.write_bytes(encode_table(table.set_column(3, unread, unknown), fact._replace(crc=None)))
+        path.write_bytes(encode_sidecar_table(table.set_column(3, unread, unknown), fact._replace(crc=None)))
     (dataset / "x.json").unlink()
     assert index(dataset, ONE).kept == 3
     assert index(dataset, READ).kept == 0
@@ -162,17 +165,19 @@ def test_checksums_are_added_and_metadata_stays(dataset: Path) -> None:
 
 def test_a_checksum_that_is_not_that_of_the_payload(dataset: Path) -> None:
     """A sidecar with another checksum than a payload has is wrong, which `--checksum` sees."""
-    from shardtool.dataset.shard_index import SCHEMA, encode_table, read_facts
+    from shardtool.dataset.sidecar_read import parse_facts
+    from shardtool.dataset.sidecar_schema import SIDECAR_SCHEMA
+    from shardtool.dataset.sidecar_write import encode_sidecar_table
 
     path = dataset / "x-1.index"
     fact, table = (
-        read_facts(path.read_bytes(), "x"),
+        parse_facts(path.read_bytes(), "x"),
         pq.read_table(path).replace_schema_metadata(None).drop_columns(["__shard__"]),
     )
     fields = table.column("__fields__").to_pylist()
     fields[0][0]["crc32c"] ^= 1
-    column = SCHEMA.field("__fields__")
-    path.write_bytes(encode_table(table.set_column(3, column, pa.array(fields, column.type)), fact))
+    column = SIDECAR_SCHEMA.field("__fields__")
+    path.write_bytes(encode_sidecar_table(table.set_column(3, column, pa.array(fields, column.type)), fact))
     with pytest.raises(OutputExists, match="checksums of other payloads"):
         index(dataset, READ)
 
@@ -311,12 +316,12 @@ def test_what_is_wrong_below_is_found(above: Path) -> None:
     """Damage, a lost shard and a further one are found there, too, and a lost or damaged sidecar is mended."""
     tars = above.parent / "deep" / "tars"
     whole = read_tree(above.parent)
-    for path, mendable in ((above.parent / "x-1.index", True), (shards(tars)[1], False)):
+    for path, fixable in ((above.parent / "x-1.index", True), (shards(tars)[1], False)):
         for spoil in (lambda path: flip(path, 40), lambda path: path.unlink()):
             spoil(path)
             report = verify(above, VerifyOptions(workers=1))
             assert {path.name} == {one.file for one in report.findings}
-            assert verify(above, VerifyOptions(workers=1, repair=True)).sound == mendable
+            assert verify(above, VerifyOptions(workers=1, repair=True)).sound == fixable
             write_tree(above.parent, whole)
     shutil.copy(shards(tars)[2], tars / f"x-3{shards(tars)[2].suffix}")
     assert {one.code for one in verify(above, VerifyOptions(workers=1)).findings} == {"shard-extra"}
@@ -353,7 +358,7 @@ def test_a_folder_that_leads_elsewhere(folder: object, above: Path) -> None:
     body = data[: -len(b'01234567"\n}\n')]
     above.write_bytes(body + b'%08x"\n}\n' % crc32c(body))
     with pytest.raises(CorruptShard, match=r"x\.json"):
-        read_dataset(above.read_bytes(), "x.json")
+        parse_dataset(above.read_bytes(), "x.json")
     for verb in (inspect, index):
         with pytest.raises((CorruptShard, OutputExists), match=r"x\.json"):
             verb(above)

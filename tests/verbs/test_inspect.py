@@ -22,11 +22,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardtool import CreateOptions, InspectOptions, ShardError, create, export, inspect
-from shardtool.cli.text import cells, fit, sample_line, sample_text, summary_text
-from shardtool.dataset.find import StoredShard, open_dataset
-from shardtool.dataset.payload import numbers_in
-from shardtool.dataset.shard_index import read_sidecar
-from shardtool.verbs.inspect.samples import find_sample, first_samples, keys, view
+from shardtool.cli.sample_text import sample_line, sample_text
+from shardtool.cli.summary_text import summary_text
+from shardtool.cli.text_layout import display_width, fit_line
+from shardtool.dataset.find import open_dataset
+from shardtool.dataset.payload import feature_numbers
+from shardtool.dataset.sidecar_read import parse_sidecar
+from shardtool.dataset.stored import StoredShard
+from shardtool.verbs.inspect.find_samples import find_sample, first_samples, iter_keys
+from shardtool.verbs.inspect.sample_view import view_sample
 from tests import tfrecords
 from tests.helpers import ENVIRONMENT, PHOTOS, members, read_tree, shards, shell, tool, typed, write_tree
 
@@ -216,13 +220,17 @@ def test_a_shard_of_many_samples(many: Path) -> None:
     assert places == [("p0", 50_000), ("p1", 50_000), ("p2", 40_000)]
     assert (summary.columns["w"].largest, summary.fields["cls"].size.count) == (139_999, 140_000)
     dataset = open_dataset(many)
-    assert [*keys([dataset])] == [f"{at:06}" for at in range(140_000)]
+    assert [*iter_keys([dataset])] == [f"{at:06}" for at in range(140_000)]
     for number in (0, 131_071, 131_072, 139_999):
         sample = find_sample([dataset], f"{number:06}")
-        assert (sample.number, sample.metadata["w"], view(sample).fields[0].value) == (number, number, number % 2)
+        assert (sample.number, sample.metadata["w"], view_sample(sample).fields[0].value) == (
+            number,
+            number,
+            number % 2,
+        )
     assert [one.key for one in first_samples([dataset], 2)] == ["000000", "000001"]
     raw, shard = (many.parent / "out-0.index").read_bytes(), many.parent / "out-0.tfrecord"
-    rows = read_sidecar(raw, "out-0.index", shard.stat().st_size)  # what `verify` and `reshard` go by
+    rows = parse_sidecar(raw, "out-0.index", shard.stat().st_size)  # what `verify` and `reshard` go by
     assert rows.all_keys() == [b"%06d" % at for at in range(140_000)]
     assert rows.crcs is not None
     assert len(rows.crcs) == 280_000
@@ -285,7 +293,7 @@ def test_columns_of_lists(tmp_path: Path) -> None:
     assert json.loads(json.dumps(summary.to_json()))["columns"]["tags"]["lengths"]["total"] == 3
     sample = find_sample([open_dataset(tmp_path / "x.json")], "c")
     assert sample.metadata == {"txt": "r", **{name: values[2].as_py() for name, values in columns.items()}}
-    assert "boxes  [[], [3]]" in sample_text(view(sample), 80)
+    assert "boxes  [[], [3]]" in sample_text(view_sample(sample), 80)
 
 
 def test_lists_of_another_type_in_each_shard(tmp_path: Path) -> None:
@@ -338,7 +346,7 @@ def test_keys_are_all_keys_one_a_line(photos: Path, tmp_path: Path) -> None:
     expected = [name.partition(".")[0] for name, _ in members(*shards(photos)) if name.endswith(".jpg")]
     assert typed("inspect", photos, "--keys").out.splitlines() == expected
     assert json.loads(typed("inspect", photos, "--keys", "--json").out) == {"keys": expected}
-    assert list(keys([open_dataset(foreign(photos, tmp_path / "f"))])) == expected
+    assert list(iter_keys([open_dataset(foreign(photos, tmp_path / "f"))])) == expected
     ran = shell(f"$T inspect {photos} --keys | head -n 1", tmp_path)
     assert (ran.code, ran.out, ran.err) == (0, expected[0] + "\n", "")
 
@@ -347,9 +355,9 @@ def test_a_key_is_the_same_with_and_without_an_index(tmp_path: Path) -> None:
     """A key with a per cent sign, as `--portable` makes them, is found by a walk as its sidecar has it."""
     source = write_tree(tmp_path / "source", {"a b.txt": b"1"})
     create(source, f"{tmp_path}/out-{{0..}}.tar", CreateOptions(portable=True))
-    with_index = list(keys([open_dataset(tmp_path / "out.json")]))
+    with_index = list(iter_keys([open_dataset(tmp_path / "out.json")]))
     (tmp_path / "out-0.index").unlink()
-    assert list(keys([open_dataset(tmp_path / "out.json")])) == with_index == ["a%20b"]
+    assert list(iter_keys([open_dataset(tmp_path / "out.json")])) == with_index == ["a%20b"]
 
 
 def test_a_sample_is_shown_by_key_or_number(photos: Path) -> None:
@@ -382,7 +390,7 @@ def test_a_key_is_found_by_the_ranges_of_shards(
     options = CreateOptions(max_count=2, workers=1, shuffle=shuffle)
     create(tmp_path / "in", f"{tmp_path}/x-{{00..}}.tar", options)
     dataset, looked_at = open_dataset(tmp_path / "x.json"), list[str]()
-    order = [*keys([dataset])]
+    order = [*iter_keys([dataset])]
 
     def read(shard: StoredShard, **how: Any) -> ShardIndex:
         looked_at.append(shard.name)
@@ -393,7 +401,7 @@ def test_a_key_is_found_by_the_ranges_of_shards(
     for key in ("00", "13", "19"):
         looked_at.clear()
         found = find_sample([dataset], key)
-        assert (found.key, found.number, view(found).fields[0].value) == (key, order.index(key), f"{int(key)}")
+        assert (found.key, found.number, view_sample(found).fields[0].value) == (key, order.index(key), f"{int(key)}")
         assert len({*looked_at}) == 1 or shuffle
     for missing in ("", "13a", "xx"):
         with pytest.raises(ShardError, match="no such sample"):
@@ -471,10 +479,10 @@ def test_text_fits_the_terminal(tabled: Path) -> None:
     summary = inspect(tabled)
     for room in (50, 80, 120):
         lines = summary_text(summary, room).splitlines()
-        assert [line for line in lines if cells(line) > max(room, 66) and "fingerprint" not in line] == []
+        assert [line for line in lines if display_width(line) > max(room, 66) and "fingerprint" not in line] == []
         for sample in first_samples([open_dataset(tabled)], 3):
-            assert cells(sample_line(view(sample), room)) <= room
-            assert max(map(cells, sample_text(view(sample), room).splitlines())) <= room
+            assert display_width(sample_line(view_sample(sample), room)) <= room
+            assert max(map(display_width, sample_text(view_sample(sample), room).splitlines())) <= room
 
 
 @pytest.mark.slow
@@ -536,7 +544,7 @@ def test_damage_anywhere_is_an_error_of_ours_or_none(
         json.dumps(inspect(folder, InspectOptions(looks=10)).to_json(), allow_nan=False)
     with suppress(ShardError):
         for sample in first_samples([open_dataset(folder)], 3):
-            json.dumps(view(sample).to_json(), allow_nan=False)
+            json.dumps(view_sample(sample).to_json(), allow_nan=False)
     shutil.rmtree(folder)
 
 
@@ -545,15 +553,15 @@ def test_numbers_are_read_packed_or_one_by_one(numbers: list[int]) -> None:
     """The numbers of a feature are those that were written, in either form of protobuf."""
     packed = b"".join(map(tfrecords.varint, numbers))
     single = b"".join(b"\x08" + tfrecords.varint(number) for number in numbers)
-    assert numbers_in(packed, "int64", len(numbers)) == numbers
-    assert numbers_in(single, "int64", len(numbers)) == numbers or len(numbers) == 1
+    assert feature_numbers(packed, "int64", len(numbers)) == numbers
+    assert feature_numbers(single, "int64", len(numbers)) == numbers or len(numbers) == 1
 
 
 @given(st.text(), st.integers(4, 60))
 def test_a_line_is_as_wide_as_told(text: str, room: int) -> None:
     """No text takes more columns than there are, and none of its characters starts another line."""
-    shown: Any = fit(text, room)
-    assert cells(shown) <= room
+    shown: Any = fit_line(text, room)
+    assert display_width(shown) <= room
     assert len(shown.splitlines()) <= 1
 
 
@@ -592,8 +600,8 @@ def test_a_report_is_a_file_here(words: tuple[str, str], photos: Path, tmp_path:
 def test_samples_of_several_datasets_are_one_row(photos: Path, tabled: Path, tmp_path: Path) -> None:
     """Keys and numbers go on from dataset to dataset; a contact sheet is of one, and nothing is written beside it."""
     opened = [open_dataset(photos), open_dataset(tabled)]
-    expected = [key for one in opened for key in keys([one])]
-    assert list(keys(opened)) == expected
+    expected = [key for one in opened for key in iter_keys([one])]
+    assert list(iter_keys(opened)) == expected
     assert typed("inspect", photos, tabled, "--keys").out.splitlines() == expected
     assert [one.key for one in first_samples(opened, 120)] == expected[:120]
     for number in (0, 97, 98, 195):

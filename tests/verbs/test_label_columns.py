@@ -20,8 +20,8 @@ from shardtool import (
     reshard,
     verify,
 )
-from shardtool.entries import arrow
-from shardtool.select.query import matching
+from shardtool.entries import metadata_columns
+from shardtool.select.query import match_rows
 from tests.helpers import members, shards, sidecar, write_tree
 
 if TYPE_CHECKING:
@@ -141,9 +141,9 @@ def test_queries_of_labels_that_make_no_sense(query: str, said: str, source: Pat
 def test_numbers_that_are_of_no_class_are_compared_with_no_name() -> None:
     """Where a file has other numbers than those of classes, a name is none of them: not even the wrong one."""
     table = pa.table({"cls": [0, 7, None]})
-    assert matching(table, "cls != 7", {"cls": ("a", "b")}).tolist() == [0, 2]
+    assert match_rows(table, "cls != 7", {"cls": ("a", "b")}).tolist() == [0, 2]
     with pytest.raises(InvalidRequest, match="cls: numbers that are of no class; expected numbers of 2 classes"):
-        matching(table, "cls == 'a'", {"cls": ("a", "b")})
+        match_rows(table, "cls == 'a'", {"cls": ("a", "b")})
 
 
 @pytest.mark.parametrize("name", ["../up", ".hidden", "a/b"])
@@ -229,7 +229,7 @@ def test_a_repair_gives_the_column_back_without_the_source(source: Path, ending:
 def before(source: Path, ending: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A dataset as earlier versions made it: it has the labels and their classes, and no column of them."""
     with monkeypatch.context() as patch:
-        patch.setattr(arrow, "with_columns", lambda columns, _more: columns)
+        patch.setattr(metadata_columns, "with_number_columns", lambda columns, _more: columns)
         made = _create(source, tmp_path / "old", ending, label_from_folder=True)
     assert _column(made) is None
     return made

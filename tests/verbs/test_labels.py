@@ -21,9 +21,9 @@ from shardtool import (
     reshard,
     verify,
 )
-from shardtool.dataset.dataset_file import open_classes
+from shardtool.dataset.class_names import read_classes
 from shardtool.entries.classes import Classes, number_classes
-from shardtool.values import source_text
+from shardtool.names import quote_name
 from tests.helpers import members, read_tree, shards, typed, write_tree
 
 if TYPE_CHECKING:
@@ -246,7 +246,7 @@ def test_a_list_of_ones_own_stays_the_list(tmp_path: Path) -> None:
 def test_files_that_name_classes(text: str, tmp_path: Path) -> None:
     """A JSON list, lists by field, and text with a name a line, as any editor writes it, all name the same classes."""
     (tmp_path / "c.txt").write_text(text, encoding="utf-8", newline="")
-    known = open_classes(tmp_path / "c.txt")
+    known = read_classes(tmp_path / "c.txt")
     assert known is not None
     assert number_classes([b"50%"], "cls", known) == ({b"50%": 1}, ["cat", "50%25"])
 
@@ -286,14 +286,14 @@ def test_classes_from_needs_labels(tmp_path: Path) -> None:
 @given(st.sets(LABELS, min_size=1), st.lists(LABELS, unique=True))
 def test_numbers_are_one_to_one(found: set[bytes], listed: list[bytes]) -> None:
     """Numbers are places in the names; those of a list stay as they are, and where it grows, the others follow."""
-    for known in (None, Classes("l", {"cls": [source_text(name) for name in listed]}, grows=True)):
+    for known in (None, Classes("l", {"cls": [quote_name(name) for name in listed]}, grows=True)):
         numbers, names = number_classes(found, "cls", known)
-        assert {name: names[at] for name, at in numbers.items()} == {name: source_text(name) for name in found}
+        assert {name: names[at] for name, at in numbers.items()} == {name: quote_name(name) for name in found}
         assert len(set(names)) == len(names)
         if known is None:
             assert [name for name, _ in sorted(numbers.items(), key=lambda one: one[1])] == sorted(found)
         else:
-            assert names[: len(listed)] == [source_text(name) for name in listed]
+            assert names[: len(listed)] == [quote_name(name) for name in listed]
 
 
 # Notes.

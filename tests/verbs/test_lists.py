@@ -18,15 +18,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardtool import CreateOptions, IndexOptions, InvalidRequest, ReshardOptions, create, index, reshard, verify
-from shardtool.dataset.shard_index import ShardFact, encode, index_of
-from shardtool.fingerprint import show_fingerprint
+from shardtool.dataset.sidecar_schema import ShardFacts
+from shardtool.dataset.sidecar_write import encode_sidecar, written_index
+from shardtool.fingerprint import format_fingerprint
 from shardtool.pattern import parse_pattern
-from shardtool.plan.order import Bounds
-from shardtool.plan.plan import make_plan, shard_samples
-from shardtool.source.shards import list_datasets
+from shardtool.plan.plan import make_plan
+from shardtool.plan.shard_bounds import ShardBounds
+from shardtool.plan.shard_task import build_shard_samples
+from shardtool.source.shard_listing import list_datasets
 from shardtool.storage.staging import Folder
 from shardtool.write.pack_shard import pack_shard
-from shardtool.write.packer import ShardTask
+from shardtool.write.task import ShardTask
 from tests import tfrecords
 from tests.helpers import read_tree, shards, sidecar
 from tests.made import changed
@@ -219,7 +221,7 @@ SPEC = {
 
 
 def test_the_dataset_file_tells_of_lists(place: Path) -> None:
-    """`features` is what TensorFlow must be told, whether `reshard` or `index` wrote it; numbers alone stay numbers."""
+    """`parse_features` is what TensorFlow must be told, whether `reshard` or `index` wrote it; numbers alone stay numbers."""
     source = _typical(place)
     assert _run(source, place / "a")["features"] == SPEC
     index(source, IndexOptions(workers=1))
@@ -280,16 +282,16 @@ def test_what_is_left_out_leaves_the_rest_right(place: Path, *, large: bool) -> 
     expected = entries.known_spans.expected.copy()
     expected[bad] ^= 1
     pattern = parse_pattern(str(place / "out-{000..}.tfrecord"))
-    plan = make_plan(changed(entries, expected=expected), pattern, Bounds())
-    samples, folder = shard_samples(plan, 0), Folder(str(place))
+    plan = make_plan(changed(entries, expected=expected), pattern, ShardBounds())
+    samples, folder = build_shard_samples(plan, 0), Folder(str(place))
     result = pack_shard(ShardTask(0, "out-000.tfrecord", plan.format, folder, samples, "skip", 0), lambda *_: None)
     assert [(at, one.key, one.code) for at, one in result.skipped] == [(2, "k2", "corrupt")]
     _write(place / "right" / "x.tfrecord", [one for one in examples if one[0] != "k2"])
-    assert show_fingerprint(result.digest) == _run(place / "right", place / "a")["fingerprint"]
+    assert format_fingerprint(result.digest) == _run(place / "right", place / "a")["fingerprint"]
     assert result.staged is not None
     folder.publish(result.staged)
-    index = index_of(plan.format, samples.content, None, result.field_crcs, (2,))
-    told, _ = encode(index, ShardFact("out-000.tfrecord", result.size, result.crc, ""))
+    index = written_index(plan.format, samples.content, None, result.field_crcs, (2,))
+    told, _ = encode_sidecar(index, ShardFacts("out-000.tfrecord", result.size, result.crc, ""))
     (place / "out-000.index").write_bytes(told)
     assert _indexed(place) == _payloads(place) == _payloads(place / "a")
 
@@ -298,10 +300,10 @@ def test_a_shard_that_stays(place: Path) -> None:
     """What is told of a shard that an earlier run has made is what was told of it then."""
     entries = list_datasets([str(_typical(place))], Here(), Count(), to_format="tfrecord").entries
     plan, folder = (
-        make_plan(entries, parse_pattern(str(place / "out-{000..}.tfrecord")), Bounds()),
+        make_plan(entries, parse_pattern(str(place / "out-{000..}.tfrecord")), ShardBounds()),
         Folder(str(place)),
     )
-    task = ShardTask(0, "out-000.tfrecord", plan.format, folder, shard_samples(plan, 0), "stop", 0)
+    task = ShardTask(0, "out-000.tfrecord", plan.format, folder, build_shard_samples(plan, 0), "stop", 0)
     made = pack_shard(task, lambda *_: None)
     assert made.staged is not None
     folder.publish(made.staged)

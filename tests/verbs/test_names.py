@@ -24,11 +24,11 @@ from shardtool import (
     reshard,
     verify,
 )
-from shardtool.dataset.shard_file import SurveyTask, survey
-from shardtool.entries.entries import Names
+from shardtool.dataset.scan import ShardScanTask, scan_shard
+from shardtool.entries.strings import PackedStrings
 from shardtool.errors import printable
-from shardtool.select.names import has_dotted
-from shardtool.values import NAME_LIMIT, ends_early, name_problem, split_name
+from shardtool.names import MAX_NAME_BYTES, has_early_dot, name_problem, split_name
+from shardtool.select.storable_names import has_dotted_keys
 from tests.helpers import members, shards, write_tree
 from tests.tfrecords import example as tf_example
 from tests.tfrecords import frame
@@ -59,7 +59,7 @@ def _in_shards(folder: Path) -> dict[str, list[str]]:
     dots = json.loads((folder / "o.json").read_bytes())["shardtool"]["made"]["options"].get("dots", "first")
     found: dict[str, list[str]] = {}
     for path in shards(folder):
-        seen, row = survey(SurveyTask(str(path), dots=dots)), 0
+        seen, row = scan_shard(ShardScanTask(str(path), dots=dots)), 0
         for key, count in zip(seen.keys, seen.counts, strict=True):
             found[key.decode()] = [seen.names[code].decode() for code in seen.codes[row : row + count]]
             row += count
@@ -143,7 +143,7 @@ def test_a_functions_keys(keys: list[str], field: str | None, dots: Any, on_erro
     bad = {key for key in keys if name_problem(key.encode()) or any(map(name_problem, fields))
            or {"", ".", ".."} & set(key.split("/"))}  # fmt: skip
     if ending == "tar":
-        bad |= {key for key in keys if ends_early(key.encode()) and not dots}
+        bad |= {key for key in keys if has_early_dot(key.encode()) and not dots}
         bad |= {key for key in keys if dots and any(b"." in name for name in fields)}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name) / "out"
@@ -178,13 +178,13 @@ def test_keys_of_a_foreign_tfrecord(keys: list[str], field: str, ending: str) ->
         _check(folder, keys)
 
 
-@pytest.mark.parametrize("length", [NAME_LIMIT, NAME_LIMIT + 1, 2**20 + 1])
+@pytest.mark.parametrize("length", [MAX_NAME_BYTES, MAX_NAME_BYTES + 1, 2**20 + 1])
 def test_long_keys_are_refused_by_name_and_never_cut(length: int, ending: str, tmp_path: Path) -> None:
     """A key of up to the limit comes back whole; a longer one is refused by its name, before anything is written."""
     keys = ["K" * (length - 1) + end for end in "ab"]
     table = pa.table({"key": keys, "text": ["1", "2"]})
     asked = _options(key="key", values=("txt=text",), meta="none")
-    if length <= NAME_LIMIT:
+    if length <= MAX_NAME_BYTES:
         create(table, f"{tmp_path}/o-{{0..}}.{ending}", asked)
         _check(tmp_path, keys)
         return
@@ -202,11 +202,11 @@ def test_long_keys_are_refused_by_name_and_never_cut(length: int, ending: str, t
 def test_long_keys_of_a_joined_table(tmp_path: Path) -> None:
     """A key of `--join` that no sample can have matches none, also where a sample has its start, and is shown cut."""
     create(
-        pa.table({"key": ["K" * NAME_LIMIT], "text": ["1"]}),
+        pa.table({"key": ["K" * MAX_NAME_BYTES], "text": ["1"]}),
         f"{tmp_path}/o-{{0..}}.tar",
         _options(values=("txt=text",)),
     )
-    table = pa.table({"key": ["K" * NAME_LIMIT + "a", "K" * NAME_LIMIT], "new": [1, 2]})
+    table = pa.table({"key": ["K" * MAX_NAME_BYTES + "a", "K" * MAX_NAME_BYTES], "new": [1, 2]})
     asked = ReshardOptions(workers=1, join=table, on="key")
     told = reshard(tmp_path / "o.json", f"{tmp_path}/r/o-{{0..}}.tar", asked)
     (note,) = [note for note in told.notes if "matches no sample" in note]
@@ -219,7 +219,7 @@ def test_a_long_feature_that_is_no_key(tmp_path: Path) -> None:
     """A megabyte in a feature called `key` is a payload: the sample is called after its shard and number."""
     record = frame(tf_example([(b"key", 1, bytes(2**20 + 1))]))
     (tmp_path / "x.tfrecord").write_bytes(record)
-    found = survey(SurveyTask(str(tmp_path / "x.tfrecord")))
+    found = scan_shard(ShardScanTask(str(tmp_path / "x.tfrecord")))
     assert (found.keys, found.lengths.tolist(), found.error) == ([b"x/000000000"], [2**20 + 1], None)
 
 
@@ -263,4 +263,4 @@ def test_resume_does_not_keep_what_another_rule_would_refuse(tmp_path: Path) -> 
 def test_has_dotted(keys: list[str]) -> None:
     """Many keys have a dot in the way where one of them has."""
     names = [key.encode() for key in keys]
-    assert has_dotted(Names.of(names)) == any(map(ends_early, names))
+    assert has_dotted_keys(PackedStrings.of(names)) == any(map(has_early_dot, names))

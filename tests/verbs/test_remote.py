@@ -24,10 +24,10 @@ from shardtool import (  # fmt: skip
     reshard,
     verify,
 )
-from shardtool.cli.text import rendered
+from shardtool.cli.report_text import render_report
+from shardtool.messages import use_cli_names
 from shardtool.storage.remote import retry
 from shardtool.verbs.extract import MANIFEST
-from shardtool.wording import command_line_words
 from tests.helpers import flip, read_tree, shards, write_tree
 from tests.servers.faults import Fault
 
@@ -48,7 +48,7 @@ def proxy(http_files: Server, proxies: Callable[[Server], FaultyProxy]) -> Fault
 @pytest.fixture(autouse=True)
 def _harmless(proxy: FaultyProxy, monkeypatch: pytest.MonkeyPatch) -> None:
     proxy.set()
-    monkeypatch.setattr(retry, "POLICY", retry.Policy(first_s=0.01, whole_s=5))
+    monkeypatch.setattr(retry, "DEFAULT_POLICY", retry.RetryPolicy(first_wait_s=0.01, max_total_s=5))
 
 
 @pytest.fixture
@@ -183,9 +183,9 @@ def test_what_mends_a_dataset_elsewhere(dataset: tuple[str, Path]) -> None:
     at, folder = dataset
     flip(shards(folder)[0], 600)
     far, near = (verify(one, VerifyOptions(workers=1)) for one in (f"{at}/x.json", folder / "x.json"))
-    with command_line_words():
+    with use_cli_names():
         said, of_folder, stored = (
-            rendered(one, "text") for one in (far, near, replace(near, dataset="s3://b/p/x.json"))
+            render_report(one, "text") for one in (far, near, replace(near, dataset="s3://b/p/x.json"))
         )
     assert "Mend it where it was written" in said
     assert "--repair" in of_folder

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from shardtool import InvalidRequest, create, remove, verify
-from shardtool.skipped import key_mark
+from shardtool.skipped import hash_key
 from tests import stored
 from tests.faults.helpers import start
 from tests.helpers import flip, identity, read_tree, sidecar, typed, write_tree
@@ -169,7 +169,7 @@ def test_nobody_brings_them_back_unasked(source: Path) -> None:
         ran = typed(*again, *words)
         assert (ran.code, "1 sample left out, which `remove` took out of the dataset" in ran.err) == (0, True), ran
         assert _keys(dataset) == [key for key in sorted(_KEYS) if key != gone]
-        assert key_mark(gone.encode()) in (dataset.parent / "out.skipped").read_text()
+        assert hash_key(gone.encode()) in (dataset.parent / "out.skipped").read_text()
         assert verify(dataset, source=source).sound
     assert "were removed before" in "".join(remove(dataset, keys_from=[gone]).notes)
     ran = typed(*again, "--overwrite")

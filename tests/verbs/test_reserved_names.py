@@ -8,14 +8,14 @@ import pytest
 
 import shardtool
 from shardtool import CreateOptions, IndexOptions, InvalidRequest, ShardWriter, create, index, verify
-from shardtool.values import RESERVED
+from shardtool.names import RESERVED_NAMES
 from tests.helpers import members, typed, write_tree
 from tests.verbs.test_inspect import tar_of
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-_NAMES = sorted(map(bytes.decode, RESERVED))
+_NAMES = sorted(map(bytes.decode, RESERVED_NAMES))
 
 
 @pytest.mark.parametrize("name", _NAMES)

@@ -42,7 +42,7 @@ from shardtool import (
     reshard_dry_run,
     verify,
 )
-from shardtool.verbs.create import packing
+from shardtool.verbs.create import checks
 from tests import tfrecords
 from tests.helpers import flip, identity, members, read_tree, shards, sidecar
 from tests.stored import contents, skipped, sound
@@ -493,7 +493,7 @@ def test_samples_that_keep_no_field(place: Path) -> None:
 
 def test_metadata_that_no_reader_takes(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Long texts that many samples share are refused where they would take more memory than a reader gives them."""
-    monkeypatch.setattr("shardtool.dataset.shard_index._METADATA_SLACK", 2**20)  # 32 times that takes a second
+    monkeypatch.setattr("shardtool.dataset.sidecar_read._METADATA_SLACK_BYTES", 2**20)  # 32 times that takes a second
     names = [f"{at:03}" for at in range(300)]
     options = CreateOptions(workers=1, values=("cls=cls",), meta="none")
     create(pa.table({"key": names, "cls": range(300)}), f"{place}/in/out-{{000..}}.tfrecord", options)
@@ -507,7 +507,7 @@ def test_metadata_that_no_reader_takes(place: Path, monkeypatch: pytest.MonkeyPa
         assert re.search(found, str(error))
         assert not (place / "out").exists()  # it was refused when it was planned
     with monkeypatch.context() as patch:
-        patch.setattr(packing, "most_metadata", lambda _: 2**40)  # as if no plan could tell
+        patch.setattr(checks, "max_metadata_bytes", lambda _: 2**40)  # as if no plan could tell
         assert re.search(found, str(refused(source, place / "out", join=long, on="key", ending="tfrecord")))
     run(source, place / "out", "tfrecord", join=short, on="key")
     is_sound(place / "out" / "out.json")

@@ -16,10 +16,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from shardtool import CorruptShard, CreateOptions, InvalidRequest, ReshardOptions, SampleFailed, create, reshard, verify
-from shardtool.request.settings import Observer
-from shardtool.source.shard_columns import FilesSeen
-from shardtool.source.shards import open_datasets
-from shardtool.verbs.create import earlier as keep
+from shardtool.request.observer import Observer
+from shardtool.source.open_datasets import open_datasets
+from shardtool.source.source_shard import FilesSeen
+from shardtool.verbs.create import resume
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 @pytest.fixture
 def trusting(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """Let shards that are made from now on seem younger than their sources, so that `--resume` may trust them."""
-    return lambda: monkeypatch.setattr(keep, "_CLOCK_SLACK_S", -3600)
+    return lambda: monkeypatch.setattr(resume, "_CLOCK_SLACK_S", -3600)
 
 
 def _dataset(folder: Path, name: str, files: Mapping[str, bytes], **options: Any) -> Path:

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from shardtool import CreateOptions, CreateResult, InvalidRequest, Observer, SampleFailed, create, dry_run
-from shardtool.write.transformed import fetchers
+from shardtool.write.transform_packer import fetchers
 from tests.fetch.server import BOMB, WebServer, body, web_server
 from tests.helpers import PHOTOS, members, read_tree, shards, typed, write_tree
 from tests.stored import skipped, sound

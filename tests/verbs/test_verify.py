@@ -16,13 +16,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardtool import CorruptShard, CreateOptions, Observer, Report, ShardError, VerifyOptions, create, verify
-from shardtool.dataset.dataset_file import read_dataset
-from shardtool.dataset.find import StoredShard
-from shardtool.dataset.shard_index import ShardFact, encode_table, read_facts, read_sidecar
+from shardtool.dataset.dataset_file import parse_dataset
+from shardtool.dataset.sidecar_read import parse_facts, parse_sidecar
+from shardtool.dataset.sidecar_schema import ShardFacts
+from shardtool.dataset.sidecar_write import encode_sidecar_table
+from shardtool.dataset.stored import StoredShard
 from shardtool.fingerprint import crc32c
-from shardtool.verbs.verify import checks as shardchecks
-from shardtool.verbs.verify.checks import ShardCase, Task, examine
-from shardtool.wording import command_line_words
+from shardtool.messages import use_cli_names
+from shardtool.verbs.verify import examine as verify_examine
+from shardtool.verbs.verify import shard_checks
+from shardtool.verbs.verify.examine import ExamineTask, examine_shard
+from shardtool.verbs.verify.verified_dataset import ShardCheck
 from tests.helpers import flip, identity, shards, typed, write_tree
 
 if TYPE_CHECKING:
@@ -135,10 +139,10 @@ def _is_sound(given_: Path) -> bool:
         raise
 
 
-def _case(dataset: Path, number: int) -> ShardCase:
-    entry = read_dataset((dataset / "out.json").read_bytes(), "out.json").shards[number]
+def _case(dataset: Path, number: int) -> ShardCheck:
+    entry = parse_dataset((dataset / "out.json").read_bytes(), "out.json").shards[number]
     shard = StoredShard(f"{dataset}/{entry.name}", entry=entry)
-    return ShardCase(shard, wanted=True, size=(dataset / entry.name).stat().st_size)
+    return ShardCheck(shard, wanted=True, size=(dataset / entry.name).stat().st_size)
 
 
 @pytest.mark.slow
@@ -149,8 +153,8 @@ def test_any_byte_of_a_shard(dataset: Path) -> None:
     for damaged in _damages(raw, rng, 13):
         shard.write_bytes(damaged)
         case = _case(dataset, 0)
-        case.examined = examine(Task(case.shard))
-        assert [*shardchecks.check_shard(case)]
+        case.examined = examine_shard(ExamineTask(case.shard))
+        assert [*shard_checks.check_shard(case)]
 
 
 @pytest.mark.parametrize("ending", ["tar"], indirect=True)  # the mechanism does not know the format
@@ -162,10 +166,10 @@ def test_any_byte_of_a_sidecar(dataset: Path) -> None:
     for number, damaged in enumerate(_damages(raw, rng, 7)):
         path.write_bytes(damaged)
         case = _case(dataset, 1)
-        assert [*shardchecks.check_sidecar(case)]
+        assert [*shard_checks.check_sidecar(case)]
         if number % 20 == 0:
-            case.examined = shardchecks.ShardExamination(None)
-            list(shardchecks.check_index(case))
+            case.examined = verify_examine.ShardExamination(None)
+            list(shard_checks.check_index(case))
 
 
 @pytest.mark.slow
@@ -431,10 +435,10 @@ def _reindex(dataset: Path, change: Callable[[list[dict[str, Any]]], None]) -> N
     """Change a sidecar's rows, and seal it and the dataset file again."""
     path = dataset / "out-001.index"
     raw = path.read_bytes()
-    table, fact = read_sidecar(raw, "x", None).plain_table(), read_facts(raw, "x")
+    table, fact = parse_sidecar(raw, "x", None).plain_table(), parse_facts(raw, "x")
     rows = table.to_pylist()
     change(rows)
-    data = encode_table(pa.Table.from_pylist(rows, schema=table.schema), fact)
+    data = encode_sidecar_table(pa.Table.from_pylist(rows, schema=table.schema), fact)
     _replace_sidecar(dataset, data)
 
 
@@ -488,8 +492,8 @@ def test_other_checksums_in_a_sealed_sidecar(dataset: Path) -> None:
 @pytest.mark.parametrize("what", ["rows", "fields", "key", "names"])
 def test_sidecars_that_unfold(what: str, dataset: Path) -> None:
     """A sidecar of a few kilobytes that unfolds to gigabytes is refused before it does."""
-    fact = read_facts((dataset / "out-001.index").read_bytes(), "x")
-    schema = read_sidecar((dataset / "out-001.index").read_bytes(), "x", None).plain_table().schema
+    fact = parse_facts((dataset / "out-001.index").read_bytes(), "x")
+    schema = parse_sidecar((dataset / "out-001.index").read_bytes(), "x", None).plain_table().schema
     part = {"name": "jpg", "offset": 0, "length": 0, "crc32c": 0}
     rows = {
         "rows": [{"__key__": "k", "__offset__": 0, "__size__": 0, "__fields__": []}] * 200_000,
@@ -498,7 +502,7 @@ def test_sidecars_that_unfold(what: str, dataset: Path) -> None:
         "names": [{"__key__": "k", "__offset__": 0, "__size__": 0,
                    "__fields__": [{**part, "name": "n" * 2**25}] * 3}],
     }[what]  # fmt: skip
-    data = encode_table(pa.Table.from_pylist(rows, schema=schema), fact)
+    data = encode_sidecar_table(pa.Table.from_pylist(rows, schema=schema), fact)
     assert len(data) < 2**17
     _replace_sidecar(dataset, data)
     report = _verify(dataset)
@@ -717,7 +721,7 @@ def test_json(dataset: Path) -> None:
     flip(shards(dataset)[0], 200)
     ran = typed("verify", dataset, "--json")
     document = json.loads(ran.out)
-    with command_line_words():
+    with use_cli_names():
         report = _verify(dataset).to_json()
     assert document.pop("bytes_per_s") > document.pop("samples_per_s") > 0
     assert {**document, "seconds": 0} == {**report, "seconds": 0}
@@ -753,7 +757,7 @@ def test_a_sidecar_without_checksums(dataset: Path) -> None:
     """Where an index was made without reading payloads, what it says is checked, and the rest is not."""
     for path in [*dataset.glob("*.index"), dataset / "out.json"]:
         path.unlink()
-    from shardtool.request.options import IndexOptions
+    from shardtool.request.dataset_options import IndexOptions
     from shardtool.verbs.index.index import index
 
     index(dataset, IndexOptions(workers=1))
@@ -764,15 +768,15 @@ def test_a_sidecar_without_checksums(dataset: Path) -> None:
 
 def test_a_shard_fact() -> None:
     """A sidecar of another version or kind is damage, not an error of ours."""
-    data = encode_table(pa.table({"x": [1]}), ShardFact("a.tar", 5, 1, ""))
-    assert read_facts(data, "x").size == 5
+    data = encode_sidecar_table(pa.table({"x": [1]}), ShardFacts("a.tar", 5, 1, ""))
+    assert parse_facts(data, "x").size == 5
     facts = pq.read_schema(pa.BufferReader(data)).metadata
     version = next(name for name in facts if name.endswith(b"format_version"))
     for wrong in ({**facts, version: b"99"}, {**facts, version: b"one"}, {}):
         sink = pa.BufferOutputStream()
         pq.write_table(pa.table({"x": [1]}).replace_schema_metadata(wrong), sink)
         with pytest.raises(CorruptShard):
-            read_facts(sink.getvalue().to_pybytes(), "x")
+            parse_facts(sink.getvalue().to_pybytes(), "x")
 
 
 def test_any_byte_of_what_was_left_out(tmp_path: Path) -> None:

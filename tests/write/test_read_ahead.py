@@ -11,19 +11,23 @@ import pytest
 
 from shardtool.errors import SampleFailed
 from shardtool.pattern import parse_pattern
-from shardtool.plan.order import Bounds
-from shardtool.plan.plan import make_plan, shard_samples
-from shardtool.storage.places import READ_PLAIN
+from shardtool.plan.plan import make_plan
+from shardtool.plan.shard_bounds import ShardBounds
+from shardtool.plan.shard_task import build_shard_samples
+from shardtool.storage.files import READ_PLAIN
 from shardtool.storage.staging import Folder
+from shardtool.write.buffers import BUFFER_SIZE
 from shardtool.write.pack_shard import pack_shard
-from shardtool.write.packer import BUFFER_SIZE, PlannedFile, ReadAhead, ShardTask, no_report
+from shardtool.write.packer import no_report
+from shardtool.write.read_ahead import PlannedFile, ReadAhead
+from shardtool.write.task import ShardTask
 from tests.made import flat_entries
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from shardtool.write.packer import ShardResult
+    from shardtool.write.task import ShardResult
 
 SAMPLES = 40
 LARGE = 20  # its place; it does not fit the buffer, and its first file is read ahead, its second is not
@@ -71,9 +75,9 @@ def _task(source: Path, ending: str) -> ShardTask:
         size=[path.stat().st_size for path in files],
         mtime_ns=[10**18] * len(files),
     )
-    plan = make_plan(entries, parse_pattern(str(source.parent / f"out-{{000..}}.{ending}")), Bounds())
+    plan = make_plan(entries, parse_pattern(str(source.parent / f"out-{{000..}}.{ending}")), ShardBounds())
     folder = Folder(str(source.parent))
-    return ShardTask(0, f"out-000.{ending}", plan.format, folder, shard_samples(plan, 0), "skip", 0)
+    return ShardTask(0, f"out-000.{ending}", plan.format, folder, build_shard_samples(plan, 0), "skip", 0)
 
 
 def _packed(task: ShardTask) -> tuple[bytes, ShardResult]:

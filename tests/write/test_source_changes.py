@@ -11,8 +11,8 @@ import pytest
 
 from shardtool import CreateOptions, create
 from shardtool.errors import SampleFailed
-from shardtool.storage import places
-from shardtool.write.packer import BUFFER_SIZE
+from shardtool.storage import files
+from shardtool.write.buffers import BUFFER_SIZE
 from tests.stored import contents, sound
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def _change_during_reads(monkeypatch: pytest.MonkeyPatch, change: Callable[[], N
         change()
         return got
 
-    monkeypatch.setattr(places, "_readv", lambda fd, views: read(readv, fd, views))
+    monkeypatch.setattr(files, "_readv", lambda fd, views: read(readv, fd, views))
     monkeypatch.setattr(os, "preadv", lambda fd, views, offset: read(preadv, fd, views, offset))
 
 
@@ -115,10 +115,10 @@ def test_an_archive_that_changes_is_read_again(source: Path, tmp_path: Path, mon
             file.write((tmp_path / "n.tar").read_bytes())
         os.utime(archive, ns=(OLD_NS, OLD_NS))
 
-    pack = places.LocalFile.read_into
+    pack = files.LocalFile.read_into
     changes = [change]
 
-    def read_into(file: places.LocalFile, into: memoryview, offset: int) -> int:
+    def read_into(file: files.LocalFile, into: memoryview, offset: int) -> int:
         half = len(into) // 2
         got = pack(file, into[:half], offset)
         if changes:
@@ -126,6 +126,6 @@ def test_an_archive_that_changes_is_read_again(source: Path, tmp_path: Path, mon
             changes.pop()()
         return got + pack(file, into[half:], offset + half)
 
-    monkeypatch.setattr(places.LocalFile, "read_into", read_into)
+    monkeypatch.setattr(files.LocalFile, "read_into", read_into)
     assert _pack(archive, "tar", ONE) == b"n" * source.stat().st_size
     assert not changes

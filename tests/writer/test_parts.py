@@ -10,7 +10,7 @@ import pytest
 import shardtool
 from shardtool import CorruptShard, InvalidRequest, OutputExists, ShardWriter, merge, verify
 from shardtool.pattern import parse_pattern
-from shardtool.writer.writer import PartFiles, find_parts, part_pattern, part_tag
+from shardtool.writer.parts import PartFiles, find_writer_parts, make_part_pattern, make_part_tag
 from tests.helpers import read_tree, typed
 
 
@@ -35,7 +35,7 @@ def test_parts_do_not_clash(tmp_path: Path, ending: str) -> None:
     for key in "ab":
         killed.write({"__key__": key, "jpg": b""})
     killed.abandon()
-    found = find_parts(parse_pattern(pattern), [path.name for path in tmp_path.iterdir()])
+    found = find_writer_parts(parse_pattern(pattern), [path.name for path in tmp_path.iterdir()])
     names = {number: f"out-part{number:02}of11" for number in (0, 1, 2, 10)}
 
     def shards(stem: str, count: int) -> list[str]:
@@ -73,9 +73,10 @@ def test_no_names_for_parts(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest, match="open range"):
         ShardWriter(tmp_path / "out-{000..009}.tar", part=0, parts=2)
     pattern = parse_pattern("out-{000000..}.tar")
-    assert part_pattern(pattern, part_tag(1, 2)).text == "out-part1of2-{000000..}.tar"
+    assert make_part_pattern(pattern, make_part_tag(1, 2)).text == "out-part1of2-{000000..}.tar"
     assert (
-        find_parts(pattern, ["out-000000.tar", "out-party-000000.tar", "out-part1of2-x.tar", "out-part1of2.txt"]) == {}
+        find_writer_parts(pattern, ["out-000000.tar", "out-party-000000.tar", "out-part1of2-x.tar", "out-part1of2.txt"])
+        == {}
     )
 
 

@@ -1,4 +1,11 @@
-"""`create`: a folder or a manifest becomes a dataset. The library twin of `shardtool create`."""
+"""`create` and `reshard`: write the samples of a source, or of datasets, as a dataset.
+
+`write_dataset` is the whole run, step by step. `reshard` is the same run with shards as the source; samples that do
+not change are not decoded.
+
+Workers are forked before NumPy and pyarrow are imported, because importing them takes longer than packing a small
+source. Workers list the source while the parent imports them.
+"""
 
 from __future__ import annotations
 
@@ -6,37 +13,27 @@ import os
 import time
 from contextlib import ExitStack
 from dataclasses import replace
-from functools import partial
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from shardtool.dataset.find import find_dataset, of_glob
-from shardtool.errors import InvalidRequest, OutputExists, listing, memory_for, printable
+from shardtool.errors import InvalidRequest, printable
 from shardtool.execute import start_pool
-from shardtool.request.options import CreateOptions, OutputOptions, ReshardOptions
-from shardtool.request.settings import Notes, Observer, by_names
-from shardtool.source.open import open_source
-from shardtool.storage.places import is_url
-from shardtool.values import SPAN, Datasets, Dots, SpanFile, show_size
+from shardtool.messages import choose_text, option_text
+from shardtool.request.create_options import CreateOptions, ReshardOptions
+from shardtool.request.observer import Notes, Observer
+from shardtool.request.verb_call import accepts_options
+from shardtool.shard_samples import SPAN, SpanFile
+from shardtool.units import format_size
+from shardtool.verbs.create import outputs
 from shardtool.verbs.create import run as runs
-from shardtool.wording import either, option
+from shardtool.verbs.create.listing import list_source
 
 if TYPE_CHECKING:
-    from shardtool.entries.entries import Names
     from shardtool.execute.pool import Pool
+    from shardtool.request.output_options import OutputOptions
     from shardtool.request.results import CreateResult, DryRun
-    from shardtool.request.texts import SplitOptions
-    from shardtool.source.base import Listing, Source
-    from shardtool.transform import Condition, Transform
-
-
-# What `create` and `reshard` share: samples from a source become one dataset, or one for each split.
-#
-# `write_dataset` is the whole run, from top to bottom; the imports say where each of its steps stands.
-#
-# Start-up is a part of the work: on 60,000 files, importing pyarrow and NumPy costs more than
-# packing. So workers are forked before anything heavy is imported, list the source while a thread of
-# the parent imports what the plan and the sidecars need, and never need it themselves.
+    from shardtool.source.base import Source
+    from shardtool.values import Datasets
 
 
 def write_dataset(
@@ -52,44 +49,45 @@ def write_dataset(
     """
     begun, notes = time.time(), Notes(observer)
     with start_workers(options, notes.observer) as pool, ExitStack() as stack:
-        run = runs.read_run(names, options, pool, notes, begun=begun, dry=False)
-        opened = _open_and_list(run, source)
+        run = runs.make_run(names, options, pool, notes, begun=begun, dry=False)
+        opened = list_source(run, source)
 
-        from shardtool.verbs.create import packing, result
-        from shardtool.verbs.create.shuffle import arrange_payloads, spool_place
+        from shardtool.publish import publish_dataset
+        from shardtool.verbs.create import checks, new_samples, packing, parts, planning, result
+        from shardtool.verbs.create.shuffle import arrange_payloads, get_spool_location
 
-        packing.check_outputs(run)
+        new_samples.choose_samples(run)
         if not run.outputs:
-            _export_missing(run)
-            return result.create_result(run)
-        is_binary, temporary = run.is_binary, spool_place(run)
+            _export_missing_indexes(run)
+            return result.make_result(run)
+        is_binary, temporary = run.is_binary, get_spool_location(run)
         if is_binary:  # workers read binary columns from a file beside the output
-            runs.open_publishers(run, temporary, stack)
-            _spool(run, opened)
-        packing.plan_shards(run)
+            outputs.open_publishers(run, temporary, stack)
+            _write_binary_spool(run, opened)
+        planning.plan_shards(run)
         if not is_binary:
-            runs.open_publishers(run, temporary, stack)
+            outputs.open_publishers(run, temporary, stack)
         if run.part is not None:
             for output in run.outputs:
-                result.begin_part(run, output, run.part)
+                parts.start_part(run, output, run.part)
         arrange_payloads(run)
         for output in run.outputs:
             packing.Packing(run, output).pack()
         if run.part is None:
-            result.check_content(run)
+            checks.check_content_fingerprint(run)
         for output in run.outputs:
             output.dataset = (
-                result.end_part(run, output, run.part)
+                parts.finish_part(run, output, run.part)
                 if run.part
-                else result.publish_dataset(output.totals, output.publisher, run.record(output))
+                else publish_dataset.publish_dataset(output.totals, output.publisher, run.record(output))
             )
-        runs.remove_splits(run)
+        outputs.remove_lost_splits(run)
         for output in run.outputs:
             notes.add(*output.publisher.beside.removal_notes(output.destination.dataset_file, run.exports))
         notes.add(*(f"split {printable(name)} removed" for name in run.gone))
-        _export(run)
-    merged = [result.merge_if_last(output.destination, notes) for output in run.outputs if run.part]
-    return result.create_result(run, merged=bool(merged) and all(merged))
+        _export_indexes(run)
+    merged = [parts.merge_if_last(output.destination, notes) for output in run.outputs if run.part]
+    return result.make_result(run, merged=bool(merged) and all(merged))
 
 
 def plan_dataset(
@@ -98,20 +96,20 @@ def plan_dataset(
     """Return what `write_dataset` would write, to the byte unless samples are changed on the way; write nothing."""
     begun, notes = time.time(), Notes(observer)
     with start_workers(options, notes.observer) as pool:
-        run = runs.read_run(names, options, pool, notes, begun=begun, dry=True)
-        opened = _open_and_list(run, source)
+        run = runs.make_run(names, options, pool, notes, begun=begun, dry=True)
+        opened = list_source(run, source)
 
-        from shardtool.verbs.create import packing, result
+        from shardtool.verbs.create import new_samples, planning, result
 
-        packing.check_outputs(run)
-        packing.plan_shards(run)
+        new_samples.choose_samples(run)
+        planning.plan_shards(run)
         if run.asked is not None:
             from shardtool.source.plan_file import write_plan
 
             path, overwrite = run.plan_only, "overwrite" in run.options.if_exists
             size = write_plan(path, run.chosen, run.divides, run.asked, by_key=opened.by_key, overwrite=overwrite)
-            notes.add(f"the plan is in {path} ({show_size(size)}): {option('plan', path)} goes by it")
-    return result.dry_result(run)
+            notes.add(f"the plan is in {path} ({format_size(size)}): {option_text('plan', path)} goes by it")
+    return result.make_dry_run(run)
 
 
 def start_workers(options: OutputOptions, observer: Observer) -> Pool:
@@ -120,185 +118,11 @@ def start_workers(options: OutputOptions, observer: Observer) -> Pool:
     What they need is imported before, once for all of them.
     """
     import_module("shardtool.write.pack_shard")
-    again = f"with {option('if_exists', 'resume')}" if options.if_exists != "update" else "again"
+    again = f"with {option_text('if_exists', 'resume')}" if options.if_exists != "update" else "again"
     return start_pool(options, f"Run the same command {again}: finished shards are kept.", observer)
 
 
-def _open_and_list(run: runs.Run, source: object) -> Source:
-    """Open the outputs and the source, list the samples that were asked for, and return the source."""
-    runs.open_outputs(run)
-    # Without outputs, a column will name splits.
-    patterns = [output.pattern for output in run.outputs] or [runs.output_pattern(run.names)]
-    options = runs.keep_classes(run)
-    if isinstance(options, CreateOptions) and options.plan_only is not None:
-        from shardtool.source.plan_file import asked_of, check_plan_target
-
-        run.plan_only, run.asked = os.fspath(options.plan_only), asked_of(source, options, run.format)
-        try:
-            check_plan_target(run.plan_only, overwrite="overwrite" in options.if_exists)
-        except OutputExists as error:
-            run.refusal = error
-    opened = open_source(source, options, patterns)
-    run.pool.check(function=run.transform.function if run.transform else "")
-    _list_samples(run, opened)
-    if run.refusal is not None:
-        if run.verb == "reshard":
-            _check_other_place(run, source)
-        from shardtool.verbs.create.packing import check_listed
-
-        check_listed(run)
-        raise run.refusal
-    run.pool.check(run.entries.files())
-    spans, compressed = run.entries.spans, run.listed.compressed
-    if run.part is not None and spans is not None and (compressed or not spans.files):
-        found = "payloads in a table or a compressed archive, which are unpacked into one file first"
-        found = "compressed shards, which can only be read in sequence" if compressed else found
-        expected, remedy = "payloads that each part can read at their places", "Write it in one run."
-        raise InvalidRequest(option("part", run.options.part), found, expected=expected, remedy=remedy)
-    if run.shuffle is not None and run.shuffle.method == "gather" and compressed:
-        expected = "scatter or auto: they can only be read in sequence"
-        raise InvalidRequest(option("method"), "gather, of compressed shards", expected=expected)
-    return opened
-
-
-def _check_other_place(run: runs.Run, datasets: Any) -> None:
-    """Refuse to reshard datasets onto themselves: what is there already is not to be replaced, then.
-
-    Raises:
-        OutputExists: The output has a name of a shard of theirs.
-    """
-    pattern = runs.output_pattern(run.names)
-    for one in datasets if isinstance(datasets, list | tuple) else [datasets]:
-        for path in (path for dataset in of_glob(one) for path in find_dataset(dataset).paths):
-            same = os.path.realpath(os.path.dirname(path)) == os.path.realpath(pattern.folder)
-            if not is_url(path) and same and pattern.owns(os.path.basename(path)):
-                raise OutputExists(path, runs.REPLACED, expected=runs.ELSEWHERE, remedy=runs.UNTOUCHED)
-
-
-@memory_for("listing the source")
-def _list_samples(run: runs.Run, source: Source) -> None:
-    """Find the samples that were asked for, in their order, and divide them.
-
-    Raises:
-        InvalidRequest: There are none, or their names cannot be in shards.
-        SampleFailed: Some cannot be packed, and they are not to be skipped.
-        CorruptShard: A dataset that they are in is damaged.
-    """
-    run.listed = source.list_samples(run.pool, run.notes.observer)
-    run.listed = source.choose(run.listed, lambda: None if run.updates else _taken_keys(run))
-    run.listed = _each_once(run, source)
-    if run.asked is not None:
-        run.chosen = run.listed
-    run.notes.add(*run.listed.notes)
-    from shardtool.select.names import check_case, check_storable, make_portable
-
-    if not run.options.portable:
-        check_storable(run.entries, run.listed.name, skip=source.may_skip_names)
-    _settle_dots(run)
-    if run.dividing is not None:
-        _divide(run, source, run.dividing)
-        if run.options.portable:
-            other = option("split" if run.dividing.column is None else run.dividing.option)
-            raise InvalidRequest(option("portable"), f"used with {other}", remedy="Choose one of them.")
-    if run.options.portable:
-        entries = make_portable(run.entries, by_key=source.by_key)
-        if entries.metadata is not None and "source_paths" in entries.metadata.column_names:
-            entries = replace(entries, source_paths=False)  # names made safe before: those of the first time stay
-        run.listed = replace(run.listed, entries=entries)
-    elif run.format == "tar":
-        check_case(run.entries)
-    run.listed = run.listed.without_dropped()
-    if run.asked is not None:
-        run.chosen = run.chosen.without_dropped()
-    if run.listed.later is not None and run.transform is not None:
-        run.transform = run.transform._replace(where=_condition(run, run.listed.later, run.transform))
-        run.identity = run.transform.identity()
-
-
-def _each_once(run: runs.Run, source: Source) -> Listing:
-    """Return the samples without duplicates, if that was asked for; a run that will be refused reads no payloads."""
-    if run.refusal is not None:
-        return run.listed
-    from shardtool.source.selecting import each_once
-
-    taken = partial(_taken_keys, run) if run.updates else lambda: None
-    return each_once(run.listed, source, run.options, run.pool, run.notes.observer, taken)
-
-
-def _condition(run: runs.Run, later: Condition, transform: Transform) -> Condition:
-    """Return what of a query the workers judge, by what sidecars will have: of these columns they know the values.
-
-    Raises:
-        InvalidRequest: It names other columns, or is used with what needs the samples before they are read.
-    """
-    from shardtool.entries.arrow import with_found
-    from shardtool.select.query import matching
-
-    for name in ("plan_only", "equal_count"):
-        if getattr(run.options, name, None):
-            found = f"used with {option('where')} {later.query}, which shows only when samples are read"
-            raise InvalidRequest(option(name), found, expected="samples that a plan can know")
-    columns, classes = run.entries.metadata, run.listed.all_classes
-    columns = with_found(None if columns is None else columns.slice(0, 0), transform.found, [])
-    names = [] if columns is None else columns.column_names
-    if unknown := [name for name in later.columns if name not in names]:
-        found = f"{later.query}: shows only when samples are read, and no sidecar will have {unknown[0]}"
-        remedy = f"What names {unknown[0]} can be a part of its own, joined by `and`."
-        raise InvalidRequest(option("where"), found, expected=f"columns of sidecars: {listing(names)}", remedy=remedy)
-    matching(columns, later.query, classes)
-    return later._replace(classes=tuple((name, (*classes[name],)) for name in later.columns if name in classes))
-
-
-def _taken_keys(run: runs.Run) -> Names | None:
-    """Return the keys of the datasets that are appended to; None: there are no such datasets."""
-    if not any(output.destination.appends for output in run.outputs):
-        return None
-    from shardtool.verbs.create.earlier import taken_keys
-
-    return taken_keys(run)
-
-
-def _settle_dots(run: runs.Run) -> None:
-    """Decide at which dot keys end in a tar: at the last, which is recorded, if only that one divides all names."""
-    known = {**run.options.recorded(), **run.listed.recorded}
-    asked: Dots | None = "last" if known.get("dots") == "last" else "first" if "dots" in known else None
-    if run.format != "tar" or (run.options.portable and asked != "last"):
-        run.dots = asked or "first"
-        return
-    from shardtool.select.names import choose_dots
-
-    run.dots, note = choose_dots(run.entries, asked, run.listed.name)
-    if note:
-        run.listed = replace(run.listed, recorded={**run.listed.recorded, "dots": run.dots})
-        run.notes.add(note)
-
-
-def _divide(run: runs.Run, source: Source, dividing: SplitOptions) -> None:
-    """Give each output its samples, and these the column `split`."""
-    from shardtool.entries.arrow import with_split
-    from shardtool.select.splits import divide
-
-    entries = run.entries
-    values = source.labels(run.listed, dividing.reads[1]) if dividing.reads else None
-    run.divides = None if run.asked is None else values
-    splits = divide(entries.keys, dividing, values)
-    run.notes.add(*splits.notes)
-    if dividing.column is not None:
-        there = runs.splits_there(run) if run.updates else []
-        runs.open_outputs(run, [*splits.names, *(name for name in there if name not in splits.names)])
-    for at, output in enumerate(run.outputs):
-        output.which = splits.samples(at)
-    lacking = [one for one in run.outputs if one.which is not None and not len(one.which)]
-    # An update leaves splits that are there as they are.
-    if empty := [one.split for one in lacking if not (run.updates and one.destination.appends)]:
-        found = f"no sample falls into {', '.join(empty)}: {len(entries):,} in all"
-        remedy = f"Use larger shares, another {option('seed')}, or {option('stratify')}."
-        raise InvalidRequest(option("split"), found, remedy=remedy)
-    entries = replace(entries, metadata=with_split(entries.metadata, splits.names, splits.number))
-    run.listed = replace(run.listed, entries=entries)
-
-
-def _spool(run: runs.Run, source: Source) -> None:
+def _write_binary_spool(run: runs.Run, source: Source) -> None:
     """Write the payloads that lie in a table to a file beside the output for workers; the run removes it."""
     entries = run.entries
     size = int(entries.rows.size[entries.rows.kind == SPAN].sum())
@@ -308,9 +132,9 @@ def _spool(run: runs.Run, source: Source) -> None:
     run.listed = replace(run.listed, entries=replace(entries, spans=spans))
 
 
-def _export(run: runs.Run) -> None:
+def _export_indexes(run: runs.Run) -> None:
     """Write the indexes of other tools for datasets that are there; those of one appended to are renewed unasked."""
-    from shardtool.publish.foreign_indexes import Exporter, renew_exports
+    from shardtool.publish.export_indexes import Exporter, renew_exports
 
     for output in run.outputs if run.exports or run.appends else ():
         folder, name = output.destination.folder, output.pattern.dataset_file
@@ -320,20 +144,20 @@ def _export(run: runs.Run) -> None:
         renew_exports(folder, name, output.destination.old, run.exports, run.notes)
 
 
-def _export_missing(run: runs.Run) -> None:
+def _export_missing_indexes(run: runs.Run) -> None:
     """Write indexes of other tools for a dataset that nothing new was found for: the last run may have been killed."""
-    from shardtool.publish.foreign_indexes import Exporter, exports_beside
+    from shardtool.publish.export_indexes import Exporter, find_existing_exports
 
     for output in run.untouched if run.exports else ():
         folder, base = output.destination.folder, output.pattern.base
-        there = exports_beside(folder, output.destination.old)
+        there = find_existing_exports(folder, output.destination.old)
         if missing := {name: export for name, export in run.exports.items() if name not in there}:
             with folder.lock(base):
                 exporter = Exporter(folder, output.pattern.dataset_file, missing, run.notes)
                 exporter.write(folder, run.pool, overwrite=True)
 
 
-@by_names(CreateOptions)
+@accepts_options(CreateOptions)
 def create(source: object, output: runs.OutputNames, options: CreateOptions, observer: Observer) -> CreateResult:
     """Write the samples of `source` into shards, with sidecars and a dataset file.
 
@@ -353,15 +177,15 @@ def create(source: object, output: runs.OutputNames, options: CreateOptions, obs
         WorkerDied: A worker was killed.
     """
     if not options.stat:
-        expected = either("`dry_run`, which writes nothing", "--dry-run beside it")
-        raise InvalidRequest(option("stat"), "a run that writes", expected=expected)
+        expected = choose_text("`dry_run`, which writes nothing", "--dry-run beside it")
+        raise InvalidRequest(option_text("stat"), "a run that writes", expected=expected)
     if options.plan_only is not None:
         expected = "`dry_run`, which writes the plan"
-        raise InvalidRequest(option("plan_only"), "a run that writes shards", expected=expected)
+        raise InvalidRequest(option_text("plan_only"), "a run that writes shards", expected=expected)
     return write_dataset(source, output, options, observer)
 
 
-@by_names(CreateOptions)
+@accepts_options(CreateOptions)
 def dry_run(source: object, output: runs.OutputNames, options: CreateOptions, observer: Observer) -> DryRun:
     """Return what `create` would write, to the byte unless samples are changed on the way; write no shard.
 
@@ -376,13 +200,7 @@ def dry_run(source: object, output: runs.OutputNames, options: CreateOptions, ob
     return plan_dataset(source, output, options, observer)
 
 
-# `reshard`: datasets become another one, and no sample is decoded that stays as it is. The library twin of the command.
-#
-# It is `create` with shards as the source: the same planner, packers and publisher. What is its own is how samples
-# are chosen and changed between the listing and the plan, and how a global shuffle reads its source.
-
-
-@by_names(ReshardOptions)
+@accepts_options(ReshardOptions)
 def reshard(datasets: Datasets, output: runs.OutputNames, options: ReshardOptions, observer: Observer) -> CreateResult:
     """Write the samples of one or several datasets into other shards, with sidecars and a dataset file.
 
@@ -406,7 +224,7 @@ def reshard(datasets: Datasets, output: runs.OutputNames, options: ReshardOption
     return write_dataset(datasets, output, options, observer)
 
 
-@by_names(ReshardOptions)
+@accepts_options(ReshardOptions)
 def reshard_dry_run(
     datasets: Datasets, output: runs.OutputNames, options: ReshardOptions, observer: Observer
 ) -> DryRun:

@@ -1,99 +1,59 @@
-"""One run of `create` or `reshard`: what was asked for, and the datasets that it writes.
+"""The state of one run of `create` or `reshard`: its options, its samples, and the datasets that it writes.
 
-A `Run` has an `Output` for each of them: all of the samples, or a split. Both grow as the run goes on, from top to
-bottom of `write_dataset`.
+A `Run` has one `RunOutput` per dataset: a single one, or one per split. The steps of `write_dataset` fill in their
+attributes.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections import Counter
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
-from functools import reduce
-from itertools import permutations
 from typing import TYPE_CHECKING
 
-from shardtool.dataset.dataset_file import DatasetFile, ShardEntry, read_dataset, shard_names
-from shardtool.dataset.find import datasets_by_split
-from shardtool.entries.classes import Classes, joined_classes
 from shardtool.errors import InvalidRequest, OutputExists
-from shardtool.interop.indexes import Export, wanted_exports
-from shardtool.pattern import OUTPUT_EXAMPLE, ShardPattern, check_written, parse_pattern
-from shardtool.publish.foreign_indexes import StaleIndexes
-from shardtool.publish.publisher import Destination, Publisher, changed_meanwhile, clean, look
-from shardtool.publish.records import check_divided_alike
-from shardtool.request.options import CreateOptions, ReshardOptions
+from shardtool.interop.exports import ExportFormat, select_exports
+from shardtool.messages import option_text
+from shardtool.names import list_names
+from shardtool.pattern import OUTPUT_EXAMPLE, ShardPattern, check_writable, parse_pattern
+from shardtool.request.create_options import CreateOptions, ReshardOptions
+from shardtool.request.run_part import RunPart, parse_part
 from shardtool.request.run_record import RunRecord
-from shardtool.request.texts import Part, SplitOptions, parse_part
 from shardtool.storage.folders import open_folder
-from shardtool.storage.places import read_small, real_path
-from shardtool.values import Dots, __version__, given_names, to_bytes
-from shardtool.wording import option
+from shardtool.values import Dots, __version__
 
 if TYPE_CHECKING:
     import numpy as np
     import pyarrow as pa
     from numpy.typing import NDArray
 
-    from shardtool.dataset.shard_index import ShardFact, ShardTally
-    from shardtool.entries.entries import Entries, FieldValues
+    from shardtool.dataset.dataset_file import DatasetFile
+    from shardtool.entries.sample_table import SampleTable
     from shardtool.execute.pool import Pool
     from shardtool.plan.plan import Plan
-    from shardtool.request.results import Changes
-    from shardtool.request.settings import Notes
-    from shardtool.skipped import Skipped
+    from shardtool.publish.destination import Destination
+    from shardtool.publish.publisher import Publisher
+    from shardtool.publish.totals import DatasetTotals
+    from shardtool.request.observer import Notes
+    from shardtool.request.results import ResumeChanges
+    from shardtool.request.split_options import SplitOptions
     from shardtool.source.base import Listing
-    from shardtool.source.plan_file import PlanRequest
-    from shardtool.storage.staging import Folder
-    from shardtool.transform import Transform
+    from shardtool.source.plan_request import PlanRequest
+    from shardtool.transform.transform import Transform
 
 
 OutputNames = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
-_SPLIT = "{split}"
-_MARK = "\ue000"  # placeholder for {split} while a pattern is parsed: a private-use character
+
+_SPLIT_FIELD = "{split}"
 
 
-@dataclass(slots=True)
-class Totals:
-    """What the published shards of a dataset hold together.
-
-    Attributes:
-        values: What is known of the fields' values.
-        shards: What the dataset file says of each, in the order of their numbers once all are there.
-        fields: How many samples have each field.
-        field_bytes: Bytes of all payloads.
-        schema: The columns of the sidecars, and their types.
-        digest: The content fingerprint.
-        skipped: What was left out.
-    """
-
-    values: FieldValues
-    shards: list[ShardEntry] = field(default_factory=list)
-    fields: Counter[str] = field(default_factory=Counter)
-    field_bytes: int = 0
-    schema: Mapping[str, str] = field(default_factory=dict)
-    digest: int = 0
-    skipped: list[Skipped] = field(default_factory=list)
-
-    def add(self, fact: ShardFact, sidecar: bytes, tally: ShardTally) -> ShardEntry:
-        """Add a shard, whose digest and left out samples the caller adds; return what the dataset file says of it."""
-        self.shards.append(tally.entry(fact, sidecar))
-        self.field_bytes += tally.field_bytes
-        self.fields.update(tally.fields)
-        return self.shards[-1]
-
-    @property
-    def samples(self) -> int:
-        """How many samples there are."""
-        return sum(shard.samples for shard in self.shards)
+_SPLIT_MARK = "\ue000"  # placeholder for {split} while a pattern is parsed: a private-use character
 
 
 @dataclass(slots=True, eq=False, repr=False)
-class Output:
+class RunOutput:
     """One dataset that a run writes: all of it, or a split.
 
     Attributes:
@@ -114,8 +74,8 @@ class Output:
     which: NDArray[np.int64] | None = None
     plan: Plan = field(init=False)
     publisher: Publisher = field(init=False)
-    part_plan: str = ""
-    totals: Totals = field(init=False)
+    plan_fingerprint: str = ""
+    totals: DatasetTotals = field(init=False)
     kept: int = 0
     dropped: int = 0
     dataset: DatasetFile = field(init=False)
@@ -177,14 +137,14 @@ class Run:
     transform: Transform | None
     identity: str
     shuffle: ReshardOptions | None
-    exports: Mapping[str, Export]
-    part: Part | None
-    outputs: list[Output] = field(default_factory=list)
+    exports: Mapping[str, ExportFormat]
+    part: RunPart | None
+    outputs: list[RunOutput] = field(default_factory=list)
     refusal: OutputExists | None = None
-    untouched: list[Output] = field(default_factory=list)
+    untouched: list[RunOutput] = field(default_factory=list)
     listed: Listing = field(init=False)
     dots: Dots = "first"
-    changes: Changes | None = None
+    changes: ResumeChanges | None = None
     gone: tuple[str, ...] = ()
     made_keys: set[bytes] = field(default_factory=set)
     plan_only: str = ""
@@ -198,7 +158,7 @@ class Run:
         return "create" if self.shuffle is None else "reshard"
 
     @property
-    def entries(self) -> Entries:
+    def entries(self) -> SampleTable:
         """The samples."""
         return self.listed.entries
 
@@ -231,8 +191,8 @@ class Run:
     def again(self) -> str:
         """What finishes a run of this kind that ended too early."""
         if self.updates or not self.appends:
-            return option("if_exists", "update" if self.updates else "resume")
-        return option("if_exists", "append-resume")
+            return option_text("if_exists", "update" if self.updates else "resume")
+        return option_text("if_exists", "append-resume")
 
     @property
     def takes_only_new(self) -> bool:
@@ -242,20 +202,20 @@ class Run:
     @property
     def format(self) -> str:
         """The format of the shards."""
-        return output_pattern(self.names).format
+        return parse_output_pattern(self.names).format
 
     @property
     def dataset_file(self) -> str:
         """The dataset file's path; with `{split}` in it if there are splits."""
-        pattern = output_pattern(self.names)
-        return open_folder(pattern.folder).full_path(pattern.dataset_file).replace(_MARK, _SPLIT)
+        pattern = parse_output_pattern(self.names)
+        return open_folder(pattern.folder).full_path(pattern.dataset_file).replace(_SPLIT_MARK, _SPLIT_FIELD)
 
     @property
     def splits(self) -> list[str]:
         """The names of all splits, in the order that dataset files record."""
         return sorted(output.split for output in (*self.outputs, *self.untouched))
 
-    def record(self, output: Output) -> RunRecord:
+    def record(self, output: RunOutput) -> RunRecord:
         """Return how a dataset is made, as its dataset file says."""
         options = {**self.options.recorded(), **self.listed.recorded}
         if self.updates and output.destination.appends:
@@ -271,7 +231,7 @@ class Run:
         )
 
 
-def read_run(
+def make_run(
     output: OutputNames, options: CreateOptions | ReshardOptions, pool: Pool, notes: Notes, *, begun: float, dry: bool
 ) -> Run:
     """Return a run, if its options and its output make sense together.
@@ -279,17 +239,19 @@ def read_run(
     Raises:
         InvalidRequest: They do not.
     """
-    names = (*given_names("the output", output, OUTPUT_EXAMPLE),)
-    shuffle, dividing = options if isinstance(options, ReshardOptions) else None, options.of_split()
+    names = (*list_names("the output", output, OUTPUT_EXAMPLE),)
+    shuffle, dividing = options if isinstance(options, ReshardOptions) else None, options.make_split_options()
     if shuffle is None and options.on_duplicate != "error":
         updates = options.if_exists == "update"
-        options = replace(options, on_duplicate="error") if updates else _first_of_many(names, options, dividing)
-    transform = options.of_transform()
-    has = [_SPLIT in name for name in names]
+        options = (
+            replace(options, on_duplicate="error") if updates else _get_first_run_options(names, options, dividing)
+        )
+    transform = options.make_transform()
+    has = [_SPLIT_FIELD in name for name in names]
     if any(has) and dividing is None:
-        also = f", {option('split_by', 'COLUMN')} or {option('split_by', 'folder')}"
-        also = also if shuffle is None else f" or {option('split_by', 'COLUMN')}"
-        expected = f"{option('split', 'train=0.8,val=0.2')}{also}"
+        also = f", {option_text('split_by', 'COLUMN')} or {option_text('split_by', 'folder')}"
+        also = also if shuffle is None else f" or {option_text('split_by', 'COLUMN')}"
+        expected = f"{option_text('split', 'train=0.8,val=0.2')}{also}"
         raise InvalidRequest(names[0], "{split} without splits", expected=expected)
     if dividing is not None and not all(has):
         raise InvalidRequest(names[0], "no {split} in it", expected="a pattern such as out-{split}-{000000..}.tar")
@@ -304,212 +266,32 @@ def read_run(
         transform=transform,
         identity=transform.identity() if transform else "",
         shuffle=shuffle,
-        exports=wanted_exports(options.export, output_pattern(names).format),
+        exports=select_exports(options.export, parse_output_pattern(names).format),
         part=None if options.part is None else parse_part(options.part),
     )
 
 
-def _first_of_many(
+def _get_first_run_options(
     names: tuple[str, ...], options: CreateOptions | ReshardOptions, dividing: SplitOptions | None
 ) -> CreateOptions | ReshardOptions:
     """Return the options of the first run over a source that grows: there is no dataset yet to append to."""
     resumes = options.if_exists == "append-resume"
-    splits = [name for name, _ in dividing.shares] if dividing else [_MARK]
+    splits = [name for name, _ in dividing.shares] if dividing else [_SPLIT_MARK]
     if not splits:  # only the samples name them
         return options
-    for pattern in [output_pattern(names, split) for split in splits]:
+    for pattern in [parse_output_pattern(names, split) for split in splits]:
         owned = [name for name in open_folder(pattern.folder).names() if pattern.owns(name)]
         if pattern.dataset_file in owned or (owned and not resumes):
             return options
     return replace(options, if_exists="resume" if resumes else "error", on_duplicate="error")
 
 
-def output_pattern(names: Sequence[str], split: str = _MARK) -> ShardPattern:
+def parse_output_pattern(names: Sequence[str], split: str = _SPLIT_MARK) -> ShardPattern:
     """Return the shard pattern of a split; without its name, what the patterns of all splits have in common."""
     try:
-        pattern = parse_pattern([name.replace(_SPLIT, split) for name in names])
+        pattern = parse_pattern([name.replace(_SPLIT_FIELD, split) for name in names])
     except InvalidRequest as error:
-        where, found = (text.replace(_MARK, _SPLIT) for text in (error.where, error.found))
+        where, found = (text.replace(_SPLIT_MARK, _SPLIT_FIELD) for text in (error.where, error.found))
         raise InvalidRequest(where, found, expected=error.expected, remedy=error.remedy) from None
-    check_written(pattern)
+    check_writable(pattern)
     return pattern
-
-
-# The datasets that a run writes: their names, folders and locks.
-
-
-REPLACED = "a shard of the source, which the output would replace or remove"
-ELSEWHERE = "an output in another folder, or under other names"
-UNTOUCHED = "Nothing was touched. The new dataset can take its place once it is complete."
-
-
-def open_outputs(run: Run, splits: Sequence[str] | None = None) -> None:
-    """Find the datasets that a run writes, after a look at what is there; none while their names are unknown.
-
-    A dry run looks only at what it would append to or resume.
-
-    Args:
-        run: The run.
-        splits: The names of its splits; None: those that the options name.
-
-    Raises:
-        InvalidRequest: A file could be of two splits, or there is nothing to append to.
-        OutputExists: Something is there that the options do not allow to touch, and the run appends to it or
-            updates it. Otherwise `run.refusal` is this error: a mistake in the source or the query comes first.
-        CorruptShard: What is appended to is damaged.
-    """
-    if splits is None:
-        splits = [name for name, _ in run.dividing.shares] if run.dividing else [""]
-    patterns = {split: output_pattern(run.names, split) for split in splits}
-    for (one, pattern), (other, other_pattern) in permutations(patterns.items(), 2):
-        if shared := other_pattern.owned_by(pattern):
-            found = f"{shared} may be a file of the splits {one} and {other}"
-            expected = "names that differ, such as out-{split}-{000000..}.tar"
-            raise InvalidRequest(run.names[0], found, expected=expected)
-    run.outputs = []
-    for split, pattern in patterns.items():
-        there = Destination(open_folder(pattern.folder), pattern, run.options.if_exists, part=run.part)
-        try:
-            there = look(there) if not run.dry or there.appends or there.resumes else there
-        except OutputExists as error:
-            if there.appends or run.updates:
-                raise
-            run.refusal = run.refusal or error
-        run.outputs.append(Output(split, there))
-
-
-def splits_there(run: Run) -> list[str]:
-    """Return the splits that earlier runs have made under the names of this run, whose own only its samples tell.
-
-    Raises:
-        CorruptShard: A dataset file is damaged.
-    """
-    return [file.made.split for file in _datasets_there(run, _dataset_files(run))]
-
-
-def keep_classes(run: Run) -> CreateOptions | ReshardOptions:
-    """Return options by which labels keep the numbers of the dataset that is there, and new ones get the next.
-
-    So an append numbers them unless a list is given; and the dataset's own dataset file, as that list, means the same,
-    be it that of one of several splits, or one that an update is yet to make.
-
-    Raises:
-        InvalidRequest: The splits that are there number them differently.
-        CorruptShard: A dataset file is damaged.
-    """
-    options, given = run.options, run.options.classes_from
-    if not (options.classes or options.values or getattr(options, "label_from_folder", False)):
-        return options
-    files = _dataset_files(run)
-    own = isinstance(given, str | os.PathLike) and real_path(os.fspath(given)) in map(real_path, files)
-    if not own and (given is not None or not run.appends):
-        return options
-    there = _datasets_there(run, files)
-    names: dict[str, list[str]] = reduce(joined_classes, (file.classes for file in there), {})
-    if there or (own and run.updates):
-        return replace(options, classes_from=Classes("the dataset", names, grows=True) if names else None)
-    return options
-
-
-def _datasets_there(run: Run, files: Sequence[str]) -> list[DatasetFile]:
-    """Return what the dataset files of the output say that are there; where its splits are unknown, of any of them."""
-    found = []
-    for path in files:
-        with suppress(FileNotFoundError):
-            data = read_small(path)
-            if not run.outputs and shard_names(data) is None:
-                continue  # another program's, such as an index
-            file = read_dataset(data, path)
-            named = output_pattern(run.names, file.made.split).dataset_file if file.made.split else ""
-            if run.outputs or os.path.basename(path) == named:
-                found.append(file)
-    return found
-
-
-def _dataset_files(run: Run) -> list[str]:
-    """Return the dataset files of the output; of splits that only the samples will name, those that are there."""
-    if run.outputs:
-        return [output.destination.dataset_file for output in run.outputs]
-    try:
-        named = datasets_by_split(run.dataset_file).values()
-        return [one for datasets in named for one in datasets if isinstance(one, str)]
-    except InvalidRequest:  # none is there
-        return []
-
-
-def check_source_stays(run: Run) -> None:
-    """Refuse an output that replaces or removes a file that samples lie in; shards that are appended to stay.
-
-    Raises:
-        InvalidRequest: There is such a file.
-    """
-    paths = {file.path for file in (() if run.entries.spans is None else run.entries.spans.files)}
-    paths |= {os.path.realpath(path) for path in paths if os.path.islink(path)}
-    folders = {os.path.dirname(path) for path in paths}
-    for output in run.outputs:
-        there, old = os.path.realpath(os.fsencode(output.pattern.folder or ".")), output.destination.old
-        beside = {folder for folder in folders if os.path.realpath(folder or b".") == there}
-        stay = {to_bytes(shard.name) for shard in old.shards} if old is not None else set()
-        for path in sorted(paths):
-            folder, name = os.path.split(path)
-            if folder in beside and name not in stay and output.pattern.owns(os.fsdecode(name)):
-                raise InvalidRequest(os.fsdecode(path), REPLACED, expected=ELSEWHERE, remedy=UNTOUCHED)
-
-
-def open_publishers(run: Run, temporary: tuple[Folder, str] | None, stack: ExitStack) -> None:
-    """Make the folders, take the locks, look again, and remove what a killed run has left.
-
-    Args:
-        run: The run.
-        temporary: The folder and the name of its temporary file; None: it makes none.
-        stack: At its end, what is staged is removed and the locks are given back.
-
-    Raises:
-        OutputExists: Another run is writing a dataset, or has changed it.
-    """
-    for output in run.outputs:
-        folder, base = output.destination.folder, output.pattern.base
-        folder.ready()
-        parts = run.part is not None  # they run side by side, and nothing else does
-        stack.enter_context(folder.lock(base, shared=parts))
-        if run.part is not None:
-            stack.enter_context(folder.lock(f"{base}.{run.part.tag}"))
-            check_divided_alike(folder, output.pattern, run.part)
-    folders = [*(output.destination.folder for output in run.outputs), *([] if temporary is None else [temporary[0]])]
-    for path in {folder.path: None for folder in folders}:
-        run.pool.check(output=path)
-    stack.callback(_discard, run, temporary)
-    for output in run.outputs:
-        before, output.destination = output.destination, look(output.destination)
-        if output.destination.appends != before.appends:  # an update was overtaken by another
-            raise changed_meanwhile(before)
-        output.publisher = Publisher(output.destination)
-        stack.callback(output.publisher.abandon)
-    stack.callback(run.pool.close)  # the first thing that is done: then nothing is staged any more
-    _discard(run, temporary)
-
-
-def _discard(run: Run, temporary: tuple[Folder, str] | None) -> None:
-    for output in run.outputs:
-        clean(output.destination)
-    if temporary is not None:
-        folder, name = temporary
-        folder.discard_staged([name])
-
-
-def remove_splits(run: Run) -> None:
-    """Remove the datasets of splits that the run has no samples for, the dataset file of each first.
-
-    Raises:
-        OutputExists: Another run is writing one of them.
-        OutputFailed: The file system refuses.
-    """
-    for name in run.gone:
-        pattern = output_pattern(run.names, name)
-        folder = open_folder(pattern.folder)
-        with folder.lock(pattern.base):
-            beside = StaleIndexes(folder, pattern, folder.names(), appends=False)
-            beside.keep_only(())
-            folder.remove([pattern.dataset_file])
-            beside.remove()
-            folder.remove(sorted(one for one in folder.names() if pattern.owns(one)))

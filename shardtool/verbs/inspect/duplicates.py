@@ -4,21 +4,23 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from shardtool.dataset.find import given_datasets, open_dataset
-from shardtool.errors import current_folder, listing, without_secrets
+from shardtool.dataset.expand import expand_datasets
+from shardtool.dataset.find import open_dataset
+from shardtool.errors import explaining_missing_cwd, format_list, redact_secrets
 from shardtool.execute import start_pool
-from shardtool.request.options import WorkerOptions
+from shardtool.names import to_output_name
+from shardtool.request.observer import Observer
+from shardtool.request.output_options import WorkerOptions
 from shardtool.request.results import LazyList
-from shardtool.request.settings import Observer
-from shardtool.values import Given, output_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from shardtool.source.base import Listing
+    from shardtool.values import DatasetLike
 
 
-class Duplicate(NamedTuple):
+class DuplicateSample(NamedTuple):
     """A sample that another one is the same as.
 
     Attributes:
@@ -36,7 +38,7 @@ class Duplicate(NamedTuple):
     differs: tuple[str, ...] = ()
 
 
-class Duplicates(NamedTuple):
+class DuplicateGroups(NamedTuple):
     """The groups of samples that hold the same.
 
     Attributes:
@@ -53,7 +55,7 @@ class Duplicates(NamedTuple):
     dataset: str
     samples: int
     fields: tuple[str, ...]
-    groups: Sequence[tuple[Duplicate, ...]]
+    groups: Sequence[tuple[DuplicateSample, ...]]
     surplus: int
     size: int
     leaks: int
@@ -72,8 +74,8 @@ class Duplicates(NamedTuple):
         }
 
 
-@current_folder()
-def duplicates(dataset: Given, *, observer: Observer | None = None) -> Duplicates:
+@explaining_missing_cwd()
+def inspect_duplicates(dataset: DatasetLike, *, observer: Observer | None = None) -> DuplicateGroups:
     """Return which samples of one or several datasets hold the same.
 
     Args:
@@ -86,27 +88,27 @@ def duplicates(dataset: Given, *, observer: Observer | None = None) -> Duplicate
     """
     observer = observer or Observer()
     with start_pool(WorkerOptions()) as pool:  # forked before anything heavy is imported
-        from shardtool.source.selecting import find_twins
-        from shardtool.source.shards import list_datasets
+        from shardtool.source.duplicates import find_duplicates
+        from shardtool.source.shard_listing import list_datasets
 
-        opened = [open_dataset(one) for one in given_datasets(dataset)]
+        opened = [open_dataset(one) for one in expand_datasets(dataset)]
         alike = len({shard.format for one in opened for shard in one.shards}) == 1
         givens = [one.given for one in opened]
         listed = list_datasets(givens, pool, observer, to_format="tfrecord", as_stored=alike)
         for note in listed.notes:
             observer.note(note)
-        twins = find_twins(listed.entries, None, pool, observer)
+        twins = find_duplicates(listed.entries, None, pool, observer)
     groups, files = twins.groups, listed.entries.known_spans.file
     splits = [one.split for one, _ in listed.stored]
 
     def is_leak(group: tuple[int, ...]) -> bool:
         return len({splits[files[sample]] for sample in group} - {""}) > 1
 
-    return Duplicates(
-        dataset=listing([without_secrets(output_text(one.where)) for one in opened], 3),
+    return DuplicateGroups(
+        dataset=format_list([redact_secrets(to_output_name(one.where)) for one in opened], 3),
         samples=len(listed.entries),
         fields=twins.fields,
-        groups=LazyList(len(groups), lambda at: tuple(_said(listed, one, twins.differ) for one in groups[at])),
+        groups=LazyList(len(groups), lambda at: tuple(_duplicate_of(listed, one, twins.differ) for one in groups[at])),
         surplus=sum(len(group) - 1 for group in groups),
         size=sum(twins.sizes[at] * (len(group) - 1) for at, group in enumerate(groups)),
         leaks=sum(map(is_leak, groups)),
@@ -114,10 +116,10 @@ def duplicates(dataset: Given, *, observer: Observer | None = None) -> Duplicate
     )
 
 
-def _said(listed: Listing, sample: int, differ: dict[int, tuple[str, ...]]) -> Duplicate:
-    from shardtool.dataset.shard_file import walked_text
+def _duplicate_of(listed: Listing, sample: int, differ: dict[int, tuple[str, ...]]) -> DuplicateSample:
+    from shardtool.dataset.scan import index_text
 
     entries = listed.entries
     dataset, shard = listed.stored[int(entries.known_spans.file[sample])]
-    key, where = walked_text(entries.keys[sample]), without_secrets(output_text(dataset.where))
-    return Duplicate(key, where, dataset.split, shard.name, differ.get(sample, ()))
+    key, where = index_text(entries.keys[sample]), redact_secrets(to_output_name(dataset.where))
+    return DuplicateSample(key, where, dataset.split, shard.name, differ.get(sample, ()))

@@ -14,21 +14,22 @@ import numpy as np
 
 from shardtool.errors import InvalidRequest
 from shardtool.read.catalog import open_catalog
-from shardtool.read.chain import Decode
 from shardtool.read.dataset import Dataset
-from shardtool.read.fetch import Fetcher, ReadOptions
+from shardtool.read.decode import Decode
+from shardtool.read.options import ReadOptions
+from shardtool.read.sample_reader import SampleReader
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from shardtool.values import Given
+    from shardtool.values import DatasetLike
 
     Sample = dict[str, Any]
 
-_SECONDS = 2.0  # of each kind of reading, of which a sample at least is read
-_TOGETHER = 64  # samples that are asked for at once: a batch
-_OPENED = 16  # shards whose opening is timed
-_LEAST_SHARE = 0.1  # of a stream's time that may go into opening
+_MEASURE_S = 2.0  # of each kind of reading, of which a sample at least is read
+_SAMPLES_PER_READ = 64  # samples that are asked for at once: a batch
+_MAX_OPENED_SHARDS = 16  # shards whose opening is timed
+_MAX_OPENING_SHARE = 0.1  # of a stream's time that may go into opening
 
 
 class Speed(NamedTuple):
@@ -84,12 +85,12 @@ class ReadSpeed(NamedTuple):
     @property
     def large_enough(self) -> bool:
         """Whether that is a tenth at most, or there is only one shard."""
-        return self.shards == 1 or self.opening_share <= _LEAST_SHARE
+        return self.shards == 1 or self.opening_share <= _MAX_OPENING_SHARE
 
     @property
     def advised_size(self) -> int:
         """Bytes of a shard from which on it is a tenth."""
-        return round(self.opening * self.stream.bytes_per_s * (1 / _LEAST_SHARE - 1))
+        return round(self.opening * self.stream.bytes_per_s * (1 / _MAX_OPENING_SHARE - 1))
 
     def to_json(self) -> dict[str, object]:
         """Return it as `--json` prints it."""
@@ -111,7 +112,7 @@ class ReadSpeed(NamedTuple):
         }
 
 
-def read_speed(given: Given, *, decode: bool = False, seed: int = 0) -> ReadSpeed:
+def read_speed(given: DatasetLike, *, decode: bool = False, seed: int = 0) -> ReadSpeed:
     """Read a dataset for some seconds, and return how fast that was.
 
     Args:
@@ -128,51 +129,53 @@ def read_speed(given: Given, *, decode: bool = False, seed: int = 0) -> ReadSpee
     full = np.flatnonzero(np.diff(catalog.firsts))
     if not len(full):
         raise InvalidRequest(catalog.name, "no samples", expected="one at least, which is read")
-    chosen = full[:: max(1, len(full) // _OPENED)][:_OPENED]
-    dataset = Dataset(Fetcher(catalog, ReadOptions()))
-    opening = _opening(dataset, [int(catalog.firsts[shard]) for shard in chosen])
+    chosen = full[:: max(1, len(full) // _MAX_OPENED_SHARDS)][:_MAX_OPENED_SHARDS]
+    dataset = Dataset(SampleReader(catalog, ReadOptions()))
+    opening = _opening_time(dataset, [int(catalog.firsts[shard]) for shard in chosen])
     return ReadSpeed(
         dataset=catalog.name,
         shards=len(full),
         mean_size=int(catalog.sizes[full].mean()),
         opening=opening,
-        stream=_measure(_streamed(dataset, seed)),
-        random=_measure(_random(dataset, seed)),
-        decoded=_measure(_streamed(dataset, seed), Decode()) if decode else None,
+        stream=_measure_speed(_stream_samples(dataset, seed)),
+        random=_measure_speed(_random_samples(dataset, seed)),
+        decoded=_measure_speed(_stream_samples(dataset, seed), Decode()) if decode else None,
     )
 
 
-def _opening(dataset: Dataset, numbers: list[int]) -> float:
+def _opening_time(dataset: Dataset, numbers: list[int]) -> float:
     """Return what the first reading of a shard takes longer than the second, in seconds: the median of some shards."""
     dataset[numbers[0]]  # and what is imported for it
-    return max(0.0, median(_time(dataset, number) - _time(dataset, number) for number in numbers[1:] or numbers))
+    return max(
+        0.0, median(_read_time(dataset, number) - _read_time(dataset, number) for number in numbers[1:] or numbers)
+    )
 
 
-def _time(dataset: Dataset, number: int) -> float:
+def _read_time(dataset: Dataset, number: int) -> float:
     start = time.perf_counter()
     dataset[number]
     return time.perf_counter() - start
 
 
-def _streamed(dataset: Dataset, seed: int) -> Iterator[Sample]:
+def _stream_samples(dataset: Dataset, seed: int) -> Iterator[Sample]:
     """Yield samples, epoch after epoch."""
     stream = dataset.stream(seed=seed, rank=0, world_size=1)
     return chain.from_iterable(repeat(stream))
 
 
-def _random(dataset: Dataset, seed: int) -> Iterator[Sample]:
+def _random_samples(dataset: Dataset, seed: int) -> Iterator[Sample]:
     """Yield samples from anywhere."""
     draw = np.random.default_rng(seed)
-    return chain.from_iterable(dataset[draw.integers(0, len(dataset), _TOGETHER)] for _ in repeat(None))
+    return chain.from_iterable(dataset[draw.integers(0, len(dataset), _SAMPLES_PER_READ)] for _ in repeat(None))
 
 
-def _measure(samples: Iterable[Sample], decode: Decode | None = None) -> Speed:
+def _measure_speed(samples: Iterable[Sample], decode: Decode | None = None) -> Speed:
     count, size, start = 0, 0, time.perf_counter()
     for sample in samples:
         count += 1
         size += sum(len(value) for value in sample.values() if type(value) is bytes)
         if decode is not None:
             decode(sample)
-        if time.perf_counter() - start >= _SECONDS:
+        if time.perf_counter() - start >= _MEASURE_S:
             break
     return Speed(count, size, max(time.perf_counter() - start, 1e-9))

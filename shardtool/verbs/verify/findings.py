@@ -11,18 +11,18 @@ from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
 from shardtool.errors import CorruptShard, ShardError, printable
-from shardtool.wording import call, either, flag, option
+from shardtool.messages import call_text, choose_text, flag_text, option_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 
-_RENAME = "Rename one of them in the source, and make the shards anew."
-MOST = 100  # findings of one code about one file: the rest says nothing new, and is counted
-_LONGEST = 1000  # characters of a text: a name in a tar may have a million, and be in a thousand findings
+_RENAME_FIX = "Rename one of them in the source, and make the shards anew."
+MAX_LISTED_PER_FILE = 100  # findings of one code about one file: the rest says nothing new, and is counted
+_MAX_TEXT_CHARS = 1000  # characters of a text: a name in a tar may have a million, and be in a thousand findings
 
 
-class Kind(NamedTuple):
+class FindingKind(NamedTuple):
     """The meaning of a code, in a few words, and what to do about it.
 
     Attributes:
@@ -38,73 +38,77 @@ class Kind(NamedTuple):
         """What to do, as a message says it."""
         if "{" not in self.cure:
             return self.cure
-        source = either("source=...", "--source SOURCE")
+        source = choose_text("source=...", "--source SOURCE")
         return self.cure.format(
-            resume=option("if_exists", "resume"),
-            repair=call("verify", repair=True),
-            remake=either(f"`verify(repair=True, {source})`", f"`shardtool verify --repair {source}`"),
-            take_in=either("`index([*all_shards], overwrite=True)`", "`shardtool index 'FOLDER/*.tar' --overwrite`"),
-            export=either("`export(..., overwrite=True)`", "`shardtool index DATASET --export FORMAT --overwrite`"),
-            readme=either("`export(..., 'huggingface')`", "`shardtool index DATASET --export huggingface`"),
-            portable=either(f"`create` with {flag('portable')}", "`shardtool create --portable`"),
+            resume=option_text("if_exists", "resume"),
+            repair=call_text("verify", repair=True),
+            remake=choose_text(f"`verify(repair=True, {source})`", f"`shardtool verify --repair {source}`"),
+            take_in=choose_text(
+                "`index([*all_shards], overwrite=True)`", "`shardtool index 'FOLDER/*.tar' --overwrite`"
+            ),
+            export=choose_text(
+                "`export(..., overwrite=True)`", "`shardtool index DATASET --export FORMAT --overwrite`"
+            ),
+            readme=choose_text("`export(..., 'huggingface')`", "`shardtool index DATASET --export huggingface`"),
+            portable=choose_text(f"`create` with {flag_text('portable')}", "`shardtool create --portable`"),
         )
 
 
-_REMAKE = "Get it again, or make it anew: {remake} or its own command with {resume}."
-_REINDEX = "{repair} makes it again where the shard is proven sound."
-_SOURCE = "If the source is right, run the command that made the dataset again, with {resume}."
+_REPACK_FIX = "Get it again, or make it anew: {remake} or its own command with {resume}."
+_REINDEX_FIX = "{repair} makes it again where the shard is proven sound."
+_SOURCE_FIX = "If the source is right, run the command that made the dataset again, with {resume}."
 
-KINDS = {
-    "dataset-file-missing": Kind("sidecars, but no dataset file", _REINDEX),
-    "dataset-file-damaged": Kind("the dataset file is not what was written", _REINDEX),
-    "dataset-incomplete": Kind("fewer shards than their run planned, and no dataset file",
+FINDING_KINDS = {
+    "dataset-file-missing": FindingKind("sidecars, but no dataset file", _REINDEX_FIX),
+    "dataset-file-damaged": FindingKind("the dataset file is not what was written", _REINDEX_FIX),
+    "dataset-incomplete": FindingKind("fewer shards than their run planned, and no dataset file",
                                "Finish that run: its own command with {resume}; or copy the rest."),
-    "totals-differ": Kind("the dataset file counts other samples or fields than there are", _REINDEX),
-    "fingerprint-differs": Kind("the content is another than the dataset file's fingerprint says", _REMAKE),
-    "shard-missing": Kind("a shard is not there", _REMAKE),
-    "shard-extra": Kind("a file of the shard pattern that the dataset file does not list",
+    "totals-differ": FindingKind("the dataset file counts other samples or fields than there are", _REINDEX_FIX),
+    "fingerprint-differs": FindingKind("the content is another than the dataset file's fingerprint says", _REPACK_FIX),
+    "shard-missing": FindingKind("a shard is not there", _REPACK_FIX),
+    "shard-extra": FindingKind("a file of the shard pattern that the dataset file does not list",
                         "Remove it, or take it in: {take_in}."),
-    "numbering-gap": Kind("a number is missing between shards", "Get the missing shards."),
-    "shard-unreadable": Kind("a shard cannot be read", "Mend permissions or the disk, or get it again."),
-    "shard-size": Kind("a shard is longer or shorter than it was written", _REMAKE),
-    "shard-checksum": Kind("a shard's bytes are not those that were written", _REMAKE),
-    "shard-damaged": Kind("the framing of a shard is broken: what follows cannot be read", _REMAKE),
-    "padding-not-zero": Kind("there is something between payloads where zeros belong", _REMAKE),
-    "payload-checksum": Kind("a payload's bytes are not those that were written", _REMAKE),
-    "sidecar-missing": Kind("a sidecar is not there", _REINDEX),
-    "sidecar-extra": Kind("a sidecar without a shard", "Get its shard, or remove it."),
-    "sidecar-size": Kind("a sidecar is longer or shorter than it was written", _REINDEX),
-    "sidecar-checksum": Kind("a sidecar's bytes are not those that were written", _REINDEX),
-    "sidecar-damaged": Kind("a sidecar cannot be read", _REINDEX),
-    "sidecar-stale": Kind("a sidecar of another shard", _REINDEX),
-    "index-differs": Kind("a sidecar lists other samples than the shard holds", _REINDEX),
-    "key-duplicate": Kind("two samples have the same key", _RENAME),
-    "split-leak": Kind("a sample of one split that another split has, too",
+    "numbering-gap": FindingKind("a number is missing between shards", "Get the missing shards."),
+    "shard-unreadable": FindingKind("a shard cannot be read", "Mend permissions or the disk, or get it again."),
+    "shard-size": FindingKind("a shard is longer or shorter than it was written", _REPACK_FIX),
+    "shard-checksum": FindingKind("a shard's bytes are not those that were written", _REPACK_FIX),
+    "shard-damaged": FindingKind("the framing of a shard is broken: what follows cannot be read", _REPACK_FIX),
+    "padding-not-zero": FindingKind("there is something between payloads where zeros belong", _REPACK_FIX),
+    "payload-checksum": FindingKind("a payload's bytes are not those that were written", _REPACK_FIX),
+    "sidecar-missing": FindingKind("a sidecar is not there", _REINDEX_FIX),
+    "sidecar-extra": FindingKind("a sidecar without a shard", "Get its shard, or remove it."),
+    "sidecar-size": FindingKind("a sidecar is longer or shorter than it was written", _REINDEX_FIX),
+    "sidecar-checksum": FindingKind("a sidecar's bytes are not those that were written", _REINDEX_FIX),
+    "sidecar-damaged": FindingKind("a sidecar cannot be read", _REINDEX_FIX),
+    "sidecar-stale": FindingKind("a sidecar of another shard", _REINDEX_FIX),
+    "index-differs": FindingKind("a sidecar lists other samples than the shard holds", _REINDEX_FIX),
+    "key-duplicate": FindingKind("two samples have the same key", _RENAME_FIX),
+    "split-leak": FindingKind("a sample of one split that another split has, too",
                        "Leave it out of one of them: `shardtool reshard` with a query makes the shards anew."),
-    "field-duplicate": Kind("a sample has a field twice", _RENAME),
-    "key-unsafe": Kind("a name that could lead out of a folder, steer a terminal, or mean something else",
+    "field-duplicate": FindingKind("a sample has a field twice", _RENAME_FIX),
+    "key-unsafe": FindingKind("a name that could lead out of a folder, steer a terminal, or mean something else",
                        "Do not extract this shard; rename it in the source, and make the shards anew."),
-    "member-unsafe": Kind("a member besides samples that could do harm where the shard is extracted",
+    "member-unsafe": FindingKind("a member besides samples that could do harm where the shard is extracted",
                           "Do not extract this shard; make it anew from its samples: `shardtool reshard`."),
-    "readers-differ": Kind("a tar header that readers do not read alike",
+    "readers-differ": FindingKind("a tar header that readers do not read alike",
                            "Make the shard anew from its source, or with `shardtool reshard`: its headers are plain."),
-    "skipped-differs": Kind("the list of what was left out is not the one in the dataset file",
+    "skipped-differs": FindingKind("the list of what was left out is not the one in the dataset file",
                             "Run the command that made the dataset again, with {resume}."),
-    "image-bad": Kind("an image that cannot be decoded", "Mend it in the source, or leave it out."),
-    "array-bad": Kind("a .npy field that is none", "Mend it in the source, or leave it out."),
-    "json-bad": Kind("a JSON field that is none", "Mend it in the source, or leave it out."),
-    "number-bad": Kind("a label that is no number, or none of the classes", "Mend it in the source."),
-    "source-missing": Kind("a sample or field of the source that the dataset does not have", _SOURCE),
-    "source-extra": Kind("a sample or field that the source does not have", _SOURCE),
-    "source-differs": Kind("a payload that is another in the source", _SOURCE),
-    "export-stale": Kind("an index of another tool that leads into other bytes than its shard's",
+    "image-bad": FindingKind("an image that cannot be decoded", "Mend it in the source, or leave it out."),
+    "array-bad": FindingKind("a .npy field that is none", "Mend it in the source, or leave it out."),
+    "json-bad": FindingKind("a JSON field that is none", "Mend it in the source, or leave it out."),
+    "number-bad": FindingKind("a label that is no number, or none of the classes", "Mend it in the source."),
+    "source-missing": FindingKind("a sample or field of the source that the dataset does not have", _SOURCE_FIX),
+    "source-extra": FindingKind("a sample or field that the source does not have", _SOURCE_FIX),
+    "source-differs": FindingKind("a payload that is another in the source", _SOURCE_FIX),
+    "export-stale": FindingKind("an index of another tool that leads into other bytes than its shard's",
                          "{export} makes it again."),
-    "target-format": Kind("shards that a reader does not read at all", "`shardtool reshard` makes tar shards of them."),
-    "target-fields": Kind("fields that a reader drops or refuses", "Give every sample the same fields."),
-    "target-folder": Kind("a folder in which a reader takes other files for the data",
+    "target-format": FindingKind("shards that a reader does not read at all", "`shardtool reshard` makes tar shards of them."),
+    "target-fields": FindingKind("fields that a reader drops or refuses", "Give every sample the same fields."),
+    "target-folder": FindingKind("a folder in which a reader takes other files for the data",
                           "{readme} writes a README.md that names the shards."),
-    "target-name": Kind("a shard's name that a reader cannot open", "Rename them with `shardtool reshard`."),
-    "misread": Kind("names that a reader gets wrong", "{portable} makes names safe for all."),
+    "target-name": FindingKind("a shard's name that a reader cannot open", "Rename them with `shardtool reshard`."),
+    "misread": FindingKind("names that a reader gets wrong", "{portable} makes names safe for all."),
 }  # fmt: skip
 
 
@@ -133,13 +137,13 @@ class Finding:
     def __post_init__(self) -> None:
         for name in ("file", "found", "expected", "key", "field"):
             text = getattr(self, name)
-            if len(text) > _LONGEST:
-                object.__setattr__(self, name, f"{text[:_LONGEST]}... ({len(text):,} characters)")
+            if len(text) > _MAX_TEXT_CHARS:
+                object.__setattr__(self, name, f"{text[:_MAX_TEXT_CHARS]}... ({len(text):,} characters)")
 
     @property
     def remedy(self) -> str:
         """The remedy."""
-        return KINDS[self.code].remedy
+        return FINDING_KINDS[self.code].remedy
 
     @property
     def place(self) -> str:
@@ -196,7 +200,7 @@ class Findings:
 
     def add_first(self, code: str, number: int, total: int, findings: Iterator[Finding]) -> None:
         """Add the first of `total` findings of a code, and count the rest."""
-        self._list((number, one) for one in islice(findings, MOST))
+        self._list((number, one) for one in islice(findings, MAX_LISTED_PER_FILE))
         if total:
             self.counts[code] += total
 
@@ -210,11 +214,11 @@ class Findings:
     def _list(self, findings: Iterable[tuple[int, Finding]]) -> None:
         for number, one in findings:
             self._alike[one.code, one.file] += 1
-            if self._alike[one.code, one.file] <= MOST:
+            if self._alike[one.code, one.file] <= MAX_LISTED_PER_FILE:
                 self.listed.append((number, one))
 
 
-def finding_of(code: str, file: str, error: ShardError) -> Finding:
+def finding_from_error(code: str, file: str, error: ShardError) -> Finding:
     """Return the finding that an error is."""
     if isinstance(error, CorruptShard):
         return Finding(code, file, error.problem, error.expected, error.offset)

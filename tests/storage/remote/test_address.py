@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from shardtool.errors import InvalidRequest
 from shardtool.storage.remote import address
-from shardtool.storage.remote.address import join, parse_address, split
+from shardtool.storage.remote.address import join_address, parse_address, split_address
 
 _NAMES = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="/"), min_size=1)
 _FOLDERS = st.sampled_from(["https://h", "https://h/", "https://u:p@h:1/a%20b", "s3://b", "s3://b/a #?b", "az://c/d"])
@@ -20,16 +20,16 @@ _QUERIES = st.sampled_from(["", "?", "?t", "?t=a/b&c=d%20?"])
 def test_join_and_split(folder: str, query: str, name: str) -> None:
     """A name of any kind lies in the folder that it was put into; on the web a query stays behind it."""
     at = parse_address(folder + (query if folder.startswith("https") else ""))
-    there = parse_address(join(at.text(), name))
+    there = parse_address(join_address(at.text(), name))
     assert (there.host, there.query) == (at.host, at.query)
-    assert split(there.text()) == (at._replace(key=at.key.rstrip("/")).text(), name)
+    assert split_address(there.text()) == (at._replace(key=at.key.rstrip("/")).text(), name)
     assert parse_address(at.text()) == at
 
 
 @pytest.mark.parametrize(("scheme", "meant"), [("s3a", "s3"), ("gcs", "gs"), ("abfs", "az"), ("wasbs", "az")])
 def test_names_that_others_have_for_a_store(scheme: str, meant: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where nothing reads another tool's name for a store, our own name for it is said."""
-    monkeypatch.setattr(address, "other_schemes", frozenset)
+    monkeypatch.setattr(address, "fsspec_schemes", frozenset)
     with pytest.raises(InvalidRequest) as caught:
         address.parse_address(f"{scheme}://bucket/key")
     assert caught.value.remedy == f"Did you mean {meant}://?"
@@ -37,7 +37,7 @@ def test_names_that_others_have_for_a_store(scheme: str, meant: str, monkeypatch
 
 def test_an_address_that_an_extra_reads(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where fsspec is not installed, an address of Hugging Face names what has all that reads it."""
-    monkeypatch.setattr(address, "other_schemes", frozenset)
+    monkeypatch.setattr(address, "fsspec_schemes", frozenset)
     with pytest.raises(InvalidRequest) as caught:
         address.parse_address("hf://datasets/org/name/out.json")
     assert caught.value.remedy == "pip install 'shardtool[hf]'"

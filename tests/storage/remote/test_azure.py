@@ -8,7 +8,7 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 from shardtool.errors import InvalidRequest
-from shardtool.storage.remote.stores import signed_with_key
+from shardtool.storage.remote.signing import azure_signed_url
 
 _SECRET = base64.b64encode(b"a secret of the tests").decode()
 
@@ -28,27 +28,27 @@ def _account(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_key(monkeypatch: pytest.MonkeyPatch) -> None:
     """A key signs the container, whatever the name of the blob, for what is to be done and over which protocol."""
     monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_KEY", _SECRET)
-    url = urlsplit(signed_with_key("c", "a b#%20\u00fc.tar", "PUT") or "")
+    url = urlsplit(azure_signed_url("c", "a b#%20\u00fc.tar", "PUT") or "")
     assert (url.scheme, url.netloc, url.path) == ("https", "acc.blob.core.windows.net", "/c/a%20b%23%2520%C3%BC.tar")
     asked = {name: values[0] for name, values in parse_qs(url.query).items()}
     assert (asked["sp"], asked["sr"], asked["spr"]) == ("cwt", "c", "https")
     assert len(base64.b64decode(asked["sig"])) == 32
     assert _SECRET not in url.query
     monkeypatch.setenv("SHARDTOOL_ENDPOINT", "http://127.0.0.1:1/acc/")
-    local = signed_with_key("c", "k", "GET") or ""
+    local = azure_signed_url("c", "k", "GET") or ""
     assert local.startswith("http://127.0.0.1:1/acc/c/k?sp=r&")
 
 
 def test_token(monkeypatch: pytest.MonkeyPatch) -> None:
     """A token goes into the address as it was given; without key and token, another has to sign."""
-    assert signed_with_key("c", "k", "GET") is None
+    assert azure_signed_url("c", "k", "GET") is None
     monkeypatch.setenv("AZURE_STORAGE_SAS_TOKEN", "?sv=1&sig=x%3D")
-    assert signed_with_key("c", "k", "GET") == "https://acc.blob.core.windows.net/c/k?sv=1&sig=x%3D"
+    assert azure_signed_url("c", "k", "GET") == "https://acc.blob.core.windows.net/c/k?sv=1&sig=x%3D"
 
 
 def test_no_key(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is no key is named by its variable, and not shown."""
     monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_KEY", "not%base64")
     with pytest.raises(InvalidRequest, match="AZURE_STORAGE_ACCOUNT_KEY") as raised:
-        signed_with_key("c", "k", "GET")
+        azure_signed_url("c", "k", "GET")
     assert "not%base64" not in str(raised.value)

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from shardtool.errors import AccessRefused, StoreFailed
-from shardtool.storage import places
-from shardtool.storage.places import Ahead, RemoteFile
+from shardtool.storage import files, lookup
+from shardtool.storage.files import ReadAheadStream, RemoteFile
 from shardtool.storage.remote import retry
-from shardtool.storage.remote.blob import Blob, read_places, together
+from shardtool.storage.remote.objects import RemoteObject, read_ranges
+from shardtool.storage.remote.requests import imap_requests
 from tests.servers.faults import Fault
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ def object_at(proxy: FaultyProxy) -> str:
 @pytest.fixture(autouse=True)
 def _harmless(proxy: FaultyProxy, monkeypatch: pytest.MonkeyPatch) -> None:
     proxy.set()
-    monkeypatch.setattr(retry, "POLICY", retry.Policy(first_s=0.01, whole_s=60))
+    monkeypatch.setattr(retry, "DEFAULT_POLICY", retry.RetryPolicy(first_wait_s=0.01, max_total_s=60))
 
 
 def test_places(object_at: str, proxy: FaultyProxy) -> None:
@@ -53,28 +54,28 @@ def test_places(object_at: str, proxy: FaultyProxy) -> None:
     draw = random.Random(1)  # noqa: S311 - no secret
     offsets = [draw.randrange(len(_DATA)) for _ in range(30)] + [0, 100, 100, 7_000, len(_DATA) - 5, len(_DATA)]
     lengths = [draw.choice((0, 1, 500, 70_000)) for _ in range(30)] + [50, 0, 7_000, 5_000_000, 50, 5]
-    found = list(read_places(Blob(object_at), offsets, lengths))
+    found = list(read_ranges(RemoteObject(object_at), offsets, lengths))
     assert found == [_DATA[at : at + length] for at, length in zip(offsets, lengths, strict=True)]
-    blob = Blob(object_at, len(_DATA))
+    blob = RemoteObject(object_at, len(_DATA))
     proxy.set()
-    assert len(list(read_places(blob, [10, 2_000, 40_000], [100, 100, 100]))) == 3
+    assert len(list(read_ranges(blob, [10, 2_000, 40_000], [100, 100, 100]))) == 3
     assert [one.range for one in proxy.log().asked] == ["bytes=10-40099"]
 
 
 def test_small_files_are_one_request(object_at: str, proxy: FaultyProxy) -> None:
     """A whole object, and its end, come by one request each, empty or short ones, too; too large ones are not read."""
-    assert places.read_small(object_at) == _DATA
-    assert places.read_tail(object_at, 1_000) == _DATA[-1_000:]
-    assert places.read_tail(object_at, 10**8) == _DATA
+    assert files.read_small(object_at) == _DATA
+    assert files.read_tail(object_at, 1_000) == _DATA[-1_000:]
+    assert files.read_tail(object_at, 10**8) == _DATA
     assert [one.method for one in proxy.log().asked] == ["GET"] * 3
     empty = object_at.replace("a%20b%23.bin", "empty")
-    assert places.read_small(empty) == places.read_tail(empty, 10) == b""
+    assert files.read_small(empty) == files.read_tail(empty, 10) == b""
     proxy.set()
     with pytest.raises(OSError, match="too large"):
-        places.read_small(object_at, 1_000_000)
-    assert places.plain_size(f"{object_at}x") is None
+        files.read_small(object_at, 1_000_000)
+    assert lookup.plain_size(f"{object_at}x") is None
     with pytest.raises(FileNotFoundError):
-        places.read_tail(f"{object_at}x", 10)
+        files.read_tail(f"{object_at}x", 10)
 
 
 def test_a_large_object_is_held_once_beside_what_it_fills(object_at: str, proxy: FaultyProxy) -> None:
@@ -85,7 +86,7 @@ def test_a_large_object_is_held_once_beside_what_it_fills(object_at: str, proxy:
         file.truncate(size)
     tracemalloc.start()
     try:
-        assert places.read_file(at.encode(), into, 0)[0] == size
+        assert files.read_file(at.encode(), into, 0)[0] == size
         assert tracemalloc.get_traced_memory()[1] < 1.5 * size
     finally:
         tracemalloc.stop()
@@ -95,15 +96,15 @@ def test_a_size_that_comes_late_is_held_to_its_limit(object_at: str, proxy: Faul
     """What is too large is refused also where the first answer does not say how large the object is."""
     proxy.set(Fault("raw", body="HTTP/1.1 200 OK\r\nConnection: close\r\n\r\nx"))
     with pytest.raises(OSError, match="too large"):
-        places.read_small(object_at, 1_000_000)
+        files.read_small(object_at, 1_000_000)
     proxy.set(Fault("raw", body="HTTP/1.1 200 OK\r\nConnection: close\r\n\r\nx"))
-    assert places.read_small(object_at) == _DATA
+    assert files.read_small(object_at) == _DATA
 
 
 def test_an_end_is_read_without_the_rest(object_at: str, proxy: FaultyProxy) -> None:
     """Of a server that knows ranges, but none that count from the end, the end is read, and not the whole object."""
     proxy.set(Fault("whole"))
-    assert places.read_tail(object_at, 1_000) == _DATA[-1_000:]
+    assert files.read_tail(object_at, 1_000) == _DATA[-1_000:]
     assert [one.range for one in proxy.log().asked][1:] == ["bytes=0-0", f"bytes={len(_DATA) - 1_000}-{len(_DATA) - 1}"]
 
 
@@ -111,10 +112,10 @@ def test_an_end_is_read_without_the_rest(object_at: str, proxy: FaultyProxy) -> 
 def test_what_passes_is_tried_again(do: str, object_at: str, proxy: FaultyProxy) -> None:
     """An answer that fails is asked for again, from the byte on that came."""
     proxy.set(Fault(do, times=2))
-    assert Blob(object_at).read(0, len(_DATA)) == _DATA
+    assert RemoteObject(object_at).read(0, len(_DATA)) == _DATA
     proxy.set(Fault(do, times=2))
-    assert places.read_small(object_at) == _DATA
-    blob = Blob(object_at)
+    assert files.read_small(object_at) == _DATA
+    blob = RemoteObject(object_at)
     proxy.set(Fault("cut", at=3_000_000))
     assert b"".join(blob.pieces()) == _DATA
     assert [one.range for one in proxy.log().asked][1] == f"bytes=3000000-{len(_DATA) - 1}"
@@ -135,7 +136,7 @@ def test_lies_are_noticed(
     fault: Fault, found: str, object_at: str, proxy: FaultyProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An answer of another version, range or length, packed, or cut each time is an error that names the object."""
-    blob = Blob(object_at)
+    blob = RemoteObject(object_at)
     blob.read(0, 10)
     monkeypatch.setenv(retry.RETRY_FOR, "0.5")
     proxy.set(fault)
@@ -148,12 +149,12 @@ def test_lies_are_noticed(
 def test_an_object_of_another_size_is_not_read(object_at: str) -> None:
     """Of an object that must have a size, nothing is taken that has another."""
     with pytest.raises(OSError, match=r"9,000,000 bytes, where 8,000,000 were expected"):
-        Blob(object_at, 8_000_000).read(0, 10)
+        RemoteObject(object_at, 8_000_000).read(0, 10)
 
 
 def test_nothing_is_asked_after_a_refusal(object_at: str, proxy: FaultyProxy) -> None:
     """After 403 the same reader asks for nothing more."""
-    blob = Blob(object_at)
+    blob = RemoteObject(object_at)
     proxy.set(Fault("status", status=403, times=None))
     with pytest.raises(AccessRefused):
         b"".join(blob.pieces())
@@ -162,16 +163,16 @@ def test_nothing_is_asked_after_a_refusal(object_at: str, proxy: FaultyProxy) ->
 
 def test_in_order(object_at: str, proxy: FaultyProxy) -> None:
     """What is read in its order is one request, by a thread that ends when nothing more is wanted; spans are some."""
-    blob = Blob(object_at)
+    blob = RemoteObject(object_at)
     proxy.set()
-    ahead, buffer = Ahead(blob), memoryview(bytearray(700_000))
+    ahead, buffer = ReadAheadStream(blob), memoryview(bytearray(700_000))
     got = bytearray()
     while size := ahead.readinto(buffer):
         got += buffer[:size]
     assert bytes(got) == _DATA
     assert len(proxy.log().asked) == 1
     before = {*threading.enumerate()}
-    ahead = Ahead(blob)
+    ahead = ReadAheadStream(blob)
     ahead.readinto(buffer)
     assert {*threading.enumerate()} > before
     ahead.close()
@@ -203,8 +204,8 @@ def test_together() -> None:
 
     found: list[int] = []
     with pytest.raises(ValueError, match="50"):
-        found.extend(iter(together(ask, range(100), 4)))
-    assert list(together(ask, range(20), 3)) == list(range(20))
+        found.extend(iter(imap_requests(ask, range(100), 4)))
+    assert list(imap_requests(ask, range(20), 3)) == list(range(20))
     assert most <= 5
 
 
@@ -217,7 +218,7 @@ def test_a_body_that_nobody_wants_is_not_read(head: str, object_at: str, proxy: 
     head = head.format(path=object_at)
     answer = f"HTTP/1.1 {head}\r\nTransfer-Encoding: chunked\r\n\r\n"
     proxy.set(Fault("raw", body=answer, to=_CHUNKS, every_s=0))
-    assert Blob(object_at).size == len(_DATA)
+    assert RemoteObject(object_at).size == len(_DATA)
 
 
 @pytest.mark.slow
@@ -240,7 +241,11 @@ def test_answers_that_are_no_http_are_named(
     """Addresses, lengths and chunks that no server may send are errors that name the object, however it is read."""
     monkeypatch.setenv(retry.RETRY_FOR, "0.5")
     proxy.set(Fault("raw", times=None, body=f"HTTP/1.1 {answer}\r\n\r\n"))
-    for ask in (lambda at: Blob(at).read(0, 100), places.read_small, lambda at: Blob(at, len(_DATA)).read(0, 100)):
+    for ask in (
+        lambda at: RemoteObject(at).read(0, 100),
+        files.read_small,
+        lambda at: RemoteObject(at, len(_DATA)).read(0, 100),
+    ):
         with pytest.raises(StoreFailed, match=r"a%20b%23\.bin"):
             ask(object_at)
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardtool.storage.remote import lock
-from shardtool.storage.remote.lock import Holder, age_s, parse_holder
+from shardtool.storage.remote.lock import LockHolder, object_age_s, parse_holder
 
 _DATE = "Sun, 22 Nov 2026 15:00:00 GMT"
 
@@ -28,34 +28,34 @@ _DATE = "Sun, 22 Nov 2026 15:00:00 GMT"
 )
 def test_age(headers: dict[str, str], age: float | None) -> None:
     """An object is as old as the store's own clock says; where it says nothing, its age is not known."""
-    assert age_s(headers) == age
+    assert object_age_s(headers) == age
 
 
 def test_holder() -> None:
     """A holder is read as it was written, whatever the renewal, and no two renewals have the same bytes."""
-    me = Holder.me()
+    me = LockHolder.me()
     assert parse_holder(me.encode()) == parse_holder(me.encode(7)) == me
     assert me.encode(1) != me.encode(2)
-    assert me.token != Holder.me().token
+    assert me.token != LockHolder.me().token
 
 
 @given(st.binary(max_size=200))
 def test_any_lock(data: bytes) -> None:
     """Whatever lies where a lock should be is somebody's, who is not known to be dead."""
-    assert not parse_holder(data).is_dead()
+    assert not parse_holder(data).has_exited()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux says which process is which")
 def test_dead(monkeypatch: pytest.MonkeyPatch) -> None:
     """A holder is dead when its process is gone, or another has its number; on another machine nobody knows."""
-    me = Holder.me()
-    assert me.is_dead()  # nobody of this process holds it
-    monkeypatch.setattr(lock, "_mine", {me.token})
-    assert not me.is_dead()
-    assert me._replace(born="1").is_dead()
-    assert not me._replace(born="1", machine="another").is_dead()
-    assert not me._replace(born="1", machine="").is_dead()
+    me = LockHolder.me()
+    assert me.has_exited()  # nobody of this process holds it
+    monkeypatch.setattr(lock, "_own_tokens", {me.token})
+    assert not me.has_exited()
+    assert me._replace(born="1").has_exited()
+    assert not me._replace(born="1", machine="another").has_exited()
+    assert not me._replace(born="1", machine="").has_exited()
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
-    assert me._replace(pid=ended.pid).is_dead()
+    assert me._replace(pid=ended.pid).has_exited()
     assert me.pid == os.getpid()

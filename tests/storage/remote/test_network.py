@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 from shardtool.errors import AccessRefused, InvalidRequest, ShardError, StoreFailed
-from shardtool.storage.folders import upload
-from shardtool.storage.places import list_folder, read_small
-from shardtool.storage.remote import address
+from shardtool.storage.files import read_small
+from shardtool.storage.lookup import list_folder
+from shardtool.storage.remote import network
+from shardtool.storage.remote.buckets import put_object
 from shardtool.storage.remote.retry import SLICE_S
-from shardtool.storage.remote.stores import put
+from shardtool.storage.remote.upload import upload
 from tests.servers.between import Between, forwarding, tls
 
 if TYPE_CHECKING:
@@ -28,14 +29,14 @@ if TYPE_CHECKING:
 _ASKS: dict[str, Callable[[str], object]] = {
     "read": lambda at: read_small(f"{at}/x.txt"),
     "list": list_folder,
-    "put": lambda at: put(f"{at}/y.txt", b"y"),
+    "put": lambda at: put_object(f"{at}/y.txt", b"y"),
     "upload": lambda at: upload(f"{at}/z.txt", 1, lambda file: file.write(b"z")),
 }
 
 
 @pytest.fixture(autouse=True)
 def _plain(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in address.DECIDING:
+    for name in network.NETWORK_VARIABLES:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.delenv("SHARDTOOL_ENDPOINT")
     monkeypatch.setenv("SHARDTOOL_RETRY_FOR", "1")

@@ -7,7 +7,7 @@ import os
 import pytest
 
 from shardtool.errors import AccessRefused
-from shardtool.storage import places
+from shardtool.storage import files, lookup
 
 NOBODY = "http://127.0.0.1:9"
 
@@ -21,6 +21,6 @@ def test_no_keys_are_named(address: str, monkeypatch: pytest.MonkeyPatch) -> Non
     for name in ("AWS_METADATA_ENDPOINT", "AZURE_MSI_ENDPOINT", "IDENTITY_ENDPOINT", "SHARDTOOL_ENDPOINT"):
         monkeypatch.setenv(name, NOBODY)  # who would be asked for keys on a machine of a cloud
     monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", "account")
-    for ask in (places.list_folder, places.read_small):
+    for ask in (lookup.list_folder, files.read_small):
         with pytest.raises(AccessRefused, match="no credentials in the environment"):
             ask(address)

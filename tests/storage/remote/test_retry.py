@@ -10,7 +10,7 @@ import pytest
 
 from shardtool.errors import InvalidRequest, StoreFailed
 from shardtool.storage.remote import retry
-from shardtool.storage.remote.retry import PassingFailure, Policy, retried
+from shardtool.storage.remote.retry import RetryPolicy, TransientError, with_retries
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -18,69 +18,69 @@ if TYPE_CHECKING:
 
 @pytest.fixture(autouse=True)
 def _unheard(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retry, "_answered", threading.Event())
+    monkeypatch.setattr(retry, "_any_answer", threading.Event())
 
 
 def _silent() -> None:
     threading.Event().wait(0.03)
-    raise PassingFailure("no answer in time")
+    raise TransientError("no answer in time")
 
 
 def test_a_silent_server_is_given_up_early(monkeypatch: pytest.MonkeyPatch) -> None:
     """A server that never answered is given up long before one that did."""
-    monkeypatch.setattr(retry, "POLICY", Policy(first_s=0, silent_s=0.01, whole_s=0.3))
+    monkeypatch.setattr(retry, "DEFAULT_POLICY", RetryPolicy(first_wait_s=0, first_answer_s=0.01, max_total_s=0.3))
     with pytest.raises(StoreFailed, match=r"no answer in time\. Try"):
-        retried("s3://b/k", _silent)
-    retried("s3://b/k", lambda: None)
+        with_retries("s3://b/k", _silent)
+    with_retries("s3://b/k", lambda: None)
     with pytest.raises(StoreFailed, match="no answer in time"):
-        retried("s3://b/k", _silent)
+        with_retries("s3://b/k", _silent)
 
 
 def test_waiting_is_said(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """A first request without an answer says so once while it waits, and not after one was answered."""
-    monkeypatch.setattr(retry, "POLICY", Policy(tries=2, first_s=0, whole_s=0.1, notice_s=0.01))
+    monkeypatch.setattr(retry, "DEFAULT_POLICY", RetryPolicy(tries=2, first_wait_s=0, max_total_s=0.1, notice_s=0.01))
     with caplog.at_level(logging.WARNING, "shardtool"), pytest.raises(StoreFailed):
-        retried("s3://b/k", _silent)
+        with_retries("s3://b/k", _silent)
     assert [one.getMessage() for one in caplog.records] == ["s3://b/k: no answer for 0 seconds; still asking"]
     caplog.clear()
-    retried("s3://b/k", lambda: None)
+    with_retries("s3://b/k", lambda: None)
     with caplog.at_level(logging.WARNING, "shardtool"), pytest.raises(StoreFailed):
-        retried("s3://b/k", _silent)
+        with_retries("s3://b/k", _silent)
     assert not caplog.records
 
 
 def test_a_refusal_of_some_time_is_waited_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a server says that it refuses is asked for as long as the budget is, however often; no longer than that."""
-    monkeypatch.setattr(retry, "POLICY", Policy(first_s=0))
+    monkeypatch.setattr(retry, "DEFAULT_POLICY", RetryPolicy(first_wait_s=0))
     left = iter(range(30))
 
     def ask() -> str:
         if next(left, None) is not None:
-            raise PassingFailure("the server answers 503", answered=True)
+            raise TransientError("the server answers 503", answered=True)
         return "done"
 
-    assert retried("s3://b/k", ask) == "done"
+    assert with_retries("s3://b/k", ask) == "done"
     monkeypatch.setenv(retry.RETRY_FOR, "0.2")
     with pytest.raises(StoreFailed, match=r"503, [0-9]+ times in [0-9]+ s"):
-        retried("s3://b/k", lambda: _refused(3600))
+        with_retries("s3://b/k", lambda: _refused(3600))
     monkeypatch.setenv(retry.RETRY_FOR, "soon")
     with pytest.raises(InvalidRequest, match="seconds, such as 300"):
-        retried("s3://b/k", _silent)
+        with_retries("s3://b/k", _silent)
 
 
 def _refused(wait_s: float) -> str:
-    raise PassingFailure("the server answers 503", wait_s, answered=True)
+    raise TransientError("the server answers 503", wait_s, answered=True)
 
 
 def test_what_nobody_wants_is_stopped() -> None:
     """A thread that waits, between tries or in a library, ends when it is told to."""
-    for wait in (lambda: retry.pause(60), lambda: retry.apart(lambda: threading.Event().wait(60))):
+    for wait in (lambda: retry.pause(60), lambda: retry.in_thread(lambda: threading.Event().wait(60))):
         stop, ended = threading.Event(), threading.Event()
 
         def run(
             wait: Callable[[], object] = wait, stop: threading.Event = stop, ended: threading.Event = ended
         ) -> None:
-            with retry.until(stop), pytest.raises(retry.RequestStopped):
+            with retry.cancel_on(stop), pytest.raises(retry.RequestCancelled):
                 wait()
             ended.set()
 
@@ -94,17 +94,17 @@ def test_stalls_count_across_tries(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
     monkeypatch.setattr("time.monotonic", lambda: now[0])
     monkeypatch.setattr(retry, "pause", lambda seconds: now.__setitem__(0, now[0] + seconds))
-    monkeypatch.setattr(retry, "POLICY", Policy(first_s=0))
+    monkeypatch.setattr(retry, "DEFAULT_POLICY", RetryPolicy(first_wait_s=0))
     monkeypatch.setenv(retry.RETRY_FOR, "45")
 
     def stalls(flowing_s: float, tries: int) -> None:
-        attempts = retry.Attempts("s3://b/k")
+        attempts = retry.RetryState("s3://b/k")
         for _ in range(tries):
             attempts.progress()
             now[0] += flowing_s
             attempts.progress()
             now[0] += 10
-            attempts.failed(PassingFailure("too slow"))
+            attempts.failed(TransientError("too slow"))
 
     begun = now[0]
     with pytest.raises(StoreFailed, match="too slow"):
@@ -115,13 +115,13 @@ def test_stalls_count_across_tries(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_stalls_of_an_upload_count(monkeypatch: pytest.MonkeyPatch) -> None:
     """Seconds that an upload stalled count against the budget, and seconds in which it moved do not."""
-    monkeypatch.setattr(retry, "POLICY", Policy(first_s=0))
-    retried("s3://b/k", lambda: None)
-    attempts = retry.Attempts("s3://b/k")
+    monkeypatch.setattr(retry, "DEFAULT_POLICY", RetryPolicy(first_wait_s=0))
+    with_retries("s3://b/k", lambda: None)
+    attempts = retry.RetryState("s3://b/k")
 
     def fail(stalled_s: float) -> None:
         attempts.later(stalled_s)
-        attempts.failed(PassingFailure("too slow"))
+        attempts.failed(TransientError("too slow"))
 
     for _ in range(4):
         fail(61)

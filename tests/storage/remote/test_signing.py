@@ -7,7 +7,7 @@ from datetime import datetime, timezone
 
 import pytest
 
-from shardtool.storage.remote.stores import signed_headers, signed_put
+from shardtool.storage.remote.signing import sign_headers, sign_put
 
 _KEYS = {
     "access_key_id": "AKIAIOSFODNN7EXAMPLE",
@@ -48,7 +48,7 @@ _HOST = "https://examplebucket.s3.amazonaws.com"
 )  # fmt: skip
 def test_the_examples_of_aws(method: str, path: str, headers: dict[str, str], names: str, signature: str) -> None:
     """A request of the documentation of AWS gets the signature that stands there."""
-    signed = signed_headers(method, _HOST + path, headers, _KEYS, "us-east-1", _THEN)
+    signed = sign_headers(method, _HOST + path, headers, _KEYS, "us-east-1", _THEN)
     assert signed["Authorization"] == (
         "AWS4-HMAC-SHA256 Credential=AKIAIOSFODNN7EXAMPLE/20130524/us-east-1/s3/aws4_request,"
         f"SignedHeaders={names},Signature={signature}"
@@ -59,11 +59,11 @@ def test_the_examples_of_aws(method: str, path: str, headers: dict[str, str], na
 
 def test_a_port_that_goes_without_saying() -> None:
     """An address with its scheme's own port is signed as without: so clients write it into `Host`."""
-    assert signed_headers("GET", "https://h:443/k", {}, _KEYS, "us-east-1", _THEN) == signed_headers(
+    assert sign_headers("GET", "https://h:443/k", {}, _KEYS, "us-east-1", _THEN) == sign_headers(
         "GET", "https://h/k", {}, _KEYS, "us-east-1", _THEN
     )
     ports = {
-        signed_headers("GET", f"http://h{port}/k", {}, _KEYS, "us-east-1", _THEN)["Authorization"]
+        sign_headers("GET", f"http://h{port}/k", {}, _KEYS, "us-east-1", _THEN)["Authorization"]
         for port in ("", ":443")
     }
     assert len(ports) == 2
@@ -77,7 +77,7 @@ def test_the_environments_keys_sign_all_that_is_sent(monkeypatch: pytest.MonkeyP
         "AWS_SESSION_TOKEN": "passing", "AWS_REGION": "eu-north-1",
     }.items():  # fmt: skip
         monkeypatch.setenv(name, value)
-    url, headers = signed_put("s3://b/a b#ü.tar", {"x-amz-tagging": "a=b"})
+    url, headers = sign_put("s3://b/a b#ü.tar", {"x-amz-tagging": "a=b"})
     assert url == "http://127.0.0.1:9/b/a%20b%23%C3%BC.tar"
     assert headers["x-amz-security-token"] == "passing"
     assert re.fullmatch(

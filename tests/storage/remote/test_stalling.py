@@ -9,14 +9,15 @@ from typing import ClassVar
 import pytest
 
 from shardtool.errors import StoreFailed
-from shardtool.storage.remote.blob import PIECE, Blob
+from shardtool.storage.remote.http import PIECE_BYTES
+from shardtool.storage.remote.objects import RemoteObject
 
 
 class _Stalling(BaseHTTPRequestHandler):
     """Sends half of what is asked for, and then nothing."""
 
     protocol_version = "HTTP/1.1"
-    size = 64 * PIECE
+    size = 64 * PIECE_BYTES
     requests: ClassVar[list[str]] = []
     ended = Event()
 
@@ -43,7 +44,7 @@ def test_a_server_that_stalls_in_every_answer_is_given_up(monkeypatch: pytest.Mo
     with ThreadingHTTPServer(("127.0.0.1", 0), _Stalling) as server:
         Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         with pytest.raises(StoreFailed, match=r"too slow: 127\.0\.0\.1:\d+ was silent"):
-            for _ in Blob(f"http://127.0.0.1:{server.server_port}/x").pieces():
+            for _ in RemoteObject(f"http://127.0.0.1:{server.server_port}/x").pieces():
                 pass
         _Stalling.ended.set()
         server.shutdown()

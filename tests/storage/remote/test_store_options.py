@@ -6,8 +6,7 @@ import pytest
 
 from shardtool.errors import InvalidRequest
 from shardtool.storage.folders import open_folder
-from shardtool.storage.places import use_store_options
-from shardtool.storage.remote.stores import client_config, object_headers, of_small
+from shardtool.storage.remote.store_options import client_config, object_headers, put_arguments, use_store_options
 
 
 @pytest.fixture(autouse=True)
@@ -92,8 +91,8 @@ def test_tags_are_encoded_once() -> None:
     use_store_options(["tags=team=a%26b c&größe=&x=y+z", "storage-class=STANDARD_IA"])
     assert object_headers("s3://b/k")["x-amz-tagging"] == "team=a%26b%20c&gr%C3%B6%C3%9Fe=&x=y%20z"
     tags = {"team": "a&b c", "größe": "", "x": "y z"}
-    assert of_small("s3://b/k", lasting=False) == {"tags": tags}
-    assert of_small("s3://b/k", lasting=True) == {"tags": tags, "attributes": {"Storage-Class": "STANDARD_IA"}}
+    assert put_arguments("s3://b/k", lasting=False) == {"tags": tags}
+    assert put_arguments("s3://b/k", lasting=True) == {"tags": tags, "attributes": {"Storage-Class": "STANDARD_IA"}}
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,10 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from shardtool.errors import AccessRefused, InvalidRequest, without_secrets
-from shardtool.storage.remote.address import is_source, join, shown
-from shardtool.storage.remote.stores import as_source, signed, store_of, use_endpoint
+from shardtool.errors import AccessRefused, InvalidRequest, redact_secrets
+from shardtool.storage.remote.address import display_address, is_source_address, join_address
+from shardtool.storage.remote.signing import sign_url
+from shardtool.storage.remote.store_access import source_address_for, store_for, use_endpoint
 
 
 @pytest.mark.parametrize(
@@ -30,7 +31,7 @@ def test_endpoints(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SHARDTOOL_ENDPOINT", raising=False)
     monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
     with pytest.raises(InvalidRequest, match="such as https://") as caught:
-        store_of("s3://bucket")
+        store_for("s3://bucket")
     assert "pw" not in str(caught.value)
     with pytest.raises(InvalidRequest, match="such as https://"):
         use_endpoint(endpoint)
@@ -50,7 +51,7 @@ def test_half_a_pair(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("AWS_SECRET_ACCESS_KEY", "AWS_PROFILE", "AWS_SKIP_SIGNATURE"):
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(AccessRefused, match="AWS_ACCESS_KEY_ID alone; expected AWS_SECRET_ACCESS_KEY"):
-        store_of("s3://bucket")
+        store_for("s3://bucket")
 
 
 @pytest.fixture
@@ -69,7 +70,7 @@ def elsewhere(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 
 def _asked(address: str) -> tuple[str, str, str]:
     """Return the server that is asked for an address, and in whose name: key and region."""
-    url = urlsplit(signed(address, "GET"))
+    url = urlsplit(sign_url(address, "GET"))
     credential = parse_qs(url.query)["X-Amz-Credential"][0].split("/")
     assert ("X-Amz-Security-Token" in url.query) == (credential[0] == "OURS")
     return f"{url.netloc}{url.path}", credential[0], credential[2]
@@ -77,40 +78,40 @@ def _asked(address: str) -> tuple[str, str, str]:
 
 def test_a_source_of_another_server(elsewhere: pytest.MonkeyPatch) -> None:
     """What is read goes to its own server, by the same keys where it has none; what is written, as before."""
-    assert as_source("s3://b/k", None) == "s3://b/k"
-    source = as_source("s3://b/k", "http://127.0.0.1:8")
+    assert source_address_for("s3://b/k", None) == "s3://b/k"
+    source = source_address_for("s3://b/k", "http://127.0.0.1:8")
     assert _asked(source) == ("127.0.0.1:8/b/k", "OURS", "eu-here-1")
     assert _asked("s3://b/k") == ("127.0.0.1:9/b/k", "OURS", "eu-here-1")
     elsewhere.setenv("SHARDTOOL_SOURCE_AWS_DEFAULT_REGION", "eu-there-1")
     assert _asked(source) == ("127.0.0.1:8/b/k", "OURS", "eu-there-1")
     elsewhere.setenv("SHARDTOOL_SOURCE_ENDPOINT", "http://127.0.0.1:8")
-    assert as_source("s3://b/k", None) == source
-    assert is_source(source)
-    assert not is_source("s3://b/k")
-    assert shown(source) == without_secrets(source) == "s3://b/k"
-    assert join(source, "x").endswith("@b/k/x")
+    assert source_address_for("s3://b/k", None) == source
+    assert is_source_address(source)
+    assert not is_source_address("s3://b/k")
+    assert display_address(source) == redact_secrets(source) == "s3://b/k"
+    assert join_address(source, "x").endswith("@b/k/x")
     for other in ("gs://b/k", "az://b/k", "/folder", "https://h/k"):
-        assert as_source(other, None) == other
+        assert source_address_for(other, None) == other
         with pytest.raises(InvalidRequest, match="not in S3"):
-            as_source(other, "http://127.0.0.1:8")
+            source_address_for(other, "http://127.0.0.1:8")
 
 
 def test_a_source_with_keys_of_its_own(elsewhere: pytest.MonkeyPatch) -> None:
     """Who a source says that asks is all of who asks: no token, no region and no server of the destination's."""
     elsewhere.setenv("SHARDTOOL_SOURCE_AWS_ACCESS_KEY_ID", "THEIRS")
     with pytest.raises(InvalidRequest, match="half a pair"):
-        as_source("s3://b/k", None)
+        source_address_for("s3://b/k", None)
     elsewhere.setenv("SHARDTOOL_SOURCE_AWS_SECRET_ACCESS_KEY", "c")
-    assert _asked(as_source("s3://b/k", None)) == ("s3.us-east-1.amazonaws.com/b/k", "THEIRS", "us-east-1")
+    assert _asked(source_address_for("s3://b/k", None)) == ("s3.us-east-1.amazonaws.com/b/k", "THEIRS", "us-east-1")
     elsewhere.setenv("SHARDTOOL_SOURCE_AWS_REGION", "eu-there-1")
     elsewhere.setenv("SHARDTOOL_SOURCE_AWS_ENDPOINT_URL", "http://127.0.0.1:8")
-    assert _asked(as_source("s3://b/k", None)) == ("127.0.0.1:8/b/k", "THEIRS", "eu-there-1")
+    assert _asked(source_address_for("s3://b/k", None)) == ("127.0.0.1:8/b/k", "THEIRS", "eu-there-1")
     elsewhere.setenv("AWS_SKIP_SIGNATURE", "true")
-    assert _asked(as_source("s3://b/k", None))[1] == "THEIRS"
-    assert signed("s3://b/k", "GET") == "http://127.0.0.1:9/b/k"
+    assert _asked(source_address_for("s3://b/k", None))[1] == "THEIRS"
+    assert sign_url("s3://b/k", "GET") == "http://127.0.0.1:9/b/k"
     elsewhere.delenv("AWS_SKIP_SIGNATURE")
     elsewhere.setenv("SHARDTOOL_SOURCE_AWS_SKIP_SIGNATURE", "true")
-    assert signed(as_source("s3://b/k", None), "GET") == "http://127.0.0.1:8/b/k"
+    assert sign_url(source_address_for("s3://b/k", None), "GET") == "http://127.0.0.1:8/b/k"
     assert _asked("s3://b/k")[1] == "OURS"
 
 
@@ -118,4 +119,4 @@ def test_a_variable_that_a_source_has_not(elsewhere: pytest.MonkeyPatch) -> None
     """A variable that is misspelt is refused by name, beside those that are known."""
     elsewhere.setenv("SHARDTOOL_SOURCE_ACCESS_KEY_ID", "x")
     with pytest.raises(InvalidRequest, match=r"SHARDTOOL_SOURCE_ACCESS_KEY_ID: .*AWS_ACCESS_KEY_ID"):
-        as_source("s3://b/k", None)
+        source_address_for("s3://b/k", None)

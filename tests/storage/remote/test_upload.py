@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from shardtool.errors import OutputFailed
-from shardtool.storage.folders import RemoteFolder
-from shardtool.storage.remote.blob import stored_md5
+from shardtool.storage.remote.http import etag_md5
+from shardtool.storage.remote_folder import RemoteFolder
 from shardtool.storage.staging import DurableFile
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ _HEX, _BASE64 = _MD5.hexdigest(), base64.b64encode(_MD5.digest()).decode()
 )
 def test_md5(headers: dict[str, str], md5: str | None) -> None:
     """The MD5 is found in the header of each store, and nothing that only looks alike is taken for it."""
-    assert stored_md5(headers) == md5
+    assert etag_md5(headers) == md5
 
 
 class _Taker(BaseHTTPRequestHandler):

@@ -12,8 +12,8 @@ import pytest
 
 from shardtool import CreateOptions, ReshardOptions, copy, create, inspect, reshard, verify
 from shardtool.errors import AccessRefused, InvalidRequest
-from shardtool.storage.places import read_small, use_headers
-from shardtool.storage.remote.address import HEADERS
+from shardtool.storage.files import read_small
+from shardtool.storage.remote.network import HEADERS_VARIABLE, use_headers
 from tests.helpers import read_tree, write_tree
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def _serving(asked: list[tuple[int, dict[str, str]]]) -> Iterator[int]:
 def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[int, dict[str, str]]]:
     """Give a list of what servers are asked, and by whom."""
     monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
-    monkeypatch.setenv(HEADERS, "")
+    monkeypatch.setenv(HEADERS_VARIABLE, "")
     return []
 
 
@@ -83,7 +83,7 @@ def test_who_we_are_is_sent_to_the_server_that_was_named_alone(
     if way == "header":
         use_headers([f"authorization: {_BASIC}", "X-Token: secret"])
     elif way == "variable":
-        monkeypatch.setenv(HEADERS, f"X-Token: secret\nAuthorization: {_BASIC}\n")
+        monkeypatch.setenv(HEADERS_VARIABLE, f"X-Token: secret\nAuthorization: {_BASIC}\n")
     elif way == "netrc":
         (tmp_path / "netrc").write_text("machine 127.0.0.1 login me password p@ss\n")
     assert read_small(f"http://{user}127.0.0.1:{ports[0]}/closed") == b"read"

@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 import shardtool
-from shardtool.dataset.find import StoredShard, open_dataset
+from shardtool.dataset.find import open_dataset
 from tests.helpers import write_tree
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from shardtool.dataset.stored import StoredShard
 
 SHARD = 11_776  # bytes of each shard: seven samples, each a header, 1,000 bytes and padding, and the end of a tar
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from shardtool import Cache
-    from shardtool.dataset.find import StoredShard
+    from shardtool.dataset.stored import StoredShard
 
 # The head of a program that puts functions into its own code which kill it there.
 KILLING = """

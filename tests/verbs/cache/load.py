@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING
 
 import shardtool
 from shardtool.dataset.find import open_dataset
-from shardtool.verbs.cache.cache import cache_status, cache_verify
-from shardtool.verbs.cache.folder import COPIED, FOLDERS, WRITTEN, Space
+from shardtool.verbs.cache.cache_space import CacheSpace
+from shardtool.verbs.cache.folder import COPIED, FOLDERS, WRITTEN
+from shardtool.verbs.cache.status import cache_status, cache_verify
 
 if TYPE_CHECKING:
     from multiprocessing.context import ForkProcess
@@ -125,7 +126,7 @@ class Crew:
 def size_of(folder: Path) -> int:
     """Return the bytes in a cache, with its lock held: what is renamed meanwhile counts once."""
     sizes: Counter[str] = Counter()
-    with Space(str(folder), BOUND, "oldest").locked():
+    with CacheSpace(str(folder), BOUND, "oldest").locked():
         for part in (COPIED, WRITTEN):
             for entry in os.scandir(folder / part):
                 if not entry.name.startswith(".room-"):

@@ -13,18 +13,18 @@ import pytest
 
 import shardtool
 from shardtool import Cache, CorruptShard, InvalidRequest
-from shardtool.storage import shared
-from shardtool.storage.shared import take_lock
-from shardtool.verbs.cache import folder as space
-from shardtool.verbs.cache.cache import cache_clear
-from shardtool.verbs.cache.folder import Counter
+from shardtool.storage import locks
+from shardtool.storage.locks import take_lock
+from shardtool.verbs.cache import cache_space
+from shardtool.verbs.cache.counts import CountsFile
+from shardtool.verbs.cache.status import cache_clear
 from tests.helpers import PATIENCE_S, flip
 from tests.verbs.cache.conftest import SHARD, made_shards
 from tests.verbs.cache.helpers import KILLING, copies, python, read_all
 
 if TYPE_CHECKING:
-    from shardtool.dataset.find import StoredShard
-    from shardtool.verbs.cache.folder import Policy
+    from shardtool.dataset.stored import StoredShard
+    from shardtool.verbs.cache.cache_space import Policy
     from tests.verbs.cache.conftest import Noting
 
 Shards = tuple["StoredShard", ...]
@@ -45,11 +45,14 @@ def test_a_shard_is_copied_once(tmp_path: Path, shards: Shards) -> None:
 
 def test_the_interpreter_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A lease and a cache that outlive the modules they need, as when a program ends, say nothing."""
-    counter, lock = Counter(Cache(tmp_path / "cache").folder), take_lock(str(tmp_path / "cache" / "lock"), shared=True)
+    counter, lock = (
+        CountsFile(Cache(tmp_path / "cache").folder),
+        take_lock(str(tmp_path / "cache" / "lock"), shared=True),
+    )
     assert lock is not None
     with monkeypatch.context() as ended:
-        ended.setattr(shared, "_exclusive", None)
-        ended.setattr(shared, "os", None)
+        ended.setattr(locks, "_exclusive_locks", None)
+        ended.setattr(locks, "os", None)
         lock.__del__()
         counter.__del__()
     lock.close()
@@ -278,7 +281,7 @@ def test_refused(tmp_path: Path, shards: Shards, monkeypatch: pytest.MonkeyPatch
 
 def test_a_stopped_copier(tmp_path: Path, shards: Shards, noting: Noting, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who waits for a process that copies nothing more reads the shard at its own place in the end."""
-    monkeypatch.setattr(space, "PATIENCE_S", 0.05)
+    monkeypatch.setattr(cache_space, "MAX_WAIT_S", 0.05)
     cache = Cache(tmp_path / "cache", observer=noting)
     with cache.open(shards[0]) as one:
         name = Path(one.path).name

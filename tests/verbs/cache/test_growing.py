@@ -13,7 +13,7 @@ import pytest
 import shardtool
 from shardtool import Cache, InvalidRequest, OutputFailed, ShardError
 from shardtool.errors import OutOfMemory
-from shardtool.verbs.cache import cache as caching
+from shardtool.verbs.cache import cache_writer
 from tests.verbs.cache.conftest import made_shards
 from tests.verbs.cache.helpers import KILLING, python, read_all
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
-    from shardtool.verbs.cache.cache import CacheWriter, Format
+    from shardtool.verbs.cache.cache_writer import CacheWriter, ShardFormat
     from tests.verbs.cache.conftest import Noting
 
 SIZE = 12_000  # bytes of a shard at most: seven samples of 1,000 bytes in a tar
@@ -43,7 +43,7 @@ def numbers_in(paths: Iterable[str]) -> list[int]:
     return found
 
 
-def test_what_is_finished_is_there(tmp_path: Path, ending: Format) -> None:
+def test_what_is_finished_is_there(tmp_path: Path, ending: ShardFormat) -> None:
     """A trainer finds just the shards that are finished: each when the next begins, or at the end of the block."""
     cache = Cache(tmp_path / "cache", "1MB")
     with cache.writer(3, format=ending, max_size=SIZE, max_count=6) as writer:
@@ -94,8 +94,8 @@ def test_writers_wait_for_trainers(tmp_path: Path, noting: Noting, monkeypatch: 
     It says so once, and gets room at the next refresh. Two trainers that take turns cannot keep a shard that must go:
     once it is to go, neither takes it again.
     """
-    monkeypatch.setattr(caching, "_LONG_S", 0.01)
-    monkeypatch.setattr(caching, "_LOOK_S", 0.01)
+    monkeypatch.setattr(cache_writer, "_WAIT_NOTE_S", 0.01)
+    monkeypatch.setattr(cache_writer, "_POLL_S", 0.01)
     first, second = (Cache(tmp_path / "cache", 5 * SIZE, "oldest", observer=noting) for _ in range(2))
     with first.writer(max_size=SIZE) as writer:
         grow(writer, range(28))

@@ -31,12 +31,12 @@ from shardtool import (
     verify,
 )
 from shardtool.fingerprint import crc32c
-from shardtool.publish.publisher import Destination
-from shardtool.publish.records import find_parts, read_record
+from shardtool.publish.destination import Destination
+from shardtool.publish.part_records import find_part_records, read_part_record
+from shardtool.request.run_part import RunPart, parse_part
 from shardtool.request.run_record import RunRecord
-from shardtool.request.texts import Part, parse_part
 from shardtool.storage.folders import open_folder
-from shardtool.verbs.create import result as parts
+from shardtool.verbs.create import parts
 from tests.faults.helpers import start
 from tests.helpers import flip, identity, read_tree, typed, write_tree
 
@@ -45,8 +45,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from shardtool.pattern import ShardPattern
+    from shardtool.request.observer import Notes
     from shardtool.request.results import CreateResult
-    from shardtool.request.settings import Notes
 
 _OPTIONS = CreateOptions(workers=1, max_count=2, label_from_folder=True, on_error="skip")
 _PARTS = 3
@@ -257,7 +257,7 @@ def test_parts_at_once(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         _pack(place, "2/3", if_exists="resume")
     with folder.lock("x"), pytest.raises(OutputExists, match="another run is writing"):  # a merge at work
         _pack(place, "3/3", if_exists="resume")
-    assert find_parts(_pattern(place), folder.names()) == ([Part(n, 3) for n in (1, 2, 3)], [])
+    assert find_part_records(_pattern(place), folder.names()) == ([RunPart(n, 3) for n in (1, 2, 3)], [])
     _merge(place)
     assert read_tree(place / "out") == read_tree(place / "one")
 
@@ -351,10 +351,10 @@ def test_a_forged_record_is_refused(place: Path, change: dict[str, Any]) -> None
     body = json.dumps({**json.loads(record.read_bytes().partition(b"\n")[2]), **change}).encode()
     record.write_bytes(b"shardtool part 1 crc32c:%08x\n%b" % (crc32c(body), body))
     with pytest.raises(CorruptShard, match="part2of3: no record of a part: "):
-        read_record(open_folder(str(place / "out")), _pattern(place), Part(2, 3))
+        read_part_record(open_folder(str(place / "out")), _pattern(place), RunPart(2, 3))
     record.write_bytes(b"shardtool part 1 crc32c:%08x\n[]" % crc32c(b"[]"))
     with pytest.raises(CorruptShard, match="part2of3: no record of a part: "):
-        read_record(open_folder(str(place / "out")), _pattern(place), Part(2, 3))
+        read_part_record(open_folder(str(place / "out")), _pattern(place), RunPart(2, 3))
 
 
 @pytest.mark.parametrize("forged", ["source", "fingerprint"])
@@ -364,7 +364,7 @@ def test_a_record_is_held_against_what_is_there(place: Path, forged: str) -> Non
     _pack(place, "2/3")
     record = place / "out/.x.part2of3"
     document = json.loads(record.read_bytes().partition(b"\n")[2])
-    old = read_record(open_folder(str(place / "out")), _pattern(place), Part(2, 3)).dataset
+    old = read_part_record(open_folder(str(place / "out")), _pattern(place), RunPart(2, 3)).dataset
     assert old is not None
     made = RunRecord({**old.made.document, "source": "elsewhere"}) if forged == "source" else old.made
     fingerprint = "b2:" + 64 * "0" if forged == "fingerprint" else old.fingerprint
@@ -505,14 +505,14 @@ def test_kubernetes_says_the_part(index: str, completions: str, part: str) -> No
 def test_shares_are_all_and_apart(parts: int) -> None:
     """Each shard is of one part, in order, and no part has two more than another."""
     for planned in (1, 5, 64, 1000):
-        shares = [Part(number, parts).shards(planned) for number in range(1, parts + 1)]
+        shares = [RunPart(number, parts).shards(planned) for number in range(1, parts + 1)]
         assert [shard for share in shares for shard in share] == [*range(planned)]
         assert max(map(len, shares)) - min(map(len, shares)) <= 1
 
 
 def test_a_part_owns_its_files_alone(place: Path) -> None:
     """Before the plan is made nothing is a part's own, then its shards, their sidecars and its record."""
-    output = Destination(open_folder(str(place / "out")), _pattern(place), "error", part=Part(2, 3))
+    output = Destination(open_folder(str(place / "out")), _pattern(place), "error", part=RunPart(2, 3))
     assert not output.owns("x-002.tar")
     owned = output.planned(7)
     names = ["x-001.tar", "x-002.tar", "x-003.index", "x-004.tar", ".x.part2of3", ".x.part1of3", "x.json"]

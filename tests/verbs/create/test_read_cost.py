@@ -9,27 +9,27 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from shardtool import create
-from shardtool.request.options import CreateOptions
-from shardtool.request.settings import Observer
-from shardtool.source import base
-from shardtool.source.base import opening_s, reads_at_once
-from shardtool.storage import places
-from shardtool.storage.places import read_file
-from shardtool.values import INLINE
+from shardtool.request.create_options import CreateOptions
+from shardtool.request.observer import Observer
+from shardtool.shard_samples import INLINE
+from shardtool.source import parallel_reads
+from shardtool.source.parallel_reads import measure_open_seconds, parallel_read_count
+from shardtool.storage import files
+from shardtool.storage.files import read_file
 from tests.helpers import read_tree, write_tree
 from tests.made import flat_entries
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from shardtool.entries.entries import Entries
-    from shardtool.storage.places import FileFact
+    from shardtool.entries.sample_table import SampleTable
+    from shardtool.storage.remote.objects import FileInfo
 
 SLOW_S = 0.002
 PICTURE = b"P6 2 2 255\n" + bytes(range(12))
 
 
-def _entries(root: Path, files: int) -> Entries:
+def _entries(root: Path, files: int) -> SampleTable:
     """Return samples of a value and a file each."""
     return flat_entries(
         [b"%04d" % at for at in range(files)],
@@ -46,29 +46,29 @@ def test_a_slow_open_is_noticed(*, there: bool, tmp_path: Path, monkeypatch: pyt
     """What is measured is what opening takes, also of files that are gone; values in a table do not count."""
     write_tree(tmp_path, {f"{at:04}.txt": b"text" for at in range(100 if there else 0)})
     entries = _entries(tmp_path, 100)
-    assert opening_s(entries) < SLOW_S
+    assert measure_open_seconds(entries) < SLOW_S
 
-    def slow(*how: Any) -> tuple[int, FileFact]:
+    def slow(*how: Any) -> tuple[int, FileInfo]:
         time.sleep(SLOW_S)
         return read_file(*how)
 
-    monkeypatch.setattr(places, "read_file", slow)
-    assert SLOW_S <= opening_s(entries) < 10 * SLOW_S
+    monkeypatch.setattr(files, "read_file", slow)
+    assert SLOW_S <= measure_open_seconds(entries) < 10 * SLOW_S
 
 
 def test_nothing_to_open(tmp_path: Path) -> None:
     """Where no file is read, nothing is measured."""
-    assert opening_s(flat_entries([], [], ("txt",))) == 0
-    assert opening_s(flat_entries([b"a"], [1], ("cls",), root=os.fsencode(tmp_path), kind=[INLINE])) == 0
+    assert measure_open_seconds(flat_entries([], [], ("txt",))) == 0
+    assert measure_open_seconds(flat_entries([b"a"], [1], ("cls",), root=os.fsencode(tmp_path), kind=[INLINE])) == 0
 
 
 @pytest.mark.parametrize(
-    ("file_s", "workers", "reads"),
+    ("open_seconds", "workers", "reads"),
     [(0.00002, 1, 1), (0.0004, 16, 1), (0.005, 1, 16), (0.005, 4, 16), (0.005, 16, 4), (0.005, 1000, 1)],
 )
-def test_reads_at_once(file_s: float, workers: int, reads: int) -> None:
+def test_reads_at_once(open_seconds: float, workers: int, reads: int) -> None:
     """Slow files are read several at a time, and all workers together read no more than a server bears."""
-    assert reads_at_once(file_s, workers) == reads
+    assert parallel_read_count(open_seconds, workers) == reads
 
 
 class _Log(Observer):
@@ -81,7 +81,7 @@ class _Log(Observer):
 
 def _written(source: object, folder: Path, **options: Any) -> tuple[dict[str, bytes], bool]:
     """Return the files of a dataset, and whether files were read several at a time."""
-    observer, many = _Log(), f"each worker reads {reads_at_once(1, 1)} at the same time"
+    observer, many = _Log(), f"each worker reads {parallel_read_count(1, 1)} at the same time"
     create(source, str(folder / "out-{000..}.tar"), CreateOptions(workers=1, **options), observer=observer)
     return read_tree(folder), any(many in line for line in observer.lines)
 
@@ -105,7 +105,7 @@ def test_the_same_bytes(
         source = tmp_path / "list.csv"
         source.write_text("path\n" + "".join(f"in/{name}\n" for name in names))
     expected = _written(source, tmp_path / "a", **options)
-    monkeypatch.setattr(base, "opening_s", lambda _: 1.0)
+    monkeypatch.setattr(parallel_reads, "measure_open_seconds", lambda _: 1.0)
     assert _written(source, tmp_path / "b", **options) == (expected[0], slow)
     assert not expected[1]
 
@@ -118,12 +118,12 @@ def test_several_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     sources = [str(folder) for folder in folders]
     expected, opened = _written(sources, tmp_path / "a"), list[bytes]()
 
-    def slow(path: bytes, *how: Any) -> tuple[int, FileFact]:
+    def slow(path: bytes, *how: Any) -> tuple[int, FileInfo]:
         opened.append(path)
         time.sleep(SLOW_S)
         return read_file(path, *how)
 
-    monkeypatch.setattr(places, "read_file", slow)
+    monkeypatch.setattr(files, "read_file", slow)
     assert _written(sources, tmp_path / "b") == (expected[0], True)
     assert all(os.path.exists(path) for path in opened)
     assert {os.path.dirname(path) for path in opened} == {os.fsencode(folder) for folder in folders}

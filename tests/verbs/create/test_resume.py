@@ -17,9 +17,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardtool import CreateOptions, InvalidRequest, OutputExists, create, dry_run, index
-from shardtool.dataset.dataset_file import read_dataset
-from shardtool.request.results import Changes
-from shardtool.request.texts import share
+from shardtool.dataset.dataset_file import parse_dataset
+from shardtool.request.option_values import parse_share
+from shardtool.request.results import ResumeChanges
 from tests.helpers import read_tree, shards, typed, write_tree
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def test_half_a_source_replaces_no_dataset(before: Callable[[Path], None], place
     assert "if_exists='resume-overwrite'" in caught.value.remedy
     assert read_tree(place / "out") == there
     done = _pack(place, "resume-overwrite")
-    assert done.changes == Changes(1, 1, len(there) // 2 - 2, 0, had - 5, had)
+    assert done.changes == ResumeChanges(1, 1, len(there) // 2 - 2, 0, had - 5, had)
     assert len(shards(place / "out")) == 2
 
 
@@ -88,7 +88,7 @@ def test_a_dry_run_tells_what_would_change(place: Path) -> None:
     there = read_tree(place / "out")
     output = f"{place}/out/x-{{000..}}.tar"
     plan = dry_run(place / "in", output, replace(_OPTIONS, if_exists="resume"))
-    assert plan.changes == Changes(5, 1, 4, 1, 20, 40)
+    assert plan.changes == ResumeChanges(5, 1, 4, 1, 20, 40)
     assert any("would be refused" in note and "20 of 40" in note for note in plan.notes)
     assert plan.to_json()["changes"]["samples_removed"] == 20  # type: ignore[index]
     assert dry_run(place / "in", output, replace(_OPTIONS, if_exists="resume-overwrite")).changes == plan.changes
@@ -115,7 +115,7 @@ def test_how_many_may_go(most: str | float, gone: int, refused: bool, place: Pat
 def test_shares(millionths: int, per_cent: bool) -> None:  # noqa: FBT001 - a parameter
     """A share reads exactly as it is written, as a number or in per cent."""
     text = f"{millionths / 10**4:.4f}%" if per_cent else f"{millionths / 10**6:.6f}"
-    assert share("x", text) == Fraction(millionths, 10**6)
+    assert parse_share("x", text) == Fraction(millionths, 10**6)
 
 
 @pytest.mark.parametrize("text", ["", "x", "-1", "1.5", "101%", "1e9", "nan", "%", "9" * 99])
@@ -144,7 +144,7 @@ def test_classes_keep_their_numbers(change: str, tmp_path: Path) -> None:
     def packed(if_exists: IfExists, classes: list[str] | None = None) -> Mapping[str, list[str]]:
         options = CreateOptions(label_from_folder=True, classes_from=classes, if_exists=if_exists, workers=1)
         create(tmp_path / "in", tmp_path / "out" / "x-{0..}.tar", options)
-        return read_dataset((tmp_path / "out" / "x.json").read_bytes(), "x").classes
+        return parse_dataset((tmp_path / "out" / "x.json").read_bytes(), "x").classes
 
     assert packed("error") == {"cls": ["cat", "dog"]}
     if change == "another list":
@@ -196,7 +196,7 @@ def test_without_sidecars_the_number_of_samples_tells(place: Path) -> None:
     """Where sidecars are gone, it is still seen that a plan has fewer samples than the dataset file."""
     for path in (place / "out").glob("*.index"):
         path.unlink()
-    assert _pack(place, "resume").changes == Changes(10, 0, 0, 0, 0, 40)
+    assert _pack(place, "resume").changes == ResumeChanges(10, 0, 0, 0, 0, 40)
     for path in (place / "out").glob("*.index"):
         path.unlink()
     _without(place, range(20))

@@ -21,21 +21,27 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from shardtool.entries.entries import Names
+from shardtool.entries.strings import PackedStrings
 from shardtool.errors import CorruptShard, InvalidRequest, OutputFailed, SampleFailed
-from shardtool.execute.pool import LocalPool
+from shardtool.execute.local_pool import LocalPool
 from shardtool.fingerprint import crc32c
 from shardtool.pattern import parse_pattern
-from shardtool.plan.order import Bounds, shuffled
-from shardtool.plan.plan import Plan, make_plan, shard_samples
-from shardtool.request.options import ReshardOptions
-from shardtool.request.settings import Observer
+from shardtool.plan.plan import Plan, make_plan
+from shardtool.plan.random_order import random_permutation
+from shardtool.plan.shard_bounds import ShardBounds
+from shardtool.plan.shard_task import build_shard_samples
+from shardtool.request.create_options import ReshardOptions
+from shardtool.request.observer import Observer
+from shardtool.shard_samples import INLINE, SPAN, SpanFile
 from shardtool.storage.staging import Folder
-from shardtool.values import INLINE, SPAN, SpanFile, show_time
-from shardtool.verbs.create import shuffle
-from shardtool.verbs.create.shuffle import Cost, SpoolRoom, choose_method, gathering_pays, scatter
+from shardtool.units import format_time
+from shardtool.verbs.create import read_cost
+from shardtool.verbs.create.read_cost import ReadCost
+from shardtool.verbs.create.scatter_pass import SpoolLimits, scatter_payloads
+from shardtool.verbs.create.shuffle import choose_read_strategy, is_gathering_cheaper
 from shardtool.write.pack_shard import pack_shard
-from shardtool.write.packer import ShardTask, SpanReader
+from shardtool.write.span_reader import SpanReader
+from shardtool.write.task import ShardTask
 from tests.helpers import flip
 from tests.made import changed, flat_entries
 
@@ -44,7 +50,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from shardtool.entries.entries import Entries
+    from shardtool.entries.sample_table import SampleTable
     from shardtool.values import OnError
 
 # Forked workers start ten times faster, and never touch what the threads of this process may hold.
@@ -61,7 +67,7 @@ _GIB = 2**30
 class Source:
     """Files with payloads among bytes that nobody wants, and what is known of them."""
 
-    entries: Entries
+    entries: SampleTable
     payloads: dict[int, bytes]  # of the SPAN rows
 
     @property
@@ -125,7 +131,7 @@ def made_source(
         code=columns[0].astype(np.uint16),
         kind=columns[1].astype(np.uint8),
         size=columns[2],
-        inline={"cls": Names.of(numbers)},
+        inline={"cls": PackedStrings.of(numbers)},
         numbers={"cls": "int64"},
         offset=columns[3],
         files=tuple(spans),
@@ -136,9 +142,9 @@ def made_source(
     return Source(entries, payloads)
 
 
-def plan_of(entries: Entries, seed: int | None = 1, ending: str = "tar", **more: Any) -> Plan:
+def plan_of(entries: SampleTable, seed: int | None = 1, ending: str = "tar", **more: Any) -> Plan:
     """Return a plan for a few shards."""
-    bounds = Bounds(max_count=more.pop("max_count", 7))
+    bounds = ShardBounds(max_count=more.pop("max_count", 7))
     return make_plan(entries, parse_pattern(f"out-{{000..}}.{ending}"), bounds, seed, **more)
 
 
@@ -157,7 +163,9 @@ def pack(plan: Plan, folder: Path, on_error: OnError = "stop") -> list[Packed]:
     folder.mkdir(exist_ok=True)
     packed = []
     for shard in range(plan.shards):
-        task = ShardTask(shard, f"s{shard}", plan.format, Folder(str(folder)), shard_samples(plan, shard), on_error, 0)
+        task = ShardTask(
+            shard, f"s{shard}", plan.format, Folder(str(folder)), build_shard_samples(plan, shard), on_error, 0
+        )
         result = pack_shard(task, lambda _samples, _bytes: None)
         assert result.staged is not None
         path = Path(result.staged.token)
@@ -173,8 +181,8 @@ def scattered(plans: list[Plan], temp: Path, pool: LocalPool, share: int = MEMOR
     folder = Folder(str(temp))
     try:
         observer = more.pop("observer", Observer())
-        room = SpoolRoom(folder, SPOOL, MEMORY, MEMORY // share, more.pop("besides", 0))
-        yield scatter(plans, room, pool, observer, **more)
+        room = SpoolLimits(folder, SPOOL, MEMORY, MEMORY // share, more.pop("besides", 0))
+        yield scatter_payloads(plans, room, pool, observer, **more)
     finally:
         folder.discard_staged([SPOOL])
         assert not (temp / f".{SPOOL}.part").exists()
@@ -223,7 +231,7 @@ def test_scattering_and_gathering_give_the_same_shards(  # noqa: PLR0913, PLR091
     """For any memory, number of workers and format, compressed or not, and in whatever order samples are listed."""
     plain = made_source(place / "plain", sizes, files=files)
     packed = made_source(place / "packed", sizes, files=files, ending=source_ending)
-    order = np.arange(len(sizes)) if entries_seed is None else shuffled(len(sizes), entries_seed)
+    order = np.arange(len(sizes)) if entries_seed is None else random_permutation(len(sizes), entries_seed)
     gathered = pack(plan_of(plain.entries.take(order), seed, ending), place / "out")
     plan = plan_of(packed.entries.take(order), seed, ending)
     with scattered([plan], place / "temp", pools[workers], share) as plans:
@@ -258,7 +266,7 @@ def test_every_payload_lies_where_the_plan_says(
                 starts = entries.known_spans.offset[rows]
                 first, last = min(starts, default=end), max(starts + entries.rows.size[rows], default=end)
                 assert (first, last - first) == (end, int(entries.rows.size[rows].sum()))
-                regions = np.frombuffer(shard_samples(new, shard).spans.regions, np.int64).reshape(-1, 2)
+                regions = np.frombuffer(build_shard_samples(new, shard).spans.regions, np.int64).reshape(-1, 2)
                 assert all(0 < stop - start <= share for start, stop in regions.tolist())
                 assert all(first <= start < stop <= last for start, stop in regions.tolist())
                 assert (regions[1:, 0] >= regions[:-1, 1]).all()
@@ -269,7 +277,9 @@ def test_buckets_are_as_large_as_may_be(place: Path, pools: dict[int, LocalPool]
     """Two regions next to each other, of one shard, are more than memory may hold."""
     source = made_source(place, [(1000, 500)] * 300)
     with scattered([plan_of(source.entries, max_count=150)], place / "temp", pools[1], 40_000) as plans:
-        regions = [np.frombuffer(shard_samples(plans[0], at).spans.regions, np.int64).reshape(-1, 2) for at in range(2)]
+        regions = [
+            np.frombuffer(build_shard_samples(plans[0], at).spans.regions, np.int64).reshape(-1, 2) for at in range(2)
+        ]
     for found in regions:
         assert len(found) > 5
         assert ((found[1:, 1] - found[:-1, 0]) > 20_000).all()
@@ -307,7 +317,7 @@ def test_remainders_are_read_from_the_spool_too(place: Path, pools: dict[int, Lo
     plan, places = plan_of(source.entries, max_count=50), np.array([3, 60, *range(70, 90)])
     with scattered([plan], place / "temp", pools[1], 40_000) as plans:
         again = plans[0].again(places)
-        assert len(shard_samples(again, 0).spans.regions) == 2 * 16, "two of five regions are worth it"
+        assert len(build_shard_samples(again, 0).spans.regions) == 2 * 16, "two of five regions are worth it"
         assert pack(again, place / "out") == pack(plan.again(places), place / "out")
 
 
@@ -319,7 +329,7 @@ def test_packing_reads_regions_whole(place: Path, pools: dict[int, LocalPool]) -
     """A system call a region, not one a sample."""
     source = made_source(place, [(300, 300)] * 600)
     with scattered([plan_of(source.entries, max_count=200)], place / "temp", pools[1], 100_000) as plans:
-        regions = sum(len(shard_samples(plans[0], shard).spans.regions) // 16 for shard in range(3))
+        regions = sum(len(build_shard_samples(plans[0], shard).spans.regions) // 16 for shard in range(3))
         before = _system_calls()
         pack(plans[0], place / "out")
         assert 3 <= regions <= 12
@@ -571,7 +581,9 @@ def test_no_temporary_folder(place: Path, pool: LocalPool) -> None:
     """A folder that is not there is named."""
     source = made_source(place, [(20, 20)] * 20)
     with pytest.raises(OutputFailed, match="no such file or directory") as raised:
-        scatter([plan_of(source.entries)], SpoolRoom(Folder(str(place / "gone")), SPOOL, MEMORY, 1), pool, Observer())
+        scatter_payloads(
+            [plan_of(source.entries)], SpoolLimits(Folder(str(place / "gone")), SPOOL, MEMORY, 1), pool, Observer()
+        )
     assert raised.value.where == str(place / "gone")
 
 
@@ -619,13 +631,15 @@ def test_workers_stay_within_the_memory(place: Path, count: int, size: int, monk
 
 def _both_passes(plan: Plan, temp: Path, pool: LocalPool, memory: int) -> None:
     folder = Folder(str(temp))
-    _pack_all(scatter([plan], SpoolRoom(folder, SPOOL, memory, 2), pool, Observer())[0], temp, pool)
+    _pack_all(scatter_payloads([plan], SpoolLimits(folder, SPOOL, memory, 2), pool, Observer())[0], temp, pool)
     folder.discard_staged([SPOOL])
 
 
 def _pack_all(plan: Plan, out: Path, pool: LocalPool) -> None:
     folder = Folder(str(out))
-    shards = [ShardTask(at, f"{at}", "tar", folder, shard_samples(plan, at), "stop", 0) for at in range(plan.shards)]
+    shards = [
+        ShardTask(at, f"{at}", "tar", folder, build_shard_samples(plan, at), "stop", 0) for at in range(plan.shards)
+    ]
     for _ in pool.map(pack_shard, shards, lambda *_: None):
         pass
     folder.discard_staged([shard.name for shard in shards])
@@ -636,7 +650,7 @@ def _pack_all(plan: Plan, out: Path, pool: LocalPool) -> None:
 
 def _method(source: Source, plans: list[Plan] | None = None, **more: Any) -> Any:
     asked = {"workers": 2, "packed": False, "asked": "auto", **more}
-    return choose_method(plans or [plan_of(source.entries)], **asked)
+    return choose_read_strategy(plans or [plan_of(source.entries)], **asked)
 
 
 @pytest.mark.parametrize("asked", ["auto", "gather", "scatter"])
@@ -644,15 +658,15 @@ def test_samples_in_the_order_of_their_files(place: Path, asked: str) -> None:
     """Need no method, whatever the order of the files, and whichever samples are chosen."""
     source = made_source(place, [(10, 10)] * 100, files=4)
     files_swapped = np.concatenate((np.arange(50, 100), np.arange(50)))
-    some = np.flatnonzero(shuffled(100, 1) < 30)
+    some = np.flatnonzero(random_permutation(100, 1) < 30)
     for order in (None, files_swapped, some):
         plan = plan_of(source.entries, None, which=order)
         assert _method(source, [plan], asked=asked).name == "order"
     swapped = plan_of(source.entries.take(files_swapped), None)
-    assert choose_method([swapped], workers=1, packed=False, asked="auto").name == "order"
+    assert choose_read_strategy([swapped], workers=1, packed=False, asked="auto").name == "order"
     offsets = source.entries.known_spans.offset
     in_turn = np.argsort(offsets[source.entries.rows.code == 2])  # forward in each file, but one a file in turn
-    for order in (shuffled(100, 1), in_turn):
+    for order in (random_permutation(100, 1), in_turn):
         assert _method(source, [plan_of(source.entries, None, which=order)], asked="gather").name == "gather"
 
 
@@ -704,14 +718,14 @@ def test_a_source_that_cannot_be_measured_is_gathered(place: Path) -> None:
 @pytest.mark.parametrize(("size", "name"), [(10_000, "scatter"), (5_000_000, "gather")])
 def test_in_a_store_requests_are_weighed(size: int, name: str, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of shards in a store nothing is measured: the same job is always done in the same way, which a note says."""
-    monkeypatch.setattr(shuffle, "probe", None)
+    monkeypatch.setattr(read_cost, "measure_read_cost", None)
     source = made_source(place, [(10, 10)] * 100)
     plan, spans, rows = plan_of(source.entries), source.entries.known_spans, source.entries.rows
     files = tuple(one._replace(path=b"s3://bucket/%d.tar" % at, size=100 * size) for at, one in enumerate(spans.files))
     sizes = np.where(rows.kind == SPAN, size, rows.size)
     far = replace(source.entries, rows=replace(rows, size=sizes), spans=replace(spans, files=files))
     plans = [replace(plan, entries=far)]
-    found = [choose_method(plans, workers=workers, packed=False, asked="auto") for workers in (1, 64)]
+    found = [choose_read_strategy(plans, workers=workers, packed=False, asked="auto") for workers in (1, 64)]
     assert found[0] == found[1]
     assert found[0].name == name
     assert "100 requests, one a sample, are weighed as 30 ms each" in found[0].note
@@ -730,7 +744,7 @@ def test_in_a_store_requests_are_weighed(size: int, name: str, place: Path, monk
 def test_what_costs_less(sample_s: float, byte_s: float, size: int, pays: bool) -> None:  # noqa: FBT001 - a table
     """Samples are gathered where that takes less time than moving all bytes twice."""
     count = 10**6
-    assert gathering_pays(count, count * size, count * size, 2, Cost(sample_s, byte_s)) is pays
+    assert is_gathering_cheaper(count, count * size, count * size, 2, ReadCost(sample_s, byte_s)) is pays
 
 
 @pytest.mark.parametrize(
@@ -746,7 +760,7 @@ def test_what_costs_less(sample_s: float, byte_s: float, size: int, pays: bool) 
 )
 def test_times_are_shown(seconds: float, shown: str) -> None:
     """In two digits or so, with a unit."""
-    assert show_time(seconds) == shown
+    assert format_time(seconds) == shown
 
 
 # The shuffle itself.
@@ -777,12 +791,12 @@ def _chi_square(counts: NDArray[np.int64], freedom: int) -> float:
 @pytest.mark.parametrize("count", [10_000, 100_000])
 def test_a_shuffle_is_uniform(count: int, seed: int) -> None:
     """Where a sample comes to lie tells nothing of where it was."""
-    assert _strange(shuffled(count, seed)) < 5
+    assert _strange(random_permutation(count, seed)) < 5
 
 
 def test_all_orders_are_as_likely() -> None:
     """Over many seeds, four samples come in each of their 24 orders as often."""
-    orders = np.array([shuffled(4, seed) for seed in range(6000)]) @ np.array([64, 16, 4, 1])
+    orders = np.array([random_permutation(4, seed) for seed in range(6000)]) @ np.array([64, 16, 4, 1])
     patterns = np.unique(orders, return_counts=True)[1]
     assert len(patterns) == 24
     assert _chi_square(patterns, 23) < 5
@@ -791,7 +805,7 @@ def test_all_orders_are_as_likely() -> None:
 def _within_shards(count: int) -> NDArray[np.int64]:
     """Shuffle shards, and the samples of each."""
     size = count // 20
-    return np.concatenate([shard * size + shuffled(size, int(shard)) for shard in shuffled(20, 1)])
+    return np.concatenate([shard * size + random_permutation(size, int(shard)) for shard in random_permutation(20, 1)])
 
 
 def _through_a_buffer(count: int) -> NDArray[np.int64]:
@@ -807,7 +821,7 @@ def _through_a_buffer(count: int) -> NDArray[np.int64]:
 
 def _by_pairs(count: int) -> NDArray[np.int64]:
     """Shuffle pairs of neighbours."""
-    pairs = shuffled(count // 2, 1)
+    pairs = random_permutation(count // 2, 1)
     return np.column_stack((2 * pairs, 2 * pairs + 1)).ravel()
 
 

@@ -9,7 +9,7 @@ from PIL import Image
 
 from shardtool.dataset.find import open_dataset
 from shardtool.errors import OutputExists
-from shardtool.verbs.inspect.thumbnails import write_contact_sheet
+from shardtool.verbs.inspect.contact_sheet import write_contact_sheet
 from tests.verbs.inspect.made import HOSTILE_KEYS, hostile, labelled, write_shard
 
 if TYPE_CHECKING:

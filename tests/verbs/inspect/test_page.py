@@ -24,12 +24,13 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from shardtool import CreateOptions, create, inspect
-from shardtool.cli.text import summary_text
+from shardtool.cli.summary_text import summary_text
 from shardtool.dataset.find import open_dataset
 from shardtool.errors import InvalidRequest, OutputExists
-from shardtool.values import show_size
-from shardtool.verbs.inspect import thumbnails
-from shardtool.verbs.inspect.page import script_json, write_page
+from shardtool.units import format_size
+from shardtool.verbs.inspect.page import masks, media, thumbnails
+from shardtool.verbs.inspect.page.page import write_page
+from shardtool.verbs.inspect.page.rendering import script_json
 from tests.helpers import PHOTOS, typed, write_tree
 from tests.transform.test_image import DEPTHS
 from tests.verbs.inspect.made import HOSTILE_KEYS, hostile, image, labelled, mask, noise, showing, sound, write_shard
@@ -298,7 +299,7 @@ def test_damaged_shard_is_told(photos: Path, tmp_path: Path) -> None:
 
 def test_page_stays_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Noise that no codec makes smaller, long texts and many labels do not take the page beyond 5 MB."""
-    monkeypatch.setattr(thumbnails, "_small", lru_cache(thumbnails._small))  # noqa: SLF001 - of three pictures
+    monkeypatch.setattr(masks, "small_picture", lru_cache(masks.small_picture))
     pictures = [noise(seed, 230) for seed in range(3)]
     samples = {
         f"{at:04}": {"png": pictures[at % 3], "txt": "日".encode() * 5_000, "cls": b"%d" % at} for at in range(200)
@@ -310,7 +311,7 @@ def test_page_stays_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_sampled_shards_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where only some of the indexes are read, the page says on how many its numbers rest, and knows the total."""
-    monkeypatch.setattr("shardtool.verbs.inspect.inspect.MOST_SAMPLES", 15)
+    monkeypatch.setattr("shardtool.verbs.inspect.overview.MAX_READ_SAMPLES", 15)
     tree = write_tree(tmp_path / "tree", {f"{at:03}.txt": b"text" for at in range(50)})
     ran = typed("create", tree, tmp_path / "s-{000000..}.tar", "--max-count", "5")
     assert ran.code == 0, ran
@@ -379,14 +380,14 @@ def test_page_and_text_show_the_same_numbers(kind: str, tmp_path: Path, monkeypa
     rows = {tuple(row) for row in page.reader.rows}
     shards = summary.shard_sizes.count
     totals = (
-        f"samples {summary.samples:,} {'shards' if shards > 1 else 'shard'} {shards} in all {show_size(summary.size)}"
+        f"samples {summary.samples:,} {'shards' if shards > 1 else 'shard'} {shards} in all {format_size(summary.size)}"
     )
     assert totals in page.text
     for name, one in summary.fields.items():
         share = (
             "all" if one.samples == summary.samples else f"{one.samples:,} ({100 * one.samples / summary.samples:.3g}%)"
         )
-        sizes = map(show_size, (one.size.total, one.size.smallest, one.size.median, one.size.largest))
+        sizes = map(format_size, (one.size.total, one.size.smallest, one.size.median, one.size.largest))
         assert (name, share, *sizes, "all of one size" if one.size.smallest == one.size.largest else "") in rows
     titles = {f"{title} {name}" for name in summary.labels for title in ("Labels:", "Column")}
     assert len(titles & set(page.reader.titles)) == len(summary.labels) > 0
@@ -498,7 +499,7 @@ def test_palettes_stay(tmp_path: Path) -> None:
 
 def test_audio_and_video_play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What browsers play is in the page, as much as a page may hold, from all over; the rest says how long it is."""
-    monkeypatch.setattr("shardtool.verbs.inspect.page._MEDIA_BYTES", 600_000)
+    monkeypatch.setattr("shardtool.verbs.inspect.page.page._MEDIA_BYTES", 600_000)
     kinds = {
         "mp4": b"\0\0\0\x20ftypisom",
         "webm": b"\x1a\x45\xdf\xa3....webm",
@@ -549,7 +550,7 @@ def test_deep_json_is_not_laid_out_beyond_what_is_shown(tmp_path: Path) -> None:
 @given(data=st.binary(max_size=60), head=st.sampled_from([b"RIFF....WAVE", b"fLaC", b"\x1a\x45\xdf\xa3webm", b"...."]))
 def test_any_audio_is_cut(data: bytes, head: bytes) -> None:
     """Whatever is cut keeps its length, and a WAV says how much there is of it."""
-    cut = thumbnails.cut_to(head + data)
+    cut = media.trim_audio(head + data)
     assert len(cut) == len(head + data)
     at = cut.find(b"data", 12)
     if cut[:4] == b"RIFF" and 0 <= at <= len(cut) - 8:
@@ -599,5 +600,5 @@ def test_nothing_is_odd_where_all_are_alike(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", DEPTHS)
 def test_a_picture_of_any_depth(name: str) -> None:
     """An image whose values no rule turns into colours is shown from its least to its greatest, and none is clipped."""
-    found = thumbnails.thumbnail(DEPTHS[name][0], "m.tif", 64)
+    found = thumbnails.make_thumbnail(DEPTHS[name][0], "m.tif", 64)
     assert len(set(Image.open(io.BytesIO(found.data)).convert("L").tobytes())) > 1

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from shardtool import CreateOptions, InvalidRequest, SampleFailed, create
-from shardtool.cli.text import read_speed_text
+from shardtool.cli.summary_text import read_speed_text
 from shardtool.dataset.find import open_dataset
 from shardtool.verbs.inspect import read_speed as module
+from shardtool.verbs.inspect.find_samples import find_sample
 from shardtool.verbs.inspect.read_speed import ReadSpeed, Speed, read_speed
-from shardtool.verbs.inspect.samples import find_sample
 from tests.helpers import typed, write_tree
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ _MADE = ReadSpeed("out.json", 10, 1_000_000, 0.001, Speed(500, 10**9, 1.0), Spee
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Read one sample of each kind, unless a test says otherwise."""
-    monkeypatch.setattr(module, "_SECONDS", 0.0)
+    monkeypatch.setattr(module, "_MEASURE_S", 0.0)
 
 
 @pytest.fixture
@@ -89,7 +89,7 @@ def test_each_kind_of_reading_reads(dataset: Path) -> None:
 
 def test_epochs_follow_each_other(dataset: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A dataset that is read in less than the time is read again."""
-    monkeypatch.setattr(module, "_SECONDS", 0.3)
+    monkeypatch.setattr(module, "_MEASURE_S", 0.3)
     assert read_speed(dataset).stream.samples > 8
 
 
@@ -129,7 +129,7 @@ def test_what_does_not_go_together(dataset: Path, words: list[str], code: int, m
 
 def test_a_missing_shard(dataset: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A shard that is missing ends it with an error that names it."""
-    monkeypatch.setattr(module, "_SECONDS", 0.05)
+    monkeypatch.setattr(module, "_MEASURE_S", 0.05)
     shard = dataset.parent / "out-000002.tar"
     shard.unlink()
     ran = typed("inspect", dataset, "--read-speed")

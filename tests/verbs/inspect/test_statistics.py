@@ -8,13 +8,13 @@ import numpy as np
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from shardtool.verbs.inspect.inspect import Sizes, ValueCounts
+from shardtool.verbs.inspect.statistics import SizeTally, ValueCounts
 
 
 @given(st.lists(st.integers(0, 2**63), min_size=1, max_size=50), st.integers(1, 60))
 def test_sizes_add_up(values: list[int], cut: int) -> None:
     """A spread is that of the numbers, however they were divided."""
-    sizes = Sizes()
+    sizes = SizeTally()
     for at in range(0, len(values), cut):
         sizes.add(np.array(values[at : at + cut], np.uint64))
     found = sizes.spread()
@@ -29,7 +29,7 @@ def test_sizes_add_up(values: list[int], cut: int) -> None:
 def test_the_median_of_many_is_near(largest: int, seed: int) -> None:
     """Of more numbers than are kept, the median is right within 0.2 per cent, and a histogram holds them all."""
     values = np.random.default_rng(seed).integers(0, largest + 1, 2**17 + 10, dtype=np.uint64)
-    sizes = Sizes()
+    sizes = SizeTally()
     for part in np.array_split(values, 3):
         sizes.add(part)
     true = int(np.sort(values)[len(values) // 2])
@@ -40,7 +40,7 @@ def test_the_median_of_many_is_near(largest: int, seed: int) -> None:
 @given(st.lists(st.integers(0, 2**50), min_size=1, max_size=50), st.integers(1, 40))
 def test_columns_hold_all(sizes: list[int], most: int) -> None:
     """The columns of a histogram hold every size but zero, in order, and are no more than asked for."""
-    found = Sizes()
+    found = SizeTally()
     found.add(np.array(sizes, np.uint64))
     columns = found.columns(most)
     assert sum(count for *_, count in columns) == sum(size > 0 for size in sizes)

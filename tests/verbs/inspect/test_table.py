@@ -13,8 +13,9 @@ from pyarrow import parquet
 
 from shardtool import CreateOptions, InvalidRequest, ReshardOptions, create, reshard
 from shardtool.dataset.find import open_dataset
-from shardtool.dataset.shard_index import read_sidecar
-from shardtool.verbs.inspect.samples import first_samples, keys, write_table
+from shardtool.dataset.sidecar_read import parse_sidecar
+from shardtool.verbs.inspect.find_samples import first_samples, iter_keys
+from shardtool.verbs.inspect.table import write_table
 from tests.helpers import flip, members, read_tree, shards, typed
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ def packed(tmp_path_factory: pytest.TempPathFactory, ending: str) -> Path:
 
 def _sidecars(folder: Path) -> list[dict[str, Any]]:
     """Return the rows of all sidecars."""
-    tables = [read_sidecar(path.read_bytes(), "x", None).plain_table() for path in sorted(folder.glob("*.index"))]
+    tables = [parse_sidecar(path.read_bytes(), "x", None).plain_table() for path in sorted(folder.glob("*.index"))]
     return [row for table in tables for row in table.to_pylist()]
 
 
@@ -75,7 +76,7 @@ def test_columns_that_some_shards_lack(packed: Path, tmp_path: Path, ending: str
     found = parquet.read_table(tmp_path / "t.parquet")
     assert found.column("width").to_pylist() == [None, None, None, *range(3, 30), 0.5]
     assert found.column("name").to_pylist()[-2:] == ["é", None]
-    assert list(keys(opened, "width < 5 and name.isna()")) == ["004", "x"]
+    assert list(iter_keys(opened, "width < 5 and name.isna()")) == ["004", "x"]
     text = pa.table({"key": ["x"], "text": ["y"], "tags": [1]})
     create(text, f"{tmp_path}/text-{{0..}}.{ending}", CreateOptions(workers=1, values=("txt=text",)))
     with pytest.raises(InvalidRequest, match="--table"):
@@ -115,10 +116,10 @@ QUERIES = (
 def test_a_query_takes_what_reshard_takes(query: str, packed: Path, tmp_path: Path) -> None:
     """`--where` of `inspect` and of `reshard` choose the same samples, for keys, samples and tables."""
     reshard(packed, f"{tmp_path}/r-{{0..}}.tar", ReshardOptions(where=query, workers=1))
-    expected = list(keys([open_dataset(tmp_path / "r.json")]))
+    expected = list(iter_keys([open_dataset(tmp_path / "r.json")]))
     opened = [open_dataset(packed)]
     assert 0 < len(expected) < 30
-    assert list(keys(opened, query)) == expected
+    assert list(iter_keys(opened, query)) == expected
     found = list(first_samples(opened, None, query))
     assert [one.key for one in found] == expected
     assert [one.number for one in found] == [int(key) for key in expected]

@@ -16,22 +16,22 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from shardtool import Report, VerifyOptions, verify
-from shardtool.dataset.find import StoredShard
+from shardtool.dataset.stored import StoredShard
 from shardtool.errors import SampleFailed
-from shardtool.format import tar
-from shardtool.read.chain import Decode
-from shardtool.transform.image import pixels
-from shardtool.values import IMAGE_ENDINGS
-from shardtool.verbs.verify import checks
-from shardtool.verbs.verify.checks import IMAGE_LIMIT, JSON_LIMIT, Task, examine
-from shardtool.verbs.verify.findings import KINDS
+from shardtool.format import tar_write
+from shardtool.names import IMAGE_ENDINGS
+from shardtool.read.decode import Decode
+from shardtool.transform.image_decode import decode_image
+from shardtool.verbs.verify import examine as verify_examine
+from shardtool.verbs.verify.examine import MAX_IMAGE_BYTES, MAX_JSON_BYTES, ExamineTask, examine_shard
+from shardtool.verbs.verify.findings import FINDING_KINDS
 from tests import tfrecords
 from tests.transform.test_image import DEPTHS, chunk
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from shardtool.verbs.verify.checks import ShardExamination
+    from shardtool.verbs.verify.examine import ShardExamination
 
 _FORMATS = {  # ending to what Pillow writes for it
     "jpg": "JPEG", "jpeg": "JPEG", "jpe": "JPEG", "jfif": "JPEG", "png": "PNG", "webp": "WEBP", "bmp": "BMP",
@@ -53,7 +53,7 @@ def _tar(path: Path, files: dict[str, bytes]) -> Path:
 
 
 def _decoded(path: Path) -> ShardExamination:
-    return examine(Task(StoredShard(str(path)), decode=True))
+    return examine_shard(ExamineTask(StoredShard(str(path)), decode=True))
 
 
 def _report(path: Path) -> Report:
@@ -98,7 +98,7 @@ def test_an_image_that_is_cut(form: str, data: st.DataObject) -> None:
     """An image cut anywhere before its last pixel is damage for verify, and an error in a reader."""
     image = _made(form)
     image = image[: data.draw(st.integers(0, len(image) - 1 - _CUT[form][1]))]
-    assert checks._image(image)  # noqa: SLF001
+    assert verify_examine._image_problem(image)  # noqa: SLF001
     with pytest.raises(SampleFailed):
         Decode(())({"__key__": "k", "png": image})
 
@@ -114,7 +114,7 @@ def test_a_png_of_fewer_rows_than_it_says(tmp_path: Path) -> None:
 
 def test_an_image_that_takes_too_much_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An image that may be sound, but would take more memory than is allowed, is left out and counted."""
-    monkeypatch.setattr("shardtool.transform.image.pixels", partial(pixels, max_bytes=5000))
+    monkeypatch.setattr("shardtool.transform.image_decode.decode_image", partial(decode_image, max_bytes=5000))
     found = _decoded(_tar(tmp_path / "x.tar", {"a.png": _image("png"), "b.png": b"none", "c.pgm": _image("pgm")}))
     assert ([one.key for one in found.findings], found.undecoded) == (["b"], 1)
 
@@ -151,7 +151,7 @@ def test_an_image_of_too_many_pixels(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["x.tar", "x.tar.gz"])
 def test_what_is_too_large_is_left_out_and_counted(name: str, tmp_path: Path) -> None:
     """JSON over the limit is not made into objects, which would take many times its bytes: the report counts it."""
-    many = b"[" + b"[]," * (JSON_LIMIT // 3) + b"[]]"
+    many = b"[" + b"[]," * (MAX_JSON_BYTES // 3) + b"[]]"
     path = _tar(tmp_path / name, {"a.json": many, "b.json": b"[", "c.json": b"[]"})
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     report = _report(path)
@@ -164,10 +164,10 @@ def test_what_is_too_large_is_left_out_and_counted(name: str, tmp_path: Path) ->
 
 def test_limits(tmp_path: Path) -> None:
     """A payload of just the limit is decoded."""
-    text = b'"' + b"x" * (JSON_LIMIT - 2)
+    text = b'"' + b"x" * (MAX_JSON_BYTES - 2)
     found = _decoded(_tar(tmp_path / "x.tar", {"a.json": text + b'"', "b.json": text + b"x"}))
     assert ([one.key for one in found.findings], found.undecoded) == (["b"], 0)
-    assert IMAGE_LIMIT > JSON_LIMIT
+    assert MAX_IMAGE_BYTES > MAX_JSON_BYTES
 
 
 def test_a_label_is_a_whole_number(tmp_path: Path) -> None:
@@ -186,7 +186,16 @@ def test_a_number_is_told_by_its_start(tmp_path: Path) -> None:
 
 
 _MADE = [
-    b"".join([tar.header(b"a.json", 2), b"{}", bytes(510), tar.header(b"n" * 150 + b".cls", 1), b"1", bytes(511)]),
+    b"".join(
+        [
+            tar_write.encode_header(b"a.json", 2),
+            b"{}",
+            bytes(510),
+            tar_write.encode_header(b"n" * 150 + b".cls", 1),
+            b"1",
+            bytes(511),
+        ]
+    ),
     tfrecords.frame(tfrecords.example([(b"__key__", 1, b"k"), (b"cls", 3, b"\x07"), (b"a.json", 1, b"{}")])) * 2,
 ]
 
@@ -195,7 +204,7 @@ _MADE = [
 def test_any_damage(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     """Whatever bytes of a shard are others, cut off or more, plain or compressed, verify reports, and never raises."""
     number = data.draw(st.integers(0, 1))
-    shard = bytearray(_MADE[number] + (tar.TRAILER if number == 0 else b""))
+    shard = bytearray(_MADE[number] + (tar_write.TRAILER if number == 0 else b""))
     for _ in range(data.draw(st.integers(0, 4))):
         shard[data.draw(st.integers(0, len(shard) - 1))] = data.draw(st.integers(0, 255))
     raw = bytes(shard[: data.draw(st.integers(0, len(shard)))]) + data.draw(st.binary(max_size=20))
@@ -203,7 +212,7 @@ def test_any_damage(tmp_path_factory: pytest.TempPathFactory, data: st.DataObjec
     name = ("x.tar", "x.tfrecord")[number] + (".gz" if packed else "")
     path = tmp_path_factory.mktemp("any") / name
     path.write_bytes(gzip.compress(raw) if packed else raw)
-    assert set(_report(path).counts) <= set(KINDS)
+    assert set(_report(path).counts) <= set(FINDING_KINDS)
 
 
 def test_names_of_fields_are_kept_once(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from shardtool.errors import CorruptShard
-from shardtool.verbs.verify.findings import KINDS, Finding, finding_of
+from shardtool.verbs.verify.findings import FINDING_KINDS, Finding, finding_from_error
 from tests.helpers import REPO
 
 
@@ -20,7 +20,7 @@ def _rows() -> list[str]:
 
 def test_every_code_is_documented_once() -> None:
     """docs/findings.md explains exactly the codes that there are."""
-    assert sorted(_rows()) == sorted(KINDS)
+    assert sorted(_rows()) == sorted(FINDING_KINDS)
 
 
 def test_every_code_is_used() -> None:
@@ -32,7 +32,7 @@ def test_every_code_is_used() -> None:
         tree = ast.parse(path.read_text(encoding="utf-8"))
         texts |= {str(node.value) for node in ast.walk(tree) if isinstance(node, ast.Constant)}
     given = {text.partition(":")[0] for text in texts}
-    assert set(KINDS) <= given
+    assert set(FINDING_KINDS) <= given
 
 
 @pytest.mark.parametrize(
@@ -50,14 +50,14 @@ def test_a_finding_is_one_line(finding: Finding, line: str) -> None:
     assert str(finding) == line
     assert pickle.loads(pickle.dumps(finding)) == finding  # noqa: S301 - our own
     assert not any(ord(char) < 32 for value in finding.to_json().values() for char in str(value))
-    assert finding.to_json()["remedy"] == KINDS[finding.code].remedy
+    assert finding.to_json()["remedy"] == FINDING_KINDS[finding.code].remedy
 
 
 def test_a_finding_of_an_error() -> None:
     """The place in an error's message is the finding's offset."""
     error = CorruptShard("/x/a.tar", "no tar header", offset=1536, expected="one")
-    assert finding_of("shard-damaged", "a.tar", error) == Finding(
+    assert finding_from_error("shard-damaged", "a.tar", error) == Finding(
         "shard-damaged", "a.tar", "no tar header", "one", 1536
     )
     error = CorruptShard("/x/a.tar", "cannot be opened")
-    assert finding_of("shard-damaged", "a.tar", error).offset is None
+    assert finding_from_error("shard-damaged", "a.tar", error).offset is None

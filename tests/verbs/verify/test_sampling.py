@@ -9,17 +9,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardtool import CreateOptions, InvalidRequest, VerifyOptions, create, verify
-from shardtool.dataset.find import StoredShard
-from shardtool.verbs.verify.checks import ShardCase
-from shardtool.verbs.verify.verify import chosen_shards
+from shardtool.dataset.stored import StoredShard
+from shardtool.verbs.verify.verified_dataset import ShardCheck
+from shardtool.verbs.verify.verify import sampled_shards
 from tests.helpers import flip, shards, typed, write_tree
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 
-def _cases(sizes: list[int | None]) -> list[ShardCase]:
-    return [ShardCase(StoredShard(f"{at}.tar"), wanted=False, size=size) for at, size in enumerate(sizes)]
+def _cases(sizes: list[int | None]) -> list[ShardCheck]:
+    return [ShardCheck(StoredShard(f"{at}.tar"), wanted=False, size=size) for at, size in enumerate(sizes)]
 
 
 SIZES = st.lists(st.none() | st.integers(0, 10**9), max_size=12)
@@ -31,11 +31,11 @@ def test_seeds_in_a_row_read_all(sizes: list[int | None], percent: int, first: i
     """Each seed reads one shard at least, the same at any time, and so many in a row as fill 100 % read all."""
     cases, seeds = _cases(sizes), range(first, first + -(-100 // percent))
     there = {at for at, size in enumerate(sizes) if size is not None}
-    chosen = [chosen_shards(cases, VerifyOptions(sample=f"{percent}%", seed=seed)) for seed in seeds]
+    chosen = [sampled_shards(cases, VerifyOptions(sample=f"{percent}%", seed=seed)) for seed in seeds]
     assert set().union(*chosen) == there
     assert all(one == sorted(set(one)) and bool(one) == bool(there) for one in chosen)
-    assert chosen[0] == chosen_shards(cases, VerifyOptions(sample=percent / 100, seed=first))
-    assert chosen_shards(cases, VerifyOptions()) == sorted(there)
+    assert chosen[0] == sampled_shards(cases, VerifyOptions(sample=percent / 100, seed=first))
+    assert sampled_shards(cases, VerifyOptions()) == sorted(there)
 
 
 @pytest.mark.parametrize("share", ["10%", 0.1, "25%"])
@@ -43,7 +43,7 @@ def test_a_share_of_the_bytes(share: float | str) -> None:
     """Of many shards as large as each other, a seed reads the share, and the seeds of one round no shard twice."""
     cases = _cases([1000] * 200)
     seeds = range(10) if share != "25%" else range(4)
-    chosen = [chosen_shards(cases, VerifyOptions(sample=share, seed=seed)) for seed in seeds]
+    chosen = [sampled_shards(cases, VerifyOptions(sample=share, seed=seed)) for seed in seeds]
     assert {len(one) for one in chosen} == {200 // len(seeds)}
     assert len({number for one in chosen for number in one}) == 200
 

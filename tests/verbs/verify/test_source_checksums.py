@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 
 from shardtool import create
 from shardtool.fingerprint import crc32c
-from shardtool.request.options import CreateOptions
-from shardtool.source import base as source_side
-from shardtool.source.base import Files, sum_task
+from shardtool.request.create_options import CreateOptions
+from shardtool.source import checksums, parallel_reads
+from shardtool.source.checksums import checksum_payloads
+from shardtool.source.read_tasks import FileReads
 from tests.helpers import typed, write_tree
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
     import pytest
 
-    from shardtool.source.base import Spans
+    from shardtool.source.read_tasks import SpanReads
 
 READS = 4
 
@@ -32,7 +33,7 @@ def test_files_summed_at_the_same_time(tmp_path: Path) -> None:
     sums = [crc32c(content) for content in data.values()]
     links = bytes(len(data)) + bytes([1, 0, 0])
     for reads in (1, READS, 200):
-        assert sum_task(Files(tuple(paths), links, reads)) == [*sums, crc32c(data["007"]), -1, -1]
+        assert checksum_payloads(FileReads(tuple(paths), links, reads)) == [*sums, crc32c(data["007"]), -1, -1]
 
 
 def test_files_summed_without_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -43,22 +44,22 @@ def test_files_summed_without_threads(tmp_path: Path, monkeypatch: pytest.Monkey
 
     (tmp_path / "a").write_bytes(b"text")
     monkeypatch.setattr(threading.Thread, "start", no_room)
-    assert sum_task(Files((os.fsencode(tmp_path / "a"),), b"\0", READS)) == [crc32c(b"text")]
+    assert checksum_payloads(FileReads((os.fsencode(tmp_path / "a"),), b"\0", READS)) == [crc32c(b"text")]
 
 
 def test_verify_reads_several_files_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`verify --source` reads several files at the same time where they are slow, and finds what differs."""
     source = write_tree(tmp_path / "in", {f"{at:03}.txt": b"%d" % at * 2000 for at in range(100, 130)})
     create(str(source), str(tmp_path / "out-{000..}.tar"), CreateOptions(workers=1))
-    asked: list[Files | Spans] = []
+    asked: list[FileReads | SpanReads] = []
 
-    def noted(task: Files | Spans) -> list[int]:
+    def noted(task: FileReads | SpanReads) -> list[int]:
         asked.append(task)
-        return sum_task(task)
+        return checksum_payloads(task)
 
-    monkeypatch.setattr(source_side, "opening_s", lambda _: 1.0)
-    monkeypatch.setattr(source_side, "sum_task", noted)
+    monkeypatch.setattr(parallel_reads, "measure_open_seconds", lambda _: 1.0)
+    monkeypatch.setattr(checksums, "checksum_payloads", noted)
     (source / "107.txt").write_bytes(b"x" * 6000)
     ran = typed("verify", tmp_path / "out.json", "--source", source, "--workers", "1")
     assert (ran.code, ran.out.count("[source-differs]"), "107" in ran.out) == (3, 1, True)
-    assert [task.reads for task in asked if isinstance(task, Files)] == [16]
+    assert [task.reads for task in asked if isinstance(task, FileReads)] == [16]

@@ -1,0 +1,173 @@
+"""What `inspect` shows instead of a summary: samples, keys, tables, pages."""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import TYPE_CHECKING
+
+from shardtool.cli.output import print_json, print_text, until_closed
+from shardtool.cli.run_options import RunOptions
+from shardtool.cli.run_verb import print_result
+from shardtool.errors import InvalidRequest, printable
+from shardtool.names import to_output_name
+from shardtool.request.dataset_options import (
+    ExtractOptions,
+    InspectOptions,
+)
+from shardtool.request.option_spec import (
+    inherit_option,
+    option,
+    options_class,
+)
+from shardtool.units import pluralize
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from shardtool.dataset.stored import StoredDataset
+    from shardtool.verbs.inspect.sample_view import SampleView
+
+
+_KEYS_PER_PRINT = 1000  # keys that are printed at a time
+
+
+_MAX_BRIEF_BYTES = 4096  # bytes of a text of which a line is shown
+
+
+_PICTURE_OPTIONS = ("html", "contact_sheet")
+
+
+@options_class
+class InspectViewOptions(InspectOptions):
+    """What `inspect` shows in place of a summary."""
+
+    samples: tuple[str, ...] = option(
+        (), "Sample to show: its key, or its number from 0.", section="samples", typed="show", old="sample",
+        metavar="KEY|N", common=True,
+        conflicts=("head", "keys", "table", *_PICTURE_OPTIONS, "read_speed", "where"),
+    )  # fmt: skip
+    head: int | None = option(
+        None, "Number of the first samples to show, a line each.", range=(1, 10**15), common=True,
+        conflicts=("keys", "table", *_PICTURE_OPTIONS, "read_speed"),
+    )  # fmt: skip
+    keys: bool = option(
+        False,
+        "Print all keys, one per line.",
+        conflicts=("table", *_PICTURE_OPTIONS, "read_speed", "extract"),
+        common=True,
+    )
+    extract: str | None = option(
+        None, "Folder for the fields of samples, as files KEY.FIELD.", form="path", metavar="DIR", common=True,
+        requires={"samples|head|where": "no samples to write"},
+    )  # fmt: skip
+    field: str | None = option(
+        None, "Field of one sample whose bytes are written to stdout, as they are.", typed="raw", old="field",
+        metavar="FIELD", common=True, requires={"samples": "no sample to take it of"}, conflicts=("extract",),
+    )  # fmt: skip
+    table: str | None = option(
+        None, "Table to write, with a row for each sample: out.parquet, or out.csv.", section="pages", form="path",
+        metavar="FILE", common=True,
+        conflicts=(*_PICTURE_OPTIONS, "read_speed", "extract"),
+    )  # fmt: skip
+    where: str | None = inherit_option(
+        ExtractOptions, "where", section="samples", requires={"head|keys|extract|table": "nothing to choose for"}
+    )
+    overwrite: bool = option(
+        False, "Replace files that are there.", section="pages", typed="overwrite/f", common=True,
+        requires={"extract|table|html|contact_sheet": "nothing is written"},
+    )  # fmt: skip
+    html: str | None = option(
+        None, "Page to write: one file, no network.", form="path", metavar="FILE", common=True,
+        conflicts=("read_speed", "extract"),
+    )  # fmt: skip
+    contact_sheet: str | None = option(
+        None, "Picture (PNG) to write, with thumbnails of samples.", form="path", metavar="FILE", common=True,
+        conflicts=("read_speed", "extract"),
+    )  # fmt: skip
+    duplicates: bool = option(
+        False, "List samples that hold the same, under whatever keys and in whatever splits.", common=True,
+        conflicts=("samples", "head", "keys", "table", *_PICTURE_OPTIONS, "read_speed", "extract"),
+    )  # fmt: skip
+    read_speed: bool = option(
+        False, "Read for some seconds, as training does, and say how fast it was.", conflicts=("extract",), common=True
+    )
+    decode: bool = option(
+        False, "With `read_speed`, decode images and other fields, too.", requires={"read_speed": "nothing is read"}
+    )
+
+    @property
+    def summary(self) -> bool:
+        """Whether nothing else is asked for."""
+        shows = ("samples", "head", "keys", "table", *_PICTURE_OPTIONS, "read_speed", "extract", "duplicates")
+        return not any(map(self.is_given, shows))
+
+
+def write_pictures(datasets: list[StoredDataset], options: InspectViewOptions, how: RunOptions) -> None:
+    from shardtool.verbs.inspect.contact_sheet import write_contact_sheet
+    from shardtool.verbs.inspect.page.page import write_page
+
+    if options.contact_sheet is not None and len(datasets) > 1:
+        raise InvalidRequest("--contact-sheet", f"{len(datasets):,} datasets", expected="one, or a page: --html")
+    written = []
+    if options.html is not None:
+        write_page(datasets, options.html, seed=options.seed, overwrite=options.overwrite)
+        written.append(to_output_name(options.html))
+    if options.contact_sheet is not None:
+        write_contact_sheet(datasets[0], options.contact_sheet, seed=options.seed, overwrite=options.overwrite)
+        written.append(to_output_name(options.contact_sheet))
+    print_result(how, lambda: {"files": written}, lambda: "\n".join(map(printable, written)), always=True)
+
+
+def print_table(opened: list[StoredDataset], path: str, options: InspectViewOptions, how: RunOptions) -> None:
+    from shardtool.verbs.inspect.table import write_table
+
+    rows, file = write_table(opened, path, where=options.where, overwrite=options.overwrite), to_output_name(path)
+    text = f"{pluralize(rows, 'row')} written to {printable(file)}"
+    print_result(how, lambda: {"files": [file], "rows": rows}, lambda: text, always=True)
+
+
+def print_keys(opened: list[StoredDataset], where: str | None, how: RunOptions) -> None:
+    """Print keys as they are read: the first ones of a large dataset at once, until the reader stops."""
+    from shardtool.verbs.inspect.find_samples import iter_keys
+
+    found = iter_keys(opened, where)
+    if how.as_json:
+        print_json({"keys": list(found)})
+    else:
+        chunks = iter(lambda: list(islice(found, _KEYS_PER_PRINT)), [])
+        for chunk in until_closed(chunks):
+            print_text("\n".join(map(printable, chunk)))
+
+
+def print_samples(opened: list[StoredDataset], options: InspectViewOptions, how: RunOptions) -> None:
+    """Print samples, and write their fields where that was asked for, one after the other."""
+    from shardtool.cli.sample_text import sample_line, sample_text
+    from shardtool.cli.text_layout import terminal_width
+    from shardtool.verbs.inspect.find_samples import find_sample, first_samples
+    from shardtool.verbs.inspect.sample_files import write_fields
+    from shardtool.verbs.inspect.sample_view import view_sample
+
+    brief, folder = not options.samples, options.extract
+    wanted = (find_sample(opened, key) for key in options.samples)
+
+    def shown() -> Iterator[tuple[SampleView, tuple[str, ...]]]:
+        for one in first_samples(opened, options.head, options.where) if brief else wanted:
+            seen = view_sample(one, text_limit=_MAX_BRIEF_BYTES) if brief else view_sample(one)
+            yield seen, write_fields(one, folder, overwrite=options.overwrite) if folder is not None else ()
+
+    def texts() -> Iterator[str]:
+        for number, (seen, files) in enumerate(shown()):
+            text = (
+                sample_line(seen, terminal_width())
+                if brief
+                else ("\n" if number else "") + sample_text(seen, terminal_width())
+            )
+            written = f"\n{pluralize(len(files), 'file')} written to {printable(folder or '')}"
+            yield text if brief or folder is None else text + written
+
+    if how.as_json:
+        found = [(seen.to_json(), {"files": [*map(to_output_name, files)]}) for seen, files in shown()]
+        print_json({"samples": [sample if folder is None else sample | files for sample, files in found]})
+    else:
+        for text in until_closed(texts()):
+            print_text(text)

@@ -1,0 +1,158 @@
+"""Progress as lines, one every ten seconds, for logs and where stderr is not a terminal."""
+
+from __future__ import annotations
+
+import time
+from contextlib import nullcontext
+from math import inf
+from threading import Event, Thread
+from typing import TYPE_CHECKING
+
+from shardtool.cli.output import LOG, print_message
+from shardtool.errors import printable
+from shardtool.storage.remote.notices import retry_count
+from shardtool.units import format_size
+
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+    from typing import TextIO
+
+    from shardtool.fetch.options import FetchProgress
+
+
+PERIOD_S = 10.0
+
+
+_MAX_STALL_AGE_S = 2.0  # how old it may be what is said to stall
+
+
+class PlainProgress:
+    """Lines about what goes on, from a thread of its own: they come also while nothing is done. `end` it.
+
+    It is called as the bar of `tqdm` is.
+
+    Attributes:
+        fetched: What is known of files that are fetched; None: none are.
+        stall: What stalls, and when that was said.
+    """
+
+    def __init__(self) -> None:
+        self.fetched: FetchEstimate | None = None
+        self.stall = (-inf, "")
+        self._ended = Event()
+        self._thread: Thread | None = None
+        self._total: int | None = None
+        self._label, self._unit, self._done, self._shards, self._begun = "", "", 0, "", 0.0
+
+    def begin(self, label: str, total: int | None, unit: str = "B") -> None:
+        """Tell of something else from now on.
+
+        Args:
+            label: What is done.
+            total: Its bytes or samples; None: samples are counted, and how many there are is unknown.
+            unit: `B` for bytes.
+        """
+        self._label, self._total, self._unit, self._done, self._shards = label, total, unit, 0, ""
+        self._begun, self.fetched = time.monotonic(), None
+        if self._thread is None:
+            self._thread = Thread(target=self._tell, daemon=True)
+            self._thread.start()
+
+    def update(self, more: int) -> None:
+        """Take how much more is done."""
+        self._done += more
+
+    def set_postfix_str(self, text: str, *, refresh: bool = False) -> None:  # noqa: ARG002 - as of tqdm's bar
+        """Take how many shards are done."""
+        self._shards = f", {text}"
+
+    def external_write_mode(self, file: TextIO) -> AbstractContextManager[None]:  # noqa: ARG002 - as of tqdm's bar
+        """Let another line be written: nothing is in its way."""
+        return nullcontext()
+
+    def close(self) -> None:
+        """Tell no more of what was begun."""
+        self._label = ""
+
+    def end(self) -> None:
+        """Tell nothing more."""
+        self._ended.set()
+        if self._thread is not None:
+            self._thread.join(1)  # who reads stderr may be stuck
+
+    def _tell(self) -> None:
+        before = ("", 0)
+        while not self._ended.wait(PERIOD_S):
+            if self._label and LOG.style:
+                now = (self._label, self._done)
+                LOG.write("stall" if now == before else "progress", text=self._text())
+                before = now
+            elif self._label:
+                try:
+                    print_message(printable(f"progress: {self._text()}"))
+                except OSError:  # whoever read stderr is gone
+                    return
+
+    def _text(self) -> str:
+        done, total, again = self._done, self._total, retry_count()
+        retries = f", {again:,} retries" if again else ""
+        if time.monotonic() - self.stall[0] < _MAX_STALL_AGE_S:
+            retries += f", waiting for {self.stall[1]}"
+        if total is None:
+            return f"{self._label}: {done:,} samples{retries}"
+        rate = done / max(time.monotonic() - self._begun, 1e-9)
+        left = self.fetched.left() if self.fetched else ""
+        left = (left or (f", {max(total - done, 0) / rate:,.0f} s left" if rate else "")) + retries
+        share = f" ({min(done / total, 1):.0%})" if total else ""
+        if self._unit != "B":
+            return f"{self._label}: {done:,} of {total:,}{self._unit}{share}{self._shards}, {rate:,.0f}/s{left}"
+        return f"{self._label}: {format_size(done)} of {format_size(total)}{share}{self._shards}, {format_size(rate)}/s{left}"
+
+
+class FetchEstimate:
+    """How well files are fetched, as text for a bar, and how long that will go on.
+
+    Args:
+        samples: How many there are, in all shards.
+        shards: How many.
+
+    Attributes:
+        failed: How many samples failed so far.
+        heard: How far each worker said it is, the latest, and when.
+    """
+
+    def __init__(self, samples: int, shards: int) -> None:
+        self._all, self._shards = samples, shards
+        self.failed = self._samples = self._size = 0
+        self._begun = time.monotonic()
+        self.heard: dict[int, tuple[float, FetchProgress]] = {}
+
+    def more(self, samples: int, size: int, shards: int) -> str:
+        """Return the share of samples that were fetched so far, and how fast, with some more."""
+        self._samples += samples
+        self._size += size
+        self._shards -= shards
+        good = 1 - self.failed / self._samples if self._samples else 1
+        return f", {max(0, good):.1%} fetched, {format_size(self._size / max(time.monotonic() - self._begun, 1e-9))}/s"
+
+    def left(self) -> str:
+        """Return how many seconds are left, and for which host is waited; nothing if no worker has said."""
+        now, heard = time.monotonic(), [*self.heard.values()]
+        if not heard:
+            return ""
+        lefts = sorted(max(0.0, one.remaining_s - (now - at)) * (one.share < 1) for at, one in heard)
+        going = [one for _, one in heard if one.share < 1]
+        others = max(0.0, self._all - self._samples - sum(one.samples * (1 - one.share) for one in going))
+        seconds_per_file = sum(one.elapsed_s + one.remaining_s for _, one in heard) / max(
+            sum(one.samples for _, one in heard), 1
+        )
+        shards = max(self._shards - len(going), 1)
+        for _ in range(shards % len(lefts)):  # who is free takes one
+            lefts = sorted([lefts[0] + others * seconds_per_file / shards, *lefts[1:]])
+        left = f", {lefts[-1] + shards // len(lefts) * others * seconds_per_file / shards:,.0f} s left"
+        slow = max(going, key=lambda one: one.remaining_s, default=None)
+        if slow is None or not slow.host:
+            return left
+        same = [one for one in going if one.host == slow.host]
+        done, files = sum(one.done for one in same), sum(one.files for one in same)
+        return f"{left}, waiting for {slow.host}: {done:,} of {files:,}, {slow.seconds_per_file:.2g} s each"

@@ -1,0 +1,157 @@
+"""The report of `verify` as text, JSON, JUnit XML and GitHub annotations."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from shlex import quote
+from typing import TYPE_CHECKING
+
+from shardtool.cli.output import json_text
+from shardtool.errors import ShardError, format_list, printable, redact_secrets
+from shardtool.storage.remote.address import is_url, is_web
+from shardtool.units import format_size, pluralize
+
+if TYPE_CHECKING:
+    from xml.etree.ElementTree import Element
+
+    from shardtool.verbs.verify.findings import Finding, Report
+
+
+_INVALID_XML = re.compile("[\ufffe\uffff]")
+
+
+def render_report(report: Report, style: str) -> str:
+    """Return a report as `text`, `json`, `junit` or `github`."""
+    if style == "json":
+        return json_text(report.to_json())
+    return {"text": _report_text, "junit": _junit_text, "github": _github_text}[style](report)
+
+
+def _report_text(report: Report) -> str:
+    if not report.datasets:
+        return _dataset_report_text(report)
+    several = replace(report, dataset=pluralize(len(report.datasets), "dataset"), checked=())
+    return "\n".join([*map(_dataset_report_text, report.datasets), "", *_total_lines(several)])
+
+
+def _dataset_report_text(report: Report) -> str:
+    from shardtool.verbs.verify.findings import FINDING_KINDS
+
+    lines = [str(one) for one in report.findings]
+    hidden = sum(report.counts.values()) - len(report.findings)
+    if hidden > 0:
+        lines.append(f"... and {hidden:,} more like these")
+    if report.counts:
+        lines.append("")
+        for code, count in report.counts.items():
+            lines.append(
+                f"{count:>7,}  {code}: {FINDING_KINDS[code].meaning}. {_fix_text(code, printable(report.dataset))}"
+            )
+        lines.append("")
+    return "\n".join(lines + _checked_lines(report))
+
+
+def _checked_lines(report: Report) -> list[str]:
+    """Return what was mended, what was looked at and what was not, and whether it is sound."""
+    said = {"repaired": report.repaired, "not checked": report.unchecked}
+    return [f"{what}: {printable(one)}" for what, those in said.items() for one in those] + _total_lines(report)
+
+
+def _fix_text(code: str, dataset: str) -> str:
+    """Return what to do about a kind of findings: the commands in it are about this dataset."""
+    from shardtool.verbs.verify.findings import FINDING_KINDS
+
+    cure = FINDING_KINDS[code].remedy.replace(" DATASET ", f" {quote(dataset)} ")
+    if is_web(dataset) and "shardtool verify --repair" in cure:
+        return "Mend it where it was written: its own command with --resume, or `shardtool verify --repair` there."
+    if is_url(dataset) and "shardtool verify --repair --source" in cure:  # which mends folders only
+        return (
+            f"Run its own command again with --resume, or `shardtool copy SOUND {quote(dataset.rpartition('/')[0])}`."
+        )
+    return cure.replace("`shardtool verify --repair", f"`shardtool verify {quote(dataset)} --repair")
+
+
+def _total_lines(report: Report) -> list[str]:
+    """Return how much was looked at, and whether it is sound."""
+    size = report.size if report.read is None else report.read[1]
+    rate = f", {format_size(size / max(report.seconds, 1e-9))}/s"
+    held = f"{pluralize(report.samples, 'sample')} in " if report.samples else ""
+    if report.samples and report.read is not None:
+        held = f"{pluralize(report.samples, 'sample')} in {report.read[0]:,} of "
+    looked = (
+        f"{printable(report.dataset)}: {held}{pluralize(report.shards, 'shard')}, {format_size(report.size)}, "
+        f"{report.seconds:.1f} s{rate if report.samples else ''}"
+    )
+    looked += f"; checked: {', '.join(report.checked)}" if report.checked else ""
+    verdict = "sound" if report.sound else f"not sound: {pluralize(sum(report.counts.values()), 'finding')}"
+    if report.sound and report.uncompared:
+        fields = printable(format_list([*report.uncompared]))
+        verdict += f", except that these fields were not compared with the source: {fields}"
+    return [looked, verdict]
+
+
+def _junit_text(report: Report) -> str:
+    """Return a test suite with a failed case for each finding, or one that passed; of several datasets, a suite each.
+
+    Source: the JUnit XML that CI systems read, as in testmoapp/junitxml.
+    """
+    if not report.datasets:
+        return _xml_text(_junit_suite(report, "shardtool verify"))
+    suites = [_junit_suite(one, f"shardtool verify {one.dataset}") for one in report.datasets]
+    tests, time = sum(max(1, len(one.findings)) for one in report.datasets), f"{report.seconds:.3f}"
+    counts = {"tests": tests, "failures": len(report.findings), "errors": 0, "time": time}
+    return _xml_text(_xml_element("testsuites", "", *suites, name="shardtool verify", **counts))
+
+
+def _junit_suite(report: Report, name: str) -> Element:
+    """Return the test suite of a dataset."""
+    cases = [_xml_element("testcase", classname="shardtool", name=report.dataset)] if not report.findings else []
+    for one in report.findings:
+        failure = _xml_element("failure", f"{one}\n{one.remedy}", type=one.code, message=one.message)
+        cases.append(_xml_element("testcase", "", failure, classname=one.file, name=f"{one.code} {one.place}"))
+    counts = {"tests": len(cases), "failures": len(report.findings), "errors": 0, "skipped": 0}
+    looked = _xml_element("system-out", "\n".join(_checked_lines(report)))
+    return _xml_element("testsuite", "", *cases, looked, name=name, **counts, time=f"{report.seconds:.3f}")
+
+
+def junit_error_text(dataset: str, error: ShardError) -> str:
+    """Return a test suite with a case that ended with an error: what wants a report finds one, whatever happened."""
+    ended = _xml_element("error", printable(str(error)), type=error.code, message=error.found)
+    case = _xml_element("testcase", "", ended, classname="shardtool", name=dataset)
+    return _xml_text(
+        _xml_element("testsuite", "", case, name="shardtool verify", tests=1, failures=0, errors=1, skipped=0)
+    )
+
+
+def _xml_element(tag: str, text: str = "", /, *children: Element, **attributes: object) -> Element:
+    """Return an element, without secrets in its attributes, and without what XML has no character for."""
+    from xml.etree.ElementTree import Element
+
+    shown = {name: redact_secrets(printable(str(value))) for name, value in attributes.items()}
+    found = Element(tag, {name: _INVALID_XML.sub("?", value) for name, value in shown.items()})
+    found.text = _INVALID_XML.sub("?", text)
+    found.extend(children)
+    return found
+
+
+def _xml_text(root: Element) -> str:
+    from xml.etree.ElementTree import indent, tostring
+
+    indent(root)
+    return f'<?xml version="1.0" encoding="UTF-8"?>\n{tostring(root, "unicode")}'
+
+
+def _github_text(report: Report) -> str:
+    """Return an annotation for each finding.
+
+    Source: GitHub Actions, "Workflow commands": what has a meaning in them is percent-encoded.
+    """
+    return "\n".join([*map(_github_annotation, report.findings), _report_text(report).splitlines()[-1]])
+
+
+def _github_annotation(one: Finding) -> str:
+    said = (one.file, one.code, f"{one.place}: {one.message}. {one.remedy}")
+    file, title, message = (printable(text).replace("%", "%25") for text in said)
+    file, title = (text.replace(":", "%3A").replace(",", "%2C") for text in (file, title))
+    return f"::error file={file},title={title}::{message}"

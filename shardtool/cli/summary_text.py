@@ -1,0 +1,259 @@
+"""Text of `inspect`: the summary of a dataset, and its reading speed."""
+
+from __future__ import annotations
+
+import textwrap
+from typing import TYPE_CHECKING
+
+from shardtool.cli.output import escape_unencodable
+from shardtool.cli.text_layout import display_width, fit_line, format_table, pad, samples_in_shards
+from shardtool.errors import format_list, printable
+from shardtool.request.run_record import RunRecord, format_command_line
+from shardtool.units import format_size, pluralize
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from shardtool.verbs.inspect.read_speed import ReadSpeed
+    from shardtool.verbs.inspect.statistics import ColumnSummary, Spread
+    from shardtool.verbs.inspect.summary import LabelSummary, Summary
+
+
+_MAX_LABEL_VALUES = 8  # values that are shown; the JSON has more
+
+
+_MAX_FIELDS = 40
+
+
+_MAX_PROBLEMS = 5
+
+
+_MAX_NAME_COLUMNS = 32  # columns for a name in a table
+
+
+_WITHOUT_SIDECAR = "without an index (`shardtool index` makes it)"
+
+
+def summary_text(summary: Summary, room: int) -> str:
+    """Return a summary for people.
+
+    Args:
+        summary: What to show.
+        room: Columns of the terminal.
+    """
+    if summary.datasets:
+        total = f"{pluralize(len(summary.datasets), 'dataset')}: {_totals_text(summary)}"
+        return "\n\n".join([*(summary_text(one, room) for one in summary.datasets), total])
+    sections = [
+        _head_lines(summary, room),
+        _shard_lines(summary),
+        *([fit_line(line, room) for line in lines] for lines in (_field_lines(summary), _image_lines(summary))),
+        *(_label_lines(name, label, room) for name, label in summary.labels.items()),
+        *([fit_line(line, room) for line in lines] for lines in (_split_lines(summary), _column_lines(summary))),
+    ]
+    return "\n\n".join("\n".join(section) for section in sections if section)
+
+
+def _totals_text(summary: Summary) -> str:
+    return f"{samples_in_shards(summary.samples, summary.shard_sizes.count)}, {format_size(summary.size)}, {summary.format}"
+
+
+def _head_lines(summary: Summary, room: int) -> list[str]:
+    facts, name, shards = _totals_text(summary), fit_line(summary.dataset, room), summary.shard_sizes.count
+    lines = [f"{name}: {facts}"] if display_width(f"{name}: {facts}") <= room else [name, fit_line(f"  {facts}", room)]
+    looked = summary.looked
+    about = f"{samples_in_shards(looked.samples, looked.shards)}: what follows is about these (--full reads all)"
+    rows = [
+        ("complete", _completeness_text(summary)),
+        ("part", f"these are {shards:,} of its {pluralize(summary.part_of, 'shard')}" if summary.part_of else ""),
+        ("fingerprint", summary.fingerprint),
+        *(_run_rows(RunRecord(summary.made)) if summary.made else ()),
+        ("left out", f"{summary.skipped:,}, listed in {summary.name}.skipped" if summary.skipped else ""),
+        ("looked at", about if looked.shards < shards else ""),
+        ("walked", f"{pluralize(looked.walked, 'shard')} {_WITHOUT_SIDECAR}" if looked.walked else ""),
+        *(("problem", f"{one.where}: {one.message}") for one in summary.problems[:_MAX_PROBLEMS]),
+    ]
+    for name, value in rows:
+        folded = textwrap.wrap(
+            printable(value or ""), max(room - 15, 20), break_long_words=False, break_on_hyphens=False
+        )
+        lines += [f"  {name if at == 0 else '':11}  {line}" for at, line in enumerate(folded[:_MAX_PROBLEMS])]
+    if len(summary.problems) > _MAX_PROBLEMS:
+        lines.append(f"  and {len(summary.problems) - _MAX_PROBLEMS:,} more problems")
+    return lines
+
+
+def _completeness_text(summary: Summary) -> str:
+    if summary.complete is None:
+        if any(one.code == "dataset-file-damaged" for one in summary.problems):
+            return "not known: the dataset file is damaged"
+        found = f", and {pluralize(len(summary.problems), 'problem')}" if summary.problems else ""
+        return f"not known: no dataset file of shardtool{found}"
+    if summary.complete:
+        return "yes: dataset file, all shards and all sidecars are there (`shardtool verify` reads every byte)"
+    return f"no: {pluralize(len(summary.problems), 'problem')}"
+
+
+def _run_rows(made: RunRecord) -> Iterator[tuple[str, str]]:
+    """Yield how a dataset was made, and what was appended to it since."""
+    split = f", split {made.split}" if made.split else ""
+    yield "made", f"{made.tool or '?'}: {format_command_line(made)}{split}"
+    runs = made.appended
+    for run in runs[:_MAX_PROBLEMS]:
+        yield "appended", f"{run.tool or '?'}: {format_command_line(run)}"
+    if len(runs) > _MAX_PROBLEMS:
+        yield "", f"and {len(runs) - _MAX_PROBLEMS:,} more times"
+
+
+def _shard_lines(summary: Summary) -> list[str]:
+    head = ("shards", "smallest", "median", "largest", "largest / smallest")
+    size, count = summary.shard_sizes, summary.shard_samples
+    return format_table(
+        head,
+        [("bytes", *_size_cells(size), _ratio_text(size)), ("samples", *_number_cells(count), _ratio_text(count))],
+        "lrrrr",
+    )
+
+
+def _ratio_text(spread: Spread) -> str:
+    return f"{spread.largest / spread.smallest:.2f}" if spread.smallest else "-"
+
+
+def _size_cells(spread: Spread) -> tuple[str, str, str]:
+    return format_size(spread.smallest), format_size(spread.median), format_size(spread.largest)
+
+
+def _number_cells(spread: Spread) -> tuple[str, str, str]:
+    return f"{spread.smallest:,}", f"{spread.median:,}", f"{spread.largest:,}"
+
+
+def _field_lines(summary: Summary) -> list[str]:
+    rows = [
+        (
+            fit_line(name, _MAX_NAME_COLUMNS),
+            one.content if one.kind == "bytes" else one.kind,
+            f"{one.samples:,}",
+            *_size_cells(one.size),
+            format_size(one.size.total),
+        )
+        for name, one in summary.fields.items()
+    ]
+    lines = format_table(
+        ("field", "content", "samples", "smallest", "median", "largest", "total"), rows[:_MAX_FIELDS], "llrrrrr"
+    )
+    if len(rows) > _MAX_FIELDS:
+        lines.append(f"and {len(rows) - _MAX_FIELDS:,} more fields")
+    return lines if rows else []
+
+
+def _image_lines(summary: Summary) -> list[str]:
+    lines: list[str] = []
+    known = any(one.source == "columns" for one in summary.images.values())
+    for name, one in summary.images.items():
+        sampled = one.source == "sampled"
+        which = f"{one.images:,} looked at" if sampled else f"all {one.images:,}, by the sidecars' columns"
+        lines.append(f"images  {name}: {which}")
+        if one.width.count and not (known and sampled):
+            lines.append(f"  width   {' / '.join(_number_cells(one.width))}  (smallest / median / largest)")
+            lines.append(f"  height  {' / '.join(_number_cells(one.height))}")
+        if one.modes:
+            lines.append("  modes   " + ", ".join(f"{mode} {count:,}" for mode, count in one.modes.items()))
+        lines += [f"  no image: {key}: {wrong}" for key, wrong in one.unreadable]
+    return lines
+
+
+def _label_lines(name: str, label: LabelSummary, room: int) -> list[str]:
+    sampled = f"{label.samples:,} looked at, " if label.sampled else ""
+    lines = [fit_line(f"{label.source} {name}: {sampled}{pluralize(label.distinct, 'value')}", room)]
+    shown = label.values[:_MAX_LABEL_VALUES]
+    names = [
+        fit_line(
+            one.name if one.number is None or one.name == str(one.number) else f"{one.name} ({one.number})",
+            _MAX_NAME_COLUMNS,
+        )
+        for one in shown
+    ]
+    wide = max(map(display_width, names), default=0)
+    digits = max((len(f"{one.samples:,}") for one in shown), default=0)
+    most = max((one.samples for one in shown), default=1)
+    for text, one in zip(names, shown, strict=True):
+        bar = _bar_text(one.samples / most, max(5, min(30, room - wide - digits - 14)))
+        share = one.samples / max(1, label.samples)
+        lines.append(f"  {pad(text, wide)}  {one.samples:>{digits},}  {share:6.1%}  {bar}".rstrip())
+    if label.distinct > len(shown):
+        rest = label.samples - sum(one.samples for one in shown)
+        lines.append(f"  and {label.distinct - len(shown):,} more, {rest:,} samples")
+    return lines
+
+
+def _bar_text(share: float, room: int) -> str:
+    """Return a bar, an eighth of a column exact; of hashes where stdout has no blocks."""
+    eighths = max(1, round(share * room * 8))
+    bar = "█" * (eighths // 8) + " ▏▎▍▌▋▊▉"[eighths % 8].strip()
+    return bar if escape_unencodable(bar) == bar else "#" * max(1, round(share * room))
+
+
+def _split_lines(summary: Summary) -> list[str]:
+    named = {
+        "splits": [f"{name} {count:,}" for name, count in summary.splits.items()],
+        "other splits": [f"{name}: {file}" for name, file in summary.siblings.items()],
+    }
+    return [f"{what}  {', '.join(those)}" for what, those in named.items() if those]
+
+
+def _column_lines(summary: Summary) -> list[str]:
+    rows = [
+        (
+            fit_line(name, _MAX_NAME_COLUMNS),
+            f"{'' if one.element is None else 'list of '}{(one.element or one.type).partition('<')[0]}",
+            f"{one.filled:,}",
+            "-" if one.distinct is None else f"{one.distinct:,}",
+            "numbers of the classes above" if _has_class_numbers(summary, name) else _column_text(one),
+        )
+        for name, one in summary.columns.items()
+    ]
+    return format_table(("metadata", "type", "filled", "values", ""), rows[:_MAX_FIELDS], "llrrl") if rows else []
+
+
+def _has_class_numbers(summary: Summary, name: str) -> bool:
+    """Tell whether a column has the numbers of a field's labels, of which a mean says nothing."""
+    label = summary.labels.get(name)
+    return label is not None and label.source == "field" and any(one.number is not None for one in label.values)
+
+
+def _column_text(one: ColumnSummary) -> str:
+    if (lengths := one.lengths) is not None:
+        if lengths.smallest == lengths.largest:
+            return f"length {lengths.smallest:,}"
+        return f"lengths {lengths.smallest:,} to {lengths.largest:,}, median {lengths.median:,}"
+    if one.smallest is not None:
+        mean = f", mean {one.mean:.6g}" if one.mean is not None else ""
+        return f"{_number_text(one.smallest)} to {_number_text(one.largest)}{mean}"
+    if not one.values:
+        return "all different" if one.distinct else ""
+    return format_list([f"{value.value} ({value.samples:,})" for value in one.values], 3, total=one.distinct)
+
+
+def _number_text(value: object) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def read_speed_text(speed: ReadSpeed) -> str:
+    """Return how fast a dataset was read."""
+    kinds = {
+        "stream": (speed.stream, "shuffled, fields as bytes"),
+        "random": (speed.random, "from anywhere, 64 at a time"),
+        "decoded": (speed.decoded, "as the stream, decoded in one thread"),
+    }
+    lines = [printable(speed.dataset)]
+    for name, (one, what) in kinds.items():
+        if one is not None:
+            rate = f"{format_size(one.bytes_per_s)}/s"
+            lines.append(f"{name:<10}{rate:>12}{one.samples_per_s:>13,.0f} samples/s  {what}")
+    shards = f"{pluralize(speed.shards, 'shard')} of {format_size(speed.mean_size)}"
+    if speed.shards > 1:
+        verdict = "large enough" if speed.large_enough else f"better {format_size(speed.advised_size)} or more"
+        opening = f"{speed.opening * 1000:.1f} ms, {speed.opening_share:.0%} of a stream's time"
+        shards += f" on average; opening one takes {opening}: {verdict}"
+    lines.append(f"{'shards':<10}{shards}")
+    return "\n".join(lines)

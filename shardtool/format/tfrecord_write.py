@@ -1,0 +1,165 @@
+"""Write TFRecord shards, one `tf.train.Example` per sample: the bytes around a payload, and their exact size.
+
+    shard   = { record }
+    record  = length masked-crc-of-length data masked-crc-of-data
+    data    = an Example whose features are sorted by the bytes of their names:
+              the key as `__key__`, and each field of the sample
+
+A payload is a `bytes_list` with one value; a number is an `int64_list` or `float_list` with one value. Lists from
+other TFRecords are copied unchanged. TensorFlow and protobuf are not needed: the bytes before a payload follow from
+names and sizes.
+
+Source: tensorflow/core/lib/io/record_writer.h; tensorflow/core/example/{example,feature}.proto; the protobuf
+encoding
+guide; docs/format.md, "TFRecord shards".
+"""
+
+from __future__ import annotations
+
+from struct import Struct
+from typing import TYPE_CHECKING
+
+from shardtool.fingerprint import crc32c
+from shardtool.format.varint import encode_varint
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from shardtool.values import FeatureType, NumberType
+
+
+KEY_FEATURE = b"__key__"
+
+
+FRAME_HEAD_BYTES = 12  # the length, and its checksum
+
+
+FRAME_TAIL_BYTES = 4  # the data's checksum
+
+
+MAX_DATA_BYTES = 2**31 - 1  # what protobuf parses
+
+
+MAX_RECORD_BYTES = FRAME_HEAD_BYTES + MAX_DATA_BYTES + FRAME_TAIL_BYTES
+
+
+INT64_LIMIT = 2**63
+
+
+_MASK_DELTA = 0xA282EAD8
+
+
+_UINT32_MASK = 0xFFFFFFFF
+
+
+_put_head = Struct("<QI").pack_into
+
+
+_put_tail = Struct("<I").pack_into
+
+
+_pack_length = Struct("<Q").pack
+
+
+_pack_float = Struct("<f").pack
+
+
+_LIST_TAG = {"bytes": b"\x0a", "float": b"\x12", "int64": b"\x1a"}  # Feature: bytes_list, float_list, int64_list
+
+
+def mask_crc(crc: int) -> int:
+    """Return a CRC-32C the way that TFRecord stores it."""
+    return ((crc >> 15 | crc << 17) + _MASK_DELTA) & _UINT32_MASK
+
+
+class FeatureHead:
+    """The bytes before the payloads of one field.
+
+    Args:
+        name: The field's name.
+        kind: What the payload is: bytes (or None), or numbers that are packed.
+        whole: Whether a payload is all that the field's list holds, tags and lengths included.
+    """
+
+    __slots__ = ("_name", "_tag", "_value")
+
+    def __init__(self, name: bytes, kind: FeatureType | None = None, *, whole: bool = False) -> None:
+        self._name = b"\x0a%b%b\x12" % (encode_varint(len(name)), name)  # map entry: key, then the tag of the value
+        self._tag, self._value = _LIST_TAG[kind or "bytes"], b"" if whole else b"\x0a"
+
+    def __call__(self, size: int) -> bytes:
+        """Return the bytes before a payload of `size` bytes. A hot path: 1 us a field."""
+        value = self._value and self._value + encode_varint(size)
+        size += len(value)
+        list_length = encode_varint(size)
+        size += 1 + len(list_length)
+        feature_length = encode_varint(size)
+        entry = encode_varint(size + len(feature_length) + len(self._name))
+        return b"\x0a%b%b%b%b%b%b" % (entry, self._name, feature_length, self._tag, list_length, value)
+
+
+_key_head = FeatureHead(KEY_FEATURE)
+
+
+def key_feature(key: bytes) -> bytes:
+    """Return the feature that holds the key."""
+    return _key_head(len(key)) + key
+
+
+def example_head(record_size: int) -> bytes:
+    """Return the start of the data of a record of `record_size` bytes: the tag and length of its features."""
+    size = record_size - FRAME_HEAD_BYTES - FRAME_TAIL_BYTES
+    width = len(encode_varint(size))
+    length = encode_varint(size - 1 - width)
+    return b"\x0a" + (length if len(length) == width else encode_varint(size - width))
+
+
+def put_frame_head(into: memoryview | bytearray, at: int, record_size: int) -> int:
+    """Write the length of a record's data, and its checksum; return the place after them."""
+    size = record_size - FRAME_HEAD_BYTES - FRAME_TAIL_BYTES
+    _put_head(into, at, size, mask_crc(crc32c(_pack_length(size))))
+    return at + FRAME_HEAD_BYTES
+
+
+def put_frame_tail(into: memoryview | bytearray, at: int, crc: int) -> int:
+    """Write the checksum `crc` of a record's data; return the place after it."""
+    _put_tail(into, at, mask_crc(crc))
+    return at + FRAME_TAIL_BYTES
+
+
+def encode_number(text: bytes, number: NumberType) -> bytes:
+    """Return what stands for a number in its packed list.
+
+    Raises:
+        ValueError: It is none.
+        OverflowError: It does not fit.
+    """
+    if number == "float":
+        return _pack_float(float(text))
+    value = int(text)
+    if not -INT64_LIMIT <= value < INT64_LIMIT:
+        raise OverflowError
+    return encode_varint(value)
+
+
+def encode_tfrecord_sample(
+    key: bytes, fields: list[tuple[bytes, bytes | memoryview]], numbers: Mapping[bytes, NumberType]
+) -> list[bytes | memoryview]:
+    """Return the record of one sample, in parts.
+
+    Args:
+        key: Its key.
+        fields: (name, payload), in the order of the bytes of the names; numbers as `encode_number` returns them.
+        numbers: What the payload of a field is, where it is a number.
+    """
+    features: list[tuple[bytes, list[bytes | memoryview]]] = [(KEY_FEATURE, [key_feature(key)])]
+    features += [(name, [FeatureHead(name, numbers.get(name))(len(data)), data]) for name, data in fields]
+    parts = [part for _, feature in sorted(features, key=lambda one: one[0]) for part in feature]
+    data = b"\x0a" + encode_varint(sum(map(len, parts)))
+    frame, tail = bytearray(FRAME_HEAD_BYTES), bytearray(FRAME_TAIL_BYTES)
+    put_frame_head(frame, 0, FRAME_HEAD_BYTES + len(data) + sum(map(len, parts)) + FRAME_TAIL_BYTES)
+    crc = crc32c(data)
+    for part in parts:
+        crc = crc32c(part, crc)
+    put_frame_tail(tail, 0, crc)
+    return [bytes(frame), data, *parts, bytes(tail)]

@@ -1,0 +1,87 @@
+"""The totals of the published shards of a dataset, and the dataset file built from them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from shardtool.dataset.dataset_file import DatasetFile, ShardEntry
+from shardtool.dataset.features import tf_features
+from shardtool.fingerprint import crc32c, format_fingerprint
+from shardtool.names import to_bytes, to_output_name
+from shardtool.publish.skipped_list import encode_skipped
+from shardtool.request.run_record import RunRecord
+from shardtool.skipped import Skipped
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from shardtool.pattern import ShardPattern
+    from shardtool.request.run_record import RunRecord
+if TYPE_CHECKING:
+    from shardtool.dataset.sidecar_schema import ShardFacts, ShardTally
+    from shardtool.entries.sample_table import FieldValues
+    from shardtool.skipped import Skipped
+
+
+def build_dataset_file(
+    totals: DatasetTotals, pattern: ShardPattern, skipped: Sequence[Skipped], made: RunRecord, shard_format: str = ""
+) -> DatasetFile:
+    """Return what the dataset file says of packed shards, and of all that is left out; the format is as names tell."""
+    shard_format = shard_format or pattern.format
+    values, is_tar = totals.values, shard_format == "tar"
+    kinds = {**values.numbers, **values.lists}
+    fields = {name: totals.fields[name] for name in sorted(totals.fields, key=to_bytes)}
+    return DatasetFile(
+        name=to_output_name(pattern.base),
+        pattern=to_output_name(pattern.text),
+        format=shard_format,
+        shards=tuple(totals.shards),
+        fields=fields,
+        field_bytes=totals.field_bytes,
+        skipped=len(skipped),
+        schema=totals.schema,
+        classes=values.classes,
+        features={} if is_tar else tf_features(totals.fields, kinds, totals.samples, values.lists),
+        made=made,
+        fingerprint=format_fingerprint(totals.digest),
+        skipped_crc=crc32c(encode_skipped(skipped)) if skipped else None,
+        types={name: values.types[name] for name in fields if name in values.types},
+    )
+
+
+@dataclass(slots=True)
+class DatasetTotals:
+    """What the published shards of a dataset hold together.
+
+    Attributes:
+        values: What is known of the fields' values.
+        shards: What the dataset file says of each, in the order of their numbers once all are there.
+        fields: How many samples have each field.
+        field_bytes: Bytes of all payloads.
+        schema: The columns of the sidecars, and their types.
+        digest: The content fingerprint.
+        skipped: What was left out.
+    """
+
+    values: FieldValues
+    shards: list[ShardEntry] = field(default_factory=list)
+    fields: Counter[str] = field(default_factory=Counter)
+    field_bytes: int = 0
+    schema: Mapping[str, str] = field(default_factory=dict)
+    digest: int = 0
+    skipped: list[Skipped] = field(default_factory=list)
+
+    def add(self, fact: ShardFacts, sidecar: bytes, tally: ShardTally) -> ShardEntry:
+        """Add a shard, whose digest and left out samples the caller adds; return what the dataset file says of it."""
+        self.shards.append(tally.entry(fact, sidecar))
+        self.field_bytes += tally.field_bytes
+        self.fields.update(tally.fields)
+        return self.shards[-1]
+
+    @property
+    def samples(self) -> int:
+        """How many samples there are."""
+        return sum(shard.samples for shard in self.shards)

@@ -1,0 +1,62 @@
+"""Group rows that share a key into samples."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from shardtool.shard_samples import INLINE
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from shardtool.entries.sample_table import SampleTable
+    from shardtool.entries.strings import PackedStrings
+
+
+class SampleGroups(NamedTuple):
+    """Which of many parts belong to one sample.
+
+    Attributes:
+        first: int64[samples], the first part of each sample.
+        of_part: int64[parts], the sample that each belongs to.
+    """
+
+    first: NDArray[np.int64]
+    of_part: NDArray[np.int64]
+
+
+def group_by_key(keys: PackedStrings, *, by_key: bool) -> SampleGroups:
+    """Return the parts that share a key; samples in the order of their keys, or of their first parts."""
+    order, starts = keys.runs()
+    first, sizes = order[starts], np.diff(np.append(starts, len(order)))
+    place = np.arange(len(first))
+    if not by_key:
+        place[np.argsort(first)] = np.arange(len(first))
+        first = np.sort(first)
+    of_part = np.empty(len(order), np.int64)
+    of_part[order] = np.repeat(place, sizes)
+    return SampleGroups(first, of_part)
+
+
+def merge_groups(entries: SampleTable, groups: SampleGroups) -> SampleTable:
+    """Return the samples that parts make: the files of all of them, and of the first one what is no file.
+
+    Args:
+        entries: The parts, with `fields` in the order of their bytes; those of a sample have different fields.
+        groups: Which parts belong together.
+    """
+    part = np.repeat(np.arange(len(entries)), entries.counts())
+    sample, code = groups.of_part[part], entries.rows.code
+    kept = np.flatnonzero((entries.rows.kind != INLINE) | (groups.first[sample] == part))
+    rows = kept[np.lexsort((code[kept], sample[kept]))]
+    counts = np.bincount(sample[kept], minlength=len(groups.first))
+    spans = None if entries.spans is None else entries.spans.take(groups.first, rows)
+    return replace(
+        entries.take(groups.first),
+        spans=spans,
+        first=np.concatenate(([0], np.cumsum(counts))).astype(np.int64),
+        rows=entries.rows.take(rows),
+    )

@@ -1,0 +1,251 @@
+"""A zip or tar archive as a source: it is packed as the folder that it would unpack to.
+
+Members are read at their offsets, and nothing is unpacked to disk. The exception is a compressed tar, which can
+only be
+read in sequence: its files are copied once to a temporary file in the output folder. Members with unsafe names and
+members that cannot be read are returned as skipped rows.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from array import array
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
+
+from shardtool.dataset.shard_file import CompressedFile, ShardFile
+from shardtool.errors import CorruptShard, InvalidRequest, SampleFailed, printable
+from shardtool.format import tar_read, zip_read
+from shardtool.messages import cli_option, flag_text, option_text
+from shardtool.names import is_utf8, to_bytes, to_text
+from shardtool.shard_names import is_compressed_name
+from shardtool.shard_samples import SPAN, SpanFile
+from shardtool.skipped import SkipCode, Skipped
+from shardtool.source.collect_files import FileCollector
+from shardtool.source.folder import FolderSource, collect_samples, drop_failed_samples, system_file_notes
+from shardtool.source.scan_rules import ScanRules
+from shardtool.storage import lookup, paths
+from shardtool.values import BLOCK_BYTES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from shardtool.entries.sample_table import SampleTable
+    from shardtool.execute.pool import Pool
+    from shardtool.format.zip_read import ZipMember
+    from shardtool.request.create_options import CreateOptions
+    from shardtool.request.observer import Observer
+    from shardtool.select.key_pattern import KeyPattern
+    from shardtool.source.base import Listing, Writable
+    from shardtool.source.scan_result import ScanPart
+
+    Found = tuple[SampleTable, tuple[Skipped, ...], list[str]]
+
+
+_LISTING_BYTES_PER_MEMBER = 128  # bytes, besides its name
+
+
+_MIN_LISTING_LIMIT_BYTES, _LISTING_BYTES_PER_PACKED_BYTE = 2**27, 128  # how much listing a compressed tar may keep
+
+
+_MAX_NAME_BYTES = 2**13  # bytes of a name: a key and a field, as long as they may be
+
+
+_TAR_FOLDER = b"5"
+
+
+_TAR_LINKS = (b"1", b"2")
+
+
+class _ArchiveMember(NamedTuple):
+    """A member that is no folder; `problem` is why it cannot be packed."""
+
+    name: bytes
+    offset: int
+    size: int
+    problem: tuple[SkipCode, str] | None
+
+
+def is_unsafe_path(name: bytes) -> bool:
+    """Tell whether a name is no path of a file below a folder."""
+    return b"\0" in name or any(part in (b"", b".", b"..") for part in name.split(b"/"))
+
+
+def _link_problem() -> tuple[SkipCode, str]:
+    cure = f"{cli_option('symlinks', 'skip')} leaves it out"
+    return "special-file", f"a link, which is not followed in an archive; {cure}"
+
+
+def _zip_members(file: ShardFile | CompressedFile) -> Iterator[_ArchiveMember]:
+    places = array("q")
+    with ShardFile(file.path) as heads:  # two places of the file, each read in its order
+        for one in zip_read.iter_zip_members(file.read, file.size, file.path):
+            problem = _zip_problem(one)
+            start = one.offset + len(one.name) if problem else zip_read.zip_payload_start(heads.read, one, file.path)
+            places.extend((one.offset, start + one.packed))
+            if not one.name.endswith(b"/"):
+                name = one.name if is_utf8(one.name) else one.name.decode("cp437").encode()
+                yield _ArchiveMember(name, one.offset, one.size, problem)
+    import numpy as np
+
+    starts = np.array(places[::2], np.int64)
+    order = np.argsort(starts)
+    if np.any(np.array(places[1::2], np.int64)[order][:-1] > starts[order][1:]):
+        raise CorruptShard(file.path, "members that lie in each other: a zip made to unpack to far too much")
+
+
+def _zip_problem(one: ZipMember) -> tuple[SkipCode, str] | None:
+    """Return why a member cannot be packed."""
+    if one.encrypted:
+        return "unreadable", "encrypted"
+    if one.method not in (zip_read.STORED, zip_read.DEFLATED):
+        return "unreadable", f"compressed by method {one.method}, which is not read"
+    return _link_problem() if stat.S_ISLNK(one.mode) else None
+
+
+def _tar_members(file: ShardFile | CompressedFile) -> Iterator[_ArchiveMember]:
+    for one in tar_read.iter_members(file.read, file.path):
+        if one.kind == _TAR_FOLDER or one.name.endswith(b"/"):
+            continue
+        problem: tuple[SkipCode, str] | None = None
+        if not one.is_file:
+            problem = _link_problem() if one.kind in _TAR_LINKS else ("special-file", "no plain file")
+        yield _ArchiveMember(one.name, one.data, one.size, problem)
+
+
+class ArchiveSource(FolderSource):
+    """The files of an archive.
+
+    Args:
+        path: Where it is.
+        folder: The folder in it from which keys count; empty, or ending in a slash.
+        options: What is asked for.
+    """
+
+    def __init__(self, path: str, folder: str, options: CreateOptions) -> None:
+        self._path, self._folder, self._options = path, os.fsencode(folder), options
+        self._source = os.path.join(path, folder).rstrip("/")
+        self._name = printable(os.fsencode(os.path.join(os.path.basename(path), folder).rstrip("/")))
+        self._form = "zip" if path.lower().endswith(".zip") else "tar"
+        self._packed = is_compressed_name(os.path.basename(path))
+        try:
+            self._fact = lookup.stat_file(path)
+        except OSError as error:
+            raise InvalidRequest(path, str(error.strerror)) from None
+        self._copied: list[tuple[int, int]] = []  # of a compressed tar: where payloads lie that are copied, in order
+
+    def list_samples(self, pool: Pool, observer: Observer) -> Listing:
+        """List the samples of the archive."""
+        listed = super().list_samples(pool, observer)
+        return self._set_copy_offsets(listed) if self._packed else listed
+
+    def write_binary(self, file: Writable) -> None:
+        """Copy the files of a compressed tar that are packed.
+
+        Raises:
+            SampleFailed: The archive has changed.
+            CorruptShard: It is damaged.
+        """
+        with CompressedFile(self._path) as packed:
+            for offset, size in self._copied:
+                for done in range(0, size, BLOCK_BYTES):
+                    block = packed.read(offset + done, min(BLOCK_BYTES, size - done))
+                    if len(block) < min(BLOCK_BYTES, size - done):
+                        raise CorruptShard(self._path, "ends too early", offset=offset + done)
+                    file.write(memoryview(block))
+        fact = lookup.stat_file(self._path)
+        if (fact.st_size, fact.st_mtime_ns) != (self._fact.st_size, self._fact.st_mtime_ns):
+            expected = "an archive that stays as it was when the run began"
+            remedy = f"Run again with {option_text('if_exists', 'resume')}."
+            raise SampleFailed(self._path, "changed while it was packed", expected=expected, remedy=remedy)
+
+    def _list(self, pool: Pool, observer: Observer, pattern: KeyPattern | None) -> Found:  # noqa: ARG002 - one process
+        import numpy as np
+
+        from shardtool.entries.sample_table import FieldSpans
+
+        options = self._options
+        dots = options.dots or "first"
+        rules = ScanRules(options.include, options.exclude, options.hidden, options.symlinks, dots)
+        with CompressedFile(self._path) if self._packed else ShardFile(self._path) as file:
+            part, offsets = self._members(file, rules)
+        skipped, part.skipped = part.skipped, []
+        changed = max(self._fact.st_ctime_ns, self._fact.st_mtime_ns)
+        part.mtimes, part.changed = array("q", bytes(8 * len(offsets))), array("q", [changed]) * len(offsets)
+        entries, _ = collect_samples(b"", [part])
+        observer.listed(len(entries))
+        stamp = self._fact.st_size, self._fact.st_mtime_ns
+        file_of, unknown = np.zeros(len(entries), np.uint32), np.broadcast_to(np.int64(-1), len(offsets))
+        files = () if self._packed else (SpanFile(os.fsencode(self._path), *stamp, self._form),)
+        spans = FieldSpans(files, file_of, offsets, unknown)
+        entries = replace(entries, spans=spans, identity=paths.source_identity(os.fsencode(self._path)))
+        skipped.sort(key=lambda one: (to_bytes(one.path), to_bytes(one.key)))
+        notes = [*system_file_notes([part]), *self._notes(entries.keys.data)]
+        return *self._with_keys(drop_failed_samples(entries, skipped), tuple(skipped), pattern), notes
+
+    def _members(self, file: ShardFile | CompressedFile, rules: ScanRules) -> tuple[ScanPart, NDArray[np.int64]]:
+        """Return what the archive holds below its folder, and where each payload, or a zip's member, starts.
+
+        Raises:
+            CorruptShard: It is damaged, or claims more than there is.
+            InvalidRequest: It holds a file twice.
+        """
+        files, kept, most = (
+            FileCollector(rules),
+            0,
+            max(_MIN_LISTING_LIMIT_BYTES, _LISTING_BYTES_PER_PACKED_BYTE * self._fact.st_size),
+        )
+        folder, skipped = self._folder, files.part.skipped
+        for member in _zip_members(file) if self._form == "zip" else _tar_members(file):
+            kept += _LISTING_BYTES_PER_MEMBER + len(member.name)
+            if kept > most:
+                raise CorruptShard(file.path, "far more members than an archive of its size has")
+            name = member.name
+            while name.startswith(b"./"):
+                name = name[2:]
+            if not name.startswith(folder) or len(name) == len(folder):
+                continue
+            name = name[len(folder) :]
+            if is_unsafe_path(name) or len(name) > _MAX_NAME_BYTES:
+                path = to_text(name[:_MAX_NAME_BYTES])
+                skipped.append(Skipped("", path, "unsafe-name", "a name that no file below a folder can have"))
+                continue
+            known = len(files.folders)
+            split = files.split(name, member.size)
+            kept += (len(files.folders) - known) * (_LISTING_BYTES_PER_MEMBER + name.rfind(b"/"))
+            if split is None:
+                continue
+            if member.problem is None:
+                files.add(split, member.size, member.offset, 0)
+            elif member.problem != _link_problem() or rules.symlinks != "skip":
+                skipped.append(Skipped(to_text(split[0]), to_text(name), *member.problem))
+        sizes, offsets, _ = files.in_order(file.path)
+        files.part.kinds, files.part.sizes = bytearray([SPAN]) * len(sizes), array("q", sizes.tobytes())
+        return files.part, offsets
+
+    def _notes(self, keys: bytes) -> list[str]:
+        """Note that all files lie in one folder, where folders are asked what they say."""
+        asked = [name for name in ("label_from_folder", "split_from_folder") if getattr(self._options, name)]
+        top, slash, _ = keys.partition(b"\0")[0].partition(b"/")
+        if not asked or not slash or (b"\0" + keys).count(b"\0" + top + b"/") < keys.count(b"\0"):
+            return []
+        inner = os.path.join(self._source, printable(top))
+        return [
+            f"all files lie in the folder {printable(top)}: name {inner} for {flag_text(asked[0])} to see those in it"
+        ]
+
+    def _set_copy_offsets(self, listed: Listing) -> Listing:
+        """Return the samples with the places that their payloads get in the temporary file."""
+        import numpy as np
+
+        entries, spans = listed.entries, listed.entries.known_spans
+        rows = np.flatnonzero(entries.rows.kind == SPAN)
+        rows = rows[np.argsort(spans.offset[rows], kind="stable")]
+        sizes, offset = entries.rows.size[rows], np.zeros(len(spans.offset), np.int64)
+        offset[rows] = np.cumsum(sizes) - sizes
+        self._copied = list(zip(spans.offset[rows].tolist(), sizes.tolist(), strict=True))
+        return replace(listed, entries=replace(entries, spans=replace(spans, offset=offset)))

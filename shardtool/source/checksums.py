@@ -1,0 +1,262 @@
+"""Checksums of the payloads of a source, computed in workers.
+
+A CRC-32C compares a payload with the checksum in an index. A digest verifies that two payloads are equal: BLAKE2b
+(RFC 7693) of 16 bytes. Workers import neither NumPy nor pyarrow.
+"""
+
+from __future__ import annotations
+
+from array import array
+from functools import partial
+from hashlib import blake2b
+from typing import TYPE_CHECKING
+
+from shardtool.dataset.shard_file import ShardFile, iter_payload, open_shard
+from shardtool.errors import (
+    CorruptShard,
+    is_out_of_memory,
+)
+from shardtool.execute.local_pool import usable_cores
+from shardtool.fingerprint import crc32c
+from shardtool.format import zip_read
+from shardtool.format.tfrecord_write import encode_number
+from shardtool.request.observer import Observer
+from shardtool.shard_samples import FILE, INLINE, LINK, SPAN, inline_payload
+from shardtool.source.parallel_reads import choose_parallel_reads
+from shardtool.source.read_tasks import FILES_PER_TASK, FileReads, SpanReads, payload_tasks
+from shardtool.storage import files
+from shardtool.storage.remote import requests
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from shardtool.entries.sample_table import SampleTable
+    from shardtool.execute.pool import Pool
+    from shardtool.source.base import Source
+
+    Rows = NDArray[np.int64]
+
+
+_DIGEST_SIZE = 16  # bytes
+
+
+_BLOCK_BYTES = 2**16  # bytes of a file at a time: of many that are small, a larger buffer for each would cost more
+
+
+class _Crc32c:
+    """The CRC-32C of what it is given."""
+
+    def __init__(self) -> None:
+        self._crc = 0
+
+    def update(self, block: bytes | memoryview, /) -> None:
+        self._crc = crc32c(block, self._crc)
+
+    def value(self) -> int:
+        return self._crc
+
+
+class _Digest:
+    """The digest of what it is given, as a number."""
+
+    def __init__(self) -> None:
+        self._hash = blake2b(digest_size=_DIGEST_SIZE)
+        self.update = self._hash.update
+
+    def value(self) -> int:
+        return int.from_bytes(self._hash.digest(), "little")
+
+
+_Checksum = _Crc32c | _Digest
+
+
+def source_checksums(
+    source: Source | None, entries: SampleTable, rows: Rows, pool: Pool, observer: Observer | None = None
+) -> Rows:
+    """Return the CRC-32C of the payloads of rows that are not INLINE: int64, -1 where it cannot be had.
+
+    What an index says is taken for it.
+
+    Args:
+        source: Where payloads of a table, or of an archive that is read in sequence, come from; else None.
+        entries: The samples.
+        rows: The payloads.
+        pool: Reads them.
+        observer: Gets progress.
+
+    Raises:
+        CorruptShard: A shard of the source cannot be read.
+    """
+    import numpy as np
+
+    sums, spans = np.full(len(rows), -1, np.int64), entries.rows.kind[rows] == SPAN
+    if spans.any() and entries.known_spans.files:
+        sums[spans] = entries.known_spans.expected[rows[spans]]
+    unknown = np.flatnonzero(sums < 0)
+    sums[unknown] = _read_checksums(source, entries, rows[unknown], pool, observer, _Crc32c)
+    return sums
+
+
+def source_digests(
+    source: Source | None, entries: SampleTable, rows: Rows, pool: Pool, observer: Observer | None = None
+) -> NDArray[np.bytes_]:
+    """Return the digest of the payload of each row, 16 bytes, all 0 where it cannot be had; all are read.
+
+    Raises:
+        CorruptShard: A shard of the source cannot be read.
+    """
+    import numpy as np
+
+    inline, found = entries.rows.kind[rows] == INLINE, np.zeros(len(rows), f"S{_DIGEST_SIZE}")
+    texts = inline_payloads(entries, rows[inline], as_numbers=False)
+    found[inline] = [_encode_digest(_checksum_blocks([text], _Digest())) for text in texts]
+    found[~inline] = [*map(_encode_digest, _read_checksums(source, entries, rows[~inline], pool, observer, _Digest))]
+    return found
+
+
+def _encode_digest(digest: int) -> bytes:
+    return b"" if digest < 0 else digest.to_bytes(_DIGEST_SIZE, "little")
+
+
+def inline_checksums(entries: SampleTable, rows: Rows, *, as_numbers: bool) -> tuple[Rows, Rows]:
+    """Return the bytes and the CRC-32C of payloads as far as nothing is read for it: -1 where they are not INLINE."""
+    import numpy as np
+
+    sizes, sums = entries.rows.size[rows], np.full(len(rows), -1, np.int64)
+    inline = np.flatnonzero(entries.rows.kind[rows] == INLINE)
+    payloads = inline_payloads(entries, rows[inline], as_numbers=as_numbers)
+    for at, data in zip(inline.tolist(), payloads, strict=True):
+        sizes[at], sums[at] = len(data), crc32c(data)
+    return sizes, sums
+
+
+def inline_payloads(entries: SampleTable, rows: Rows, *, as_numbers: bool) -> Iterator[bytes]:
+    """Yield the payloads of INLINE rows; `as_numbers`: of numbers, what a TFRecord holds for them."""
+    owners, numbers = entries.owners(rows), entries.values.numbers
+    for sample, code in zip(owners.tolist(), entries.rows.code[rows].tolist(), strict=True):
+        field = entries.fields[code]
+        text, number = entries.values.inline[field].span(sample, sample + 1)[:-1], numbers.get(field)
+        yield inline_payload(text) if number is None or not as_numbers else encode_number(text, number)
+
+
+def _read_checksums(
+    source: Source | None,
+    entries: SampleTable,
+    rows: Rows,
+    pool: Pool,
+    observer: Observer | None,
+    kind: type[_Checksum],
+) -> list[int]:
+    """Return a sum of each payload that workers, or for a table this process, read; -1 where it cannot be had."""
+    import numpy as np
+
+    sums, kinds = [-1] * len(rows), entries.rows.kind[rows]
+    spans, files = np.flatnonzero(kinds == SPAN), int(np.count_nonzero((kinds == FILE) | (kinds == LINK)))
+    reads = choose_parallel_reads(entries, min(-(-files // FILES_PER_TASK), usable_cores()))[0] if files else 1
+    tasks = payload_tasks(entries, rows, reads=reads)
+    if len(spans) and source is not None and not entries.known_spans.files:
+        sink = _SpanChecksums(entries.known_spans.offset[rows[spans]], entries.rows.size[rows[spans]], kind)
+        source.write_binary(sink)
+        for at, value in zip(spans.tolist(), sink.sums, strict=True):
+            sums[at] = value
+    function, observer = checksum_payloads if kind is _Crc32c else digest_payloads, observer or Observer()
+    observer.phase("comparing", int(entries.rows.size[rows].sum()))
+    for number, found in pool.map(function, [task for _, task in tasks]):
+        which = tasks[number][0]
+        observer.advance(0, int(entries.rows.size[rows[which]].sum()), 0)
+        for at, value in zip(which.tolist(), found, strict=True):
+            sums[at] = value
+    return sums
+
+
+class _SpanChecksums:
+    """Takes a spool's bytes in order, and keeps nothing of them but the sums of spans."""
+
+    def __init__(self, offsets: Rows, sizes: Rows, kind: type[_Checksum]) -> None:
+        self.sums, self._kind, self._sum = [kind().value()] * len(offsets), kind, kind()
+        self._order = offsets.argsort(kind="stable")
+        self._starts, self._ends = offsets[self._order], (offsets + sizes)[self._order]
+        self._at = self._next = 0
+
+    def write(self, data: bytes | memoryview) -> None:
+        """Take the bytes that follow."""
+        view = memoryview(data)
+        first, last = self._at, self._at + len(view)
+        while self._next < len(self._starts) and self._starts[self._next] < last:
+            start, end = int(self._starts[self._next]), int(self._ends[self._next])
+            self._sum.update(view[max(0, start - first) : min(end, last) - first])
+            if end > last:
+                break
+            self.sums[int(self._order[self._next])], self._sum = self._sum.value(), self._kind()
+            self._next += 1
+        self._at = last
+
+
+def checksum_payloads(task: FileReads | SpanReads) -> list[int]:
+    """Return the CRC-32C of each payload; -1 for a file that cannot be read. Runs in a worker.
+
+    Raises:
+        CorruptShard: A shard cannot be read.
+    """
+    return _compute_checksums(task, _Crc32c)
+
+
+def digest_payloads(task: FileReads | SpanReads) -> list[int]:
+    """Return the digest of each payload; -1 for a file that cannot be read. Runs in a worker.
+
+    Raises:
+        CorruptShard: A shard cannot be read.
+    """
+    return _compute_checksums(task, _Digest)
+
+
+def _compute_checksums(task: FileReads | SpanReads, kind: Callable[[], _Checksum]) -> list[int]:
+    if isinstance(task, SpanReads):
+        return _checksum_spans(task, kind)
+    files, found = [*zip(task.paths, task.links, strict=True)], [-1] * len(task.paths)
+    if task.reads > 1:  # where opening a file takes long
+        try:
+            found = [*requests.imap_requests(partial(_checksum_file, kind), files, task.reads)]
+        except (MemoryError, OSError, RuntimeError) as error:
+            if not is_out_of_memory(error):
+                raise
+    # All; else what is left once no threads take memory, and not too many files are open.
+    return [_checksum_file(kind, file) if value < 0 else value for file, value in zip(files, found, strict=True)]
+
+
+def _checksum_file(kind: Callable[[], _Checksum], file: tuple[bytes, int]) -> int:
+    """Return the sum of a file, which is read through a link or is none; -1 for one that cannot be read."""
+    path, link = file
+    try:
+        with files.open_source_file(path, files.READ_FOLLOWING if link else files.READ_PLAIN) as opened:
+            return _checksum_blocks(opened.blocks(memoryview(bytearray(_BLOCK_BYTES))), kind())
+    except OSError as error:
+        if is_out_of_memory(error):
+            raise
+        return -1
+
+
+def _checksum_spans(task: SpanReads, kind: Callable[[], _Checksum]) -> list[int]:
+    places = zip(array("q", task.offsets), array("q", task.lengths), strict=True)
+    if task.form == "zip":
+        with ShardFile(task.path) as file:
+            return [_checksum_member(file, kind(), *place) for place in places]
+    with open_shard(task.path) as shard:
+        return [_checksum_blocks(iter_payload(shard, *place, task.path), kind()) for place in places]
+
+
+def _checksum_member(file: ShardFile, into: _Checksum, offset: int, length: int) -> int:
+    """Return the sum of the payload of a zip's member; -1 where it is damaged."""
+    try:
+        return _checksum_blocks(zip_read.iter_zip_payload(file.read, offset, length, file.path), into)
+    except CorruptShard:
+        return -1
+
+
+def _checksum_blocks(blocks: Iterable[bytes | memoryview], into: _Checksum) -> int:
+    for block in blocks:
+        into.update(block)
+    return into.value()

@@ -1,0 +1,58 @@
+"""Payloads stored in the binary columns of a manifest.
+
+They are read twice: measured for the plan, then written end to end for the workers. They are never all in memory.
+The
+payloads of a row are next to each other, in the order of the field names.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from shardtool.entries import arrow
+from shardtool.entries.sample_table import FieldSpans, SampleTable
+from shardtool.shard_samples import SPAN
+from shardtool.table import columns as tables
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from shardtool.source.base import Writable
+
+
+BINARY_BATCH_ROWS = 256  # at a time: some are taken out, which copies them
+
+
+def binary_spans(entries: SampleTable) -> FieldSpans:
+    """Return where the bytes of the table will lie."""
+    spans = entries.rows.kind == SPAN
+    sizes = np.where(spans, entries.rows.size, 0)
+    offset = np.where(spans, np.cumsum(sizes) - sizes, 0)
+    first, unknown = np.broadcast_to(np.uint32(0), len(entries)), np.broadcast_to(np.int64(-1), len(offset))
+    return FieldSpans(files=(), file=first, offset=offset, expected=unknown)
+
+
+def binary_values(array: pa.Array) -> pa.Array:
+    """Return the bytes in a column of them, of text, or of `struct<bytes, path>`."""
+    if tables.is_wrapped_bytes(array.type):
+        array = array.flatten()[array.type.get_field_index("bytes")]
+    array = arrow.to_plain(array)
+    return pc.cast(array, pa.binary()) if pa.types.is_fixed_size_binary(array.type) else array
+
+
+def write_binary_rows(file: Writable, batch: list[pa.Array], lengths: list[NDArray[np.int64]]) -> None:
+    """Write the values of columns, those of a row together."""
+    if len(batch) == 1:
+        file.write(arrow.concat_values(batch[0]))
+        return
+    columns = []
+    for array, sizes in zip(batch, lengths, strict=True):
+        data, ends = arrow.concat_values(array), np.cumsum(sizes)
+        columns.append([data[start:end] for start, end in zip((ends - sizes).tolist(), ends.tolist(), strict=True)])
+    for row in zip(*columns, strict=True):
+        for value in row:
+            file.write(value)

@@ -1,0 +1,121 @@
+"""Combine the columns of a manifest into rows of fields, ordered by the bytes of the field names.
+
+All samples have the same columns. Only the path whose ending names the field can differ in name between samples,
+and
+so in its position among the other fields.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple, TypeVar, Union
+
+import numpy as np
+
+from shardtool.entries.sample_table import FieldRows
+from shardtool.names import to_bytes
+from shardtool.source.manifest.paths import CHUNK_ROWS, PathEndings, row_paths
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import pyarrow as pa
+    from numpy.typing import NDArray
+
+    from shardtool.skipped import SkipCode
+    from shardtool.source.stat_files import StatResult
+
+    Problem = tuple[SkipCode, str]
+
+
+_Number = TypeVar("_Number", bound=np.generic)
+
+
+ScalarOrArray = Union[int, "NDArray[np.integer]"]  # a value for all samples, or one for each
+
+
+class FieldColumn(NamedTuple):
+    """A field of each sample: one value for all, or an array with one per sample."""
+
+    kind: ScalarOrArray
+    size: ScalarOrArray
+    mtime_ns: ScalarOrArray
+    changed_ns: ScalarOrArray
+
+
+class FieldLayout(NamedTuple):
+    """The order of each sample's fields.
+
+    Attributes:
+        fields: All names, sorted.
+        code: uint16[endings, parts], the name at each place.
+        part: int64[endings, parts], the part at each place.
+        endings: uint16[samples], or None where there is one for all.
+    """
+
+    fields: tuple[str, ...]
+    code: NDArray[np.uint16]
+    part: NDArray[np.int64]
+    endings: NDArray[np.uint16] | None
+
+    def rows(self, columns: Sequence[FieldColumn], paths: Sequence[pa.Array], samples: int) -> FieldRows:
+        """Return the rows of samples, of whose parts the first ones have paths."""
+        code = np.empty((samples, self.code.shape[1]), np.uint16)
+        code[:] = self.code[0] if self.endings is None else self.code[self.endings]
+        kinds, sizes, mtimes, changed = zip(*columns, strict=True)
+        return FieldRows(
+            code=code.reshape(-1),
+            kind=self._spread(kinds, samples, np.uint8),
+            size=self._spread(sizes, samples, np.int64),
+            mtime_ns=self._spread(mtimes, samples, np.int64),
+            changed_ns=self._spread(changed, samples, np.int64),
+            paths=row_paths(samples, paths, np.where(self.part < len(paths), self.part, -1), self.endings),
+        )
+
+    def _spread(self, parts: Sequence[ScalarOrArray], samples: int, kind: type[_Number]) -> NDArray[_Number]:
+        """Return a value for each row, out of an array or one value for each part; where all are 0, in no memory."""
+        if not any(isinstance(part, np.ndarray) or part for part in parts):
+            return np.broadcast_to(kind(0), samples * len(parts))
+        found = np.empty((samples, len(parts)), kind)
+        if self.endings is None:
+            for place, part in enumerate(self.part[0].tolist()):
+                found[:, place] = parts[part]
+            return found.reshape(-1)
+        for part, values in enumerate(parts):
+            found[:, part] = values
+        for first in range(0, samples, CHUNK_ROWS):
+            chunk = found[first : first + CHUNK_ROWS]
+            chunk[:] = np.take_along_axis(chunk, self.part[self.endings[first : first + CHUNK_ROWS]], axis=1)
+        return found.reshape(-1)
+
+
+def arrange_fields(endings: PathEndings | None, known: Sequence[str]) -> FieldLayout:
+    """Return the layout of samples: `endings` name the first part, unless `known` does, which names the others."""
+    names = [] if endings is None else endings.names
+    fields = tuple(sorted({*names, *known}, key=to_bytes))
+    number = {name: at for at, name in enumerate(fields)}
+    code, part = [], []
+    for parts in [[ending, *known] for ending in names] or [[*known]]:
+        order = sorted(range(len(parts)), key=lambda at: to_bytes(parts[at]))
+        code.append([number[parts[at]] for at in order])
+        part.append(order)
+    several = endings.codes if endings is not None and len(names) > 1 else None
+    return FieldLayout(fields, np.array(code, np.uint16), np.array(part, np.int64), several)
+
+
+def merge_stat_results(
+    parts: list[StatResult], columns: int
+) -> tuple[list[FieldColumn], list[Problem], NDArray[np.int64]]:
+    """Return the files that workers found, for each column of paths, and what is wrong with some.
+
+    Returns:
+        The columns; (code, message); and int64[samples, columns]: 0, or one more than the place of what is wrong.
+    """
+    kinds = np.frombuffer(b"".join([part.kinds for part in parts]), np.uint8).reshape(-1, columns)
+    facts = [np.frombuffer(part.facts, np.int64).reshape(-1, columns, 4) for part in parts]
+    every, problem = np.concatenate(facts), []
+    problems: list[Problem] = []
+    for part, fact in zip(parts, facts, strict=True):
+        problem.append(np.where(fact[..., 3] > 0, fact[..., 3] + len(problems), 0))
+        problems += part.problems
+    found = [FieldColumn(kinds[:, at], *every[:, at, :3].T) for at in range(columns)]
+    return found, problems, np.concatenate(problem)

@@ -1,0 +1,68 @@
+"""The files that a scan found, as columns, and the rows for files that it skipped."""
+
+from __future__ import annotations
+
+import errno
+from array import array
+from collections import Counter
+from dataclasses import dataclass, field
+
+from shardtool.errors import os_error_text
+from shardtool.names import to_text
+from shardtool.skipped import SkipCode, Skipped
+from shardtool.source.scan_rules import SYSTEM_FILES, ScanRules
+
+_MAC_FILES = (b"._", b".DS_Store")  # what starts with the first, beside each file, and the second
+
+
+SPECIAL_FILE_MESSAGE = "a fifo, socket or device; only files can be packed"
+
+
+ALWAYS_CHANGED = 2**62  # "changed": where what a path leads to can change without a trace in the times of the tree
+
+
+@dataclass
+class ScanPart:
+    """Columns of the samples found, in the order of the items; see `Entries` for their meaning."""
+
+    fields: dict[bytes, int] = field(default_factory=dict)
+    keys: list[bytes] = field(default_factory=list)
+    counts: array[int] = field(default_factory=lambda: array("I"))
+    codes: array[int] = field(default_factory=lambda: array("I"))
+    kinds: bytearray = field(default_factory=bytearray)
+    sizes: array[int] = field(default_factory=lambda: array("q"))
+    mtimes: array[int] = field(default_factory=lambda: array("q"))
+    changed: array[int] = field(default_factory=lambda: array("q"))
+    skipped: list[Skipped] = field(default_factory=list)
+    left_behind: Counter[bytes] = field(default_factory=Counter)  # passed over, as made by an operating system
+
+    def packed(self) -> ScanPart:
+        """Return the part with its keys as one buffer: what travels is a few objects, not one per sample."""
+        self.keys = [b"".join([key + b"\0" for key in self.keys])]
+        return self
+
+
+def count_system_file(rules: ScanRules, prefix: bytes, name: bytes, part: ScanPart) -> None:
+    """Count a hidden name, where an operating system has left it behind and nothing else passes it over."""
+    if (name in SYSTEM_FILES or name.startswith(_MAC_FILES)) and rules.includes_file(prefix, name):
+        part.left_behind[b"._*" if name[:2] == b"._" else name] += 1
+
+
+def link_failure(error: OSError) -> tuple[SkipCode, str]:
+    if isinstance(error, FileNotFoundError):
+        return "dangling-link", "a link to nothing"
+    return "link-loop" if error.errno == errno.ELOOP else "unreadable", os_error_text(error)
+
+
+def skipped_row(key: bytes, path: bytes, code: SkipCode, message: str) -> Skipped:
+    return Skipped(to_text(key), to_text(path), code, message)
+
+
+def no_field_row(prefix: bytes, name: bytes) -> Skipped:
+    """Return a file whose name has no field, as a row of what was left out."""
+    return skipped_row(b"", prefix + name, "no-field", "the name has no ending that could name a field")
+
+
+def path_failure(error: OSError) -> tuple[SkipCode, str]:
+    gone = isinstance(error, FileNotFoundError | NotADirectoryError)
+    return "vanished" if gone else "unreadable", os_error_text(error)

@@ -1,0 +1,88 @@
+"""Rules that decide which files and folders of a source are listed."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from fnmatch import translate
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from shardtool.pattern import ShardPattern
+    from shardtool.values import Dots, Symlinks
+
+
+SYSTEM_FILES = frozenset({b"Thumbs.db", b"thumbs.db", b"ehthumbs.db", b"Desktop.ini", b"desktop.ini", b"__MACOSX"})
+
+
+@dataclass(frozen=True)
+class ScanRules:
+    """The rules by which a file is a part of a sample.
+
+    Attributes:
+        include: Globs; where there are any, a file must match one.
+        exclude: Globs; a file or folder that matches one is left out.
+        hidden: Whether names that start with a dot count, and those that operating systems leave behind.
+        symlinks: `inside` follows links whose target lies in the tree and reports others, `follow` follows all,
+            `skip` leaves links out.
+        dots: Where the key ends.
+        own: The folder (relative, ending in a slash) and the pattern of each output that lies in the source.
+    """
+
+    include: Sequence[str] = ()
+    exclude: Sequence[str] = ()
+    hidden: bool = False
+    symlinks: Symlinks = "inside"
+    dots: Dots = "first"
+    own: tuple[tuple[bytes, ShardPattern], ...] = ()
+
+    @cached_property
+    def _include(self) -> list[tuple[bool, re.Pattern[bytes]]]:
+        return [_compile_glob(text) for text in self.include]
+
+    @cached_property
+    def _exclude(self) -> list[tuple[bool, re.Pattern[bytes]]]:
+        return [_compile_glob(text) for text in self.exclude]
+
+    @cached_property
+    def filters(self) -> bool:
+        """Whether any name must be looked at."""
+        return bool(self.include or self.exclude or self.own)
+
+    def hides(self, name: bytes) -> bool:
+        """Tell whether a file or folder of that name is passed over."""
+        return (name.startswith(b".") or name in SYSTEM_FILES) and not self.hidden
+
+    def includes_file(self, prefix: bytes, name: bytes) -> bool:
+        """Tell whether a file is wanted."""
+        if any(folder == prefix and _is_output(pattern, name) for folder, pattern in self.own):
+            return False
+        wanted = not self._include or _matches(self._include, prefix, name)
+        return wanted and not _matches(self._exclude, prefix, name)
+
+    def includes_folder(self, prefix: bytes, name: bytes) -> bool:
+        """Tell whether a folder is looked into."""
+        return not any(_matches(self._exclude, prefix, one) for one in (name, name + b"/"))
+
+
+def _compile_glob(text: str) -> tuple[bool, re.Pattern[bytes]]:
+    """Return whether the glob is about whole paths, and its pattern. `*` crosses slashes, as in gitignore's `**`."""
+    whole = "/" in text.rstrip("/")
+    return whole, re.compile(os.fsencode(translate(text.removeprefix("./"))), re.DOTALL)
+
+
+def _matches(globs: list[tuple[bool, re.Pattern[bytes]]], prefix: bytes, name: bytes) -> bool:
+    return any(pattern.match(prefix + name if whole else name) for whole, pattern in globs)
+
+
+def _is_output(pattern: ShardPattern, name: bytes) -> bool:
+    text = os.fsdecode(name)
+    return (
+        pattern.owns(text)
+        or text == f".{pattern.base}.lock"
+        or (text.startswith(".") and text.endswith(".part") and pattern.owns(text[1:-5]))
+    )

@@ -1,0 +1,171 @@
+"""Apply the options that select fields, metadata columns and samples to a listing.
+
+The order of the steps is the same for a folder and for datasets.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from shlex import quote
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+
+from shardtool.entries import metadata_columns
+from shardtool.errors import format_list, printable
+from shardtool.messages import option_text, uses_cli_names
+from shardtool.request.option_values import parse_pairs
+from shardtool.select.sample_table import make_sample_table, sort_order, table_column
+from shardtool.select.sampling import sample_with_notes
+from shardtool.source.base import Listing, check_skipped, no_match_error
+from shardtool.source.json_columns import add_json_columns
+from shardtool.table.columns import is_text_type
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from shardtool.entries.sample_table import SampleTable
+    from shardtool.execute.pool import Pool
+    from shardtool.request.selecting_options import SelectingOptions
+    from shardtool.select.join import JoinedSamples
+
+
+def apply_field_options(listed: Listing, options: SelectingOptions, pool: Pool, to_format: str = "tar") -> Listing:
+    """Return the samples with the columns of JSON fields, and those of their fields that were asked for.
+
+    Args:
+        listed: The samples.
+        options: What is asked for: this first, and then what `chosen` does.
+        pool: Reads the JSON fields.
+        to_format: What the samples will be written as.
+
+    Raises:
+        InvalidRequest: There is no such field, or names that no field can have.
+        SampleFailed: A JSON field cannot be read, and its sample is not to be skipped.
+    """
+    if options.columns_from:
+        for field in options.columns_from:
+            listed = add_json_columns(listed, field, pool)
+        check_skipped(listed.where, listed.skipped, options.on_error, f"leave out {option_text('columns_from')}")
+    if not (options.select_fields or options.drop_fields or options.rename_fields):
+        return listed
+    from shardtool.select.field_rows import list_source_paths
+    from shardtool.select.select_fields import select_fields
+
+    entries, renames = listed.entries, parse_pairs("rename_fields", options.rename_fields)
+    if renames and not listed.shards:
+        entries = replace(entries, rows=replace(entries.rows, paths=list_source_paths(entries)))
+    entries, empty = select_fields(entries, options.select_fields, options.drop_fields, renames, to_format=to_format)
+    entries, dropped = _update_label_columns(listed.entries.fields, entries, dict(renames), options.columns_from)
+    return replace(listed, entries=entries, skipped=listed.skipped + empty, dropped=dropped)
+
+
+def _update_label_columns(
+    before: Sequence[str], entries: SampleTable, renames: Mapping[str, str], kept: Sequence[str]
+) -> tuple[SampleTable, tuple[str, ...]]:
+    """Return samples with the columns of number fields under the new names, too, and those whose fields are gone."""
+    columns = entries.metadata
+    if columns is None:
+        return entries, ()
+    labels = [one.name for one in columns.schema if one.name in before and metadata_columns.is_number_type(one.type)]
+    moved = {renames[name]: columns.column(name) for name in labels if name in renames}
+    moved = {name: values for name, values in moved.items() if name in renames or name not in columns.column_names}
+    gone = tuple(name for name in labels if name not in (*entries.fields, *kept))
+    return replace(entries, metadata=metadata_columns.with_number_columns(columns, moved)), gone
+
+
+def join_and_filter(listed: Listing, options: SelectingOptions, *, may_lack_values: bool = False) -> Listing:
+    """Return the samples that `where` takes, with the columns of the table of `join` and the fields of `values`.
+
+    Raises:
+        InvalidRequest: The table, the query or a column is not what it must be, or no sample is left.
+    """
+    names: dict[str, list[str]] = {}
+    if options.join is not None:
+        from shardtool.select.join import join_table
+
+        joined = join_table(listed.entries, options.join, options.on or "", options.text_form)
+        recorded, names = {**listed.recorded, "join": joined.name}, {**joined.classes}
+        unused = _unused_note(joined, options)
+        listed = replace(
+            listed, entries=joined.entries, recorded=recorded, notes=(*listed.notes, *joined.notes, *unused)
+        )
+    if (query := options.where) is not None:
+        from shardtool.select.query import match_partially
+
+        asked = add_field_columns(
+            make_sample_table(listed.entries, listed.shards), parse_pairs("values", options.values)
+        )
+        taken, later = match_partially(asked, query, options.found, listed.all_classes)
+        if not len(taken):
+            raise no_match_error(query)
+        listed = replace(listed, entries=listed.entries.take(taken), later=later)
+    values = parse_pairs("values", options.values)
+    if not (values or options.classes):
+        return listed
+    from shardtool.dataset.class_names import read_classes
+    from shardtool.select.value_fields import set_value_fields
+    from shardtool.table.payload_values import renumber_columns
+
+    known, entries = read_classes(options.classes_from), listed.entries
+    columns = make_sample_table(entries, listed.shards).column
+    asked = (*options.classes, *(("cls",) if getattr(options, "label_from_folder", False) else ()))
+    for name, numbers in renumber_columns(columns, names, values, asked, known):
+        entries = replace(entries, metadata=metadata_columns.with_column(entries.metadata, name, numbers))
+    entries, notes = set_value_fields(entries, values, options.classes, known, names, may_lack=may_lack_values)
+    return replace(listed, entries=entries, notes=(*listed.notes, *notes))
+
+
+# The options that name columns for something else than a field.
+_USES = ("split_column", "stratify", "group_by", "sort_by", "of")
+
+
+def _unused_note(joined: JoinedSamples, options: SelectingOptions) -> tuple[str, ...]:
+    """Note that the columns of a table are in the sidecars alone, if no option names one of them."""
+    kinds, where = joined.columns, options.where or ""
+    used = {getattr(options, name, None) for name in _USES}.union(
+        column for _, column in parse_pairs("values", options.values)
+    )
+    if not kinds or not used.isdisjoint(kinds) or any(name in where for name in kinds):
+        return ()
+    name, kind = next(iter(kinds.items()))
+    field = "txt" if is_text_type(kind) else "cls" if pa.types.is_integer(kind) else f"{name}.json"
+    added = option_text("values", quote(f"{field}={name}") if uses_cli_names() else {field: name})
+    which = f"the columns of {joined.name} go into the sidecars, not into the shards: {format_list([*map(printable, kinds)])}"
+    return (f"{which} ({added} makes a field of one)",)
+
+
+def add_field_columns(table: pa.Table, values: Iterable[tuple[str, str]]) -> pa.Table:
+    """Return a table with the columns that fields are to be made of under the names of these, too."""
+    for name, column in values:
+        if name not in table.column_names and column in table.column_names:
+            table = table.append_column(name, table.column(column))
+    return table
+
+
+def sort_and_limit(listed: Listing, options: SelectingOptions) -> Listing:
+    """Return the samples in the order of `sort_by`, the first ones as many as `head` says.
+
+    Raises:
+        InvalidRequest: There is no such column, or it has no order.
+    """
+    entries = listed.entries
+    if (name := options.sort_by) is not None:
+        column = table_column(make_sample_table(entries, listed.shards), name, option_text("sort_by"))
+        entries = entries.take(sort_order(column, name, descending=options.descending)[: options.head])
+    elif options.head is not None and options.head < len(entries):
+        entries = entries.take(np.arange(options.head))
+    return listed if entries is listed.entries else replace(listed, entries=entries)
+
+
+def take_sample(listed: Listing, options: SelectingOptions) -> Listing:
+    """Return the share of the samples that `sample` takes, by the hashes of their keys.
+
+    Raises:
+        InvalidRequest: It takes none.
+    """
+    if options.sample is None:
+        return listed
+    samples, notes = sample_with_notes(listed.entries.keys, options.sample)
+    return replace(listed, entries=listed.entries.take(samples), notes=(*listed.notes, *notes))

@@ -1,0 +1,125 @@
+"""File locks that end with their process (`flock`), taken without waiting.
+
+A lock belongs to an open file. The kernel releases it when the last descriptor is closed, even if the process is
+killed. A forked child keeps its parent's shared locks, because it may read the file. It closes the parent's
+exclusive
+locks at once, because the thread that took them does not run in the child. POSIX locks (`lockf`) would end as soon
+as
+the process closes any descriptor of the file.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import stat
+from contextlib import AbstractContextManager, suppress
+
+UNSUPPORTED_LOCK_ERRNOS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)  # of a file system without
+
+
+_LOCKED_ERRNOS = (errno.EAGAIN, errno.EACCES)
+
+
+_OPEN_FLAGS = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+
+
+class FileLock(AbstractContextManager["FileLock"]):
+    """A lock that is held until it is closed.
+
+    Attributes:
+        path: The file that is locked.
+        fact: What fstat said of it.
+    """
+
+    def __init__(self, path: str, fd: int, *, shared: bool) -> None:
+        self.path, self.fact, self._fd, self._shared = path, os.fstat(fd), fd, shared
+        if not shared:
+            _exclusive_locks[fd] = self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if self._shared:  # the others are kept in a table until they are closed
+            self.close()
+
+    def used(self, now_ns: int) -> None:
+        """Note in the file's access time that it is used, where that is allowed."""
+        with suppress(OSError):
+            os.utime(self._fd, ns=(now_ns, self.fact.st_mtime_ns))
+
+    def put(self, data: bytes) -> None:
+        """Make `data` the beginning of the file, which must be locked exclusively.
+
+        Raises:
+            OSError: The disk is full, or refuses.
+        """
+        os.pwrite(self._fd, data, 0)
+
+    def close(self) -> None:
+        """Let the lock go. The file stays."""
+        if _exclusive_locks is None:  # the interpreter ends: its modules are gone, and the system closes files
+            return
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            if not self._shared:
+                _exclusive_locks.pop(fd, None)
+            os.close(fd)
+
+
+_exclusive_locks: dict[int, FileLock] = {}
+
+
+def take_lock(path: str, *, shared: bool = False, create: bool = False) -> FileLock | None:
+    """Return a lock on a plain file; None: another holds one that excludes it.
+
+    A file that lost its name meanwhile is tried again under its name: a lock on a file without a name guards nothing.
+
+    Args:
+        path: The file. A link is not followed.
+        shared: Others may hold it, too, unless they want it alone.
+        create: Make an empty file where there is none.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        OSError: It cannot be opened, is no plain file, or the file system knows no locks.
+    """
+    flags = (os.O_RDONLY if shared else os.O_RDWR) | (os.O_CREAT if create else 0) | _OPEN_FLAGS
+    while True:
+        fd = os.open(path, flags, 0o666)
+        lock = FileLock(path, fd, shared=shared)
+        try:
+            if not _try_lock(lock, fd, fcntl.LOCK_SH if shared else fcntl.LOCK_EX):
+                lock.close()
+                return None
+            with suppress(FileNotFoundError):
+                if os.path.samestat(lock.fact, os.lstat(path)):
+                    return lock
+        except BaseException:
+            lock.close()
+            raise
+        lock.close()
+
+
+def _try_lock(lock: FileLock, fd: int, kind: int) -> bool:
+    """Take a lock; return whether it was to be had."""
+    if not stat.S_ISREG(lock.fact.st_mode):
+        raise OSError(errno.EINVAL, "no plain file", lock.path)
+    try:
+        fcntl.flock(fd, kind | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in _LOCKED_ERRNOS:
+            return False
+        raise
+    return True
+
+
+def _close_exclusive_locks() -> None:
+    """Close the exclusive locks of the parent, in a child that was just forked."""
+    for lock in [*_exclusive_locks.values()]:
+        lock.close()
+
+
+os.register_at_fork(after_in_child=_close_exclusive_locks)

@@ -1,0 +1,116 @@
+"""Copy a batch to a device: at once, or on a CUDA stream beside the model's.
+
+`send` returns a function that is called once, on the stream that uses the batch, and returns the batch. `wait`
+returns
+when the memory of the batch that was sent last is no longer read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+
+TensorFunction = Callable[[torch.Tensor], torch.Tensor]
+
+
+def change_tensors(batch: Any, change: TensorFunction) -> Any:
+    """Return `batch` with each tensor changed; arrays of numbers become tensors, and all else stays as it is."""
+    if isinstance(batch, torch.Tensor):
+        return change(batch)
+    if isinstance(batch, np.ndarray):
+        return change(_as_tensor(batch)) if batch.dtype.kind in "biufc" else batch
+    if isinstance(batch, Mapping):
+        changed = {name: change_tensors(value, change) for name, value in batch.items()}
+        return changed if type(batch) is dict else type(batch)(changed)  # type: ignore[call-arg]
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*(change_tensors(value, change) for value in batch))
+    if isinstance(batch, list | tuple):
+        return type(batch)(change_tensors(value, change) for value in batch)
+    return batch
+
+
+def _as_tensor(array: np.ndarray[Any, Any]) -> torch.Tensor:
+    """Return the array as a tensor: of the same memory, where torch can write to it."""
+    native = array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
+    plain = native.flags.writeable and all(step >= 0 for step in native.strides)
+    return torch.from_numpy(native if plain else native.copy())
+
+
+TakeBatch: TypeAlias = "Callable[[], Any]"
+
+
+class DirectTransfer:
+    """Copies and changes in `send`: what comes out is no memory of the batch's."""
+
+    def __init__(self, device: torch.device, change: TensorFunction) -> None:
+        self._device, self._change = device, change
+
+    def send(self, batch: Any) -> TakeBatch:
+        """Copy and change the batch now."""
+        return [change_tensors(batch, self._copy)].pop
+
+    def _copy(self, tensor: torch.Tensor) -> torch.Tensor:
+        changed = self._change(tensor.to(self._device))
+        return changed.clone() if changed is tensor else changed
+
+    def wait(self) -> None:
+        """Return at once: nothing is read after `send`."""
+
+
+class StreamTransfer:
+    """Copies and changes on a stream of its own; at most one batch in host memory is being read."""
+
+    def __init__(self, device: torch.device, change: TensorFunction) -> None:
+        self._device, self._change = device, change
+        self._stream = torch.cuda.Stream(device)
+        self._copied: torch.cuda.Event | None = None
+        self._reading: list[torch.Tensor] = []  # pinned memory lives until it was copied, whoever owns it
+
+    def send(self, batch: Any) -> TakeBatch:
+        """Enqueue the copies, and after them the changes."""
+        given = torch.cuda.current_stream(self._device)
+        with torch.cuda.stream(self._stream):
+            moved = change_tensors(batch, lambda tensor: self._move(tensor, given))
+            self._copied = self._event()
+            arrived = [change_tensors(moved, self._change)]
+            ready = self._event()
+
+        def hand_out() -> Any:
+            user = torch.cuda.current_stream(self._device)
+            user.wait_event(ready)
+            return change_tensors(arrived.pop(), lambda tensor: self._receive(tensor, user))
+
+        return hand_out
+
+    def wait(self) -> None:
+        """Return when the copies have ended."""
+        if self._copied is not None:
+            self._copied.synchronize()
+        self._copied, self._reading = None, []
+
+    def _move(self, tensor: torch.Tensor, given: torch.cuda.Stream) -> torch.Tensor:
+        if tensor.device == self._device:  # made on the stream of whoever asked for it
+            self._stream.wait_stream(given)
+            return _record_use(tensor, self._stream).clone()
+        if tensor.device.type != "cpu" or tensor.layout != torch.strided:
+            return tensor  # of another GPU, or sparse: copied when it is handed out
+        tensor = tensor if tensor.is_pinned() else tensor.pin_memory()
+        self._reading.append(tensor)
+        return tensor.to(self._device, non_blocking=True)
+
+    def _receive(self, tensor: torch.Tensor, user: torch.cuda.Stream) -> torch.Tensor:
+        return _record_use(tensor, user) if tensor.device == self._device else tensor.to(self._device)
+
+    def _event(self) -> torch.cuda.Event:
+        event = torch.cuda.Event(blocking=True)  # a thread that waits for it leaves its core to the decoders
+        event.record(self._stream)
+        return event
+
+
+def _record_use(tensor: torch.Tensor, stream: torch.cuda.Stream) -> torch.Tensor:
+    """Keep the tensor's memory from being given again before `stream` has done what it has been asked for so far."""
+    tensor.record_stream(stream)
+    return tensor

@@ -1,0 +1,67 @@
+"""Sizes, times and counts: parse them, and format them for people."""
+
+from __future__ import annotations
+
+import re
+from decimal import Decimal
+
+from shardtool.errors import InvalidRequest
+
+_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgtp]?)(i?)b?\s*", re.IGNORECASE)
+
+
+_MAX_SIZE_BYTES = 10**18  # sums of a few stay within 64 bits
+
+
+_UNIT_POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4, "p": 5}
+
+
+_UNIT_STEP = 1000
+
+
+def parse_size(text: str | int) -> int:
+    """Return bytes: `500MB` is 500 * 10^6, `500MiB` is 500 * 2^20, a bare number is bytes.
+
+    Raises:
+        InvalidRequest: `text` is no size, is zero, or over 10^18.
+    """
+    shown = str(text) if not isinstance(text, int) or abs(text) <= _MAX_SIZE_BYTES else "a huge number"
+    match = _SIZE.fullmatch(shown)
+    size = 0
+    if match:
+        number, power, binary = match.groups()
+        size = int(Decimal(number) * (1024 if binary else 1000) ** _UNIT_POWERS[power.lower()])
+    if not 1 <= size <= _MAX_SIZE_BYTES:
+        found = "no size" if size < 1 else "too large a size"
+        expected = "a number and a unit, such as 500MB or 1.5GiB" if size < 1 else "1 EB at most, which is 1000PB"
+        raise InvalidRequest(f"size {shown[:100]!r}", found, expected=expected)
+    return size
+
+
+_TWO_DIGITS = 10
+
+
+def format_size(size: float) -> str:
+    """Return `size` bytes for people, in powers of ten: `1.50 GB`."""
+    for unit in ("B", "kB", "MB", "GB", "TB"):
+        if size < _UNIT_STEP - 0.5:  # what would be shown as 1000 belongs to the next unit
+            return f"{size:.0f} B" if unit == "B" else f"{size:.3g} {unit}"
+        size /= _UNIT_STEP
+    return f"{size:,.2f} PB"
+
+
+def format_time(seconds: float) -> str:
+    """Return a time for people: `4.4 us`, `83 us`, `9.1 ms`."""
+    value, unit = (seconds * 1e6, "us") if seconds * 1e3 < 1 else (seconds * 1e3, "ms")
+    return f"{value:.1f} {unit}" if round(value, 1) < _TWO_DIGITS else f"{value:.0f} {unit}"
+
+
+def pluralize(number: int, thing: str) -> str:
+    """Return `1 file with a dot`, `2 files with a dot`."""
+    noun, _, rest = thing.partition(" ")
+    return f"{number:,} {noun}{'' if number == 1 else 's'}{' ' + rest if rest else ''}"
+
+
+def already_exist_text(number: int, thing: str) -> str:
+    """Return `1 file already exists`, `2 files already exist`."""
+    return f"{pluralize(number, thing)} already exist{'s' if number == 1 else ''}"

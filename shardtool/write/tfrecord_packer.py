@@ -1,0 +1,144 @@
+"""Packer of TFRecord shards."""
+
+from __future__ import annotations
+
+from array import array
+
+from shardtool.errors import Bug
+from shardtool.fingerprint import crc32c
+from shardtool.format import tfrecord_read, tfrecord_write
+from shardtool.write import packer, source_errors
+
+
+class TFRecordPacker(packer.Packer):
+    """An Example a sample."""
+
+    def run(self) -> None:
+        """Write all samples. A loop like that of `TarPacker`, less flat: an Example costs more than headers anyway."""
+        content, limit, skipped, crcs = self.content, len(self.view), self.skipped, self.field_crcs
+        kinds = {**content.numbers, **content.lists}
+        names = [*enumerate(content.fields)]
+        self._heads = [tfrecord_write.FeatureHead(name, kinds.get(code)) for code, name in names]
+        self._list_heads = [tfrecord_write.FeatureHead(name, kinds.get(code), whole=True) for code, name in names]
+        self._whole = content.whole or bytes(len(self.codes))
+        self._may_be_single = {code for code, kind in content.lists.items() if kind == "int64"}
+        self._after_key = [name > tfrecord_write.KEY_FEATURE for name in content.fields]
+        columns = zip(self.keys, array("q", self.task.samples.needs), self.counts, strict=True)
+        used = end = 0
+        for sample, (key, need, count) in enumerate(columns):
+            row, end = end, end + count
+            if sample in skipped:
+                continue
+            if used + need > limit:
+                self.flush(used, sample)
+                used = 0
+            crcs_at_start = len(crcs)
+            try:
+                if need > limit:
+                    self._stream(key, row, end, need)
+                else:
+                    self._put(used, key, row, end, need)
+                    used += need
+            except source_errors.SourceFailed as failed:
+                del crcs[crcs_at_start:]
+                while self.ones and self.ones[-3] >= crcs_at_start:
+                    del self.ones[-3:]
+                self.skip(sample, failed, streamed=need > limit)
+        self.flush(used, len(self.keys))
+
+    def _put(self, used: int, key: bytes, row: int, end: int, need: int) -> None:
+        """Put one sample's record into the buffer at `used`."""
+        view, heads, codes, sizes, endings = self.view, self._heads, self.codes, self.sizes, self.endings
+        of_numbers, crcs, after_key = self.content.numbers, self.field_crcs, self._after_key
+        list_heads, whole, may_be_one = self._list_heads, self._whole, self._may_be_single
+        data = at = tfrecord_write.put_frame_head(view, used, need)
+        key_part: bytes | None = tfrecord_write.key_feature(key)
+        head = tfrecord_write.example_head(need)
+        for field in range(row, end):
+            code = codes[field]
+            if key_part is not None and after_key[code]:
+                head += key_part
+                key_part = None
+            if code in of_numbers:
+                value = tfrecord_write.encode_number(self.inline[field], of_numbers[code])
+                size = len(value)
+            else:
+                value, size = None, sizes[field]
+            head += (list_heads if whole[field] else heads)[code](size)
+            start = at + len(head)
+            view[at:start] = head
+            at = start + size
+            payload = view[start:at]
+            if value is not None:
+                payload[:] = value
+            else:
+                name = key + endings[code]
+                try:
+                    self.read_payload(name, field, payload)
+                except OSError as error:
+                    raise source_errors.read_error(self.path_of(field, name), error) from None
+            crcs.append(crc32c(payload))
+            if self.expected:
+                self.check_crc(field, crcs[-1])
+            if code in may_be_one:
+                self._note_single_number(len(crcs) - 1, field, payload)
+            head = b""
+        if key_part is not None:
+            view[at : at + len(key_part)] = key_part
+            at += len(key_part)
+        if tfrecord_write.put_frame_tail(view, at, crc32c(view[data:at])) - used != need:
+            raise _size_mismatch(key)
+
+    def _stream(self, key: bytes, row: int, end: int, need: int) -> None:
+        """Write one sample that is larger than the buffer, block by block. The buffer is empty before and after."""
+        crcs, before = [], self.size
+        frame = bytearray(tfrecord_write.FRAME_HEAD_BYTES)
+        tfrecord_write.put_frame_head(frame, 0, need)
+        self.write(bytes(frame))
+        self.record_crc = 0
+        self.write_streamed(tfrecord_write.example_head(need))
+        key_part: bytes | None = tfrecord_write.key_feature(key)
+        for field in range(row, end):
+            code = self.codes[field]
+            if key_part is not None and self._after_key[code]:
+                self.write_streamed(key_part)
+                key_part = None
+            if code in self.content.numbers:
+                value = tfrecord_write.encode_number(self.inline[field], self.content.numbers[code])
+                self.write_streamed(self._heads[code](len(value)) + value)
+                crcs.append(crc32c(value))
+                continue
+            head = (self._list_heads if self._whole[field] else self._heads)[code](self.sizes[field])
+            self.write_streamed(head)
+            crcs.append(self.stream_payload(key + self.endings[code], field))
+            if code in self._may_be_single and self.sizes[field] <= len(self.view):  # which holds it since
+                self._note_single_number(len(self.field_crcs) + len(crcs) - 1, field, self.view[: self.sizes[field]])
+        self.write_streamed(key_part or b"")
+        tail = bytearray(tfrecord_write.FRAME_TAIL_BYTES)
+        tfrecord_write.put_frame_tail(tail, 0, self.record_crc)
+        self.write(bytes(tail))
+        if self.size - before != need:
+            raise _size_mismatch(key)
+        self.field_crcs.extend(crcs)
+
+    def _note_single_number(self, written: int, row: int, payload: memoryview) -> None:
+        """Note the text of a number that is alone in its list: it is the content, as that of any other number.
+
+        Args:
+            written: How many fields were written before it.
+            row: Which it is.
+            payload: Its bytes.
+        """
+        value = None if self._whole[row] else tfrecord_read.decode_single_int(payload)
+        if value is not None:
+            text = b"%d" % value
+            self.ones.extend((written, len(text), crc32c(text)))
+
+    def write_streamed(self, data: memoryview | bytes) -> None:
+        """Write a part of a record's data, whose checksum follows it."""
+        self.write(data)
+        self.record_crc = crc32c(data, self.record_crc)
+
+
+def _size_mismatch(key: bytes) -> Bug:
+    return Bug(repr(key), "a record of another size than planned")

@@ -1,0 +1,51 @@
+"""The options of `ShardWriter`."""
+
+from __future__ import annotations
+
+from typing import TypedDict
+
+from shardtool import values
+from shardtool.request.base_options import BaseOptions
+from shardtool.request.create_options import CreateOptions
+from shardtool.request.option_spec import inherit_option, option, options_class
+
+
+class WriterKeywords(TypedDict, total=False):
+    """The options as keyword arguments; see `WriterOptions`."""
+
+    max_size: str | int | None
+    max_count: int | None
+    oversize: values.Oversize
+    dots: values.Dots | None
+    target: tuple[values.Target, ...]
+    on_error: values.OnBadSample
+    resume: bool
+    overwrite: bool
+    part: int | str | None
+    parts: int | None
+
+
+@options_class
+class WriterOptions(BaseOptions):
+    """What can be asked of a `ShardWriter`; what `create` has, too, means the same there."""
+
+    max_size: str | int | None = inherit_option(CreateOptions, "max_size")
+    max_count: int | None = inherit_option(CreateOptions, "max_count")
+    oversize: values.Oversize = inherit_option(CreateOptions, "oversize")
+    dots: values.Dots | None = inherit_option(CreateOptions, "dots")
+    target: tuple[values.Target, ...] = inherit_option(CreateOptions, "target")
+    on_error: values.OnBadSample = option(
+        "raise", "What happens at a sample that cannot be written: raise, or skip and list it in out.skipped.",
+        recorded=False,
+    )  # fmt: skip
+    resume: bool = option(
+        False,
+        "Go on after the last shard that an earlier writer has published.",
+        conflicts=("overwrite",),
+        recorded=False,
+    )
+    overwrite: bool = option(False, "Replace the dataset that is there, once the new one is complete.", recorded=False)
+    part: int | str | None = option(
+        None, "This writer's part of a run of several: a number, with `parts`, or a name.", recorded=False
+    )
+    parts: int | None = option(None, "Number of parts.", recorded=False)
