@@ -54,7 +54,7 @@ _VERBS: dict[str, type[Any]] = {
     "inspect": InspectOptions, "ShardWriter": WriterOptions,
     "Cache": CacheSpace, "Cache.writer": CacheWriterOptions,
 }  # fmt: skip
-_NAMES = {"option", "flag"}  # the functions that name an option
+_NAMES = {"option_text", "flag_text"}  # the functions that name an option
 
 
 class Named(NamedTuple):
@@ -68,7 +68,7 @@ class Named(NamedTuple):
 
 def _modules() -> dict[str, Path]:
     found = {".".join(path.relative_to(_PACKAGE).with_suffix("").parts): path for path in _PACKAGE.rglob("*.py")}
-    return {name: path for name, path in found.items() if not name.startswith("cli.") and name != "wording"}
+    return {name: path for name, path in found.items() if not name.startswith("cli.") and name != "messages"}
 
 
 @cache
@@ -89,7 +89,7 @@ def _named() -> list[Named]:
         for one in _calls(_tree(path), _NAMES):
             texts = [part.value for part in ast.walk(one.args[0]) if isinstance(part, ast.Constant)]
             found += [Named(module, one.lineno, "", text) for text in texts if isinstance(text, str)]
-        for one in _calls(_tree(path), {"call"}):
+        for one in _calls(_tree(path), {"call_text"}):
             if isinstance(one.args[0], ast.Constant):
                 found += [Named(module, one.lineno, str(one.args[0].value), str(word.arg)) for word in one.keywords]
     return found
@@ -127,14 +127,17 @@ def test_no_message_names_an_option_otherwise() -> None:
             continue
         tree = _tree(path)
         alone = {id(one.value) for one in ast.walk(tree) if isinstance(one, ast.Expr)}
-        alone |= {id(part) for one in _calls(tree, {"either"}) for part in ast.walk(one.args[1])}
+        alone |= {id(part) for one in _calls(tree, {"choose_text"}) for part in ast.walk(one.args[1])}
         texts = [one for one in ast.walk(tree) if isinstance(one, ast.Constant) and isinstance(one.value, str)]
         wrong += [
             f"{module}:{one.lineno}" for one in texts if id(one) not in alone and re.search(r"--[a-z]", str(one.value))
         ]
         functions = [one for one in ast.walk(tree) if isinstance(one, ast.FunctionDef | ast.Lambda)]
         inside = {id(part) for one in functions for part in ast.walk(one)}
-        made = _calls(tree, {*_NAMES, "call", "either", "exporting", "export_call", "made_again", "create_again"})
+        made = _calls(
+            tree,
+            {*_NAMES, "call_text", "choose_text", "export_text", "export_call_text", "recreate_hint", "resume_hint"},
+        )
         wrong += [f"{module}:{one.lineno}" for one in made if id(one) not in inside]
     assert wrong == []
 

@@ -98,7 +98,7 @@ def print_message(text: str) -> None:
 
 
 def _retry_totals() -> dict[str, float]:
-    retry = sys.modules.get("shardtool.storage.remote.retry")  # where it is not loaded, nothing was asked
+    retry = sys.modules.get("shardtool.storage.remote.notices")  # where it is not loaded, nothing was asked
     return {} if retry is None else retry.retry_totals()
 
 

@@ -244,8 +244,8 @@ def _spawn_worker(ends: tuple[int, int, int]) -> subprocess.Popen[bytes]:
     root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     path = sys.path if root in sys.path else [root, *sys.path]  # what can be imported here, can be there
     command = (
-        f"import sys; sys.path[:] = {path!r}; from shardtool import wording; from shardtool.execute import pool; "
-        f"wording.set_words(command_line={messages.uses_cli_names()}); pool.run{ends}"
+        f"import sys; sys.path[:] = {path!r}; from shardtool import messages; from shardtool.execute import worker; "
+        f"messages.set_cli_names(command_line={messages.uses_cli_names()}); worker.run_worker{ends}"
     )
     # The mask is inherited: a Ctrl-C while the new interpreter starts would make it print a traceback.
     masked = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])

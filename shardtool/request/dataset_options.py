@@ -202,7 +202,7 @@ class ExtractOptions(FilterOptions):
 
     fields: str | Texts | Mapping[str, str] = option(
         (), "Fields to write (jpg,cls), leave out (-json), or rename (JPEG=jpg).", section="files",
-        metavar="FIELDS", word=True, common=True, shown="all, but for the cls that `add_folder_labels` made",
+        metavar="FIELDS", word=True, common=True, shown="all, but for the cls that `label_from_folder` made",
     )  # fmt: skip
     by_key: bool = option(False, "Call files by keys, where `portable` has made these of other names.")
     overwrite: bool = option(

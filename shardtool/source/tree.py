@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from shardtool.storage.remote.buckets import BucketEntry
 
 
-_SLOW_IMPORTS = ("shardtool.dataset.shard_index", "shardtool.plan.plan")  # NumPy and pyarrow
+_SLOW_IMPORTS = ("shardtool.dataset.sidecar_read", "shardtool.plan.plan")  # NumPy and pyarrow
 
 
 _OBJECTS_PER_REPORT = 1000  # objects between two reports

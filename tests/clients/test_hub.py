@@ -153,7 +153,7 @@ def test_who_logs_in_later(server: Server) -> None:
     later = """
 import os, shutil, sys
 from shardtool.errors import ShardError
-from shardtool.storage.places import list_folder
+from shardtool.storage.lookup import list_folder
 private, new, source = sys.argv[1:]
 for address in (private, new):
     try:
@@ -229,7 +229,7 @@ def test_the_hub_is_asked_once(hub: FaultyProxy, server: Server) -> None:
     """Of an open file, the Hub is asked once, for it allows few requests; what it leads to is asked for each range."""
     read = """
 import sys
-from shardtool.storage.places import open_file
+from shardtool.storage.files import open_file
 file = open_file(sys.argv[1])
 assert [len(file.read(at * 30_000, 1000)) for at in range(9)] == [1000] * 9
 """
@@ -276,7 +276,7 @@ def test_another_version(server: Server) -> None:
     read = """
 import shutil, sys
 from pathlib import Path
-from shardtool.storage.places import open_file
+from shardtool.storage.files import open_file
 address, path = sys.argv[1], Path(sys.argv[2])
 file = open_file(address)
 before = file.read(0, 1000)

@@ -359,13 +359,13 @@ def test_no_memory_is_no_damage(dataset: Path) -> None:
     _seal(dataset, _written(table, _facts(dataset)))
     program = (
         "import resource, sys\n"
-        "from shardtool.dataset.shard_index import read_bytes, read_sidecar\n"
-        "data = read_bytes(sys.argv[1])\n"
+        "from shardtool.dataset.sidecar_read import load_sidecar, parse_sidecar\n"
+        "data = load_sidecar(sys.argv[1])\n"
         "if sys.argv[2] == 'little':\n"
         "    taken = int(open('/proc/self/statm').read().split()[0]) * resource.getpagesize()\n"
         "    resource.setrlimit(resource.RLIMIT_AS, (taken + 2**24,) * 2)\n"
         "try:\n"
-        "    print(read_sidecar(data, 'x', 4096).metadata.num_columns)\n"
+        "    print(parse_sidecar(data, 'x', 4096).metadata.num_columns)\n"
         "except MemoryError:\n"
         "    print('no memory')\n"
     )

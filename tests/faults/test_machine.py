@@ -27,13 +27,13 @@ except shardtool.StoreFailed as error:
 """
 _VERB = """
 import shardtool.cli
-from shardtool.verbs.copy import copy
+from shardtool.verbs.copy.copy import copy
 from shardtool.verbs.index.index import index
 from shardtool.verbs.inspect import inspect
 from shardtool.verbs.verify import verify
-from shardtool.cli import Signals
+from shardtool.cli.signals import SignalHandler
 limit(int(sys.argv[1]))
-print(shardtool.cli._run(sys.argv[2:], Signals(print)), "code")
+print(shardtool.cli._run(sys.argv[2:], SignalHandler(print)), "code")
 """
 _BEGIN = """
 import os, resource, sys, shardtool

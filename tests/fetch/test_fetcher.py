@@ -120,7 +120,7 @@ def test_too_many_open_files_are_no_fault_of_a_server(web: WebServer, monkeypatc
         raise OSError(errno.EMFILE, "Too many open files")
 
     with fetching() as fetcher:
-        monkeypatch.setattr("shardtool.fetch.fetcher.socket.socket", none_left)
+        monkeypatch.setattr("shardtool.fetch.client.socket.socket", none_left)
         fetcher.begin([web.url("ok/a")])
         with pytest.raises(OutputFailed, match="too many open files") as caught:
             fetcher.take(0)
@@ -148,7 +148,7 @@ def test_private_addresses_are_refused(web: WebServer, host: str) -> None:
 
 def test_redirects_to_private_addresses_are_refused(web: WebServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each address on the way is checked: a server of the web cannot send us to this machine."""
-    monkeypatch.setattr("shardtool.fetch.public_addresses.is_public", lambda address: address == "127.0.0.1")
+    monkeypatch.setattr("shardtool.fetch.client.is_public", lambda address: address == "127.0.0.1")
     target = web.url("ok/a", "127.0.0.2").replace("/", "%2F")
     assert _one(web.url(f"to/{target}"), allow_private=False) == "refused-address"
     assert [*web.asked] == [f"/to/{target}"]
@@ -163,7 +163,7 @@ def test_the_address_that_is_connected_to_is_checked(web: WebServer, monkeypatch
         seen.append(address)
         return False
 
-    monkeypatch.setattr("shardtool.fetch.public_addresses.is_public", look)
+    monkeypatch.setattr("shardtool.fetch.client.is_public", look)
     assert _one(web.url("ok/a", "localhost"), allow_private=False) == "refused-address"
     assert "127.0.0.1" in seen
     assert not web.asked
@@ -331,7 +331,7 @@ def test_a_lack_of_memory_beside_files_is_raised(web: WebServer, monkeypatch: py
 
     with fetching(connections=1) as fetcher:
         fetcher.begin([web.url("later/a"), web.url("ok/b"), *([web.url("ok/c")] * 20)])
-        monkeypatch.setattr("shardtool.fetch.fetcher.HttpFetcher._begin_more", no_memory)
+        monkeypatch.setattr("shardtool.fetch.fetcher.HttpFetcher._start_more", no_memory)
         with pytest.raises(MemoryError):
             _all_taken(fetcher, 22)
         monkeypatch.undo()

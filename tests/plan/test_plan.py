@@ -418,14 +418,14 @@ def test_plan_fingerprints_tell_plans_apart(one: Sizes, two: Sizes) -> None:
 _NO_FILES = """
 import sys
 from shardtool.pattern import parse_pattern
-from shardtool.plan.order import Bounds
+from shardtool.plan.shard_bounds import ShardBounds
 from shardtool.plan.plan import make_plan
-from shardtool.plan.plan import shard_samples
+from shardtool.plan.shard_task import build_shard_samples
 from tests.made import made_entries
 entries = made_entries([[7, 100_000 + at] for at in range(20_000)])
 sys.addaudithook(lambda event, _: sys.exit(event) if event in {"open", "os.listdir", "os.scandir"} else None)
-plan = make_plan(entries, parse_pattern("/nowhere/out-{000..}.tar"), Bounds(10**8, multiple_of=4), 1)
-print(plan.shards, len(shard_samples(plan, 0).content.keys) > 0)
+plan = make_plan(entries, parse_pattern("/nowhere/out-{000..}.tar"), ShardBounds(10**8, multiple_of=4), 1)
+print(plan.shards, len(build_shard_samples(plan, 0).content.keys) > 0)
 """
 
 

@@ -258,7 +258,7 @@ def test_too_many_pixels() -> None:
 _MEMORY = """
 import io, sys
 from PIL import Image
-from shardtool.read.chain import Decode
+from shardtool.read.decode import Decode
 
 def memory(name):
     return next(int(line.split()[1]) * 1024 for line in open("/proc/self/status") if line.startswith(name))
@@ -598,7 +598,7 @@ def test_travels() -> None:
 def test_pillow_is_imported_for_images_only() -> None:
     """Who decodes no image imports no Pillow."""
     code = (
-        "import sys; from shardtool.read.chain import *; Decode()({'cls': b'1', 'json': b'1'});"
+        "import sys; from shardtool.read.decode import *; Decode()({'cls': b'1', 'json': b'1'});"
         "assert 'PIL' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, env=ENVIRONMENT)

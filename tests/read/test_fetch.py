@@ -13,8 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardtool.errors import CorruptShard, InvalidRequest
-from shardtool.read import catalog as index_module
-from shardtool.read import open_files, sample_reader
+from shardtool.read import index_store, open_files, sample_reader
 from shardtool.read.catalog import open_catalog
 from shardtool.read.options import ReadOptions
 from shardtool.read.sample_reader import SampleReader
@@ -204,7 +203,7 @@ def test_single_reads_hold_what_the_stores_hold(own: Made, monkeypatch: pytest.M
     """Reading one by one keeps no shard open, and no index at hand, that the stores have given back."""
     if not shared:
         monkeypatch.setattr(shared_blocks, "_create_unnamed_file", lambda: None)
-    for module, name, value in ((index_module, "_ROOM", 1), (open_files, "_MAX_OPEN_SHARDS", 1)):
+    for module, name, value in ((index_store, "_INDEX_CACHE_BYTES", 1), (open_files, "_MAX_OPEN_SHARDS", 1)):
         with monkeypatch.context() as limited:
             limited.setattr(module, name, value)
             fetcher = own.fetcher()

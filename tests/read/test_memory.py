@@ -36,9 +36,9 @@ _SHARE = """
 import os, re, sys
 from dataclasses import replace
 import numpy as np
-from shardtool.read import catalog
+from shardtool.read import index_store
 from shardtool.dataset.shard_index import ShardIndex
-from shardtool.storage.shared import SharedBlocks
+from shardtool.storage.shared_blocks import SharedBlocks
 from tests.read.catalogs import made_catalog
 
 SHARDS, COUNT, WORKERS = 4, 250_000, 4
@@ -55,9 +55,9 @@ def pss(pids):
     texts = [open(f"/proc/{pid}/smaps_rollup").read() for pid in pids]
     return sum(int(re.search(r"^Pss:\\s*(\\d+)", text, re.M)[1]) * 1024 for text in texts)
 
-catalog.read_index = made
-catalog._ROOM = 2**40  # no pages are given back
-store = catalog.IndexStore(replace(made_catalog([COUNT] * SHARDS), shared=SharedBlocks()))
+index_store.read_shard_index = made
+index_store._INDEX_CACHE_BYTES = 2**40  # no pages are given back
+store = index_store.IndexStore(replace(made_catalog([COUNT] * SHARDS), shared=SharedBlocks()))
 
 def worker(begin, done):
     os.read(begin, 1)

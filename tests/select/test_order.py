@@ -281,17 +281,17 @@ def test_columns_that_are_not_there() -> None:
 _WITHOUT_PANDAS = """
 import sys
 import numpy as np
-from shardtool.entries.entries import Names
-from shardtool.select.names import resolve_duplicates
-from shardtool.select.fields import select_fields
-from shardtool.select.names import column_of, sample_by_key, sort_order, table_of
+from shardtool.entries.strings import PackedStrings
+from shardtool.select.duplicate_keys import resolve_duplicate_keys
+from shardtool.select.select_fields import select_fields
+from shardtool.select.sample_table import table_column, sort_order, make_sample_table; from shardtool.select.sampling import sample_by_key
 from tests.made import flat_entries
 entries = flat_entries([b"a", b"b"], [1, 1], ("x",), size=[5, 6], offset=[0, 5])
 entries, _ = select_fields(entries, rename=(("x", "y"),))
-entries, _, _ = resolve_duplicates(entries, "rename", (), Names.of([b"a"]))
-table = table_of(entries, ("s",))
+entries, _, _ = resolve_duplicate_keys(entries, "rename", (), PackedStrings.of([b"a"]))
+table = make_sample_table(entries, ("s",))
 for name in table.column_names:
-    sort_order(column_of(table, name, "--sort-by"), name)
+    sort_order(table_column(table, name, "--sort-by"), name)
 sample_by_key(entries.keys, 0.5)
 print("pandas" in sys.modules, entries.keys.data)
 """

@@ -352,17 +352,17 @@ def test_hostile_queries_are_refused(query: str) -> None:
 
 _NOTHING_RUNS = """
 import os, sys
-from shardtool.select.query import matching
+from shardtool.select.query import match_rows
 from shardtool.errors import InvalidRequest
 from tests.select.test_query import HOSTILE, MADE, TAKEN
 for query, _ in TAKEN:
-    matching(MADE, query)  # imports what is needed
+    match_rows(MADE, query)  # imports what is needed
 watched = {"exec", "import", "open", "os.system", "os.posix_spawn", "subprocess.Popen", "os.listdir", "os.scandir"}
 sys.addaudithook(lambda event, _: event in watched and (print(event), os._exit(1)))
 refused = 0
 for query in [*HOSTILE, *(query for query, _ in TAKEN)]:
     try:
-        matching(MADE, query)
+        match_rows(MADE, query)
     except InvalidRequest:
         refused += 1
 print(refused == len(HOSTILE))

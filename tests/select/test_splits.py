@@ -412,13 +412,13 @@ def test_a_small_dataset_tells_its_shares() -> None:
 _MANY = """
 import resource, sys, time
 import numpy as np
-from shardtool.entries.entries import Names
-from shardtool.request.texts import SplitOptions, parse_shares
-from shardtool.select.splits import divide
+from shardtool.entries.strings import PackedStrings
+from shardtool.request.split_options import SplitOptions, parse_shares
+from shardtool.select.splits import assign_splits
 count = 1_000_000
-keys = Names.parse(b"".join(b"imgs/%09d\\0" % at for at in range(count)))
+keys = PackedStrings.parse(b"".join(b"imgs/%09d\\0" % at for at in range(count)))
 before, begun = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
-splits = divide(keys, SplitOptions(parse_shares("train=0.9,test=0.1")))
+splits = assign_splits(keys, SplitOptions(parse_shares("train=0.9,test=0.1")))
 grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
 print(splits.number.dtype, grown * 1024 < 30 * count, time.process_time() - begun < 10)
 print(*{"pandas", "pyarrow"} & {*sys.modules})

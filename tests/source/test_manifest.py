@@ -614,7 +614,7 @@ _PART = st.text("a.b/+ \né", max_size=6)
 def test_endings_follow_the_rule_of_folders(paths: list[str], dots: Any, chunk: int) -> None:
     """A path gives the key and field that a folder's file of that name would have, however many are split at a time."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(paths, "CHUNK_ROWS", chunk)
+        patch.setattr(manifest_paths, "CHUNK_ROWS", chunk)
         endings = manifest_paths.PathEndings("t", pa.array(paths), dots)
         stems = [stem for part in endings.stems() for stem in part.to_pylist()]
     for path, code, stem in zip(paths, endings.codes.tolist(), stems, strict=True):
@@ -701,8 +701,8 @@ def test_without_pandas(tmp_path: Path) -> None:
     code = (
         "import sys\n"
         "from shardtool import CreateOptions\n"
-        "from shardtool.request.settings import Observer\n"
-        "from shardtool.source.manifest import ManifestSource\n"
+        "from shardtool.request.observer import Observer\n"
+        "from shardtool.source.manifest.source import ManifestSource\n"
         "class Pool:\n"
         "    def map(self, function, tasks): return enumerate(map(function, tasks))\n"
         "for source in sys.argv[1:]:\n"

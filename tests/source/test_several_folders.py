@@ -193,7 +193,7 @@ def test_fields_that_would_be_one_are_refused(tmp_path: Path) -> None:
 
 def test_more_fields_than_a_number_has_room_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Fields of all folders together are counted: none gets the number of another."""
-    monkeypatch.setattr("shardtool.select.fields.FIELD_LIMIT", 3)
+    monkeypatch.setattr("shardtool.select.field_rows.MAX_FIELDS", 3)
     one = write_tree(tmp_path / "a", {"x.png": b"1", "x.jpg": b"2"})
     two = write_tree(tmp_path / "b", {"x.txt": b"3", "x.json": b"4"})
     with pytest.raises(InvalidRequest, match="4 different fields"):

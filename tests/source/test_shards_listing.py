@@ -372,10 +372,10 @@ def test_where_workers_do_it(ours: dict[str, Path], tmp_path: Path) -> None:
     write_tar(tmp_path / "a.tar.gz", [(f"{at}", [("txt", b"%d" % at)]) for at in range(50)], "w:gz")
     code = (
         "import sys\n"
-        "from shardtool.execute.pool import LocalPool\n"
+        "from shardtool.execute.local_pool import LocalPool\n"
         "pool = LocalPool(2)\n"
-        "from shardtool.source.shards import list_datasets\n"
-        "from shardtool.request.settings import Observer\n"
+        "from shardtool.source.shard_listing import list_datasets\n"
+        "from shardtool.request.observer import Observer\n"
         f"givens = [{str(ours['tar'])!r}, {str(tmp_path / 'a.tar.gz')!r}]\n"
         "found = list_datasets(givens, pool, Observer(), to_format='tfrecord')\n"
         "print(len(found.entries), sorted(found.entries.values.numbers), found.compressed, 'pandas' in sys.modules)\n"

@@ -16,17 +16,21 @@ _OF_MODULES = {"os": _OF_PATHS, "shutil": {"copy", "copyfile", "copytree", "move
 
 # Module to the calls that it may make, each for the reason given.
 _ALLOWED = {
-    # Loops that run once for each file of a source: another layer of calls would show in the time of a listing.
+    # Loops that run once per file of a source: another layer of calls would slow down the listing.
     "source/scan.py": {"os.lstat", "os.open", "os.readlink", "os.scandir", "os.stat"},
-    # A few files of a planned listing are looked at.
-    "source/plan_file.py": {"os.stat"},
-    # What the kernel says of processors and threads lies in files of its own; stdout is pointed at the null device; and
-    # what a node of a cluster has is compared with what the parent's machine has.
-    "execute/pool.py": {"open", "os.access", "os.listdir", "os.open", "os.stat"},
-    # Standard streams are pointed at the null device.
+    "source/stat_files.py": {"os.lstat", "os.stat"},
+    # A few files of a planned listing are compared.
+    "source/plan_paths.py": {"os.stat"},
+    # The kernel describes processors and threads in files.
+    "execute/local_pool.py": {"open", "os.listdir"},
+    # A node's folders are compared with those of the parent's machine.
+    "execute/ray_task.py": {"os.access", "os.stat"},
+    # Standard streams are redirected to the null device.
+    "execute/worker.py": {"os.open"},
     "cli/__init__.py": {"os.open"},
-    # What a command gives, and prints, is kept in a temporary file, which goes with the run.
+    # The input and output of a command are kept in temporary files, which are removed when the run ends.
     "cli/output.py": {"open"},
+    "cli/piped_input.py": {"open"},
     "cli/terminal.py": {"open"},
 }
 

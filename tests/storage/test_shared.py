@@ -124,7 +124,7 @@ def test_other_processes_share_while_it_lives() -> None:
 
 _KILLED = """
 import os
-from shardtool.storage.shared import SharedBlocks
+from shardtool.storage.shared_blocks import SharedBlocks
 made = SharedBlocks()
 made.write(0, 4, [(0, b'here')])
 print(os.listdir(os.environ['TMPDIR']))

@@ -987,10 +987,10 @@ def test_no_other_decoder() -> None:
     """No decoder of another format is even imported, nor pyarrow, pandas or numpy."""
     script = (
         "import sys; from io import BytesIO; from PIL import Image\n"
-        "from shardtool.transform.image import BadImage, ImageOptions, change\n"
+        "from shardtool.transform.image_decode import BadImage; from shardtool.transform.image import ImageOptions, change_image\n"
         "stream = BytesIO(); Image.new('RGB', (9, 9)).save(stream, 'PNG')\n"
-        "for encode in 'jpg', 'png', 'webp': change(stream.getvalue(), 'png', ImageOptions((5, 5), encode=encode))\n"
-        "try: change(b'%!PS', 'eps', ImageOptions())\n"
+        "for encode in 'jpg', 'png', 'webp': change_image(stream.getvalue(), 'png', ImageOptions((5, 5), encode=encode))\n"
+        "try: change_image(b'%!PS', 'eps', ImageOptions())\n"
         "except BadImage: pass\n"
         "print(*sorted(Image.OPEN)); print({'pyarrow', 'pandas', 'numpy'} & set(sys.modules))\n"
     )
@@ -1012,8 +1012,8 @@ def test_no_noise() -> None:
     at = data.index(struct.pack("<HHI", 277, 3, 1))  # SamplesPerPixel
     data[at + 8 : at + 10] = b"\xff\xff"
     script = (
-        "import sys; from shardtool.transform.image import BadImage, ImageOptions, change\n"
-        "try: change(sys.stdin.buffer.read(), 'tiff', ImageOptions((5, 5)))\n"
+        "import sys; from shardtool.transform.image_decode import BadImage; from shardtool.transform.image import ImageOptions, change_image\n"
+        "try: change_image(sys.stdin.buffer.read(), 'tiff', ImageOptions((5, 5)))\n"
         "except BadImage as error: print(error.code)\n"
     )
     done = subprocess.run([sys.executable, "-c", script], env=ENVIRONMENT, input=data, capture_output=True, check=True)

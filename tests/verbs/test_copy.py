@@ -245,7 +245,7 @@ def test_what_is_trusted_is_not_read(
         read.append(os.path.basename(path))
         return read_crc(path, took)
 
-    monkeypatch.setattr("shardtool.verbs.copy.file_crc", noted)
+    monkeypatch.setattr("shardtool.verbs.copy.destination.read_crc", noted)
     names = [path.name for path in shards(there)]
     assert copy(packed, there, asked).datasets[0].kept == 4
     assert {*names}.isdisjoint(read)

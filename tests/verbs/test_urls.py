@@ -327,7 +327,7 @@ def test_parts_fetch_their_own(web: WebServer, tmp_path: Path) -> None:
 
 def test_what_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without aiohttp, the message says what to install."""
-    monkeypatch.setattr("shardtool.request.options.find_spec", lambda _name: None)
+    monkeypatch.setattr("shardtool.request.create_options.find_spec", lambda _name: None)
     with pytest.raises(InvalidRequest, match="aiohttp") as caught:
         _create(_manifest(tmp_path / "in", ["http://127.0.0.1:1/a"]), tmp_path / "out")
     assert "shardtool[urls]" in caught.value.remedy

@@ -10,7 +10,7 @@ from __future__ import annotations
 import base64
 import errno
 import hashlib
-import os
+import os  # noqa: TC003 - the alias below is a value
 import re
 from contextlib import closing
 from functools import partial

@@ -209,7 +209,7 @@ def _examine_shards(
     contents: bool,
 ) -> dict[int, ShardScan]:
     """Check each shard as workers read it; return, where they are asked for later, what lies in each."""
-    ahead = threading.Thread(target=import_module, args=("shardtool.dataset.shard_index",), daemon=True)
+    ahead = threading.Thread(target=import_module, args=("shardtool.dataset.sidecar_read",), daemon=True)
     ahead.start()  # while workers read the first shards
     classes = {name: len(names) for name, names in subject.file.classes.items() if names} if subject.file else {}
     tasks = (examine.ExamineTask(subject.cases[number].shard, options.decode, classes, contents) for number in there)

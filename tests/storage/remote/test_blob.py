@@ -254,12 +254,12 @@ def test_a_stalled_server_holds_up_no_end() -> None:
     """A process that stops reading an object ahead ends, whatever its server still owes it."""
     code = """
 import time
-from shardtool.storage.places import Ahead
+from shardtool.storage.files import ReadAheadStream
 class Slow:
     def pieces(self):
         while True:
             yield bytes(2**20)
             time.sleep(600)
-Ahead(Slow()).readinto(bytearray(100))
+ReadAheadStream(Slow()).readinto(bytearray(100))
 """
     assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0

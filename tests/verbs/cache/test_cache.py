@@ -297,7 +297,7 @@ _KILLED = (
     + """
 import sys
 from shardtool import Cache
-from shardtool.verbs.cache import cache as caching
+from shardtool.verbs.cache import leases
 from shardtool.dataset.find import open_dataset
 from shardtool.storage.staging import Folder, StagedFile
 
@@ -306,7 +306,7 @@ shards = open_dataset(dataset).shards
 cache = Cache(folder, 2 * 11776)
 cache.open(shards[5]).close()
 instants = [
-    (caching, "_copy", killed), (caching, "checked_copy", killed), (StagedFile, "write", after(StagedFile.write)),
+    (leases, "_copy_shard", killed), (leases, "copy_verified", killed), (StagedFile, "write", after(StagedFile.write)),
     (Folder, "publish", killed), (Folder, "publish", after(Folder.publish)), (Folder, "discard", killed),
 ]
 for number, (place, name, function) in enumerate(instants):

@@ -271,8 +271,8 @@ _KILLED = (
     + """
 import sys
 from shardtool import Cache
-from shardtool.verbs.cache import folder as space
-from shardtool.verbs.cache import cache as caching
+from shardtool.verbs.cache.cache_space import CacheSpace
+from shardtool.verbs.cache import cache_writer
 from shardtool.storage.staging import Folder, StagedFile
 
 folder = sys.argv[1]
@@ -284,9 +284,9 @@ def first_rename(*given):
 
 cache = Cache(folder, 60_000, "oldest")
 instants = [
-    (caching, "OpenShard", killed), (StagedFile, "write", after(StagedFile.write)), (Folder, "publish", killed),
+    (cache_writer, "ShardBuilder", killed), (StagedFile, "write", after(StagedFile.write)), (Folder, "publish", killed),
     (os, "rename", first_rename), (Folder, "publish", after(Folder.publish)), (Folder, "discard", killed),
-    (space.Space, "remove", after(space.Space.remove)),
+    (CacheSpace, "remove", after(CacheSpace.remove)),
 ]
 for number, (place, name, function) in enumerate(instants):
     child = os.fork()

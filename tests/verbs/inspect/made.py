@@ -34,8 +34,8 @@ HOSTILE_KEYS = (
 def showing(samples: int | None) -> Iterator[None]:
     """Have pages show so many samples, however many labels there are; None: as many as ever."""
     with ExitStack() as stack:
-        for name in ("_MOST_SAMPLES", "_USUAL_SAMPLES") if samples is not None else ():
-            stack.enter_context(patch(f"shardtool.verbs.inspect.page.{name}", samples))
+        for name in ("_MAX_SAMPLES", "_DEFAULT_SAMPLES") if samples is not None else ():
+            stack.enter_context(patch(f"shardtool.verbs.inspect.page.page.{name}", samples))
         yield
 
 
