@@ -25,7 +25,7 @@ _FENCE = re.compile(r"^(```(?:python|sh)) [\w.]+$", re.MULTILINE)  # `python tor
 
 _SHORT_CODE = re.compile(r"<code>(?=[^<\n]{1,30}</code>)")
 _SHELL_BLOCK = re.compile(r'<div class="language-(?:sh|bash) highlight">.*?</div>', re.DOTALL)
-_OPTION = re.compile(r"(?<=\s)--?[a-z][\w-]*")
+_OPTION = re.compile(r"(?<=[\s>])--?[a-z][\w-]*")
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
