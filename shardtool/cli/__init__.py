@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 
 import click
 
-from shardtool.cli.output import LOG, print_json, print_message, print_text
+from shardtool.cli.output import LOG, allow_color, print_json, print_message, print_text
 from shardtool.cli.signals import SignalHandler
 from shardtool.errors import (
     FILE_LIMIT_FIX,
@@ -39,18 +39,18 @@ from shardtool.pandas_guard import block_pandas
 
 _VERB_SUMMARIES = {
     "create": "Pack a folder or table of samples into shards.",
-    "inspect": "Show what is in a dataset.",
-    "verify": "Prove that a dataset is whole, or say what is wrong with it.",
-    "diff": "Say what differs between two datasets, or a dataset and its source.",
-    "reshard": "Write datasets anew: other sizes, order, format, splits, subsets.",
-    "index": "Index the shards of any tool, and export indexes for other tools.",
-    "copy": "Copy datasets to another place, checked on the way; bring copies up to date.",
-    "remove": "Remove samples from a dataset, in place; rewrite only the shards that hold them.",
-    "extract": "Write samples to files again: all, or some, or some fields.",
-    "doctor": "Say what a store, a server or a folder allows, and what is in the way there.",
-    "cache": "Look at a cache of shards, check it, or empty it.",
-    "completion": "Print what bash, zsh or fish needs to complete by TAB.",
-    "help": "Show help: of a verb, or of one of its topics.",
+    "inspect": "Show the content of a dataset.",
+    "verify": "Check that a dataset is complete and undamaged.",
+    "diff": "Compare two datasets, or a dataset and its source.",
+    "reshard": "Rewrite datasets: change size, order, format or splits, or select samples.",
+    "index": "Create sidecars for shards of any tool, and indexes for other tools.",
+    "copy": "Copy and verify datasets; update existing copies.",
+    "remove": "Remove samples in place; rewrite only the affected shards.",
+    "extract": "Write samples to files: all of them, a selection, or some fields.",
+    "doctor": "Test access to a store, a server or a folder, and explain problems.",
+    "cache": "Show, check or clear a shard cache.",
+    "completion": "Print a script that makes TAB complete commands in bash, zsh or fish.",
+    "help": "Show help for a verb or for one of its topics.",
 }
 
 
@@ -62,16 +62,16 @@ _GC_THRESHOLD = (
 )
 
 
-_RESUME_TEXT = "What is there is finished files only; --resume goes on from them."
+_RESUME_TEXT = "All files in the output are complete. Run it again with --resume to continue."
 
 
 _RESUME_TEXTS = {
     "create": _RESUME_TEXT,
     "reshard": _RESUME_TEXT,
-    "index": "What is there is finished files only. Run it again.",
-    "copy": "What is there is finished files only. Run it again: it goes on from them.",
-    "remove": "Run the same command again: it ends what was begun.",
-    "extract": "Run the same command again: files that are there stay, and the rest is written.",
+    "index": "All files in the output are complete. Run it again to continue.",
+    "copy": "All files in the output are complete. Run it again to continue.",
+    "remove": "Run the same command again to finish.",
+    "extract": "Run the same command again to write the remaining files.",
 }
 
 
@@ -128,8 +128,9 @@ def _show_version(context: click.Context, _param: click.Parameter, asked: bool) 
     "--version", is_flag=True, expose_value=False, is_eager=True, callback=_show_version,
     help="Show the version and exit.",
 )  # fmt: skip
+@click.option("--no-color", is_flag=True, expose_value=False, help="Print errors and notes without colours.")
 def cli() -> None:
-    """Turn training samples into size-bounded shards, and prove that nothing was lost.
+    """Pack training samples into shards of limited size, and verify that no sample is lost.
 
     \b
     Examples:
@@ -149,8 +150,9 @@ def cli() -> None:
       shardtool cache status /fast/disk/cache
       shardtool help create urls
 
-    More: shardtool VERB -h (a screen), shardtool VERB --help (all), shardtool help VERB TOPIC, shardtool --version.
-    Tab completion: put `eval "$(shardtool completion bash)"` into ~/.bashrc, or see `shardtool completion -h`.
+    More: shardtool VERB -h (short), shardtool VERB --help (all options), shardtool help VERB TOPIC, shardtool
+    --version. --no-color, or NO_COLOR=1, turns colours off. For TAB completion, put `eval "$(shardtool completion
+    bash)"` into ~/.bashrc, or see `shardtool completion -h`.
     """
 
 
@@ -186,6 +188,7 @@ def main() -> NoReturn:
 def _run(arguments: list[str], signals: SignalHandler) -> int:
     """Return the exit code of a command line, once what it has to say is said."""
     LOG.begin("")
+    allow_color(allowed="--no-color" not in arguments)
     try:
         if _find_verb(arguments) and not {"-h", "--help"} & set(arguments):
             _check_address_space()
@@ -215,9 +218,9 @@ def _check_address_space() -> None:
 
     limit = resource.getrlimit(resource.RLIMIT_AS)[0]
     if limit != resource.RLIM_INFINITY and limit < _MIN_ADDRESS_SPACE_BYTES:
-        found = f"{limit:,} bytes of address space at most"
+        found = f"an address space limit of {limit:,} bytes"
         raise OutOfMemory(
-            "ulimit -v", found, expected=f"{_MIN_ADDRESS_SPACE_BYTES:,} or more", remedy="Raise that limit."
+            "ulimit -v", found, expected=f"{_MIN_ADDRESS_SPACE_BYTES:,} or more", remedy="Raise the limit."
         )
 
 
@@ -265,8 +268,8 @@ def _print_error(error: dict[str, Any], arguments: list[str]) -> int:
     if "--json" in arguments:
         try:
             print_json({"error": error})
-        except OutputFailed:  # its reader is gone
-            _print_error_text(f"{error['where']}: {error['found']}")
+        except OutputFailed:  # stdout is closed
+            _print_error_text(f"{error['where']}: {error['found']}", error["where"])
     if LOG.style:
         LOG.end(int(error["exit_code"]), error)
     elif "--json" in arguments:
@@ -275,13 +278,13 @@ def _print_error(error: dict[str, Any], arguments: list[str]) -> int:
         _print_error_text(f"{error['found']}. {error['remedy']}")
     else:
         kept = {name: error.get(name, "") for name in ("expected", "remedy", "detail")}
-        _print_error_text(str(PlainError(error["where"], error["found"], **kept)))
+        _print_error_text(str(PlainError(error["where"], error["found"], **kept)), error["where"])
     return int(error["exit_code"])
 
 
-def _print_error_text(text: str) -> None:
+def _print_error_text(text: str, location: str = "") -> None:
     with suppress(OSError):
-        print_message(f"shardtool: {text}")
+        print_message(text, label="shardtool:", label_color="red", location=location)
 
 
 def _print_usage_error(error: click.ClickException, arguments: list[str]) -> int:

@@ -93,8 +93,9 @@ def register_verb(
         known = {kind: [name for name in option_specs(kind) if name not in without] for kind in kinds}
         params = [one for kind, names in known.items() for name in names for one in build_click_options(kind, name)]
         first = VerbOption(["-h", "first_help"], is_flag=True, is_eager=True, expose_value=False, callback=_show_brief)
-        first.hidden = True
-        params.append(first)
+        plain = VerbOption(["--no-color"], is_flag=True, expose_value=False)  # see `allow_color`
+        first.hidden = plain.hidden = True
+        params += [first, plain]
 
         def run(**_: Any) -> int | None:
             context = click.get_current_context()
@@ -137,22 +138,28 @@ def _show_brief(context: click.Context, _option: click.Parameter, asked: bool) -
 
 @register_verb("SOURCE... OUTPUT", CreateOptions, DryRunOptions)
 def create(names: tuple[str, ...], asked: Callable[[], CreateOptions], how: DryRunOptions) -> None:
-    """Pack SOURCE, a folder or a table of samples, into shards called OUTPUT.
+    """Pack SOURCE, a folder or a table of samples, into shards named OUTPUT.
 
-    SOURCE is a folder: files that share a key are one sample, cat/0001.jpg + cat/0001.json are the fields jpg
-    and json of the sample cat/0001. Or several folders, a zip, or a tar. Or a table, a row for each sample: CSV, TSV,
-    JSON, Parquet, Feather, or - for paths on standard input.
-
-    OUTPUT is a pattern; quote it. Its ending picks the format: .tar (WebDataset) or .tfrecord.
+    SOURCE is one of these:
 
     \b
-      out-{000000..}.tar        as many shards as the bound needs (1 GB each, or --max-size)
-      out-<000000..000999>.tar  exactly 1,000 shards, filled evenly; with a bound, or with fewer
-                                samples, at most 1,000; --shards N makes N under any pattern
+      a folder         files with the same key are one sample: cat/0001.jpg and cat/0001.json are the
+                       fields jpg and json of the sample cat/0001
+      several folders  the files of a sample are spread over the folders
+      a zip or tar     read like a folder, without unpacking
+      a table          one row per sample: CSV, TSV, JSON, Parquet or Feather
+      -                file paths on standard input
+
+    OUTPUT is a pattern of shard names; quote it. The file extension selects the format: .tar (WebDataset) or .tfrecord.
+
+    \b
+      out-{000000..}.tar        as many shards as --max-size requires (1 GB per shard by default)
+      out-<000000..000999>.tar  exactly 1,000 equally filled shards; with a size limit or fewer
+                                samples, at most 1,000; --shards N creates N with any pattern
       out-%06d.tar              the same as out-{000000..}.tar
 
-    Beside each shard lies its index, out-000000.index (Parquet); out.json lists them all, and is
-    written last: where it is, the dataset is complete.
+    Each shard gets a sidecar, out-000000.index (Parquet). The dataset file out.json lists all shards. It is written
+    last: if it exists, the dataset is complete.
 
     \b
     Examples:
@@ -187,13 +194,14 @@ def create(names: tuple[str, ...], asked: Callable[[], CreateOptions], how: DryR
 
 @register_verb("DATASET... OUTPUT", ReshardOptions, DryRunOptions)
 def reshard(names: tuple[str, ...], asked: Callable[[], ReshardOptions], how: DryRunOptions) -> None:
-    """Write the samples of each DATASET into other shards, called OUTPUT.
+    """Write the samples of each DATASET to new shards named OUTPUT.
 
-    Another size, order, format, split or subset: bytes are moved and checked, and decoded only to be changed. A DATASET
-    is a dataset file (out.json), a pattern, a glob, a folder, or a shard, made by any tool; where there is no index,
-    shards are walked. Several become one.
+    You can change size, order, format and splits, and select or transform samples. Payloads are copied and verified;
+    images are decoded only to be changed. A DATASET is a dataset file (out.json), a pattern, a glob, a folder or a
+    shard, written by any tool. Shards without a sidecar are scanned. Several datasets become one.
 
-    OUTPUT is a pattern, as for `create`; quote it. Its ending picks the format: .tar (WebDataset) or .tfrecord.
+    OUTPUT is a pattern, as for `create`; quote it. The file extension selects the format: .tar (WebDataset) or
+    .tfrecord.
 
     \b
     Examples:
@@ -226,20 +234,20 @@ class _ReportOptions(RunOptions):
     """How `verify` tells what it found."""
 
     style: Literal["text", "json", "junit", "github"] = option(
-        "text", "How findings are printed.", section="output", typed="report", old="format", common=True
+        "text", "Format of the report.", section="output", typed="report", old="format", common=True
     )
 
 
 @register_verb("DATASET...", VerifyOptions, _ReportOptions, without=("start_method",))
 def verify(names: tuple[str, ...], asked: Callable[[], VerifyOptions], how: _ReportOptions) -> int:
-    """Prove that DATASET is whole, or say what is wrong with it.
+    """Check that DATASET is complete and undamaged, and list all problems.
 
-    DATASET is a dataset file, a shard pattern, a glob, a folder, or shards; of any tool. Every byte is read and
-    compared with what sidecars and dataset file say: any flipped, removed or added byte of a dataset of ours is found.
-    Of shards without them, all that can be known: headers, framing, ends, TFRecord checksums, keys. Of several
-    datasets, each; and samples that two splits of one have.
+    DATASET is a dataset file, a shard pattern, a glob, a folder or shards, written by any tool. Every byte is read and
+    compared with the sidecars and the dataset file. In a dataset of shardtool, this detects every changed, missing or
+    extra byte. In shards without sidecars, it checks headers, framing, ends of files, TFRecord checksums and keys. With
+    several datasets, each one is checked, and samples that are in two splits are reported.
 
-    Exit code: 0 nothing is wrong, 3 findings, 4 nothing could be read; of several datasets, the worst.
+    Exit code: 0 no problems, 3 findings, 4 nothing could be read. With several datasets, the worst code counts.
 
     \b
     Examples:
@@ -273,17 +281,17 @@ def verify(names: tuple[str, ...], asked: Callable[[], VerifyOptions], how: _Rep
 
 @register_verb("A B", DiffOptions, without=("start_method",))
 def diff(names: tuple[str, ...], asked: Callable[[], DiffOptions], how: RunOptions) -> int:
-    """Say what differs between the datasets A and B: samples added, removed, changed, or moved to another split.
+    """Compare the datasets A and B: list added, removed, changed and moved samples.
 
-    Each is a dataset file, a shard pattern, a folder, an address, or all splits of a dataset ('out/{split}.json');
-    their formats and the sizes of their shards may differ. Sidecars say what payloads are: only of shards without one
-    are payloads read. A million samples take seconds, and about 500 MB of memory for each side.
+    A and B are dataset files, shard patterns, folders, URLs, or all splits of a dataset ('out/{split}.json'). They may
+    have different formats and shard sizes. Checksums come from the sidecars; payloads are read only from shards without
+    sidecars. A million samples take seconds, and about 500 MB of memory per dataset.
 
-    B may be what A was made from: a folder, or a table. Then what differs is what the same `create` would change. Of
-    its files, those of the same size are read.
+    B may also be the source of A: a folder or a table. The result is then what the same `create` would change. Only
+    source files with the same size are read.
 
-    Ten lines of each kind are printed, and all of them with -v. Exit code: 0 they are the same, 3 they differ. Metadata
-    columns count as differences, too, unless --ignore-metadata is used.
+    Ten lines per kind of difference are printed; use -v to print all. Metadata columns are compared too, unless you use
+    --ignore-metadata. Exit code: 0 the datasets are equal, 3 they differ.
 
     \b
     Examples:
@@ -305,15 +313,15 @@ def diff(names: tuple[str, ...], asked: Callable[[], DiffOptions], how: RunOptio
 
 @register_verb("DATASET... DEST", CopyOptions)
 def copy(names: tuple[str, ...], asked: Callable[[], CopyOptions], how: RunOptions) -> None:
-    """Copy DATASET into the folder DEST, each file checked on the way.
+    """Copy DATASET to the folder DEST, and verify every file.
 
-    DATASET is a dataset file, or a folder, pattern or glob of datasets that have one; also at s3://, gs://, az:// or
-    https://. DEST is a folder, or a prefix at s3://, gs:// or az://. Shards, sidecars, what was left out, indexes of
-    other tools that are right, and at last the dataset file; all keep their names.
+    DATASET is a dataset file, or a folder, pattern or glob of dataset files; it can be at s3://, gs://, az:// or
+    https://. DEST is a folder, or a prefix at s3://, gs:// or az://. Shards, sidecars, the list of skipped samples and
+    valid indexes of other tools are copied, and the dataset file last. All files keep their names.
 
-    What is there with the right bytes is not copied again. So a copy that was killed goes on where it was, and one of a
-    dataset that was appended to gets the new shards only. Another dataset of the same name is replaced with --overwrite
-    only; then shards that only that one had are removed, and nothing else.
+    Existing files with the right bytes are not copied again. To continue an interrupted copy, or to copy only the new
+    shards of a dataset, run the same command again. A different dataset with the same name is replaced only with
+    --overwrite; then shards that only the old dataset had are deleted, and nothing else.
 
     \b
     Examples:
@@ -338,13 +346,13 @@ def extract(names: tuple[str, ...], asked: Callable[[], ExtractOptions], how: Ru
     """Write the samples of DATASET to files in the folder DIR.
 
     The field jpg of the sample cat/0001 becomes the file cat/0001.jpg. DATASET is a dataset file, a pattern, a glob, a
-    folder, or shards, of any tool, here or at an address. `create` makes the same samples of DIR, with the options that
-    are printed at the end.
+    folder or shards, written by any tool, local or remote. The last line of the output shows the `create` command that
+    packs DIR into the same samples again.
 
-    Each payload is compared with its checksum before it is written. Nothing is written outside of DIR, and no file that
-    is there is replaced unless --overwrite is given; one that has the right bytes stays. A run that was killed is
-    finished by the same command. DIR/.manifest.parquet has the key and the path of each file, DIR/.metadata.parquet the
-    metadata of each sample, for --join.
+    Each payload is verified before it is written. Nothing is written outside DIR. Existing files are replaced only
+    with --overwrite; files with the right bytes are kept. To continue an interrupted run, run the same command again.
+    DIR/.manifest.parquet lists the key and path of each file; DIR/.metadata.parquet has the metadata of each sample,
+    for --join.
 
     \b
     Examples:
@@ -365,12 +373,12 @@ def extract(names: tuple[str, ...], asked: Callable[[], ExtractOptions], how: Ru
 
 @register_verb("DATASET...", RemoveOptions, without=("start_method",))
 def remove(names: tuple[str, ...], asked: Callable[[], RemoveOptions], how: RunOptions) -> None:
-    """Remove samples from DATASET, in place; only the shards that hold them are written again.
+    """Remove samples from DATASET in place; only the shards that contain them are rewritten.
 
-    DATASET is the dataset file of a dataset in a folder; of several, such as splits, each is done by itself. The old
-    shards stay until all that is new is there; a run that was killed is ended by the same command. Afterwards no file
-    of the dataset has a byte of these samples, and `create --resume` does not bring them back: a hash of each key stays
-    in NAME.skipped. Copies elsewhere, and in caches, are not touched.
+    DATASET is the dataset file of a dataset in a folder; with several, such as splits, each is processed separately.
+    The old shards are deleted only after the new ones are complete. To continue an interrupted run, run the same
+    command again. Afterwards, no file of the dataset contains these samples, and `create --resume` does not add them
+    again: a hash of each key is kept in NAME.skipped. Copies in other places and in caches are not changed.
 
     \b
     Examples:
@@ -391,27 +399,26 @@ class _IndexCommandOptions(IndexOptions):
 
     export: tuple[str, ...] = inherit_option(CreateOptions, "export", section="indexes", common=True)
     merge: bool = option(
-        False, "Make one dataset of parts. These are what runs with --part, or writers of a program, have made.",
+        False, "Merge parts into one dataset. Parts come from runs with `part`, or from several writers.",
         common=True, conflicts=("output", "overwrite", "checksum", "dots"),
     )  # fmt: skip
 
 
 @register_verb("DATASET...", _IndexCommandOptions, without=("start_method",))
 def index(names: tuple[str, ...], asked: Callable[[], _IndexCommandOptions], how: RunOptions) -> None:
-    """Make the sidecars and the dataset file of shards of any tool, and the indexes of other tools.
+    """Create the sidecars and the dataset file for shards of any tool, and indexes for other tools.
 
-    DATASET is a dataset file, a folder, a shard pattern, a glob, or shards. Headers are read, payloads are not, shards
-    are never touched. A sidecar that is right stays, with what only it knows; one that is missing is written; one that
-    is wrong is replaced with --overwrite only. With --export and a dataset file, only the exports are made, from the
-    sidecars.
+    DATASET is a dataset file, a folder, a shard pattern, a glob or shards. Only the headers of shards are read, and
+    shards are never changed. Valid sidecars are kept, missing ones are created, and invalid ones are replaced only
+    with --overwrite. With --export and a dataset file, only the exports are written, from the sidecars.
 
     \b
       dali-webdataset  out-000000.idx      for fn.readers.webdataset of NVIDIA DALI
       energon          out-000000.tar.idx  and .nv-meta, for Megatron-Energon
       huggingface      out-000000.json     for the Hugging Face Hub (reads the shards)
-      timm             _info.json          splits, shards and their samples, for timm
-      open-clip        sizes.json          the samples of each shard, for open_clip
-      wids             nothing             out.json is what wids wants
+      timm             _info.json          splits, shards and sample counts, for timm
+      open-clip        sizes.json          sample counts of shards, for open_clip
+      wids             no extra file       wids reads out.json
       dali-tfrecord    out-000000.idx      for fn.readers.tfrecord of NVIDIA DALI
       tfrecord         out-000000.tfindex  for the tfrecord package
 
@@ -472,12 +479,12 @@ def _index_dataset(
 
 @register_verb("DATASET...", InspectViewOptions)
 def inspect(names: tuple[str, ...], asked: Callable[[], InspectViewOptions], how: RunOptions) -> None:
-    """Show what is in a dataset: totals, shards, fields, images, labels, metadata, samples.
+    """Show the content of a dataset: totals, shards, fields, images, labels, metadata, samples.
 
-    DATASET is a dataset file (out.json), a folder, a shard pattern, a glob, or shards; of shardtool or any other tool:
-    .tar, .tfrecord, train-00000-of-01024, and .tar.gz, .tar.bz2, .tar.xz and .tar.zst. What has an index
-    (`out-000000.index`) is not read; other shards are.
-    Several are shown one after the other; their samples are those of all.
+    DATASET is a dataset file (out.json), a folder, a shard pattern, a glob or shards, written by shardtool or any other
+    tool: .tar, .tfrecord, train-00000-of-01024, .tar.gz, .tar.bz2, .tar.xz and .tar.zst. Shards with a sidecar
+    (`out-000000.index`) are not read; other shards are. Several datasets are shown one after the other; sample numbers
+    continue from one to the next.
 
     \b
     Examples:
@@ -542,17 +549,17 @@ def inspect(names: tuple[str, ...], asked: Callable[[], InspectViewOptions], how
 
 @register_verb("PLACE", DoctorOptions, without=("retry_for",))
 def doctor(names: tuple[str, ...], asked: Callable[[], DoctorOptions], how: RunOptions) -> int:
-    """Say what PLACE allows, and what is in the way there, each with its cure.
+    """Test access to PLACE, and explain how to fix each problem.
 
-    PLACE is a prefix of a store (s3://, gs://, az://), a file of the web, or a folder. Of a store: which server is
-    asked and by which proxy, certificate, clock, the kind of credentials (never a secret), and whether one may list,
-    read, write, write on conditions, and delete. Of the web: size, ranges, conditions. Of a folder: space, renaming,
-    hard links and locks.
+    PLACE is a prefix of a store (s3://, gs://, az://), a file on the web, or a folder. For a store, this tests the
+    server, proxy, certificate, clock and kind of credentials (secrets are never printed), and whether you can list,
+    read, write, write conditionally and delete. For a web server, it tests size, ranges and conditional requests. For
+    a folder, it tests free space, renaming, hard links and locks.
 
-    One small file or object is written below PLACE under a name that nothing has, and removed, also after Ctrl-C. Who
-    may not delete is told before it is written. What fails is tried for five seconds, not for minutes.
+    One small file or object with a unique name is written below PLACE and deleted, also after Ctrl-C. If you cannot
+    delete, this is reported before anything is written. Failing requests are retried for five seconds only.
 
-    Exit code: 0 all is well, 3 something is wrong.
+    Exit code: 0 no problems, 3 problems found.
 
     \b
     Examples:
@@ -577,14 +584,14 @@ _ACTION = click.Argument(["action"], type=click.Choice(["status", "clear", "veri
 
 @register_verb((_ACTION, click.Argument(["folder"], type=PATH_TYPE)), running=PrintOptions)
 def cache(action: str, folder: str, how: PrintOptions) -> int:
-    """Look at a cache of shards, check it, or empty it: FOLDER is what `shardtool.Cache` was given.
+    """Show, check or clear a shard cache; FOLDER is the folder of `shardtool.Cache`.
 
     \b
-      status  what is there, who holds what, how often shards were there
-      clear   remove all shards that no process holds
-      verify  read all shards, and remove those that are damaged; exit code 3 if there were any
+      status  list cached shards, the processes that use them, and the hit rate
+      clear   delete all shards that no process uses
+      verify  read all shards and delete damaged ones; the exit code is 3 if there were any
 
-    Programs that use the cache go on meanwhile. Files that are none of the cache's are listed, and left alone.
+    Programs can use the cache at the same time. Files that do not belong to the cache are listed and never deleted.
 
     \b
     Examples:
@@ -605,10 +612,10 @@ def cache(action: str, folder: str, how: PrintOptions) -> int:
 
 @register_verb((click.Argument(["shell"], type=click.Choice(["bash", "zsh", "fish"])),), running=BaseOptions)
 def completion(shell: str, _how: BaseOptions) -> None:
-    """Print what SHELL needs to complete the command line by TAB.
+    """Print a script that makes TAB complete shardtool commands in SHELL.
 
-    Verbs, options and their values complete; files, datasets first where one is meant; columns of the tables and
-    datasets that stand on the line, and fields of these datasets.
+    TAB completes verbs, options, option values and files (datasets first), columns of the tables and datasets in the
+    command, and fields of these datasets.
 
     \b
       bash  put this into ~/.bashrc:  eval "$(shardtool completion bash)"
@@ -628,7 +635,7 @@ def completion(shell: str, _how: BaseOptions) -> None:
 @click.argument("names", nargs=-1, metavar="[VERB [TOPIC]]", shell_complete=complete_value)
 @click.pass_context
 def help_(context: click.Context, names: tuple[str, ...]) -> None:
-    """Show help: of all verbs, of a VERB, or of a TOPIC, a group of its options with what is to be known of it.
+    """Show help for all verbs, for a VERB, or for a TOPIC: a group of options with background.
 
     \b
     Examples:

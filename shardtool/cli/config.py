@@ -177,7 +177,8 @@ def prepare_config(path: str, ctx: click.Context) -> Callable[[], None]:
     if (earlier is None or not is_same_location(path, earlier)) and _read_existing(path) != data:
         check_target(path, overwrite=False, begins=b"", holds=b"", cure="remove it")
     if secret and not ctx.params["quiet"]:
-        print_message(f"note: {' and '.join(secret)}, which may hold secrets, are not in {path}")
+        text = f"{' and '.join(secret)} may contain secrets and {'are' if secret[1:] else 'is'} not saved in {path}"
+        print_message(text, label="note:", label_color="yellow")
 
     @cache  # once: what the run writes later is not ours
     def write() -> None:

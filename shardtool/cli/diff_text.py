@@ -1,4 +1,4 @@
-"""Text of comparisons: the differences of two datasets, and duplicate samples."""
+"""Text results of `diff` and `inspect --duplicates`."""
 
 from __future__ import annotations
 
@@ -17,33 +17,33 @@ if TYPE_CHECKING:
 
 
 def duplicates_text(found: DuplicateGroups, *, whole: bool) -> str:
-    """Return which samples hold the same, for people; `whole`: all of them."""
+    """Return the groups of samples with the same content; `whole`: all groups."""
     lines = []
     for group in islice(found.groups, None if whole else _MAX_LISTED):
         splits = len({one.split for one in group} - {""}) > 1
         several = len({one.dataset for one in group}) > 1
         names = [f"{one.split or one.dataset}: {one.key}" if several else one.key for one in group]
         unlike = format_list(list(dict.fromkeys(name for one in group for name in one.differs)))
-        marks = ["in several splits"] * splits + [f"other {unlike}"] * bool(unlike)
+        marks = ["in several splits"] * splits + [f"different {unlike}"] * bool(unlike)
         lines.append("  ".join([" = ".join(map(printable, names)), *map(printable, marks)]))
     if len(found.groups) > _MAX_LISTED and not whole:
-        lines.append(f"... and {len(found.groups) - _MAX_LISTED:,} more groups: -v shows all")
+        lines.append(f"... and {len(found.groups) - _MAX_LISTED:,} more groups; use -v to print all")
     what = f"{printable(found.dataset)}: {pluralize(found.samples, 'sample')}"
     if not found.groups:
-        same = f", no two of which hold the same ({', '.join(map(printable, found.fields))})" if found.samples else ""
+        same = f", no duplicates ({', '.join(map(printable, found.fields))} compared)" if found.samples else ""
         return f"{what}{same}"
-    groups = f"{pluralize(len(found.groups), 'group')} of the same {format_list([*map(printable, found.fields)])}"
+    groups = f"{pluralize(len(found.groups), 'group')} with the same {format_list([*map(printable, found.fields)])}"
     facts = [f"{found.leaks:,} in several splits"] * bool(found.leaks)
-    facts += [f"{found.unlike:,} with other labels or fields"] * bool(found.unlike)
-    total = f"{what}, {found.surplus:,} too many ({format_size(found.size)}): {', '.join([groups, *facts])}"
+    facts += [f"{found.unlike:,} with different labels or fields"] * bool(found.unlike)
+    total = f"{what}, {found.surplus:,} redundant ({format_size(found.size)}): {', '.join([groups, *facts])}"
     return "\n".join([*lines, "", total])
 
 
-_MAX_LISTED = 10  # lines of each kind of difference
+_MAX_LISTED = 10  # per kind of difference
 
 
 def diff_text(result: DiffResult, *, whole: bool) -> str:
-    """Return what differs, for people; `whole`: all of it."""
+    """Return the differences of two datasets; `whole`: all of them."""
     from shardtool.request.results import METADATA_FIELD
 
     counts = [pluralize(count, "sample") for count in result.samples]
@@ -64,10 +64,10 @@ def diff_text(result: DiffResult, *, whole: bool) -> str:
         if found:
             lines += ["", *(f"  {text}" for text in islice(texts, None if whole else _MAX_LISTED))]
         if len(found) > _MAX_LISTED and not whole:
-            lines.append(f"  ... and {len(found) - _MAX_LISTED:,} more: -v shows all")
+            lines.append(f"  ... and {len(found) - _MAX_LISTED:,} more; use -v to print all")
     counts_of = {name: content if name == "changed" else len(found) for name, (found, _) in kinds.items()}
     totals = [f"{count:,} {name}" for name, count in counts_of.items() if count]
-    totals += ["other classes"] * bool(result.classes)
+    totals += ["different classes"] * bool(result.classes)
     fields = ", ".join(
         f"{printable(name)} {count:,}" for name, count in result.fields.items() if name != METADATA_FIELD
     )
@@ -75,8 +75,8 @@ def diff_text(result: DiffResult, *, whole: bool) -> str:
         f"column {printable(name)} {one.change} ({pluralize(one.samples, 'sample')})"
         for name, one in result.metadata.items()
     ]
-    lines += [f"\nthe class numbers of {printable(name)} stand for other names" for name in result.classes]
-    total = ", ".join(totals) or ("content equal" if columns else "the same")
+    lines += [f"\nclass numbers of {printable(name)} have different names" for name in result.classes]
+    total = ", ".join(totals) or ("content equal" if columns else "equal")
     if result.uncompared:
         total += f", except that these fields were not compared: {printable(format_list([*result.uncompared]))}"
     total += f" ({fields})" if fields else ""

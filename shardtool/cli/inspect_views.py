@@ -42,12 +42,12 @@ class InspectViewOptions(InspectOptions):
     """What `inspect` shows in place of a summary."""
 
     samples: tuple[str, ...] = option(
-        (), "Sample to show: its key, or its number from 0.", section="samples", typed="show", old="sample",
+        (), "Sample to show, by key or by number from 0.", section="samples", typed="show", old="sample",
         metavar="KEY|N", common=True,
         conflicts=("head", "keys", "table", *_PICTURE_OPTIONS, "read_speed", "where"),
     )  # fmt: skip
     head: int | None = option(
-        None, "Number of the first samples to show, a line each.", range=(1, 10**15), common=True,
+        None, "Show the first N samples, one line each.", range=(1, 10**15), common=True,
         conflicts=("keys", "table", *_PICTURE_OPTIONS, "read_speed"),
     )  # fmt: skip
     keys: bool = option(
@@ -57,15 +57,16 @@ class InspectViewOptions(InspectOptions):
         common=True,
     )
     extract: str | None = option(
-        None, "Folder for the fields of samples, as files KEY.FIELD.", form="path", metavar="DIR", common=True,
+        None, "Write the fields of samples to this folder, as files KEY.FIELD.", form="path", metavar="DIR",
+        common=True,
         requires={"samples|head|where": "no samples to write"},
     )  # fmt: skip
     field: str | None = option(
-        None, "Field of one sample whose bytes are written to stdout, as they are.", typed="raw", old="field",
-        metavar="FIELD", common=True, requires={"samples": "no sample to take it of"}, conflicts=("extract",),
+        None, "Write the bytes of this field of one sample to stdout.", typed="raw", old="field",
+        metavar="FIELD", common=True, requires={"samples": "no sample selected"}, conflicts=("extract",),
     )  # fmt: skip
     table: str | None = option(
-        None, "Table to write, with a row for each sample: out.parquet, or out.csv.", section="pages", form="path",
+        None, "Write a table with one row per sample: out.parquet or out.csv.", section="pages", form="path",
         metavar="FILE", common=True,
         conflicts=(*_PICTURE_OPTIONS, "read_speed", "extract"),
     )  # fmt: skip
@@ -73,26 +74,26 @@ class InspectViewOptions(InspectOptions):
         ExtractOptions, "where", section="samples", requires={"head|keys|extract|table": "nothing to choose for"}
     )
     overwrite: bool = option(
-        False, "Replace files that are there.", section="pages", typed="overwrite/f", common=True,
+        False, "Replace existing files.", section="pages", typed="overwrite/f", common=True,
         requires={"extract|table|html|contact_sheet": "nothing is written"},
     )  # fmt: skip
     html: str | None = option(
-        None, "Page to write: one file, no network.", form="path", metavar="FILE", common=True,
+        None, "Write a page to this file; it works offline.", form="path", metavar="FILE", common=True,
         conflicts=("read_speed", "extract"),
     )  # fmt: skip
     contact_sheet: str | None = option(
-        None, "Picture (PNG) to write, with thumbnails of samples.", form="path", metavar="FILE", common=True,
+        None, "Write a PNG with thumbnails of samples to this file.", form="path", metavar="FILE", common=True,
         conflicts=("read_speed", "extract"),
     )  # fmt: skip
     duplicates: bool = option(
-        False, "List samples that hold the same, under whatever keys and in whatever splits.", common=True,
+        False, "List samples with the same content, across keys and splits.", common=True,
         conflicts=("samples", "head", "keys", "table", *_PICTURE_OPTIONS, "read_speed", "extract"),
     )  # fmt: skip
     read_speed: bool = option(
-        False, "Read for some seconds, as training does, and say how fast it was.", conflicts=("extract",), common=True
+        False, "Read for a few seconds as training does, and print the speed.", conflicts=("extract",), common=True
     )
     decode: bool = option(
-        False, "With `read_speed`, decode images and other fields, too.", requires={"read_speed": "nothing is read"}
+        False, "Decode images and other fields during `read_speed`.", requires={"read_speed": "nothing is read"}
     )
 
     @property

@@ -47,7 +47,7 @@ class Terminal(Observer):
         if LOG.style:
             LOG.write("note", text=text)
         elif not self._quiet:
-            self._line(f"note: {text}")
+            self._line(text, label="note:", label_color="yellow")
 
     def log(self, text: str) -> None:
         """Show a detail, where the user asked for it."""
@@ -82,7 +82,7 @@ class Terminal(Observer):
         if self._bar is None:
             self._start_bar("listing", None, " samples", leave=False)
         if self._bar is not None:
-            with self._while_read():
+            with self._ignoring_closed_stderr():
                 self._bar.update(samples)
 
     def phase(self, text: str, size: int) -> None:
@@ -139,7 +139,7 @@ class Terminal(Observer):
         if self._bar is not None:
             done, total = self._shards
             self._shards = (done + shards, total)
-            with self._while_read():
+            with self._ignoring_closed_stderr():
                 if total:
                     rate = "" if self._fetched is None else self._fetched.more(samples, size, shards)
                     if self._fetched is not None and self._bar is not self._plain:
@@ -159,14 +159,14 @@ class Terminal(Observer):
             self._bar.close()
             self._bar = None
 
-    def _line(self, text: str) -> None:
-        text = printable(text)  # a line is one line, whatever names are in it
-        beside_bar = nullcontext() if self._bar is None else self._bar.external_write_mode(file=sys.stderr)
-        with self._while_read(), beside_bar:
-            print_message(text)
+    def _line(self, text: str, *, label: str = "", label_color: str = "") -> None:
+        text = printable(text)  # names may contain line breaks
+        above_bar = nullcontext() if self._bar is None else self._bar.external_write_mode(file=sys.stderr)
+        with self._ignoring_closed_stderr(), above_bar:
+            print_message(text, label=label, label_color=label_color)
 
     @contextmanager
-    def _while_read(self) -> Iterator[None]:
+    def _ignoring_closed_stderr(self) -> Iterator[None]:
         """Print in the block, and nothing more once the reader of stderr is gone: that is no reason to stop the run."""
         try:
             yield

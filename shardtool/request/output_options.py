@@ -66,12 +66,12 @@ class WorkerOptions(BaseOptions):
     """The options of every verb that starts workers."""
 
     workers: int | None = option(
-        None, "Number of tasks that run at once.", section="machines", typed="workers/j", range=WORKERS_RANGE,
-        shown="the cores", common=True, recorded=False,
+        None, "Number of worker processes.", section="machines", typed="workers/j", range=WORKERS_RANGE,
+        shown="number of cores", common=True, recorded=False,
     )  # fmt: skip
-    start_method: StartMethod = option("auto", "How worker processes start.", recorded=False, rare=True)
+    start_method: StartMethod = option("auto", "Start method of worker processes.", recorded=False, rare=True)
     executor: Literal["local", "ray"] = option(
-        "local", "Where tasks run: on this machine, or on the nodes of a Ray cluster.", recorded=False
+        "local", "Run tasks on this machine, or on a Ray cluster.", recorded=False
     )
     address: str | None = option(
         None, "Address of the Ray cluster: auto, ray://host:port or host:port.", metavar="ADDRESS",
@@ -99,75 +99,79 @@ class OutputOptions(WorkerOptions):
     max_size: str | int | None = option(
         None, "Maximum size of a shard in bytes: 500MB, 1GiB.", section="shards", form="size", shown="1GB", common=True
     )
-    max_count: int | None = option(None, "Maximum number of samples in a shard.", range=COUNT_RANGE)
+    max_count: int | None = option(None, "Maximum number of samples per shard.", range=COUNT_RANGE)
     shards: int | None = option(
-        None, "Number of shards, exactly. With splits, that of each; with `if_exists='append'`, that of the new ones.",
+        None, "Exact number of shards. With splits, the number per split; with `if_exists='append'`, the number of new "
+        "shards.",
         range=COUNT_RANGE, common=True,
     )  # fmt: skip
-    equal_count: bool = option(False, "Put equally many samples into each shard, give or take one.")
+    equal_count: bool = option(False, "Put the same number of samples into each shard, plus or minus one.")
     shards_multiple_of: int = option(
-        1, "Make the number of shards a multiple of this, so that ranks x workers divide it.", range=(1, 10**6)
+        1, "Make the number of shards a multiple of N, for example ranks x workers.", range=(1, 10**6)
     )
     oversize: Oversize = option(
-        "error", "What becomes of a sample that fits in no shard: an error, a shard of its own, or it is left out."
+        "error", "What to do if a sample exceeds `max_size`: fail, use its own shard, or skip it."
     )
     place: AssignBy = option(
-        "order", "What decides in which shard a sample lies: the order of samples, or the hash of its key, so that "
-        "one sample more or less changes one shard.", conflicts=("equal_count", "oversize=alone"),
+        "order", "Assign samples to shards in order, or by a hash of the key. With hash, adding or removing a sample "
+        "changes only one shard.", conflicts=("equal_count", "oversize=alone"),
     )  # fmt: skip
     shuffle: bool = option(
-        False, "Put all samples into one random order. With `place='hash'`, those of each shard.", common=True
+        False, "Shuffle all samples globally. With `place='hash'`, shuffle within each shard.", common=True
     )
-    seed: int = option(0, "Seed of `shuffle` and `split`.", range=SEED_RANGE, common=True)
+    seed: int = option(0, "Seed for `shuffle` and `split`.", range=SEED_RANGE, common=True)
     where: str | None = option(
-        None, "Only samples of which this is true: \"label == 'dog' and width > 256\". It knows the columns of a "
-        "manifest, of indexes, of `join` and `columns_from`, and: of files key, path, folder and size; of datasets "
-        "key, shard, size and fields. With `probe`, `exif` and `hash` it knows what these find.", section="choosing",
+        None, "Select samples that match this query: \"label == 'dog' and width > 256\". You can use the columns of a "
+        "manifest, of sidecars, of `join` and of `columns_from`. Folders also have key, path, folder and size; "
+        "datasets have key, shard, size and fields. `probe`, `exif` and `hash` add columns.", section="choosing",
         metavar="QUERY", common=True,
     )  # fmt: skip
     split: Shares | None = option(
-        None, "Shares of the splits: train=0.8,val=0.1,test=0.1. Each becomes a dataset; its name takes the place of "
+        None, "Shares of the splits: train=0.8,val=0.1,test=0.1. Each split becomes a dataset; its name replaces "
         "{split} in the output.", form="shares", metavar="SHARES", example="train=0.8,val=0.2", common=True,
     )  # fmt: skip
     split_by: str | None = option(
-        None, "Column of the splits.", metavar="COLUMN",
+        None, "Column that names each sample's split.", metavar="COLUMN",
         common=True, recorded=False, expand=_expand_split_by,
     )  # fmt: skip
     split_column: str | None = option(
-        None, "Column of the splits.", metavar="COLUMN",
+        None, "Column that names each sample's split.", metavar="COLUMN",
         family="split-by {}", conflicts=("split", "stratify", "group_by"),
     )  # fmt: skip
     stratify: str | None = option(
-        None, "Column of labels, each of which keeps the shares of `split`.", metavar="COLUMN",
+        None, "Keep the class proportions of this column in every split of `split`.", metavar="COLUMN",
         requires={"split": "no shares"},
     )  # fmt: skip
     group_by: str | None = option(
-        None, "Column whose equal values stay in one split.", metavar="COLUMN", requires={"split": "no shares"},
-        conflicts=("stratify, and groups that stay whole cannot keep the shares of every label",),
+        None, "Keep samples with the same value in this column in one split.", metavar="COLUMN",
+        requires={"split": "no shares"},
+        conflicts=("stratify, because whole groups cannot keep class proportions",),
     )  # fmt: skip
     portable: bool = option(
-        False, "Make names safe for every reader; the sidecars keep the originals.", section="fields"
+        False, "Make names safe for every reader; the sidecars keep the original names.", section="fields"
     )
     target: Target | tuple[Target, ...] | list[Target] = option(
-        (), "Readers whose mistakes are worth a note: " + ", ".join(get_args(Target)) + ".", section="output",
-        typed="for", old="target", metavar="READERS", shown="webdataset, and those of exports", comma_separated=True,
+        (), "Readers to print compatibility notes for: " + ", ".join(get_args(Target)) + ".", section="output",
+        typed="for", old="target", metavar="READERS", shown="webdataset, and the readers of exports",
+        comma_separated=True,
         recorded=False,
     )  # fmt: skip
-    export: Texts = option((), "Tool whose index is written, too.", section="output", metavar="TOOL", recorded=False)
+    export: Texts = option((), "Write the index of another tool.", section="output", metavar="TOOL", recorded=False)
     on_error: OnError = option(
-        "stop", "What happens at a sample that cannot be read. The run stops, or leaves it out and lists it in "
-        "NAME.skipped.", section="rerun", recorded=False, common=True,
+        "stop", "Stop at a sample that cannot be read, or skip it. Skipped samples are listed in NAME.skipped.",
+        section="rerun", recorded=False, common=True,
     )  # fmt: skip
     if_exists: IfExists = option(
-        "error", "What happens where a dataset is there: an error; append adds new shards to it, resume finishes an "
-        "earlier run, overwrite replaces it. With resume-overwrite, what is right is kept, and all else replaced. With "
-        "update, what is new is added, what was killed is finished, and a first dataset is made.",
+        "error", "What to do if the dataset exists: fail (error), add shards (append), continue (resume) or replace "
+        "(overwrite). resume-overwrite keeps valid shards and replaces all others. update packs new samples, "
+        "continues an interrupted run, and creates the dataset if none exists.",
         section="rerun", recorded=False, common=True, flags={
-            "update": "Add what is new in the source, and keep what is there. Make the dataset where there is none.",
-            "append": "Add new shards to the dataset that is there. Nothing of it is rewritten.",
-            "resume": "Finish an earlier run; what is done and unchanged is kept.",
-            "overwrite": "Replace an earlier dataset, once the new one is complete. With `if_exists='resume'`, what "
-            "must change of it.",
+            "update": "Pack only samples that are new in the source; keep the existing shards. "
+            "Create the dataset if it does not exist.",
+            "append": "Add new shards to the existing dataset. Existing shards are not rewritten.",
+            "resume": "Continue an interrupted run; reuse shards that are complete and unchanged.",
+            "overwrite": "Replace an existing dataset once the new one is complete. With "
+            "`if_exists='resume'`, replace only the shards that must change.",
         },
     )  # fmt: skip
     append: bool | None = alias("if_exists=append")
@@ -175,15 +179,15 @@ class OutputOptions(WorkerOptions):
     overwrite: bool | None = alias("if_exists=overwrite")
     update: bool | None = alias("if_exists=update")
     max_removed: str | float = option(
-        "10%", "Share of the samples that `if_exists='resume'` may remove, where the source has lost them.",
+        "10%", "Share of the samples that `if_exists='resume'` may remove if the source lost them.",
         form="share", metavar="SHARE", recorded=False,
     )  # fmt: skip
     trust: Trust = option(
-        "time", "How `if_exists='resume'` knows a finished shard: by times and its checksum, or by sizes, reading "
-        "nothing.", requires={"if_exists=resume|if_exists=update": "nothing to resume"}, recorded=False,
+        "time", "Compare finished shards by time and checksum, or by size, for `if_exists='resume'`.",
+        requires={"if_exists=resume|if_exists=update": "nothing to resume"}, recorded=False,
     )  # fmt: skip
     part: str | None = option(
-        None, "Part of N runs side by side whose shards are written: 3/64, or slurm or kubernetes for this task's own.",
+        None, "Write part K of N parallel runs: 3/64, or slurm or kubernetes to detect it.",
         section="machines", form="part", metavar="K/N", recorded=False,
     )  # fmt: skip
 
