@@ -38,4 +38,4 @@ def test_the_man_page_renders() -> None:
     assert ran.stderr == ""
     shown = " ".join(ran.stdout.split())
     assert "shardtool create ./imgs 'out-{000000..}.tar' --label-from-folder --shuffle --seed 1" in shown
-    assert "Put all samples into one random order." in shown
+    assert "Shuffle all samples globally." in shown

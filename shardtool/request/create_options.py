@@ -147,7 +147,7 @@ class CreateOptions(SelectingOptions):
         section="tables", metavar="COLUMNS", shown="all", of="manifest",
     )  # fmt: skip
     root: PathLike | None = option(
-        None, "Base folder for relative paths.", form="path", metavar="FOLDER", shown="the manifest's folder",
+        None, "Base folder for relative paths.", form="path", metavar="FOLDER", shown="manifest folder",
         of="manifest", recorded=False,
     )  # fmt: skip
     allow_outside: bool = option(False, "Allow paths outside `root`.", of="manifest", recorded=False)

@@ -38,7 +38,7 @@ class VerifyOptions(WorkerOptions):
     """The options of `verify`."""
 
     quick: bool = option(
-        False, "Check names, sizes, sidecars and numbering only; do not read the shards.",
+        False, "Check names, sizes, sidecars and numbering; do not read the shards.",
         section="checks", common=True,
     )  # fmt: skip
     decode: bool = option(
@@ -79,8 +79,8 @@ class VerifyOptions(WorkerOptions):
         "the dataset", requires=_REQUIRES_SOURCE,
     )  # fmt: skip
     root: PathLike | None = option(
-        None, "Base folder for relative paths in a manifest.", form="path",
-        metavar="FOLDER", shown="the manifest's folder", requires=_REQUIRES_SOURCE,
+        None, "Base folder for a manifest's relative paths.", form="path",
+        metavar="FOLDER", shown="manifest folder", requires=_REQUIRES_SOURCE,
     )  # fmt: skip
     allow_outside: bool = option(False, "Allow manifest paths outside `root`.", requires=_REQUIRES_SOURCE)
     symlinks: Symlinks | None = option(

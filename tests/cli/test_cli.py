@@ -320,7 +320,7 @@ def test_what_is_left_out_is_told(place: Path) -> None:
     _fifo(place / "s")
     ran = typed("create", "s", PATTERN, "--on-error", "skip", "--max-count", "5", cwd=place)
     assert ran.code == 0
-    assert "1 left out, listed in out.skipped" in ran.out
+    assert "1 skipped, listed in out.skipped" in ran.out
     assert "a/pipe.jpg" in ran.err
     told = _document(
         typed("create", "s", PATTERN, "--on-error", "skip", "--resume", "--overwrite", "--json", cwd=place).out

@@ -195,7 +195,7 @@ def test_what_is_not_saved(source: Path, tmp_path: Path) -> None:
     assert run.code == 2  # that pattern is for --split
     assert not path.exists()
     run = typed("create", source, output, *secret[:2], "--dry-run", "--save-config", path)
-    assert (run.code, run.err) == (0, f"note: header, which may hold secrets, are not in {path}\n")
+    assert (run.code, run.err) == (0, f"note: header may contain secrets and is not saved in {path}\n")
     assert "abc" not in path.read_text()
     before = path.read_text()
     run = typed("create", source, output, "--seed", "3", "--overwrite", "--save-config", path)
@@ -289,7 +289,7 @@ def test_two_that_exclude_each_other(source: Path, tmp_path: Path) -> None:
     """Where the file says what cannot stand beside what is typed, the error says how that is taken back."""
     (tmp_path / "job.toml").write_text("shuffle = true\n")
     asked = ("create", source, f"{tmp_path}/o/x-{{0..}}.tar", "--config", tmp_path / "job.toml", "--sort-by", "size")
-    said = "shardtool: --sort-by: used with --shuffle; expected one of them. --no-KEY takes back what the file says.\n"
+    said = "shardtool: --sort-by: used with --shuffle; expected one of them. Use --no-KEY to ignore an option from the job file.\n"
     assert (typed(*asked).code, typed(*asked).err) == (2, said)
     assert typed(*asked, "--no-shuffle", "--dry-run").code == 0
 

@@ -128,7 +128,7 @@ def test_every_topic_belongs_to_a_verb() -> None:
 def test_a_family_has_its_keys_in_its_topic() -> None:
     """What `--fetch` takes stands in its topic, with each key's own text and default."""
     ran = typed("help", "create", "urls")
-    assert "  per-host=N          Number of files that all workers fetch at once of one host. [default: 16]" in ran.out
+    assert "  per-host=N          Number of concurrent downloads per host, across all workers. [default: 16]" in ran.out
     assert "  robots=obey|ignore  " in ran.out
 
 
@@ -163,7 +163,7 @@ def test_the_help_is_as_wide_as_the_terminal(monkeypatch: pytest.MonkeyPatch) ->
         ("create a b --maxsize 4", "Did you mean --max-size?"),
         ("create a b --worker 4", "Did you mean --workers?"),
         ("create a b --shufle", "Did you mean --shuffle?"),
-        ("create a b --format tar", "The ending of OUTPUT picks the format: .tar or .tfrecord."),
+        ("create a b --format tar", "The file extension of OUTPUT selects the format: .tar or .tfrecord."),
         ("verify a --exclude x", "It is an option of `shardtool create`."),
         ("copy a b --where x", "It is an option of `shardtool"),
         ("inspect a --dry-run", "It is an option of `shardtool"),

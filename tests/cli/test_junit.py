@@ -22,12 +22,12 @@ def test_a_report_says_what_was_not_read(small: Path, tmp_path: Path) -> None:
     assert ran.code == 0
     said = _suite(ran).findtext("system-out") or ""
     assert "not checked: 2 shards of 3" in said
-    assert said.endswith("sound")
+    assert said.endswith("valid")
     for shard in shards(tmp_path):
         flip(shard, 600)
     ran = typed("verify", "out.json", "--sample", "30%", "--format", "junit", cwd=tmp_path)
     assert ran.code == 3
-    assert (_suite(ran).findtext("system-out") or "").splitlines()[-1].startswith("not sound: ")
+    assert (_suite(ran).findtext("system-out") or "").splitlines()[-1].startswith("not valid: ")
 
 
 def test_what_ends_verify_is_an_error_in_the_report(tmp_path: Path) -> None:
