@@ -43,8 +43,8 @@ SKIP_CODES: dict[SkipCode, str] = {  # same texts as in docs/errors.md
     "not-chosen": "the values found in the file do not match --where",
     "incomplete": "the sample lacks a file in one of several folders (--complete)",
     "oversize": "the sample is larger than a shard may be",
-    "unreadable": "the file or folder cannot be opened or read; in an archive, the member is damaged, encrypted, or has "
-    "an unsupported compression",
+    "unreadable": "the file or folder cannot be opened or read; in an archive, the member is damaged, encrypted, or "
+    "has an unsupported compression",
     "vanished": "the file was deleted after the source was listed",
     "changed": "the size or modification time changed after the source was listed",
     "corrupt": "a payload in a shard does not match the checksum in the sidecar",
@@ -61,12 +61,12 @@ SKIP_CODES: dict[SkipCode, str] = {  # same texts as in docs/errors.md
     "map-failed": "the function of --map raised, or returned no sample",
     "field-clash": "two images of a sample would get the same name with --encode",
     "no-number": "--map returned another type for a number field of a TFRecord",
-    "bad-json": "a field of --columns-from is not a JSON object, number or short text, or has a value that does not fit "
-    "into a column",
+    "bad-json": "a field of --columns-from is not a JSON object, number or short text, or has a value that does not "
+    "fit into a column",
     "bad-value": "a value passed to ShardWriter.write that does not fit into a field or column",
     "bad-url": "not an http or https URL with a host",
-    "http-404": "the web server returned this status: 404 if the file does not exist, 403 if access is denied, and so on "
-    "for any status except 200",
+    "http-404": "the web server returned this status: 404 if the file does not exist, 403 if access is denied, and so "
+    "on for any status except 200",
     "timeout": "the server sent nothing for too long, or the download took too long (--fetch timeout, max-time)",
     "no-host": "the host name has no address",
     "no-connection": "the server cannot be reached, or closed the connection",

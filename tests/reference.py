@@ -29,7 +29,8 @@ _EXITS = {
     0: "Success.", 2: "Invalid request, or a name was not found.", 3: "Findings, or differences.",
     4: "Damaged input.", 5: "The output exists, or another run is writing it.",
     6: "Samples cannot be read.",
-    7: "The machine failed: disk full, out of memory, or a worker was killed.", 128: "Plus the signal number: interrupted.",
+    7: "The machine failed: disk full, out of memory, or a worker was killed.",
+    128: "Plus the signal number: interrupted.",
 }  # fmt: skip
 
 

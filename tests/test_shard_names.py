@@ -72,5 +72,5 @@ def test_a_single_numbered_shard_is_a_range_of_one() -> None:
 def test_names_that_are_only_read(name: str) -> None:
     """What is written has a plain ending: a pattern of other tools' names is refused as an output, and says so."""
     parse_pattern(name)
-    with pytest.raises(InvalidRequest, match=r"only read; expected .*\.tfrecord"):
+    with pytest.raises(InvalidRequest, match=r"can be read but not written; expected .*\.tfrecord"):
         parse_output_pattern([name])

@@ -173,8 +173,8 @@ def test_no_message_names_an_option_otherwise() -> None:
         (
             recreate_hint,
             (
-                "Run the command that made it again with if_exists='resume', or `shardtool index`.",
-                "Run the command that made it again with --resume, or `shardtool index`.",
+                "Run the original command with if_exists='resume', or `shardtool index`, to recreate it.",
+                "Run the original command with --resume, or `shardtool index`, to recreate it.",
             ),
         ),
     ],

@@ -1,7 +1,7 @@
-"""The command line: options in, text or JSON out, exit codes.
+"""The command line: entry point, error output and exit codes.
 
-Exit codes (docs/errors.md): 0 done, 1 a bug in shardtool, 2 invalid request, 3 findings (verify) or differences
-(diff), 4 corrupt input, 5 output exists or is locked, 6 samples failed, 7 the machine failed (disk full, out of
+Exit codes (docs/errors.md): 0 success, 1 a bug in shardtool, 2 invalid request, 3 findings (verify) or differences
+(diff), 4 damaged input, 5 output exists or is locked, 6 samples failed, 7 the machine failed (disk full, out of
 memory, worker killed), 129 / 130 / 143 interrupted by SIGHUP / SIGINT / SIGTERM.
 """
 
@@ -54,12 +54,10 @@ _VERB_SUMMARIES = {
 }
 
 
-_MIN_ADDRESS_SPACE_BYTES = 300_000_000  # bytes of address space: with less, OpenBLAS and glibc were seen to abort
+_MIN_ADDRESS_SPACE_BYTES = 300_000_000  # with less, OpenBLAS and glibc abort
 
 
-_GC_THRESHOLD = (
-    50_000  # objects between two looks for garbage: imports make many that all stay, and samples are columns
-)
+_GC_THRESHOLD = 50_000  # imports create many permanent objects, and samples are columns: collect garbage rarely
 
 
 _RESUME_TEXT = "All files in the output are complete. Run it again with --resume to continue."
@@ -76,7 +74,7 @@ _RESUME_TEXTS = {
 
 
 class _VerbGroup(click.Group):
-    """The verbs, each imported when it is used: `--help` costs no more than click."""
+    """The verbs, each imported on first use, to keep `--help` fast."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
         return list(_VERB_SUMMARIES)
@@ -89,7 +87,7 @@ class _VerbGroup(click.Group):
         return VERBS[cmd_name]()
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Read what was typed before the verb."""
+        """Parse options before the verb."""
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
@@ -100,7 +98,7 @@ class _VerbGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Return the verb that is asked for; one that there is not is refused with what may be meant."""
+        """Return the verb; suggest a name for an unknown verb."""
         if args[0] not in _VERB_SUMMARIES and args[0][:1] != "-":
             from shardtool.cli.help import suggest_verb
 
@@ -109,7 +107,7 @@ class _VerbGroup(click.Group):
         return super().resolve_command(ctx, args)
 
     def get_help(self, ctx: click.Context) -> str:
-        """Return the help: one screen."""
+        """Return the help of the group."""
         from shardtool.cli.help import overview_help
 
         return overview_help(self, ctx, _VERB_SUMMARIES)
@@ -158,35 +156,35 @@ def cli() -> None:
 
 def main() -> NoReturn:
     """Run the command line, and end the process with its exit code."""
-    for fd in range(3):  # closed ones would be given to the files that we write
+    for fd in range(3):  # otherwise our output files could get these numbers
         try:
             os.fstat(fd)
         except OSError:
             os.open(os.devnull, os.O_RDWR)
-    # NumPy would start a thread per core for linear algebra: 50 ms, and memory, for what no verb needs.
+    # Prevent NumPy from starting a thread per core for linear algebra, which takes 50 ms and memory.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     block_pandas()
     gc.set_threshold(_GC_THRESHOLD)
-    if "_SHARDTOOL_COMPLETE" in os.environ:  # which shells have click look at
+    if "_SHARDTOOL_COMPLETE" in os.environ:  # set by shell completion
         import_module("shardtool.cli.completion")
     arguments = sys.argv[1:]
     signals = SignalHandler(lambda signum: _print_error(_describe_interrupt(signum, arguments), arguments))
     signals.install()
     try:
         code = _run(arguments, signals)
-    except Interrupted as late:  # between the last line of a verb and `end`
+    except Interrupted as late:  # a signal after the verb finished and before `end`
         code = 128 + late.signum
     LOG.end(code)
     for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError, AttributeError):  # closed, or none: what mattered was flushed by `render.show`
+        with suppress(OSError, AttributeError):  # closed or missing; results were already flushed
             stream.flush()
-    # Nothing is left to do, and taking an interpreter with pyarrow and NumPy apart would take another 50 ms.
+    # Skip the shutdown of an interpreter with pyarrow and NumPy, which takes 50 ms.
     os._exit(code)
 
 
 @use_cli_names()
 def _run(arguments: list[str], signals: SignalHandler) -> int:
-    """Return the exit code of a command line, once what it has to say is said."""
+    """Run a command line and return its exit code; print results and errors."""
     LOG.begin("")
     allow_color(allowed="--no-color" not in arguments)
     try:
@@ -200,19 +198,19 @@ def _run(arguments: list[str], signals: SignalHandler) -> int:
     except click.ClickException as error:
         signals.end()
         return _print_usage_error(error, arguments)
-    except (Exception, Interrupted) as error:  # noqa: BLE001 - the edge: what is no error of the user's is a bug
+    except (Exception, Interrupted) as error:  # noqa: BLE001 - unexpected exceptions are reported as bugs
         signals.end()
         signum = error.signum if isinstance(error, Interrupted) else signals.first
         failure = _describe_error(error, arguments) if signum is None else _describe_interrupt(signum, arguments)
-    # Here the frames of what has failed are gone, and with them the memory that they held.
+    # Outside the handler, the frames of the failed code and their memory are released.
     return _print_error(failure, arguments)
 
 
 def _check_address_space() -> None:
-    """Refuse a limit of memory within which libraries end the process as they are loaded, and nothing could be said.
+    """Refuse a memory limit under which libraries abort while they are loaded.
 
     Raises:
-        OutOfMemory: The limit is such.
+        OutOfMemory: The limit is too low.
     """
     import resource
 
@@ -225,46 +223,48 @@ def _check_address_space() -> None:
 
 
 def _describe_error(error: BaseException, arguments: list[str]) -> dict[str, Any]:
-    """Return what is printed of an error, as data."""
+    """Return an error as data for printing."""
     where = f"shardtool {verb}" if (verb := _find_verb(arguments)) else "shardtool"
     if isinstance(error, PlainError):
         failure = error
     elif is_out_of_memory(error):
         failure = OutOfMemory(where, f"not enough memory, in {_find_function(error)}", remedy=MEMORY_FIX)
     elif isinstance(error, OSError) and {"-h", "--help", "--version"} & set(arguments):
-        failure = OutputFailed("stdout", f"cannot write: {(error.strerror or '').lower()}")  # click prints these itself
+        failure = OutputFailed(
+            "stdout", f"cannot write: {(error.strerror or '').lower()}"
+        )  # click prints help and version itself
     elif isinstance(error, OSError) and error.errno in PROCESS_ERRNOS:
         failure = StoreFailed(where, os_error_text(error), remedy=FILE_LIMIT_FIX)
     else:
         failure = Bug.of(where, error)
-    found = failure.to_json()
+    described = failure.to_json()
     if isinstance(failure, InvalidRequest) and verb:
         from shardtool.cli.commands import VERBS
         from shardtool.cli.help import restore_typed_names
 
-        found.update(restore_typed_names(found, VERBS[verb](), arguments))
+        described.update(restore_typed_names(described, VERBS[verb](), arguments))
     if isinstance(failure, Bug) and not {"-v", "--verbose"} & set(arguments):
-        found.pop("detail", None)
-    return found
+        described.pop("detail", None)
+    return described
 
 
 def _find_function(error: BaseException) -> str:
-    """Return which function of this package an exception comes from."""
-    found, trace = "the command line", error.__traceback__
+    """Return the innermost function of the package in the traceback, for messages."""
+    name, trace = "the command line", error.__traceback__
     while trace is not None:
         module = trace.tb_frame.f_globals.get("__name__", "")
         if module.startswith("shardtool.") and not module.startswith("shardtool.cli"):
-            found = f"{module}.{trace.tb_frame.f_code.co_name}"
+            name = f"{module}.{trace.tb_frame.f_code.co_name}"
         trace = trace.tb_next
-    return found
+    return name
 
 
 def _find_verb(arguments: list[str]) -> str:
-    return next((one for one in arguments if one in _VERB_SUMMARIES), "")
+    return next((word for word in arguments if word in _VERB_SUMMARIES), "")
 
 
 def _print_error(error: dict[str, Any], arguments: list[str]) -> int:
-    """Print an error, on stdout as JSON where that was asked for, otherwise on stderr; return its exit code."""
+    """Print an error as JSON on stdout with `--json`, otherwise on stderr; return its exit code."""
     if "--json" in arguments:
         try:
             print_json({"error": error})
@@ -298,7 +298,7 @@ def _print_usage_error(error: click.ClickException, arguments: list[str]) -> int
 
 
 def _describe_interrupt(signum: int, arguments: list[str]) -> dict[str, Any]:
-    """Return what is printed of a run that a signal has ended: what is there, and how to go on, for this verb."""
+    """Return the error of an interrupted run, with a hint how to continue."""
     return {
         "code": "interrupted",
         "exit_code": 128 + signum,

@@ -1,4 +1,4 @@
-"""The commands: pass typed arguments to the library, and print the results."""
+"""The verbs: pass typed arguments to the library, and print the results."""
 
 from __future__ import annotations
 
@@ -48,15 +48,13 @@ if TYPE_CHECKING:
 _EXIT_FINDINGS, _EXIT_UNREADABLE = 3, 4  # exit codes
 
 
-_DIFF_SIDES = 2  # of `diff`
+_DIFF_SIDES = 2
 
 
-_STRAY_VALUE = re.compile(
-    r"[kKMGTPmgtp]?i?[bB]|[0-9]+"
-)  # a unit or a number: rather a part of an option's value than a name
+_STRAY_VALUE = re.compile(r"[kKMGTPmgtp]?i?[bB]|[0-9]+")  # a unit or number: probably a part of an option's value
 
 
-VERBS: dict[str, Callable[[], click.Command]] = {}  # what makes each
+VERBS: dict[str, Callable[[], click.Command]] = {}  # creates the command of each verb
 
 
 _CommandT = TypeVar("_CommandT", bound="Callable[..., int | None]")
@@ -68,15 +66,15 @@ def register_verb(
     running: type[BaseOptions] = RunOptions,
     without: Collection[str] = (),
 ) -> Callable[[_CommandT], _CommandT]:
-    """Make a verb of a function, whose docstring is the help, once that verb is asked for.
+    """Register a function as a verb; its docstring is the help.
 
-    It gets what was typed that is no option; what makes its options, or refuses them; and what says how it runs.
+    The function is called with the arguments, a function that creates the options object, and the run options.
 
     Args:
-        arguments: What is typed beside options: names, as the usage line calls them, or what click is to know of it.
-        options: The class of its options.
-        running: The class of those that say how it runs.
-        without: Options that the command line does not have.
+        arguments: Names of the arguments in the usage line, or click arguments.
+        options: The options class of the verb.
+        running: The class of the run options.
+        without: Options that are not available on the command line.
     """
     typed = (
         (
@@ -90,8 +88,13 @@ def register_verb(
 
     def made(function: Callable[..., int | None]) -> click.Command:
         kinds = [running] if options is None else [options, running]
-        known = {kind: [name for name in option_specs(kind) if name not in without] for kind in kinds}
-        params = [one for kind, names in known.items() for name in names for one in build_click_options(kind, name)]
+        option_names = {kind: [name for name in option_specs(kind) if name not in without] for kind in kinds}
+        params = [
+            option
+            for kind, names in option_names.items()
+            for name in names
+            for option in build_click_options(kind, name)
+        ]
         first = VerbOption(["-h", "first_help"], is_flag=True, is_eager=True, expose_value=False, callback=_show_brief)
         plain = VerbOption(["--no-color"], is_flag=True, expose_value=False)  # see `allow_color`
         first.hidden = plain.hidden = True
@@ -101,21 +104,21 @@ def register_verb(
             context = click.get_current_context()
             given = context.params
             if context.default_map:
-                for kind in known:
+                for kind in option_names:
                     prefer_typed(kind, context)
-            words = [given[one.name or ""] for one in typed]
+            words = [given[argument.name or ""] for argument in typed]
             if any(_STRAY_VALUE.fullmatch(word) for word in given.get("names", ())):
                 from shardtool.cli.help import refuse_loose_value
 
                 refuse_loose_value(given["names"], context)
-            asked = [partial(build_options, kind, names, given) for kind, names in known.items()]
+            factories = [partial(build_options, kind, names, given) for kind, names in option_names.items()]
             if given.get("save_config") is not None:
                 from shardtool.cli.config import prepare_config
 
-                for make in asked:
-                    make()
+                for create_options in factories:
+                    create_options()
                 context.meta[ON_ACCEPTED] = prepare_config(given["save_config"], context)
-            code = function(*words, *asked[:-1], asked[-1]())
+            code = function(*words, *factories[:-1], factories[-1]())
             if ON_ACCEPTED in context.meta:
                 context.meta[ON_ACCEPTED]()
             return code
@@ -130,7 +133,6 @@ def register_verb(
 
 
 def _show_brief(context: click.Context, _option: click.Parameter, asked: bool) -> None:  # noqa: FBT001 - click's
-    """Show the help of one screen."""
     if asked and isinstance(context.command, VerbCommand):
         print_text(brief_help(context.command, context))
         context.exit()
@@ -231,7 +233,7 @@ def reshard(names: tuple[str, ...], asked: Callable[[], ReshardOptions], how: Dr
 
 @options_class
 class _ReportOptions(RunOptions):
-    """How `verify` tells what it found."""
+    """How `verify` prints findings."""
 
     style: Literal["text", "json", "junit", "github"] = option(
         "text", "Format of the report.", section="output", typed="report", old="format", common=True
@@ -304,8 +306,10 @@ def diff(names: tuple[str, ...], asked: Callable[[], DiffOptions], how: RunOptio
     from shardtool.verbs.diff.diff import diff as run
 
     if len(names) != _DIFF_SIDES:
-        remedy = "Quote patterns, such as 'out-{000000..}.tar'."
-        raise InvalidRequest("diff", pluralize(len(names), "argument"), expected="two: A and B", remedy=remedy)
+        remedy = "Quote patterns, for example 'out-{000000..}.tar'."
+        raise InvalidRequest(
+            "diff", pluralize(len(names), "argument"), expected="two arguments, A and B", remedy=remedy
+        )
     a, b = materialize_inputs(names)
     found = run_and_print(partial(run, a, b, asked()), how, partial(diff_text, whole=how.verbose), always=True)
     return 0 if found.same else _EXIT_FINDINGS
@@ -335,7 +339,7 @@ def copy(names: tuple[str, ...], asked: Callable[[], CopyOptions], how: RunOptio
     from shardtool.verbs.copy.copy import copy as run
 
     dataset, dest = split_destination(
-        names, "DEST", "not given; the last argument is the folder or prefix to copy into"
+        names, "DEST", "not given; the last argument must be the folder or prefix to copy to"
     )
     options = asked()
     run_and_print(partial(run, dataset, dest, options), how, copy_text, always=options.dry_run)
@@ -364,9 +368,7 @@ def extract(names: tuple[str, ...], asked: Callable[[], ExtractOptions], how: Ru
     from shardtool.cli.result_text import extract_text
     from shardtool.verbs.extract import extract as run
 
-    dataset, folder = split_destination(
-        names, "DIR", "not given; the last argument is the folder to write the files to"
-    )
+    dataset, folder = split_destination(names, "DIR", "not given; the last argument must be the folder for the files")
     options = asked()
     run_and_print(partial(run, materialize_inputs(dataset), folder, options), how, extract_text, always=options.dry_run)
 
@@ -395,7 +397,7 @@ def remove(names: tuple[str, ...], asked: Callable[[], RemoveOptions], how: RunO
 
 @options_class
 class _IndexCommandOptions(IndexOptions):
-    """What `index` makes beside sidecars and a dataset file."""
+    """Options of `index` on the command line."""
 
     export: tuple[str, ...] = inherit_option(CreateOptions, "export", section="indexes", common=True)
     merge: bool = option(
@@ -448,14 +450,14 @@ def index(names: tuple[str, ...], asked: Callable[[], _IndexCommandOptions], how
 def _index_dataset(
     dataset: Sequence[str], options: _IndexCommandOptions, terminal: Observer
 ) -> tuple[dict[str, object], list[str]]:
-    """Index one dataset, and make what other tools want of it; return what was done, as JSON and as lines."""
+    """Index one dataset and export indexes of other tools; return the result as JSON and as lines."""
     from shardtool.verbs.index.export import check_index_names, export
     from shardtool.verbs.index.index import index as run
 
     document: dict[str, object] = {}
     lines, file, forms = list[str](), dataset[0], options.export
     if options.merge or not forms or len(dataset) > 1 or not file.endswith(".json") or options.checksum:
-        if options.merge:  # what it imports starts threads, after which workers are not forked, but started afresh
+        if options.merge:  # its imports start threads, after which workers cannot be forked
             from shardtool.writer.merge import merge
 
             result: IndexResult = merge(dataset[0] if len(dataset) == 1 else dataset, observer=terminal)
@@ -464,7 +466,7 @@ def _index_dataset(
                 check_index_names(dataset, forms)
             result = run(dataset, options, observer=terminal)
         document, file = result.to_json(), result.dataset_file
-        kept = f" ({result.kept:,} were right already)" if result.kept else ""
+        kept = f" ({result.kept:,} already valid)" if result.kept else ""
         lines.append(
             f"{pluralize(result.samples, 'sample')} in {pluralize(result.shards, 'shard')}{kept}\n"
             f"dataset file  {printable(result.dataset_file)}"
@@ -472,8 +474,8 @@ def _index_dataset(
     if forms:
         exported = export(file, forms, options.pick(ExportOptions), observer=terminal)
         document = {**document, "export": exported.to_json()} if document else exported.to_json()
-        there = f", {exported.kept:,} of them there already" if exported.kept else ""
-        lines.append(f"{pluralize(len(exported.files), 'file')} in {exported.folder}{there}")
+        kept = f", {exported.kept:,} already existed" if exported.kept else ""
+        lines.append(f"{pluralize(len(exported.files), 'file')} in {exported.folder}{kept}")
     return document, lines
 
 
@@ -647,7 +649,7 @@ def help_(context: click.Context, names: tuple[str, ...]) -> None:
 
     above = context.parent
     if len(names) > 2:  # noqa: PLR2004 - a verb, a topic
-        raise InvalidRequest("help", pluralize(len(names), "argument"), expected="one VERB, and one TOPIC of it")
+        raise InvalidRequest("help", pluralize(len(names), "argument"), expected="one VERB and one of its topics")
     if above is None or not isinstance(above.command, click.Group) or not names:
         print_text((above or context).get_help())
         return

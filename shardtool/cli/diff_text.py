@@ -78,7 +78,7 @@ def diff_text(result: DiffResult, *, whole: bool) -> str:
     lines += [f"\nclass numbers of {printable(name)} have different names" for name in result.classes]
     total = ", ".join(totals) or ("content equal" if columns else "equal")
     if result.uncompared:
-        total += f", except that these fields were not compared: {printable(format_list([*result.uncompared]))}"
+        total += f"; not compared: {printable(format_list([*result.uncompared]))}"
     total += f" ({fields})" if fields else ""
     total += f"; metadata: {format_list(columns)}" if columns else ""
     return "\n".join([*lines, "", f"{total}, {result.seconds:.1f} s"])

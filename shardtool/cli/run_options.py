@@ -1,4 +1,4 @@
-"""Options that every command has: output format, progress, logging, config files and servers."""
+"""Options of all verbs: output, progress, logs, job files and servers."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ _ERROR_OPTIONS = {"as_json": "--json", "verbose": "--verbose"}
 
 
 def _use_config(path: str) -> None:
-    """Take what a file says for what was not typed."""
+    """Use the job file for options that were not typed."""
     from shardtool.cli.config import read_config
 
     context = click.get_current_context()
     context.default_map = read_config(path, context)
-    if isinstance(context.obj, list):  # what was typed, by which errors are printed
+    if isinstance(context.obj, list):  # the typed words, which select the form of errors
         context.obj += [word for name, word in _ERROR_OPTIONS.items() if context.default_map.get(name)]
 
 
 @options_class
 class PrintOptions(BaseOptions):
-    """What is printed, and how."""
+    """Options for printing, and job files."""
 
     as_json: bool = option(False, "Print the result as one JSON document on stdout.", section="output", typed="json")
     quiet: bool = option(False, "Print only errors and requested output.", typed="quiet/q")
@@ -48,7 +48,7 @@ class PrintOptions(BaseOptions):
 
 @options_class
 class RunOptions(PrintOptions):
-    """What is said while a verb runs, and which servers are asked."""
+    """Options for progress, logs and servers."""
 
     progress: Literal["auto", "plain"] = option(
         "auto",
@@ -81,7 +81,7 @@ class RunOptions(PrintOptions):
 
 @options_class
 class DryRunOptions(RunOptions):
-    """What can be asked of a verb that plans before it writes, too."""
+    """Options of verbs with a dry run."""
 
     dry_run: bool = option(
         False, "Print the exact plan; write nothing.", section="output", typed="dry-run/n", common=True

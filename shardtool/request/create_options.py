@@ -37,10 +37,10 @@ if TYPE_CHECKING:
     from shardtool.fetch.options import FetchOptions
 
 
-TOP_FOLDER = "/"  # the column of a folder that `--split-by folder` divides by: no other has that name
+TOP_FOLDER = "/"  # name of the column that `--split-by folder` uses; no other column has this name
 
 
-_MIN_MEMORY_BYTES = 16 * 10**6  # bytes: what the buffers of a shuffle take
+_MIN_MEMORY_BYTES = 16 * 10**6  # size of the buffers of a shuffle
 
 
 _REQUIRES_RESUME = {"if_exists=resume": "nothing to resume"}
@@ -50,13 +50,13 @@ _REQUIRES_URLS = {"urls": "no URLs to fetch"}
 
 
 def _fetch_option(default: DefaultT, text: str, **facts: Any) -> DefaultT:
-    """Declare an option about the files of URLs; how they are fetched decides no byte of a dataset."""
+    """Declare a download option; by default these do not affect the dataset and are not recorded."""
     return option(default, text, **{"requires": _REQUIRES_URLS, "recorded": False, "family": "fetch", **facts})
 
 
 @options_class
 class CreateOptions(SelectingOptions):
-    """The options of `create`; each has an option on the command line, of the same name where no other is given."""
+    """Options of `create`. The command line has the same names unless noted."""
 
     split_by: str | None = inherit_option(
         OutputOptions, "split_by", text="Column that names each sample's split, or 'folder' for the top folder."
@@ -164,7 +164,7 @@ class CreateOptions(SelectingOptions):
     on_duplicate: Literal["error", "first"] = option(
         "error", "What to do if the dataset already has a sample's key: fail, or keep the first.",
         section="rerun", requires={"if_exists=append|if_exists=update": "no dataset to compare keys with"},
-        conflicts=("map, which makes keys",),
+        conflicts=("map, which creates keys",),
     )  # fmt: skip
     plan: PathLike | None = option(
         None, "Use the plan in this file instead of listing the source. All parts of a run can share the file.",
@@ -178,46 +178,47 @@ class CreateOptions(SelectingOptions):
     def __post_init__(self) -> None:
         SelectingOptions.__post_init__(self)
         if self.user_agent is not None and not re.fullmatch(r"[\x20-\x7e]+", self.user_agent):
-            raise InvalidRequest(option_text("user_agent"), repr(self.user_agent[:100]), expected="a line of ASCII")
+            raise InvalidRequest(option_text("user_agent"), repr(self.user_agent[:100]), expected="one line of ASCII")
 
     def check_for(self, *, manifest: bool) -> None:
-        """Refuse options that are about the other kind of source.
+        """Refuse options that do not apply to a manifest, or to a folder.
 
         Raises:
-            InvalidRequest: There are such.
+            InvalidRequest: Such an option is given.
         """
         if not manifest:
             self.check_joined_form()
-        found, other = ("manifest", "folder") if manifest else ("folder", "manifest")
-        for name, one in option_specs(type(self)).items():
-            if one.of == other and self.is_given(name):
+        source, other = ("manifest", "folder") if manifest else ("folder", "manifest")
+        for name, spec in option_specs(type(self)).items():
+            if spec.of == other and self.is_given(name):
                 remedy = ""
                 if name == "meta" and self.join is not None:
                     added = option_text("values", {"FIELD": "COLUMN"})
-                    remedy = f"All columns of {option_text('join')} go into the sidecars; {added} makes a field of one."
+                    stored = f"All columns of {option_text('join')} are stored in the sidecars."
+                    remedy = f"{stored} Use {added} to create a field from one."
                 expected = f"a {other}, or not this option"
-                raise InvalidRequest(option_text(name), f"the source is a {found}", expected=expected, remedy=remedy)
+                raise InvalidRequest(option_text(name), f"the source is a {source}", expected=expected, remedy=remedy)
 
     def recorded(self) -> dict[str, object]:
-        """Return the options that decide the dataset's bytes, where they differ from the default."""
-        found = SelectingOptions.recorded(self)
-        if found.get("meta") == "all":
-            del found["meta"]
-        return found
+        """Return the options that affect the dataset and differ from their defaults."""
+        recorded = SelectingOptions.recorded(self)
+        if recorded.get("meta") == "all":
+            del recorded["meta"]
+        return recorded
 
     def make_split_options(self) -> SplitOptions | None:
-        """Return how samples are divided; None: they are not."""
+        """Return the options for splitting; None without splits."""
         if not self.split_from_folder:
             return OutputOptions.make_split_options(self)
         return SplitOptions(column=TOP_FOLDER, option="split_from_folder", seed=self.seed)
 
     def make_fetch_options(self) -> FetchOptions | None:
-        """Return how the files of URLs are fetched; None: there are none."""
+        """Return the download options; None without URLs."""
         if not self.urls:
             return None
         if find_spec("aiohttp") is None:
             remedy = "Run `pip install 'shardtool[urls]'`."
-            raise InvalidRequest(option_text("urls"), "aiohttp is not installed here", remedy=remedy)
+            raise InvalidRequest(option_text("urls"), "aiohttp is not installed", remedy=remedy)
         from shardtool.fetch.options import USER_AGENT, FetchOptions
 
         return self.pick(
@@ -234,15 +235,15 @@ class CreateOptions(SelectingOptions):
 
 @options_class
 class ReshardOptions(SelectingOptions):
-    """The options of `reshard`; options on the command line have the same names where no other is given.
+    """Options of `reshard`. The command line has the same names unless noted.
 
-    `on_duplicate` and `per_class` act between `sample` and `sort_by`; `shuffle` and `split` come after all others.
+    `on_duplicate` and `per_class` are applied between `sample` and `sort_by`, `shuffle` and `split` last.
     """
 
     add: Texts = option(
         (), "Add the fields of this dataset to samples with the same keys.", section="fields",
         form="path", metavar="DATASET", recorded=False,
-        conflicts=("method=scatter, and fields of a sample lie in several files",),
+        conflicts=("method=scatter, which needs all fields of a sample in one file",),
     )  # fmt: skip
     on_duplicate: OnDuplicate = option(
         "error", "What to do with samples that share a key: fail, rename (KEY-2), or keep one.",
@@ -271,5 +272,5 @@ class ReshardOptions(SelectingOptions):
         SelectingOptions.__post_init__(self)
         self.check_joined_form()
         if (memory := parse_size(self.memory)) < _MIN_MEMORY_BYTES:
-            expected = f"{format_size(_MIN_MEMORY_BYTES)} or more"
+            expected = f"at least {format_size(_MIN_MEMORY_BYTES)}"
             raise InvalidRequest(option_text("memory"), format_size(memory), expected=expected)

@@ -1,4 +1,4 @@
-"""Options of the commands that read or change finished datasets."""
+"""Options of the verbs that read or change finished datasets."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SOURCE_OPTIONS = (
     "root",
     "allow_outside",
     "symlinks",
-)  # what the user says of the source: no file is trusted in it
+)  # must come from the user: dataset files are not trusted here
 
 
 _REQUIRES_SOURCE = {"source": "no source to apply it to"}
@@ -35,7 +35,7 @@ _REQUIRES_SOURCE = {"source": "no source to apply it to"}
 
 @options_class
 class VerifyOptions(WorkerOptions):
-    """The options of `verify`."""
+    """Options of `verify`."""
 
     quick: bool = option(
         False, "Check names, sizes, sidecars and numbering; do not read the shards.",
@@ -79,7 +79,7 @@ class VerifyOptions(WorkerOptions):
         "the dataset", requires=_REQUIRES_SOURCE,
     )  # fmt: skip
     root: PathLike | None = option(
-        None, "Base folder for a manifest's relative paths.", form="path",
+        None, "Base folder for relative manifest paths.", form="path",
         metavar="FOLDER", shown="manifest folder", requires=_REQUIRES_SOURCE,
     )  # fmt: skip
     allow_outside: bool = option(False, "Allow manifest paths outside `root`.", requires=_REQUIRES_SOURCE)
@@ -93,7 +93,7 @@ class VerifyOptions(WorkerOptions):
 
 @options_class
 class IndexOptions(WorkerOptions):
-    """The options of `index`."""
+    """Options of `index`."""
 
     checksum: bool = option(
         False, "Read the payloads, to add checksums and the content fingerprint.", section="indexes",
@@ -115,7 +115,7 @@ class IndexOptions(WorkerOptions):
 
 @options_class
 class ExportOptions(WorkerOptions):
-    """How to write the indexes of other tools."""
+    """Options of `export`."""
 
     output: PathLike | None = option(None, "Output folder.", shown="next to the shards")
     overwrite: bool = option(False, "Replace existing files; otherwise, only files with the same bytes may exist.")
@@ -123,7 +123,7 @@ class ExportOptions(WorkerOptions):
 
 @options_class
 class CopyOptions(BaseOptions):
-    """How to copy a dataset."""
+    """Options of `copy`."""
 
     overwrite: bool = option(
         False, "Replace a different dataset or files with the same names. Valid files are kept.",
@@ -156,7 +156,7 @@ class CopyOptions(BaseOptions):
 
 @options_class
 class InspectOptions(BaseOptions):
-    """How to look at a dataset."""
+    """Options of `inspect`."""
 
     full: bool = option(
         False, "Read the index of every shard, even above four million samples.", section="pages", rare=True
@@ -167,7 +167,7 @@ class InspectOptions(BaseOptions):
 
 @options_class
 class DiffOptions(WorkerOptions):
-    """The options of `diff`; `root`, `allow_outside` and `symlinks` apply if `b` is the source of `a`."""
+    """Options of `diff`. `root`, `allow_outside` and `symlinks` apply if `b` is the source of `a`."""
 
     ignore_metadata: bool = option(
         False, "Compare samples and fields only, not the metadata columns.", section="output", common=True
@@ -180,14 +180,14 @@ class DiffOptions(WorkerOptions):
 
 @options_class
 class DoctorOptions(BaseOptions):
-    """The options of `doctor`."""
+    """Options of `doctor`."""
 
     read_only: bool = option(False, "Test reading only; write nothing.", section="machines", common=True)
 
 
 @options_class
 class FilterOptions(WorkerOptions):
-    """The options of the verbs that do something to some samples of datasets."""
+    """Options of verbs that act on selected samples."""
 
     where: str | None = option(
         None, "Select samples that match this query: \"label == 'dog'\". You can use the columns of sidecars, and key, "
@@ -204,7 +204,7 @@ class FilterOptions(WorkerOptions):
 
 @options_class
 class ExtractOptions(FilterOptions):
-    """The options of `extract`."""
+    """Options of `extract`."""
 
     fields: str | Texts | Mapping[str, str] = option(
         (), "Fields to write (jpg,cls), exclude (-json), or rename (JPEG=jpg).", section="files",
@@ -216,4 +216,4 @@ class ExtractOptions(FilterOptions):
 
 @options_class
 class RemoveOptions(FilterOptions):
-    """The options of `remove`."""
+    """Options of `remove`."""

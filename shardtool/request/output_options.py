@@ -1,4 +1,4 @@
-"""Options of every command that starts workers or writes shards."""
+"""Options of all verbs that start workers or write shards."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from shardtool.values import (
     Trust,
 )
 
-_MAX_SAMPLES = 10**15  # so that sums of a few stay within 64 bits
+_MAX_SAMPLES = 10**15  # small sums fit into 64 bits
 
 
 COUNT_RANGE = (1, _MAX_SAMPLES)
@@ -36,7 +36,7 @@ COUNT_RANGE = (1, _MAX_SAMPLES)
 SEED_RANGE = (-(2**63), 2**63 - 1)
 
 
-MAX_WORKERS = 1024  # a process each
+MAX_WORKERS = 1024  # processes
 
 
 WORKERS_RANGE = (1, MAX_WORKERS)
@@ -52,18 +52,18 @@ TRANSFORM_OPTIONS = (
     "exif",
     "hash",
     "map",
-)  # what sizes of samples are only estimated with
+)  # with these, sample sizes are only estimated
 
 
 def _expand_split_by(kind: type, value: str) -> dict[str, object]:
-    """Return what a column, or `folder`, divides by."""
+    """Return the option for splitting by a column or by `folder`."""
     of_folder = value == "folder" and "split_from_folder" in option_specs(kind)
     return {"split_from_folder": True} if of_folder else {"split_column": value}
 
 
 @options_class
 class WorkerOptions(BaseOptions):
-    """The options of every verb that starts workers."""
+    """Options of all verbs that start workers."""
 
     workers: int | None = option(
         None, "Number of worker processes.", section="machines", typed="workers/j", range=WORKERS_RANGE,
@@ -80,21 +80,21 @@ class WorkerOptions(BaseOptions):
     )  # fmt: skip
 
 
-def noted_readers(asked: Sequence[str], exports: Texts = ()) -> tuple[str, ...]:
-    """Return the readers that notes are about: those asked for, or the one that the closing lines name, and of exports.
+def noted_readers(targets: Sequence[str], exports: Texts = ()) -> tuple[str, ...]:
+    """Return the readers to print compatibility notes for.
 
     Args:
-        asked: Those that `target` names.
-        exports: The indexes that are written, each called by its reader: `dali-webdataset`.
+        targets: The readers in `target`; empty: webdataset.
+        exports: Exported indexes; their names start with a reader: `dali-webdataset`.
     """
     exported = {name.partition("-")[0] for name in exports}
-    named = asked or ("webdataset",)
-    return tuple(one for one in get_args(Target) if one in named or one in exported)
+    selected = targets or ("webdataset",)
+    return tuple(reader for reader in get_args(Target) if reader in selected or reader in exported)
 
 
 @options_class
 class OutputOptions(WorkerOptions):
-    """The options of every verb that writes shards; options on the command line have the same names."""
+    """Options of all verbs that write shards."""
 
     max_size: str | int | None = option(
         None, "Maximum size of a shard in bytes: 500MB, 1GiB.", section="shards", form="size", shown="1GB", common=True
@@ -197,42 +197,44 @@ class OutputOptions(WorkerOptions):
             self._check_alone()
 
     def _check_alone(self) -> None:
-        """Refuse what one part cannot do without knowing of the others."""
+        """Refuse options that a part cannot apply without the other parts."""
         part = option_text("part", self.part)
         if self.if_exists not in ("error", "resume"):
             given = option_text("if_exists", self.if_exists)
-            remedy = "Remove the old dataset first, or write elsewhere." if "overwrite" in self.if_exists else ""
+            remedy = "Delete the old dataset first, or use another output." if "overwrite" in self.if_exists else ""
             expected = f"a new dataset, or {option_text('if_exists', 'resume')}"
             raise InvalidRequest(part, f"used with {given}", expected=expected, remedy=remedy)
         if self.export:
             remedy = choose_text(
-                "`export` what `merge` has made.", "`shardtool index OUTPUT --merge` has --export, too."
+                "Call `export` for the merged dataset.", "Use `shardtool index OUTPUT --merge --export TOOL`."
             )
             raise InvalidRequest(part, f"used with {option_text('export')}", expected="one of them", remedy=remedy)
         changes = [name for name in ("urls", *TRANSFORM_OPTIONS) if getattr(self, name, None)]
-        found, why = "", ""
-        if changes and not (changes[0] == "urls" and self.max_size is None):  # of URLs, a shard has room for any bytes
-            found, why = changes[0], "samples whose sizes are known"
+        option_name, expected = "", ""
+        if changes and not (
+            changes[0] == "urls" and self.max_size is None
+        ):  # without `max_size`, downloads of any size fit
+            option_name, expected = changes[0], "samples of known size"
         elif getattr(self, "method", "auto") == "scatter":
-            found, why = "method", "samples that are read at their places"
-        if found:
-            remedy = "Write it in one run, or pack the samples as they are in parts, and change them before or after."
-            raise InvalidRequest(part, f"used with {option_text(found)}", expected=why, remedy=remedy)
+            option_name, expected = "method", "samples that are read individually"
+        if option_name:
+            remedy = "Use one run without parts, or transform the samples before or after packing in parts."
+            raise InvalidRequest(part, f"used with {option_text(option_name)}", expected=expected, remedy=remedy)
 
     @property
     def readers(self) -> tuple[str, ...]:
-        """The readers that notes are about."""
+        """The readers to print compatibility notes for."""
         return noted_readers(self.target, self.export)
 
     def recorded(self) -> dict[str, object]:
-        """Return the options that decide the dataset's bytes, where they differ from the default."""
-        found = BaseOptions.recorded(self)
+        """Return the options that affect the dataset and differ from their defaults."""
+        recorded = BaseOptions.recorded(self)
         if not any(getattr(self, name, None) for name in _SEEDED_OPTIONS):
-            found.pop("seed", None)
-        return found
+            recorded.pop("seed", None)
+        return recorded
 
     def make_split_options(self) -> SplitOptions | None:
-        """Return how samples are divided; None: they are not."""
+        """Return the options for splitting; None without splits."""
         if not self.split and self.split_column is None:
             return None
         shares = parse_shares(format_shares(self.split)) if self.split else ()

@@ -1,4 +1,4 @@
-"""Options by which `create` and `reshard` choose samples, fields and metadata, and transform images."""
+"""Options of `create` and `reshard` that select samples, fields and metadata, and transform images."""
 
 from __future__ import annotations
 
@@ -28,35 +28,34 @@ if TYPE_CHECKING:
     from shardtool.transform.transform import Transform
 
 
-_REQUIRES_IMAGE_CHANGE = {"resize|encode|probe|exif": "nothing to do to images"}
+_REQUIRES_IMAGE_CHANGE = {"resize|encode|probe|exif": "no image option to apply it to"}
 
 
 def _expand_sort_by(_kind: type, value: str) -> dict[str, object]:
-    """Return the column of `-COLUMN`, and that its largest value comes first."""
+    """Return the column and the direction of `-COLUMN`."""
     return {"sort_by": value[1:], "descending": True} if str(value).startswith("-") else {"sort_by": value}
 
 
 def _expand_fields(_kind: type, value: object) -> dict[str, object]:
-    """Return which fields stay, which do not, and what they are called then."""
+    """Return the fields to keep, to exclude and to rename."""
     if isinstance(value, Mapping):
-        return {"rename_fields": tuple(format_pair("fields", *both) for both in value.items())}
-    texts = ["=".join(map(str.strip, one.split("=", 1))) for one in split_commas("fields", value)]
-    renamed = [one for one in texts if "=" in one]
-    kept = [one for one in texts if "=" not in one and not one.startswith("-")]
-    kept += [one.partition("=")[0] for one in renamed if kept]
-    dropped = [one[1:] for one in texts if one.startswith("-") and one not in renamed]
-    found = {"select_fields": kept, "drop_fields": dropped, "rename_fields": renamed}
-    return {name: tuple(dict.fromkeys(some)) for name, some in found.items() if some}
+        return {"rename_fields": tuple(format_pair("fields", *pair) for pair in value.items())}
+    texts = ["=".join(map(str.strip, text.split("=", 1))) for text in split_commas("fields", value)]
+    renamed = [text for text in texts if "=" in text]
+    kept = [text for text in texts if "=" not in text and not text.startswith("-")]
+    kept += [text.partition("=")[0] for text in renamed if kept]
+    dropped = [text[1:] for text in texts if text.startswith("-") and text not in renamed]
+    options = {"select_fields": kept, "drop_fields": dropped, "rename_fields": renamed}
+    return {name: tuple(dict.fromkeys(fields)) for name, fields in options.items() if fields}
 
 
 @options_class
 class SelectingOptions(OutputOptions):
-    """The options by which `create` and `reshard` choose fields, and make metadata and fields of each other.
+    """Options of `create` and `reshard` that select samples and fields and convert between metadata and fields.
 
-    Of a folder and of datasets, they act in this order: `columns_from`, then `select_fields`, `drop_fields` and
-    `rename_fields`, then `join`, `where`, `values`, `sample`, `sort_by` and `head`. A manifest has its own
-    columns and its own order, and takes of these only `where`, `values`, what numbers classes, `sample`, `head` and
-    `drop_duplicates`, which comes last.
+    For folders and datasets, they are applied in this order: `columns_from`, then `select_fields`, `drop_fields` and
+    `rename_fields`, then `join`, `where`, `values`, `sample`, `sort_by` and `head`. For a manifest, only `where`,
+    `values`, `classes`, `classes_from`, `sample`, `head` and, last, `drop_duplicates` apply.
     """
 
     columns_from: Texts = option(
@@ -136,7 +135,7 @@ class SelectingOptions(OutputOptions):
     quality: int | None = option(
         None, "Quality for jpg and webp.", range=(1, 100), shown="90",
         requires={"resize|encode": "no image is written"},
-        conflicts=("encode=png, which is lossless and takes none",),
+        conflicts=("encode=png, which is lossless",),
     )  # fmt: skip
     images: Texts = option(
         (),
@@ -161,16 +160,16 @@ class SelectingOptions(OutputOptions):
     map: Function | None = option(
         None, "Call this function with each sample, a dict. It returns one sample, several samples, or None.",
         form="function",
-        metavar="MODULE:FUNCTION", conflicts=("if_exists=update, which compares keys, and a function makes its own",),
+        metavar="MODULE:FUNCTION", conflicts=("if_exists=update, which compares keys, but a function creates its own",),
     )  # fmt: skip
 
     @property
     def text_form(self) -> DelimitedFormat:
-        """How a table that is text is written, as far as its name does not say."""
+        """Format of text tables, as given by options."""
         return DelimitedFormat(self.delimiter or "", not self.no_header)
 
     def check_joined_form(self) -> None:
-        """Refuse to be told how a table is written, of a source that is none, where none is joined.
+        """Refuse `delimiter` and `no_header` without a table.
 
         Raises:
             InvalidRequest: There is no table.
@@ -182,7 +181,7 @@ class SelectingOptions(OutputOptions):
 
     @property
     def found(self) -> dict[str, str]:
-        """The columns of metadata that are found as samples are read, and their Arrow types."""
+        """Names and Arrow types of metadata columns from `probe`, `exif` and `hash`."""
         from shardtool.transform.transform import EXIF_COLUMN, ORIGINAL_COLUMNS, PROBED_COLUMNS
 
         before = ORIGINAL_COLUMNS if any(name in (self.where or "") for name in ORIGINAL_COLUMNS) else {}
@@ -190,7 +189,7 @@ class SelectingOptions(OutputOptions):
         return {**probed, **({EXIF_COLUMN: "string"} if self.exif else {}), **dict.fromkeys(self.hash, "string")}
 
     def make_transform(self) -> Transform | None:
-        """Return what is done to samples; None: nothing."""
+        """Return the transform of samples; None if there is nothing to do."""
         fetch = self.make_fetch_options()
         if fetch is None and not any(getattr(self, name) for name in TRANSFORM_OPTIONS):
             return None
@@ -206,5 +205,5 @@ class SelectingOptions(OutputOptions):
         return Transform(images, function, fetch, found)
 
     def make_fetch_options(self) -> FetchOptions | None:
-        """Return how the files of URLs are fetched; None: there are none."""
+        """Return the download options; None without URLs."""
         return None

@@ -52,7 +52,7 @@ ERRORS: dict[str, tuple[Callable[[Path], None], list[str], int, str, list[str]]]
         "invalid-request",
         ["s/a/000.txt", "no table", "standard input"],
     ),
-    "no pattern": (_nothing, ["s", "out"], 2, "invalid-request", ["out", "no ending", "out-{000000..}.tar"]),
+    "no pattern": (_nothing, ["s", "out"], 2, "invalid-request", ["out", "no file extension", "out-{000000..}.tar"]),
     "open brace": (_nothing, ["s", "out-{000..009.tar"], 2, "invalid-request", ["out-{000..009.tar"]),
     "url": (_nothing, ["s", "s4://bucket/out-{000..}.tar"], 2, "invalid-request", ["s4://bucket", "s3://"]),
     "no samples": (_nothing, ["s", PATTERN, "--include", "*.png"], 2, "invalid-request", ["matched 0 of", "--include"]),

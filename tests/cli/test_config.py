@@ -131,32 +131,35 @@ def test_a_job_written_by_hand(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('max-sise = "1MB"', "{path}: max-sise: no option of create. Did you mean max-size?"),
-        ('max_size = "1MB"', "{path}: max_size: no option of create. Did you mean max-size?"),
-        ("zzz = 1", "{path}: zzz: no option of create. `shardtool create --help` lists them."),
-        ("select-field = 1", "{path}: select-field: no option of create. `shardtool create --help` lists them."),
-        ("where-not = 1", "{path}: where-not: no option of create. `shardtool create --help` lists them."),
-        ('config = "other.toml"', "{path}: config: no option of create"),
+        ('max-sise = "1MB"', "{path}: max-sise: not an option of create. Did you mean max-size?"),
+        ('max_size = "1MB"', "{path}: max_size: not an option of create. Did you mean max-size?"),
+        ("zzz = 1", "{path}: zzz: not an option of create. `shardtool create --help` lists all options."),
+        (
+            "select-field = 1",
+            "{path}: select-field: not an option of create. `shardtool create --help` lists all options.",
+        ),
+        ("where-not = 1", "{path}: where-not: not an option of create. `shardtool create --help` lists all options."),
+        ('config = "other.toml"', "{path}: config: not an option of create"),
         ('shuffle = "yes"', "{path}: shuffle: 'yes'; expected true or false"),
-        ("max-size = true", "{path}: max-size: true; expected a text or a number"),
-        ("max-size = 1979-05-27", "{path}: max-size: a value of the type date; expected a text or a number"),
+        ("max-size = true", "{path}: max-size: true; expected a string or a number"),
+        ("max-size = 1979-05-27", "{path}: max-size: a value of the type date; expected a string or a number"),
         ("[max-size]\na = 1", "{path}: max-size: a table; expected one value"),
-        ("[field.cls]\na = 1", "{path}: field: a value of the type dict; expected a text or a number"),
+        ("[field.cls]\na = 1", "{path}: field: a value of the type dict; expected a string or a number"),
         (
             "overwrite = true\nappend = true",
-            "--append: used with --overwrite, which replaces what is there; expected one",
+            "--append: used with --overwrite, which replaces the dataset; expected one",
         ),
         ("workers = 'many'", "--workers: 'many'; expected a whole number"),
         ("resize-mode = 'x'", "{path}: resize-mode: 'x' is not one of 'shorter', 'longer', "),
-        ("max-size", "{path}: no TOML: "),
-        ("max-size = 1\nmax-size = 2", "{path}: no TOML: "),
-        ("x = " + "[" * 5000, "{path}: no TOML: "),
+        ("max-size", "{path}: invalid TOML: "),
+        ("max-size = 1\nmax-size = 2", "{path}: invalid TOML: "),
+        ("x = " + "[" * 5000, "{path}: invalid TOML: "),
         (
             "source = 'pipe:echo'",
-            "{path}: source: a command, pipe:echo; expected a file, a folder or an address. No file",
+            "{path}: source: a command, pipe:echo; expected a file, a folder or a URL. Commands",
         ),
-        ("source = ['a', 'pipe:echo']", "{path}: source: a command, pipe:echo; expected a file, a folder or an addr"),
-        ("join = 'pipe:echo'", "{path}: join: a command, pipe:echo; expected a file, a folder or an address. No file"),
+        ("source = ['a', 'pipe:echo']", "{path}: source: a command, pipe:echo; expected a file, a folder or a URL. Co"),
+        ("join = 'pipe:echo'", "{path}: join: a command, pipe:echo; expected a file, a folder or a URL. Commands"),
     ],
 )
 def test_what_is_refused(text: str, message: str, source: Path, tmp_path: Path) -> None:
@@ -200,7 +203,7 @@ def test_what_is_not_saved(source: Path, tmp_path: Path) -> None:
     before = path.read_text()
     run = typed("create", source, output, "--seed", "3", "--overwrite", "--save-config", path)
     assert (run.code, path.read_text()) == (5, before)
-    assert run.err.startswith(f"shardtool: {path}: already exists. Choose another name, or remove it.")
+    assert run.err.startswith(f"shardtool: {path}: already exists. Choose another name, or delete it.")
     other = ("--save-config", tmp_path / "other.toml")
     assert typed("create", source, output, "--quality", "3", *other).code == 2
     assert typed("verify", "pipe:echo", *other).code == 2
@@ -220,14 +223,17 @@ def test_a_job_is_kept_once_it_makes_sense(source: Path, tmp_path: Path) -> None
         assert not path.parent.exists()
     run = typed("create", source, output, "--dry-run", "--save-config", path)
     assert (run.code, path.parent.exists()) == (2, False)
-    assert run.err == f"shardtool: {path}: no folder {path.parent}; expected one, for a dry run makes none\n"
+    assert (
+        run.err
+        == f"shardtool: {path}: no folder {path.parent}; expected an existing folder, because this is a dry run\n"
+    )
     assert typed("create", source, output, "--workers", "1", "--save-config", path).code == 0
     assert "output = " in path.read_text()
     assert typed("verify", f"{tmp_path}/o/x.json", "--save-config", path).code == 5
     before = read_tree(tmp_path / "o")
     run = typed("create", source, f"{tmp_path}/o/y-{{0..}}.tar", "--save-config", f"{tmp_path}/o/y.json")
     assert (run.code, read_tree(tmp_path / "o")) == (2, before)
-    assert run.err == f"shardtool: {tmp_path}/o/y.json: no name of a job; expected one such as job.toml\n"
+    assert run.err == f"shardtool: {tmp_path}/o/y.json: not a name of a job file; expected a name such as job.toml\n"
 
 
 @pytest.mark.slow
@@ -289,7 +295,8 @@ def test_two_that_exclude_each_other(source: Path, tmp_path: Path) -> None:
     """Where the file says what cannot stand beside what is typed, the error says how that is taken back."""
     (tmp_path / "job.toml").write_text("shuffle = true\n")
     asked = ("create", source, f"{tmp_path}/o/x-{{0..}}.tar", "--config", tmp_path / "job.toml", "--sort-by", "size")
-    said = "shardtool: --sort-by: used with --shuffle; expected one of them. Use --no-KEY to ignore an option from the job file.\n"
+    remedy = "Use --no-KEY to ignore an option from the job file."
+    said = f"shardtool: --sort-by: used with --shuffle; expected one of them. {remedy}\n"
     assert (typed(*asked).code, typed(*asked).err) == (2, said)
     assert typed(*asked, "--no-shuffle", "--dry-run").code == 0
 

@@ -278,7 +278,7 @@ def test_a_current_folder_that_is_gone(tmp_path: Path) -> None:
     assert not ran.returncode, ran.stderr
     *said, read = ran.stdout.splitlines()
     assert (len(said), read) == (3, "b'a'")
-    assert {line.partition(".")[0] for line in said} == {"the current folder: no such folder any more"}
+    assert {line.partition(".")[0] for line in said} == {"the current folder: was deleted"}
     (tmp_path / "gone").mkdir()
     command = f"cd '{tmp_path}/gone'; rmdir '{tmp_path}/gone'; '{sys.executable}' -m shardtool create '{tmp_path}/s'"
     env = {**os.environ, "PYTHONPATH": str(_PACKAGE.parent)}

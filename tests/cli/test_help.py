@@ -199,7 +199,7 @@ def test_options_stand_behind_the_verb() -> None:
     ran = typed("--json", "create", "a", "b")
     assert "no such option before the verb" in ran.out + ran.err
     assert ran.code == 2
-    assert "one VERB, and one TOPIC of it" in typed("help", "create", "urls", "more").err
+    assert "one VERB and one of its topics" in typed("help", "create", "urls", "more").err
 
 
 @pytest.mark.parametrize("word", ["--zzz", "--a", "--frobnicate", "--x-y-z"])
@@ -264,7 +264,7 @@ def test_one_word_has_one_meaning() -> None:
         ("create --shuffle", "create: no SOURCE... OUTPUT. See `shardtool create --help`."),
         (
             "create a",
-            "OUTPUT: not given; expected a shard pattern as the last argument, quoted, such as 'out-{000000..}.tar'",
+            "OUTPUT: not given; expected a quoted shard pattern as the last argument, such as 'out-{000000..}.tar'",
         ),
         ("create a b --max-size", "--max-size: requires an argument. See `shardtool create --help`."),
         ("create a b --shuffle=1", "--shuffle: does not take a value. See `shardtool create --help`."),
@@ -272,7 +272,10 @@ def test_one_word_has_one_meaning() -> None:
         ("verify a --report x", "--report: 'x'; expected one of 'text', 'json', 'junit', 'github'"),
         ("verify a --format=x", "--format: 'x'; expected one of 'text', 'json', 'junit', 'github'"),
         ("create a b --retry-for x", "--retry-for: 'x'; expected seconds, such as 300"),
-        ("diff a", "diff: 1 argument; expected two: A and B. Quote patterns, such as 'out-{000000..}.tar'."),
+        (
+            "diff a",
+            "diff: 1 argument; expected two arguments, A and B. Quote patterns, for example 'out-{000000..}.tar'.",
+        ),
     ],
 )
 def test_usage_errors_have_the_form_of_all_errors(words: str, said: str) -> None:

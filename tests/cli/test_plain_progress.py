@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 LINE = re.compile(r"progress: 3 samples: 1 kB of 4 kB \(25%\), shard 1/4, [0-9.]+ k?B/s, [0-9,]+ s left")
 
 FETCHING = re.compile(
-    r"progress: fetching: 100 of 200 samples \(50%\), shard 1/2, 90\.0% fetched, "
+    r"progress: downloading: 100 of 200 samples \(50%\), shard 1/2, 90\.0% fetched, "
     r"[0-9.]+ [kMG]?B/s, [0-9,]+/s, [0-9,]+ s left"
 )
 

@@ -37,8 +37,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 # What is asked, and what the message must say: for text, and for JSON.
 USAGE: dict[str, tuple[list[str], list[str]]] = {
-    "no output": (["in"], ["not given", "a shard pattern", "'out-{000000..}.tar'"]),
-    "shards alone": (["in/out-000.tar", "in/out-001.tar"], ["cannot be told apart", "quoted"]),
+    "no output": (["in"], ["not given", "a quoted shard pattern", "'out-{000000..}.tar'"]),
+    "shards alone": (["in/out-000.tar", "in/out-001.tar"], ["cannot be distinguished", "quoted"]),
     "unknown option": (["in", OUTPUT, "--shufle"], ["--shufle", "--shuffle"]),
     "an option of create": (["in", OUTPUT, "--label-from-folder"], ["--label-from-folder"]),
     "bad method": (["in", OUTPUT, "--method", "magic"], ["--method", "'scatter'"]),
@@ -74,7 +74,7 @@ ERRORS: dict[str, tuple[list[str], int, str, list[str]]] = {
     "bad count": (["in", OUTPUT, "--head", "0"], 2, "invalid-request", ["--head: 0", "from 1 to"]),
     "bad seed": (["in", OUTPUT, "--seed", "x"], 2, "invalid-request", ["--seed: 'x'", "a whole number"]),
     "no dataset": (["nowhere.json", OUTPUT], 2, "invalid-request", ["nowhere.json", "a dataset file"]),
-    "no pattern": (["in", "new"], 2, "invalid-request", ["new: no ending", "out-{000000..}.tar"]),
+    "no pattern": (["in", "new"], 2, "invalid-request", ["new: no file extension", "out-{000000..}.tar"]),
     "the source": (["in", "in/out-{000..}.tar", "--overwrite"], 2, "invalid-request", ["in/out-000.tar", "source"]),
     "exists": (["s/../in/out.json", "in/out-{000..}.tar"], 5, "output-exists", ["out-000.tar", "another folder"]),
     "a column": (["in", OUTPUT, "--where", "siez > 3"], 2, "invalid-request", ["--where", "size"]),
@@ -179,5 +179,5 @@ def test_shards_of_a_folder_are_a_dataset() -> None:
 @pytest.mark.parametrize("words", [("in",), ("o-{0..}.tar",), ("o-000.tar", "o-001.tar"), ("a/o-9.tar",)])
 def test_what_cannot_be_told_apart(words: tuple[str, ...]) -> None:
     """One argument, or nothing but names that count up, is refused with what to write."""
-    with pytest.raises(InvalidRequest, match="a shard pattern as the last argument, quoted"):
+    with pytest.raises(InvalidRequest, match="a quoted shard pattern as the last argument"):
         split_datasets(words)

@@ -128,33 +128,36 @@ def test_python_knows_all_names_of_the_command_line(kind: type[Any]) -> None:
     ("given", "message"),
     [
         ({"max_siz": 1}, "create: no option 'max_siz'; expected max_size or "),
-        ({"zzz": 1}, "create: no option 'zzz'. help(shardtool.CreateOptions) lists them."),
-        ({"options": CreateOptions(), "shuffle": True}, "options: used with shuffle; expected either names, or Creat"),
+        ({"zzz": 1}, "create: no option 'zzz'. help(shardtool.CreateOptions) lists all options."),
+        (
+            {"options": CreateOptions(), "shuffle": True},
+            "options: used with shuffle; expected keyword arguments or CreateOptions(...), not both",
+        ),
         (
             {"options": {"shuffle": True}},
-            "options: dict; expected CreateOptions(...), or options by their names. Of a ",
+            "options: dict; expected CreateOptions(...), or keyword arguments. Pass a dict as **options.",
         ),
         (
             {"options": VerifyOptions()},
-            "options: VerifyOptions; expected CreateOptions(...), or options by their names",
+            "options: VerifyOptions; expected CreateOptions(...), or keyword arguments",
         ),
         ({"bytes": {"a": "b"}, "binary": {"a": "b"}}, "bytes: used with binary; expected one of them: they mean the "),
         ({"overwrite": True, "if_exists": "resume"}, "overwrite: used with if_exists; expected one of them"),
         (
             {"overwrite": True, "append": True},
-            "append=True: used with overwrite=True, which replaces what is there; expected one of them",
+            "append=True: used with overwrite=True, which replaces the dataset; expected one of them",
         ),
         (
             {"overwrite": True, "update": True},
-            "update=True: used with overwrite=True, which replaces what is there; expected one of them",
+            "update=True: used with overwrite=True, which replaces the dataset; expected one of them",
         ),
-        ({"include": 5}, "include: 5; expected a text, or several"),
-        ({"include": (b"*.jpg",)}, "include: (b'*.jpg',); expected a text, or several"),
-        ({"values": (None,)}, "values: (None,); expected a text, or several"),
-        ({"classes": {"cls": 1}}, "classes: {'cls': 1}; expected a text, or several"),
+        ({"include": 5}, "include: 5; expected a string, or several"),
+        ({"include": (b"*.jpg",)}, "include: (b'*.jpg',); expected a string, or several"),
+        ({"values": (None,)}, "values: (None,); expected a string, or several"),
+        ({"classes": {"cls": 1}}, "classes: {'cls': 1}; expected a string, or several"),
         ({"split": 0.5}, "split: 0.5; expected shares such as train=0.8"),
         ({"seed": None}, "seed: None; expected a whole number from"),
-        ({"dry_run": True}, "create: no option 'dry_run'. shardtool.dry_run is a function of its own."),
+        ({"dry_run": True}, "create: no option 'dry_run'. Call shardtool.dry_run instead."),
     ],
 )
 def test_what_is_refused(given: dict[str, Any], message: str, source: Path, tmp_path: Path) -> None:

@@ -63,7 +63,7 @@ def test_values_from_json(name: str, value: object, right: bool) -> None:  # noq
 @pytest.mark.parametrize(("value", "shown"), [(("a", "b"), "'a,b'"), (["a"], "'a'"), ([], "'...'")])
 def test_several_texts_for_one(value: Any, shown: str) -> None:
     """Several texts where an option is one, and none where it must be one, are refused, with the text to give."""
-    with pytest.raises(InvalidRequest, match=f"meta: .*; expected one text, such as {shown}"):
+    with pytest.raises(InvalidRequest, match=f"meta: .*; expected one string, such as {shown}"):
         CreateOptions(meta=value)
 
 
@@ -106,7 +106,7 @@ def test_tables_are_not_put_into_words() -> None:
 )
 def test_half_of_a_surrogate_pair_is_no_text(kind: type, given: dict[str, Any]) -> None:
     """No dataset file could record it; names of files that are no UTF-8 have other halves, and can be excluded."""
-    with pytest.raises(InvalidRequest, match="text that is Unicode"):
+    with pytest.raises(InvalidRequest, match="valid Unicode text"):
         kind(**given)
     assert CreateOptions(exclude=["\udcff*"]).exclude == ("\udcff*",)
 

@@ -65,12 +65,12 @@ def test_a_column_called_folder() -> None:
     [
         ({"fetch": "per-host=0", **_URLS}, "--fetch per-host: 0; expected a whole", "per_host: 0; expected a whole"),
         ({"fetch": "per-host=4"}, "--fetch per-host: no URLs", "per_host: no URLs"),
-        ({"fetch": "hosts=4", **_URLS}, "--fetch: 'hosts'; expected some of connections, per-host", "fetch: 'hosts'"),
+        ({"fetch": "hosts=4", **_URLS}, "--fetch: 'hosts'; expected keys connections, per-host", "fetch: 'hosts'"),
         ({"fetch": "per-host", **_URLS}, "--fetch: 'per-host'; expected per-host=VALUE", "fetch: 'per-host'"),
-        ({"fetch": "allow-private=1", **_URLS}, "--fetch: 'allow-private'; expected allow-private, with", "fetch: 'al"),
+        ({"fetch": "allow-private=1", **_URLS}, "--fetch: 'allow-private'; expected allow-private with", "fetch: 'al"),
         ({"fetch": "retries=1,retries=2", **_URLS}, "--fetch: 'retries' more than once", "fetch: 'retries' more than"),
-        ({"fetch": "", **_URLS}, "--fetch: ''; expected some of", "fetch: ''"),
-        ({"fetch": 4, **_URLS}, "--fetch: 4; expected a text", "fetch: 4"),
+        ({"fetch": "", **_URLS}, "--fetch: ''; expected keys", "fetch: ''"),
+        ({"fetch": 4, **_URLS}, "--fetch: 4; expected a string", "fetch: 4"),
         (
             {"fetch": "per-host=4", "per_host": 5, **_URLS},
             "--fetch: used with --per-host;",
@@ -81,7 +81,7 @@ def test_a_column_called_folder() -> None:
             "--fields: used with --select-fields",
             "fields: used with select_",
         ),
-        ({"fields": (1,)}, "--fields: (1,); expected a text", "fields: (1,)"),
+        ({"fields": (1,)}, "--fields: (1,); expected a string", "fields: (1,)"),
         ({"fields": "=a"}, "--fields: '=a'; expected OLD=NEW", "rename_fields: '=a'"),
         ({"split_by": "bi", "split": "a=1"}, "--split-by: used with --split", "split_column: used with split"),
         (

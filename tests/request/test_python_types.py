@@ -57,25 +57,25 @@ _local.__qualname__ = "elsewhere"
 @pytest.mark.parametrize("function", [lambda one: one, partial(mapped.doubled), _local, mapped.payload("", 1).upper])
 def test_a_function_has_a_name(function: Any) -> None:
     """A function that workers could not import by its name is refused, with what to do."""
-    with pytest.raises(InvalidRequest, match=r"^map: .* cannot be imported by that name; .*a file of its own"):
+    with pytest.raises(InvalidRequest, match=r"^map: .* cannot be imported by this name; .*top level of a module"):
         CreateOptions(map=function)
 
 
 def test_a_function_of_the_script_itself_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """`__main__` is another module for a worker, and for who runs it again."""
     monkeypatch.setattr(mapped.doubled, "__module__", "__main__")
-    with pytest.raises(InvalidRequest, match="cannot be imported by that name"):
+    with pytest.raises(InvalidRequest, match="cannot be imported by this name"):
         CreateOptions(map=mapped.doubled)
 
 
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"values": {"a=b": "c"}}, "values: 'a=b': 'c'; expected two texts, the first without an equals sign"),
-        ({"files": {"jpg": 1}}, "files: 'jpg': 1; expected two texts"),
+        ({"values": {"a=b": "c"}}, "values: 'a=b': 'c'; expected two strings, the first without an equals sign"),
+        ({"files": {"jpg": 1}}, "files: 'jpg': 1; expected two strings"),
         ({"values": "cls"}, "values: 'cls'; expected FIELD=COLUMN"),
-        ({"split": {"a": 0.5}}, "split: shares that are 0.5 in all"),
-        ({"split": {"a b": 1}}, "split: names that no split can have"),
+        ({"split": {"a": 0.5}}, "split: shares with the sum 0.5"),
+        ({"split": {"a b": 1}}, "split: invalid split names"),
         ({"resize": (1, 2, 3)}, "resize: '1x2x3'"),
     ],
 )

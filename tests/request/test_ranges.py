@@ -107,19 +107,19 @@ def test_sizes_end_at_an_exabyte() -> None:
     """A size is from 1 byte to 10^18, as text or as a number."""
     assert parse_size("1000PB") == parse_size(10**18) == 10**18
     for value in ("1001PB", 10**18 + 1, 10**5000, "9" * 5000, "99999999999999PB"):
-        with pytest.raises(InvalidRequest, match=r"too large a size|no size"):
+        with pytest.raises(InvalidRequest, match=r"size too large|invalid size"):
             parse_size(value)
-    with pytest.raises(InvalidRequest, match="too large a size"):
+    with pytest.raises(InvalidRequest, match="size too large"):
         CreateOptions(max_size="99999999999999PB")
 
 
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        (f"x-{{0..{'9' * 5000}}}.tar", "too long a number; expected at most 18 digits"),
-        (f"x-{{{'9' * 19}..}}.tar", "too long a number; expected at most 18 digits"),
-        (f"x-<0..{'9' * 400}>.tar", "too long a number; expected at most 18 digits"),
-        ("x-%0999999999d.tar", "999999999 digits a number; expected at most 240"),
+        (f"x-{{0..{'9' * 5000}}}.tar", "number too long; expected at most 18 digits"),
+        (f"x-{{{'9' * 19}..}}.tar", "number too long; expected at most 18 digits"),
+        (f"x-<0..{'9' * 400}>.tar", "number too long; expected at most 18 digits"),
+        ("x-%0999999999d.tar", "numbers of 999999999 digits; expected at most 240"),
     ],
 )
 def test_numbers_in_patterns_are_bounded(name: str, said: str) -> None:

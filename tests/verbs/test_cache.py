@@ -37,7 +37,7 @@ def test_status(tmp_path: Path) -> None:
     assert status["hit_rate"] == 2 / 5
     assert status["readers"] == [os.getpid()]
     assert status["foreign"] == ["copied/mine.tar"]
-    assert shown.startswith("2 shards, 23.6 kB; 1 held\nhit rate  40.0%: 2 found, 3 copied; 1 evicted\n")
+    assert shown.startswith("2 shards, 23.6 kB; 1 in use\nhit rate  40.0%: 2 found, 3 copied; 1 evicted\n")
     assert shown.endswith("foreign   copied/mine.tar\n")
 
 

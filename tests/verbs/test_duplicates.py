@@ -96,7 +96,7 @@ def test_splits_and_datasets(tmp_path: Path) -> None:
     ]
     assert (found.leaks, found.unlike, found.surplus, found.size) == (2, 2, 2, 2)
     ran = typed("inspect", tmp_path / "train.json", tmp_path / "val.json", "--duplicates")
-    assert (ran.code, "train: a = val: c  in several splits  other cls" in ran.out) == (0, True)
+    assert (ran.code, "train: a = val: c  in several splits  different cls" in ran.out) == (0, True)
     document = json.loads(typed("inspect", tmp_path / "train.json", "--duplicates", "--json").out)
     assert (document["counts"]["groups"], document["fields"]) == (0, ["jpg"])
 

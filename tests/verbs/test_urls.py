@@ -286,7 +286,7 @@ def test_progress_says_how_well_it_goes(web: WebServer, tmp_path: Path) -> None:
         ({"plan_only": "p.parquet"}, "one of them"),
         ({"user_agent": "a\nb"}, "a line of ASCII"),
         ({"retry_failed": True}, "nothing to resume"),
-        ({"max_file_size": "big"}, "no size"),
+        ({"max_file_size": "big"}, "invalid size"),
         ({"max_failed": "2"}, "a share from 0 to 1"),
         ({"timeout": 0}, "a whole number from 1"),
     ],
