@@ -72,7 +72,8 @@ _BOUNDS = {  # what a row of `docs/security.md` begins with: the bounds that it 
     "what a walk": (f"{WALK_KEPT_ALWAYS // _MB} MiB", f"{WALK_KEPT_A_PACKED_BYTE} for each"),
     "memory to unpack": (f"{SHARD_FILE_XZ_MEMORY // _MB} MiB",),
     "a record of": (
-                    f"{(tfrecord_write.MAX_DATA_BYTES + 1) // _GB} GiB", f"{tfrecord_read.MAX_HELD_RECORD_BYTES // _MB} MiB"),
+                    f"{(tfrecord_write.MAX_DATA_BYTES + 1) // _GB} GiB",
+                  f"{tfrecord_read.MAX_HELD_RECORD_BYTES // _MB} MiB"),
     "features of": (f"{tfrecord_read.MAX_FEATURES:,}", f"{TFRECORD_READ_NAMES_LIMIT // _MB} MiB"),
     "a pax header": (f"{TAR_READ_LONG_LIMIT // _MB} MiB",),
     "a key, a field": (f"{MAX_NAME_BYTES:,} bytes", f"{WALK_KEY_LIMIT // _MB} MiB"),

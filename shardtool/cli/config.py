@@ -160,8 +160,8 @@ def _rebase_name(where: str, name: str, from_folder: str, to_folder: str) -> str
 def prepare_config(path: str, ctx: click.Context) -> Callable[[], None]:
     """Check that a job file can be written; return a function that writes it.
 
-    The file contains typed options and those of `--config`, without secrets and without `--dry-run`. A dry run creates
-    no folder.
+    The file contains typed options and options from `--config`, without secrets and `--dry-run`. A dry run creates no
+    folder.
 
     Raises:
         InvalidRequest: A value cannot be written to TOML, or the folder does not exist.

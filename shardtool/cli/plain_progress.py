@@ -29,7 +29,7 @@ _MAX_STALL_AGE_S = 2.0  # older reports of a stall are ignored
 class PlainProgress:
     """Prints progress lines from a thread, also while the run waits. Call `end` to stop the thread.
 
-    The methods are those of a `tqdm` bar.
+    It has the methods of a `tqdm` bar.
 
     Attributes:
         fetched: The estimate for downloads; None if nothing is downloaded.

@@ -56,7 +56,7 @@ class RunOptions(PrintOptions):
         section="output",
     )
     log: Literal["text", "json"] | None = option(
-        None, "Write a line per shard, retry, note and the end to stderr instead of progress.",
+        None, "Write a line per event to stderr instead of progress, as text or json.",
         metavar="CHOICE", use=LOG.begin,
     )  # fmt: skip
     verbose: bool = option(False, "Print a line for every shard.", typed="verbose/v")

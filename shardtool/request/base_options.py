@@ -41,7 +41,7 @@ _SINGLE_TEXT_TYPES = {str, os.PathLike[str], type(None)}
 class BaseOptions:
     """Base class of all options classes; checks each value as far as possible without the source.
 
-    The value of an option with `expand` is moved to the options that it stands for. Other code sees only these.
+    An option with `expand` sets other options; other code sees only these.
 
     Attributes:
         observer: Receives progress and notes, unless the verb gets another observer.
@@ -120,7 +120,7 @@ class BaseOptions:
         return recorded
 
     def _expand_option(self, name: str, expand: Callable[[type, Any], Mapping[str, object]]) -> None:
-        """Set the options that an option stands for, and reset the option."""
+        """Apply the `expand` function of an option, and reset the option."""
         values = {name: self.__dataclass_fields__[name].default, **expand(type(self), getattr(self, name))}
         for member, value in values.items():
             if member != name and self.is_given(member) and getattr(self, member) != value:

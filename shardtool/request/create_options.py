@@ -70,7 +70,7 @@ class CreateOptions(SelectingOptions):
         False, "Include hidden files (names that start with a dot, Thumbs.db and similar).", of="folder"
     )
     complete: bool = option(
-        False, "Treat a sample that lacks a file in one of the folders as an error; see `on_error`.", of="folder"
+        False, "Treat samples that lack a file in one of the folders as errors; see `on_error`.", of="folder"
     )
     symlinks: Symlinks = option("inside", "Symbolic links to follow: only those inside the source, all, or none.")
     dots: Dots | None = option(
@@ -143,7 +143,7 @@ class CreateOptions(SelectingOptions):
         requires={**_REQUIRES_URLS, **_REQUIRES_RESUME},
     )
     meta: str | None = option(
-        None, "Columns to store in the json field and the sidecars: all, none, or a list (a,b,c).",
+        None, "Columns to store in the json field and the sidecars: all, none, or some (a,b,c).",
         section="tables", metavar="COLUMNS", shown="all", of="manifest",
     )  # fmt: skip
     root: PathLike | None = option(

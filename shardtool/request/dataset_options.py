@@ -52,7 +52,7 @@ class VerifyOptions(WorkerOptions):
         section="source", common=True, metavar="PATH", conflicts=("quick", "sample, which reads only a part"),
     )  # fmt: skip
     target: Target | tuple[Target, ...] | list[Target] = option(
-        (), "Check compatibility with these readers: webdataset,dali. Available: " + ", ".join(get_args(Target)) + ".",
+        (), "Check compatibility with these readers: webdataset,dali. One of: " + ", ".join(get_args(Target)) + ".",
         section="checks", common=True,
         typed="for", old="target", metavar="READERS", comma_separated=True, conflicts=("quick",),
     )  # fmt: skip
@@ -66,7 +66,7 @@ class VerifyOptions(WorkerOptions):
         requires={"sample": "nothing to choose"},
     )  # fmt: skip
     repair: bool = option(
-        False, "Rebuild files whose content follows from verified data. Rebuilding shards requires `source`.",
+        False, "Repair whatever can be rebuilt from verified data. Repairing shards requires `source`.",
         section="source", common=True, conflicts=("quick", "sample, which reads only a part"),
     )  # fmt: skip
     map: Function | None = option(
@@ -210,7 +210,9 @@ class ExtractOptions(FilterOptions):
         (), "Fields to write (jpg,cls), exclude (-json), or rename (JPEG=jpg).", section="files",
         metavar="FIELDS", word=True, common=True, shown="all, except a cls from `label_from_folder`",
     )  # fmt: skip
-    by_key: bool = option(False, "Name files after the keys, not after the original names that `portable` replaced.")
+    by_key: bool = option(
+        False, "Name files after the keys. By default, files have the names that `portable` replaced."
+    )
     overwrite: bool = option(False, "Replace existing files whose bytes differ.", typed="overwrite/f", common=True)
 
 

@@ -86,7 +86,7 @@ class OptionSpec(NamedTuple):
         common: Show the first sentence of the text in the help of `-h`.
         rare: Show the option only in the help of its topic.
         family: The option that contains this one: `fields -{}`; `fetch` alone means `fetch timeout={}`.
-        expand: For an option that stands for others: returns their values for the options class and a value.
+        expand: Converts the value of this option to values of other options, which it sets.
         metavar: Placeholder for the value in the help; empty: derived from the type.
         shown: Default in the help, if it is not a plain value.
         form: Form of the value: `size` in bytes, `rate`, `share`, `sample` (a share above 0), `pairs`, `shares` of
@@ -100,7 +100,7 @@ class OptionSpec(NamedTuple):
         comma_separated: One command-line word may contain several values.
         word: One command-line word contains all values.
         off: Help of the command-line option that turns a flag off.
-        flags: Command-line flags that stand for values, and their help.
+        flags: Help of command-line flags, by the value that each flag sets.
         use: Function to call with the typed value.
     """
 
@@ -142,7 +142,7 @@ def alias(name: str) -> Any:
     """Declare a second Python name for an option, such as `field` for `values`.
 
     Args:
-        name: The option, or `name=value` for a flag that stands for a value.
+        name: The option, or `name=value` for a flag that sets this value.
     """
     return field(default=None, repr=False, compare=False, metadata={"means": name})
 

@@ -151,7 +151,8 @@ class OutputOptions(WorkerOptions):
         False, "Make names safe for every reader; the sidecars keep the original names.", section="fields"
     )
     target: Target | tuple[Target, ...] | list[Target] = option(
-        (), "Readers to print compatibility notes for: " + ", ".join(get_args(Target)) + ".", section="output",
+        (), "Print notes about compatibility with these readers. One of: " + ", ".join(get_args(Target)) + ".",
+        section="output",
         typed="for", old="target", metavar="READERS", shown="webdataset, and the readers of exports",
         comma_separated=True,
         recorded=False,

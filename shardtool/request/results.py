@@ -66,7 +66,7 @@ class ResumeChanges:
 
 @dataclass(frozen=True, slots=True)
 class DryRun:
-    """The shards that `create` would write, for all splits; `changes` are those of a resumed run."""
+    """The shards that `create` would write, for all splits; `changes`: the changes of a resumed run."""
 
     dataset_file: str
     shards: tuple[PlannedShard, ...]
@@ -139,7 +139,7 @@ class CreateResult(Result):
         appended: The appended shards; all other attributes describe the whole dataset.
         exported: The exported index formats.
         changes: The changes of a resumed run; None if no dataset existed.
-        part: The part of a parallel run, such as `3/64`; all counts are those of its shards. Empty without parts.
+        part: The part of a parallel run, such as `3/64`; all counts cover only its shards. Empty without parts.
         merged: Whether all parts are finished and the dataset file exists.
     """
 

@@ -94,7 +94,7 @@ class SelectingOptions(OutputOptions):
     field: Pairs | None = alias("values")
     classes: Texts = option((), "Field from `values` whose labels become class numbers.", metavar="FIELD")
     classes_from: object = option(
-        None, "Class names in order: a dataset file, a JSON list, or text with one name per line.", form="path",
+        None, "Class names in order: a dataset file, a JSON list, or text with a name per line.", form="path",
         metavar="FILE", recorded=False,
         requires={"label_from_folder|classes|values": "no labels to number"},
     )  # fmt: skip

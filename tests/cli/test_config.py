@@ -1,4 +1,4 @@
-"""Laws of jobs as files: what is typed, written by `--save-config` and read by `--config`, is the same request."""
+"""Job files: `--save-config` and `--config` repeat the same request."""
 
 from __future__ import annotations
 
@@ -63,8 +63,10 @@ def _params(verb: click.Command, words: list[str]) -> tuple[click.Context, dict[
 
 @pytest.mark.parametrize("name", [name for name in VERBS if name not in ("cache", "completion", "help")])
 @given(data=st.data())
-def test_saved_and_loaded_is_the_same(name: str, data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Any command line that is accepted gives the same options once it was saved and loaded, from any folder."""
+def test_saving_and_loading_keeps_the_options(
+    name: str, data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Any accepted command line gives the same options after saving and loading, from any folder."""
     verb = VERBS[name]()
     words = data.draw(words_of_a_verb(verb))
     path = f"{tmp_path_factory.mktemp('job')}/jöb.toml"
@@ -83,8 +85,8 @@ def _source(tmp_path: Path) -> Path:
     return write_tree(tmp_path / "imgs", {f"{name}/{at}.jpg": b"x" * at for name in ("cat", "dog") for at in (1, 2, 3)})
 
 
-def test_a_job_is_done_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file that was saved makes the same bytes, from another folder, too; and what is typed beside it wins."""
+def test_a_saved_job_writes_the_same_dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A saved job writes the same bytes, also from another folder; typed options override it."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "jobs").mkdir()
     asked = ("--label-from-folder", "--shuffle", "--seed=7", "--max-count=2", "--include", "*.jpg", "--workers", "1")
@@ -110,8 +112,8 @@ def test_a_job_is_done_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert {name for name in read_tree(tmp_path / "jobs") if name.endswith(".tar")} == {"y-0.tar"}
 
 
-def test_a_job_written_by_hand(tmp_path: Path) -> None:
-    """Lists are what is repeated, tables are pairs and keys, and all names of the command line are known."""
+def test_a_job_file_can_be_written_by_hand(tmp_path: Path) -> None:
+    """Lists are repeated options, tables are pairs and keys, and all option names are accepted."""
     keys = [f"{name}/{number}" for name in ("cat", "dog") for number in (1, 2, 3)]
     (tmp_path / "labels.csv").write_text("key,kind\n" + "".join(f"{one},{one[0]}\n" for one in keys))
     (tmp_path / "job.toml").write_text(
@@ -162,8 +164,8 @@ def test_a_job_written_by_hand(tmp_path: Path) -> None:
         ("join = 'pipe:echo'", "{path}: join: a command, pipe:echo; expected a file, a folder or a URL. Commands"),
     ],
 )
-def test_what_is_refused(text: str, message: str, source: Path, tmp_path: Path) -> None:
-    """What no verb can be asked for is an error that names the file and the key; a file runs no command."""
+def test_invalid_job_files_are_refused(text: str, message: str, source: Path, tmp_path: Path) -> None:
+    """An unknown key or invalid value is an error with file and key; commands in files are not run."""
     path = tmp_path / "job.toml"
     path.write_text(text)
     run = typed("create", "--config", path, source, f"{tmp_path}/o/x-{{0..}}.tar")
@@ -172,8 +174,8 @@ def test_what_is_refused(text: str, message: str, source: Path, tmp_path: Path) 
     assert not (tmp_path / "o").exists()
 
 
-def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
-    """A file that is missing, no file, or no UTF-8 is a line of an error, with exit code 2, in JSON too."""
+def test_an_unreadable_job_file_is_an_error(tmp_path: Path) -> None:
+    """A missing file, a folder, or invalid UTF-8 is a one-line error with exit code 2, also in JSON."""
     (tmp_path / "bytes.toml").write_bytes(b"a = '\xff'")
     for name in (f"{tmp_path}/missing.toml", tmp_path, f"{tmp_path}/bytes.toml", "", "-", "https://127.0.0.1:9/x.toml"):
         run = typed("verify", "--config", name, "--json")
@@ -183,15 +185,15 @@ def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
         assert run.code in (2, 5)
 
 
-def test_errors_are_printed_as_the_file_says(tmp_path: Path) -> None:
-    """Where a file asks for JSON, an error is a document on stdout."""
+def test_json_in_the_job_file_applies_to_errors(tmp_path: Path) -> None:
+    """If the job file sets `json`, an error is a document on stdout."""
     (tmp_path / "job.toml").write_text('source = "nowhere"\noutput = "x-{0..}.tar"\njson = true\n')
     run = typed("create", "--config", tmp_path / "job.toml")
     assert (run.code, json.loads(run.out)["error"]["code"], run.err) == (2, "invalid-request", "")
 
 
-def test_what_is_not_saved(source: Path, tmp_path: Path) -> None:
-    """Secrets are left out, with a note; a command, and a request that cannot be, are not saved; nor is a file lost."""
+def test_secrets_and_invalid_requests_are_not_saved(source: Path, tmp_path: Path) -> None:
+    """Secrets are omitted with a note; commands and invalid requests are not saved; no file is overwritten."""
     path, output = tmp_path / "job.toml", f"{tmp_path}/o/x-{{0..}}.tar"
     secret = ("--header", "Authorization: abc", "--address", "ray://me:word@127.0.0.1:9", "--executor", "ray")
     run = typed("create", source, f"{tmp_path}/{{split}}-{{0..}}.tar", *secret, "--save-config", path)
@@ -215,8 +217,8 @@ def test_what_is_not_saved(source: Path, tmp_path: Path) -> None:
     assert "dry" not in path.read_text()
 
 
-def test_a_job_is_kept_once_it_makes_sense(source: Path, tmp_path: Path) -> None:
-    """A request that is refused leaves no file, and so the next one may have its name; a dry run makes no folder."""
+def test_a_job_is_saved_once_the_request_is_valid(source: Path, tmp_path: Path) -> None:
+    """A refused request writes no file, so the name stays free; a dry run creates no folder."""
     path, output = tmp_path / "new" / "job.toml", f"{tmp_path}/o/x-{{0..}}.tar"
     for words in ((tmp_path / "nowhere", output), (source, output, "--where", "nothing == 1"), (source,)):
         assert typed("create", *words, "--save-config", path).code == 2
@@ -237,8 +239,8 @@ def test_a_job_is_kept_once_it_makes_sense(source: Path, tmp_path: Path) -> None
 
 
 @pytest.mark.slow
-def test_a_killed_run_has_its_job(source: Path, tmp_path: Path) -> None:
-    """A run that is killed while it packs has written its job, by which it is finished."""
+def test_an_interrupted_run_has_saved_its_job(source: Path, tmp_path: Path) -> None:
+    """A run that is killed while packing has saved its job, which continues the run."""
     killed = "import os; hooked_one(self, *sizes); os.kill(os.getpid(), 9)"
     run = start(source, tmp_path / "o", f"--save-config={tmp_path}/job.toml", code=killed).end()
     assert (run.code, [*tmp_path.glob("o/*.json")]) == (-9, [])
@@ -272,8 +274,10 @@ def test_a_killed_run_has_its_job(source: Path, tmp_path: Path) -> None:
         ("no-stat = true\nworkers = 3\nfor = 'dali'", "--no-no-stat --workers 2 --no-target", "--workers 2"),
     ],
 )  # fmt: skip
-def test_what_is_typed_wins(said: str, words: str, same: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is typed takes the place of what a file says, key by key, however either is spelled; and so it is saved."""
+def test_typed_options_override_the_job_file(
+    said: str, words: str, same: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Typed options override the file key by key, in any spelling; this result is saved."""
     asked: list[CreateOptions] = []
 
     def create(_source: object, _output: object, options: CreateOptions, observer: Observer) -> None:
@@ -291,8 +295,8 @@ def test_what_is_typed_wins(said: str, words: str, same: str, tmp_path: Path, mo
     assert asked[0] == asked[1] == asked[2]
 
 
-def test_two_that_exclude_each_other(source: Path, tmp_path: Path) -> None:
-    """Where the file says what cannot stand beside what is typed, the error says how that is taken back."""
+def test_a_conflict_with_the_job_file_names_the_fix(source: Path, tmp_path: Path) -> None:
+    """If a typed option conflicts with one in the file, the error explains how to ignore that one."""
     (tmp_path / "job.toml").write_text("shuffle = true\n")
     asked = ("create", source, f"{tmp_path}/o/x-{{0..}}.tar", "--config", tmp_path / "job.toml", "--sort-by", "size")
     remedy = "Use --no-KEY to ignore an option from the job file."
@@ -302,15 +306,15 @@ def test_two_that_exclude_each_other(source: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("words", ["--no-shuffle", "--no-shuffle=1", "--no-shufle", "--no-", "--no-config"])
-def test_nothing_to_take_back(words: str, source: Path, tmp_path: Path) -> None:
-    """Where no file says it, there is nothing to take back."""
+def test_no_key_without_a_job_file_is_refused(words: str, source: Path, tmp_path: Path) -> None:
+    """`--no-KEY` is refused if no job file sets the option."""
     run = typed("create", source, f"{tmp_path}/o/x-{{0..}}.tar", words)
     assert run.code == 2
     assert run.err.startswith(f"shardtool: {words.partition('=')[0]}: no")
 
 
-def test_links_lead_where_they_did(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Names that were saved mean the same files where the file's folder, or the current one, is a link."""
+def test_saved_paths_work_across_links(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Saved paths name the same files if a folder is a symbolic link."""
     write_tree(tmp_path / "deep/down", {"keep": b""})
     (tmp_path / "jobs").symlink_to(tmp_path / "deep/down")
     (tmp_path / "linked").symlink_to(source)
