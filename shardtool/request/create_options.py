@@ -75,11 +75,12 @@ class CreateOptions(SelectingOptions):
     symlinks: Symlinks = option("inside", "Symbolic links to follow: only those inside the source, all, or none.")
     dots: Dots | None = option(
         None, "Where the key ends in a file name: at the first dot (WebDataset) or the last.",
-        shown="first, or an error if first and last would group files differently",
+        shown="first, or an error if that seems wrong",
     )  # fmt: skip
     key_pattern: str | None = option(
-        None, "Regular expression whose first group is the key: '(.+)_mask'. It must match the whole path without the "
-        "extension. The rest of the name becomes a part of the field name: mask.png.", metavar="REGEX", of="folder",
+        None, "Regular expression whose first group is the key: '(.+)_mask'. It is matched against the whole path "
+        "without the extension. The rest of the file name becomes a part of the field name: mask.png.", metavar="REGEX",
+        of="folder",
     )  # fmt: skip
     label_from_folder: bool = option(
         False, "Add a field cls with the class number of the top folder.", of="folder", common=True
