@@ -188,9 +188,8 @@ class BaseOptions:
             check_flag(name, value)
         if is_list and not (isinstance(value, tuple) and all(isinstance(text, str) for text in value)):
             raise InvalidRequest(option_text(name), repr(value)[:100], expected="a string, or several")
-        if {*allowed} <= _SINGLE_TEXT_TYPES and not isinstance(
-            value, tuple(get_origin(kind) or kind for kind in allowed)
-        ):  # type: ignore[misc]
+        classes: tuple[Any, ...] = tuple(get_origin(kind) or kind for kind in allowed)
+        if {*allowed} <= _SINGLE_TEXT_TYPES and not isinstance(value, classes):
             shown = ",".join(map(str, value if isinstance(value, _CONTAINERS) else [value])) if value else "..."
             raise InvalidRequest(option_text(name), repr(value), expected=f"one string, such as {shown!r}")
         choices = option_choices(type(self), name)

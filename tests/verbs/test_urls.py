@@ -284,7 +284,7 @@ def test_progress_says_how_well_it_goes(web: WebServer, tmp_path: Path) -> None:
         ({"urls": ("url",)}, "such as jpg=url"),
         ({"part": "1/2", "max_size": 1000}, "sizes are known"),
         ({"plan_only": "p.parquet"}, "one of them"),
-        ({"user_agent": "a\nb"}, "a line of ASCII"),
+        ({"user_agent": "a\nb"}, "one line of ASCII"),
         ({"retry_failed": True}, "nothing to resume"),
         ({"max_file_size": "big"}, "invalid size"),
         ({"max_failed": "2"}, "a share from 0 to 1"),
