@@ -401,7 +401,8 @@ def test_what_is_printed(place: Path) -> None:
     ]
     ran = typed(*words, "1/2")
     assert re.search(
-        r"samples in 1 shard of part 1/2, .*\n(?:.*\n)*dataset file  .*/x\.json, after all parts have finished\n", ran.out
+        r"samples in 1 shard of part 1/2, .*\n(?:.*\n)*dataset file  .*/x\.json, after all parts have finished\n",
+        ran.out,
     )
     assert "note: 1 of 2 parts have ended; the dataset file is published after the last" in ran.err
     found = json.loads(typed(*words, "2/2", "--json").out)
