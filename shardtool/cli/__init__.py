@@ -113,8 +113,8 @@ class _VerbGroup(click.Group):
         return overview_help(self, ctx, _VERB_SUMMARIES)
 
 
-def _show_version(context: click.Context, _param: click.Parameter, asked: bool) -> None:  # noqa: FBT001 - click's
-    if asked:
+def _show_version(context: click.Context, _param: click.Parameter, is_set: bool) -> None:  # noqa: FBT001 - click's
+    if is_set:
         from shardtool.values import __version__
 
         print_text(f"shardtool {__version__}")

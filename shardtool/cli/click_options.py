@@ -74,13 +74,13 @@ def prefer_typed(kind: type[Any], context: click.Context) -> None:
         params[name] = tuple(cli_words(*item)[1] for item in merged.items())
 
 
-def build_options(kind: type[Any], names: Sequence[str], given: Mapping[str, Any]) -> Any:
+def build_options(kind: type[Any], names: Sequence[str], typed_values: Mapping[str, Any]) -> Any:
     """Return the options object for typed values.
 
     Raises:
         InvalidRequest: A value is invalid, or two options conflict.
     """
-    values = {name: parse_typed_value(kind, name, given) for name in names}
+    values = {name: parse_typed_value(kind, name, typed_values) for name in names}
     try:
         return kind(**{name: value for name, value in values.items() if value is not None})
     except InvalidRequest as error:
@@ -150,12 +150,12 @@ def _apply_option(spec: OptionSpec, _context: click.Context, param: click.Parame
     return value
 
 
-def parse_typed_value(kind: type[Any], name: str, given: Mapping[str, Any]) -> Any:
+def parse_typed_value(kind: type[Any], name: str, typed_values: Mapping[str, Any]) -> Any:
     """Convert the typed value of an option to the value for the options class."""
     spec = option_specs(kind)[name]
     if spec.flags:
-        return join_if_exists_flags([flag for flag in spec.flags if given[flag]]) or None
-    value = given[name]
+        return join_if_exists_flags([flag for flag in spec.flags if typed_values[flag]]) or None
+    value = typed_values[name]
     if spec.range is not None and value is not None:
         return parse_whole_number(value)
     if spec.word:

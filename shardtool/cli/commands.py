@@ -102,22 +102,22 @@ def register_verb(
 
         def run(**_: Any) -> int | None:
             context = click.get_current_context()
-            given = context.params
+            values = context.params
             if context.default_map:
                 for kind in option_names:
                     prefer_typed(kind, context)
-            words = [given[argument.name or ""] for argument in typed]
-            if any(_STRAY_VALUE.fullmatch(word) for word in given.get("names", ())):
+            words = [values[argument.name or ""] for argument in typed]
+            if any(_STRAY_VALUE.fullmatch(word) for word in values.get("names", ())):
                 from shardtool.cli.help import refuse_loose_value
 
-                refuse_loose_value(given["names"], context)
-            factories = [partial(build_options, kind, names, given) for kind, names in option_names.items()]
-            if given.get("save_config") is not None:
+                refuse_loose_value(values["names"], context)
+            factories = [partial(build_options, kind, names, values) for kind, names in option_names.items()]
+            if values.get("save_config") is not None:
                 from shardtool.cli.config import prepare_config
 
                 for create_options in factories:
                     create_options()
-                context.meta[ON_ACCEPTED] = prepare_config(given["save_config"], context)
+                context.meta[ON_ACCEPTED] = prepare_config(values["save_config"], context)
             code = function(*words, *factories[:-1], factories[-1]())
             if ON_ACCEPTED in context.meta:
                 context.meta[ON_ACCEPTED]()
@@ -132,14 +132,14 @@ def register_verb(
     return register
 
 
-def _show_brief(context: click.Context, _option: click.Parameter, asked: bool) -> None:  # noqa: FBT001 - click's
-    if asked and isinstance(context.command, VerbCommand):
+def _show_brief(context: click.Context, _option: click.Parameter, is_set: bool) -> None:  # noqa: FBT001 - click's
+    if is_set and isinstance(context.command, VerbCommand):
         print_text(brief_help(context.command, context))
         context.exit()
 
 
 @register_verb("SOURCE... OUTPUT", CreateOptions, DryRunOptions)
-def create(names: tuple[str, ...], asked: Callable[[], CreateOptions], how: DryRunOptions) -> None:
+def create(names: tuple[str, ...], make_options: Callable[[], CreateOptions], how: DryRunOptions) -> None:
     """Pack SOURCE, a folder or a table of samples, into shards named OUTPUT.
 
     SOURCE is one of these:
@@ -188,14 +188,14 @@ def create(names: tuple[str, ...], asked: Callable[[], CreateOptions], how: DryR
     from shardtool.verbs.create.create import create as run
     from shardtool.verbs.create.create import dry_run
 
-    options = asked()
+    options = make_options()
     source, output = split_sources((*materialize_inputs(names[:-1], table=True), *names[-1:]))
     dry = how.dry_run or options.plan_only is not None
     write_shards(partial(dry_run if dry else run, source, output, options), how, dry=dry)
 
 
 @register_verb("DATASET... OUTPUT", ReshardOptions, DryRunOptions)
-def reshard(names: tuple[str, ...], asked: Callable[[], ReshardOptions], how: DryRunOptions) -> None:
+def reshard(names: tuple[str, ...], make_options: Callable[[], ReshardOptions], how: DryRunOptions) -> None:
     """Write the samples of each DATASET to new shards named OUTPUT.
 
     You can change size, order, format and splits, and select or transform samples. Payloads are copied and verified;
@@ -228,7 +228,9 @@ def reshard(names: tuple[str, ...], asked: Callable[[], ReshardOptions], how: Dr
     from shardtool.verbs.create.create import reshard_dry_run
 
     datasets, output = split_datasets((*materialize_inputs(names[:-1]), *names[-1:]))
-    write_shards(partial(reshard_dry_run if how.dry_run else run, datasets, output, asked()), how, dry=how.dry_run)
+    write_shards(
+        partial(reshard_dry_run if how.dry_run else run, datasets, output, make_options()), how, dry=how.dry_run
+    )
 
 
 @options_class
@@ -241,7 +243,7 @@ class _ReportOptions(RunOptions):
 
 
 @register_verb("DATASET...", VerifyOptions, _ReportOptions, without=("start_method",))
-def verify(names: tuple[str, ...], asked: Callable[[], VerifyOptions], how: _ReportOptions) -> int:
+def verify(names: tuple[str, ...], make_options: Callable[[], VerifyOptions], how: _ReportOptions) -> int:
     """Check that DATASET is complete and undamaged, and list all problems.
 
     DATASET is a dataset file, a shard pattern, a glob, a folder or shards, written by any tool. Every byte is read and
@@ -270,7 +272,7 @@ def verify(names: tuple[str, ...], asked: Callable[[], VerifyOptions], how: _Rep
     dataset = materialize_inputs(names)
     try:
         with open_terminal(how) as terminal:
-            report = run(dataset[0] if len(dataset) == 1 else dataset, asked(), observer=terminal)
+            report = run(dataset[0] if len(dataset) == 1 else dataset, make_options(), observer=terminal)
     except ShardError as error:
         if how.style == "junit" and not how.as_json:
             print_text(junit_error_text(" ".join(dataset), error))
@@ -282,7 +284,7 @@ def verify(names: tuple[str, ...], asked: Callable[[], VerifyOptions], how: _Rep
 
 
 @register_verb("A B", DiffOptions, without=("start_method",))
-def diff(names: tuple[str, ...], asked: Callable[[], DiffOptions], how: RunOptions) -> int:
+def diff(names: tuple[str, ...], make_options: Callable[[], DiffOptions], how: RunOptions) -> int:
     """Compare the datasets A and B: list added, removed, changed and moved samples.
 
     A and B are dataset files, shard patterns, folders, URLs, or all splits of a dataset ('out/{split}.json'). They may
@@ -311,12 +313,12 @@ def diff(names: tuple[str, ...], asked: Callable[[], DiffOptions], how: RunOptio
             "diff", pluralize(len(names), "argument"), expected="two arguments, A and B", remedy=remedy
         )
     a, b = materialize_inputs(names)
-    found = run_and_print(partial(run, a, b, asked()), how, partial(diff_text, whole=how.verbose), always=True)
-    return 0 if found.same else _EXIT_FINDINGS
+    result = run_and_print(partial(run, a, b, make_options()), how, partial(diff_text, whole=how.verbose), always=True)
+    return 0 if result.same else _EXIT_FINDINGS
 
 
 @register_verb("DATASET... DEST", CopyOptions)
-def copy(names: tuple[str, ...], asked: Callable[[], CopyOptions], how: RunOptions) -> None:
+def copy(names: tuple[str, ...], make_options: Callable[[], CopyOptions], how: RunOptions) -> None:
     """Copy DATASET to the folder DEST, and verify every file.
 
     DATASET is a dataset file, or a folder, pattern or glob of dataset files; it can be at s3://, gs://, az:// or
@@ -341,12 +343,12 @@ def copy(names: tuple[str, ...], asked: Callable[[], CopyOptions], how: RunOptio
     dataset, dest = split_destination(
         names, "DEST", "not given; the last argument must be the folder or prefix to copy to"
     )
-    options = asked()
+    options = make_options()
     run_and_print(partial(run, dataset, dest, options), how, copy_text, always=options.dry_run)
 
 
 @register_verb("DATASET... DIR", ExtractOptions, without=("start_method",))
-def extract(names: tuple[str, ...], asked: Callable[[], ExtractOptions], how: RunOptions) -> None:
+def extract(names: tuple[str, ...], make_options: Callable[[], ExtractOptions], how: RunOptions) -> None:
     """Write the samples of DATASET to files in the folder DIR.
 
     The field jpg of the sample cat/0001 becomes the file cat/0001.jpg. DATASET is a dataset file, a pattern, a glob, a
@@ -369,12 +371,12 @@ def extract(names: tuple[str, ...], asked: Callable[[], ExtractOptions], how: Ru
     from shardtool.verbs.extract import extract as run
 
     dataset, folder = split_destination(names, "DIR", "not given; the last argument must be the folder for the files")
-    options = asked()
+    options = make_options()
     run_and_print(partial(run, materialize_inputs(dataset), folder, options), how, extract_text, always=options.dry_run)
 
 
 @register_verb("DATASET...", RemoveOptions, without=("start_method",))
-def remove(names: tuple[str, ...], asked: Callable[[], RemoveOptions], how: RunOptions) -> None:
+def remove(names: tuple[str, ...], make_options: Callable[[], RemoveOptions], how: RunOptions) -> None:
     """Remove samples from DATASET in place; only the shards that contain them are rewritten.
 
     DATASET is the dataset file of a dataset in a folder; with several, such as splits, each is processed separately.
@@ -391,7 +393,7 @@ def remove(names: tuple[str, ...], asked: Callable[[], RemoveOptions], how: RunO
     from shardtool.cli.result_text import remove_text
     from shardtool.verbs.remove import remove as run
 
-    options = asked()
+    options = make_options()
     run_and_print(partial(run, names, options), how, remove_text, always=options.dry_run)
 
 
@@ -407,7 +409,7 @@ class _IndexCommandOptions(IndexOptions):
 
 
 @register_verb("DATASET...", _IndexCommandOptions, without=("start_method",))
-def index(names: tuple[str, ...], asked: Callable[[], _IndexCommandOptions], how: RunOptions) -> None:
+def index(names: tuple[str, ...], make_options: Callable[[], _IndexCommandOptions], how: RunOptions) -> None:
     """Create the sidecars and the dataset file for shards of any tool, and indexes for other tools.
 
     DATASET is a dataset file, a folder, a shard pattern, a glob or shards. Only the headers of shards are read, and
@@ -435,15 +437,15 @@ def index(names: tuple[str, ...], asked: Callable[[], _IndexCommandOptions], how
     """
     from shardtool.dataset.expand import expand_if_pattern
 
-    options = asked()
+    options = make_options()
     with open_terminal(how) as terminal:
-        found = [names] if options.merge else expand_if_pattern(names)
-        done = [_index_dataset(list_names("the dataset", one, ""), options, terminal) for one in found]
-    documents = [document for document, _ in done]
+        datasets = [names] if options.merge else expand_if_pattern(names)
+        results = [_index_dataset(list_names("the dataset", dataset, ""), options, terminal) for dataset in datasets]
+    documents = [document for document, _ in results]
     print_result(
         how,
         lambda: documents[0] if len(documents) == 1 else {"datasets": documents},
-        lambda: "\n".join(line for _, lines in done for line in lines),
+        lambda: "\n".join(line for _, lines in results for line in lines),
     )
 
 
@@ -480,7 +482,7 @@ def _index_dataset(
 
 
 @register_verb("DATASET...", InspectViewOptions)
-def inspect(names: tuple[str, ...], asked: Callable[[], InspectViewOptions], how: RunOptions) -> None:
+def inspect(names: tuple[str, ...], make_options: Callable[[], InspectViewOptions], how: RunOptions) -> None:
     """Show the content of a dataset: totals, shards, fields, images, labels, metadata, samples.
 
     DATASET is a dataset file (out.json), a folder, a shard pattern, a glob or shards, written by shardtool or any other
@@ -506,7 +508,7 @@ def inspect(names: tuple[str, ...], asked: Callable[[], InspectViewOptions], how
     from shardtool.cli.summary_text import read_speed_text, summary_text
     from shardtool.cli.text_layout import terminal_width
 
-    options = asked()
+    options = make_options()
     if options.field is not None and (how.as_json or len(options.samples) > 1):
         raise InvalidRequest("--raw", "used with --json" if how.as_json else "several samples", expected="one sample")
     dataset = materialize_inputs(names)
@@ -514,7 +516,7 @@ def inspect(names: tuple[str, ...], asked: Callable[[], InspectViewOptions], how
         from shardtool.verbs.inspect.inspect import inspect as run
 
         run_and_print(
-            partial(run, dataset, options), how, lambda found: summary_text(found, terminal_width()), always=True
+            partial(run, dataset, options), how, lambda summary: summary_text(summary, terminal_width()), always=True
         )
         return
     if options.duplicates:
@@ -534,7 +536,7 @@ def inspect(names: tuple[str, ...], asked: Callable[[], InspectViewOptions], how
     from shardtool.dataset.find import open_dataset
     from shardtool.verbs.inspect.find_samples import find_sample
 
-    opened = [open_dataset(one) for one in expand_datasets(dataset)]
+    opened = [open_dataset(path) for path in expand_datasets(dataset)]
     if options.html is not None or options.contact_sheet is not None:
         write_pictures(opened, options, how)
     elif options.table is not None:
@@ -550,7 +552,7 @@ def inspect(names: tuple[str, ...], asked: Callable[[], InspectViewOptions], how
 
 
 @register_verb("PLACE", DoctorOptions, without=("retry_for",))
-def doctor(names: tuple[str, ...], asked: Callable[[], DoctorOptions], how: RunOptions) -> int:
+def doctor(names: tuple[str, ...], make_options: Callable[[], DoctorOptions], how: RunOptions) -> int:
     """Test access to PLACE, and explain how to fix each problem.
 
     PLACE is a prefix of a store (s3://, gs://, az://), a file on the web, or a folder. For a store, this tests the
@@ -575,10 +577,10 @@ def doctor(names: tuple[str, ...], asked: Callable[[], DoctorOptions], how: RunO
     from shardtool.cli.text_layout import terminal_width
     from shardtool.verbs.doctor import doctor as run
 
-    found = run_and_print(
-        partial(run, names, asked()), how, lambda one: doctor_text(one, terminal_width()), always=True
+    result = run_and_print(
+        partial(run, names, make_options()), how, lambda found: doctor_text(found, terminal_width()), always=True
     )
-    return 0 if found.well else _EXIT_FINDINGS
+    return 0 if result.well else _EXIT_FINDINGS
 
 
 _ACTION = click.Argument(["action"], type=click.Choice(["status", "clear", "verify"]))
@@ -647,23 +649,23 @@ def help_(context: click.Context, names: tuple[str, ...]) -> None:
     """
     from shardtool.cli.help import VerbCommand, topic_help
 
-    above = context.parent
+    parent = context.parent
     if len(names) > 2:  # noqa: PLR2004 - a verb, a topic
         raise InvalidRequest("help", pluralize(len(names), "argument"), expected="one VERB and one of its topics")
-    if above is None or not isinstance(above.command, click.Group) or not names:
-        print_text((above or context).get_help())
+    if parent is None or not isinstance(parent.command, click.Group) or not names:
+        print_text((parent or context).get_help())
         return
-    verbs = {name: above.command.get_command(above, name) for name in above.command.list_commands(above)}
-    having = [name for name, one in verbs.items() if isinstance(one, VerbCommand) and one.find_topic(names[0])]
-    if names[0] not in verbs and having:
-        meant = " or ".join(f"`shardtool help {name} {names[0]}`" for name in having[:3])
-        raise InvalidRequest(names[0], "no such verb", remedy=f"Did you mean {meant}?")
-    command = cast("click.Command", above.command.resolve_command(above, [names[0]])[1])
-    with click.Context(command, info_name=names[0], parent=above) as asked:
+    verbs = {name: parent.command.get_command(parent, name) for name in parent.command.list_commands(parent)}
+    matches = [name for name, verb in verbs.items() if isinstance(verb, VerbCommand) and verb.find_topic(names[0])]
+    if names[0] not in verbs and matches:
+        suggestions = " or ".join(f"`shardtool help {name} {names[0]}`" for name in matches[:3])
+        raise InvalidRequest(names[0], "no such verb", remedy=f"Did you mean {suggestions}?")
+    command = cast("click.Command", parent.command.resolve_command(parent, [names[0]])[1])
+    with click.Context(command, info_name=names[0], parent=parent) as verb_context:
         print_text(
-            topic_help(command, asked, *names[1:])
+            topic_help(command, verb_context, *names[1:])
             if isinstance(command, VerbCommand) and names[1:]
-            else command.get_help(asked)
+            else command.get_help(verb_context)
         )
 
 

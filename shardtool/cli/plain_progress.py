@@ -141,19 +141,21 @@ class FetchEstimate:
         now, heard = time.monotonic(), [*self.heard.values()]
         if not heard:
             return ""
-        lefts = sorted(max(0.0, one.remaining_s - (now - at)) * (one.share < 1) for at, one in heard)
-        going = [one for _, one in heard if one.share < 1]
-        others = max(0.0, self._all - self._samples - sum(one.samples * (1 - one.share) for one in going))
-        seconds_per_file = sum(one.elapsed_s + one.remaining_s for _, one in heard) / max(
-            sum(one.samples for _, one in heard), 1
+        remaining_s = sorted(
+            max(0.0, report.remaining_s - (now - received_s)) * (report.share < 1) for received_s, report in heard
         )
-        shards = max(self._shards - len(going), 1)
-        for _ in range(shards % len(lefts)):  # the next free worker takes a shard
-            lefts = sorted([lefts[0] + others * seconds_per_file / shards, *lefts[1:]])
-        left = f", {lefts[-1] + shards // len(lefts) * others * seconds_per_file / shards:,.0f} s left"
-        slow = max(going, key=lambda one: one.remaining_s, default=None)
+        running = [report for _, report in heard if report.share < 1]
+        unstarted = max(0.0, self._all - self._samples - sum(report.samples * (1 - report.share) for report in running))
+        seconds_per_file = sum(report.elapsed_s + report.remaining_s for _, report in heard) / max(
+            sum(report.samples for _, report in heard), 1
+        )
+        shards = max(self._shards - len(running), 1)
+        for _ in range(shards % len(remaining_s)):  # the next free worker takes a shard
+            remaining_s = sorted([remaining_s[0] + unstarted * seconds_per_file / shards, *remaining_s[1:]])
+        left = f", {remaining_s[-1] + shards // len(remaining_s) * unstarted * seconds_per_file / shards:,.0f} s left"
+        slow = max(running, key=lambda report: report.remaining_s, default=None)
         if slow is None or not slow.host:
             return left
-        same = [one for one in going if one.host == slow.host]
-        done, files = sum(one.done for one in same), sum(one.files for one in same)
+        same_host = [report for report in running if report.host == slow.host]
+        done, files = sum(report.done for report in same_host), sum(report.files for report in same_host)
         return f"{left}, waiting for {slow.host}: {done:,} of {files:,}, {slow.seconds_per_file:.2g} s each"

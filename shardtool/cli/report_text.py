@@ -38,7 +38,7 @@ def _report_text(report: Report) -> str:
 def _dataset_report_text(report: Report) -> str:
     from shardtool.verbs.verify.findings import FINDING_KINDS
 
-    lines = [str(one) for one in report.findings]
+    lines = [str(finding) for finding in report.findings]
     hidden = sum(report.counts.values()) - len(report.findings)
     if hidden > 0:
         lines.append(f"... and {hidden:,} more like these")
@@ -99,17 +99,22 @@ def _junit_text(report: Report) -> str:
     """
     if not report.datasets:
         return _xml_text(_junit_suite(report, "shardtool verify"))
-    suites = [_junit_suite(one, f"shardtool verify {one.dataset}") for one in report.datasets]
-    tests, time = sum(max(1, len(one.findings)) for one in report.datasets), f"{report.seconds:.3f}"
+    suites = [_junit_suite(part, f"shardtool verify {part.dataset}") for part in report.datasets]
+    tests, time = (
+        sum(max(1, len(part.findings)) for part in report.datasets),
+        f"{report.seconds:.3f}",
+    )
     counts = {"tests": tests, "failures": len(report.findings), "errors": 0, "time": time}
     return _xml_text(_xml_element("testsuites", "", *suites, name="shardtool verify", **counts))
 
 
 def _junit_suite(report: Report, name: str) -> Element:
     cases = [_xml_element("testcase", classname="shardtool", name=report.dataset)] if not report.findings else []
-    for one in report.findings:
-        failure = _xml_element("failure", f"{one}\n{one.remedy}", type=one.code, message=one.message)
-        cases.append(_xml_element("testcase", "", failure, classname=one.file, name=f"{one.code} {one.place}"))
+    for finding in report.findings:
+        failure = _xml_element("failure", f"{finding}\n{finding.remedy}", type=finding.code, message=finding.message)
+        cases.append(
+            _xml_element("testcase", "", failure, classname=finding.file, name=f"{finding.code} {finding.place}")
+        )
     counts = {"tests": len(cases), "failures": len(report.findings), "errors": 0, "skipped": 0}
     looked = _xml_element("system-out", "\n".join(_checked_lines(report)))
     return _xml_element("testsuite", "", *cases, looked, name=name, **counts, time=f"{report.seconds:.3f}")
@@ -129,10 +134,10 @@ def _xml_element(tag: str, text: str = "", /, *children: Element, **attributes: 
     from xml.etree.ElementTree import Element
 
     shown = {name: redact_secrets(printable(str(value))) for name, value in attributes.items()}
-    found = Element(tag, {name: _INVALID_XML.sub("?", value) for name, value in shown.items()})
-    found.text = _INVALID_XML.sub("?", text)
-    found.extend(children)
-    return found
+    element = Element(tag, {name: _INVALID_XML.sub("?", value) for name, value in shown.items()})
+    element.text = _INVALID_XML.sub("?", text)
+    element.extend(children)
+    return element
 
 
 def _xml_text(root: Element) -> str:
@@ -150,8 +155,8 @@ def _github_text(report: Report) -> str:
     return "\n".join([*map(_github_annotation, report.findings), _report_text(report).splitlines()[-1]])
 
 
-def _github_annotation(one: Finding) -> str:
-    texts = (one.file, one.code, f"{one.place}: {one.message}. {one.remedy}")
+def _github_annotation(finding: Finding) -> str:
+    texts = (finding.file, finding.code, f"{finding.place}: {finding.message}. {finding.remedy}")
     file, title, message = (printable(text).replace("%", "%25") for text in texts)
     file, title = (text.replace(":", "%3A").replace(",", "%2C") for text in (file, title))
     return f"::error file={file},title={title}::{message}"

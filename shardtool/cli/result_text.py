@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from shardtool.cli.text_layout import format_speed, format_table, join_lines, samples_in_shards
 from shardtool.errors import printable
 from shardtool.messages import cli_words
-from shardtool.units import format_size, pluralize
+from shardtool.units import already_exist_text, format_size, pluralize
 
 if TYPE_CHECKING:
     from shardtool.request.results import (
@@ -37,27 +37,28 @@ def create_text(result: CreateResult) -> str:
     new = result.appended or result
     kept = f" ({result.kept:,} already finished)" if result.kept else ""
     of_part = f" of part {result.part}" if result.part else ""
-    made = f"{samples_in_shards(new.samples, new.shards)}{of_part}{' appended' if result.appended else ''}{kept}"
+    written = f"{samples_in_shards(new.samples, new.shards)}{of_part}{' appended' if result.appended else ''}{kept}"
     waits = ", after all parts have finished" if result.part and not result.merged else ""
     skipped = f"{result.skipped:,} skipped, listed in {result.dataset_file.removesuffix('.json')}.skipped{waits}"
+    splits = [
+        f"  {name}: {samples_in_shards(split.samples, split.shards)}, {format_size(split.size)}, {split.dataset_file}"
+        for name, split in result.splits.items()
+    ]
     lines = [
-        f"{made}, {format_size(new.size)}, {format_speed(new.size, result.seconds)}",
+        f"{written}, {format_size(new.size)}, {format_speed(new.size, result.seconds)}",
         skipped if result.skipped else "",
         f"{pluralize(result.dropped, 'sample')} dropped by --map" if result.dropped else "",
         _removed_before_text(result.changes) if result.changes else "",
         f"now {samples_in_shards(result.samples, result.shards)}, {format_size(result.size)}"
         if result.appended
         else "",
-        *(
-            f"  {name}: {samples_in_shards(one.samples, one.shards)}, {format_size(one.size)}, {one.dataset_file}"
-            for name, one in result.splits.items()
-        ),
+        *splits,
         f"dataset file  {result.dataset_file}{waits}",
         f"fingerprint   {result.fingerprint}{of_part}",
     ]
     if urls := list(filter(None, [result.urls, *(split.urls for split in result.splits.values())])):
         lines.append("to read it with webdataset:")
-        lines += [f"  wds.WebDataset({json.dumps(one, ensure_ascii=False)}, shardshuffle=False)" for one in urls]
+        lines += [f"  wds.WebDataset({json.dumps(url, ensure_ascii=False)}, shardshuffle=False)" for url in urls]
     if result.features:
         features = [f"    {json.dumps(name)}: {kind}," for name, kind in result.features.items()]
         lines += ["to read it with TensorFlow:", "  features = {", *features, "  }"]
@@ -96,7 +97,7 @@ def extract_text(result: ExtractResult) -> str:
     if result.dry_run:
         return f"{what}; nothing was written"
     kept = f"; {result.kept:,} already existed" if result.kept else ""
-    words = [word for one in result.create.items() for word in cli_words(*one)]
+    words = [word for option in result.create.items() for word in cli_words(*option)]
     create = join(["shardtool", "create", result.folder, "out-{000000..}.tar", *words])
     return join_lines(
         f"{what}, {format_speed(result.size, result.seconds)}{kept}",
@@ -109,30 +110,31 @@ def extract_text(result: ExtractResult) -> str:
 def remove_text(result: RemoveResult) -> str:
     """Return the result of `remove`."""
     lines = []
-    for one in result.datasets:
-        shards = f"{len(one.rewritten):,} of {pluralize(one.shards, 'shard')} rewritten, {format_size(one.size)}"
+    for dataset in result.datasets:
+        shards = (
+            f"{len(dataset.rewritten):,} of {pluralize(dataset.shards, 'shard')} rewritten, {format_size(dataset.size)}"
+        )
         verb = "to remove" if result.dry_run else "removed"
-        lines.append(f"{pluralize(one.removed, 'sample')} {verb}, {one.samples:,} remaining; {shards}")
-        lines.append(f"dataset file  {one.dataset_file}")
+        lines.append(f"{pluralize(dataset.removed, 'sample')} {verb}, {dataset.samples:,} remaining; {shards}")
+        lines.append(f"dataset file  {dataset.dataset_file}")
     return join_lines(*lines, "nothing was written" if result.dry_run else "")
 
 
 def copy_text(result: CopyResult) -> str:
     """Return the result of `copy`."""
-    size, several = sum(one.copied_size for one in result.datasets), len(result.datasets) > 1
+    size, several = sum(dataset.copied_size for dataset in result.datasets), len(result.datasets) > 1
     speed = "" if result.dry_run else f", {format_speed(size, result.seconds)}"
+    copied, removed = ("to copy", "to remove") if result.dry_run else ("copied", "removed")
     lines = []
-    for one in result.datasets:
-        line = f"nothing to copy: {pluralize(one.kept, 'shard')} already {'exist' if one.kept > 1 else 'exists'}"
-        if one.copied:
-            what = (
-                f"{'to copy' if result.dry_run else 'copied'}, {format_size(one.copied_size)}{'' if several else speed}"
-            )
-            kept = f"; {one.kept:,} of {one.shards:,} already existed" if one.kept else ""
-            line = f"{pluralize(one.copied, 'shard')} {what}{kept}"
-        removed = f"; {one.removed:,} {'to remove' if result.dry_run else 'removed'}" if one.removed else ""
-        indexes = f"; {pluralize(one.indexes, 'file')} of other tools" if one.indexes else ""
-        lines += [f"{line}{removed}{indexes}", f"dataset file  {one.dataset_file}"]
+    for dataset in result.datasets:
+        line = f"nothing to copy: {already_exist_text(dataset.kept, 'shard')}"
+        if dataset.copied:
+            kept = f"; {dataset.kept:,} of {dataset.shards:,} already existed" if dataset.kept else ""
+            size_text = f"{format_size(dataset.copied_size)}{'' if several else speed}"
+            line = f"{pluralize(dataset.copied, 'shard')} {copied}, {size_text}{kept}"
+        line += f"; {dataset.removed:,} {removed}" if dataset.removed else ""
+        line += f"; {pluralize(dataset.indexes, 'file')} of other tools" if dataset.indexes else ""
+        lines += [line, f"dataset file  {dataset.dataset_file}"]
     return join_lines(*lines, f"total {format_size(size)}{speed}" if several else "")
 
 
@@ -143,13 +145,13 @@ def doctor_text(result: DoctorResult, room: int) -> str:
         result: The checks.
         room: Width of the terminal in columns.
     """
-    wrong = sum(one.state == "wrong" for one in result.checks)
+    wrong = sum(check.state == "wrong" for check in result.checks)
     lines = [
         f"{printable(result.place)}: {f'{wrong:,} of {len(result.checks):,} checks failed' if wrong else 'no problems'}"
     ]
-    for one in result.checks:
-        head = f"  {one.name:<13}{one.state:<9}"
-        for text in filter(None, (one.found, one.cure)):
+    for check in result.checks:
+        head = f"  {check.name:<13}{check.state:<9}"
+        for text in filter(None, (check.found, check.cure)):
             wrapped = textwrap.wrap(printable(text), room, initial_indent=head, subsequent_indent=" " * len(head))
             lines, head = lines + wrapped, f"{'':<24}-> "
     return "\n".join(lines)
@@ -158,7 +160,7 @@ def doctor_text(result: DoctorResult, room: int) -> str:
 def cache_status_text(status: CacheStatus) -> str:
     """Return the result of `cache status`."""
     counts, rate = status.counts, status.counts.hit_rate
-    held = [one for one in status.shards if one.held]
+    held = [shard for shard in status.shards if shard.held]
     taken = f"; {format_size(status.taken)} reserved for writing" if status.taken else ""
     passed = f", {counts.passed:,} read without the cache" if counts.passed else ""
     found = f"{counts.hits:,} found, {counts.copies:,} copied{passed}; {counts.evicted:,} evicted"
@@ -167,7 +169,7 @@ def cache_status_text(status: CacheStatus) -> str:
         f"hit rate  {rate:.1%}: {found}" if rate is not None else "",
         f"used by  {_process_text(status.readers)}" if status.readers else "",
         f"written by  {_process_text(status.writers)}" if status.writers else "",
-        *(f"in use    {one.path}{' by ' + _process_text(one.pids) if one.pids else ''}" for one in held),
+        *(f"in use    {shard.path}{' by ' + _process_text(shard.pids) if shard.pids else ''}" for shard in held),
         *map("foreign   {}".format, status.foreign),
     )
 
