@@ -8,13 +8,13 @@ from __future__ import annotations
 import heapq
 import json
 from collections import Counter
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from shardtool.errors import CorruptShard, os_error_text, printable
 from shardtool.fingerprint import crc32c
 from shardtool.names import to_bytes
 from shardtool.publish.listed_files import RUN_VERIFY
-from shardtool.skipped import SkipCode, Skipped
+from shardtool.skipped import Skipped, read_row
 from shardtool.storage.files import read_small
 from shardtool.storage.paths import join
 from shardtool.units import pluralize
@@ -48,7 +48,7 @@ def parse_skipped(data: bytes, where: str) -> list[Skipped]:
         rows = [[str(json.loads(line)[name]) for name in _ROW_KEYS] for line in data.splitlines()]
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise CorruptShard(where, f"no list of what was left out: {str(error)[:200]}", remedy=RUN_VERIFY) from None
-    return [Skipped(key, path, cast("SkipCode", code), message) for key, path, code, message in rows]
+    return [read_row(key, path, code, message) for key, path, code, message in rows]
 
 
 def read_skipped_bytes(file: DatasetFile, folder: str) -> bytes:

@@ -40,7 +40,7 @@ def sample_by_key(keys: PackedStrings, share: float | str) -> NDArray[np.int64]:
     Raises:
         InvalidRequest: `share` is no such number.
     """
-    last = np.uint64(math.ceil(read_share("sample", share, some=True) * _HASH_RANGE) - 1)
+    last = np.uint64(math.ceil(read_share("sample", share, positive=True) * _HASH_RANGE) - 1)
     return np.flatnonzero(keys.hashes() <= last)
 
 

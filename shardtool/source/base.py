@@ -15,7 +15,7 @@ from shardtool.errors import (
 )
 from shardtool.messages import option_text
 from shardtool.names import source_label
-from shardtool.skipped import Skipped, failed_rows
+from shardtool.skipped import Skipped, failed_rows, has_same_content
 from shardtool.units import pluralize
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 TASK_COUNT = 32  # enough to keep a few workers busy to the end
 
 
+_SAME_CONTENT = "same-content"  # duplicates by content, not by key
 _EMPTY_SAMPLE = "empty"  # of samples, not files, that are without a field
 
 
@@ -184,6 +185,7 @@ def skipped_notes(skipped: Iterable[Skipped]) -> list[str]:
     by_code: dict[str, list[str]] = {}
     for one in skipped:
         code = _EMPTY_SAMPLE if one.code == "no-field" and one.key else one.code
+        code = _SAME_CONTENT if has_same_content(one) else code
         name = f"{one.path} ({one.key})" if one.code == "damaged" and one.key else one.path or one.key
         by_code.setdefault(code, []).append(printable(name))
     text = {
@@ -191,7 +193,7 @@ def skipped_notes(skipped: Iterable[Skipped]) -> list[str]:
         _EMPTY_SAMPLE: "sample left out, without a field",
         "incomplete": "sample left out, without a part of each source",
         "duplicate": "sample left out, of a key that another one has",
-        "twin": "sample left out, the same as another one",
+        _SAME_CONTENT: "sample left out, the same as another one",
         "damaged": "part of the shards left out as damaged",
     }
     return [

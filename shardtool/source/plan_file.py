@@ -38,7 +38,7 @@ from shardtool.errors import (
 from shardtool.fingerprint import crc32c
 from shardtool.messages import option_text
 from shardtool.request.run_record import describe_differences
-from shardtool.skipped import SKIP_CODES, Skipped
+from shardtool.skipped import SKIP_CODES, read_row
 from shardtool.source.base import Listing, Source
 from shardtool.source.plan_paths import check_plan_paths
 from shardtool.source.plan_table import SPLIT_COLUMN, entries_schema, entries_tables, plan_schema, read_entries
@@ -271,7 +271,7 @@ def _read_listing(
     classes = {name: _check_texts(texts) for name, texts in facts["classes"].items()}
     if len(types) < len(facts["types"]) or len({*names}) < len(names) or not {*inline} <= {*names}:
         raise ValueError("fields that are no plan's")
-    skipped = [Skipped(*_check_texts(row)) for row in facts["skipped"]]  # type: ignore[arg-type]
+    skipped = [read_row(*_check_texts(row)) for row in facts["skipped"]]
     if any(one.code not in SKIP_CODES for one in skipped):
         raise ValueError("something left out for no reason")
     values = FieldValues(inline=dict.fromkeys(inline, PackedStrings.of(())), types=types, classes=classes)

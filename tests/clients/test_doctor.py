@@ -33,7 +33,7 @@ def test_all_is_well(store: Server) -> None:
     check_no_secret(repr(found), store)
     code, said = tool("doctor", at, server=store)
     assert code == 0, said
-    assert "all is well" in said
+    assert "no problems" in said
 
 
 def test_no_such_bucket(store: Server) -> None:

@@ -32,7 +32,7 @@ def test_verbs_that_need_the_file(name: str, verb: str, words: list[str], damage
     ran = typed(verb, name, *words)
     assert ran.code == 4
     assert "ds/x.json: a damaged " in ran.err
-    assert "Run the command that made it again with --resume, or `shardtool index`" in ran.err
+    assert "Run the original command with --resume, or `shardtool index`, to recreate it" in ran.err
     assert read_tree(damaged) == before
 
 
@@ -40,7 +40,7 @@ def test_inspect_reports_the_file(damaged: Path) -> None:
     """`inspect` of the folder shows the shards, and that the dataset file is damaged."""
     ran = typed("inspect", damaged)
     assert ran.code == 0
-    assert "not known: the dataset file is damaged" in ran.out
+    assert "unknown: the dataset file is damaged" in ran.out
     assert "x.json: not what was written" in " ".join(ran.out.split())
     assert "a damaged x.json" in typed("verify", damaged).out
 

@@ -83,7 +83,7 @@ def test_interrupted(signum: signal.Signals, place: Path) -> None:
     if run.returncode == 0:
         pytest.skip("it was done before the signal came")
     assert run.returncode == 128 + signum
-    assert "Run it again: it goes on" in said
+    assert "Run it again to continue." in said
     there = read_tree(place / "copy")
     assert not [name for name in there if name.startswith(".")]
     assert there.items() < read_tree(source).items()

@@ -28,7 +28,7 @@ def _ends_well(run: Run, signum: int, folder: Path) -> None:
     assert run.code == 128 + signum
     assert run.err == (
         f"shardtool: interrupted by {signal.Signals(signum).name}. "
-        "What is there is finished files only; --resume goes on from them.\n"
+        "All files in the output are complete. Run it again with --resume to continue.\n"
     )
     assert not run.out
     assert run.all_gone()

@@ -71,7 +71,7 @@ def test_nothing_new(output: str, tmp_path: Path) -> None:
     for more in ((), ("--resume",)):
         done = typed(*command, *more)
         assert (done.code, done.err) == (0, "")
-        assert done.out == f"nothing new: {tmp_path}/out/out.json stays as it is, 2 samples in 1 shard\n"
+        assert done.out == f"nothing new: {tmp_path}/out/out.json is unchanged, 2 samples in 1 shard\n"
     assert json.loads(typed(*command, "--json").out)["appended"] == {"shards": 0, "samples": 0, "size": 0}
     assert typed(*command, "--dry-run").code == 0
     assert identity(tmp_path / "out") == before

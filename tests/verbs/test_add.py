@@ -127,5 +127,5 @@ def test_the_same_again(apart: tuple[Path, Path], tmp_path: Path) -> None:
     again = _reshard(first, tmp_path / "o", if_exists="resume", **asked)
     assert again.fingerprint == made.fingerprint
     assert read_tree(first.parent) | read_tree(second.parent) == before
-    with pytest.raises(InvalidRequest, match="fields of a sample lie in several files"):
+    with pytest.raises(InvalidRequest, match="needs all fields of a sample in one file"):
         ReshardOptions(add=("x",), method="scatter")

@@ -493,7 +493,7 @@ def test_what_is_printed(bucket: _Bucket) -> None:
     ran = typed("doctor", "s3://b/x")
     assert (ran.code, ran.err) == (3, "")
     first, *lines = ran.out.splitlines()
-    assert first == "s3://b/x: 1 of 11 wrong"
+    assert first == "s3://b/x: 1 of 11 checks failed"
     assert max(map(len, lines)) <= 100
     assert " -" in {line[23:25] for line in lines if line[2] == " "}  # a cure; what a slow server folds goes on there
     assert not [line for line in lines if line[23] != " " or line[24] == " "]

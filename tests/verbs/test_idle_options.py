@@ -33,7 +33,7 @@ def test_meta_of_a_folder_is_refused(value: str, place: Path) -> None:
     code, said = _create(place, "src", "--join", "t.csv", "--on", "id", "--meta", value)
     assert (code, len(said)) == (2, 1)
     assert said[0].startswith("shardtool: --meta: the source is a folder; expected a manifest, or not this option. ")
-    assert said[0].endswith("All columns of --join go into the sidecars; --field FIELD=COLUMN makes a field of one.")
+    assert said[0].endswith("--join are stored in the sidecars. Use --field FIELD=COLUMN to create a field from one.")
     with pytest.raises(InvalidRequest, match="meta: the source is a folder; expected a manifest, or not this option"):
         create(place / "src", f"{place}/x-{{0..}}.tar", CreateOptions(meta=value))
 

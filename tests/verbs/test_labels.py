@@ -80,12 +80,12 @@ def test_folders_name_splits_and_classes(ending: str, tmp_path: Path) -> None:
             {"label_from_folder": True},
             r"1 sample in no .*train/0\.\*; expected paths such as SPLIT/CLASS",
         ),
-        (["my split/0", "val/1"], {}, r"split_from_folder: names that no split can have: 'my split'"),
+        (["my split/0", "val/1"], {}, r"split_from_folder: invalid split names: 'my split'"),
         (["train/0"], {"split": "a=1"}, r"split_from_folder: used with split; expected one of them"),
     ],
 )
 def test_folders_that_name_no_splits(names: list[str], options: Any, message: str, tmp_path: Path) -> None:
-    """Samples beside the folders, and names that no split can have, are refused by name."""
+    """Samples beside the folders, and invalid split names, are refused by name."""
     source = _tree(tmp_path / "in", *names)
     with pytest.raises(InvalidRequest, match=message):
         create(source, f"{tmp_path}/o/{{split}}-{{0..}}.tar", _options(split_from_folder=True, **options))

@@ -187,9 +187,9 @@ def test_what_mends_a_dataset_elsewhere(dataset: tuple[str, Path]) -> None:
         said, of_folder, stored = (
             render_report(one, "text") for one in (far, near, replace(near, dataset="s3://b/p/x.json"))
         )
-    assert "Mend it where it was written" in said
+    assert "Repair it at its origin" in said
     assert "--repair" in of_folder
-    assert "Mend it where" not in of_folder
-    assert "--resume, or `shardtool copy SOUND s3://b/p`" in stored
+    assert "Repair it at" not in of_folder
+    assert "--resume, or `shardtool copy VALID s3://b/p`" in stored
     with pytest.raises(InvalidRequest, match="a server of the web, where nothing can be written"):
         verify(f"{at}/x.json", VerifyOptions(workers=1, repair=True))

@@ -177,7 +177,7 @@ def test_nobody_brings_them_back_unasked(source: Path) -> None:
 
 
 def test_no_list_names_them_again(tmp_path: Path) -> None:
-    """A run that goes on names a removed sample neither as the twin of another, nor as one that cannot be read."""
+    """A run that goes on names a removed sample neither as the duplicate of another, nor as one that cannot be read."""
     source = write_tree(tmp_path / "source", {f"{name}.jpg": name.encode() for name in ("ann", "bob", "eve", "zoe")})
     other = ", which has another x"
     write_tree(source, {f"{name}.jpg": b"ann" for name in ("ann-2", f"ann-2{other}", "ann-3")})
@@ -192,7 +192,8 @@ def test_no_list_names_them_again(tmp_path: Path) -> None:
         assert ran.code == 0, ran
         rows = [json.loads(line) for line in (tmp_path / "out.skipped").read_text().splitlines()]
         assert sorted(row["key"][:3] for row in rows) == ["ann", "ann", "ann", "b2:", "b2:"]
-        assert {row["message"] for row in rows if row["code"] == "twin"} == {"holds the same as a removed sample"}
+        messages = {row["message"] for row in rows if row["code"] == "duplicate"}
+        assert messages == {"has the same content as a removed sample"}
         assert "bob" not in ran.err + ran.out
 
 

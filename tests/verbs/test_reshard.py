@@ -1259,7 +1259,7 @@ WRONG: dict[str, tuple[dict[str, Any], str, str]] = {
     "strata of nothing": ({"stratify": "label"}, "stratify", "split"),
     "an unknown split": ({"split_column": "prat", "pattern": "{split}-{000..}.tar"}, "prat", "part"),
     "too few names": ({"pattern": "out-{000..001}.tar", "max_count": 7}, "2 names", "open range"),
-    "no ending": ({"pattern": "out"}, "no ending", "out-{000000..}.tar"),
+    "no ending": ({"pattern": "out"}, "no file extension", "out-{000000..}.tar"),
     "a text for fields": ({"select_fields": "no-such"}, "select_fields", "no-such"),
     "another tool's index": ({"export": ("dali-tfrecord",)}, "dali-tfrecord", "energon"),
     "nothing to append to": ({"if_exists": "append"}, "nothing to append to", "append"),

@@ -599,4 +599,4 @@ def test_all_splits_become_one_again(name: str, scenes: Path, tmp_path: Path) ->
 def test_an_output_of_splits_that_is_none_is_named_as_typed(scenes: Path) -> None:
     """What stands for `{split}` while a pattern is read is in no message."""
     ran = typed("create", scenes, "x-{split}.json", "--split", SHARES)
-    assert ran.err.startswith("shardtool: x-{split}.json: the ending '.json'; expected a pattern such as")
+    assert ran.err.startswith("shardtool: x-{split}.json: the file extension '.json'; expected a pattern such as")

@@ -209,7 +209,7 @@ def test_slips_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     output = "o/x-{00..}.tar"
     assert typed("create", "imgs", "d/x-{00..}.tar", "--quiet").code == 0
     for words, said in [
-        (["create", "imgs", output, "--max-size", "1", "GB"], "GB was taken for an argument; expected one word. Write"),
+        (["create", "imgs", output, "--max-size", "1", "GB"], "GB is read as an argument; expected one word. Write"),
         (["create", "imgs", output, "-n", "5"], "write --head 5."),
         (["inspect", "d/x.json", "-n", "5"], "Did you mean --head?"),
         (["create", output, "imgs"], "Swap them: imgs 'o/x-{00..}.tar'."),
@@ -231,11 +231,11 @@ def test_slips_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         (["create", "z*.csv", output], "z*.csv: a glob that matches no file"),
         (["create", "o/x.tar", "imgs"], "Swap them: imgs o/x.tar."),
         (["reshard", output, "d/x.json"], "DATASET before OUTPUT. Swap them: d/x.json 'o/x-{00..}.tar'."),
-        (["reshard", "d/x-{00..}.tar", "d/x.json"], "d/x.json: the ending '.json'; expected a pattern"),
+        (["reshard", "d/x-{00..}.tar", "d/x.json"], "d/x.json: the file extension '.json'; expected a pattern"),
         (["copy", "o", "d/x.json"], "DATASET before DEST. Swap them: d/x.json o."),
         (["extract", "imgs", "d/x.json"], "DATASET before DIR. Swap them: d/x.json imgs."),
         (["copy", "d", "d/x.json"], "d/x.json: a file, or a pattern of files; expected a folder"),
-        (["extract", "d/x.json", "o", "-n", "5"], "To choose samples, use --where or --keys-from."),
+        (["extract", "d/x.json", "o", "-n", "5"], "To select samples, use --where or --keys-from."),
         (["extract", "d/x.json", "cat/1"], "cat/1: the key of a sample; expected the folder to write to."),
         (["extract", "d/x.json", "cat/1.jpg"], "a file of a sample; expected the folder to write to."),
         (["extract", "d/x.json", "cat/1"], """give a folder and --where "key == 'cat/1'"."""),

@@ -401,7 +401,8 @@ def test_what_is_printed(place: Path) -> None:
     ]
     ran = typed(*words, "1/2")
     assert re.search(
-        r"samples in 1 shard of part 1/2, .*\n(?:.*\n)*dataset file  .*/x\.json, once all parts have ended\n", ran.out
+        r"samples in 1 shard of part 1/2, .*\n(?:.*\n)*dataset file  .*/x\.json, after all parts have finished\n",
+        ran.out,
     )
     assert "note: 1 of 2 parts have ended; the dataset file is published after the last" in ran.err
     found = json.loads(typed(*words, "2/2", "--json").out)
@@ -423,7 +424,7 @@ def test_dry_run_of_a_part(place: Path) -> None:
 @pytest.mark.parametrize("text", ["0/64", "65/64", "x", "3", "3/", "-1/3", "1/0", "3/64 ", "1/2000000", "٣/64"])
 def test_no_such_part(text: str) -> None:
     """What is no part is refused, with what one looks like."""
-    with pytest.raises(InvalidRequest, match="expected one such as 3/64, counted from 1, slurm or kubernetes"):
+    with pytest.raises(InvalidRequest, match="expected K/N such as 3/64, with K from 1 to N, or slurm or kubernetes"):
         CreateOptions(part=text)
 
 
@@ -497,7 +498,7 @@ def test_kubernetes_says_the_part(index: str, completions: str, part: str) -> No
     if part:
         assert str(parse_part("kubernetes", names)) == part
         return
-    with pytest.raises(InvalidRequest, match="with JOB_COMPLETIONS set to the job's completions"):
+    with pytest.raises(InvalidRequest, match="with JOB_COMPLETIONS set to `completions`"):
         parse_part("kubernetes", names)
 
 

@@ -247,7 +247,7 @@ def test_the_command_line(place: Path) -> None:
     assert "would keep 7, write 1 and remove 2 shards; add 0 and remove 10 samples" in planned.out
     done = typed(*words, "--resume", "--overwrite", cwd=place)
     assert done.code == 0
-    assert "removed 10 samples and 2 shards that were there before" in done.out
+    assert "removed 10 samples and 2 shards of the earlier run" in done.out
     _without(place, range(28, 30))
     document = json.loads(typed(*words, "--resume", "--json", cwd=place).out)
     assert document["changes"] == {"shards_kept": 7, "shards_written": 0, "shards_removed": 1, "samples_added": 0,
