@@ -116,7 +116,7 @@ def _duplicate_keys_error(
             f", and {_APPENDED_TO}" if group.taken else ""
         )
         named.append(f"'{printable(group.key)}' ({times}{shard_names})")
-    found = f"{pluralize(len(groups), 'duplicate key')}: {format_list(named, _MAX_LISTED, total=len(groups))}"
+    found = f"{pluralize(len(groups), 'key')} more than once: {format_list(named, _MAX_LISTED, total=len(groups))}"
     if interleaved:
         remedy = _INTERLEAVED_ADVICE
     elif any(group.taken for group in groups):

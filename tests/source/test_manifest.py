@@ -53,7 +53,7 @@ def _listed(
 ) -> tuple[ManifestSource, SampleTable, tuple[Skipped, ...]]:
     manifest = ManifestSource(source, manifest_options(**options))
     if rows is not None:
-        manifest.keep(np.array(rows, np.int64))
+        manifest.keep_rows(np.array(rows, np.int64))
     listed = list_manifest(manifest)
     return manifest, listed.entries, listed.skipped
 
