@@ -122,7 +122,7 @@ def _encode_digest(digest: int) -> bytes:
 
 
 def inline_checksums(entries: SampleTable, rows: Rows, *, as_numbers: bool) -> tuple[Rows, Rows]:
-    """Return the sizes and the CRC-32C of payloads, as far as known without reading: -1 for rows that are not INLINE."""
+    """Return the sizes and CRC-32C of payloads that are known without reading: -1 for rows that are not INLINE."""
     import numpy as np
 
     sizes, sums = entries.rows.size[rows], np.full(len(rows), -1, np.int64)

@@ -398,9 +398,9 @@ def _archives_command(tree: _Tree, location: _Packed) -> str:
 
 def _tables_advice(tree: _Tree, found: str, first: bytes, location: _Packed) -> Advice:
     """Return advice to pack the rows of tables."""
-    from shardtool.source.table_head import options_of_rows
+    from shardtool.source.table_head import row_packing_options
 
-    options, has_paths = options_of_rows(tree.inside(first))
+    options, has_paths = row_packing_options(tree.inside(first))
     if location.ending != PARQUET_ENDING[1:].encode():
         rows = f"rows.{to_text(location.ending)}"
         if has_paths and location.is_one_folder:
@@ -447,10 +447,10 @@ def _find_table(tree: _Tree) -> Advice | None:
     at_top = [path for path in _files_with(tree, tables, _MAX_TABLES * len(tables)) if b"/" not in path]
     if len(at_top) != 1:
         return None
-    from shardtool.source.table_head import head_of, matching_column
+    from shardtool.source.table_head import matching_column, read_table_head
 
     name = at_top[0]
-    if (head := head_of(tree.inside(name))) is None:
+    if (head := read_table_head(tree.inside(name))) is None:
         return None
     folders = _folders_in(tree, _Folder(b"", 0, len(tree.keys)))
     for root in (b"", *(folder.path for folder in folders)):

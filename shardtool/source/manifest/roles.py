@@ -129,7 +129,9 @@ def choose_roles(
         )
         if path is None:
             candidates = [
-                name.name for name in schema if tables.is_bytes_type(name.type) or tables.is_wrapped_bytes(name.type)
+                column.name
+                for column in schema
+                if tables.is_bytes_type(column.type) or tables.is_wrapped_bytes(column.type)
             ]
             candidates = [name for name in candidates if name not in named_columns]
             binary = _find_bytes_column(where, candidates, first_ending, notes, needed=not values)
