@@ -55,7 +55,7 @@ def shards_note(entries: SampleTable, *, named: bool) -> str:
             remedy = f"{reshard_advice()}. Exclude them with {exclude}, or pack the files as they are with {include}."
             raise InvalidRequest(path, found, expected=EXPECTED_FOLDER, remedy=remedy)
     files = f"{pluralize(total, 'file')} that {'is a shard' if total == 1 else 'are shards'}"
-    return f"{files}, such as {first}, packed as any file: {reshard_advice()}"
+    return f"{files}, such as {first}, packed like other files. {reshard_advice()}."
 
 
 def _is_dataset_shard(path: str) -> bool:

@@ -65,7 +65,7 @@ def test_one_of_each_is_kept(samples: list[Sample], taken: list[str] | None, rul
     kept = sorted(stays.values())
     lost = [sample.key for at, sample in enumerate(samples) if at not in kept]
     assert samples_of(found) == [samples[at] for at in kept]
-    messages = [f"another sample of that key is in {where.get(key, 'the dataset appended to')}" for key in lost]
+    messages = [f"another sample with this key is in {where.get(key, 'the dataset appended to')}" for key in lost]
     rows = [Skipped(key, "", "duplicate", message) for key, message in zip(lost, messages, strict=True)]
     assert (skipped, note) == (tuple(rows), "")
 
@@ -100,20 +100,20 @@ def _refused(samples: list[Sample], taken: list[str] | None = None) -> str:
 def test_the_refusal_says_where() -> None:
     """Keys are named with the shards of their samples, the first few of them, and the ways out."""
     assert _refused([_sample("a", 0, "jpg"), _sample("b", 1, "jpg"), _sample("a", 2, "jpg")]) == (
-        "the datasets: 1 key more than once: 'a' (x-0.tar, y-0.tar); expected a key of its own for each sample. "
-        "on_duplicate='rename' gives the later ones other keys, first or last keeps one of each."
+        "the datasets: 1 key more than once: 'a' (x-0.tar, y-0.tar); expected a unique key for each sample. "
+        "Rename the later samples with on_duplicate='rename', or keep one per key with first or last."
     )
     many = [_sample(key, 0, "jpg") for key in "dcbadcba"]
     assert "4 keys more than once: 'd' (2 times in x-0.tar), 'c' (2 times in x-0.tar)" in _refused(many)
     assert "and 1 more; expected" in _refused(many)
     found = _refused([_sample("a", 0, "jpg"), _sample("b", 1, "jpg")], ["b", "c"])
     assert "1 key more than once: 'b' (x-1.tar, and the dataset appended to)" in found
-    assert "rename' gives the new samples other keys, first leaves them out." in found
+    assert "rename', or skip them with first." in found
 
 
 def test_torn_samples_are_told() -> None:
     """Samples of one shard without a common field look like the parts of one, and like nothing to be renamed."""
-    hint = "looks like a plain tar in which the fields of a sample lie apart: unpack it, and use `create`"
+    hint = "looks like a plain tar in which the fields of a sample are not adjacent: unpack it, and use `create`"
     torn = [_sample("a", 0, "jpg"), _sample("b", 0, "jpg"), _sample("a", 0, "cls", "json"), _sample("b", 0, "json")]
     assert hint in _refused(torn)
     assert "on_duplicate" not in _refused(torn)

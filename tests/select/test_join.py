@@ -333,8 +333,8 @@ def test_types_that_do_not(old: Any, new: Any) -> None:
     columns = pa.table({"v": pa.concat_arrays([old, old])})
     said = _error(join.join_table, _entries({"a": {}, "b": {}}, columns), pa.table({"key": ["a"], "v": new}), "key")
     assert said == (
-        f"Table: column 'v' holds {new.type}; expected {old.type}, as the dataset's column of that name does. "
-        "Give it that type, or another name."
+        f"Table: column 'v' holds {new.type}; expected {old.type}, the type of the dataset's column of that name. "
+        "Convert or rename the column."
     )
 
 
@@ -346,21 +346,21 @@ _NO_KEY = "column 'key': no key (empty, null or NaN) in "
     [
         ({"id": ["a"], "n": [1]}, ("on: no column 'key'; expected one of id, n",)),
         ({"Key": ["a"], "n": [1]}, ("on: no column 'key'", "Did you mean 'Key'?")),
-        ({"key": ["a"]}, ("Table: no column but 'key'; expected columns to be joined",)),
+        ({"key": ["a"]}, ("Table: no column except 'key'; expected columns to join, other",)),
         ({"key": pa.array([], pa.string()), "n": []}, ("Table: no rows; expected a row for each key",)),
         (
             {"key": ["a", None, "b", None], "n": [1, 2, 3, 4]},
-            (f"Table: {_NO_KEY}rows 2, 4; expected a key in each row", "Leave such rows out of the table."),
+            (f"Table: {_NO_KEY}rows 2, 4; expected a key in each row", "Remove these rows from the table."),
         ),
         ({"key": ["a", ""], "n": [1, 2]}, (f"{_NO_KEY}row 2; ",)),
         ({"key": [1.0, math.nan], "n": [1, 2]}, (f"{_NO_KEY}row 2; ",)),
         ({"key": ["a", "a\0"], "n": [1, 2]}, ("column 'key': a NUL in the text in row 2; ",)),
-        ({"key": [1.0, 1.5], "n": [1, 2]}, ("column 'key': a key that is no whole number in row 2; ",)),
+        ({"key": [1.0, 1.5], "n": [1, 2]}, ("column 'key': a key is not a whole number in row 2; ",)),
         (
             {"key": [*"abaacab"], "n": range(7)},
             (
                 "Table: 2 keys more than once: 'a' (rows 1, 3, 4, 6), 'b' (rows 2, 7); ",
-                "expected one row for each value of column 'key'. df.drop_duplicates leaves one of each.",
+                "expected one row for each value of column 'key'. Keep one of each, for example with df.drop_duplicates.",
             ),
         ),
         (
@@ -370,18 +370,18 @@ _NO_KEY = "column 'key': no key (empty, null or NaN) in "
         (
             {"key": ["x", "y"], "n": [1, 2]},
             (
-                "Table: no row matches a sample: column 'key' holds 'x'; expected keys, such as 'a'",
-                "on names another column.",
+                "Table: no row matches a sample: column 'key' contains 'x'; expected keys, such as 'a'",
+                "Choose another column with on.",
             ),
         ),
         ({"key": [b"a"], "n": [1]}, ("Table: column 'key' (key) holds binary; expected text or whole numbers",)),
         ({"key": [True], "n": [1]}, ("Table: column 'key' (key) holds bool; expected text or whole numbers",)),
-        ({"key": ["a"], "jpg": [[b"x"]]}, ("Table: no column but 'key'; expected columns to be joined, which",)),
+        ({"key": ["a"], "jpg": [[b"x"]]}, ("Table: no column except 'key'; expected columns to join, other than columns of bytes",)),
         (
             {"key": ["a"], "__size__": [1]},
             (
                 "Table: column '__size__': names that start with two underscores are the sidecar's own. ",
-                "Rename them, or leave them out of the table.",
+                "Rename them, or remove them from the table.",
             ),
         ),
         ({"key": ["a"], " ": [1]}, ("Table: column 2 without a name; ",)),
@@ -398,9 +398,9 @@ def test_the_column_key_joins_by_default() -> None:
     entries = _entries({"a": {"jpg": None}, "7": {"jpg": None}})
     joined = join.join_table(entries, {"key": ["a", "7"], "n": [1, 2]}, "")
     assert metadata_of(joined.entries).to_pydict() == {"n": [1, 2]}
-    assert joined.notes == ("joined by the column 'key': use on='COLUMN' for another column",)
+    assert joined.notes == ("using key as the key column (change with on='COLUMN')",)
     said = _error(join.join_table, entries, {"name": ["a"], "n": [1]}, "")
-    assert "no column 'key' among name, n; expected a column of keys. Name the column of keys with on='COLUMN'." in said
+    assert "no column 'key' among name, n; expected a key column. Name the key column with on='COLUMN'." in said
 
 
 def test_names_of_files_find_keys() -> None:
@@ -408,7 +408,7 @@ def test_names_of_files_find_keys() -> None:
     entries = _entries({key: {"jpg": None} for key in ("a", "d/b", "c")}, None)
     joined = join.join_table(entries, pa.table({"file": ["d/b.tar.jpg", "a.png", "x.png"], "n": [1, 2, 3]}), "file")
     assert metadata_of(joined.entries)["n"].to_pylist() == [2, 1, None]
-    assert joined.notes[0].endswith("samples have the row of their key, with an ending")
+    assert joined.notes[0].endswith("rows were matched by the key, with an ending")
     found = _error(join.join_table, entries, pa.table({"file": ["a.png", "a.jpg"], "n": [1, 2]}), "file")
     assert "no row matches a sample" in found
 
@@ -418,7 +418,7 @@ def test_bytes_are_not_joined() -> None:
     joined = join.join_table(
         _labelled(), pa.table({"key": ["a"], "jpg": [b"x"], "n": [1], "png": [{"bytes": b"x"}]}), "key"
     )
-    assert "columns of bytes in Table left out: jpg, png" in joined.notes
+    assert "columns of bytes in Table excluded: jpg, png" in joined.notes
     assert not {"jpg", "png"} & {*metadata_of(joined.entries).column_names}
 
 
@@ -432,13 +432,13 @@ def test_the_datasets_side_is_named(tmp_path: Path) -> None:
     """Where a column of the dataset is what does not match, it is what the message names."""
     table = pa.table({"label": ["x"], "n": [1]})
     assert _error(join.join_table, _labelled((None, "p", "q", "r")), table, "label") == (
-        "Table: no row matches a sample: column 'label' holds 'x'; expected values of the samples' column 'label', "
-        "such as 'p'. on names another column."
+        "Table: no row matches a sample: column 'label' contains 'x'; expected values of the samples' column 'label', "
+        "such as 'p'. Choose another column with on."
     )
     assert _error(join.join_table, _labelled(kind=pa.string(), values=[None] * 4), table, "label").count("such as none")
     dated = _labelled((0, 1, 2, 3), pa.date32())
     assert _error(join.join_table, dated, table, "label") == (
-        "on: the samples' column 'label' holds date32[day]; expected one of text or whole numbers"
+        "on: the samples' column 'label' holds date32[day]; expected a column of text or whole numbers"
     )
     assert "no such file" in _error(join.join_table, _labelled(), str(tmp_path / "no.csv"), "key")
     (tmp_path / "t.csv").write_bytes(b"key,n\na,\xff\n")
@@ -577,7 +577,7 @@ def test_what_the_plan_makes_of_it() -> None:
     """A field that is a value in some samples and lies in the shard of others is planned as what it is in each."""
     entries = _labelled()
     after, notes = set_value_fields(entries, (("cls", "label"),), ())
-    assert notes == ("field 'cls' of column 'label': replaced in 3 samples, kept in 1 sample where that is null",)
+    assert notes == ("field 'cls' from column 'label': replaced in 3 samples, kept in 1 sample where the column is null",)
     assert after.fields == ("cls", "jpg")
     plan = make_plan(after, parse_pattern("out-{000000..}.tar"), ShardBounds(), shuffle_seed=3)
     samples = build_shard_samples(plan, 0)
@@ -593,12 +593,12 @@ def test_the_notes_of_fields() -> None:
     """It is told how many samples had a field of that name, and how many have now."""
     entries = _entries({"a": {"txt": None}, "b": {"jpg": None}, "c": {"txt": None}}, pa.table({"t": ["x", "y", None]}))
     assert set_value_fields(entries, (("txt", "t"),), ())[1] == (
-        "field 'txt' of column 't': replaced in 1 sample, added to 1 sample, kept in 1 sample where that is null",
+        "field 'txt' from column 't': replaced in 1 sample, added to 1 sample, kept in 1 sample where the column is null",
     )
     none = replace(entries, metadata=pa.table({"t": pa.nulls(3, pa.string())}))
     one = none.take(np.array([0]))
     after, notes = set_value_fields(one, (("txt", "t"),), ())
-    assert notes == ("field 'txt' of column 't': kept in 1 sample where that is null",)
+    assert notes == ("field 'txt' from column 't': kept in 1 sample where the column is null",)
     assert after is one
 
 
@@ -648,7 +648,7 @@ _NO_VALUE = "column 'label': no value (null or NaN) in 2 samples, such as 'b', '
 @pytest.mark.parametrize(
     ("name", "column", "said"),
     [
-        ("txt", "label", f"{_NO_VALUE} that has no field 'txt'. where \"label.notna()\" leaves them out."),
+        ("txt", "label", f"{_NO_VALUE} that has no field 'txt'. Exclude them with where \"label.notna()\"."),
         ("cls!", "label", f"{_NO_VALUE}. "),
         ("num", "label", f"{_NO_VALUE}. "),
         ("lab", "label", f"{_NO_VALUE}. "),
@@ -684,7 +684,7 @@ def test_remedies_can_be_typed() -> None:
     """The query that leaves samples out quotes what is no plain name, and is one."""
     entries = _entries({key: {"jpg": None} for key in "abcd"}, _VALUES)
     for column, query in (("my col", "`my col`.notna()"), ("class", "`class`.notna()"), ("label", "label.notna()")):
-        assert f'where "{query}" leaves them out.' in _error(set_value_fields, entries, (("txt", column),), ())
+        assert f'Exclude them with where "{query}".' in _error(set_value_fields, entries, (("txt", column),), ())
         left = entries.take(match_rows(_VALUES, query))
         assert "txt" in set_value_fields(left, (("txt", column),), ())[0].fields
 
@@ -701,5 +701,5 @@ def test_fields_that_were_not_asked_for() -> None:
         == "values: several columns become the field 'cls'. Name them apart."
     )
     assert _error(set_value_fields, _entries(_SAMPLES), (("cls", "label"),), ()) == (
-        "values: no column 'label', nor any other. join adds a table's, columns_from those of JSON fields."
+        "values: no column 'label', and no others. Add columns from a table with join, or from JSON fields with columns_from."
     )

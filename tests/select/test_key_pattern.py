@@ -122,13 +122,13 @@ def test_a_sample_that_lost_a_file_is_left_out_whole(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("pattern", "said"),
     [
-        ("(.+)_msk", "no file matches; expected a pattern of whole paths without their endings, such as '1'"),
-        (".+_mask", "no group; expected one, which is the key"),
+        ("(.+)_msk", "no file matches; expected a pattern for whole paths without their endings, such as '1'"),
+        (".+_mask", "no group; expected a group for the key"),
         ("(.+", "missing )"),
-        ("(.+)_\udcff", "no UTF-8"),
+        ("(.+)_\udcff", "not valid UTF-8"),
         ("(.{1000}){1000}", "invalid repetition size"),
-        ("(?=x)(.*)", "invalid perl operator: (?=; expected a regular expression of RE2"),
-        ("(?:a/)?(.+)", "files that would be one field of a sample: "),
+        ("(?=x)(.*)", "invalid perl operator: (?=; expected an RE2 regular expression"),
+        ("(?:a/)?(.+)", "files with the same key and field: "),
         ("()_?.*", "the key '' of '1'"),
         ("(.*/)?.*", "the key 'a/' of 'a/2'"),
     ],

@@ -390,7 +390,7 @@ def test_text_that_is_no_utf8_is_a_value() -> None:
         ),
         (
             {"shares": HALVES, "group_by": "x"}, ["cat"] * 4,
-            ["1 split without samples: b", "a has 4 of 4 samples instead of 50 % (groups stay whole)"],
+            ["1 split without samples: b", "a has 4 of 4 samples instead of 50 % (groups are not divided)"],
         ),
     ],
 )  # fmt: skip
@@ -404,7 +404,7 @@ def test_a_small_dataset_tells_its_shares() -> None:
     [note] = assign_splits(made_keys(4), SplitOptions(HALVES)).notes
     assert note == (
         "a has 1 of 4 samples instead of 50 %, b has 3 of 4 samples instead of 50 % "
-        "(a hash decides; stratify keeps shares exact)"
+        "(samples are split by hash; use stratify for exact shares)"
     )
     assert assign_splits(made_keys(20_000), SplitOptions(HALVES)).notes == ()
 

@@ -34,19 +34,19 @@ def place(tmp_path: Path) -> Path:
         ("s-{0..1}.tar", "a shard pattern", "`shardtool reshard`"),
         ("https://example.org/data", "on the web, where no folder can be listed", "or a folder of a store: s3://"),
         ("s3://bucket/out-000.tar", "a shard", "`shardtool reshard`"),
-        ("s3://bucket/photos.zip", "an archive that is not on this machine", "'pipe:COMMAND'"),
-        ("imgs/*.jpg", "a glob", "Give the folder, imgs, with --include '*.jpg'."),
-        ("*.docx", "a glob", "Give the folder, ., with --include '*.docx'."),
-        ("im*", "a glob", "Give the folder above, with --include or --exclude."),
-        ("imgs/a.jpg", "a file that is no table", "Give the folder that it lies in, imgs, with --include a.jpg."),
-        ("notes.docx", "a file that is no table", "Give the folder that it lies in, ., with --include notes.docx."),
-        ("labels.xlsx", "a file that is no table", "Save it as CSV or Parquet."),
-        ("files.txt", "a file that is no table", "standard input: `shardtool create - OUTPUT < files.txt`."),
-        ("notes.json", "a file that is no table", "JSON is a table where it is a list"),
+        ("s3://bucket/photos.zip", "an archive on another machine", "'pipe:COMMAND'"),
+        ("imgs/*.jpg", "a glob", "Pack the folder, imgs, with --include '*.jpg'."),
+        ("*.docx", "a glob", "Pack the folder, ., with --include '*.docx'."),
+        ("im*", "a glob", "Pack the parent folder, with --include or --exclude."),
+        ("imgs/a.jpg", "not a table file", "Pack its folder, imgs, with --include a.jpg."),
+        ("notes.docx", "not a table file", "Pack its folder, ., with --include notes.docx."),
+        ("labels.xlsx", "not a table file", "Save it as CSV or Parquet."),
+        ("files.txt", "not a table file", "standard input: `shardtool create - OUTPUT < files.txt`."),
+        ("notes.json", "not a table file", "A JSON table is a list of objects"),
         ("nowhere", "no such file or folder", ""),
         ("no*where", "no such file or folder", ""),
         ("no-{0..1}.tar", "no such file or folder", ""),
-        ("/dev/null", "no folder", ""),
+        ("/dev/null", "not a folder", ""),
     ],
 )
 def test_a_source_that_is_none(source: str, found: str, remedy: str, place: Path) -> None:
@@ -63,12 +63,12 @@ def test_several_shards(place: Path) -> None:
     """Shards one by one, as a shell makes them of a glob, are told apart from folders, and get the same advice."""
     create(place / "imgs", f"{place}/t-{{0..1}}.tar", CreateOptions(workers=1))
     ran = typed("create", "s-0.tar", "t-1.tar", OUTPUT, cwd=place)
-    assert (ran.code, "`shardtool reshard` packs the samples of shards into other shards." in ran.err) == (2, True)
+    assert (ran.code, "Pack the samples of shards with `shardtool reshard`." in ran.err) == (2, True)
     for sidecar in place.glob("*.index"):
         sidecar.unlink()
     ran = typed("create", "s-0.tar", "t-1.tar", OUTPUT, cwd=place)
     assert (ran.code, ran.err.startswith("shardtool: s-0.tar: one of 2 shards; ")) == (2, True)
-    assert "`shardtool reshard` packs" in ran.err
+    assert "Pack the samples of shards with `shardtool reshard`" in ran.err
 
 
 def test_what_the_advice_names_works(place: Path) -> None:
@@ -80,9 +80,9 @@ def test_what_the_advice_names_works(place: Path) -> None:
 def test_in_the_library_the_advice_is_pythons(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A caller of the library is advised in fields and functions, not in options."""
     monkeypatch.chdir(place)
-    with pytest.raises(InvalidRequest, match=r"Give the folder, imgs, with include=\('\*\.jpg',\)"):
+    with pytest.raises(InvalidRequest, match=r"Pack the folder, imgs, with include=\('\*\.jpg',\)"):
         create("imgs/*.jpg", OUTPUT)
-    with pytest.raises(InvalidRequest, match=r"`reshard` packs"):
+    with pytest.raises(InvalidRequest, match=r"Pack the samples of shards with `reshard`"):
         create("s.json", OUTPUT)
 
 
@@ -107,7 +107,7 @@ def test_a_folder_of_a_dataset_is_no_source_of_files(kept: str, place: Path) -> 
     )
     assert _packed(place, ".", "--exclude", "below")[0] == 0
     code, said = _packed(place, ".", "--include", "*")
-    assert (code, "2 files that are shards, such as below/s-0.tar, packed as any file" in said) == (0, True)
+    assert (code, "2 files that are shards, such as below/s-0.tar, packed like other files" in said) == (0, True)
     assert _packed(place, "imgs", ".")[0] == 2
 
 
@@ -118,14 +118,14 @@ def test_a_folder_of_shards_that_are_no_dataset(place: Path) -> None:
     code, said = _packed(place, ".", "--exclude", "imgs")
     assert (
         code,
-        "2 files that are shards, such as s-0.tar, packed as any file: `shardtool reshard` packs" in said,
+        "2 files that are shards, such as s-0.tar, packed like other files: `shardtool reshard` packs" in said,
     ) == (0, True)
     assert "shards, such as" not in _packed(place, "imgs")[1]
     (place / "alone").mkdir()
     for one in place.glob("s-*.tar"):
         one.rename(place / "alone" / one.name)
     code, said = _packed(place, "alone")
-    assert (code, "a shard, as all files here are" in said, "`shardtool reshard`" in said) == (2, True, True)
+    assert (code, "a shard, like all files in this folder" in said, "`shardtool reshard`" in said) == (2, True, True)
     assert _packed(place, "alone", "--include", "*")[0] == 0
 
 

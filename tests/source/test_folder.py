@@ -123,8 +123,8 @@ def test_what_operating_systems_leave_behind(tmp_path: Path) -> None:
     told = create(root, f"{tmp_path}/o/{PATTERN}", CreateOptions(workers=1))
     assert (told.samples, told.skipped) == (3, 0)
     (note,) = [note for note in told.notes if "operating system" in note]
-    assert note.startswith("6 names that an operating system made, passed over: ._*")
-    assert note.endswith("(hidden=True takes them)")
+    assert note.startswith("6 names from an operating system, ignored: ._*")
+    assert note.endswith("(include them with hidden=True)")
     some = create(root, f"{tmp_path}/p/{PATTERN}", CreateOptions(workers=1, include=("*.jpg",), exclude=("._1*",)))
     assert next(note for note in some.notes if "operating" in note).startswith("1 name ")
     hidden = create(root, f"{tmp_path}/q/{PATTERN}", CreateOptions(workers=1, hidden=True))
@@ -321,9 +321,9 @@ def test_labels(tmp_path: Path) -> None:
     [
         (
             {"a/0.jpg": b"", "beside.jpg": b""},
-            r"1 sample in no such folder: \./beside\.\*; expected .*exclude=\('\./beside\.\*', \.\.\.\)",
+            r"1 sample outside such folders: \./beside\.\*; expected .*exclude=\('\./beside\.\*', \.\.\.\)",
         ),
-        ({"a/0.jpg": b"", "a/0.cls": b"1"}, "have a field 'cls' already"),
+        ({"a/0.jpg": b"", "a/0.cls": b"1"}, "the samples already have a field 'cls'"),
     ],
 )
 def test_labels_are_refused(files: dict[str, bytes], message: str, tmp_path: Path) -> None:
@@ -435,7 +435,7 @@ def test_portable_fields_are_in_order(tmp_path: Path) -> None:
 def test_fields_that_differ_in_case_only(portable: bool, tmp_path: Path) -> None:  # noqa: FBT001 - a parameter
     """Two fields of a sample that a reader would take for one are refused."""
     root = write_tree(tmp_path / "s", {"a/0.jpg": b"", "a/0.JPG": b""})
-    with pytest.raises(InvalidRequest, match=r"(differ in case only|get the same name): a/0"):
+    with pytest.raises(InvalidRequest, match=r"(differ only in case|get the same name): a/0"):
         create(root, str(tmp_path / PATTERN), CreateOptions(workers=1, portable=portable))
 
 

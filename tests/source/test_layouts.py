@@ -77,7 +77,7 @@ LAYOUTS: dict[str, tuple[dict[str, bytes], str, str, list[str]]] = {
     ),
     "masks in classes": (
         _files("cat/{:04}.png", "cat/{:04}-seg.png", "dog/{:04}.png", "dog/{:04}-seg.png"),
-        "24 samples with png alone; their names differ by -seg",
+        "24 samples with only png; their names differ by -seg",
         "shardtool create src OUTPUT --key-pattern '(.+)-seg'",
         ["cat/0000.png", "cat/0000.seg.png"],
     ),
@@ -89,7 +89,7 @@ LAYOUTS: dict[str, tuple[dict[str, bytes], str, str, list[str]]] = {
     ),
     "a suffix of each": (
         _files("ulm_{}_leftImg8bit.png", "ulm_{}_gtFine_labelIds.png"),
-        "12 samples with png alone; their names differ by _gtFine_labelIds, _leftImg8bit",
+        "12 samples with only png; their names differ by _gtFine_labelIds, _leftImg8bit",
         "shardtool create src OUTPUT --key-pattern '(.+)_(gtFine_labelIds|leftImg8bit)'",
         ["ulm_0.gtFine_labelIds.png", "ulm_0.leftImg8bit.png"],
     ),
@@ -101,7 +101,7 @@ LAYOUTS: dict[str, tuple[dict[str, bytes], str, str, list[str]]] = {
     ),
     "sibling folders in a folder": (
         _files("a/rgb/{:04}.png", "a/depth/{:04}.png"),
-        "12 samples with png alone; files in depth, rgb share their names",
+        "12 samples with only png; files in depth, rgb share their names",
         "shardtool create src/a/depth src/a/rgb OUTPUT",
         ["0000.depth.png", "0000.rgb.png"],
     ),

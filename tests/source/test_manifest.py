@@ -115,8 +115,8 @@ def test_the_usual_table(tmp_path: Path) -> None:
     manifest, entries = _entries(path)
     assert manifest.name == "t.csv"
     assert manifest.notes == [
-        "key column: id (key names another)",
-        "columns in the field json: label, n (meta chooses)",
+        "using id as the key (change with key)",
+        "stored in the json field: label, n (choose with meta)",
     ]
     assert metadata_of(entries).to_pydict() == {
         "path": ["imgs/1.jpg", "imgs/2.png", "imgs/3.jpg"], "label": ["dog", "cat", "dog"], "n": [1, None, 3],
@@ -171,7 +171,7 @@ def test_the_photos_in_every_format() -> None:
 
 
 def test_keys_are_paths_where_there_are_none(tmp_path: Path) -> None:
-    """Without a column of keys, or with `--key` naming that of paths, a key is the path without its ending."""
+    """Without a key column, or with `--key` naming that of paths, a key is the path without its ending."""
     path = _table(tmp_path / "t.csv", "path\nimgs/1.jpg\n./imgs//2.png\n" + str(tmp_path / "imgs/./3.jpg") + "\n")
     assert list(_samples(path)) == ["imgs/1", "imgs/2", "imgs/3"]
     assert not ManifestSource(path, CreateOptions()).notes
@@ -221,7 +221,7 @@ def test_keys_are_row_numbers_where_there_is_nothing_else() -> None:
     table = pa.table({"image": [{"bytes": b"a", "path": "x/1.png"}, {"bytes": b"b", "path": None}], "label": [1, 0]})
     assert _samples(table, meta="none") == {"000000000": {"png": b"a"}, "000000001": {"png": b"b"}}
     assert (
-        "bytes column: image, as the field png (binary={'FIELD': 'COLUMN'} names another)"
+        "storing the bytes of image as the field png (change with binary={'FIELD': 'COLUMN'})"
         in ManifestSource(table, CreateOptions()).notes
     )
     assert list(_samples(table, rows=[1])) == ["000000001"]
@@ -248,8 +248,8 @@ def test_a_dry_run_needs_no_files(tmp_path: Path) -> None:
     _, entries = _entries(path, stat=False, size="size", root="/no/such/folder", meta="none")
     assert entries.rows.size.tolist() == [10, 0]
     assert entries.rows.mtime_ns.tolist() == entries.rows.changed_ns.tolist() == [0, 0]
-    assert "nothing says how large it is; expected size='COLUMN'" in _error(path, stat=False)
-    for value, said in (("-1", "a negative size in row 2"), ("1.5", "no whole number in row 2"), ("x", "no numbers")):
+    assert "their sizes are unknown; expected size='COLUMN'" in _error(path, stat=False)
+    for value, said in (("-1", "a negative size in row 2"), ("1.5", "not a whole number in row 2"), ("x", "no numbers")):
         path.write_text(f"id,path,size\n1,a.jpg,10\n2,b.jpg,{value}\n")
         assert said in _error(path, stat=False, size="size")
 
@@ -306,24 +306,24 @@ _BAD_ROWS: list[tuple[str, dict[str, Any], str]] = [
     ("id,path\n", {}, "no rows; expected a row per sample"),
     (",path\n1,a.jpg\n", {}, "column 1 without a name"),
     ("id,path,id\n1,a.jpg,2\n", {}, "columns of the same name: 'id'"),
-    ("name,where\n1,a.jpg\n", {}, "no column with a usual name for paths, among name, where; expected one called"),
+    ("name,where\n1,a.jpg\n", {}, "no column with a usual name for paths, among name, where; expected one named"),
     ("id,path\n,a.jpg\n/b,b.jpg\nc/../d,c.jpg\n4,d.jpg\n", {},
      "column 'id': 3 values that cannot be keys, such as '', '/b', 'c/../d', in rows 1, 2, 3"),
     ('id,path\n"a\nb",a.jpg\n', {}, r"column 'id': 1 value that cannot be keys, such as 'a\x0ab', in row 1"),
     ("id,path\n1,a.jpg\n2,b.jpg\n1,c.jpg\n2,d.jpg\n1,e.jpg\n", {},
-     "2 keys more than once: '1' (rows 1, 3, 5), '2' (rows 2, 4); expected a key of its own for each row"),
+     "2 keys more than once: '1' (rows 1, 3, 5), '2' (rows 2, 4); expected a unique key for each row"),
     ("path\na.jpg\na.png\na.jpg\n", {}, "1 key more than once: 'a' (rows 1, 3)"),
     ("id,path,v\n1,a.jpg,x\n1,a.png,y\n", {},
      "column 'v': another value than in the first row of the same key in row 2; expected one value for all files"),
     ("id,path\n1,a.jpg\n2,\n3,\n", {}, "column 'path': an empty path in rows 2, 3"),
-    ("id,path\n1,a.jpg\n2,b\n3,c.\n", {}, "column 'path': a name without an ending, such as 'b', in rows 2, 3"),
+    ("id,path\n1,a.jpg\n2,b\n3,c.\n", {}, "column 'path': a name without an extension, such as 'b', in rows 2, 3"),
     ("id,path\n1,a.jpg\n2,https://x/y.jpg\n", {}, "column 'path': a URL, such as 'https://x/y.jpg', in row 2"),
     ("id,path\n1,../a.jpg\n2,b/../../c.jpg\n3,/etc/d.jpg\n4,b/../e.jpg\n", {},
      "column 'path': a path that leaves the root, such as '../a.jpg', in rows 1, 2, 3; "),
     ("id,path\n1,a.jpg\n2,b.json\n3,c.jpg\n", {"meta": ("id",)},
-     "column 'path': a file whose ending is another column's field 'json' in row 2"),
+     "column 'path': the extension of a file is the field 'json' of another column in row 2"),
     ("id,path,v\n1,a.jpg,x\n", {"fields": (("json", "v"),), "meta": ("id",)},
-     "several columns become the field 'json'. The metadata is the field json: call the other something else, or"),
+     "several columns become the field 'json'. The metadata is the field json: rename the other field, or"),
     ("id,path,v\n1,a.jpg,x\n", {"files": (("a/b", "path"),)}, "field 'a/b': no name for a field"),
     ("id,path,v\n1,a.jpg,x\n", {"classes": ("cls",)}, "classes: no field 'cls'. Name its column: values={'cls': "),
     ("id,path,__v\n1,a.jpg,x\n", {}, "column '__v': names that start with two underscores are the sidecar's own"),
@@ -342,14 +342,14 @@ def test_what_a_manifest_may_not_be(text: str, options: dict[str, Any], said: st
 _BAD_TABLES: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({"id": [1, 2], "path": ["a.jpg", None]}, {}, "column 'path': no path (null or NaN) in row 2"),
     ({"id": [1.0, float("nan")], "path": ["a.jpg", "b.jpg"]}, {}, "column 'id': no key (null or NaN) in row 2"),
-    ({"id": [1.0, 1.5], "path": ["a.jpg", "b.jpg"]}, {}, "column 'id': a key that is no whole number in row 2"),
+    ({"id": [1.0, 1.5], "path": ["a.jpg", "b.jpg"]}, {}, "column 'id': a key is not a whole number in row 2"),
     ({"id": [True], "path": ["a.jpg"]}, {"key": "id"}, "column 'id' (key) holds bool; expected text or whole numbers"),
     ({"id": [1], "path": [3]}, {"path": "path"}, "column 'path' (path) holds int64; expected text"),
-    ({"id": [1], "path": [b"a"]}, {"path": "path"}, "column 'path' (path) holds binary; expected text. binary takes"),
+    ({"id": [1], "path": [b"a"]}, {"path": "path"}, "column 'path' (path) holds binary; expected text. Pack a column of bytes with binary"),
     ({"id": [1], "path": ["a.jpg"], "b": [b"x"]}, {"meta": "b"},
-     "column 'b' (metadata) holds binary; expected what JSON has a form for. Make it a field (binary={'jpg': 'b'})"),
+     "column 'b' (metadata) holds binary; expected values that JSON can represent. Make it a field (binary={'jpg': 'b'})"),
     ({"id": [1], "path": ["a.jpg"], "b": [{}]}, {}, "column 'b' (metadata) holds struct<>; expected objects"),
-    ({"id": [1], "v": [2]}, {"binary": (("jpg", "v"),)}, "column 'v' (bytes) holds int64; expected bytes, or text"),
+    ({"id": [1], "v": [2]}, {"binary": (("jpg", "v"),)}, "column 'v' (bytes) holds int64; expected bytes or text"),
     ({"id": [1], "v": [b"x"]}, {"fields": (("jpg", "v"),)}, "column 'v' (field jpg) holds binary; expected"),
     ({"id": [1, 2], "v": ["a", "b\0c"]}, {"fields": (("txt", "v"),)}, "column 'v': a NUL in the text in row 2"),
     ({"id": [1, 2], "v": pa.array([1, 2**63], pa.uint64())}, {"fields": (("n", "v"),)}, "a number over 2^63 in row 2"),
@@ -359,9 +359,9 @@ _BAD_TABLES: list[tuple[dict[str, Any], dict[str, Any], str]] = [
      "'v': an infinite number in row 2"),
     ({"id": [1, 2, 3], "jpg": [b"x", None, None]}, {}, "column 'jpg': no bytes in rows 2, 3; expected bytes in each"),
     ({"id": [1, 2], "image": [{"bytes": b"x", "path": "a.jpg"}, {"bytes": None, "path": "b.jpg"}]}, {},
-     "column 'image': no bytes in row 2; expected bytes in each row; a path beside them is not followed"),
-    ({"id": [1], "jpg": [b"x"], "png": [b"x"]}, {}, "2 columns of bytes: jpg, png. Say which, and the fields that"),
-    ({"id": [1], "blob": [b"x"]}, {}, "column 'blob' holds bytes, and nothing says of what kind"),
+     "column 'image': no bytes in row 2; expected bytes in each row (a path next to them is not used)"),
+    ({"id": [1], "jpg": [b"x"], "png": [b"x"]}, {}, "2 columns of bytes: jpg, png. Choose one, and its field"),
+    ({"id": [1], "blob": [b"x"]}, {}, "column 'blob' holds bytes of an unknown kind"),
 ]  # fmt: skip
 
 
@@ -446,7 +446,7 @@ def test_bytes_that_nobody_asks_for(tmp_path: Path) -> None:
     found = _samples(table, root=str(tmp_path), path="path", binary=(("png", "mask"),))
     assert found["imgs/1"] == {"jpg": b"one", "json": b'{"n":1}', "png": b"m"}
     manifest, entries = _entries(table, root=str(tmp_path))
-    assert manifest.notes[-1] == "columns of bytes left out: thumb, crops, mask (binary={'FIELD': 'COLUMN'} takes one)"
+    assert manifest.notes[-1] == "columns of bytes excluded: thumb, crops, mask (add one with binary={'FIELD': 'COLUMN'})"
     assert metadata_of(entries).column_names == ["path", "n"]
     for unclear in ({"blob": bytes_of["thumb"]}, bytes_of):
         texts = _samples(pa.table({"id": [7, 8], "n": [1, 2], **unclear}), fields=(("txt", "n"),), meta="none")
@@ -465,7 +465,7 @@ def test_a_table_in_memory_names_files_anywhere(tmp_path: Path, monkeypatch: pyt
         "imgs/1": {"jpg": b"one", "png": b"m"}, "imgs/3": {"jpg": b"the third", "png": b"m"},
     }  # fmt: skip
     manifest, entries = _entries(frame, **options)
-    assert manifest.notes[-1].startswith(f"paths count from {tmp_path}/data, their common folder")
+    assert manifest.notes[-1].startswith(f"paths are relative to {tmp_path}/data, their common folder")
     assert metadata_of(entries)["mask"].to_pylist() == ["masks/1.png"] * 2
     assert _entries(pd.DataFrame({"path": images, "mask": ["own.png"] * 2}), **options)[1].key(0) == "data/imgs/1"
     assert "a path that leaves the root" in _error(frame, root=str(tmp_path / "data" / "imgs"), **options)
@@ -485,7 +485,7 @@ def test_rows_keep_their_numbers(tmp_path: Path) -> None:
     path = _table(tmp_path / "t.csv", "id,path\n1,a.jpg\n2,b.jpg\n2,\n2,c.jpg\n5,imgs/1.jpg\n")
     assert "an empty path in row 3" in _error(path, rows=[1, 2, 4])
     assert "'2' (rows 2, 4)" in _error(path, rows=[1, 3, 4])
-    assert "no row is left" in _error(path, rows=[])
+    assert "no remaining row" in _error(path, rows=[])
     manifest, _, skipped = _listed(path, rows=[3, 4])
     assert [one.message for one in skipped] == ["no such file or directory, row 4"]
     assert manifest.column(None, "path").to_pylist() == ["imgs/1.jpg"]
@@ -508,7 +508,7 @@ def test_files_that_cannot_be_packed(tmp_path: Path) -> None:
     assert [entries.path(row) for row in range(2)] == [b"imgs/3.jpg", b"masks/1.png"]
     path.write_text("id,path\n1,x/1.jpg\n2,x/2.jpg\n")
     assert (
-        f"all 2 rows name one that is missing, such as 'x/1.jpg'; expected paths that count from {tmp_path}/. root"
+        f"all 2 rows name a missing file, such as 'x/1.jpg'; expected paths relative to {tmp_path}/. Choose another folder with root"
         in _error(path)
     )
 

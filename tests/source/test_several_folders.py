@@ -77,9 +77,9 @@ def test_samples_without_a_part_are_named(folders: list[Path], tmp_path: Path) -
     """A sample that a folder has no file of is packed, with a note; if asked, refused, or left out."""
     (folders[1] / "cat" / "2.png").unlink()
     plan = dry_run(folders, f"{tmp_path}/plan.tar", CreateOptions(workers=1))
-    wanted = "1 sample without a file of each folder, packed with what they have: cat/2 (1 without one of masks; "
+    wanted = "1 sample lacks a file in one folder and was packed without it: cat/2 (1 not in masks; "
     assert any(note.startswith(wanted) for note in plan.notes)
-    with pytest.raises(SampleFailed, match=r"images/cat/2.png \(no file of its key in masks\)"):
+    with pytest.raises(SampleFailed, match=r"images/cat/2.png \(no file with its key in masks\)"):
         _pack(folders, tmp_path / "strict", complete=True)
     found = _pack(folders, tmp_path / "out", complete=True, on_error="skip")
     assert not any(name.startswith("cat/2") for name in found)
@@ -146,14 +146,14 @@ def test_resume_verify_and_repair(folders: list[Path], tmp_path: Path) -> None:
         (["images", "other"], "no key is in two of the folders: images has 'cat/1', other has 'z'"),
         (["images", "empty"], "no files in empty"),
         (["images", "images"], "the same folder as images"),
-        (["images", "images/cat"], "lies in images"),
+        (["images", "images/cat"], "is inside images"),
         (["images", "nothing"], "nothing: no such file or folder; expected a folder of samples"),
-        (["images", "images/cat/1.png"], "--include *.jpg takes some"),
+        (["images", "images/cat/1.png"], "To pack some files of a folder, use --include *.jpg"),
         (
             ["images", "masks.zip"],
-            "masks.zip: one of 2 sources, and no folder; expected one source, or several folders",
+            "masks.zip: one of 2 sources, but not a folder; expected one source, or several folders",
         ),
-        (["images", "masks.zip"], "An archive is a source by itself."),
+        (["images", "masks.zip"], "Use an archive as the only source."),
     ],
 )
 def test_folders_that_make_no_samples(names: list[str], said: str, folders: list[Path], tmp_path: Path) -> None:
@@ -170,13 +170,13 @@ def test_folders_that_make_no_samples(names: list[str], said: str, folders: list
 @pytest.mark.parametrize("source", [None, 5, b"x", [], [None], [{"path": "a.jpg"}], object()])
 def test_what_is_no_source(source: Any, tmp_path: Path) -> None:
     """An object that is neither paths nor a table is refused in words of ours, with what could stand there."""
-    with pytest.raises(InvalidRequest, match=r"neither a path nor a table|none given|no folder.* Rows are a table: py"):
+    with pytest.raises(InvalidRequest, match=r"neither a path nor a table|none given|not a folder.* Rows are packed as a table: py"):
         dry_run(source, tmp_path / "out-{0..}.tar")
 
 
 def test_one_folder_is_never_incomplete(folders: list[Path], tmp_path: Path) -> None:
     """`complete` is refused where there are no several folders, and a list of one is that one."""
-    with pytest.raises(InvalidRequest, match="there is one source"):
+    with pytest.raises(InvalidRequest, match="there is only one source"):
         _pack(folders[0], tmp_path / "out", complete=True)
     with pytest.raises(InvalidRequest, match="the source: none given"):
         _pack([], tmp_path / "out")
@@ -187,7 +187,7 @@ def test_fields_that_would_be_one_are_refused(tmp_path: Path) -> None:
     """No file is lost to another that would be the same field."""
     one = write_tree(tmp_path / "a", {"x.png": b"1", "x.b.png": b"2"})
     two = write_tree(tmp_path / "b", {"x.png": b"3"})
-    with pytest.raises(InvalidRequest, match=r"files of two folders that would be the field 'b.png'"):
+    with pytest.raises(InvalidRequest, match=r"files of two folders with the same field 'b.png'"):
         _pack([one, two], tmp_path / "out")
 
 

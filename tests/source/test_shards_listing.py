@@ -705,7 +705,7 @@ def test_shards_that_the_dataset_file_does_not_list(ours: dict[str, Path], tmp_p
     copied(ours["tar"], tmp_path)
     write_tar(tmp_path / "tar-3.tar", [("more", [("txt", b"")])])
     found = listed(tmp_path / "tar-{0..}.tar")
-    assert found.notes == ("tar.json does not list 1 shard, left out: tar-3.tar",)
+    assert found.notes == ("tar.json does not list 1 shard, excluded: tar-3.tar",)
     assert contents(found) == contents(listed(ours["tar"]))
 
 
@@ -899,11 +899,11 @@ def test_texts_that_stand_for_numbers(ours: dict[str, Path]) -> None:
 
 
 @pytest.mark.parametrize(("kind", "texts", "note"), [
-    ("float", ["0.5", "0.123456789", "1.0"], "'x' stays text: 1 value would be rounded in TFRecord's 32-bit floats"),
+    ("float", ["0.5", "0.123456789", "1.0"], "'x' stays text: 1 value would be rounded to TFRecord's 32-bit floats"),
     ("float", ["0.5", "1", "1.0"], "'x' stays text: 1 value would be rounded"),
-    ("float", ["0.5", "", "zero"], "'x' stays text: 2 values would be another text after TFRecord's float"),
+    ("float", ["0.5", "", "zero"], "'x' stays text: 2 values would change as TFRecord's float"),
     ("float", ["1e40", "0.5", "nan"], "'x' stays text: 1 value would be rounded"),
-    ("int64", ["1", "01", " 2"], "'x' stays text: 2 values would be another text after TFRecord's int64"),
+    ("int64", ["1", "01", " 2"], "'x' stays text: 2 values would change as TFRecord's int64"),
     ("int64", ["9223372036854775807", "9223372036854775808", "1" * 50], "2 values"),
     ("int64", ["-0", "-1", "+1"], "2 values"),
 ])  # fmt: skip
@@ -949,7 +949,7 @@ def test_numbers_of_other_kinds_in_tars(tmp_path: Path) -> None:
         again(paths[-1], types={"x": kind})
     found = listed(*paths, to="tfrecord")
     assert found.entries.values.numbers == {}
-    assert found.notes == ("'x' stays text: it stands for float and int64 in different datasets",)
+    assert found.notes == ("'x' stays text: it represents float and int64 in different datasets",)
     assert listed(*paths).entries.values.numbers == {}
 
 

@@ -12,4 +12,4 @@ from shardtool.source.base import skipped_notes
 def test_damage_is_counted_in_plain_words(number: int, said: str) -> None:
     """Damage that was left out is counted, with its shard and, where it is known, its key."""
     skipped = [Skipped(key, "x.tar", "damaged", "at 0") for key in "kl"[:number]]
-    assert skipped_notes(skipped) == [f"{said} left out as damaged: {', '.join(['x.tar (k)', 'x.tar (l)'][:number])}"]
+    assert skipped_notes(skipped) == [f"{said} skipped as damaged: {', '.join(['x.tar (k)', 'x.tar (l)'][:number])}"]

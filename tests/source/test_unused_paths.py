@@ -54,7 +54,7 @@ def test_a_column_of_paths_without_a_usual_name(name: str, tmp_path: Path) -> No
     ran = typed("create", table, f"{tmp_path}/a-{{0..}}.tar", "--field", "txt=caption")
     assert ran.code == 2, ran
     assert f"column '{name}' holds paths of existing files, such as 'clips/0.mp4', which would not be packed" in ran.err
-    assert f"Pack the files: --path {name}. To keep the paths as plain metadata: --meta {name}." in ran.err
+    assert f"Pack the files: --path {name}. To store the paths as metadata only: --meta {name}." in ran.err
     for option, fields in (("--path", {"mp4", "txt"}), ("--meta", {"json", "txt"})):
         key = ("--key", "caption") if name == "id" and option == "--meta" else ()  # a path is a key, too
         ran = typed("create", table, f"{tmp_path}/{option}-{{0..}}.tar", "--field", "txt=caption", option, name, *key)
@@ -76,7 +76,7 @@ def test_several_columns_of_paths(tmp_path: Path) -> None:
     table = _table(tmp_path, video=[*_CLIPS], audio=[*_SOUNDS], caption=_TEXT)
     found = _error(table)
     assert "column 'audio' holds paths of existing files, such as '0.wav', which would not be packed" in found
-    assert "Pack the files: path='video' files={'audio.wav': 'audio'}. To keep the paths as plain metadata" in found
+    assert "Pack the files: path='video' files={'audio.wav': 'audio'}. To store the paths as metadata only" in found
     assert found.endswith("meta='audio,caption'.")
     assert not _notes(table, path="video", files=(("audio.wav", "audio"),))
     assert not _notes(table, meta="audio,caption")
@@ -96,7 +96,7 @@ def test_an_option_that_names_the_files_decides(tmp_path: Path) -> None:
     for options in ({"path": "movie"}, {"files": (("mp4", "movie"),)}):
         (note,) = _notes(table, **options)
         assert note.startswith("column 'sound' holds paths of existing files, such as '0.wav', which are not packed (")
-        assert "'sound'} packs them)" in note
+        assert "'sound'})" in note
 
 
 def test_the_same_files_twice(tmp_path: Path) -> None:

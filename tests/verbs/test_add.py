@@ -79,13 +79,13 @@ def test_keys_that_only_one_side_has(apart: tuple[Path, Path], tmp_path: Path) -
     """A sample without the fields is an error, or left out and listed; what is not used is counted in a note."""
     first, second = apart
     with pytest.raises(
-        InvalidRequest, match=r"add: 1 of 6 samples not in out: 'b/5'; expected one of each key\. on_er"
+        InvalidRequest, match=r"add: 1 of 6 samples not in out: 'b/5'; expected a sample for each key\. Skip them with on_er"
     ):
         _reshard(first, tmp_path / "x", add=(str(second),))
     made = _reshard(first, tmp_path / "o", add=(str(second),), on_error="skip")
     assert (made.samples, made.skipped) == (5, 1)
     assert '"key": "b/5"' in (tmp_path / "o" / "out.skipped").read_text()
-    assert "2 samples of out not used: no such key here" in made.notes
+    assert "2 samples of out not used: their keys are not here" in made.notes
     dataset = shardtool.open(made.dataset_file)
     assert {*dataset.fields} == {"cls", "n", "npy", "txt"}
     assert len(dataset.where("cls == 'a' and n == 7")) == 3

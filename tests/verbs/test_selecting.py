@@ -197,7 +197,7 @@ def test_columns_of_json_in_shards(ending: str, source: Path, tmp_path: Path) ->
         (b"", "no JSON: Expecting"),
         (b"[1]", "a JSON list, not an object"),
         (b'{"n": 9223372036854775808}', "a whole number over 2^63: 'n'"),
-        (b'{"n": "\\ud800"}', "text that is no Unicode"),
+        (b'{"n": "\\ud800"}', "text that is not valid UTF-8"),
         (b"\xff\xfe{", "no"),
         (b"[" * 99_999, "far too deep"),
         (json.dumps(dict.fromkeys(map(str, range(99)), "x" * 30_000)).encode(), "more than 1,048,576"),
@@ -254,9 +254,9 @@ def test_values_of_several_kinds_are_text(tmp_path: Path) -> None:
     image = {"0.json": json.dumps({"label": "x", "imageData": "A" * 40_000}).encode()}
     made = _create(write_tree(tmp_path / "labelme", image), tmp_path / "q", columns_from=("json",))
     assert _metadata(tmp_path / "q") == {"0": {"label": "x"}}
-    assert "1 text of more than 32,768 letters left out: 'imageData' of field 'json'" in made.notes
+    assert "1 text of more than 32,768 letters ignored: 'imageData' of field 'json'" in made.notes
     lists = write_tree(tmp_path / "lists", {"0.json": b'{"box": [1]}'})
-    with pytest.raises(InvalidRequest, match="no text, number or truth in any"):
+    with pytest.raises(InvalidRequest, match="no text, number or boolean in any"):
         _create(lists, tmp_path / "p", columns_from=("json",))
 
 
@@ -265,8 +265,8 @@ def test_values_of_several_kinds_are_text(tmp_path: Path) -> None:
     [
         ({"columns_from": ("jsn",)}, "columns_from: no field 'jsn'.*Did you mean 'json'"),
         ({"select_fields": ("png",)}, "select_fields: no field 'png'"),
-        ({"rename_fields": {"json": "jpg"}}, "would all be called 'jpg'"),
-        ({"values": {"cls": "kind"}}, "values: no column 'kind'.*join adds a table's, columns_from"),
+        ({"rename_fields": {"json": "jpg"}}, "would all be renamed to 'jpg'"),
+        ({"values": {"cls": "kind"}}, "values: no column 'kind'.*with join, or from JSON fields with columns_from"),
         ({"on": "key"}, "on: no table; expected join, too"),
         ({"join": TABLE}, "no column 'key' among id, label, width; .* on='COLUMN'"),
         ({"classes": ("cls",)}, "classes: no field 'cls'"),

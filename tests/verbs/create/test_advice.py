@@ -217,7 +217,7 @@ def test_slips_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         (["create", "img/cat", output], "Did you mean imgs/cat?"),
         (["inspect", "d/y.json"], "Did you mean d/x.json?"),
         (["inspect", "dd/x.json"], "Did you mean d/x.json?"),
-        (["create", "a.csv", "b.csv", output], "a.csv: one of 2 sources, and a table; expected one table"),
+        (["create", "a.csv", "b.csv", output], "a.csv: one of 2 sources, but a table; expected one table"),
         (["create", "imgs", "a.csv", output], "use --join a.csv."),
         (
             ["create", "?.csv", output],
