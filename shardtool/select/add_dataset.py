@@ -22,11 +22,6 @@ if TYPE_CHECKING:
 def match_samples(entries: SampleTable, other: SampleTable, where: str) -> NDArray[np.int64]:
     """Return int64[samples]: the index in `other` of the sample with the same key; -1 if there is none.
 
-    Args:
-        entries: The samples.
-        other: The other dataset's samples, with unique keys.
-        where: The name of the other dataset, for messages.
-
     Raises:
         InvalidRequest: Both have a field of the same name.
     """

@@ -117,7 +117,6 @@ def add_fields(entries: SampleTable, new_fields: Sequence[NewField]) -> SampleTa
 
 
 def _extend_paths(paths: StringColumn, source: NDArray[np.int64]) -> PackedStrings:
-    """Return the path of each row, empty for new rows."""
     parts = []
     for chunk in map(source.__getitem__, chunk_slices(len(source))):
         texts = iter(paths.gather(chunk[chunk >= 0]).split(b"\0"))

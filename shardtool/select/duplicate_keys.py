@@ -90,7 +90,6 @@ def resolve_duplicate_keys(
 
 
 def _find_key_groups(keys: PackedStrings, taken: PackedStrings | None) -> list[_KeyGroup]:
-    """Return the groups of samples that share a key, ordered by their first samples."""
     taken_count, groups = 0, []
     if taken is not None:
         taken_count, keys = len(taken), PackedStrings.parse(taken.span(0, len(taken)) + keys.span(0, len(keys)))
@@ -104,7 +103,6 @@ def _find_key_groups(keys: PackedStrings, taken: PackedStrings | None) -> list[_
 def _duplicate_keys_error(
     entries: SampleTable, groups: list[_KeyGroup], shards: Sequence[str], where: str
 ) -> InvalidRequest:
-    """Return the error that lists keys, and the shards of their samples."""
     named, interleaved = [], True
     for group in groups[:_MAX_LISTED]:
         files = {

@@ -39,12 +39,6 @@ def drop_empty_samples(
 ) -> tuple[SampleTable, tuple[Skipped, ...]]:
     """Return the samples that have fields, and the others as skipped.
 
-    Args:
-        entries: The samples.
-        where: The location in the error.
-        found: The problem in the error.
-        why: The message of each skipped sample.
-
     Raises:
         InvalidRequest: No sample has a field.
     """

@@ -147,7 +147,6 @@ def _has_paths(entries: SampleTable) -> bool:
 
 
 def _path_example(entries: SampleTable, on: str) -> str:
-    """Return what a column may contain instead of keys, for a message."""
     if not _has_paths(entries) or (entries.metadata is not None and on in entries.metadata.column_names):
         return ""
     file = int(np.argmax(entries.rows.kind != INLINE))
@@ -187,11 +186,7 @@ def add_table_columns(
 
 
 def _match_paths(entries: SampleTable, rows: PackedStrings, where: str) -> NDArray[np.int64]:
-    """Return the row of each sample's file, found by path; -1 without a row.
-
-    Raises:
-        InvalidRequest: Two files of a sample have rows.
-    """
+    """Return the row of each sample's file, found by path; -1 without a row."""
     row_of_path = find_positions(list_source_paths(entries), rows)
     hits = np.flatnonzero(row_of_path >= 0)
     owners = np.asarray(entries.owners(hits))
@@ -208,7 +203,6 @@ def _match_paths(entries: SampleTable, rows: PackedStrings, where: str) -> NDArr
 
 
 def _strip_endings(names: PackedStrings) -> PackedStrings:
-    """Return file names without their endings: the keys of samples of such files."""
     folders = (name.rpartition(b"/") for _, chunk in names.chunks() for name in chunk)
     return PackedStrings.of(folder + slash + name.partition(b".")[0] for folder, slash, name in folders)
 
@@ -227,7 +221,6 @@ def _default_key_column(source: Table) -> str:
 
 
 def _check_columns(source: Table, on: str) -> list[str]:
-    """Return the names of the columns to join, checked before a value is read."""
     columns = source.schema.names
     check_column_names(source.where, columns)
     if on not in columns:
@@ -242,11 +235,6 @@ def _check_columns(source: Table, on: str) -> list[str]:
 
 
 def _row_keys(rows: TableRows, on: str) -> PackedStrings:
-    """Return the key of each row.
-
-    Raises:
-        InvalidRequest: A row has no key, or two rows have the same key.
-    """
     column = rows.columns[on]
     if not len(column):
         raise InvalidRequest(rows.where, "no rows", expected="a row for each key")
@@ -266,11 +254,7 @@ def _row_keys(rows: TableRows, on: str) -> PackedStrings:
 
 
 def _sample_keys(entries: SampleTable, on: str) -> PackedStrings:
-    """Return the values to compare with the rows' keys, empty for values that cannot be keys.
-
-    Raises:
-        InvalidRequest: The dataset's column cannot hold keys.
-    """
+    """Return the values to compare with the rows' keys, empty for values that cannot be keys."""
     if entries.metadata is None or on not in entries.metadata.column_names:
         return entries.keys
     column = metadata_column(entries.metadata, on)
@@ -286,7 +270,6 @@ def _sample_keys(entries: SampleTable, on: str) -> PackedStrings:
 
 
 def _key_names(column: pa.Array) -> PackedStrings:
-    """Convert values to keys; null becomes an empty text."""
     terminated = (
         pc.binary_join_element_wise(keys, _NUL_TEXT, _EMPTY_TEXT, null_handling="replace")
         for keys in iter_key_texts(column)
@@ -312,7 +295,6 @@ def show_keys(keys: PackedStrings, positions: NDArray[np.int64]) -> str:
 def _match_notes(
     name: str, samples: PackedStrings, unmatched: NDArray[np.int64], rows: PackedStrings, unused: NDArray[np.int64]
 ) -> list[str]:
-    """Describe samples without a row, and rows without a sample."""
     notes = []
     if len(unmatched):
         have = "has" if len(unmatched) == 1 else "have"

@@ -78,7 +78,6 @@ def _portable_field(name: str) -> str:
 
 
 def _portable_keys(keys: PackedStrings, max_bytes: int) -> PackedStrings:
-    """Return the portable keys. Works in chunks, and looks only at keys that need renaming."""
     lengths, chunks = keys.lengths(), []
     hashed_keys: set[bytes] = set()
     for span in chunk_slices(len(keys)):

@@ -246,15 +246,12 @@ class _Query(NamedTuple):
     classes: ClassNames
 
     def show(self, node: ast.AST) -> str:
-        """Return the text of a part of the query, nearly as the user wrote it."""
         return _shorten(_restore_names(ast.unparse(node), self.names))
 
     def column(self, node: ast.expr) -> str:
-        """Return the column that `node` names, or an empty text if it is not a name."""
         return self.names.get(node.id, node.id) if isinstance(node, ast.Name) else ""
 
     def columns(self, node: ast.expr) -> tuple[str, ...]:
-        """Return the columns that `node` names, without repetition."""
         return (*dict.fromkeys(self.column(part) for part in ast.walk(node) if isinstance(part, ast.Name)),)
 
     def error(self, node: ast.AST, problem: str, *, expected: str = "", remedy: str = "") -> InvalidRequest:
@@ -329,7 +326,6 @@ class _Value(NamedTuple):
 
     @property
     def described(self) -> str:
-        """Return `is a number`, for example, or the type of a column that queries cannot compare."""
         return f"holds {self.data.type}" if self.kind == "of another type" else f"is {self.kind}"
 
 
@@ -422,7 +418,6 @@ class _Evaluator:
         return _Value("a list", items, node, constant=True)
 
     def _logic(self, node: ast.BoolOp | ast.Compare | ast.UnaryOp) -> NDArray[np.bool_]:
-        """Evaluate and, or, not, and comparisons; `1 < x < 5` means both."""
         match node:
             case ast.BoolOp(op=op, values=parts):
                 return reduce(operator.and_ if isinstance(op, ast.And) else operator.or_, map(self.condition, parts))
@@ -486,7 +481,6 @@ class _Evaluator:
         return _Value("a number", names.index(text.data), text.node, constant=True)
 
     def _convert_to(self, value: _Value, other: _Value) -> _Value:
-        """Convert a column of nulls, or the text of a time, to the kind of the value it is compared with."""
         if value.kind == "empty":
             kind: QueryKind = "a number" if other.kind == "empty" else other.kind
             return _Value(kind, _null_column(kind, self._table.num_rows), value.node)
@@ -523,7 +517,6 @@ class _Evaluator:
         return _Value("a number", _ARITHMETIC[type(node.op)](left.data, right.data), node, constant)
 
     def _member(self, node: ast.Attribute | ast.Call) -> _Value:
-        """Evaluate a method, or a field of a time."""
         match node:
             case ast.Attribute(value=ast.Attribute(value=owner, attr="dt"), attr=name) if name in _TIME_FIELDS:
                 field_of = getattr(self._varying_data("a time", owner).dt, name)
@@ -540,7 +533,6 @@ class _Evaluator:
         raise self._unsupported_error(node)
 
     def _test(self, node: ast.Call, owner: ast.expr, name: str) -> NDArray[np.bool_]:
-        """Evaluate a method that returns true or false."""
         match name:
             case "isna" | "isnull" | "notna" | "notnull":
                 self._arguments(node)
@@ -560,7 +552,6 @@ class _Evaluator:
         raise self._unsupported_error(node)
 
     def _missing(self, value: _Value) -> NDArray[np.bool_]:
-        """Return for each row whether the value is null or NaN."""
         self._check_varies(value)
         if value.kind == "empty":
             return np.ones(self._table.num_rows, np.bool_)
@@ -586,7 +577,6 @@ class _Evaluator:
     def _arguments(
         self, node: ast.Call, min_count: int = 0, max_count: int = 0, kinds: Mapping[str, QueryKind] = _NO_NAMES
     ) -> tuple[list[_Value], dict[str, _Data]]:
-        """Return the positional and the named arguments of a method call."""
         named = {str(argument.arg): self._value(argument.value) for argument in node.keywords if argument.arg in kinds}
         if not min_count <= len(node.args) <= max_count or len(named) < len(node.keywords):
             by_name = "".join(f", and {name}=" for name in kinds)
@@ -599,18 +589,15 @@ class _Evaluator:
 
 
 def _time_zone(time: _Data) -> tzinfo | None:
-    """Return the time zone of a Series of times, or of one time; None if it has none."""
     zone: tzinfo | None = (time.dt if hasattr(time, "dt") else time).tz
     return zone
 
 
 def _to_bools(data: _Data, *, missing: bool) -> NDArray[np.bool_]:
-    """Return a condition as a bool array, with `missing` for null."""
     return data if isinstance(data, np.ndarray) else np.asarray(data.to_numpy(dtype=bool, na_value=missing))
 
 
 def _null_column(kind: QueryKind, count: int) -> _Data:
-    """Return a column of `kind` that is null in every row."""
     kinds = {"text": pa.large_string(), "a time": pa.timestamp("us"), "true or false": pa.bool_()}
     return _to_pandas(pa.chunked_array([pa.nulls(count, kinds.get(kind, pa.int64()))]))[1]
 

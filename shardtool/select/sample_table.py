@@ -26,11 +26,6 @@ if TYPE_CHECKING:
 def sort_order(values: pa.ChunkedArray, name: str, *, descending: bool = False) -> NDArray[np.int64]:
     """Return the sorting permutation of values. It is stable; nulls and NaN come last in both directions.
 
-    Args:
-        values: Numbers, text (in byte order), booleans or times.
-        name: The column's name, for messages.
-        descending: Whether the greatest value comes first.
-
     Raises:
         InvalidRequest: Values of another type.
     """

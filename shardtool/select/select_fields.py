@@ -92,7 +92,6 @@ def select_fields(
 def _choose_names(
     fields: tuple[str, ...], select: Sequence[str], drop: Sequence[str], rename: tuple[tuple[str, str], ...]
 ) -> dict[str, str]:
-    """Return the new name of each field that stays."""
     old = [name for name, _ in rename]
     for option, names in (("select_fields", select), ("drop_fields", drop), ("rename_fields", old)):
         for name in names:

@@ -62,11 +62,6 @@ def assign_splits(keys: PackedStrings, options: SplitOptions, values: pa.Chunked
     Without labels and a split column, the 64-bit hash of a sample is compared with the cumulative shares: about 1 µs
     and 2 bytes per sample. Labels take about 40 bytes per sample while they are sorted.
 
-    Args:
-        keys: One per sample.
-        options: The requested splits.
-        values: The column that `options.reads` names, one value per sample.
-
     Raises:
         InvalidRequest: Samples without a value, values of a nested type, split names that are unsafe in file names,
             or too many splits or labels.
@@ -119,7 +114,6 @@ def _check_nulls(keys: PackedStrings, values: pa.ChunkedArray, option: str, colu
 
 
 def _assign_by_hash(hashes: Iterable[NDArray[np.uint64]], options: SplitOptions) -> SplitAssignment:
-    """Assign splits by comparing hashes with the cumulative shares."""
     names, weights = _share_weights(options)
     ends = np.cumsum(weights).tolist()[:-1]
     bounds = np.array([end * 2**64 // SHARE_UNIT for end in ends], np.uint64)
@@ -130,7 +124,6 @@ def _assign_by_hash(hashes: Iterable[NDArray[np.uint64]], options: SplitOptions)
 
 
 def _assign_by_column(values: pa.ChunkedArray, option: str, column: str) -> SplitAssignment:
-    """Assign the splits that a column names."""
     number, labels = _number_labels(values, _MAX_SPLITS, option, column)
     names = tuple(label.decode("utf-8", "surrogateescape") for label in labels)
     check_split_names(names, option)
@@ -181,7 +174,6 @@ def sample_per_class(
 
 
 def _share_weights(options: SplitOptions) -> tuple[tuple[str, ...], list[int]]:
-    """Return the names of the splits, and their shares in units of `SHARE_UNIT`."""
     return tuple(name for name, _ in options.shares), [int(Fraction(share) * SHARE_UNIT) for _, share in options.shares]
 
 
@@ -254,7 +246,6 @@ def _empty_notes(names: tuple[str, ...], counts: list[int]) -> Iterator[str]:
 
 
 def _deviation_notes(weights: list[int], counts: list[int], options: SplitOptions) -> Iterator[str]:
-    """Note shares that deviate much from the request, because of few keys or groups of unequal sizes."""
     total = sum(counts)
     deviations = [
         f"{name} has {count:,} of {pluralize(total, 'sample')} instead of {float(100 * share):.4g} %"
@@ -268,7 +259,6 @@ def _deviation_notes(weights: list[int], counts: list[int], options: SplitOption
 
 
 def _small_notes(names: tuple[str, ...], labels: list[bytes], counts: NDArray[np.int64], column: str) -> Iterator[str]:
-    """Note labels that are missing from a split."""
     small = np.flatnonzero(counts.min(axis=1, initial=SHARE_UNIT) == 0)
     if len(small):
         named = [

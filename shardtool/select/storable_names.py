@@ -57,11 +57,6 @@ def has_dotted_keys(keys: PackedStrings) -> bool:
 def check_storable_names(entries: SampleTable, where: str, *, skip: bool = False) -> None:
     """Refuse names that a shard, a sidecar or a reader cannot represent.
 
-    Args:
-        entries: The samples.
-        where: The name of the source, for messages.
-        skip: Whether to suggest `--on-error skip`.
-
     Raises:
         InvalidRequest: There are such names.
     """
@@ -134,7 +129,6 @@ def choose_dots(entries: SampleTable, requested: Dots | None, where: str) -> tup
 
 
 def _unsafe_keys(keys: PackedStrings) -> list[int]:
-    """Return the indices of keys that a shard cannot store. Works in chunks, and looks only at suspicious ones."""
     unsafe, lengths = [], keys.lengths()
     for span in chunk_slices(len(keys)):
         chunk = keys.span(span.start, span.stop)

@@ -79,16 +79,6 @@ def _make_field(
     *,
     may_lack: bool,
 ) -> NewField:
-    """Return the field of a column.
-
-    Args:
-        entries: The samples.
-        pair: The field, and the column.
-        has_field: Which samples have a field of this name.
-        known: Existing class numbers, if the values are labels; else None.
-        class_names: Class names, if the values are class numbers.
-        may_lack: Whether a sample without a value may lack the field.
-    """
     (name, column), label = pair, known is not None
     values = _value_column(entries, name, column, label=label)
     if class_names is not None:
@@ -116,7 +106,6 @@ def _make_field(
 
 
 def _value_column(entries: SampleTable, name: str, column: str, *, label: bool) -> pa.Array:
-    """Return a metadata column in a type that can be a field; values may be null."""
     if entries.metadata is None:
         join, columns_from = option_text("join"), option_text("columns_from")
         remedy = f"Add columns from a table with {join}, or from JSON fields with {columns_from}."
@@ -133,14 +122,12 @@ def _value_column(entries: SampleTable, name: str, column: str, *, label: bool) 
 def _refuse_samples(
     entries: SampleTable, samples: NDArray[np.int64], found: str, expected: str, remedy: str = ""
 ) -> None:
-    """Raise an error if there are `samples`."""
     if len(samples):
         found = f"{found} in {pluralize(len(samples), 'sample')}, such as {show_keys(entries.keys, samples)}"
         raise InvalidRequest(option_text("values"), found, expected=expected, remedy=remedy)
 
 
 def _samples_with(entries: SampleTable, name: str) -> NDArray[np.bool_]:
-    """Return bool[samples]: whether each has the field."""
     has_field = np.zeros(len(entries), bool)
     if name in entries.fields:
         rows = np.flatnonzero(entries.rows.code == entries.fields.index(name))

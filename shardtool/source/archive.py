@@ -120,13 +120,7 @@ def _tar_members(file: ShardFile | CompressedFile) -> Iterator[_ArchiveMember]:
 
 
 class ArchiveSource(FolderSource):
-    """The files of an archive.
-
-    Args:
-        path: The archive.
-        folder: The folder in the archive to which keys are relative; empty, or ending in a slash.
-        options: The requested options.
-    """
+    """The files of an archive."""
 
     def __init__(self, path: str, folder: str, options: CreateOptions) -> None:
         self._path, self._folder, self._options = path, os.fsencode(folder), options
@@ -190,12 +184,6 @@ class ArchiveSource(FolderSource):
         return *self._with_keys(drop_failed_samples(entries, skipped), tuple(skipped), pattern), notes
 
     def _members(self, file: ShardFile | CompressedFile, rules: ScanRules) -> tuple[ScanPart, NDArray[np.int64]]:
-        """Collect the files below the folder, and the offset of each payload, or of each member of a zip.
-
-        Raises:
-            CorruptShard: The archive is damaged, or claims too many members.
-            InvalidRequest: The archive contains a file twice.
-        """
         files, listing_bytes, limit = (
             FileCollector(rules),
             0,
@@ -230,7 +218,6 @@ class ArchiveSource(FolderSource):
         return files.part, offsets
 
     def _notes(self, keys: bytes) -> list[str]:
-        """Note that all files are in one folder, if labels or splits come from folders."""
         options = [name for name in ("label_from_folder", "split_from_folder") if getattr(self._options, name)]
         top, slash, _ = keys.partition(b"\0")[0].partition(b"/")
         if not options or not slash or (b"\0" + keys).count(b"\0" + top + b"/") < keys.count(b"\0"):

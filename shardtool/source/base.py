@@ -165,12 +165,6 @@ def no_match_error(query: object, split: str = "", remedy: str = "") -> InvalidR
 def check_skipped(source: str, skipped: tuple[Skipped, ...], on_error: OnError, otherwise: str) -> None:
     """Refuse a source with files that cannot be packed, unless they may be skipped.
 
-    Args:
-        source: The name of the source.
-        skipped: The skipped files.
-        on_error: Whether to skip such files.
-        otherwise: Another way to avoid the error, for the message.
-
     Raises:
         SampleFailed: There are such files.
     """

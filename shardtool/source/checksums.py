@@ -47,8 +47,6 @@ _BLOCK_BYTES = 2**16  # for many small files, a larger buffer per file would cos
 
 
 class _Crc32c:
-    """The CRC-32C of blocks."""
-
     def __init__(self) -> None:
         self._crc = 0
 
@@ -60,8 +58,6 @@ class _Crc32c:
 
 
 class _Digest:
-    """The digest of blocks, as a number."""
-
     def __init__(self) -> None:
         self._hash = blake2b(digest_size=_DIGEST_SIZE)
         self.update = self._hash.update
@@ -182,7 +178,6 @@ class _SpanChecksums:
         self._at = self._next = 0
 
     def write(self, data: bytes | memoryview) -> None:
-        """Process the next bytes."""
         view = memoryview(data)
         first, last = self._at, self._at + len(view)
         while self._next < len(self._starts) and self._starts[self._next] < last:

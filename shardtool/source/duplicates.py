@@ -130,13 +130,7 @@ def _find_candidates(entries: SampleTable, content: Rows, owners: Rows) -> Rows:
 
 
 def _group_by_digest(owners: Rows, digests: NDArray[np.bytes_], ranks: NDArray[np.uint8]) -> list[list[int]]:
-    """Group the samples whose payloads have the same digests in any order, without unreadable ones.
-
-    Args:
-        owners: The sample of each payload, ascending.
-        digests: The digest of each payload; empty if it cannot be read.
-        ranks: The content rank of each sample.
-    """
+    """Group the samples whose payloads have the same digests in any order, without unreadable ones."""
     starts = np.flatnonzero(np.diff(owners, prepend=-1))
     ends, combined, samples = np.append(starts[1:], len(owners)), digests[starts], owners[starts]
     for index in np.flatnonzero(ends - starts > 1).tolist():
@@ -196,14 +190,6 @@ def drop_duplicate_samples(
     """Return the samples, without duplicates if requested. Of each group, the sample with the first key stays.
 
     A plan file is already without duplicates.
-
-    Args:
-        listed: The samples.
-        source: Where they come from.
-        options: The requested options.
-        pool: Reads payloads.
-        observer: Receives progress.
-        taken: Returns the keys of existing samples, which stay and come first.
 
     Raises:
         CorruptShard: A shard of the source cannot be read.

@@ -87,7 +87,6 @@ class FolderSource(Source):
         return sort_and_limit(listed, options)
 
     def _list(self, pool: Pool, observer: Observer, pattern: KeyPattern | None) -> Found:
-        """Return the samples, with the keys of the pattern."""
         parts = self._tree.scan(pool, observer)
         entries, skipped = self._with_keys(*collect_samples(self._tree.root, parts), pattern)
         return entries, skipped, system_file_notes(parts)
@@ -172,10 +171,6 @@ def system_file_notes(parts: Iterable[ScanPart]) -> list[str]:
 
 def collect_samples(root: bytes, parts: list[ScanPart]) -> tuple[SampleTable, tuple[Skipped, ...]]:
     """Return the samples found below `root`, and the skipped files.
-
-    Args:
-        root: The folder, with a final slash.
-        parts: The results of `scan`, in key order.
 
     Raises:
         InvalidRequest: There are too many different fields.

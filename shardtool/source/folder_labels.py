@@ -68,10 +68,6 @@ def add_folder_labels(
 def top_folders(keys: PackedStrings, *, in_order: bool = True) -> pa.ChunkedArray:
     """Return the name of each sample's top folder, which is its split.
 
-    Args:
-        keys: One per sample.
-        in_order: Whether the keys are sorted.
-
     Raises:
         InvalidRequest: Samples are outside these folders.
     """
@@ -103,14 +99,6 @@ def _folder_spans(keys: PackedStrings, depth: int, option_and_paths: tuple[str, 
     """Return the first sample, the end and the name of each folder that is `depth` levels below the top.
 
     Keys are sorted, so this takes a few bisections.
-
-    Args:
-        keys: One per sample.
-        depth: How many folder levels are above.
-        option_and_paths: The option that needs the folders, and the paths that it expects.
-
-    Raises:
-        InvalidRequest: Samples are outside these folders.
     """
     spans, outside = [(0, len(keys), b"")], list[str]()
     for _ in range(depth + 1):

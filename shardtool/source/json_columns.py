@@ -86,7 +86,6 @@ def _read_field(
 
 
 def _payload_path(listed: Listing, row: int) -> str:
-    """Return the file of a payload; for a shard, only its name."""
     entries = listed.entries
     if entries.spans is None or not listed.shards:
         return to_text(entries.path(row))
@@ -96,7 +95,6 @@ def _payload_path(listed: Listing, row: int) -> str:
 def _add_lines(
     entries: SampleTable, field: str, scalars: json_scalars.JsonScalars, rows: Rows
 ) -> tuple[SampleTable, list[str]]:
-    """Return the samples with columns from lines of JSON, one for each of `rows`, and notes."""
     from shardtool.select.join import add_table_columns
     from shardtool.table.base import MemoryTable
     from shardtool.table.json_lines import read_json_lines
@@ -127,7 +125,6 @@ def _add_lines(
 
 
 def _values_as_texts(line: bytes, names: Collection[str]) -> bytes:
-    """Return a line of JSON with the values of `names` as texts, as they are written."""
     values = json.loads(line)
     for name, value in values.items():
         if name in names and value is not None and not isinstance(value, str):

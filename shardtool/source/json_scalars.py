@@ -129,11 +129,7 @@ def _parse_payload(field: str, payload: bytes, long: Counter[str]) -> tuple[byte
 
 
 def _parse_plain(payload: bytes) -> Scalar:
-    """Return the value of a payload that is a plain number or short text; None if it is empty.
-
-    Raises:
-        ValueError: The payload is neither.
-    """
+    """Return the value of a payload that is a plain number or short text; None if it is empty."""
     if len(payload) > _MAX_PLAIN_BYTES:
         raise ValueError(
             f"{len(payload):,} bytes: not a JSON object, nor a number or text of at most {_MAX_PLAIN_BYTES:,} bytes"

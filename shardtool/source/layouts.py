@@ -84,16 +84,13 @@ class _Tree(NamedTuple):
 
     @property
     def keys(self) -> Sequence[bytes]:
-        """All keys, in byte order."""
         return cast("Sequence[bytes]", self.entries.keys)
 
     def has(self, key: bytes) -> bool:
-        """Check whether a sample has this key."""
         index = bisect_left(self.keys, key)
         return index < len(self.keys) and self.keys[index] == key
 
     def has_file(self, path: bytes) -> bool:
-        """Check whether a file has this path below the folder."""
         for match in re.finditer(rb"\.", path[path.rfind(b"/") + 1 :]):
             end = path.rfind(b"/") + 1 + match.start()
             index = bisect_left(self.keys, path[:end])
@@ -102,12 +99,10 @@ class _Tree(NamedTuple):
         return False
 
     def fields(self, sample: int) -> set[bytes]:
-        """Return the fields of a sample."""
         first, last = self.entries.first[sample : sample + 2].tolist()
         return {to_bytes(self.entries.fields[code]) for code in self.entries.rows.code[first:last].tolist()}
 
     def endings(self, samples: Iterable[int]) -> set[str]:
-        """Return the last extensions of the samples' files, in lower case."""
         return {to_text(name).rpartition(".")[2].lower() for sample in samples for name in self.fields(sample)}
 
     def kinds(self, samples: Iterable[int]) -> set[str]:
@@ -115,7 +110,6 @@ class _Tree(NamedTuple):
         return {"image" if ending in IMAGE_ENDINGS else ending for ending in self.endings(samples)}
 
     def inside(self, *names: bytes) -> str:
-        """Return the path of a file or folder below the source."""
         path = self.source.rstrip("/") or "/"
         for name in filter(None, b"/".join(names).split(b"/")):
             path = paths.join(path, to_text(name))
@@ -147,7 +141,6 @@ def _spread(count: int) -> list[int]:
 
 
 def _sample_evenly(values: Sequence[int], max_count: int = _TESTED_KEYS) -> Sequence[int]:
-    """Return at most `max_count` of the values, evenly spaced."""
     return (
         values if len(values) <= max_count else [values[index * len(values) // max_count] for index in range(max_count)]
     )
@@ -163,7 +156,6 @@ def _is_role(name: bytes) -> bool:
 
 
 def _create_call(sources: Sequence[str], **options: object) -> str:
-    """Return the call of `create` that packs sources, as a command or in Python."""
     words = [word for name, value in options.items() for word in cli_words(name, value)]
     typed = " ".join(["shardtool create", *map(quote, sources), "OUTPUT", *map(quote, words)])
     shown = [repr(sources[0] if len(sources) == 1 else [*sources]), "OUTPUT"]
@@ -173,7 +165,6 @@ def _create_call(sources: Sequence[str], **options: object) -> str:
 
 
 def _lacking_text(tree: _Tree) -> str:
-    """Describe how many samples lack which fields."""
     count = len(tree.entries)
     counts = [(name, uses) for name, uses in zip(tree.entries.fields, tree.entries.code_counts(), strict=True) if uses]
     min_count = max(2, _MIN_GROUP_SHARE * count)
@@ -229,7 +220,6 @@ def _has_partners(tree: _Tree, group: Sequence[int], tail: bytes, other: bytes) 
 
 
 def _suffix_pattern(tails: Sequence[bytes]) -> str:
-    """Return the key pattern that removes suffixes."""
     separator = tails[0][:1]
     shared = separator if all(tail[:1] == separator for tail in tails) else b""
     texts = [re.escape(to_text(tail[len(shared) :])).replace(r"\-", "-") for tail in tails]
@@ -335,7 +325,6 @@ def _are_parts(tree: _Tree, folder: _Folder, other: _Folder) -> bool:
 
 
 def _files_with(tree: _Tree, codes: Sequence[int], max_count: int) -> list[bytes]:
-    """Return the paths of the first files with these fields."""
     import numpy as np
 
     rows = np.flatnonzero(np.isin(tree.entries.rows.code, codes))[:max_count].tolist()
@@ -366,7 +355,6 @@ def _find_packed(tree: _Tree) -> Advice | None:
 
 
 def _packed_as(field: str) -> str:
-    """Return the extension of a table or a zip, with its dot."""
     return ".zip" if f".{field.lower()}".endswith(".zip") else table_ending(f"x.{field}")
 
 
@@ -378,26 +366,22 @@ class _Packed(NamedTuple):
 
     @property
     def is_one_folder(self) -> bool:
-        """Whether all files are in the same folder."""
         return not self.folder.startswith(b"*")
 
 
 def _glob(tree: _Tree, location: _Packed) -> str:
-    """Return a shell glob for the files."""
     folder = location.folder if location.is_one_folder else b""
     levels, ending = to_text(location.folder.removeprefix(folder)), quote(to_text(location.ending))
     return f"{quote(tree.inside(folder))}/{levels}*.{ending}"
 
 
 def _archives_command(tree: _Tree, location: _Packed) -> str:
-    """Return a command that packs the files of each archive, and then merges the datasets."""
     name = f'"$(basename "$zip" .{to_text(location.ending)})"'
     each = f"shardtool create \"$zip\" parts/{name}-'{{000000..}}'.tar"
     return f"for zip in {_glob(tree, location)}; do {each}; done; shardtool reshard 'parts/*.json' OUTPUT"
 
 
 def _tables_advice(tree: _Tree, found: str, first: bytes, location: _Packed) -> Advice:
-    """Return advice to pack the rows of tables."""
     from shardtool.source.table_head import row_packing_options
 
     options, has_paths = row_packing_options(tree.inside(first))
@@ -434,7 +418,6 @@ def _find_transcripts(tree: _Tree) -> Advice | None:
 
 
 def _find_table(tree: _Tree) -> Advice | None:
-    """Find the one table next to media files."""
     counts = tree.entries.code_counts()
     tables, media = [], 0
     for code, field in enumerate(tree.entries.fields):

@@ -105,7 +105,6 @@ def merge_metadata(parts: Sequence[SourceShard], datasets: Sequence[StoredDatase
 def _metadata_conflict(
     names: Sequence[str], parts: Sequence[SourceShard], datasets: Sequence[StoredDataset], error: pa.ArrowException
 ) -> InvalidRequest:
-    """Return the error for metadata that cannot be one table, from pyarrow's `error`."""
     for name in names:
         holders = [part for part in parts if name in part.index.metadata.column_names]
         columns = [part.index.metadata.select([name]) for part in holders]

@@ -95,11 +95,6 @@ class MultiFolderSource(FolderSource):
         return tuple(one._replace(path=one.path.partition("/")[2]) for one in skipped)
 
     def _name_fields(self, endings: Sequence[Sequence[str]]) -> list[dict[str, str]]:
-        """Return, for each folder, the field of each extension.
-
-        Raises:
-            InvalidRequest: Two folders would have the same field.
-        """
         uses = Counter(ending for folder_fields in endings for ending in folder_fields)
         names = [
             {ending: f"{to_text(label)}.{ending}" if uses[ending] > 1 else ending for ending in folder_fields}
@@ -113,7 +108,6 @@ class MultiFolderSource(FolderSource):
         return names
 
     def _join(self, trees: Sequence[SampleTable], names: Sequence[dict[str, str]]) -> SampleTable:
-        """Combine the listings of the folders, one after the other, with the new field names."""
         import numpy as np
 
         from shardtool.entries.sample_table import FieldRows, SampleTable
@@ -141,11 +135,7 @@ class MultiFolderSource(FolderSource):
         )
 
     def _check_shared(self, trees: Sequence[SampleTable], has: NDArray[np.bool_]) -> None:
-        """Refuse folders that share no key, because their files are not parts of the same samples.
-
-        Raises:
-            InvalidRequest: No two folders share a key.
-        """
+        """Refuse folders that share no key, because their files are not parts of the same samples."""
         for label, entries in zip(self._labels, trees, strict=True):
             if not len(entries):
                 found = f"no files in {printable(label)}"
@@ -162,7 +152,6 @@ class MultiFolderSource(FolderSource):
             raise InvalidRequest(self._source, found, expected=expected, remedy=remedy)
 
     def _incomplete_note(self, lacking: Sequence[Skipped], has: NDArray[np.bool_]) -> str:
-        """Describe samples without a file in each folder."""
         counts = [
             f"{int((~in_folder).sum()):,} not in {printable(label)}"
             for label, in_folder in zip(self._labels, has, strict=True)
@@ -197,7 +186,6 @@ def name_folders(sources: Sequence[str]) -> list[bytes]:
 
 
 def _incomplete_samples(entries: SampleTable, has: NDArray[np.bool_], labels: Sequence[bytes]) -> list[Skipped]:
-    """Return the samples without a file in each folder, as skipped rows."""
     rows = []
     for sample in (~has.all(axis=0)).nonzero()[0].tolist():
         without = format_list(

@@ -147,11 +147,7 @@ def _check_kinds(part: SourceShard, wanted: Callable[[str], bool], to_format: st
 
 
 def _is_list(name: str, kind: FeatureType, holders: Sequence[SourceShard]) -> bool:
-    """Check whether a sample has no single value of a field that these shards have.
-
-    Raises:
-        InvalidRequest: The values are numbers, and a tar shard has texts with that name.
-    """
+    """Check whether a sample has no single value of a field that these shards have."""
     first = next((part for part in holders if name in part.unlike), None)
     if first is None:
         return False
@@ -184,7 +180,6 @@ def _read_fields(
     *,
     salvage: bool,
 ) -> list[dict[str, NumberTexts]]:
-    """Return, for each part, the texts of the fields."""
     tasks, part_of_task, texts_of_parts = [], [], [dict[str, NumberTexts]() for _ in parts]
     for part_number, part in enumerate(parts):
         index, stored = part.index, part.format == "tfrecord"

@@ -34,11 +34,6 @@ if TYPE_CHECKING:
 def open_source(source: Any, options: CreateOptions | ReshardOptions, outputs: Sequence[ShardPattern]) -> Source:
     """Open a source.
 
-    Args:
-        source: The source as the user gave it.
-        options: The requested options. For `reshard`, the source is datasets.
-        outputs: The patterns of the outputs, which a folder around them does not list.
-
     Raises:
         InvalidRequest: The source cannot be packed, or does not support an option.
     """
@@ -55,11 +50,6 @@ def open_source(source: Any, options: CreateOptions | ReshardOptions, outputs: S
 
 
 def _open_listed(source: Any, options: CreateOptions, outputs: Sequence[ShardPattern]) -> Source:
-    """Open a source of `create`, without a plan file.
-
-    Raises:
-        InvalidRequest: The source cannot be packed, or does not support an option.
-    """
     if isinstance(source, list | tuple):
         return _open_folders(source, options, outputs)
     if options.complete:
@@ -81,11 +71,6 @@ def _open_listed(source: Any, options: CreateOptions, outputs: Sequence[ShardPat
 
 
 def _open_folders(sources: Sequence[Any], options: CreateOptions, outputs: Sequence[ShardPattern]) -> Source:
-    """Open several folders as one source.
-
-    Raises:
-        InvalidRequest: A source is not a folder.
-    """
     check_not_shards(sources)
     if not sources:
         raise InvalidRequest("the source", "none given", expected=FOLDER_OR_TABLE)
@@ -114,7 +99,6 @@ def _open_folders(sources: Sequence[Any], options: CreateOptions, outputs: Seque
 
 
 def _one_table(sources: Sequence[Any], table: Any) -> str:
-    """Return what to do about several sources if one of them is a table."""
     name = os.fspath(table)
     if any(isinstance(path, str | os.PathLike) and os.path.isdir(path) for path in sources):
         join_option = choose_text(f"join={name!r}", f"--join {quote(name)}")

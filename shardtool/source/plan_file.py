@@ -53,12 +53,7 @@ if TYPE_CHECKING:
 
 
 class PlannedSource(Source):
-    """The samples that a plan file lists.
-
-    Args:
-        path: The plan file.
-        request: What it must match.
-    """
+    """The samples that a plan file lists."""
 
     def __init__(self, path: str, request: PlanRequest) -> None:
         self._path, self._request = path, request
@@ -198,12 +193,7 @@ def read_plan(path: str, request: PlanRequest) -> tuple[Listing, pa.ChunkedArray
 
 @contextmanager
 def _open_bounded(file: IO[bytes]) -> Iterator[pq.ParquetFile]:
-    """Open a Parquet file whose columns take a limited multiple of the file's size.
-
-    Raises:
-        ValueError: They take more, or the file is not Parquet.
-        OSError: The file cannot be read.
-    """
+    """Open a Parquet file whose columns take a limited multiple of the file's size."""
     with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         size, whole = len(data), cast("bytes", data)
         footer = parse_footer(whole)
@@ -218,12 +208,6 @@ def _open_bounded(file: IO[bytes]) -> Iterator[pq.ParquetFile]:
 
 
 def _read_metadata(file: pq.ParquetFile, path: str) -> dict[str, Any]:
-    """Return the metadata of a plan file.
-
-    Raises:
-        ValueError: It is missing or damaged.
-        InvalidRequest: Another version of shardtool wrote the file.
-    """
     match = _METADATA_FORM.fullmatch(file.metadata.metadata[_METADATA_KEY.encode()].decode())
     if match is None:
         raise ValueError("metadata without a version")
@@ -241,11 +225,6 @@ def _read_metadata(file: pq.ParquetFile, path: str) -> dict[str, Any]:
 
 
 def _check_request(path: str, metadata: Mapping[str, Any], request: PlanRequest) -> None:
-    """Refuse a plan of another source, or of other options.
-
-    Raises:
-        InvalidRequest: The plan does not match.
-    """
     source, options = metadata["source"], metadata["options"]
     remedy = f"Write a new plan with {option_text('plan_only', 'FILE')}."
     planned, requested = (source["kind"], [*source["names"]]), (request.kind, [*request.names])

@@ -34,11 +34,6 @@ def check_plan_paths(entries: SampleTable, request: PlanRequest, where: str) -> 
 
     Only folders and links are examined, each once: files are compared with the listing when they are read.
 
-    Args:
-        entries: The samples of a plan file.
-        request: The location of the source.
-        where: The plan file.
-
     Raises:
         InvalidRequest: A path leaves the source, or the plan is of another source.
     """
@@ -69,7 +64,6 @@ def _real_folder(parent: bytes, path: bytes) -> bytes:
 
 
 def _folders_and_links(entries: SampleTable, is_file: NDArray[np.bool_]) -> Iterator[bytes]:
-    """Yield each folder with files once, with a final slash, and then the links."""
     seen, paths = set[bytes](), entries.rows.paths
     texts, used = (entries.keys, np.ones(len(entries), np.bool_)) if paths is None else (paths, is_file)
     for part in chunk_slices(len(texts)):
@@ -82,11 +76,7 @@ def _folders_and_links(entries: SampleTable, is_file: NDArray[np.bool_]) -> Iter
 
 
 def _check_any_exists(entries: SampleTable, where: str) -> None:
-    """Refuse a plan none of whose probed files exists unchanged: it is of another source, or outdated.
-
-    Raises:
-        InvalidRequest: No probed file exists unchanged.
-    """
+    """Refuse a plan none of whose probed files exists unchanged: it is of another source, or outdated."""
     kind = entries.rows.kind
     rows = {*range(0, len(kind), -(-len(kind) // _MAX_PROBED_FILES)), int((kind == FILE).argmax())}
     probed = [row for row in sorted(rows) if kind[row] == FILE]

@@ -85,11 +85,6 @@ def make_plan_request(source: object, options: CreateOptions, shard_format: str)
 
 
 def _find_source(source: object, options: CreateOptions) -> PlanRequest:
-    """Locate and describe a source.
-
-    Raises:
-        InvalidRequest: It does not exist, or is not on a file system.
-    """
     sources: list[Any] = [*source] if isinstance(source, list | tuple) else [source]
     if url := next((given for given in sources if isinstance(given, str) and is_url(given)), None):
         raise InvalidRequest(url, "a URL", expected="a source on a file system, for a plan file")

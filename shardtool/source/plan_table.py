@@ -86,7 +86,6 @@ def entries_tables(entries: SampleTable, divides: pa.ChunkedArray | None) -> Ite
 
 
 def _field_lists(entries: SampleTable, kind: pa.ListType, first: int, last: int) -> pa.Array:
-    """Return the fields of samples, as a list for each."""
     starts = entries.first[first : last + 1]
     rows, field_rows, spans = slice(int(starts[0]), int(starts[-1])), entries.rows, entries.spans
     columns: list[Any] = [field_rows.code, field_rows.kind, field_rows.size, field_rows.mtime_ns, field_rows.changed_ns]
@@ -99,14 +98,12 @@ def _field_lists(entries: SampleTable, kind: pa.ListType, first: int, last: int)
 
 
 def _join_texts(array: pa.LargeBinaryArray) -> bytes:
-    """Return the texts of an array, a NUL after each."""
     if not np.frombuffer(concat_values(array), np.uint8).all():
         raise ValueError("a name with a NUL in it")
     return append_nuls(array)
 
 
 def _read_names(file: pq.ParquetFile, column: str) -> PackedStrings:
-    """Return a column of texts."""
     return PackedStrings.parse(b"".join([_join_texts(array) for array in _read_chunks(file, column)]))
 
 
@@ -153,7 +150,6 @@ def read_entries(
 
 
 def _read_chunks(file: pq.ParquetFile, name: str) -> Iterator[Any]:
-    """Yield the chunks of a column, refusing nulls."""
     for group in range(file.num_row_groups):
         for chunk in file.read_row_group(group, [name]).column(0).chunks:
             if chunk.null_count:
@@ -186,11 +182,6 @@ def _read_fields(
 
 
 def _check_entries(entries: SampleTable) -> None:
-    """Refuse invalid rows.
-
-    Raises:
-        ValueError: There are invalid rows.
-    """
     rows, counts, spans = entries.rows, entries.counts(), entries.spans
     min_kind, max_kind = (FILE, INLINE) if spans is None else (INLINE, SPAN)  # of FILE, LINK, INLINE, SPAN
     forbidden = {*(b"\0" if rows.paths is not None else b"/\0")}  # without paths, the name is part of the path
@@ -229,11 +220,6 @@ def _check_entries(entries: SampleTable) -> None:
 
 
 def _payload_lengths(texts: PackedStrings) -> NDArray[np.int64]:
-    """Return the sizes of the payloads that texts represent.
-
-    Raises:
-        ValueError: An encoded payload is not hexadecimal.
-    """
     lengths = texts.lengths()
     if ENCODED_PAYLOAD_MARK in texts.data:
         for first, chunk in texts.chunks():

@@ -78,7 +78,6 @@ def payload_tasks(
 
 
 def _span_tasks(entries: SampleTable, rows: Rows, indices: Rows) -> Iterator[tuple[Rows, SpanReads]]:
-    """Yield, for each shard or archive, the indices of its payloads in `rows` by offset, and the task."""
     import numpy as np
 
     spans = entries.known_spans

@@ -79,14 +79,7 @@ def scan_items(task: ScanTask) -> ScanPart:
 
 
 def make_scan_tasks(root: bytes, rules: ScanRules, parts: int, top: ScanPart) -> Iterator[ScanTask]:
-    """List the top of the tree until there are at least `parts` items, then yield tasks, in key order.
-
-    Args:
-        root: The folder, with a final slash.
-        rules: Which files and folders to include.
-        parts: Number of items.
-        top: Receives the skipped files of the top.
-    """
+    """List the top of the tree until there are at least `parts` items, then yield tasks, in key order."""
     changed = max(os.lstat(root.rstrip(b"/") or b"/").st_ctime_ns, os.stat(root).st_ctime_ns)
     items = [ScanItem(b"", None, changed)]
     for _ in range(4):  # levels; below, one worker lists a whole subtree
@@ -201,7 +194,6 @@ def _inspect_special(root: bytes, rules: ScanRules, prefix: bytes, name: bytes, 
 def _link_problem(
     root: bytes, rules: ScanRules, prefix: bytes, path: bytes, target: bytes
 ) -> tuple[SkipCode, str] | None:
-    """Return why the link at `path`, which leads to `target`, cannot be followed, as code and message."""
     if rules.symlinks == "inside" and not _is_below(target, os.path.realpath(root)):
         where = printable(os.readlink(path))  # the link's text, because its real target depends on the machine
         remedy = f"{cli_option('symlinks', 'follow')} packs it, skip ignores it"
@@ -244,7 +236,6 @@ def _split_item(item: ScanItem) -> list[ScanItem]:
 
 
 def _add_files(part: ScanPart, root: bytes, item: ScanItem) -> None:
-    """Stat files that are sorted by key, and append them."""
     prefix, names = item.prefix, item.names or []
     stats = _stat_item(root, item, part.skipped)
     if None in stats:
@@ -284,7 +275,6 @@ def add_names(part: ScanPart, prefix: bytes, names: list[bytes]) -> None:
 
 
 def _stat_item(root: bytes, item: ScanItem, skipped: list[Skipped]) -> list[os.stat_result | None]:
-    """Return the stat result of each file; None, and a skipped row, if it fails."""
     links = item.links
     stats: list[os.stat_result | None] = []
     try:

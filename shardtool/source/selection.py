@@ -34,12 +34,6 @@ if TYPE_CHECKING:
 def apply_field_options(listed: Listing, options: SelectingOptions, pool: Pool, to_format: str = "tar") -> Listing:
     """Return the samples with columns from JSON fields, and with the requested fields only.
 
-    Args:
-        listed: The samples.
-        options: The requested options; `join_and_filter` applies the next ones.
-        pool: Reads the JSON fields.
-        to_format: The format of the output.
-
     Raises:
         InvalidRequest: There is no such field, or a new name is invalid.
         SampleFailed: A JSON field cannot be read, and its sample may not be skipped.

@@ -196,7 +196,6 @@ def _merge_types(datasets: Sequence[StoredDataset], numbers: NumberFields) -> di
 
 
 def _check_fields(part: SourceShard, is_wanted: Callable[[str], bool]) -> None:
-    """Check that requested fields have valid names, and that no sample has one twice."""
     names, codes, owners = part.index.names, part.index.codes, part.index.owners()
     for name in filter(is_wanted, names):
         if _BAD_FIELD.search(name) or len(to_bytes(name)) > MAX_NAME_BYTES:
@@ -253,13 +252,7 @@ def _make_entries(parts: list[SourceShard], numbers: NumberFields, seen: FilesSe
 
 
 def _payload_sizes(part: SourceShard, numbers: Mapping[str, NumberTexts], kind: NDArray[np.uint8]) -> NDArray[np.int64]:
-    """Return the sizes of a part's payloads; for INLINE numbers, the sizes of their texts.
-
-    Args:
-        part: The part.
-        numbers: The texts of its numbers, by field.
-        kind: uint8 per row of the part; set to INLINE for numbers.
-    """
+    """Return the sizes of a part's payloads; for INLINE numbers, the sizes of their texts."""
     lengths: NDArray[np.int64] = part.index.lengths.copy() if numbers else part.index.lengths
     for name, texts in numbers.items():
         rows = part.rows_of(name)
@@ -281,7 +274,6 @@ def _move_column(parts: list[SourceShard], name: str, counts: list[int], kind: t
 
 
 def _merge_whole(parts: list[SourceShard]) -> NDArray[np.bool_] | None:
-    """Return bool per row of all parts: whether it is a whole list; None if no row is."""
     if all(part.whole is None for part in parts):
         return None
     return np.concatenate(
@@ -290,11 +282,6 @@ def _merge_whole(parts: list[SourceShard]) -> NDArray[np.bool_] | None:
 
 
 def _merge_keys(parts: list[SourceShard]) -> PackedStrings:
-    """Return the keys of all parts.
-
-    Raises:
-        InvalidRequest: A key cannot be part of a file name.
-    """
     names, bad = gather_keys(arrow.string_array(bytes(part.index.keys), part.index.key_sizes) for part in parts)
     if len(bad):
         ends = np.cumsum([len(part.index) for part in parts])

@@ -48,11 +48,6 @@ class DatasetSource(Source):
 
     Options apply in this order: fields, `join` and `where` (`source/selection.py`), `sample`, duplicates, `sort_by`,
     `head`.
-
-    Args:
-        datasets: One, or a list of them.
-        options: The requested options.
-        to_format: The format of the output.
     """
 
     by_key = False
@@ -118,11 +113,6 @@ class DatasetSource(Source):
             raise
 
     def _add_dataset(self, listed: Listing, given: str, pool: Pool, observer: Observer) -> Listing:
-        """Return the samples with the fields of another dataset added.
-
-        Raises:
-            InvalidRequest: The dataset lacks a sample that may not be skipped, or both have a field of the same name.
-        """
         options = self._options
         other = list_datasets([given], pool, observer, to_format=self._format, salvage=options.on_error == "skip")
         if packed := [item.name for item in (listed, other) if item.compressed]:
@@ -157,7 +147,6 @@ class DatasetSource(Source):
         )
 
     def _sample_per_class(self, listed: Listing) -> Listing:
-        """Return at most `per_class` samples of each class."""
         options = self._options
         if options.per_class is None:
             return listed
@@ -203,7 +192,6 @@ def _check_tar_fields(listed: Listing) -> None:
 
 
 def _checksum_notes(entries: SampleTable) -> list[str]:
-    """Note payloads without a checksum."""
     spans = entries.known_spans
     rows = np.flatnonzero((spans.expected < 0) & (entries.rows.kind == SPAN))
     if not len(rows):

@@ -33,10 +33,6 @@ _MAX_PROBED_SHARDS = 8  # of each extension, to see whether they belong to a dat
 def shards_note(entries: SampleTable, *, named: bool) -> str:
     """Return a note about files in a folder that are shards, or an empty text if there are none.
 
-    Args:
-        entries: The files.
-        named: Whether the user chose the files with `include`.
-
     Raises:
         InvalidRequest: The user did not choose them, and they belong to a dataset or are the only files.
     """
@@ -59,7 +55,6 @@ def shards_note(entries: SampleTable, *, named: bool) -> str:
 
 
 def _is_dataset_shard(path: str) -> bool:
-    """Check whether a shard has a sidecar, or a dataset file of the default name that lists it."""
     folder, shard = paths.folder_of(path), paths.base_name(path)
     names = default_dataset_names([shard]) if is_shard_name(shard) else ()
     listed = any(to_output_name(shard) in names_listed_by(paths.join(folder, name)) for name in names)
@@ -147,7 +142,6 @@ def check_not_shards(sources: Sequence[Any]) -> None:
 
 
 def _describe_shards(source: str) -> str:
-    """Return what kind of shards a source is, or an empty text."""
     if source.endswith(DATASET_SUFFIX):
         return "a dataset file" if is_dataset_file(source) else ""
     if os.path.isfile(source):

@@ -256,7 +256,6 @@ def sort_fields(part: SourceShard) -> SourceShard:
 
 
 def _narrow_column(column: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return a column as uint32 if its values fit."""
     return column.astype(np.uint32 if 0 <= column.max(initial=0) < _UINT32_LIMIT else np.int64)
 
 
@@ -293,7 +292,6 @@ def merge_interleaved(part: SourceShard) -> SourceShard:
 
 
 def _whole_list_rows(scan: ShardScan) -> NDArray[np.bool_] | None:
-    """Return bool per row: whether the payload is the whole content of a list; None if none is."""
     if not scan.whole:
         return None
     whole = np.zeros(len(scan.codes), np.bool_)
@@ -302,7 +300,6 @@ def _whole_list_rows(scan: ShardScan) -> NDArray[np.bool_] | None:
 
 
 def _skipped_rows(shard: str, scan: ShardScan) -> Iterator[Skipped]:
-    """Yield the contents of a shard that are not samples or folders, and its damaged parts."""
     for damage in scan.lost:
         yield Skipped("", shard, "damaged", str(damage))
     for start, key, why in scan.broken:

@@ -93,12 +93,7 @@ def stat_files(task: StatTask) -> StatResult:
 
 
 class _FileInspector:
-    """Examines files below a root, and each folder of their paths once.
-
-    Args:
-        root: The root, with a final slash.
-        outside: Whether links may leave it.
-    """
+    """Examines files below a root, and each folder of their paths once."""
 
     def __init__(self, root: bytes, *, outside: bool) -> None:
         self._root, self._outside = root, outside
@@ -108,7 +103,6 @@ class _FileInspector:
         self._folders = {b"": _FolderState(linked=False, changed_ns=changed, problem=None)}
 
     def inspect(self, path: bytes) -> _FileState:
-        """Return the state of a file; the path is relative to the root."""
         folder, kind = resolve_folder(self._folders, path[: path.rfind(b"/") + 1], self._folder_state), FILE
         if folder.problem is not None:
             return _FileState(problem=folder.problem)

@@ -88,7 +88,6 @@ def _arrow_rows(path: str, ending: str) -> list[dict[str, object]]:
 
 
 def _objects(text: str) -> Iterator[dict[str, object]]:
-    """Yield the first objects of JSON lines, or of a list."""
     decoder, position = json.JSONDecoder(), 0
     for _ in range(_HEAD_ROWS):
         position = next((index for index in range(position, len(text)) if text[index] not in " \t\r\n,["), len(text))

@@ -82,7 +82,6 @@ class FileTree(NamedTuple):
 
 
 def _import_ahead() -> None:
-    """Import the slow modules that are needed after the listing."""
     with suppress(Exception):  # the module that needs them imports them again, and reports errors
         for name in _SLOW_IMPORTS:
             importlib.import_module(name)

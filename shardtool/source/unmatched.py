@@ -26,12 +26,6 @@ def refuse_globs(folder: str, include: Sequence[str], exclude: Sequence[str], *,
 
     Does nothing if the source is not a local folder, or has no files.
 
-    Args:
-        folder: The source.
-        include: Globs, one of which a file must match.
-        exclude: Globs of files to exclude.
-        hidden: Whether names that start with a dot count.
-
     Raises:
         InvalidRequest: The folder has files.
     """
@@ -55,7 +49,6 @@ def _option(name: str, globs: Sequence[str]) -> str:
 
 
 def _iter_files(folder: str, below: str = "", *, hidden: bool) -> Iterator[str]:
-    """Yield the paths of the files below a folder, relative to it, without following links to folders."""
     for entry in iter_entries(os.path.join(folder, below)):
         if not hidden and entry.name.startswith("."):
             continue

@@ -34,12 +34,6 @@ if TYPE_CHECKING:
 def check_column_types(rows: rows.TableRows, roles: ColumnRoles, classes: Collection[str], schema: pa.Schema) -> None:
     """Refuse columns whose types do not fit their roles.
 
-    Args:
-        rows: The rows of the table.
-        roles: The role of each column.
-        classes: The fields whose values are numbered.
-        schema: All columns of the table, including columns of bytes.
-
     Raises:
         InvalidRequest: There are such columns.
     """
@@ -77,11 +71,6 @@ def _holds_bytes(kind: pa.DataType) -> bool:
 
 def check_column_values(rows: rows.TableRows, roles: ColumnRoles, classes: Mapping[str, list[str]]) -> None:
     """Refuse nulls in columns that need values, and values that cannot be written.
-
-    Args:
-        rows: The rows of the table.
-        roles: The role of each column.
-        classes: Class names by column of class numbers, or of lists of these.
 
     Raises:
         InvalidRequest: There are such values.
@@ -254,12 +243,6 @@ def check_unique(
     rows: rows.TableRows, column: str | None, row_keys: PackedStrings, positions: NDArray[np.int64] | None = None
 ) -> None:
     """Refuse repeated keys.
-
-    Args:
-        rows: The rows of the table.
-        column: The source of the keys; see `check_keys`.
-        row_keys: The keys.
-        positions: The positions to check; None: all.
 
     Raises:
         InvalidRequest: A key is repeated.

@@ -180,7 +180,6 @@ def meta_field_advice() -> str:
 
 
 def _add_notes(roles: ColumnRoles, options: CreateOptions) -> None:
-    """Note missing columns, options without effect, and default choices."""
     idle = [option_text(name) for name in PATH_OPTIONS if not roles.paths() and options.is_given(name)]
     if idle:
         roles.notes.append(f"{format_list(idle)}: no effect, because no column contains file paths")
@@ -200,7 +199,6 @@ def _can_be_key(kind: pa.DataType) -> bool:
 def _find_usual_column(
     role: str, names: Iterable[str], columns: list[str], taken: Collection[str | None], notes: list[str]
 ) -> str | None:
-    """Return the available column with the first of the usual names, ignoring case; or None."""
     lower = {column.casefold(): column for column in reversed(columns) if column not in taken}
     column_name = next((lower[name] for name in names if name in lower), None)
     if column_name is not None and column_name.casefold() != role:
@@ -211,11 +209,7 @@ def _find_usual_column(
 def _find_bytes_column(
     name: str, columns: list[str], first_ending: Callable[[str], str], notes: list[str], *, needed: bool
 ) -> tuple[tuple[str, str], ...]:
-    """Return the only column of bytes and its field; nothing if the choice is unclear and not needed.
-
-    Raises:
-        InvalidRequest: A column of bytes is needed, but there are several, or its field is unknown.
-    """
+    """Return the only column of bytes and its field; nothing if the choice is unclear and not needed."""
     if not columns or (len(columns) > 1 and not needed):
         return ()
     if len(columns) > 1:

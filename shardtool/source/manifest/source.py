@@ -260,7 +260,6 @@ class ManifestSource(Source):
             raise SampleFailed(self._where, found, expected=expected, remedy=remedy)
 
     def _iter_bytes(self) -> Iterator[list[pa.Array]]:
-        """Yield the columns of bytes in batches of remaining rows."""
         columns, row = self._roles.columns_of("binary"), 0
         with reading_table(self._where):
             for batch in self._table.batches(columns):
@@ -276,7 +275,6 @@ class ManifestSource(Source):
                     yield arrays
 
     def _read_columns(self, *names: str | None) -> None:
-        """Read more columns."""
         new = [name for name in names if name is not None and name not in self._columns]
         columns = read_columns(self._table, new, self._roles.texts())
         if self._numbers is not None:
@@ -394,11 +392,6 @@ class ManifestSource(Source):
         return names, None
 
     def _keep_sampled_rows(self, names: PackedStrings, groups: SampleGroups | None) -> NDArray[np.int64]:
-        """Keep the rows of the samples that `sample` and `head` select, and return their positions.
-
-        Raises:
-            InvalidRequest: There are none.
-        """
         options = self._options
         keys = names if groups is None else names.take(groups.first)
         samples = np.arange(len(keys))
@@ -414,9 +407,6 @@ class ManifestSource(Source):
         """Check whether an unused text column contains paths of files, which would not be packed.
 
         If an option names the payload, such columns are only noted.
-
-        Raises:
-            InvalidRequest: There are such columns.
         """
         options, roles, schema = self._options, self._roles, self._table.schema
         used = {*roles.paths(), *(name for role in ("urls", "binary", "values") for name in roles.columns_of(role))}
@@ -447,7 +437,6 @@ class ManifestSource(Source):
         raise InvalidRequest(self._where, f"{found} which would not be packed", expected=expected, remedy=remedy)
 
     def _first_texts(self, names: Sequence[str]) -> dict[str, list[str | None]]:
-        """Return the first texts of columns."""
         columns = {name: self._columns[name] for name in names if name in self._columns}
         unread = [name for name in names if name not in columns]
         if unread:
@@ -491,11 +480,6 @@ class ManifestSource(Source):
         return None if len(bad) or (keys.may_repeat(stems) and keys.find_repeated(stems)) else stems
 
     def _measure_bytes(self) -> None:
-        """Measure the payloads in the table: int64[remaining rows] for each column.
-
-        Raises:
-            InvalidRequest: There is a null.
-        """
         rows, columns = (
             table_rows.TableRows(self._where, self._columns, self._numbers),
             self._roles.columns_of("binary"),
@@ -543,7 +527,6 @@ class ManifestSource(Source):
                 self._labels[name], self._classes[name] = payload_values.number_labels(values, name, self._known)
 
     def _stat_tasks(self, paths: list[pa.Array]) -> Iterator[StatTask]:
-        """Yield about `TASK_COUNT` tasks that examine files."""
         size = -(-self._count // TASK_COUNT)
         for first in range(0, self._count, size):
             last = min(first + size, self._count)
@@ -551,7 +534,6 @@ class ManifestSource(Source):
             yield StatTask(self._root, texts, outside=self._options.allow_outside)
 
     def _value_fields(self) -> tuple[dict[str, render.ArrowStrings], FieldValues]:
-        """Return the text fields, and the types of their values."""
         texts: dict[str, render.ArrowStrings] = {}
         types: dict[str, ValueType] = {}
         for name, column in self._roles.values:
@@ -568,7 +550,6 @@ class ManifestSource(Source):
     def _drop_failed(
         self, entries: SampleTable, groups: SampleGroups | None, problems: list[Problem], problem: NDArray[np.int64]
     ) -> tuple[SampleTable, tuple[Skipped, ...]]:
-        """Return the samples without those with failed files, and the failures: see `merge_stat_results`."""
         bad = np.flatnonzero(problem.any(axis=1))
         if len(bad) == self._count and all(code == "vanished" for code, _ in problems):
             first = printable(str(self._columns[self._roles.paths()[0]][0]))
@@ -597,7 +578,6 @@ class ManifestSource(Source):
 
 
 def _resolve_root(options: CreateOptions, folder: str) -> bytes:
-    """Return the folder to which paths are relative, with a final slash."""
     root = os.fspath(options.root or folder)
     if is_url(root):
         parse_address(root)  # checks the address

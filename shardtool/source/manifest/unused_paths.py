@@ -72,7 +72,6 @@ def find_unused_file(root: bytes, texts: Sequence[str | None], packed: Sequence[
 
 
 def _regular_file(folder: str, path: str) -> os.stat_result | None:
-    """Return the stat result of a regular file, or None."""
     try:
         stat_result = stat_file(os.path.join(folder, path))
     except (OSError, ValueError):  # ValueError: a NUL in the path
