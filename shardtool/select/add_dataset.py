@@ -35,10 +35,7 @@ def match_samples(entries: SampleTable, other: SampleTable, where: str) -> NDArr
 
 
 def merge_fields(entries: SampleTable, other: SampleTable) -> SampleTable:
-    """Return samples with the fields and missing metadata columns of `other`: one sample for each, in the same order.
-
-    All samples are in shards.
-    """
+    """Return samples in shards with the fields, and the metadata columns they lack, of one sample of `other` each."""
     names = sorted({*entries.used_fields(), *other.used_fields()}, key=to_bytes)
     check_field_count(option_text("add"), names)
     codes, columns = [field_codes(table, names) for table in (entries, other)], entries.metadata

@@ -35,12 +35,11 @@ class NewField(NamedTuple):
     """A field with a known value per sample.
 
     Attributes:
-        name: The field's name.
         texts: The values, one per sample.
         given: bool[samples]: which samples get the field; the others keep what they have.
         kind: The type of the values; None: bytes.
         labels: The class names, if the values are class numbers; else None.
-        column: The numbers as a metadata column, which replaces a column of the same name; None: not a column.
+        column: The numbers, which replace a metadata column of the field's name; None: not a column.
     """
 
     name: str
@@ -52,9 +51,7 @@ class NewField(NamedTuple):
 
 
 def add_fields(entries: SampleTable, new_fields: Sequence[NewField]) -> SampleTable:
-    """Return the samples with these fields, replacing fields of the same names.
-
-    A field that no sample has any more is removed.
+    """Return the samples with these fields, without fields that no sample has any more.
 
     Raises:
         InvalidRequest: There are too many fields.

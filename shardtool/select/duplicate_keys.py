@@ -1,6 +1,6 @@
 """Resolve keys that several samples share: refuse them, rename samples, or keep one sample per key.
 
-Samples of a dataset that is appended to never change. They are not among the entries; `taken` lists their keys.
+Samples of a dataset that is appended to never change, and are not among the entries; `taken` lists their keys.
 """
 
 from __future__ import annotations
@@ -39,13 +39,7 @@ _INTERLEAVED_ADVICE = (
 
 
 class _KeyGroup(NamedTuple):
-    """Samples that share a key.
-
-    Attributes:
-        key: The key.
-        samples: Their numbers, ascending.
-        taken: Whether the dataset appended to has the key too.
-    """
+    """Samples (numbers, ascending) that share a key. `taken`: whether the dataset appended to has the key too."""
 
     key: bytes
     samples: list[int]
@@ -62,17 +56,11 @@ def resolve_duplicate_keys(
 ) -> tuple[SampleTable, tuple[Skipped, ...], str]:
     """Return the samples with unique keys, the skipped samples, and a note about new names.
 
-    Args:
-        entries: The samples.
-        rule: `rename` renames the second `a` to `a-2`, the third to `a-3`, and so on, passing over existing keys;
-            `first` and `last` keep one sample.
-        shards: The names of the samples' shards, in the numbering of `known_spans.file`.
-        taken: The keys of the dataset appended to.
-        where: The name of the source, for messages.
+    The rule `rename` renames the second `a` to `a-2`, the third to `a-3`, and so on, passing over existing keys.
+    `shards` are the names of the samples' shards, in the numbering of `known_spans.file`.
 
     Raises:
-        InvalidRequest: The rule is `error` and several samples share a key, or it is `last` and a dataset is appended
-            to.
+        InvalidRequest: The rule is `error` and samples share a key, or it is `last` and a dataset is appended to.
     """
     if rule == "last" and taken is not None:
         problem = "last, with a dataset that is appended to"

@@ -54,7 +54,7 @@ def drop_empty_samples(
 
 
 def check_field_count(where: str, names: Sequence[str] | Sequence[bytes], remedy: str = "") -> None:
-    """Check that there are not too many different fields.
+    """Check the number of different fields.
 
     Raises:
         InvalidRequest: There are more than `MAX_FIELDS`.
@@ -80,7 +80,7 @@ def order_rows(
 
     Args:
         firsts: For each part, int64[samples + 1]: where the rows of each sample start.
-        codes: For each part, the fields of the rows.
+        codes: For each part, the field of each row.
     """
     orders, counts = [np.zeros(0, np.int64)], [np.zeros(1, np.int64)]
     part_starts = np.cumsum([0, *map(len, codes)])

@@ -17,12 +17,7 @@ if TYPE_CHECKING:
 
 
 class SampleGroups(NamedTuple):
-    """The assignment of parts to samples.
-
-    Attributes:
-        first: int64[samples], the first part of each sample.
-        of_part: int64[parts], the sample of each part.
-    """
+    """The first part of each sample, int64[samples], and the sample of each part, int64[parts]."""
 
     first: NDArray[np.int64]
     of_part: NDArray[np.int64]
@@ -42,11 +37,9 @@ def group_by_key(keys: PackedStrings, *, by_key: bool) -> SampleGroups:
 
 
 def merge_groups(entries: SampleTable, groups: SampleGroups) -> SampleTable:
-    """Merge parts into samples: the files of all parts, and the other values of each sample's first part.
+    """Merge parts, which have different fields, into samples.
 
-    Args:
-        entries: The parts, with `fields` in byte order; the parts of a sample have different fields.
-        groups: The assignment of parts to samples.
+    A sample has the files of all its parts, and the other values of its first part.
     """
     part = np.repeat(np.arange(len(entries)), entries.counts())
     sample, code = groups.of_part[part], entries.rows.code

@@ -1,7 +1,7 @@
 """Join the columns of a table to samples, as metadata.
 
-Each sample looks up its row by key. The number and order of samples do not change, and no payload is read. Only
-columns are used, with no Python object per sample.
+Each sample looks up its row by key, in Arrow columns, with no Python object per sample. The number and order of samples
+do not change, and no payload is read.
 """
 
 from __future__ import annotations
@@ -64,11 +64,9 @@ class JoinedSamples(NamedTuple):
     """Samples with the columns of a table.
 
     Attributes:
-        entries: The samples, in the same order.
         name: The file name of the table.
         unmatched: Number of samples without a row.
         unused: Number of rows without a sample.
-        notes: For the user.
         classes: Class names by column of class numbers, or of lists of these.
         columns: Types of the joined columns.
     """
@@ -86,14 +84,13 @@ def join_table(entries: SampleTable, table: object, on: str, form: DelimitedForm
     """Return the samples with the columns of a table as metadata.
 
     The row of a sample has its key, or, if the samples have a metadata column `on`, the sample's value of that column.
-    If no key matches, rows are matched by the paths of the samples' files. If no path matches either, they are matched
-    by names whose part before the first dot is the key. A column that the samples have already is replaced for the
-    samples with a row.
+    If no key matches, rows are matched by the paths of the samples' files, and then by names without their extensions.
+    A column that the samples have already is replaced for samples with a row.
 
     Args:
         entries: The samples.
         table: See `open_table`.
-        on: The table's key column. If empty: the column that its format defines, or `key`.
+        on: The key column; empty: the column that the table's format defines, or `key`.
         form: How the table is written, if its name does not tell.
 
     Raises:
@@ -158,11 +155,7 @@ def add_table_columns(
 ) -> tuple[SampleTable, tuple[str, ...]]:
     """Return the samples with columns of a table as metadata, and notes about replaced columns.
 
-    Args:
-        entries: The samples.
-        source: The table, for messages.
-        columns: The columns by name, one chunk each. The dictionary is emptied, to free their memory early.
-        rows: int64[samples], the row of each sample; -1 without a row.
+    `columns` is emptied, to free memory early. `rows` has the row of each sample, or -1.
 
     Raises:
         InvalidRequest: The samples have a column of that name with another type.
@@ -322,9 +315,9 @@ def _unify_types(*columns: pa.Array) -> list[pa.Array] | None:
 
 
 def _take_values(column: pa.Array, sample_rows: NDArray[np.int64], before: pa.Array | None) -> pa.Array:
-    """Return the value of each sample's row; without a row, the previous value, or null.
+    """Return the value of each sample's row, or else the previous value or null.
 
-    Works in chunks of samples, because a million samples may share the long text of one row.
+    Works in chunks, because a million samples may share the long text of one row.
     """
     chunks = []
     for chunk in chunk_slices(len(sample_rows)):

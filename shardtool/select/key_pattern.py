@@ -1,10 +1,10 @@
 """Keys from a regular expression: `a.png` and `a_mask.png` become one sample.
 
-The pattern must match the whole path of a file, relative to its source and without the ending. The first group that
-matches is the key. The rest of the file name, without separators at its ends, is put before the ending in the field
+The pattern must match the whole path of a file, relative to its source and without the extension. The first group that
+matches is the key. The rest of the file name, without separators at its ends, comes before the extension in the field
 name: `mask.png`. A path that does not match is its own key.
 
-RE2 evaluates the pattern in linear time, because the pattern may come from an untrusted dataset file.
+RE2 evaluates the pattern in linear time, because it may come from an untrusted dataset file.
 """
 
 from __future__ import annotations
@@ -46,10 +46,7 @@ _MAX_LISTED_PAIRS = 3  # of files in a message
 
 
 class KeyPattern:
-    """A pattern of keys.
-
-    Attributes:
-        matched: Number of names matched so far.
+    """A pattern of keys. `matched` counts the names matched so far.
 
     Raises:
         InvalidRequest: The text is not a regular expression, or has no group.
@@ -85,10 +82,7 @@ class KeyPattern:
             raise InvalidRequest(self._where, "no group", expected="a group for the key: (.+)_mask")
 
     def split(self, names: PackedStrings) -> tuple[PackedStrings, list[bytes], list[int]]:
-        """Return the key of each path (without its ending), and the rest of its file name.
-
-        Returns:
-            The keys; the distinct rests; and for each path the index of its rest.
+        """Return the keys of paths without their extensions, the distinct rests of file names, and each path's rest.
 
         Raises:
             InvalidRequest: A key is not a valid path.
@@ -120,7 +114,7 @@ class KeyPattern:
         return PackedStrings.parse(bytes(keys)), [*rests], rest_numbers
 
     def check_matched(self, keys: PackedStrings) -> None:
-        """Refuse a pattern that has matched no name so far, if there are any.
+        """Refuse a pattern that has matched no name, if there are any.
 
         Raises:
             InvalidRequest: Nothing matched.

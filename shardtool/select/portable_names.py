@@ -38,8 +38,8 @@ def make_portable(entries: SampleTable, *, by_key: bool = True) -> SampleTable:
     """Return the samples under portable names; `by_key`: in the order of their new keys.
 
     Unsafe bytes of a key become `%` and two hex digits, which `urllib.parse.unquote_to_bytes` reverses. Fields are
-    lower-cased. A key too long for the header's name field is cut, and a hash of the whole key is appended. The
-    source's names go into the sidecar.
+    lower-cased. A hash replaces the end of a key that is too long for the header's name field. The source's names go
+    into the sidecar.
 
     Raises:
         InvalidRequest: Two fields of a sample get the same name, or a field leaves no room for keys.

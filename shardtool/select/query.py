@@ -1,11 +1,10 @@
 """Match the rows of a table against a query such as `label == 'dog' and width > 256`, with pandas semantics.
 
 Python parses a query but never runs it. Anything outside the small language below is refused before a value is read,
-and pandas evaluates each operation. A query from an untrusted source can select other rows, and nothing else.
+and pandas evaluates each operation. A query from an untrusted source can only select other rows.
 
 Each row is evaluated alone (there is no `mean()`), so rows are read in blocks. Comparisons with null are false, and
-`!=` and `not` invert that. (`DataFrame.query` agrees for text and NumPy floats. It differs for `Int64`, and rounds
-integers with nulls because it reads them as floats.)
+`!=` and `not` invert that. (`DataFrame.query` differs for `Int64`, and rounds integers with nulls.)
 
 Unlike in pandas, class names may replace class numbers: `cls == 'cat'`, `cls in ('cat', 'dog')`.
 """
@@ -160,12 +159,10 @@ def match_rows(table: pa.Table, query: str, classes: ClassNames = _NO_CLASSES) -
     Args:
         table: Only the columns that the query names are read.
         query: A comparison, or several with `and`, `or`, `not`; names with blanks are in backticks.
-        classes: Class names by column of class numbers. A text compared with such a column by ==, != or in must be a
-            class name.
+        classes: Class names by column of class numbers, for comparisons with text by ==, != or in.
 
     Raises:
-        InvalidRequest: A query outside the language, a column or class that does not exist, or types that cannot be
-            compared.
+        InvalidRequest: The query is outside the language, names an unknown column or class, or compares unlike types.
     """
     return match_partially(table, query, {}, classes)[0]
 
@@ -175,13 +172,8 @@ def match_partially(
 ) -> tuple[NDArray[np.int64], ReadCondition | None]:
     """Return the rows that match as far as `table` can decide, and the remaining condition (None: nothing remains).
 
-    A condition joined by `and` remains if it names a column that is only known once samples are read.
-
-    Args:
-        table: See `match_rows`.
-        query: See `match_rows`.
-        later_columns: Types by name of the columns known later. Columns of `table` take precedence.
-        classes: See `match_rows`.
+    A condition joined by `and` remains if it names one of `later_columns` (types by name), which are only known once
+    samples are read. Columns of `table` take precedence. Otherwise see `match_rows`.
 
     Raises:
         InvalidRequest: As in `match_rows`, for the whole query.
@@ -237,7 +229,6 @@ class _Query(NamedTuple):
         tree: The expression, with stand-ins for names in backticks.
         names: Column by stand-in.
         where: What a message calls the query.
-        classes: Class names by column of class numbers.
     """
 
     tree: ast.expr
@@ -313,9 +304,8 @@ class _Value(NamedTuple):
 
     Attributes:
         kind: What it can be compared with.
-        data: A pandas Series, or a bool array for a condition; a number or text that is the same in every row; the
-            values of a list; an Arrow column of another type; None if all values are null.
-        node: The part of the query.
+        data: A pandas Series, or a bool array for a condition; a constant; the values of a list; an Arrow column of
+            another type; None if all values are null.
         constant: Whether the value is the same in every row.
     """
 

@@ -52,13 +52,9 @@ def _is_sortable(kind: pa.DataType) -> bool:
 def make_sample_table(entries: SampleTable, shards: Sequence[str]) -> pa.Table:
     """Return the columns that queries can use: metadata, and properties of samples that metadata does not name.
 
-    For samples in shards: `key`, `shard` (its name), `size` (bytes of all payloads) and `fields` (their number). For
+    For samples in `shards`: `key`, `shard` (its name), `size` (bytes of all payloads) and `fields` (their number). For
     files: `key`, `path` (of the first file), `folder` (the key up to its last slash) and `size` (bytes of all files).
     Takes about 30 bytes and the key per sample, in addition to the metadata.
-
-    Args:
-        entries: The samples.
-        shards: The names of the samples' shards; empty for files.
     """
     keys, sizes, is_file = entries.keys, entries.rows.size, entries.rows.kind != INLINE
     properties: dict[str, pa.Array] = {"key": arrow.strip_nuls(keys.span(0, len(keys)), pa.large_string())}

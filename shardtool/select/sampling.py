@@ -25,7 +25,7 @@ _NOTE_DEVIATION = 4  # a share that is off by more than a quarter of itself is w
 
 
 def sample_by_key(keys: PackedStrings, share: float | str) -> NDArray[np.int64]:
-    """Return a random share of the samples, chosen by the hash of each key alone.
+    """Return a random share of the samples (int64, in order), chosen by the hash of each key alone.
 
     A sample stays in or out when others are added or removed, and a larger share includes a smaller one. The hash is
     BLAKE2b (RFC 7693) of 8 bytes, little-endian: a sample is selected if it is below share * 2^64.
@@ -33,9 +33,6 @@ def sample_by_key(keys: PackedStrings, share: float | str) -> NDArray[np.int64]:
     Args:
         keys: One per sample.
         share: More than 0, at most 1: a number, `0.01` or `1%`.
-
-    Returns:
-        int64, the samples in order.
 
     Raises:
         InvalidRequest: `share` is not such a number.

@@ -54,12 +54,12 @@ def select_fields(
         entries: The samples.
         select: Fields to keep; empty: all.
         drop: Fields to drop.
-        rename: Old and new names of kept fields, renamed simultaneously: two can swap names, and two can become one if
+        rename: (old, new) names of kept fields, renamed simultaneously: two can swap names, and two can become one if
             no sample has both.
         to_format: The format of the output. In a tar, numbers are text, so a number field and a text field can merge.
 
     Raises:
-        InvalidRequest: A field that no sample has, contradictory or invalid names, or no sample keeps a field.
+        InvalidRequest: A field does not exist, names are contradictory or invalid, or no sample keeps a field.
     """
     if not (select or drop or rename):
         return entries, ()

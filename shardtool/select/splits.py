@@ -1,7 +1,7 @@
 """Assign each sample to a split: by hash, with exact shares per label, or from a column.
 
 The hash depends only on the key (or the group's value), the seed and the shares, so a sample keeps its split when other
-samples are added or removed. With labels, each label gets exact shares instead.
+samples are added or removed.
 """
 
 from __future__ import annotations
@@ -44,7 +44,6 @@ class SplitAssignment(NamedTuple):
     Attributes:
         names: The splits in the requested order; those of a column in byte order.
         number: int16[samples], the split of each sample.
-        notes: What the user should know, such as a split without samples.
     """
 
     names: tuple[str, ...]
@@ -57,14 +56,14 @@ class SplitAssignment(NamedTuple):
 
 
 def assign_splits(keys: PackedStrings, options: SplitOptions, values: pa.ChunkedArray | None = None) -> SplitAssignment:
-    """Return the split of each sample.
+    """Return the split of each sample, from the values of the column that `options.reads` names, if any.
 
-    Without labels and a split column, the 64-bit hash of a sample is compared with the cumulative shares: about 1 µs
-    and 2 bytes per sample. Labels take about 40 bytes per sample while they are sorted.
+    Without labels and a split column, hashes are compared with cumulative shares: about 1 µs and 2 bytes per sample.
+    Labels take about 40 bytes per sample while they are sorted.
 
     Raises:
-        InvalidRequest: Samples without a value, values of a nested type, split names that are unsafe in file names,
-            or too many splits or labels.
+        InvalidRequest: Samples lack a value, values are nested, split names are unsafe, or there are too many splits
+            or labels.
     """
     option_and_column = options.reads
     if option_and_column is None:
@@ -147,22 +146,12 @@ def _assign_by_label(keys: PackedStrings, values: pa.ChunkedArray, options: Spli
 def sample_per_class(
     keys: PackedStrings, values: pa.ChunkedArray, max_count: int, *, column: str, seed: int
 ) -> NDArray[np.int64]:
-    """Return at most `max_count` samples of each label: those with the smallest hashes of their keys.
+    """Return at most `max_count` samples of each label (int64, in order): those with the smallest hashes of their keys.
 
-    The hash is BLAKE2b with the seed, and differs from the hash for splits.
-
-    Args:
-        keys: One per sample.
-        values: The column of labels, one value per sample.
-        max_count: Maximum number of samples per label.
-        column: The column's name, for messages.
-        seed: Selects other samples.
-
-    Returns:
-        int64, the samples in order.
+    The hash is BLAKE2b with the seed, and differs from the hash for splits. `column` is the name for messages.
 
     Raises:
-        InvalidRequest: Samples without a value, values of a nested type, or too many labels.
+        InvalidRequest: Samples lack a value, values are nested, or there are too many labels.
     """
     labels_column = _simplify(values, option_text("of"), column)
     _check_nulls(keys, labels_column, option_text("of"), column)

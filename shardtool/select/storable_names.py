@@ -96,10 +96,7 @@ def skip_unsafe_names(entries: SampleTable) -> tuple[SampleTable, tuple[Skipped,
 def choose_dots(entries: SampleTable, requested: Dots | None, where: str) -> tuple[Dots, str]:
     """Return the dot that ends the key in a tar member's name so that all names can be read back, and a note.
 
-    Args:
-        entries: The samples.
-        requested: The requested dot, or the source's; None: the first, or the last if only the last works.
-        where: The name of the source, for messages.
+    `requested` is the user's or the source's dot; None: the first, or the last if only the last works.
 
     Raises:
         InvalidRequest: The requested dot, or both, would split a name in the wrong place.

@@ -1,8 +1,8 @@
 """A zip or tar archive as a source, packed as the folder that it would unpack to.
 
-Members are read at their offsets, and nothing is unpacked to disk. The exception is a compressed tar, which can only be
-read in sequence: its files are copied once to a temporary file in the output folder. Members with unsafe names and
-members that cannot be read are returned as skipped rows.
+Members are read at their offsets, and nothing is unpacked to disk. Only the files of a compressed tar, which can only
+be read in sequence, are copied once to a temporary file in the output folder. Members with unsafe names and unreadable
+members are returned as skipped rows.
 """
 
 from __future__ import annotations

@@ -46,14 +46,13 @@ class Listing:
         entries: The samples, without those that `where` excludes.
         skipped: Files that cannot be part of a sample, and samples that a shard cannot store.
         name: The source's name for the dataset file, without folders or other traces of this machine.
-        notes: What the user should know.
         recorded: What the dataset file records about the choice of samples, in addition to the options.
         digest: The content fingerprint of all samples; None if unknown.
         shards: The names of the samples' shards; empty for files and tables.
         stored: The dataset and the shard, for each of these shards.
-        compressed: Whether a shard is compressed, so that it can only be read in sequence.
+        compressed: Whether a shard can only be read in sequence.
         later: The part of `where` that workers evaluate; None: `where` is applied already.
-        dropped: Fields that samples no longer have. Number columns of these fields are removed once splits are chosen.
+        dropped: Fields that samples no longer have, whose number columns are removed once splits are chosen.
         classes: Class names by label field of the source, including dropped fields.
     """
 
@@ -103,10 +102,9 @@ class Source(ABC):
 
     Attributes:
         may_skip_names: Whether `--on-error skip` skips samples whose names a shard cannot store.
-        by_key: Whether listed samples are in key order (not in the order of a column or of shards), and must be sorted
-            again when their keys change.
-        may_lack_values: Whether a sample without a value for a field of `values` lacks the field; otherwise that is an
-            error. A comparison reports the field.
+        by_key: Whether samples are in key order, and must be sorted again when their keys change.
+        may_lack_values: Whether a sample without a value for a field of `values` lacks the field (which a comparison
+            reports); otherwise that is an error.
     """
 
     may_skip_names: bool = False
@@ -120,9 +118,7 @@ class Source(ABC):
     def choose(self, listed: Listing, taken: Callable[[], PackedStrings | None]) -> Listing:  # noqa: ARG002
         """Return the requested samples in the requested order.
 
-        Args:
-            listed: All samples.
-            taken: Returns the existing keys of the output, which new samples must not have; None: there are none.
+        `taken` returns the existing keys of the output, which new samples must not have; None: there are none.
         """
         return listed
 

@@ -74,14 +74,8 @@ def source_checksums(
 ) -> Rows:
     """Return the CRC-32C of the payloads of rows that are not INLINE: int64, -1 if a payload cannot be read.
 
-    A checksum from an index is used without reading the payload.
-
-    Args:
-        source: The source of payloads in a table, or in an archive that is read in sequence; else None.
-        entries: The samples.
-        rows: The rows of the payloads.
-        pool: Reads the payloads.
-        observer: Receives progress.
+    A checksum from an index is used without reading the payload. `source` is only needed for payloads in a table, or
+    in an archive that is read in sequence.
 
     Raises:
         CorruptShard: A shard of the source cannot be read.

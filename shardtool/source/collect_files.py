@@ -33,10 +33,7 @@ def resolve_folder(
 ) -> Property:
     """Return a property of a folder that depends on the property of its parent.
 
-    Args:
-        known: The property by folder path (empty, or ending in a slash). Results are added.
-        folder: The path.
-        derive: Computes the property of a folder, once, from its parent's and the path.
+    `known` has the property by folder path (empty, or ending in a slash), and receives the results of `derive`.
     """
     unresolved = []
     while folder not in known:  # not recursive: a path may have a thousand parts

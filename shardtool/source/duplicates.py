@@ -51,8 +51,7 @@ class DuplicateGroups(NamedTuple):
     """Groups of samples with the same content.
 
     Attributes:
-        groups: The samples of each group, two or more, in key order after existing samples. Groups are ordered by
-            their first samples.
+        groups: The samples of each group, in key order after existing samples; groups in the order of their first ones.
         sizes: Content bytes per sample of each group.
         fields: The fields with content.
         differ: Sample to the labels and other fields that differ from its group's first sample.
@@ -69,12 +68,7 @@ def find_duplicates(
 ) -> DuplicateGroups:
     """Return the groups of samples with the same content.
 
-    Args:
-        entries: The samples.
-        source: Where they come from; None for shards.
-        pool: Reads the payloads of candidates.
-        observer: Receives progress.
-        there: bool[samples]: whether a sample exists already and so comes first; None: none does.
+    `source` is None for shards. `there` tells which samples exist already, and so come first.
 
     Raises:
         CorruptShard: A shard cannot be read.

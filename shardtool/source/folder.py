@@ -1,7 +1,6 @@
 """A folder of files as a source: the files that share a key are one sample.
 
-Files that cannot be part of a sample are never ignored silently: they are returned as skipped rows, and `create`
-decides what to do with them.
+Files that cannot be part of a sample are never ignored silently: they are returned as skipped rows.
 """
 
 from __future__ import annotations

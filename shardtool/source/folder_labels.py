@@ -31,13 +31,8 @@ def add_folder_labels(
 ) -> SampleTable:
     """Give each sample the field `cls`: the number of its top folder among the class names in byte order.
 
-    This is torchvision's ImageFolder convention.
-
-    Args:
-        entries: The samples, sorted by key.
-        known: Existing class numbers.
-        depth: How many folder levels are above the class folders.
-        skipped: Skipped files, which may be in class folders.
+    This is torchvision's ImageFolder convention. The samples are sorted by key; `depth` is the number of folder levels
+    above the class folders. Skipped files count as samples of their classes.
 
     Raises:
         InvalidRequest: Samples are outside class folders, or have a field `cls` already.
@@ -96,10 +91,7 @@ def split_folder_notes(entries: SampleTable) -> tuple[str, ...]:
 
 
 def _folder_spans(keys: PackedStrings, depth: int, option_and_paths: tuple[str, str]) -> list[tuple[int, int, bytes]]:
-    """Return the first sample, the end and the name of each folder that is `depth` levels below the top.
-
-    Keys are sorted, so this takes a few bisections.
-    """
+    """Return the first sample, the end and the name of each folder at `depth`, by bisecting the sorted keys."""
     spans, outside = [(0, len(keys), b"")], list[str]()
     for _ in range(depth + 1):
         inner_spans = []

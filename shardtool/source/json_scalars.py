@@ -107,7 +107,7 @@ def _parse_payload(field: str, payload: bytes, long: Counter[str]) -> tuple[byte
 
     Raises:
         TypeError: The payload is JSON, but not an object.
-        ValueError: The payload is not JSON, or has a value that does not fit into a column, or too much data.
+        ValueError: The payload is not JSON, or has values that do not fit into columns.
         RecursionError: The nesting is too deep.
     """
     is_json = payload.lstrip()[:1] == b"{" or field.rpartition(".")[2].lower() == "json"

@@ -2,10 +2,8 @@
 
 `create FOLDER` makes one sample of the files that share a key. Masks with a suffix, `images/` next to `labels/`, a
 table next to images, transcripts of LibriSpeech and folders of tables or archives become separate samples.
-`find_layout` recognises such a layout from the listing and returns an `Advice`. It never changes what is packed.
-
-The work is bounded: a few hundred names are checked, whatever the size of the folder. No file is read, except the
-head of one table.
+`find_layout` recognises such a layout from a few hundred names, and at most the head of one table. The returned advice
+never changes what is packed.
 """
 
 from __future__ import annotations
@@ -119,10 +117,7 @@ class _Tree(NamedTuple):
 def find_layout(entries: SampleTable, source: str, *, is_archive: bool = False) -> Advice | None:
     """Return advice for a folder whose files probably belong together, or None.
 
-    Args:
-        entries: The samples, in key order.
-        source: The folder's name as the user gave it.
-        is_archive: Whether the source is a zip or tar, whose folders cannot be sources.
+    `source` is the folder's name as the user gave it. Folders in an archive cannot be sources.
     """
     count = len(entries)
     if count < 2:  # noqa: PLR2004 - a pair

@@ -1,8 +1,8 @@
 """Several folders as one source: files that share a key are one sample, whichever folder they are in.
 
 `images/cat/1.jpg` and `masks/cat/1.png` are the fields jpg and png of the sample `cat/1`; keys are relative to each
-folder. If two folders have files with the same extension, their fields are named after the folders too: `images.png`
-and `masks.png`. This applies to all samples alike.
+folder. If two folders have files with the same extension, their fields in all samples are named after the folders too:
+`images.png` and `masks.png`.
 """
 
 from __future__ import annotations

@@ -33,7 +33,6 @@ class NumberFields(NamedTuple):
         numbers: Type by field, the same in all shards with the field.
         texts: For each part, the texts of fields whose rows are INLINE.
         lists: Type by field, for fields that are not a single value in every sample; not in `numbers`.
-        notes: What the user should know.
     """
 
     numbers: Mapping[str, NumberType]

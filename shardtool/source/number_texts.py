@@ -42,7 +42,6 @@ class NumberField(NamedTuple):
     """The values of one field in one shard.
 
     Attributes:
-        field: The field.
         number: The type of the values, or of the numbers that they may represent.
         stored: Whether the shard stores TFRecord numbers; otherwise texts.
         offsets: int64 per value.

@@ -1,8 +1,8 @@
 """Plan files: the listing of a source, saved so that other runs create the same plan without listing again.
 
-A plan file is a Parquet file with one row per sample. It stores the listing and not the division into shards: each run
-plans with its own options, so a plan file cannot create a shard that the options do not allow. The file appears
-complete or not at all.
+A plan file is a Parquet file with one row per sample. It does not store the division into shards: each run plans with
+its own options, so a plan file cannot create a shard that the options do not allow. The file appears complete or not at
+all.
 
 Plan files are untrusted. The source and the options must match the run, the memory for all pages is limited by the file
 size before anything is decoded, and paths must stay inside the source. Invalid content raises `ValueError` internally.
@@ -95,13 +95,7 @@ def write_plan(
 ) -> int:
     """Write a plan file, and return its size in bytes.
 
-    Args:
-        path: The file.
-        listed: The listing of the source.
-        divides: The column for splitting; None: it is not needed.
-        request: What the plan must match.
-        by_key: Whether samples are in key order.
-        overwrite: Whether to replace an existing plan.
+    `divides` is the column for splitting, or None; `by_key` tells whether samples are in key order.
 
     Raises:
         InvalidRequest: A plan cannot represent the listing.

@@ -39,7 +39,6 @@ class PlanRequest(NamedTuple):
     """What a plan must match: a source, and the options that affect its listing and packing.
 
     Attributes:
-        kind: The kind of source.
         names: The names of its files or folders, without parent folders.
         stamps: Size and modification time of each file that is read whole: a manifest, an archive.
         root: The folder to which paths are relative, with a final slash; empty for several folders and archives.
@@ -47,7 +46,6 @@ class PlanRequest(NamedTuple):
         archive: The archive with the payloads.
         identity: Distinguishes the source from others on this machine; empty: `root` does.
         outside: Whether paths may leave the source, by links or, in a manifest, by `..`.
-        options: The recorded options.
     """
 
     kind: Literal["folder", "folders", "archive", "manifest"]

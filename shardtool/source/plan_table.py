@@ -110,14 +110,9 @@ def _read_names(file: pq.ParquetFile, column: str) -> PackedStrings:
 def read_entries(
     file: pq.ParquetFile, schema: pa.Schema, names: tuple[str, ...], values: FieldValues, request: PlanRequest
 ) -> SampleTable:
-    """Return the samples of a plan file.
+    """Return the samples of a plan file whose memory is bounded.
 
-    Args:
-        file: The file, whose memory is bounded.
-        schema: The expected columns, before those of metadata.
-        names: The field names.
-        values: The properties of the fields, without inline payloads.
-        request: The location of the source.
+    `schema` has the expected columns before those of metadata; `values` lacks the inline payloads.
 
     Raises:
         ValueError: The rows are invalid.

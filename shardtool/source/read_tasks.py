@@ -34,15 +34,7 @@ class FileReads(NamedTuple):
 
 
 class SpanReads(NamedTuple):
-    """Payloads of a shard or archive to read.
-
-    Attributes:
-        path: The shard or archive.
-        offsets: int64, ascending.
-        lengths: int64.
-        crcs: int64, the expected CRC-32C; -1: unknown.
-        form: The form of `SpanFile`.
-    """
+    """Payloads of a shard or archive to read: int64 offsets (ascending), lengths and expected CRC-32C (-1: unknown)."""
 
     path: str
     offsets: bytes
@@ -54,13 +46,9 @@ class SpanReads(NamedTuple):
 def payload_tasks(
     entries: SampleTable, rows: Rows, *, reads: int = 1, most: int = FILES_PER_TASK
 ) -> list[tuple[Rows, FileReads | SpanReads]]:
-    """Return tasks that read the payloads of rows in files, shards or archives, and each task's indices into `rows`.
+    """Return tasks that read the payloads in files, shards or archives, and each task's indices into `rows`.
 
-    Args:
-        entries: The samples.
-        rows: The rows; those with inline payloads are ignored.
-        reads: How many files are read at the same time.
-        most: Maximum number of files per task.
+    `reads` is how many files are read at the same time, `most` the maximum number of files per task.
     """
     import numpy as np
 

@@ -2,8 +2,8 @@
 
 The parent lists the top of the tree until there is enough work to share; workers list the rest. Results are in the
 byte order of key and field: the files of a folder are sorted with the first dot replaced by a NUL, and each subfolder
-is at the position of its name with a slash. No file is opened. NumPy is not imported: for 60,000 files its import would
-take longer than the listing.
+is at the position of its name with a slash. No file is opened. NumPy is not imported: for 60,000 files that would take
+longer than the listing.
 """
 
 from __future__ import annotations

@@ -27,9 +27,7 @@ class ScanRules:
         include: Globs; if there are any, a file must match one.
         exclude: Globs of files and folders to exclude.
         hidden: Whether to include names that start with a dot, and names that operating systems leave in folders.
-        symlinks: `inside` follows links whose target is in the tree and reports others, `follow` follows all, `skip`
-            ignores links.
-        dots: Where the key ends.
+        symlinks: `inside` follows links whose target is in the tree and reports others.
         own: The folder (relative, ending in a slash) and the pattern of each output inside the source.
     """
 

@@ -1,7 +1,7 @@
 """Payloads stored in the binary columns of a manifest.
 
-They are read twice: measured for the plan, then written consecutively for the workers. They are never all in memory.
-The payloads of a row are next to each other, in the order of the field names.
+They are read twice, and never all in memory: measured for the plan, then written consecutively for the workers. The
+payloads of a row are next to each other, in the order of the field names.
 """
 
 from __future__ import annotations

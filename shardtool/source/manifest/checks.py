@@ -119,13 +119,7 @@ def check_sizes(rows: rows.TableRows, name: str) -> NDArray[np.int64]:
 
 
 def check_paths(rows: rows.TableRows, name: str, paths: pa.Array, *, outside: bool) -> None:
-    """Refuse paths that are empty, are URLs or leave the root.
-
-    Args:
-        rows: The rows of the table.
-        name: The column.
-        paths: Its paths, relative to the root if they are below it.
-        outside: Whether they may leave it.
+    """Refuse paths that are empty, are URLs or leave the root (unless `outside`). `paths` are relative to the root.
 
     Raises:
         InvalidRequest: There are such paths.
@@ -182,12 +176,7 @@ def check_path_endings(rows: rows.TableRows, name: str, endings: PathEndings, kn
 
 
 def check_keys(rows: rows.TableRows, column: str | None, bad: NDArray[np.int64]) -> None:
-    """Refuse invalid keys.
-
-    Args:
-        rows: The rows of the table.
-        column: The source of the keys: the key column, or the path column; None: row numbers.
-        bad: The positions of invalid keys.
+    """Refuse invalid keys, at the positions `bad`. `column` is the key or path column; None: row numbers.
 
     Raises:
         InvalidRequest: There are invalid keys.

@@ -1,7 +1,6 @@
 """Choose the role of each column of a manifest: key, path, bytes, URL, value or metadata.
 
-The choice depends on names, and on types if they are known. Columns that no option names are found by their usual names
-and reported in a note.
+The choice depends on names and types. Columns that no option names are found by their usual names, with a note.
 """
 
 from __future__ import annotations
@@ -48,11 +47,8 @@ class ColumnRoles:
     Attributes:
         key: None: keys are the paths without extensions, or row numbers if there are no paths.
         path: The column of paths whose extensions name the field; None: there is none.
-        files: Columns of paths.
         binary: Columns of bytes, in the order of the field names.
-        urls: Columns of URLs.
         values: Columns whose values are the payload.
-        meta: Columns in table order.
         notes: Columns that were chosen by their usual names.
     """
 
@@ -99,11 +95,7 @@ def choose_roles(
 ) -> ColumnRoles:
     """Return the role of each column.
 
-    Args:
-        where: The name of the manifest.
-        schema: Its columns.
-        options: The requested options.
-        first_ending: Returns the extension of the first path in a column of `struct<bytes, path>`, or an empty text.
+    `first_ending` returns the extension of the first path in a column of `struct<bytes, path>`, or an empty text.
 
     Raises:
         InvalidRequest: A column does not exist, no column has samples, or fields clash.

@@ -1,7 +1,7 @@
 """List the samples of a manifest.
 
-The whole table is checked before a file is examined. Columns stay in Arrow; texts are created when a shard needs them
-(`ArrowStrings`), so rows need no Python objects.
+The whole table is checked before a file is examined. Columns stay in Arrow, and texts are created when a shard needs
+them (`ArrowStrings`), so rows need no Python objects.
 """
 
 from __future__ import annotations
@@ -89,10 +89,6 @@ _ASSUMED_URL_BYTES = 100_000  # size of a URL's file, if unknown
 
 class ManifestSource(Source):
     """A table: a file, `-` for standard input, a folder of Parquet files, or a table in memory.
-
-    Attributes:
-        name: The name of the file, or of the kind of table.
-        notes: Default choices, for the user.
 
     Raises:
         InvalidRequest: The table cannot be read, or a column does not exist.

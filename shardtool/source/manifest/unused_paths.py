@@ -41,14 +41,9 @@ MAX_NAMED_COLUMNS = 8  # in a message
 
 
 def find_unused_file(root: bytes, texts: Sequence[str | None], packed: Sequence[Sequence[str | None]]) -> str:
-    """Return a path in the column that is not packed, or an empty text if the column does not hold such paths.
+    """Return a path in a column that is not packed, or an empty text if the column does not hold such paths.
 
-    It does if most texts are paths of files, and one of these files is not packed for its row already.
-
-    Args:
-        root: The folder to which paths are relative.
-        texts: The first texts of the column.
-        packed: The texts of the path columns, in the same rows.
+    It does if most of its first `texts` are paths of files, and one of these files is not in the same row of `packed`.
     """
     if is_address(root):
         return _find_unused_object(root, texts, packed)
