@@ -89,11 +89,11 @@ def list_datasets(  # noqa: PLR0913 - keyword options
         pool: Scans shards without a sidecar, and reads numbers.
         observer: Receives the number of samples found.
         to_format: The format of the output: `tar` or `tfrecord`.
-        only: The fields that will be packed; empty: all. Other fields are listed without checking them.
+        only: The fields to pack; empty: all. Other fields are listed without checking them.
         without: Fields that will not be packed, and are not checked either.
         salvage: Whether to skip damaged parts of shards without an index, and damaged numbers.
-        as_stored: Whether to list samples as they are stored: numbers are the bytes in the shards, fields are not
-            checked, and class names are not merged.
+        as_stored: Whether to list samples as stored: numbers are bytes, fields are not checked, and class names are not
+            merged.
 
     Raises:
         InvalidRequest: There is no such dataset, or the samples do not fit into one dataset.

@@ -84,7 +84,7 @@ def check_folder(source: str) -> None:
     """Check that a source is a folder.
 
     Raises:
-        InvalidRequest: It is not; the error explains what to do with what it is.
+        InvalidRequest: It is not; the error suggests what to do instead.
     """
     if is_url(source):
         _check_address(source)
@@ -119,7 +119,7 @@ def _check_address(source: str) -> None:
 
 
 def check_archive(path: str) -> None:
-    """Check that an archive is not a shard with its sidecar, which `reshard` would use.
+    """Check that an archive is not a shard with a sidecar, which `reshard` would use.
 
     Raises:
         InvalidRequest: It is one.

@@ -1,8 +1,7 @@
 """One shard of a source as columns, from its sidecar or from a scan.
 
-If a dataset file lists the shard, anything that differs from the dataset file is an error, and never a reason to scan,
-because only a sidecar has metadata and checksums. No payload is read. Sidecars are untrusted: see
-`shardtool.dataset.shard_index`.
+If a shard differs from the dataset file that lists it, that is an error, and never a reason to scan, because only a
+sidecar has metadata and checksums. No payload is read. Sidecars are untrusted: see `shardtool.dataset.shard_index`.
 """
 
 from __future__ import annotations
@@ -48,11 +47,7 @@ _REPLACE_ADVICE = "Get the file again, or recreate it from its source."
 
 
 class FilesSeen:
-    """The files that were examined, and the latest time at which one of them changed.
-
-    Attributes:
-        changed_ns: The latest change of the files or their names, in nanoseconds since 1970.
-    """
+    """The files that were examined, and their latest change in nanoseconds since 1970 (`changed_ns`)."""
 
     def __init__(self) -> None:
         self.changed_ns = 0
@@ -80,9 +75,6 @@ class SourceShard:
     """A shard of a source.
 
     Attributes:
-        stored: The shard.
-        file: Its path, size and modification time.
-        format: `tar` or `tfrecord`.
         dataset: The index of its dataset in the source.
         kinds: Type by field, except bytes; in a tar, the types that texts represent. None: a TFRecord whose types only
             a scan can tell.
@@ -260,10 +252,10 @@ def _narrow_column(column: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def merge_interleaved(part: SourceShard) -> SourceShard:
-    """Return a scanned tar with the fields of each sample adjacent, if samples with the same key have different fields.
+    """Return a scanned tar with the fields of each sample adjacent.
 
-    A plain `tar` of a folder may store all images, and then all labels. If samples with the same key share a field,
-    they are duplicates, and stay as they are.
+    A plain `tar` of a folder may store all images, and then all labels. Samples that share both key and field are
+    duplicates, and stay as they are.
     """
     index = part.index
     keys = index.all_keys()

@@ -1,7 +1,6 @@
 """Check that the files listed in a manifest exist, and return their sizes and times. Runs in workers.
 
-Results are columns of bytes with one row per path, in the order of the paths. No file is opened, and neither NumPy nor
-pyarrow is imported.
+Results are columns of bytes, in the order of the paths. No file is opened, and neither NumPy nor pyarrow is imported.
 """
 
 from __future__ import annotations
@@ -26,13 +25,7 @@ if TYPE_CHECKING:
 
 
 class StatTask(NamedTuple):
-    """Files for one worker.
-
-    Attributes:
-        root: The folder to which paths are relative, with a final slash.
-        paths: A NUL after each.
-        outside: Whether paths may leave `root`.
-    """
+    """Paths (a NUL after each) for one worker, relative to `root`, which they may leave if `outside`."""
 
     root: bytes
     paths: bytes

@@ -40,7 +40,6 @@ class TableHead(NamedTuple):
 
     Attributes:
         forms: Ways to read the table, the usual one first: the options for it, and the rows as dictionaries.
-        is_coco: Whether it is a COCO file.
     """
 
     forms: tuple[tuple[Mapping[str, object], list[dict[str, object]]], ...]
@@ -48,12 +47,7 @@ class TableHead(NamedTuple):
 
 
 class Match(NamedTuple):
-    """How a table names files.
-
-    Attributes:
-        options: The options of `create`, by field name.
-        as_source: Whether the table is the source; otherwise it is joined.
-    """
+    """The options of `create` that match a table with files, and whether the table is the source or is joined."""
 
     options: dict[str, object]
     as_source: bool
@@ -120,11 +114,7 @@ def matching_column(
 ) -> Match | None:
     """Return how a table names the files of a folder; None if no column does.
 
-    Args:
-        head: The first rows.
-        has_file: Checks whether a path below the source is a file.
-        has_key: Checks whether a sample has a key.
-        root: The folder to which the table's values are relative, empty or ending in a slash.
+    `root` is the folder to which the table's values are relative, empty or ending in a slash.
     """
     for form, rows in head.forms:
         columns = [*rows[0]] if rows else []

@@ -42,8 +42,8 @@ class FileTree(NamedTuple):
     def scan(self, pool: Pool, observer: Observer) -> list[ScanPart]:
         """Return the contents of the tree, in key order, its top first.
 
-        Workers list a folder while a thread imports the next modules. A store lists names in its own order as a single
-        stream, which the parent reads; no object is opened.
+        Workers list a folder while a thread imports the next modules. A store lists names as a single stream in its own
+        order, which the parent reads; no object is opened.
 
         Raises:
             InvalidRequest: There is nothing below a URL.
