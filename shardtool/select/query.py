@@ -450,7 +450,7 @@ class _Evaluator:
         if kinds not in ({"a number"}, {"text"}, {"a time"}) and not kinds <= {"a number", "true or false"}:
             named = [f"{self._query.show(value.node)} {value.described}" for value in (left, right)]
             raise InvalidRequest(
-                self._query.where, f"compares {' and '.join(named)}", expected="values of the same kind"
+                self._query.where, f"different types: {' and '.join(named)}", expected="values of the same kind"
             )
         if kinds == {"a time"} and (_time_zone(first.data) is None) != (_time_zone(second.data) is None):
             raise self._query.error(right.node, "only one of the two times has a time zone")

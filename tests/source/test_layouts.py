@@ -207,7 +207,7 @@ LAYOUTS: dict[str, tuple[dict[str, bytes], str, str, list[str]]] = {
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_note_has_the_command_that_packs_the_layout(layout: str, tmp_path: Path) -> None:
-    """The folder is packed as listed, one note counts what samples lack, and its command runs and pairs the files."""
+    """The folder is packed as listed; one note counts incomplete samples, and its command pairs the files."""
     files, found, command, expected = LAYOUTS[layout]
     write_tree(tmp_path / "src", files)
     assert _notes(tmp_path) == [(found, command)]
@@ -236,7 +236,7 @@ NO_LAYOUT = {
 
 @pytest.mark.parametrize("layout", NO_LAYOUT)
 def test_other_folders_have_no_note(layout: str, tmp_path: Path) -> None:
-    """Classes, splits, variants and unrelated tables are no parts of samples."""
+    """Classes, splits, variants and unrelated tables are not parts of samples."""
     write_tree(tmp_path / "src", NO_LAYOUT[layout])
     assert _notes(tmp_path) == []
 
@@ -251,14 +251,14 @@ def test_sample_data_has_no_note(tmp_path: Path) -> None:
     "words",
     [["--key-pattern", "(.+)_mask"], ["--fields", "jpg"], ["--include", "*.jpg"], ["--exclude", "*_mask*"]],
 )
-def test_who_says_what_is_meant_gets_no_note(words: list[str], tmp_path: Path) -> None:
-    """A pattern, and a choice of fields or files, is an answer."""
+def test_explicit_options_suppress_the_note(words: list[str], tmp_path: Path) -> None:
+    """A key pattern, or a choice of fields or files, suppresses the note."""
     write_tree(tmp_path / "src", _files("{:04}.jpg", "{:04}_mask.png"))
     assert _notes(tmp_path, *words) == []
 
 
 def test_the_note_is_in_json_too(tmp_path: Path) -> None:
-    """`--json` has the note among `notes`."""
+    """`--json` has the note in `notes`."""
     write_tree(tmp_path / "src", _files("{:04}.jpg", "{:04}_mask.png"))
     ran = typed("create", "src", "plain/x-{0..}.tar", "--json", cwd=tmp_path)
     (note,) = json.loads(ran.out)["notes"]
@@ -266,7 +266,7 @@ def test_the_note_is_in_json_too(tmp_path: Path) -> None:
 
 
 def test_in_python_the_note_has_a_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The library names its own function, and that call pairs the files."""
+    """The library suggests a call of its own function, which pairs the files."""
     monkeypatch.chdir(tmp_path)
     write_tree(tmp_path / "src", _files("images/{:04}.jpg", "labels/{:04}.txt"))
     (note,) = create("src", "plain/x-{0..}.tar", observer=Observer()).notes
@@ -275,7 +275,7 @@ def test_in_python_the_note_has_a_call(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_an_archive_has_notes_that_work_for_archives(tmp_path: Path) -> None:
-    """Suffixes in a zip are paired by the pattern; folders in a zip are no sources together."""
+    """Suffixes in a zip are paired by a pattern; folders in a zip cannot be separate sources."""
     write_tree(tmp_path, {"src": _zip(*_files("{:04}.jpg", "{:04}_mask.png"))})
     (tmp_path / "src").rename(tmp_path / "a.zip")
     ran = typed("create", "a.zip", "plain/x-{0..}.tar", cwd=tmp_path)
@@ -285,7 +285,7 @@ def test_an_archive_has_notes_that_work_for_archives(tmp_path: Path) -> None:
     assert not _COMMAND.findall(typed("create", "b.zip", "other/x-{0..}.tar", cwd=tmp_path).err)
 
 
-def test_names_that_a_shell_would_read_are_quoted(tmp_path: Path) -> None:
+def test_special_characters_are_quoted(tmp_path: Path) -> None:
     """The command works for a folder with blanks, quotation marks and dollars in its name."""
     write_tree(tmp_path / "my $(x) it's", _files("images/{:04}.jpg", "labels/{:04}.txt"))
     ran = typed("create", "my $(x) it's", "plain/x-{0..}.tar", cwd=tmp_path)
@@ -331,8 +331,8 @@ class _CountedNames:
         ((f"{'abcd'[at % 4]}/{at // 4:07}.jpg" for at in range(120_000)), ""),
     ],
 )
-def test_large_folders_cost_a_bounded_number_of_looks(names: Iterable[str], expected: str) -> None:
-    """120,000 names are recognised by looking at few of them, whether there is a layout or not."""
+def test_large_folders_take_bounded_work(names: Iterable[str], expected: str) -> None:
+    """120,000 names are recognised by examining few of them, with or without a layout."""
     entries = _entries(names)
     counted = _CountedNames(entries.keys)
     object.__setattr__(entries, "keys", counted)
@@ -352,7 +352,7 @@ def test_large_folders_cost_a_bounded_number_of_looks(names: Iterable[str], expe
     ],
 )
 def test_a_layout_without_a_command_names_a_page(files: dict[str, bytes], page: str, tmp_path: Path) -> None:
-    """Where no command describes the layout, the note names the page about it."""
+    """If no command fits the layout, the note names the page about it."""
     write_tree(tmp_path / "src", files)
     ran = typed("create", "src", "plain/x-{0..}.tar", cwd=tmp_path)
     assert (ran.code, f"packed as a sample: see {page}\n" in ran.err) == (0, True)

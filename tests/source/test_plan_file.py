@@ -110,7 +110,7 @@ def _archives(place: Path) -> None:
 def test_a_plan_changes_no_byte(
     source: str, more: dict[str, Any], place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With a plan file, a run writes what it writes without one, to the byte; the source is not listed."""
+    """With a plan file, a run writes the same bytes as without, and does not list the source."""
     monkeypatch.chdir(place)
     _manifest(place)
     if more.get("on") == "path":
@@ -140,7 +140,7 @@ def test_a_plan_changes_no_byte(
 
 
 def test_parts_with_and_without_the_plan_fit(place: Path) -> None:
-    """In any order, twice, some with a plan file and some without: the same bytes; a missing one is named."""
+    """Parts with and without a plan file, in any order and repeated, give the same bytes; a missing part is named."""
     plan = _planned(place / "in", place, shuffle=True)
     create(place / "in", f"{place}/one/x-{{000..}}.tar", _options(shuffle=True))
     for order in permutations((1, 2, 3)):
@@ -158,7 +158,7 @@ def test_parts_with_and_without_the_plan_fit(place: Path) -> None:
 
 
 def test_files_that_changed_since_are_named(place: Path) -> None:
-    """A file that is another than when the plan was written ends the run by name, or is left out: as without a plan."""
+    """A file that changed since the plan was written fails the run, or is skipped, as without a plan."""
     write_tree(place / "sound", {f"{n}.txt": b"text %d" % n for n in range(4)})
     plan = _planned(place / "sound", place)
     (place / "sound/2.txt").write_bytes(b"a longer text")
@@ -215,7 +215,7 @@ def _sound(place: Path) -> Path:
 
 
 def test_another_source_is_refused(place: Path) -> None:
-    """A plan of a source of another name or kind, or of which no file is there, is refused, and says what differs."""
+    """A plan of a source with another name or kind, or without its files, is refused with the difference."""
     plan = _planned(place / "in", place)
     with pytest.raises(InvalidRequest, match="a plan of the folder in; expected a plan of the folder masks"):
         _use(place, plan, place / "masks")
@@ -257,7 +257,7 @@ def test_other_options_are_refused(place: Path) -> None:
 
 
 def test_a_plan_of_another_version_is_refused(place: Path) -> None:
-    """Plans of older and newer versions are refused by their version: they may list a source otherwise."""
+    """Plans of older and newer versions are refused: they may list a source differently."""
     plan = _sound(place)
     for version in ("0.0.1", "99.0"):
         other = _reseal(plan, place / "other.parquet", facts=lambda facts, to=version: facts.update(tool=to))  # type: ignore[misc]
@@ -270,8 +270,8 @@ def test_a_plan_of_another_version_is_refused(place: Path) -> None:
         _use(place, newer)
 
 
-def test_addresses_have_no_plan(place: Path) -> None:
-    """A plan file is of a source on a file system; it is written where files can be."""
+def test_urls_have_no_plan(place: Path) -> None:
+    """A plan file requires a source and a target on a file system."""
     plan = _planned(place / "in", place)
     for source in ("https://127.0.0.1:1/in.tar", ["s3://bucket/a", "s3://bucket/b"]):
         with pytest.raises(InvalidRequest, match="a URL"):
@@ -288,8 +288,8 @@ def test_addresses_have_no_plan(place: Path) -> None:
             dry_run(place / "in", f"{place}/out/x-{{0..}}.tar", _options(plan_only=where))
 
 
-def test_what_is_no_plan_is_refused(place: Path) -> None:
-    """Garbage, other Parquet files, folders and FIFOs are no plans; a missing one is the user's mistake."""
+def test_files_that_are_not_plans_are_refused(place: Path) -> None:
+    """Garbage, other Parquet files, folders and FIFOs are not plans; a missing file is the user's mistake."""
     plan = _sound(place)
     (place / "fifo").mkdir()
     os.mkfifo(place / "pipe")
@@ -309,8 +309,8 @@ def test_what_is_no_plan_is_refused(place: Path) -> None:
     assert not (place / "out").exists()
 
 
-def test_no_flipped_bit_passes(place: Path) -> None:
-    """A bit that flips anywhere in a plan file either is found, or changes nothing of the dataset."""
+def test_flipped_bits_are_found(place: Path) -> None:
+    """A flipped bit in a plan file is found, or changes nothing in the dataset."""
     plan = _sound(place)
     _use(place, plan)
     expected = read_tree(place / "out")
@@ -349,8 +349,8 @@ def _set(**values: Any) -> Callable[[list[dict[str, Any]]], object]:
         _set(__fields__=[]),
     ],
 )
-def test_what_no_listing_says_is_refused(rows: Callable[[list[dict[str, Any]]], object], place: Path) -> None:
-    """Sealed plans whose rows make no samples of this source are refused before anything is written."""
+def test_invalid_rows_are_refused(rows: Callable[[list[dict[str, Any]]], object], place: Path) -> None:
+    """Plans with a valid checksum and invalid rows are refused before anything is written."""
     other = _reseal(_sound(place), place / "other.parquet", rows=rows)
     with pytest.raises((CorruptShard, InvalidRequest)):
         _use(place, other)
@@ -373,8 +373,8 @@ def test_what_no_listing_says_is_refused(rows: Callable[[list[dict[str, Any]]], 
         {"paths": True},
     ],
 )
-def test_facts_that_no_plan_has_are_refused(facts: dict[str, Any], place: Path) -> None:
-    """Sealed plans whose facts are of other types, or do not go with their rows, are refused."""
+def test_invalid_metadata_is_refused(facts: dict[str, Any], place: Path) -> None:
+    """Plans with a valid checksum and metadata of other types, or that do not match the rows, are refused."""
     other = _reseal(_sound(place), place / "other.parquet", facts=lambda known: known.update(facts))
     with pytest.raises((CorruptShard, InvalidRequest)):
         _use(place, other)
@@ -382,8 +382,8 @@ def test_facts_that_no_plan_has_are_refused(facts: dict[str, Any], place: Path) 
 
 
 @pytest.mark.parametrize("text", [b"\xff0", b"\xffzz", b"\xff00", b"longer"])
-def test_texts_of_payloads_that_are_none_are_refused(text: bytes, place: Path) -> None:
-    """Sealed plans with coded payloads of other digits, or of another size, are refused; valid ones are used."""
+def test_invalid_encoded_payloads_are_refused(text: bytes, place: Path) -> None:
+    """Plans with encoded payloads that are not hexadecimal, or have another size, are refused; valid ones are used."""
     table = place / "t.jsonl"
     table.write_text('{"key": "a", "v": "ab"}\n')
     plan = _planned(table, place, values=("txt=v",), meta="none")
@@ -403,8 +403,8 @@ def test_texts_of_payloads_that_are_none_are_refused(text: bytes, place: Path) -
     ("key", "kind"),
     [(b"../secret/file", 0), (b"a/../../secret/file", 0), (b"out/file", 0), (b"leads", 1), (b"/etc/x", 0)],
 )
-def test_no_path_leads_out_of_the_source(key: bytes, kind: int, place: Path) -> None:
-    """A plan that names files outside of the source, by `..` or by links, is refused, unless links may be followed."""
+def test_paths_stay_in_the_source(key: bytes, kind: int, place: Path) -> None:
+    """A plan with paths out of the source, by `..` or by links, is refused, unless links may be followed."""
     write_tree(place / "secret", {"file.json": b'{"secret": 1}'})
     (place / "in/out").symlink_to(place / "secret")
     (place / "in/leads.json").symlink_to(place / "secret/file.json")
@@ -418,13 +418,13 @@ def test_no_path_leads_out_of_the_source(key: bytes, kind: int, place: Path) -> 
 
 
 def test_a_path_may_have_a_thousand_parts(place: Path) -> None:
-    """However deep a plan's files lie, the folders on the way are looked at."""
+    """The folders of arbitrarily deep paths are examined."""
     other = _reseal(_sound(place), place / "other.parquet", rows=_set(__key__=b"a/" * 1500 + b"b"))
     assert dry_run(place / "in", f"{place}/out/x-{{000..}}.tar", _options(plan=other)).shards
 
 
-def test_no_path_leads_out_of_several_folders(place: Path) -> None:
-    """Of several folders, each path starts with the name of one of them, and stays there."""
+def test_paths_stay_in_several_folders(place: Path) -> None:
+    """With several folders, each path starts with the name of one of them, and stays inside."""
     both = [place / "in", place / "masks"]
     plan = _planned(both, place)
     for path in (b"secret/file", b"file", b"in/../../secret/file", b"/etc/passwd"):
@@ -434,7 +434,7 @@ def test_no_path_leads_out_of_several_folders(place: Path) -> None:
 
 
 def test_a_manifests_paths_stay_below_its_root(place: Path) -> None:
-    """Only `--allow-outside`, typed again, lets the paths of a manifest's plan leave the root."""
+    """Only `--allow-outside`, given again, lets the paths of a manifest's plan leave the root."""
     write_tree(place, {"far/file.txt": b"far away", "near/table.csv": b"key,path\nk,../far/file.txt\n"})
     table, out = place / "near/table.csv", f"{place}/out/x-{{000..}}.tar"
     plan = place / "plan.parquet"
@@ -445,7 +445,7 @@ def test_a_manifests_paths_stay_below_its_root(place: Path) -> None:
 
 
 def test_a_small_file_takes_little_memory(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Plans that unfold to more than their bytes can account for are refused before they are decoded."""
+    """Plans that would expand to far more than their size are refused before they are decoded."""
     plan = _sound(place)
     monkeypatch.setattr("shardtool.source.plan_file._BASE_MEMORY_BYTES", 2**16)
     for rows, writing in ((_set(__key__=b"k" * 4_000_000), {}), (len, {"use_dictionary": True})):
@@ -455,8 +455,8 @@ def test_a_small_file_takes_little_memory(place: Path, monkeypatch: pytest.Monke
             _use(place, other)
 
 
-def test_what_a_plan_is_written_over(place: Path) -> None:
-    """A plan appears whole, and replaces no file unasked; a refused run writes none."""
+def test_plans_replace_no_other_files(place: Path) -> None:
+    """A plan appears complete, and replaces no file without `--overwrite`; a refused run writes none."""
     plan = _planned(place / "in", place)
     with pytest.raises(OutputExists, match="already exists"):
         _planned(place / "in", place)
@@ -473,8 +473,8 @@ def test_what_a_plan_is_written_over(place: Path) -> None:
             _options(plan_only=plan, **more)
 
 
-def test_payloads_that_are_unpacked_first_have_no_plan(place: Path) -> None:
-    """Bytes in a table, and compressed archives, are unpacked in the run that packs them: a plan cannot lead there."""
+def test_unpacked_payloads_have_no_plan(place: Path) -> None:
+    """Bytes in a table, and compressed archives, are unpacked by the run that packs them, so they have no plan."""
     table = pa.table({"key": ["a", "b"], "bytes": [b"one", b"two"]})
     pq.write_table(table, place / "bytes.parquet")
     with tarfile.open(place / "all.tar.gz", "w:gz") as tar:
@@ -487,7 +487,7 @@ def test_payloads_that_are_unpacked_first_have_no_plan(place: Path) -> None:
 
 
 def test_the_command_line(place: Path) -> None:
-    """`--plan-only` prints the plan and writes it; `--plan` goes by it; `--json` has the note."""
+    """`--plan-only` prints and writes the plan; `--plan` uses it; `--json` has the note."""
     words: list[str | Path] = [
         "create",
         place / "in",
@@ -507,16 +507,16 @@ def test_the_command_line(place: Path) -> None:
     assert read_tree(place / "out") == read_tree(place / "one")
 
 
-def test_rows_can_be_read_by_others(place: Path) -> None:
-    """A plan file is a plain table: a row a sample, with its key, its fields and their sizes."""
+def test_other_tools_can_read_the_rows(place: Path) -> None:
+    """A plan file is a plain table: one row per sample, with its key, its fields and their sizes."""
     table = pq.read_table(_planned(place / "in", place))
     assert table.column("__key__").to_pylist()[:2] == [b"a/00", b"a/02"]
     assert [len(one) for one in table.column("__fields__").to_pylist()] == [2, 1, 1, 1, 1, 1, 1]
     assert np.sum([field["size"] for one in table.column("__fields__").to_pylist() for field in one]) == 71
 
 
-def test_a_resumed_run_ends_as_planned(place: Path) -> None:
-    """With its plan, a killed run goes on: finished shards stay, and what changed of others since is named."""
+def test_a_resumed_run_follows_the_plan(place: Path) -> None:
+    """With its plan, an interrupted run continues: finished shards stay, and files that changed are named."""
     write_tree(place / "sound", {f"{n}.txt": b"text %d" % n for n in range(6)})
     plan, out = _planned(place / "sound", place), f"{place}/out/x-{{000..}}.tar"
     create(place / "sound", out, _options(plan=plan))

@@ -93,7 +93,10 @@ def test_a_join_that_splits_needs_no_note(place: Path) -> None:
     ("words", "note"),
     [
         (["src", "--resize-mode", "crop"], "--resize-mode has no effect without --resize"),
-        (["t.csv", "--field", "txt=caption", "--root", "src"], "--root: no effect, because no column contains file paths"),
+        (
+            ["t.csv", "--field", "txt=caption", "--root", "src"],
+            "--root: no effect, because no column contains file paths",
+        ),
         (
             ["t.csv", "--field", "txt=caption", "--no-stat", "--dry-run"],
             "--no-stat: no effect, because no column contains file paths",

@@ -78,7 +78,7 @@ def test_folders_name_splits_and_classes(ending: str, tmp_path: Path) -> None:
         (
             ["train/0", "val/a/1"],
             {"label_from_folder": True},
-            r"1 sample in no .*train/0\.\*; expected paths such as SPLIT/CLASS",
+            r"1 sample outside .*train/0\.\*; expected paths such as SPLIT/CLASS",
         ),
         (["my split/0", "val/1"], {}, r"split_from_folder: names that no split can have: 'my split'"),
         (["train/0"], {"split": "a=1"}, r"split_from_folder: used with split; expected one of them"),
