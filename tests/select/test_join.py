@@ -360,8 +360,10 @@ _NO_KEY = "column 'key': no key (empty, null or NaN) in "
             {"key": [*"abaacab"], "n": range(7)},
             (
                 "Table: 2 keys more than once: 'a' (rows 1, 3, 4, 6), 'b' (rows 2, 7); ",
-                "expected one row for each value of column 'key'. "
-                "Keep one of each, for example with df.drop_duplicates.",
+                (
+                    "expected one row for each value of column 'key'. "
+                    "Keep one of each, for example with df.drop_duplicates."
+                ),
             ),
         ),
         (
@@ -599,8 +601,10 @@ def test_field_notes_count_samples() -> None:
     """Notes count the samples in which a field was replaced, added or kept."""
     entries = _entries({"a": {"txt": None}, "b": {"jpg": None}, "c": {"txt": None}}, pa.table({"t": ["x", "y", None]}))
     assert set_value_fields(entries, (("txt", "t"),), ())[1] == (
-        "field 'txt' from column 't': replaced in 1 sample, added to 1 sample, "
-        "kept in 1 sample where the column is null",
+        (
+            "field 'txt' from column 't': replaced in 1 sample, added to 1 sample, "
+            "kept in 1 sample where the column is null"
+        ),
     )
     none = replace(entries, metadata=pa.table({"t": pa.nulls(3, pa.string())}))
     one = none.take(np.array([0]))

@@ -354,8 +354,8 @@ _BAD_TABLES: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({"id": [1], "path": [b"a"]}, {"path": "path"},
      "column 'path' (path) holds binary; expected text. Pack a column of bytes with binary"),
     ({"id": [1], "path": ["a.jpg"], "b": [b"x"]}, {"meta": "b"},
-     "column 'b' (metadata) holds binary; expected values that JSON can represent. "
-     "Make it a field (binary={'jpg': 'b'})"),
+     ("column 'b' (metadata) holds binary; expected values that JSON can represent. "
+     "Make it a field (binary={'jpg': 'b'})")),
     ({"id": [1], "path": ["a.jpg"], "b": [{}]}, {}, "column 'b' (metadata) holds struct<>; expected objects"),
     ({"id": [1], "v": [2]}, {"binary": (("jpg", "v"),)}, "column 'v' (bytes) holds int64; expected bytes or text"),
     ({"id": [1], "v": [b"x"]}, {"fields": (("jpg", "v"),)}, "column 'v' (field jpg) holds binary; expected"),
