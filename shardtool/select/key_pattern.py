@@ -63,10 +63,10 @@ class KeyPattern:
             )
         groups = 0
 
-        def name_group(found: re.Match[str]) -> str:
+        def name_group(group: re.Match[str]) -> str:
             nonlocal groups
-            if found[0][0] != "(":
-                return found[0]
+            if group[0][0] != "(":
+                return group[0]
             groups += 1
             return f"(?P<g{groups}>"
 

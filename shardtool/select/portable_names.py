@@ -120,8 +120,8 @@ def check_case(entries: SampleTable) -> None:
     values, counts = np.unique(pairs, return_counts=True)
     clash = values[counts > 1] // (len(lower) + 1)
     if len(clash):
-        why = "that get the same name" if entries.source_paths else "that differ only in case"
-        found = f"fields {why}: {format_list([entries.key(int(at)) for at in clash[:5]], total=len(clash))}"
+        how = "that get the same name" if entries.source_paths else "that differ only in case"
+        found = f"fields {how}: {format_list([entries.key(int(sample)) for sample in clash[:5]], total=len(clash))}"
         clashing_rows = (pairs == values[counts > 1][0]).nonzero()[0].tolist()
         if files := [printable(path) for path in map(entries.path, clashing_rows) if path]:
             found += f", of {' and '.join(files)}"

@@ -98,11 +98,11 @@ def _choose_names(
             if name not in fields:
                 raise missing_name_error("field", option_text(option), name, fields)
     kept = [name for name in fields if name not in drop and (not select or name in select)]
-    both = [name for name in select if name in drop]
+    contradictory = [name for name in select if name in drop]
     not_kept = [name for name in old if name not in kept]
     twice = [name for name, count in Counter(old).items() if count > 1]
     for option, bad, problem, expected in (
-        ("drop_fields", both, ", which is also selected", "each field either selected or dropped"),
+        ("drop_fields", contradictory, ", which is also selected", "each field either selected or dropped"),
         ("rename_fields", not_kept, ", which is dropped", f"one of {_quote_names(kept)}"),
         ("rename_fields", twice, " more than once", "one new name for each"),
     ):

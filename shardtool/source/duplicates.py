@@ -64,11 +64,11 @@ class DuplicateGroups(NamedTuple):
 
 
 def find_duplicates(
-    entries: SampleTable, source: Source | None, pool: Pool, observer: Observer, there: NDArray[np.bool_] | None = None
+    entries: SampleTable, source: Source | None, pool: Pool, observer: Observer, exists: NDArray[np.bool_] | None = None
 ) -> DuplicateGroups:
     """Return the groups of samples with the same content.
 
-    `source` is None for shards. `there` tells which samples exist already, and so come first.
+    `source` is None for shards. `exists` tells which samples exist already, and so come first.
 
     Raises:
         CorruptShard: A shard cannot be read.
@@ -81,7 +81,7 @@ def find_duplicates(
     groups = _group_by_digest(owners[is_candidate], digests, ranks)
 
     def sort_key(sample: int) -> tuple[bool, bytes, int]:
-        return there is None or not there[sample], entries.keys[sample], sample
+        return exists is None or not exists[sample], entries.keys[sample], sample
 
     several = sorted((tuple(sorted(group, key=sort_key)) for group in groups), key=lambda group: sort_key(group[0]))
     sizes = np.bincount(owners, entries.rows.size[content], len(entries))

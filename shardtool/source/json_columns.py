@@ -62,7 +62,7 @@ def _read_field(
     """Read a field in workers; return its scalars, the row of each, and the samples that failed."""
     entries, inline = listed.entries, np.flatnonzero(listed.entries.rows.kind[rows] == INLINE)
     tasks = read_tasks.payload_tasks(
-        entries, rows, most=min(len(rows) // base.TASK_COUNT + 1, read_tasks.FILES_PER_TASK)
+        entries, rows, max_files=min(len(rows) // base.TASK_COUNT + 1, read_tasks.FILES_PER_TASK)
     )
     results = dict(pool.map(json_scalars.read_scalars, [(field, task) for _, task in tasks]))
     parts = [indices for indices, _ in tasks]

@@ -29,13 +29,13 @@ if TYPE_CHECKING:
 _MAX_LISTED_KEYS = 5
 
 
-def find_samples_by_key(keys: PackedStrings, given: object, gone: Collection[str] = ()) -> Rows:
+def find_samples_by_key(keys: PackedStrings, given: object, removed: Collection[str] = ()) -> Rows:
     """Return the numbers of the samples with the requested keys, ascending.
 
     Args:
         keys: The keys of all samples.
         given: A file with one key per line, `-` for standard input, or the keys.
-        gone: Hashes of removed keys, which may be missing.
+        removed: Hashes of removed keys, which may be missing.
 
     Raises:
         InvalidRequest: The file does not exist or is empty, or no sample has one of the keys.
@@ -45,7 +45,7 @@ def find_samples_by_key(keys: PackedStrings, given: object, gone: Collection[str
         raise InvalidRequest(option_text("keys_from"), "no key", expected="one key per line")
     matches = find_positions(keys, requested)
     unknown = np.setdiff1d(np.arange(len(requested)), matches).tolist()
-    unknown_keys = [requested[index] for index in unknown if not gone or hash_key(requested[index]) not in gone]
+    unknown_keys = [requested[index] for index in unknown if not removed or hash_key(requested[index]) not in removed]
     if unknown_keys:
         shown = [*map(printable, unknown_keys[:_MAX_LISTED_KEYS])]
         problem = (

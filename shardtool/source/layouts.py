@@ -184,7 +184,7 @@ def _find_suffixes(tree: _Tree) -> Advice | None:
     }
     paired = [tail for tail, group in groups.items() if _has_partners(tree, group, tail, b"")]
     if not paired:
-        paired = next(([*both] for both in combinations(groups, 2) if _has_partners(tree, groups[both[0]], *both)), [])
+        paired = next(([*pair] for pair in combinations(groups, 2) if _has_partners(tree, groups[pair[0]], *pair)), [])
         paired += [
             tail
             for tail in groups
@@ -198,18 +198,18 @@ def _find_suffixes(tree: _Tree) -> Advice | None:
     return Advice(found, _create_call([tree.source], key_pattern=pattern))
 
 
-def _has_partners(tree: _Tree, group: Sequence[int], tail: bytes, other: bytes) -> bool:
+def _has_partners(tree: _Tree, group: Sequence[int], tail: bytes, partner_tail: bytes) -> bool:
     """Check whether keys with another suffix are keys too, and the two files are not variants of the same kind."""
     stems = [tree.keys[sample][: -len(tail)] for sample in group]
-    partners = [bisect_left(tree.keys, stem + other) for stem in stems]
+    partners = [bisect_left(tree.keys, stem + partner_tail) for stem in stems]
     hits = [
         (sample, partner)
         for sample, partner, stem in zip(group, partners, stems, strict=True)
-        if _file_name(stem) and partner < len(tree.keys) and tree.keys[partner] == stem + other
+        if _file_name(stem) and partner < len(tree.keys) and tree.keys[partner] == stem + partner_tail
     ]
     if len(hits) < max(1, _MIN_PARTNER_SHARE * len(group)):
         return False
-    return _is_role(tail + other) or tree.endings(sample for sample, _ in hits).isdisjoint(
+    return _is_role(tail + partner_tail) or tree.endings(sample for sample, _ in hits).isdisjoint(
         tree.endings(sample for _, sample in hits)
     )
 
@@ -304,18 +304,18 @@ def _related_folders(tree: _Tree, folders: Sequence[_Folder]) -> list[_Folder]:
     return siblings if len(siblings) > 1 else []
 
 
-def _are_parts(tree: _Tree, folder: _Folder, other: _Folder) -> bool:
+def _are_parts(tree: _Tree, folder: _Folder, larger: _Folder) -> bool:
     """Check whether the files of a folder have partners in a larger one, and the two are not classes."""
     hits = []
     group = _sample_evenly(range(folder.low, folder.high))
     for sample in group:
-        key = other.path + tree.keys[sample][len(folder.path) :]
-        partner = bisect_left(tree.keys, key, other.low, other.high)
-        if partner < other.high and tree.keys[partner] == key:
+        key = larger.path + tree.keys[sample][len(folder.path) :]
+        partner = bisect_left(tree.keys, key, larger.low, larger.high)
+        if partner < larger.high and tree.keys[partner] == key:
             hits.append((sample, partner))
     if len(hits) < max(1, _MIN_PARTNER_SHARE * len(group)):
         return False
-    has_role = _is_role(folder.name) or _is_role(other.name)
+    has_role = _is_role(folder.name) or _is_role(larger.name)
     return has_role or tree.kinds(sample for sample, _ in hits).isdisjoint(tree.kinds(sample for _, sample in hits))
 
 

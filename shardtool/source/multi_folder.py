@@ -92,7 +92,7 @@ class MultiFolderSource(FolderSource):
         return entries, tuple(sorted(skipped, key=lambda row: (to_bytes(row.path), to_bytes(row.key)))), notes
 
     def _strip_folder(self, skipped: tuple[Skipped, ...]) -> tuple[Skipped, ...]:
-        return tuple(one._replace(path=one.path.partition("/")[2]) for one in skipped)
+        return tuple(row._replace(path=row.path.partition("/")[2]) for row in skipped)
 
     def _name_fields(self, endings: Sequence[Sequence[str]]) -> list[dict[str, str]]:
         uses = Counter(ending for folder_fields in endings for ending in folder_fields)

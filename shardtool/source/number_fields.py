@@ -75,13 +75,13 @@ def _spread_texts(name: str, part: SourceShard, texts: Mapping[str, NumberTexts]
 
 
 def find_number_fields(
-    parts: Sequence[SourceShard], wanted: Callable[[str], bool], to_format: str, run: _Run, *, salvage: bool = False
+    parts: Sequence[SourceShard], is_wanted: Callable[[str], bool], to_format: str, run: _Run, *, salvage: bool = False
 ) -> NumberFields:
     """Return which fields are numbers, and read their texts.
 
     Args:
         parts: All shards, in order.
-        wanted: Whether a field of this name is needed.
+        is_wanted: Whether a field of this name is needed.
         to_format: The format of the output.
         run: Yields (number, result) of a function for each task: `Pool.map`.
         salvage: Whether to record damaged numbers, instead of raising an error.
@@ -91,10 +91,10 @@ def find_number_fields(
         CorruptShard: A number does not match its checksum.
     """
     for part in parts:
-        _check_kinds(part, wanted, to_format)
+        _check_kinds(part, is_wanted, to_format)
     holders: dict[str, list[SourceShard]] = {}
     for part in parts:
-        for name in filter(wanted, part.index.names):
+        for name in filter(is_wanted, part.index.names):
             holders.setdefault(name, []).append(part)
     stored = {name: kind for name, shards in holders.items() if (kind := _stored_kind(name, shards)) is not None}
     lists = {name: kind for name, kind in stored.items() if _is_list(name, kind, holders[name])}
@@ -130,9 +130,9 @@ def find_number_fields(
     )
 
 
-def _check_kinds(part: SourceShard, wanted: Callable[[str], bool], to_format: str) -> None:
+def _check_kinds(part: SourceShard, is_wanted: Callable[[str], bool], to_format: str) -> None:
     """Check that the values of each field of a part have one type, and are single values if the output is a tar."""
-    conflicts = {name: conflict for name, conflict in part.unlike.items() if wanted(name)}
+    conflicts = {name: conflict for name, conflict in part.unlike.items() if is_wanted(name)}
     for name, conflict in conflicts.items():
         if conflict.kind != part.kind(name):
             raise _kind_conflict(
@@ -161,8 +161,8 @@ def _stored_kind(name: str, holders: Sequence[SourceShard]) -> FeatureType | Non
     stored = [part for part in holders if part.format == "tfrecord"]
     for part in stored:
         if part.kind(name) != (first := stored[0]).kind(name):
-            before = f"{first.kind(name)}, as in {first.name}"
-            raise _kind_conflict(part.describe_first(name), name, part.kind(name), before)
+            expected = f"{first.kind(name)}, as in {first.name}"
+            raise _kind_conflict(part.describe_first(name), name, part.kind(name), expected)
     return stored[0].kind(name) if stored else None
 
 

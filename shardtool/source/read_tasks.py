@@ -44,17 +44,17 @@ class SpanReads(NamedTuple):
 
 
 def payload_tasks(
-    entries: SampleTable, rows: Rows, *, reads: int = 1, most: int = FILES_PER_TASK
+    entries: SampleTable, rows: Rows, *, reads: int = 1, max_files: int = FILES_PER_TASK
 ) -> list[tuple[Rows, FileReads | SpanReads]]:
     """Return tasks that read the payloads in files, shards or archives, and each task's indices into `rows`.
 
-    `reads` is how many files are read at the same time, `most` the maximum number of files per task.
+    `reads` is how many files are read at the same time, `max_files` the maximum number of files per task.
     """
     import numpy as np
 
     kinds = entries.rows.kind[rows]
     indices = np.flatnonzero((kinds == FILE) | (kinds == LINK))
-    chunks = [indices[start : start + most] for start in range(0, len(indices), most)]
+    chunks = [indices[start : start + max_files] for start in range(0, len(indices), max_files)]
     tasks: list[tuple[Rows, FileReads | SpanReads]] = []
     for chunk in chunks:
         paths = tuple(

@@ -78,8 +78,8 @@ class DatasetSource(Source):
             digest=None if changed else listing.digest,
         )
         listed = apply_field_options(listed, options, pool, to_format)
-        for given in options.add:
-            listed = self._add_dataset(listed, given, pool, observer)
+        for added in options.add:
+            listed = self._add_dataset(listed, added, pool, observer)
         listed = join_and_filter(listed, options, may_lack_values=self.may_lack_values)
         if not len(listed.entries):
             return listed
@@ -112,9 +112,9 @@ class DatasetSource(Source):
                 error.remedy = f"Turn the field into a column with {option_text('columns_from', (name,))}."
             raise
 
-    def _add_dataset(self, listed: Listing, given: str, pool: Pool, observer: Observer) -> Listing:
+    def _add_dataset(self, listed: Listing, dataset: str, pool: Pool, observer: Observer) -> Listing:
         options = self._options
-        other = list_datasets([given], pool, observer, to_format=self._format, salvage=options.on_error == "skip")
+        other = list_datasets([dataset], pool, observer, to_format=self._format, salvage=options.on_error == "skip")
         if packed := [item.name for item in (listed, other) if item.compressed]:
             found = "compressed shards, which can only be read in sequence"
             raise InvalidRequest(packed[0], found, expected="uncompressed shards", remedy="Unpack them with `reshard`.")
@@ -157,12 +157,12 @@ class DatasetSource(Source):
         samples = sample_per_class(keys, labels, options.per_class, column=column, seed=options.seed)
         return replace(listed, entries=listed.entries.take(samples))
 
-    def _without_duplicates(self, listed: Listing, taken: PackedStrings | None) -> Listing:
+    def _without_duplicates(self, listed: Listing, existing_keys: PackedStrings | None) -> Listing:
         old_entries, rule = listed.entries, self._options.on_duplicate
         # An error shows the paths of shards, because two shards may have the same name; `out.skipped` must not.
         names = [to_text(file.path) for file in old_entries.known_spans.files] if rule == "error" else listed.shards
         entries, skipped, note = duplicate_keys.resolve_duplicate_keys(
-            old_entries, rule, names, taken, where=listed.where
+            old_entries, rule, names, existing_keys, where=listed.where
         )
         if entries is old_entries:
             return listed

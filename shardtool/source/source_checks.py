@@ -91,8 +91,8 @@ def check_folder(source: str) -> None:
         return
     if os.path.isdir(source):
         return
-    if what := _describe_shards(source):
-        raise InvalidRequest(source, what, expected=EXPECTED_FOLDER, remedy=f"{reshard_advice()}.")
+    if kind := _describe_shards(source):
+        raise InvalidRequest(source, kind, expected=EXPECTED_FOLDER, remedy=f"{reshard_advice()}.")
     if os.path.isfile(source):
         raise InvalidRequest(source, "not a table file", expected=FOLDER_OR_TABLE, remedy=_file_advice(source))
     if os.path.lexists(source):

@@ -140,15 +140,15 @@ def check_paths(rows: rows.TableRows, name: str, paths: pa.Array, *, outside: bo
         return
     leaving = np.union1d(find_absolute(paths), find_upward(paths))
     if len(leaving):
-        what = f"{column}: a path that leaves the root, such as {rows.examples(original, leaving[:1])},"
+        problem = f"{column}: a path that leaves the root, such as {rows.examples(original, leaving[:1])},"
         remedy = (
             f"Name their common folder with {option_text('root')}, or allow them with {flag_text('allow_outside')}."
         )
         expected = f"paths below the manifest's folder, or {option_text('root')}"
-        rows.refuse(leaving, what, expected=expected, remedy=remedy)
+        rows.refuse(leaving, problem, expected=expected, remedy=remedy)
 
 
-def check_path_endings(rows: rows.TableRows, name: str, endings: PathEndings, known: list[str]) -> None:
+def check_path_endings(rows: rows.TableRows, name: str, endings: PathEndings, other_fields: list[str]) -> None:
     """Refuse paths without an extension, or whose extension is another field of the sample.
 
     Raises:
@@ -165,7 +165,7 @@ def check_path_endings(rows: rows.TableRows, name: str, endings: PathEndings, kn
             expected=expected,
             remedy=f"Name the field: {option_text('files', {'jpg': name})}.",
         )
-    for field in sorted(set(endings.names) & set(known)):
+    for field in sorted(set(endings.names) & set(other_fields)):
         rows_with_problem = np.flatnonzero(endings.codes == endings.names.index(field))
         remedy = meta_field_advice() if field == META_FIELD else "Give the fields different names."
         rows.refuse(

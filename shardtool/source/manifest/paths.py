@@ -93,9 +93,9 @@ def find_absolute(paths: pa.Array) -> NDArray[np.int64]:
 
 def find_upward(paths: pa.Array) -> NDArray[np.int64]:
     """Return the positions of paths that leave the root by `..`, without regard to links."""
-    found = arrow.true_positions(pc.match_substring_regex(paths, _PARENT_FOLDER))
-    shown = paths.take(arrow.number_array(found)).to_pylist()
-    return found[[os.path.normpath(path).startswith("..") for path in shown]] if shown else found
+    positions = arrow.true_positions(pc.match_substring_regex(paths, _PARENT_FOLDER))
+    shown = paths.take(arrow.number_array(positions)).to_pylist()
+    return positions[[os.path.normpath(path).startswith("..") for path in shown]] if shown else positions
 
 
 def rebase_to_root(paths: pa.Array, root: bytes) -> pa.Array:

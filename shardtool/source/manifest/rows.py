@@ -110,11 +110,11 @@ def merge_stat_results(
         The columns; (code, message) pairs; and int64[samples, columns]: 0, or one plus the index of the problem.
     """
     kinds = np.frombuffer(b"".join([part.kinds for part in parts]), np.uint8).reshape(-1, columns)
-    facts = [np.frombuffer(part.facts, np.int64).reshape(-1, columns, 4) for part in parts]
-    all_facts, problem = np.concatenate(facts), []
+    arrays = [np.frombuffer(part.facts, np.int64).reshape(-1, columns, 4) for part in parts]
+    all_facts, problem = np.concatenate(arrays), []
     problems: list[Problem] = []
-    for part, fact in zip(parts, facts, strict=True):
-        problem.append(np.where(fact[..., 3] > 0, fact[..., 3] + len(problems), 0))
+    for part, numbers in zip(parts, arrays, strict=True):
+        problem.append(np.where(numbers[..., 3] > 0, numbers[..., 3] + len(problems), 0))
         problems += part.problems
     files = [FieldColumn(kinds[:, column], *all_facts[:, column, :3].T) for column in range(columns)]
     return files, problems, np.concatenate(problem)
