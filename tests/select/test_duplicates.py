@@ -16,7 +16,7 @@ from shardtool.skipped import Skipped
 from tests.source.spans import Payload, Sample, entries_of, sample_lists, samples_of
 
 KEYS = st.sampled_from(["a", "a-2", "a-3", "a-2-2", "a-02", "b", "é", "d/a"])
-TAKEN = st.none() | st.lists(KEYS)  # what is appended to may have duplicates of its own
+TAKEN = st.none() | st.lists(KEYS)  # the existing dataset may have duplicates itself
 SHARDS = ("x-0.tar", "x-1.tar", "y-0.tar")
 EARLIER = Skipped("", "x", "no-field", "before")
 
@@ -120,7 +120,7 @@ def test_interleaved_fields_are_recognised() -> None:
     assert hint in _refused(torn)
     assert "on_duplicate" not in _refused(torn)
     for other in (
-        [*torn[:3], _sample("b", 0, "jpg")],  # a common field
+        [*torn[:3], _sample("b", 0, "jpg")],  # the same field
         [*torn[:3], _sample("b", 1, "json")],  # another shard
     ):
         assert "lie apart" not in _refused(other)

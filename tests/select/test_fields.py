@@ -23,21 +23,21 @@ EARLIER = Skipped("", "x", "no-field", "before")
 
 
 class Change(NamedTuple):
-    """What is done to fields."""
+    """A change of the fields."""
 
     select: tuple[str, ...]
     drop: tuple[str, ...]
     rename: tuple[tuple[str, str], ...]
 
     def becomes(self) -> dict[str, str]:
-        """Return the fields that stay, and what they are called then."""
+        """Return the new name of each field that stays."""
         stay = [name for name in FIELDS if name not in self.drop and (not self.select or name in self.select)]
         return {name: dict(self.rename).get(name, name) for name in stay}
 
 
 @st.composite
 def changes(draw: st.DrawFn) -> Change:
-    """Return a change that makes sense."""
+    """Return a valid change."""
     select = draw(NAMES)
     drop = tuple(name for name in draw(NAMES) if name not in select)
     stay = [*Change(select, drop, ()).becomes()]
@@ -47,8 +47,8 @@ def changes(draw: st.DrawFn) -> Change:
     return Change(select, drop, tuple(zip(renamed, draw(st.permutations(free)), strict=False)))
 
 
-def _changed(samples: list[Sample], change: Change) -> list[Sample]:
-    """Return what `select_fields` should make of samples, those without fields among them."""
+def _expected(samples: list[Sample], change: Change) -> list[Sample]:
+    """Return what `select_fields` should return, and the samples without fields."""
     becomes = change.becomes()
     return [
         replace(sample, fields={becomes[name]: held for name, held in sample.fields.items() if name in becomes})
@@ -61,7 +61,7 @@ def _changed(samples: list[Sample], change: Change) -> list[Sample]:
 def test_fields_are_chosen_as_from_dicts(samples: list[Sample], fields: list[str], change: Change) -> None:
     """Each sample keeps the payloads of the selected fields, under their new names, in byte order."""
     assume(any(change))
-    entries, expected = entries_of(samples, fields), _changed(samples, change)
+    entries, expected = entries_of(samples, fields), _expected(samples, change)
     kept = [sample for sample in expected if sample.fields]
     if samples and not kept:
         with pytest.raises(InvalidRequest, match="no sample keeps a field"):
@@ -79,7 +79,7 @@ def test_fields_are_chosen_as_from_dicts(samples: list[Sample], fields: list[str
 @given(sample_lists(least=1), changes())
 def test_only_used_fields_remain(samples: list[Sample], change: Change) -> None:
     """Unused names are removed from `fields`, and the properties of a field are removed or renamed with it."""
-    used = {name for sample in _changed(samples, change) for name in sample.fields}
+    used = {name for sample in _expected(samples, change) for name in sample.fields}
     assume(any(change) and used)
     found, _ = select_fields(entries_of(samples), *change)
     assert found.fields == tuple(sorted(used, key=to_bytes))

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from shardtool.entries.sample_table import SampleTable
     from shardtool.values import NumberType
 
-    Fields = Mapping[str, bytes | None]  # of one sample: the text of a number, or None for what lies in a shard
+    Fields = Mapping[str, bytes | None]  # of one sample: the text of a number, or None for a payload in a shard
 
 _FILES = (SpanFile(b"/data/a.tar", 10**6, 1), SpanFile(b"/data/b.tar", 10**6, 2))
 
@@ -45,7 +45,7 @@ _FILES = (SpanFile(b"/data/a.tar", 10**6, 1), SpanFile(b"/data/b.tar", 10**6, 2)
 def _entries(
     samples: Mapping[str, Fields], columns: Any = None, numbers: Mapping[str, NumberType] | None = None, **more: Any
 ) -> SampleTable:
-    """Return the entries of shards with these samples; the place of a payload is told by its row."""
+    """Return the entries of shards with these samples; the offset of a payload identifies its row."""
     names = sorted({name for fields in samples.values() for name in fields}, key=to_bytes)
     rows = [(name, fields[name]) for fields in samples.values() for name in sorted(fields, key=to_bytes)]
     at = np.arange(len(rows))
@@ -73,7 +73,7 @@ def _entries(
 
 
 def _contents(entries: SampleTable) -> dict[str, dict[str, Any]]:
-    """Return each sample's fields: what was inlined, or the place and the checksum of what lies in a shard."""
+    """Return each sample's fields: the inline text, or the offset and the checksum in a shard."""
     kinds = {"code": "uint16", "kind": "uint8", "file": "uint32"}
     for name in ("first", "code", "kind", "size", "mtime_ns", "changed_ns", "offset", "expected", "file"):
         block = next(one for one in (entries, entries.rows, entries.known_spans) if hasattr(one, name))
@@ -113,7 +113,7 @@ _SAMPLES: dict[str, Fields] = {key: {"jpg": None, "cls": None} for key in ("a", 
 
 
 def _labelled(values: Any = ("old", "old", None, "old"), kind: Any = None) -> SampleTable:
-    """Return samples that have a label already."""
+    """Return samples that already have labels."""
     return _entries(_SAMPLES, pa.table({"label": pa.array(values, kind)}))
 
 
@@ -480,7 +480,7 @@ _FIELD = st.sampled_from(["txt", "cls", "a.b", "z", "é", "num", "lab"])
 
 
 def _text(value: Any) -> bytes:
-    """Return the payload that a value is."""
+    """Return the payload of a value."""
     if isinstance(value, list):
         return json.dumps(value, separators=(",", ":")).encode()
     return str(int(value) if isinstance(value, bool) else value).encode()
@@ -548,7 +548,7 @@ def test_values_replace_fields(data: st.DataObject) -> None:
     assert after.metadata is not None
     assert before.metadata is not None
     old = after.metadata.select(before.metadata.column_names)
-    assert repr(old.to_pydict()) == repr(before.metadata.to_pydict())  # a NaN is not itself
+    assert repr(old.to_pydict()) == repr(before.metadata.to_pydict())  # NaN is unequal to itself
     new = after.metadata.column_names[before.metadata.num_columns :]
     assert {*new} == {*classes, *of_values}, "a number field is a column, too"
     for name in new:
@@ -641,7 +641,7 @@ def test_values_have_no_path_and_time() -> None:
     assert (after.spans, after.rows.paths) == (None, None)
 
 
-_BIG = pa.py_buffer(np.array([1, 2**63, 2**63, 2**64 - 1], np.uint64))  # the third is null, whatever stands there
+_BIG = pa.py_buffer(np.array([1, 2**63, 2**63, 2**64 - 1], np.uint64))  # the third is null, whatever its bytes
 _VALUES = pa.table(
     {
         "label": ["x", None, "y", None], "n": [1, None, 3, 4], "f": [0.5, math.nan, 1.0, 2.0],

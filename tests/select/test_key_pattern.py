@@ -69,7 +69,9 @@ def test_no_file_is_lost_or_moved(stems: list[tuple[str, str]]) -> None:
     try:
         found = apply_key_pattern(entries, KeyPattern("(.+)_[ab]*"))
     except InvalidRequest:
-        assert any(name.endswith(b"_") or b"/_" in name for name in names)  # nothing is left over, or for the key
+        assert any(
+            name.endswith(b"_") or b"/_" in name for name in names
+        )  # nothing remains for the field, or for the key
         return
     assert sorted(found.path(row) for row in range(len(found.rows.code))) == sorted(
         name + ending for name in names for ending in (b".jpg", b".png")

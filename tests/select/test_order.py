@@ -129,7 +129,7 @@ SORTED: dict[str, tuple[Any, st.SearchStrategy[Any]]] = {
 
 
 def _model(values: list[Any], *, descending: bool) -> list[int]:
-    """Return the order by Python's stable sort: text by its bytes, what is missing last."""
+    """Return the order of Python's stable sort: text in byte order, missing values last."""
 
     def is_missing(value: Any) -> bool:
         return value is None or value != value  # noqa: PLR0124 - NaN

@@ -84,7 +84,7 @@ TAKEN: list[tuple[str, list[int]]] = [
     ("size == 18446744073709551615", [1]),
     ("size > -1", [0, 1, 3]),
     ("width > part", [0, 3]),
-    # truth
+    # booleans
     ("good", [0, 3]),
     ("not good", [1, 2]),
     ("good == True", [0, 3]),
@@ -174,7 +174,7 @@ def test_rows_are_evaluated_alone(query: str, rows: list[int]) -> None:
 
 
 class Meant(NamedTuple):
-    """A part of a query, and what it means for a row of Python values."""
+    """A part of a query, and its value for a row of Python values."""
 
     text: str
     of: Callable[[Row], Any]
@@ -200,13 +200,13 @@ ARITHMETIC = {"+": operator.add, "-": operator.sub, "*": operator.mul}
 
 
 def rows_of(*, nulls: bool) -> st.SearchStrategy[list[Row]]:
-    """Return rows, with nulls or without."""
+    """Return rows, with or without nulls."""
     maybe = {name: st.none() | values if nulls else values for name, values in NAMES.items()}
     return st.lists(st.fixed_dictionaries(maybe), max_size=12)
 
 
 def compared(left: Meant, sign: str, right: Meant) -> Meant:
-    """Return a comparison by the law of nulls."""
+    """Return a comparison, with the rules for nulls."""
 
     def holds(row: Row) -> bool:
         one, two = left.of(row), right.of(row)
@@ -216,7 +216,7 @@ def compared(left: Meant, sign: str, right: Meant) -> Meant:
 
 
 def computed(left: Meant, sign: str, right: Meant) -> Meant:
-    """Return arithmetic; with a null it gives none."""
+    """Return arithmetic; null in, null out."""
 
     def value(row: Row) -> Any:
         one, two = left.of(row), right.of(row)
@@ -236,7 +236,7 @@ def both(one: Meant, two: Meant) -> Meant:
 
 
 def either(one: Meant, two: Meant) -> Meant:
-    """Return `one | two`, without the parentheses that Python would need."""
+    """Return `one | two`, without parentheses around the operands."""
     return Meant(f"({one.text} | {two.text})", lambda row: one.of(row) or two.of(row))
 
 

@@ -29,7 +29,7 @@ SEEDS = st.integers(-5, 2**70)
 
 @st.composite
 def shares(draw: st.DrawFn) -> tuple[tuple[str, Decimal], ...]:
-    """Return the shares of one to five splits, 1 in all."""
+    """Return the shares of one to five splits, with sum 1."""
     weights = draw(st.lists(st.integers(1, 40), min_size=1, max_size=5))
     parts = [Decimal(weight * 10**8 // sum(weights)).scaleb(-8) for weight in weights]
     parts[0] += 1 - sum(parts)
@@ -37,7 +37,7 @@ def shares(draw: st.DrawFn) -> tuple[tuple[str, Decimal], ...]:
 
 
 def made_keys(count: int) -> PackedStrings:
-    """Return keys as a manifest has them."""
+    """Return keys as in a manifest."""
     return PackedStrings.of(b"imgs/%06d" % at for at in range(count))
 
 
@@ -49,7 +49,7 @@ def column(values: list[Any], kind: Any = None) -> Any:
 
 
 def by_key(keys: list[bytes], splits: SplitAssignment) -> dict[bytes, str]:
-    """Return the name of each key's split."""
+    """Return the split of each key, by name."""
     return {key: splits.names[number] for key, number in zip(keys, splits.number.tolist(), strict=True)}
 
 

@@ -1,4 +1,4 @@
-"""Laws of the advice where a source is neither a folder nor a manifest: it names what it is, and what to give."""
+"""Errors for sources that are neither folders nor manifests: they name what was found, and what to use instead."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ OUTPUT = "new/o-{0..}.tar"
 
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
-    """Give a folder with a folder of samples, two shards of it, and files of other kinds."""
+    """Return a folder with a folder of samples, two shards of it, and other files."""
     files = {"imgs/a.jpg": b"1", "imgs/b.jpg": b"2", "notes.json": b'{"a": [1]}', "notes.docx": b"x"}
     files |= {"labels.xlsx": b"PK", "files.txt": b"imgs/a.jpg\n"}
     write_tree(tmp_path, files)

@@ -1,4 +1,4 @@
-"""Laws of archives as a source: a zip or a tar gives what the folder does that it unpacks to."""
+"""Archives as sources: a zip or a tar gives the same dataset as the folder that it would unpack to."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _ENDINGS = (".zip", ".ZIP", "-stored.zip", ".tar", ".tar.gz", ".tar.xz")
 
 
 def _pack_up(path: Path, files: Iterable[tuple[str, bytes]]) -> Path:
-    """Write an archive, its kind by the name."""
+    """Write an archive; its name determines its format."""
     if path.suffix.lower() == ".zip":
         method = zipfile.ZIP_STORED if "stored" in path.name else zipfile.ZIP_DEFLATED
         with zipfile.ZipFile(path, "w", method) as archive:
@@ -155,7 +155,7 @@ def test_invalid_zip_directories_are_refused(tmp_path: Path) -> None:
 
 
 def _with_extra(names: Sequence[bytes], data: bytes, kernel: bytes, *, described: bool = False) -> bytes:
-    """Return a zip whose members' own headers all lead to the same packed payload."""
+    """Return a zip whose members' local headers all lead to the same compressed payload."""
     flags, heads, entries = 8 * described, b"", b""
     total = sum(30 + len(name) for name in names)
     for name in names:
@@ -231,12 +231,12 @@ def test_repeated_members_are_refused(tmp_path: Path) -> None:
 
 @dataclass
 class _Changing(Observer):
-    """Touches an archive once it was listed."""
+    """An observer that touches an archive after it was listed."""
 
     path: Path
 
     def listed(self, samples: int) -> None:
-        """Do it then."""
+        """Touch the archive."""
         assert samples
         os.utime(self.path, ns=(1, 1))
 

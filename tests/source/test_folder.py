@@ -35,7 +35,7 @@ KeyField = tuple[bytes, bytes]
 
 
 def _list(root: Path, rules: ScanRules | None = None, parts: int = 32) -> tuple[SampleTable, tuple[Skipped, ...]]:
-    """List a tree the way `create` does, in this process."""
+    """List a tree as `create` does, in this process."""
     rules, top = rules or ScanRules(), ScanPart()
     start = os.fsencode(root) + b"/"
     found = [scan_items(task) for task in make_scan_tasks(start, rules, parts, top)]
@@ -57,7 +57,7 @@ def _names(root: Path, rules: ScanRules | None = None) -> list[str]:
 
 
 def _expected(paths: Iterable[bytes], dots: str) -> tuple[list[KeyField], list[bytes]]:
-    """Return what a tree of these files holds, in order, and which have no field; found by the rule, one by one."""
+    """Return the contents of a tree of these files, in order, and the files without a field, by applying the rules."""
     rows, without = [], []
     for path in paths:
         folder, slash, name = path.rpartition(b"/")
@@ -82,7 +82,7 @@ _PART = st.text("2a.-/x \x01\udcff~", min_size=1, max_size=7).map(lambda text: t
 
 
 def _makeable(paths: list[bytes]) -> set[bytes]:
-    """Return those of `paths` that can be files of one tree."""
+    """Return those of `paths` that can exist in the same tree."""
     found: set[bytes] = set()
     folders: set[bytes] = set()
     for path in paths:
@@ -247,7 +247,7 @@ def test_special_files_are_refused_unopened(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as bound:
         bound.bind(str(root / "a" / "sock"))
     writer = threading.Thread(target=lambda: (root / "a" / "pipe.jpg").open("wb").close(), daemon=True)
-    writer.start()  # it waits until somebody opens the fifo for reading
+    writer.start()  # waits until a reader opens the fifo
     with pytest.raises(SampleFailed, match=r"a/pipe\.jpg.*fifo.*a/sock"):
         create(root, str(tmp_path / PATTERN), CreateOptions(workers=1))
     assert shards(tmp_path) == []

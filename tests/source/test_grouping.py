@@ -1,4 +1,4 @@
-"""Laws of parts that become samples: those of one key are one sample, and no file is lost."""
+"""Parts that become samples: parts with the same key are one sample, and no file is lost."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_equal_keys_form_groups(keys: list[bytes], by_key: bool) -> None:  # noq
 
 
 def _list_paths(monkeypatch: pytest.MonkeyPatch, source: Path, text: str, folder: Path) -> dict[str, bytes]:
-    """Pack paths that come from standard input; return what is in the shards."""
+    """Pack paths from standard input; return the contents of the shards."""
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
     create("-", f"{folder}/out.tar", CreateOptions(root=source, workers=1))
     return dict(members(*shards(folder)))

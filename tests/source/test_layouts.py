@@ -1,4 +1,4 @@
-"""Laws of the notes about folders whose files belong together: one note, whose command packs them as they are meant."""
+"""Notes about folders whose files belong together: one note, whose command packs them as intended."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _parquet(**columns: Any) -> bytes:
 
 
 def _notes(place: Path, *words: str) -> list[tuple[str, str]]:
-    """Return what the notes about the layout found, and their commands."""
+    """Return the observations and the commands of the notes about the layout."""
     ran = typed("create", "src", "plain/x-{0..}.tar", "--workers", "1", *words, cwd=place)
     assert ran.code == 0, ran
     return _COMMAND.findall(ran.err)
@@ -294,7 +294,7 @@ def test_special_characters_are_quoted(tmp_path: Path) -> None:
 
 
 def _entries(names: Iterable[str]) -> SampleTable:
-    """Return samples of one file each, as a listing has them."""
+    """Return samples of one file each, as listed."""
     parts = sorted(tuple(name.rsplit(".", 1)) for name in names)
     fields = sorted({field for _, field in parts})
     none = np.zeros(len(parts), np.int64)
@@ -305,7 +305,7 @@ def _entries(names: Iterable[str]) -> SampleTable:
 
 
 class _CountedNames:
-    """Keys that count how often one is looked at."""
+    """Keys that count how often they are examined."""
 
     def __init__(self, names: PackedStrings) -> None:
         self.names, self.looks = names, 0
@@ -340,7 +340,7 @@ def test_large_folders_take_bounded_work(names: Iterable[str], expected: str) ->
     advice = find_layout(entries, "src")
     assert (advice is not None and expected in advice.command) if expected else advice is None
     assert counted.looks < 100 * SAMPLED_KEYS
-    assert time.perf_counter() - started < 2  # seconds; a hundredth of that is usual
+    assert time.perf_counter() - started < 2  # seconds; usually a hundredth of that
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,7 @@ _FILES = {"imgs/1.jpg": b"one", "imgs/2.png": b"second", "imgs/3.jpg": b"the thi
 
 @dataclass
 class Spool:
-    """Takes what `write_binary` writes."""
+    """Receives the payloads from `write_binary`."""
 
     data: bytes = b""
 
@@ -63,7 +63,7 @@ def _entries(source: Any, **options: Any) -> tuple[ManifestSource, SampleTable]:
 
 
 def _samples(source: Any, **options: Any) -> dict[str, dict[str, bytes]]:
-    """Return each sample's fields with their payloads, read the way that `Entries` says."""
+    """Return each sample's fields with their payloads, read as the entries describe."""
     manifest, entries = _entries(source, **options)
     spool = Spool()
     manifest.write_binary(spool)
@@ -548,7 +548,7 @@ def test_links_stay_inside(tmp_path: Path) -> None:
     assert entries.rows.kind.tolist() == [LINK, FILE, FILE, LINK, FILE]
     assert entries.rows.size.tolist() == [3, 3, 9, 3, 4]
     always = [int(when) == ALWAYS_CHANGED for when in entries.rows.changed_ns]
-    assert always == [True, True, False, True, True]  # what a link leads to can change without a trace on the way
+    assert always == [True, True, False, True, True]  # the target of a link can change without a trace in the path
     codes = {one.key: one.code for one in skipped}
     assert codes.pop("6") in {"link-loop", "dangling-link"}
     assert codes == {"3": "link-outside", "4": "link-outside", "5": "dangling-link", "10": "link-outside"}

@@ -43,7 +43,7 @@ def _left_behind(parts: list[ScanPart]) -> Counter[bytes]:
 def test_objects_equal_files(paths: list[str], rules: ScanRules) -> None:
     """Objects give the same samples and skipped rows as files of the same names, in the same order."""
     names: list[str] = []
-    for path in sorted(paths):  # a path that is a folder too is none here
+    for path in sorted(paths):  # a path that is also a folder is not a file here
         if not any(path.startswith(f"{one}/") or one.startswith(f"{path}/") for one in names):
             names.append(path)
     with tempfile.TemporaryDirectory() as folder:

@@ -1,4 +1,4 @@
-"""The rows of a plan file hold all that a listing says of samples."""
+"""The rows of a plan file store the whole listing of the samples."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run with a plan file is the run without it, and a plan file is held to its source, its options and its bytes."""
+"""A run with a plan file equals the run without it, and a plan file must match its source, options and checksums."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _FACTS = b"shardtool.plan"
 
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
-    """Give a folder with a source of 7 samples, files that are left out, links, and other kinds of sources."""
+    """Return a folder with a source of 7 samples, skipped files, links, and other kinds of sources."""
     files = {f"in/{'ab'[n % 2]}/{n:02}.txt".encode(): b"text of %d" % n for n in range(6)}
     files |= {b"in/a/00.json": b'{"n": 1}', b"in/b/none": b"no ending", b"in/a/\xff.txt": b"no UTF-8"}
     files |= {f"masks/{'ab'[n % 2]}/{n:02}.txt".encode(): b"mask %d" % n for n in range(5)}
@@ -48,15 +48,15 @@ def _options(**more: Any) -> CreateOptions:
     return replace(_OPTIONS, **more)
 
 
-def _planned(source: Any, folder: Path, ending: str = "tar", out: str = "out", **more: Any) -> Path:
-    """Write a plan, and return it."""
+def _write_plan(source: Any, folder: Path, ending: str = "tar", out: str = "out", **more: Any) -> Path:
+    """Write a plan, and return its path."""
     path = folder / "plan.parquet"
     dry_run(source, f"{folder}/{out}/x-{{000..}}.{ending}", _options(plan_only=path, **more))
     return path
 
 
 def _manifest(folder: Path) -> Path:
-    """Write a manifest whose columns are of many types."""
+    """Write a manifest with columns of many types."""
     rows = 5
     columns = {
         "path": pa.array([f"in/{'ab'[n % 2]}/{n:02}.txt" for n in range(rows)]),
@@ -141,7 +141,7 @@ def test_a_plan_changes_no_byte(
 
 def test_parts_with_and_without_the_plan_fit(place: Path) -> None:
     """Parts with and without a plan file, in any order and repeated, give the same bytes; a missing part is named."""
-    plan = _planned(place / "in", place, shuffle=True)
+    plan = _write_plan(place / "in", place, shuffle=True)
     create(place / "in", f"{place}/one/x-{{000..}}.tar", _options(shuffle=True))
     for order in permutations((1, 2, 3)):
         for number in order:
@@ -160,19 +160,19 @@ def test_parts_with_and_without_the_plan_fit(place: Path) -> None:
 def test_files_that_changed_since_are_named(place: Path) -> None:
     """A file that changed since the plan was written fails the run, or is skipped, as without a plan."""
     write_tree(place / "sound", {f"{n}.txt": b"text %d" % n for n in range(4)})
-    plan = _planned(place / "sound", place)
+    plan = _write_plan(place / "sound", place)
     (place / "sound/2.txt").write_bytes(b"a longer text")
     (place / "sound/3.txt").unlink()
     with pytest.raises(SampleFailed, match=r"2\.txt"):
-        create(place / "sound", f"{place}/s/x-{{0..}}.tar", _options(plan=_planned_again(place), on_error="stop"))
+        create(place / "sound", f"{place}/s/x-{{0..}}.tar", _options(plan=_strict_plan(place), on_error="stop"))
     left = create(place / "sound", f"{place}/t/x-{{0..}}.tar", _options(plan=plan))
     assert (left.samples, left.skipped) == (2, 2)
     codes = [json.loads(line)["code"] for line in (place / "t/x.skipped").read_text().splitlines()]
     assert codes == ["changed", "vanished"]
 
 
-def _planned_again(place: Path) -> Path:
-    """Return the plan, as if its options had been those that stop at an error."""
+def _strict_plan(place: Path) -> Path:
+    """Return the plan, as if written with options that stop at errors."""
     _reseal(place / "plan.parquet", place / "stops.parquet", facts=lambda facts: facts["options"].pop("on_error"))
     return place / "stops.parquet"
 
@@ -185,7 +185,7 @@ def _reseal(
     rows: Callable[[list[dict[str, Any]]], object] = len,
     writing: Mapping[str, Any] = MappingProxyType({}),
 ) -> Path:
-    """Write another plan file, whose checksums are right."""
+    """Write a modified plan file with valid checksums."""
     table = pq.read_table(plan)
     head = re.compile(rb"([0-9]+) crc32c:[0-9a-f]{8} (.*)", re.DOTALL).fullmatch(
         pq.read_metadata(plan).metadata[_FACTS]
@@ -206,9 +206,9 @@ def _use(place: Path, plan: Path, source: Any = None, **more: Any) -> None:
     create(place / "in" if source is None else source, f"{place}/out/x-{{000..}}.tar", _options(plan=plan, **more))
 
 
-def _sound(place: Path) -> Path:
-    """Write a plan, see that writing it again by hand leaves it sound, and return it."""
-    plan = _planned(place / "in", place)
+def _valid_plan(place: Path) -> Path:
+    """Write a plan, check that resealing it keeps it valid, and return it."""
+    plan = _write_plan(place / "in", place)
     again = _reseal(plan, place / "again.parquet")
     dry_run(place / "in", f"{place}/out/x-{{000..}}.tar", _options(plan=again))
     return plan
@@ -216,7 +216,7 @@ def _sound(place: Path) -> Path:
 
 def test_another_source_is_refused(place: Path) -> None:
     """A plan of a source with another name or kind, or without its files, is refused with the difference."""
-    plan = _planned(place / "in", place)
+    plan = _write_plan(place / "in", place)
     with pytest.raises(InvalidRequest, match="a plan of the folder in; expected a plan of the folder masks"):
         _use(place, plan, place / "masks")
     with pytest.raises(InvalidRequest, match="expected a plan of the folders in, masks"):
@@ -227,7 +227,7 @@ def test_another_source_is_refused(place: Path) -> None:
     shutil.copytree(place / "in", place / "moved/in", symlinks=True)  # with its times: the same source elsewhere
     dry_run(place / "moved/in", f"{place}/out/x-{{000..}}.tar", _options(plan=plan))
     table = _manifest(place)
-    of_table = _planned(table, place / "more")
+    of_table = _write_plan(table, place / "more")
     os.utime(table, ns=(0, 0))
     with pytest.raises(InvalidRequest, match="before it changed"):
         _use(place, of_table, table)
@@ -235,12 +235,12 @@ def test_another_source_is_refused(place: Path) -> None:
         with pytest.raises(InvalidRequest, match=r"a table in memory|standard input"):
             _use(place, plan, source)
         with pytest.raises(InvalidRequest, match=r"a table in memory|standard input"):
-            _planned(source, place / "third")
+            _write_plan(source, place / "third")
 
 
 def test_other_options_are_refused(place: Path) -> None:
     """A plan is used with its own options; options for how the run works are free."""
-    plan = _planned(place / "in", place, seed=3, shuffle=True)
+    plan = _write_plan(place / "in", place, seed=3, shuffle=True)
     cases: list[tuple[dict[str, Any], str]] = [
         ({"shuffle": False}, "--shuffle differs: given before, now not given"),
         ({"shuffle": True, "seed": 4}, "--seed differs: 3 before, now 4"),
@@ -258,7 +258,7 @@ def test_other_options_are_refused(place: Path) -> None:
 
 def test_a_plan_of_another_version_is_refused(place: Path) -> None:
     """Plans of older and newer versions are refused: they may list a source differently."""
-    plan = _sound(place)
+    plan = _valid_plan(place)
     for version in ("0.0.1", "99.0"):
         other = _reseal(plan, place / "other.parquet", facts=lambda facts, to=version: facts.update(tool=to))  # type: ignore[misc]
         with pytest.raises(InvalidRequest, match=rf"a plan of shardtool {version}; expected a plan of this version"):
@@ -272,12 +272,12 @@ def test_a_plan_of_another_version_is_refused(place: Path) -> None:
 
 def test_urls_have_no_plan(place: Path) -> None:
     """A plan file requires a source and a target on a file system."""
-    plan = _planned(place / "in", place)
+    plan = _write_plan(place / "in", place)
     for source in ("https://127.0.0.1:1/in.tar", ["s3://bucket/a", "s3://bucket/b"]):
         with pytest.raises(InvalidRequest, match="a URL"):
             _use(place, plan, source)
         with pytest.raises(InvalidRequest, match="a URL"):
-            _planned(source, place, if_exists="overwrite")
+            _write_plan(source, place, if_exists="overwrite")
     for where, said in (
         ("s3://bucket/plans/", "no name of a file"),
         ("-", "no name of a file"),
@@ -290,7 +290,7 @@ def test_urls_have_no_plan(place: Path) -> None:
 
 def test_files_that_are_not_plans_are_refused(place: Path) -> None:
     """Garbage, other Parquet files, folders and FIFOs are not plans; a missing file is the user's mistake."""
-    plan = _sound(place)
+    plan = _valid_plan(place)
     (place / "fifo").mkdir()
     os.mkfifo(place / "pipe")
     (place / "empty").write_bytes(b"")
@@ -311,7 +311,7 @@ def test_files_that_are_not_plans_are_refused(place: Path) -> None:
 
 def test_flipped_bits_are_found(place: Path) -> None:
     """A flipped bit in a plan file is found, or changes nothing in the dataset."""
-    plan = _sound(place)
+    plan = _valid_plan(place)
     _use(place, plan)
     expected = read_tree(place / "out")
     for at in range(4, plan.stat().st_size, 41):
@@ -328,7 +328,7 @@ def test_flipped_bits_are_found(place: Path) -> None:
 
 
 def _set(**values: Any) -> Callable[[list[dict[str, Any]]], object]:
-    """Return what changes the first field of the first sample, or its key."""
+    """Return a function that changes the first field of the first sample, or its key."""
 
     def change(rows: list[dict[str, Any]]) -> None:
         for name, value in values.items():
@@ -351,7 +351,7 @@ def _set(**values: Any) -> Callable[[list[dict[str, Any]]], object]:
 )
 def test_invalid_rows_are_refused(rows: Callable[[list[dict[str, Any]]], object], place: Path) -> None:
     """Plans with a valid checksum and invalid rows are refused before anything is written."""
-    other = _reseal(_sound(place), place / "other.parquet", rows=rows)
+    other = _reseal(_valid_plan(place), place / "other.parquet", rows=rows)
     with pytest.raises((CorruptShard, InvalidRequest)):
         _use(place, other)
     assert not (place / "out").exists()
@@ -375,7 +375,7 @@ def test_invalid_rows_are_refused(rows: Callable[[list[dict[str, Any]]], object]
 )
 def test_invalid_metadata_is_refused(facts: dict[str, Any], place: Path) -> None:
     """Plans with a valid checksum and metadata of other types, or that do not match the rows, are refused."""
-    other = _reseal(_sound(place), place / "other.parquet", facts=lambda known: known.update(facts))
+    other = _reseal(_valid_plan(place), place / "other.parquet", facts=lambda known: known.update(facts))
     with pytest.raises((CorruptShard, InvalidRequest)):
         _use(place, other)
     assert not (place / "out").exists()
@@ -386,7 +386,7 @@ def test_invalid_encoded_payloads_are_refused(text: bytes, place: Path) -> None:
     """Plans with encoded payloads that are not hexadecimal, or have another size, are refused; valid ones are used."""
     table = place / "t.jsonl"
     table.write_text('{"key": "a", "v": "ab"}\n')
-    plan = _planned(table, place, values=("txt=v",), meta="none")
+    plan = _write_plan(table, place, values=("txt=v",), meta="none")
 
     def use(text: bytes) -> None:
         other = _reseal(plan, place / "other.parquet", rows=lambda rows: rows[0].update({"__inline_0__": text}))
@@ -409,7 +409,7 @@ def test_paths_stay_in_the_source(key: bytes, kind: int, place: Path) -> None:
     (place / "in/out").symlink_to(place / "secret")
     (place / "in/leads.json").symlink_to(place / "secret/file.json")
     fact = (place / "secret/file.json").stat()
-    plan = _planned(place / "in", place, on_error="skip")
+    plan = _write_plan(place / "in", place, on_error="skip")
     change = _set(__key__=key, kind=kind, size=fact.st_size, mtime_ns=fact.st_mtime_ns)
     other = _reseal(plan, place / "other.parquet", rows=change)
     with pytest.raises(InvalidRequest, match="leaves the source"):
@@ -419,14 +419,14 @@ def test_paths_stay_in_the_source(key: bytes, kind: int, place: Path) -> None:
 
 def test_a_path_may_have_a_thousand_parts(place: Path) -> None:
     """The folders of arbitrarily deep paths are examined."""
-    other = _reseal(_sound(place), place / "other.parquet", rows=_set(__key__=b"a/" * 1500 + b"b"))
+    other = _reseal(_valid_plan(place), place / "other.parquet", rows=_set(__key__=b"a/" * 1500 + b"b"))
     assert dry_run(place / "in", f"{place}/out/x-{{000..}}.tar", _options(plan=other)).shards
 
 
 def test_paths_stay_in_several_folders(place: Path) -> None:
     """With several folders, each path starts with the name of one of them, and stays inside."""
     both = [place / "in", place / "masks"]
-    plan = _planned(both, place)
+    plan = _write_plan(both, place)
     for path in (b"secret/file", b"file", b"in/../../secret/file", b"/etc/passwd"):
         other = _reseal(plan, place / "other.parquet", rows=_set(path=path))
         with pytest.raises(InvalidRequest, match="leaves the source"):
@@ -446,7 +446,7 @@ def test_a_manifests_paths_stay_below_its_root(place: Path) -> None:
 
 def test_a_small_file_takes_little_memory(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Plans that would expand to far more than their size are refused before they are decoded."""
-    plan = _sound(place)
+    plan = _valid_plan(place)
     monkeypatch.setattr("shardtool.source.plan_file._BASE_MEMORY_BYTES", 2**16)
     for rows, writing in ((_set(__key__=b"k" * 4_000_000), {}), (len, {"use_dictionary": True})):
         other = _reseal(plan, place / "bomb.parquet", rows=rows, writing=writing)
@@ -457,13 +457,13 @@ def test_a_small_file_takes_little_memory(place: Path, monkeypatch: pytest.Monke
 
 def test_plans_replace_no_other_files(place: Path) -> None:
     """A plan appears complete, and replaces no file without `--overwrite`; a refused run writes none."""
-    plan = _planned(place / "in", place)
+    plan = _write_plan(place / "in", place)
     with pytest.raises(OutputExists, match="already exists"):
-        _planned(place / "in", place)
-    _planned(place / "in", place, if_exists="overwrite")
+        _write_plan(place / "in", place)
+    _write_plan(place / "in", place, if_exists="overwrite")
     before = plan.read_bytes()
     with pytest.raises(InvalidRequest):
-        _planned(place / "in", place, if_exists="overwrite", shards=99)
+        _write_plan(place / "in", place, if_exists="overwrite", shards=99)
     assert plan.read_bytes() == before
     assert [path.name for path in place.iterdir() if path.name.startswith(".")] == []
     with pytest.raises(InvalidRequest, match="a run that writes shards"):
@@ -482,7 +482,7 @@ def test_unpacked_payloads_have_no_plan(place: Path) -> None:
     sources: list[tuple[Path, dict[str, Any]]] = [(place / "all.tar.gz", {})]
     for source, more in [*sources, (place / "bytes.parquet", {"binary": ("jpg=bytes",)})]:
         with pytest.raises(InvalidRequest, match="payloads in a table or a compressed archive"):
-            _planned(source, place, **more)
+            _write_plan(source, place, **more)
     assert not (place / "plan.parquet").exists()
 
 
@@ -509,7 +509,7 @@ def test_the_command_line(place: Path) -> None:
 
 def test_other_tools_can_read_the_rows(place: Path) -> None:
     """A plan file is a plain table: one row per sample, with its key, its fields and their sizes."""
-    table = pq.read_table(_planned(place / "in", place))
+    table = pq.read_table(_write_plan(place / "in", place))
     assert table.column("__key__").to_pylist()[:2] == [b"a/00", b"a/02"]
     assert [len(one) for one in table.column("__fields__").to_pylist()] == [2, 1, 1, 1, 1, 1, 1]
     assert np.sum([field["size"] for one in table.column("__fields__").to_pylist() for field in one]) == 71
@@ -518,7 +518,7 @@ def test_other_tools_can_read_the_rows(place: Path) -> None:
 def test_a_resumed_run_follows_the_plan(place: Path) -> None:
     """With its plan, an interrupted run continues: finished shards stay, and files that changed are named."""
     write_tree(place / "sound", {f"{n}.txt": b"text %d" % n for n in range(6)})
-    plan, out = _planned(place / "sound", place), f"{place}/out/x-{{000..}}.tar"
+    plan, out = _write_plan(place / "sound", place), f"{place}/out/x-{{000..}}.tar"
     create(place / "sound", out, _options(plan=plan))
     expected = read_tree(place / "out")
     (place / "out/x-001.tar").unlink()

@@ -25,7 +25,7 @@ OUT = "out-{000..}.tar"
 
 
 def _place(server: Server) -> tuple[str, Path]:
-    """Return a new folder of the server with some files: its address, and where it lies."""
+    """Return a new folder of the server with some files: its URL, and its path."""
     prefix = server.new_prefix()
     local = server.local(prefix)
     write_tree(local, {name: name.encode() * 50 if "empty" not in name else b"" for name in NAMES})

@@ -1,4 +1,4 @@
-"""Laws of several folders as one source: files that share a key are one sample, and nothing of this machine is said."""
+"""Several folders as one source: files that share a key are one sample, and outputs contain no absolute paths."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _MASKS = {"cat/1.png": b"m", "cat/2.png": b"mm", "dog/3.png": b"mmm"}
 
 @pytest.fixture
 def folders(tmp_path: Path) -> list[Path]:
-    """Give folders whose files share keys and endings."""
+    """Return folders whose files share keys and extensions."""
     return [write_tree(tmp_path / "images", _IMAGES), write_tree(tmp_path / "masks", _MASKS)]
 
 
 def _pack(sources: Any, folder: Path, **options: Any) -> dict[str, bytes]:
-    """Pack with one worker; return what is in the shards."""
+    """Pack with one worker; return the contents of the shards."""
     create(sources, f"{folder}/out-{{00..}}.tar", CreateOptions(**{"workers": 1, "max_count": 2, **options}))
     return dict(members(*shards(folder)))
 
@@ -100,12 +100,12 @@ def test_a_failed_file_skips_its_sample(folders: list[Path], tmp_path: Path) -> 
 
 @dataclass
 class _Removing(Observer):
-    """Removes a file when packing starts."""
+    """An observer that removes a file when packing starts."""
 
     path: Path
 
     def start(self, samples: int, size: int, shards: int) -> None:
-        """Remove it."""
+        """Remove the file."""
         assert (samples, shards) == (3, 1), size
         self.path.unlink()
 

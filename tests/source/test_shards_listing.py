@@ -62,19 +62,19 @@ Records = list[tuple[str, list[tuple[str, int, list[Any]]]]]
 
 
 class Here(Pool):
-    """A pool of this process; tasks and results cross it as they cross pipes."""
+    """A pool in this process; tasks and results are pickled, as between processes."""
 
     def map(
         self, function: Callable[..., Any], tasks: Iterable[object], progress: Callable[..., None] | None = None
     ) -> Iterator[tuple[int, Any]]:
-        """Yield the results, the last ones first: order is not promised."""
+        """Yield the results in reverse order, because the order is not guaranteed."""
         assert progress is None
         done = [(number, function(_crossed(task))) for number, task in enumerate(tasks)]
         yield from _crossed(done[::-1])
 
 
 class Asked(Here):
-    """A pool that works only once its machines were asked about files, and knows about which."""
+    """A pool that requires `check` before `map`, and records the checked files."""
 
     asked: tuple[str | bytes, ...] = ()
 
@@ -95,7 +95,7 @@ def _crossed(value: Any) -> Any:
 
 
 class Count(Observer):
-    """Counts what was found."""
+    """Counts the samples found."""
 
     found = 0
 
@@ -104,7 +104,7 @@ class Count(Observer):
 
 
 def listed(*givens: Any, to: str = "tar", **more: Any) -> Listing:
-    """List datasets; what comes back fits together."""
+    """List datasets, and check that the columns fit together."""
     texts = [[str(one) for one in given] if isinstance(given, list) else str(given) for given in givens]
     count = Count()
     found = list_datasets(texts, Here(), count, to_format=to, **more)
@@ -124,7 +124,7 @@ def listed(*givens: Any, to: str = "tar", **more: Any) -> Listing:
 
 
 def contents(found: Listing) -> Samples:
-    """Return what samples hold, read from where the listing says; each payload has the checksum that it must have."""
+    """Return the samples' payloads, read at the listed offsets, and check their checksums."""
     entries, texts = found.entries, {}
     for name, column in entries.values.inline.items():
         texts[name] = column.span(0, len(entries))[:-1].split(b"\0")
@@ -149,7 +149,7 @@ def contents(found: Listing) -> Samples:
 
 
 def unpacked(path: str) -> bytes:
-    """Return the bytes of a shard, which may be compressed."""
+    """Return the bytes of a shard, unpacked if it is compressed."""
     if not path.endswith(("gz", "zst")):
         with open(path, "rb") as file:
             return file.read()
@@ -158,12 +158,12 @@ def unpacked(path: str) -> bytes:
 
 
 def in_order(samples: Samples) -> Samples:
-    """Return samples whose fields stand in the order of their names."""
+    """Return samples with their fields in byte order."""
     return [(key, sorted(fields, key=lambda one: to_bytes(one[0]))) for key, fields in samples]
 
 
 def write_tar(path: Path, samples: Samples, mode: Any = "w", **more: Any) -> Path:
-    """Write a tar shard as another tool does."""
+    """Write a tar shard as other tools do."""
     with tarfile.open(path, mode, **more) as out:
         for key, fields in samples:
             for name, data in fields:
@@ -174,7 +174,7 @@ def write_tar(path: Path, samples: Samples, mode: Any = "w", **more: Any) -> Pat
 
 
 def write_records(path: Path, samples: Records) -> Path:
-    """Write a TFRecord shard as another tool does: each feature is a list."""
+    """Write a TFRecord shard as other tools do: each feature is a list."""
     encode: dict[int, Callable[[Any], bytes]] = {
         BYTES: bytes,
         FLOAT: lambda value: struct.pack("<f", value),
@@ -199,7 +199,7 @@ def delimited(number: int, body: bytes) -> bytes:
 
 
 def manifest(folder: Path, **columns: Sequence[Any]) -> Path:
-    """Write a manifest with a row a sample."""
+    """Write a manifest with one row per sample."""
     count = len(next(iter(columns.values())))
     folder.mkdir(exist_ok=True)
     keys = columns.pop("key", [f"k/{at:04}" for at in range(count)])
@@ -208,18 +208,18 @@ def manifest(folder: Path, **columns: Sequence[Any]) -> Path:
 
 
 def make(source: Path, pattern: Path | str, **options: Any) -> Path:
-    """Make a dataset of ours; return its dataset file."""
+    """Create a dataset; return its dataset file."""
     return type(source)(create(source, str(pattern), CreateOptions(workers=1, **options)).dataset_file)
 
 
 def again(dataset: Path, **changes: Any) -> None:
-    """Let a dataset file of ours tell something else."""
+    """Change values in a dataset file, and renew its checksum."""
     dataset.write_bytes(replace(parse_dataset(dataset.read_bytes(), "x"), **changes).encode())
 
 
 @pytest.fixture(scope="module")
 def ours(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Give the same 7 samples as datasets of ours, of either format: 3 shards with metadata, a label and numbers."""
+    """Create a dataset of the same 7 samples in each format: 3 shards with metadata, a label and numbers."""
     root = tmp_path_factory.mktemp("ours")
     rows: dict[str, Sequence[Any]] = {
         "text": [f"text {at}" for at in range(7)],
@@ -237,7 +237,7 @@ def ours(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def copied(dataset: Path, folder: Path) -> Path:
-    """Return a copy of a dataset of ours in a folder of its own."""
+    """Return a copy of a dataset in its own folder."""
     folder.mkdir(exist_ok=True)
     for path in dataset.parent.glob(f"{dataset.stem}*"):
         shutil.copy2(path, folder)
@@ -245,7 +245,7 @@ def copied(dataset: Path, folder: Path) -> Path:
 
 
 def field(samples: Samples, name: str) -> list[bytes | None]:
-    """Return what each sample has in a field."""
+    """Return a field of each sample."""
     return [dict(fields).get(name) for _, fields in samples]
 
 
@@ -278,7 +278,7 @@ def test_foreign_tar_shards_are_scanned(
 
 
 def split(name: str) -> tuple[str, str]:
-    """Return key and field of a member, by WebDataset's rule."""
+    """Return the key and field of a member, by WebDataset's rule."""
     folder, slash, base = name.rpartition("/")
     at = base.index(".", 1)
     return folder + slash + base[:at], base[at + 1 :]
@@ -455,9 +455,6 @@ def test_changes_affect_time_or_identity(ours: dict[str, Path], tmp_path: Path) 
     assert len(listed(dataset).entries.identity) < 50
 
 
-# Damage
-
-
 def test_damaged_files_are_named(ending: str, ours: dict[str, Path], tmp_path: Path) -> None:
     """A flipped bit in a dataset file or sidecar is an error that names it; one in a payload fails its checksum."""
     for number, name in enumerate([f"{ending}.json", f"{ending}-1.index"]):
@@ -578,7 +575,7 @@ def test_sidecars_without_a_dataset_file_must_match(ours: dict[str, Path], tmp_p
 
 
 def _rewritten(path: Path, change: Callable[[pa.Table], pa.Table]) -> None:
-    """Write a sidecar with another table and the same facts."""
+    """Write a sidecar with another table and the same metadata."""
     facts = pq.read_metadata(path).metadata
     table = change(pq.read_table(path))
     with pq.ParquetWriter(path, table.schema, store_schema=False, write_page_checksum=True) as writer:
@@ -686,14 +683,14 @@ def _row_changed(table: pa.Table, name: str, change: Callable[[Any], Any]) -> pa
 
 
 def _renamed(table: pa.Table) -> pa.Table:
-    """Return a table in which the last field of all samples has another name."""
+    """Return a table with another name for the last field of all samples."""
     at = table.schema.get_field_index("__fields__")
     kind, rows = table.schema.field(at), table.column(at).to_pylist()
     return table.set_column(at, kind, pa.array([[*row[:-1], {**row[-1], "name": "zzz"}] for row in rows], kind.type))
 
 
 def _list_again(dataset: Path, sidecar: Path) -> None:
-    """Let a dataset file list a sidecar as it is now."""
+    """Update a dataset file for the current sidecar."""
     data = sidecar.read_bytes()
     entries = parse_dataset(dataset.read_bytes(), "x").shards
     told: Any = {"sidecar_size": len(data), "sidecar_crc": crc32c.crc32c(data)}
@@ -707,9 +704,6 @@ def test_unlisted_shards_are_excluded(ours: dict[str, Path], tmp_path: Path) -> 
     found = listed(tmp_path / "tar-{0..}.tar")
     assert found.notes == ("tar.json does not list 1 shard, excluded: tar-3.tar",)
     assert contents(found) == contents(listed(ours["tar"]))
-
-
-# Names
 
 
 @pytest.mark.parametrize("key", ["a/../b", "/a", "a//b", "./../x", "a\x01b", "a/\x7f", "..", "a/."])
@@ -791,11 +785,8 @@ def test_dots_in_both_keys_and_fields_are_noted(tmp_path: Path) -> None:
     assert not listed(tmp_path / "x.tfrecord", to="tfrecord").notes
 
 
-# Numbers
-
-
 @given(st.integers(0, 2**32 - 1) | st.integers(0, 511).map(lambda high: high << 23))
-@example(0x0F800000)  # 2**-96, which most of what rounds to it is larger than
+@example(0x0F800000)  # 2**-96: most numbers that round to it are larger
 @example(1)
 def test_the_text_of_floats(bits: int) -> None:
     """It is the shortest text that restores the float, as Python writes it; NumPy's text is the same number."""
@@ -861,7 +852,7 @@ def test_lists_are_refused_in_tars(kind: int, values: list[Any], what: str, tmp_
         listed(shard)
     for found in (listed(shard, without=["l"]), listed(shard, only=["t"])):
         assert field(contents(found), "t") == [b"1", b"2"]
-    index(str(shard), IndexOptions(checksum=True, workers=1))  # an index tells of no lists
+    index(str(shard), IndexOptions(checksum=True, workers=1))  # an index does not record lists
     with pytest.raises(InvalidRequest, match="a list of"):
         listed(tmp_path)
 
@@ -1002,9 +993,6 @@ def test_formats_round_trip(tmp_path_factory: pytest.TempPathFactory, floats: li
         assert [path.read_bytes() for path in shards(other)] == data[second]
         reshard(other / "o.json", f"{other}/back/o-{{0..}}.{first}", options)
         assert [path.read_bytes() for path in shards(other / "back")] == data[first]
-
-
-# Metadata and classes
 
 
 def test_metadata_is_kept(ending: str, ours: dict[str, Path]) -> None:

@@ -1,4 +1,4 @@
-"""Laws of the lines that count what was left out."""
+"""Notes that count skipped files and samples."""
 
 from __future__ import annotations
 

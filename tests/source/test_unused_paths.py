@@ -1,4 +1,4 @@
-"""Laws of a table's columns of paths that nothing packs: media never get lost silently."""
+"""Unused path columns of a table: media files are never ignored silently."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _SOUNDS = {f"{at}.wav": b"sound %d" % at for at in range(3)}
 
 
 def _table(folder: Path, **columns: list[str]) -> Path:
-    """Write a table, and files beside it."""
+    """Write a table, and files next to it."""
     write_tree(folder, _CLIPS | _SOUNDS)
     rows = [",".join(columns), *map(",".join, zip(*columns.values(), strict=True))]
     (folder / "t.csv").write_text("\n".join(rows) + "\n")
@@ -56,7 +56,7 @@ def test_an_unused_path_column_is_an_error(name: str, tmp_path: Path) -> None:
     assert f"column '{name}' holds paths of existing files, such as 'clips/0.mp4', which would not be packed" in ran.err
     assert f"Pack the files: --path {name}. To store the paths as metadata only: --meta {name}." in ran.err
     for option, fields in (("--path", {"mp4", "txt"}), ("--meta", {"json", "txt"})):
-        key = ("--key", "caption") if name == "id" and option == "--meta" else ()  # a path is a key, too
+        key = ("--key", "caption") if name == "id" and option == "--meta" else ()  # a path can be a key
         ran = typed("create", table, f"{tmp_path}/{option}-{{0..}}.tar", "--field", "txt=caption", option, name, *key)
         assert ran.code == 0, ran
         assert {field.rpartition(".")[2] for field, _ in members(tmp_path / f"{option}-0.tar")} == fields
@@ -109,8 +109,8 @@ def test_the_same_files_in_two_columns(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "values",
     [
-        ["a cat", "a dog", "clips"],  # a folder is no file
-        ["clips/0.mp4", "none.mp4", "gone.mp4"],  # most are no files
+        ["a cat", "a dog", "clips"],  # a folder is not a file
+        ["clips/0.mp4", "none.mp4", "gone.mp4"],  # most are not files
         ["", "", ""],
         ["x" * 5000, "a/\x01/b", "https://example.com/0.mp4"],
     ],
