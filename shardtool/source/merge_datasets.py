@@ -51,7 +51,7 @@ def merge_classes(
         if class_lists and len(class_lists) < len(indices):
             others = [source_dataset_name(datasets[index]) for index in indices if index not in class_lists]
             source = f"the class names of {name!r} come from the datasets that list them"
-            notes.append(f"{source}: {format_list(others)} does not")
+            notes.append(f"{source}, not from {format_list(others)}")
     return merged, notes
 
 
