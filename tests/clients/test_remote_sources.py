@@ -180,7 +180,7 @@ def test_refusals(
         create(prefix, str(tmp_path / OUT), CreateOptions(workers=1))
     assert sum(asked.status == 403 for asked in proxy.log().asked) <= 64  # those in flight, and those queued meanwhile
     proxy.set()
-    with pytest.raises(InvalidRequest, match="nothing lies there"):
+    with pytest.raises(InvalidRequest, match="nothing found"):
         create(f"{prefix}/none", str(tmp_path / OUT))
     with pytest.raises(StoreFailed, match="no such bucket"):
         create("s3://nobucket/x", str(tmp_path / OUT))

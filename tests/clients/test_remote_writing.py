@@ -403,7 +403,7 @@ def test_plan_files(store: Server, source: Path, tmp_path: Path) -> None:
     for data in (b"", b"PAR1", whole[:-1], whole[: len(whole) // 2] + b"PAR1", b"\0" * 2**20):
         buckets.put_object(plan, data)
         code, said = _said(store, *words, output, "--plan", plan, "--resume")
-        assert (code, "no plan, or a damaged one" in said) == (_CORRUPT, True), said
+        assert (code, "not a plan file, or damaged" in said) == (_CORRUPT, True), said
     code, said = _said(store, *words, output, "--plan", f"{prefix}-plans/none.parquet", "--resume")
     assert (code, "no such file" in said) == (_REQUEST, True), said
 

@@ -156,7 +156,7 @@ def test_labels_of_tensorflow_and_of_tars_become_one_field(tmp_path: Path) -> No
     reshard(records, f"{tmp_path}/out/both-0.tfrecord", renamed)
     ((_, one), (_, two)) = tfrecords.records((tmp_path / "out/both-0.tfrecord").read_bytes())
     assert {feature.value for data in (one, two) for feature in tfrecords.parse_example(data)} >= {7, -3}
-    with pytest.raises(InvalidRequest, match=r"would all be called 'cls'.*no numbers beside text in TFRecords"):
+    with pytest.raises(InvalidRequest, match=r"would all be renamed to 'cls'.*no mix of numbers and text"):
         reshard([records[0], tmp_path / "tar-0.tar"], f"{tmp_path}/out/mixed-0.tfrecord", renamed)
 
 

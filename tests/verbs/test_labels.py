@@ -58,7 +58,7 @@ def test_folders_name_splits_and_classes(ending: str, tmp_path: Path) -> None:
         split_from_folder=True, label_from_folder=True
     ))  # fmt: skip
     assert {name: one.samples for name, one in told.splits.items()} == {"train": 3, "val": 2}
-    assert not [note for note in told.notes if "for classes" in note]
+    assert not [note for note in told.notes if "as classes" in note]
     expected = {"train/cat/0": "1", "train/dog/0": "2", "train/dog/1": "2", "val/bee/0": "0", "val/dog/2": "2"}
     assert _labels(tmp_path / "o") == expected
     for split in ("train", "val"):
@@ -73,12 +73,12 @@ def test_folders_name_splits_and_classes(ending: str, tmp_path: Path) -> None:
         (
             ["train/0", "1"],
             {},
-            r"split_from_folder: 1 sample in no such folder: \./1\.\*; expected paths such as SPLIT/FILE",
+            r"split_from_folder: 1 sample outside such folders: \./1\.\*; expected paths such as SPLIT/FILE",
         ),
         (
             ["train/0", "val/a/1"],
             {"label_from_folder": True},
-            r"1 sample in no .*train/0\.\*; expected paths such as SPLIT/CLASS",
+            r"1 sample outside .*train/0\.\*; expected paths such as SPLIT/CLASS",
         ),
         (["my split/0", "val/1"], {}, r"split_from_folder: invalid split names: 'my split'"),
         (["train/0"], {"split": "a=1"}, r"split_from_folder: used with split; expected one of them"),
@@ -110,7 +110,7 @@ def test_classes_that_are_splits_are_told_of(folders: list[str], told: Any, tmp_
     """Folders that are called like splits are probably no classes: a note says so, and what takes them for splits."""
     source = _tree(tmp_path / "in", *(f"{folder}/cat/{at}" for folder in folders for at in "01"))
     notes = dry_run(source, f"{tmp_path}/o-{{0..}}.tar", _options(label_from_folder=True)).notes
-    assert any("split_from_folder takes them for splits" in note for note in notes) is told
+    assert any("use split_from_folder to make them splits" in note for note in notes) is told
 
 
 # The numbers of classes.

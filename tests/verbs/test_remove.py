@@ -104,7 +104,7 @@ def test_what_makes_no_sense_touches_nothing(source: Path, words: tuple[str, ...
     assert (ran.code, says in ran.err, identity(dataset.parent)) == (2, True, before), ran
     with pytest.raises(InvalidRequest, match="1 key that no sample has: x"):
         remove(dataset, keys_from=[_KEYS[0], "x"])
-    with pytest.raises(InvalidRequest, match="expected a file with a key a line, or keys"):
+    with pytest.raises(InvalidRequest, match="expected a file with one key per line, or keys"):
         remove(dataset, keys_from=["half of a pair: \ud800"])
     assert identity(dataset.parent) == before
 

@@ -309,7 +309,7 @@ def test_a_folder_has_no_urls(tmp_path: Path) -> None:
     source = _manifest(tmp_path / "table", ["http://127.0.0.1:1/a"])
     with pytest.raises(InvalidRequest, match="urls") as caught:
         create(source, f"{tmp_path}/out-{{0..}}.tar", CreateOptions(path="url"))
-    assert "fetches them" in caught.value.remedy
+    assert "Fetch them" in caught.value.remedy
 
 
 def test_parts_fetch_their_own(web: WebServer, tmp_path: Path) -> None:

@@ -175,7 +175,7 @@ def test_a_share_that_hashes_missed_is_noted(form: str, tmp_path: Path) -> None:
         asked = CreateOptions(workers=1, sample=share, values=("txt=txt",) if form == "table" else ())
         told = dry_run(given, f"{tmp_path}/o-{{0..}}.tar", asked)
         taken = sum(shard.samples for shard in told.shards)
-        noted = [f"takes {taken} of 20 samples" in note for note in told.notes if "a hash of each key" in note]
+        noted = [f"selects {taken} of 20 samples" in note for note in told.notes if "selected by hash" in note]
         assert noted == [True] * (abs(taken - 20 * share) > 5 * share)
 
 
@@ -217,7 +217,7 @@ def test_slips_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         (["create", "img/cat", output], "Did you mean imgs/cat?"),
         (["inspect", "d/y.json"], "Did you mean d/x.json?"),
         (["inspect", "dd/x.json"], "Did you mean d/x.json?"),
-        (["create", "a.csv", "b.csv", output], "a.csv: one of 2 sources, and a table; expected one table"),
+        (["create", "a.csv", "b.csv", output], "a.csv: one of 2 sources, but a table; expected one table"),
         (["create", "imgs", "a.csv", output], "use --join a.csv."),
         (
             ["create", "?.csv", output],
@@ -272,13 +272,13 @@ def test_printed_commands_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     ("globs", "said"),
     [
         (["--include", "jpg"], "--include jpg: matched 0 of 3 files in imgs; expected a glob that matches some"),
-        (["--include", "jpg"], "their endings: .jpg (2), .TXT (1). Did you mean --include '*.jpg'?"),
+        (["--include", "jpg"], "their extensions: .jpg (2), .TXT (1). Did you mean --include '*.jpg'?"),
         (["--include", ".jpg"], "Did you mean --include '*.jpg'?"),
         (["--include", "*.JPG"], "Did you mean --include '*.jpg'?"),
         (["--include", "*.txt"], "Did you mean --include '*.TXT'?"),
         (["--include", "cat"], "Did you mean --include 'cat/*'?"),
         (["--include", "./dog/"], "Did you mean --include 'dog/*'?"),
-        (["--include", "*.png"], "their endings: .jpg (2), .TXT (1)\n"),
+        (["--include", "*.png"], "their extensions: .jpg (2), .TXT (1)\n"),
         (["--exclude", "*"], "--exclude '*': excludes all of 3 files in imgs; expected some files to pack"),
         (["--include", "*.jpg", "--exclude", "*.jpg"], "--exclude '*.jpg': excludes all of 3 files"),
     ],
