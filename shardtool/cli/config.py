@@ -175,7 +175,7 @@ def prepare_config(path: str, ctx: click.Context) -> Callable[[], None]:
     if ctx.params.get("dry_run") and not is_folder(above):
         raise InvalidRequest(path, f"no folder {above}", expected="one, for a dry run makes none")
     if (earlier is None or not is_same_location(path, earlier)) and _read_existing(path) != data:
-        check_target(path, overwrite=False, begins=b"", holds=b"", cure="remove it")
+        check_target(path, overwrite=False, magic=b"", marker=b"", option="remove it")
     if secret and not ctx.params["quiet"]:
         print_message(f"note: {' and '.join(secret)}, which may hold secrets, are not in {path}")
 

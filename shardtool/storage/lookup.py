@@ -1,6 +1,6 @@
 """Look up files and objects: sizes, types, listings.
 
-Local and remote locations use the same functions. Many remote lookups run at once.
+Local and remote locations use the same functions. Remote lookups run in parallel.
 """
 
 from __future__ import annotations
@@ -28,36 +28,36 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
-_MAX_SINGLE_LOOKUPS = 4  # files that are asked for one by one, and not by a listing
+_MAX_SINGLE_LOOKUPS = 4  # more files than this are looked up with one listing
 
 
 def stat_file(path: str) -> os.stat_result:
-    """Return what the file system says of what a path leads to.
+    """Return the stat result of a local path; symbolic links are followed.
 
     Raises:
-        OSError: It leads to nothing, or nowhere that we may look.
+        OSError: The file does not exist or is not accessible.
     """
     return os.stat(path)
 
 
 def file_info(path: str | bytes) -> FileInfo:
-    """Return what the file system says of what a path leads to, or a server of an object.
+    """Return size and version of a local file or an object; symbolic links are followed.
 
     Raises:
-        OSError: It leads to nothing, or nowhere that we may look.
-        ShardError: A store or a server cannot be asked.
+        OSError: The file does not exist or is not accessible.
+        ShardError: A store or server request failed.
     """
-    place = to_bytes(path) if isinstance(path, str) else path
-    return open_remote(source_address(place)).fact() if is_address(place) else os.stat(path)
+    location = to_bytes(path) if isinstance(path, str) else path
+    return open_remote(source_address(location)).fact() if is_address(location) else os.stat(path)
 
 
 def is_file(path: str) -> bool:
-    """Tell whether a path or an address leads to a plain file."""
+    """Return whether a path or an address is a regular file, or a link to one."""
     return plain_size(path) is not None
 
 
 def is_regular(path: str) -> bool:
-    """Return whether a local path is a regular file, and no link to one."""
+    """Return whether a local path is a regular file; a link is not."""
     try:
         return stat.S_ISREG(os.lstat(path).st_mode)
     except (OSError, ValueError):
@@ -65,28 +65,28 @@ def is_regular(path: str) -> bool:
 
 
 def plain_size(path: str) -> int | None:
-    """Return the bytes of the plain file that a path or an address leads to; None where it leads to none.
+    """Return the size of a regular file or object; None if there is none. Symbolic links are followed.
 
     Raises:
-        ShardError: The machine cannot tell, or a store or a server cannot be asked.
+        ShardError: The machine failed, or a store or server request failed.
     """
     try:
         if is_url(path):
             return open_remote(path).size
-        fact = os.stat(path)
+        info = os.stat(path)
     except (OSError, ValueError) as error:
         if is_url(path) and not isinstance(error, FileNotFoundError):
             raise
         raise_if_machine_error(error, path)
         return None
-    return fact.st_size if stat.S_ISREG(fact.st_mode) else None
+    return info.st_size if stat.S_ISREG(info.st_mode) else None
 
 
 def plain_sizes(paths: Iterable[str]) -> list[int | None]:
-    """Return the same for many: those in one folder of a store by a listing, others elsewhere at once.
+    """Return `plain_size` of each path; objects of one folder are looked up with a listing.
 
     Raises:
-        ShardError: A store or a server cannot be asked.
+        ShardError: A store or server request failed.
     """
     paths = list(paths)
     folders = {folder_of(path) for path in paths}
@@ -96,32 +96,32 @@ def plain_sizes(paths: Iterable[str]) -> list[int | None]:
         and is_url(folder := folders.pop())
         and not is_web(folder)
     ):
-        with suppress(AccessRefused):  # who may read may not be allowed to list
-            sizes = {one.name: one.size for one in _list_remote(folder) if not one.is_folder}
+        with suppress(AccessRefused):  # permission to read does not include permission to list
+            sizes = {entry.name: entry.size for entry in _list_remote(folder) if not entry.is_folder}
             return [sizes.get(base_name(path)) for path in paths]
     return list(map_paths(plain_size, paths))
 
 
 def recorded_crc(path: str) -> int | None:
-    """Return the CRC-32C of an object as its store says it, without reading it; None: no store says it.
+    """Return the CRC-32C that a store records for an object; None if it records none. The object is not read.
 
     Raises:
-        OSError: It is not there.
-        ShardError: A store cannot be asked.
+        OSError: The object does not exist.
+        ShardError: A store request failed.
     """
     return objects.object_crc(path) if is_url(path) else None
 
 
 def map_paths(
-    ask: Callable[[Item], Result], items: Iterable[Item], path_of: Callable[[Item], str] = str
+    look_up: Callable[[Item], Result], items: Iterable[Item], path_of: Callable[[Item], str] = str
 ) -> Iterator[Result]:
-    """Yield what `ask` returns for each item, in order; many are asked for at once where their paths lead elsewhere."""
+    """Yield the result of `look_up` for each item, in order; requests run in parallel if a path is an address."""
     items = list(items)
-    return imap_requests(ask, items) if any(is_url(path_of(one)) for one in items) else map(ask, items)
+    return imap_requests(look_up, items) if any(is_url(path_of(item)) for item in items) else map(look_up, items)
 
 
 def dangling_target(path: str) -> str | None:
-    """Return where a link leads that leads to nothing; None: it is no such link."""
+    """Return the target of a dangling symbolic link; None if the path is not one."""
     try:
         return None if os.path.exists(path) else os.readlink(path)
     except (OSError, ValueError):
@@ -129,41 +129,38 @@ def dangling_target(path: str) -> str | None:
 
 
 def is_folder(path: str) -> bool:
-    """Tell whether a path leads to a folder, or whether a store has something below an address.
+    """Return whether a local path is a folder, or a store has objects below an address.
 
     Raises:
-        ShardError: A store cannot be asked.
+        ShardError: A store request failed.
     """
     return not is_web(path) and bool(list_folder(path)) if is_url(path) else os.path.isdir(path)
 
 
 def list_folder(folder: str) -> list[str]:
-    """Return the names of all that lies directly in a folder, in no order; "" is the current one.
+    """Return the names in a folder, in no order; "" is the current folder.
 
     Raises:
-        OSError: It cannot be listed.
-        ShardError: The machine has no means to, a store cannot be asked, or it is an address of the web, where nothing
-            is listed.
+        OSError: The folder cannot be listed.
+        ShardError: The machine failed, a store request failed, or it is a web address, which cannot be listed.
     """
     if is_url(folder):
-        return [one.name for one in _list_remote(folder)]
+        return [entry.name for entry in _list_remote(folder)]
     try:
         return os.listdir(folder or ".")
     except OSError as error:
-        if not isinstance(error, PermissionError):  # one who may read a file need not be allowed to list
+        if not isinstance(error, PermissionError):  # its files may still be readable
             raise_if_machine_error(error, folder or ".")
         raise
 
 
 def list_folder_names(folder: str, *, needed: bool = False) -> list[str]:
-    """Return the sorted names of all that lies in a folder; none where it cannot be listed, as on the web.
+    """Return the sorted names in a folder; an empty list if it cannot be listed, as on the web.
 
-    Args:
-        folder: The folder.
-        needed: Nothing can be said without them: a store that does not let us list is an error.
+    With `needed`, a store that denies listing is an error.
 
     Raises:
-        ShardError: A store cannot be asked.
+        ShardError: A store request failed.
     """
     try:
         return [] if is_web(folder) else sorted(list_folder(folder))
@@ -177,41 +174,43 @@ def list_folder_names(folder: str, *, needed: bool = False) -> list[str]:
 
 
 def list_folders(folder: str) -> list[str]:
-    """Return the names of the folders in a folder, in no order; not of links.
+    """Return the names of the subfolders, in no order; symbolic links are excluded.
 
     Raises:
-        OSError: It cannot be listed.
-        ShardError: A store cannot be asked.
+        OSError: The folder cannot be listed.
+        ShardError: A store request failed.
     """
     if is_url(folder):
-        return [one.name for one in _list_remote(folder) if one.is_folder]
-    return [one.name for one in iter_entries(folder or ".") if one.is_dir(follow_symlinks=False)]
+        return [entry.name for entry in _list_remote(folder) if entry.is_folder]
+    return [entry.name for entry in iter_entries(folder or ".") if entry.is_dir(follow_symlinks=False)]
 
 
 def iter_entries(folder: str) -> Iterator[os.DirEntry[str]]:
-    """Yield what lies in a folder of the file system, which may be millions of files, no further than it is asked for.
+    """Yield the entries of a local folder one by one: there can be millions.
 
     Raises:
-        OSError: It cannot be listed.
+        OSError: The folder cannot be listed.
     """
     with os.scandir(folder) as entries:
         yield from entries
 
 
 def iter_objects(folder: str) -> Iterator[buckets.BucketEntry]:
-    """Yield the objects below an address, at any depth, in the store's order; their keys count from there.
+    """Yield all objects below an address, in the store's order; their keys are relative to the address.
 
-    Folders are none, but an empty object that stands for one is there, without the slash at its end.
+    Folders are not listed. An empty object that represents a folder is listed without its trailing slash.
 
     Raises:
-        ShardError: The store cannot be asked, or it is an address of the web, where nothing is listed.
+        ShardError: A store request failed, or it is a web address, which cannot be listed.
     """
-    above = len(parse_address(folder).key.rstrip("/"))
-    for one in _list_remote(folder, below=True):
-        if path := one.key[above:].lstrip("/"):
-            yield one._replace(key=path)
+    prefix_length = len(parse_address(folder).key.rstrip("/"))
+    for entry in _list_remote(folder, below=True):
+        if relative_key := entry.key[prefix_length:].lstrip("/"):
+            yield entry._replace(key=relative_key)
 
 
 def _list_remote(folder: str, *, below: bool = False) -> Iterator[buckets.BucketEntry]:
-    ask = fsspec.list_fsspec if address.is_huggingface(folder) or address.uses_fsspec(folder) else buckets.list_objects
-    return ask(folder, below=below)
+    list_address = (
+        fsspec.list_fsspec if address.is_huggingface(folder) or address.uses_fsspec(folder) else buckets.list_objects
+    )
+    return list_address(folder, below=below)
