@@ -281,7 +281,7 @@ class RemoteFile(AbstractContextManager["RemoteFile"]):
         return min(done, total)
 
     def blocks(self, _into: memoryview) -> Iterator[memoryview]:
-        """Yield the whole object, and finally compare it with the store's checksum; see `RemoteObject.verified_pieces`."""
+        """Yield the whole object, then compare it with the store's checksum; see `RemoteObject.verified_pieces`."""
         return map(memoryview, self._object.verified_pieces())
 
     def stream(self) -> io.BufferedReader:

@@ -97,7 +97,7 @@ class LockHolder(NamedTuple):
         return cls(who, since, token_hex(8), _machine_id(), os.getpid(), _process_start(os.getpid()))
 
     def encode(self, renewals: int = 0) -> bytes:
-        """Return the content of the lock. It differs for each renewal, because stores derive versions from the content."""
+        """Return the content of the lock, different for each renewal: stores derive versions from the content."""
         return json.dumps({"shardtool lock": 1, **self._asdict(), "renewals": renewals}).encode() + b"\n"
 
     def has_exited(self) -> bool:
@@ -338,7 +338,7 @@ def _check_other_locks(folder: str, base: str, exclusive: str, *, shared: bool) 
 
 
 def _write_lock(address: str, holder: LockHolder, expected: str, renewals: int = 0) -> str:
-    """Write a lock and return its version. A request that failed may have succeeded in the store: then the lock is ours."""
+    """Write a lock and return its version; a failed request may have created it in the store."""
     try:
         return put_object(address, holder.encode(renewals), expected)
     except FileExistsError:
