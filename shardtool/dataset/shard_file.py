@@ -95,7 +95,8 @@ class ShardFile:
             return self._window[at : at + length]
         file = self._file
         near = 0 <= at <= len(self._window) + file.max_gap_bytes
-        self._start, self._window = offset, self._read(offset, max(length, file.sequential_read_bytes if near else file.random_read_bytes))
+        best_size = file.sequential_read_bytes if near else file.random_read_bytes
+        self._start, self._window = offset, self._read(offset, max(length, best_size))
         return self._window[:length]
 
     def _read(self, offset: int, length: int) -> bytes:

@@ -1,4 +1,4 @@
-"""Hard links to the files of a dataset, so that a failed repair can restore them."""
+"""Hard links to the files of a dataset, from which a failed repair is undone."""
 
 from __future__ import annotations
 
@@ -13,12 +13,7 @@ if TYPE_CHECKING:
 
 
 class BackupLinks(NamedTuple):
-    """Hard links to files of a folder, in a new folder.
-
-    Attributes:
-        folder: Folder of the files.
-        below: Path of the new folder.
-    """
+    """Hard links, in the new folder `below`, to files of `folder`."""
 
     folder: str
     below: str
@@ -27,7 +22,7 @@ class BackupLinks(NamedTuple):
         """Create the folder and link the files that exist.
 
         Raises:
-            OutputFailed: The folder exists already, or a link cannot be created.
+            OutputFailed: The folder exists already, or linking failed.
         """
         created = False
         try:
@@ -45,7 +40,7 @@ class BackupLinks(NamedTuple):
             raise OutputFailed(self.below, found, remedy=remedy) from None
 
     def restore_files(self, last: str) -> None:
-        """Move all links back; names that end in `last` are moved last."""
+        """Move all links back; names ending in `last` come last."""
         for name in sorted(list_folder(self.below), key=lambda name: name.endswith(last)):
             os.replace(os.path.join(self.below, name), os.path.join(self.folder, name))
         self.discard()

@@ -29,7 +29,7 @@ class OriginalFile(NamedTuple):
     Attributes:
         path: Path or address.
         size: Bytes.
-        crc: CRC-32C of the file; None if no index records it.
+        crc: CRC-32C; None if no index records it.
         name: File name of the copy.
     """
 
@@ -39,7 +39,7 @@ class OriginalFile(NamedTuple):
     name: str
 
     def check(self, size: int, crc: int) -> None:
-        """Compare the size and CRC-32C of bytes that were read with those of this file.
+        """Compare size and CRC-32C with those of this file.
 
         Raises:
             CorruptShard: They differ.
@@ -57,11 +57,10 @@ def copy_verified(
     *,
     keep_mtime: bool = False,
 ) -> DurableFile:
-    """Copy a file to a folder and verify size and checksum; a local copy is staged, not published.
+    """Copy a file and verify size and checksum; a local copy is staged, not published.
 
     The last block is written only if the checksum is right, because an object appears with its last byte.
-    `report_bytes` is called with the size of each block. With `keep_mtime`, the copy of a local file gets its
-    modification time.
+    `report_bytes` is called with the size of each block. `keep_mtime` applies to local files.
 
     Raises:
         CorruptShard: The file has other bytes, also when read a second time.
@@ -92,11 +91,10 @@ def copy_inside_store(
 ) -> DurableFile | None:
     """Ask a store to copy one of its own files, and verify the checksum of the copy.
 
-    If the store reports no checksum, the copy is read. A copy with wrong bytes is visible until this check deletes it.
-    `report_bytes` is called with the size of the copy, or of each block of it that was read.
+    If the store reports no checksum, the copy is read. A wrong copy is visible until this check deletes it.
 
     Returns:
-        The copy; None if the caller must copy the file with `copy_verified`.
+        The copy; None if the caller must use `copy_verified`.
 
     Raises:
         NotCopied: The store made no copy.

@@ -46,8 +46,8 @@ class EntryInfo(NamedTuple):
     Attributes:
         size: Bytes.
         mtime_ns: Modification time.
-        special: Kind of an entry that a file must not replace, such as `a folder` or `a device`; empty for a file, and
-            for a link to a file or to nothing. Replacing such a link leaves its target unchanged.
+        special: Kind of an entry that a file must not replace, such as `a folder`; empty for a file, and for a link to
+            a file or to nothing. Replacing a link leaves its target unchanged.
     """
 
     size: int
@@ -61,9 +61,7 @@ class EntryInfo(NamedTuple):
 
 
 def check_replaceable(path: str | bytes, folder: int | None = None) -> None:
-    """Check that a path can be written, replaced or deleted: only regular files and links to them can.
-
-    `folder` is the descriptor of the folder that the path is relative to; None means the current folder.
+    """Check that a path can be written, replaced or deleted. It may be relative to the descriptor `folder`.
 
     Raises:
         OutputExists: The path is a folder, device, FIFO or socket, or a link to one.
@@ -73,7 +71,7 @@ def check_replaceable(path: str | bytes, folder: int | None = None) -> None:
 
 
 def check_entries(full_path: Callable[[str], str], facts: Mapping[str, EntryInfo]) -> None:
-    """Check that the existing files among a run's output names can be replaced; see `check_replaceable`.
+    """Check the existing files among a run's output names; see `check_replaceable`.
 
     Args:
         full_path: Returns the path of a name.
@@ -102,17 +100,17 @@ def check_local_name(path: str, example: str) -> None:
 
 
 def check_target(path: str, *, overwrite: bool, magic: bytes, marker: bytes, option: str) -> None:
-    """Check whether an output file that the user named may be written.
+    """Check whether an output file that the user named can be written.
 
     Args:
-        path: Path or address of the file.
-        overwrite: Whether an empty file, or one that the same option created, may be replaced.
+        path: Path or address.
+        overwrite: Whether an empty file, or one that the same option created, can be replaced.
         magic: First bytes of every file that the option creates.
         marker: Bytes near the start or end of such a file.
         option: The option that replaces an existing file, for messages.
 
     Raises:
-        OutputExists: A file exists that may not be replaced.
+        OutputExists: A file exists that must not be replaced.
     """
     if is_url(path):
         if not is_file(path):
@@ -137,7 +135,7 @@ def check_target(path: str, *, overwrite: bool, magic: bytes, marker: bytes, opt
 
 
 def special_kind(path: str | bytes, mode: int, folder: int | None = None) -> str:
-    """Return the kind of an entry that a file must not replace; "" for a file, or a link to a file or to nothing."""
+    """Return the kind of an entry that a file must not replace, or ""; see `EntryInfo`."""
     if not stat.S_ISLNK(mode):
         return _SPECIAL_KINDS.get(stat.S_IFMT(mode), "")
     try:
@@ -154,14 +152,14 @@ def unlink_file(path: str | bytes, folder: int | None = None) -> None:
 
 
 def create_file(path: str) -> int:
-    """Return the descriptor of a new file; a file left by a killed run is replaced."""
+    """Return the descriptor of a new file, which replaces one left by a killed run."""
     with suppress(FileNotFoundError):
         unlink_file(path)
     return os.open(path, CREATE_FLAGS, 0o666)
 
 
 def make_folders(path: str) -> list[Path]:
-    """Create a folder and its parents; return those that were missing.
+    """Create a folder and its parents; return the ones that were missing.
 
     Raises:
         OutputExists: Something else blocks the path.
@@ -201,7 +199,7 @@ ERRNO_ADVICE = {
 
 
 def write_error(where: str, error: OSError) -> OutputFailed:
-    """Return the error for a file that cannot be written, with advice for its errno."""
+    """Return the error for an unwritable file, with advice."""
     code, remedy = error.errno or 0, ERRNO_ADVICE.get(error.errno or 0, "")
     if code in _SPACE_ADVICE:
         resume = choose_text(
@@ -219,7 +217,7 @@ def write_error(where: str, error: OSError) -> OutputFailed:
 def write_errors(
     where: str, make_error: Callable[[str, OSError], OutputExists | OutputFailed] = write_error
 ) -> Iterator[None]:
-    """Convert an OSError inside the block to an error that names `where`."""
+    """Convert an OSError to an error that names `where`."""
     try:
         yield
     except OSError as error:

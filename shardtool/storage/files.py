@@ -4,7 +4,8 @@ An open file is a `LocalFile` or a `RemoteFile`. Local files are opened without 
 contents are untrusted. The caller decides whether to follow a symbolic link: dataset files are followed, because
 Hugging Face's cache, DVC and git-annex store shards behind links.
 
-`read_file` runs once per source file and is a hot path.
+Functions and methods raise `OSError` if a file is missing, unreadable or not regular, or an object has changed, and
+`ShardError` if the machine, a store or a server fails.
 """
 
 from __future__ import annotations
@@ -74,13 +75,9 @@ def read_small(path: str, limit: int = 2**30, *, ending: bytes = b"", flags: int
 
     Args:
         path: Path or address.
-        limit: Maximum size in bytes.
+        limit: Maximum size; a larger file raises OSError.
         ending: Last bytes that a large file must have, checked before it is read: large sparse files are cheap to make.
-        flags: Flags for `os.open`; they decide whether a symbolic link is followed.
-
-    Raises:
-        OSError: The file cannot be read or is too large.
-        ShardError: The machine, a store or a server failed.
+        flags: Flags for `os.open`, which decide whether a symbolic link is followed.
     """
     where = display_address(path) if is_url(path) else path
 
@@ -104,9 +101,6 @@ def read_optional(path: str) -> bytes | None:
     """Return the content of a small file; None if it cannot be read or a store denies access.
 
     Without permission to list, a store denies access to objects that do not exist.
-
-    Raises:
-        ShardError: A store or server request failed.
     """
     try:
         return read_small(path)
@@ -115,23 +109,13 @@ def read_optional(path: str) -> bytes | None:
 
 
 def read_head(path: str, limit: int, flags: int = READ_FOLLOWING) -> tuple[bytes, int]:
-    """Return the first bytes of a regular file, and its size.
-
-    Raises:
-        OSError: The file cannot be read.
-        ShardError: The machine, a store or a server failed.
-    """
+    """Return the first bytes of a regular file, and its size."""
     with open_file(path, flags) as file:
         return file.read(0, limit), file.fact().st_size
 
 
 def read_tail(path: str, limit: int) -> bytes:
-    """Return the last bytes of a regular file.
-
-    Raises:
-        OSError: The file cannot be read.
-        ShardError: The machine, a store or a server failed.
-    """
+    """Return the last bytes of a regular file."""
     if is_url(path):
         return objects.read_object_end(path, limit)
     with open_file(path) as file:
@@ -160,22 +144,14 @@ class LocalFile(AbstractContextManager["LocalFile"]):
         return _fstat(self._fd)
 
     def read(self, offset: int, length: int) -> bytes:
-        """Return `length` bytes at `offset`; fewer only at the end of the file.
-
-        Raises:
-            OSError: The file cannot be read.
-        """
+        """Return `length` bytes at `offset`; fewer only at the end of the file."""
         data = os.pread(self._fd, length, offset)
         while len(data) < length and (more := os.pread(self._fd, length - len(data), offset + len(data))):
             data += more  # a network file system may return less
         return data
 
     def read_into(self, into: memoryview, offset: int) -> int:
-        """Fill `into` from `offset`; return the number of bytes read, fewer only at the end of the file.
-
-        Raises:
-            OSError: The file cannot be read.
-        """
+        """Fill `into` from `offset`; return the number of bytes read, fewer only at the end."""
         total = len(into)
         done = os.preadv(self._fd, (into,), offset)
         while done < total and (count := os.preadv(self._fd, (into[done:],), offset + done)):
@@ -183,16 +159,7 @@ class LocalFile(AbstractContextManager["LocalFile"]):
         return done
 
     def read_parts(self, parts: list[memoryview], offset: int, total: int) -> int:
-        """Fill `parts` one after the other from `offset`; return the number of bytes read.
-
-        Args:
-            parts: At most `MAX_IOVEC` buffers.
-            offset: Offset in the file.
-            total: Total size of `parts`.
-
-        Raises:
-            OSError: The file cannot be read.
-        """
+        """Fill at most `MAX_IOVEC` buffers, of `total` bytes, from `offset`; return the number of bytes read."""
         done = os.preadv(self._fd, parts, offset)
         if done == total or not done:
             return done
@@ -204,17 +171,13 @@ class LocalFile(AbstractContextManager["LocalFile"]):
         return done
 
     def blocks(self, into: memoryview) -> Iterator[memoryview]:
-        """Yield the rest of a regular file in blocks, all in the buffer `into`; nothing if it is not a regular file.
-
-        Raises:
-            OSError: The file cannot be read.
-        """
+        """Yield the rest of the file in blocks, all in the buffer `into`; nothing if the file is not regular."""
         if stat.S_ISREG(self.fact().st_mode):
             while count := _readv(self._fd, (into,)):
                 yield into[:count]
 
     def stream(self) -> io.BufferedReader:
-        """Return a Python file object at the current position, which must be closed separately."""
+        """Return a Python file object at the current position; close it separately."""
         return os.fdopen(os.dup(self._fd), "rb")
 
     def expect_random_reads(self) -> None:
@@ -228,19 +191,7 @@ class LocalFile(AbstractContextManager["LocalFile"]):
 
 
 class RemoteFile(AbstractContextManager["RemoteFile"]):
-    """An object opened as a file; `close` it. Sequential reads and `stream` read ahead.
-
-    Reads fail after the object has changed.
-
-    Attributes:
-        sequential_read_bytes: As for `LocalFile`.
-        random_read_bytes: As for `LocalFile`.
-        max_gap_bytes: As for `LocalFile`.
-
-    Raises:
-        OSError: The object does not exist.
-        ShardError: A store or server request failed.
-    """
+    """An open object; `close` it. Sequential reads and `stream` read ahead. Attributes are as for `LocalFile`."""
 
     sequential_read_bytes, random_read_bytes, max_gap_bytes = 2**22, 2**16, 2**20
 
@@ -261,7 +212,7 @@ class RemoteFile(AbstractContextManager["RemoteFile"]):
         return self._object.read(offset, length)
 
     def read_into(self, into: memoryview, offset: int) -> int:
-        """Fill `into` from `offset`; return the number of bytes read. Sequential calls are fastest."""
+        """Fill `into` from `offset`; return the number of bytes read."""
         done = 0
         while done < len(into) and offset + done < self._object.size:
             start = offset + done - self._window_start
@@ -274,22 +225,22 @@ class RemoteFile(AbstractContextManager["RemoteFile"]):
         return done
 
     def read_parts(self, parts: list[memoryview], offset: int, total: int) -> int:
-        """Fill `parts` one after the other from `offset`; return the number of bytes read."""
+        """Fill `parts` from `offset`; return the number of bytes read."""
         done = 0
         for part in parts:
             done += self.read_into(part, offset + done)
         return min(done, total)
 
     def blocks(self, _into: memoryview) -> Iterator[memoryview]:
-        """Yield the whole object, then compare it with the store's checksum; see `RemoteObject.verified_pieces`."""
+        """Yield the whole object, then verify it; see `RemoteObject.verified_pieces`."""
         return map(memoryview, self._object.verified_pieces())
 
     def stream(self) -> io.BufferedReader:
-        """Return a Python file object at the start of the object, which must be closed separately."""
+        """Return a Python file object at the start of the object; close it separately."""
         return io.BufferedReader(ReadAheadStream(self._object), self.sequential_read_bytes)
 
     def expect_random_reads(self) -> None:
-        """Do nothing: random reads request little more than is needed."""
+        """Do nothing: random reads request little extra."""
 
     def close(self) -> None:
         """Cancel the read-ahead request."""
@@ -317,7 +268,7 @@ OpenFile = LocalFile | RemoteFile
 
 
 class ReadAheadStream(io.RawIOBase):
-    """The bytes of an object in order, read some MB ahead with a single request; `close` it."""
+    """The bytes of an object in order, read ahead with a single request; `close` it."""
 
     def __init__(self, source: RemoteObject) -> None:
         super().__init__()
@@ -332,13 +283,7 @@ class ReadAheadStream(io.RawIOBase):
         return True
 
     def readinto(self, into: Buffer, /) -> int:
-        """Fill `into` with the next bytes; return their number, fewer only at the end.
-
-        Raises:
-            OSError: The object has changed or was deleted.
-            AccessRefused: Access is denied.
-            StoreFailed: The server keeps failing.
-        """
+        """Fill `into` with the next bytes; return their number, fewer only at the end."""
         view, done = memoryview(into).cast("B"), 0
         while done < len(view) and (self._piece or self._next_piece()):
             chunk = self._piece[: len(view) - done]
@@ -373,7 +318,6 @@ class ReadAheadStream(io.RawIOBase):
         return bool(piece)
 
     def _fetch(self) -> None:
-        """Queue all pieces, then b"" or an error."""
         try:
             for piece in self._object.pieces():
                 self._free_slots.acquire()
@@ -410,12 +354,7 @@ class _ObjectFile(io.RawIOBase):
 
 
 def open_object(address: str) -> BinaryIO:
-    """Return a seekable file object for an address; data is requested when it is read.
-
-    Raises:
-        OSError: The object does not exist.
-        ShardError: The object cannot be read.
-    """
+    """Return a seekable file object for an address; data is requested when it is read."""
     source = open_remote(address)
     if not source.ranges and source.size <= _MAX_WHOLE_BYTES:
         return io.BytesIO(source.read(0, source.size))
@@ -423,12 +362,7 @@ def open_object(address: str) -> BinaryIO:
 
 
 def open_plain(path: str, flags: int = READ_FOLLOWING) -> tuple[int, os.stat_result]:
-    """Return the descriptor and the stat result of a local regular file.
-
-    Raises:
-        OSError: The file cannot be opened, or is not a regular file.
-        StoreFailed: The machine failed.
-    """
+    """Return the descriptor and the stat result of a local regular file."""
     with raising_machine_errors(path):
         fd = _open(path, flags)
     info = _fstat(fd)
@@ -439,22 +373,12 @@ def open_plain(path: str, flags: int = READ_FOLLOWING) -> tuple[int, os.stat_res
 
 
 def open_file(path: str, flags: int = READ_FOLLOWING) -> OpenFile:
-    """Open a regular file or an object for random access.
-
-    Raises:
-        OSError: The file cannot be opened, or is not a regular file.
-        ShardError: The machine, a store or a server failed.
-    """
+    """Open a regular file or an object for random access."""
     return RemoteFile(path) if is_url(path) else LocalFile(open_plain(path, flags)[0])
 
 
 def open_source_file(path: bytes, flags: int = READ_FOLLOWING) -> OpenFile:
-    """Open a source file for random access; the caller compares its `fact` with the listing.
-
-    Raises:
-        OSError: The file cannot be opened.
-        ShardError: A store or server request failed.
-    """
+    """Open a source file for random access; the caller compares its `fact` with the listing."""
     return RemoteFile(source_address(path)) if is_address(path) else LocalFile(_open(path, flags))
 
 
@@ -463,10 +387,6 @@ def read_file(path: bytes, into: memoryview, flags: int) -> tuple[int, FileInfo]
 
     Hot path: called once per source file. The caller compares both results with the plan, which detects a file of
     another size and a file that changed while it was read.
-
-    Raises:
-        OSError: The file cannot be opened or read.
-        ShardError: A store or server request failed.
     """
     if b"://" in path and is_address(path):
         data, info = objects.read_object(source_address(path), lambda size: size == len(into))
@@ -486,8 +406,7 @@ def read_unchanged(path: bytes, into: memoryview, flags: int) -> tuple[int, File
     """Read a source file like `read_file`; read it again until its ctime is the same before and after.
 
     Raises:
-        OSError: The file cannot be opened or read, or changes during every read.
-        ShardError: A store or server request failed.
+        OSError: The file changes during every read.
     """
     if is_address(path):
         return read_file(path, into, flags)
@@ -500,12 +419,7 @@ def read_unchanged(path: bytes, into: memoryview, flags: int) -> tuple[int, File
 
 
 def read_blocks(path: str, flags: int = READ_FOLLOWING) -> Iterator[memoryview | bytes]:
-    """Yield the content of a regular file or an object; all blocks of a local file use the same buffer.
-
-    Raises:
-        OSError: The file cannot be opened or read, or is not a regular file.
-        ShardError: The machine, a store or a server failed.
-    """
+    """Yield the content of a regular file or an object; blocks of a local file share one buffer."""
     if is_url(path):
         yield from open_remote(path).pieces()
         return
@@ -514,13 +428,9 @@ def read_blocks(path: str, flags: int = READ_FOLLOWING) -> Iterator[memoryview |
 
 
 def read_crc(path: str, report_bytes: Callable[[int], object] = lambda _: None) -> tuple[int, int]:
-    """Read a regular file or an object, and return its size and CRC-32C. Symbolic links are not followed.
+    """Read a regular file, not a link, or an object; return its size and CRC-32C.
 
     `report_bytes` is called with the size of each block.
-
-    Raises:
-        OSError: The file cannot be opened or read, or is not a regular file.
-        ShardError: The machine, a store or a server failed.
     """
     size = crc = 0
     for block in read_blocks(path, READ_PLAIN):

@@ -46,9 +46,7 @@ def open_folder(path: str) -> OutputFolder:
 
 
 def check_published(folder: OutputFolder, sizes: Mapping[str, int], remedy: str) -> None:
-    """Check by a listing that a store has the published files: another process may have deleted some meanwhile.
-
-    Local folders are not checked.
+    """Check by a listing that a store still has the published files. Local folders are not checked.
 
     Args:
         folder: Folder that was published to.

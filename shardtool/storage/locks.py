@@ -1,9 +1,9 @@
 """File locks (`flock`), acquired without waiting.
 
 A lock belongs to an open file. The kernel releases it when the last descriptor is closed, even if the process is
-killed. A forked child keeps its parent's shared locks, because it may read the file. It closes the parent's exclusive
-locks immediately, because the thread that acquired them does not run in the child. POSIX locks (`lockf`) would be
-released as soon as the process closes any descriptor of the file.
+killed. A forked child keeps its parent's shared locks, because it may read the file. It closes exclusive locks
+immediately, because the thread that acquired them does not run in the child. POSIX locks (`lockf`) would be released as
+soon as the process closes any descriptor of the file.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ class FileLock(AbstractContextManager["FileLock"]):
         if self._shared:  # exclusive locks are in `_exclusive_locks` until they are closed
             self.close()
 
-    def used(self, now_ns: int) -> None:
-        """Record the time of use as the file's access time, if permitted."""
+    def record_use(self, now_ns: int) -> None:
+        """Set the file's access time, if permitted."""
         with suppress(OSError):
             os.utime(self._fd, ns=(now_ns, self.fact.st_mtime_ns))
 
-    def put(self, data: bytes) -> None:
-        """Write `data` at the start of the file, which must be locked exclusively.
+    def write(self, data: bytes) -> None:
+        """Write `data` at the start of the exclusively locked file.
 
         Raises:
             OSError: The disk is full or failing.
@@ -71,7 +71,7 @@ _exclusive_locks: dict[int, FileLock] = {}
 
 
 def take_lock(path: str, *, shared: bool = False, create: bool = False) -> FileLock | None:
-    """Acquire a lock on a regular file, or return None if another process holds a conflicting lock.
+    """Acquire a lock on a regular file; return None if another process holds a conflicting lock.
 
     If the file was deleted meanwhile, its path is tried again: a lock on a deleted file guards nothing.
 
@@ -82,7 +82,7 @@ def take_lock(path: str, *, shared: bool = False, create: bool = False) -> FileL
 
     Raises:
         FileNotFoundError: The file does not exist.
-        OSError: The file cannot be opened or is not a regular file, or the file system has no locks.
+        OSError: The file is not regular or cannot be opened, or the file system has no locks.
     """
     flags = (os.O_RDONLY if shared else os.O_RDWR) | (os.O_CREAT if create else 0) | _OPEN_FLAGS
     while True:
@@ -102,7 +102,6 @@ def take_lock(path: str, *, shared: bool = False, create: bool = False) -> FileL
 
 
 def _try_lock(lock: FileLock, fd: int, kind: int) -> bool:
-    """Acquire a lock; return False if another process holds it."""
     if not stat.S_ISREG(lock.fact.st_mode):
         raise OSError(errno.EINVAL, "not a regular file", lock.path)
     try:

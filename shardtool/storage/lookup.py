@@ -1,6 +1,8 @@
 """Look up files and objects: sizes, types, listings.
 
-Local and remote locations use the same functions. Remote lookups run in parallel.
+Remote lookups run in parallel. Symbolic links are followed. Functions that return no None for a missing file raise
+`OSError` if it is missing or not accessible. All raise `ShardError` if the machine, a store or a server fails. Web
+addresses cannot be listed.
 """
 
 from __future__ import annotations
@@ -32,19 +34,19 @@ _MAX_SINGLE_LOOKUPS = 4  # more files than this are looked up with one listing
 
 
 def stat_file(path: str) -> os.stat_result:
-    """Return the stat result of a local path; symbolic links are followed.
+    """Return the stat result of a local path.
 
     Raises:
-        OSError: The file does not exist or is not accessible.
+        OSError: The file is missing or not accessible.
     """
     return os.stat(path)
 
 
 def file_info(path: str | bytes) -> FileInfo:
-    """Return size and version of a local file or an object; symbolic links are followed.
+    """Return size and version of a local file or an object.
 
     Raises:
-        OSError: The file does not exist or is not accessible.
+        OSError: The file is missing or not accessible.
         ShardError: A store or server request failed.
     """
     location = to_bytes(path) if isinstance(path, str) else path
@@ -52,12 +54,12 @@ def file_info(path: str | bytes) -> FileInfo:
 
 
 def is_file(path: str) -> bool:
-    """Return whether a path or an address is a regular file, or a link to one."""
+    """Return whether a path or an address is a regular file."""
     return plain_size(path) is not None
 
 
 def is_regular(path: str) -> bool:
-    """Return whether a local path is a regular file; a link is not."""
+    """Return whether a local path is a regular file, not a link."""
     try:
         return stat.S_ISREG(os.lstat(path).st_mode)
     except (OSError, ValueError):
@@ -65,10 +67,10 @@ def is_regular(path: str) -> bool:
 
 
 def plain_size(path: str) -> int | None:
-    """Return the size of a regular file or object; None if there is none. Symbolic links are followed.
+    """Return the size of a regular file or object; None if there is none.
 
     Raises:
-        ShardError: The machine failed, or a store or server request failed.
+        ShardError: The machine, a store or a server failed.
     """
     try:
         if is_url(path):
@@ -83,11 +85,7 @@ def plain_size(path: str) -> int | None:
 
 
 def plain_sizes(paths: Iterable[str]) -> list[int | None]:
-    """Return `plain_size` of each path; objects of one folder are looked up with a listing.
-
-    Raises:
-        ShardError: A store or server request failed.
-    """
+    """Return `plain_size` of each path; objects of one folder are looked up with a listing."""
     paths = list(paths)
     folders = {folder_of(path) for path in paths}
     if (
@@ -103,7 +101,7 @@ def plain_sizes(paths: Iterable[str]) -> list[int | None]:
 
 
 def recorded_crc(path: str) -> int | None:
-    """Return the CRC-32C that a store records for an object; None if it records none. The object is not read.
+    """Return the CRC-32C that a store records for an object, or None.
 
     Raises:
         OSError: The object does not exist.
@@ -115,13 +113,13 @@ def recorded_crc(path: str) -> int | None:
 def map_paths(
     look_up: Callable[[Item], Result], items: Iterable[Item], path_of: Callable[[Item], str] = str
 ) -> Iterator[Result]:
-    """Yield the result of `look_up` for each item, in order; requests run in parallel if a path is an address."""
+    """Yield the result of `look_up` for each item, in order; remote lookups run in parallel."""
     items = list(items)
     return imap_requests(look_up, items) if any(is_url(path_of(item)) for item in items) else map(look_up, items)
 
 
 def dangling_target(path: str) -> str | None:
-    """Return the target of a dangling symbolic link; None if the path is not one."""
+    """Return the target of a dangling symbolic link, or None."""
     try:
         return None if os.path.exists(path) else os.readlink(path)
     except (OSError, ValueError):
@@ -142,7 +140,7 @@ def list_folder(folder: str) -> list[str]:
 
     Raises:
         OSError: The folder cannot be listed.
-        ShardError: The machine failed, a store request failed, or it is a web address, which cannot be listed.
+        ShardError: The machine or a store failed, or it is a web address.
     """
     if is_url(folder):
         return [entry.name for entry in _list_remote(folder)]
@@ -155,12 +153,10 @@ def list_folder(folder: str) -> list[str]:
 
 
 def list_folder_names(folder: str, *, needed: bool = False) -> list[str]:
-    """Return the sorted names in a folder; an empty list if it cannot be listed, as on the web.
-
-    With `needed`, a store that denies listing is an error.
+    """Return the sorted names in a folder; an empty list if it cannot be listed.
 
     Raises:
-        ShardError: A store request failed.
+        ShardError: A store failed; with `needed`, also if it denies listing.
     """
     try:
         return [] if is_web(folder) else sorted(list_folder(folder))
@@ -174,7 +170,7 @@ def list_folder_names(folder: str, *, needed: bool = False) -> list[str]:
 
 
 def list_folders(folder: str) -> list[str]:
-    """Return the names of the subfolders, in no order; symbolic links are excluded.
+    """Return the names of the subfolders, in no order; links are excluded.
 
     Raises:
         OSError: The folder cannot be listed.
@@ -186,7 +182,7 @@ def list_folders(folder: str) -> list[str]:
 
 
 def iter_entries(folder: str) -> Iterator[os.DirEntry[str]]:
-    """Yield the entries of a local folder one by one: there can be millions.
+    """Yield the entries of a local folder lazily: there can be millions.
 
     Raises:
         OSError: The folder cannot be listed.
@@ -196,12 +192,12 @@ def iter_entries(folder: str) -> Iterator[os.DirEntry[str]]:
 
 
 def iter_objects(folder: str) -> Iterator[buckets.BucketEntry]:
-    """Yield all objects below an address, in the store's order; their keys are relative to the address.
+    """Yield all objects below an address, in the store's order, with relative keys.
 
-    Folders are not listed. An empty object that represents a folder is listed without its trailing slash.
+    An empty object that represents a folder is listed without its trailing slash; other folders are not listed.
 
     Raises:
-        ShardError: A store request failed, or it is a web address, which cannot be listed.
+        ShardError: A store request failed, or it is a web address.
     """
     prefix_length = len(parse_address(folder).key.rstrip("/"))
     for entry in _list_remote(folder, below=True):

@@ -1,7 +1,7 @@
 """Take file paths and addresses apart, and join them.
 
-A location is a string: a local path, or an address (`s3://`, `https://`, ...). Source files are named by bytes: the
-root of the source (`source_root`) followed by a relative path.
+A location is a string: a local path, or an address (`s3://`, `https://`, ...). Source files are named by bytes: a root
+(`source_root`) followed by a relative path.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def folder_of(path: str) -> str:
 
 
 def base_name(path: str) -> str:
-    """Return the file name of a path or address, decoded."""
+    """Return the file name, decoded."""
     return address.split_address(path)[1] if is_url(path) else os.path.basename(path)
 
 
@@ -47,18 +47,18 @@ def is_same_location(first: str, second: str) -> bool:
 
 
 def real_path(path: str) -> str:
-    """Return a path without symbolic links; an address is returned without its trailing slash."""
+    """Return a path without symbolic links; an address without its trailing slash."""
     return path.rstrip("/") if is_url(path) else os.path.realpath(path)
 
 
 def source_root(folder: str, *, needed: bool = False) -> bytes:
-    """Return the root of a source; the root followed by a file's relative path is the name that `read_file` accepts.
+    """Return the root of a source; root and relative path joined are the name that `read_file` accepts.
 
-    The root of a folder or prefix ends in a slash. The root of a web address ends in `#`, because the address may have
-    a query and its names are percent-encoded. With `needed`, a local folder must exist.
+    Roots end in a slash. The root of a web address ends in `#`, because the address may have a query and its names are
+    percent-encoded.
 
     Raises:
-        InvalidRequest: The local folder does not exist.
+        InvalidRequest: `needed`, and the local folder does not exist.
     """
     if needed and not is_url(folder) and not os.path.isdir(folder):
         found = "not a folder" if os.path.exists(folder) else "no such file or folder"
@@ -68,7 +68,7 @@ def source_root(folder: str, *, needed: bool = False) -> bytes:
 
 
 def similar_path(path: str) -> str:
-    """Return `Did you mean PATH?` if a similar name exists next to a missing local path; otherwise ""."""
+    """Return `Did you mean PATH?` if a missing local path has a similar neighbour; otherwise ""."""
     from difflib import get_close_matches
 
     if is_url(path):
@@ -89,7 +89,7 @@ def similar_path(path: str) -> str:
 
 
 def source_identity(root: bytes) -> str:
-    """Return a string that identifies a source: device and inode of a folder, or the address itself."""
+    """Return a string that identifies a source: device and inode, or the address."""
     if is_address(root):
         return to_text(root)
     info = os.stat(root)
@@ -97,7 +97,7 @@ def source_identity(root: bytes) -> str:
 
 
 def path_inside_source(folder: str, root: bytes) -> bytes | None:
-    """Return the path of an output folder relative to a source, "" or with a trailing slash; None if it is outside."""
+    """Return an output folder relative to a source, "" or with a trailing slash; None if it is outside."""
     if is_address(root):
         source_path, folder_path = root, to_bytes(folder).rstrip(b"/") + b"/"
     elif is_url(folder):

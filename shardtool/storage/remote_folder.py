@@ -38,10 +38,15 @@ _NS_PER_SECOND = 10**9
 
 @dataclass(frozen=True, slots=True)
 class RemoteFolder:
-    """An output prefix in a store, as a value that can be sent to workers. The methods are those of `Folder`.
+    """An output prefix in a store, as a value that can be sent to workers. Its methods correspond to `Folder`.
+
+    Methods raise StoreFailed if the store keeps failing or denies access, OutputFailed if the bucket does not exist,
+    and OutputExists if the lock is lost.
 
     Attributes:
         path: Its address.
+        hides: False: an object is visible as soon as it is written.
+        largest: Maximum size of an object.
     """
 
     path: str
@@ -59,22 +64,14 @@ class RemoteFolder:
         """Do nothing: a prefix need not be created."""
 
     def names(self) -> list[str]:
-        """Return the names directly under the prefix.
-
-        Raises:
-            StoreFailed: The store cannot be listed.
-        """
+        """Return the names directly under the prefix."""
         return [*self._list_entries()]
 
     def facts(self, names: Iterable[str]) -> dict[str, EntryInfo]:
         """Return the entries among `names` that exist.
 
-        Times are rounded down to seconds of the store's clock, so they never equal a time that this program recorded:
-        the clock of a store is no proof that a file is unchanged. A single name is looked up without a listing and has
-        time 0.
-
-        Raises:
-            StoreFailed: A store request failed.
+        Times are rounded down to seconds of the store's clock, so they never equal a recorded time: a store's clock is
+        no proof that a file is unchanged. A single name is looked up without a listing and has time 0.
         """
         requested = [*names]
         if len(requested) > 1:
@@ -85,11 +82,7 @@ class RemoteFolder:
         return {}
 
     def stage(self, name: str) -> StagedObject:
-        """Create a staged file whose size is not known; it is a local temporary file until it is finished.
-
-        Raises:
-            OutputFailed: There is no space for temporary files.
-        """
+        """Create a local temporary file for an object of unknown size."""
         return StagedObject(self, name)
 
     def stage_bytes(self, name: str, data: bytes) -> DurableFile:
@@ -101,15 +94,7 @@ class RemoteFolder:
     ) -> tuple[Made, DurableFile]:
         """Write an object, which is then visible; return the result of `fill`, and the file.
 
-        Args:
-            name: Object name.
-            fill: Writes the data; it may be called again after a failure.
-            size: Bytes that `fill` writes; None writes to a temporary file first.
-            _mtime_ns: Ignored: the store records when an object was written.
-
-        Raises:
-            OutputFailed: The object cannot be written.
-            StoreFailed: The store keeps failing, or denies access.
+        If `size` is None, the data goes to a temporary file first. `fill` is called again after a failure.
         """
         address = self.full_path(name)
         if size is not None:
@@ -119,13 +104,7 @@ class RemoteFolder:
             return fill(file), file.finish()
 
     def publish(self, *staged: DurableFile) -> None:
-        """Write the files held in memory, in this order.
-
-        Raises:
-            OutputExists: The lock is lost.
-            OutputFailed: A file cannot be written.
-            StoreFailed: The store keeps failing, or denies access.
-        """
+        """Write the files held in memory, in this order."""
         for file in staged:
             check_held(self.path)
             if file.data is not None:
@@ -143,12 +122,7 @@ class RemoteFolder:
         return []
 
     def remove(self, names: list[str]) -> None:
-        """Delete objects; missing objects are ignored.
-
-        Raises:
-            OutputExists: The lock is lost.
-            StoreFailed: The store keeps failing, or denies access.
-        """
+        """Delete objects; missing objects are ignored."""
         if names:
             check_held(self.path)
             delete_objects(self.path, [parse_address(self.full_path(name)).key for name in names])
@@ -158,23 +132,21 @@ class RemoteFolder:
 
         Raises:
             OSError: The object does not exist, or changes while it is read.
-            StoreFailed: The object cannot be read.
         """
         return files.read_small(self.full_path(name))
 
     read_staged = read  # objects are visible as soon as they are written
 
     def version(self, name: str) -> str:
-        """Return the ETag of an object, which changes with its content; "" if there is none.
+        """Return the ETag of an object, or "".
 
         Raises:
             OSError: The object does not exist.
-            StoreFailed: A store request failed.
         """
         return RemoteObject(self.full_path(name)).version
 
     def md5(self, name: str) -> str | None:
-        """Return the MD5 that the store records for an object; None if it records none."""
+        """Return the MD5 that the store records for an object, or None."""
         return remote_md5(self.full_path(name))
 
     def full_path(self, name: str) -> str:
@@ -190,9 +162,7 @@ class RemoteFolder:
 
         Raises:
             OutputExists: Another run holds the lock.
-            OutputFailed: The bucket does not exist.
             InvalidRequest: The store ignores conditional writes.
-            StoreFailed: The store failed, or denies access.
         """
         return hold_lock(self.path, base, shared=shared)
 
@@ -219,11 +189,7 @@ def remote_md5(address: str) -> str | None:
 
 
 def _put_verified(address: str, data: bytes) -> None:
-    """Write a small object and check that the store has the same bytes, by its MD5 or by reading it.
-
-    Raises:
-        StoreFailed: The store keeps failing, or denies access.
-    """
+    """Write a small object and verify it, by its MD5 or by reading it."""
     md5 = hashlib.md5(data, usedforsecurity=False).hexdigest()
 
     def put_and_check() -> None:
@@ -237,7 +203,7 @@ def _put_verified(address: str, data: bytes) -> None:
 
 
 class StagedObject(StagedFile):
-    """A shard of unknown size, packed into an unnamed temporary file that disappears with the process."""
+    """A shard of unknown size in an unnamed temporary file, which disappears with the process."""
 
     def __init__(self, folder: RemoteFolder, name: str) -> None:
         from tempfile import TemporaryFile
@@ -254,13 +220,7 @@ class StagedObject(StagedFile):
         """Do nothing: the file need not survive this process."""
 
     def finish(self, _mtime_ns: int | None = None) -> DurableFile:
-        """Upload the object, which is then visible.
-
-        Raises:
-            OutputExists: The lock is lost.
-            OutputFailed: The object cannot be written.
-            StoreFailed: The store keeps failing, or denies access.
-        """
+        """Upload the object, which is then visible."""
         check_held(self._folder.path)
         upload(self._folder.full_path(self._name), self.size, self._copy_to)
         self.abandon()

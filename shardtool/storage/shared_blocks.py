@@ -1,9 +1,8 @@
 """Memory blocks shared by processes: the first process that needs a block creates it.
 
 Blocks are stored in one unnamed temporary file in TMPDIR, which disappears when the last process closes it. The kernel
-keeps one copy of its pages for all processes and reclaims them when memory is short. Forked processes share the file.
-Other processes (spawn, forkserver) open it through /proc while its creator lives; if that fails, they create their own
-blocks.
+keeps one copy of its pages and reclaims them when memory is short. Forked processes share the file. Other processes
+(spawn, forkserver) open it through /proc while its creator lives, or else create their own blocks.
 
 File layout: a word for the start of free space, then offset and size of each block. A block is visible once its offset
 is written.
@@ -51,7 +50,7 @@ class ForkLock:
         self._lock.release()
 
     def after_fork(self) -> None:
-        """Replace the lock in a forked child."""
+        """Replace the lock."""
         self._lock = threading.Lock()
 
 
@@ -84,7 +83,6 @@ class _FileOrigin(NamedTuple):
     identity: tuple[int, int]
 
     def open(self) -> int | None:
-        """Return a new descriptor of the file, or None if its creator has closed it."""
         try:
             fd = os.open(f"/proc/{self.pid}/fd/{self.fd}", os.O_RDWR | os.O_CLOEXEC)
         except OSError:
@@ -155,13 +153,7 @@ class SharedBlocks:
             return memoryview(self._mappings[-1])[start : start + size]
 
     def write(self, number: int, size: int, parts: Iterable[tuple[int, bytes | memoryview]]) -> memoryview | None:
-        """Create a block and return it; None if there is no space for it.
-
-        Args:
-            number: Block number.
-            size: Bytes of the block.
-            parts: Offsets in the block, and the data to write there.
-        """
+        """Create a block and return it; None if there is no space. `parts` are offsets in the block, and data."""
         if number >= _MAX_BLOCKS or not self._is_open():
             return None
         try:
@@ -177,7 +169,7 @@ class SharedBlocks:
             return None
         return self.read(number)
 
-    def release_lease(self) -> None:
+    def release_pages(self) -> None:
         """Let the system reclaim the mapped pages of this process; they are loaded again when needed."""
         with self._lock:
             for mapping in self._mappings if hasattr(mmap, "MADV_DONTNEED") else ():
@@ -196,9 +188,8 @@ class SharedBlocks:
         return _END.size + number * _ENTRY.size
 
     def _reserve(self, size: int) -> int | None:
-        """Return the offset of space for a block, or None if the limit is exceeded."""
         fd = self._fd
-        with self.alone():
+        with self.locked():
             (start,) = _END.unpack(os.pread(fd, _END.size, 0) or bytes(_END.size))
             start = -(-max(int(start), _HEADER_BYTES) // mmap.PAGESIZE) * mmap.PAGESIZE
             end = start + size
@@ -210,7 +201,7 @@ class SharedBlocks:
             return start
 
     @contextmanager
-    def alone(self) -> Iterator[None]:
+    def locked(self) -> Iterator[None]:
         """Exclude other threads and processes."""
         with self._lock:
             is_open = self._is_open()
@@ -224,7 +215,6 @@ class SharedBlocks:
 
 
 def _create_unnamed_file() -> int | None:
-    """Return the descriptor of a new file, or None if processes cannot share one or TMPDIR is unusable."""
     from tempfile import TemporaryFile
 
     if not os.path.isdir("/proc/self/fd"):

@@ -1,4 +1,4 @@
-"""A temporary file that several processes write in parallel, at different offsets. `Folder.spool` creates it."""
+"""A temporary file that several processes write in parallel; `Folder.spool` creates it."""
 
 from __future__ import annotations
 
@@ -45,5 +45,5 @@ class SpoolFile:
 
 
 def spool_error(folder: str, error: OSError) -> OutputFailed:
-    """Return the error for a temporary file that cannot be written."""
+    """Return the error for an unwritable temporary file."""
     return OutputFailed(folder or ".", f"cannot write a temporary file: {os_error_text(error)}", remedy=spool_advice())

@@ -47,13 +47,12 @@ _attempt_suffix = ""  # distinguishes temporary names from those of other attemp
 
 
 class DurableFile(NamedTuple):
-    """A complete, durable file that is not yet published in a folder.
+    """A complete, durable file that is not yet published.
 
     Attributes:
         name: Its final name.
         token: Path of the staged file; empty in a store.
-        data: Content of a small file to upload when published; None for a local file, and for one that is already
-            uploaded.
+        data: Content of a small file to upload when published; otherwise None.
     """
 
     name: str
@@ -69,7 +68,10 @@ class Sink(Protocol):
 
 
 class StagedFile(AbstractContextManager["StagedFile"]):
-    """A file being written under a temporary name; call `finish` or `abandon`. A failing `with` block abandons it."""
+    """A file being written under a temporary name; call `finish` or `abandon`. A failing `with` block abandons it.
+
+    Methods raise OutputFailed if the disk is full or failing.
+    """
 
     _make_error: Callable[[str, OSError], OutputExists | OutputFailed]
 
@@ -84,11 +86,7 @@ class StagedFile(AbstractContextManager["StagedFile"]):
             self.abandon()
 
     def write(self, data: memoryview | bytes) -> None:
-        """Append all of `data`.
-
-        Raises:
-            OutputFailed: The disk is full or failing.
-        """
+        """Append all of `data`."""
         with write_errors(self._final_path, self._make_error):
             write_all(self._fd, data)
 
@@ -102,16 +100,12 @@ class StagedFile(AbstractContextManager["StagedFile"]):
         return self._fd
 
     def sync(self) -> None:
-        """Make the bytes written so far durable; another thread may write meanwhile.
-
-        Raises:
-            OutputFailed: The disk is failing.
-        """
+        """Make the bytes written so far durable; another thread may write meanwhile."""
         with write_errors(self._final_path):
             os.fdatasync(self._fd)
 
     def finish(self, mtime_ns: int | None = None) -> DurableFile:
-        """Make the file durable, without publishing it. `mtime_ns` is its new modification time; None keeps it."""
+        """Make the file durable, without publishing it, and set its modification time."""
         with write_errors(self._final_path):
             if mtime_ns is not None:
                 os.utime(self._fd, ns=(mtime_ns, mtime_ns))
@@ -133,9 +127,12 @@ class StagedFile(AbstractContextManager["StagedFile"]):
 class Folder:
     """A local output folder, as a value that can be sent to workers.
 
+    Methods raise OutputFailed if the file system refuses, and OutputExists if a name belongs to something that a file
+    must not replace.
+
     Attributes:
         path: Path as the user gave it; "" is the current folder.
-        hides: Whether written files stay invisible until they are published.
+        hides: Whether files stay invisible until they are published.
         largest: Maximum size of a file; None means no limit.
     """
 
@@ -149,22 +146,13 @@ class Folder:
         return self
 
     def ready(self) -> None:
-        """Create the folder durably if it is missing.
-
-        Raises:
-            OutputExists: Something else blocks the path.
-            OutputFailed: The folder cannot be created.
-        """
+        """Create the folder durably if it is missing."""
         with write_errors(self.path):
             for created in make_folders(self.path):
                 sync_folder(created.parent)
 
     def names(self) -> list[str]:
-        """Return the names in the folder; an empty list if it does not exist.
-
-        Raises:
-            OutputFailed: The folder cannot be listed.
-        """
+        """Return the names in the folder; an empty list if it does not exist."""
         with write_errors(self.path), suppress(FileNotFoundError, NotADirectoryError):
             return list_folder(self.path)
         return []
@@ -181,22 +169,12 @@ class Folder:
         return entries
 
     def stage(self, name: str) -> StagedFile:
-        """Create a staged file.
-
-        Raises:
-            OutputExists: The name belongs to something that a file must not replace.
-            OutputFailed: The folder cannot be written to.
-        """
+        """Create a staged file."""
         check_replaceable(self.full_path(name))
         return StagedFile(staged_path(self, name), name)
 
     def stage_bytes(self, name: str, data: bytes) -> DurableFile:
-        """Stage a small file.
-
-        Raises:
-            OutputExists: The name belongs to something that a file must not replace.
-            OutputFailed: The file cannot be written.
-        """
+        """Stage a small file."""
         with self.stage(name) as file:
             file.write(data)
             return file.finish()
@@ -204,20 +182,12 @@ class Folder:
     def write(
         self, name: str, fill: Callable[[Sink], Made], _size: int | None, mtime_ns: int, /
     ) -> tuple[Made, DurableFile]:
-        """Stage a file that `fill` writes; return the result of `fill`, and the file.
-
-        Raises:
-            OutputFailed: The file cannot be written.
-        """
+        """Stage a file that `fill` writes; return the result of `fill`, and the file."""
         with self.stage(name) as file:
             return fill(file), file.finish(mtime_ns)
 
     def spool(self, name: str, size: int) -> str:
-        """Create a temporary file of `size` bytes and return its path; `discard_staged` deletes it.
-
-        Raises:
-            OutputFailed: The folder cannot be written to, or cannot hold a file of this size.
-        """
+        """Create a temporary file of `size` bytes and return its path; `discard_staged` deletes it."""
         path = staged_path(self, name)
         with write_errors(self.path, spool_error):
             os.close(create_file(path))
@@ -225,12 +195,7 @@ class Folder:
         return path
 
     def publish(self, *staged: DurableFile) -> None:
-        """Rename staged files to their final names, replacing existing files, and make that durable.
-
-        Raises:
-            OutputExists: A name belongs to something that a file must not replace.
-            OutputFailed: The file system refuses.
-        """
+        """Rename staged files to their final names, durably; existing files are replaced."""
         for file in staged:
             check_replaceable(self.full_path(file.name))
         with write_errors(self.full_path(staged[0].name) if staged else self.path):
@@ -244,13 +209,13 @@ class Folder:
             os.utime(self.full_path(name), ns=(mtime_ns, mtime_ns), follow_symlinks=False)
 
     def discard_staged(self, names: Iterable[str]) -> None:
-        """Delete the staged files left by a run for these final names."""
+        """Delete files staged by a run for these final names."""
         final_names = {*names}
         with suppress(OutputFailed):  # if the folder cannot be listed, nothing was staged
             self.discard(*(os.path.basename(file.token) for file in self.staged() if file.name in final_names))
 
     def discard(self, *names: str) -> None:
-        """Delete files if possible, not durably: after a power failure they may exist again."""
+        """Delete files if possible; after a power failure they may exist again."""
         for name in names:
             with suppress(OSError, OutputExists):
                 unlink_file(self.full_path(name))
@@ -282,12 +247,7 @@ class Folder:
         return read_small(self.full_path(name), flags=READ_PLAIN)
 
     def append(self, name: str, data: bytes) -> None:
-        """Append to an existing file, durably. If the process is killed, only a part of `data` may be written.
-
-        Raises:
-            OutputExists: The name is not a file.
-            OutputFailed: The file cannot be written.
-        """
+        """Append durably to an existing file. A killed process may have written only a part of `data`."""
         check_replaceable(self.full_path(name))
         with write_errors(self.full_path(name)):
             fd = os.open(self.full_path(name), os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW)
@@ -306,11 +266,11 @@ class Folder:
         return read_small(staged_path(self, name))
 
     def version(self, name: str) -> str:  # noqa: ARG002 - file systems have no versions
-        """Return an identifier that changes with the content of a file, without reading it; "" if there is none."""
+        """Return an identifier that changes with a file's content, or ""."""
         return ""
 
     def md5(self, name: str) -> str | None:  # noqa: ARG002 - file systems store no checksum
-        """Return the MD5 of a file if it is known without reading the file; otherwise None."""
+        """Return the MD5 of a file if it is recorded, or None."""
         return None
 
     def full_path(self, name: str) -> str:
@@ -365,7 +325,7 @@ class Folder:
 
 
 def local_folder(path: str | os.PathLike[str], remedy: str = "") -> Folder:
-    """Return a local output folder; `remedy` says what to do instead if `path` is a URL.
+    """Return a local output folder. `remedy` is for the error about a URL.
 
     Raises:
         InvalidRequest: The path is a URL, looks like a mistyped address, or is not a path.
@@ -379,7 +339,7 @@ def local_folder(path: str | os.PathLike[str], remedy: str = "") -> Folder:
 
 
 def named_local_folder(path: str | os.PathLike[str]) -> Folder:
-    """Return the local folder that a user named. An empty path, as from an unset shell variable, is refused.
+    """Return the local folder that a user named; an empty path, as from an unset shell variable, is refused.
 
     Raises:
         InvalidRequest: The path is empty, or `local_folder` refuses it.
@@ -395,10 +355,9 @@ def staged_path(folder: Folder, name: str) -> str:
 
 
 def set_attempt(token: str) -> None:
-    """Add a token to the temporary names of all files that this process stages from now on.
+    """Add a token of eight hexadecimal digits to the temporary names of this process; "" removes it.
 
-    A task may run a second time while its first attempt is still writing; the two must use different files. `token` is
-    eight hexadecimal digits, or empty if there are no other attempts.
+    A task may run a second time while its first attempt is still writing; the two must use different files.
     """
     global _attempt_suffix  # noqa: PLW0603 - a setting of the process
     _attempt_suffix = f"~{token}" if token else ""

@@ -73,12 +73,7 @@ def create_target(path: str) -> Iterator[TargetFile]:
 
 
 def write_target(path: str, data: bytes) -> None:
-    """Publish a file with these bytes at a path or address.
-
-    Raises:
-        OutputFailed: The file cannot be written.
-        StoreFailed: The store keeps failing, or denies access.
-    """
+    """Publish `data` at a path or address; see `create_target`."""
     with create_target(path) as file:
         file.write(data)
 
@@ -86,11 +81,11 @@ def write_target(path: str, data: bytes) -> None:
 def open_mappable(path: str, magic: bytes) -> IO[bytes]:
     """Return a local file for memory mapping; an object is first copied to an unnamed temporary file.
 
-    An object must start with `magic`; otherwise the rest of it is not fetched.
+    An object must start with `magic`; otherwise the rest is not fetched.
 
     Raises:
         InvalidRequest: The path looks like a mistyped address.
-        OSError: The file cannot be read, is not a regular file, or has other first bytes.
+        OSError: The file is unreadable, not regular, or has other first bytes.
         OutputFailed: There is no space for the temporary file.
         ShardError: The machine, a store or a server failed.
     """

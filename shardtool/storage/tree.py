@@ -49,12 +49,7 @@ ExistingFile = Literal["error", "overwrite", "keep", "finish"]
 
 
 def are_safe_paths(paths: bytes, longest: int) -> bool:
-    """Return True if `path_problem` would accept all of these paths; False means that each must be checked.
-
-    Args:
-        paths: Paths separated by NUL.
-        longest: Length of the longest path, in bytes.
-    """
+    """Return True if `path_problem` accepts all of these NUL-separated paths; False means that each must be checked."""
     return longest <= _MAX_NAME_BYTES and not _UNSAFE_PART.search(paths)
 
 
@@ -67,9 +62,7 @@ def path_problem(path: bytes) -> str:
 
 
 class FolderTree:
-    """A folder to write files into; `close` it.
-
-    The folder is created if necessary. Links in its own path are followed.
+    """A folder to write files into, created if missing; `close` it. Links in its own path are followed.
 
     Raises:
         OutputExists: The path or one of its parents is not a folder.
@@ -99,11 +92,11 @@ class FolderTree:
         Args:
             path: Path relative to the folder.
             data: Bytes, or a function that yields them in blocks each time it is called.
-            if_exists: What to do with an existing file. `error`: fail. `overwrite`: replace it. `keep`: keep it if it
-                has these bytes. `finish`: like `keep`, and also replace a truncated copy left by a killed process.
+            if_exists: `error`: fail. `overwrite`: replace the file. `keep`: keep it if it has these bytes. `finish`:
+                like `keep`, and replace a truncated copy left by a killed process.
 
         Returns:
-            Whether the file was written; False if it was kept.
+            False if the file was kept.
 
         Raises:
             OutputExists: The file exists, or something else blocks one of its folders.
@@ -151,11 +144,10 @@ class FolderTree:
                     raise _tree_error(self.full_path(path), FileExistsError(errno.EEXIST, ""))
 
     def full_path(self, path: bytes) -> str:
-        """Return the path of a file, including the folder."""
+        """Return the path including the folder."""
         return os.path.join(self._folder, os.fsdecode(path))
 
     def _check_parents(self, folder: bytes) -> None:
-        """Check that all existing parents are folders, not links or files."""
         parts = folder.split(b"/")
         for end in range(1, len(parts) + 1):
             parent = b"/".join(parts[:end])
@@ -165,7 +157,6 @@ class FolderTree:
                     raise not_a_folder(self.full_path(parent), mode)
 
     def _open_parent(self, folder: bytes) -> int:
-        """Return the descriptor of a folder, creating its parents; links are not followed."""
         if len(self._parents) >= _MAX_OPEN_PARENTS:
             self._close_parents()
         fd = os.dup(self._root)
@@ -210,7 +201,7 @@ def _write_file(parent: int, name: bytes, blocks: Iterable[bytes | memoryview]) 
 
 
 def _compare_file(parent: int, name: bytes, blocks: Iterable[bytes | memoryview]) -> Literal["whole", "start", ""]:
-    """Return `whole` if a file has exactly these bytes, `start` if it is truncated, or "" if it differs."""
+    """Return `whole` if a file has exactly these bytes, `start` if it is truncated, else ""."""
     with suppress(OSError), LocalFile(os.open(name, READ_PLAIN, dir_fd=parent)) as file:
         offset, size = 0, file.fact().st_size
         for block in blocks:

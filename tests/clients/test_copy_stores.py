@@ -97,7 +97,7 @@ def test_what_may_be_listed_and_not_read(moto: Server, packed: Path, monkeypatch
     _use(moto, monkeypatch)
     copy(packed, at := moto.new_prefix())
     monkeypatch.setenv("SHARDTOOL_ANONYMOUS", "true")
-    with pytest.raises(AccessRefused, match=r"out\.json: the server answers 403"):
+    with pytest.raises(AccessRefused, match=r"out\.json: the server returned 403"):
         copy(at, f"{at}/copy")
 
 

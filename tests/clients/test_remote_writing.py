@@ -172,7 +172,7 @@ def test_lost_lock(store: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     other = lock.LockHolder("ann@elsewhere, process 1", "2026-01-01", "abc", "another machine", 1, "1")
     with lock.hold_lock(prefix, "out"):
         buckets.put_object(f"{prefix}/.out.lock", other.encode())
-        with pytest.raises(OutputExists, match="another run has taken the lock"):  # noqa: PT012 - once it is renewed
+        with pytest.raises(OutputExists, match="another run has taken over the lock"):  # noqa: PT012 - once it is renewed
             for _ in range(600):
                 lock.check_held(prefix)
                 time.sleep(0.05)
@@ -376,7 +376,7 @@ def test_reports(store: Server, source: Path, tmp_path: Path) -> None:
         assert _said(store, *words, f"{prefix}/{name}", "--overwrite")[0] == 0
         buckets.put_object(f"{prefix}/{name}", b"of another kind")
         code, said = _said(store, *words, f"{prefix}/{name}", "--overwrite")
-        assert (code, "a file of another kind" in said) == (_EXISTS, True), said
+        assert (code, "another kind of file" in said) == (_EXISTS, True), said
         assert _at(store, prefix)[name] == b"of another kind"
         assert _said(store, *words, f"https://127.0.0.1:9/{name}")[0] == _REQUEST
 

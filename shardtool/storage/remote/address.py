@@ -62,7 +62,7 @@ class Address(NamedTuple):
         scheme: One of `SCHEMES`, or one that fsspec reads.
         host: Bucket, container, or server with port.
         key: Path without a leading slash; percent-encoded for web addresses.
-        query: `?` and the query of a web address; otherwise empty.
+        query: `?` and the query of a web address, or empty.
     """
 
     scheme: str
@@ -76,7 +76,7 @@ class Address(NamedTuple):
 
 
 def is_url(text: str) -> bool:
-    """Return whether a string is a URL of any scheme, not a path."""
+    """Return whether a string is a URL of any scheme."""
     return _URL.match(text) is not None
 
 
@@ -84,7 +84,7 @@ def refuse_near_url(path: str) -> None:
     """Refuse a path that is probably a mistyped address, such as `s3:/b/k` or `s3:b/k`.
 
     Raises:
-        InvalidRequest: The path looks like an address.
+        InvalidRequest: It is one.
     """
     if match := _NEAR_URL.match(path):
         intended = f"{match[1].lower()}://{match[2]}"
@@ -101,7 +101,7 @@ def is_web(text: str) -> bool:
 
 
 def is_huggingface(text: str) -> bool:
-    """Return whether a string is an address of a Hugging Face dataset repository, whose files are read over HTTP."""
+    """Return whether an address is in a Hugging Face dataset repository, which is read over HTTP."""
     return text[:14].lower() == "hf://datasets/"
 
 
@@ -138,7 +138,7 @@ def parse_address(text: str) -> Address:
 
 @functools.cache
 def fsspec_schemes() -> frozenset[str]:
-    """Return the schemes that fsspec reads; empty if it is not installed."""
+    """Return the schemes that fsspec reads."""
     try:
         from fsspec import available_protocols
     except ImportError:
@@ -165,7 +165,7 @@ def display_address(text: str) -> str:
 
 
 def join_address(folder: str, name: str) -> str:
-    """Return the address of `name`, unencoded text that may contain slashes, in a folder."""
+    """Return the address of `name` in a folder; `name` is unencoded and may contain slashes."""
     if not name:
         return folder
     parts = parse_address(folder)
@@ -175,7 +175,7 @@ def join_address(folder: str, name: str) -> str:
 
 
 def split_address(text: str) -> tuple[str, str]:
-    """Return the address of the folder, and the unencoded file name; the inverse of `join_address`."""
+    """Return the address of the folder, and the unencoded file name."""
     parts = parse_address(text)
     folder_key, _, name = parts.key.rpartition("/")
     return parts._replace(key=folder_key).text(), unquote(name) if parts.scheme in WEB else name

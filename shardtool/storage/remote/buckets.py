@@ -1,7 +1,8 @@
 """List, write and delete objects in S3 and compatible stores, Google Cloud Storage and Azure, with obstore.
 
-A forked child process must not call this: obstore's request threads do not survive a fork
-(docs/decisions/017-remote-stores.md). Messages of obstore are not shown or chained, because they may contain secrets.
+All functions raise AccessRefused if the store denies access, and StoreFailed if it keeps failing. A forked child
+process must not call them: obstore's request threads do not survive a fork (docs/decisions/017-remote-stores.md).
+Messages of obstore are not shown or chained, because they may contain secrets.
 """
 
 from __future__ import annotations
@@ -63,8 +64,6 @@ def list_objects(address: str, *, below: bool = False) -> Iterator[BucketEntry]:
     """Yield the entries of a folder in a store, or with `below` all objects at any depth, in the store's order.
 
     Raises:
-        AccessRefused: Listing is denied.
-        StoreFailed: The store keeps failing.
         InvalidRequest: It is a web address, which cannot be listed.
     """
     parts = parse_address(address)
@@ -86,8 +85,8 @@ def list_objects(address: str, *, below: bool = False) -> Iterator[BucketEntry]:
 def _list_below(address: str, store: Any, prefix: str) -> Iterator[BucketEntry]:
     """Yield all objects below a prefix, page by page; after a failure, continue after the last key.
 
-    obstore strips the trailing slash of an empty object's key, so the listing continues after an object with content,
-    and objects already yielded are skipped.
+    obstore strips the trailing slash of an empty object's key. The listing therefore continues after the last object
+    with content, and skips objects already yielded.
     """
     attempts, last_key, yielded = RetryState(display_address(address)), "", set[str]()
     while True:
@@ -109,11 +108,7 @@ def _list_below(address: str, store: Any, prefix: str) -> Iterator[BucketEntry]:
 
 
 def _check_process(address: str) -> None:
-    """Refuse a request that would hang: obstore does not work in a child that was forked after the first request.
-
-    Raises:
-        InvalidRequest: This process is such a child.
-    """
+    """Refuse a request that would hang, in a child that was forked after the first request."""
     if _requesting_process.setdefault("pid", os.getpid()) != os.getpid():
         raise InvalidRequest(
             display_address(address), "a store cannot be listed or written in a forked process",
@@ -139,8 +134,6 @@ def put_object(address: str, data: bytes, expected: str | None = None, *, lastin
 
     Raises:
         FileExistsError: The condition does not hold.
-        AccessRefused: Access is denied.
-        StoreFailed: The store keeps failing.
     """
     parts, store = parse_address(address), store_for(address)[0]
     version_kind = "version" if parts.scheme == "gs" else "e_tag"
@@ -151,7 +144,7 @@ def put_object(address: str, data: bytes, expected: str | None = None, *, lastin
 
 
 def object_version(address: str, headers: Mapping[str, str]) -> str:
-    """Return the version of an object, as `put_object` returns it, from response headers; "" if there is none.
+    """Return the version of an object from response headers, as `put_object` returns it; "" if there is none.
 
     Google's store does not accept an ETag as the condition of a write.
     """
@@ -159,12 +152,7 @@ def object_version(address: str, headers: Mapping[str, str]) -> str:
 
 
 def delete_objects(folder: str, keys: Sequence[str]) -> None:
-    """Delete objects in the bucket of `folder`; missing objects are ignored.
-
-    Raises:
-        AccessRefused: Access is denied.
-        StoreFailed: The store keeps failing.
-    """
+    """Delete objects in the bucket of `folder`; missing objects are ignored."""
     store = store_for(folder)[0]
     for first in range(0, len(keys), _PAGE_KEYS):
         page = list(keys[first : first + _PAGE_KEYS])
@@ -181,8 +169,6 @@ def copy_in_bucket(source: str, destination: str) -> None:
 
     Raises:
         FileNotFoundError: The object does not exist.
-        AccessRefused: Access is denied.
-        StoreFailed: The store keeps failing.
     """
     store, source_key, destination_key = (
         store_for(destination)[0],
@@ -204,7 +190,6 @@ def version_number(etag: str) -> int:
 
 
 def _call_obstore(address: str, ask: Callable[[], Any], *, lists: bool = False) -> Any:
-    """Return the result of a call of obstore; transient failures are retried."""
     _check_process(address)
 
     def attempt() -> Any:

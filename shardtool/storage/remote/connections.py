@@ -53,7 +53,7 @@ class PacedSocket(io.RawIOBase):
         first_wait_s: Seconds until the first byte must arrive; None applies only the minimum speed.
 
     Attributes:
-        most: Maximum number of further bytes; None for no limit.
+        max_bytes: Maximum number of further bytes; None for no limit.
     """
 
     def __init__(self, sock: socket.socket, peer: str, first_wait_s: float | None = None) -> None:
@@ -61,7 +61,7 @@ class PacedSocket(io.RawIOBase):
         self._sock, self._peer, self._first_wait_s = sock, peer, first_wait_s
         self._bytes, self._waited_s = 0, 0.0
         self._silent_s = 0.0  # seconds of waiting since the last byte
-        self.most: int | None = None
+        self.max_bytes: int | None = None
 
     def readable(self) -> bool:
         """Return True."""
@@ -76,9 +76,9 @@ class PacedSocket(io.RawIOBase):
             OSError: The connection is lost.
         """
         count = self._transfer(lambda: self._sock.recv_into(into))
-        if self.most is not None:
-            self.most -= count
-            if self.most < 0:
+        if self.max_bytes is not None:
+            self.max_bytes -= count
+            if self.max_bytes < 0:
                 raise retry.TransientError(f"{self._peer} sends headers without an end", answered=True)
         return count
 
@@ -116,23 +116,23 @@ class PacedSocket(io.RawIOBase):
             raise TimeoutError
         if self._waited_s < retry.SLICE_S:  # reading the environment for each piece would be slow
             return
-        least, speed_window_s = retry.min_speed()
-        if least and self._silent_s >= speed_window_s:
+        min_bytes_per_s, speed_window_s = retry.min_speed()
+        if min_bytes_per_s and self._silent_s >= speed_window_s:
             problem = "too slow" if self._bytes else "no response in time"
             found = f"{problem}: {self._peer} was silent for {self._silent_s:,.0f} s"
             raise retry.TransientError(found, stalled_s=self._silent_s)
         if self._waited_s >= speed_window_s:
-            if self._bytes < least * self._waited_s:
-                raise retry.TransientError(self._too_slow(least), stalled_s=self._waited_s)
+            if self._bytes < min_bytes_per_s * self._waited_s:
+                raise retry.TransientError(self._too_slow(min_bytes_per_s), stalled_s=self._waited_s)
             self._bytes, self._waited_s = 0, 0.0
 
-    def _too_slow(self, least: float) -> str:
+    def _too_slow(self, min_bytes_per_s: float) -> str:
         observed = f"{self._peer} moved {self._bytes:,} bytes in {self._waited_s:,.0f} s"
-        return f"too slow: {observed}; expected at least {least:,.0f} bytes per second"
+        return f"too slow: {observed}; expected at least {min_bytes_per_s:,.0f} bytes per second"
 
 
 def peer_name(connection: HTTPConnection) -> str:
-    """Return the name of the server of a connection, for messages."""
+    """Return the server of a connection, for messages."""
     return f"{connection.host}:{connection.port}"
 
 
@@ -153,13 +153,13 @@ def _pool_classes() -> dict[str, type[urllib3.HTTPConnectionPool]]:
         def __init__(self, peer: str, sock: socket.socket, *args: Any, **kwargs: Any) -> None:
             super().__init__(sock, *args, **kwargs)
             self._paced, self._socket_file = PacedSocket(sock, peer), self.fp  # `_socket_file` keeps the socket open
-            self._paced.most = _MAX_HEADER_BYTES  # never reset for a proxy tunnel, which has headers only
+            self._paced.max_bytes = _MAX_HEADER_BYTES  # never reset for a proxy tunnel, which has headers only
             self.fp = io.BufferedReader(self._paced)
 
         def begin(self) -> None:
             """Read the status line and headers."""
             super().begin()
-            self._paced.most = None
+            self._paced.max_bytes = None
 
         def _close_conn(self) -> None:
             super()._close_conn()  # type: ignore[misc]

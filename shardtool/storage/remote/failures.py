@@ -1,8 +1,7 @@
 """Convert failures of obstore, urllib3 and servers to errors of this package.
 
 Messages of libraries are not shown or chained, because they contain signed URLs, keys and passwords
-(docs/decisions/017-remote-stores.md). Each call is wrapped where its address is known, and the error names that
-address.
+(docs/decisions/017-remote-stores.md).
 """
 
 from __future__ import annotations
@@ -155,7 +154,7 @@ def obstore_errors(address: str, *, lists: bool = False) -> Iterator[None]:
 
 
 def _generic_error(address: str, message: str, *, lists: bool) -> Exception:
-    """Return the error for an obstore exception without a kind, by parts of its message that hold no secret."""
+    """Return the error for an obstore exception without a kind, from parts of its message that hold no secret."""
     where, body = display_address(address), message.encode()
     found = _STATUS_TEXT.search(message)
     # If one request deletes many objects, each has an error code but no status.
@@ -178,7 +177,7 @@ def _untrusted_error(where: str, server: str, why: str) -> StoreFailed:
 
 @contextmanager
 def write_conflicts(address: str) -> Iterator[None]:
-    """Convert a missing bucket or a conflict, while an object is written, to an error that names it."""
+    """Convert a missing bucket or a conflict to an error that names it."""
     where = display_address(address)
     try:
         yield
@@ -192,7 +191,6 @@ def write_conflicts(address: str) -> Iterator[None]:
 
 
 def _connection_error(address: str, error: Exception, url: str) -> TransientError | StoreFailed:
-    """Return the error for a request without a complete response; see `urllib3_errors`."""
     from urllib3 import exceptions
 
     server, proxy = _server_name(url), ""
@@ -246,15 +244,7 @@ def urllib3_errors(address: str, url: str = "") -> Iterator[None]:
 
 
 def status_error(address: str, method: str, status: int, headers: Mapping[str, str], body: bytes = b"") -> Exception:
-    """Return the error for a response with an unexpected status.
-
-    Args:
-        address: Address of the object.
-        method: HTTP method.
-        status: Status of the response.
-        headers: Headers of the response; names are case-insensitive.
-        body: First bytes of the body, in which stores give an error code.
-    """
+    """Return the error for an unexpected status; `body` is the start of the body, with the store's error code."""
     where = display_address(address)
     if status in (HTTPStatus.NOT_FOUND, HTTPStatus.GONE):
         return FileNotFoundError(2, HUGGINGFACE_MISSING.get(headers.get("X-Error-Code", ""), "no such object"), where)
@@ -266,7 +256,7 @@ def status_error(address: str, method: str, status: int, headers: Mapping[str, s
 def _response_error(
     address: str, status: int, headers: Mapping[str, str], body: bytes, permission: str = "", *, lists: bool = False
 ) -> Exception:
-    """Return the error for a response that denies access, asks to retry, or shows that the request was wrong."""
+    """Return the error for a response that denies access, asks to retry, or rejects the request."""
     where, code = display_address(address), error_code(body)
     found = f"the server returned {status} {code}".rstrip()
     if code in _EXPIRED_CODES:
@@ -311,7 +301,7 @@ def busy_error(status: int, headers: Mapping[str, str]) -> TransientError:
 
 
 def _wrong_region_advice(address: str, body: bytes, region: str = "") -> str:
-    """Return advice for a bucket in another region, with the region if the store names it."""
+    """Return advice for a bucket in another region."""
     found = _REGION_ELEMENT.search(body)
     region = found[1].decode() if found else region
     name = f"{SOURCE_PREFIX * is_source_address(address)}AWS_REGION"
@@ -319,13 +309,13 @@ def _wrong_region_advice(address: str, body: bytes, region: str = "") -> str:
 
 
 def error_code(body: bytes) -> str:
-    """Return the error code in a store's XML, such as `ExpiredToken`; a single word holds no secret."""
+    """Return the error code in a store's XML, such as `ExpiredToken`."""
     found = _ERROR_CODE.search(body)
     return (found[1] or found[2]).decode() if found else ""
 
 
 def retry_after(text: str) -> float | None:
-    """Return the seconds in a Retry-After header, which holds a number or a date; None if it is invalid."""
+    """Return the seconds in a Retry-After header, a number or a date; None if invalid."""
     from email.utils import parsedate_to_datetime
 
     if text.isascii() and text.isdigit():

@@ -1,10 +1,10 @@
-"""Addresses of other schemes, such as `hf://` and `sftp://`: listed and read through fsspec, if it is installed.
+"""Addresses of other schemes, such as `hf://` and `sftp://`: read through fsspec, if it is installed.
 
 These locations are read-only. fsspec file systems disagree about versions, so changes are detected by size and checksum
 only.
 
-Datasets of Hugging Face are listed through fsspec, but their files are read over HTTP: fsspec's own file system reads 5
-MB ahead of each range, lists folders to get sizes, and does not notice that a file was replaced.
+Hugging Face datasets are listed through fsspec, but read over HTTP: fsspec's own file system reads 5 MB ahead of each
+range, lists folders to get sizes, and does not notice that a file was replaced.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _CONNECTION_ERRORS = {"ConnectionError", "TimeoutError", "TransportError", "Time
 
 
 def list_fsspec(address: str, *, below: bool = False) -> Iterator[BucketEntry]:
-    """Yield the entries of a folder, or with `below` all files at any depth; see `buckets.list_objects`.
+    """Yield the entries of a folder, or with `below` all files at any depth.
 
     Raises:
         AccessRefused: Listing is denied.
@@ -71,7 +71,7 @@ def list_fsspec(address: str, *, below: bool = False) -> Iterator[BucketEntry]:
 
 
 def _listed_version(address: str, listed: Mapping[str, Any]) -> int:
-    """Return the version of a listed file: in a Hugging Face repository, the ETag that downloads have; otherwise 0."""
+    """Return the ETag of a listed file in a Hugging Face repository as a number; otherwise 0."""
     if not is_huggingface(address) or listed["type"] != "file":
         return 0
     return version_number(str(listed["lfs"].sha256 if listed.get("lfs") else listed.get("blob_id", "")))
@@ -89,13 +89,13 @@ def _split_huggingface(address: str) -> re.Match[str]:
 
 
 def huggingface_request(address: str) -> tuple[str, dict[str, str]]:
-    """Return the HTTP URL of a file in a dataset repository, and the headers with the user's token.
+    """Return the HTTP URL of a file in a dataset repository, and headers with the user's token.
 
     Source: the grammar of `hf://` in huggingface_hub's `HfFileSystem`.
 
     Raises:
         InvalidRequest: The address names no repository.
-        StoreFailed: huggingface_hub is not installed, or is in offline mode.
+        StoreFailed: huggingface_hub is missing, or in offline mode.
     """
     match = _split_huggingface(address)
     with _fsspec_errors(address):
@@ -114,7 +114,7 @@ def huggingface_request(address: str) -> tuple[str, dict[str, str]]:
 
 
 def call_fsspec(address: str, ask: Callable[[Any], Result]) -> Result:
-    """Return the result of `ask`, called with fsspec's file system; transient failures are retried."""
+    """Return the result of `ask`, called with fsspec's file system; retry transient failures."""
 
     def attempt() -> Result:
         with _fsspec_errors(address):
@@ -189,7 +189,6 @@ def _missing_error(address: str, error: FileNotFoundError) -> Exception:
 
 
 def _error_response(error: BaseException) -> Any:
-    """Return the HTTP response that an exception or its cause carries, or None."""
     responses = (getattr(response, "response", None) for response in (error, error.__cause__))
     return next((response for response in responses if response is not None), None)
 

@@ -60,13 +60,7 @@ _MD5 = re.compile(r"[0-9a-f]{32}")
 
 
 class HuggingFaceLink(NamedTuple):
-    """A redirect of the Hub.
-
-    Attributes:
-        target: Signed URL on the content server.
-        linked: ETag that the Hub reports.
-        tag: ETag that the content server reports.
-    """
+    """A redirect of the Hub: signed URL on the content server, ETag of the Hub, ETag of the content server."""
 
     target: str
     linked: str
@@ -81,14 +75,14 @@ def request_object(
     Args:
         address: Address of the object.
         headers: Additional headers.
-        links: Cache of one Hub redirect, filled and reused by this function: the Hub limits the request rate.
+        links: Cache for one Hub redirect, which this function fills and reuses: the Hub limits the request rate.
 
     Returns:
-        A response with status 200, 201, 204, 206, or 416 for a range after the end. Read it completely, which returns
-            its connection to the pool, or pass it to `discard_response`, or `close` it.
+        A response with status 200, 201, 204, 206, or 416 for a range after the end. Read it completely, `close` it, or
+            pass it to `discard_response`.
 
     Raises:
-        TransientError: The request may be retried.
+        TransientError: The request can be retried.
         FileNotFoundError: The object does not exist.
         FileExistsError: A condition in the headers does not hold.
         AccessRefused: Access is denied.
@@ -122,12 +116,7 @@ def request_object(
 def _follow_redirects(
     address: str, target: str, headers: Mapping[str, str], own_headers: Mapping[str, str]
 ) -> tuple[urllib3.BaseHTTPResponse, HuggingFaceLink]:
-    """Return the response after all redirects, and its URL. `own_headers` are sent to the first server only.
-
-    Raises:
-        TransientError: There is no response.
-        StoreFailed: The request failed, or there are too many or invalid redirects.
-    """
+    """Return the response after all redirects, and its URL. `own_headers` are sent to the first server only."""
     linked = ""
     for _ in range(_MAX_REDIRECTS + 1):
         response = _send_request(address, target, {**headers, **own_headers})
@@ -143,7 +132,6 @@ def _follow_redirects(
 
 
 def _send_request(address: str, target: str, headers: Mapping[str, str]) -> urllib3.BaseHTTPResponse:
-    """Return the response of a server, whatever its status."""
     with failures.urllib3_errors(address, target):
         return connections_for(target).request(
             "GET", without_user(target), preload_content=False, decode_content=False, redirect=False, retries=False,
@@ -152,13 +140,13 @@ def _send_request(address: str, target: str, headers: Mapping[str, str]) -> urll
 
 
 class FirstResponse(NamedTuple):
-    """What a first request shows about the connection to a server, whatever the response.
+    """What a first request shows about a connection.
 
     Attributes:
         server: URL of the server, without a path.
         proxy: URL of the proxy; empty if there is none.
         headers: Response headers.
-        certificate_expiry: End of validity, as the certificate states it; None for plain HTTP.
+        certificate_expiry: As in the certificate; None for plain HTTP.
         code: The store's error code; empty if there is none.
         refused: The error that the response means; None if the object exists.
     """
@@ -199,7 +187,7 @@ def first_response(address: str) -> FirstResponse:
 
 
 def etag_md5(headers: Mapping[str, str]) -> str | None:
-    """Return the MD5 of an object from response headers; None if there is none that can be trusted."""
+    """Return the MD5 of an object from response headers, or None."""
     for encoded in (headers.get("Content-MD5", ""), google_hashes(headers).get("md5", "")):
         if encoded:
             try:
@@ -211,7 +199,7 @@ def etag_md5(headers: Mapping[str, str]) -> str | None:
 
 
 def object_md5(address: str, headers: Mapping[str, str]) -> str | None:
-    """Return the MD5 of a whole object from a store's response; None if there is none.
+    """Return the MD5 of a whole object from a store's response, or None.
 
     The ETag of S3 is not an MD5 if the object is encrypted with KMS or customer keys, or is in a directory bucket.
     """
@@ -222,12 +210,11 @@ def object_md5(address: str, headers: Mapping[str, str]) -> str | None:
 
 
 def google_hashes(headers: Mapping[str, str]) -> dict[str, str]:
-    """Return the checksums in a response of Google's store: algorithm to value in base64."""
+    """Return the checksums in a response of Google's store: algorithm to base64 value."""
     return dict(part.strip().partition("=")[::2] for part in headers.get("x-goog-hash", "").split(","))
 
 
 def _read_reason(response: urllib3.BaseHTTPResponse) -> bytes:
-    """Return the first bytes of an error response, and close it."""
     try:
         with failures.urllib3_errors(""):
             return response.read(_MAX_REASON_BYTES)
@@ -240,10 +227,10 @@ def _read_reason(response: urllib3.BaseHTTPResponse) -> bytes:
 def iter_body(
     response: urllib3.BaseHTTPResponse, address: str, length: int, max_bytes: int = PIECE_BYTES
 ) -> Iterator[bytes]:
-    """Yield the body of a response, which must have `length` bytes, in pieces of at most `max_bytes`; then close it.
+    """Yield the body of a response in pieces of at most `max_bytes`; then close it.
 
     Raises:
-        TransientError: The body is too short.
+        TransientError: The body is shorter than `length`.
     """
     received = 0
     try:
@@ -259,14 +246,14 @@ def iter_body(
 
 
 def discard_response(response: urllib3.BaseHTTPResponse) -> None:
-    """Close a response that is not needed; a short body is read first, which keeps the connection usable."""
+    """Close an unneeded response; a short body is read first, which keeps the connection usable."""
     if (content_length(response) or _MAX_REASON_BYTES) < _MAX_REASON_BYTES:
         _read_reason(response)
     response.close()
 
 
 def content_length(response: urllib3.BaseHTTPResponse) -> int | None:
-    """Return the Content-Length of a response; None if it is missing or invalid."""
+    """Return the Content-Length of a response; None if missing or invalid."""
     length = response.headers.get("Content-Length", "")
     return int(length) if length.isascii() and length.isdigit() and len(length) <= _MAX_LENGTH_DIGITS else None
 

@@ -1,9 +1,8 @@
 """A lock in an object store: an object that names its holder and is renewed while it is held.
 
 The lock is created on the condition that it does not exist. Its age is computed from the store's clock only (`Date` and
-`Last-Modified` of one response), so clocks of machines may differ. A lock that was not renewed for `LEASE_S` can be
-taken over, on the condition that it has not changed. A lock whose process on this machine has exited is free
-immediately.
+`Last-Modified` of one response), so clocks of machines can differ. A lock that was not renewed for `LEASE_S` can be
+taken over, on the condition that it has not changed. A lock whose process on this machine has exited is free.
 
 Each holder of a shared lock creates its own object, then looks for an exclusive holder. An exclusive holder creates its
 object, then looks for shared ones. If both come together, at least one sees the other.
@@ -108,7 +107,7 @@ class LockHolder(NamedTuple):
 
 
 def parse_holder(data: bytes) -> LockHolder:
-    """Return the holder that the content of a lock names; an unknown holder if the content is invalid."""
+    """Return the holder of a lock from its content; an unknown holder if that is invalid."""
     try:
         fields = json.loads(data)
         who, since, token, machine = (
@@ -120,7 +119,7 @@ def parse_holder(data: bytes) -> LockHolder:
 
 
 def object_age_s(headers: Mapping[str, str]) -> float | None:
-    """Return the age of an object in seconds, by the clock of the store; None if the response does not contain it."""
+    """Return the age of an object by the clock of the store; None if unknown."""
     from email.utils import parsedate_to_datetime
 
     try:
@@ -139,17 +138,11 @@ class _ExistingLock(NamedTuple):
 
     @property
     def is_over(self) -> bool:
-        """Whether the lock can be taken over."""
         return self.holder.has_exited() or (self.age_s is not None and self.age_s > LEASE_S)
 
 
 class Lease:
     """A lock held by this process; a thread renews it until `end`.
-
-    Args:
-        address: Address of the lock object.
-        holder: This process.
-        version: Version of the lock object.
 
     Attributes:
         lost: Why the lock was lost; None while it is held.
@@ -229,7 +222,7 @@ class Lease:
 
 @contextmanager
 def hold_lock(folder: str, base: str, *, shared: bool = False) -> Iterator[None]:
-    """Hold the lock of the dataset `base` under a prefix.
+    """Hold the lock of the dataset `base` under a prefix; `shared` allows other shared holders.
 
     Raises:
         OutputExists: Another run holds the lock.
@@ -278,7 +271,6 @@ def check_held(folder: str) -> None:
 
 
 def _acquire(address: str, holder: LockHolder) -> str:
-    """Create or take over a lock; return the version of its object."""
     for _ in range(_MAX_TRIES):
         try:
             version = _write_lock(address, holder, "")
@@ -297,12 +289,9 @@ def _acquire(address: str, holder: LockHolder) -> str:
 
 
 def check_conditional_writes(address: str, data: bytes, version: str = "") -> None:
-    """Check that the store rejects a write whose condition does not hold. If it does not, the lock object is deleted.
+    """Check that the store rejects a write to an existing object whose condition does not hold; otherwise delete it.
 
-    Args:
-        address: An existing object.
-        data: Data to write.
-        version: An outdated version of the object; "" tests the condition that no object exists.
+    `version` is an outdated version; "" tests the condition that no object exists.
 
     Raises:
         InvalidRequest: The store wrote the object.
@@ -320,7 +309,7 @@ def check_conditional_writes(address: str, data: bytes, version: str = "") -> No
 
 
 def _check_other_locks(folder: str, base: str, exclusive: str, *, shared: bool) -> None:
-    """Refuse to hold a lock if another run holds a conflicting one; delete shared locks of runs that ended."""
+    """Fail if another run holds a conflicting lock; delete shared locks of runs that ended."""
     if shared:
         addresses = [exclusive]
     else:
@@ -349,8 +338,6 @@ def _write_lock(address: str, holder: LockHolder, expected: str, renewals: int =
 
 
 def _read_lock(address: str) -> _ExistingLock | None:
-    """Return the existing lock, or None."""
-
     def request() -> _ExistingLock:
         with closing(request_object(address)) as response, urllib3_errors(address):
             data = response.read(_MAX_LOCK_BYTES)
@@ -389,7 +376,7 @@ def _user_name() -> str:
 
 
 def _machine_id() -> str:
-    """Return an identifier of this machine and process namespace since boot; empty if unknown."""
+    """Return an identifier of this machine and process namespace, or ""."""
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
             boot = file.read().strip()
@@ -399,7 +386,7 @@ def _machine_id() -> str:
 
 
 def _process_start(pid: int) -> str:
-    """Return the start time of a process of this machine; empty if it does not exist or the time is unknown."""
+    """Return the start time of a process, or ""."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             state, *fields = file.read().rpartition(b")")[2].split()

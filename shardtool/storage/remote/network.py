@@ -1,7 +1,6 @@
 """Proxies, trusted certificates and HTTP headers, with the same rules for all requests.
 
-obstore lists and writes small objects, urllib3 reads and uploads; by default they read different environment variables.
-`SSL_CERT_FILE` and `SSL_CERT_DIR` are read by both TLS libraries.
+By default obstore (lists and small objects) and urllib3 (reads and uploads) read different environment variables.
 
 Source of the `NO_PROXY` rule: reqwest, which obstore uses.
 """
@@ -61,10 +60,10 @@ NETWORK_VARIABLES = (
 
 
 def proxy_for(url: str) -> str | None:
-    """Return the URL of the proxy for a server; None if it is reached directly.
+    """Return the URL of the proxy for a server, or None.
 
     Raises:
-        InvalidRequest: The environment names a proxy that does not speak HTTP.
+        InvalidRequest: The proxy in the environment does not speak HTTP.
     """
     parts = urlsplit(url)
     variables = {name.lower(): (name, value) for name, value in sorted(os.environ.items()) if value}  # lower case wins
@@ -80,7 +79,7 @@ def proxy_for(url: str) -> str | None:
 
 
 def proxy_headers(proxy: str) -> dict[str, str]:
-    """Return the authorization header for a proxy whose URL contains a user; otherwise no headers."""
+    """Return the authorization header for a proxy URL with a user."""
     return {"Proxy-Authorization": value} if (value := _basic_auth(proxy)) else {}
 
 
@@ -94,7 +93,7 @@ def _encode_basic_auth(name: str, password: str) -> str:
 
 
 def use_headers(lines: Iterable[str]) -> None:
-    """Send additional headers, given as `Name: value` lines, to web servers, from this process and those it starts.
+    """Send additional `Name: value` headers to web servers, from this process and those it starts.
 
     Raises:
         InvalidRequest: A line is not a header, or its header is reserved.
@@ -141,7 +140,7 @@ def without_user(url: str) -> str:
 
 
 def is_same_server(url: str, other: str) -> bool:
-    """Return whether headers for one server may be sent to another URL: the same server, or the same host by https."""
+    """Return whether headers for one URL may be sent to another: same server, or same host by https."""
     first, second = urlsplit(url), urlsplit(other)
     ports = [(part.scheme, part.port or _DEFAULT_PORTS[part.scheme]) for part in (first, second)]
     return first.hostname == second.hostname and (ports[0] == ports[1] or ports == [*_DEFAULT_PORTS.items()])
@@ -149,7 +148,7 @@ def is_same_server(url: str, other: str) -> bool:
 
 @functools.lru_cache(maxsize=64)
 def _netrc_auth(host: str, path: str) -> str:
-    """Return the authorization for a host in a `.netrc` file; "" if there is none, or the file is invalid."""
+    """Return the authorization for a host in a `.netrc` file, or ""."""
     if not os.path.isfile(path):
         return ""
     with suppress(OSError, NetrcParseError, UnicodeDecodeError):
@@ -173,7 +172,7 @@ def extra_certificates() -> str:
     """Return the PEM certificates that are trusted in addition to the machine's own.
 
     Raises:
-        InvalidRequest: A certificate file named in the environment cannot be read.
+        InvalidRequest: A certificate file cannot be read.
     """
     return "\n".join(_read_certificates(name, path) for name in _CA_BUNDLE_VARIABLES if (path := os.environ.get(name)))
 
@@ -195,7 +194,7 @@ def tls_context() -> ssl.SSLContext:
     """Return the TLS settings for urllib3, which would otherwise load the certificates for each connection.
 
     Raises:
-        InvalidRequest: A certificate file named in the environment is invalid or cannot be read.
+        InvalidRequest: A certificate file is invalid or cannot be read.
     """
     from urllib3.util.ssl_ import create_urllib3_context
 

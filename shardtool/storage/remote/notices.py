@@ -21,7 +21,7 @@ class RequestRetry(NamedTuple):
         where: Address, without secrets.
         found: Why the request failed.
         attempts: Attempts so far.
-        wait_s: Seconds until the retry; for several requests, their sum.
+        wait_s: Seconds until the retry, summed over the requests.
         requests: Number of requests.
     """
 
@@ -58,7 +58,7 @@ def emit(event: object) -> None:
 
 
 def warn(text: str) -> None:
-    """Pass a message for the user to the listener, or log it if there is no listener."""
+    """Pass a message for the user to the listener, or else log it."""
     if _listeners:
         emit(Notice(text))
         return
@@ -68,10 +68,7 @@ def warn(text: str) -> None:
 
 
 def set_listener(listener: Callable[[object], None] | None) -> None:
-    """Call `listener` for every event, in the thread that emits it; None removes the listener.
-
-    Setting a listener resets the retry counts.
-    """
+    """Call `listener` for every event, in the emitting thread, and reset the retry counts; None removes it."""
     _listeners[:] = [] if listener is None else [listener]
     _totals[:] = _totals if listener is None else [0, 0.0]
 
@@ -82,5 +79,5 @@ def retry_count() -> int:
 
 
 def retry_totals() -> dict[str, float]:
-    """Return the number of retries and the seconds waited for them; empty if there were none."""
+    """Return the number of retries and the seconds waited; empty if there were none."""
     return {"retries": retry_count(), "waited_s": round(_totals[1], 3)} if retry_count() else {}

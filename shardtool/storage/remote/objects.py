@@ -1,8 +1,11 @@
 """Read an object at any offset, always from the same version.
 
 Each range is one request. The response must have the requested range and the version of the first response. A response
-that is cut off is continued by another request. An object has no read position, so several threads may read it in
-parallel. Neighbouring ranges are read with one request, and large ranges with several.
+that is cut off is continued by another request. An object has no read position, so threads can read it in parallel.
+Neighbouring ranges are read with one request, and large ranges with several.
+
+Reading raises FileNotFoundError if the object does not exist, OSError if it has changed or does not match the store's
+checksum, AccessRefused, and StoreFailed if the server keeps failing or does not support ranges.
 """
 
 from __future__ import annotations
@@ -57,19 +60,14 @@ class RemoteObject:
 
     Args:
         address: Address of the object.
-        size: Expected size; the object is then not requested before the first read. None if unknown.
+        size: Expected size; the object is then not requested before the first read.
 
     Attributes:
         address: Address of the object.
         size: Bytes.
         version: ETag; empty if the server sends none, or before the first request.
         ranges: Whether the server supports range requests, as far as known.
-        md5: MD5 of the whole object from the last response; None if there is none.
-
-    Raises:
-        FileNotFoundError: The object does not exist.
-        AccessRefused: Access is denied.
-        StoreFailed: The server keeps failing.
+        md5: MD5 of the whole object from the last response, or None.
     """
 
     md5: str | None = None
@@ -86,7 +84,7 @@ class RemoteObject:
 
     @property
     def version(self) -> str:
-        """ETag; empty if the server sends none, or before the first request."""
+        """ETag, or ""."""
         return self._first_response.get("version", "")
 
     def fact(self) -> ObjectInfo:
@@ -94,28 +92,15 @@ class RemoteObject:
         return ObjectInfo(self.size, version_number(self.version))
 
     def read(self, offset: int, length: int) -> bytes:
-        """Return `length` bytes at `offset`; fewer only at the end of the object.
-
-        Raises:
-            OSError: The object has changed or was deleted.
-            AccessRefused: Access is denied.
-            StoreFailed: The server keeps failing, or does not support ranges.
-        """
+        """Return `length` bytes at `offset`; fewer only at the end of the object."""
         pieces = list(self._pieces(offset, min(self.size, offset + length), _MAX_SINGLE_READ_BYTES))
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def pieces(self) -> Iterator[bytes]:
-        """Yield the whole object in pieces of at most 1 MiB, with one request unless it fails.
-
-        Raises:
-            OSError: The object has changed or was deleted.
-            AccessRefused: Access is denied.
-            StoreFailed: The server keeps failing, or does not support ranges.
-        """
+        """Yield the whole object in pieces of at most 1 MiB, with one request unless it fails."""
         return self._pieces(0, self.size, PIECE_BYTES)
 
     def _pieces(self, offset: int, end: int, max_bytes: int) -> Iterator[bytes]:
-        """Yield a range in pieces of at most `max_bytes`."""
         attempts = retry.RetryState(self._where)
         while offset < end:
             try:
@@ -128,13 +113,7 @@ class RemoteObject:
                 attempts.failed(error)
 
     def verified_pieces(self) -> Iterator[bytes]:
-        """Yield the whole object as `pieces` does, then compare it with the store's checksum.
-
-        Raises:
-            OSError: The object has changed, was deleted, or does not match the store's checksum.
-            AccessRefused: Access is denied.
-            StoreFailed: The server keeps failing, or does not support ranges.
-        """
+        """Yield the whole object, then compare it with the store's checksum."""
         md5 = hashlib.md5(usedforsecurity=False)
         for piece in self.pieces():
             md5.update(piece)
@@ -143,7 +122,7 @@ class RemoteObject:
             _check_md5(self.address, self.md5, md5)
 
     def _inspect(self) -> tuple[int, str, bool]:
-        """Return size, version and range support, from a request for the first byte: HEAD may be forbidden."""
+        """Return size, version and range support. A GET of the first byte is used, because HEAD can be forbidden."""
         response = request_object(self.address, {"Range": "bytes=0-0"}, self._links)
         if response.status == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
             discard_response(response)
@@ -158,7 +137,6 @@ class RemoteObject:
         return _require_length(response, self._where), version, False
 
     def _request_range(self, offset: int, end: int) -> urllib3.BaseHTTPResponse:
-        """Return the verified response to a range request; its body is not read."""
         is_whole = offset == 0 and end == self.size
         if not self.ranges and not is_whole:
             raise self._no_ranges_error()
@@ -212,13 +190,10 @@ class RemoteObject:
 class ObjectInfo(NamedTuple):
     """Size and version of an object, with the attribute names of `os.stat_result`.
 
-    The listing of a source records the version of each object, and the reader compares it, so a change between the two
-    is detected.
-
     Attributes:
         st_size: Bytes.
-        st_mtime_ns: Version as a number, see `version_number`.
-        st_ctime_ns: Always 0: the version shows every change.
+        st_mtime_ns: Version as a number, see `version_number`. Readers compare it with the listing, to detect changes.
+        st_ctime_ns: Always 0.
     """
 
     st_size: int
@@ -232,13 +207,7 @@ FileInfo: TypeAlias = "os.stat_result | ObjectInfo"  # of a local file or an obj
 def read_object(address: str, check_size: Callable[[int], object]) -> tuple[bytes, ObjectInfo]:
     """Return an object, with one request unless it fails, and its size and version.
 
-    `check_size` is called with the size before the object is read. It may raise, or return False to skip reading.
-
-    Raises:
-        FileNotFoundError: The object does not exist.
-        OSError: The object does not match the store's checksum.
-        AccessRefused: Access is denied.
-        StoreFailed: The server keeps failing.
+    `check_size` is called with the size before the object is read. It can raise, or return False to skip reading.
     """
 
     def read_whole(remote: RemoteObject) -> tuple[bytes, ObjectInfo]:
@@ -265,13 +234,7 @@ def read_object(address: str, check_size: Callable[[int], object]) -> tuple[byte
 
 
 def read_object_end(address: str, limit: int) -> bytes:
-    """Return the last bytes of an object, with one request unless it fails.
-
-    Raises:
-        FileNotFoundError: The object does not exist.
-        AccessRefused: Access is denied.
-        StoreFailed: The server keeps failing.
-    """
+    """Return the last bytes of an object, with one request unless it fails."""
 
     def read_end(remote: RemoteObject) -> bytes:
         return remote.read(max(0, remote.size - limit) if remote.ranges else 0, remote.size)[-limit:]
@@ -308,23 +271,13 @@ def _check_unencoded(response: urllib3.BaseHTTPResponse, where: str) -> None:
 
 
 def _check_md5(address: str, md5: str, digest: Any) -> None:
-    """Compare the data that was read with the MD5 that the store reports.
-
-    Raises:
-        OSError: They differ.
-    """
     if digest.hexdigest() != md5:
         found = f"data with MD5 {digest.hexdigest()}; expected {md5}, as the store reports"
         raise OSError(errno.EBADMSG, found, display_address(address))
 
 
 def object_crc(address: str) -> int | None:
-    """Return the CRC-32C that Google's store reports for an object; None for other stores. The object is not read.
-
-    Raises:
-        FileNotFoundError: The object does not exist.
-        StoreFailed: The store failed, or denies access.
-    """
+    """Return the CRC-32C that Google's store reports for an object; None for other stores."""
     if parse_address(address).scheme != "gs":
         return None
     response = retry.with_retries(display_address(address), lambda: request_object(address, {"Range": "bytes=0-0"}))
@@ -346,13 +299,7 @@ _MAX_REQUESTS_AHEAD = 16  # requests of one caller that are running or whose res
 
 
 def read_ranges(remote: RemoteObject, offsets: Sequence[int], lengths: Sequence[int]) -> Iterator[bytes]:
-    """Yield the data of ranges, shorter only at the end of the object; sorted ranges need the fewest requests.
-
-    Raises:
-        OSError: The object has changed or was deleted.
-        AccessRefused: Access is denied.
-        StoreFailed: The server keeps failing, or does not support ranges.
-    """
+    """Yield the data of ranges, shorter only at the end of the object; sorted ranges need the fewest requests."""
     spans = _merge_ranges(offsets, lengths)
     requests = [
         (offset, min(end, offset + _MAX_REQUEST_BYTES))
@@ -379,7 +326,7 @@ def read_ranges(remote: RemoteObject, offsets: Sequence[int], lengths: Sequence[
 
 
 def _merge_ranges(offsets: Sequence[int], lengths: Sequence[int]) -> list[tuple[int, int, int]]:
-    """Merge ranges that are read together; return start, end and number of ranges of each."""
+    """Return start, end and number of ranges of each group that is read together."""
     spans: list[tuple[int, int, int]] = []
     for offset, length in zip(offsets, lengths, strict=True):
         if spans:
@@ -395,16 +342,7 @@ _FSSPEC_READ_BYTES = 4 * PIECE_BYTES  # bytes per call of fsspec
 
 
 class FsspecObject(RemoteObject):
-    """A file of another scheme, read through fsspec.
-
-    Args:
-        address: Address of the file.
-
-    Raises:
-        FileNotFoundError: The file does not exist.
-        AccessRefused: Access is denied.
-        StoreFailed: fsspec failed.
-    """
+    """A file of another scheme, read through fsspec."""
 
     def __init__(self, address: str) -> None:
         address = parse_address(address).text()  # with a lower-case scheme, as fsspec requires
@@ -415,7 +353,6 @@ class FsspecObject(RemoteObject):
         self.size, self._first_response = int(info["size"]), dict[str, str]()
 
     def _pieces(self, offset: int, end: int, max_bytes: int) -> Iterator[bytes]:
-        """Yield a range in pieces; fsspec cannot be read in smaller units than `_FSSPEC_READ_BYTES` efficiently."""
         while offset < end:
             length = min(max(max_bytes, _FSSPEC_READ_BYTES), end - offset)
             byte_range = {"start": offset, "end": offset + length}
@@ -427,12 +364,5 @@ class FsspecObject(RemoteObject):
 
 
 def open_remote(address: str, size: int | None = None) -> RemoteObject:
-    """Open an object for random access.
-
-    With `size`, the expected size, the object is not requested before the first read.
-
-    Raises:
-        OSError: The object does not exist.
-        ShardError: The object cannot be read.
-    """
+    """Open an object for random access; see `RemoteObject`."""
     return FsspecObject(address) if uses_fsspec(address) else RemoteObject(address, size)

@@ -1,4 +1,4 @@
-"""Run many requests in parallel threads; results keep the order of the items.
+"""Run requests in parallel threads; results keep the order of the items.
 
 Each process has its own threads, because a fork copies none.
 """
@@ -49,7 +49,7 @@ def map_requests(ask: Callable[[Item], Result], items: Iterable[Item]) -> list[R
     """Return the result of `ask` for each item, in order; at most `MAX_CONCURRENT_REQUESTS` run.
 
     `ask` may wait for requests. After a failure no further call is started, but running calls are not awaited: their
-    requests may still reach the server after the error was raised.
+    requests may still reach the server.
     """
     failed: list[BaseException] = []
 
@@ -72,8 +72,8 @@ def imap_requests(
 ) -> Generator[Result]:
     """Yield the result of `ask` for each item, in order; at most `at_once` items are running or finished but unread.
 
-    If a call fails, its error is raised after all running calls have stopped. The threads live only during the
-    iteration, so a later fork cannot copy a thread's locked state.
+    An error is raised after all running calls have stopped. The threads live only during the iteration, so a later fork
+    cannot copy a thread's locked state.
     """
     from concurrent.futures import ThreadPoolExecutor
 
@@ -93,7 +93,7 @@ def imap_requests(
 def ordered_results(
     threads: ThreadPoolExecutor, ask: Callable[[Item], Result], items: Iterable[Item], at_once: int
 ) -> Iterator[Result]:
-    """Yield the result of `ask` for each item, in order; at most `at_once` items are running or finished but unread."""
+    """Yield results of `ask` in order; at most `at_once` items are running or finished but unread."""
     remaining = iter(items)
     futures: deque[Future[Result]] = deque(threads.submit(ask, item) for item in islice(remaining, at_once))
     try:

@@ -1,10 +1,10 @@
 """Retry requests that failed temporarily, with one policy for all, and cancel them.
 
-Threads that make requests wait in slices of `SLICE_S` and check for cancellation. Calls into libraries that cannot be
-interrupted run in a separate thread, which is abandoned on cancellation.
+Threads wait in slices of `SLICE_S` and check for cancellation. Library calls that cannot be interrupted run in a
+separate thread, which is abandoned on cancellation.
 
-The main thread also waits for them in slices: a signal that arrives between Python's check for signals and a blocking
-lock would not wake it (observed once in a hundred runs with six request threads).
+The main thread also waits in slices: a signal that arrives between Python's check for signals and a blocking lock would
+not wake it (observed once in a hundred runs with six request threads).
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ class RetryPolicy(NamedTuple):
 
     Attributes:
         tries: Maximum number of attempts until a request of this process is answered: the endpoint may be wrong.
-        first_wait_s: Maximum first wait, in seconds; it doubles for each retry.
-        max_wait_s: Maximum wait in seconds, unless the server requests more.
-        max_total_s: Seconds after which no retry is started.
-        first_answer_s: The same limit until a request of this process is answered.
-        notice_s: Seconds after which the user is told that the first request is still waiting.
-        least: Minimum speed in bytes per second.
-        speed_window_s: Seconds of waiting over which the speed is measured.
+        first_wait_s: Maximum first wait; it doubles for each retry.
+        max_wait_s: Maximum wait, unless the server requests more.
+        max_total_s: Time after which no retry is started.
+        first_answer_s: The same until a request of this process is answered.
+        notice_s: Time after which the user is told that the first request is waiting.
+        min_bytes_per_s: Minimum speed.
+        speed_window_s: Waiting time over which the speed is measured.
     """
 
     tries: int = 7
@@ -64,7 +64,7 @@ class RetryPolicy(NamedTuple):
     max_total_s: float = 300.0
     first_answer_s: float = 60.0
     notice_s: float = 10.0
-    least: float = 1000.0
+    min_bytes_per_s: float = 1000.0
     speed_window_s: float = 60.0
 
 
@@ -88,7 +88,7 @@ class TransientError(Exception):
 
     Attributes:
         found: What happened, without secrets.
-        wait_s: Seconds to wait, as the server requests; None if it does not.
+        wait_s: Seconds to wait, as the server requests, or None.
         answered: Whether the server responded.
         stalled_s: Seconds without progress, if they caused the failure.
     """
@@ -101,7 +101,7 @@ class TransientError(Exception):
 
 
 class RequestCancelled(Exception):
-    """The result of this thread is no longer needed."""
+    """The result is no longer needed."""
 
 
 @contextmanager
@@ -117,7 +117,7 @@ def cancel_on(stop: threading.Event) -> Iterator[None]:
 
 @contextmanager
 def with_policy(policy: RetryPolicy) -> Iterator[None]:
-    """Use this retry policy for requests of this thread, and ignore the environment."""
+    """Use this policy in this thread, and ignore the environment."""
     _thread_state.policy = policy
     try:
         yield
@@ -135,10 +135,10 @@ def end_requests(within_s: float) -> None:
 
 
 def check_cancelled() -> None:
-    """Raise if the requests of this thread are cancelled.
+    """Raise if this thread is cancelled.
 
     Raises:
-        RequestCancelled: They are.
+        RequestCancelled: It is.
     """
     stop = getattr(_thread_state, "stop", None)
     if stop is not None and stop.is_set():
@@ -192,13 +192,10 @@ def pause(seconds: float) -> None:
 
 
 class RetryState:
-    """The attempts of one request.
+    """The attempts of one request; `where` is its address, for messages.
 
     Time without progress counts against the budget across all attempts, so a server that repeatedly sends a little and
     then stalls is given up. The budget recovers while data flows, as fast as it was spent.
-
-    Args:
-        where: Address, for messages.
     """
 
     def __init__(self, where: str) -> None:
@@ -208,7 +205,7 @@ class RetryState:
         self._waited_s, self._counts_waits_only = 0.0, False
 
     def later(self, stalled_s: float) -> None:
-        """Count only waits and stalls, because the attempts themselves may have made progress for a long time."""
+        """Count only waits and stalls, because an attempt may have made progress for a long time."""
         self._waited_s += stalled_s
         self._start_s, self._counts_waits_only = time.monotonic() - self._waited_s, True
 
@@ -248,36 +245,36 @@ class RetryState:
 
 
 def set_retry_for(text: str) -> None:
-    """Set for how many seconds failed requests are retried, in this process and those it starts.
+    """Set the seconds for which failed requests are retried, in this process and those it starts.
 
     Raises:
-        InvalidRequest: The text is not a number of seconds.
+        InvalidRequest: The text is not a number.
     """
     _parse_numbers(RETRY_FOR, text, _SECONDS_EXPECTED)
     os.environ[RETRY_FOR] = text
 
 
 def retry_for() -> float:
-    """Return for how many seconds failed requests are retried.
+    """Return the seconds for which failed requests are retried.
 
     Raises:
-        InvalidRequest: The variable in the environment is not a number.
+        InvalidRequest: The environment variable is not a number.
     """
     text = "" if hasattr(_thread_state, "policy") else os.environ.get(RETRY_FOR, "")
     return _parse_numbers(RETRY_FOR, text, _SECONDS_EXPECTED)[0] if text else _current_policy().max_total_s
 
 
 def min_speed() -> tuple[float, float]:
-    """Return the minimum speed in bytes per second, and the seconds of waiting over which it is measured.
+    """Return the minimum speed in bytes per second, and the seconds over which it is measured.
 
     Raises:
-        InvalidRequest: The variable in the environment is invalid.
+        InvalidRequest: The environment variable is invalid.
     """
     text, policy = os.environ.get(MIN_SPEED, ""), _current_policy()
     if not text or hasattr(_thread_state, "policy"):
-        return policy.least, policy.speed_window_s
-    least, *speed_window_s = _parse_numbers(MIN_SPEED, text, "BYTES_PER_SECOND/SECONDS, such as 1000/60")
-    return least, (speed_window_s[0] if speed_window_s else policy.speed_window_s)
+        return policy.min_bytes_per_s, policy.speed_window_s
+    min_bytes_per_s, *speed_window_s = _parse_numbers(MIN_SPEED, text, "BYTES_PER_SECOND/SECONDS, such as 1000/60")
+    return min_bytes_per_s, (speed_window_s[0] if speed_window_s else policy.speed_window_s)
 
 
 def _parse_numbers(name: str, text: str, expected: str) -> list[float]:
@@ -291,9 +288,7 @@ def _parse_numbers(name: str, text: str, expected: str) -> list[float]:
 
 
 def with_retries(where: str, ask: Callable[[], Result]) -> Result:
-    """Return the result of `ask`; call it again after waiting with jitter while it raises `TransientError`.
-
-    `where` is the address for messages. Repeated calls of `ask` must be safe.
+    """Return the result of `ask`; while it raises `TransientError`, wait with jitter and call it again.
 
     Raises:
         StoreFailed: The failures did not stop.
@@ -312,7 +307,7 @@ def with_retries(where: str, ask: Callable[[], Result]) -> Result:
 
 @contextmanager
 def _waiting_notice(where: str) -> Iterator[None]:
-    """Tell the user after some seconds that a request is still waiting, if no request was answered before."""
+    """Tell the user that the first request of this process is still waiting."""
     if _any_answer.is_set() or not _notice_lock.acquire(blocking=False):
         yield
         return

@@ -3,9 +3,6 @@
 obstore signs URLs but not headers. For Azure it signs the encoded name where Azure expects the plain name, so names
 with spaces or non-ASCII letters would be refused. Azure URLs are therefore signed for the whole container.
 
-`sign_url` works in a forked child process. No signature may be in progress during a fork, because obstore's RSA
-(Google) would abort the child.
-
 Source: Microsoft, "Create a service SAS", version 2020-12-06 of the string to sign.
 """
 
@@ -100,7 +97,7 @@ _SAS_PERMISSIONS = {"GET": "r", "PUT": "cwt"}  # t: write tags
 
 
 def azure_signed_url(container: str, key: str, method: str) -> str | None:
-    """Return the signed URL of a blob; None if the environment has neither an account key nor a SAS token.
+    """Return the signed URL of a blob; None if the environment has no account key or SAS token.
 
     Raises:
         InvalidRequest: The account key is invalid.

@@ -85,10 +85,7 @@ _STORE_VARIABLES = (  # part of the cache key of a store: a later change takes e
 
 
 def use_endpoint(url: str) -> None:
-    """Send requests for `s3://`, `gs://` and `az://` to another server, in this process and those it starts.
-
-    Args:
-        url: URL of the server, such as `https://minio.example:9000`.
+    """Send requests for `s3://`, `gs://` and `az://` to the server at `url`, in this process and those it starts.
 
     Raises:
         InvalidRequest: The URL is invalid, or contains a user and a password.
@@ -108,10 +105,7 @@ def _check_endpoint(url: str, where: str) -> None:
 
 
 def use_anonymous(enabled: bool = True) -> None:  # noqa: FBT001, FBT002 - the value of a command-line flag
-    """Do not sign requests to stores, in this process and those it starts: public buckets need no credentials.
-
-    No credentials are searched for, neither in profiles nor in the machine's metadata service.
-    """
+    """Do not sign requests or look for credentials, in this process and those it starts."""
     if enabled:
         os.environ[ANONYMOUS_VARIABLE] = "true"
 
@@ -128,11 +122,8 @@ def source_address_for(address: str, endpoint: str | None) -> str:
     """Return the address through which an S3 source is read if it has its own server or credentials.
 
     Variables that start with `SHARDTOOL_SOURCE_` replace those without the prefix. If one is set, the endpoint comes
-    only from these variables; if one sets credentials, all credentials do.
-
-    Args:
-        address: Address of the source.
-        endpoint: URL of its server; None to use the environment.
+    only from these variables; if one sets credentials, all credentials do. `endpoint` replaces the variable for the
+    server.
 
     Raises:
         InvalidRequest: The endpoint is invalid or the address is not in S3, or a variable is unknown, or half of a key
@@ -162,7 +153,7 @@ def source_address_for(address: str, endpoint: str | None) -> str:
 
 
 def _environment_for(server: str) -> dict[str, str]:
-    """Return the environment variables for a source address; `server` is its endpoint, or empty."""
+    """Return the environment variables for a source with this endpoint."""
     source_values = {name: value for name in _SOURCE_VARIABLES if (value := os.environ.get(SOURCE_PREFIX + name))}
     hidden = {*_ENDPOINT_VARIABLES, *(_REGION_VARIABLES if {*source_values}.intersection(_REGION_VARIABLES) else ())}
     hidden |= (
@@ -175,7 +166,7 @@ def _environment_for(server: str) -> dict[str, str]:
 
 
 def store_for(address: str) -> tuple[Any, str | None]:
-    """Return obstore's store for the bucket of an address, and the bucket's URL if requests are not signed, else None.
+    """Return obstore's store for a bucket, and the bucket's URL if requests are not signed, else None.
 
     Raises:
         InvalidRequest: The scheme is read-only, or obstore is not installed.
@@ -220,7 +211,7 @@ _CREDENTIAL_KINDS = {  # environment variable to kind of credentials, in the ord
 
 
 def credentials_kind(address: str) -> str:
-    """Return the kind and source of the credentials for a store, without secrets.
+    """Return the kind and origin of a store's credentials, without secrets.
 
     Raises:
         AccessRefused: There are no credentials.
@@ -353,7 +344,7 @@ def _aws_errors(profile: str) -> Iterator[None]:
 
 
 def _aws_endpoint(session: Any) -> str:
-    """Return the endpoint that a profile sets for S3 or all services; "" if there is none, or it must be ignored."""
+    """Return the endpoint that a profile sets for S3 or all services, or ""."""
     if session is None or os.environ.get("AWS_IGNORE_CONFIGURED_ENDPOINT_URLS", "").lower() == "true":
         return ""
     profile = _profile_settings(session)
@@ -362,7 +353,6 @@ def _aws_endpoint(session: Any) -> str:
 
 
 def _profile_settings(session: Any) -> Mapping[str, Any]:
-    """Return the settings of a session's profile."""
     return {} if session is None else session._session.get_scoped_config()  # noqa: SLF001 - boto3 has no public function for this
 
 
@@ -397,5 +387,5 @@ def azure_server() -> str:
 
 
 def first_variable(names: tuple[str, ...]) -> str:
-    """Return the value of the first of these environment variables that is set; "" if none is."""
+    """Return the first set environment variable of these, or ""."""
     return next((value for name in names if (value := os.environ.get(name))), "")

@@ -56,21 +56,19 @@ def can_copy_inside(source: str, target: str) -> bool:
 
 
 def copy_in_store(source: str, target: str, size: int, crc: int) -> int | None:
-    """Ask a store to copy an object; return the CRC-32C that it reports for the copy, or None.
+    """Ask a store to copy an object, replacing `target`; return the CRC-32C that it reports for the copy, or None.
 
-    Args:
-        source: Address of the object.
-        target: Address of the copy, in the same store; an existing object is replaced.
-        size: Expected size of the object, in bytes.
-        crc: Expected CRC-32C; if the store reports another one beforehand, nothing is copied.
+    Nothing is copied if the object is known to have another size or checksum.
 
     Raises:
         NotCopied: The store made no copy.
     """
-    least, speed_window_s = retry.min_speed()
+    min_bytes_per_s, speed_window_s = retry.min_speed()
     speed_window_s = max(speed_window_s, size / _MIN_COPY_BYTES_PER_S)
     policy = retry.RetryPolicy(
-        max_total_s=min(retry.retry_for(), speed_window_s + _COPY_RETRY_S), least=least, speed_window_s=speed_window_s
+        max_total_s=min(retry.retry_for(), speed_window_s + _COPY_RETRY_S),
+        min_bytes_per_s=min_bytes_per_s,
+        speed_window_s=speed_window_s,
     )
     try:
         with retry.with_policy(policy):

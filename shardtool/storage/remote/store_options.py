@@ -30,9 +30,9 @@ class _StoreOption(NamedTuple):
     Attributes:
         values: Pattern of valid values.
         expected: Description of valid values.
-        s3: Header for S3; empty if S3 has none.
-        az: Header for Azure; empty if Azure has none.
-        variable: Environment variable of AWS's own tools; empty if there is none.
+        s3: Header for S3, or empty.
+        az: Header for Azure, or empty.
+        variable: Environment variable of AWS's own tools, or empty.
     """
 
     values: str
@@ -61,7 +61,9 @@ _STORE_OPTIONS = {
         "a class with immediate access, such as STANDARD_IA or GLACIER_IR (archive with a lifecycle rule)",
         "x-amz-storage-class", "", "AWS_STORAGE_CLASS",
     ),
-    "access-tier": _StoreOption("Hot|Cool|Cold", "Hot, Cool or Cold (Archive cannot be read directly)", "", "x-ms-access-tier"),
+    "access-tier": _StoreOption(
+        "Hot|Cool|Cold", "Hot, Cool or Cold (Archive cannot be read directly)", "", "x-ms-access-tier",
+    ),
     "tags": _StoreOption(
         "[^=&]+=[^=&]*(&[^=&]+=[^=&]*){,9}", "NAME=VALUE&NAME=VALUE, at most ten, URL-encoded",
         "x-amz-tagging", "x-ms-tags",
@@ -105,7 +107,7 @@ def _check_option(where: str, key: str, value: str) -> str:
 
 
 def _options_for(scheme: str, keys: Iterable[str] = tuple(_STORE_OPTIONS)) -> dict[str, str]:
-    """Return the options for a store: those that the user set, and for S3 also those of AWS's environment variables."""
+    """Return the store options that the user set, and for S3 those of AWS's environment variables."""
     from_aws, own = {}, _parse_options(os.environ.get(STORE_OPTIONS_VARIABLE, ""))
     for key in keys if scheme == "s3" else ():
         if key not in own and (value := os.environ.get(_STORE_OPTIONS[key].variable, "")):
@@ -120,10 +122,10 @@ def _options_for(scheme: str, keys: Iterable[str] = tuple(_STORE_OPTIONS)) -> di
 
 
 def client_config(scheme: str) -> dict[str, str]:
-    """Return the options that obstore's client sends with each of its own requests, under obstore's names.
+    """Return the options that obstore sends with its own requests, under its names.
 
     Raises:
-        InvalidRequest: A variable in the environment has an invalid value.
+        InvalidRequest: An environment variable has an invalid value.
     """
     names = {
         key: option.variable for key, option in _STORE_OPTIONS.items() if option.variable and key != _STORAGE_CLASS
@@ -157,6 +159,6 @@ def object_headers(address: str) -> dict[str, str]:
             headers[header] = value if tags is None else urlencode(tags, quote_via=quote)
         elif key != _REQUEST_PAYER:  # may be meant for the source
             supported = ", ".join(name for name, option in _STORE_OPTIONS.items() if getattr(option, scheme, ""))
-            expected = supported or "the default storage class and default key of the bucket instead"
+            expected = supported or "the default storage class and key of the bucket"
             raise InvalidRequest(f"the store option {key}", f"not supported by {scheme}://", expected=expected)
     return headers

@@ -1,8 +1,8 @@
 """Upload a large object with one signed PUT of a known length.
 
-The object appears when the request completes; an interrupted upload leaves nothing behind. Data is sent as it is
-produced and is not buffered, so a failed upload starts from scratch. Nothing is shared with other requests, so an
-upload works in a forked child process (docs/decisions/017-remote-stores.md).
+The object appears when the request completes; an interrupted upload leaves nothing behind. Data is not buffered, so a
+failed upload starts from scratch. Nothing is shared with other requests, so uploads work in a forked child
+(docs/decisions/017-remote-stores.md).
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def upload(address: str, size: int, fill: Callable[[Upload], Made]) -> Made:
     Args:
         address: Address of the object.
         size: Bytes, at most `MAX_PUT_BYTES`.
-        fill: Called with the upload to write the data; called again from the start if the connection is lost.
+        fill: Writes the data; called again from the start if the connection is lost.
 
     Raises:
         TruncatedUpload: `fill` wrote too little; the object does not exist.
@@ -94,7 +94,10 @@ def upload(address: str, size: int, fill: Callable[[Upload], Made]) -> Made:
 
 
 class Upload(AbstractContextManager["Upload"]):
-    """An object being written; use it in a `with` block. Without `finish` the object never appears."""
+    """An object being written; use it in a `with` block. Without `finish` the object never appears.
+
+    Methods raise TransientError if the connection is lost, AccessRefused, and StoreFailed.
+    """
 
     def __init__(self, address: str, size: int) -> None:
         self._address, self._size, self._remaining = address, size, size
@@ -114,13 +117,7 @@ class Upload(AbstractContextManager["Upload"]):
         self._connection.close()
 
     def write(self, data: memoryview | bytes) -> None:
-        """Append all of `data`.
-
-        Raises:
-            TransientError: The connection is lost.
-            AccessRefused: The store denies access.
-            StoreFailed: The upload failed.
-        """
+        """Append all of `data`."""
         size = len(data)
         if size > self._remaining:
             raise Bug(display_address(self._address), f"more than the {self._size:,} bytes that were planned")
@@ -135,13 +132,11 @@ class Upload(AbstractContextManager["Upload"]):
         self._remaining -= size
 
     def finish(self) -> None:
-        """Wait for the response, and check that the store has the bytes that were sent.
+        """Wait for the response, and verify the checksum of the object.
 
         Raises:
             TruncatedUpload: Bytes are missing.
             TransientError: The connection is lost, or the store has other bytes.
-            AccessRefused: The store denies access.
-            StoreFailed: The upload failed.
         """
         if self._remaining:
             raise TruncatedUpload
@@ -150,13 +145,7 @@ class Upload(AbstractContextManager["Upload"]):
         self._compare(response.headers)
 
     def _send_headers(self, target: str, headers: Mapping[str, str]) -> None:
-        """Send the headers, and wait briefly for an early refusal.
-
-        Raises:
-            TransientError: There is no connection.
-            AccessRefused: The store denies access.
-            StoreFailed: The store does not accept the object.
-        """
+        """Send the headers, and wait briefly for an early refusal."""
         connection = self._connection
         try:
             with failures.urllib3_errors(self._address, self._url):
@@ -174,7 +163,6 @@ class Upload(AbstractContextManager["Upload"]):
             raise retry.TransientError("the store responded before it had the whole object")
 
     def _read_response(self) -> _Response:
-        """Return the response to the whole upload."""
         from http.client import HTTPConnection, HTTPException  # takes 10 ms to import, and most outputs are local
 
         from urllib3 import HTTPHeaderDict
@@ -187,7 +175,7 @@ class Upload(AbstractContextManager["Upload"]):
         return _Response(response.status, HTTPHeaderDict(response.headers.items()), body)
 
     def _failure_reason(self) -> Exception:
-        """Return why the server stopped reading: its response if there is one."""
+        """Return why the server stopped reading."""
         try:
             response = self._read_response()
             _check_response(self._address, response)
@@ -198,7 +186,7 @@ class Upload(AbstractContextManager["Upload"]):
         return retry.TransientError("the store responded before it had the whole object")
 
     def _compare(self, headers: Mapping[str, str]) -> None:
-        """Check that the store has the bytes that were sent, by its MD5 or by reading the object."""
+        """Verify the object by its MD5, or by reading it."""
         if etag_md5(headers) == self._md5.hexdigest():
             return
         with suppress(OSError):  # the object does not exist, or was replaced
@@ -208,7 +196,7 @@ class Upload(AbstractContextManager["Upload"]):
 
 
 def _new_connection(url: str) -> tuple[HTTPConnection, str, Mapping[str, str]]:
-    """Return an unopened connection to the server of a signed URL, the request target, and additional headers."""
+    """Return an unopened connection to the server of a signed URL, the request target, and proxy headers."""
     pool: Any = connections_for(url).connection_from_url(url)
     connection: HTTPConnection = pool._new_conn()  # noqa: SLF001 - a separate connection with the settings of the pool
     server, proxy = urlsplit(url), pool.proxy
@@ -220,7 +208,7 @@ def _new_connection(url: str) -> tuple[HTTPConnection, str, Mapping[str, str]]:
 
 
 def _early_refusal(socket: PacedSocket) -> _Response | None:
-    """Return a response that arrives before the body is sent; None if the server accepts the request or stays silent.
+    """Return a response that arrives before the body is sent, or None.
 
     http.client ignores `100 Continue` and would wait for the final response.
     """
@@ -228,7 +216,7 @@ def _early_refusal(socket: PacedSocket) -> _Response | None:
 
     from urllib3 import HTTPHeaderDict
 
-    socket.most = _MAX_REFUSAL_BYTES
+    socket.max_bytes = _MAX_REFUSAL_BYTES
     try:
         [status] = map(int, _STATUS_LINE.findall(socket.readline(MAX_ANSWER_BYTES)))
         headers = HTTPHeaderDict(parse_headers(socket).items())
