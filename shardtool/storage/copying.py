@@ -24,14 +24,7 @@ if TYPE_CHECKING:
 
 
 class OriginalFile(NamedTuple):
-    """A file to copy.
-
-    Attributes:
-        path: Path or address.
-        size: Bytes.
-        crc: CRC-32C; None if no index records it.
-        name: File name of the copy.
-    """
+    """A file to copy; `name` is the file name of the copy, and `crc` is None if no index records it."""
 
     path: str
     size: int
@@ -39,11 +32,7 @@ class OriginalFile(NamedTuple):
     name: str
 
     def check(self, size: int, crc: int) -> None:
-        """Compare size and CRC-32C with those of this file.
-
-        Raises:
-            CorruptShard: They differ.
-        """
+        """Raise CorruptShard unless size and CRC-32C are those of this file."""
         if size != self.size or self.crc not in (None, crc):
             found = f"{size:,} bytes with checksum {crc:08x}"
             expected = f"{self.size:,} bytes" + ("" if self.crc is None else f" with checksum {self.crc:08x}")

@@ -47,7 +47,7 @@ class EntryInfo(NamedTuple):
         size: Bytes.
         mtime_ns: Modification time.
         special: Kind of an entry that a file must not replace, such as `a folder`; empty for a file, and for a link to
-            a file or to nothing. Replacing a link leaves its target unchanged.
+            a file or to nothing, which is replaced without changing its target.
     """
 
     size: int
@@ -71,11 +71,7 @@ def check_replaceable(path: str | bytes, folder: int | None = None) -> None:
 
 
 def check_entries(full_path: Callable[[str], str], facts: Mapping[str, EntryInfo]) -> None:
-    """Check the existing files among a run's output names; see `check_replaceable`.
-
-    Args:
-        full_path: Returns the path of a name.
-        facts: The existing entries, by name.
+    """Check the existing files among a run's output names, in the same way; `full_path` returns the path of a name.
 
     Raises:
         OutputExists: An entry cannot be replaced.
@@ -90,11 +86,7 @@ def _check_kind(path: str, special: str) -> None:
 
 
 def check_local_name(path: str, example: str) -> None:
-    """Check whether a path can be a local file: not an address, a folder or `-`.
-
-    Raises:
-        InvalidRequest: It cannot.
-    """
+    """Raise InvalidRequest if a path cannot be a local file: an address, a folder or `-`."""
     if is_url(path) or not os.path.basename(path) or path == "-":
         raise InvalidRequest(path or "''", "not a local file name", expected=f"a file name such as {example}")
 
@@ -102,12 +94,8 @@ def check_local_name(path: str, example: str) -> None:
 def check_target(path: str, *, overwrite: bool, magic: bytes, marker: bytes, option: str) -> None:
     """Check whether an output file that the user named can be written.
 
-    Args:
-        path: Path or address.
-        overwrite: Whether an empty file, or one that the same option created, can be replaced.
-        magic: First bytes of every file that the option creates.
-        marker: Bytes near the start or end of such a file.
-        option: The option that replaces an existing file, for messages.
+    With `overwrite`, an empty file can be replaced, and one that starts with `magic` and has `marker` near its start or
+    end, as all files that the option creates. `option` is the option that replaces a file, for messages.
 
     Raises:
         OutputExists: A file exists that must not be replaced.

@@ -73,11 +73,8 @@ _open, _readv, _fstat, _close = os.open, os.readv, os.fstat, os.close
 def read_small(path: str, limit: int = 2**30, *, ending: bytes = b"", flags: int = READ_FOLLOWING) -> bytes:
     """Return the content of a small regular file or object.
 
-    Args:
-        path: Path or address.
-        limit: Maximum size; a larger file raises OSError.
-        ending: Last bytes that a large file must have, checked before it is read: large sparse files are cheap to make.
-        flags: Flags for `os.open`, which decide whether a symbolic link is followed.
+    A file larger than `limit` raises OSError. So does a large file that does not end with `ending`, before it is read:
+    large sparse files are cheap to make. `flags` decides whether a symbolic link is followed.
     """
     where = display_address(path) if is_url(path) else path
 
@@ -128,7 +125,7 @@ class LocalFile(AbstractContextManager["LocalFile"]):
     Attributes:
         sequential_read_bytes: Efficient read size for sequential access.
         random_read_bytes: Efficient read size for random access.
-        max_gap_bytes: Gaps up to this size are read rather than skipped.
+        max_gap_bytes: Smaller gaps are read rather than skipped.
     """
 
     sequential_read_bytes, random_read_bytes, max_gap_bytes = 2**20, 2**12, 2**16
@@ -385,8 +382,7 @@ def open_source_file(path: bytes, flags: int = READ_FOLLOWING) -> OpenFile:
 def read_file(path: bytes, into: memoryview, flags: int) -> tuple[int, FileInfo]:
     """Fill `into` from the start of a source file; return the number of bytes read, and the stat result after reading.
 
-    Hot path: called once per source file. The caller compares both results with the plan, which detects a file of
-    another size and a file that changed while it was read.
+    Hot path: called once per source file. The caller compares both results with the plan to detect changes.
     """
     if b"://" in path and is_address(path):
         data, info = objects.read_object(source_address(path), lambda size: size == len(into))
@@ -428,10 +424,7 @@ def read_blocks(path: str, flags: int = READ_FOLLOWING) -> Iterator[memoryview |
 
 
 def read_crc(path: str, report_bytes: Callable[[int], object] = lambda _: None) -> tuple[int, int]:
-    """Read a regular file, not a link, or an object; return its size and CRC-32C.
-
-    `report_bytes` is called with the size of each block.
-    """
+    """Read a regular file, not a link, or an object; return its size and CRC-32C. Each block is reported."""
     size = crc = 0
     for block in read_blocks(path, READ_PLAIN):
         size, crc = size + len(block), crc32c(block, crc)

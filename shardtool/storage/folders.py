@@ -27,7 +27,7 @@ def open_folder(path: str) -> OutputFolder:
     """Return the output folder for a path or an address.
 
     Raises:
-        InvalidRequest: The address is read-only, or the path looks like a mistyped address.
+        InvalidRequest: The address is read-only or the path looks like a mistyped address.
     """
     if not is_url(path):
         refuse_near_url(path)
@@ -46,12 +46,9 @@ def open_folder(path: str) -> OutputFolder:
 
 
 def check_published(folder: OutputFolder, sizes: Mapping[str, int], remedy: str) -> None:
-    """Check by a listing that a store still has the published files. Local folders are not checked.
+    """Check by a listing that a store still has files of these sizes. Local folders are not checked.
 
-    Args:
-        folder: Folder that was published to.
-        sizes: File name to size.
-        remedy: What to do if a file is missing.
+    `remedy` says what to do if a file is missing.
 
     Raises:
         OutputFailed: A file is missing or has another size.

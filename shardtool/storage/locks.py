@@ -24,12 +24,7 @@ _OPEN_FLAGS = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 
 
 class FileLock(AbstractContextManager["FileLock"]):
-    """A lock that is held until it is closed.
-
-    Attributes:
-        path: The locked file.
-        fact: Its fstat result.
-    """
+    """A lock that is held until it is closed. `fact` is the fstat result of the file."""
 
     def __init__(self, path: str, fd: int, *, shared: bool) -> None:
         self.path, self.fact, self._fd, self._shared = path, os.fstat(fd), fd, shared
@@ -49,11 +44,7 @@ class FileLock(AbstractContextManager["FileLock"]):
             os.utime(self._fd, ns=(now_ns, self.fact.st_mtime_ns))
 
     def write(self, data: bytes) -> None:
-        """Write `data` at the start of the exclusively locked file.
-
-        Raises:
-            OSError: The disk is full or failing.
-        """
+        """Write `data` at the start of the exclusively locked file."""
         os.pwrite(self._fd, data, 0)
 
     def close(self) -> None:
@@ -73,12 +64,8 @@ _exclusive_locks: dict[int, FileLock] = {}
 def take_lock(path: str, *, shared: bool = False, create: bool = False) -> FileLock | None:
     """Acquire a lock on a regular file; return None if another process holds a conflicting lock.
 
-    If the file was deleted meanwhile, its path is tried again: a lock on a deleted file guards nothing.
-
-    Args:
-        path: The file. Symbolic links are not followed.
-        shared: Allow other shared holders.
-        create: Create an empty file if it does not exist.
+    If the file was deleted meanwhile, its path is tried again: a lock on a deleted file guards nothing. Symbolic links
+    are not followed. With `create`, a missing file is created.
 
     Raises:
         FileNotFoundError: The file does not exist.

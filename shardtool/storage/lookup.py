@@ -1,8 +1,7 @@
-"""Look up files and objects: sizes, types, listings.
+"""Look up files and objects: sizes, types, listings. Symbolic links are followed.
 
-Remote lookups run in parallel. Symbolic links are followed. Functions that return no None for a missing file raise
-`OSError` if it is missing or not accessible. All raise `ShardError` if the machine, a store or a server fails. Web
-addresses cannot be listed.
+Functions raise `OSError` if a file is missing or not accessible, unless they return None or False then, and
+`ShardError` if the machine, a store or a server fails. Web addresses cannot be listed.
 """
 
 from __future__ import annotations
@@ -34,21 +33,12 @@ _MAX_SINGLE_LOOKUPS = 4  # more files than this are looked up with one listing
 
 
 def stat_file(path: str) -> os.stat_result:
-    """Return the stat result of a local path.
-
-    Raises:
-        OSError: The file is missing or not accessible.
-    """
+    """Return the stat result of a local path."""
     return os.stat(path)
 
 
 def file_info(path: str | bytes) -> FileInfo:
-    """Return size and version of a local file or an object.
-
-    Raises:
-        OSError: The file is missing or not accessible.
-        ShardError: A store or server request failed.
-    """
+    """Return size and version of a local file or an object."""
     location = to_bytes(path) if isinstance(path, str) else path
     return open_remote(source_address(location)).fact() if is_address(location) else os.stat(path)
 
@@ -67,11 +57,7 @@ def is_regular(path: str) -> bool:
 
 
 def plain_size(path: str) -> int | None:
-    """Return the size of a regular file or object; None if there is none.
-
-    Raises:
-        ShardError: The machine, a store or a server failed.
-    """
+    """Return the size of a regular file or object; None if there is none."""
     try:
         if is_url(path):
             return open_remote(path).size
@@ -94,19 +80,14 @@ def plain_sizes(paths: Iterable[str]) -> list[int | None]:
         and is_url(folder := folders.pop())
         and not is_web(folder)
     ):
-        with suppress(AccessRefused):  # permission to read does not include permission to list
+        with suppress(AccessRefused):  # reading may be allowed, but not listing
             sizes = {entry.name: entry.size for entry in _list_remote(folder) if not entry.is_folder}
             return [sizes.get(base_name(path)) for path in paths]
     return list(map_paths(plain_size, paths))
 
 
 def recorded_crc(path: str) -> int | None:
-    """Return the CRC-32C that a store records for an object, or None.
-
-    Raises:
-        OSError: The object does not exist.
-        ShardError: A store request failed.
-    """
+    """Return the CRC-32C that a store records for an object, or None."""
     return objects.object_crc(path) if is_url(path) else None
 
 
@@ -127,21 +108,12 @@ def dangling_target(path: str) -> str | None:
 
 
 def is_folder(path: str) -> bool:
-    """Return whether a local path is a folder, or a store has objects below an address.
-
-    Raises:
-        ShardError: A store request failed.
-    """
+    """Return whether a local path is a folder, or a store has objects below an address."""
     return not is_web(path) and bool(list_folder(path)) if is_url(path) else os.path.isdir(path)
 
 
 def list_folder(folder: str) -> list[str]:
-    """Return the names in a folder, in no order; "" is the current folder.
-
-    Raises:
-        OSError: The folder cannot be listed.
-        ShardError: The machine or a store failed, or it is a web address.
-    """
+    """Return the names in a folder, unsorted; "" is the current folder."""
     if is_url(folder):
         return [entry.name for entry in _list_remote(folder)]
     try:
@@ -155,8 +127,7 @@ def list_folder(folder: str) -> list[str]:
 def list_folder_names(folder: str, *, needed: bool = False) -> list[str]:
     """Return the sorted names in a folder; an empty list if it cannot be listed.
 
-    Raises:
-        ShardError: A store failed; with `needed`, also if it denies listing.
+    With `needed`, a store that denies listing is an error.
     """
     try:
         return [] if is_web(folder) else sorted(list_folder(folder))
@@ -170,23 +141,14 @@ def list_folder_names(folder: str, *, needed: bool = False) -> list[str]:
 
 
 def list_folders(folder: str) -> list[str]:
-    """Return the names of the subfolders, in no order; links are excluded.
-
-    Raises:
-        OSError: The folder cannot be listed.
-        ShardError: A store request failed.
-    """
+    """Return the names of the subfolders, unsorted, without links."""
     if is_url(folder):
         return [entry.name for entry in _list_remote(folder) if entry.is_folder]
     return [entry.name for entry in iter_entries(folder or ".") if entry.is_dir(follow_symlinks=False)]
 
 
 def iter_entries(folder: str) -> Iterator[os.DirEntry[str]]:
-    """Yield the entries of a local folder lazily: there can be millions.
-
-    Raises:
-        OSError: The folder cannot be listed.
-    """
+    """Yield the entries of a local folder lazily: there can be millions."""
     with os.scandir(folder) as entries:
         yield from entries
 
@@ -194,10 +156,7 @@ def iter_entries(folder: str) -> Iterator[os.DirEntry[str]]:
 def iter_objects(folder: str) -> Iterator[buckets.BucketEntry]:
     """Yield all objects below an address, in the store's order, with relative keys.
 
-    An empty object that represents a folder is listed without its trailing slash; other folders are not listed.
-
-    Raises:
-        ShardError: A store request failed, or it is a web address.
+    An empty object that represents a folder is listed without its trailing slash.
     """
     prefix_length = len(parse_address(folder).key.rstrip("/"))
     for entry in _list_remote(folder, below=True):

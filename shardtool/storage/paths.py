@@ -32,7 +32,7 @@ def join(folder: str, name: str) -> str:
 
 
 def folder_of(path: str) -> str:
-    """Return the folder of a path or address; "" is the current folder."""
+    """Return the folder of a path or address, or ""."""
     return address.split_address(path)[0] if is_url(path) else os.path.dirname(path)
 
 
@@ -58,7 +58,7 @@ def source_root(folder: str, *, needed: bool = False) -> bytes:
     percent-encoded.
 
     Raises:
-        InvalidRequest: `needed`, and the local folder does not exist.
+        InvalidRequest: With `needed`: the local folder does not exist.
     """
     if needed and not is_url(folder) and not os.path.isdir(folder):
         found = "not a folder" if os.path.exists(folder) else "no such file or folder"
@@ -89,7 +89,7 @@ def similar_path(path: str) -> str:
 
 
 def source_identity(root: bytes) -> str:
-    """Return a string that identifies a source: device and inode, or the address."""
+    """Return a string that identifies a source."""
     if is_address(root):
         return to_text(root)
     info = os.stat(root)
@@ -116,7 +116,7 @@ def is_address(path: bytes) -> bool:
 
 
 def source_address(path: bytes) -> str:
-    """Return the address of a source file; see `source_root`."""
+    """Return the address of a source file."""
     text = to_text(path)
     folder, separator, relative_path = text.partition("#") if is_web(text) else (text, "", "")
     return address.join_address(folder, relative_path) if separator else folder

@@ -1,7 +1,7 @@
 """An output folder in an object store.
 
 A store has no temporary names: a worker writes a shard with one PUT, and the shard is visible when the PUT completes.
-Small files are kept in memory until they are published. The publishing process must hold the lock of the dataset.
+Small files are kept in memory until they are published. The publishing process must hold the dataset's lock.
 """
 
 from __future__ import annotations
@@ -41,12 +41,7 @@ class RemoteFolder:
     """An output prefix in a store, as a value that can be sent to workers. Its methods correspond to `Folder`.
 
     Methods raise StoreFailed if the store keeps failing or denies access, OutputFailed if the bucket does not exist,
-    and OutputExists if the lock is lost.
-
-    Attributes:
-        path: Its address.
-        hides: False: an object is visible as soon as it is written.
-        largest: Maximum size of an object.
+    OutputExists if the lock is lost, and OSError if an object to read does not exist or changes.
     """
 
     path: str
@@ -70,8 +65,8 @@ class RemoteFolder:
     def facts(self, names: Iterable[str]) -> dict[str, EntryInfo]:
         """Return the entries among `names` that exist.
 
-        Times are rounded down to seconds of the store's clock, so they never equal a recorded time: a store's clock is
-        no proof that a file is unchanged. A single name is looked up without a listing and has time 0.
+        Times are rounded to seconds, so they never equal a recorded time: a store's clock is no proof that a file is
+        unchanged. A single name is looked up without a listing and has time 0.
         """
         requested = [*names]
         if len(requested) > 1:
@@ -112,13 +107,13 @@ class RemoteFolder:
                     _put_verified(self.full_path(file.name), file.data)
 
     def set_mtime(self, name: str, mtime_ns: int) -> None:
-        """Do nothing: the store records when an object was written."""
+        """Do nothing: the store records the time."""
 
     def discard_staged(self, names: Iterable[str]) -> None:
         """Do nothing: there are no temporary names."""
 
     def staged_names(self) -> list[str]:
-        """Return an empty list: there are no temporary names."""
+        """Return an empty list."""
         return []
 
     def remove(self, names: list[str]) -> None:
@@ -128,25 +123,17 @@ class RemoteFolder:
             delete_objects(self.path, [parse_address(self.full_path(name)).key for name in names])
 
     def read(self, name: str) -> bytes:
-        """Return the content of a small object.
-
-        Raises:
-            OSError: The object does not exist, or changes while it is read.
-        """
+        """Return the content of a small object."""
         return files.read_small(self.full_path(name))
 
     read_staged = read  # objects are visible as soon as they are written
 
     def version(self, name: str) -> str:
-        """Return the ETag of an object, or "".
-
-        Raises:
-            OSError: The object does not exist.
-        """
+        """Return the ETag of an object, or ""."""
         return RemoteObject(self.full_path(name)).version
 
     def md5(self, name: str) -> str | None:
-        """Return the MD5 that the store records for an object, or None."""
+        """Return the MD5 that the store records, or None."""
         return remote_md5(self.full_path(name))
 
     def full_path(self, name: str) -> str:
@@ -154,16 +141,11 @@ class RemoteFolder:
         return join_address(self.path, name)
 
     def free_bytes(self) -> int | None:
-        """Return None: the space of a store is not limited."""
+        """Return None: a store has no limit."""
         return None
 
     def lock(self, base: str, *, shared: bool = False) -> AbstractContextManager[None]:
-        """Hold the lock of the dataset `base` under this prefix; `shared` allows other shared holders.
-
-        Raises:
-            OutputExists: Another run holds the lock.
-            InvalidRequest: The store ignores conditional writes.
-        """
+        """Hold the lock of a dataset under this prefix; see `hold_lock`."""
         return hold_lock(self.path, base, shared=shared)
 
     def _list_entries(self) -> dict[str, EntryInfo]:
@@ -176,12 +158,7 @@ class RemoteFolder:
 
 
 def remote_md5(address: str) -> str | None:
-    """Return the MD5 of an object from its ETag; None if the ETag is not an MD5.
-
-    Raises:
-        AccessRefused: Access is denied.
-        StoreFailed: The request failed.
-    """
+    """Return the MD5 of an object from its ETag, or None."""
     try:
         return etag_md5({"ETag": objects.open_remote(address).version})
     except FileNotFoundError:

@@ -170,7 +170,7 @@ class SharedBlocks:
         return self.read(number)
 
     def release_pages(self) -> None:
-        """Let the system reclaim the mapped pages of this process; they are loaded again when needed."""
+        """Let the system reclaim the mapped pages of this process."""
         with self._lock:
             for mapping in self._mappings if hasattr(mmap, "MADV_DONTNEED") else ():
                 mapping.madvise(mmap.MADV_DONTNEED)

@@ -17,11 +17,7 @@ def spool_advice() -> str:
 
 
 class SpoolFile:
-    """A temporary file open for writing; `close` it.
-
-    Raises:
-        OutputFailed: The file cannot be opened.
-    """
+    """A temporary file open for writing; `close` it. Methods raise OutputFailed if the disk is full or failing."""
 
     def __init__(self, path: str) -> None:
         self._folder = os.path.dirname(path)
@@ -29,11 +25,7 @@ class SpoolFile:
             self._fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
 
     def write(self, data: memoryview, offset: int) -> None:
-        """Write all of `data` at an offset.
-
-        Raises:
-            OutputFailed: The disk is full or failing.
-        """
+        """Write all of `data` at an offset."""
         try:  # hot path: a context manager takes as long as the write
             write_all(self._fd, data, offset)
         except OSError as error:

@@ -1,8 +1,7 @@
 """Write files into a local folder: first under a temporary name, then renamed.
 
 A staged file is named `.NAME.part`, or `.NAME~ATTEMPT.part` if several attempts may write it, and is synced to disk.
-Publishing renames it and syncs the folder. Workers stage files and send a `DurableFile` to the parent process, which
-publishes them.
+Publishing renames it and syncs the folder. Workers stage files and send a `DurableFile` to the parent process.
 """
 
 from __future__ import annotations
@@ -204,7 +203,7 @@ class Folder:
             sync_folder(self.path or ".")
 
     def set_mtime(self, name: str, mtime_ns: int) -> None:
-        """Set the modification time of a published file, if permitted."""
+        """Set a file's modification time, if permitted."""
         with suppress(OSError):
             os.utime(self.full_path(name), ns=(mtime_ns, mtime_ns), follow_symlinks=False)
 
@@ -221,11 +220,11 @@ class Folder:
                 unlink_file(self.full_path(name))
 
     def staged_names(self) -> list[str]:
-        """Return the final names of the staged files in this folder."""
+        """Return the final names of the staged files."""
         return [*dict.fromkeys(file.name for file in self.staged())]
 
     def staged(self) -> list[DurableFile]:
-        """Return the staged files in this folder, complete or not."""
+        """Return the staged files, complete or not."""
         matches = {name: _STAGED_NAME.fullmatch(name) for name in self.names()}
         return [DurableFile(match[1], self.full_path(name)) for name, match in matches.items() if match]
 
@@ -239,11 +238,7 @@ class Folder:
                 sync_folder(self.path or ".")
 
     def read(self, name: str) -> bytes:
-        """Return the content of a small file.
-
-        Raises:
-            OSError: The file cannot be read.
-        """
+        """Return the content of a small file; raise OSError if it cannot be read."""
         return read_small(self.full_path(name), flags=READ_PLAIN)
 
     def append(self, name: str, data: bytes) -> None:
@@ -258,11 +253,7 @@ class Folder:
                 os.close(fd)
 
     def read_staged(self, name: str) -> bytes:
-        """Return the content of a small staged file.
-
-        Raises:
-            OSError: The file cannot be read.
-        """
+        """Return the content of a small staged file; raise OSError if it cannot be read."""
         return read_small(staged_path(self, name))
 
     def version(self, name: str) -> str:  # noqa: ARG002 - file systems have no versions
@@ -298,7 +289,7 @@ class Folder:
 
         Args:
             base: Name of the dataset.
-            shared: Allow other shared holders. The lock file is then not deleted.
+            shared: Allow other shared holders, and do not delete the lock file.
             finishes: Whether this run completes an interrupted `remove`.
             what: What the holder writes, for messages.
 
@@ -325,10 +316,10 @@ class Folder:
 
 
 def local_folder(path: str | os.PathLike[str], remedy: str = "") -> Folder:
-    """Return a local output folder. `remedy` is for the error about a URL.
+    """Return a local output folder.
 
     Raises:
-        InvalidRequest: The path is a URL, looks like a mistyped address, or is not a path.
+        InvalidRequest: The path is a URL (`remedy` says what to do), a mistyped address, or not a path.
     """
     if not isinstance(path, str | os.PathLike) or "\0" in os.fspath(path):
         raise InvalidRequest(f"{path!r:.80}", "not a path", expected="a local folder")
@@ -339,10 +330,10 @@ def local_folder(path: str | os.PathLike[str], remedy: str = "") -> Folder:
 
 
 def named_local_folder(path: str | os.PathLike[str]) -> Folder:
-    """Return the local folder that a user named; an empty path, as from an unset shell variable, is refused.
+    """Return the local folder that a user named, which must not be empty, as from an unset variable.
 
     Raises:
-        InvalidRequest: The path is empty, or `local_folder` refuses it.
+        InvalidRequest: It is empty, or `local_folder` refuses it.
     """
     if path == "":
         raise InvalidRequest("the folder", "''", expected="a local folder (`.` is the current one)")

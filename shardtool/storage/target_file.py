@@ -36,11 +36,7 @@ class TargetFile(RawIOBase):
         return True
 
     def write(self, data: Buffer, /) -> int:
-        """Append bytes.
-
-        Raises:
-            OutputFailed: The bytes cannot be written.
-        """
+        """Append bytes; raise OutputFailed if that fails."""
         view = memoryview(data)
         if not self._failed:
             self._failed = True
@@ -102,11 +98,7 @@ def open_mappable(path: str, magic: bytes) -> IO[bytes]:
 
 
 def check_target_name(path: str, example: str) -> None:
-    """Check whether a name can be a file here or in a store.
-
-    Raises:
-        InvalidRequest: It cannot.
-    """
+    """Raise InvalidRequest if a name cannot be a file here or in a store."""
     if is_url(path) and paths.base_name(path):
         open_folder(paths.folder_of(path))  # raises for read-only locations
     else:

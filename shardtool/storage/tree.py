@@ -49,7 +49,7 @@ ExistingFile = Literal["error", "overwrite", "keep", "finish"]
 
 
 def are_safe_paths(paths: bytes, longest: int) -> bool:
-    """Return True if `path_problem` accepts all of these NUL-separated paths; False means that each must be checked."""
+    """Return True if `path_problem` accepts all of these NUL-separated paths; if False, check each."""
     return longest <= _MAX_NAME_BYTES and not _UNSAFE_PART.search(paths)
 
 
@@ -87,16 +87,13 @@ class FolderTree:
         data: bytes | memoryview | Callable[[], Iterable[bytes | memoryview]],
         if_exists: ExistingFile = "error",
     ) -> bool:
-        """Write a file and create its folders; a file that fails is deleted.
+        """Write a file and create its folders; return False if an existing file was kept. A file that fails is deleted.
 
         Args:
             path: Path relative to the folder.
             data: Bytes, or a function that yields them in blocks each time it is called.
             if_exists: `error`: fail. `overwrite`: replace the file. `keep`: keep it if it has these bytes. `finish`:
                 like `keep`, and replace a truncated copy left by a killed process.
-
-        Returns:
-            False if the file was kept.
 
         Raises:
             OutputExists: The file exists, or something else blocks one of its folders.
@@ -128,11 +125,7 @@ class FolderTree:
         return True
 
     def check_free(self, paths: Iterable[bytes], sizes: Iterable[int]) -> None:
-        """Check by size that no different file exists under these names.
-
-        Raises:
-            OutputExists: A different file exists.
-        """
+        """Raise OutputExists if a file of another size exists under one of these names."""
         checked = set[bytes]()
         for path, size in zip(paths, sizes, strict=True):
             if (folder := path.rpartition(b"/")[0]) not in checked:

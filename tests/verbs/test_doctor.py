@@ -376,7 +376,7 @@ def test_a_proxy_that_refuses(scheme: str, status: int, bucket: _Bucket, monkeyp
     found = _wrong("s3://b/x")
     [(name, wrong)] = [(name, one) for name, one in found.items() if name in ("server", "bucket", "list")][:1]
     if scheme == "https":
-        assert (name, wrong.found) == ("server", f"the proxy {bucket.url[7:]}: it answers {status}")
+        assert (name, wrong.found) == ("server", f"the proxy {bucket.url[7:]}: status {status}")
         assert len(bucket.asked) == 1
     assert ("HTTPS_PROXY" in wrong.cure) == (scheme == "https" or status == 407)
 

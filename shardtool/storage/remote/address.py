@@ -81,11 +81,7 @@ def is_url(text: str) -> bool:
 
 
 def refuse_near_url(path: str) -> None:
-    """Refuse a path that is probably a mistyped address, such as `s3:/b/k` or `s3:b/k`.
-
-    Raises:
-        InvalidRequest: It is one.
-    """
+    """Raise InvalidRequest for a path that is probably a mistyped address, such as `s3:/b/k` or `s3:b/k`."""
     if match := _NEAR_URL.match(path):
         intended = f"{match[1].lower()}://{match[2]}"
         raise InvalidRequest(

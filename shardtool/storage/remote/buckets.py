@@ -40,7 +40,7 @@ class BucketEntry(NamedTuple):
     Attributes:
         key: Key, without a trailing slash.
         size: Bytes; -1 for a folder.
-        version: ETag as a number, see `version_number`; 0 if there is none.
+        version: ETag as a number; 0 if there is none.
         changed_ns: Modification time by the store's clock.
     """
 
@@ -64,7 +64,7 @@ def list_objects(address: str, *, below: bool = False) -> Iterator[BucketEntry]:
     """Yield the entries of a folder in a store, or with `below` all objects at any depth, in the store's order.
 
     Raises:
-        InvalidRequest: It is a web address, which cannot be listed.
+        InvalidRequest: It is a web address.
     """
     parts = parse_address(address)
     if is_web(address):
@@ -126,11 +126,8 @@ def _read_page(address: str, pages: Any) -> list[BucketEntry]:
 def put_object(address: str, data: bytes, expected: str | None = None, *, lasting: bool = False) -> str:
     """Write a small object and return its version.
 
-    Args:
-        address: Address of the object.
-        data: Content.
-        expected: Version that must be replaced; "" if no object may exist; None to write unconditionally.
-        lasting: False for locks, which must not get a storage class that is billed by the month.
+    `expected` is the version that must be replaced; "" if no object may exist; None to write unconditionally. `lasting`
+    is False for locks, which must not get a storage class that is billed by the month.
 
     Raises:
         FileExistsError: The condition does not hold.
@@ -144,7 +141,7 @@ def put_object(address: str, data: bytes, expected: str | None = None, *, lastin
 
 
 def object_version(address: str, headers: Mapping[str, str]) -> str:
-    """Return the version of an object from response headers, as `put_object` returns it; "" if there is none.
+    """Return the version of an object from response headers, as `put_object` returns it, or "".
 
     Google's store does not accept an ETag as the condition of a write.
     """

@@ -2,7 +2,7 @@
 
 urllib3 and http.client read from a `PacedSocket`. It waits in short slices, checks for cancellation, and measures bytes
 per second of waiting, so silent and slow servers are treated alike. Connections are opened in a separate thread,
-because name lookups, TLS handshakes and proxies cannot be interrupted. A forked child makes its own connections.
+because name lookups, TLS handshakes and proxies cannot be interrupted.
 """
 
 from __future__ import annotations
@@ -47,13 +47,10 @@ _MAX_HEADER_BYTES = 2**18  # of response headers, including interim responses (1
 class PacedSocket(io.RawIOBase):
     """A connected socket as a raw file with a minimum speed. Closing it leaves the socket open.
 
-    Args:
-        sock: The socket.
-        peer: Name of the server, for messages.
-        first_wait_s: Seconds until the first byte must arrive; None applies only the minimum speed.
+    `peer` is the server, for messages. The first byte must arrive within `first_wait_s`. At most `max_bytes` more bytes
+    are accepted; None means no limit.
 
-    Attributes:
-        max_bytes: Maximum number of further bytes; None for no limit.
+    Methods raise TransientError if the server is too slow, and OSError if the connection is lost.
     """
 
     def __init__(self, sock: socket.socket, peer: str, first_wait_s: float | None = None) -> None:
@@ -71,9 +68,8 @@ class PacedSocket(io.RawIOBase):
         """Fill `into` with the next bytes; return their number.
 
         Raises:
-            TransientError: The server is too slow, or its headers do not end.
+            TransientError: The server is too slow, or sends more than `max_bytes`.
             TimeoutError: Nothing arrived within `first_wait_s`.
-            OSError: The connection is lost.
         """
         count = self._transfer(lambda: self._sock.recv_into(into))
         if self.max_bytes is not None:
@@ -83,12 +79,7 @@ class PacedSocket(io.RawIOBase):
         return count
 
     def write(self, data: Buffer, /) -> int:
-        """Send some of `data`; return the number of bytes sent.
-
-        Raises:
-            TransientError: The server is too slow.
-            OSError: The connection is lost.
-        """
+        """Send some of `data`; return the number of bytes sent."""
         return self._transfer(lambda: self._sock.send(data))
 
     def _transfer(self, move: Callable[[], int]) -> int:
@@ -138,9 +129,9 @@ def peer_name(connection: HTTPConnection) -> str:
 
 @functools.cache
 def _pool_classes() -> dict[str, type[urllib3.HTTPConnectionPool]]:
-    """Return pool classes by scheme, whose connections open in another thread and read through a `PacedSocket`.
+    """Return pool classes by scheme, which connect in another thread and read through a `PacedSocket`.
 
-    They are defined on first use, because their base classes take 50 ms to import.
+    Importing their base classes takes 50 ms.
     """
     import http.client
 

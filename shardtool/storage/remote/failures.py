@@ -48,9 +48,7 @@ _WRONG_REGION_CODES = ("", "AuthorizationHeaderMalformed", "AuthorizationQueryPa
               "IllegalLocationConstraintException", "PermanentRedirect")  # fmt: skip
 
 
-_ERROR_CODE = re.compile(
-    rb"<Code>([A-Za-z]{1,60})</Code>|\(code: ([A-Za-z]{1,60})\)"
-)  # XML of a store; text of obstore
+_ERROR_CODE = re.compile(rb"<Code>([A-Za-z]{1,60})</Code>|\(code: ([A-Za-z]{1,60})\)")  # of a store; of obstore
 
 
 _STATUS_TEXT = re.compile(r"(?:status(?: code)?|\(code):? (\d{3})|\b(\d{3}) [A-Z][a-z]+")  # in messages of obstore
@@ -154,7 +152,7 @@ def obstore_errors(address: str, *, lists: bool = False) -> Iterator[None]:
 
 
 def _generic_error(address: str, message: str, *, lists: bool) -> Exception:
-    """Return the error for an obstore exception without a kind, from parts of its message that hold no secret."""
+    """Return the error for an obstore exception without a kind."""
     where, body = display_address(address), message.encode()
     found = _STATUS_TEXT.search(message)
     # If one request deletes many objects, each has an error code but no status.
@@ -244,7 +242,7 @@ def urllib3_errors(address: str, url: str = "") -> Iterator[None]:
 
 
 def status_error(address: str, method: str, status: int, headers: Mapping[str, str], body: bytes = b"") -> Exception:
-    """Return the error for an unexpected status; `body` is the start of the body, with the store's error code."""
+    """Return the error for an unexpected status; `body` is the start of the response."""
     where = display_address(address)
     if status in (HTTPStatus.NOT_FOUND, HTTPStatus.GONE):
         return FileNotFoundError(2, HUGGINGFACE_MISSING.get(headers.get("X-Error-Code", ""), "no such object"), where)

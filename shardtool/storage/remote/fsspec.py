@@ -71,7 +71,7 @@ def list_fsspec(address: str, *, below: bool = False) -> Iterator[BucketEntry]:
 
 
 def _listed_version(address: str, listed: Mapping[str, Any]) -> int:
-    """Return the ETag of a listed file in a Hugging Face repository as a number; otherwise 0."""
+    """Return the ETag of a listed Hugging Face file as a number; otherwise 0."""
     if not is_huggingface(address) or listed["type"] != "file":
         return 0
     return version_number(str(listed["lfs"].sha256 if listed.get("lfs") else listed.get("blob_id", "")))

@@ -72,10 +72,7 @@ def request_object(
 ) -> urllib3.BaseHTTPResponse:
     """Send one GET request for an object and follow redirects; the body is not read.
 
-    Args:
-        address: Address of the object.
-        headers: Additional headers.
-        links: Cache for one Hub redirect, which this function fills and reuses: the Hub limits the request rate.
+    `links` caches one redirect of the Hub, which limits the request rate: the function fills and reuses the list.
 
     Returns:
         A response with status 200, 201, 204, 206, or 416 for a range after the end. Read it completely, `close` it, or
@@ -144,10 +141,10 @@ class FirstResponse(NamedTuple):
 
     Attributes:
         server: URL of the server, without a path.
-        proxy: URL of the proxy; empty if there is none.
+        proxy: URL of the proxy, or empty.
         headers: Response headers.
         certificate_expiry: As in the certificate; None for plain HTTP.
-        code: The store's error code; empty if there is none.
+        code: The store's error code, or empty.
         refused: The error that the response means; None if the object exists.
     """
 

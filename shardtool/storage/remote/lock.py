@@ -75,8 +75,8 @@ class LockHolder(NamedTuple):
     Attributes:
         who: User, machine and process, for messages.
         since: Start of the run by its machine's clock, for messages.
-        token: Unique identifier of this holder.
-        machine: Identifier of the machine since its boot; empty if unknown.
+        token: Unique identifier.
+        machine: Identifier of the machine since its boot, or empty.
         pid: Process id.
         born: Start time of the process, as the kernel counts it.
     """
@@ -142,11 +142,7 @@ class _ExistingLock(NamedTuple):
 
 
 class Lease:
-    """A lock held by this process; a thread renews it until `end`.
-
-    Attributes:
-        lost: Why the lock was lost; None while it is held.
-    """
+    """A lock held by this process; a thread renews it until `end`. `lost` is the reason if the lock was lost."""
 
     def __init__(self, address: str, holder: LockHolder, version: str) -> None:
         self._address, self._holder, self._version = address, holder, version
@@ -157,7 +153,7 @@ class Lease:
         self._thread.start()
 
     def check(self) -> None:
-        """Check that the lock is still held: a process that was suspended may have lost it unnoticed.
+        """Check that the lock is still held: a process that was suspended may have lost it.
 
         Raises:
             OutputExists: The lock is lost.
@@ -172,7 +168,7 @@ class Lease:
             raise self.lost
 
     def leave(self) -> None:
-        """Stop renewing and let the lock expire: the store denies access, so no further request is sent."""
+        """Stop renewing and let the lock expire, because the store denies access."""
         self._ended.set()
 
     def end(self) -> None:
@@ -228,7 +224,7 @@ def hold_lock(folder: str, base: str, *, shared: bool = False) -> Iterator[None]
         OutputExists: Another run holds the lock.
         InvalidRequest: The store ignores conditional writes, so two runs could hold the lock.
         OutputFailed: The bucket does not exist.
-        AccessRefused: Writing is not permitted.
+        AccessRefused: Access is denied.
         StoreFailed: The store failed.
     """
     if os.environ.get(UNLOCKED_VARIABLE, "").lower() in ("1", "true"):
@@ -260,7 +256,7 @@ def hold_lock(folder: str, base: str, *, shared: bool = False) -> Iterator[None]
 
 
 def check_held(folder: str) -> None:
-    """Check that this process has lost no lock in a folder.
+    """Raise if this process has lost a lock in a folder.
 
     Raises:
         OutputExists: A lock is lost.

@@ -96,7 +96,7 @@ def use_headers(lines: Iterable[str]) -> None:
     """Send additional `Name: value` headers to web servers, from this process and those it starts.
 
     Raises:
-        InvalidRequest: A line is not a header, or its header is reserved.
+        InvalidRequest: A line is not a header, or is reserved.
     """
     lines = list(lines)
     _parse_headers(lines)
@@ -122,7 +122,7 @@ def web_headers(url: str) -> dict[str, str]:
     """Return the headers for a web server: from the environment, the user in its URL, or `.netrc`.
 
     Raises:
-        InvalidRequest: The headers in the environment are invalid.
+        InvalidRequest: A header is invalid.
     """
     headers = _parse_headers(filter(None, os.environ.get(HEADERS_VARIABLE, "").splitlines()))
     netrc_path = os.environ.get("NETRC") or os.path.expanduser("~/.netrc")
@@ -172,7 +172,7 @@ def extra_certificates() -> str:
     """Return the PEM certificates that are trusted in addition to the machine's own.
 
     Raises:
-        InvalidRequest: A certificate file cannot be read.
+        InvalidRequest: A file cannot be read.
     """
     return "\n".join(_read_certificates(name, path) for name in _CA_BUNDLE_VARIABLES if (path := os.environ.get(name)))
 
@@ -194,7 +194,7 @@ def tls_context() -> ssl.SSLContext:
     """Return the TLS settings for urllib3, which would otherwise load the certificates for each connection.
 
     Raises:
-        InvalidRequest: A certificate file is invalid or cannot be read.
+        InvalidRequest: A certificate file is invalid.
     """
     from urllib3.util.ssl_ import create_urllib3_context
 

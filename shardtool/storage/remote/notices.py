@@ -15,14 +15,13 @@ _totals: list[float] = [0, 0.0]  # retries of this process and its workers, and 
 
 
 class RequestRetry(NamedTuple):
-    """A retry of a request, or of several.
+    """A retry of one or more `requests`.
 
     Attributes:
         where: Address, without secrets.
         found: Why the request failed.
         attempts: Attempts so far.
         wait_s: Seconds until the retry, summed over the requests.
-        requests: Number of requests.
     """
 
     where: str

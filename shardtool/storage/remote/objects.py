@@ -58,13 +58,9 @@ _CONTENT_RANGE = re.compile(r"bytes (?:([0-9]{1,18})-(-?[0-9]{1,18})|\*)/([0-9]{
 class RemoteObject:
     """One version of an object in a store or on a web server.
 
-    Args:
-        address: Address of the object.
-        size: Expected size; the object is then not requested before the first read.
+    With `size`, the expected size, the object is not requested before the first read.
 
     Attributes:
-        address: Address of the object.
-        size: Bytes.
         version: ETag; empty if the server sends none, or before the first request.
         ranges: Whether the server supports range requests, as far as known.
         md5: MD5 of the whole object from the last response, or None.
@@ -74,9 +70,7 @@ class RemoteObject:
 
     def __init__(self, address: str, size: int | None = None) -> None:
         self.address, self._where, self._links = address, display_address(address), list[HuggingFaceLink]()
-        self._first_response = dict[
-            str, str
-        ]()  # the ETag of the first response; `setdefault` is atomic between threads
+        self._first_response = dict[str, str]()  # its ETag; `setdefault` is atomic between threads
         if size is None:
             self.size, self._first_response["version"], self.ranges = retry.with_retries(self._where, self._inspect)
         else:
@@ -190,10 +184,7 @@ class RemoteObject:
 class ObjectInfo(NamedTuple):
     """Size and version of an object, with the attribute names of `os.stat_result`.
 
-    Attributes:
-        st_size: Bytes.
-        st_mtime_ns: Version as a number, see `version_number`. Readers compare it with the listing, to detect changes.
-        st_ctime_ns: Always 0.
+    `st_mtime_ns` is the version as a number. Readers compare it with the listing, to detect changes.
     """
 
     st_size: int

@@ -48,8 +48,7 @@ def caller_threads() -> ThreadPoolExecutor:
 def map_requests(ask: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:
     """Return the result of `ask` for each item, in order; at most `MAX_CONCURRENT_REQUESTS` run.
 
-    `ask` may wait for requests. After a failure no further call is started, but running calls are not awaited: their
-    requests may still reach the server.
+    `ask` may wait for requests. After a failure no further call is started, and running calls are not awaited.
     """
     failed: list[BaseException] = []
 

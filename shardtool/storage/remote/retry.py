@@ -53,9 +53,8 @@ class RetryPolicy(NamedTuple):
         max_wait_s: Maximum wait, unless the server requests more.
         max_total_s: Time after which no retry is started.
         first_answer_s: The same until a request of this process is answered.
-        notice_s: Time after which the user is told that the first request is waiting.
-        min_bytes_per_s: Minimum speed.
-        speed_window_s: Waiting time over which the speed is measured.
+        notice_s: Time after which the user is told that a first request waits.
+        min_bytes_per_s: Minimum speed, over `speed_window_s` of waiting.
     """
 
     tries: int = 7
@@ -90,7 +89,7 @@ class TransientError(Exception):
         found: What happened, without secrets.
         wait_s: Seconds to wait, as the server requests, or None.
         answered: Whether the server responded.
-        stalled_s: Seconds without progress, if they caused the failure.
+        stalled_s: Seconds without progress that caused the failure.
     """
 
     def __init__(
@@ -135,11 +134,7 @@ def end_requests(within_s: float) -> None:
 
 
 def check_cancelled() -> None:
-    """Raise if this thread is cancelled.
-
-    Raises:
-        RequestCancelled: It is.
-    """
+    """Raise RequestCancelled if this thread is cancelled."""
     stop = getattr(_thread_state, "stop", None)
     if stop is not None and stop.is_set():
         raise RequestCancelled
@@ -148,7 +143,7 @@ def check_cancelled() -> None:
 
 
 def in_thread(ask: Callable[[], Result]) -> Result:
-    """Return the result of `ask`, called in another thread, which is abandoned if this thread is cancelled.
+    """Return the result of `ask`, called in another thread, which is abandoned if this one is cancelled.
 
     Raises:
         RequestCancelled: This thread is cancelled.

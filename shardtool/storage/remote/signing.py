@@ -48,13 +48,8 @@ def sign_headers(
 ) -> dict[str, str]:
     """Return headers for a request to S3, including a signature of all of them.
 
-    Args:
-        method: HTTP method.
-        url: URL with its query (`?uploads`).
-        headers: Headers to sign. `x-amz-content-sha256` is the checksum of a body that is also signed.
-        keys: Credentials as obstore provides them: `access_key_id`, `secret_access_key`, `token`.
-        region: Region of the bucket.
-        now: Time of the request; None for the current time.
+    `x-amz-content-sha256` among the headers is the checksum of a body that is also signed. `keys` are credentials as
+    obstore provides them: `access_key_id`, `secret_access_key`, `token`.
 
     Source: AWS, "Signature Calculations for the Authorization Header: Transferring Payload in a Single Chunk" (AWS
     Signature Version 4).
@@ -100,7 +95,7 @@ def azure_signed_url(container: str, key: str, method: str) -> str | None:
     """Return the signed URL of a blob; None if the environment has no account key or SAS token.
 
     Raises:
-        InvalidRequest: The account key is invalid.
+        InvalidRequest: The key is invalid.
     """
     account, token, secret = (
         first_variable(AZURE_ACCOUNT_VARIABLES),

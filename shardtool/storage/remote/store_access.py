@@ -122,12 +122,10 @@ def source_address_for(address: str, endpoint: str | None) -> str:
     """Return the address through which an S3 source is read if it has its own server or credentials.
 
     Variables that start with `SHARDTOOL_SOURCE_` replace those without the prefix. If one is set, the endpoint comes
-    only from these variables; if one sets credentials, all credentials do. `endpoint` replaces the variable for the
-    server.
+    only from these variables or from `endpoint`; if one sets credentials, all credentials do.
 
     Raises:
-        InvalidRequest: The endpoint is invalid or the address is not in S3, or a variable is unknown, or half of a key
-            pair is missing.
+        InvalidRequest: The endpoint is invalid or the address is not in S3, or a variable is unknown or missing.
     """
     source_variables = [
         name.removeprefix(SOURCE_PREFIX) for name in os.environ if name.startswith(SOURCE_PREFIX) and os.environ[name]
@@ -215,7 +213,6 @@ def credentials_kind(address: str) -> str:
 
     Raises:
         AccessRefused: There are no credentials.
-        InvalidRequest: As for `store_for`.
     """
     scheme, (store, unsigned_url) = parse_address(address).scheme, store_for(address)
     if unsigned_url is not None:

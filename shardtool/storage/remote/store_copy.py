@@ -1,7 +1,7 @@
 """Ask a store to copy its own objects, so no data passes through this machine.
 
-One conditional request copies one object. If the store refuses or fails, the caller reads and writes the object
-instead. Some stores report a CRC-32C of the copy: Google always, S3 on request.
+If the store refuses or fails, the caller reads and writes the object instead. Some stores report a CRC-32C of the copy:
+Google always, S3 on request.
 
 Source: "CopyObject" of the S3 API; "Copy Blob From URL" and "Put Blob From URL" of Azure.
 """
@@ -42,7 +42,7 @@ _CRC_ELEMENT = re.compile(rb"<ChecksumCRC32C>([A-Za-z0-9+/]{6}==)</ChecksumCRC32
 
 
 class NotCopied(Exception):
-    """The store made no copy. The text says why it will refuse other copies, too; it is empty if it may accept them."""
+    """The store made no copy. The text says why it will refuse other copies, too; "" if it may accept them."""
 
 
 def can_copy_inside(source: str, target: str) -> bool:

@@ -25,15 +25,7 @@ STORE_OPTIONS_VARIABLE = "SHARDTOOL_STORE_OPTIONS"  # one KEY=VALUE per line; wo
 
 
 class _StoreOption(NamedTuple):
-    """A store option.
-
-    Attributes:
-        values: Pattern of valid values.
-        expected: Description of valid values.
-        s3: Header for S3, or empty.
-        az: Header for Azure, or empty.
-        variable: Environment variable of AWS's own tools, or empty.
-    """
+    """A store option: pattern and description of its values, headers for S3 and Azure, and the variable of AWS."""
 
     values: str
     expected: str
@@ -82,7 +74,7 @@ _REQUEST_PAYER, _STORAGE_CLASS, _ACCESS_TIER = "request-payer", "storage-class",
 
 
 def use_store_options(lines: Iterable[str]) -> None:
-    """Set store options, given as `KEY=VALUE` lines, for this process and those it starts.
+    """Set `KEY=VALUE` store options, for this process and those it starts.
 
     Raises:
         InvalidRequest: A key is unknown, or a value is invalid.
@@ -135,10 +127,7 @@ def client_config(scheme: str) -> dict[str, str]:
 
 
 def put_arguments(address: str, *, lasting: bool) -> dict[str, Any]:
-    """Return arguments for obstore's `put` of a small object, in addition to `client_config`.
-
-    `lasting` is False for temporary objects, which must not get a storage class that is billed by the month.
-    """
+    """Return arguments for obstore's `put`, in addition to `client_config`; see `put_object` about `lasting`."""
     options = _options_for(parse_address(address).scheme)
     classes = [options[key] for key in (_STORAGE_CLASS, _ACCESS_TIER) if key in options]
     tags = dict(parse_qsl(options.get("tags", ""), keep_blank_values=True))
@@ -147,7 +136,7 @@ def put_arguments(address: str, *, lasting: bool) -> dict[str, Any]:
 
 
 def object_headers(address: str) -> dict[str, str]:
-    """Return the headers with the store options of a request that writes an object.
+    """Return the headers with store options for a request that writes an object.
 
     Raises:
         InvalidRequest: The store does not support an option.

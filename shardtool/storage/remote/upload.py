@@ -65,12 +65,9 @@ class _Response(NamedTuple):
 
 
 def upload(address: str, size: int, fill: Callable[[Upload], Made]) -> Made:
-    """Write an object of a known size, and return the result of `fill`.
+    """Write an object of at most `MAX_PUT_BYTES`, and return the result of `fill`.
 
-    Args:
-        address: Address of the object.
-        size: Bytes, at most `MAX_PUT_BYTES`.
-        fill: Writes the data; called again from the start if the connection is lost.
+    `fill` writes the data; it is called again from the start if the connection is lost.
 
     Raises:
         TruncatedUpload: `fill` wrote too little; the object does not exist.

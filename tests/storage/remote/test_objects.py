@@ -135,7 +135,7 @@ def test_transient_failures_are_retried(do: str, object_at: str, proxy: FaultyPr
 def test_wrong_responses_are_detected(
     fault: Fault, found: str, object_at: str, proxy: FaultyProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A response with another version, range, length or encoding, or always cut off, is an error that names the object."""
+    """A response with another version, range, length or encoding, or always cut off, is an error naming the object."""
     blob = RemoteObject(object_at)
     blob.read(0, 10)
     monkeypatch.setenv(retry.RETRY_FOR, "0.5")
