@@ -25,7 +25,7 @@ from shardtool.storage.remote.buckets import delete_objects, list_objects, put_o
 from shardtool.storage.remote.http import etag_md5
 from shardtool.storage.remote.lock import check_held, hold_lock
 from shardtool.storage.remote.objects import RemoteObject, read_object
-from shardtool.storage.remote.upload import MAX_PUT_BYTES, Made, TruncatedUpload, upload
+from shardtool.storage.remote.upload import MAX_PUT_BYTES, Result, TruncatedUpload, upload
 from shardtool.storage.staging import DurableFile, Folder, Sink, StagedFile
 from shardtool.values import BLOCK_BYTES
 
@@ -85,8 +85,8 @@ class RemoteFolder:
         return DurableFile(name, "", data)
 
     def write(
-        self, name: str, fill: Callable[[Sink], Made], size: int | None, _mtime_ns: int, /
-    ) -> tuple[Made, DurableFile]:
+        self, name: str, fill: Callable[[Sink], Result], size: int | None, _mtime_ns: int, /
+    ) -> tuple[Result, DurableFile]:
         """Write an object, which is then visible; return the result of `fill`, and the file.
 
         If `size` is None, the data goes to a temporary file first. `fill` is called again after a failure.

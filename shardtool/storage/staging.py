@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
 
-Made = TypeVar("Made")
+Result = TypeVar("Result")
 
 
 _STAGED_NAME = re.compile(r"\.(.+?)(?:~[0-9a-f]{8})?\.part", re.DOTALL)
@@ -179,8 +179,8 @@ class Folder:
             return file.finish()
 
     def write(
-        self, name: str, fill: Callable[[Sink], Made], _size: int | None, mtime_ns: int, /
-    ) -> tuple[Made, DurableFile]:
+        self, name: str, fill: Callable[[Sink], Result], _size: int | None, mtime_ns: int, /
+    ) -> tuple[Result, DurableFile]:
         """Stage a file that `fill` writes; return the result of `fill`, and the file."""
         with self.stage(name) as file:
             return fill(file), file.finish(mtime_ns)

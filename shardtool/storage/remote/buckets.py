@@ -100,9 +100,9 @@ def _list_below(address: str, store: Any, prefix: str) -> Iterator[BucketEntry]:
                         last_key, yielded = entry.key, set()
                     else:
                         yielded.add(entry.key)
-                attempts.progress()
+                attempts.record_progress()
         except TransientError as error:  # after a failure, obstore's iterator would end as if the listing were complete
-            attempts.failed(error)
+            attempts.wait_or_give_up(error)
         else:
             return
 
@@ -186,11 +186,11 @@ def version_number(etag: str) -> int:
     return int.from_bytes(blake2b(tag.encode(), digest_size=8).digest(), "little") >> 1 if tag else 0
 
 
-def _call_obstore(address: str, ask: Callable[[], Any], *, lists: bool = False) -> Any:
+def _call_obstore(address: str, call: Callable[[], Any], *, lists: bool = False) -> Any:
     _check_process(address)
 
     def attempt() -> Any:
         with obstore_errors(address, lists=lists):
-            return in_thread(ask)
+            return in_thread(call)
 
     return with_retries(display_address(address), attempt)

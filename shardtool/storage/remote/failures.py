@@ -88,9 +88,8 @@ _PROXY_ADVICE = (
 _SERVER_URL = re.compile(r"https?://([A-Za-z0-9.-]+(?::\d+)?)[/?)]")
 
 
-_UNTRUSTED_CERTIFICATE = re.compile(
-    r"(?:InvalidCertificate|InvalidMessage|AlertReceived|PeerIncompatible)\(\s*(\w+)"
-)  # of rustls
+# Error names of rustls, in messages of obstore.
+_UNTRUSTED_CERTIFICATE = re.compile(r"(?:InvalidCertificate|InvalidMessage|AlertReceived|PeerIncompatible)\(\s*(\w+)")
 
 
 HUGGINGFACE_MISSING = {  # by the Hub's X-Error-Code
@@ -154,21 +153,21 @@ def obstore_errors(address: str, *, lists: bool = False) -> Iterator[None]:
 def _generic_error(address: str, message: str, *, lists: bool) -> Exception:
     """Return the error for an obstore exception without a kind."""
     where, body = display_address(address), message.encode()
-    found = _STATUS_TEXT.search(message)
+    match = _STATUS_TEXT.search(message)
     # If one request deletes many objects, each has an error code but no status.
-    if found or error_code(body) == "AccessDenied":
-        status = int(found[1] or found[2]) if found else HTTPStatus.FORBIDDEN.value
+    if match or error_code(body) == "AccessDenied":
+        status = int(match[1] or match[2]) if match else HTTPStatus.FORBIDDEN.value
         if status == HTTPStatus.NOT_FOUND:
             return StoreFailed(where, "no such bucket", remedy=_wrong_region_advice(address, body))
         return _response_error(address, status, {}, body, lists=lists)
-    found = _SERVER_URL.search(message)
-    if why := _UNTRUSTED_CERTIFICATE.search(message):
-        return _untrusted_error(where, found[1] if found else "the store", why[1])
-    return TransientError(f"the store cannot be reached{f' ({found[1]})' if found else ''}")
+    match = _SERVER_URL.search(message)
+    if reason := _UNTRUSTED_CERTIFICATE.search(message):
+        return _untrusted_error(where, match[1] if match else "the store", reason[1])
+    return TransientError(f"the store cannot be reached{f' ({match[1]})' if match else ''}")
 
 
-def _untrusted_error(where: str, server: str, why: str) -> StoreFailed:
-    found = f"the certificate of {server} is not trusted{f' ({why})' if why else ''}, or the server does not speak TLS"
+def _untrusted_error(where: str, server: str, reason: str) -> StoreFailed:
+    found = f"the certificate of {server} is not trusted{f' ({reason})' if reason else ''}, or it does not speak TLS"
     remedy = "Set AWS_CA_BUNDLE or SSL_CERT_FILE to the certificate file of the authority."
     return StoreFailed(where, found, expected="a certificate of an authority that this machine trusts", remedy=remedy)
 
@@ -195,8 +194,8 @@ def _connection_error(address: str, error: Exception, url: str) -> TransientErro
     if isinstance(error, exceptions.ProxyError):
         proxy = f"the proxy {_server_name(proxy_for(url) or '')}: "
         error = error.original_error
-        if (refused := _TUNNEL_ERROR.match(str(error))) and int(refused[1]) not in BUSY_STATUSES:
-            return AccessRefused(display_address(address), f"{proxy}status {refused[1]}", remedy=_PROXY_ADVICE)
+        if (refusal := _TUNNEL_ERROR.match(str(error))) and int(refusal[1]) not in BUSY_STATUSES:
+            return AccessRefused(display_address(address), f"{proxy}status {refusal[1]}", remedy=_PROXY_ADVICE)
     if isinstance(error, exceptions.SSLError):
         reason = next(filter(None, (getattr(arg, "verify_message", "") for arg in error.args)), "")
         return _untrusted_error(display_address(address), server, reason)
@@ -276,7 +275,7 @@ def _response_error(
     is_wrong_server &= parse_address(address).scheme in STORES
     remedy = _wrong_region_advice(address, body, headers.get("x-amz-bucket-region", "")) if is_wrong_server else ""
     remedy = _PROXY_ADVICE if status == HTTPStatus.PROXY_AUTHENTICATION_REQUIRED else remedy
-    return StoreFailed(where, found, expected="200 or 206", remedy=remedy)
+    return StoreFailed(where, found, expected="status 200 or 206", remedy=remedy)
 
 
 def private_error(address: str) -> AccessRefused:
@@ -300,16 +299,16 @@ def busy_error(status: int, headers: Mapping[str, str]) -> TransientError:
 
 def _wrong_region_advice(address: str, body: bytes, region: str = "") -> str:
     """Return advice for a bucket in another region."""
-    found = _REGION_ELEMENT.search(body)
-    region = found[1].decode() if found else region
+    match = _REGION_ELEMENT.search(body)
+    region = match[1].decode() if match else region
     name = f"{SOURCE_PREFIX * is_source_address(address)}AWS_REGION"
     return f"Set {name}={printable(region)}, the region of the bucket." if region else WRONG_REGION_ADVICE
 
 
 def error_code(body: bytes) -> str:
     """Return the error code in a store's XML, such as `ExpiredToken`."""
-    found = _ERROR_CODE.search(body)
-    return (found[1] or found[2]).decode() if found else ""
+    match = _ERROR_CODE.search(body)
+    return (match[1] or match[2]).decode() if match else ""
 
 
 def retry_after(text: str) -> float | None:

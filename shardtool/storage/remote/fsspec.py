@@ -113,12 +113,12 @@ def huggingface_request(address: str) -> tuple[str, dict[str, str]]:
     return url, {"Authorization": f"Bearer {token}"} if token else {}
 
 
-def call_fsspec(address: str, ask: Callable[[Any], Result]) -> Result:
-    """Return the result of `ask`, called with fsspec's file system; retry transient failures."""
+def call_fsspec(address: str, call: Callable[[Any], Result]) -> Result:
+    """Return the result of `call` with fsspec's file system; retry transient failures."""
 
     def attempt() -> Result:
         with _fsspec_errors(address):
-            return ask(_cached_file_system(address))
+            return call(_cached_file_system(address))
 
     return retry.with_retries(display_address(address), attempt)
 

@@ -89,7 +89,7 @@ class LockHolder(NamedTuple):
     born: str
 
     @classmethod
-    def me(cls) -> LockHolder:
+    def for_this_process(cls) -> LockHolder:
         """Return a new holder for this process."""
         who = f"{_user_name()}@{socket.gethostname()}, process {os.getpid()}"
         since = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
@@ -137,12 +137,12 @@ class _ExistingLock(NamedTuple):
     age_s: float | None
 
     @property
-    def is_over(self) -> bool:
+    def is_free(self) -> bool:
         return self.holder.has_exited() or (self.age_s is not None and self.age_s > LEASE_S)
 
 
 class Lease:
-    """A lock held by this process; a thread renews it until `end`. `lost` is the reason if the lock was lost."""
+    """A lock held by this process; a thread renews it until `release`. `lost` is the reason if the lock was lost."""
 
     def __init__(self, address: str, holder: LockHolder, version: str) -> None:
         self._address, self._holder, self._version = address, holder, version
@@ -167,11 +167,11 @@ class Lease:
         if self.lost is not None:
             raise self.lost
 
-    def leave(self) -> None:
+    def abandon(self) -> None:
         """Stop renewing and let the lock expire, because the store denies access."""
         self._ended.set()
 
-    def end(self) -> None:
+    def release(self) -> None:
         """Release the lock."""
         if self._ended.is_set() or self._holder.pid != os.getpid():  # in a forked child, the lock is the parent's
             return
@@ -231,7 +231,7 @@ def hold_lock(folder: str, base: str, *, shared: bool = False) -> Iterator[None]
         yield
         return
     exclusive = join_address(folder, f".{base}{_SUFFIX}")
-    holder = LockHolder.me()
+    holder = LockHolder.for_this_process()
     own = f"{exclusive}.{holder.token}" if shared else exclusive
     _own_tokens.add(holder.token)
     try:
@@ -248,10 +248,10 @@ def hold_lock(folder: str, base: str, *, shared: bool = False) -> Iterator[None]
         finally:
             _held_leases[folder].remove(lease)
     except AccessRefused:
-        lease.leave()
+        lease.abandon()
         raise
     finally:
-        lease.end()
+        lease.release()
         _own_tokens.discard(holder.token)
 
 
@@ -277,7 +277,7 @@ def _acquire(address: str, holder: LockHolder) -> str:
             return version
         if existing is None:  # released meanwhile
             continue
-        if not existing.is_over or not existing.version:
+        if not existing.is_free or not existing.version:
             raise _locked_error(address, existing)
         with suppress(FileExistsError):
             return _write_lock(address, holder, existing.version)
@@ -316,7 +316,7 @@ def _check_other_locks(folder: str, base: str, exclusive: str, *, shared: bool) 
         ]
     for address in addresses:
         lock = _read_lock(address)
-        if lock is not None and not lock.is_over:
+        if lock is not None and not lock.is_free:
             raise _locked_error(address, lock)
         if lock is not None and not shared:
             _remove_lock(address)

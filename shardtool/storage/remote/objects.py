@@ -101,10 +101,10 @@ class RemoteObject:
                 for piece in iter_body(self._request_range(offset, end), self.address, end - offset, max_bytes):
                     offset += len(piece)
                     yield piece
-                    attempts.progress()  # after the yield: time that the caller needs is not a stall
+                    attempts.record_progress()  # after the yield: time that the caller needs is not a stall
             except retry.TransientError as error:
                 self._links.clear()
-                attempts.failed(error)
+                attempts.wait_or_give_up(error)
 
     def verified_pieces(self) -> Iterator[bytes]:
         """Yield the whole object, then compare it with the store's checksum."""

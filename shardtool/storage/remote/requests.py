@@ -45,10 +45,10 @@ def caller_threads() -> ThreadPoolExecutor:
     return _thread_pool("shardtool-callers", os.getpid())
 
 
-def map_requests(ask: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:
-    """Return the result of `ask` for each item, in order; at most `MAX_CONCURRENT_REQUESTS` run.
+def map_requests(call: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:
+    """Return the result of `call` for each item, in order; at most `MAX_CONCURRENT_REQUESTS` run.
 
-    `ask` may wait for requests. After a failure no further call is started, and running calls are not awaited.
+    `call` may wait for requests. After a failure no further call is started, and running calls are not awaited.
     """
     failed: list[BaseException] = []
 
@@ -56,7 +56,7 @@ def map_requests(ask: Callable[[Item], Result], items: Iterable[Item]) -> list[R
         if failed:
             raise failed[0]
         try:
-            return ask(item)
+            return call(item)
         except BaseException as error:
             failed.append(error)
             raise
@@ -67,9 +67,9 @@ def map_requests(ask: Callable[[Item], Result], items: Iterable[Item]) -> list[R
 
 
 def imap_requests(
-    ask: Callable[[Item], Result], items: Iterable[Item], at_once: int = MAX_CONCURRENT_REQUESTS
+    call: Callable[[Item], Result], items: Iterable[Item], at_once: int = MAX_CONCURRENT_REQUESTS
 ) -> Generator[Result]:
-    """Yield the result of `ask` for each item, in order; at most `at_once` items are running or finished but unread.
+    """Yield the result of `call` for each item, in order; at most `at_once` items are running or finished but unread.
 
     An error is raised after all running calls have stopped. The threads live only during the iteration, so a later fork
     cannot copy a thread's locked state.
@@ -80,7 +80,7 @@ def imap_requests(
 
     def run(item: Item) -> Result:
         with retry.cancel_on(stopped):
-            return ask(item)
+            return call(item)
 
     with ThreadPoolExecutor(at_once, "shardtool-requests") as pool:
         try:
@@ -90,15 +90,15 @@ def imap_requests(
 
 
 def ordered_results(
-    threads: ThreadPoolExecutor, ask: Callable[[Item], Result], items: Iterable[Item], at_once: int
+    threads: ThreadPoolExecutor, call: Callable[[Item], Result], items: Iterable[Item], at_once: int
 ) -> Iterator[Result]:
-    """Yield results of `ask` in order; at most `at_once` items are running or finished but unread."""
+    """Yield results of `call` in order; at most `at_once` items are running or finished but unread."""
     remaining = iter(items)
-    futures: deque[Future[Result]] = deque(threads.submit(ask, item) for item in islice(remaining, at_once))
+    futures: deque[Future[Result]] = deque(threads.submit(call, item) for item in islice(remaining, at_once))
     try:
         while futures:
             result = retry.wait_interruptibly(futures.popleft()).result()
-            futures.extend(threads.submit(ask, item) for item in islice(remaining, 1))
+            futures.extend(threads.submit(call, item) for item in islice(remaining, 1))
             yield result
     finally:
         for future in futures:

@@ -142,8 +142,8 @@ def check_cancelled() -> None:
         raise RequestCancelled
 
 
-def in_thread(ask: Callable[[], Result]) -> Result:
-    """Return the result of `ask`, called in another thread, which is abandoned if this one is cancelled.
+def in_thread(call: Callable[[], Result]) -> Result:
+    """Return the result of `call`, which runs in another thread that is abandoned if this one is cancelled.
 
     Raises:
         RequestCancelled: This thread is cancelled.
@@ -155,11 +155,11 @@ def in_thread(ask: Callable[[], Result]) -> Result:
 
     def run() -> None:
         try:
-            future.set_result(ask())
+            future.set_result(call())
         except BaseException as error:  # noqa: BLE001 - raised again by the waiting thread
             future.set_exception(error)
 
-    threading.Thread(target=run, name="shardtool-apart", daemon=True).start()
+    threading.Thread(target=run, name="shardtool-call", daemon=True).start()
     while not wait([future], SLICE_S).done:
         check_cancelled()
     return future.result()
@@ -199,12 +199,12 @@ class RetryState:
         self._stalled_s = 0.0  # seconds without data, as of the last failure
         self._waited_s, self._counts_waits_only = 0.0, False
 
-    def later(self, stalled_s: float) -> None:
+    def count_waits_only(self, stalled_s: float) -> None:
         """Count only waits and stalls, because an attempt may have made progress for a long time."""
         self._waited_s += stalled_s
         self._start_s, self._counts_waits_only = time.monotonic() - self._waited_s, True
 
-    def progress(self) -> None:
+    def record_progress(self) -> None:
         """Record that data arrived."""
         now = time.monotonic()
         if not self._failures:
@@ -212,7 +212,7 @@ class RetryState:
         self._failures, self._progress_s, self._start_s = 0, now, now - self._stalled_s
         _any_answer.set()
 
-    def failed(self, error: TransientError) -> None:
+    def wait_or_give_up(self, error: TransientError) -> None:
         """Wait with jitter before the next attempt.
 
         Raises:
@@ -282,8 +282,8 @@ def _parse_numbers(name: str, text: str, expected: str) -> list[float]:
     return numbers
 
 
-def with_retries(where: str, ask: Callable[[], Result]) -> Result:
-    """Return the result of `ask`; while it raises `TransientError`, wait with jitter and call it again.
+def with_retries(where: str, call: Callable[[], Result]) -> Result:
+    """Return the result of `call`; while it raises `TransientError`, wait with jitter and call it again.
 
     Raises:
         StoreFailed: The failures did not stop.
@@ -292,9 +292,9 @@ def with_retries(where: str, ask: Callable[[], Result]) -> Result:
     with _waiting_notice(where):
         while True:
             try:
-                result = ask()
+                result = call()
             except TransientError as error:
-                attempts.failed(error)
+                attempts.wait_or_give_up(error)
             else:
                 _any_answer.set()
                 return result

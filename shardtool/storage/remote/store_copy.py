@@ -27,7 +27,7 @@ from shardtool.storage.remote.connections import connections_for
 from shardtool.storage.remote.objects import RemoteObject, object_crc
 from shardtool.storage.remote.signing import sign_put, sign_url
 from shardtool.storage.remote.store_options import object_headers
-from shardtool.storage.remote.upload import MAX_ANSWER_BYTES
+from shardtool.storage.remote.upload import MAX_RESPONSE_BYTES
 
 _MAX_SYNC_COPY_BYTES = 2**28  # limit of "Copy Blob From URL"
 
@@ -94,7 +94,7 @@ def _request_copy(source: str, target: str, size: int) -> int | None:
             "PUT", url, headers=headers, preload_content=False, redirect=False, retries=False
         )
         with closing(response):
-            body = response.read(MAX_ANSWER_BYTES)
+            body = response.read(MAX_RESPONSE_BYTES)
     if not 200 <= response.status < 300:  # noqa: PLR2004 - HTTP success
         raise failures.status_error(target, "PUT", response.status, response.headers, body)
     if b"<Error>" in body:  # S3 can report an error after sending status 200

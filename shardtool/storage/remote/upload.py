@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from urllib3.connection import HTTPConnection
 
 
-Made = TypeVar("Made")
+Result = TypeVar("Result")
 
 
 MAX_PUT_BYTES = 5 * 10**9  # limit of one PUT: 5 GiB in S3, 5000 MiB in Azure
@@ -45,7 +45,7 @@ _HTTPS_PORT = 443
 _CONTINUE_TIMEOUT_S = 1  # to wait for an early refusal; some servers ignore `Expect: 100-continue`
 
 
-MAX_ANSWER_BYTES = 65536
+MAX_RESPONSE_BYTES = 65536
 
 
 _MAX_REFUSAL_BYTES = 2**18  # of a response before the body is sent
@@ -64,7 +64,7 @@ class _Response(NamedTuple):
     body: bytes
 
 
-def upload(address: str, size: int, fill: Callable[[Upload], Made]) -> Made:
+def upload(address: str, size: int, fill: Callable[[Upload], Result]) -> Result:
     """Write an object of at most `MAX_PUT_BYTES`, and return the result of `fill`.
 
     `fill` writes the data; it is called again from the start if the connection is lost.
@@ -86,8 +86,8 @@ def upload(address: str, size: int, fill: Callable[[Upload], Made]) -> Made:
                 return result
         except retry.TransientError as error:
             if is_connected:
-                attempts.later(error.stalled_s)
-            attempts.failed(error)
+                attempts.count_waits_only(error.stalled_s)
+            attempts.wait_or_give_up(error)
 
 
 class Upload(AbstractContextManager["Upload"]):
@@ -166,7 +166,7 @@ class Upload(AbstractContextManager["Upload"]):
 
         try:
             response = HTTPConnection.getresponse(self._connection)
-            body = response.read(MAX_ANSWER_BYTES)
+            body = response.read(MAX_RESPONSE_BYTES)
         except (OSError, ValueError, HTTPException):
             raise retry.TransientError("no response after all data was sent") from None
         return _Response(response.status, HTTPHeaderDict(response.headers.items()), body)
@@ -215,9 +215,9 @@ def _early_refusal(socket: PacedSocket) -> _Response | None:
 
     socket.max_bytes = _MAX_REFUSAL_BYTES
     try:
-        [status] = map(int, _STATUS_LINE.findall(socket.readline(MAX_ANSWER_BYTES)))
+        [status] = map(int, _STATUS_LINE.findall(socket.readline(MAX_RESPONSE_BYTES)))
         headers = HTTPHeaderDict(parse_headers(socket).items())
-        body = socket.read(max(0, min(MAX_ANSWER_BYTES, int(headers.get("Content-Length", "0"))))) or b""
+        body = socket.read(max(0, min(MAX_RESPONSE_BYTES, int(headers.get("Content-Length", "0"))))) or b""
     except TimeoutError:  # before the first byte; after it, `PacedSocket` detects a slow server
         return None
     except (OSError, ValueError, HTTPException):

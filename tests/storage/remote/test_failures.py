@@ -59,7 +59,7 @@ def test_obstore_errors(said: str, kind: type[Exception]) -> None:
 @pytest.mark.parametrize("code", ["EntityTooLarge", "InvalidStorageClass", "NotImplemented"])
 def test_no_region_advice_for_other_codes(code: str) -> None:
     """Error codes that are unrelated to region and endpoint get no advice about them."""
-    assert str(_error_for(400, code)) == f"s3://bucket/key: the server returned 400 {code}; expected 200 or 206"
+    assert str(_error_for(400, code)) == f"s3://bucket/key: the server returned 400 {code}; expected status 200 or 206"
 
 
 @pytest.mark.parametrize(("at", "name"), [("b", "Set AWS_REGION"), ("source=@b", "Set SHARDTOOL_SOURCE_AWS_REGION")])

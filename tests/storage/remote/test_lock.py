@@ -33,10 +33,10 @@ def test_object_age(headers: dict[str, str], age: float | None) -> None:
 
 def test_holder_round_trip() -> None:
     """A holder can be parsed from any renewal, and every renewal has different bytes."""
-    me = LockHolder.me()
+    me = LockHolder.for_this_process()
     assert parse_holder(me.encode()) == parse_holder(me.encode(7)) == me
     assert me.encode(1) != me.encode(2)
-    assert me.token != LockHolder.me().token
+    assert me.token != LockHolder.for_this_process().token
 
 
 @given(st.binary(max_size=200))
@@ -48,7 +48,7 @@ def test_any_content_is_a_lock(data: bytes) -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux says which process is which")
 def test_has_exited(monkeypatch: pytest.MonkeyPatch) -> None:
     """A holder has exited if its process is gone or its process id was reused; on another machine this is unknown."""
-    me = LockHolder.me()
+    me = LockHolder.for_this_process()
     assert me.has_exited()  # nobody of this process holds it
     monkeypatch.setattr(lock, "_own_tokens", {me.token})
     assert not me.has_exited()

@@ -100,11 +100,11 @@ def test_stalls_count_across_attempts(monkeypatch: pytest.MonkeyPatch) -> None:
     def stalls(flowing_s: float, tries: int) -> None:
         attempts = retry.RetryState("s3://b/k")
         for _ in range(tries):
-            attempts.progress()
+            attempts.record_progress()
             now[0] += flowing_s
-            attempts.progress()
+            attempts.record_progress()
             now[0] += 10
-            attempts.failed(TransientError("too slow"))
+            attempts.wait_or_give_up(TransientError("too slow"))
 
     begun = now[0]
     with pytest.raises(StoreFailed, match="too slow"):
@@ -120,8 +120,8 @@ def test_stalls_of_an_upload_count(monkeypatch: pytest.MonkeyPatch) -> None:
     attempts = retry.RetryState("s3://b/k")
 
     def fail(stalled_s: float) -> None:
-        attempts.later(stalled_s)
-        attempts.failed(TransientError("too slow"))
+        attempts.count_waits_only(stalled_s)
+        attempts.wait_or_give_up(TransientError("too slow"))
 
     for _ in range(4):
         fail(61)
