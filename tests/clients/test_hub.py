@@ -145,7 +145,8 @@ def test_who_may_read(server: Server, tmp_path: Path) -> None:
         refused = run(server, "create", f"hf://datasets/o/{name}", out)
         assert (refused.returncode, "Set HF_TOKEN" in refused.stderr) == (7, True), refused.stderr
     wrong = run(server, "inspect", "hf://datasets/o/closed", token="hf_another")  # noqa: S106
-    assert (wrong.returncode, "no such repository, or no access with this token" in wrong.stderr) == (7, True), wrong.stderr
+    found = "no such repository, or no access with this token"
+    assert (wrong.returncode, found in wrong.stderr) == (7, True), wrong.stderr
 
 
 def test_who_logs_in_later(server: Server) -> None:

@@ -191,7 +191,7 @@ def test_stopped_holder(store: Server, monkeypatch: pytest.MonkeyPatch) -> None:
         assert folder.names() == []
     with folder.lock("late"):
         (lease,) = lock._held_leases[folder.path]  # noqa: SLF001 - nothing else stops a process for minutes
-        lease._renewed -= 2 * lock.LEASE_S  # noqa: SLF001
+        lease._renewed_s -= 2 * lock.LEASE_S  # noqa: SLF001
         folder.publish(folder.stage_bytes("late.json", b"{}"))
         assert lease._renewals == 1  # noqa: SLF001
 
@@ -510,7 +510,7 @@ def test_errors(store: Server, source: Path) -> None:
     for output, code, found in [
         ("s3://there-is-no-such-bucket/out-{000000..}.tar", 7, "no such bucket"),
         ("s4://bucket/out-{000000..}.tar", 2, "Did you mean s3://"),
-        ("https://user:password@example.org/out-{000000..}.tar", 2, "nothing can be written"),
+        ("https://user:password@example.org/out-{000000..}.tar", 2, "read-only"),
     ]:
         ended, said = _said(store, words[0], words[1], output, *words[2:])
         assert (ended, said.count("\n")) == (code, 1), said
