@@ -94,8 +94,9 @@ class ShardFile:
         if at >= 0 and at + length <= len(self._window):
             return self._window[at : at + length]
         file = self._file
-        near = 0 <= at <= len(self._window) + file.near
-        self._start, self._window = offset, self._read(offset, max(length, file.window if near else file.hop))
+        near = 0 <= at <= len(self._window) + file.max_gap_bytes
+        best_size = file.sequential_read_bytes if near else file.random_read_bytes
+        self._start, self._window = offset, self._read(offset, max(length, best_size))
         return self._window[:length]
 
     def _read(self, offset: int, length: int) -> bytes:

@@ -143,7 +143,7 @@ class IndexStore(LruCache[int, ShardIndex]):
                 self._looked_at += found.nbytes
                 if self._looked_at > _INDEX_CACHE_BYTES:
                     for one in (self.catalog, *self.catalog.parts):
-                        one.shared.release_lease()
+                        one.shared.release_pages()
                     self._looked_at = 0
                     self._seen.clear()
                     self._given_back()

@@ -155,7 +155,7 @@ def check_plan_target(path: str, *, overwrite: bool) -> None:
     """
     check_target_name(path, "plan.parquet")
     cure = option_text("if_exists", "overwrite")
-    check_target(path, overwrite=overwrite, begins=PARQUET_MAGIC, holds=_METADATA_KEY.encode(), cure=cure)
+    check_target(path, overwrite=overwrite, magic=PARQUET_MAGIC, marker=_METADATA_KEY.encode(), option=cure)
 
 
 @reporting_memory_errors("reading the plan")

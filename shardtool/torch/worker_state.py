@@ -207,7 +207,7 @@ class SharedPassStart:
 
     def set_epoch(self, epoch: int) -> None:
         """Let the next pass read an epoch from its start; nothing changes in the epoch of a pass that is not over."""
-        with self._blocks.alone():
+        with self._blocks.locked():
             if self._is_over or epoch != self.place[0]:
                 self.go_to(epoch, 0)
 
@@ -219,7 +219,7 @@ class SharedPassStart:
             group: The seed, how many passes the worker has begun, and how many workers there are.
             resumed: The state that the pass goes on from.
         """
-        with self._blocks.alone():
+        with self._blocks.locked():
             if self._now[2:].tolist() != [*group] or self._workers[worker]:
                 epoch, position = self.place
                 if self._now[-1]:  # no longer where a state said
@@ -231,7 +231,7 @@ class SharedPassStart:
 
     def end(self, worker: int, group: Sequence[int]) -> None:
         """Note that a worker came to the end of its share, unless another pass has begun."""
-        with self._blocks.alone():
+        with self._blocks.locked():
             if self._now[2:].tolist() == [*group]:
                 self._workers[worker] = _FINISHED
 

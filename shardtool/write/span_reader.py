@@ -55,7 +55,7 @@ def open_span_file(planned: SpanFile) -> OpenFile:
     fact = source.fact()
     special = isinstance(fact, os.stat_result) and not stat.S_ISREG(fact.st_mode)
     mtime_ns = planned.mtime_ns if planned.mtime_ns >= 0 else None  # of a spool, which changes while it is read
-    found = "is no plain file" if special else describe_change(fact, planned.size, mtime_ns, "read")
+    found = "is not a regular file" if special else describe_change(fact, planned.size, mtime_ns, "read")
     if not found:
         return source
     source.close()

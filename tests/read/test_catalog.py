@@ -109,4 +109,4 @@ def test_parts_share_their_indexes(tmp_path: Path) -> None:
     assert IndexStore(both).numbers([key_of(15), "no", key_of(2)]).tolist() == [14, -1, 2]
     assert again.shared.read(6) is not None
     assert both.parts[0].fingerprint == open_catalog(tmp_path / "one").fingerprint
-    both.shared.release_lease()
+    both.shared.release_pages()

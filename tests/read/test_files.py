@@ -75,7 +75,7 @@ def test_a_shard_that_ends_too_early_is_named(tmp_path: Path) -> None:
     with pytest.raises(CorruptShard, match="no such file"):
         OpenFile(shard, None)
     os.mkfifo(shard.path)
-    with pytest.raises(CorruptShard, match="no plain file"):
+    with pytest.raises(CorruptShard, match="not a regular file"):
         OpenFile(shard, None)
 
 

@@ -279,9 +279,9 @@ def test_urls_have_no_plan(place: Path) -> None:
         with pytest.raises(InvalidRequest, match="a URL"):
             _write_plan(source, place, if_exists="overwrite")
     for where, said in (
-        ("s3://bucket/plans/", "no name of a file"),
-        ("-", "no name of a file"),
-        ("https://127.0.0.1:1/plan.parquet", "nothing can be written"),
+        ("s3://bucket/plans/", "not a local file name"),
+        ("-", "not a local file name"),
+        ("https://127.0.0.1:1/plan.parquet", "read-only"),
         ("s3:/bucket/plan.parquet", "s3://"),
     ):
         with pytest.raises(InvalidRequest, match=said):

@@ -103,6 +103,6 @@ def test_transient_errors_are_retried(
     create(f"{prefix}/m.csv", str(tmp_path / "web" / OUT), CreateOptions(workers=1))
     assert read_tree(tmp_path / "web") == read_tree(tmp_path / "local")
     proxy.set(Fault("status", status=403, path=one, times=None))
-    with pytest.raises(AccessRefused, match=r"cat/1\.jpg: the server answers 403"):
+    with pytest.raises(AccessRefused, match=r"cat/1\.jpg: the server returned 403"):
         create(f"{prefix}/m.csv", str(tmp_path / "no" / OUT), CreateOptions(workers=1))
     assert sum(asked.status == 403 for asked in proxy.log().asked) == 1

@@ -532,7 +532,7 @@ def test_missing_and_different_files_are_refused(ending: str, ours: dict[str, Pa
     for given_as in (f"{ending}-{{{{0..}}}}.{ending}", f"{ending}-{{{{0..1}}}}.{ending}", f"*.{ending}"):
         changed(without_shard, f"{shard}: cannot be opened: no such file", f"{{folder}}/{given_as}")
     changed(with_link, "a link to nothing, x")
-    changed(with_fifo, "no plain file")
+    changed(with_fifo, "not a regular file")
     changed(lambda folder: os.truncate(folder / shard, 600), f"{shard}: 600 bytes")
     changed(lambda folder: (folder / sidecar).unlink(), f"{sidecar}: no such file")
     changed(lambda folder: shutil.copy(folder / f"{ending}-0.index", folder / sidecar), f"{sidecar}: .*as the dataset")

@@ -191,5 +191,5 @@ def test_what_mends_a_dataset_elsewhere(dataset: tuple[str, Path]) -> None:
     assert "--repair" in of_folder
     assert "Repair it at" not in of_folder
     assert "--resume, or `shardtool copy VALID s3://b/p`" in stored
-    with pytest.raises(InvalidRequest, match="a server of the web, where nothing can be written"):
+    with pytest.raises(InvalidRequest, match="web servers are read-only"):
         verify(f"{at}/x.json", VerifyOptions(workers=1, repair=True))

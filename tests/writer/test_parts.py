@@ -216,6 +216,6 @@ def test_what_cannot_be_read_is_said(tmp_path: Path, name: str) -> None:
     (tmp_path / name).unlink(missing_ok=True)
     (tmp_path / name).mkdir()
     before = sorted(tmp_path.iterdir())
-    with pytest.raises(CorruptShard, match=f"{name}: cannot be read: no plain file"):
+    with pytest.raises(CorruptShard, match=f"{name}: cannot be read: not a regular file"):
         merge(pattern)
     assert sorted(tmp_path.iterdir()) == before

@@ -240,11 +240,11 @@ class CacheSpace(NamedTuple):
         Raises:
             OSError: The room cannot be written.
         """
-        room.put(encode_room(0, size))
+        room.write(encode_room(0, size))
         found = self.look(but=room.path)
         evicted = self.evict(self.in_order(found.residents), self.over(found, size))
         if evicted is not None:
-            room.put(encode_room(size, 0))
+            room.write(encode_room(size, 0))
         return evicted
 
     def over(self, found: CacheContents, size: int) -> int:

@@ -70,7 +70,7 @@ def lease_copy(space: CacheSpace, original: OriginalFile) -> FileLock | None:
         except FileNotFoundError:
             return None
         if lock is not None:
-            lock.used(time.time_ns())
+            lock.record_use(time.time_ns())
             if lock.fact.st_size == original.size:
                 return lock
             lock.close()
@@ -131,6 +131,6 @@ def _copy_shard(space: CacheSpace, folder: Folder, original: OriginalFile, room:
         raise
     if lock is None:
         raise _stalled_error(original)
-    lock.used(time.time_ns())
+    lock.record_use(time.time_ns())
     lock.path = folder.full_path(original.name)
     return lock, evicted

@@ -98,7 +98,7 @@ def lease_written_shards(space: CacheSpace, max_bytes: int | None) -> CacheShard
         written.sort(key=lambda one: (one.came_ns, one.name))
         locks = _lease_paths([os.path.join(space.folder, one.path) for one in written])
         for lock in locks:  # also of those that are let go, so that each may be evicted from now on
-            lock.used(time.time_ns())
+            lock.record_use(time.time_ns())
         size = sum(lock.fact.st_size for lock in locks)
         while max_bytes is not None and size > max_bytes:
             with locks.pop(0) as lock:
