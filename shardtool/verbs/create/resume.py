@@ -72,7 +72,7 @@ class ShardPlan(NamedTuple):
 
 def get_run_mtime_ns(run: Run) -> int:
     """Return the modification time of the shards of a run, in nanoseconds."""
-    return (int(run.begun) - _CLOCK_SLACK_S) * _SECOND_NS + _hash_source(run.entries)
+    return (int(run.started) - _CLOCK_SLACK_S) * _SECOND_NS + _hash_source(run.entries)
 
 
 def get_shard_mtime_ns(planned: ShardPlan, mtime_ns: int) -> int:
