@@ -204,7 +204,7 @@ class WriterOutput:
             InvalidRequest: Its metadata cannot stand together.
             OutputFailed: The file system refuses.
         """
-        self.publisher.before(shard.name)
+        self.publisher.prepare_shard(shard.name)
         staged, index, content, crcs, plan = shard.finish(encoder, self.columns)
         first, size, crc = names.to_output_name(self.pattern.shard(0)), shard.file.size, shard.file.crc
         fact = sidecar_schema.ShardFacts(
@@ -323,9 +323,9 @@ class WriterOutput:
                 renewed[name] = data
                 entries[number] = replace(entry, sidecar_size=len(data), sidecar_crc=crc32c(data))
             if sum(map(len, renewed.values())) > _MAX_HELD_BYTES:
-                self.publisher.renew(renewed)
+                self.publisher.replace_sidecars(renewed)
                 renewed = {}
-        self.publisher.renew(renewed)
+        self.publisher.replace_sidecars(renewed)
         return sidecar_schema.column_types(
             pq.read_schema(pa.BufferReader(data))
         )  # Parquet does not keep all of Arrow's types

@@ -83,7 +83,7 @@ def write_dataset(
             )
         outputs.remove_lost_splits(run)
         for output in run.outputs:
-            notes.add(*output.publisher.beside.removal_notes(output.destination.dataset_file, run.exports))
+            notes.add(*output.publisher.stale_indexes.removal_notes(output.destination.dataset_file, run.exports))
         notes.add(*(f"split {printable(name)} removed" for name in run.lost_splits))
         _export_indexes(run)
     merged = [parts.merge_if_last(output.destination, notes) for output in run.outputs if run.part]

@@ -199,7 +199,7 @@ def _skip_removed(run: Run) -> None:
     """
     keys = run.entries.keys
     for output in run.outputs:
-        removed_hashes = output.destination.removed()
+        removed_hashes = output.destination.load_removed()
         numbers = get_sample_numbers(run, output) if removed_hashes else np.zeros(0, np.int64)
         was_removed = np.array([hash_key(keys[number]) in removed_hashes for number in numbers.tolist()], np.bool_)
         count, is_replaced = pluralize(int(was_removed.sum()), "sample"), "overwrite" in output.destination.if_exists

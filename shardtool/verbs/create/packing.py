@@ -132,7 +132,7 @@ class Packing:
         )  # or another split exists
         may_be_empty = has_earlier_data and not failed_rows(totals.skipped) and not self.output.dropped
         if self.destination.part is None and not totals.samples and not may_be_empty:
-            self.publisher.take_back([self.output.pattern.shard(number) for number in self._numbers.values()])
+            self.publisher.remove_shards([self.output.pattern.shard(number) for number in self._numbers.values()])
             raise self._none_packed_error()
         if (self.run.fetches or self.run.listed.later) and totals.skipped:
             failed = f"{len(totals.skipped):,} of {pluralize(samples, 'sample')}"
@@ -167,7 +167,7 @@ class Packing:
                 if isinstance(self.destination.append, FinishedAppend):
                     folder = folder.temporary  # only compared: the existing dataset lists this name
                 else:
-                    self.publisher.before(name)
+                    self.publisher.prepare_shard(name)
             self._pending[shard] = planned, kept_index
             yield ShardTask(
                 shard=shard,

@@ -129,7 +129,7 @@ def start_part(run: Run, output: RunOutput, own_part: RunPart) -> None:
         raise InvalidRequest(pattern.text, found, expected=expected, remedy=remedy)
     if found:
         run.notes.add(f"{found}; expected {expected}. Only parts of one plan can be merged: run the others again, too")
-    output.publisher.begin()
+    output.publisher.start_part()
 
 
 def finish_part(run: Run, output: RunOutput, part: RunPart) -> DatasetFile:
@@ -154,7 +154,7 @@ def finish_part(run: Run, output: RunOutput, part: RunPart) -> DatasetFile:
     )
     old_dataset = read_valid_dataset(destination.dataset_file)
     output.publisher.finish_part(
-        record, stays=old_dataset is not None and old_dataset.made == run_record and _contains_part(old_dataset, record)
+        record, keeps_dataset_file=old_dataset is not None and old_dataset.made == run_record and _contains_part(old_dataset, record)
     )
     return dataset
 

@@ -66,7 +66,7 @@ def plan_shards(run: Run) -> None:
         pattern, bounds = remaining_names(output.pattern, output.destination.first), _make_bounds(run, output)
         output.plan = make_plan(entries, pattern, bounds, seed, which=output.sample_numbers, estimate=estimate)
     for output in run.outputs:
-        output.destination = output.destination.planned(output.plan.shards)
+        output.destination = output.destination.with_shard_count(output.plan.shards)
         check_shard_sizes(output)
     check_append(run)
     _note_changes(run)

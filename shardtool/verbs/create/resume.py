@@ -75,12 +75,9 @@ def get_run_mtime_ns(run: Run) -> int:
 
 
 def get_shard_mtime_ns(planned: ShardPlan, mtime_ns: int) -> int:
-    """Return the modification time of one shard. For objects, it also identifies their versions, because store clocks
-    differ.
+    """Return the modification time of one shard, given that of the run.
 
-    Args:
-        planned: The shard.
-        mtime_ns: The modification time of the shards of the run.
+    For objects, it also identifies their versions, because store clocks differ.
     """
     if not planned.plan.entries.is_remote:
         return mtime_ns
@@ -168,13 +165,9 @@ def list_unwritten_sizes(run: Run, output: RunOutput) -> list[int]:
 
 
 def _has_expected_content(samples: ShardSamples, field_crcs: bytes, *, accept_unknown: bool) -> bool:
-    """Return whether a shard's payloads have the expected checksums. For payloads in shards, offsets identify no
-    content.
+    """Return whether a shard's payloads have the expected checksums.
 
-    Args:
-        samples: The planned samples.
-        field_crcs: uint32 per field, from the existing shard.
-        accept_unknown: Whether payloads without an expected checksum are accepted.
+    Offsets in source shards do not identify content. With `accept_unknown`, payloads without an expected checksum pass.
     """
     spans = np.frombuffer(samples.kinds, np.uint8) == SPAN
     if not spans.any():

@@ -514,7 +514,7 @@ def test_a_part_owns_its_files_alone(place: Path) -> None:
     """Before the plan is made nothing is a part's own, then its shards, their sidecars and its record."""
     output = Destination(open_folder(str(place / "out")), _pattern(place), "error", part=RunPart(2, 3))
     assert not output.owns("x-002.tar")
-    owned = output.planned(7)
+    owned = output.with_shard_count(7)
     names = ["x-001.tar", "x-002.tar", "x-003.index", "x-004.tar", ".x.part2of3", ".x.part1of3", "x.json"]
     assert [name for name in names if owned.owns(name)] == ["x-002.tar", "x-003.index", ".x.part2of3"]
 
