@@ -48,7 +48,7 @@ def test_parts_do_not_clash(tmp_path: Path, ending: str) -> None:
         PartFiles("part10of11", 10, 11, shards(names[10], 1), ""),
         PartFiles("part_ray_7", None, None, shards("out-part_ray_7", 2), "out-part_ray_7.json"),
     ]
-    assert [part.ended for part in found.values()] == [True, True, True, False, True]
+    assert [part.finished for part in found.values()] == [True, True, True, False, True]
     for part in found.values():
         assert not part.dataset_file or verify(tmp_path / part.dataset_file).findings == ()
 
