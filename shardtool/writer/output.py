@@ -136,7 +136,7 @@ class WriterOutput:
                 notes.add(problem if number == len(entries) - 1 else f"{problem}, with all later shards")
                 break
             data = self.folder.read(sidecar_name(name))
-            encoder.add_known_keys(sidecar.all_keys())
+            encoder.add_existing_keys(sidecar.all_keys())
             self.add_to_totals(sidecar.fact, data, sidecar.tally(), int(entry.digest, 16))
             self.totals.skipped += [Skipped(key, "", code, message) for key, code, message in entry.skipped]  # type: ignore[arg-type]
             self.rounded.update(entry.rounded)

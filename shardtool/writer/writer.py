@@ -249,7 +249,7 @@ class ShardWriter(SampleWriter):
             self._finish_empty()
             return
         options = self._options.recorded()
-        if self._pattern.format == "tar" and self._encoder.dotted_key:
+        if self._pattern.format == "tar" and self._encoder.has_dotted_key:
             options["dots"] = "last"
         self._add_notes()
         part = {"part": self._tag.removeprefix("part")} if self._tag else {}

@@ -88,7 +88,7 @@ def test_fills_up(
     out = disk("size=8m")
     run = create(small, out, *OPTIONS, code=_fill(out, max(0, _space(reference) - missing * _PAGE)))
     _refused(run, out, "no space left")
-    assert "Make space" in run.err
+    assert "Free some space" in run.err
     (out / "filler").unlink()
     assert contents(out).items() <= expected.items()
     before = identity(out, finished(out))
@@ -146,7 +146,7 @@ def test_overwrite_that_cannot_fit(small: Path, disk: Callable[[str], Path]) -> 
     before, untouched = contents(out), identity(out, os.listdir(out))
     run = create(small, out, *OPTIONS, "--overwrite")
     assert run.code == 7
-    assert "old dataset stays" in run.err
+    assert "old dataset is kept" in run.err
     assert (contents(out), identity(out, os.listdir(out))) == (before, untouched)
 
 

@@ -363,9 +363,9 @@ def test_resume_of_other_samples_appends_them(new: Path, tars: Path, tar_pattern
 @pytest.mark.parametrize("resume", [False, True])
 def test_keys_are_new(old: Path, tars: Path, tar_pattern: str, tmp_path: Path, *, resume: bool) -> None:
     """A key that the dataset has already is refused by name, with the option that leaves it out; nothing is touched."""
-    before, first = identity(tars.parent), "on_duplicate='first' appends only those whose keys are new"
-    asked = "Was this source appended before"
-    with pytest.raises(InvalidRequest, match=rf"all 7 keys already exist: old/000, .* {asked}\? {first}"):
+    before, first = identity(tars.parent), "on_duplicate='first' appends only samples with new keys"
+    advice = "This source may have been appended before"
+    with pytest.raises(InvalidRequest, match=rf"all 7 keys already exist: old/000, .* {advice}\. {first}"):
         append(old, tar_pattern, resume=resume)
     some = write_tree(tmp_path / "some", {"new/1.txt": b"1", "old/004.txt": b"2", "old/9.txt": b"3"})
     with pytest.raises(InvalidRequest, match=rf"1 key already exists: old/004;.* {first}"):
@@ -408,7 +408,7 @@ def test_resume_alone_removes_nothing(old: Path, new: Path, dataset: Path, patte
     append(new, pattern)
     for at in (-20, 60):
         before = identity(dataset.parent)
-        with pytest.raises(OutputExists, match="shards that were appended"):
+        with pytest.raises(OutputExists, match="appended shards"):
             create(old, pattern, _options(if_exists="resume"))
         assert identity(dataset.parent) == before
         flip(dataset, at)
@@ -428,10 +428,14 @@ def _refused(source: Path, output: Any, folder: Path, error: type[ShardError], s
 def test_there_must_be_a_dataset(new: Path, tar_pattern: str, tars: Path) -> None:
     """Without a dataset, or with half of one, there is nothing to append to."""
     _refused(
-        new, tar_pattern.replace("/out/", "/no/"), tars.parent.with_name("no"), InvalidRequest, "if_exists='append' out"
+        new,
+        tar_pattern.replace("/out/", "/no/"),
+        tars.parent.with_name("no"),
+        InvalidRequest,
+        "without if_exists='append'",
     )
     tars.unlink()
-    _refused(new, tar_pattern, tars.parent, InvalidRequest, "no dataset file, beside 6 files")
+    _refused(new, tar_pattern, tars.parent, InvalidRequest, "no dataset file, but 6 files")
 
 
 def _flip_dataset_file(dataset: Path) -> str:
@@ -479,12 +483,16 @@ def test_what_is_damaged_is_not_built_upon(
 @pytest.mark.parametrize(
     ("output", "error", "said"),
     [
-        ("out-{001..}.tar", InvalidRequest, "the pattern calls a shard out-001.tar.*out-000.tar"),
+        ("out-{001..}.tar", InvalidRequest, "a pattern with a shard out-001.tar.*out-000.tar"),
         ("out-{000..001}.tar", InvalidRequest, "2 names for 3 shards"),
-        ("out-{000..002}.tar", InvalidRequest, "all of its 3 names taken"),
-        ("out-{0..}.tar", InvalidRequest, "calls a shard out-0.tar; expected out-000.tar"),
+        ("out-{000..002}.tar", InvalidRequest, "all 3 names used"),
+        ("out-{0..}.tar", InvalidRequest, "a pattern with a shard out-0.tar; expected out-000.tar"),
         ("out-{000..}.tfrecord", OutputExists, "shards of another format"),
-        (("out-000.tar", "out-002.tar", "out-001.tar", "out-003.tar"), InvalidRequest, "calls a shard out-002.tar"),
+        (
+            ("out-000.tar", "out-002.tar", "out-001.tar", "out-003.tar"),
+            InvalidRequest,
+            "a pattern with a shard out-002.tar",
+        ),
     ],
 )
 def test_the_pattern_is_the_datasets_own(
@@ -572,7 +580,7 @@ def test_lists_of_what_was_left_out(old: list[Skipped], new: list[Skipped]) -> N
 @pytest.mark.parametrize("data", [b"[]\n", b"{}\n", b"no JSON\n", b'{"key": 1}\n', b"\xff\n"])
 def test_no_list_of_what_was_left_out(data: bytes) -> None:
     """Anything else in its place is damage."""
-    with pytest.raises(CorruptShard, match="list of what was left out"):
+    with pytest.raises(CorruptShard, match="list of skipped samples"):
         parse_skipped(data, "out.skipped")
 
 
@@ -643,9 +651,7 @@ def test_a_column_without_a_value_goes_with_any(tabled: str, tmp_path: Path) -> 
 def test_a_column_of_another_type(tabled: str, tmp_path: Path) -> None:
     """A column that has another type is refused by name before a byte is written."""
     before = identity(tmp_path / "out")
-    found = (
-        r"column width: string in the new samples, such as 'wide' of 'f'; expected int64, .* leave it out with meta\."
-    )
+    found = r"column width: string in the new samples, such as 'wide' in 'f'; expected int64, .* exclude it with meta\."
     with pytest.raises(InvalidRequest, match=found):
         _from_table(_table(["e", "f"], width=["3", "wide"]), tabled)
     assert identity(tmp_path / "out") == before
@@ -658,11 +664,13 @@ def test_a_column_of_a_folder_of_another_type(tmp_path: Path) -> None:
     typed("create", write_tree(source, {"1.json": b'{"w": 1}'}), output, *asked)
     write_tree(source, {"2.json": b'{"w": 2}', "3.json": b'{"w": "three"}'})
     ran = typed("create", source, output, *asked, "--update")
-    assert (ran.code, "such as 'three' of '3'; expected int64" in ran.err) == (2, True), ran.err
-    assert ran.err.endswith("Give it that type, or another name, or leave out --columns-from.\n")
+    assert (ran.code, "such as 'three' in '3'; expected int64" in ran.err) == (2, True), ran.err
+    assert ran.err.endswith("Convert it to that type, or rename it, or remove --columns-from.\n")
     typed("create", write_tree(tmp_path / "one", {"3.json": b'{"w": "three"}'}), tmp_path / "one-{0..}.tar", *asked)
     ran = typed("reshard", tmp_path / "one.json", output, "--append")
-    assert ran.err.endswith("'three' of '3'; expected int64, as in the dataset. Give it that type, or another name.\n")
+    assert ran.err.endswith(
+        "'three' in '3'; expected int64, as in the dataset. Convert it to that type, or rename it.\n"
+    )
     assert typed("create", source, output, "--append", "--on-duplicate", "first").code == 0
 
 
@@ -768,7 +776,7 @@ def test_the_dataset_must_stay(new: Path, tars: Path, tar_pattern: str, tmp_path
     output = inspect_destination(Destination(open_folder(parsed.folder), parsed, "append"))
     append(_tree(tmp_path / "quick", "quick", 2), tar_pattern)
     before = identity(tars.parent)
-    with pytest.raises(OutputExists, match="changed meanwhile"):
+    with pytest.raises(OutputExists, match="another run changed the dataset"):
         inspect_destination(output)
     assert identity(tars.parent) == before
     append(new, tar_pattern)
@@ -853,7 +861,7 @@ def test_keys_that_a_function_makes(tmp_path: Path) -> None:
     code = b'{"__key__": %r, "txt": b"x"}'
     source = write_tree(tmp_path / "1", {"n.py": code % "m", "o.py": code % "a"})
     before = dataset.read_bytes()
-    with pytest.raises(SampleFailed, match=r"a: a key .* the dataset appended to has already"):
+    with pytest.raises(SampleFailed, match=r"a: a key .* the existing dataset contains"):
         append(source, pattern, map="tests.mapped:evaluated", max_count=1)
     assert dataset.read_bytes() == before
     (source / "o.py").write_bytes(code % "b")

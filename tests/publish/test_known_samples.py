@@ -51,7 +51,7 @@ def test_only_what_is_new(output: str, tmp_path: Path) -> None:
     assert (result.samples, result.shards, result.skipped) == (4, 2, 0)
     assert result.appended is not None
     assert result.appended.samples == 2
-    assert "2 samples left out: the dataset has their keys" in result.notes
+    assert "2 samples skipped: the dataset already has their keys" in result.notes
     after = read_tree(tmp_path / "out")
     assert {name: after[name] for name in before if name != "out.json"} == {
         name: data for name, data in before.items() if name != "out.json"
@@ -134,7 +134,7 @@ def test_what_cannot_be_packed(output: str, tmp_path: Path) -> None:
     before = identity(tmp_path / "out")
     result = _night(source, output, **bounds)
     assert result.skipped == 1
-    assert "1 sample (large) stay left out" in result.notes[-1]
+    assert "1 sample (large) skipped again" in result.notes[-1]
     assert identity(tmp_path / "out") == before
 
 

@@ -62,7 +62,7 @@ def test_overwrite_removes_stale_indexes(source: Path, tmp_path: Path, ending: s
     before = _indexes(folder)
     result = _pack(source, folder, ending, shuffle=True, seed=3, max_count=5, if_exists="overwrite")
     assert _indexes(folder) < before
-    assert [note for note in result.notes if "indexes removed" in note and f"{FORMATS[ending][0]!r}" in note]
+    assert [note for note in result.notes if "indexes deleted" in note and f"{FORMATS[ending][0]!r}" in note]
     _check(folder)
     result = _pack(source, folder, ending, if_exists="overwrite", export=FORMATS[ending])
     assert (_indexes(folder), [note for note in result.notes if "removed" in note]) == (before, [])
@@ -91,7 +91,7 @@ def test_resume_removes_only_those_of_changed_shards(source: Path, tmp_path: Pat
     assert {name for name in set(before) - gone if before[name] != identity(folder)[name]} == {
         "x-001.tar", "x-001.index", "x.json"
     }  # fmt: skip
-    assert any("3 files of other tools' indexes removed" in note for note in result.notes)
+    assert any("3 files of other tools' indexes deleted" in note for note in result.notes)
     _check(folder)
     export(folder / "x.json", FORMATS["tar"])
     assert {*before} == set(os.listdir(folder))
@@ -147,7 +147,9 @@ def test_indexes_without_their_shards(source: Path, tmp_path: Path) -> None:
     for name in set(os.listdir(folder)) - _indexes(folder):
         (folder / name).unlink()
     before = read_tree(folder)
-    with pytest.raises(OutputExists, match=r"3 files that index earlier shards: x-000\.idx.*if_exists='overwrite'"):
+    with pytest.raises(
+        OutputExists, match=r"3 files with indexes of earlier shards: x-000\.idx.*if_exists='overwrite'"
+    ):
         _pack(source, folder, shuffle=True)
     assert read_tree(folder) == before
     _pack(source, folder, shuffle=True, if_exists="overwrite")

@@ -123,7 +123,7 @@ def test_command_line(tmp_path: Path) -> None:
     assert typed(*command, "--quiet").code == 0
     _tree(source, "cow/c")
     done = typed(*command)
-    assert done.err == "note: 1 label of cls that the dataset does not have: 'cow' is number 2\n"
+    assert done.err == "note: 1 label of cls not in the dataset: 'cow' is number 2\n"
     assert done.out.startswith("1 sample in 1 shard appended")
     before = identity(tmp_path / "out")
     for more in ((), ("--append", "--resume"), ("--on-duplicate", "first"), ("--dry-run",)):
@@ -147,8 +147,8 @@ def test_what_goes_and_changes_is_noted_once(tmp_path: Path) -> None:
     os.utime(source / "c.txt", (_LONG_AGO, _LONG_AGO))
     before = identity(tmp_path / "out")
     gone, changed = _night(source, pattern).notes
-    assert gone == "2 samples not in the source any more; the dataset keeps what it has"
-    assert changed.startswith("1 sample (c) changed in files, sizes or times")
+    assert gone == "2 samples no longer in the source; the dataset keeps the old samples"
+    assert changed.startswith("1 sample (c) changed since they were packed")
     assert identity(tmp_path / "out") == before
 
 

@@ -428,7 +428,7 @@ def test_create_exports_again(small: Path, tmp_path: Path) -> None:
         path.unlink()
     (tmp_path / "out" / "out-001.idx").write_bytes(b"old")
     before = read_tree(tmp_path / "out")
-    with pytest.raises(OutputExists, match=r"7 files that index earlier shards: out-000\.idx"):
+    with pytest.raises(OutputExists, match=r"7 files with indexes of earlier shards: out-000\.idx"):
         _made(small, tmp_path / "out", "tar", export=("energon", "dali-webdataset"))
     assert read_tree(tmp_path / "out") == before
     for if_exists in ("resume", "overwrite"):

@@ -211,7 +211,7 @@ def test_a_dataset_file_that_is_cut(tmp_path: Path, left: int) -> None:
     """What is left of a dataset file that was cut is replaced, if the user says so; other JSON of its name never is."""
     file = _made(tmp_path)
     file.write_bytes(file.read_bytes()[:left])
-    with pytest.raises(OutputExists, match="no JSON: cut or damaged"):
+    with pytest.raises(OutputExists, match="not valid JSON: truncated or damaged"):
         index(file.parent)
     index(file.parent, IndexOptions(overwrite=True))
     assert verify(file).sound

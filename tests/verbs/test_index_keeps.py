@@ -208,7 +208,7 @@ def test_a_wrong_dataset_file_stays(what: str, dataset: Path, tmp_path: Path) ->
 def test_a_dataset_file_of_more_shards_stays(dataset: Path) -> None:
     """A dataset file that lists further shards, which are there, is right: it stays, also with `overwrite`."""
     before = identity(dataset)
-    with pytest.raises(OutputExists, match="1 shard that are there and were not given"):
+    with pytest.raises(OutputExists, match="1 shard that exist and were not given"):
         index([*map(str, shards(dataset)[:2])], replace(ONE, overwrite=True))
     assert identity(dataset) == before
 
@@ -340,7 +340,7 @@ def test_nothing_is_written_to_a_dataset_above_its_shards(above: Path, ending: s
 @pytest.mark.parametrize("output", ["beside", "ds/below"])
 def test_a_dataset_file_leads_only_downwards(output: str, dataset: Path, tmp_path: Path) -> None:
     """A folder that is not above the shards is refused, and not made."""
-    with pytest.raises(InvalidRequest, match="does not hold the shards"):
+    with pytest.raises(InvalidRequest, match="does not contain the shards"):
         index(shards(dataset), replace(ONE, output=f"{tmp_path}/{output}"))
     assert not (tmp_path / output).exists()
 

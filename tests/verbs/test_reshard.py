@@ -264,7 +264,7 @@ BOUNDS: list[dict[str, Any]] = [
 
 def test_compressed_shards_are_not_gathered(foreign: tuple[list[Path], Contents], tmp_path: Path) -> None:
     """What can only be read in sequence is never read at its places: that is refused, and nothing written."""
-    with pytest.raises(InvalidRequest, match="method: gather, of compressed shards"):
+    with pytest.raises(InvalidRequest, match="method: gather with compressed shards"):
         run(foreign[0], tmp_path, method="gather", pattern=f"{STEM}.tar")
     assert not [*tmp_path.iterdir()]
 

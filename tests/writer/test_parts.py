@@ -114,7 +114,7 @@ def test_merge_names_what_is_missing(tmp_path: Path) -> None:
         writer.write({"__key__": key, "jpg": b""})
     writer.abandon()
     before = read_tree(tmp_path)
-    with pytest.raises(InvalidRequest, match=r"did not end: part4of6 \(2 shards\); missing: part0of6, part5of6;"):
+    with pytest.raises(InvalidRequest, match=r"not finished: part4of6 \(2 shards\); missing: part0of6, part5of6;"):
         merge(pattern)
     assert read_tree(tmp_path) == before
     with pytest.raises(InvalidRequest, match="no part"):
@@ -137,7 +137,7 @@ def test_merge_on_the_command_line(tmp_path: Path) -> None:
 def test_merge_refuses_what_does_not_go_together(tmp_path: Path) -> None:
     """A key in two parts, a field of two kinds, and parts of two runs are refused; so is another dataset's file."""
     cases: list[tuple[str, tuple[dict[str, object], ...], str]] = [
-        ("keys", ({"__key__": "a", "n": 1}, {"__key__": "a", "n": 2}), "1 key of samples in two parts: a"),
+        ("keys", ({"__key__": "a", "n": 1}, {"__key__": "a", "n": 2}), "1 key in two parts: a"),
         ("kinds", ({"__key__": "a", "n": 1}, {"__key__": "b", "n": b"x"}), "field n"),
     ]
     for name, samples, said in cases:
@@ -154,7 +154,7 @@ def test_merge_refuses_what_does_not_go_together(tmp_path: Path) -> None:
     _write_part(pattern, "x", None, 1)
     with ShardWriter(pattern) as writer:
         writer.write({"__key__": "a", "jpg": b""})
-    with pytest.raises(OutputExists, match="no merge has made"):
+    with pytest.raises(OutputExists, match="not the result of a merge"):
         merge(pattern)
 
 
@@ -184,7 +184,7 @@ def test_a_part_that_was_merged_stays(tmp_path: Path) -> None:
     before = read_tree(tmp_path)
     with ShardWriter(pattern, part=1, parts=2, max_count=2, resume=True) as writer:
         assert (writer.samples, writer.last_key, len(writer.shards)) == (5, "1/4", 3)
-        with pytest.raises(InvalidRequest, match="had ended"):
+        with pytest.raises(InvalidRequest, match="was finished"):
             writer.write({"__key__": "new", "jpg": b""})
     with pytest.raises(OutputExists, match=r"out.json: part1of2 was merged into this dataset"):
         ShardWriter(pattern, part=1, parts=2, max_count=2, overwrite=True)

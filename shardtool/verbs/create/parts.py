@@ -153,9 +153,8 @@ def finish_part(run: Run, output: RunOutput, part: RunPart) -> DatasetFile:
         skipped=tuple(skipped),
     )
     old_dataset = read_valid_dataset(destination.dataset_file)
-    output.publisher.finish_part(
-        record, keeps_dataset_file=old_dataset is not None and old_dataset.made == run_record and _contains_part(old_dataset, record)
-    )
+    is_contained = old_dataset is not None and old_dataset.made == run_record and _contains_part(old_dataset, record)
+    output.publisher.finish_part(record, keeps_dataset_file=is_contained)
     return dataset
 
 

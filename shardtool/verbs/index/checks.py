@@ -99,7 +99,9 @@ def get_subfolder(folder: str, shards: list[str]) -> str:
     if path.split(os.sep)[0] == os.pardir:
         alone = choose_text("`export`", "--export alone")
         problem = f"{folder or '.'}, which does not contain the shards"
-        remedy = f"A dataset file lists only shards in its folder. To write indexes elsewhere, use {alone} with a dataset file."
+        remedy = (
+            f"A dataset file lists only shards below it. To write indexes elsewhere, use {alone} with a dataset file."
+        )
         raise InvalidRequest(
             option_text("output"), problem, expected="the folder of the shards, or a parent folder", remedy=remedy
         )
@@ -178,7 +180,7 @@ def _check_replaceable(path: str, found: str, lost: str, *, overwrite: bool) -> 
     """Refuse to replace a wrong dataset file without `overwrite`."""
     if not overwrite:
         expected = "the dataset file of these shards"
-        remedy = f"Replace it with `index` and {flag_text('overwrite')}. This loses {lost}."  # also shown by `verify --repair`
+        remedy = f"Replace it with `index` and {flag_text('overwrite')}. This loses {lost}."
         raise OutputExists(path, found, expected=expected, remedy=remedy)
 
 

@@ -121,7 +121,7 @@ class Indexer:
         self.observer.start(0, self.size, len(self.dataset.paths))
         return [ShardScanTask(path, self.options.checksum, self.dots) for path in self.dataset.paths]
 
-    def add(self, number: int, stored: ShardScan) -> None:
+    def add(self, number: int, scan: ShardScan) -> None:
         """Write a shard's sidecar, unless the existing one is valid or must be kept.
 
         Raises:
@@ -134,39 +134,35 @@ class Indexer:
         from shardtool.dataset.sidecar_schema import column_types, with_shard_column
         from shardtool.dataset.sidecar_write import encode_sidecar_table
 
-        if stored.error is not None:
-            raise stored.error
-        check_not_interleaved(stored)
-        scanned, name = scanned_index(stored), self.dataset.shards[number].file_name
-        shard, data, where = scanned, None, self.folder.full_path(sidecar_name(name))
+        if scan.error is not None:
+            raise scan.error
+        check_not_interleaved(scan)
+        scanned, name = scanned_index(scan), self.dataset.shards[number].file_name
+        new_index, data, where = scanned, None, self.folder.full_path(sidecar_name(name))
         if (existing_data := read_if_exists(where)) is not None:
-            comparison = compare_sidecar(stored.path, scanned, where, existing_data)
+            comparison = compare_sidecar(scan.path, scanned, where, existing_data)
             if not isinstance(comparison, DifferingSidecar):
-                shard, data = comparison
+                new_index, data = comparison
             elif not self._may_replace(sidecar_name(name), comparison):
                 return
-        table, status = shard.plain_table(), "written" if data is None else "kept"
+        table, status = new_index.plain_table(), "written" if data is None else "kept"
         if data is None:
-            data = encode_sidecar_table(table, shard.fact)
+            data = encode_sidecar_table(table, new_index.fact)
             self._publish(sidecar_name(name), data)
         else:
             self.kept += 1
-        self.entries[number] = self.totals.add(shard.fact, data, scanned.tally())
+        self.entries[number] = self.totals.add(new_index.fact, data, scanned.tally())
         self.schemas[number], self.kinds[number] = column_types(with_shard_column(table.schema)), scanned.kinds
         self.lists |= {
-            index_text(stored.names[number])
-            for number, shard in stored.unlike.items()
-            if shard.kind == stored.kinds[number]
+            index_text(scan.names[code]) for code, value in scan.unlike.items() if value.kind == scan.kinds[code]
         }
-        self.digests.append(stored.digest)
-        if stored.unrecognised:
-            unrecognised = stored.unrecognised[0]
-            self.unrecognised.append(
-                (len(stored.unrecognised), f"{name} at {unrecognised.offset:,}: {unrecognised.what}")
-            )
+        self.digests.append(scan.digest)
+        if scan.odd:
+            member = scan.odd[0]
+            self.unrecognised.append((len(scan.odd), f"{name} at {member.offset:,}: {member.what}"))
         samples = self.entries[number].samples
-        self.observer.advance(samples, stored.size, 1)
-        self.observer.shard(name, status, samples, stored.size)
+        self.observer.advance(samples, scan.size, 1)
+        self.observer.shard(name, status, samples, scan.size)
 
     def _may_replace(self, name: str, differing: DifferingSidecar) -> bool:
         """Record a wrong sidecar; return whether to replace it. If not, `finish` refuses."""
@@ -207,8 +203,8 @@ class Indexer:
             self.notes.add("how the dataset was created, skipped samples and class names are unknown")
         if self.unrecognised:
             counts, examples = zip(*self.unrecognised, strict=True)
-            stored = f"{pluralize(sum(counts), 'member')} outside of samples"
-            self.notes.add(f"{stored}, in {pluralize(len(examples), 'shard')}, such as {min(examples)}")
+            found = f"{pluralize(sum(counts), 'member')} outside of samples"
+            self.notes.add(f"{found}, in {pluralize(len(examples), 'shard')}, such as {min(examples)}")
         self._publish(self.dataset_file, file.encode())
         return self._make_result(shards)
 
@@ -217,12 +213,12 @@ class Indexer:
         if not self.differing or self.options.overwrite:
             return
         columns = f" and the columns {format_list(sorted(self.lost))}" if self.lost else ", metadata"
-        where, stored = self.folder.path or ".", f"files that do not match the shards: {format_list(self.differing)}"
+        where, found = self.folder.path or ".", f"files that do not match the shards: {format_list(self.differing)}"
         remedy = (
-            f"Run `shardtool verify` to check the shards. {flag_text('overwrite')} recreates these files from the shards, which "
-            f"loses checksums{columns}, and how the dataset was created."
+            f"Run `shardtool verify` to check the shards. {flag_text('overwrite')} recreates these files from the "
+            f"shards, which loses checksums{columns}, and how the dataset was created."
         )
-        raise OutputExists(where, stored, expected="matching files, or none", remedy=remedy)
+        raise OutputExists(where, found, expected="matching files, or none", remedy=remedy)
 
     def _build_dataset_file(self, shards: tuple[ShardEntry, ...]) -> DatasetFile:
         """Return a dataset file built from the scans alone."""
@@ -253,14 +249,14 @@ class Indexer:
         """Return the columns of all sidecars, with the first type that is not `null`."""
         from shardtool.dataset.sidecar_schema import merge_types
 
-        stored, others = dict[str, str](), dict[str, str]()
+        columns, differences = dict[str, str](), dict[str, str]()
         for number, schema in sorted(self.schemas.items()):
             sidecar = sidecar_name(self.dataset.shards[number].file_name)
-            for column, old_entry, kind in merge_types(stored, schema):
-                others.setdefault(column, f"{column!r} is {old_entry}, but {kind} in {sidecar}")
-        if others:
-            self.notes.add(f"columns with different types in some sidecars: {format_list([*others.values()])}")
-        return stored
+            for name, first_type, other_type in merge_types(columns, schema):
+                differences.setdefault(name, f"{name!r} is {first_type}, but {other_type} in {sidecar}")
+        if differences:
+            self.notes.add(f"columns with different types in some sidecars: {format_list([*differences.values()])}")
+        return columns
 
     def _publish(self, name: str, data: bytes) -> None:
         self.folder.publish(self.folder.stage_bytes(name, data))
@@ -291,7 +287,7 @@ def index(dataset: DatasetLike, options: IndexOptions, observer: Observer) -> In
         pool.check(indexer.dataset.paths)
         indexer.folder.ready()
         with indexer.folder.lock(indexer.base):
-            for number, found in pool.map(scan_shard, indexer.make_tasks()):
-                indexer.add(number, found)
+            for number, scan in pool.map(scan_shard, indexer.make_tasks()):
+                indexer.add(number, scan)
             pool.close()
             return indexer.finish()

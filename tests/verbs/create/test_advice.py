@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from shardtool.values import Target
 
-FEW = "leaves some without data"
+FEW = "leaves some idle"
 # Names, and who gets them wrong.
 WRONG: dict[str, set[Target]] = {
     "a b.jpg": {"dali"},
@@ -91,8 +91,8 @@ def test_fewer_shards_than_workers(tmp_path: Path) -> None:
     """A large dataset of fewer than 8 shards is noted, with the bound that makes 8; a small one is not."""
     source = _sparse(tmp_path / "large", 50_000_000)
     (note,) = (note for note in _notes(source) if FEW in note)
-    assert note.startswith("o.json: 2 shards, and a loader")
-    assert "max_size='125MB' makes 8 or more" in note
+    assert note.startswith("o.json: 2 shards, so a loader")
+    assert "max_size='125MB' gives 8+" in note
     assert not [note for note in _notes(source, max_size="125MB") if FEW in note]
     assert len(dry_run(source, f"{tmp_path}/o-{{0..}}.tar", CreateOptions(workers=1, max_size="125MB")).shards) >= 8
     assert not [note for note in _notes(_sparse(tmp_path / "small", 1000)) if FEW in note]
@@ -128,32 +128,32 @@ def test_files_without_a_byte_are_counted(ending: str, tmp_path: Path) -> None:
     source = write_tree(tmp_path / "in", files)
     told = create(source, f"{tmp_path}/o/{{split}}-{{0..}}.{ending}", CreateOptions(workers=1, split_from_folder=True))
     assert told.samples == len(files)
-    assert [note for note in told.notes if "byte" in note] == [
-        "4 files without a byte among the samples, the first as jpg of 'a/0': interrupted copies leave such"
+    assert [note for note in told.notes if "0 bytes" in note] == [
+        "4 files of 0 bytes (first: jpg of 'a/0'), as interrupted copies leave"
     ]
     (tmp_path / "list.csv").write_text("key,path,caption\n1,in/a/2.jpg,\n2,in/b/2.jpg,x\n", encoding="ascii")
-    assert not [note for note in _notes(tmp_path / "list.csv", values=("txt=caption",)) if "byte" in note]
+    assert not [note for note in _notes(tmp_path / "list.csv", values=("txt=caption",)) if "0 bytes" in note]
     write_tree(tmp_path / "yolo", {"1.jpg": b"x", "1.txt": b""})
-    assert not [note for note in _notes(tmp_path / "yolo") if "byte" in note], "no objects"
+    assert not [note for note in _notes(tmp_path / "yolo") if "0 bytes" in note], "no objects"
     table = pa.table({"key": ["a", "b"], "image": [b"x", b""]})
     told = create(table, f"{tmp_path}/t-{{0..}}.{ending}", CreateOptions(workers=1, binary=("jpg=image",)))
-    assert ["the first as jpg of 'b'" in note for note in told.notes if "byte" in note] == [True]
+    assert ["first: jpg of 'b'" in note for note in told.notes if "0 bytes" in note] == [True]
 
 
 def test_one_class_is_noted(tmp_path: Path) -> None:
     """Where all samples get one number, the source may be a folder too high: that is told; of two classes, nothing."""
     source = write_tree(tmp_path / "in", {"imgs/cat/1.jpg": b"x", "imgs/dog/1.jpg": b"x"})
-    assert ["one class of cls, 'imgs'" in note for note in _notes(source, label_from_folder=True)] == [True]
-    assert not [note for note in _notes(source / "imgs", label_from_folder=True) if "one class" in note]
+    assert ["the same cls, 'imgs'" in note for note in _notes(source, label_from_folder=True)] == [True]
+    assert not [note for note in _notes(source / "imgs", label_from_folder=True) if "the same cls" in note]
     assert not _notes(source)
 
 
 def test_many_small_shards_are_noted(tmp_path: Path) -> None:
     """Thousands of shards of a few samples are told of, with the option that makes fewer; a few shards are not."""
     source = write_tree(tmp_path / "in", {f"{at}.txt": b"x" for at in range(1000)})
-    for name, number, cure in (("max_count", 1, "a larger max_count"), ("shards", 1000, "a smaller shards")):
+    for name, number, fix in (("max_count", 1, "a larger max_count"), ("shards", 1000, "a smaller shards")):
         (note,) = _notes(source, **{name: number})  # type: ignore[arg-type]
-        assert note == f"1,000 shards of 1 sample (2.05 kB) or so each are slow to read: {cure} makes fewer"
+        assert note == f"1,000 shards of about 1 sample (2.05 kB) each are slow to read: use {fix}"
     assert not _notes(source, max_count=2)
 
 

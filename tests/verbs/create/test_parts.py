@@ -173,7 +173,7 @@ def test_missing_and_killed_parts_are_named(place: Path) -> None:
     run = start(place / "in", place / "out/x-{000..}.tar", *words, code="import os; os.kill(os.getpid(), 9)").end()
     assert run.code == -signal.SIGKILL
     before = read_tree(place / "out")
-    expected = "did not end: 2/3; missing: 3/3; expected all of them, each ended"
+    expected = "not finished: 2/3; missing: 3/3; expected all parts finished"
     with pytest.raises(InvalidRequest, match=expected):
         _merge(place)
     assert read_tree(place / "out").items() >= {k: v for k, v in before.items() if k != ".x.lock"}.items()
@@ -216,7 +216,7 @@ def test_parts_of_other_plans(place: Path, change: dict[str, Any], found: str) -
     again = partial(_pack, place, if_exists="resume", max_removed=1)
     part = "2/3"
     if if_exists == "resume":  # it has replaced a shard of another part
-        with pytest.raises(CorruptShard, match=r"as the part [13]/3 has left it\. Run part='[13]/3' again") as error:
+        with pytest.raises(CorruptShard, match=r"as part [13]/3 recorded\. Run part='[13]/3' again") as error:
             again("2/3")
         part = re.findall("part='(./3)'", str(error.value))[0]
     assert again(part).merged
@@ -227,12 +227,12 @@ def test_parts_of_another_number(place: Path) -> None:
     """Who divides otherwise is refused, while such a part runs and after it; the lock of a killed one is no matter."""
     folder, base = open_folder(str(place / "out")), "x.part2of4"
     folder.ready()
-    with folder.lock(base), pytest.raises(OutputExists, match="the part 2/4 of this dataset; expected parts of 3"):
+    with folder.lock(base), pytest.raises(OutputExists, match="part 2/4 of this dataset; expected 3 parts in total"):
         _pack(place, "1/3")
     assert read_tree(place / "out").keys() == {".x.lock"}
     (place / f"out/.{base}.lock").touch()
     _pack(place, "1/3")
-    with pytest.raises(OutputExists, match=r"the part 1/3 of this dataset; expected parts of 4, such as part='1/4'"):
+    with pytest.raises(OutputExists, match=r"part 1/3 of this dataset; expected 4 parts in total, as in part='1/4'"):
         _pack(place, "1/4", if_exists="resume")
     shutil.copy(place / "out/.x.part1of3", place / "out/.x.part1of4")
     with pytest.raises(InvalidRequest, match="parts of runs of 3, 4 parts"):
@@ -252,7 +252,7 @@ def test_parts_at_once(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             _pack(place, if_exists="resume")
         again = _pack(place, "1/3", if_exists="resume")
         assert not again.merged
-        assert any("holds the lock of the dataset" in note for note in again.notes)
+        assert any("holds the lock and publishes" in note for note in again.notes)
     with folder.lock("x.part2of3"), pytest.raises(OutputExists, match=r"\.x\.part2of3\.lock: another run"):
         _pack(place, "2/3", if_exists="resume")
     with folder.lock("x"), pytest.raises(OutputExists, match="another run is writing"):  # a merge at work
@@ -310,7 +310,7 @@ def test_what_parts_left_is_checked(place: Path, monkeypatch: pytest.MonkeyPatch
     for at in (0, 20, 40, *range(60, len(before[".x.part2of3"]), 211)):
         flip(out / ".x.part2of3", at)
         with pytest.raises(
-            CorruptShard, match=r"part2of3: no record of a part: .* Remove it, and run part='2/3' again"
+            CorruptShard, match=r"part2of3: not a valid part record: .* Delete it, and run part='2/3' again"
         ):
             _merge(place)
         flip(out / ".x.part2of3", at)
@@ -325,11 +325,11 @@ def test_what_parts_left_is_checked(place: Path, monkeypatch: pytest.MonkeyPatch
         _merge(place)
     flip(out / "x-003.index", 50)
     (out / "x-007.tar").touch()
-    with pytest.raises(OutputExists, match=r"no part has made: x-007\.tar"):
+    with pytest.raises(OutputExists, match=r"belong to no part: x-007\.tar"):
         _merge(place)
     (out / "x-007.tar").unlink()
     shutil.copy(out / ".x.part2of3", out / ".x.part1of3")
-    with pytest.raises(CorruptShard, match="part1of3: no record of a part: that of 2/3"):
+    with pytest.raises(CorruptShard, match="part1of3: not a valid part record: the record of part 2/3"):
         _merge(place)
     (out / ".x.part1of3").write_bytes(before[".x.part1of3"])
     assert typed("index", out / "x-{000..}.tar", "--merge").code == 0
@@ -350,10 +350,10 @@ def test_a_forged_record_is_refused(place: Path, change: dict[str, Any]) -> None
     record = place / "out/.x.part2of3"
     body = json.dumps({**json.loads(record.read_bytes().partition(b"\n")[2]), **change}).encode()
     record.write_bytes(b"shardtool part 1 crc32c:%08x\n%b" % (crc32c(body), body))
-    with pytest.raises(CorruptShard, match="part2of3: no record of a part: "):
+    with pytest.raises(CorruptShard, match="part2of3: not a valid part record: "):
         read_part_record(open_folder(str(place / "out")), _pattern(place), RunPart(2, 3))
     record.write_bytes(b"shardtool part 1 crc32c:%08x\n[]" % crc32c(b"[]"))
-    with pytest.raises(CorruptShard, match="part2of3: no record of a part: "):
+    with pytest.raises(CorruptShard, match="part2of3: not a valid part record: "):
         read_part_record(open_folder(str(place / "out")), _pattern(place), RunPart(2, 3))
 
 
@@ -371,7 +371,7 @@ def test_a_record_is_held_against_what_is_there(place: Path, forged: str) -> Non
     document["dataset"] = replace(old, made=made, fingerprint=fingerprint).encode().decode()
     body = json.dumps(document).encode()
     record.write_bytes(b"shardtool part 1 crc32c:%08x\n%b" % (crc32c(body), body))
-    with pytest.raises(CorruptShard, match="do not say the same" if forged == "source" else "that of the sidecars"):
+    with pytest.raises(CorruptShard, match="contradict each other" if forged == "source" else "as in the sidecars"):
         _pack(place, "3/3")
     assert not (place / "out/x.json").exists()
 
@@ -403,7 +403,7 @@ def test_what_is_printed(place: Path) -> None:
     assert re.search(
         r"samples in 1 shard of part 1/2, .*\n(?:.*\n)*dataset file  .*/x\.json, once all parts have ended\n", ran.out
     )
-    assert "note: 1 of 2 parts have ended; the dataset file is published after the last" in ran.err
+    assert "note: 1 of 2 parts have finished; the last one publishes the dataset file" in ran.err
     found = json.loads(typed(*words, "2/2", "--json").out)
     assert (found["part"], found["merged"], found["shards"]) == ("2/2", True, 1)
     ran = typed(*words, "slurm")
@@ -450,7 +450,7 @@ def test_payloads_that_only_one_pass_can_read(place: Path) -> None:
     for out, part in (("one", None), ("two", "2/2"), ("two", "1/2")):
         create(place / "a.tar", place / out / "x-{0..}.tar", CreateOptions(max_count=1, part=part))
     assert read_tree(place / "two") == read_tree(place / "one")
-    with pytest.raises(InvalidRequest, match="a compressed archive, which are unpacked"):
+    with pytest.raises(InvalidRequest, match="a compressed archive, which must be unpacked"):
         create(place / "a.tgz", place / "out/y-{0..}.tar", CreateOptions(part="1/2"))
     pq.write_table(pa.table({"key": ["a", "b"], "data": [b"1", b"2"]}), place / "t.parquet")
     with pytest.raises(InvalidRequest, match="payloads in a table"):

@@ -89,7 +89,7 @@ def test_a_dry_run_tells_what_would_change(place: Path) -> None:
     output = f"{place}/out/x-{{000..}}.tar"
     plan = dry_run(place / "in", output, replace(_OPTIONS, if_exists="resume"))
     assert plan.changes == ResumeChanges(5, 1, 4, 1, 20, 40)
-    assert any("would be refused" in note and "20 of 40" in note for note in plan.notes)
+    assert any("would fail" in note and "20 of 40" in note for note in plan.notes)
     assert plan.to_json()["changes"]["samples_removed"] == 20  # type: ignore[index]
     assert dry_run(place / "in", output, replace(_OPTIONS, if_exists="resume-overwrite")).changes == plan.changes
     assert dry_run(place / "in", output, _OPTIONS).changes is None
@@ -148,7 +148,7 @@ def test_classes_keep_their_numbers(change: str, tmp_path: Path) -> None:
 
     assert packed("error") == {"cls": ["cat", "dog"]}
     if change == "another list":
-        with pytest.raises(OutputExists, match="class 0 of cls would be 'dog', and is 'cat'"):
+        with pytest.raises(OutputExists, match="class 0 of cls would be 'dog' instead of 'cat'"):
             packed("resume", ["dog", "cat"])
         return
     write_tree(tmp_path / "in", {"ant/1.txt": b"x"})
@@ -164,7 +164,7 @@ def test_a_split_that_is_gone(tmp_path: Path) -> None:
     create(tmp_path / "in", tmp_path / "out" / "{split}-{0..}.tar", options)
     shutil.rmtree(tmp_path / "in" / "train")
     there = read_tree(tmp_path / "out")
-    with pytest.raises(OutputExists, match="no sample of train any more"):
+    with pytest.raises(OutputExists, match="no samples for existing splits: train"):
         create(tmp_path / "in", tmp_path / "out" / "{split}-{0..}.tar", replace(options, if_exists="resume"))
     assert read_tree(tmp_path / "out") == there
     (tmp_path / "out" / "train-x.tar").touch()
@@ -182,7 +182,7 @@ def test_an_earlier_run_of_another_plan(place: Path) -> None:
     assert not any("earlier run" in note for note in _pack(place, "resume").notes)
     (place / "out" / "x.json").unlink()
     done = _pack(place, "resume", max_count=3)
-    assert any("left by an earlier run of other options" in note for note in done.notes)
+    assert any("written by an earlier run with other options" in note for note in done.notes)
 
 
 def test_options_that_nobody_recorded(place: Path) -> None:

@@ -181,7 +181,7 @@ def scattered(plans: list[Plan], temp: Path, pool: LocalPool, share: int = MEMOR
     folder = Folder(str(temp))
     try:
         observer = more.pop("observer", Observer())
-        room = SpoolLimits(folder, SPOOL, MEMORY, MEMORY // share, more.pop("besides", 0))
+        room = SpoolLimits(folder, SPOOL, MEMORY, MEMORY // share, more.pop("other_bytes", 0))
         yield scatter_payloads(plans, room, pool, observer, **more)
     finally:
         folder.discard_staged([SPOOL])
@@ -410,7 +410,7 @@ def test_a_flipped_byte_is_found_in_the_first_pass(
     wrong, wanted = crc32c(payload), crc32c(source.payloads[row])
     assert raised.value.where == str(path)
     assert raised.value.found == (f"k/00009: at {offset:,}: field 'txt' has the CRC-32C {wrong:08x}, not {wanted:08x}")
-    assert "Nothing of it was copied" in raised.value.remedy
+    assert "This file was not copied" in raised.value.remedy
 
 
 def _flipped(source: Source) -> None:
@@ -649,41 +649,41 @@ def _pack_all(plan: Plan, out: Path, pool: LocalPool) -> None:
 
 
 def _method(source: Source, plans: list[Plan] | None = None, **more: Any) -> Any:
-    asked = {"workers": 2, "packed": False, "asked": "auto", **more}
-    return choose_read_strategy(plans or [plan_of(source.entries)], **asked)
+    arguments = {"workers": 2, "is_compressed": False, "requested": "auto", **more}
+    return choose_read_strategy(plans or [plan_of(source.entries)], **arguments)
 
 
-@pytest.mark.parametrize("asked", ["auto", "gather", "scatter"])
-def test_samples_in_the_order_of_their_files(place: Path, asked: str) -> None:
+@pytest.mark.parametrize("method", ["auto", "gather", "scatter"])
+def test_samples_in_the_order_of_their_files(place: Path, method: str) -> None:
     """Need no method, whatever the order of the files, and whichever samples are chosen."""
     source = made_source(place, [(10, 10)] * 100, files=4)
     files_swapped = np.concatenate((np.arange(50, 100), np.arange(50)))
     some = np.flatnonzero(random_permutation(100, 1) < 30)
     for order in (None, files_swapped, some):
         plan = plan_of(source.entries, None, which=order)
-        assert _method(source, [plan], asked=asked).name == "order"
+        assert _method(source, [plan], requested=method).name == "order"
     swapped = plan_of(source.entries.take(files_swapped), None)
-    assert choose_read_strategy([swapped], workers=1, packed=False, asked="auto").name == "order"
+    assert choose_read_strategy([swapped], workers=1, is_compressed=False, requested="auto").name == "order"
     offsets = source.entries.known_spans.offset
     in_turn = np.argsort(offsets[source.entries.rows.code == 2])  # forward in each file, but one a file in turn
     for order in (random_permutation(100, 1), in_turn):
-        assert _method(source, [plan_of(source.entries, None, which=order)], asked="gather").name == "gather"
+        assert _method(source, [plan_of(source.entries, None, which=order)], requested="gather").name == "gather"
 
 
 def test_compressed_shards(place: Path) -> None:
     """Can only be scattered, even in the order in which they lie."""
     source = made_source(place, [(10, 10)] * 100, ending=".tar.gz")
     for plan in (plan_of(source.entries), plan_of(source.entries, None)):
-        for asked in ("auto", "scatter"):
-            method = _method(source, [plan], packed=True, asked=asked)
-            assert method.name == "scatter"
-            assert "compressed" in method.note
+        for method in ("auto", "scatter"):
+            strategy = _method(source, [plan], is_compressed=True, requested=method)
+            assert strategy.name == "scatter"
+            assert "compressed" in strategy.note
 
 
-@pytest.mark.parametrize("asked", ["gather", "scatter"])
-def test_who_asks_for_a_method_gets_it(place: Path, asked: str) -> None:
+@pytest.mark.parametrize("method", ["gather", "scatter"])
+def test_who_asks_for_a_method_gets_it(place: Path, method: str) -> None:
     """Without measuring anything."""
-    assert _method(made_source(place, [(10, 10)] * 100), asked=asked).name == asked
+    assert _method(made_source(place, [(10, 10)] * 100), requested=method).name == method
 
 
 def test_little_memory_is_refused() -> None:
@@ -703,8 +703,8 @@ def test_few_samples_are_gathered(place: Path) -> None:
 def test_what_is_measured_is_told(place: Path) -> None:
     """The note says what a sample costs, and of two passes how much they move."""
     method = _method(made_source(place, [(1000, 3000)] * 500))
-    cost = r"a sample costs \d+(\.\d+)? [um]s to read at random here"
-    told = {"gather": f"shuffled by gathering: {cost}", "scatter": f"shuffled in two passes over 2 MB: {cost}"}
+    cost = r"a random read takes \d+(\.\d+)? [um]s per sample"
+    told = {"gather": f"reading samples by offset: {cost}", "scatter": f"shuffled in two passes over 2 MB: {cost}"}
     assert re.fullmatch(told[method.name], method.note)
 
 
@@ -725,10 +725,10 @@ def test_in_a_store_requests_are_weighed(size: int, name: str, place: Path, monk
     sizes = np.where(rows.kind == SPAN, size, rows.size)
     far = replace(source.entries, rows=replace(rows, size=sizes), spans=replace(spans, files=files))
     plans = [replace(plan, entries=far)]
-    found = [choose_read_strategy(plans, workers=workers, packed=False, asked="auto") for workers in (1, 64)]
+    found = [choose_read_strategy(plans, workers=workers, is_compressed=False, requested="auto") for workers in (1, 64)]
     assert found[0] == found[1]
     assert found[0].name == name
-    assert "100 requests, one a sample, are weighed as 30 ms each" in found[0].note
+    assert "assuming 30 ms for each of 100 requests, one per sample" in found[0].note
 
 
 @pytest.mark.parametrize(
