@@ -29,13 +29,7 @@ _USE_WIDER_RANGE = "Use an open range such as out-{000000..}.tar, or a wider ran
 
 @dataclass(frozen=True, slots=True)
 class Append:
-    """An append to a dataset.
-
-    Attributes:
-        old: The dataset before the append.
-        data: The bytes of its dataset file.
-        first: The number of the append's first shard.
-    """
+    """An append: the old dataset, the bytes of its dataset file, and the number of the first new shard."""
 
     old: DatasetFile
     data: bytes
@@ -43,7 +37,7 @@ class Append:
 
 
 class FinishedAppend(Append):
-    """An append that was interrupted after its dataset file was published. Shards are compared, not published."""
+    """An append interrupted after its dataset file was published. Its shards are only compared."""
 
     __slots__ = ()
 
@@ -89,7 +83,7 @@ def _check_names(old: DatasetFile, pattern: ShardPattern, where: str) -> None:
 
 
 def list_later_files(pattern: ShardPattern, existing: Collection[str], count: int) -> list[str]:
-    """Return the pattern's files that belong to shard number `count` or a later one."""
+    """Return the pattern's files of shard number `count` and later ones."""
     if pattern.names is not None:
         later = {file for name in pattern.names[count:] for file in (name, sidecar_name(name))}
         return sorted(later.intersection(existing))

@@ -55,7 +55,7 @@ def copy_indexes(dataset_file: str, dataset: DatasetFile, folder: OutputFolder, 
 
 
 def _read_valid_index(path: str, sidecar: str) -> bytes | None:
-    """Return the bytes of a shard's index; empty if the file is no index, None if it does not fit the shard."""
+    """Return the bytes of a valid index; empty if the file is no index, None if it does not fit."""
     from shardtool.dataset.sidecar_read import parse_sidecar
 
     try:
@@ -72,11 +72,6 @@ def _read_valid_index(path: str, sidecar: str) -> bytes | None:
 
 def copy_folder_indexes(datasets: Sequence[DatasetFile], source: str, folder: OutputFolder) -> None:
     """Copy the index files that cover a folder, if all shards that they list were copied.
-
-    Args:
-        datasets: The copied datasets of one folder.
-        source: The source folder.
-        folder: The destination folder.
 
     Raises:
         OutputFailed: A file cannot be written.

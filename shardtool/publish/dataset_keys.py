@@ -46,7 +46,7 @@ def encode_shard_keys(index: shard_index.ShardIndex) -> bytes:
 def check_new_keys(keys: PackedStrings, existing_keys: PackedStrings, where: str) -> None:
     """Refuse keys that a dataset already contains.
 
-    Keys are compared by 64-bit hashes first, because a table of ten million keys takes gigabytes.
+    Hashes are compared first, because a table of ten million keys takes gigabytes.
 
     Raises:
         InvalidRequest: Keys already exist.

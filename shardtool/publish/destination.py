@@ -34,16 +34,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Destination:
-    """The folder and names of a dataset, and the existing files when the run last looked.
+    """The folder and names of a dataset, with its files when the run last looked.
 
     Attributes:
         folder: The output folder.
         pattern: The shard pattern.
         if_exists: How to treat earlier output.
         existing: The files whose names belong to the pattern.
-        append: The dataset appended to; None if the run does not append.
-        part: The part that runs and changes only its own files; None means a whole run.
-        own_names: The names of the part's shards, sidecars and record, once the plan exists.
+        append: The dataset appended to; None without an append.
+        part: The part that runs; None means a whole run.
+        own_names: The names of the part's shards, sidecars and record, once planned.
     """
 
     folder: OutputFolder
@@ -55,11 +55,11 @@ class Destination:
     own_names: frozenset[str] = frozenset()
 
     def owns(self, name: str) -> bool:
-        """Return whether this run may replace or delete a file with this name."""
+        """Return whether this run may replace or delete a file."""
         return self.pattern.owns(name) if self.part is None else name in self.own_names
 
     def with_shard_count(self, shards: int) -> Destination:
-        """Return the destination with its own names and existing files, given the shard count of all parts."""
+        """Set the names of a part's files, given the shard count of all parts."""
         if self.part is None:
             return self
         names = [self.pattern.shard(number) for number in self.part.shards(shards)]
@@ -92,7 +92,7 @@ class Destination:
 
     @property
     def resumes(self) -> bool:
-        """Whether finished shards of an interrupted run are reused."""
+        """Whether finished shards are reused."""
         return self.if_exists in ("resume", "resume-overwrite", "append-resume", "update")
 
     @property
@@ -120,7 +120,7 @@ class Destination:
             raise CorruptShard(self.skipped_file, f"cannot be read: {os_error_text(error)}") from None
 
     def load_removed(self) -> dict[str, Skipped]:
-        """Return the samples that `remove` removed from the existing dataset, by the hashes of their keys.
+        """Return the samples that `shardtool remove` removed, by key hash.
 
         Raises:
             CorruptShard: The list of skipped samples is damaged.
@@ -133,14 +133,10 @@ class Destination:
 
 
 def inspect_destination(previous: Destination) -> Destination:
-    """Return the destination with its existing files, or refuse to change them.
-
-    Args:
-        previous: The destination as last inspected.
+    """Look for existing files, and refuse to change files that `if_exists` protects.
 
     Raises:
-        OutputExists: Files exist that `if_exists` does not allow to change, or the dataset changed since the last
-            inspection.
+        OutputExists: Files may not be changed, or the dataset changed since the last inspection.
         InvalidRequest: There is no dataset to append to, or its shards have other names.
         CorruptShard: The dataset appended to is damaged.
     """
@@ -177,13 +173,12 @@ def inspect_destination(previous: Destination) -> Destination:
 
 
 def changed_meanwhile_error(destination: Destination) -> OutputExists:
-    """Return the error for a dataset that another run changed while this run waited."""
+    """Return the error for a dataset that another run changed."""
     problem, expected = "another run changed the dataset", "the same dataset as at the start of this run"
     return OutputExists(destination.dataset_file, problem, expected=expected, remedy="Run the same command again.")
 
 
 def _inspect_part(destination: Destination) -> Destination:
-    """Return the destination with the existing files of a part; the files of other parts are ignored."""
     names = {destination.pattern.dataset_file, *destination.own_names}
     part_files = {name: file_info for name, file_info in destination.existing.items() if name in names}
     if part_files and destination.if_exists == "error":
@@ -194,7 +189,7 @@ def _inspect_part(destination: Destination) -> Destination:
 
 
 def _check_dataset_file(destination: Destination) -> None:
-    """Refuse to replace a file that is not a dataset file, or that lists shards outside the pattern."""
+    """Refuse to replace a foreign file, or a dataset file that lists other shards."""
     name, data, may_be_replaced = destination.pattern.dataset_file, b"", False
     with suppress(OSError):
         data = destination.folder.read(name)
@@ -224,10 +219,9 @@ def _check_dataset_file(destination: Destination) -> None:
 
 
 def _check_unfinished(destination: Destination) -> None:
-    """Refuse to update shards of another tool. Shards of an interrupted first run have sidecars.
+    """Refuse to update shards of another tool, which have no sidecars.
 
-    Only the last shard may lack a sidecar. In a store, workers write shards in place, so one shard per worker may lack
-    it.
+    An interrupted run leaves at most one shard without a sidecar, or one per worker in a store.
     """
     shards = [name for name in destination.existing if name.endswith(destination.pattern.format)]
     if (
@@ -245,7 +239,7 @@ def _check_unfinished(destination: Destination) -> None:
 
 
 def _find_append(destination: Destination) -> Append:
-    """Return the append, after checking that the dataset has not changed since the last inspection."""
+    """Return the append, after checking that the dataset has not changed."""
     folder, pattern, previous = destination.folder, destination.pattern, destination.append
     if pattern.dataset_file not in destination.existing:
         remedy = f"Run without {option_text('if_exists', 'append')}."

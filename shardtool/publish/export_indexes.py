@@ -44,13 +44,9 @@ IndexFile = tuple[str, bytes, bool, bool]
 def _encode_folder_index(
     folder_index: FolderIndex, datasets: Sequence[DatasetFile], target: OutputFolder
 ) -> tuple[dict[str, bytes], bool]:
-    """Return the files that cover these datasets, in publication order, and whether they may replace the existing ones.
+    """Return the files in publication order, and whether they may replace the existing ones.
 
-    Existing files may be replaced if shardtool wrote them for fewer splits, or before samples were appended.
-
-    Raises:
-        InvalidRequest: A name cannot be stored in these files.
-        OutputExists: The existing files cover shards of another dataset.
+    They may if shardtool wrote those for fewer splits, or before an append.
     """
     files, counts = folder_index.encode(datasets), read_sample_counts(folder_index, target)
     check_other_shards(
@@ -68,7 +64,7 @@ def _encode_folder_index(
 
 
 def _match_listed_shards(dataset: DatasetFile, listed: Collection[str]) -> DatasetFile | None:
-    """Return a dataset as of the latest append whose shards are all listed; None if there is none."""
+    """Return a dataset as of the latest append whose shards are all listed."""
     for shards in (len(dataset.shards), *reversed(dataset.appends)):
         if all(shard.name in listed for shard in dataset.shards[:shards] if shard.samples):
             return replace(dataset, shards=dataset.shards[:shards])
@@ -76,10 +72,10 @@ def _match_listed_shards(dataset: DatasetFile, listed: Collection[str]) -> Datas
 
 
 def check_other_shards(folder_index: FolderIndex, target: OutputFolder, others: Iterable[str]) -> None:
-    """Refuse to replace files that cover existing shards of another dataset.
+    """Refuse to replace files that cover another dataset.
 
     Raises:
-        OutputExists: Some of these shards exist.
+        OutputExists: Shards of another dataset exist.
     """
     existing_names = {to_output_name(name) for name in target.names()}
     if others := sorted(name for name in others if "/" in name or name in existing_names):
@@ -90,17 +86,12 @@ def check_other_shards(folder_index: FolderIndex, target: OutputFolder, others: 
 
 
 def _discard_staged(folders: Mapping[str, OutputFolder], paths: Sequence[str]) -> None:
-    """Delete staged files, including those of an interrupted run."""
     for folder in folders.values():
         folder.discard_staged(map(os.path.basename, paths))
 
 
 def _has_same_bytes(folder: OutputFolder, name: str, data: bytes, *, overwrite: bool) -> bool:
-    """Return whether a file already has these bytes.
-
-    Raises:
-        OutputExists: It has other bytes and may not be replaced.
-    """
+    """Return whether a file already has these bytes, or refuse to replace it."""
     file_info = folder.facts([name]).get(name)
     if file_info is None:
         return False
@@ -123,16 +114,13 @@ _FOLDER_LOCK = ".exported"  # lock for files that exist once per folder; not a v
 def check_index_files(
     outputs: Sequence[tuple[ShardPattern, int]], requested: Mapping[str, ExportFormat], *, overwrite: bool
 ) -> None:
-    """Check, before shards are written, that their indexes can be written later.
+    """Check that indexes can be written once the shards exist.
 
-    Args:
-        outputs: The shard pattern and the shard count of each dataset.
-        requested: The requested exports by name.
-        overwrite: Whether existing files may be replaced.
+    `outputs` are the shard patterns and shard counts.
 
     Raises:
         InvalidRequest: Two files would have the same name.
-        OutputExists: Files with these names exist and may not be replaced.
+        OutputExists: Existing files may not be replaced.
     """
     for pattern, shards in outputs:
         folder = open_folder(pattern.folder)
@@ -152,14 +140,7 @@ def check_index_files(
 
 
 class Exporter:
-    """Writes the indexes of one dataset. Callers of `write` hold the lock of the dataset.
-
-    Args:
-        folder: The folder of the dataset.
-        name: The name of its dataset file.
-        requested: The requested exports by name.
-        notes: Collects new notes; its observer receives progress.
-    """
+    """Writes the indexes of one dataset. Callers of `write` hold the lock of the dataset."""
 
     def __init__(self, folder: OutputFolder, name: str, requested: Mapping[str, ExportFormat], notes: Notes) -> None:
         self.folder, self.name, self.requested, self.observer = folder, name, requested, notes.observer
@@ -169,7 +150,7 @@ class Exporter:
         """Return the dataset, if these indexes can be created for it.
 
         Raises:
-            InvalidRequest: They cannot be created for it.
+            InvalidRequest: They cannot.
             CorruptShard: The dataset file is damaged.
         """
         where = self.folder.full_path(self.name)
@@ -191,10 +172,7 @@ class Exporter:
     def write(self, target: OutputFolder, pool: Pool | None = None, *, overwrite: bool) -> tuple[tuple[str, ...], int]:
         """Stage all index files, then publish them; return their names, and how many were unchanged.
 
-        Args:
-            target: The folder of the index files.
-            pool: The workers; None if no export needs payload hashes.
-            overwrite: Whether existing files may be replaced.
+        Payload hashes need a `pool`.
         """
         dataset, requested = self.check(), self.requested.values()  # checked again, now under the lock
         self._note_limits(dataset, target)
@@ -232,7 +210,7 @@ class Exporter:
                     yield exports.index_name(shard.name, export), export.encode(shard), False, False
 
     def _make_folder_files(self, dataset: DatasetFile, target: OutputFolder) -> list[IndexFile]:
-        """Return the index files that exist once per folder."""
+        """Return the files that exist once per folder."""
         index_files, requested = list[IndexFile](), self.requested.values()
         for export in requested:
             if (folder_index := export.once) is not None:
@@ -246,7 +224,6 @@ class Exporter:
         return index_files
 
     def _note_limits(self, dataset: DatasetFile, target: OutputFolder) -> None:
-        """Note the limits of the tools that read these indexes."""
         for name, export in self.requested.items():
             small_shards = [shard.name for shard in dataset.shards if shard.samples < export.least]
             if small_shards:
@@ -260,7 +237,7 @@ class Exporter:
                 self._note(f"{name}: {export.reader} expects the shards in the same folder as these files")
 
     def _read_shards(self, dataset: DatasetFile, pool: Pool | None) -> Iterator[indexed_shard.IndexedShard]:
-        """Yield each shard with its index, and with payload hashes if an export needs them."""
+        """Yield each shard with its index, and payload hashes if needed."""
         shards, requested = dataset.shards, self.requested.values()
         if all(export.encode is None for export in requested):
             return
@@ -304,7 +281,7 @@ class Exporter:
     def _list_covered_datasets(
         self, export: ExportFormat, dataset: DatasetFile, target: OutputFolder
     ) -> list[DatasetFile]:
-        """Return this dataset, and the datasets of other splits of the same run that have indexes."""
+        """Return this dataset and its other splits that have indexes."""
         covered = [dataset]
         for split_dataset in splits_in(self.folder.path, dataset.made).values():
             shards = split_dataset.shards if export.encode is not None else ()
@@ -314,7 +291,7 @@ class Exporter:
         return covered
 
     def _make_readme(self, export: ExportFormat, dataset: DatasetFile) -> bytes | None:
-        """Return a `README.md` that lists the shards; None if the existing one must not be replaced."""
+        """Return a `README.md` that lists the shards; None to keep the existing one."""
         datasets, folder_names = (
             self._list_covered_datasets(export, dataset, self.folder),
             {*map(to_output_name, self.folder.names())},
@@ -343,7 +320,7 @@ class Exporter:
 
 
 def list_index_names(shards: Iterable[str], requested: Mapping[str, ExportFormat], dataset_file: str) -> list[str]:
-    """Return the names of all index files of these shards.
+    """Return the names of all index files.
 
     Raises:
         InvalidRequest: Two files would have the same name.
@@ -383,7 +360,7 @@ def find_existing_exports(folder: OutputFolder, old: DatasetFile | None) -> list
 
 
 def export_notes(folder: OutputFolder, old: DatasetFile | None, renewed: Collection[str]) -> Iterable[str]:
-    """Return notes on indexes of other tools that an append makes incomplete and does not renew."""
+    """Return notes on indexes that an append makes incomplete."""
     with_hashes = {name for name in find_existing_exports(folder, old) if exports.EXPORTS[name].hashed}
     if stale := sorted(with_hashes.difference(renewed)):
         advice = f"renew them with {export_call_text('', stale, overwrite=False)}, which reads all shards"
@@ -393,17 +370,7 @@ def export_notes(folder: OutputFolder, old: DatasetFile | None, renewed: Collect
 def renew_exports(
     folder: OutputFolder, dataset_file: str, old: DatasetFile | None, written: Collection[str], notes: Notes
 ) -> None:
-    """Renew indexes of other tools after an append, if they need no payload hashes.
-
-    A failure is noted only, because the dataset is complete without them.
-
-    Args:
-        folder: The folder of the dataset.
-        dataset_file: The name of its dataset file.
-        old: The dataset before the append; None if it is new.
-        written: The exports that the run has written already.
-        notes: Collects failures.
-    """
+    """Renew indexes after an append, except those with payload hashes. A failure is only noted."""
     for name in find_existing_exports(folder, old):
         export = exports.EXPORTS[name]
         if name not in written and not export.hashed:

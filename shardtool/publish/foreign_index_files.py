@@ -30,10 +30,9 @@ def open_subfolder(folder: OutputFolder, names: str) -> OutputFolder:
 
 
 def read_foreign_index(path: str, export_name: str, shard: indexed_shard.IndexedShard) -> tuple[bytes, str]:
-    """Return the bytes of a shard's index file, up to the size limit, and a description of what is wrong with them.
+    """Return the bytes of a shard's index file, and its problem; empty for a valid index.
 
-    The description of a valid index is empty. Payload hashes are compared only if `shard` has them. `export_name` is a
-    result of `detect_export`.
+    Payload hashes are compared only if `shard` has them.
     """
     limit = shard.limit()
     try:
@@ -44,7 +43,7 @@ def read_foreign_index(path: str, export_name: str, shard: indexed_shard.Indexed
 
 
 def read_sample_counts(folder_index: FolderIndex, target: OutputFolder) -> dict[str, int]:
-    """Return the sample counts by shard in a folder's index files; empty if there are none."""
+    """Return the sample counts by shard in a folder's index files."""
     subfolder = os.path.dirname(folder_index.info)  # a symbolic link is not followed
     is_outside = subfolder and not all(file_info.is_folder for file_info in target.facts([subfolder]).values())
     return {} if is_outside else folder_index.counts(read_or_empty(target, folder_index.info))

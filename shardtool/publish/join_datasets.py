@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 def join_datasets(old: DatasetFile, new: DatasetFile) -> DatasetFile:
     """Return the dataset file of old and new shards together.
 
-    `new` describes the new shards alone, except for the number and checksum of all skipped samples.
+    `new.skipped` and its checksum already describe both.
 
     Raises:
         InvalidRequest: Their fields, columns or classes contradict each other.
@@ -78,7 +78,7 @@ def join_schemas(old: Mapping[str, str], new: Mapping[str, str]) -> dict[str, st
 
 
 def join_parts(files: Sequence[DatasetFile], skipped: Sequence[Skipped], pattern: ShardPattern) -> DatasetFile:
-    """Return the dataset file of all parts, which equals that of a run without parts."""
+    """Return the dataset file of all parts."""
     dataset, rows = reduce(join_datasets, files), encode_skipped(skipped)
     return replace(
         dataset,

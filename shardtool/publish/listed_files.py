@@ -20,7 +20,7 @@ RUN_VERIFY = "Run `shardtool verify` to list all damage."
 
 
 def wrong_size_error(where: str, found: int | None, expected_size: int) -> CorruptShard:
-    """Return the error for a file whose size differs from the dataset file; None means a missing file."""
+    """Return the error for a missing file (None) or a wrong size."""
     actual, expected = "no such file" if found is None else f"{found:,} bytes", f"{expected_size:,} bytes"
     return CorruptShard(where, actual, expected=f"{expected}, as in the dataset file", remedy=RUN_VERIFY)
 
@@ -28,7 +28,7 @@ def wrong_size_error(where: str, found: int | None, expected_size: int) -> Corru
 def check_file_size(
     folder: OutputFolder, name: str, size: int, existing: Mapping[str, EntryInfo] | None = None
 ) -> None:
-    """Check that a file exists with the size in the dataset file. Without `existing`, the folder is listed.
+    """Check that a file exists with the listed size.
 
     Raises:
         CorruptShard: The file is missing or has another size.
@@ -42,7 +42,7 @@ def read_output_file(folder: OutputFolder, name: str) -> bytes:
     """Return a small output file.
 
     Raises:
-        CorruptShard: It cannot be read, for example because it is a folder or a symbolic link.
+        CorruptShard: It cannot be read.
     """
     try:
         return folder.read(name)
@@ -63,7 +63,7 @@ def read_existing_dataset(folder: OutputFolder, name: str) -> DatasetFile | None
 def read_listed_sidecar(
     folder: OutputFolder, shard: ShardEntry, existing: Mapping[str, EntryInfo] | None = None
 ) -> ShardIndex:
-    """Return the index in a sidecar, after comparing the sidecar with the dataset file.
+    """Return the index in a sidecar that matches the dataset file.
 
     Raises:
         CorruptShard: The sidecar differs or cannot be read.

@@ -54,9 +54,9 @@ class PartRecord(NamedTuple):
         part: The part.
         plan: The fingerprint of the plan of all parts.
         planned: The shard count of that plan.
-        resumed: Whether the part resumed earlier output, so that the merge may delete files outside the plan.
-        content: The expected content fingerprint of all parts together; empty if unknown.
-        dataset: The dataset file of its shards; None if it has no shards.
+        resumed: Whether the merge may delete files outside the plan.
+        content: The expected content fingerprint of all parts; empty if unknown.
+        dataset: The dataset file of its shards; None without shards.
         skipped: The samples it skipped, in list order.
     """
 
@@ -90,7 +90,7 @@ def part_record_name(pattern: ShardPattern, part: RunPart) -> str:
 
 
 def read_part_record(folder: OutputFolder, pattern: ShardPattern, part: RunPart) -> PartRecord:
-    """Return the record of a part. The files that it lists are not checked.
+    """Return the record of a part, without checking the listed files.
 
     Raises:
         CorruptShard: It is damaged, or belongs to another part.
@@ -138,7 +138,7 @@ def _parse(data: bytes, pattern: ShardPattern, part: RunPart, where: str) -> Par
 
 
 def find_part_records(pattern: ShardPattern, names: Iterable[str]) -> tuple[list[RunPart], list[RunPart]]:
-    """Return the finished parts, which have a record, and the running or interrupted ones, which have a lock."""
+    """Return the parts with a record, and those with a lock, which run or were interrupted."""
     name_pattern = re.compile(
         rf"\.{re.escape(pattern.base)}\.part([0-9]{{1,7}})of([0-9]{{1,7}})({re.escape(_LOCK_SUFFIX)}|)", re.ASCII
     )
@@ -155,7 +155,7 @@ def find_part_records(pattern: ShardPattern, names: Iterable[str]) -> tuple[list
 
 
 def remove_part_records(folder: OutputFolder, pattern: ShardPattern) -> None:
-    """Delete records and locks of parts after a merge. The dataset must be locked.
+    """Delete records and locks of merged parts.
 
     Raises:
         OutputFailed: The file system reports an error.
@@ -166,7 +166,7 @@ def remove_part_records(folder: OutputFolder, pattern: ShardPattern) -> None:
 
 
 def check_part_count(folder: OutputFolder, pattern: ShardPattern, part: RunPart) -> None:
-    """Refuse a part if other parts have another total count. This part must be locked.
+    """Refuse a part if other parts have another total count.
 
     Raises:
         OutputExists: Such parts exist.

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @reporting_memory_errors("the dataset file")
 def publish_dataset(totals: DatasetTotals, publisher: Publisher, run_record: RunRecord) -> DatasetFile:
-    """Publish the list of skipped samples and the dataset file; return the dataset."""
+    """Publish the list of skipped samples and the dataset file."""
     destination, pattern = publisher.destination, publisher.pattern
     last = destination.first + len(totals.shards)
     if isinstance(destination.append, FinishedAppend):
@@ -39,14 +39,8 @@ def publish_dataset(totals: DatasetTotals, publisher: Publisher, run_record: Run
 def check_same_append(append: FinishedAppend, number: int, shard: ShardEntry | None, destination: Destination) -> None:
     """Refuse an append that the dataset already contains with other content.
 
-    Args:
-        append: The finished append.
-        number: A shard number.
-        shard: The entry of that shard in this run; None if this run has no such shard.
-        destination: The dataset.
-
     Raises:
-        InvalidRequest: The entries differ.
+        InvalidRequest: The entries of shard `number` differ.
     """
     if [*append.old.shards[number : number + 1]] != ([] if shard is None else [shard]):
         found = "the dataset already contains these keys with other content"
@@ -58,7 +52,7 @@ def check_same_append(append: FinishedAppend, number: int, shard: ShardEntry | N
 
 
 def check_fingerprint(source: str, found: str, expected_fingerprint: str) -> None:
-    """Check that packed samples have the content fingerprint of their source.
+    """Check that samples have the content fingerprint of their source.
 
     Raises:
         CorruptShard: The fingerprints differ.

@@ -46,14 +46,7 @@ _INDEX_SPACE_FACTOR = 1.01  # shards plus sidecars and dataset file
 
 
 class Publisher:
-    """The output of one run.
-
-    Args:
-        destination: The destination, inspected under the lock.
-
-    Attributes:
-        stale_indexes: The index files of other tools, and which of them were deleted.
-    """
+    """Publishes one dataset. `destination` was inspected under the lock."""
 
     def __init__(self, destination: Destination) -> None:
         self.destination, self.folder, self.pattern = destination, destination.folder, destination.pattern
@@ -66,7 +59,7 @@ class Publisher:
         """Return the samples skipped by this run and by earlier appends.
 
         Raises:
-            CorruptShard: The existing list does not belong to the dataset.
+            CorruptShard: The existing list is damaged.
         """
         old_dataset, where = self.destination.old, self.destination.skipped_file
         if old_dataset is None:
@@ -81,10 +74,10 @@ class Publisher:
         return skipped_list.merge_skipped(old_rows, skipped)
 
     def spool(self, size: int) -> StagedFile:
-        """Return a temporary file for payloads, which workers can read.
+        """Return a temporary file for payloads.
 
         Raises:
-            OutputFailed: There is no space for `size` bytes, or the file system reports an error.
+            OutputFailed: There is no space, or the file system reports an error.
         """
         if self.folder.hides:
             self.check_space([size])
@@ -98,7 +91,7 @@ class Publisher:
             self._spool = None
 
     def check_space(self, sizes: Sequence[int]) -> None:
-        """Check that the folder has space for shards with these sizes.
+        """Check that there is space for shards with these sizes.
 
         Raises:
             OutputFailed: There is not enough space.
@@ -107,7 +100,7 @@ class Publisher:
         check_space(self.folder, sum(sizes), "written", old_stays=keeps_old)
 
     def prepare_shard(self, name: str) -> None:
-        """Prepare for a worker that writes a shard in place: delete files that refer to the old shard.
+        """Delete files that refer to an old shard, before a worker replaces it in place.
 
         Raises:
             OutputFailed: A file cannot be deleted.
@@ -119,16 +112,11 @@ class Publisher:
 
     @property
     def _publishes_at_end(self) -> bool:
-        """Whether all files are published at the end, so that the old dataset stays until then."""
+        """Whether the old dataset stays until the end."""
         return self.destination.if_exists == "overwrite" and self.folder.hides
 
     def add(self, shard: DurableFile | None, sidecar: bytes, name: str) -> None:
-        """Publish a shard and its sidecar, or keep them staged until the end of an `--overwrite`.
-
-        Args:
-            shard: The staged shard; None if the existing shard stays.
-            sidecar: The bytes of its sidecar.
-            name: The final name of the shard.
+        """Publish a shard (None: it exists) and its sidecar; `--overwrite` keeps them staged.
 
         Raises:
             OutputFailed: The file system reports an error.
@@ -146,7 +134,7 @@ class Publisher:
             self.folder.publish(*staged)
 
     def sidecar(self, shard: str) -> bytes:
-        """Return the bytes of a shard's sidecar, staged or existing.
+        """Return a shard's sidecar, staged or existing.
 
         Raises:
             OSError: It cannot be read.
@@ -155,7 +143,7 @@ class Publisher:
         return self.folder.read_staged(sidecar_file) if self._publishes_at_end else self.folder.read(sidecar_file)
 
     def replace_sidecars(self, sidecars: Mapping[str, bytes]) -> None:
-        """Replace the sidecars of shards of this run, given their bytes by shard name.
+        """Replace sidecars, given by shard name.
 
         Raises:
             OutputFailed: The file system reports an error.
@@ -166,7 +154,7 @@ class Publisher:
             self.folder.publish(*staged)
 
     def check_published_shards(self, shards: Sequence[ShardEntry]) -> None:
-        """Check with one listing that a store has all shards and sidecars, before the dataset file lists them.
+        """Check with one listing that a store has all shards and sidecars.
 
         Raises:
             OutputFailed: A file is missing or has another size.
@@ -177,11 +165,6 @@ class Publisher:
 
     def finish(self, shards: Sequence[str], dataset_file: bytes, skipped: Sequence[Skipped]) -> None:
         """Publish staged files, delete stale files, and publish the dataset file last.
-
-        Args:
-            shards: The final names of all shards of this run.
-            dataset_file: The bytes of the dataset file.
-            skipped: The result of `merge_skipped_rows`.
 
         Raises:
             OutputFailed: The file system reports an error.
@@ -211,7 +194,7 @@ class Publisher:
         part_records.remove_part_records(self.folder, self.pattern)
 
     def start_part(self) -> None:
-        """Delete the earlier record of this part, because a part with a record is finished.
+        """Delete the earlier record of this part, which marks a finished part.
 
         Raises:
             OutputFailed: The file system reports an error.
@@ -221,9 +204,7 @@ class Publisher:
             self.folder.remove([name])
 
     def finish_part(self, record: PartRecord, *, keeps_dataset_file: bool) -> None:
-        """Publish the record of a part whose shards are published.
-
-        Without `keeps_dataset_file`, delete the existing dataset file first, because it does not list these shards.
+        """Publish the record of a part; first delete a dataset file that does not list its shards.
 
         Raises:
             OutputFailed: The file system reports an error.
@@ -234,17 +215,16 @@ class Publisher:
         self.folder.publish(staged)
 
     def remove_shards(self, shards: Sequence[str]) -> None:
-        """Delete the shards of a run without samples, which would block the next run."""
+        """Delete the shards of a run without samples."""
         if not isinstance(self.destination.append, FinishedAppend):
             self.folder.remove(sorted(name for shard in shards for name in (shard, sidecar_name(shard))))
 
     def _withdraw_dataset_file(self) -> None:
-        """Delete the old dataset file before its first shard changes. An append changes none."""
+        """Delete the old dataset file before its first shard changes."""
         if not self.destination.appends and self._existing.pop(self.pattern.dataset_file, None) is not None:
             self.folder.remove([self.pattern.dataset_file])
 
     def _has_file(self, name: str, data: bytes) -> bool:
-        """Return whether a file exists with exactly these bytes."""
         file_info = self._existing.get(name)
         if file_info is None or file_info.size != len(data):
             return False
@@ -254,7 +234,7 @@ class Publisher:
 
 
 def check_space(folder: OutputFolder, size: int, done: str, *, old_stays: bool = False) -> None:
-    """Check that a folder has space for `size` bytes of shards and their indexes.
+    """Check that there is space for `size` bytes of shards and their indexes.
 
     Raises:
         OutputFailed: There is not enough space.
@@ -271,14 +251,13 @@ def check_space(folder: OutputFolder, size: int, done: str, *, old_stays: bool =
 
 
 def remove_staged(destination: Destination) -> None:
-    """Delete temporary files of this run or of an interrupted one. The output must be locked."""
+    """Delete temporary files, under the lock."""
     folder = destination.folder
     folder.discard_staged([name for name in folder.staged_names() if destination.owns(name)])
     folder.temporary.discard_staged([_make_spool_name(destination)])
 
 
 def _make_spool_name(destination: Destination) -> str:
-    """Return the name of the temporary file, unique per dataset where datasets share a temporary folder."""
     folder, base = destination.folder, destination.pattern.base
     suffix = "" if folder.hides else "-" + blake2b(os.fsencode(folder.path), digest_size=6).hexdigest()
     return f"{base}{suffix}{_SPOOL_SUFFIX}"

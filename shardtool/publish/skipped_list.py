@@ -50,7 +50,7 @@ def parse_skipped(data: bytes, where: str) -> list[Skipped]:
 
 
 def read_skipped_bytes(file: DatasetFile, folder: str) -> bytes:
-    """Return the list of a dataset in `folder`, compared with its dataset file; empty if there is none.
+    """Return the list of a dataset; empty if nothing was skipped.
 
     Raises:
         CorruptShard: The list cannot be read, or differs from the dataset file.
@@ -65,7 +65,7 @@ def read_skipped_bytes(file: DatasetFile, folder: str) -> bytes:
 
 
 def check_skipped_file(data: bytes, dataset: DatasetFile, where: str) -> None:
-    """Check the row count and checksum of a list against the dataset file.
+    """Compare a list with the dataset file.
 
     Raises:
         CorruptShard: They differ.
@@ -79,7 +79,7 @@ def check_skipped_file(data: bytes, dataset: DatasetFile, where: str) -> None:
 
 
 def read_skipped_rows(file: DatasetFile, folder: str) -> list[Skipped]:
-    """Return the rows of a dataset in `folder`.
+    """Return the rows of a dataset.
 
     Raises:
         CorruptShard: The list cannot be read, or differs from the dataset file.
@@ -88,7 +88,7 @@ def read_skipped_rows(file: DatasetFile, folder: str) -> list[Skipped]:
 
 
 def merge_skipped(old: Sequence[Skipped], new: Iterable[Skipped]) -> list[Skipped]:
-    """Return the rows of an older list, in its order, merged with newer rows."""
+    """Merge newer rows into an older list, which keeps its order."""
     rows = [Skipped(printable(row.key), printable(row.path), row.code, printable(row.message)) for row in new]
     rows.sort(key=lambda row: (*_sort_key(row), row.code, row.message))
     return list(heapq.merge(old, rows, key=_sort_key))

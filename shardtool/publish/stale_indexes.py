@@ -30,9 +30,9 @@ class StaleIndexes:
 
     Args:
         folder: The output folder.
-        pattern: The shard pattern; None if the shards have none. Then no index is found.
+        pattern: The shard pattern; None if there is none, which finds no index.
         existing_names: The names of all files in the folder.
-        appends: Whether existing shards stay. Then indexes of the whole folder are incomplete, not wrong.
+        appends: Whether existing shards stay, so that indexes of the folder are incomplete, not wrong.
 
     Attributes:
         removed: The `--export` names of deleted files, by file name.
@@ -66,7 +66,7 @@ class StaleIndexes:
         return ""
 
     def check_no_leftovers(self, existing_names: Collection[str]) -> None:
-        """Refuse index files of missing shards, if no files may be replaced.
+        """Refuse index files of missing shards.
 
         Raises:
             OutputExists: Such files exist.
@@ -81,13 +81,7 @@ class StaleIndexes:
             raise OutputExists(self.folder.path or ".", found, expected=expected, remedy=remedy)
 
     def compare(self, shard: str, sidecar: Callable[[], bytes], *, written: bool) -> None:
-        """Mark the index files that do not fit a new or kept shard.
-
-        Args:
-            shard: The name of the shard.
-            sidecar: Returns the bytes of its new sidecar; called only if needed.
-            written: Whether the shard is new.
-        """
+        """Mark the index files that do not fit a new (`written`) or kept shard."""
         files, counts = self._files.pop(shard, {}), {} if self._appends else self._counts
         for name in [name for name, export_name in files.items() if written and exports.EXPORTS[export_name].hashed]:
             self._stale[name] = files.pop(name)  # hashes of the new payloads are unknown
@@ -110,13 +104,13 @@ class StaleIndexes:
         )
 
     def drop(self, shard: str) -> None:
-        """Mark all index files of a shard, and those of the folder that list it."""
+        """Mark the index files of a shard, and those of the folder that list it."""
         self._stale |= self._files.pop(shard, {})
         if not self._appends:
             self._mark_folder_indexes([export_name for export_name, counts in self._counts.items() if shard in counts])
 
     def _mark_folder_indexes(self, export_names: Iterable[str]) -> None:
-        """Mark the info file of each index of the folder, without which readers ignore the index."""
+        """Mark the file without which readers ignore an index of the folder."""
         for export_name in export_names:
             del self._counts[export_name]
             self._stale[exports.FOLDER_INDEXES[export_name].info] = export_name
@@ -139,7 +133,7 @@ class StaleIndexes:
                 self._stale[huggingface.README_FILE] = "huggingface"
 
     def remove(self) -> None:
-        """Delete the marked files durably. Call it before a shard changes.
+        """Delete the marked files durably, before a shard changes.
 
         Raises:
             OutputFailed: The file system reports an error.
@@ -151,7 +145,7 @@ class StaleIndexes:
         self._stale = {}
 
     def removal_notes(self, dataset_file: str, renewed: Collection[str] = ()) -> Iterator[str]:
-        """Yield a note on the deleted files, except exports that the run writes again (`renewed`)."""
+        """Yield a note on the deleted files, except the `renewed` exports."""
         if removed := {name: export_name for name, export_name in self.removed.items() if export_name not in renewed}:
             summary = f"{pluralize(len(removed), 'file')} of other tools' indexes deleted, because their shards changed"
             advice = export_call_text(dataset_file, sorted({*removed.values()}), overwrite=True)

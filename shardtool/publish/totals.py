@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 def build_dataset_file(
     totals: DatasetTotals, pattern: ShardPattern, skipped: Sequence[Skipped], made: RunRecord, shard_format: str = ""
 ) -> DatasetFile:
-    """Return the dataset file of packed shards. By default, the pattern determines the format."""
+    """Return the dataset file of packed shards."""
     shard_format = shard_format or pattern.format
     values, is_tar = totals.values, shard_format == "tar"
     kinds = {**values.numbers, **values.lists}
@@ -54,7 +54,7 @@ class DatasetTotals:
 
     Attributes:
         values: The types of the field values.
-        shards: The entries of the dataset file, sorted by shard number at the end.
+        shards: The entries of the dataset file, sorted at the end.
         fields: The number of samples with each field.
         field_bytes: Total bytes of all payloads.
         schema: The columns of the sidecars and their types.
@@ -71,7 +71,7 @@ class DatasetTotals:
     skipped: list[Skipped] = field(default_factory=list)
 
     def add(self, fact: ShardFacts, sidecar: bytes, tally: ShardTally) -> ShardEntry:
-        """Add a shard and return its entry. The caller adds the digest and the skipped samples."""
+        """Add a shard and return its entry. The caller adds digest and skipped samples."""
         self.shards.append(tally.entry(fact, sidecar))
         self.field_bytes += tally.field_bytes
         self.fields.update(tally.fields)

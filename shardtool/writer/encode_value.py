@@ -52,9 +52,7 @@ class BadValue(Exception):
 def encode_value(value: object, field: str) -> EncodedValue:
     """Return a value as a payload, and its type; the type is empty for values that tables do not contain.
 
-    Args:
-        value: Bytes, text, a number, a boolean, a time, a value that JSON can represent, an array, or a Pillow image.
-        field: The field name, whose ending selects the image format.
+    An image becomes a file in the format of the field's extension.
 
     Raises:
         BadValue: The value cannot be encoded.
@@ -87,7 +85,7 @@ def _get_ending(field: str) -> str:
 
 @lru_cache(4096)
 def _describe_expected(field: str) -> str:
-    """Return what a field accepts, if its ending rules out text; otherwise empty."""
+    """Return what a field accepts instead of text; empty if it accepts text."""
     ending = _get_ending(field)
     if ending in names.IMAGE_ENDINGS:
         return "the bytes of an image, an array of pixels, or a Pillow image"
@@ -162,7 +160,7 @@ def _encode_numpy_scalar(value: np.generic) -> EncodedValue:
 
 
 def _to_array(value: Any, field: str) -> NDArray[np.generic]:
-    """Return a tensor or array-like value as an array. Pixels get their channels last."""
+    """Return an array, with the channels of pixels last."""
     try:
         is_torch = hasattr(value, "detach")  # avoids importing PyTorch
         array = np.asarray(value.detach().cpu() if is_torch else value)
@@ -229,7 +227,7 @@ def _encode_image(value: Image, field: str) -> EncodedValue:
 
 
 def _can_store(pillow_format: str, image: Image) -> bool:
-    """Return whether a format stores all values of a 16- or 32-bit image, which Pillow would clip otherwise."""
+    """Return whether a format stores all values of a wide image, which Pillow would clip otherwise."""
     if image.mode == "I" and pillow_format in ("PNG", "PPM"):
         low, high = cast("tuple[int, int]", image.getextrema())
         return low >= 0 and high < 2**16

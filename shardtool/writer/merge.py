@@ -42,17 +42,17 @@ _MERGED_KEY = "merged"  # key of the run record that lists the merged parts
 def merge(output: OutputNames, *, observer: Observer | None = None) -> IndexResult:
     """Create one dataset from the parts that several writers, or runs of `create`, wrote with one pattern.
 
-    Parts that writers finish later are added by another merge. The shards stay where they are.
+    Later parts are added by another merge. The shards stay where they are.
 
     Args:
         output: The pattern of the writers, such as `out-{000000..}.tar`.
         observer: Receives notes.
 
     Raises:
-        InvalidRequest: There are no parts, parts are missing or unfinished, a key is in two parts, or fields or columns
-            contradict each other. Nothing was changed.
+        InvalidRequest: Parts are missing or unfinished, share a key, or have contradictory fields or columns. Nothing
+            was changed.
         CorruptShard: A part is damaged.
-        OutputExists: The existing dataset file is not the result of a merge, or another run is writing.
+        OutputExists: The dataset file is not the result of a merge, or another run is writing.
         OutputFailed: The file system reports an error.
     """
     pattern = parse_pattern(output)
@@ -71,7 +71,7 @@ def merge(output: OutputNames, *, observer: Observer | None = None) -> IndexResu
 
 
 class _Merge:
-    """A merge of writer parts in `folder`, under the lock of the whole dataset."""
+    """A merge of writer parts, under the lock of the dataset."""
 
     def __init__(self, folder: OutputFolder, pattern: ShardPattern) -> None:
         self._folder, self._pattern = folder, pattern
@@ -82,7 +82,7 @@ class _Merge:
         self._old_tags = [str(tag) for tag in old_tags] if isinstance(old_tags, list) else []
 
     def run(self) -> DatasetFile:
-        """Publish the merged dataset file, and delete the dataset files of the parts."""
+        """Publish the merged dataset file, then delete those of the parts."""
         new_parts = [part for part in self.parts.values() if not self._is_merged(part)]
         self._check_all_finished(new_parts)
         new_datasets = [self._read_part_dataset(part) for part in new_parts if part.dataset_file]
@@ -111,7 +111,6 @@ class _Merge:
         return dataset
 
     def _find_old(self) -> DatasetFile | None:
-        """Return the dataset of an earlier merge; None if there is none."""
         old = listed_files.read_existing_dataset(self._folder, self._pattern.dataset_file)
         if old is not None and _MERGED_KEY not in old.made.document:
             where, found = (
@@ -124,7 +123,6 @@ class _Merge:
         return old
 
     def _is_merged(self, part: PartFiles) -> bool:
-        """Return whether an earlier merge lists a part."""
         listed_shards = [name for name in part.shards if names.to_output_name(name) in self._listed]
         if listed_shards and len(listed_shards) < len(part.shards):
             summary = f"{len(listed_shards):,} already merged"
@@ -144,7 +142,6 @@ class _Merge:
         parts.check_all_finished(where, counts, unfinished, missing, flag_text("resume"))
 
     def _read_part_dataset(self, part: PartFiles) -> DatasetFile:
-        """Return the dataset of a part, after checking that its shards exist."""
         part_pattern = add_tag(self._pattern, part.tag)
         existing = self._folder.facts(name for name in self._folder.names() if part_pattern.owns(name))
         return check_existing_dataset(

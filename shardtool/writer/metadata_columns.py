@@ -47,11 +47,7 @@ _LONE_SURROGATE = re.compile("[\ud800-\udfff]")  # not representable in UTF-8
 
 
 class MetadataColumns:
-    """The metadata columns of a run.
-
-    Attributes:
-        schema: The columns so far; the type of a column of nulls is `null`.
-    """
+    """The metadata columns of a run; `schema` has the columns so far."""
 
     def __init__(self) -> None:
         self.schema = pa.schema([])
@@ -101,7 +97,6 @@ class MetadataColumns:
         return values
 
     def _join_type(self, name: str, value: object, where: str) -> pa.DataType:
-        """Return the type of a column after adding a value."""
         try:
             value_type = pa.array([value]).type  # built completely to detect invalid nested text
         except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError, UnicodeEncodeError) as error:
@@ -125,11 +120,11 @@ class MetadataColumns:
         self._types.update(self._row_types)
 
     def state(self) -> dict[str, object]:
-        """Return the state for the journal: types that Parquet would not preserve, and number forms."""
+        """Return the state for the journal, which Parquet would not preserve."""
         return {"schema": b64encode(self.schema.serialize()).decode(), "forms": dict(self._number_forms)}
 
     def restore(self, state: Mapping[str, Any]) -> bool:
-        """Restore the state of an earlier writer; return whether it is readable."""
+        """Restore such a state; return whether it is readable."""
         try:
             self.schema = pa.ipc.read_schema(pa.py_buffer(b64decode(state["schema"], validate=True)))
             self._number_forms = {str(name): str(number_form) for name, number_form in state["forms"].items()}

@@ -98,7 +98,7 @@ class WriterOutput:
 
         Raises:
             CorruptShard: The dataset is damaged.
-            InvalidRequest: A writer that was to replace the dataset was interrupted.
+            InvalidRequest: An interrupted writer was replacing the dataset.
         """
         pattern, existing = self.pattern, self.destination.existing
         if pattern.dataset_file not in existing:
@@ -109,16 +109,14 @@ class WriterOutput:
         return check_existing_dataset(self.folder, pattern, existing, self.folder.read(pattern.dataset_file))
 
     def _check_not_replacing(self, requested: Mapping[str, object]) -> None:
-        """Refuse to resume an interrupted `overwrite`, because the files can belong to either dataset."""
+        """Refuse to resume an interrupted `overwrite`, whose files can belong to either dataset."""
         if requested.get("replaces") is True:
             problem = f"a writer that was replacing this dataset ({flag_text('overwrite')}) was interrupted"
             remedy = f"Run it again with {flag_text('overwrite')}."
             raise InvalidRequest(self.destination.dataset_file, problem, remedy=remedy)
 
     def reuse_finished_shards(self, encoder: SampleEncoder, notes: Notes) -> JournalEntry | None:
-        """Add the finished shards of an earlier writer to this output; return the entry of the last one.
-
-        Shards are reused up to the first one that differs from the journal. A note names that shard.
+        """Add the shards that match the journal of an earlier writer; return the entry of the last one.
 
         Raises:
             InvalidRequest: The earlier writer had other options.
@@ -149,7 +147,6 @@ class WriterOutput:
         return reused[-1] if reused else None
 
     def _read_entries(self) -> list[JournalEntry] | None:
-        """Return the entries of the journal; None if there are no journal and no shards."""
         journal = self._read_journal()
         if journal is None:
             if shards := [name for name in self.destination.existing if name.endswith(f".{self.pattern.format}")]:
@@ -169,7 +166,7 @@ class WriterOutput:
         return entries
 
     def _read_valid_sidecar(self, name: str, entry: JournalEntry) -> shard_index.ShardIndex | None:
-        """Return the sidecar of a shard that matches its journal entry; otherwise None."""
+        """Return the sidecar of a shard that matches its entry."""
         try:
             is_same_version = entry.version and self.folder.version(name) == entry.version
             size, crc = (entry.size, entry.crc) if is_same_version else read_crc(self.folder.full_path(name))
@@ -231,7 +228,7 @@ class WriterOutput:
         self.remove_journal()
 
     def close(self) -> None:
-        """Delete staged files and release the lock. Keep the journal only if there are shards to resume.
+        """Delete staged files and release the lock. The journal stays if there are shards to resume.
 
         After a store refused access, no more requests are sent.
         """
@@ -245,7 +242,7 @@ class WriterOutput:
             self._stack.__exit__(*raised)
 
     def _read_journal(self) -> tuple[dict[str, Any], list[JournalEntry]] | None:
-        """Return the options and the readable entries of the journal; None if there is no journal."""
+        """Return the options and the readable entries."""
         try:
             lines = self.folder.read(self.journal).splitlines(keepends=True)
             with suppress(FileNotFoundError):
@@ -275,7 +272,6 @@ class WriterOutput:
         self._started = True
 
     def _append_entry(self, entry: JournalEntry) -> None:
-        """Append an entry durably."""
         line = json.dumps(asdict(entry)).encode() + b"\n"
         if isinstance(self.folder, Folder):
             self.folder.append(self.journal, line)
@@ -287,12 +283,11 @@ class WriterOutput:
         self.folder.remove([self.journal, *self._list_line_objects()])
 
     def _list_line_objects(self) -> list[str]:
-        """Return the names of the objects that store the lines of a journal in a store."""
         name_pattern = re.compile(re.escape(self.journal) + r"\.[0-9]+")
         return [] if self.folder.hides else [name for name in self.folder.names() if name_pattern.fullmatch(name)]
 
     def _update_sidecars(self) -> dict[str, str]:
-        """Rewrite the sidecars that differ from those of a finished run; return the columns of all."""
+        """Rewrite sidecars that are not final; return the columns of all."""
         entries, updated, data = self.totals.shards, dict[str, bytes](), b""
         for number, entry in enumerate(entries):
             name = names.to_local_name(entry.name)
@@ -316,7 +311,6 @@ _MAX_HELD_BYTES = 2**26
 
 
 def _inspect_destination(destination: Destination) -> Destination:
-    """Inspect the destination. Errors name the options of the writer."""
     try:
         return inspect_destination(destination)
     except OutputExists as error:
@@ -326,12 +320,12 @@ def _inspect_destination(destination: Destination) -> Destination:
 
 
 def make_writer_record(made: Mapping[str, object]) -> RunRecord:
-    """Return the run record of a dataset that a program wrote."""
+    """Return the run record of a writer."""
     return RunRecord({"verb": "create", "source": "ShardWriter", **made, "tool": f"shardtool {__version__}"})
 
 
 def _add_columns(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Return the rows of a sidecar with all metadata columns of the dataset."""
+    """Add the metadata columns that a sidecar lacks."""
     own_columns = [name for name in table.column_names if name in sidecar_schema.OWN_COLUMNS]
     columns = {name: table.column(name) for name in own_columns}
     for column in schema:
@@ -346,7 +340,7 @@ def _add_columns(table: pa.Table, schema: pa.Schema) -> pa.Table:
 
 
 def _count_rounded_floats(content: shard_samples.ShardContent) -> dict[str, int]:
-    """Return the number of floats per field that lose precision with 32 bits."""
+    """Count the floats per field that lose precision with 32 bits."""
     floats = [code for code, kind in content.numbers.items() if kind == "float"]
     if not floats:
         return {}

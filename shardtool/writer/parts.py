@@ -35,10 +35,10 @@ class PartFiles:
 
     Attributes:
         tag: The suffix of its names: `part03of16` or `part_NAME`.
-        number: Its number; None if it has a name.
+        number: None if it has a name.
         parts: The total number of parts; None if it has a name.
-        shards: The names of its shards, in order.
-        dataset_file: The name of its dataset file; empty if there is none.
+        shards: The shard names, in order.
+        dataset_file: Empty if there is none.
         empty: Whether it finished without samples.
     """
 
@@ -97,7 +97,7 @@ def add_tag(pattern: ShardPattern, tag: str) -> ShardPattern:
 
 
 def find_writer_parts(pattern: ShardPattern, names: Iterable[str]) -> dict[str, PartFiles]:
-    """Return the parts by tag, sorted by number and name, given all file names in the folder."""
+    """Return the parts in a folder by tag, sorted by number and name."""
     tags = re.compile(re.escape(pattern.prefix) + f"(?P<tag>{_TAG_PATTERN})")
     parts_by_tag: dict[str, PartFiles] = {}
     for name in sorted(names, key=lambda name: (len(name), name)):

@@ -47,12 +47,7 @@ class SampleRefused(Exception):
 
 
 class FieldLayout(NamedTuple):
-    """The fields of samples with equal field names.
-
-    Attributes:
-        names: The fields and their encoded names, sorted by the encoded names.
-        dotted_field: A field with a dot in its name; empty if there is none.
-    """
+    """The fields of a sample and their encoded names, sorted by these; and a field with a dot, if there is one."""
 
     names: tuple[tuple[str, bytes], ...]
     dotted_field: str
@@ -70,7 +65,7 @@ class EncodedSample(NamedTuple):
         layout: The field names.
         kinds: The type of each field, as in `encode_value`.
         inline: Whether any value is of a type that tables contain.
-        has_early_dot: Whether the key contains a dot in its last part.
+        has_early_dot: Whether the last part of the key contains a dot.
     """
 
     key: bytes
@@ -85,17 +80,13 @@ class EncodedSample(NamedTuple):
 
 
 class SampleEncoder:
-    """Encodes the samples of a run, and remembers what earlier samples determine.
-
-    Args:
-        shard_format: `tar` or `tfrecord`.
-        dots: The dot at which keys end in a tar; None means the samples determine it.
+    """Encodes samples, and remembers what they determine for later ones.
 
     Attributes:
         kinds: The value type of each field so far; empty for bytes or several types.
         inline: Whether any value so far is of a type that tables contain.
         dotted_field: A field so far with a dot in its name; empty if there is none.
-        has_dotted_key: Whether a key so far contains a dot in its last part.
+        has_dotted_key: Whether the last part of a key so far contains a dot.
     """
 
     def __init__(self, shard_format: str, dots: values.Dots | None) -> None:
@@ -172,7 +163,6 @@ class SampleEncoder:
         self.dotted_field = next((name for name in kinds if "." in name), "")
 
     def _make_layout(self, field_names: tuple[str, ...]) -> FieldLayout:
-        """Return the layout of samples with these names, after checking them."""
         if SAMPLE_KEY not in field_names:
             raise make_refusal("a sample", "no key", "no-field", expected=f"a key named {SAMPLE_KEY!r}")
         for name in field_names:
@@ -219,7 +209,7 @@ class SampleEncoder:
         return key, has_early_dot
 
     def _check_dots(self, key: str, layout: FieldLayout, *, has_early_dot: bool) -> None:
-        """Refuse tar names that cannot be split at the same dot, first or last, in all samples."""
+        """Refuse tar names that neither the first nor the last dot splits in all samples."""
         fields = layout.dotted_field or self.dotted_field
         if has_early_dot and self._dots == "first":
             found, expected = "a dot in the last part of the key", "no dot, because keys end at the first dot"
@@ -236,7 +226,6 @@ class SampleEncoder:
     def _encode_fields(
         self, key: bytes, sample: Mapping[str, object], layout: FieldLayout
     ) -> tuple[list[EncodedField], tuple[str, ...], bool]:
-        """Return the encoded fields, their types, and whether any is of a type that tables contain."""
         fields, found_kinds, any_inline, kinds = [], [], False, self.kinds
         for name, raw in layout.names:
             value = sample[name]
@@ -260,7 +249,7 @@ class SampleEncoder:
         return fields, tuple(found_kinds), any_inline
 
     def _convert_to_known_kind(self, key: bytes, name: str, data: bytes, kinds: tuple[str, str]) -> tuple[bytes, str]:
-        """Convert a value to the type of its field if that loses nothing; return the value and the type."""
+        """Convert a value to the type of its field, if that loses nothing."""
         number, known = (STORED_TYPES.get(kind) for kind in kinds)
         if number == known:
             return data, number or ""

@@ -31,12 +31,6 @@ class SampleWriter(AbstractContextManager["SampleWriter"]):
     """Accepts samples in one thread of the process that created it, and fills shards with them.
 
     Use it in a `with` block, which closes the writer, or abandons it after an exception.
-
-    Args:
-        shard_format: `tar` or `tfrecord`.
-        dots: The dot at which keys end in a tar; None means the samples determine it.
-        max_bytes: Maximum bytes of a shard's records.
-        max_count: Maximum number of samples in a shard.
     """
 
     def __init__(self, shard_format: str, dots: values.Dots | None, max_bytes: int, max_count: int) -> None:
@@ -59,15 +53,15 @@ class SampleWriter(AbstractContextManager["SampleWriter"]):
         """Write a sample.
 
         Args:
-            sample: The key as `__key__`, and the fields. Values are bytes or are encoded as in `create`: numbers and
-                text as text (numbers in TFRecord), dicts and lists as JSON, arrays as npy, and Pillow images in the
-                format of the field's extension.
+            sample: The key as `__key__`, and the fields. Values are bytes, or are encoded as in `create`: numbers and
+                text as text (numbers in TFRecord), dicts and lists as JSON, arrays as npy, Pillow images by the field's
+                extension.
             metadata: Additional columns of the sample's row in the sidecar.
 
         Raises:
-            InvalidRequest: The sample cannot be written and is not to be skipped. The writer remains usable.
+            InvalidRequest: The sample cannot be written. The writer remains usable.
             OutputFailed: The file system reports an error. The writer is closed.
-            OutOfMemory: There is not enough memory for the sample. The writer is closed.
+            OutOfMemory: There is not enough memory. The writer is closed.
         """
         if self._state != _OPEN or os.getpid() != self._pid:
             self._raise_unusable()

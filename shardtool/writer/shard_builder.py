@@ -33,12 +33,7 @@ _SYNC_STEP_BYTES = 2**25  # bytes between syncs
 
 
 class ShardBuilder:
-    """A shard being written.
-
-    Attributes:
-        file: The staged file, its size and checksum.
-        rows: The metadata of each sample.
-    """
+    """A shard being written: its staged file, and the metadata of its samples."""
 
     def __init__(self, folder: OutputFolder, name: str, shard_format: str) -> None:
         self.name, self._format = name, shard_format
@@ -64,7 +59,7 @@ class ShardBuilder:
         self.rows.append(row)
 
     def finish(self, encoder: SampleEncoder, columns: MetadataColumns) -> FinishedShard:
-        """Make the file complete and durable, without publishing it where the folder can hide files.
+        """Make the file complete and durable.
 
         Returns:
             The staged file; its index; its content, with fields sorted by encoded name; the CRC-32C of each field as
@@ -92,10 +87,9 @@ class ShardBuilder:
 
 
 class _ChecksummedFile:
-    """A staged file, its size and checksum so far. It holds no reference to the shard, so that memory is freed early.
+    """A staged file, its size and checksum so far. It holds no reference to the shard, to free memory early.
 
-    A thread syncs the file in steps while more is written, so that `finish` has little to wait for. `finish` raises the
-    errors of that thread, because the file system reports them only once.
+    A thread syncs the file while more is written. `finish` raises its errors, which the file system reports only once.
     """
 
     def __init__(self, staged: StagedFile) -> None:
@@ -139,7 +133,7 @@ def _sync(staged: StagedFile, errors: list[OutputFailed]) -> None:
 
 
 def _sort_fields(content: shard_samples.ShardContent) -> shard_samples.ShardContent:
-    """Return the content with fields numbered in the order of their encoded names."""
+    """Number fields in the order of their encoded names."""
     fields = tuple(sorted(content.fields))
     code_by_name = {name: code for code, name in enumerate(fields)}
     codes = np.array([code_by_name[name] for name in content.fields], np.uint16)

@@ -119,7 +119,7 @@ class ShardWriter(SampleWriter):
 
     @property
     def last_key(self) -> str | None:
-        """Key of the last sample written, after which a resumed program continues; None if there is none."""
+        """Key of the last sample written, after which a resumed program continues."""
         return self._last_key
 
     @property
@@ -138,7 +138,6 @@ class ShardWriter(SampleWriter):
         return [*self._notes.said]
 
     def _start(self) -> None:
-        """Find existing output to resume, and start the journal."""
         output, last = self._output, None
         self._finished_dataset = self._find_merged_part() or (
             output.find_finished_dataset() if self._options.resume else None
@@ -156,12 +155,7 @@ class ShardWriter(SampleWriter):
             output.folder.remove([self._pattern.base + EMPTY_SUFFIX])
 
     def _find_merged_part(self) -> DatasetFile | None:
-        """Return the dataset of a part that is merged already.
-
-        Raises:
-            OutputExists: Writing the part again would damage the merged dataset.
-            CorruptShard: The merged dataset file is damaged.
-        """
+        """Return the dataset of a part that is merged already, or refuse to write the part again."""
         dataset = (
             listed_files.read_existing_dataset(self._output.folder, self._dataset_pattern.dataset_file)
             if self._tag
@@ -214,11 +208,6 @@ class ShardWriter(SampleWriter):
         return True
 
     def _next_shard(self, sample: EncodedSample) -> ShardBuilder:
-        """Start a shard.
-
-        Raises:
-            SampleRefused: The pattern has no more names, or the last existing shard has room for the sample.
-        """
         number = len(self._output.totals.shards)
         if self._pattern.count is not None and number >= self._pattern.count:
             remedy = "Use an open range such as out-{000000..}.tar, a wider range, or larger shards."
@@ -237,7 +226,6 @@ class ShardWriter(SampleWriter):
 
     @reporting_memory_errors("the dataset file")
     def _finish(self) -> None:
-        """Publish the last shard and the dataset file, and add notes."""
         output = self._output
         if self._finished_dataset is not None:
             return

@@ -28,11 +28,9 @@ _READER_NAMES = {"huggingface": "Hugging Face datasets"}
 
 
 def loader_notes(outputs: Sequence[tuple[Destination, int]], sizes: Sequence[int]) -> Iterator[str]:
-    """Yield which datasets have fewer shards than a loader usually has workers, although they could have more.
+    """Yield which datasets have fewer shards than a loader usually has workers.
 
-    Args:
-        outputs: The destination and the shard count of each dataset.
-        sizes: The total bytes of the new shards of each dataset.
+    `sizes` are the total bytes of each dataset's new shards.
     """
     for (output, shards), size in zip(outputs, sizes, strict=True):
         total = output.first + shards
@@ -43,12 +41,7 @@ def loader_notes(outputs: Sequence[tuple[Destination, int]], sizes: Sequence[int
 
 
 def name_notes(outputs: Sequence[tuple[Destination, int]], readers: Sequence[str]) -> Iterator[str]:
-    """Yield, once per reader, that it cannot open shards with these names.
-
-    Args:
-        outputs: The destination and the shard count of each dataset.
-        readers: The readers to check.
-    """
+    """Yield, once per reader, that it cannot open shards with these names."""
     reported_readers = set()
     for output, _ in outputs:
         name = to_output_name(output.pattern.shard(0))
@@ -59,12 +52,7 @@ def name_notes(outputs: Sequence[tuple[Destination, int]], readers: Sequence[str
 
 
 def folder_notes(outputs: Sequence[tuple[Destination, int]], exports: Mapping[str, ExportFormat]) -> Iterator[str]:
-    """Yield how `load_dataset` misreads each output folder, if it does.
-
-    Args:
-        outputs: The destination and the shard count of each dataset.
-        exports: The indexes of other tools that are written.
-    """
+    """Yield how `load_dataset` misreads each output folder, if it does."""
     folders: dict[str, list[tuple[Destination, int]]] = {}
     for output, shards in () if any(export.readme for export in exports.values()) else outputs:
         folders.setdefault(output.folder.path, []).append((output, shards))
@@ -80,7 +68,6 @@ def folder_notes(outputs: Sequence[tuple[Destination, int]], exports: Mapping[st
 
 
 def _list_file_names(group: Sequence[tuple[Destination, int]], exports: Mapping[str, ExportFormat]) -> set[str]:
-    """Return the names of the files that a run adds to a folder."""
     names: set[str] = set()
     for output, shards in group:
         pattern = output.pattern

@@ -38,12 +38,12 @@ if TYPE_CHECKING:
 
 
 def read_taken_keys(run: Run) -> PackedStrings:
-    """Return the keys of the existing datasets, which new samples cannot have.
+    """Return the keys that new samples cannot have.
 
-    If the last append may be this one, interrupted at its end, its samples are not counted.
+    The samples of this same append, interrupted at its end, are not counted.
 
     Raises:
-        CorruptShard: A sidecar of a dataset is damaged.
+        CorruptShard: A sidecar is damaged.
     """
     keys = []
     for output in run.outputs:
@@ -54,15 +54,14 @@ def read_taken_keys(run: Run) -> PackedStrings:
 
 
 def prepare_append(run: Run) -> None:
-    """Check, for each dataset appended to, that all keys are new or that this same append already finished.
+    """Check that all keys are new, or that this same append already finished.
 
-    It may have been interrupted at its end, or while it continued with the next split. Only a resumed append can be a
-    `FinishedAppend`, and only if it equals the last append in the dataset file. Keys that the user's function returns
-    are checked later.
+    A resumed append that equals the last append in the dataset file becomes a `FinishedAppend`. Keys that the user's
+    function returns are checked later.
 
     Raises:
-        InvalidRequest: A dataset contains one of the keys, or `--dots` differs from the dataset.
-        CorruptShard: A sidecar of a dataset is damaged.
+        InvalidRequest: A key already exists, or `--dots` differs from the dataset.
+        CorruptShard: A sidecar is damaged.
     """
     _drop_label_columns(run)
     new_keys, entries = [], run.entries
@@ -91,9 +90,9 @@ def prepare_append(run: Run) -> None:
 
 
 def _drop_label_columns(run: Run) -> None:
-    """Drop columns of labels that the dataset stores as fields only, as earlier versions did.
+    """Drop label columns that the dataset, written by an earlier version, stores as fields only.
 
-    A query on such a column would silently exclude the old samples. Explicitly requested columns stay.
+    A query on them would silently exclude the old samples. Requested columns stay.
     """
     entries, old_datasets = run.entries, [output.destination.old for output in run.outputs if output.destination.old]
     labels = {*entries.values.numbers, *entries.values.classes}.difference(run.options.columns_from)
@@ -104,14 +103,14 @@ def _drop_label_columns(run: Run) -> None:
 
 
 def _find_same_append(destination: Destination, old: DatasetFile, record: RunRecord) -> int | None:
-    """Return the first shard of the last append, if that equals this append and may be resumed."""
+    """Return the first shard of the last append, if this run resumes it."""
     if destination.if_exists != "append-resume" or not old.appends:
         return None
     return old.appends[-1] if old.made.appended[-1] == record.as_append_to(old.made) else None
 
 
 def _has_same_samples(keys: PackedStrings, destination: Destination, old: DatasetFile, first: int) -> bool:
-    """Return whether samples equal those of the shards from `first` on, apart from samples listed as skipped."""
+    """Return whether the shards from `first` on contain these samples, apart from skipped ones."""
     appended_hashes, own_hashes = hash_keys(read_dataset_keys(destination.folder, old.shards[first:])), hash_keys(keys)
     if not len(appended_hashes) or not contains_hashes(appended_hashes, np.sort(own_hashes)).all():
         return False
@@ -123,12 +122,7 @@ def _has_same_samples(keys: PackedStrings, destination: Destination, old: Datase
 
 
 def check_append_schema(old: DatasetFile, plan: Plan, options: CreateOptions | ReshardOptions) -> None:
-    """Check that fields, columns and classes of planned samples fit a dataset, as far as they are known.
-
-    Args:
-        old: The existing dataset.
-        plan: The new samples.
-        options: Used to suggest which columns to omit.
+    """Check that fields, columns and classes of planned samples fit a dataset.
 
     Raises:
         InvalidRequest: They do not fit.
@@ -162,7 +156,7 @@ def check_append_schema(old: DatasetFile, plan: Plan, options: CreateOptions | R
 
 
 def _describe_example(plan: Plan, name: str, type_name: str) -> str:
-    """Return, for a message, the first planned sample whose value in a column has the wrong type."""
+    """Return the first planned sample whose value has the wrong type, for a message."""
     numbers = range(len(plan.entries)) if plan.order is None else np.sort(plan.order).tolist()
     column = plan.entries.metadata.column(name) if plan.entries.metadata is not None else []
     for number in numbers:
@@ -176,10 +170,7 @@ def _describe_example(plan: Plan, name: str, type_name: str) -> str:
 def append_notes(old: DatasetFile, plan: Plan, *, changed: bool) -> Iterator[str]:
     """Yield which fields and columns only some samples will have.
 
-    Args:
-        old: The existing dataset.
-        plan: The new samples.
-        changed: Whether samples are transformed, so that their fields are unknown.
+    With `changed`, transforms make the fields unknown.
     """
     samples = sum(shard.samples for shard in old.shards)
     if not changed:
@@ -203,7 +194,7 @@ def append_notes(old: DatasetFile, plan: Plan, *, changed: bool) -> Iterator[str
 
 
 def class_notes(old_datasets: Iterable[DatasetFile], entries: SampleTable) -> Iterator[str]:
-    """Yield the classes that are new to all datasets appended to, with their numbers."""
+    """Yield the new classes and their numbers."""
     old_classes: dict[str, list[str]] = reduce(merge_classes, (file.classes for file in old_datasets), {})
     for name, names in entries.values.classes.items():
         if (old_count := len(old_classes.get(name, ()))) and names[old_count:]:
@@ -212,14 +203,13 @@ def class_notes(old_datasets: Iterable[DatasetFile], entries: SampleTable) -> It
 
 
 def _get_parquet_types(columns: pa.Table) -> dict[str, str]:
-    """Return the types of columns in a sidecar; Parquet does not keep all Arrow types."""
+    """Return the types of columns after a round trip through Parquet."""
     sink = pa.BufferOutputStream()
     pq.write_table(columns.slice(0, 0).replace_schema_metadata(None), sink, store_schema=False)
     return sidecar_schema.column_types(pq.read_schema(pa.BufferReader(sink.getvalue())))
 
 
 def _count_fields(plan: Plan) -> dict[str, int]:
-    """Return the number of planned samples per field."""
     entries = plan.entries
     codes = entries.rows.code if plan.order is None else entries.rows.code[entries.rows_of(plan.order)]
     unique_codes, counts = np.unique(codes, return_counts=True)

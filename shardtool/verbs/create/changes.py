@@ -42,7 +42,7 @@ _MAX_CHECKED_SHARDS = 8  # enough to see whether an earlier run had the same pla
 
 
 def count_earlier_shards(output: Destination) -> int | None:
-    """Return the shard count of the resumed run that assigns samples by hash; None if it is unknown."""
+    """Return the shard count of a resumed run that assigns samples by hash; None if unknown."""
     if not output.resumes or output.appends:
         return None
     if (file := _read_dataset_file(output)) is not None:
@@ -55,7 +55,7 @@ def count_earlier_shards(output: Destination) -> int | None:
 def find_changes(run: Run) -> ResumeChanges | None:
     """Return which samples a run would add and remove; None if there is no earlier run.
 
-    If a sidecar is damaged or missing, the number of removed samples is a lower bound.
+    Damaged sidecars make the number of removed samples a lower bound.
     """
     earlier_shards = [
         (output.destination, *earlier) for output in run.outputs for earlier in _list_earlier_shards(output.destination)
@@ -77,7 +77,7 @@ def find_changes(run: Run) -> ResumeChanges | None:
 
 
 def add_planned_counts(changes: ResumeChanges, run: Run) -> ResumeChanges:
-    """Add the shards that would be kept, written and removed, as far as sidecars show."""
+    """Add the numbers of shards that would be kept, written and removed."""
     planned = []
     for output in run.outputs:
         kept = sum(_read_planned_facts(run, output, shard) is not None for shard in output.own_shards)
@@ -86,7 +86,7 @@ def add_planned_counts(changes: ResumeChanges, run: Run) -> ResumeChanges:
 
 
 def add_shard_counts(changes: ResumeChanges, shards: Iterable[tuple[RunOutput, int, Sequence[str]]]) -> ResumeChanges:
-    """Add shard counts, given the number of kept shards and all shard names of each dataset."""
+    """Add shard counts, given the kept shards and all shard names of each dataset."""
     kept = written = removed = 0
     for output, kept_here, names in shards:
         existing_shards = {name for name in output.destination.existing if name.endswith(output.pattern.format)}
@@ -99,7 +99,7 @@ def add_shard_counts(changes: ResumeChanges, shards: Iterable[tuple[RunOutput, i
 
 
 def other_plan_notes(run: Run) -> Iterator[str]:
-    """Yield the datasets whose unfinished earlier run had another plan, as their first shards show."""
+    """Yield the datasets whose unfinished earlier run had another plan."""
     for output in run.outputs:
         existing = output.destination.existing
         existing_shards = [
@@ -116,12 +116,9 @@ def other_plan_notes(run: Run) -> Iterator[str]:
 
 
 def find_refusal(run: Run, changes: ResumeChanges, max_removed: Fraction) -> OutputExists | None:
-    """Return an error if a run would replace a dataset by a different one; None if it continues the existing one.
+    """Return an error if a run would replace a dataset by a different one; otherwise None.
 
-    Args:
-        run: The run.
-        changes: The samples that it would add and remove.
-        max_removed: The share of samples that may be removed without `--overwrite`.
+    `max_removed` is the share of samples that may be removed without `--overwrite`.
     """
 
     def refused(output: RunOutput, found: str, expected: str) -> OutputExists:
@@ -150,7 +147,7 @@ def find_refusal(run: Run, changes: ResumeChanges, max_removed: Fraction) -> Out
 
 
 def check_same_options(run: Run) -> None:
-    """Refuse to update a dataset whose samples were chosen with other options. Shard bounds may differ.
+    """Refuse to update a dataset whose samples were chosen with other options.
 
     Raises:
         OutputExists: The options differ.
@@ -178,7 +175,7 @@ def find_lost_splits(run: Run) -> list[str]:
 
 
 def _describe_renumbering(old_classes: Mapping[str, list[str]], new_classes: Mapping[str, list[str]]) -> str:
-    """Return the first class whose number would change; empty if none. New classes are allowed."""
+    """Return the first class whose number would change; empty if none."""
     for field, names in old_classes.items():
         for number, (old_name, new_name) in enumerate(zip(names, new_classes.get(field, []), strict=False)):
             if old_name != new_name:
@@ -187,12 +184,12 @@ def _describe_renumbering(old_classes: Mapping[str, list[str]], new_classes: Map
 
 
 def _read_dataset_file(output: Destination) -> DatasetFile | None:
-    """Return the existing dataset file; None if it is missing or damaged. Then sidecars are used instead."""
+    """Return the existing dataset file; None if it is missing or damaged."""
     return read_valid_dataset(output.dataset_file) if output.pattern.dataset_file in output.existing else None
 
 
 def _list_earlier_shards(output: Destination) -> list[tuple[str, ShardEntry | None]]:
-    """Return the shards of the existing dataset, or the finished shards of an interrupted run without entries."""
+    """Return the existing shards, with their entries if the run finished."""
     if (file := _read_dataset_file(output)) is not None:
         return [(to_local_name(entry.name), entry) for entry in file.shards]
     existing = output.existing
@@ -205,10 +202,7 @@ def _list_earlier_shards(output: Destination) -> list[tuple[str, ShardEntry | No
 def _read_packed_keys(
     run: Run, output: Destination, name: str, entry: ShardEntry | None
 ) -> tuple[int, NDArray[np.uint64]]:
-    """Return how many source samples went into a shard, if known, and the hashes of their keys.
-
-    There are no hashes if the user's function returns the keys.
-    """
+    """Return how many source samples a shard contains, and their key hashes unless a function made the keys."""
     sidecar, keys, count = sidecar_name(name), np.zeros(0, np.uint64), 0 if entry is None else entry.samples
     try:
         data = output.folder.read(sidecar)
@@ -225,7 +219,7 @@ def _read_packed_keys(
 
 
 def _read_planned_facts(run: Run, output: RunOutput, shard: int) -> sidecar_schema.ShardFacts | None:
-    """Return the facts of an existing shard with the same plan. Its content may have changed."""
+    """Return the facts of an existing shard with the same plan."""
     name, destination = output.shard_name(shard), output.destination
     file_info = destination.existing.get(name)
     if file_info is None or (facts := read_shard_facts(destination.folder.full_path(name))) is None:
@@ -237,12 +231,7 @@ def _read_planned_facts(run: Run, output: RunOutput, shard: int) -> sidecar_sche
 def _describe_differences(old: RunRecord, new: RunRecord, *, compare_shards: bool = True) -> str:
     """Return the options that differ between two runs; empty if none.
 
-    The record of an `index` run describes no options of the run that created the shards.
-
-    Args:
-        old: The first run.
-        new: This run.
-        compare_shards: Whether to compare options about shard sizes and sample order.
+    An `index` record contains no options of the original run.
     """
     if old.verb not in ("create", "reshard"):
         return ""

@@ -46,7 +46,7 @@ def check_listed(run: Run) -> None:
 
 
 def check_shard_sizes(output: RunOutput) -> None:
-    """Refuse shards that exceed the maximum file size of the output location.
+    """Refuse shards that exceed the maximum file size of the output.
 
     Raises:
         InvalidRequest: A shard is too large.
@@ -113,9 +113,9 @@ def check_export_targets(run: Run) -> None:
 
 
 def check_metadata_size(output: RunOutput) -> None:
-    """Refuse metadata too large for a sidecar, tested on the shard that has the most metadata for its size.
+    """Refuse metadata too large for a sidecar.
 
-    This encodes its sidecar with random checksums. Shards that this check misses are refused when they are written.
+    This encodes the sidecar with most metadata per shard byte. Others are checked when written.
     """
     plan, metadata, excess = output.plan, output.plan.entries.metadata, []
     if metadata is None or not plan.shards:
@@ -138,7 +138,7 @@ def check_metadata_size(output: RunOutput) -> None:
 
 
 def check_content_fingerprint(run: Run) -> None:
-    """Check that the written content equals that of the source, if its fingerprint is known.
+    """Check that the written content equals that of the source.
 
     Raises:
         CorruptShard: The content differs.

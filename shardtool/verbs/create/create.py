@@ -39,14 +39,7 @@ if TYPE_CHECKING:
 def write_dataset(
     source: object, names: runs.OutputNames, options: CreateOptions | ReshardOptions, observer: Observer
 ) -> CreateResult:
-    """Write the samples of a source into shards, with sidecars and a dataset file.
-
-    Args:
-        source: A folder, a manifest, or datasets.
-        names: A shard pattern, or shard names, with `{split}` in them if there are splits.
-        options: The options of the run.
-        observer: Receives progress and notes.
-    """
+    """Write the samples of a source into shards, with sidecars and a dataset file."""
     started, notes = time.time(), Notes(observer)
     with start_workers(options, notes.observer) as pool, ExitStack() as stack:
         run = runs.make_run(names, options, pool, notes, started=started, dry=False)
@@ -93,7 +86,7 @@ def write_dataset(
 def plan_dataset(
     source: object, names: runs.OutputNames, options: CreateOptions | ReshardOptions, observer: Observer
 ) -> DryRun:
-    """Return what `write_dataset` would write. Sizes are exact unless samples are transformed. Write no shard."""
+    """Return what `write_dataset` would write."""
     started, notes = time.time(), Notes(observer)
     with start_workers(options, notes.observer) as pool:
         run = runs.make_run(names, options, pool, notes, started=started, dry=True)
@@ -120,18 +113,14 @@ def plan_dataset(
 
 
 def start_workers(options: OutputOptions, observer: Observer) -> Pool:
-    """Start the workers.
-
-    They can only be forked before an import starts threads. Modules that they need are imported first, once for all of
-    them.
-    """
+    """Fork the workers before an import starts threads, and after the modules that they share."""
     import_module("shardtool.write.pack_shard")
     how = f"with {option_text('if_exists', 'resume')}" if options.if_exists != "update" else "again"
     return start_pool(options, f"Run the same command {how}: finished shards are reused.", observer)
 
 
 def _write_binary_spool(run: runs.Run, source: Source) -> None:
-    """Write the payloads of a table's binary columns to a temporary file, which workers can read."""
+    """Write binary columns of a table to a temporary file, which workers can read."""
     entries = run.entries
     size = int(entries.rows.size[entries.rows.kind == SPAN].sum())
     file = run.outputs[0].publisher.spool(size)
@@ -141,7 +130,7 @@ def _write_binary_spool(run: runs.Run, source: Source) -> None:
 
 
 def _export_indexes(run: runs.Run) -> None:
-    """Write the requested indexes of other tools, and renew those of a dataset that was appended to."""
+    """Write the requested indexes, and renew those of a dataset that was appended to."""
     from shardtool.publish.export_indexes import Exporter, renew_exports
 
     for output in run.outputs if run.exports or run.appends else ():
@@ -153,7 +142,7 @@ def _export_indexes(run: runs.Run) -> None:
 
 
 def _export_missing_indexes(run: runs.Run) -> None:
-    """Write requested indexes that a dataset without new samples lacks, as after an interrupted run."""
+    """Write requested indexes that a dataset without new samples lacks."""
     from shardtool.publish.export_indexes import Exporter, find_existing_exports
 
     for output in run.untouched if run.exports else ():
@@ -170,18 +159,17 @@ def create(source: object, output: runs.OutputNames, options: CreateOptions, obs
     """Write the samples of `source` into shards, with sidecars and a dataset file.
 
     Args:
-        source: A folder tree, in which files that share a key are one sample, or a list of folders whose files share
-            keys. A zip or tar archive of files. Or a manifest with one row per sample or file: a path, `-` for standard
-            input, or a table in memory (pandas, pyarrow, or anything with the Arrow C stream interface).
-        output: A shard pattern such as `out-{000000..}.tar`, or a list of shard names, with `{split}` in them if there
-            are splits.
+        source: A folder tree in which files that share a key are one sample, a list of folders whose files share keys,
+            or a zip or tar archive. Or a manifest with one row per sample or file: a path, `-` for standard input, or a
+            table in memory (pandas, pyarrow, or anything with the Arrow C stream interface).
+        output: A shard pattern such as `out-{000000..}.tar`, or a list of shard names, with `{split}` for splits.
         options: See `CreateOptions`.
         observer: Receives progress and notes.
 
     Raises:
         InvalidRequest: The request is invalid. Nothing was written.
         OutputExists: The output exists, or another run is writing it. Nothing was changed.
-        SampleFailed: A sample cannot be read or changed while it was packed. Finished shards are kept for
+        SampleFailed: A sample cannot be read or changed during the run. Finished shards are kept for
             `if_exists="resume"`.
         OutputFailed: The output cannot be written.
         WorkerDied: A worker process was killed.
@@ -203,7 +191,7 @@ def create(source: object, output: runs.OutputNames, options: CreateOptions, obs
 
 @accepts_options(CreateOptions)
 def dry_run(source: object, output: runs.OutputNames, options: CreateOptions, observer: Observer) -> DryRun:
-    """Return what `create` would write. Sizes are exact unless samples are transformed. Write no shard.
+    """Return what `create` would write. Sizes are exact unless samples are transformed.
 
     With `plan_only`, write the plan to that file.
 
@@ -220,15 +208,12 @@ def dry_run(source: object, output: runs.OutputNames, options: CreateOptions, ob
 def reshard(datasets: Datasets, output: runs.OutputNames, options: ReshardOptions, observer: Observer) -> CreateResult:
     """Write the samples of one or more datasets into other shards, with sidecars and a dataset file.
 
-    Payloads are copied without decoding, unless a transform changes them. Each payload is compared with its checksum in
-    the index, if there is one. If no sample changes, the content fingerprint of the output must equal that of the
-    source.
+    Payloads are copied without decoding, unless a transform changes them, and compared with their checksums in the
+    index. If no sample changes, the output must have the content fingerprint of the source.
 
     Args:
-        datasets: A dataset, or a list of datasets. Each is a dataset file, a pattern, a glob, a folder, or a list of
-            shards.
-        output: A shard pattern such as `out-{000000..}.tar`, or a list of shard names, with `{split}` in them if there
-            are splits.
+        datasets: A dataset file, a pattern, a glob, a folder, a list of shards, or a list of these.
+        output: A shard pattern such as `out-{000000..}.tar`, or a list of shard names, with `{split}` for splits.
         options: See `ReshardOptions`.
         observer: Receives progress and notes.
 
@@ -236,7 +221,7 @@ def reshard(datasets: Datasets, output: runs.OutputNames, options: ReshardOption
         InvalidRequest: The request is invalid. Nothing was written.
         CorruptShard: A dataset is damaged. No damaged data was copied.
         OutputExists: The output exists, or another run is writing it. Nothing was changed.
-        OutputFailed: The output, or the folder for temporary files, cannot be written.
+        OutputFailed: The output or the folder for temporary files cannot be written.
         WorkerDied: A worker process was killed.
 
     Example:
@@ -251,7 +236,7 @@ def reshard(datasets: Datasets, output: runs.OutputNames, options: ReshardOption
 def reshard_dry_run(
     datasets: Datasets, output: runs.OutputNames, options: ReshardOptions, observer: Observer
 ) -> DryRun:
-    """Return what `reshard` would write. Sizes are exact unless samples are transformed. Write nothing.
+    """Return what `reshard` would write. Sizes are exact unless samples are transformed.
 
     Raises:
         InvalidRequest: The request is invalid.

@@ -82,7 +82,7 @@ def estimate_sizes(run: Run, transform: Transform) -> NDArray[np.int64]:
 
 
 def _fit_line(x: NDArray[np.float64], y: NDArray[np.float64], points: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Return a least-squares line of `y` over `x`; the mean if there are few points or the slope is not positive."""
+    """Return a least-squares line, or the mean if points are few or the slope is not positive."""
     spread = x - x.mean()
     if len(x) >= _MIN_FITTED_SAMPLES and (square := float(spread @ spread)) > 0:
         slope = float(spread @ y) / square

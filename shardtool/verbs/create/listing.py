@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def list_source(run: runs.Run, source: object) -> Source:
-    """Open the outputs and the source, list the requested samples, and return the source."""
+    """List the requested samples, and return the opened source."""
     outputs.open_outputs(run)
     # Without outputs, the values of a column become the split names.
     patterns = [output.pattern for output in run.outputs] or [runs.parse_output_pattern(run.names)]
@@ -64,11 +64,7 @@ def list_source(run: runs.Run, source: object) -> Source:
 
 
 def _check_other_location(run: runs.Run, datasets: Any) -> None:
-    """Refuse to reshard datasets onto themselves, before the general error that the output exists.
-
-    Raises:
-        OutputExists: The output would use the name of a source shard.
-    """
+    """Refuse to reshard datasets onto themselves."""
     pattern = runs.parse_output_pattern(run.names)
     for dataset_like in datasets if isinstance(datasets, list | tuple) else [datasets]:
         for path in (path for dataset in expand_if_pattern(dataset_like) for path in find_dataset(dataset).paths):
@@ -81,13 +77,6 @@ def _check_other_location(run: runs.Run, datasets: Any) -> None:
 
 @reporting_memory_errors("listing the source")
 def _list_samples(run: runs.Run, source: Source) -> None:
-    """List the requested samples in their order, and split them.
-
-    Raises:
-        InvalidRequest: There are no samples, or their names cannot be stored in shards.
-        SampleFailed: Some samples cannot be packed and are not to be skipped.
-        CorruptShard: A source dataset is damaged.
-    """
     run.listed = source.list_samples(run.pool, run.notes.observer)
     run.listed = source.choose(run.listed, lambda: None if run.updates else _read_taken_keys(run))
     run.listed = _drop_duplicates(run, source)
@@ -123,7 +112,7 @@ def _list_samples(run: runs.Run, source: Source) -> None:
 
 
 def _drop_duplicates(run: runs.Run, source: Source) -> Listing:
-    """Return the listing without duplicates, if requested. A run that will be refused reads no payloads."""
+    """Drop duplicates if requested. A run that will be refused reads no payloads."""
     if run.refusal is not None:
         return run.listed
     from shardtool.source.duplicates import drop_duplicate_samples
@@ -133,11 +122,7 @@ def _drop_duplicates(run: runs.Run, source: Source) -> Listing:
 
 
 def _make_condition(run: runs.Run, condition: ReadCondition, transform: Transform) -> ReadCondition:
-    """Return the part of a query that workers evaluate, using columns that sidecars will have.
-
-    Raises:
-        InvalidRequest: The query names other columns, or an option needs all samples before they are read.
-    """
+    """Return the part of a query that workers evaluate, with columns that sidecars will have."""
     from shardtool.entries.metadata_columns import with_measured_columns
     from shardtool.select.query import match_rows
 
@@ -159,7 +144,6 @@ def _make_condition(run: runs.Run, condition: ReadCondition, transform: Transfor
 
 
 def _read_taken_keys(run: runs.Run) -> PackedStrings | None:
-    """Return the keys of the datasets that are appended to; None if there are none."""
     if not any(output.destination.appends for output in run.outputs):
         return None
     from shardtool.verbs.create.append import read_taken_keys
@@ -185,7 +169,6 @@ def _choose_dots(run: runs.Run) -> None:
 
 
 def _split_samples(run: runs.Run, source: Source, split_options: SplitOptions) -> None:
-    """Assign samples to outputs, and add the column `split`."""
     from shardtool.entries.metadata_columns import with_split
     from shardtool.select.splits import assign_splits
 

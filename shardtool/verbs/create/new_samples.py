@@ -55,8 +55,7 @@ def _describe_samples(mask: NDArray[np.bool_], entries: SampleTable) -> str:
 def find_new_samples(run: Run) -> NDArray[np.bool_]:
     """Return a mask of the samples that no dataset appended to contains or lists as skipped.
 
-    Adds notes on the other samples. Samples whose files have other names, sizes or times than those that were packed
-    stay as they are.
+    Add notes on the others. Samples whose files have changed since they were packed stay as they are.
 
     Raises:
         CorruptShard: A sidecar, or the list of skipped samples, is damaged.
@@ -100,7 +99,7 @@ def find_new_samples(run: Run) -> NDArray[np.bool_]:
 
 
 def _list_known_skipped(run: Run, output: RunOutput) -> list[Skipped]:
-    """Return the rows that a dataset lists as skipped, except those that another query excluded."""
+    """Return the listed skipped rows, except those that another query excluded."""
     if (old_dataset := output.destination.old) is None:
         return []
     new_record, old_records = run.record(output), (old_dataset.made, *old_dataset.made.appended)
@@ -111,13 +110,10 @@ def _list_known_skipped(run: Run, output: RunOutput) -> list[Skipped]:
 
 
 def _note_other_samples(run: Run, masks: Sequence[NDArray[np.bool_]], *, missing: int) -> None:
-    """Add notes on samples that are not new. An update does not note that existing samples stay.
+    """Add notes on samples that are not new.
 
-    Args:
-        run: The run.
-        masks: Samples that are in a dataset, that are listed as skipped, that changed since they were packed, and that
-            are listed because they failed.
-        missing: Number of samples of the datasets that the source no longer has.
+    `masks`: in a dataset, listed as skipped, changed since they were packed, listed as failed. `missing`: samples that
+    the source no longer has.
     """
     entries, (in_dataset, listed, changed, listed_failed) = run.entries, masks
     if run.updates:
@@ -137,14 +133,7 @@ def _note_other_samples(run: Run, masks: Sequence[NDArray[np.bool_]], *, missing
 def _hash_samples(
     codes: NDArray[np.integer], sizes: NDArray[np.integer], first: NDArray[np.integer], inline_fields: list[int]
 ) -> NDArray[np.uint64]:
-    """Return a hash of each sample's field names and file sizes.
-
-    Args:
-        codes: The field of each row.
-        sizes: The bytes of each row.
-        first: The first row of each sample, and the end of the last.
-        inline_fields: Fields whose sizes are ignored.
-    """
+    """Return a hash of each sample's field names and file sizes; sizes of `inline_fields` are ignored."""
     rows = (codes.astype(np.uint64) << np.uint64(48)) ^ np.where(np.isin(codes, inline_fields), 0, sizes).astype(
         np.uint64
     )
@@ -157,8 +146,7 @@ def _hash_samples(
 def choose_samples(run: Run) -> None:
     """Choose the samples to pack, and check that the output replaces no source file.
 
-    If only new samples are packed, outputs without any become `run.untouched`. Appends that already finished are
-    detected.
+    Outputs without new samples become `run.untouched`.
 
     Raises:
         InvalidRequest: The output would replace a source file, or a key already exists.
@@ -190,13 +178,7 @@ def get_sample_numbers(run: Run, output: RunOutput) -> NDArray[np.int64]:
 
 
 def _skip_removed(run: Run) -> None:
-    """Skip samples that `shardtool remove` removed from a continued dataset, and hide their keys in the skipped list.
-
-    A dataset that is overwritten contains them again.
-
-    Raises:
-        CorruptShard: The list of skipped samples is damaged.
-    """
+    """Skip samples that `shardtool remove` removed, and hide their keys, unless the dataset is overwritten."""
     keys = run.entries.keys
     for output in run.outputs:
         removed_hashes = output.destination.load_removed()

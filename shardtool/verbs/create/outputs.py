@@ -42,16 +42,12 @@ NOTHING_CHANGED = "Nothing was changed. Write to another name, then rename the c
 def open_outputs(run: Run, splits: Sequence[str] | None = None) -> None:
     """Find the datasets that a run writes, and check their existing files; none while split names are unknown.
 
-    A dry run inspects only datasets that it would append to or resume.
-
-    Args:
-        run: The run.
-        splits: The split names; None means those in the options.
+    A dry run inspects only datasets that it would append to or resume. `splits` defaults to the names in the options.
 
     Raises:
         InvalidRequest: The patterns of two splits overlap, or there is no dataset to append to.
-        OutputExists: An append or update may not change existing files. Other runs store this error in `run.refusal`,
-            because errors in the source and the query are reported first.
+        OutputExists: An append or update may not change existing files. Other runs keep the error in `run.refusal`,
+            because errors in the source and the query come first.
         CorruptShard: A dataset appended to is damaged.
     """
     if splits is None:
@@ -79,7 +75,7 @@ def open_outputs(run: Run, splits: Sequence[str] | None = None) -> None:
 
 
 def find_existing_splits(run: Run) -> list[str]:
-    """Return the splits that earlier runs wrote with this pattern, if only the samples determine split names.
+    """Return the splits that earlier runs wrote with this pattern.
 
     Raises:
         CorruptShard: A dataset file is damaged.
@@ -90,8 +86,7 @@ def find_existing_splits(run: Run) -> list[str]:
 def keep_class_numbers(run: Run) -> CreateOptions | ReshardOptions:
     """Return options that keep the class numbers of the existing dataset, and number new classes after them.
 
-    An append does this unless `classes_from` is given. Giving the dataset's own dataset file means the same, also if it
-    belongs to one of several splits or is still to be created by an update.
+    This is the default of an append. Naming the dataset's own dataset file as `classes_from` means the same.
 
     Raises:
         InvalidRequest: The existing splits number classes differently.
@@ -114,7 +109,6 @@ def keep_class_numbers(run: Run) -> CreateOptions | ReshardOptions:
 
 
 def _read_existing_datasets(run: Run, files: Sequence[str]) -> list[DatasetFile]:
-    """Return the existing datasets of the output; those of any split if split names are unknown."""
     datasets = []
     for path in files:
         with suppress(FileNotFoundError):
@@ -140,7 +134,7 @@ def _list_dataset_files(run: Run) -> list[str]:
 
 
 def check_source_kept(run: Run) -> None:
-    """Refuse an output that would replace or delete a file of the source. Shards that are appended to stay.
+    """Refuse an output that would replace or delete a source file.
 
     Raises:
         InvalidRequest: A source file would be replaced or deleted.
@@ -159,12 +153,9 @@ def check_source_kept(run: Run) -> None:
 
 
 def open_publishers(run: Run, temporary: tuple[Folder, str] | None, stack: ExitStack) -> None:
-    """Create the folders, take the locks, inspect the outputs again, and delete temporary files of interrupted runs.
+    """Lock the outputs, inspect them again, and delete temporary files of interrupted runs.
 
-    Args:
-        run: The run.
-        temporary: The folder and the name of the spool; None without a spool.
-        stack: Deletes staged files and releases the locks at its end.
+    `stack` deletes staged files and releases the locks. `temporary` is the folder and the name of the spool.
 
     Raises:
         OutputExists: Another run is writing a dataset, or has changed it.
@@ -200,7 +191,7 @@ def _discard_staged(run: Run, temporary: tuple[Folder, str] | None) -> None:
 
 
 def remove_lost_splits(run: Run) -> None:
-    """Remove the datasets of splits without samples, each dataset file first.
+    """Remove the datasets of splits without samples.
 
     Raises:
         OutputExists: Another run is writing one of them.

@@ -67,12 +67,7 @@ _MIN_SAMPLES_FOR_SHARE = 100  # a share of fewer samples is not significant
 class Packing:
     """The execution of a plan, while the output is locked.
 
-    If transforms change sizes, a shard may not have room for all samples planned for it. The remaining samples are
-    planned again, into shards after the last planned one, in rounds, until none remain.
-
-    Args:
-        run: The run.
-        output: Provides the plan, and receives the totals.
+    If transforms change sizes, samples can remain. They are planned again, into additional shards, until none remain.
     """
 
     def __init__(self, run: Run, output: RunOutput) -> None:
@@ -145,7 +140,6 @@ class Packing:
         self.run.notes.add(*(str(output) for output in self._key_problems.values() if output.code in relevant_codes))
 
     def _note_missing_dataset_file(self) -> None:
-        """Note that no dataset file exists until the run ends, where files cannot be staged."""
         destination = self.destination
         overwrites = self.output.pattern.dataset_file in destination.existing and destination.if_exists == "overwrite"
         if overwrites and not destination.folder.hides:
@@ -154,7 +148,6 @@ class Packing:
             )
 
     def _make_tasks(self, shards: Iterable[int], *, write: bool = False) -> Iterator[ShardTask]:
-        """Yield the tasks of some shards of this round. With `write`, write them even if they exist."""
         plan, run, work, reads = self._plan, self.run, None, self._choose_parallel_reads()
         if run.transform is not None:
             transform, limits = self._make_task_transform(run.transform), plan.limits
@@ -185,18 +178,17 @@ class Packing:
 
     @property
     def _parallel_tasks(self) -> int:
-        """Number of this round's tasks that run at the same time."""
         return min(len(self._round_shards) or 1, self.run.pool.most)
 
     def _make_task_transform(self, transform: Transform) -> Transform:
-        """Return the transform of one task, with its share of the requests to a host."""
+        """Divide the requests that a host allows between parallel tasks."""
         if transform.fetch is None:
             return transform
         per_host = max(1, transform.fetch.per_host // self._parallel_tasks)
         return transform._replace(fetch=replace(transform.fetch, per_host=per_host))
 
     def _choose_parallel_reads(self) -> int:
-        """Return how many files each worker reads at a time: one beside a user's function, which may fork."""
+        """Return the parallel reads of a worker: one beside a user's function, which may fork."""
         if self.run.makes_keys or self.run.fetches:
             return 1
         reads, reason = choose_parallel_reads(self._plan.entries, self._parallel_tasks)
@@ -205,7 +197,6 @@ class Packing:
         return reads
 
     def _find_remaining(self) -> NDArray[np.int64]:
-        """Return the positions of the samples that had no room in this round's shards."""
         numbers = [np.zeros(0, np.int64)]
         for shard in self._round_shards:
             first, last = self._plan.span(shard)
@@ -213,11 +204,7 @@ class Packing:
         return np.concatenate(numbers)
 
     def _check_failed_share(self, shard: str, left_out: Sequence[Skipped], samples: int) -> None:
-        """Stop if so many URLs fail that the network is the likely cause.
-
-        Raises:
-            SampleFailed: Too many failed in this shard or, if the shard is small, in the run so far.
-        """
+        """Stop if so many URLs fail that the network is the likely cause."""
         if self.run.transform is None or self.run.transform.fetch is None:
             return
         failed = len(left_out)
@@ -237,7 +224,6 @@ class Packing:
             raise SampleFailed(shard, found, expected=expected, remedy=remedy)
 
     def _none_packed_error(self) -> ShardError:
-        """Return the error of a run that packed no sample, with the reasons, because no skipped list is kept."""
         if not failed_rows(self.totals.skipped) and not self.output.dropped:
             return no_match_error(self.run.options.where, self.output.split, self._empty_split_fix())
         reasons = count_reasons(self.totals.skipped, self.output.dropped)
@@ -250,7 +236,6 @@ class Packing:
         return SampleFailed(source_label(self.plan.entries.root), problem, remedy=remedy)
 
     def _empty_split_fix(self) -> str:
-        """Return the instruction for a query that matches nothing in a split; empty without splits."""
         if self.run.split_options is None:
             return ""
         shares = f"use larger shares, or another {option_text('seed')}"
@@ -258,7 +243,7 @@ class Packing:
         return f"Relax the query, or {fix}. Add {self._rerun_option} if shards of other splits exist."
 
     def _check_shard_counts(self) -> None:
-        """Check shard and sample counts against the options, because the plan was an estimate."""
+        """Check counts that the plan could only estimate."""
         if self.run.transform is None:
             return
         counts = [shard.samples for shard in self.totals.shards]
@@ -274,7 +259,6 @@ class Packing:
 
     @property
     def _rerun_option(self) -> str:
-        """The option that repeats the run after other options were changed."""
         return self.run.continue_option if self.run.appends else option_text("if_exists", "overwrite")
 
     def _check_names(self) -> None:
@@ -328,11 +312,7 @@ class Packing:
     def _describe_written_shard(
         self, result: ShardResult, planned: resume.ShardPlan
     ) -> tuple[shard_index.ShardIndex, sidecar_schema.ShardFacts, bytes]:
-        """Return the index, the facts and the sidecar of a shard that was written.
-
-        Raises:
-            Bug: Samples are neither written, skipped nor dropped.
-        """
+        """Return the index, the facts and the sidecar of a new shard."""
         plan, samples, made = self._plan, planned.samples, result.made
         columns, transform_facts, consumed = plan.metadata(planned.shard), None, plan.count(planned.shard)
         paths = samples.output_paths(redact_url_bytes) if plan.entries.source_paths else b""
@@ -373,10 +353,7 @@ class Packing:
     def _describe_kept_shard(
         self, planned: resume.ShardPlan, index: shard_index.ShardIndex
     ) -> tuple[sidecar_schema.ShardFacts, bytes]:
-        """Return the facts and the sidecar of a kept shard of transformed samples.
-
-        Only the number of shards may differ from before, if the source has changed.
-        """
+        """Return the facts and the sidecar of a kept shard of transformed samples. Only the shard count may change."""
         fact, table = index.fact, index.plain_table()
         if fact.made is None:
             raise Bug(planned.name, "a kept shard without a record of its transform")
@@ -385,16 +362,15 @@ class Packing:
         return fact, sidecar_write.encode_sidecar_table(table, fact)
 
     def _count_known_shards(self, shard: int, consumed: int) -> int:
-        """Return the number of shards of this run, as far as it is known when a shard is written.
+        """Return the shard count known so far, plus one if samples of this shard had no room.
 
-        It counts all rounds so far, plus one if samples planned for this shard had no room. So after an interruption,
-        at least one sidecar records more shards than exist.
+        After an interruption, at least one sidecar therefore records more shards than exist.
         """
         before = self._first_number - self.destination.first
         return before + self._plan.shards + (consumed < self._plan.count(shard))
 
     def _check_keys(self, keys: list[bytes]) -> None:
-        """Refuse duplicate keys from the user's function. The plan could not detect them."""
+        """Refuse duplicate keys from the user's function, which the plan does not know."""
         if self.plan.format == "tar" and keys:
             for problem in find_key_problems(PackedStrings.of(keys)):
                 earlier = self._key_problems.get(problem.code)
@@ -414,7 +390,6 @@ class Packing:
 
     @cached_property
     def _taken_key_hashes(self) -> frozenset[bytes]:
-        """Hashes of the keys of the dataset that is appended to."""
         destination, old = self.destination, self.destination.old
         keys = (
             PackedStrings.of(())

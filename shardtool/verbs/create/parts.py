@@ -64,14 +64,7 @@ _MAX_COMPARED_PARTS = 8  # a sample of the finished parts
 
 
 def _encode_plan(plan: Plan, record: RunRecord) -> Iterator[bytes | memoryview]:
-    """Yield the content of a whole plan in chunks, without copying its columns.
-
-    The plan contains no times and no folders, like the plan fingerprint of a shard.
-
-    Args:
-        plan: The plan of all parts, including the samples that it skips.
-        record: The record of the run.
-    """
+    """Yield the content of a whole plan in chunks, without times and folders."""
     entries, values, spans = plan.entries, plan.entries.values, plan.entries.spans
     facts = [
         plan.format,
@@ -108,7 +101,7 @@ def _encode_plan(plan: Plan, record: RunRecord) -> Iterator[bytes | memoryview]:
 
 
 def start_part(run: Run, output: RunOutput, own_part: RunPart) -> None:
-    """Start a part, under its lock. It has no record until it finishes.
+    """Delete the record of a part, because it is no longer finished.
 
     Raises:
         InvalidRequest: Finished parts have another plan, and this run does not resume.
@@ -133,9 +126,9 @@ def start_part(run: Run, output: RunOutput, own_part: RunPart) -> None:
 
 
 def finish_part(run: Run, output: RunOutput, part: RunPart) -> DatasetFile:
-    """Write the record of a part whose shards are published; return the content of a dataset file for these shards.
+    """Write the record of a part; return a dataset file for its shards.
 
-    An existing dataset file that already contains the part is kept, unless another part finds a difference.
+    A dataset file that already contains the part is kept.
     """
     destination, planned_shards, run_record = output.destination, output.plan.shards, run.record(output)
     skipped, shards = sort_rows(output.totals.skipped), part.shards(planned_shards)
@@ -159,7 +152,6 @@ def finish_part(run: Run, output: RunOutput, part: RunPart) -> DatasetFile:
 
 
 def _contains_part(dataset: DatasetFile, record: PartRecord) -> bool:
-    """Return whether a dataset contains the shards of a part and was created by the same run."""
     own_range, part_shards = record.part.shards(record.planned), () if record.dataset is None else record.dataset.shards
     is_same_run = record.dataset is None or record.dataset.made == dataset.made
     return (
@@ -170,14 +162,14 @@ def _contains_part(dataset: DatasetFile, record: PartRecord) -> bool:
 
 
 def merge_if_last(output: Destination, notes: Notes) -> bool:
-    """Publish the dataset file if all parts have left their records; return whether it exists.
+    """Publish the dataset file if all parts have records; return whether it exists.
 
     If parts finish at the same time, at least one finds all records and no running part.
 
     Raises:
         InvalidRequest: Parts have different plans.
         CorruptShard: Files of a part are damaged.
-        OutputExists: There are shards that belong to no part.
+        OutputExists: Shards belong to no part.
     """
     folder, pattern = output.folder, output.pattern
     if (state := _find_merge_state(output)) is not None:
@@ -198,10 +190,7 @@ def merge_if_last(output: Destination, notes: Notes) -> bool:
 
 
 def _find_merge_state(output: Destination) -> bool | None:
-    """Return whether the dataset file exists; None if all records are ready to be merged.
-
-    If only some parts have left a record next to a dataset file, the others may still find a changed source.
-    """
+    """Return whether the dataset file exists; None if all records are ready to be merged."""
     names = output.folder.names()
     finished, _ = part_records.find_part_records(output.pattern, names)
     all_finished = output.part is not None and len(finished) >= output.part.parts
@@ -209,12 +198,12 @@ def _find_merge_state(output: Destination) -> bool | None:
 
 
 def merge_parts(folder: OutputFolder, pattern: ShardPattern, observer: Observer) -> IndexResult:
-    """Publish the dataset file of parts that have all finished, and delete their records.
+    """Publish the dataset file of finished parts, and delete their records.
 
     Raises:
         InvalidRequest: Parts are missing, unfinished, or have different plans. Nothing was changed.
         CorruptShard: Files of a part are damaged.
-        OutputExists: There are shards that belong to no part, or a part is running.
+        OutputExists: Shards belong to no part, or a part is running.
         OutputFailed: The file system reports an error.
     """
     with folder.lock(pattern.base):
@@ -234,7 +223,6 @@ def make_merge_result(
 
 
 def _merge_locked(folder: OutputFolder, pattern: ShardPattern) -> tuple[int, DatasetFile]:
-    """Merge all parts, under the lock; return the number of parts and the dataset."""
     finished, started = part_records.find_part_records(pattern, folder.names())
     if (existing_dataset := listed_files.read_existing_dataset(folder, pattern.dataset_file)) is not None:
         return _finish_earlier_merge(folder, pattern, finished, existing_dataset)
@@ -271,7 +259,7 @@ def _merge_locked(folder: OutputFolder, pattern: ShardPattern) -> tuple[int, Dat
 def _finish_earlier_merge(
     folder: OutputFolder, pattern: ShardPattern, finished: Sequence[RunPart], dataset: DatasetFile
 ) -> tuple[int, DatasetFile]:
-    """Return the existing dataset of an interrupted or concurrent merge, and delete the records."""
+    """Return the dataset of an interrupted or concurrent merge, and delete the records."""
     others = [
         str(part)
         for part in finished
@@ -289,14 +277,9 @@ def _finish_earlier_merge(
 def check_all_finished(
     where: str, counts: Collection[int], unfinished: list[str], missing: list[str], resume_option: str
 ) -> None:
-    """Refuse to merge before all parts have finished, and list the missing ones.
+    """Refuse to merge before all parts have finished.
 
-    Args:
-        where: The shard pattern.
-        counts: The total numbers of parts that part names contain.
-        unfinished: Parts that started and did not finish.
-        missing: Parts that never started.
-        resume_option: The option that continues a part.
+    `counts` are the total numbers in the part names.
 
     Raises:
         InvalidRequest: Parts are missing, or belong to different runs.
@@ -321,7 +304,7 @@ def _get_part_plan(record: PartRecord) -> _PartPlan:
 
 
 def _find_other_plan(parts: Sequence[_PartPlan]) -> tuple[str, str]:
-    """Return which parts differ from the most frequent plan, and that plan; empty texts if all agree."""
+    """Return which parts differ from the most frequent plan, and that plan; empty if all agree."""
     ((plan, count),) = Counter(plan for _, plan, _ in parts).most_common(1)
     others = [part_plan for part_plan in parts if part_plan[1] != plan]
     if not others:
@@ -336,7 +319,6 @@ def _find_other_plan(parts: Sequence[_PartPlan]) -> tuple[str, str]:
 
 
 def _describe_difference(before: RunRecord | None, now: RunRecord | None) -> str:
-    """Describe how the requests of two parts differ, as far as their records show."""
     if before is None or now is None:
         return "another source, or other options"
     old_options, new_options = before.options, now.options
@@ -351,7 +333,6 @@ def _describe_difference(before: RunRecord | None, now: RunRecord | None) -> str
 
 
 def _check_one_plan(records: Sequence[PartRecord], pattern: ShardPattern) -> None:
-    """Refuse parts with different sources or options."""
     found, expected = _find_other_plan([*map(_get_part_plan, records)])
     if found:
         remedy = f"Run these again with {option_text('if_exists', 'resume')}, on the same source with the same options."
@@ -366,7 +347,7 @@ def _check_one_plan(records: Sequence[PartRecord], pattern: ShardPattern) -> Non
 def _check_part_files(
     folder: OutputFolder, pattern: ShardPattern, record: PartRecord, existing: Mapping[str, EntryInfo]
 ) -> None:
-    """Check the sizes of a part's shards, and the checksums and content of its sidecars."""
+    """Check the sizes of a part's shards, and the content of its sidecars."""
     dataset, content = record.dataset, list[int | None]()
     for shard in () if dataset is None else dataset.shards:
         try:

@@ -45,8 +45,8 @@ def plan_shards(run: Run) -> None:
     """Assign samples to shards.
 
     Raises:
-        InvalidRequest: The samples exceed the bounds or the shard names, or cannot be appended to the dataset.
-        OutputExists: A resumed run would replace the existing dataset by a different one.
+        InvalidRequest: The samples exceed the bounds or the names, or do not fit the dataset appended to.
+        OutputExists: A resumed run would create a different dataset.
     """
     options, entries = run.options, run.entries
     check_listed(run)
@@ -84,7 +84,6 @@ _MAX_URL_SAMPLES = 10_000  # samples per shard without another bound, because si
 
 
 def _make_bounds(run: Run, output: RunOutput) -> ShardBounds:
-    """Return the bounds for the shards of an output. URLs without another bound are bounded by count."""
     options, by_hash = run.options, run.options.place == "hash"
     has_bound = (options.max_size, options.shards, output.pattern.count) != (None, None, None)
     shards = options.shards
@@ -103,7 +102,7 @@ def _make_bounds(run: Run, output: RunOutput) -> ShardBounds:
 
 
 def _note_changes(run: Run) -> None:
-    """Find the changes and lost splits of a resumed run, and refuse it if it would create another dataset."""
+    """Find the changes of a resumed run, and refuse one that would create another dataset."""
     if run.updates:
         run.notes.add(*changes.other_plan_notes(run))
     if run.options.if_exists not in ("resume", "resume-overwrite"):
@@ -126,7 +125,6 @@ def _note_changes(run: Run) -> None:
 
 
 def _add_plan_notes(run: Run) -> None:
-    """Add the notes that a plan shows."""
     entries, notes = run.entries, run.notes
     for output in run.outputs:
         notes.add(*output.plan.notes)
@@ -175,7 +173,6 @@ _MANY_SHARDS, _FEW_SAMPLES, _SMALL_SHARD_BYTES = 1000, 100, 2**22  # bytes per s
 
 
 def _empty_file_notes(entries: SampleTable) -> Iterator[str]:
-    """Yield the number of empty files, which interrupted downloads leave."""
     rows, text_codes = entries.rows, [code for code, name in enumerate(entries.fields) if name in _OPTIONAL_TEXT_FIELDS]
     empty = ((rows.size == 0) & (rows.kind != INLINE) & (rows.kind != URL)).nonzero()[0]
     empty = empty[~np.isin(rows.code[empty], text_codes)]
@@ -186,7 +183,7 @@ def _empty_file_notes(entries: SampleTable) -> Iterator[str]:
 
 
 def _label_notes(run: Run) -> Iterator[str]:
-    """Yield a note if all samples have one class, as with a source folder one level too high or too low."""
+    """Yield a note if all samples have one class, as with a wrong source folder."""
     for name, names in run.entries.values.classes.items() if getattr(run.options, "label_from_folder", False) else ():
         if len(names) == 1:
             found = f"all samples have the same {name}, {printable(names[0])!r}"
@@ -194,7 +191,7 @@ def _label_notes(run: Run) -> Iterator[str]:
 
 
 def _small_shard_notes(run: Run) -> Iterator[str]:
-    """Yield which datasets have so many tiny shards that opening them takes longer than reading."""
+    """Yield which datasets have so many tiny shards that opening them dominates reading."""
     bounds = [name for name in ("max_count", "max_size", "shards") if run.options.is_given(name)]
     for output in run.outputs:
         plan = output.plan

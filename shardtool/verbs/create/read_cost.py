@@ -39,19 +39,16 @@ REMOTE_REQUEST_S, REMOTE_BYTE_S = 30e-3, 1 / 100e6  # typical for object stores
 
 
 class ReadCost(NamedTuple):
-    """The cost of reading: seconds per sample at a random offset, and seconds per byte in sequence."""
+    """Seconds per sample at a random offset, and seconds per byte in sequence."""
 
     sample_s: float
     byte_s: float
 
 
 def measure_read_cost(spans: Sequence[tuple[SpanFile, int]], length: int, *, opening: bool) -> ReadCost:
-    """Read some samples at random offsets and some megabytes in sequence, and return the measured cost.
+    """Measure reads of `length` bytes at random offsets, and in sequence.
 
-    Args:
-        spans: Files and start offsets in random order.
-        length: Bytes to read at each offset.
-        opening: Whether each read opens a file.
+    With `opening`, each read opens a file.
 
     Raises:
         OSError: A file cannot be read.
@@ -70,7 +67,6 @@ def measure_read_cost(spans: Sequence[tuple[SpanFile, int]], length: int, *, ope
 
 
 def _time_read(planned: SpanFile, offset: int, length: int, *, opening: bool) -> float:
-    """Return the seconds for one read, including opening the file if `opening`."""
     buffer = memoryview(bytearray(length))
     started = time.perf_counter()
     with closing(open_span_file(planned)) as source:
@@ -82,7 +78,7 @@ def _time_read(planned: SpanFile, offset: int, length: int, *, opening: bool) ->
 
 
 def _time_sequence(planned: SpanFile, start: int) -> float:
-    """Return the seconds per byte of sequential reading."""
+    """Return seconds per byte."""
     buffer = memoryview(bytearray(_READ_STEP_BYTES))
     first = max(0, min(start, planned.size - _SEQUENCE_BYTES))
     with closing(open_span_file(planned)) as source:

@@ -23,7 +23,7 @@ _SUMMED_FIELDS = ("shards", "kept", "samples", "skipped", "dropped", "size")  # 
 
 
 def make_result(run: Run, *, merged: bool = False) -> CreateResult:
-    """Return the result of a run. `merged` tells whether the run was a part and the merged dataset file exists."""
+    """Return the result of a run; `merged` is true if this part completed the dataset."""
     outputs = [*run.untouched, *run.outputs]
     splits = {output.split: _make_split_result(output) for output in outputs}
     totals = {name: sum(getattr(split, name) for split in splits.values()) for name in _SUMMED_FIELDS}
@@ -76,7 +76,7 @@ def _make_appended_part(outputs: Sequence[RunOutput]) -> AppendedPart | None:
 
 
 def make_dry_run(run: Run) -> DryRun:
-    """Return what a run would write. Shard names include the folder if splits are in several folders."""
+    """Return what a run would write."""
     folders = {output.split: os.path.abspath(output.pattern.folder or ".") for output in run.outputs}
     common_folder, skipped, shards = os.path.commonpath([*folders.values()] or ["/"]), 0, []
     for output in run.outputs:

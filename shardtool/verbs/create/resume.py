@@ -40,15 +40,7 @@ _SECOND_NS = 10**9
 
 
 class ShardPlan(NamedTuple):
-    """A planned shard.
-
-    Attributes:
-        run: The run.
-        plan: The plan that contains the shard.
-        shard: Its number in the plan.
-        name: Its file name.
-        samples: Its samples.
-    """
+    """A planned shard: its run, plan, number, file name and samples."""
 
     run: Run
     plan: Plan
@@ -57,7 +49,7 @@ class ShardPlan(NamedTuple):
     samples: ShardSamples
 
     def fingerprint(self) -> str:
-        """Return the plan fingerprint of the shard: a hash over its samples and their transform."""
+        """Return a hash over the samples and their transform."""
         work, plan = self.run.identity, self.plan
         if work:
             work += f" {plan.limits.room} {plan.limits.max_count} {self.run.options.oversize}"
@@ -70,14 +62,14 @@ class ShardPlan(NamedTuple):
 
 
 def get_run_mtime_ns(run: Run) -> int:
-    """Return the modification time of the shards of a run, in nanoseconds."""
+    """Return the modification time of a run's shards."""
     return (int(run.started) - _CLOCK_SLACK_S) * _SECOND_NS + _hash_source(run.entries)
 
 
 def get_shard_mtime_ns(planned: ShardPlan, mtime_ns: int) -> int:
     """Return the modification time of one shard, given that of the run.
 
-    For objects, it also identifies their versions, because store clocks differ.
+    For objects, it also identifies their versions.
     """
     if not planned.plan.entries.is_remote:
         return mtime_ns
@@ -86,17 +78,13 @@ def get_shard_mtime_ns(planned: ShardPlan, mtime_ns: int) -> int:
 
 
 def is_source_unchanged(planned: ShardPlan, mtime_ns: int) -> bool:
-    """Return whether a shard's modification time shows that its source has not changed since."""
+    """Return whether a shard's modification time shows an unchanged source."""
     run_mtime_ns = mtime_ns // _SECOND_NS * _SECOND_NS + _hash_source(planned.plan.entries)
     return planned.plan.changed_ns(planned.shard) < mtime_ns == get_shard_mtime_ns(planned, run_mtime_ns)
 
 
 def choose_action(planned: ShardPlan, output: Destination) -> tuple[ShardAction, shard_index.ShardIndex | None]:
-    """Choose what to do with a shard, based on the existing file and its sidecar.
-
-    Returns:
-        The action, and the index of a kept shard of transformed samples; otherwise None.
-    """
+    """Return the action for a shard, and the index of a kept shard of transformed samples."""
     file_info, run, samples = output.existing.get(planned.name), planned.run, planned.samples
     if not output.resumes or file_info is None:
         return "write", None
@@ -129,9 +117,9 @@ def choose_action(planned: ShardPlan, output: Destination) -> tuple[ShardAction,
 
 
 def _read_matching_index(planned: ShardPlan, output: Destination) -> shard_index.ShardIndex | None:
-    """Return the index in a shard's sidecar; None if the sidecar is damaged or has another plan.
+    """Return the index in a sidecar; None if it is damaged or has another plan.
 
-    For transformed samples, the sidecar must be unmodified, and list every skipped sample.
+    For transformed samples, it must be unmodified and list every skipped sample.
     """
     name, size = sidecar_name(planned.name), output.existing[planned.name].size
     is_transformed = planned.run.transform is not None
@@ -153,7 +141,7 @@ def _read_matching_index(planned: ShardPlan, output: Destination) -> shard_index
 
 
 def list_unwritten_sizes(run: Run, output: RunOutput) -> list[int]:
-    """Return the planned sizes of the shards that are still to be written."""
+    """Return the planned sizes of the shards still to be written."""
     existing = output.destination.existing if output.destination.resumes else {}
     may_differ = run.options.on_error == "skip" or run.transform is not None
     sizes = []
@@ -165,10 +153,7 @@ def list_unwritten_sizes(run: Run, output: RunOutput) -> list[int]:
 
 
 def _has_expected_content(samples: ShardSamples, field_crcs: bytes, *, accept_unknown: bool) -> bool:
-    """Return whether a shard's payloads have the expected checksums.
-
-    Offsets in source shards do not identify content. With `accept_unknown`, payloads without an expected checksum pass.
-    """
+    """Return whether payloads have the expected checksums. Offsets in source shards do not identify content."""
     spans = np.frombuffer(samples.kinds, np.uint8) == SPAN
     if not spans.any():
         return True
@@ -180,7 +165,7 @@ def _has_expected_content(samples: ShardSamples, field_crcs: bytes, *, accept_un
 
 
 def _hash_source(entries: SampleTable) -> int:
-    """Return a hash, in the range of nanoseconds, of the file or folder that the source path refers to."""
+    """Return a hash of the source's identity in the range of nanoseconds."""
     return _hash_to_nanoseconds((entries.identity or source_identity(entries.root)).encode())
 
 

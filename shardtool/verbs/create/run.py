@@ -57,16 +57,16 @@ class RunOutput:
     """One dataset that a run writes, or one of its splits.
 
     Attributes:
-        split: The split name; empty without splits.
-        destination: The output location, and its files when the run last listed them.
-        sample_numbers: The numbers of its samples in the sample table; None means all samples.
+        split: Empty without splits.
+        destination: The output, with its files when the run last listed them.
+        sample_numbers: Its samples; None means all.
         plan: Set once the shards are planned.
         publisher: Set once the output is locked.
-        plan_fingerprint: For a part: the fingerprint of the plan that all parts share.
+        plan_fingerprint: For a part: of the plan that all parts share.
         totals: Set once the shards are packed.
         kept: Number of shards reused from an earlier run.
         dropped: Number of samples that the user's function dropped.
-        dataset: The content of the dataset file, set at the end.
+        dataset: Set at the end.
     """
 
     split: str
@@ -87,7 +87,7 @@ class RunOutput:
 
     @property
     def own_shards(self) -> range:
-        """The planned shards that this run writes: all, or those of its part."""
+        """The numbers of the planned shards that this run writes."""
         part = self.destination.part
         return range(self.plan.shards) if part is None else part.shards(self.plan.shards)
 
@@ -101,31 +101,30 @@ class Run:
     """One run of `create` or `reshard`.
 
     Attributes:
-        names: A shard pattern, or shard names, with `{split}` in them if there are splits.
+        names: A shard pattern, or shard names, with `{split}` for splits.
         options: The options of the run.
         pool: The worker processes.
         notes: Collects notes; its observer receives progress.
-        started: Time before the source was listed, in seconds since 1970.
+        started: Seconds since 1970, before the source was listed.
         dry: Whether the run writes nothing.
         split_options: None without splits.
         transform: None if samples are not transformed.
         identity: Identifies the transform; empty for none.
-        shuffle: The options of a `reshard`, which may read payloads in another order; None for a `create`.
+        shuffle: The options of a `reshard`; None for a `create`.
         exports: The requested indexes of other tools.
-        part: The part of the shards that this run writes; None means all shards.
-        outputs: The datasets that the run writes; empty while the split names are unknown.
-        refusal: The error for existing output that this run may not change. Errors in the source and the query are
-            reported first.
-        untouched: Outputs of an append for which there are no new samples.
+        part: The part that this run writes; None means all.
+        outputs: Empty while the split names are unknown.
+        refusal: An error for existing output. Errors in the source and the query are reported first.
+        untouched: Outputs of an append without new samples.
         listed: The listing of the source.
-        dots: The dot at which keys end in the names of tar members.
-        changes: What resuming would change; None if there is no earlier output.
-        lost_splits: Splits of the first run for which the source has no samples any more. The run removes them.
-        made_keys: Hashes of the keys that the user's function has returned so far.
-        plan_only: The path of the plan file to write.
-        plan_request: The request that the plan file records; None if none is written.
+        dots: The dot at which keys end in tar member names.
+        changes: What resuming would change; None without earlier output.
+        lost_splits: Existing splits without samples in the source, which the run removes.
+        made_keys: Hashes of the keys that the user's function has returned.
+        plan_only: The path of the plan file.
+        plan_request: The request that the plan file records; None without a plan file.
         plan_listing: For the plan file: the listing before splitting and renaming.
-        split_values: For the plan file: the values of the column that determines the split.
+        split_values: For the plan file: the column that determines the split.
     """
 
     names: tuple[str, ...]
@@ -170,12 +169,12 @@ class Run:
 
     @property
     def fetches(self) -> bool:
-        """Whether samples have URLs, whose sizes are unknown before they are fetched."""
+        """Whether samples have URLs, whose sizes are unknown."""
         return self.transform is not None and self.transform.fetch is not None
 
     @property
     def makes_keys(self) -> bool:
-        """Whether the user's function returns the keys, so that the plan does not know them."""
+        """Whether the user's function returns the keys."""
         return self.transform is not None and bool(self.transform.function)
 
     @property
@@ -185,12 +184,12 @@ class Run:
 
     @property
     def updates(self) -> bool:
-        """Whether the run packs new samples only, and creates datasets that do not exist."""
+        """Whether the run adds new samples, or creates missing datasets."""
         return self.options.if_exists == "update"
 
     @property
     def continue_option(self) -> str:
-        """The option that continues an interrupted run of this kind."""
+        """The option that continues an interrupted run."""
         if self.updates or not self.appends:
             return option_text("if_exists", "update" if self.updates else "resume")
         return option_text("if_exists", "append-resume")
@@ -207,17 +206,17 @@ class Run:
 
     @property
     def dataset_file(self) -> str:
-        """The path of the dataset file, with `{split}` in it if there are splits."""
+        """The path of the dataset file, with `{split}` for splits."""
         pattern = parse_output_pattern(self.names)
         return open_folder(pattern.folder).full_path(pattern.dataset_file).replace(_SPLIT_MARK, _SPLIT_FIELD)
 
     @property
     def splits(self) -> list[str]:
-        """The names of all splits, in the order in which dataset files record them."""
+        """The split names, in recorded order."""
         return sorted(output.split for output in (*self.outputs, *self.untouched))
 
     def record(self, output: RunOutput) -> RunRecord:
-        """Return how a dataset is created, for its dataset file."""
+        """Return the run record for a dataset file."""
         options = {**self.options.recorded(), **self.listed.recorded}
         if self.updates and output.destination.appends:
             options.setdefault("on_duplicate", "first")  # an update of an existing dataset implies it
@@ -277,7 +276,7 @@ def make_run(
 def _get_first_run_options(
     names: tuple[str, ...], options: CreateOptions | ReshardOptions, split_options: SplitOptions | None
 ) -> CreateOptions | ReshardOptions:
-    """Return the options of a first run that could append, but finds no dataset yet."""
+    """Return the options of a run that finds no dataset to append to."""
     resumes = options.if_exists == "append-resume"
     splits = [name for name, _ in split_options.shares] if split_options else [_SPLIT_MARK]
     if not splits:  # split names are unknown before the samples are listed
@@ -290,7 +289,7 @@ def _get_first_run_options(
 
 
 def parse_output_pattern(names: Sequence[str], split: str = _SPLIT_MARK) -> ShardPattern:
-    """Return the shard pattern of a split; without a split name, what the patterns of all splits share."""
+    """Return the shard pattern of a split; by default, what the patterns of all splits share."""
     try:
         pattern = parse_pattern([name.replace(_SPLIT_FIELD, split) for name in names])
     except InvalidRequest as error:

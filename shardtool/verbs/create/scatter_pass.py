@@ -52,12 +52,12 @@ _CHUNK_ROWS = 2**20  # limits the memory of temporary columns
 
 
 class SpoolLimits(NamedTuple):
-    """The limits of the first pass.
+    """The spool, and the limits of the first pass.
 
     Attributes:
         folder: The folder of the spool.
         name: The file name of the spool.
-        memory: Additional bytes that all workers together may use, in both passes.
+        memory: Additional bytes for all workers together, in both passes.
         workers: Number of workers.
         other_bytes: Bytes written to the same file system before the spool is deleted.
     """
@@ -74,15 +74,8 @@ def scatter_payloads(
 ) -> list[Plan]:
     """Copy all planned payloads into a spool, in shard order; return the plans with offsets into the spool.
 
-    No sample may be in two plans. The caller deletes the spool, also after an error.
-
-    Args:
-        plans: Plans of the same samples.
-        limits: The limits of the first pass.
-        pool: The workers.
-        observer: Receives progress.
-        on_error: Whether a payload that differs from its index stops the run. Otherwise its sample stays where it is,
-            and packing detects and skips it. A damaged compressed shard always stops the run.
+    A sample may be in one plan only. The caller deletes the spool. With `on_error`, samples of damaged payloads stay in
+    their shards, where packing skips them.
 
     Raises:
         CorruptShard: A payload differs from its index, or a compressed shard is damaged.
@@ -104,8 +97,8 @@ class SpanPositions:
 
     Attributes:
         file: The file number of each sample.
-        start: int64[samples]: the first offset of the sample; `NOWHERE` if it has no SPAN rows.
-        sizes: int64[samples]: the total bytes of its SPAN rows.
+        start: int64[samples]: the first offset; `NOWHERE` without SPAN rows.
+        sizes: int64[samples]: the total bytes.
     """
 
     NOWHERE = 2**62
@@ -125,13 +118,7 @@ class SpanPositions:
 def _assign_buckets(
     plans: list[Plan], sample_bytes: NDArray[np.int64], max_bucket_bytes: int
 ) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
-    """Return int32[samples], the bucket of each (-1: in no plan), and int64[buckets], their bytes.
-
-    Args:
-        plans: The plans.
-        sample_bytes: int64[samples]: bytes in the spool.
-        max_bucket_bytes: The limit of a bucket with more than one sample.
-    """
+    """Return int32[samples], the bucket of each (-1: in no plan), and int64[buckets], their bytes."""
     bucket, sizes, bucket_count = np.full(len(sample_bytes), -1, np.int32), [], 0
     for plan in plans:
         total = cumulative_sizes(sample_bytes[planned_samples(plan)])
@@ -156,17 +143,16 @@ def _assign_offsets(entries: SampleTable, ordered_rows: NDArray[np.int64]) -> ND
 
 
 def _choose_region_bytes(size: int, share: int) -> int:
-    """Return the region size: the worker's share of memory, or less if writes of a megabyte are reached anyway.
+    """Return the region size: the worker's share of memory, or less if writes reach a megabyte anyway.
 
-    The first pass writes a run to every region each time its memory is full. With M bytes of memory, regions of M bytes
-    and D bytes of data, a run has M * M / D bytes.
+    With M bytes of memory, regions of M bytes and D bytes of data, a write has M * M / D bytes.
     """
     target = max(_MIN_REGION_BYTES, min(isqrt(size * _TARGET_RUN_BYTES), _MAX_REGION_BYTES))
     return min(target, max(share - _BUFFERS_BYTES, share // 2) * (ROW_OVERHEAD_SHARE - 1) // ROW_OVERHEAD_SHARE)
 
 
 def _cut_buckets(total: NDArray[np.int64], shard_ends: NDArray[np.int64], max_bucket_bytes: int) -> NDArray[np.int64]:
-    """Return the end position of each bucket. A bucket is a piece of one shard within the limit, or one sample."""
+    """Return the end of each bucket: a piece of one shard within the limit, or one sample."""
     ends, start = [np.zeros(0, np.int64)], 0
     for end in shard_ends.tolist():
         ends.append(start + ShardRuns(total[start : end + 1], ShardLimits(planned=max_bucket_bytes)).fill())
@@ -175,7 +161,7 @@ def _cut_buckets(total: NDArray[np.int64], shard_ends: NDArray[np.int64], max_bu
 
 
 def _sort_by_file(entries: SampleTable, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], list[tuple[int, int]]]:
-    """Return rows sorted by file and offset, and the file number and end position of each file's rows."""
+    """Return rows sorted by file and offset, and where the rows of each file end."""
     if not len(rows):
         return rows, []
     spans = entries.known_spans
@@ -189,16 +175,9 @@ def _sort_by_file(entries: SampleTable, rows: NDArray[np.int64]) -> tuple[NDArra
 
 
 class _ScatterPass:
-    """The first pass: the spool offset of each payload, and the copying.
+    """The first pass.
 
-    Args:
-        plans: The plans.
-        limits: The limits of the first pass.
-        observer: Receives progress.
-        stop: Whether a payload that differs from its index stops the run.
-
-    Attributes:
-        regions: int64[regions, 2]: start and end offsets of the spool regions that are read whole.
+    `regions` (int64[regions, 2]) are the start and end offsets of the spool regions that are read whole.
     """
 
     def __init__(self, plans: list[Plan], limits: SpoolLimits, observer: Observer, *, stop: bool) -> None:
@@ -225,7 +204,7 @@ class _ScatterPass:
         self._reported: defaultdict[int, int] = defaultdict(int)
 
     def run(self, pool: Pool) -> FieldSpans:
-        """Have workers copy all payloads; return the new spans. Failed payloads stay in their source shards."""
+        """Copy all payloads; return the new spans. Failed payloads stay in their shards."""
         spool, failed = self._open_spool(), [np.zeros(0, np.int64)]
         for number, result in pool.map(scatter_rows, self._make_tasks(spool), self._advance):
             first, last = self._task_rows[number]
@@ -236,7 +215,6 @@ class _ScatterPass:
         return _make_spooled_spans(self._entries, file, np.concatenate(failed), self._offset)
 
     def _open_spool(self) -> str:
-        """Create the spool if there is enough space for it and for later writes."""
         temp, need = self._limits.folder, self._size + self._limits.other_bytes
         try:
             free = temp.free_bytes()
@@ -271,17 +249,12 @@ class _ScatterPass:
                 first = stop
 
     def _cut_tasks(self, first: int, end: int) -> list[int]:
-        """Return where to cut a file's rows so that each task fits in memory or is a single payload."""
+        """Cut a file's rows so that each task fits in memory or is a single payload."""
         total = cumulative_sizes(np.maximum(self._entries.rows.size[self._rows[first:end]], MIN_ROW_BYTES))
         return [first + int(cut) for cut in _cut_buckets(total, np.array([end - first]), self._region_bytes)]
 
     def _find_failed_rows(self, rows: NDArray[np.int64], result: ScatterResult) -> NDArray[np.int64]:
-        """Return those of a task's rows that were not copied.
-
-        Raises:
-            CorruptShard: Payloads differ from their index, and that stops the run.
-            SampleFailed: The file cannot be read, and that stops the run.
-        """
+        """Return the rows that were not copied, or raise the error if it stops the run."""
         entries, spans = self._entries, self._spans
         row = rows[result.wrong[0][0] if result.wrong else 0]
         sample = int(entries.owners(row))
@@ -307,14 +280,7 @@ class _ScatterPass:
 def _make_spooled_spans(
     entries: SampleTable, spool: SpanFile, failed: NDArray[np.int64], offset: NDArray[np.int64]
 ) -> FieldSpans:
-    """Return spans into the spool; samples with failed rows keep theirs in the source shards.
-
-    Args:
-        entries: The samples.
-        spool: The spool, which becomes file 0.
-        failed: Rows that were not copied.
-        offset: int64[all rows]: start offsets in the spool.
-    """
+    """Return spans into the spool, which becomes file 0; samples with failed rows keep theirs."""
     spans, samples = entries.known_spans, np.unique(entries.owners(failed))
     file = np.zeros(len(entries), np.uint32)
     used_files, file_index = np.unique(spans.file[samples], return_inverse=True)

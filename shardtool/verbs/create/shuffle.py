@@ -36,9 +36,9 @@ if TYPE_CHECKING:
 
 
 def get_spool_location(run: Run) -> tuple[Folder, str] | None:
-    """Return the folder and the name of the spool, which are the same for the same output; None if there is no spool.
+    """Return the folder and the name of the spool; None if there is none.
 
-    A part has none: it reads samples at their offsets, because a spool would arrange the samples of all parts.
+    A part has none, because a spool would arrange the samples of all parts.
     """
     if run.shuffle is None or run.part is not None:
         return None
@@ -54,7 +54,7 @@ def get_spool_location(run: Run) -> tuple[Folder, str] | None:
 
 @reporting_memory_errors("arranging the payloads")
 def arrange_payloads(run: Run) -> None:
-    """Copy source payloads into shard order before packing, if that is cheaper. The outputs are locked."""
+    """Copy source payloads into shard order before packing, if that is cheaper."""
     temporary, compressed = get_spool_location(run), run.listed.compressed
     if run.shuffle is None or temporary is None or run.entries.known_spans.of_row is not None:
         return
@@ -93,15 +93,8 @@ def choose_read_strategy(
 ) -> ReadStrategy:
     """Choose how to read the samples of `plans`.
 
-    If several strategies are possible, measure reads at random offsets and in sequence. The choice may differ between
-    machines; the output does not. In a store nothing is measured, because requests vary too much. Fixed costs are
-    assumed, so the same job always makes the same choice.
-
-    Args:
-        plans: Plans of the same samples.
-        workers: Number of worker processes.
-        is_compressed: Whether files are compressed and cannot be read by offset.
-        requested: The requested method.
+    If several strategies are possible, local reads are measured. For stores, fixed costs are assumed, because requests
+    vary too much. The choice does not change the output.
     """
     entries = plans[0].entries
     positions = SpanPositions(entries)
@@ -117,7 +110,7 @@ def choose_read_strategy(
 
 
 def _is_in_order(plan: Plan, positions: SpanPositions) -> bool:
-    """Return whether a plan reads each file in sequence; the order of files does not matter."""
+    """Return whether a plan reads each file in sequence, in any order of files."""
     numbers = planned_samples(plan)
     numbers = numbers[positions.start[numbers] < positions.NOWHERE]
     file, start = positions.file[numbers], positions.start[numbers]
@@ -128,7 +121,6 @@ def _is_in_order(plan: Plan, positions: SpanPositions) -> bool:
 def _choose_cheaper(
     plans: list[Plan], files: Sequence[SpanFile], positions: SpanPositions, size: int, workers: int
 ) -> ReadStrategy:
-    """Return the method with the lower estimated cost."""
     samples = sum(map(len, plans))
     if samples <= MAX_PROBES or not size:
         return ReadStrategy("gather")
@@ -154,13 +146,8 @@ def _choose_cheaper(
 
 
 def is_gathering_cheaper(samples: int, size: int, scatter_bytes: int, workers: int, cost: ReadCost) -> bool:
-    """Return whether reading each sample at its offset takes no longer than reading and writing all bytes twice.
+    """Return whether reads at offsets take no longer than reading and writing all bytes twice.
 
-    Args:
-        samples: Number of samples.
-        size: Total bytes of the samples.
-        scatter_bytes: Bytes that a scatter reads from the source, including gaps between samples.
-        workers: Number of processes that read at the same time.
-        cost: The cost of reading.
+    `scatter_bytes` includes the gaps between samples.
     """
     return samples * cost.sample_s / workers + size * cost.byte_s <= (scatter_bytes + 3 * size) * cost.byte_s

@@ -43,7 +43,7 @@ def read_if_exists(path: str) -> bytes | None:
     """Return a small file; None if it does not exist.
 
     Raises:
-        OutputExists: The file cannot be read, so it is unknown whether it is valid.
+        OutputExists: The file cannot be read.
     """
     try:
         return read_small(path)
@@ -85,10 +85,10 @@ def missing_shard_error(path: str) -> CorruptShard:
 
 
 def get_subfolder(folder: str, shards: list[str]) -> str:
-    """Return the path from the dataset file's folder to the shards; empty if it is the same folder.
+    """Return the path from the dataset file's folder to the shards.
 
     Raises:
-        InvalidRequest: The shards are in several folders, or outside the dataset file's folder.
+        InvalidRequest: The shards are in several folders, or outside that folder.
     """
     if len(shards) > 1:
         found = f"shards in {len(shards)} folders: {format_list(shards, 3)}"
@@ -114,7 +114,6 @@ def get_subfolder(folder: str, shards: list[str]) -> str:
 
 
 def _get_relative_path(folder: str, target: str) -> str:
-    """Return the path between two folders, which starts with `..` if `target` is outside."""
     if not is_url(folder) and not is_url(target):
         return os.path.relpath(os.path.realpath(target or "."), os.path.realpath(folder or "."))
     prefix, target_prefix = f"{folder.rstrip('/')}/", f"{target.rstrip('/')}/"
@@ -122,7 +121,7 @@ def _get_relative_path(folder: str, target: str) -> str:
 
 
 def check_rivals(folder: OutputFolder, names: list[str], own_names: set[str]) -> None:
-    """Refuse a folder that contains other shards whose sidecars have the same names."""
+    """Refuse other shards whose sidecars have the same names."""
     sidecars = {*map(sidecar_name, names)}
     others = [name for name in folder.names() if is_shard_name(name) and sidecar_name(name) in sidecars]
     if rivals := sorted(name for name in others if name not in own_names):
@@ -158,7 +157,7 @@ def read_old_dataset(dataset: StoredDataset, path: str, data: bytes, *, overwrit
 def check_listed_shards(
     old: DatasetFile, dataset: StoredDataset, path: str, shards_folder: str, *, overwrite: bool
 ) -> None:
-    """Refuse a dataset file that lists other shards, unless they do not exist and it may be replaced."""
+    """Refuse a dataset file that lists other existing shards."""
     listed, given_names = {entry.name for entry in old.shards}, {shard.name for shard in dataset.shards}
     others = sorted(listed - given_names)
     folder = join(folder_of(path), to_local_name(old.shards_folder))
@@ -177,7 +176,6 @@ def check_listed_shards(
 
 
 def _check_replaceable(path: str, found: str, lost: str, *, overwrite: bool) -> None:
-    """Refuse to replace a wrong dataset file without `overwrite`."""
     if not overwrite:
         expected = "the dataset file of these shards"
         remedy = f"Replace it with `index` and {flag_text('overwrite')}. This loses {lost}."
@@ -185,7 +183,7 @@ def _check_replaceable(path: str, found: str, lost: str, *, overwrite: bool) -> 
 
 
 def check_not_interleaved(scan: ShardScan) -> None:
-    """Refuse a tar with interleaved fields, which every reader would read as separate samples."""
+    """Refuse interleaved fields, which readers split into separate samples."""
     repeated = scan.format == "tar" and len({*scan.keys}) < len(scan.keys)
     if interleaved := interleaved_samples(scan.keys, scan.fields()) if repeated else []:
         first, second = interleaved[0]

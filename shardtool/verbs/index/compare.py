@@ -24,15 +24,8 @@ def compare_sidecar(
 ) -> tuple[ShardIndex, bytes | None] | DifferingSidecar:
     """Return the index in a sidecar, completed from the scan, or how the sidecar differs.
 
-    Args:
-        path: The path of the shard.
-        scanned: The scan of the shard, with checksums if payloads were read.
-        where: The path of the sidecar.
-        data: The bytes of the sidecar.
-
     Returns:
-        The index and its bytes; None instead of the bytes if the sidecar must be rewritten, with new checksums or in
-            the new format.
+        The index and its bytes; no bytes if the sidecar must be rewritten, with new checksums or in the new format.
 
     Raises:
         CorruptShard: The shard's checksum differs from the sidecar.

@@ -62,13 +62,12 @@ class Indexer:
         dataset_file: The name of the dataset file.
         old: The existing dataset file; None if there is none or it may be replaced.
         is_own_file: Whether `old` is the file to be written.
-        dots: The dot at which keys end in member names: requested, or recorded in the dataset file or sidecars.
+        dots: The dot at which keys end in member names.
 
     Raises:
-        InvalidRequest: There are no shards, they are compressed, they are outside the output folder, or their run is
-            unfinished.
+        InvalidRequest: The shards cannot be indexed, or their run is unfinished.
         CorruptShard: A shard is missing or not a regular file.
-        OutputExists: Other shards have the same sidecar names, or the existing dataset file may not be replaced.
+        OutputExists: Sidecars or the dataset file of other shards may not be replaced.
     """
 
     def __init__(self, dataset: DatasetLike, options: IndexOptions, observer: Observer) -> None:
@@ -165,7 +164,7 @@ class Indexer:
         self.observer.shard(name, status, samples, scan.size)
 
     def _may_replace(self, name: str, differing: DifferingSidecar) -> bool:
-        """Record a wrong sidecar; return whether to replace it. If not, `finish` refuses."""
+        """Record a wrong sidecar; return whether to replace it."""
         self.differing.append(f"{name} ({differing.found})")
         self.lost |= differing.lost
         if self.options.overwrite:
@@ -209,7 +208,6 @@ class Indexer:
         return self._make_result(shards)
 
     def _refuse_differing(self) -> None:
-        """Refuse to replace wrong files without `overwrite`."""
         if not self.differing or self.options.overwrite:
             return
         columns = f" and the columns {format_list(sorted(self.lost))}" if self.lost else ", metadata"
@@ -221,7 +219,6 @@ class Indexer:
         raise OutputExists(where, found, expected="matching files, or none", remedy=remedy)
 
     def _build_dataset_file(self, shards: tuple[ShardEntry, ...]) -> DatasetFile:
-        """Return a dataset file built from the scans alone."""
         from shardtool.entries.sample_table import FieldValues
         from shardtool.publish.totals import build_dataset_file
 
@@ -246,7 +243,7 @@ class Indexer:
         return replace(file, name=to_output_name(self.base), fingerprint=comparison, shards_folder=self.shards_folder)
 
     def _join_schemas(self) -> dict[str, str]:
-        """Return the columns of all sidecars, with the first type that is not `null`."""
+        """Return the columns of all sidecars, with their first type."""
         from shardtool.dataset.sidecar_schema import merge_types
 
         columns, differences = dict[str, str](), dict[str, str]()
