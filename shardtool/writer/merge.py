@@ -155,8 +155,8 @@ class _Merge:
             PackedStrings.parse(b"".join(packed_keys.span(0, len(packed_keys)) for packed_keys in key_lists))
         )
         if repeated:
-            shown = format_list([printable(key) for key in [*repeated][:5]], total=len(repeated))
-            found = f"{units.pluralize(len(repeated), 'key')} in two parts: {shown}"
+            examples = format_list([printable(key) for key in [*repeated][:5]], total=len(repeated))
+            found = f"{units.pluralize(len(repeated), 'key')} in two parts: {examples}"
             raise InvalidRequest(self._pattern.text, found, expected="unique keys")
 
     def _join(self, datasets: Sequence[DatasetFile], skipped: Sequence[Skipped], tags: list[str]) -> DatasetFile:

@@ -188,7 +188,7 @@ class Packing:
         return transform._replace(fetch=replace(transform.fetch, per_host=per_host))
 
     def _choose_parallel_reads(self) -> int:
-        """Return the parallel reads of a worker: one beside a user's function, which may fork."""
+        """Return how many files a worker reads at a time: one if a user's function may fork."""
         if self.run.makes_keys or self.run.fetches:
             return 1
         reads, reason = choose_parallel_reads(self._plan.entries, self._parallel_tasks)
