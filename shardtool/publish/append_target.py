@@ -45,12 +45,12 @@ class FinishedAppend(Append):
 def check_existing_dataset(
     folder: OutputFolder, pattern: ShardPattern, existing: Mapping[str, EntryInfo], data: bytes
 ) -> DatasetFile:
-    """Return the existing dataset, if samples can be appended to it with this shard pattern.
+    """Return the existing dataset, if samples can be appended with this shard pattern.
 
     Raises:
         CorruptShard: The dataset file is damaged, or a listed file is missing or has another size.
         OutputExists: A listed file is a symbolic link, whose target others may change.
-        InvalidRequest: The pattern does not produce the names of the existing shards.
+        InvalidRequest: The pattern does not match the existing shards.
     """
     where = folder.full_path(pattern.dataset_file)
     old = parse_dataset(data, where)

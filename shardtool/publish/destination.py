@@ -37,9 +37,6 @@ class Destination:
     """The folder and names of a dataset, with its files when the run last looked.
 
     Attributes:
-        folder: The output folder.
-        pattern: The shard pattern.
-        if_exists: How to treat earlier output.
         existing: The files whose names belong to the pattern.
         append: The dataset appended to; None without an append.
         part: The part that runs; None means a whole run.

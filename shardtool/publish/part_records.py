@@ -51,9 +51,6 @@ class PartRecord(NamedTuple):
     """The record of a finished part.
 
     Attributes:
-        part: The part.
-        plan: The fingerprint of the plan of all parts.
-        planned: The shard count of that plan.
         resumed: Whether the merge may delete files outside the plan.
         content: The expected content fingerprint of all parts; empty if unknown.
         dataset: The dataset file of its shards; None without shards.

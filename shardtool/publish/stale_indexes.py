@@ -29,9 +29,7 @@ class StaleIndexes:
     """The index files of other tools in an output folder.
 
     Args:
-        folder: The output folder.
         pattern: The shard pattern; None if there is none, which finds no index.
-        existing_names: The names of all files in the folder.
         appends: Whether existing shards stay, so that indexes of the folder are incomplete, not wrong.
 
     Attributes:

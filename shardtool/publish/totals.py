@@ -56,10 +56,6 @@ class DatasetTotals:
         values: The types of the field values.
         shards: The entries of the dataset file, sorted at the end.
         fields: The number of samples with each field.
-        field_bytes: Total bytes of all payloads.
-        schema: The columns of the sidecars and their types.
-        digest: The content fingerprint.
-        skipped: The skipped samples.
     """
 
     values: FieldValues

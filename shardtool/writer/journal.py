@@ -23,13 +23,9 @@ class JournalEntry:
     """The journal line of a shard.
 
     Attributes:
-        shard: The file name.
-        size: The file size.
-        crc: The CRC-32C of the file.
         digest: The content fingerprint of its samples, in hexadecimal.
         kinds: The value type of each field so far; empty for bytes or several types.
         inline: Whether any value so far is of a type that tables contain.
-        columns: The state of the metadata columns so far.
         rounded: The number of rounded floats per field in this shard.
         skipped: Key, code and message of samples skipped since the previous shard.
         version: The store's version of the shard, which makes reading it unnecessary; empty if there is none.

@@ -64,8 +64,6 @@ class WriterOutput:
     """The dataset of a writer, locked until `close`.
 
     Attributes:
-        journal: The name of the journal.
-        totals: The totals of the published shards.
         rounded: The number of rounded floats per field.
         reader_problems: Samples that other readers would misread.
 

@@ -57,12 +57,8 @@ class EncodedSample(NamedTuple):
     """An encoded sample.
 
     Attributes:
-        key: The key.
-        key_hash: The hash of the key.
-        fields: The encoded fields.
         parts: The record.
         size: The bytes of the record.
-        layout: The field names.
         kinds: The type of each field, as in `encode_value`.
         inline: Whether any value is of a type that tables contain.
         has_early_dot: Whether the last part of the key contains a dot.

@@ -182,7 +182,9 @@ def _split_samples(run: runs.Run, source: Source, split_options: SplitOptions) -
         outputs.open_outputs(run, [*splits.names, *(name for name in existing_splits if name not in splits.names)])
     for index, output in enumerate(run.outputs):
         output.sample_numbers = splits.samples(index)
-    without_samples = [output for output in run.outputs if output.sample_numbers is not None and not len(output.sample_numbers)]
+    without_samples = [
+        output for output in run.outputs if output.sample_numbers is not None and not len(output.sample_numbers)
+    ]
     # An update keeps existing splits.
     if empty_splits := [output.split for output in without_samples if not (run.updates and output.destination.appends)]:
         found = f"no sample in split {', '.join(empty_splits)}: {len(entries):,} in total"

@@ -58,7 +58,6 @@ class RunOutput:
 
     Attributes:
         split: Empty without splits.
-        destination: The output, with its files when the run last listed them.
         sample_numbers: Its samples; None means all.
         plan: Set once the shards are planned.
         publisher: Set once the output is locked.
@@ -66,7 +65,6 @@ class RunOutput:
         totals: Set once the shards are packed.
         kept: Number of shards reused from an earlier run.
         dropped: Number of samples that the user's function dropped.
-        dataset: Set at the end.
     """
 
     split: str
@@ -102,26 +100,20 @@ class Run:
 
     Attributes:
         names: A shard pattern, or shard names, with `{split}` for splits.
-        options: The options of the run.
-        pool: The worker processes.
         notes: Collects notes; its observer receives progress.
         started: Seconds since 1970, before the source was listed.
-        dry: Whether the run writes nothing.
         split_options: None without splits.
         transform: None if samples are not transformed.
         identity: Identifies the transform; empty for none.
         shuffle: The options of a `reshard`; None for a `create`.
-        exports: The requested indexes of other tools.
         part: The part that this run writes; None means all.
         outputs: Empty while the split names are unknown.
         refusal: An error for existing output. Errors in the source and the query are reported first.
         untouched: Outputs of an append without new samples.
-        listed: The listing of the source.
         dots: The dot at which keys end in tar member names.
         changes: What resuming would change; None without earlier output.
         lost_splits: Existing splits without samples in the source, which the run removes.
         made_keys: Hashes of the keys that the user's function has returned.
-        plan_only: The path of the plan file.
         plan_request: The request that the plan file records; None without a plan file.
         plan_listing: For the plan file: the listing before splitting and renaming.
         split_values: For the plan file: the column that determines the split.

@@ -55,10 +55,7 @@ class SpoolLimits(NamedTuple):
     """The spool, and the limits of the first pass.
 
     Attributes:
-        folder: The folder of the spool.
-        name: The file name of the spool.
         memory: Additional bytes for all workers together, in both passes.
-        workers: Number of workers.
         other_bytes: Bytes written to the same file system before the spool is deleted.
     """
 
@@ -74,8 +71,8 @@ def scatter_payloads(
 ) -> list[Plan]:
     """Copy all planned payloads into a spool, in shard order; return the plans with offsets into the spool.
 
-    A sample may be in one plan only. The caller deletes the spool. With `on_error`, samples of damaged payloads stay in
-    their shards, where packing skips them.
+    A sample may be in one plan only. The caller deletes the spool. With `on_error="skip"`, samples of damaged payloads
+    stay in their shards, where packing skips them.
 
     Raises:
         CorruptShard: A payload differs from its index, or a compressed shard is damaged.

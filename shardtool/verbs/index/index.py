@@ -54,12 +54,8 @@ class Indexer:
     """Indexes shards, under the lock of `folder`.
 
     Attributes:
-        dataset: The shards.
-        pattern: The shard pattern.
-        size: Total bytes of the shards.
         folder: The folder of the sidecars and the dataset file.
         shards_folder: The path from there to the shards; empty for the same folder.
-        dataset_file: The name of the dataset file.
         old: The existing dataset file; None if there is none or it may be replaced.
         is_own_file: Whether `old` is the file to be written.
         dots: The dot at which keys end in member names.
