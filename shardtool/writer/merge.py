@@ -162,14 +162,14 @@ class _Merge:
     def _join(self, datasets: Sequence[DatasetFile], skipped: Sequence[Skipped], tags: list[str]) -> DatasetFile:
         dataset, part_options = (
             join_datasets.join_parts(datasets, skipped, self._pattern),
-            [packed_keys.made.options for packed_keys in datasets],
+            [dataset.made.options for dataset in datasets],
         )
         options = {
             name: value
             for name, value in part_options[0].items()
-            if all(packed_keys.get(name) == value for packed_keys in part_options)
+            if all(options.get(name) == value for options in part_options)
         }
-        if any(packed_keys.made.dots == "last" for packed_keys in datasets):
+        if any(dataset.made.dots == "last" for dataset in datasets):
             options["dots"] = "last"
             if dotted := [name for name in dataset.fields if "." in name]:
                 found = f"keys with dots in their last part, and fields with dots: {format_list(dotted)}"

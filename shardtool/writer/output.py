@@ -195,7 +195,7 @@ class WriterOutput:
         data, _ = sidecar_write.encode_sidecar(index, facts)
         self.publisher.add(staged, data, shard.name)
         rounded, digest = _count_rounded_floats(content), compute_content_fingerprint(content, crcs, ())
-        skipped_rows = [[entry.key, entry.code, entry.message] for entry in skipped]
+        skipped_rows = [[row.key, row.code, row.message] for row in skipped]
         encoder_state = dict(encoder.kinds), encoder.inline, self.columns.state()
         version = self.folder.version(shard.name)
         self._append_entry(

@@ -104,7 +104,7 @@ def _list_known_skipped(run: Run, output: RunOutput) -> list[Skipped]:
         return []
     new_record, old_records = run.record(output), (old_dataset.made, *old_dataset.made.appended)
     same_query = run.updates or any(
-        (row.source, row.choosing) == (new_record.source, new_record.choosing) for row in old_records
+        (record.source, record.choosing) == (new_record.source, new_record.choosing) for record in old_records
     )
     return [row for row in output.destination.load_skipped() if same_query or row.code != "not-chosen"]
 

@@ -137,7 +137,7 @@ class Packing:
         relevant_codes = {
             code for code, readers in READERS_BY_PROBLEM.items() if not {*readers}.isdisjoint(self.run.options.readers)
         }
-        self.run.notes.add(*(str(output) for output in self._key_problems.values() if output.code in relevant_codes))
+        self.run.notes.add(*(str(problem) for problem in self._key_problems.values() if problem.code in relevant_codes))
 
     def _note_missing_dataset_file(self) -> None:
         destination = self.destination

@@ -108,9 +108,7 @@ def start_part(run: Run, output: RunOutput, own_part: RunPart) -> None:
     """
     destination, pattern, plans = output.destination, output.pattern, []
     for part in [
-        part_found
-        for part_found in part_records.find_part_records(pattern, destination.folder.names())[0]
-        if part_found != own_part
+        part for part in part_records.find_part_records(pattern, destination.folder.names())[0] if part != own_part
     ][:_MAX_COMPARED_PARTS]:
         with suppress(CorruptShard):  # a merge reports the damaged record
             plans.append(_get_part_plan(part_records.read_part_record(destination.folder, pattern, part)))
@@ -243,7 +241,7 @@ def _merge_locked(folder: OutputFolder, pattern: ShardPattern) -> tuple[int, Dat
     if stale and not any(record.resumed for record in records):
         found = f"{pluralize(len(stale), 'file')} that match the pattern but belong to no part: {format_list(stale, 3)}"
         raise OutputExists(folder.path or ".", found, remedy="Move them to another folder and merge again.")
-    skipped = sort_rows(part_text for record in records for part_text in record.skipped)
+    skipped = sort_rows(row for record in records for row in record.skipped)
     dataset = join_parts(files, skipped, pattern)
     if records[0].content and not skipped:
         check_fingerprint(dataset.made.source, dataset.fingerprint, records[0].content)

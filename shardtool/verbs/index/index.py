@@ -229,7 +229,7 @@ class Indexer:
         totals.shards, totals.schema, totals.digest = (
             [*shards],
             self._join_schemas(),
-            sum(shard or 0 for shard in self.digests),
+            sum(digest or 0 for digest in self.digests),
         )
         shard_format = self.dataset.shards[0].format
         options = {"options": {"dots": "last"}} if self.dots == "last" and shard_format == "tar" else {}
