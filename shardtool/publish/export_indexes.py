@@ -292,10 +292,8 @@ class Exporter:
 
     def _make_readme(self, export: ExportFormat, dataset: DatasetFile) -> bytes | None:
         """Return a `README.md` that lists the shards; None to keep the existing one."""
-        datasets, folder_names = (
-            self._list_covered_datasets(export, dataset, self.folder),
-            {*map(to_output_name, self.folder.names())},
-        )
+        datasets = self._list_covered_datasets(export, dataset, self.folder)
+        folder_names = {*map(to_output_name, self.folder.names())}
         for covered in datasets:
             if (split := covered.made.split) and (name := huggingface.huggingface_split(split)) != split:
                 self._note(

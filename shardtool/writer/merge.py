@@ -91,10 +91,8 @@ class _Merge:
             raise InvalidRequest(self._pattern.text, "parts without samples", expected="at least one sample")
         self._check_keys(datasets)
         skipped: list[Skipped] = reduce(skipped_list.merge_skipped, map(self._read_skipped, datasets), [])
-        rows, tags = (
-            skipped_list.encode_skipped(skipped),
-            [*dict.fromkeys([*self._old_tags, *(part.tag for part in new_parts)])],
-        )
+        rows = skipped_list.encode_skipped(skipped)
+        tags = [*dict.fromkeys([*self._old_tags, *(part.tag for part in new_parts)])]
         dataset = self._join(datasets, skipped, tags)
         if new_datasets:
             staged = [self._folder.stage_bytes(self._pattern.skipped_file, rows)] if rows else []
@@ -113,10 +111,8 @@ class _Merge:
     def _find_old(self) -> DatasetFile | None:
         old = listed_files.read_existing_dataset(self._folder, self._pattern.dataset_file)
         if old is not None and _MERGED_KEY not in old.made.document:
-            where, found = (
-                self._folder.full_path(self._pattern.dataset_file),
-                "a dataset file that is not the result of a merge",
-            )
+            where = self._folder.full_path(self._pattern.dataset_file)
+            found = "a dataset file that is not the result of a merge"
             raise OutputExists(
                 where, found, remedy="Move that dataset to another folder, or use another pattern for the writers."
             )
@@ -160,10 +156,8 @@ class _Merge:
             raise InvalidRequest(self._pattern.text, found, expected="unique keys")
 
     def _join(self, datasets: Sequence[DatasetFile], skipped: Sequence[Skipped], tags: list[str]) -> DatasetFile:
-        dataset, part_options = (
-            join_datasets.join_parts(datasets, skipped, self._pattern),
-            [dataset.made.options for dataset in datasets],
-        )
+        dataset = join_datasets.join_parts(datasets, skipped, self._pattern)
+        part_options = [dataset.made.options for dataset in datasets]
         options = {
             name: value
             for name, value in part_options[0].items()
@@ -175,10 +169,8 @@ class _Merge:
                 found = f"keys with dots in their last part, and fields with dots: {format_list(dotted)}"
                 expected = "names that can all be split at the first dot, or all at the last"
                 raise InvalidRequest(self._pattern.text, found, expected=expected)
-        pattern, record = (
-            abbreviate_names([shard.name for shard in dataset.shards]),
-            make_writer_record({"options": options, _MERGED_KEY: tags}),
-        )
+        pattern = abbreviate_names([shard.name for shard in dataset.shards])
+        record = make_writer_record({"options": options, _MERGED_KEY: tags})
         return replace(dataset, name=names.to_output_name(self._pattern.base), pattern=pattern, made=record)
 
     def _read_skipped(self, dataset: DatasetFile) -> list[Skipped]:

@@ -300,9 +300,8 @@ class WriterOutput:
                 self.publisher.replace_sidecars(updated)
                 updated = {}
         self.publisher.replace_sidecars(updated)
-        return sidecar_schema.column_types(
-            pq.read_schema(pa.BufferReader(data))
-        )  # Parquet does not keep all Arrow types
+        # Read the types back, because Parquet does not keep all Arrow types.
+        return sidecar_schema.column_types(pq.read_schema(pa.BufferReader(data)))
 
 
 _MAX_HELD_BYTES = 2**26

@@ -253,10 +253,8 @@ class SampleEncoder:
             return repr(float(int(data))).encode(), "float"
         names_by_kind = {None: "not a number", "int64": "an integer", "float": "a float"}
         remedy = "Write floats in all samples." if (number, known) == ("float", "int64") else ""
-        found, expected = (
-            f"{names_by_kind[number]}: {printable(data[:40])}",
-            f"{names_by_kind[known]}, as in earlier samples",
-        )
+        found = f"{names_by_kind[number]}: {printable(data[:40])}"
+        expected = f"{names_by_kind[known]}, as in earlier samples"
         raise make_refusal(_describe_field(key, name), found, expected=expected, remedy=remedy)
 
     def _encode_number(self, key: bytes, name: str, text: bytes, number: values.NumberType) -> bytes:

@@ -66,10 +66,8 @@ class ShardWriter(SampleWriter):
         self._options = writer_options = WriterOptions(**options)
         names = parse_pattern(pattern)
         check_writable(names)
-        self._dataset_pattern, self._tag = (
-            names,
-            "" if writer_options.part is None else make_part_tag(writer_options.part, writer_options.parts),
-        )
+        self._dataset_pattern = names
+        self._tag = "" if writer_options.part is None else make_part_tag(writer_options.part, writer_options.parts)
         if writer_options.part is not None:
             names = make_part_pattern(names, self._tag)
         elif writer_options.parts is not None:

@@ -90,11 +90,9 @@ def add_shard_counts(changes: ResumeChanges, shards: Iterable[tuple[RunOutput, i
     kept = written = removed = 0
     for output, kept_here, names in shards:
         existing_shards = {name for name in output.destination.existing if name.endswith(output.pattern.format)}
-        kept, written, removed = (
-            kept + kept_here,
-            written + len(names) - kept_here,
-            removed + len(existing_shards.difference(names)),
-        )
+        kept += kept_here
+        written += len(names) - kept_here
+        removed += len(existing_shards.difference(names))
     return replace(changes, shards_kept=kept, shards_written=written, shards_removed=removed)
 
 

@@ -97,9 +97,8 @@ def _list_samples(run: runs.Run, source: Source) -> None:
     if run.options.portable:
         entries = make_portable(run.entries, by_key=source.by_key)
         if entries.metadata is not None and "source_paths" in entries.metadata.column_names:
-            entries = replace(
-                entries, source_paths=False
-            )  # keep the source paths recorded when names were first made portable
+            # Keep the source paths recorded when names were first made portable.
+            entries = replace(entries, source_paths=False)
         run.listed = replace(run.listed, entries=entries)
     elif run.format == "tar":
         check_case(run.entries)

@@ -73,10 +73,8 @@ def find_new_samples(run: Run) -> NDArray[np.bool_]:
             file_info = destination.existing[to_local_name(shard.name)]
             shard_times.append(np.full(len(index), file_info.mtime_ns + _MTIME_SLACK_NS, np.int64))
     positions = find_positions(PackedStrings.parse(b"".join(keys)), entries.keys)
-    found_positions, (in_dataset, listed, changed, listed_failed) = (
-        np.flatnonzero(positions >= 0),
-        np.zeros((4, len(entries)), np.bool_),
-    )
+    found_positions = np.flatnonzero(positions >= 0)
+    in_dataset, listed, changed, listed_failed = np.zeros((4, len(entries)), np.bool_)
     source_numbers = positions[found_positions]
     in_dataset[source_numbers] = True
     if len(source_numbers):

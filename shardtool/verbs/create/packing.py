@@ -122,9 +122,8 @@ class Packing:
             raise Bug(self.output.pattern.text, found)
         totals.shards.sort(key=lambda shard: self._numbers[shard.name])
         self._check_shard_counts()
-        has_earlier_data = any(
-            output.destination.old for output in (*self.run.outputs, *self.run.untouched)
-        )  # or another split exists
+        # An earlier dataset, maybe of another split.
+        has_earlier_data = any(output.destination.old for output in (*self.run.outputs, *self.run.untouched))
         may_be_empty = has_earlier_data and not failed_rows(totals.skipped) and not self.output.dropped
         if self.destination.part is None and not totals.samples and not may_be_empty:
             self.publisher.remove_shards([self.output.pattern.shard(number) for number in self._numbers.values()])

@@ -66,10 +66,8 @@ def check_format(dataset: StoredDataset) -> None:
     if not dataset.shards:
         raise InvalidRequest(dataset.where, "no shards", expected="at least one shard")
     if unnamed := [shard.path for shard in dataset.shards if not is_shard_name(shard.file_name)]:
-        expected, remedy = (
-            f"a name that ends in one of {READABLE_ENDINGS}",
-            "Create a link with such a name, and index the link.",
-        )
+        expected = f"a name that ends in one of {READABLE_ENDINGS}"
+        remedy = "Create a link with such a name, and index the link."
         raise InvalidRequest(unnamed[0], "a name without a shard extension", expected=expected, remedy=remedy)
     if len({shard.format for shard in dataset.shards}) > 1:
         raise InvalidRequest(

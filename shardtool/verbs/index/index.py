@@ -226,11 +226,9 @@ class Indexer:
         }
         numbers: dict[str, ValueType] = {name: kind for name, kind in kinds.items() if kind != "bytes"}
         totals.values = FieldValues(types=numbers, lists={name: kinds[name] for name in self.lists})
-        totals.shards, totals.schema, totals.digest = (
-            [*shards],
-            self._join_schemas(),
-            sum(digest or 0 for digest in self.digests),
-        )
+        totals.shards = [*shards]
+        totals.schema = self._join_schemas()
+        totals.digest = sum(digest or 0 for digest in self.digests)
         shard_format = self.dataset.shards[0].format
         options = {"options": {"dots": "last"}} if self.dots == "last" and shard_format == "tar" else {}
         record = RunRecord({"verb": "index", **options, "tool": f"shardtool {__version__}"})
