@@ -151,7 +151,7 @@ def test_two_datasets_share_no_list(name: str, source: Path, tmp_path: Path) -> 
     folder = tmp_path / "out"
     _pack(source, folder, export=(name,))
     before = read_tree(folder)
-    with pytest.raises(OutputExists, match=rf"{FILES[name]}.*x-0\.tar.*or remove {FILES[name]}"):
+    with pytest.raises(OutputExists, match=rf"{FILES[name]}.*x-0\.tar.*or delete {FILES[name]}"):
         _pack(source, folder, "y-{0..}.tar", export=(name,), if_exists="overwrite")
     assert read_tree(folder) == before
 

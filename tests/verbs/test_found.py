@@ -263,7 +263,7 @@ def test_reshard_finds_as_create_does(images: Path, probed: Path, tmp_path: Path
         ("sha256 > 'a' and width > 3", "sha256: no such column"),
         (
             "width > 3 or folder == 'a'",
-            "no sidecar will have folder; expected columns of sidecars: width, height, mode",
+            "no sidecar will have the column folder; expected columns of sidecars: width, height, mode",
         ),
         ("width > 3 and", "invalid syntax"),
     ],

@@ -137,7 +137,7 @@ def test_shards_of_gnu_tar(tmp_path: Path) -> None:
     assert [[field["name"] for field in row["__fields__"]] for row in rows] == [["jpg", "json"], ["jpg"]]
     raw = (tmp_path / "x-0.tar").read_bytes()
     assert {raw[one["offset"] : one["offset"] + one["length"]] for row in rows for one in row["__fields__"]} == {b"abc"}
-    assert any("3 members no part of a sample" in note for note in result.notes)
+    assert any("3 members outside of samples" in note for note in result.notes)
 
 
 def test_columns_of_all_shards(tmp_path: Path) -> None:
@@ -216,7 +216,7 @@ def test_a_truncated_dataset_file(tmp_path: Path, left: int) -> None:
     index(file.parent, IndexOptions(overwrite=True))
     assert verify(file).sound
     file.write_text("{}")
-    with pytest.raises(OutputExists, match="no dataset file of shardtool"):
+    with pytest.raises(OutputExists, match="not a shardtool dataset file"):
         index(file.parent, IndexOptions(overwrite=True))
 
 

@@ -93,7 +93,7 @@ def test_a_wrong_sidecar_is_kept(spoil: Callable[[Path], None], options: IndexOp
     """A wrong sidecar is named and kept; `overwrite` recreates it and lists what is lost."""
     spoil(dataset / "x-1.index")
     before = identity(dataset)
-    with pytest.raises(OutputExists, match=r"x-1\.index.*overwrite=True.*lost"):
+    with pytest.raises(OutputExists, match=r"x-1\.index.*overwrite=True.*loses"):
         index(dataset, options)
     assert identity(dataset) == before
     result = index(dataset, replace(options, overwrite=True))

@@ -173,7 +173,7 @@ def test_an_append_never_changes_a_number(ending: str, own: bool, added: tuple[s
     assert _labels(tmp_path / "o") == labels
     new = ", ".join(f"{name!r} is number {number}" for number, name in [*enumerate(names)][2:])
     assert [note for note in told.notes if "label" in note] == ([
-        f"{len(names) - 2} label{'s' * (len(names) > 3)} of cls that the dataset does not have: {new}"
+        f"{len(names) - 2} label{'s' * (len(names) > 3)} of cls not in the dataset: {new}"
     ] if new else [])  # fmt: skip
     assert verify(tmp_path / "o", VerifyOptions(workers=1, source=source)).findings == ()
     before = read_tree(tmp_path / "o")
@@ -355,10 +355,10 @@ def test_what_an_append_makes_uneven(ending: str, tmp_path: Path) -> None:
     assert append(key=["d"], txt=["1"], cap=["x"], score=[4], more=[5]) == [
         "fields that the 3 samples of the dataset lack: cap",
         (
-            "columns that existing sidecars lack: more; "
+            "columns that the sidecars of the dataset lack: more; "
             "to read all sidecars as one table, merge the schemas (DuckDB: union_by_name)"
         ),
     ]
     assert append(key=["e"], cap=["x"], score=[4]) == [
-        "fields that all existing samples have, but some new samples lack: txt"
+        "fields that all samples of the dataset have, but some new samples lack: txt"
     ]

@@ -760,7 +760,7 @@ def test_the_source_is_never_the_output(name: str, joined: Path, place: Path) ->
         for verb in (reshard, reshard_dry_run):
             with pytest.raises(InvalidRequest, match="a shard of the source") as caught:
                 verb(given, pattern, options)
-            assert "Nothing was touched" in caught.value.remedy
+            assert "Nothing was changed" in caught.value.remedy
     assert (read_tree(place), identity(place / "d")) == (before, untouched)
 
 
