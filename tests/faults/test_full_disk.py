@@ -88,7 +88,7 @@ def test_fills_up(
     out = disk("size=8m")
     run = create(small, out, *OPTIONS, code=_fill(out, max(0, _space(reference) - missing * _PAGE)))
     _refused(run, out, "no space left")
-    assert "Free some space" in run.err
+    assert "Make space" in run.err
     (out / "filler").unlink()
     assert contents(out).items() <= expected.items()
     before = identity(out, finished(out))

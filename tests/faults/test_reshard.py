@@ -312,7 +312,7 @@ def test_an_output_that_fills_up(
     fill = _FILL.format(folder=str(out), room=max(0, needed - missing) * _PAGE)
     run = little.run(out, method, "--temp-dir", str(temp), code=fill)
     _full(run, out, out, temp)
-    assert "Free some space" in run.err
+    assert "Make space" in run.err
     (out / "filler").unlink()
     _whole(out, little)
     _resume(out, little, method, "--temp-dir", str(temp))
