@@ -743,7 +743,7 @@ def test_pixels_of_tensors(tmp_path: Path) -> None:
         writer.write({"__key__": "a", "png": pixels, "last.png": pixels.permute(1, 2, 0), "webp": pixels[:1], **arrays})
         for bad, said in (
             (torch.zeros(3, 4, 5), "float32; expected uint8"),
-            (torch.zeros(2).bfloat16(), "becomes no array"),
+            (torch.zeros(2).bfloat16(), "cannot be converted to an array"),
         ):
             with pytest.raises(InvalidRequest, match=said):
                 writer.write({"__key__": "b", "png": bad})

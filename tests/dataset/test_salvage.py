@@ -210,7 +210,9 @@ def test_fields_that_lie_apart(tmp_path: Path, ending: str) -> None:
         key: {"jpg": key.encode() * 9, "json": b"{}"} for key in "abc"
     }
     if ending == "tar":
-        with pytest.raises(InvalidRequest, match=r"3 samples lie apart, such as .* 'a' at 0 and at 3,072.*reshard"):
+        with pytest.raises(
+            InvalidRequest, match=r"interleaved fields in 3 samples, for example 'a' at 0 and at 3,072.*reshard"
+        ):
             index(tmp_path / "x.tar")
         assert not [*tmp_path.glob("*.index")]
 

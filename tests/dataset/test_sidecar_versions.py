@@ -96,7 +96,9 @@ def test_append_to_version_1(old: Path, tmp_path: Path) -> None:
     before = read_tree(old)
     more = write_tree(tmp_path / "more", {"a/9.txt": b"nine"})
     result = create(more, f"{old}/out-{{0..}}.tar", _options(if_exists="append", classes_from=old / "out.json"))
-    assert [note for note in result.notes if "do not have: __shard__" in note and "union_by_name" in note]
+    assert [
+        note for note in result.notes if "sidecars of the dataset lack: __shard__" in note and "union_by_name" in note
+    ]
     after = read_tree(old)
     assert {name for name in before if after[name] != before[name]} == {"out.json"}
     assert verify(old, VerifyOptions(workers=1)).sound

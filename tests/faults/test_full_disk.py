@@ -146,7 +146,7 @@ def test_overwrite_that_cannot_fit(small: Path, disk: Callable[[str], Path]) -> 
     before, untouched = contents(out), identity(out, os.listdir(out))
     run = create(small, out, *OPTIONS, "--overwrite")
     assert run.code == 7
-    assert "old dataset stays" in run.err
+    assert "old dataset is kept" in run.err
     assert (contents(out), identity(out, os.listdir(out))) == (before, untouched)
 
 

@@ -246,7 +246,7 @@ def test_energons_folder_of_another_dataset(small: Path, tmp_path: Path) -> None
     create(small, f"{tmp_path}/out/b-{{000..}}.tar", CreateOptions(workers=1, max_count=3))
     before = read_tree(tmp_path / "out")
     for overwrite in (False, True):
-        with pytest.raises(OutputExists, match=r"info\.json.*out-000\.tar.*folders of their own"):
+        with pytest.raises(OutputExists, match=r"info\.json.*out-000\.tar.*one folder per dataset"):
             export(tmp_path / "out" / "b.json", "energon", ExportOptions(overwrite=overwrite))
     for if_exists in ("error", "overwrite"):
         asked = CreateOptions(workers=1, export=("energon",), if_exists=if_exists)
@@ -298,7 +298,7 @@ def test_energons_folder_is_no_folder(kind: str, tars: Path, tmp_path: Path) -> 
     else:
         (tars.parent / ".nv-meta").touch()
     before = sorted(os.listdir(tars.parent))
-    with pytest.raises(OutputExists, match="no folder"):
+    with pytest.raises(OutputExists, match="not a folder"):
         export(tars, "energon", ExportOptions(overwrite=True))
     assert (sorted(os.listdir(tars.parent)), os.listdir(tmp_path / "elsewhere")) == (before, [])
 
@@ -428,7 +428,7 @@ def test_create_exports_again(small: Path, tmp_path: Path) -> None:
         path.unlink()
     (tmp_path / "out" / "out-001.idx").write_bytes(b"old")
     before = read_tree(tmp_path / "out")
-    with pytest.raises(OutputExists, match=r"7 files that index earlier shards: out-000\.idx"):
+    with pytest.raises(OutputExists, match=r"7 files with indexes of earlier shards: out-000\.idx"):
         _made(small, tmp_path / "out", "tar", export=("energon", "dali-webdataset"))
     assert read_tree(tmp_path / "out") == before
     for if_exists in ("resume", "overwrite"):

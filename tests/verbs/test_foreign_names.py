@@ -216,5 +216,5 @@ def test_a_blob_without_a_name(tmp_path: Path) -> None:
     assert inspect(tmp_path / "3fa1").samples == 3
     ran = typed("index", tmp_path / "3fa1")
     assert ran.code == 2
-    assert "a name that does not tell what it is" in ran.err
+    assert "a name without a shard extension" in ran.err
     assert os.listdir(tmp_path) == ["3fa1"]

@@ -95,7 +95,7 @@ def test_split_from_folder_is_about_folders(tmp_path: Path) -> None:
     """A manifest has no folders; and OUTPUT must have a place for the split."""
     with pytest.raises(InvalidRequest, match="split_from_folder: the source is a manifest"):
         create(pd.DataFrame({"key": ["a"]}), f"{tmp_path}/{{split}}-{{0..}}.tar", _options(split_from_folder=True))
-    with pytest.raises(InvalidRequest, match=r"no \{split\} in it"):
+    with pytest.raises(InvalidRequest, match=r"a pattern without \{split\}"):
         create(_tree(tmp_path / "in", "train/0"), f"{tmp_path}/o-{{0..}}.tar", _options(split_from_folder=True))
     with pytest.raises(InvalidRequest, match=r"split_by='COLUMN' or split_by='folder'"):
         create(tmp_path / "in", f"{tmp_path}/{{split}}-{{0..}}.tar", _options())
@@ -173,7 +173,7 @@ def test_an_append_never_changes_a_number(ending: str, own: bool, added: tuple[s
     assert _labels(tmp_path / "o") == labels
     new = ", ".join(f"{name!r} is number {number}" for number, name in [*enumerate(names)][2:])
     assert [note for note in told.notes if "label" in note] == ([
-        f"{len(names) - 2} label{'s' * (len(names) > 3)} of cls that the dataset does not have: {new}"
+        f"{len(names) - 2} label{'s' * (len(names) > 3)} of cls not in the dataset: {new}"
     ] if new else [])  # fmt: skip
     assert verify(tmp_path / "o", VerifyOptions(workers=1, source=source)).findings == ()
     before = read_tree(tmp_path / "o")
@@ -353,12 +353,12 @@ def test_what_an_append_makes_uneven(ending: str, tmp_path: Path) -> None:
     append(key=["a", "b"], txt=["1", "2"], score=[1, 2])
     assert append(key=["c"], txt=["1"], score=[3]) == []
     assert append(key=["d"], txt=["1"], cap=["x"], score=[4], more=[5]) == [
-        "fields that the 3 samples of the dataset do not have: cap",
+        "fields that the 3 samples of the dataset lack: cap",
         (
-            "columns that the dataset's sidecars do not have: more; "
-            "who reads all as one table must ask for them (DuckDB: union_by_name)"
+            "columns that the sidecars of the dataset lack: more; "
+            "to read all sidecars as one table, merge the schemas (DuckDB: union_by_name)"
         ),
     ]
     assert append(key=["e"], cap=["x"], score=[4]) == [
-        "fields that all samples of the dataset have, and not all new ones: txt"
+        "fields that all samples of the dataset have, but some new samples lack: txt"
     ]

@@ -67,7 +67,7 @@ def test_what_is_named_needs_no_listing(stored: tuple[str, Path, FaultyProxy], t
         assert inspect(given).samples == len(shardtool.open(given)) == 16
     result = copy(f"{at}/x.json", tmp_path / "copy")
     assert read_tree(tmp_path / "copy") == read_tree(folder)
-    assert "the store does not let us list" in " ".join(result.notes)
+    assert "the store denies listing" in " ".join(result.notes)
     assert reshard(f"{at}/x.json", f"{tmp_path}/y-{{0..}}.tar", ReshardOptions(workers=1)).samples == 16
     flip(folder / "x-003.tar", 700)
     assert {*verify(f"{at}/x.json", VerifyOptions(workers=1)).counts} >= {"shard-checksum", "payload-checksum"}

@@ -264,7 +264,7 @@ BOUNDS: list[dict[str, Any]] = [
 
 def test_compressed_shards_are_not_gathered(foreign: tuple[list[Path], Contents], tmp_path: Path) -> None:
     """What can only be read in sequence is never read at its places: that is refused, and nothing written."""
-    with pytest.raises(InvalidRequest, match="method: gather, of compressed shards"):
+    with pytest.raises(InvalidRequest, match="method: gather with compressed shards"):
         run(foreign[0], tmp_path, method="gather", pattern=f"{STEM}.tar")
     assert not [*tmp_path.iterdir()]
 
@@ -760,7 +760,7 @@ def test_the_source_is_never_the_output(name: str, joined: Path, place: Path) ->
         for verb in (reshard, reshard_dry_run):
             with pytest.raises(InvalidRequest, match="a shard of the source") as caught:
                 verb(given, pattern, options)
-            assert "Nothing was touched" in caught.value.remedy
+            assert "Nothing was changed" in caught.value.remedy
     assert (read_tree(place), identity(place / "d")) == (before, untouched)
 
 

@@ -367,7 +367,7 @@ def test_texts_are_not_appended_where_classes_are_numbered(source: Path, tmp_pat
     table = pd.DataFrame({"id": list(KINDS), "label": ["x", "y", "y", "x"]})
     asked: dict[str, Any] = {"join": table, "on": "id", "values": ("cls=label",)}
     _create(source, tmp_path / "o", classes=("cls",), include=("a/*",), **asked)
-    with pytest.raises(InvalidRequest, match=r"field cls: texts in the new samples; expected numbers of classes"):
+    with pytest.raises(InvalidRequest, match=r"field cls: texts in the new samples; expected class numbers"):
         _create(source, tmp_path / "o", if_exists="append", include=("b/*",), **asked)
     given = {"classes": ("cls",), "classes_from": tmp_path / "o" / "out.json"}
     _create(source, tmp_path / "o", if_exists="append", include=("b/*",), **asked, **given)

@@ -92,8 +92,8 @@ class CacheWriter(SampleWriter):
         if grown.max_size > space.max_bytes:
             found = f"{format_size(grown.max_size)}, the cache {format_size(space.max_bytes)}"
             raise InvalidRequest(option_text("max_size"), found, expected="room for a shard at least")
-        room = min(grown.max_size - TRAILER_SIZE[grown.format], MAX_SAMPLE_BYTES[grown.format])
-        super().__init__(grown.format, None, room, grown.max_count)
+        max_bytes = min(grown.max_size - TRAILER_SIZE[grown.format], MAX_SAMPLE_BYTES[grown.format])
+        super().__init__(grown.format, None, max_bytes, grown.max_count)
         self._space, self._grown, self._on_wait, self._counter = space, grown, on_wait, counter
         self._folder = Folder(os.path.join(space.folder, WRITTEN))
         self._name = f"grown-part_{grown.part}_{token_hex(4)}"
@@ -136,9 +136,9 @@ class CacheWriter(SampleWriter):
         self._taken.close()
 
     def _accepts(self, sample: EncodedSample) -> bool:
-        if sample.size > self._room:
+        if sample.size > self._max_bytes:
             found = f"{printable(sample.key)} has {format_size(sample.size)}"
-            error = InvalidRequest(option_text("max_size"), found, expected=f"{format_size(self._room)} at most")
+            error = InvalidRequest(option_text("max_size"), found, expected=f"{format_size(self._max_bytes)} at most")
             raise SampleRefused(error, "oversize")
         return True
 
