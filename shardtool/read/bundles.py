@@ -303,8 +303,8 @@ def metadata_sizes(name: str, reader: AnySampleReader, views: EpochSamples) -> N
                 f"{call_text('create', probe=True)} adds width and height; "
                 f"`reshard` with {option_text('join')} adds other columns."
             )
-            expected = f"one of {format_list(integer_columns)}" if integer_columns else "an integer column"
-            raise InvalidRequest("column", f"no integer column {name}", expected=expected, remedy=remedy)
+            expected = f"one of {format_list(integer_columns)}" if integer_columns else "a column of whole numbers"
+            raise InvalidRequest("column", f"no column {name} of whole numbers", expected=expected, remedy=remedy)
         column = dataset_reader.store.metadata(shard).column(name)
         return cast("Numbers", column.cast(pa.int64()).fill_null(-1).to_numpy())
 

@@ -50,28 +50,28 @@ class Dataset(Streamable):
     Picklable without open files; safe in threads and after a fork.
     """
 
-    fetcher: SampleReader
+    reader: SampleReader
     source: CatalogSamples
 
-    def __init__(self, fetcher: SampleReader, shares: SplitOptions | None = None) -> None:
-        super().__init__(fetcher, CatalogSamples(fetcher.catalog))
-        self.stages = Pipeline(types=fetcher.catalog.types)
+    def __init__(self, reader: SampleReader, shares: SplitOptions | None = None) -> None:
+        super().__init__(reader, CatalogSamples(reader.catalog))
+        self.stages = Pipeline(types=reader.catalog.types)
         self._shares = shares
 
     @property
     def skipped(self) -> SkippedSamples:
         """Damaged samples skipped with `on_error="skip"` in this process."""
-        return self.fetcher.skipped
+        return self.reader.skipped
 
     @property
     def fields(self) -> Mapping[str, int]:
         """Number of samples that have each field, counted from the indexes if no dataset file lists it."""
-        catalog = self.fetcher.catalog
+        catalog = self.reader.catalog
         if self.source.chosen is None and catalog.fields:
             return catalog.fields
         counts: Counter[str] = Counter()
         for shard, numbers in self.source.group_by_shard():
-            index, first = self.fetcher.store.index(shard), catalog.firsts[shard]
+            index, first = self.reader.store.index(shard), catalog.firsts[shard]
             rows = np.arange(len(numbers)) if isinstance(numbers, range) else np.array(numbers) - first
             counts.update(dict(zip(index.names, index.field_counts(rows), strict=True)))
         return dict(+counts)
@@ -79,12 +79,12 @@ class Dataset(Streamable):
     @property
     def classes(self) -> Mapping[str, list[str]]:
         """Class names by field."""
-        return self.fetcher.catalog.classes
+        return self.reader.catalog.classes
 
     @property
     def splits(self) -> Mapping[str, int]:
         """Number of samples by split: those of `open(splits=)`, or one split per dataset."""
-        splits = self.fetcher.catalog.splits
+        splits = self.reader.catalog.splits
         if self.source.chosen is None and self._assignment is None:
             return {name: sum(map(len, parts)) for name, parts in splits.items()}
         return {name: len(self.partition(name)) for name in (self._assignment.names if self._assignment else splits)}
@@ -94,7 +94,7 @@ class Dataset(Streamable):
         """The split of each sample of the whole dataset, if `open` got `splits`."""
         if self._shares is None:
             return None
-        store, shards = self.fetcher.store, range(len(self.fetcher.catalog.shards))
+        store, shards = self.reader.store, range(len(self.reader.catalog.shards))
         return assign_splits(
             PackedStrings.of(key for shard in shards for key in store.index(shard).all_keys()), self._shares
         )
@@ -102,24 +102,24 @@ class Dataset(Streamable):
     @property
     def fingerprint(self) -> str:
         """Equal for equal samples. For a whole dataset: its content fingerprint, if known."""
-        content = self.fetcher.catalog.content if self.source.chosen is None else ""
+        content = self.reader.catalog.content if self.source.chosen is None else ""
         return content or self.source.fingerprint
 
     @property
     def schema(self) -> pa.Schema:
         """The columns of the sidecars and their types."""
-        return arrow_schema(self.fetcher.catalog)
+        return arrow_schema(self.reader.catalog)
 
     @property
     def keys(self) -> Keys:
         """The keys of all samples in order, read on demand."""
-        return Keys(self.fetcher.store, self.source)
+        return Keys(self.reader.store, self.source)
 
     def __contains__(self, key: object) -> bool:
         return key in self.keys
 
     def __repr__(self) -> str:
-        catalog = self.fetcher.catalog
+        catalog = self.reader.catalog
         view = "" if self.source.chosen is None else f"{self.source.length:,} of "
         contents = f"{view}{pluralize(len(catalog), 'sample')} in {pluralize(len(catalog.shards), 'shard')}"
         fields = f", fields {format_list([*catalog.fields])}" if catalog.fields else ""
@@ -152,7 +152,7 @@ class Dataset(Streamable):
         if isinstance(which, str):
             return self._read_sample(int(self._resolve_keys([which])[0]))
         if isinstance(which, Sequence) or np.ndim(which):  # arrays, tensors, pandas
-            samples = self.fetcher.fetch(self._resolve_many(cast("Several", which)))
+            samples = self.reader.fetch(self._resolve_many(cast("Several", which)))
             return [self.stages.apply(sample) for sample in samples] if self.stages.stages else samples
         try:
             position = operator.index(which)
@@ -161,7 +161,7 @@ class Dataset(Streamable):
         return self._read_sample(self._resolve_position(position))
 
     def _read_sample(self, number: int) -> object:
-        sample = self.fetcher.read_one(number)
+        sample = self.reader.read_one(number)
         if isinstance(sample, ShardError):
             raise sample
         return self.stages.apply(sample) if self.stages.stages else sample
@@ -205,19 +205,19 @@ class Dataset(Streamable):
         for key in requested:
             if not isinstance(key, str):
                 raise InvalidRequest("keys", f"{key!r:.40}", expected="text, such as the items of `.keys`")
-        numbers = self.fetcher.store.numbers(requested)
+        numbers = self.reader.store.numbers(requested)
         missing = numbers < 0 if chosen is None else (numbers < 0) | ~np.isin(numbers, chosen)
         if unknown := [requested[index] for index in np.flatnonzero(missing).tolist()]:
             problem = "no sample has this key" if len(unknown) == 1 else f"{len(unknown):,} keys do not exist"
             problem += "" if chosen is None else " in this view"
-            remedy = _key_fix(self.fetcher.store, unknown[0])
+            remedy = _key_fix(self.reader.store, unknown[0])
             expected = "keys such as those in `.keys`"
             raise UnknownKey(format_list([*map(repr, unknown)]), problem, expected=expected, remedy=remedy)
         return numbers
 
     def _with_chosen(self, chosen: Numbers) -> Dataset:
         view = copy(self)
-        view.source = CatalogSamples(self.fetcher.catalog, chosen)
+        view.source = CatalogSamples(self.reader.catalog, chosen)
         return view
 
     def take(self, which: Several) -> Dataset:
@@ -238,7 +238,7 @@ class Dataset(Streamable):
         """
         if not isinstance(which, str):
             return self._with_chosen(self._resolve_keys(which))
-        catalog, chosen, assignment = self.fetcher.catalog, self.source.chosen, self._assignment
+        catalog, chosen, assignment = self.reader.catalog, self.source.chosen, self._assignment
         splits = catalog.splits
         if which not in (names := [*splits] if assignment is None else assignment.names):
             expected = f"one of {format_list([*names])}, or keys"
@@ -248,7 +248,7 @@ class Dataset(Streamable):
             whole = assignment.samples(split)
             return self._with_chosen(whole if chosen is None else chosen[assignment.number[chosen] == split])
         if chosen is None:
-            return Dataset(SampleReader(join_catalogs(splits[which]), self.fetcher.options)).with_stages(self.stages)
+            return Dataset(SampleReader(join_catalogs(splits[which]), self.reader.options)).with_stages(self.stages)
         inside = [(chosen >= first) & (chosen < last) for first, last in catalog.bounds(which)]
         return self._with_chosen(chosen[np.logical_or.reduce(inside)])
 
@@ -263,7 +263,7 @@ class Dataset(Streamable):
         """
         if not isinstance(query, str):
             raise InvalidRequest("where", f"{query!r:.40}", expected="a query, such as \"bi == 'dog'\"")
-        return self._with_chosen(matching_samples(self.fetcher.catalog, self.source.chosen, query))
+        return self._with_chosen(matching_samples(self.reader.catalog, self.source.chosen, query))
 
     def column(self, name: str) -> list[Any]:
         """Return a sidecar column as a list, one value per sample (None if missing). No payload is read.
@@ -271,7 +271,7 @@ class Dataset(Streamable):
         Raises:
             InvalidRequest: No sidecar has this column.
         """
-        return read_column(self.fetcher.catalog, self.source.chosen, name)
+        return read_column(self.reader.catalog, self.source.chosen, name)
 
     def table(self) -> pads.Dataset:
         """Return the sidecars as one `pyarrow.dataset.Dataset`, which pandas, DuckDB and polars can query.
@@ -280,7 +280,7 @@ class Dataset(Streamable):
         the sidecars are read by each query and are not checked before. The rows of a view are held in memory, in its
         order.
         """
-        return read_table(self.fetcher.catalog, self.source.chosen)
+        return read_table(self.reader.catalog, self.source.chosen)
 
 
 def check_in_range(positions: Numbers, count: int) -> Numbers:

@@ -374,7 +374,7 @@ def _decode_int(data: bytes) -> int:
     try:
         return int(data)
     except ValueError:
-        raise ValueError(f"not an integer: {data[:_MAX_SHOWN_BYTES]!r}") from None
+        raise ValueError(f"not a whole number: {data[:_MAX_SHOWN_BYTES]!r}") from None
 
 
 def _decode_bool(data: bytes | int) -> bool:

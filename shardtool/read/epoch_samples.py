@@ -221,7 +221,7 @@ class MixedSamples:
         lengths = [source.length if choose is None else 1 for source in sources]
         counts = [max(1, round(factor * length)) for factor, length in zip(times, lengths, strict=True)]
         if choose is not None and counts != [*choose]:
-            raise InvalidRequest("choose", repr(choose), expected="integers")
+            raise InvalidRequest("choose", repr(choose), expected="whole numbers")
         length, divisor = sum(counts), math.gcd(*counts)
         mix, exact = cls.from_weights(sources, counts, length), tuple(count // divisor for count in counts)
         return replace(mix, weights=exact) if length * max(exact) < _MAX_PRODUCT else mix

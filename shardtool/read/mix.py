@@ -33,7 +33,7 @@ class MixedDataset(Streamable):
     """Samples of several datasets: the result of `mix`. The field `__dataset__` is the number of a sample's dataset."""
 
     source: MixedSamples
-    fetcher: MixedReader
+    reader: MixedReader
 
     def __repr__(self) -> str:
         return f"<Mixture: {pluralize(self.source.length, 'sample')} an epoch{self.stages}>"
@@ -58,8 +58,8 @@ class MixedDataset(Streamable):
         positions = check_in_range(positions.reshape(-1).astype(np.int64), self.source.length)
         numbers = self.source.order(OrderOptions(shuffle=False)).numbers(positions)
         if np.ndim(which):
-            return [self.stages.apply(sample) for sample in self.fetcher.fetch(numbers)]
-        (sample,) = self.fetcher.read(numbers)
+            return [self.stages.apply(sample) for sample in self.reader.fetch(numbers)]
+        (sample,) = self.reader.read(numbers)
         if isinstance(sample, ShardError):
             raise sample
         return self.stages.apply(sample)
@@ -109,7 +109,7 @@ def mix(
     else:
         weights = [dataset.length for dataset in sources] if weights is None else weights
         source = MixedSamples.from_weights(sources, weights, "first" if stop is None else stop)
-    readers = [cast("AnySampleReader", dataset.fetcher) for dataset in datasets]
+    readers = [cast("AnySampleReader", dataset.reader) for dataset in datasets]
     mixed = MixedDataset(MixedReader(readers, source), source)
     types = [dataset.stages.types for dataset in datasets]
     agreed = {name: common_type(one.get(name) for one in types) for name in types[0]}

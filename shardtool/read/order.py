@@ -59,7 +59,7 @@ class OrderOptions:
             if isinstance(value := getattr(self, name), np.integer):
                 object.__setattr__(self, name, int(value))
         if type(self.seed) is not int:
-            raise InvalidRequest("seed", repr(self.seed), expected="an integer")
+            raise InvalidRequest("seed", repr(self.seed), expected="a whole number")
         for name, minimum in (("epoch", 0), ("parts", 1), ("window", 1), ("ranks", 0)):
             check_minimum(name, getattr(self, name), minimum)
         if self.ranks and self.parts % self.ranks:

@@ -59,7 +59,7 @@ class ShardRead:
     """A read of some samples of a shard.
 
     Args:
-        fetcher: The reader that requests them.
+        reader: The reader that requests them.
         shard: Position of the shard in the catalog.
         rows: int64 [n]: rows of the samples, ascending.
 
@@ -67,9 +67,9 @@ class ShardRead:
         opened: The open shard.
     """
 
-    def __init__(self, fetcher: SampleReader, shard: int, rows: Numbers) -> None:
-        self._fetcher, self._options, self._shard, self._rows = fetcher, fetcher.options, shard, rows
-        self.opened = fetcher.opened(shard)
+    def __init__(self, reader: SampleReader, shard: int, rows: Numbers) -> None:
+        self._reader, self._options, self._shard, self._rows = reader, reader.options, shard, rows
+        self.opened = reader.opened(shard)
         self._keys, self._layout = self.opened.index.keys_of(rows), self.opened.layout(rows, self._options.fields)
         self._errors: dict[int, ShardError] = {}
 
@@ -86,7 +86,7 @@ class ShardRead:
         else:
             self._fill_from_payloads(samples)
         if self._options.metadata:
-            rows = self._fetcher.store.metadata(self._shard).take(pa.array(self._rows))
+            rows = self._reader.store.metadata(self._shard).take(pa.array(self._rows))
             for name in rows.column_names:
                 for sample, value in zip(samples, to_python_values(rows.column(name)), strict=True):
                     sample.setdefault(name, value)
@@ -122,7 +122,7 @@ class ShardRead:
             try:
                 if isinstance(record, CorruptShard):
                     raise record
-                values = parse_record(record, starts[row], path, self._fetcher.catalog.lists)
+                values = parse_record(record, starts[row], path, self._reader.catalog.lists)
             except CorruptShard as error:
                 problem = f"{self._keys[row]}: {error.problem}"
                 offset, expected, remedy = error.offset, error.expected, error.remedy
@@ -190,13 +190,13 @@ class ShardRead:
             CorruptShard: The checksums differ.
             InvalidRequest: No checksum is known.
         """
-        expected, file = int(self._fetcher.catalog.crcs[self._shard]), self.opened.file
+        expected, file = int(self._reader.catalog.crcs[self._shard]), self.opened.file
         if expected < 0:
             raise InvalidRequest(
                 "check", f"no checksums are known for {file.path}",
                 remedy=f"Create sidecars with checksums: {call_text('index', checksum=True)}.",
             )  # fmt: skip
-        actual = None if is_compressed(file.path) else file.checksum(int(self._fetcher.catalog.sizes[self._shard]))
+        actual = None if is_compressed(file.path) else file.checksum(int(self._reader.catalog.sizes[self._shard]))
         if actual != expected:
             problem = "no sidecar with checksums" if actual is None else f"the checksum {actual:08x}"
             expected_text = f"{expected:08x}, as in its dataset file"

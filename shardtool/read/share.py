@@ -158,4 +158,4 @@ def rank_and_world_size(rank: int | None, world_size: int | None) -> tuple[int, 
     try:
         return int(texts[0] or ""), int(texts[1] or "")
     except ValueError:
-        raise InvalidRequest("RANK, WORLD_SIZE", f"{texts[0]!r}, {texts[1]!r}", expected="two integers") from None
+        raise InvalidRequest("RANK, WORLD_SIZE", f"{texts[0]!r}, {texts[1]!r}", expected="two whole numbers") from None

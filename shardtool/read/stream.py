@@ -104,13 +104,13 @@ _MAX_PREFETCH_JOBS = 2**8
 class ReadsSamples(PipelineMethods):
     """Base class of objects that read samples and pass them through stages."""
 
-    fetcher: StreamReader
+    reader: StreamReader
 
     def with_stages(self, stages: Pipeline) -> Self:
         """Return a copy with other stages, which reads only the fields that they use."""
-        reader = super().with_stages(stages)
-        reader.fetcher = self.fetcher.reader_of_fields(stages.wanted)
-        return reader
+        changed = super().with_stages(stages)
+        changed.reader = self.reader.reader_of_fields(stages.wanted)
+        return changed
 
 
 class Stream(ReadsSamples):
@@ -130,8 +130,8 @@ class Stream(ReadsSamples):
         skipped: Skipped samples: damaged ones (`on_error="skip"`), and those dropped by stages.
     """
 
-    def __init__(self, fetcher: StreamReader, source: StreamSamples, options: OrderOptions, share: Share) -> None:
-        self.fetcher, self._source, self._options, self.share = fetcher, source, options, share
+    def __init__(self, reader: StreamReader, source: StreamSamples, options: OrderOptions, share: Share) -> None:
+        self.reader, self._source, self._options, self.share = reader, source, options, share
         self.skipped = SkippedSamples()
         self._pass, self._is_started = EpochPass(0, options, share), False
         self._max_step = options.round * _MAX_ROUND_GROWTH  # maximum number of positions read together, for any state
@@ -185,7 +185,7 @@ class Stream(ReadsSamples):
         share, options = current.share, current.options
         current.order = order = self._source.order(options)
         at_once = (
-            self.fetcher.concurrent_reads if self._step else min(_CONCURRENT_ROUNDS, self.fetcher.concurrent_reads)
+            self.reader.concurrent_reads if self._step else min(_CONCURRENT_ROUNDS, self.reader.concurrent_reads)
         )
         rounds_together = share.world_size * max(_ROUNDS_PER_READ, share.workers) if at_once > 1 else 1
         if options.ranks:  # rounds of such an order are larger
@@ -235,13 +235,13 @@ class Stream(ReadsSamples):
         Raises:
             InvalidRequest: The state is invalid, or belongs to other samples.
         """
-        loaded = StreamState.of(state, self._source)
+        loaded = StreamState.from_json(state, self._source)
         self._go_to(loaded.options, loaded.position)
 
     def state_after(self, samples: int) -> dict[str, object]:
         """Return the state after `samples` more samples per rank, at most the end of the epoch."""
         position = min(self.end, self._position + samples * self.world_size)
-        return StreamState.at(self._source, self._options, position, self.end).to_json()
+        return StreamState.at_position(self._source, self._options, position, self.end).to_json()
 
     def divided(self, worker: int, workers: int, batch_size: int, position: int) -> Stream:
         """Return the stream of one loader worker, which reads every `workers`-th batch of this rank from here.
@@ -253,7 +253,7 @@ class Stream(ReadsSamples):
             position: Position of the epoch at which this worker continues: the current one, or a later one.
         """
         share = replace(self.share, worker=worker, workers=workers, batch_size=batch_size, origin=self._position)
-        divided = Stream(self.fetcher, self._source, self._options, share)
+        divided = Stream(self.reader, self._source, self._options, share)
         divided._pass, divided._max_step = EpochPass(position, self._options, share), self._max_step
         return divided.with_stages(self.stages)
 
@@ -277,30 +277,30 @@ class Stream(ReadsSamples):
         """Number of positions read together without a shuffle window; None: one round."""
         if self._options.shuffle and self._options.window > 1:
             return None
-        share, mean = self.share, self.fetcher.mean_size
+        share, mean = self.share, self.reader.mean_size
         samples = min(_MAX_SAMPLES_PER_READ, (_LATE_READ_BYTES if mean >= LATE_SAMPLE_BYTES else _READ_BYTES) // mean)
         return max(1, samples) * share.world_size * share.workers
 
     def _read(self, order: StreamOrder, positions: Numbers) -> tuple[Numbers, Samples]:
         numbers = order.numbers(positions % max(1, order.length))
-        batch = self.fetcher.read_late(numbers)
-        if isinstance(self.fetcher, bundles.BundleReader):
-            batch = self.fetcher.with_skip_callback(batch, lambda: self.skipped)
+        batch = self.reader.read_late(numbers)
+        if isinstance(self.reader, bundles.BundleReader):
+            batch = self.reader.with_skip_callback(batch, lambda: self.skipped)
         if self.share.ends == "pad":
             return numbers, _mark_padding(batch, (positions >= order.length).tolist())
         return numbers, batch
 
     def _prefetch_shards(self, order: StreamOrder, jobs: Iterator[Numbers]) -> Generator[Numbers]:
         """Yield jobs ahead of their use, and start copying their shards into the cache, if there is one."""
-        if not self.fetcher.copies or self._options.shuffle == "full":  # "full" reads all shards at the same time
+        if not self.reader.copies or self._options.shuffle == "full":  # "full" reads all shards at the same time
             yield from jobs
             return
         seen, share = set[str](), self.share
-        size = self.fetcher.mean_size * (self._step or self._options.round) // (share.world_size * share.workers)
+        size = self.reader.mean_size * (self._step or self._options.round) // (share.world_size * share.workers)
         jobs_ahead = min(_MAX_PREFETCH_JOBS, 1 + _PREFETCH_BYTES // max(1, size))
 
         def expect(positions: Numbers) -> None:
-            self.fetcher.expect(order.numbers(positions % max(1, order.length)), seen)
+            self.reader.expect(order.numbers(positions % max(1, order.length)), seen)
 
         with closing(read_ahead(jobs, expect, jobs_ahead, name="copy")) as copies:
             for positions, _ in copies:  # copies are not awaited; reading reports their errors
@@ -309,7 +309,7 @@ class Stream(ReadsSamples):
     def _skip_or_raise(self, error: ShardError, number: int, current: EpochPass) -> None:
         """Count a damaged sample, or step back and raise its error."""
         try:
-            self.fetcher.skip_or_raise(error, number, self.skipped)
+            self.reader.skip_or_raise(error, number, self.skipped)
         except ShardError:
             current.taken -= 1
             raise
@@ -352,7 +352,7 @@ class StreamPosition:
     def replace_skipped(self, error: ShardError) -> Sample | None:
         """Return the replacement of a sample that a stage skipped, or None. Count the position's own sample."""
         if self._remaining is None:
-            self._stream.fetcher.skip_or_raise(error, self._number, self._stream.skipped, damaged=False)
+            self._stream.reader.skip_or_raise(error, self._number, self._stream.skipped, damaged=False)
         return self.next_replacement(error, damaged=False)
 
     def next_replacement(self, error: ShardError, *, damaged: bool = True) -> Sample | None:
@@ -376,7 +376,7 @@ class StreamPosition:
         order, ends = self._current.order, self._current.share.ends
         for position in share.replacement_positions(order.length, self._current.options, self.position):
             numbers = order.numbers(np.array([position]))
-            (sample,) = self._stream.fetcher.read(numbers) if numbers[0] != self._number else (None,)
+            (sample,) = self._stream.reader.read(numbers) if numbers[0] != self._number else (None,)
             if isinstance(sample, dict):
                 if ends == "pad":
                     sample["__padding__"] = True

@@ -84,6 +84,6 @@ def _check_state(state: object) -> Mapping[str, object]:
         raise InvalidRequest("the state", f"no {', '.join(missing)}", expected=", ".join(keys), remedy=_STATE_FIX)
     for name, kind in (("fingerprint", str), *((name, int) for name in _KEYS_BY_VERSION[version])):
         if type(state[name]) is not kind:
-            expected = "text" if kind is str else "an integer"
+            expected = "text" if kind is str else "a whole number"
             raise InvalidRequest(f"{name} of the state", repr(state[name]), expected=expected, remedy=_STATE_FIX)
     return state

@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 class Streamable(ReadsSamples):
     """Samples with their stages, which can be read as a stream."""
 
-    def __init__(self, fetcher: StreamReader, source: StreamSamples) -> None:
-        self.fetcher, self.source = fetcher, source
+    def __init__(self, reader: StreamReader, source: StreamSamples) -> None:
+        self.reader, self.source = reader, source
 
     def __len__(self) -> int:
         """Return the number of samples, or batches, in an epoch, over all ranks."""
@@ -91,7 +91,7 @@ class Streamable(ReadsSamples):
         """
         rank, ranks = read_share.rank_and_world_size(rank, world_size)
         share = Share(rank, ranks, ends or ("drop" if shuffle else "uneven" if ranks == 1 else "pad")).in_groups(groups)
-        reader, ranks = self.fetcher, share.world_size
+        reader, ranks = self.reader, share.world_size
         parts_window_ranks = epoch_samples.parts_window_ranks(
             self.source, reader.mean_size, ranks, buffer, parts, copies=reader.copies
         )
@@ -102,7 +102,7 @@ class Streamable(ReadsSamples):
         if not share.end(length):
             found = f"{pluralize(length, 'sample')} for {share.world_size:,} ranks, with ends='drop'"
             raise InvalidRequest("world_size", found, remedy="Use ends='pad' or ends='uneven'.")
-        stream = Stream(self.fetcher, self.source, options, share)
+        stream = Stream(self.reader, self.source, options, share)
         return stream.with_stages(self.stages)
 
     def pack(
@@ -217,11 +217,11 @@ class Streamable(ReadsSamples):
             InvalidRequest: The dataset is empty, or already bundled.
         """
         batched = any(isinstance(stage, Batch) for stage in self.stages.stages)
-        if batched or isinstance(self.fetcher, bundles.BundleReader):
+        if batched or isinstance(self.reader, bundles.BundleReader):
             raise InvalidRequest("the dataset", "already packed or batched", expected="single samples")
         if not self.source.length:
             raise InvalidRequest("the dataset", "no samples")
-        return self.fetcher, cast("EpochSamples", self.source)
+        return self.reader, cast("EpochSamples", self.source)
 
 
 class BundledDataset(Streamable):

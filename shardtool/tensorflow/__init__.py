@@ -69,7 +69,7 @@ def tf_dataset(
     """
     for name, value in (("shuffle", shuffle), ("seed", seed), ("epoch", epoch)):
         if value is not None and (not isinstance(value, Integral) or value < 0):
-            raise InvalidRequest(name, repr(value), expected="an integer, 0 or more")
+            raise InvalidRequest(name, repr(value), expected="a whole number, 0 or more")
     if batch_size is not None:
         check_minimum("batch_size", batch_size)
     shards, tf = find_tfrecords(given, fields), import_library("tensorflow")

@@ -349,7 +349,7 @@ def test_a_batch_that_is_damaged_as_a_whole(photos: Packed, tmp_path: Path) -> N
     shutil.copytree(photos.folder, tmp_path / "set")
     dataset = shardtool.open(tmp_path / "set" / "out.json", on_error="skip").select("cls").decode()
     min((tmp_path / "set").glob("*.tar")).unlink()
-    lost = int(dataset.fetcher.catalog.firsts[1])
+    lost = int(dataset.reader.catalog.firsts[1])
     rest = DataLoader(MapDataset(dataset[lost - 2 :]), 8)
     assert len(flat(keys(rest))) == 98 - lost
     with pytest.raises(SampleFailed, match=r"^a batch: all of its 2 samples are damaged"):
@@ -449,7 +449,9 @@ def test_an_epoch_that_is_set_in_a_pass_holds(dataset: Any) -> None:
 def test_what_is_no_dataset_of_pytorch(dataset: Any, workers: int) -> None:
     """A DataLoader of a stream or a loader is refused in words that name what to give it."""
     for wrong in (dataset.stream(), loader(dataset, 8)):
-        with pytest.raises(InvalidRequest, match=r"Give a DataLoader StreamDataset\(dataset, batch_size\), or MapDat"):
+        with pytest.raises(
+            InvalidRequest, match=r"In a DataLoader, use StreamDataset\(dataset, batch_size\), or MapDat"
+        ):
             next(iter(DataLoader(wrong, 32, num_workers=workers)))
     for name, remedy in (
         ("num_workers", "loader.* has threads="),

@@ -58,8 +58,8 @@ class _Loader(Loader):
     def __post_init__(self) -> None:
         pass
 
-    def _changed(self, given: tuple[Any, Any]) -> object:
-        return self.transform(given[0]) if self.transform else given[0]
+    def _run_stages(self, positioned: tuple[Any, Any]) -> object:
+        return self.transform(positioned[0]) if self.transform else positioned[0]
 
     def passed(self, source: Any) -> Generator[Any]:
         """Yield the batches of a source, each with the state after it."""

@@ -52,7 +52,7 @@ class Made:
         """Return the dataset."""
         return open_data(str(self.path), **options)  # type: ignore[arg-type]
 
-    def fetcher(self, **options: object) -> SampleReader:
+    def reader(self, **options: object) -> SampleReader:
         """Return what reads its samples."""
         return SampleReader(open_catalog(str(self.path)), ReadOptions(**options))  # type: ignore[arg-type]
 

@@ -262,24 +262,27 @@ def test_what_stages_leave_out_of_batches_is_counted(folder: Path, ends: Ends) -
     ("asked", "message"),
     [
         (lambda one: one.pack(0), "tokens: 0"),
-        (lambda one: one.pack(TOKENS), "field: not given; expected the field of tokens, one of bin, npy"),
-        (lambda one: one.pack(TOKENS, "txt"), "no txt in the sample 000; expected one of bin, npy"),
-        (lambda one: one.pack(TOKENS, "bin"), "dtype: not given, and field bin holds plain bytes"),
+        (lambda one: one.pack(TOKENS), "field: not given; expected the token field, one of bin, npy"),
+        (lambda one: one.pack(TOKENS, "txt"), "no txt in sample 000; expected one of bin, npy"),
+        (lambda one: one.pack(TOKENS, "bin"), "dtype: not given, but the field bin holds plain bytes"),
         (lambda one: one.pack(TOKENS, "npy", by="first"), "by: 'first'"),
         (
             lambda one: one.pack(TOKENS, "npy", length="tokens"),
-            "column: no tokens of whole numbers; expected one of count",
+            "column: no column tokens of whole numbers; expected one of count",
         ),
-        (lambda one: one.pack(TOKENS, "bin", dtype="uint17"), "dtype: 'uint17'; expected a type of numbers"),
+        (lambda one: one.pack(TOKENS, "bin", dtype="uint17"), "dtype: 'uint17'; expected a numeric type"),
         (lambda one: one.pack(TOKENS, "npy", pad=-100), "pad: -100; expected a token of uint16"),
         (lambda one: one.pack(TOKENS, "npy", pad=70_000), "pad: 70000; expected a token of uint16"),
-        (lambda one: one.decode().pack(TOKENS, "npy"), "pack: something is done to samples before"),
-        (lambda one: one.pack(TOKENS, "npy").pack(TOKENS), "packed or batched before"),
+        (lambda one: one.decode().pack(TOKENS, "npy"), "pack: called after other stages"),
+        (lambda one: one.pack(TOKENS, "npy").pack(TOKENS), "already packed or batched"),
         (lambda one: one.take([]).pack(TOKENS, "npy"), "no samples"),
         (lambda one: one.batch(8, by="size"), "by: 'size'"),
-        (lambda one: one.batch(8, by="length"), "tokens alone"),
+        (lambda one: one.batch(8, by="length"), "expected only tokens"),
         (lambda one: one.batch(by="aspect"), "size: None"),
-        (lambda one: one.batch(8, by="aspect", field="npy"), "batch: by aspect; expected size alone"),
+        (
+            lambda one: one.batch(8, by="aspect", field="npy"),
+            "batch: by='aspect' with other options; expected only size",
+        ),
         (lambda one: one.stream().batch(by="length", tokens=9), "batch: given by, tokens; expected size"),
         (lambda one: one.batch(8, tokens=9, field="npy"), "batch: given tokens, field; expected size"),
         (lambda one: one.stream().batch(), "batch: None; expected 1 or more samples"),
@@ -297,5 +300,5 @@ def test_what_cannot_be_bundled(folder: Path, asked: Any, message: str) -> None:
 def test_a_column_that_is_wrong_is_found(folder: Path) -> None:
     """A document that is not as long as a column says is an error that names it, and no shifted tokens."""
     stream = _open(folder).pack(TOKENS, "npy", length="width").stream()
-    with pytest.raises(SampleFailed, match=r"field npy: of another number, type or shape; expected \d+ of uint16"):
+    with pytest.raises(SampleFailed, match=r"field npy: another number, type or shape; expected \d+ of uint16"):
         list(stream)

@@ -134,7 +134,7 @@ def test_what_stages_leave_out_is_counted(dataset: Dataset) -> None:
     assert {name.rpartition("-")[2]: count for name, count in stream.skipped.shards.items()} == {
         "000000.tar": 1, "000001.tar": 2, "000002.tar": 1, "000003.tar": 1, "000005.tar": 1, "000006.tar": 1,
     }  # fmt: skip
-    assert sum("no whole number" in reason for reason in stream.skipped.reasons) == 1
+    assert sum("not a whole number" in reason for reason in stream.skipped.reasons) == 1
 
 
 def test_errors_end_a_stream(dataset: Dataset) -> None:
@@ -162,7 +162,7 @@ def test_a_sample_that_is_asked_for_is_not_left_out(dataset: Dataset) -> None:
     for which, where in ((_BAD, "sample 07, field cls"), ("05", "sample 05: no field txt"), ([1, _BAD], "sample 07")):
         with pytest.raises(SampleFailed, match=where):
             tuples[which]
-    with pytest.raises(InvalidRequest, match="batch: one sample was asked for"):
+    with pytest.raises(InvalidRequest, match="batch: one sample was requested"):
         tuples.batch(2)[0]
     assert [len(batch[0]) for batch in tuples.batch(20)] == [20, 3]
 

@@ -392,12 +392,12 @@ def test_any_npy(array: Array) -> None:
 
 _BAD_ARRAYS = {
     "empty": (b"", "magic"),
-    "objects": (npy_of("{'descr': '|O', 'fortran_order': False, 'shape': (1,)}", pickle.dumps([1])), "unpickling"),
-    "cut off": (npy(np.arange(9))[:-1], "cut off"),
-    "claims a terabyte": (npy_of(f"{{'descr': '<f8', 'fortran_order': False, 'shape': ({2**37},)}}"), "cut off"),
+    "objects": (npy_of("{'descr': '|O', 'fortran_order': False, 'shape': (1,)}", pickle.dumps([1])), "unpickled"),
+    "truncated": (npy(np.arange(9))[:-1], "truncated"),
+    "claims a terabyte": (npy_of(f"{{'descr': '<f8', 'fortran_order': False, 'shape': ({2**37},)}}"), "truncated"),
     "claims more than there is": (npy_of(f"{{'descr': '<f8', 'fortran_order': False, 'shape': ({2**70},)}}"), ""),
     "less than nothing": (npy_of("{'descr': '<f8', 'fortran_order': False, 'shape': (-1,)}", bytes(8)), "shape"),
-    "much of nothing": (npy_of("{'descr': '|V0', 'fortran_order': False, 'shape': (1000000000000,)}"), "cut off"),
+    "much of nothing": (npy_of("{'descr': '|V0', 'fortran_order': False, 'shape': (1000000000000,)}"), "truncated"),
     "nested": (npy_of(f"{{'descr': '<f8', 'fortran_order': False, 'shape': ({'-' * 9000}1,)}}"), ""),
     "nested otherwise": (npy_of(f"{{'descr': '<f8', 'fortran_order': False, 'shape': ({'~' * 5000}1,)}}"), ""),
     "no dict": (npy_of("__import__('os').abort()"), ""),
@@ -480,11 +480,11 @@ def test_audio_that_is_none_or_too_much() -> None:
     data, flac = _wav(), bytearray(_encoded("FLAC"))
     for cut in range(0, len(data), 997):
         assert "ends too early" in str(failure("wav", data[:cut], **_AUDIO)) or cut < 8
-    assert "3,000 frames; 2,999 frames are" in str(failure("wav", data, **_AUDIO, max_bytes=2 * 4 * 2 * 2999))
+    assert "3,000 frames; at most 2,999 frames fit" in str(failure("wav", data, **_AUDIO, max_bytes=2 * 4 * 2 * 2999))
     piped = data[:4] + b"\xff" * 4 + data[8:40] + b"\xff" * 4 + data[44:]
     assert np.array_equal(decoded("wav", piped, **_AUDIO).samples * 2**15, _SOUND.T)
     facts = int.from_bytes(flac[18:26], "big") >> 36 << 36
-    for frames, said in ((2**36 - 1, "68,719,476,735 frames"), (0, "a length that its header does not say")):
+    for frames, said in ((2**36 - 1, "68,719,476,735 frames"), (0, "audio of unknown length")):
         flac[18:26] = (facts | frames).to_bytes(8, "big")
         assert said in str(failure("wav", bytes(flac), **_AUDIO))
 

@@ -42,8 +42,8 @@ def own(ending: str, tmp_path: Path) -> Made:
 @given(asked=ORDERS)
 def test_samples_equal_their_source(made: Made, asked: list[int]) -> None:
     """Whatever numbers are asked for, in whatever order and however often: each gives its sample, in that order."""
-    assert made.fetcher(check=True).fetch(numbers(asked)) == [made.samples[at] for at in asked]
-    assert [made.fetcher().one(at) for at in asked[:5]] == [made.samples[at] for at in asked[:5]]
+    assert made.reader(check=True).fetch(numbers(asked)) == [made.samples[at] for at in asked]
+    assert [made.reader().read_one(at) for at in asked[:5]] == [made.samples[at] for at in asked[:5]]
 
 
 @settings(max_examples=10)
@@ -51,9 +51,9 @@ def test_samples_equal_their_source(made: Made, asked: list[int]) -> None:
 def test_fields_are_chosen(made: Made, asked: list[int], fields: frozenset[str]) -> None:
     """With chosen fields, samples have those of them that they have, and their key."""
     expected = [{k: v for k, v in made.samples[at].items() if k in {*fields, "__key__"}} for at in asked]
-    fetcher = made.fetcher()
-    assert fetcher.selecting(fields).fetch(numbers(asked)) == expected
-    assert [fetcher.selecting(fields).one(at) for at in asked[:5]] == expected[:5]
+    reader = made.reader()
+    assert reader.with_fields(fields).fetch(numbers(asked)) == expected
+    assert [reader.with_fields(fields).read_one(at) for at in asked[:5]] == expected[:5]
 
 
 def test_samples_of_equal_fields_are_read_as_columns(ending: str, tmp_path: Path) -> None:
@@ -62,17 +62,17 @@ def test_samples_of_equal_fields_are_read_as_columns(ending: str, tmp_path: Path
     asked = [*range(40, 10, -1), *range(50), 7, 7]
     for fields in ({"jpg"}, {"jpg", "txt"}, {"cls", "jpg", "txt"}, set()):
         expected = [{k: v for k, v in made.samples[at].items() if k in fields | {"__key__"}} for at in asked]
-        assert made.fetcher().selecting(frozenset(fields)).fetch(numbers(asked)) == expected
+        assert made.reader().with_fields(frozenset(fields)).fetch(numbers(asked)) == expected
 
 
 def test_only_wanted_payloads_are_read(own: Made) -> None:
     """Chosen fields are read alone: damage elsewhere in their samples does not matter."""
     sample, shard, offset = own.place(70_000)
     flip(shard, offset + 10_000)
-    labels = own.fetcher(check=True, fields=frozenset({"cls"})).fetch(numbers(range(SAMPLES)))
+    labels = own.reader(check=True, fields=frozenset({"cls"})).fetch(numbers(range(SAMPLES)))
     assert [one["cls"] for one in labels] == [one["cls"] for one in own.samples]
     with pytest.raises(CorruptShard, match=f"{sample['__key__']}, jpg: the checksum"):
-        own.fetcher(check=True).fetch(numbers(range(SAMPLES)))
+        own.reader(check=True).fetch(numbers(range(SAMPLES)))
 
 
 def test_a_flipped_byte_is_found_by_its_checksum(own: Made) -> None:
@@ -81,12 +81,12 @@ def test_a_flipped_byte_is_found_by_its_checksum(own: Made) -> None:
     flip(shard, offset + 17)
     what = rf"{shard}: at {offset:,}: {sample['__key__']}, jpg: the checksum [0-9a-f]{{8}}; expected [0-9a-f]{{8}}"
     with pytest.raises(CorruptShard, match=what) as error:
-        own.fetcher(check=True).fetch(numbers(range(SAMPLES)))
+        own.reader(check=True).fetch(numbers(range(SAMPLES)))
     assert pickle.loads(pickle.dumps(error.value)).offset == offset  # noqa: S301 - our own
-    assert len(own.fetcher().fetch(numbers(range(SAMPLES)))) == SAMPLES
-    fetcher = own.fetcher(check=True, on_error="skip")
-    assert fetcher.fetch(numbers(range(SAMPLES))) == [one for one in own.samples if one is not sample]
-    assert (fetcher.skipped.samples, dict(fetcher.skipped.shards)) == (1, {str(shard): 1})
+    assert len(own.reader().fetch(numbers(range(SAMPLES)))) == SAMPLES
+    reader = own.reader(check=True, on_error="skip")
+    assert reader.fetch(numbers(range(SAMPLES))) == [one for one in own.samples if one is not sample]
+    assert (reader.skipped.samples, dict(reader.skipped.shards)) == (1, {str(shard): 1})
     with pytest.raises(CorruptShard, match=what):
         own.open(check=True, on_error="skip")[own.samples.index(sample)]
 
@@ -100,27 +100,27 @@ def test_a_shard_that_is_gone_or_changed_is_named(own: Made, *, how: str) -> Non
     else:
         data = shard.read_bytes()
         shard.write_bytes(data[:-2000] if how == "cut" else data + bytes(1024))
-    firsts = own.fetcher().catalog.firsts.tolist()
+    firsts = own.reader().catalog.firsts.tolist()
     with pytest.raises(CorruptShard, match=shard.stem):
-        own.fetcher().fetch(numbers([firsts[1]]))
-    fetcher = own.fetcher(on_error="skip")
+        own.reader().fetch(numbers([firsts[1]]))
+    reader = own.reader(on_error="skip")
     rest = own.samples[: firsts[1]] + own.samples[firsts[2] :]
-    assert fetcher.fetch(numbers(range(SAMPLES))) == rest
-    assert (fetcher.skipped.samples, len(fetcher.skipped.reasons)) == (firsts[2] - firsts[1], 1)
+    assert reader.fetch(numbers(range(SAMPLES))) == rest
+    assert (reader.skipped.samples, len(reader.skipped.reasons)) == (firsts[2] - firsts[1], 1)
 
 
 def test_a_shard_that_is_cut_while_it_is_open_is_found(own: Made) -> None:
     """Where the bytes of an open shard end too early, the sample is named; samples before that place still come."""
-    fetcher = own.fetcher(on_error="skip")
+    reader = own.reader(on_error="skip")
     all_numbers = numbers(range(SAMPLES))
-    assert fetcher.fetch(all_numbers) == own.samples
+    assert reader.fetch(all_numbers) == own.samples
     with own.shard(0).open("r+b") as file:
         file.truncate(60_000)
-    found = fetcher.fetch(all_numbers)
+    found = reader.fetch(all_numbers)
     assert found[0] == own.samples[0]
-    assert len(found) == SAMPLES - fetcher.skipped.samples
-    assert fetcher.skipped.samples > 0
-    assert all("the shard ends" in reason for reason in fetcher.skipped.reasons)
+    assert len(found) == SAMPLES - reader.skipped.samples
+    assert reader.skipped.samples > 0
+    assert all("the shard ends" in reason for reason in reader.skipped.reasons)
 
 
 def test_checks_want_checksums(tmp_path: Path) -> None:
@@ -128,9 +128,9 @@ def test_checks_want_checksums(tmp_path: Path) -> None:
     made = make(tmp_path, "tar")
     for index in (*tmp_path.glob("*.index"), made.path):
         index.unlink()
-    fetcher = SampleReader(open_catalog(str(tmp_path)), ReadOptions(check=True))
+    reader = SampleReader(open_catalog(str(tmp_path)), ReadOptions(check=True))
     with pytest.raises(InvalidRequest, match="no checksums are known"):
-        fetcher.fetch(numbers([1, 2]))
+        reader.fetch(numbers([1, 2]))
 
 
 @pytest.mark.parametrize("on_error", ["raise", "skip"])
@@ -139,18 +139,18 @@ def test_a_shard_without_its_sidecar_is_checked_as_a_whole(own: Made, on_error: 
     sidecar = own.shard(1).with_suffix(".index")
     sidecar.unlink()
     everything = numbers(range(SAMPLES))
-    fetcher = own.fetcher(check=True, on_error=on_error)
-    assert fetcher.fetch(everything) == own.samples
-    assert fetcher.skipped.samples == 0
-    offset = own.shard(1).read_bytes().rfind(own.samples[int(fetcher.catalog.firsts[2]) - 1]["jpg"])  # type: ignore[arg-type]
+    reader = own.reader(check=True, on_error=on_error)
+    assert reader.fetch(everything) == own.samples
+    assert reader.skipped.samples == 0
+    offset = own.shard(1).read_bytes().rfind(own.samples[int(reader.catalog.firsts[2]) - 1]["jpg"])  # type: ignore[arg-type]
     flip(own.shard(1), offset)
-    fetcher = own.fetcher(check=True, on_error=on_error)
+    reader = own.reader(check=True, on_error=on_error)
     if on_error == "raise":
-        with pytest.raises(CorruptShard, match=r"the checksum .* as its dataset file says"):
-            fetcher.fetch(everything)
+        with pytest.raises(CorruptShard, match=r"the checksum .* as in its dataset file"):
+            reader.fetch(everything)
     else:
-        first, last = fetcher.catalog.firsts[1:3].tolist()
-        assert fetcher.fetch(everything) == own.samples[:first] + own.samples[last:]
+        first, last = reader.catalog.firsts[1:3].tolist()
+        assert reader.fetch(everything) == own.samples[:first] + own.samples[last:]
 
 
 @pytest.mark.parametrize("indexed", [True, False])
@@ -163,11 +163,11 @@ def test_foreign_records_give_values_and_lists(tmp_path: Path, *, indexed: bool)
     write_examples(tmp_path / "x.tfrecord", examples)
     if indexed:
         assert typed("index", tmp_path / "x.tfrecord", "--quiet").code == 0
-    fetcher = SampleReader(open_catalog(str(tmp_path)), ReadOptions())
+    reader = SampleReader(open_catalog(str(tmp_path)), ReadOptions())
     expected = [{name: value[0] if len(value) == 1 else value for name, value in one.items()} for one in examples]
     if indexed:  # the dataset file says what is a list
         expected[1] |= {"many": [b"\n\x01z"], "ints": [5]}
-    found = fetcher.fetch(numbers([1, 0]))
+    found = reader.fetch(numbers([1, 0]))
     assert [{k: v for k, v in one.items() if k != "__key__"} for one in found] == expected[::-1]
 
 
@@ -180,8 +180,8 @@ def test_metadata_comes_on_request(tmp_path: Path) -> None:
     words = ("create", tmp_path / "list.jsonl", tmp_path / "out-{000..}.tar", "--shards", "2", "--quiet")
     ran = typed(*words)
     assert ran.code == 0, ran
-    fetcher = SampleReader(open_catalog(str(tmp_path / "out.json")), ReadOptions(metadata=True))
-    found = fetcher.fetch(numbers([8, 0, 4, 1, 2, 3, 5, 6, 7]))
+    reader = SampleReader(open_catalog(str(tmp_path / "out.json")), ReadOptions(metadata=True))
+    found = reader.fetch(numbers([8, 0, 4, 1, 2, 3, 5, 6, 7]))
     assert [(one["__key__"], one["width"], one["txt"]) for one in found[:2]] == [("k8", 24, b"k8"), ("k0", 0, b"k0")]
     (tmp_path / "out-001.index").unlink()
     lost = SampleReader(open_catalog(str(tmp_path / "out.json")), ReadOptions(metadata=True)).fetch(numbers([0, 8]))
@@ -189,13 +189,13 @@ def test_metadata_comes_on_request(tmp_path: Path) -> None:
 
 
 def test_threads_and_copies_read_the_same(made: Made) -> None:
-    """A fetcher is read by many threads at once, and comes through pickle without open files."""
-    fetcher = made.fetcher()
+    """A reader is read by many threads at once, and comes through pickle without open files."""
+    reader = made.reader()
     jobs = [numbers([at, SAMPLES - 1 - at, 3]) for at in range(SAMPLES)] * 3
     with ThreadPoolExecutor(4) as threads:
-        found = list(threads.map(fetcher.fetch, jobs))
+        found = list(threads.map(reader.fetch, jobs))
     assert found == [[made.samples[at] for at in job] for job in jobs]
-    assert pickle.loads(pickle.dumps(fetcher)).fetch(jobs[5]) == found[5]  # noqa: S301 - our own
+    assert pickle.loads(pickle.dumps(reader)).fetch(jobs[5]) == found[5]  # noqa: S301 - our own
 
 
 @pytest.mark.parametrize("shared", [True, False])
@@ -206,13 +206,13 @@ def test_single_reads_hold_what_the_stores_hold(own: Made, monkeypatch: pytest.M
     for module, name, value in ((index_store, "_INDEX_CACHE_BYTES", 1), (open_files, "_MAX_OPEN_SHARDS", 1)):
         with monkeypatch.context() as limited:
             limited.setattr(module, name, value)
-            fetcher = own.fetcher()
+            reader = own.reader()
             for number in [*range(SAMPLES), *range(SAMPLES)]:
-                assert fetcher.one(number) == own.samples[number]
-                assert len(fetcher._near) <= 1  # noqa: SLF001
-    fetcher = own.fetcher()
-    assert [fetcher.one(number) for number in range(SAMPLES)] == own.samples
-    assert len(fetcher._near) == len(shards(own.path.parent))  # noqa: SLF001
+                assert reader.read_one(number) == own.samples[number]
+                assert len(reader._open_shards) <= 1  # noqa: SLF001
+    reader = own.reader()
+    assert [reader.read_one(number) for number in range(SAMPLES)] == own.samples
+    assert len(reader._open_shards) == len(shards(own.path.parent))  # noqa: SLF001
 
 
 @pytest.mark.parametrize(("few", "fields"), [(SAMPLES, None), (1, frozenset({"jpg"}))])
@@ -222,11 +222,11 @@ def test_large_samples_are_read_late(
     """Large samples are read when they are asked for, one by one or as columns; errors come where they belong."""
     monkeypatch.setattr(sample_reader, "_MAX_SAMPLES_READ_SINGLY", few)
     asked = numbers([*range(SAMPLES - 1, -1, -2), *range(0, SAMPLES, 2)])
-    fetcher = own.fetcher().selecting(fields)
-    early, late = fetcher.read(asked), fetcher.read_late(asked)
+    reader = own.reader().with_fields(fields)
+    early, late = reader.read(asked), reader.read_late(asked)
     cut = own.shard(1)
     os.truncate(cut, 100_000)
-    first, last = (int(at) for at in fetcher.catalog.firsts[1:3])
+    first, last = (int(at) for at in reader.catalog.firsts[1:3])
     found = [*zip(asked.tolist(), early, late, strict=True)]
     failed = {number: one for number, _, one in found if isinstance(one, CorruptShard)}
     assert [one for _, _, one in found if one not in failed.values()] == [

@@ -90,7 +90,7 @@ def test_a_range_that_lies(tmp_path: Path) -> None:
 def test_hashes_that_many_keys_share(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Keys of equal hashes are distinguished by their bytes."""
     monkeypatch.setattr(index_store, "hash_keys", lambda keys: np.zeros(len(keys), np.uint64))
-    monkeypatch.setattr(IndexStore, "_look_in_ranges", lambda *_: None)
+    monkeypatch.setattr(IndexStore, "_search_ranges", lambda *_: None)
     store = IndexStore(open_catalog(packed(tmp_path / "set")))
     assert store.numbers([*KEYS, "no"]).tolist() == [*range(COUNT), -1]
 

@@ -65,7 +65,7 @@ def test_mix_of_views_and_mixes(folder: Path) -> None:
     first = {f"big{at:02}" for at in range(10)}
     assert set(counts) == first | {f"few{at:02}" for at in range(20)} | {f"big{at}" for at in range(50, 60)}
     assert {counts[f"few{at:02}"] for at in range(20)} == {1}
-    with pytest.raises(InvalidRequest, match="of other samples"):
+    with pytest.raises(InvalidRequest, match="belongs to other samples"):
         outer.stream(rank=0, world_size=1).load_state_dict(inner.stream(rank=0, world_size=1).state_dict())
 
 
@@ -108,9 +108,11 @@ def test_stages_of_a_mix(folder: Path) -> None:
     assert stream.skipped.samples > 0
     assert len(shardtool.mix(one for one in (data, data))) == 120
     for wrong in ([data, "big.json"], data, [None], None):
-        with pytest.raises(InvalidRequest, match=r"dataset \d of the mix: a .*; expected what shardtool.open returned"):
+        with pytest.raises(
+            InvalidRequest, match=r"dataset \d of the mix: a .*; expected a dataset from shardtool.open"
+        ):
             shardtool.mix(wrong, weights=[1, 1])  # type: ignore[arg-type]
-    with pytest.raises(InvalidRequest, match="weights: 3; expected one for each dataset"):
+    with pytest.raises(InvalidRequest, match="weights: 3; expected a list with one number per dataset"):
         shardtool.mix([data, data], weights=3)  # type: ignore[arg-type]
     with pytest.raises(InvalidRequest, match="dataset 1 of the mix: batches; expected samples: mix first, then batch"):
         shardtool.mix([data, data.select("txt").batch(2)], [1, 1])
@@ -169,12 +171,12 @@ def test_how_much_of_each(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("asked", "found"),
     [
-        ({"choose": [1, 2], "stop": "all"}, "choose: given with stop; expected weights and stop, choose, or repeat"),
+        ({"choose": [1, 2], "stop": "all"}, "choose: given with stop; expected only one of: weights"),
         ({"weights": [1, 2], "repeat": [1, 2]}, "weights: given with repeat"),
         ({"choose": [1, 2.5]}, r"choose: \[1, 2.5\]; expected whole numbers"),
         ({"choose": [1]}, "choose: 1 for 2 datasets"),
         ({"repeat": [1, 0]}, "repeat: 0; expected numbers above 0"),
-        ({"repeat": 2}, "repeat: 2; expected one for each dataset"),
+        ({"repeat": 2}, "repeat: 2; expected a list with one number per dataset"),
         ({"stop": 0}, "stop: 0"),
     ],
 )
@@ -197,5 +199,5 @@ def test_places_of_a_mix(folder: Path) -> None:
         with pytest.raises(IndexError, match="of 80"):
             mixed[wrong]
     for other in ("big00", slice(0, 3), 1.0, [[1]], None):
-        with pytest.raises(InvalidRequest, match=r"the mix: asked for .*; expected a number, or several"):
+        with pytest.raises(InvalidRequest, match=r"the mix: invalid index .*; expected one or several numbers"):
             mixed[other]  # type: ignore[index]

@@ -29,7 +29,7 @@ options_of_orders = st.builds(
 
 
 def _mix(lengths: Sequence[int], weights: Sequence[float], stop: Stop = "first") -> MixedSamples:
-    return MixedSamples.of([CatalogSamples(made_catalog([one])) for one in lengths], weights, stop)
+    return MixedSamples.from_weights([CatalogSamples(made_catalog([one])) for one in lengths], weights, stop)
 
 
 def _numbers(mix: MixedSamples, options: OrderOptions) -> list[int]:
@@ -177,10 +177,10 @@ def test_mixes_that_cannot_be(lengths: list[int], weights: list[float], stop: St
 def test_fingerprints_of_mixes() -> None:
     """A mix has the fingerprint of its samples, weights and length: each of them makes another one."""
     mixes = [_mix([5, 6], [1, 2]), _mix([5, 6], [2, 1]), _mix([5, 6], [1, 2], "all"), _mix([5], [1])]
-    other = MixedSamples.of(
+    other = MixedSamples.from_weights(
         [CatalogSamples(made_catalog([5], "other")), CatalogSamples(made_catalog([6]))], [1, 2], "first"
     )
-    part = MixedSamples.of(
+    part = MixedSamples.from_weights(
         [CatalogSamples(made_catalog([5])), CatalogSamples(made_catalog([7]), np.arange(6))], [1, 2], "first"
     )
     assert len({one.fingerprint for one in (*mixes, other, part)}) == 6

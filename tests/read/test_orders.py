@@ -146,7 +146,7 @@ def _classes_in_a_row(classes: np.ndarray[tuple[int], np.dtype[np.int64]]) -> fl
 def test_samples_of_one_rank_of_a_mix_are_mixed(ranks: int) -> None:
     """A rank has samples of many classes of each dataset of a mix, of a small one, too, which is shuffled."""
     views = [CatalogSamples(made_catalog([500] * 200)), CatalogSamples(made_catalog([20] * 10))]
-    mix = MixedSamples.of(views, [1, 1], "all")
+    mix = MixedSamples.from_weights(views, [1, 1], "all")
     parts, window, of = parts_window_ranks(mix, 14_000, ranks, None, None, copies=False)
     numbers = mix.order(OrderOptions(parts=parts, window=window, ranks=of)).numbers(np.arange(mix.length))
     large, small = numbers < 100_000, numbers >= 100_000
@@ -159,7 +159,7 @@ def test_samples_of_one_rank_of_a_mix_are_mixed(ranks: int) -> None:
 def test_cuts() -> None:
     """Parts are 128 for each rank, fewer where shards are copied; given, as given."""
     view = CatalogSamples(made_catalog([500] * 200))
-    mix = MixedSamples.of([view, CatalogSamples(made_catalog([7] * 14))], [1, 1], "first")
+    mix = MixedSamples.from_weights([view, CatalogSamples(made_catalog([7] * 14))], [1, 1], "first")
     cut = partial(parts_window_ranks, buffer=None, parts=None, copies=False)
     assert cut(view, 14_000, 8) == (1024, 32, 8)
     assert cut(view, 14_000, 8, copies=True) == (200, 32, 8)

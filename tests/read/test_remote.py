@@ -81,7 +81,7 @@ def test_a_batch_takes_few_requests_and_many_at_once(tar: tuple[Made, str], prox
     proxy.set(delay_s=0.1)
     assert len(list(data[np.arange(len(data))])) == len(data)
     log = proxy.log()
-    assert len(log.asked) == log.most == len(data.fetcher.catalog.shards)
+    assert len(log.asked) == log.most == len(data.reader.catalog.shards)
 
 
 def test_a_walk_is_for_all_that_have_no_sidecar(tar: tuple[Made, str], proxy: FaultyProxy) -> None:
@@ -114,7 +114,7 @@ def test_nothing_is_begun_after_a_refusal(
 ) -> None:
     """Once one shard was refused, the threads that read the others finish what they do, and begin no other shard."""
     data = open_data(tar[1])
-    names = [shard.name for shard in data.fetcher.catalog.shards]
+    names = [shard.name for shard in data.reader.catalog.shards]
     with ThreadPoolExecutor(2) as threads:  # in place of AT_ONCE
         monkeypatch.setattr(requests, "caller_threads", lambda: threads)
         proxy.set(
@@ -131,7 +131,7 @@ def test_nothing_is_begun_after_a_refusal(
 def test_a_server_that_fails_ends_the_reading(on_error: str, tar: tuple[Made, str], proxy: FaultyProxy) -> None:
     """A server that fails time and again is named with the shard, and is never taken for damage that is skipped."""
     data = open_data(tar[1], on_error=on_error)  # type: ignore[arg-type]
-    shard = data.fetcher.catalog.shards[1]
+    shard = data.reader.catalog.shards[1]
     proxy.set(Fault("status", path=shard.name, times=None))
     with pytest.raises(StoreFailed, match=f"{shard.path}: the server answers 503, [0-9]+ times"):
         list(data.stream(**_ORDER))
@@ -159,14 +159,14 @@ def test_a_server_that_lies_is_noticed(fault: Fault, found: str, tar: tuple[Made
 
 
 def test_a_shard_of_another_size_is_damaged(tar: tuple[Made, str], proxy: FaultyProxy) -> None:
-    """A shard that is not as large as its dataset file says, or gone, costs its samples where damage is skipped."""
+    """A shard that is not as large as in its dataset file, or gone, costs its samples where damage is skipped."""
     at = proxy.server.new_prefix()
     folder = proxy.server.local(at)
     for path in tar[0].path.parent.iterdir():
         if path.is_file():
             (folder / path.name).write_bytes(path.read_bytes())
     data = open_data(f"{at}/{tar[0].path.name}", on_error="skip")
-    catalog = data.fetcher.catalog
+    catalog = data.reader.catalog
     (folder / catalog.shards[0].name).write_bytes(b"short")
     (folder / catalog.shards[1].name).unlink()
     rest = tar[0].samples[int(catalog.firsts[2]) :]
@@ -238,7 +238,7 @@ def test_a_dataset_travels(tar: tuple[Made, str]) -> None:
     assert data[3] == tar[0].open()[3]
     again: Dataset = pickle.loads(pickle.dumps(data))  # noqa: S301 - our own
     assert again[3] == data[3]
-    assert "sesame" not in repr(data) + repr(data.fetcher.catalog.name)
+    assert "sesame" not in repr(data) + repr(data.reader.catalog.name)
 
 
 def test_divided_streams_read_all(tar: tuple[Made, str]) -> None:

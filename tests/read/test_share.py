@@ -124,7 +124,7 @@ def test_ranks_of_a_group_are_alike(length: int, groups: int, each: int, ends: E
 
 
 @pytest.mark.parametrize(
-    ("groups", "found"), [(3, "groups: 3, of 4 ranks"), (8, "groups: 8"), (0, "groups: 0"), (2.0, "groups: 2.0")]
+    ("groups", "found"), [(3, "groups: 3 for 4 ranks"), (8, "groups: 8"), (0, "groups: 0"), (2.0, "groups: 2.0")]
 )
 def test_groups_that_cannot_be(groups: Any, found: str) -> None:
     """Groups of unequal size, or none, are refused."""

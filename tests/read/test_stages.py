@@ -130,13 +130,13 @@ def test_filter_and_none_leave_out() -> None:
     chain = _listed().filter(lambda sample: b"c" not in sample.get("jpg", b"")).map(_unless_b).tuple("__key__")
     assert list(chain) == [("a",), ("d",)]
     assert [str(error) for error in chain.skipped] == ["sample b: dropped by map", "sample c: dropped by filter"]
-    with pytest.raises(SampleFailed, match=r"^sample b: dropped by map\. A stream leaves such samples out\.$"):
+    with pytest.raises(SampleFailed, match=r"^sample b: dropped by map\. Use a stream to skip such samples\.$"):
         chain.stages.apply(_SAMPLES[1])
     assert [len(batch) for batch in _listed().tuple("cls").filter(lambda one: one[0] != b"1").batch(2)] == [1, 1]
-    with pytest.raises(InvalidRequest, match=r"^filter: leaves out batches; expected samples"):
+    with pytest.raises(InvalidRequest, match=r"^filter: would skip batches; expected single samples"):
         _listed().batch(2).filter(len)
     with pytest.raises(
-        InvalidRequest, match=r"^map: None for a batch; expected a batch: leave out samples before batch$"
+        InvalidRequest, match=r"^map: returned None for a batch; expected a batch: skip samples before batch$"
     ):
         list(_listed(0, 2).select("cls").batch(2).map(lambda _: None))
 
@@ -156,11 +156,11 @@ def test_an_error_of_a_function_leaves_nothing_out() -> None:
 @pytest.mark.parametrize("word", ["to_tuple", "shuffle", "batched", "rename", "map_tuple", "with_epoch"])
 def test_words_of_other_readers(word: str) -> None:
     """A method of another reader is an AttributeError that says what it is here; any other one stays as it was."""
-    with pytest.raises(AttributeError, match=rf"^Listed has no {word}\. Here it is \w+\("):
+    with pytest.raises(AttributeError, match=rf"^Listed has no {word}\. Use \w+\("):
         getattr(_listed(), word)
     with pytest.raises(AttributeError, match=r"^Listed has no others$"):
         _ = _listed().others  # type: ignore[attr-defined]
-    with pytest.raises(InvalidRequest, match=r"^select: .*filter\(function\) chooses samples\.$"):
+    with pytest.raises(InvalidRequest, match=r"^select: .*Use filter\(function\) to choose samples\.$"):
         _listed().select(len)  # type: ignore[arg-type]
 
 
@@ -174,7 +174,7 @@ def test_what_is_left_out_is_counted() -> None:
 def test_one_sample_is_never_left_out() -> None:
     """The error of one that a stream would leave out says so, and not what was asked for already."""
     chain = _listed().decode({"jpg": None}, on_error="skip")
-    with pytest.raises(SampleFailed, match=r"sample d, field cls: .*'none'. A stream leaves such samples out\.$"):
+    with pytest.raises(SampleFailed, match=r"sample d, field cls: .*'none'. Use a stream to skip such samples\.$"):
         chain.stages.apply(_SAMPLES[3])
 
 
@@ -185,7 +185,10 @@ def test_one_sample_is_never_left_out() -> None:
         (lambda one: one.decode({"jpg": "pill"}), "'pill'"),
         (lambda one: one.decode(reduce=224), "reduce: 224; expected width and height"),
         (lambda one: one.decode(reduce=(224, "x")), "reduce: .*; expected width and height"),
-        (lambda one: one.batch(3).decode(), "decode: given after batch; expected samples: decode first, then batch"),
+        (
+            lambda one: one.batch(3).decode(),
+            "decode: called after batch; expected single samples: decode first, then batch",
+        ),
         (lambda one: one.batch("3"), "batch: '3'; expected 1 or more"),
         (lambda one: one.batch(0), "batch: 0; expected 1 or more"),
     ],
@@ -346,11 +349,14 @@ def test_batches_of_unlike_samples() -> None:
     ):
         with pytest.raises(SampleFailed) as raised:
             list(_listed(*samples).batch(2))
-        assert (raised.value.where, raised.value.found) == (where, f"no field {field}, as others of its batch have")
+        assert (raised.value.where, raised.value.found) == (
+            where,
+            f"no field {field}, which other samples of its batch have",
+        )
     for other in ((1,), [1, 2]):
-        with pytest.raises(SampleFailed, match="not of the same form"):
+        with pytest.raises(SampleFailed, match="another form than the first"):
             collate([(1, 2), other])
-    with pytest.raises(SampleFailed, match=r"^a sample: not of the same form"):
+    with pytest.raises(SampleFailed, match=r"^a sample: another form than the first"):
         collate([{"a": 1}, (1,)])
 
 
@@ -420,5 +426,5 @@ def test_lists_of_fields_that_there_are() -> None:
         list(_listed(0, 3).batch(2, lists=["box"]))
     with pytest.raises(InvalidRequest, match=r"^lists: 2; expected fields of the samples: 0, 1"):
         list(_listed(0, 3).tuple("jpg", "cls").batch(2, lists=[2]))
-    with pytest.raises(InvalidRequest, match=r"^lists: 'jpg'; expected names of fields: \('jpg',\)"):
+    with pytest.raises(InvalidRequest, match=r"^lists: 'jpg'; expected a tuple of field names: \('jpg',\)"):
         list(_listed(0).batch(2, lists="jpg"))

@@ -63,17 +63,17 @@ def test_json() -> None:
         "version": 1, "fingerprint": "made", "shuffle": "full", "seed": 7, "epoch": 3, "parts": 8, "window": 4,
         "position": 42,
     }  # fmt: skip
-    assert StreamState.of(json.loads(json.dumps(given)), VIEW) == STATE
+    assert StreamState.from_json(json.loads(json.dumps(given)), VIEW) == STATE
     of_ranks = STATE._replace(options=replace(STATE.options, ranks=2))
     assert of_ranks.to_json() == {**given, "version": 2, "ranks": 2}
-    assert StreamState.of(json.loads(json.dumps(of_ranks.to_json())), VIEW) == of_ranks
+    assert StreamState.from_json(json.loads(json.dumps(of_ranks.to_json())), VIEW) == of_ranks
 
 
 def test_end_of_an_epoch() -> None:
     """At the end of an epoch, the state is that of the start of the next one."""
-    assert StreamState.at(VIEW, STATE.options, 99, 100).position == 99
+    assert StreamState.at_position(VIEW, STATE.options, 99, 100).position == 99
     for end in (96, 100, 104):
-        after = StreamState.at(VIEW, STATE.options, end, end)
+        after = StreamState.at_position(VIEW, STATE.options, end, end)
         assert (after.options.epoch, after.position) == (4, 0)
 
 
@@ -86,7 +86,7 @@ def test_end_of_an_epoch() -> None:
         ({"version": 2}, "the state: no ranks"),
         ({"version": 2, "ranks": 3}, "parts: 8; expected a multiple of 3 ranks"),
         ({"version": 2, "ranks": -1}, "ranks: -1"),
-        ({"fingerprint": "b2:other"}, "of other samples: fingerprint b2:other; expected made"),
+        ({"fingerprint": "b2:other"}, "belongs to other samples, with fingerprint b2:other; expected made"),
         ({"fingerprint": 3}, "fingerprint of the state: 3; expected text"),
         ({"position": 100}, "position of the state: 100; expected 0 to 99"),
         ({"position": -1}, "position of the state: -1; expected 0 to 99"),
@@ -100,21 +100,21 @@ def test_end_of_an_epoch() -> None:
     ],
 )
 def test_states_that_cannot_be(change: dict[str, object], found: str) -> None:
-    """A state with a value that cannot be, or one of other samples, is refused, and the message says which."""
+    """A state with a value that cannot be, or one belongs to other samples, is refused, and the message says which."""
     with pytest.raises(InvalidRequest, match=found):
-        StreamState.of({**STATE.to_json(), **change}, VIEW)
+        StreamState.from_json({**STATE.to_json(), **change}, VIEW)
 
 
 def test_what_is_no_state() -> None:
     """What is no state at all is refused, and so is one that lacks something, by its name."""
     with pytest.raises(InvalidRequest, match="the state: a list; expected a dictionary"):
-        StreamState.of([1], VIEW)
+        StreamState.from_json([1], VIEW)
     with pytest.raises(InvalidRequest, match="version of the state: 'none'"):
-        StreamState.of({}, VIEW)
+        StreamState.from_json({}, VIEW)
     for key in STATE.to_json():
         short = {name: value for name, value in STATE.to_json().items() if name != key}
         with pytest.raises(InvalidRequest, match=key):
-            StreamState.of(short, VIEW)
+            StreamState.from_json(short, VIEW)
 
 
 @settings(max_examples=15, deadline=None)
@@ -257,7 +257,7 @@ def test_state_of_another_view(dataset: shardtool.Dataset) -> None:
     state = dataset[:50].stream(rank=0, world_size=1).state_dict()
     dataset[0:50].stream(rank=0, world_size=1).load_state_dict(state)
     for other in (dataset, dataset[:51], dataset[1:51]):
-        with pytest.raises(InvalidRequest, match="of other samples"):
+        with pytest.raises(InvalidRequest, match="belongs to other samples"):
             other.stream(rank=0, world_size=1).load_state_dict(state)
 
 

@@ -64,7 +64,7 @@ def test_a_state_goes_on_at_the_exact_sample(made: Made, *, taken: int, shuffle:
 def test_fewer_samples_than_ranks(made: Made) -> None:
     """Where no rank would read anything, that is an error, and no epoch that is empty. The other ends give all."""
     dataset = made.open()[:3]
-    with pytest.raises(InvalidRequest, match=r"^world_size: 3 samples for 4 ranks, and ends='drop'. Give ends='pad'"):
+    with pytest.raises(InvalidRequest, match=r"^world_size: 3 samples for 4 ranks, with ends='drop'. Use ends='pad'"):
         dataset.stream(rank=0, world_size=4)
     for ends, count in (("pad", 4), ("uneven", 3)):
         streams = [dataset.stream(rank=rank, world_size=4, ends=ends) for rank in range(4)]  # type: ignore[arg-type]

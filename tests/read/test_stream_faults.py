@@ -67,7 +67,7 @@ def test_an_error_comes_at_its_sample(own: Made, *, ends: Ends) -> None:
 def test_a_removed_shard_costs_its_samples_only(own: Made, *, shuffle: bool) -> None:
     """A shard that is missing leaves out its own samples; every other one comes, and each is counted once."""
     data = own.open(on_error="skip")
-    firsts = data.fetcher.catalog.firsts.tolist()
+    firsts = data.reader.catalog.firsts.tolist()
     own.shard(2).unlink()
     stream = data.stream(shuffle=shuffle, rank=0, world_size=1, ends="uneven")
     got = sorted(str(one["__key__"]).encode() for one in stream)
@@ -138,7 +138,7 @@ def test_where_nothing_is_left(even: Made) -> None:
     """If all samples are dropped, padding is an error that names the first; without padding, the epoch is empty."""
     stream = even.open().select("none", missing="skip").stream(rank=0, world_size=1, ends="pad")
     with pytest.raises(
-        SampleFailed, match=rf"^the stream: {SAMPLES} samples in a row are left out, first sample \S+: no"
+        SampleFailed, match=rf"^the stream: {SAMPLES} samples in a row were skipped, first sample \S+: no"
     ):
         list(stream)
     for ends in ("drop", "uneven"):
@@ -232,7 +232,7 @@ def test_a_damaged_sidecar_is_said_once(own: Made, caplog: pytest.LogCaptureFixt
 def test_a_policy_must_be_one(own: Made) -> None:
     """A policy for errors that there is not is refused."""
     with pytest.raises(InvalidRequest, match="one of raise, skip"):
-        own.fetcher(on_error="ignore")
+        own.reader(on_error="ignore")
 
 
 def test_a_broken_shard_is_walked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

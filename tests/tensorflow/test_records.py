@@ -67,7 +67,7 @@ def test_shards_that_no_dataset_file_lists(made: Path) -> None:
     assert found.samples == 3
     assert dict(found.features) == {"__key__": TfFeature(lacking=True), "cls": TfFeature("int64"), "txt": _KEY}
     one = find_tfrecords([str(made / "a-1.tfrecord")], ["txt"])
-    with pytest.raises(InvalidRequest, match=r"gz: compressed with gzip, and other shards are not"):
+    with pytest.raises(InvalidRequest, match=r"gz: compressed with gzip, unlike other shards"):
         find_tfrecords([str(made / "packed"), str(made / "a.json")], None)
     assert (one.samples, one.packing) == (1, "")
 
@@ -84,7 +84,7 @@ def test_shards_that_no_dataset_file_lists(made: Path) -> None:
         ("a.json", {"epoch": "1"}, "epoch: '1'; expected a whole number"),
         ("a.json", {"shuffle": -1}, "shuffle: -1"),
         ("nothing.json", {}, "nothing.json: no such file"),
-        ("x.tfrecord.zst", {}, "compressed with zstd, which TensorFlow cannot unpack"),
+        ("x.tfrecord.zst", {}, "compressed with zstd, which TensorFlow cannot decompress"),
     ],
 )
 def test_mistakes_are_said(made: Path, given: str, options: dict[str, Any], message: str) -> None:
@@ -97,7 +97,7 @@ def test_mistakes_are_said(made: Path, given: str, options: dict[str, Any], mess
 def test_names_where_a_dataset_is_wanted(made: Path) -> None:
     """Keras's batches come from an opened dataset: a name of one is refused at once."""
     for wrong in (str(made / "a.json"), made / "a.json", None):
-        with pytest.raises(InvalidRequest, match=r"the dataset: .*; expected what shardtool.open returned"):
+        with pytest.raises(InvalidRequest, match=r"the dataset: .*; expected a dataset from shardtool.open"):
             keras_sequence(wrong, 2)  # type: ignore[arg-type]
 
 
@@ -105,7 +105,7 @@ def test_datasets_that_do_not_go_together(made: Path) -> None:
     """Datasets whose class numbers mean different classes, or whose fields are of different kinds, become none."""
     write_tree(made / "d", {"emu/1.txt": b"1", "ant/2.txt": b"2"})
     create(str(made / "d"), str(made / "d-{0..}.tfrecord"), CreateOptions(label_from_folder=True))
-    with pytest.raises(InvalidRequest, match="classes of 'cls': different ones"):
+    with pytest.raises(InvalidRequest, match="classes of 'cls': differ between two datasets"):
         find_tfrecords([str(made / "a.json"), str(made / "d.json")], None)
     write_tree(made / "e", {"1.cls": b"1"})
     create(str(made / "e"), str(made / "e-{0..}.tfrecord"))

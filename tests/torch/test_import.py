@@ -23,4 +23,4 @@ def test_says_how_to_get_torch() -> None:
     ran = subprocess.run([sys.executable, "-c", _WITHOUT_TORCH], capture_output=True, text=True, check=True)
     name, _, text = ran.stdout.strip().partition("|")
     assert name == "torch"
-    assert text == "shardtool.torch: PyTorch is not installed here. Run `pip install 'shardtool[torch]'`."
+    assert text == "shardtool.torch: PyTorch is not installed. Run `pip install 'shardtool[torch]'`."
