@@ -26,15 +26,10 @@ DEFAULT_ASPECT_RATIOS = (1 / 2, 9 / 16, 2 / 3, 3 / 4, 1.0, 4 / 3, 3 / 2, 16 / 9,
 
 
 def nearest_aspect_ratios(aspects: Sequence[float], reader: AnySampleReader, views: EpochSamples) -> Numbers:
-    """Return the index of the nearest aspect ratio, by sample number.
-
-    Args:
-        aspects: Widths divided by heights, ascending.
-        reader: Reader of the samples.
-        views: The samples.
+    """Return the index of the nearest of these ascending aspect ratios, by sample number.
 
     Raises:
-        InvalidRequest: The columns `width` and `height` are missing, or the aspect ratios are invalid.
+        InvalidRequest: The columns `width` and `height` are missing, or a ratio is invalid.
     """
     if not aspects or aspects[0] <= 0:
         raise InvalidRequest("aspects", repr(aspects), expected="ratios of width to height, above 0")
@@ -44,7 +39,7 @@ def nearest_aspect_ratios(aspects: Sequence[float], reader: AnySampleReader, vie
 
 
 def make_size_batch(aspects: Sequence[float], bundle: Bundle, samples: list[Sample]) -> Sample:
-    """Return the samples of a batch as one item of a stream; with aspect ratios, each sample gets its ratio."""
+    """Return the samples of a batch as one item of a stream, with their aspect ratio if there are ratios."""
     if aspects:
         samples = [{**sample, "__aspect__": aspects[int(bundle.sizes[0])]} for sample in samples]
     numbered = [*zip(bundle.numbers.tolist(), samples, strict=True)]
@@ -52,10 +47,7 @@ def make_size_batch(aspects: Sequence[float], bundle: Bundle, samples: list[Samp
 
 
 class SizeBatches(Map):
-    """Runs the stages on each sample of a batch, and collates the batch.
-
-    Samples that the stages skip are missing from their batch; an empty batch is replaced by another one.
-    """
+    """Runs the stages on each sample of a batch, and collates it. A batch whose samples are all skipped is replaced."""
 
     def __init__(self, stages: Pipeline, lists: ListFields = ()) -> None:
         super().__init__(partial(_run_and_collate, stages, lists))

@@ -1,7 +1,7 @@
 """Rules that cut a window of samples into bundles: blocks of tokens, or batches of samples of similar size.
 
-A rule gets the sizes of a window's samples. It returns four int64 columns with one row per piece, bundle after
-bundle: the bundle (counted from 0), the sample, the start of the piece in the sample, and the length of the piece.
+From the sizes of a window's samples, a rule returns four int64 columns with one row per piece, sorted by bundle: bundle
+number, sample, start of the piece in the sample, and length.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ def concatenated(tokens: int, lengths: Numbers) -> Pieces:
 def fitted(tokens: int, lengths: Numbers) -> Pieces:
     """Pack whole documents into blocks: longest first, each into the fullest block that has room for it.
 
-    Documents longer than a block are cut into block-sized pieces and a rest. Documents of equal length are placed
-    together, so the time depends on the number of different lengths.
+    Longer documents are cut into blocks and a rest. Documents of equal length are placed together, so the time depends
+    on the number of different lengths.
 
     Source: best-fit decreasing; Johnson, "Near-optimal bin packing algorithms", MIT 1973.
     """
@@ -73,7 +73,7 @@ def fitted(tokens: int, lengths: Numbers) -> Pieces:
 
 
 def of_like_length(tokens: int, lengths: Numbers) -> Pieces:
-    """Group samples of similar length; a batch, padded to its longest sample, has at most `tokens` tokens."""
+    """Group samples of similar length: at most `tokens` tokens per batch, padding included."""
     order = np.argsort(-lengths, kind="stable")
     descending, ends = lengths[order], [0]
     while ends[-1] < len(order):
@@ -82,7 +82,7 @@ def of_like_length(tokens: int, lengths: Numbers) -> Pieces:
 
 
 def of_one_kind(size: int, kinds: Numbers) -> Pieces:
-    """Group `size` samples of one kind per batch; the last batch of each kind may be smaller."""
+    """Group `size` samples of one kind per batch; the last one of each kind may be smaller."""
     order = np.argsort(kinds, kind="stable")
     _, firsts, counts = np.unique(kinds[order], return_index=True, return_counts=True)
     begins = (np.arange(len(order)) - np.repeat(firsts, counts)) % size == 0

@@ -1,8 +1,7 @@
 """The order of bundles, and reading them. Each position of an epoch is a bundle of several samples.
 
-Sidecars list the sizes of samples, so no sample is read to compute the order. The order of samples is cut into
-windows with a fixed number of positions, and a rule cuts each window into bundles. Ranks, workers and states count
-bundles, as exactly as single samples.
+Sizes of samples come from sidecars. A rule cuts the order of samples into bundles, one window of positions at a time.
+Ranks, workers and states count bundles as exactly as samples.
 """
 
 from __future__ import annotations
@@ -53,13 +52,7 @@ _order_numbers = count()
 
 
 class BundleOrder:
-    """The order of the bundles of an epoch; its positions are bundles.
-
-    Args:
-        source: The bundles.
-        options: The order.
-        first: Number of the first bundle in this process.
-    """
+    """The order of the bundles of an epoch. `first` is the number of its first bundle in this process."""
 
     def __init__(self, source: BundleReader, options: OrderOptions, first: int) -> None:
         self._source, self.options, self._first = source, options, first
@@ -98,7 +91,7 @@ class BundleOrder:
         return Bundle(*(column[cuts[bundle] : cuts[bundle + 1]] for column in pieces))
 
     def _divide_window(self, window: int) -> tuple[Bundle, list[int], list[int]]:
-        """Return the pieces of a window sorted by bundle, the bundle of each position, and where each bundle starts."""
+        """Return the pieces of a window sorted by bundle, the order of bundles, and where each bundle starts."""
         first, options = window * self._step, self.options
         numbers = self._samples.numbers(np.arange(first, min(first + self._step, self._samples.length)))
         sizes = self._source.sizes[numbers]
@@ -118,18 +111,15 @@ class BundleReader:
     Args:
         reader: Reader of the samples.
         views: The samples to bundle.
-        sizes: int64 [span]: size of each sample; 0 for samples that no epoch uses.
-        rule: Cuts a window into bundles, from the limit and the sizes of its samples.
+        sizes: int64 [span]: size of each sample; 0 if unused.
+        rule: Cuts a window into bundles.
         limit: Tokens, or samples, per bundle.
         make: Builds a bundle from its samples.
-        facts: Everything else that the bundles depend on; enters the fingerprint.
+        facts: Other inputs of the fingerprint.
 
     Attributes:
-        divide: The rule with its limit.
-        each: Approximate number of samples per bundle, a power of two.
-        fingerprint: Equal for equal bundles in an equal order.
-        in_turn: Whether bundles come in the order in which they fill up, instead of in random order.
-        span: Upper bound of bundle numbers, over all orders of this process.
+        samples_per_bundle: Approximate, a power of two.
+        is_sequential: Whether bundles come as they fill up, not shuffled.
 
     Raises:
         InvalidRequest: All samples have size 0.
@@ -167,7 +157,7 @@ class BundleReader:
         return self.length_in(OrderOptions(shuffle=False))
 
     def length_in(self, options: OrderOptions) -> int:
-        """Return how many bundles an epoch has. The first call in a process divides the whole epoch."""
+        """Return the number of bundles in an epoch. The first call divides the whole epoch."""
         return self.order(options).length
 
     def order(self, options: OrderOptions) -> BundleOrder:
@@ -183,23 +173,23 @@ class BundleReader:
         return self._orders[number // _MAX_BUNDLES_IN_EPOCH].bundle(number % _MAX_BUNDLES_IN_EPOCH)
 
     def expect(self, numbers: Numbers, seen: set[str]) -> None:
-        """Start copying the shards of these bundles into the cache, except for the paths in `seen`."""
+        """Start copying the shards of these bundles into the cache, except paths in `seen`."""
         self._reader.expect(self._sample_numbers(numbers), seen)
 
     def reader_of_fields(self, _: frozenset[str] | None) -> BundleReader:
-        """Return this reader: its fields were chosen when the samples were bundled."""
+        """Return this reader, whose fields are fixed."""
         return self
 
     def skip_or_raise(self, error: ShardError, number: int, *counts: SkippedSamples, damaged: bool = True) -> None:
-        """Count a skipped bundle in the dataset and in `counts`, or raise its error if the dataset does not skip."""
+        """Count a skipped bundle in the dataset and in `counts`, or raise its error."""
         self._reader.skip_or_raise(error, self._first_damaged(number), *counts, damaged=damaged)
 
     def read(self, numbers: Numbers) -> list[Sample | ShardError]:
-        """Return bundles in the order of `numbers`; a damaged sample replaces its bundle by an error."""
+        """Return bundles in the order of `numbers`; a damaged sample makes its bundle an error."""
         return [*self.read_late(numbers)]
 
     def read_late(self, numbers: Numbers) -> Samples:
-        """Return bundles as `read` does, each built on demand. A sample of several bundles is read once."""
+        """Return bundles as `read` does, each built on demand, reading each sample once."""
         members = self._sample_numbers(numbers)
         unique_members, inverse = np.unique(members, return_inverse=True)
         if len(unique_members) == len(members):
@@ -210,7 +200,7 @@ class BundleReader:
     def with_skip_callback(
         self, bundles: Samples, get_skipped: Callable[[], SkippedSamples]
     ) -> Iterator[Sample | ShardError]:
-        """Yield bundles; batches get a callback that counts samples which their stages skip."""
+        """Yield bundles; give batches a callback that counts samples skipped by their stages."""
 
         def on_skip(error: ShardError, number: int) -> None:
             self._reader.skip_or_raise(error, number, get_skipped(), damaged=False)
@@ -236,7 +226,6 @@ class BundleReader:
         return np.concatenate([empty, *(self.bundle(number).numbers for number in numbers.tolist())])
 
     def _first_damaged(self, number: int) -> int:
-        """Return the first sample of a bundle that cannot be read, or its first sample."""
         members: list[int] = self.bundle(number).numbers.tolist()
         samples = zip(members, self._reader.read(np.array(members)), strict=True)
         return next((member for member, sample in samples if isinstance(sample, ShardError)), members[0])
@@ -263,13 +252,9 @@ def each_dataset(reader: AnySampleReader, views: EpochSamples) -> Iterator[tuple
 def sample_sizes(
     reader: AnySampleReader, views: EpochSamples, of_shard: Callable[[SampleReader, int], Numbers], what: str
 ) -> Numbers:
-    """Return a size per sample number; 0 for samples that no epoch uses.
+    """Return a size per sample number; 0 for unused samples.
 
-    Args:
-        reader: Reader of the samples.
-        views: The samples.
-        of_shard: Returns the sizes of a shard's samples; negative if unknown.
-        what: Name of the size, for messages.
+    `of_shard` returns the sizes of a shard's samples, negative if unknown; `what` names the size in messages.
 
     Raises:
         InvalidRequest: The size of a sample is unknown.
@@ -291,7 +276,7 @@ def metadata_sizes(name: str, reader: AnySampleReader, views: EpochSamples) -> N
     """Return an integer metadata column, by sample number.
 
     Raises:
-        InvalidRequest: The column does not exist, is not an integer column, or lacks a value of 0 or more for a sample.
+        InvalidRequest: The column is missing, is not an integer column, or lacks a value.
     """
 
     def of_shard(dataset_reader: SampleReader, shard: int) -> Numbers:

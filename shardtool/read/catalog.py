@@ -53,24 +53,24 @@ class Catalog:
     """The shards of one or several datasets.
 
     Attributes:
-        name: The name of what was opened, for messages.
-        firsts: int64 [shards + 1]: number of the first sample of each shard, then the total number of samples.
+        name: Name of what was opened, for messages.
+        firsts: int64 [shards + 1]: number of the first sample of each shard, then the number of samples.
         sizes: int64 [shards]: bytes.
         fingerprint: Equal for equal samples in an equal order, as far as metadata can show.
-        fields: Number of samples that have each field; empty if a dataset does not record it.
-        kinds: Numeric TFRecord fields and their type, `int64` or `float`.
-        classes: Class names per field, if all datasets agree.
+        fields: Number of samples that have each field; empty if unknown.
+        kinds: Type of numeric TFRecord fields: `int64` or `float`.
+        classes: Class names by field, if all datasets agree.
         types: Recorded type of the values of each field, if all datasets agree.
-        lists: TFRecord features that hold a list of values in every sample.
+        lists: TFRecord features that are lists in every sample.
         content: Content fingerprint, independent of order, sharding and format; empty if unknown.
-        key_ranges: First and last key of each shard; empty if a dataset does not record them.
+        key_ranges: First and last key of each shard; empty if unknown.
         parts: One catalog per dataset; empty for a single dataset.
-        shared: Memory shared between processes. For a single dataset: one block per shard index, then one for keys.
-        crcs: int64 [shards]: CRC-32C of each shard from the dataset file; -1 if unknown.
-        split: For a single dataset: its split name, or the name of its dataset file or folder.
+        shared: Memory shared between processes: one block per shard index, then one for keys (single datasets only).
+        crcs: int64 [shards]: CRC-32C of each shard; -1 if unknown.
+        split: Split name, or the name of the dataset file or folder (single datasets only).
         listed: Whether shardtool dataset files list all shards.
         can_scan: Whether it is known where keys end in member names, so that shards can be scanned.
-        appends: For a single dataset: shard positions from which sidecars may have other columns.
+        appends: Shard positions from which sidecars may have other columns (single datasets only).
     """
 
     name: str
@@ -97,11 +97,7 @@ class Catalog:
         return int(self.firsts[-1])
 
     def places(self, numbers: Numbers) -> tuple[Numbers, Numbers]:
-        """Return the shard of each sample and its row in that shard.
-
-        Args:
-            numbers: int64 [n]: sample numbers, each below `len`.
-        """
+        """Return the shard and the row of each sample number."""
         shards = np.searchsorted(self.firsts, numbers, side="right") - 1
         return shards, numbers - self.firsts[shards]
 
@@ -151,7 +147,7 @@ def open_catalog(given: DatasetLike) -> Catalog:
 
     Raises:
         InvalidRequest: No dataset matches.
-        CorruptShard: A dataset file is damaged, or a shard without a sidecar cannot be read.
+        CorruptShard: A dataset file, or a shard without a sidecar, is damaged.
     """
     datasets = [open_dataset(dataset, dots="first") for dataset in expand_datasets(given)]
     if not datasets:
@@ -198,7 +194,7 @@ def join_catalogs(parts: Sequence[Catalog]) -> Catalog:
 
 
 def _catalog_of(opened: StoredDataset) -> Catalog:
-    """Return the catalog of one dataset, from its dataset file, or from sidecars and scans of shards without one."""
+    """Return the catalog of one dataset, from its dataset file, or from its sidecars and scans."""
     file, shared, shards = opened.file, SharedBlocks(), opened.shards
     entries: Sequence[tuple[int, int, int | None]]  # samples, bytes, CRC-32C
     if file is None:

@@ -1,4 +1,4 @@
-"""Make a batch of samples: arrays where the values allow it, lists where they do not."""
+"""Make batches of samples: arrays if the values allow it, otherwise lists."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ class Batch:
             raise InvalidRequest("batch", repr(self.size), expected="1 or more samples")
 
     def count(self, samples: int) -> int:
-        """Return how many batches a number of samples makes."""
+        """Return the number of batches."""
         return samples // self.size if self.drop_last else -(-samples // self.size)
 
     def over(self, samples: Iterable[object]) -> Iterator[object]:
-        """Yield batches; the last one may be smaller."""
+        """Yield batches."""
         samples = iter(samples)
         while batch := list(islice(samples, self.size)):
             if len(batch) == self.size or not self.drop_last:
@@ -50,12 +50,11 @@ def collate(samples: list[Any], lists: ListFields = ()) -> object:
     """Return samples as one batch.
 
     Dicts become a dict of batched fields, tuples a tuple. A field becomes an array [samples, ...] if its values are
-    arrays of one shape and dtype, or numbers (int64, float64 or bool). Otherwise it becomes a list.
+    numbers (int64, float64 or bool), or arrays of one shape and dtype. Otherwise it becomes a list.
 
     Args:
         samples: Dicts, tuples or values.
-        lists: Fields, or tuple positions, that always become a list, so that the type of a batch does not depend on
-            its samples.
+        lists: Fields, or tuple positions, that always become a list, so that the type of a batch is predictable.
 
     Raises:
         InvalidRequest: `lists` names an unknown field.
@@ -76,21 +75,21 @@ def collate(samples: list[Any], lists: ListFields = ()) -> object:
 
 
 def split_sample(sample: object) -> tuple[type, Mapping[object, object]]:
-    """Return the form of a sample (dict, tuple or object) and its fields, or its values by position."""
+    """Return the form of a sample (dict, tuple or object), and its values by field or position."""
     if isinstance(sample, dict):
         return dict, sample
     return (tuple, dict(enumerate(sample))) if isinstance(sample, tuple) else (object, {0: sample})
 
 
 def join_sample(form: type, parts: dict[object, object]) -> object:
-    """Return fields as a sample or batch of the given form."""
+    """Return values as a sample or batch of a form."""
     if form is dict:
         return parts
     return tuple(parts.values()) if form is tuple else parts[0]
 
 
 def check_same_fields(samples: Sequence[tuple[object, type, Collection[object]]]) -> None:
-    """Check that samples, given as key, form and fields, have the same form and fields.
+    """Check that samples, given as key, form and fields, match.
 
     Raises:
         SampleFailed: The samples differ in their fields or form.
@@ -108,11 +107,7 @@ def check_same_fields(samples: Sequence[tuple[object, type, Collection[object]]]
 
 
 def check_lists(lists: ListFields, fields: Iterable[object]) -> None:
-    """Check that each name in `lists` is a field.
-
-    Raises:
-        InvalidRequest: It is not.
-    """
+    """Raise InvalidRequest if a name in `lists` is not a field."""
     if isinstance(lists, str):
         raise InvalidRequest("lists", repr(lists), expected=f"a tuple of field names: ({lists!r},)")
     known = [*fields]

@@ -91,7 +91,6 @@ class Dataset(Streamable):
 
     @cached_property
     def _assignment(self) -> SplitAssignment | None:
-        """The split of each sample of the whole dataset, if `open` got `splits`."""
         if self._shares is None:
             return None
         store, shards = self.reader.store, range(len(self.reader.catalog.shards))
@@ -133,9 +132,9 @@ class Dataset(Streamable):
     def __getitem__(self, which: Several) -> list[Any]: ...
 
     def __getitem__(self, which: int | str | slice | Several) -> Any:
-        """Return the sample with a number or key, a list of samples for several, or a view for a slice.
+        """Return one sample by number or key, a list for several, or a view for a slice.
 
-        Samples pass through the dataset's stages. A sample that a stream would skip is an error here.
+        Samples pass through the stages. A sample that a stream would skip is an error here.
 
         Raises:
             IndexError: A number is out of range.
@@ -167,7 +166,6 @@ class Dataset(Streamable):
         return self.stages.apply(sample) if self.stages.stages else sample
 
     def _resolve_many(self, which: Several) -> Numbers:
-        """Return the catalog numbers of samples given by position, key or mask."""
         try:
             indexes = np.asarray(which)
         except ValueError:  # nested lists of different lengths
@@ -184,23 +182,16 @@ class Dataset(Streamable):
         return self._resolve_positions(indexes.astype(np.int64))
 
     def _resolve_position(self, position: int) -> int:
-        """Return the catalog number of the sample at a position; negative positions count from the end."""
         if not -self.source.length <= position < self.source.length:
             raise IndexError(f"sample {position} of {self.source.length:,}")
         position = position if position >= 0 else position + self.source.length
         return position if self.source.chosen is None else int(self.source.chosen[position])
 
     def _resolve_positions(self, positions: Numbers) -> Numbers:
-        """Return the catalog numbers of the samples at positions; negative positions count from the end."""
         positions = check_in_range(positions, self.source.length)
         return positions if self.source.chosen is None else self.source.chosen[positions]
 
     def _resolve_keys(self, keys: Iterable[str]) -> Numbers:
-        """Return the catalog number of each key: int64 [keys].
-
-        Raises:
-            UnknownKey: Some keys do not exist.
-        """
         requested, chosen = [*keys], self.source.chosen
         for key in requested:
             if not isinstance(key, str):
@@ -255,8 +246,8 @@ class Dataset(Streamable):
     def where(self, query: str) -> Dataset:
         """Return a view of the samples that match a query such as `bi == 'dog' and width > 256`.
 
-        A query can use the sidecar columns, and `key`, `shard`, `size` (bytes of all fields) and `fields` (number of
-        fields). All sidecars are read, one at a time.
+        A query can use the sidecar columns, `key`, `shard`, `size` (bytes of all fields) and `fields` (their number).
+        It reads all sidecars, one at a time.
 
         Raises:
             InvalidRequest: The query is invalid, or uses an unknown column.
@@ -266,7 +257,7 @@ class Dataset(Streamable):
         return self._with_chosen(matching_samples(self.reader.catalog, self.source.chosen, query))
 
     def column(self, name: str) -> list[Any]:
-        """Return a sidecar column as a list, one value per sample (None if missing). No payload is read.
+        """Return a sidecar column as a list, with None for missing values. No payload is read.
 
         Raises:
             InvalidRequest: No sidecar has this column.
@@ -276,19 +267,14 @@ class Dataset(Streamable):
     def table(self) -> pads.Dataset:
         """Return the sidecars as one `pyarrow.dataset.Dataset`, which pandas, DuckDB and polars can query.
 
-        It has one row per sample: `__key__`, `__shard__`, the sample's location, and the metadata. For a whole dataset,
-        the sidecars are read by each query and are not checked before. The rows of a view are held in memory, in its
-        order.
+        It has one row per sample: `__key__`, `__shard__`, the location, and the metadata. Queries of a whole dataset
+        read the sidecars, unchecked. The rows of a view are held in memory.
         """
         return read_table(self.reader.catalog, self.source.chosen)
 
 
 def check_in_range(positions: Numbers, count: int) -> Numbers:
-    """Return positions as non-negative numbers; negative positions count from the end.
-
-    Raises:
-        IndexError: A position is out of range.
-    """
+    """Return positions as non-negative numbers, or raise IndexError."""
     out_of_range = positions[(positions < -count) | (positions >= count)]
     if len(out_of_range):
         raise IndexError(f"sample {out_of_range[0]} of {count:,}")
@@ -307,19 +293,19 @@ def open(  # noqa: A001, PLR0913 - its public name and options
     Args:
         given: A dataset file (of shardtool or wids), a shard pattern, a glob, a folder, or a list of shards. Several
             datasets, such as the splits in a folder, are concatenated. Shards without a sidecar are scanned once for
-            all processes, with a warning. A `Cache` stands for the shards that are finished now; the result of its
-            `refresh` for those that were finished then, in any process.
-        check: Compare the CRC-32C of each payload read with the index.
+            all processes, with a warning. A `Cache` stands for its finished shards, now; the result of `refresh`, for
+            those of that time.
+        check: Compare the CRC-32C of each payload with the index.
         cache: Copy shards here before they are read.
         on_error: `raise` an error for a damaged sample, or `skip` and count it.
-        metadata: Add the sidecar columns to samples; None if a shard lacks a column. Fields take precedence.
-        splits: Assign samples to splits for `partition`, such as `{"train": 0.9, "val": 0.1}`, by a hash of their keys.
-            `create --split` assigns the same way.
+        metadata: Add the sidecar columns to samples; a field of the same name takes precedence.
+        splits: Assign samples to splits for `partition`, such as `{"train": 0.9, "val": 0.1}`, by a hash of their keys,
+            as `create --split` does.
         seed: Seed of `splits`.
 
     Raises:
         InvalidRequest: The dataset does not exist, or an option is invalid.
-        CorruptShard: A dataset file is damaged, or a shard without a sidecar cannot be read.
+        CorruptShard: A dataset file, or a shard without a sidecar, is damaged.
 
     Example:
         >>> dataset = shardtool.open("out.json").decode()

@@ -87,12 +87,7 @@ def has_rng_parameter(function: object) -> bool:
 
 
 class DecodedField(NamedTuple):
-    """The result of a decoder that adds other fields to the sample.
-
-    Attributes:
-        value: Value of the decoded field.
-        beside: Additional fields and their values.
-    """
+    """The value of a decoded field, with additional fields for the sample."""
 
     value: object
     extra_fields: Mapping[str, object]
@@ -104,16 +99,14 @@ class Decode:
 
     Images (JPEG, PNG, WebP, BMP, GIF, TIFF, PNM; detected from their content) become 8-bit RGB, upright:
 
-    - The EXIF orientation is applied.
+    - The EXIF orientation is applied. Alpha is dropped, not blended.
     - Grey becomes three equal channels, a palette its colours, and CMYK Pillow's conversion without a colour profile.
       16-bit grey is scaled to 8 bits (65535, or 4095 for 12 bits, becomes 255). 16-bit colours keep the upper eight
       bits. Float, signed and more than 16-bit images are rejected.
-    - Alpha is dropped, not blended.
-    - Only the first frame or page is decoded. For TIFF, PNG and WebP, and when bits are lost, a warning names the
-      alternative, once per field and process.
-    - An image with more pixels than Pillow accepts (178 million), or that may need more than `max_bytes` to decode, is
-      rejected before memory is allocated.
-    - A truncated image is rejected (see `transform.image_decode` for formats where this cannot be detected).
+    - Only the first frame or page is decoded. A warning, once per field and process, names the alternative if frames of
+      a TIFF, PNG or WebP, or bits, are lost.
+    - An image with more pixels than Pillow accepts (178 million), or that may need more than `max_bytes`, is rejected
+      before memory is allocated. So is a truncated image (exceptions: `transform.image_decode`).
 
     The decoder `mask` returns the stored values, for labels and depth: palette indices, grey as uint8 or uint16 (0 to
     15 for 4 bits), int32, float32, or 0 and 1; [height, width] or [height, width, channel]; also upright. Images that
@@ -127,13 +120,13 @@ class Decode:
     detected.
 
     Attributes:
-        own: Field or extension, and its decoder: a function of the bytes, the name of a decoder, or None for bytes. The
-            longest matching extension applies: `seg.png` before `png`.
-        images: Type of decoded images: `numpy`, uint8 [height, width, 3], writable; or `pil`, mode RGB.
-        reduce: Sufficient width and height. A JPEG is decoded at 1/8, 1/4 or 1/2 of its size, which is faster: the
-            smallest scale at which both sides are large enough. Other images keep their size.
+        own: Decoders by field or extension: a function of the bytes, a decoder's name, or None for bytes. The longest
+            matching extension applies: `seg.png` before `png`.
+        images: `numpy`: writable uint8 [height, width, 3]; `pil`: Pillow images, mode RGB.
+        reduce: Sufficient width and height. A JPEG is decoded at the smallest of 1/8, 1/4 or 1/2 of its size, which is
+            faster, at which both sides are large enough. Other images keep their size.
         on_error: With `skip`, a stream skips and counts samples that cannot be decoded.
-        max_bytes: Limit of memory for decoding an image or audio, including temporary copies, such as `2GiB`.
+        max_bytes: Memory limit for decoding an image or audio, temporary copies included, such as `2GiB`.
         only: The fields to decode; None: all.
         types: Recorded type of the values of each field, from the dataset file.
     """
@@ -170,10 +163,7 @@ class Decode:
     def __call__(self, sample: Mapping[str, object], rng: NewRng = seeded_rng) -> dict[str, object]:
         """Return a sample with decoded fields.
 
-        Args:
-            sample: The sample.
-            rng: Makes the random generator for decoders. Each decoder gets an equal one, so two fields are cropped
-                alike.
+        Each decoder gets an equal random generator from `rng`, so two fields are cropped alike.
 
         Raises:
             SampleFailed: A field cannot be decoded.
@@ -246,7 +236,6 @@ def _is_size(value: object) -> bool:
 
 
 def _decode_error(sample: Mapping[str, object], name: str, error: Exception) -> SampleFailed:
-    """Return the error for a field that cannot be decoded."""
     text = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
     return SampleFailed(
         f"sample {sample.get('__key__')}, field {name}",
@@ -276,7 +265,7 @@ _LOSS_MESSAGES: Mapping[DecodingLoss, tuple[str, str]] = {
 
 @cache
 def warn_about_loss(field: str, loss: DecodingLoss) -> None:
-    """Warn, once per field and process, that decoding discards a part of an image, and name the alternative."""
+    """Warn, once per field and process, that decoding discards a part of an image."""
     loss_message, remedy = _LOSS_MESSAGES[loss]
     _log.warning("field %s: %s. %s.", field, loss_message, remedy.format(field))
 
@@ -301,7 +290,7 @@ def _decode_mask(data: bytes, max_bytes: int) -> NDArray[Any]:
 
 
 def _to_array(image: Image, convert: Callable[[Image], Image]) -> NDArray[Any]:
-    """Return a converted image as an array, converted in bands to avoid four copies of the whole image in memory.
+    """Return a converted image as an array. Converting in bands avoids four copies of the whole image.
 
     The array is writable, as torch requires, which costs 5 % more than Pillow's read-only `asarray`.
     """
@@ -338,11 +327,6 @@ _STREAMED_WAV_BYTES = 2**31 - 2**16  # bytes or more, or 0: claimed by a WAV tha
 
 
 def _import_soundfile(where: str) -> Any:
-    """Return the soundfile module.
-
-    Raises:
-        InvalidRequest: It is not installed.
-    """
     try:
         import soundfile
     except (ImportError, OSError) as error:  # OSError: libsndfile is missing

@@ -1,9 +1,9 @@
 """The samples of an epoch: all or some samples of a catalog, or several datasets mixed by weights.
 
-In a mix, of t positions the first dataset has its share of t, rounded; the second its share of the rest, rounded,
-and so on. Each count grows by 0 or 1 with each position, and differs from its exact share by less than the number of
-datasets. Positions are shuffled within blocks, so counts are exact at block ends. Each dataset runs through its own
-epochs, across epochs of the mix: no sample is repeated before all samples of its dataset were read.
+In a mix, of t positions the first dataset has its share of t, rounded; the second its share of the rest, rounded, and
+so on. Each count grows by 0 or 1 per position, and differs from its exact share by less than the number of datasets.
+Positions are shuffled within blocks. Each dataset runs through its own epochs, across epochs of the mix, so no sample
+is repeated before its dataset is exhausted.
 """
 
 from __future__ import annotations
@@ -43,15 +43,10 @@ _COPIED_PARTS_PER_RANK = 32  # fewer if shards are copied first: the cache must 
 
 
 def window_size(mean_size: int, buffer: int | None, parts: int) -> int:
-    """Return how many samples of a part are shuffled together, for a buffer over all parts.
-
-    Args:
-        mean_size: Mean bytes per sample; the default buffer holds about 32 MB.
-        buffer: Number of samples in the shuffle buffer, or None.
-        parts: Number of parts.
+    """Return how many samples of a part are shuffled together, for a buffer of all parts (by default about 32 MB).
 
     Raises:
-        InvalidRequest: The buffer or the number of parts is not a positive integer.
+        InvalidRequest: `buffer` or `parts` is not a positive integer.
     """
     for name, value in (("parts", parts), ("buffer", buffer)):
         if value is not None:
@@ -67,16 +62,8 @@ def parts_window_ranks(
 ) -> tuple[int, int, int]:
     """Return the parts, window and ranks of an order.
 
-    Without `parts`, each rank gets as many parts as a single rank, so it holds as many samples and reads blocks as
-    large.
-
-    Args:
-        source: The samples.
-        mean_size: Mean bytes per sample.
-        ranks: Number of ranks.
-        buffer: Samples in the shuffle buffer over all ranks. None: a window of about 512 KB.
-        parts: Number of parts; if given, the order does not depend on the number of ranks.
-        copies: Whether shards are copied before they are read.
+    Without `parts`, each rank gets as many parts, and reads blocks as large, as a single rank. With `parts`, the order
+    does not depend on the number of ranks. `copies` tells whether shards are copied before they are read.
     """
     kinds = (CatalogSamples,) if copies else (CatalogSamples, MixedSamples)
     if parts is not None or not isinstance(source, kinds):
@@ -91,12 +78,7 @@ def parts_window_ranks(
 
 @dataclass(frozen=True)
 class CatalogSamples:
-    """All samples of a catalog, or chosen ones.
-
-    Attributes:
-        catalog: The catalog.
-        chosen: int64 [n]: chosen sample numbers, in order; None: all. A shuffle ignores their order.
-    """
+    """All samples of a catalog, or the chosen ones: int64 [n], in order (ignored by a shuffle)."""
 
     catalog: Catalog
     chosen: Numbers | None = field(default=None, repr=False)
@@ -112,7 +94,7 @@ class CatalogSamples:
         return len(self.catalog) if self.chosen is None else len(self.chosen)
 
     def length_in(self, _: OrderOptions) -> int:
-        """Return the number of samples in an epoch, equal for all orders."""
+        """Return the number of samples in an epoch."""
         return self.length
 
     @cached_property
@@ -125,7 +107,7 @@ class CatalogSamples:
         return digest.hexdigest()
 
     def group_by_shard(self) -> Iterator[tuple[int, range | Numbers]]:
-        """Yield each shard with chosen samples: its position, and their numbers in ascending order."""
+        """Yield each shard with chosen samples, and their ascending numbers."""
         if self.chosen is not None:
             for shard, _, indexes in self.catalog.group_by_shard(self.chosen):
                 yield shard, self.chosen[np.sort(indexes)]
@@ -135,7 +117,7 @@ class CatalogSamples:
                 yield shard, range(first, last)
 
     def order(self, options: OrderOptions) -> Order:
-        """Return the order of an epoch, as sample numbers of the catalog."""
+        """Return the order of an epoch."""
         if self.chosen is None:
             return epoch_order(np.diff(self.catalog.firsts), options)
         if not options.shuffle:
@@ -146,7 +128,7 @@ class CatalogSamples:
 
     @cached_property
     def _ascending(self) -> Numbers:
-        """The chosen samples in the order of the data: a shuffle must not depend on how they were chosen."""
+        """The chosen samples in file order, so that a shuffle depends only on the set."""
         chosen = np.zeros(0, np.int64) if self.chosen is None else self.chosen
         return chosen if (chosen[1:] >= chosen[:-1]).all() else np.sort(chosen)
 
@@ -176,13 +158,7 @@ _MAX_PRODUCT = 2**61
 
 @dataclass(frozen=True)
 class MixedSamples:
-    """Samples of several datasets, numbered consecutively.
-
-    Attributes:
-        sources: The mixed datasets.
-        weights: Integer weight of each.
-        length: Samples in an epoch.
-    """
+    """Samples of several datasets with integer weights, numbered consecutively."""
 
     sources: tuple[EpochSamples, ...]
     weights: tuple[int, ...]
@@ -207,13 +183,10 @@ class MixedSamples:
     ) -> MixedSamples:
         """Return a mix by the number of samples of each dataset in an epoch (above a billion: within one in 2^20).
 
-        Args:
-            sources: The datasets.
-            choose: Samples of each dataset.
-            repeat: Repetitions of each dataset. Without both, each dataset comes once.
+        `choose` gives these numbers, `repeat` the repetitions of each dataset. Without both, each dataset comes once.
 
         Raises:
-            InvalidRequest: There is no dataset, or the numbers are not positive.
+            InvalidRequest: There is no dataset, or a number is not positive.
         """
         name, times = ("repeat", repeat) if choose is None else ("choose", choose)
         name, times = ("the mix", [1] * len(sources)) if times is None else (name, times)
@@ -228,7 +201,7 @@ class MixedSamples:
 
     @property
     def datasets(self) -> list[int]:
-        """Number of datasets in each source; more than one for a nested mix."""
+        """Number of datasets in each source."""
         return [sum(source.datasets) if isinstance(source, MixedSamples) else 1 for source in self.sources]
 
     @property
@@ -237,7 +210,7 @@ class MixedSamples:
         return sum(source.span for source in self.sources)
 
     def length_in(self, _: OrderOptions) -> int:
-        """Return the number of samples in an epoch, equal for all orders."""
+        """Return the number of samples in an epoch."""
         return self.length
 
     @cached_property
@@ -251,7 +224,7 @@ class MixedSamples:
         return Order(self.length, partial(self._numbers_at, options, {}))
 
     def _numbers_at(self, options: OrderOptions, orders: dict[tuple[int, int], Order], positions: Numbers) -> Numbers:
-        """Return the sample at each position; `known` caches orders by dataset and epoch."""
+        """Return the sample at each position; `orders` caches orders by dataset and epoch."""
         which, turns = self.turns(options, positions)
         numbers, first = np.empty_like(positions), 0
         for number, source in enumerate(self.sources):
@@ -269,15 +242,7 @@ class MixedSamples:
         return numbers
 
     def turns(self, options: OrderOptions, positions: Numbers) -> tuple[Numbers, Numbers]:
-        """Return the dataset at each position, and how many of its samples came before, over all epochs of the mix.
-
-        Args:
-            options: The order.
-            positions: int64 [n].
-
-        Returns:
-            int64 [n], int64 [n].
-        """
+        """Return the dataset at each position, and how many of its samples came before, over all epochs."""
         blocks, row = np.unique(positions // _MIX_BLOCK_POSITIONS, return_inverse=True)
         starts, slots = blocks * _MIX_BLOCK_POSITIONS, np.arange(_MIX_BLOCK_POSITIONS)
         sizes = np.minimum(_MIX_BLOCK_POSITIONS, self.length - starts)
@@ -303,7 +268,7 @@ EpochSamples = CatalogSamples | MixedSamples
 
 
 def _counts_before(weights: Sequence[int], position: Position) -> list[Position]:
-    """Return how many samples of each dataset come before a position, or before each of several."""
+    """Return how many samples of each dataset come before a position, or an array of positions."""
     counts: list[Position] = []
     remaining, total = position, sum(weights)
     for weight in weights[:-1]:
@@ -342,7 +307,7 @@ def _check_numbers(name: str, numbers: Sequence[float], count: int) -> None:
 
 
 def _whole_weights(weights: Sequence[float], count: int) -> tuple[int, ...]:
-    """Return weights as integers: exact if these are small, otherwise within one part in 2^20 of the largest."""
+    """Return weights as integers, exact within one part in 2^20 of the largest."""
     _check_numbers("weights", weights, count)
     exact = [Fraction(str(weight)) for weight in weights]
     scale = math.lcm(*(weight.denominator for weight in exact))

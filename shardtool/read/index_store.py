@@ -1,8 +1,7 @@
-"""The indexes of a catalog's shards: where the samples of each shard are, and the number of each key.
+"""The indexes of a catalog's shards: where samples are, and the number of each key.
 
-The first process that needs a shard's index reads it, and leaves the columns in the catalog's `SharedBlocks`. Other
-processes, and later rounds of a stream, map them from there. Without shared blocks, each process keeps as many indexes
-as fit.
+The first process that needs a shard's index reads it into the catalog's `SharedBlocks`, from which other processes map
+it. Without shared blocks, each process keeps as many indexes as fit.
 """
 
 from __future__ import annotations
@@ -66,10 +65,8 @@ Value = TypeVar("Value")
 class LruCache(Generic[Key, Value]):
     """The most recently used values, by key; safe in threads and after a fork.
 
-    Args:
-        room: Maximum total size; at least one value is kept.
-        size: Size of a value.
-        on_release: Called when a value is dropped, so that callers drop their references.
+    The total `size` is at most `room`, but at least one value is kept. `on_release` is called when a value is dropped,
+    so that callers can drop references.
     """
 
     def __init__(
@@ -79,7 +76,7 @@ class LruCache(Generic[Key, Value]):
         self._kept, self._used, self._lock = OrderedDict[Key, Value](), 0, ForkLock()
 
     def get(self, key: Key, make: Callable[[], Value]) -> Value:
-        """Return the value of a key, from the cache or from `make`."""
+        """Return the value of a key."""
         with self._lock:
             if key in self._kept:
                 self._kept.move_to_end(key)
@@ -99,14 +96,11 @@ class LruCache(Generic[Key, Value]):
 class IndexStore(LruCache[int, ShardIndex]):
     """The indexes of a catalog's shards; picklable without them.
 
-    A key is first searched in the shard whose first and last key enclose it, according to the dataset file. Keys may be
-    unsorted inside a shard, so other keys are looked up in an index of all keys (12 to 16 bytes per sample): their
-    hashes, ascending, with sample numbers. It is built on first use, once for all processes, and stored in the
-    catalog's shared blocks, or in memory if there is no room.
+    A key is first searched in the shard whose first and last key enclose it. Keys may be unsorted inside a shard, so
+    other keys are looked up in an index of all keys (12 to 16 bytes per sample): their ascending hashes with sample
+    numbers. It is built on first use, once for all processes, in shared blocks, or in memory if these have no room.
 
-    Args:
-        catalog: The catalog.
-        on_release: Called when indexes, or their memory pages, are dropped.
+    `on_release` is called when indexes, or their memory pages, are dropped.
     """
 
     def __init__(self, catalog: Catalog, on_release: Callable[[], None] = lambda: None) -> None:
@@ -123,13 +117,10 @@ class IndexStore(LruCache[int, ShardIndex]):
         return IndexStore, (self.catalog,)
 
     def index(self, shard: int) -> ShardIndex:
-        """Return the index of a shard, by its position in the catalog.
-
-        Memory pages of shared indexes are released when too many are mapped.
+        """Return the index of a shard. If too many shared indexes are mapped, their memory pages are released.
 
         Raises:
-            CorruptShard: The sidecar is invalid and the shard cannot be read, or the number of samples differs from the
-                dataset file.
+            CorruptShard: The sidecar is invalid and the shard is damaged, or its samples differ from the dataset file.
         """
         index = self.get(shard, lambda: self._read(shard))
         with self._lock:
@@ -151,7 +142,7 @@ class IndexStore(LruCache[int, ShardIndex]):
         return ShardIndex.unpacked(block)
 
     def keys(self, numbers: Numbers) -> list[str]:
-        """Return the keys of samples, in the order of `numbers`."""
+        """Return the keys of samples."""
         keys = [""] * len(numbers)
         for shard, rows, indexes in self.catalog.group_by_shard(numbers):
             for index, key in zip(indexes.tolist(), self.index(shard).keys_of(rows), strict=True):
@@ -160,19 +151,17 @@ class IndexStore(LruCache[int, ShardIndex]):
 
     @cached_property
     def _first_keys(self) -> list[str]:
-        """The first key of each shard if the key ranges of the shards ascend, otherwise an empty list."""
+        """First key of each shard if the shards' key ranges ascend, otherwise empty."""
         ranges = self.catalog.key_ranges
         ascend = all(first <= last for first, last in ranges)
         ascend = ascend and all(before[1] < after[0] for before, after in pairwise(ranges))
         return [first for first, _ in ranges] if ascend and ("", "") not in ranges else []
 
     def numbers(self, keys: Sequence[str]) -> Numbers:
-        """Return the sample number of each key, or -1: int64 [keys].
-
-        If several samples share a key, it is always the same one.
+        """Return the sample number of each key, or -1: int64 [keys]. For duplicate keys, it is always the same one.
 
         Raises:
-            CorruptShard: A shard that was searched has no valid sidecar and is damaged.
+            CorruptShard: A searched shard has no valid sidecar and is damaged.
         """
         encoded = [key.encode("utf-8", "surrogatepass") for key in keys]  # a lone surrogate matches no key
         numbers = np.full(len(keys), -1, np.int64)
@@ -184,7 +173,6 @@ class IndexStore(LruCache[int, ShardIndex]):
         return numbers
 
     def _search_ranges(self, keys: Sequence[str], encoded: list[bytes], numbers: Numbers) -> None:
-        """Fill in numbers of keys that are in the shard whose key range encloses them."""
         group_by_shard: dict[int, list[int]] = {}
         for position, key in enumerate(keys):
             shard = bisect_right(self._first_keys, key) - 1
@@ -219,7 +207,7 @@ class IndexStore(LruCache[int, ShardIndex]):
         return result
 
     def _sorted_keys(self) -> tuple[Hashes, NDArray[np.integer]]:
-        """Return the index of all keys; the first process that needs it builds it."""
+        """Return the index of all keys, built by the first process that needs it."""
         catalog, count = self.catalog, len(self.catalog)
         dtype = np.dtype(np.uint32 if count < 2**32 else np.int64)
         size, position = count * (_HASH_BYTES + dtype.itemsize), len(catalog.shards)
@@ -235,7 +223,7 @@ class IndexStore(LruCache[int, ShardIndex]):
         return np.frombuffer(block, np.uint64, count), np.frombuffer(block, dtype, count, count * _HASH_BYTES)
 
     def _key_index_parts(self, dtype: np.dtype[np.integer]) -> Iterator[tuple[int, bytes]]:
-        """Yield the index in parts, each with its offset: hashes, then sample numbers, of a range of hashes."""
+        """Yield parts of the index and their offsets: hashes, then sample numbers, per range of hashes."""
         catalog, count = self.catalog, len(self.catalog)
         hashes = _hash_buffer(count)
         for shard, (first, last) in enumerate(pairwise(catalog.firsts.tolist())):
@@ -256,10 +244,10 @@ class IndexStore(LruCache[int, ShardIndex]):
             written += len(indexes)
 
     def metadata(self, shard: int) -> pa.Table:
-        """Return the metadata of a shard's samples, with the columns of all sidecars (null if this one lacks a column).
+        """Return the metadata of a shard's samples, with the columns of all sidecars.
 
         Raises:
-            CorruptShard: The sidecar is invalid and the shard cannot be read.
+            CorruptShard: The sidecar is invalid and the shard is damaged.
         """
         return self._tables.get(shard, lambda: read_sidecar_table(self.catalog.shards[shard], self._schema))
 
@@ -269,7 +257,7 @@ class IndexStore(LruCache[int, ShardIndex]):
 
 
 def _hash_buffer(count: int) -> Hashes:
-    """Return memory for hashes: a temporary file for many, if the disk has room."""
+    """Return memory for hashes: a temporary file if there are many and the disk has room."""
     from tempfile import TemporaryFile
 
     if count > _MAX_HASHES_IN_MEMORY and hasattr(os, "posix_fallocate"):
@@ -280,7 +268,7 @@ def _hash_buffer(count: int) -> Hashes:
 
 
 def hash_keys(keys: list[bytes]) -> Hashes:
-    """Return a hash of each key, uint64 [keys]: its CRC-32C and CRC-32."""
+    """Return uint64 [keys]: the CRC-32C and CRC-32 of each key."""
     high, low = (np.fromiter(map(crc, keys), np.uint64, len(keys)) for crc in (crc32c, zlib.crc32))
     found: Hashes = high << np.uint64(32) | low
     return found

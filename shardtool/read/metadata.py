@@ -33,11 +33,7 @@ def queryable_table(
 ) -> pa.Table:
     """Return the columns of a shard that a query can use, the same as for `reshard` (`select.query`).
 
-    Args:
-        shard: The shard.
-        part: Its index, with metadata.
-        columns: Columns of any shard; missing ones are null.
-        labels: Label columns; missing ones stay missing if the shard has a field of this name.
+    Missing `columns` are null. A missing label column stays missing if the shard has a field of this name.
     """
     existing = {name: part.metadata.column(name) for name in part.metadata.column_names}
     unknown = {*labels}.intersection(part.names)
@@ -70,7 +66,7 @@ def metadata_schema(catalog: Catalog) -> pa.Schema:
 
 
 def matching_samples(catalog: Catalog, chosen: Numbers | None, query: str) -> Numbers:
-    """Return the numbers of the samples that match a query, in their order, reading one shard at a time.
+    """Return the numbers of the samples that match a query, in their order.
 
     Raises:
         InvalidRequest: The query is invalid.
@@ -88,7 +84,7 @@ def matching_samples(catalog: Catalog, chosen: Numbers | None, query: str) -> Nu
 
 
 def read_column(catalog: Catalog, chosen: Numbers | None, name: str) -> list[Any]:
-    """Return a metadata column, one value per sample (None if missing), reading one shard at a time.
+    """Return a metadata column, one value per sample (None if missing).
 
     Raises:
         InvalidRequest: No sidecar has this column.

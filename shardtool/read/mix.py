@@ -44,7 +44,7 @@ class MixedDataset(Streamable):
     def __getitem__(self, which: Sequence[int] | Numbers) -> list[Any]: ...
 
     def __getitem__(self, which: int | Sequence[int] | Numbers) -> Any:
-        """Return the sample at a position of an unshuffled epoch, or a list of samples for several positions.
+        """Return the sample at a position of an unshuffled epoch, or a list for several positions.
 
         Raises:
             IndexError: A position is out of range.
@@ -72,18 +72,15 @@ def mix(
 ) -> MixedDataset:  # fmt: skip
     """Mix several datasets into one that can be streamed, divided among ranks and resumed.
 
-    The order of datasets is random within blocks of 64 samples, in which the proportions are exact, even without
-    `shuffle`. A dataset that is exhausted before the epoch ends continues with its own next epoch, in another order.
-    The next epoch of the mix continues each dataset where it stopped. Without weights and counts, an epoch has each
-    sample once.
+    The order of datasets is random within blocks of 64 samples with exact proportions, even without `shuffle`. A
+    dataset that is exhausted before the epoch ends continues with its own next epoch, in another order. The next epoch
+    of the mix continues where each dataset stopped. Without options, an epoch has each sample once.
 
     Args:
-        datasets: Datasets, views or other mixes. Their own stages run before those of the mix.
-        weights: Weight of each dataset, above 0: 3 and 1 take three of four samples from the first. None: their
-            lengths.
-        choose: Number of samples of each dataset per epoch, instead of weights.
-        repeat: Repetitions of each dataset per epoch: 2 is twice; 0.5 is one half, and the other half in the next
-            epoch.
+        datasets: Datasets, views or other mixes. Their own stages run before the mix's.
+        weights: Weight of each dataset: 3 and 1 take three of four samples from the first. None: their lengths.
+        choose: Samples of each dataset per epoch, instead of weights.
+        repeat: Repetitions of each dataset per epoch; 0.5 is one half, and the other half in the next epoch.
         stop: End of an epoch by weights: when the first dataset is exhausted (`first`), when all were read completely
             (`all`), or after a number of samples.
 
@@ -119,7 +116,6 @@ def mix(
 
 
 def _pipelines_of(dataset: Streamable) -> list[tuple[Stage, ...]]:
-    """Return the stages of a dataset, or of each dataset of a mix."""
     own = tuple(stage for stage in dataset.stages.stages if not isinstance(stage, Batch))
     if own and isinstance(own[0], DatasetPipelines):
         return [(*stages, *own[1:]) for stages in own[0].by_dataset]

@@ -32,16 +32,16 @@ class MixedReader(BaseReader):
         self.concurrent_reads = max(reader.concurrent_reads for reader in readers)
 
     def expect(self, numbers: Numbers, seen: set[str]) -> None:
-        """Start copying the shards of these samples into the cache, except for the paths in `seen`."""
+        """Start copying the shards of these samples into the cache, except paths in `seen`."""
         for reader, own_numbers in self._split_by_reader(numbers, np.searchsorted(self._ends, numbers, side="right")):
             reader.expect(own_numbers, seen)
 
     def reader_of_fields(self, fields: frozenset[str] | None) -> MixedReader:
-        """Return a reader of these fields, for each dataset whose samples all have them."""
+        """Return a reader of these fields."""
         return MixedReader([reader.reader_of_fields(fields) for reader in self.readers], self._source)
 
     def skip_or_raise(self, error: ShardError, number: int, *counts: SkippedSamples, damaged: bool = True) -> None:
-        """Count a skipped sample in its dataset and in `counts`, or raise its error if that dataset does not skip."""
+        """Count a skipped sample in its dataset and in `counts`, or raise its error."""
         source = int(np.searchsorted(self._ends, number, side="right"))
         self.readers[source].skip_or_raise(error, number - int(self._firsts[source]), *counts, damaged=damaged)
 
@@ -65,7 +65,6 @@ class MixedReader(BaseReader):
 
 
 def _with_dataset_number(number: int, sample: Sample | ShardError) -> Sample | ShardError:
-    """Add the dataset number to a sample; `number` is the first number of its source."""
     if isinstance(sample, dict):
         sample["__dataset__"] = number + sample.get("__dataset__", 0)  # type: ignore[operator]
     return sample

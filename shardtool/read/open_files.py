@@ -59,11 +59,10 @@ class OpenFile:
     Args:
         shard: The shard.
         cache: Cache to copy it to first.
-        size: Expected size in bytes; None: unknown.
+        size: Expected bytes; None: unknown.
 
     Attributes:
         fd: File descriptor; -1 for a remote shard.
-        path: Path for messages.
         copied: Whether a cached copy is read.
 
     Raises:
@@ -111,12 +110,12 @@ class OpenFile:
             self._held.close()
 
     def release_lease(self) -> None:
-        """End the lease on the cached copy; open descriptors stay readable."""
+        """End the lease on the cached copy; it stays readable."""
         if self._held is not None:
             self._held.close()
 
     def read(self, offsets: Sequence[int], lengths: Sequence[int]) -> Iterator[bytes]:
-        """Yield the bytes of several ranges, each read on demand.
+        """Yield the bytes of several ranges, each on demand.
 
         Raises:
             CorruptShard: The shard ends too early, or the disk fails.
@@ -139,7 +138,7 @@ class OpenFile:
             ) from None
 
     def checksum(self, size: int) -> int:
-        """Return the CRC-32C of the first `size` bytes, computed once per open shard."""
+        """Return the CRC-32C of the first `size` bytes, computed once."""
         if self._checksum is None:
             starts = range(0, size, BLOCK_BYTES)
             sizes = [min(BLOCK_BYTES, size - start) for start in starts]
@@ -147,12 +146,7 @@ class OpenFile:
         return self._checksum
 
     def expect(self, starts: Numbers, ends: Numbers) -> None:
-        """Ask the system to read ranges ahead into its page cache, if it can.
-
-        Args:
-            starts: int64 [n], ascending.
-            ends: int64 [n].
-        """
+        """Ask the system to read ranges, int64 [n], ascending, into its page cache."""
         if not len(starts) or not hasattr(os, "posix_fadvise"):
             return
         begins = np.flatnonzero(np.append(True, starts[1:] - ends[:-1] > _ADVICE_BYTES))
@@ -164,7 +158,7 @@ class OpenFile:
                     os.posix_fadvise(self.fd, offset, _ADVICE_BYTES, os.POSIX_FADV_WILLNEED)
 
     def _is_cached(self, offset: int) -> bool:
-        """Return whether a byte is in the page cache; False if unknown."""
+        """Return whether the page cache is known to have a byte."""
         try:
             return os.preadv(self.fd, (bytearray(1),), offset, os.RWF_NOWAIT) == 1
         except (OSError, AttributeError, NotImplementedError):
@@ -176,7 +170,7 @@ def read_exactly(fd: int, length: int, offset: int) -> bytes:
 
     Raises:
         OSError: The file cannot be read.
-        EOFError: The file ends too early, with the offset and the number of missing bytes.
+        EOFError: The file ends too early: offset, and number of missing bytes.
     """
     data = _pread(fd, length, offset)
     if len(data) == length:
@@ -191,13 +185,7 @@ def read_exactly(fd: int, length: int, offset: int) -> bytes:
 
 
 def _read_blob(blob: RemoteObject, offsets: Sequence[int], lengths: Sequence[int]) -> Iterator[bytes]:
-    """Yield the bytes of several ranges of an object.
-
-    Raises:
-        OSError: The object changed or was deleted.
-        ShardError: The store or server fails.
-        EOFError: The object ends too early, with the offset and the number of missing bytes.
-    """
+    """Yield ranges of an object; raise errors as `read_exactly`, or ShardError if the server fails."""
     for offset, length, data in zip(offsets, lengths, read_ranges(blob, offsets, lengths), strict=True):
         if len(data) < length:
             raise EOFError(offset + len(data), length - len(data))
@@ -205,23 +193,14 @@ def _read_blob(blob: RemoteObject, offsets: Sequence[int], lengths: Sequence[int
 
 
 class OpenFiles(LruCache[str, OpenFile]):
-    """The open shards of a catalog, limited to what a process can spare.
-
-    Args:
-        cache: Cache to copy shards to before they are read.
-        on_release: Called when shards are dropped.
-    """
+    """The open shards of a catalog. `on_release` is called when one is dropped."""
 
     def __init__(self, cache: ShardCache | None, on_release: Callable[[], None] = lambda: None) -> None:
         super().__init__(_max_open_shards(), on_release=on_release)
         self._cache, self._renewed = cache, set[str]()
 
     def open(self, shard: StoredShard, size: int | None = None) -> OpenFile:
-        """Return an open shard.
-
-        Args:
-            shard: The shard.
-            size: Expected size in bytes; None: unknown.
+        """Return an open shard; `size` is its expected size, if known.
 
         Raises:
             CorruptShard: The shard cannot be opened, or has another size.
@@ -230,9 +209,9 @@ class OpenFiles(LruCache[str, OpenFile]):
         return self.get(shard.path, lambda: OpenFile(shard, self._cache, size))
 
     def renew(self, shard: StoredShard, file: OpenFile) -> bool:
-        """Drop a damaged cached copy of a shard; return whether to read the shard again.
+        """Drop a damaged cached copy; return whether to read the shard again.
 
-        A shard is copied again only once: if the second copy is damaged, so is the source.
+        A shard is copied again only once: a second damaged copy has a damaged source.
         """
         with self._lock:
             if not file.copied or not isinstance(self._cache, CopyingCache):

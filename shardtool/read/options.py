@@ -69,15 +69,7 @@ class GrowingCache(Protocol):
 
 @dataclass(frozen=True)
 class ReadOptions:
-    """How samples are read.
-
-    Attributes:
-        check: Compare the CRC-32C of each payload with the index.
-        cache: Copy shards here before they are read.
-        on_error: Raise an error for a damaged sample, or skip and count it.
-        metadata: Add the sidecar columns to samples.
-        fields: Fields to read; None: all.
-    """
+    """How samples are read; see `read.dataset.open`. `fields` are the fields to read; None: all."""
 
     check: bool = False
     cache: ShardCache | None = None

@@ -1,7 +1,7 @@
 """The order of an epoch: pure functions from positions of the epoch to sample numbers.
 
-An order depends only on the data, the seed and the epoch. Any position can be computed directly, so a run can resume
-in the middle of an epoch.
+An order depends only on the data, the seed and the epoch. Any position can be computed directly, so runs can resume
+within an epoch.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ class OrderOptions:
         shuffle: Shuffle shards and samples; `full`: all samples in one random order.
         seed: Seed, combined with the epoch.
         epoch: Counted from 0.
-        parts: Number of parts that are read in parallel; a multiple of `ranks`.
+        parts: Parts that are read in parallel; a multiple of `ranks`.
         window: Samples of a part that are shuffled together.
-        ranks: Each rank reads its own parts, and each row of positions permutes them. 0: the parts alternate in a fixed
-            order, as in version 1 of states.
+        ranks: Each rank reads its own parts, permuted in each row of positions. 0: parts alternate in a fixed order, as
+            in version 1 of states.
     """
 
     shuffle: Shuffle = True
@@ -67,7 +67,7 @@ class OrderOptions:
 
     @property
     def round(self) -> int:
-        """Number of positions that are read together: one window of each part."""
+        """Positions read together: one window of each part."""
         return self.parts * self.window
 
 
@@ -81,26 +81,16 @@ def rng_at(options: OrderOptions, position: int, stage: int) -> np.random.Genera
 
 
 class Order(NamedTuple):
-    """The order of an epoch.
-
-    Attributes:
-        length: Samples in the epoch.
-        numbers: Returns the sample number at each position.
-    """
+    """The order of an epoch: its length, and a function that returns the sample numbers at positions."""
 
     length: int
     numbers: Callable[[Numbers], Numbers]
 
 
 def epoch_order(counts: Numbers, options: OrderOptions) -> Order:
-    """Return the order of an epoch: the dataset's order, or a random one.
+    """Return the order of an epoch, from the number of samples per shard, int64 [shards].
 
-    A full shuffle is a uniform random permutation. It is also used for a few samples in an order with `ranks`.
-    Otherwise, a part has at least four samples.
-
-    Args:
-        counts: int64 [shards]: samples per shard.
-        options: The order.
+    A full shuffle is a uniform random permutation. It also replaces parts with fewer than four samples.
     """
     length = int(counts.sum())
     if not options.shuffle:
@@ -150,7 +140,7 @@ def _shuffled_samples(options: OrderOptions, starts: Numbers, ends: Numbers, pos
 
 
 def permuted_windows(start: int, windows: Numbers, within: Numbers, sizes: Numbers, window: int) -> Numbers:
-    """Return indexes permuted within their windows.
+    """Return indexes permuted within their windows: int64 [n].
 
     Args:
         start: Seed state of the permutations.
@@ -158,9 +148,6 @@ def permuted_windows(start: int, windows: Numbers, within: Numbers, sizes: Numbe
         within: int64 [n]: index in its window; one beyond the window's size stays.
         sizes: int64 [n]: size of its window.
         window: Size of most windows; the others are smaller.
-
-    Returns:
-        int64 [n].
     """
     keys = random_at(start, windows.astype(np.uint64))
     if (sizes == window).all():

@@ -27,10 +27,10 @@ class TokenField(NamedTuple):
     """A field that holds a sequence of values.
 
     Attributes:
-        form: `npy`, plain `bytes`, or `values` whose number cannot be computed from the field's size.
+        form: `npy`, plain `bytes`, or `values` whose number the field's size does not determine.
         dtype: Type of a value.
         head: For `npy`: the bytes before the shape, equal in all samples.
-        header: For `npy`: bytes before the values.
+        header: For `npy`: number of bytes before the values.
         row: Bytes per entry of the first axis.
     """
 
@@ -46,7 +46,7 @@ class TokenField(NamedTuple):
         """Return the description of a field, from one sample.
 
         Raises:
-            InvalidRequest: The sample has no such field, or `dtype` is not a numeric type.
+            InvalidRequest: The field is missing, or `dtype` is not numeric.
             ShardError: The sample is damaged.
         """
         sample = reader.with_fields(None).read_one(number)
@@ -95,14 +95,7 @@ class TokenField(NamedTuple):
 def token_lengths(
     name: str | None, dtype: DTypeLike | None, column: str | None, reader: AnySampleReader, views: EpochSamples
 ) -> tuple[TokenField, Numbers]:
-    """Return a token field, and the number of tokens of each sample.
-
-    Args:
-        name: Name of the field. None: the only one.
-        dtype: Type of tokens stored as plain bytes.
-        column: Metadata column with the number of tokens. None: use the size of the field.
-        reader: Reader of the samples.
-        views: The samples.
+    """Return a token field, and the number of tokens per sample, from a metadata column or the field's size.
 
     Raises:
         InvalidRequest: The number of tokens is unknown.
@@ -138,13 +131,7 @@ def token_lengths(
 
 @dataclass(frozen=True)
 class BlockMaker:
-    """Makes blocks from documents.
-
-    Attributes:
-        tokens: Tokens per block.
-        source: The token field.
-        pad: Token after the last document.
-    """
+    """Makes blocks of `tokens` tokens from documents, padded with `pad`."""
 
     tokens: int
     source: TokenField

@@ -1,7 +1,7 @@
-"""The stages that a sample passes through on its way to training. `Dataset` and `Stream` share them.
+"""The stages that a sample passes through on its way to training.
 
-A stage is a picklable function of one sample, except `Batch`, which takes several. `Pipeline.run` reads no more samples
-than its output needs, so the position of the stream is the position of the last output.
+A stage is a picklable function of one sample, except `Batch`. `Pipeline.run` reads no more samples than its output
+needs, so the stream's position is that of the last output.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _RESERVED_FIELDS = ("__key__", "__dataset__", "__padding__")  # kept by `select`
 
 @dataclass(frozen=True)
 class Map:
-    """Calls a function with each sample, or with the output of the previous stage. None skips the sample."""
+    """Calls a function with the output of the previous stage. None skips the sample."""
 
     function: Callable[..., object]
     draws: bool = field(default=False, init=False, repr=False, compare=False)
@@ -48,7 +48,7 @@ class Map:
         object.__setattr__(self, "draws", has_rng_parameter(self.function))
 
     def __call__(self, sample: object, rng: NewRng = seeded_rng) -> object:
-        """Return the function's result. The generator is created only if the function uses it."""
+        """Return the function's result; pass a generator only if it has a parameter `rng`."""
         return self.function(sample, rng=rng()) if self.draws else self.function(sample)
 
 
@@ -64,13 +64,7 @@ class Filter(Map):
 
 @dataclass(frozen=True)
 class _FieldStage:
-    """A stage that selects fields by name.
-
-    Attributes:
-        names: The fields.
-        missing: What to do if a sample lacks a field: `error`; `skip`: a stream skips and counts the sample; `none`:
-            use None.
-    """
+    """A stage that selects fields by name; `missing` decides about samples that lack one."""
 
     draws = False
     names: tuple[str, ...]
@@ -87,7 +81,7 @@ class _FieldStage:
 
     @property
     def can_skip(self) -> bool:
-        """Whether a stream skips samples that lack a field."""
+        """Whether samples that lack a field are skipped."""
         return self.missing == "skip"
 
     @property
@@ -96,7 +90,6 @@ class _FieldStage:
         return frozenset(self.names)
 
     def _missing_value(self, sample: object, name: str) -> object:
-        """Return the value of a field that a sample lacks."""
         if not isinstance(sample, dict):
             raise InvalidRequest(_stage_name(self), f"a {type(sample).__name__}", expected="a sample with fields")
         if name == "__padding__":  # absent unless ends="pad"
@@ -130,7 +123,7 @@ class Tuple(_FieldStage):
 
     @property
     def wanted(self) -> frozenset[str]:
-        """The fields that the stage reads, including alternatives."""
+        """The fields that the stage reads, with alternatives."""
         return frozenset(name for names in self.names for name in names.split(";"))
 
     def __call__(self, sample: dict[str, object]) -> tuple[object, ...]:
@@ -154,7 +147,7 @@ class Tuple(_FieldStage):
 
 
 class DatasetPipelines(NamedTuple):
-    """The stages of each dataset of a mix, by the `__dataset__` of the sample. They run first."""
+    """The first stages of a mix: those of each dataset, by `__dataset__`."""
 
     by_dataset: tuple[tuple[Stage, ...], ...]
 
@@ -163,37 +156,32 @@ Stage = Decode | Map | Select | Tuple | DatasetPipelines
 
 
 def _stages_for(stages: Sequence[Stage], sample: Any) -> Sequence[Any]:
-    """Return the stages of a sample. In a mix, the stages of its dataset come before those of the mix."""
+    """Return the stages of a sample, including those of its dataset in a mix."""
     first = stages[0]
     return (*first.by_dataset[sample["__dataset__"]], *stages[1:]) if isinstance(first, DatasetPipelines) else stages
 
 
 @dataclass(frozen=True)
 class Pipeline:
-    """A sequence of stages.
-
-    Attributes:
-        stages: The stages, in order.
-        types: Recorded type of the values of each field, from the dataset file; used by a later `decode`.
-    """
+    """A sequence of stages; `types` are the recorded types of fields, for a later `decode`."""
 
     stages: tuple[Stage | Batch, ...] = ()
     types: Mapping[str, ValueType] = field(default_factory=dict, repr=False, compare=False)
 
     def __str__(self) -> str:
-        """Return the names of the stages, as a suffix for the description of a dataset or stream."""
+        """Return the names of the stages, as a suffix of a description."""
         return "".join(f"; {type(stage).__name__.lower()}" for stage in self.stages)
 
     @property
     def wanted(self) -> frozenset[str] | None:
-        """The fields that the stages read, including alternatives; None: all."""
+        """The fields that the stages read; None: all."""
         first = self.stages[0] if self.stages else None
         if isinstance(first, Decode):
             return first.only
         return first.wanted if isinstance(first, _FieldStage) else None
 
     def then(self, stage: Stage | Batch) -> Pipeline:
-        """Return these stages and one more. A field selection after `decode` limits what is decoded.
+        """Return these stages and one more. Selecting fields after `decode` limits what is decoded.
 
         Raises:
             InvalidRequest: The stage would decode or skip batches.
@@ -230,10 +218,8 @@ class Pipeline:
     def run(self, samples: Iterable[object], on_skip: SkipHandler, rng_of: RngOf = seeded_rng) -> Iterator[object]:
         """Yield the results for samples.
 
-        Args:
-            samples: The samples of a stream.
-            on_skip: Called with the error of a skipped sample; returns its replacement, or None.
-            rng_of: Makes the random generator of a stage for the sample that was read last.
+        `on_skip` gets the error of a skipped sample, and returns its replacement or None. `rng_of` makes the random
+        generator of a stage for the current sample.
 
         Raises:
             SampleFailed: A field is missing, or cannot be decoded.
@@ -307,7 +293,6 @@ def _run_each(
 
 
 def _raise_skipped(error: SampleFailed) -> NoReturn:
-    """Raise the error of a requested sample that a stream would skip."""
     remedy = "Use a stream to skip such samples."
     raise SampleFailed(error.where, error.found, expected=error.expected, remedy=remedy) from error.__cause__
 
@@ -323,14 +308,14 @@ def _key_of(sample: object) -> object:
 
 
 def _add_sample_note(error: Exception, sample: object) -> None:
-    """Add the sample's key to an error of the caller's function (Python 3.11)."""
+    """Add the sample's key to an error of the caller's function."""
     key = _key_of(sample)
     if key is not None and hasattr(error, "add_note"):
         error.add_note(f"in the batch of {format_list(key)}" if isinstance(key, list) else f"in the sample {key}")
 
 
 def _check_picklable(name: str, function: object) -> None:
-    """Reject lambdas and nested functions, which other processes cannot import."""
+    """Reject lambdas and nested functions."""
     while isinstance(function, partial):
         function = function.func
     qualified_name = getattr(function, "__qualname__", type(function).__qualname__)

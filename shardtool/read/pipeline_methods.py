@@ -1,4 +1,4 @@
-"""The methods that add a stage to a dataset or stream: `decode`, `map`, `filter`, `select`, `tuple` and `batch`.
+"""The methods that add a stage: `decode`, `map`, `filter`, `select`, `tuple` and `batch`.
 
 Methods and options of other libraries raise an error that names the equivalent.
 """
@@ -79,7 +79,7 @@ def refuse_dataloader_options(options: Mapping[str, object], known: Collection[s
 
 
 def with_dataloader_hints(function: Callable[_Params, _ReturnT]) -> Callable[_Params, _ReturnT]:
-    """Decorate a function to reject options of PyTorch's DataLoader and name the equivalent."""
+    """Make a function reject options of PyTorch's DataLoader, and name the equivalent."""
     known = signature(function).parameters
 
     @wraps(function)
@@ -117,42 +117,36 @@ class PipelineMethods:
         on_error: OnBadSample = "raise",
         max_bytes: str | int = "1GiB",
     ) -> Self:
-        """Decode fields by their names: images to arrays, `cls` to int, `json`, `txt` and `npy`.
+        """Decode fields by name: images to arrays, `cls` to int, `json`, `txt` and `npy`.
 
-        A field with another name, such as `score`, becomes the number, boolean, text or JSON value that the dataset
-        file records. All other fields stay bytes.
+        Other fields, such as `score`, become the number, boolean, text or JSON value that the dataset file records, or
+        stay bytes. See `read.decode.Decode` for the rules of each kind of image.
 
         Args:
-            own: Field or extension, and a function of its bytes, the name of a decoder (`numpy`, `pil`, `mask`,
-                `audio`, `int`, `float`, `bool`, `text`, `json`, `npy`), or None to keep bytes. The longest matching
-                extension applies.
+            own: Decoders by field or extension: a function of the bytes, a name (`numpy`, `pil`, `mask`, `audio`,
+                `int`, `float`, `bool`, `text`, `json`, `npy`), or None for bytes. The longest matching extension
+                applies.
             images: `numpy`: uint8 [height, width, 3], RGB, upright, writable; `pil`: Pillow images, mode RGB.
-            reduce: Sufficient width and height: a JPEG is decoded at 1/8, 1/4 or 1/2 of its size, the smallest scale at
+            reduce: Sufficient width and height: a JPEG is decoded at the smallest of 1/8, 1/4 or 1/2 of its size at
                 which both sides are large enough.
             on_error: With `skip`, a stream skips and counts samples that cannot be decoded.
             max_bytes: Memory limit for decoding an image or audio.
-
-        See `read.decode.Decode` for the rules of each kind of image.
         """
         return self.with_stages(self.stages.then(Decode(check_decoders(own), images, reduce, on_error, max_bytes)))
 
     def map(self, function: Callable[..., object]) -> Self:
-        """Call `function` with each sample, or with the output of the previous stage. Its errors name the sample.
+        """Call `function` with the output of the previous stage. Its errors name the sample. None skips the sample.
 
-        If the function has a parameter `rng`, it gets a NumPy generator. A stream derives it from the seed, the epoch
-        and the position of the sample, so it draws the same numbers for any number of threads, workers and ranks, and
-        after a resume.
-
-        A sample for which the function returns None is skipped, as by `filter`.
+        A parameter `rng` gets a NumPy generator. A stream derives it from the seed, the epoch and the position of the
+        sample, so draws do not depend on the number of threads, workers and ranks, or on a resume.
         """
         return self.with_stages(self.stages.then(Map(function)))
 
     def filter(self, function: Callable[..., object]) -> Self:
         """Skip samples for which `function` returns a false value. A stream counts them.
 
-        On a single rank, skipped samples shorten the epoch; `len` is then an upper bound. Several ranks must perform
-        the same number of steps and replace at most 1 % of the samples: see `Stream`. `Dataset.where` selects samples
-        by columns, without reading any.
+        On a single rank, `len` is then an upper bound. Several ranks replace at most 1 % of the samples: see `Stream`.
+        `Dataset.where` selects samples by columns, without reading any.
         """
         return self.with_stages(self.stages.then(Filter(function)))
 
@@ -161,8 +155,8 @@ class PipelineMethods:
 
         Args:
             fields: Field names.
-            missing: What to do if a sample lacks a field: `error`; `skip`: a stream skips and counts the sample;
-                `none`: use None.
+            missing: For samples that lack a field: `error`, `skip` (a stream skips and counts them), or `none`: use
+                None.
         """
         return self.with_stages(self.stages.then(Select(fields, missing)))
 
@@ -184,7 +178,7 @@ class PipelineMethods:
             size: Samples per batch.
             drop_last: Skip the last batch if it is smaller.
             lists: Fields that always become a list, such as boxes, even if their values have one shape.
-            dataset_options: Options that only `Dataset.batch(by=...)` accepts.
+            dataset_options: Options that only `Dataset.batch` accepts.
 
         Raises:
             InvalidRequest: The size is not a positive integer, or another option is given.

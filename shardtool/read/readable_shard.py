@@ -1,7 +1,4 @@
-"""One open shard with its index: where payloads are, and reading single samples from it.
-
-Offsets are computed on columns, for all samples at once.
-"""
+"""One open shard with its index. Offsets are computed on columns, for all samples at once."""
 
 from __future__ import annotations
 
@@ -62,10 +59,10 @@ def parse_record(record: bytes, start: int, where: str, lists: frozenset[str]) -
     """Return the features of a TFRecord: single values, or lists of several or no values.
 
     Args:
-        record: All bytes of the record, including its frame.
+        record: The whole record, including its frame.
         start: Offset of the record in the shard.
         where: Path of the shard, for messages.
-        lists: Features that are lists even with a single value.
+        lists: Features that are always lists.
 
     Raises:
         CorruptShard: The record is not an Example.
@@ -94,15 +91,7 @@ _MAX_SINGLE_READ_BYTES = 2**15  # up to this size, one system call reads all fie
 
 
 class PayloadColumns(NamedTuple):
-    """The payloads of samples of a shard, in file order.
-
-    Attributes:
-        counts: int64 [samples]: payloads per sample.
-        codes: int32 [payloads]: field codes.
-        offsets: int64 [payloads].
-        lengths: int64 [payloads].
-        crcs: uint32 [payloads]; None: unknown.
-    """
+    """The payloads of samples of a shard, in file order; `counts` per sample, the others per payload."""
 
     counts: Numbers
     codes: NDArray[np.int32]
@@ -121,8 +110,8 @@ class ReadableShard:
     """An open shard with its index.
 
     Attributes:
-        is_tar: Whether records hold payloads only, and need no parsing.
-        readers: Readers of numeric fields; None: records must be parsed to find their values.
+        is_tar: Whether records hold only payloads, which need no parsing.
+        readers: Readers of numeric fields; None: records must be parsed.
         views: The index's `key_ends`, `firsts`, `codes`, `offsets` and `lengths`, for fast access to single numbers.
     """
 
@@ -173,7 +162,7 @@ class ReadableShard:
         return sample
 
     def layout(self, rows: Numbers, wanted: frozenset[str] | None) -> PayloadColumns:
-        """Return the payloads of samples with ascending rows: those of the wanted fields, or all."""
+        """Return the payloads of samples with ascending rows, of all or some fields."""
         index, firsts = self.index, self.index.firsts[rows]
         counts = index.firsts[rows + 1] - firsts
         ends = np.cumsum(counts)
@@ -186,11 +175,9 @@ class ReadableShard:
         return PayloadColumns(counts, index.codes[payloads], index.offsets[payloads], index.lengths[payloads], crcs)
 
     def edges(self, rows: Numbers, wanted: frozenset[str] | None) -> tuple[list[str], Numbers] | None:
-        """Return the fields of samples, and the start and end of each field.
+        """Return the fields of samples, and their starts and ends, int64 [samples, 2 * fields].
 
-        Returns:
-            Field names, and int64 [samples, 2 * fields]; None if the samples differ in their fields, or payloads are
-            not in order.
+        Returns None if samples differ in their fields, or payloads are not in order.
         """
         counts, codes, offsets, lengths, _ = self.layout(rows, wanted)
         width = int(counts[0])
@@ -200,7 +187,7 @@ class ReadableShard:
         return None if (np.diff(edges) < 0).any() else ([self.index.names[code] for code in codes[:width]], edges)
 
     def spans(self, rows: Numbers, wanted: frozenset[str] | None) -> tuple[Numbers, Numbers]:
-        """Return the start and end of each block to read: records, or payloads of the wanted fields."""
+        """Return the start and end of each range to read: records, or payloads of some fields."""
         if wanted is None:
             starts = self.index.starts[rows]
             return starts, starts + self.index.sizes[rows]
@@ -215,7 +202,7 @@ def read_each_late(
     """Return samples that need no parsing, each read on demand. Offsets are computed now.
 
     Args:
-        parts: Each shard, and the rows of its samples among `numbers`, ascending.
+        parts: Each shard, and the ascending rows of its samples among `numbers`.
         numbers: int64 [n]: sample numbers.
         wanted: Fields to read; None: all.
         read_one: Fallback: returns a sample, or its error, by number.
@@ -231,8 +218,8 @@ def read_each_late(
     edges = np.concatenate(matching_edges)
     if (np.diff(numbers) < 0).any():
         positions = np.argsort(np.argsort(numbers, kind="stable"))
-        keys, files = ([column[position] for position in positions.tolist()] for column in (keys, files))
-        edges = edges[positions]
+        order = positions.tolist()
+        keys, files, edges = [keys[row] for row in order], [files[row] for row in order], edges[positions]
     reads = [(name, read) for name, read in readers.items() if name in names]
     return _read_each(keys, files, names, edges, reads, lambda index: read_one(int(numbers[index])))
 
@@ -243,13 +230,8 @@ def _read_each(
 ) -> Samples:  # fmt: skip
     """Yield samples. A hot path: 1 us in addition to reading.
 
-    Args:
-        keys: Key of each sample.
-        files: Shard of each sample.
-        names: Field names, equal for all samples.
-        edges: int64 [n, 2 * fields]: start and end of each field.
-        reads: Readers of numeric fields.
-        read_one: Fallback: returns a sample, or its error, by position.
+    Arguments are per sample: key, shard, `edges` int64 [n, 2 * fields] (starts and ends); `names` and `reads` per
+    field. `read_one` is the fallback, by position.
     """
     starts, sizes = edges[:, 0].tolist(), (edges[:, -1] - edges[:, 0]).tolist()
     columns = (edges - edges[:, :1]).T.tolist()

@@ -1,7 +1,7 @@
 """Read samples by number, in any order: grouped by shard, in file order, returned in the requested order.
 
-A large payload is read directly into its own bytes, and small ones are cut from a block, so no large payload is copied
-twice. A sample that cannot be read is returned as its error.
+Large payloads are read directly, small ones cut from a block, so no large payload is copied twice. A sample that cannot
+be read is returned as its error.
 """
 
 from __future__ import annotations
@@ -56,16 +56,7 @@ _NOT_A_NUMBER = "does not match its feature type"
 
 
 class ShardRead:
-    """A read of some samples of a shard.
-
-    Args:
-        reader: The reader that requests them.
-        shard: Position of the shard in the catalog.
-        rows: int64 [n]: rows of the samples, ascending.
-
-    Attributes:
-        opened: The open shard.
-    """
+    """A read of some samples of a shard, whose rows ascend."""
 
     def __init__(self, reader: SampleReader, shard: int, rows: Numbers) -> None:
         self._reader, self._options, self._shard, self._rows = reader, reader.options, shard, rows
@@ -74,11 +65,11 @@ class ShardRead:
         self._errors: dict[int, ShardError] = {}
 
     def samples(self) -> list[Sample | ShardError]:
-        """Return the samples, reading no more than necessary, with errors for damaged ones.
+        """Return the samples, with errors for damaged ones.
 
         Raises:
-            CorruptShard: The checksum of the shard differs from its dataset file.
-            InvalidRequest: Checksums should be compared, but are unknown.
+            CorruptShard: The shard's checksum differs from its dataset file.
+            InvalidRequest: Checksums are unknown, but `check` is set.
         """
         samples: list[Sample] = [{"__key__": key} for key in self._keys]
         if self.opened.readers is None:
@@ -93,7 +84,6 @@ class ShardRead:
         return [self._errors.get(index, sample) for index, sample in enumerate(samples)] if self._errors else [*samples]
 
     def _fill_from_payloads(self, samples: list[Sample]) -> None:
-        """Fill samples from the payloads of the wanted fields."""
         values: list[Any] = self._read()
         names, codes, counts = self.opened.index.names, self._layout.codes, self._layout.counts
         for name, read in (self.opened.readers or {}).items():
@@ -113,7 +103,6 @@ class ShardRead:
             samples[owner][names[code]] = value
 
     def _fill_from_records(self, samples: list[Sample]) -> None:
-        """Fill samples by parsing their TFRecord records."""
         if self._options.check:
             self._read()
         wanted, index, path = self._options.fields, self.opened.index, self.opened.file.path
@@ -135,7 +124,7 @@ class ShardRead:
                 samples[row].update((name, value) for name, value in values.items() if wanted is None or name in wanted)
 
     def _each(self, starts: list[int], sizes: list[int]) -> Iterator[bytes | CorruptShard]:
-        """Yield the bytes of several ranges, and an error for each that cannot be read."""
+        """Yield the bytes of several ranges, or an error for each."""
         index = 0
         while index < len(starts):
             try:
@@ -147,7 +136,7 @@ class ShardRead:
                 index += 1
 
     def _read(self) -> list[bytes]:
-        """Return all payloads. Errors are recorded for the samples of payloads that cannot be read."""
+        """Return all payloads, and record errors of those that cannot be read."""
         layout, file = self._layout, self.opened.file
         offsets, lengths = layout.offsets, layout.lengths
         if not len(offsets):
@@ -175,7 +164,7 @@ class ShardRead:
         return values
 
     def _record_error(self, payload: int, problem: str, expected: str = "", remedy: str = DAMAGE_FIX) -> None:
-        """Record the error of a payload's sample, unless it has one already."""
+        """Record the first error of a payload's sample."""
         layout = self._layout
         sample, name = int(layout.owners[payload]), self.opened.index.names[layout.codes[payload]]
         self._errors.setdefault(sample, CorruptShard(
@@ -184,12 +173,7 @@ class ShardRead:
         ))  # fmt: skip
 
     def _check_whole(self) -> None:
-        """Compare the shard's checksum with its dataset file, for a scanned index without checksums.
-
-        Raises:
-            CorruptShard: The checksums differ.
-            InvalidRequest: No checksum is known.
-        """
+        """Compare the shard's checksum with its dataset file, because a scanned index has no checksums."""
         expected, file = int(self._reader.catalog.crcs[self._shard]), self.opened.file
         if expected < 0:
             raise InvalidRequest(
@@ -204,13 +188,7 @@ class ShardRead:
 
 
 def _cut_payloads(blocks: Iterator[bytes], layout: PayloadColumns, firsts: Numbers) -> list[bytes]:
-    """Return payloads cut from blocks; a block is released as soon as its payloads are cut.
-
-    Args:
-        blocks: The bytes read.
-        layout: The payloads.
-        firsts: int64 [blocks]: first payload of each block.
-    """
+    """Return payloads cut from blocks that start at the payloads `firsts`; release each block early."""
     counts = np.diff(np.append(firsts, len(layout.offsets)))
     starts = layout.offsets - np.repeat(layout.offsets[firsts], counts)
     ranges = zip(starts.tolist(), (starts + layout.lengths).tolist(), strict=True)
@@ -221,7 +199,7 @@ def _cut_payloads(blocks: Iterator[bytes], layout: PayloadColumns, firsts: Numbe
 
 
 def _starts_read(offsets: Numbers, lengths: Numbers) -> NDArray[np.bool_]:
-    """Return which payloads start a new read: large ones, their successors, and those after a large gap."""
+    """Return which payloads start a read: large ones, their successors, and those after a large gap."""
     begins = np.ones(len(offsets), np.bool_)
     is_large, gaps = lengths >= _MIN_OWN_READ_BYTES, offsets[1:] - offsets[:-1] - lengths[:-1]
     begins[1:] = (gaps < 0) | (gaps > _MAX_GAP_BYTES) | is_large[1:] | is_large[:-1]
@@ -247,9 +225,9 @@ class SkippedSamples:
     """Counters of skipped samples.
 
     Attributes:
-        samples: Number of skipped samples.
-        shards: Number by path of the shard.
-        damaged: How many of them could not be read; the others were dropped by a stage.
+        samples: Total number.
+        shards: Number by shard path.
+        damaged: Number of damaged samples; stages dropped the others.
         reasons: Number by reason, for the first thousand reasons.
         has_warned: Whether a warning was logged.
     """
@@ -282,9 +260,9 @@ class BaseReader:
     """Base class of readers of samples by number.
 
     Attributes:
-        mean_size: Mean bytes per sample, including its overhead; at least 1.
+        mean_size: Mean bytes per sample with its overhead, at least 1.
         copies: Whether shards are copied into a cache before they are read.
-        concurrent_reads: Recommended number of concurrent calls of `read_late`; more than one for remote shards.
+        concurrent_reads: Recommended number of concurrent calls of `read_late`.
     """
 
     mean_size: int
@@ -294,13 +272,7 @@ class BaseReader:
     skip_or_raise: Callable[..., None]
 
     def fetch(self, numbers: Numbers) -> list[Sample]:
-        """Return samples in the order of `numbers`.
-
-        Args:
-            numbers: int64 [n].
-
-        Returns:
-            n samples, or fewer if damaged ones are skipped.
+        """Return samples in the order of `numbers`, int64 [n], without damaged ones if these are skipped.
 
         Raises:
             CorruptShard: A shard is missing or damaged.
@@ -315,14 +287,7 @@ class BaseReader:
 
 
 class SampleReader(BaseReader):
-    """Reads samples of a catalog. Safe in threads; picklable without open files.
-
-    Attributes:
-        catalog: The catalog.
-        options: How samples are read.
-        store: The indexes of the shards.
-        skipped: Counters of skipped samples.
-    """
+    """Reads samples of a catalog. Safe in threads; picklable without open files."""
 
     def __init__(self, catalog: Catalog, options: ReadOptions) -> None:
         # Freeing a block of 16 MB once makes the C library keep some tens of MB of freed memory. Otherwise it returns
@@ -353,7 +318,7 @@ class SampleReader(BaseReader):
         return SampleReader, (self.catalog, self.options)
 
     def expect(self, numbers: Numbers, seen: set[str]) -> None:
-        """Start copying the shards of these samples into the cache, except for the paths in `seen`."""
+        """Start copying the shards of these samples into the cache, except paths in `seen`."""
         if isinstance(cache := self.options.cache, CopyingCache):
             for shard in [self.catalog.shards[number] for number, *_ in self.catalog.group_by_shard(numbers)]:
                 if shard.path not in seen:
@@ -361,7 +326,7 @@ class SampleReader(BaseReader):
                     cache.expect(shard)
 
     def with_fields(self, fields: frozenset[str] | None) -> SampleReader:
-        """Return a reader of some fields that shares the indexes and open shards."""
+        """Return a reader of some fields that shares indexes and open shards."""
         reader = SampleReader.__new__(SampleReader)
         vars(reader).update(vars(self))
         reader.use(replace(self.options, fields=fields))
@@ -370,7 +335,8 @@ class SampleReader(BaseReader):
     def reader_of_fields(self, fields: frozenset[str] | None) -> SampleReader:
         """Return a reader of only these fields.
 
-        Returns this reader if that saves nothing, or if a sample may lack a field: the error then lists all its fields.
+        Returns this reader if that saves nothing, or if a sample may lack a field: its error lists all fields of the
+        sample.
         """
         catalog = self.catalog
         wanted = None if fields is None else {name for name in fields if name[:2] != "__"}
@@ -381,13 +347,7 @@ class SampleReader(BaseReader):
         return self.with_fields(frozenset(wanted))
 
     def skip_or_raise(self, error: ShardError, number: int, *counts: SkippedSamples, damaged: bool = True) -> None:
-        """Count a skipped sample in `skipped` and `counts`, or raise its error.
-
-        Args:
-            error: The sample's error.
-            number: The sample's number.
-            counts: Further counters.
-            damaged: Whether the sample cannot be read; otherwise a stage dropped it.
+        """Count a sample that is damaged, or dropped by a stage, in `skipped` and `counts`.
 
         Raises:
             ShardError: The sample is damaged, and `on_error` is "raise".
@@ -399,13 +359,10 @@ class SampleReader(BaseReader):
             count.count_sample(error, self.catalog.shards[shard].path, damaged=damaged)
 
     def read(self, numbers: Numbers) -> list[Sample | ShardError]:
-        """Return samples in the order of `numbers`, with errors for damaged ones.
-
-        Args:
-            numbers: int64 [n].
+        """Return samples in the order of `numbers`, int64 [n], with errors for damaged ones.
 
         Raises:
-            InvalidRequest: Checksums should be compared, but are unknown.
+            InvalidRequest: Checksums are unknown, but `check` is set.
             OutputFailed: There is no room to unpack a compressed shard.
         """
         if len(numbers) == 1:
@@ -426,7 +383,7 @@ class SampleReader(BaseReader):
         return result
 
     def _is_indexed(self, shard: int) -> bool:
-        """Return whether samples of a shard need no parsing, or cannot be read, which reading them reports."""
+        """Return whether samples of a shard need no parsing, or cannot be read, which reading reports."""
         with suppress(CorruptShard):
             return self.opened(shard).readers is not None
         return True
@@ -434,14 +391,11 @@ class SampleReader(BaseReader):
     def read_late(self, numbers: Numbers) -> Samples:
         """Return samples as `read` does, but read large ones on demand.
 
-        The system is asked to read them ahead, so the calling thread does little work and holds no memory.
-
-        Args:
-            numbers: int64 [n].
+        The system reads them ahead, so the calling thread does little work and holds no memory.
 
         Raises:
-            InvalidRequest: Checksums should be compared, but are unknown.
-            OutputFailed: There is no room to unpack a compressed shard.
+            InvalidRequest: As for `read`.
+            OutputFailed: As for `read`.
         """
         groups = [*self.catalog.group_by_shard(numbers)] if self._plain else []
         if not 0 < len(groups) <= self._files.room // 2 or not all(self._is_indexed(shard) for shard, *_ in groups):
@@ -459,7 +413,6 @@ class SampleReader(BaseReader):
         return self._each(groups, numbers)
 
     def _each(self, groups: Sequence[tuple[int, Numbers, Numbers]], numbers: Numbers) -> Samples:
-        """Return samples that need no parsing, each read on demand."""
         if len(numbers) >= len(groups) * _MAX_SAMPLES_READ_SINGLY:
             with suppress(CorruptShard):  # raised again when its samples are requested
                 parts = [(self.opened(shard), rows) for shard, rows, _ in groups]
@@ -480,7 +433,7 @@ class SampleReader(BaseReader):
         return self._read_from_shard(shard, np.array([row]))[0]
 
     def opened(self, shard: int) -> ReadableShard:
-        """Return an open shard, kept in `_open_shards` until a cache drops any shard or index."""
+        """Return an open shard, kept until a cache drops any shard or index."""
         opened = self._open_shards.get(shard)
         if opened is None:
             if (error := self._broken.get(shard)) is not None:  # do not scan or copy it again
@@ -494,7 +447,7 @@ class SampleReader(BaseReader):
         return replace(opened, readers=None) if self._parses and not opened.is_tar else opened
 
     def _read_from_shard(self, shard: int, rows: Numbers) -> list[Sample | ShardError]:
-        """Return samples of one shard. If a cached copy is damaged, read another copy."""
+        """Return samples of one shard; retry once if a cached copy is damaged."""
         error = self._broken.get(shard)
         if error is None:
             try:

@@ -31,7 +31,7 @@ _NEAR_POSITIONS = 64
 
 @dataclass(frozen=True)
 class Share:
-    """The share of one reader in an epoch, or in the rest of an epoch.
+    """The share of one reader in an epoch.
 
     Of the positions from `origin` on, rank r of W reads the r-th, and every W-th after it, in batches. Worker w of N
     reads the batches whose number n, counted from `origin`, has n % N == w. So the n-th batches of all ranks together
@@ -41,8 +41,8 @@ class Share:
         ends: What to do with positions that the ranks cannot divide evenly: `drop` them, `pad` them with the first
             positions of the epoch, or give them to the first ranks (`uneven`).
         batch_size: Samples per batch of a rank.
-        origin: Position where these ranks started: 0, or the position of a loaded state.
-        alike: Number of processes per rank that read the same samples.
+        origin: Position where these ranks started: 0, or that of a loaded state.
+        alike: Processes per rank that read the same samples.
     """
 
     rank: int = 0
@@ -64,10 +64,10 @@ class Share:
         check_choice("ends", self.ends, Ends)
 
     def in_groups(self, groups: int | None) -> Share:
-        """Return the share of the group that contains this rank.
+        """Return the share of this rank's group.
 
         Raises:
-            InvalidRequest: The number of ranks is not a multiple of the number of groups.
+            InvalidRequest: The number of groups does not divide the number of ranks.
         """
         if groups is None:
             return self
@@ -79,7 +79,7 @@ class Share:
         return replace(self, rank=self.rank // alike, world_size=groups, alike=alike)
 
     def end(self, length: int) -> int:
-        """Return the position at which all ranks stop in an epoch of `length` samples; `pad` may exceed it."""
+        """Return where all ranks stop in an epoch of `length` samples; `pad` may exceed it."""
         remaining = max(0, length - self.origin)
         if self.ends == "uneven":
             return self.origin + remaining
@@ -87,19 +87,13 @@ class Share:
         return self.origin + (whole + (self.ends == "pad" and remainder > 0)) * self.world_size
 
     def count(self, length: int) -> int:
-        """Return how many samples the rank reads from `origin` to the end of the epoch."""
+        """Return how many samples the rank reads from `origin` on."""
         return -(-(self.end(length) - self.origin - self.rank) // self.world_size)
 
     def positions(self, start: int, stop: int, length: int) -> Numbers:
-        """Return this reader's positions from `start` to `stop`, ascending.
+        """Return this reader's positions from `start` to `stop`: int64 [n], ascending.
 
-        Args:
-            start: At least `origin`.
-            stop: Exclusive.
-            length: Samples in the epoch. With `pad`, positions beyond it continue at the start of the epoch.
-
-        Returns:
-            int64 [n].
+        With `pad`, positions from `length` on continue at the start of the epoch.
         """
         shift = self.origin + self.rank
         first = -(-(start - shift) // self.world_size)
@@ -110,29 +104,19 @@ class Share:
         return local * self.world_size + shift
 
     def fills(self, *, damaged: bool) -> bool:
-        """Return whether another sample replaces a skipped one.
-
-        Args:
-            damaged: Whether the sample cannot be read; otherwise a stage dropped it. A single rank replaces dropped
-                samples only with `pad`.
-        """
+        """Return whether a skipped sample is replaced. On a single rank, one that a stage dropped is not."""
         return self.ends == "pad" or (self.ends == "drop" and (damaged or self.world_size > 1))
 
     def after(self, position: int) -> int:
-        """Return the position that all ranks have reached when this one has read a position."""
+        """Return the position that all ranks have reached after this one has read a position."""
         return position - self.rank + self.world_size
 
 
 def replacement_positions(length: int, options: OrderOptions, position: int) -> Iterator[int]:
-    """Yield positions whose samples replace the skipped sample of a position, in order.
+    """Yield positions whose samples replace a skipped sample, in order.
 
-    They depend only on the order and the position, not on ranks, workers, or a resume. The first ones are in the same
-    round, which is read at about this time. Then come any positions of the epoch, at most ten thousand.
-
-    Args:
-        length: Samples in the epoch.
-        options: The order.
-        position: The position; with `pad`, it may exceed the end.
+    They depend only on the order and the position. The first ones are in the same round, which is being read anyway;
+    the others anywhere in the epoch, at most ten thousand. With `pad`, `position` may exceed the end.
     """
     key = random_at(derive_state("others", options.seed, options.epoch), np.array([position], np.uint64))[0]
     first = position % length // options.round * options.round
@@ -142,10 +126,10 @@ def replacement_positions(length: int, options: OrderOptions, position: int) -> 
 
 
 def rank_and_world_size(rank: int | None, world_size: int | None) -> tuple[int, int]:
-    """Return rank and world size: as given, or from the environment if both are set, or 0 and 1.
+    """Return rank and world size: as given, from the environment if both are set, or 0 and 1.
 
     Raises:
-        InvalidRequest: Only one is given, or the environment variables are not integers.
+        InvalidRequest: Only one is given, or an environment variable is not a number.
     """
     if rank is not None and world_size is not None:
         return rank, world_size

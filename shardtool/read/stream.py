@@ -1,4 +1,4 @@
-"""A stream: one epoch, or one reader's share of it, in an exact order, read ahead of its use."""
+"""A stream: one epoch, or one reader's share of it, in an exact order, read ahead."""
 
 from __future__ import annotations
 
@@ -50,14 +50,9 @@ Result = TypeVar("Result")
 def read_ahead(
     jobs: Iterable[Job], function: Callable[[Job], Result], ahead: int = 1, *, threads: int = 1, name: str = "read"
 ) -> Generator[tuple[Job, Future[Result]]]:
-    """Yield each job in order with the future result of `function`, called in threads. Closing it ends the threads.
+    """Yield each job with the future result of `function`, run up to `ahead` jobs ahead in threads.
 
-    Args:
-        jobs: Iterated in the caller's thread, no further ahead than `ahead`.
-        function: Called with each job.
-        ahead: Number of results computed before they are requested.
-        threads: Number of threads.
-        name: Thread name.
+    Jobs are iterated in the caller's thread. Closing the generator ends the threads.
     """
     thread = ThreadPoolExecutor(threads, f"shardtool-{name}")
     ending = sys.is_finalizing  # at interpreter exit, the thread was joined and modules may be gone
@@ -107,26 +102,26 @@ class ReadsSamples(PipelineMethods):
     reader: StreamReader
 
     def with_stages(self, stages: Pipeline) -> Self:
-        """Return a copy with other stages, which reads only the fields that they use."""
+        """Return a copy with other stages, which reads only the fields they use."""
         changed = super().with_stages(stages)
         changed.reader = self.reader.reader_of_fields(stages.wanted)
         return changed
 
 
 class Stream(ReadsSamples):
-    """Samples in an exact order. Each iteration is one epoch, and yields samples after their stages.
+    """Samples in an exact order. Each iteration is one epoch.
 
-    An iteration starts at the beginning of the current epoch: the next epoch if the last iteration was complete, the
-    same epoch after a `break`. After `load_state_dict`, one iteration continues from the state. With two iterators at
-    the same time, the state is that of the newer one.
+    An iteration starts at the beginning of the current epoch: the next epoch after a complete iteration, the same epoch
+    after a `break`. After `load_state_dict`, one iteration continues from the state. With two iterators at the same
+    time, the state is that of the newer one.
 
-    Samples dropped by stages shorten the epoch of a single rank; `len` is then an upper bound. With several ranks, each
-    performs as many steps as `len` reports: up to 1 % of a rank's samples are replaced by others that the order
-    chooses; more is an error. `ends="pad"` replaces any number and marks replacements with `__padding__`.
-    `ends="uneven"` replaces none. `drop` and `pad` also replace damaged samples.
+    Samples dropped by stages shorten the epoch of a single rank; `len` is then an upper bound. Several ranks perform as
+    many steps as `len` reports: up to 1 % of a rank's samples are replaced by others that the order chooses; more is an
+    error. `ends="pad"` replaces any number and marks replacements with `__padding__`; `ends="uneven"` replaces none.
+    `drop` and `pad` also replace damaged samples.
 
     Attributes:
-        share: The share of this reader in an epoch.
+        share: The share of this reader.
         skipped: Skipped samples: damaged ones (`on_error="skip"`), and those dropped by stages.
     """
 
@@ -137,13 +132,13 @@ class Stream(ReadsSamples):
         self._max_step = options.round * _MAX_ROUND_GROWTH  # maximum number of positions read together, for any state
 
     def __getitem__(self, _: object) -> NoReturn:
-        """Raise an error: PyTorch's DataLoader indexes a stream that is passed as a map-style dataset."""
+        """Raise an error: PyTorch's DataLoader uses a stream as a map-style dataset."""
         raise no_random_access_error("a stream")
 
     def __len__(self) -> int:
-        """Return how many samples, or batches, this rank reads in an epoch.
+        """Return the number of samples, or batches, of this rank in an epoch.
 
-        This is an upper bound if skipped samples are not replaced (a single rank, or `ends="uneven"`).
+        It is an upper bound if skipped samples are not replaced (a single rank, or `ends="uneven"`).
         """
         return self.stages.count(self._samples_of_rank)
 
@@ -155,12 +150,12 @@ class Stream(ReadsSamples):
         return self.stages.run(samples, lambda error: self._last_position(current).replace_skipped(error), current.rng)
 
     def rewind(self) -> None:
-        """Go to the start of the next iteration: the start of an epoch, or a state that was just loaded."""
+        """Go to the start of the next iteration."""
         if self._is_started:
             self._go_to(replace(self._options, epoch=self.next_epoch(self.stages)), 0)
 
     def next_epoch(self, stages: Pipeline) -> int:
-        """Return the epoch of the next iteration: the current one if enough samples remain for another output."""
+        """Return the epoch of the next iteration: the current one if its rest yields output."""
         remaining = -(-(self.end - self._position - self.share.rank) // self.world_size)
         return self._options.epoch + (self._is_started and stages.count(max(0, remaining)) == 0)
 
@@ -176,7 +171,6 @@ class Stream(ReadsSamples):
         return self._last_position(self._pass)
 
     def _last_position(self, current: EpochPass) -> StreamPosition:
-        """Return the position of the sample that an iterator returned last, or of the sample that it replaced."""
         if current.last_position is None or current.last_position.position != current.positions[current.taken - 1]:
             current.last_position = StreamPosition(self, current)
         return current.last_position
@@ -184,9 +178,7 @@ class Stream(ReadsSamples):
     def _samples(self, current: EpochPass) -> Iterator[Sample]:
         share, options = current.share, current.options
         current.order = order = self._source.order(options)
-        at_once = (
-            self.reader.concurrent_reads if self._step else min(_CONCURRENT_ROUNDS, self.reader.concurrent_reads)
-        )
+        at_once = self.reader.concurrent_reads if self._step else min(_CONCURRENT_ROUNDS, self.reader.concurrent_reads)
         rounds_together = share.world_size * max(_ROUNDS_PER_READ, share.workers) if at_once > 1 else 1
         if options.ranks:  # rounds of such an order are larger
             rounds_together = max(1, rounds_together // (_ROUNDS_PER_READ * options.ranks))
@@ -212,7 +204,7 @@ class Stream(ReadsSamples):
 
     @property
     def world_size(self) -> int:
-        """Number of ranks, or of groups of ranks, that divide the stream."""
+        """Number of ranks, or groups of ranks."""
         return self.share.world_size
 
     @property
@@ -221,12 +213,12 @@ class Stream(ReadsSamples):
         return self.share.end(self._source.length_in(self._options))
 
     def set_epoch(self, epoch: int) -> None:
-        """Go to the start of an epoch; keep the position if the next iteration reads this epoch already."""
+        """Go to the start of an epoch, unless the next iteration reads it already."""
         if epoch != self.next_epoch(self.stages):
             self._go_to(replace(self._options, epoch=epoch), 0)
 
     def state_dict(self) -> dict[str, object]:
-        """Return the state as JSON data. It is the same for all ranks at the same step."""
+        """Return the state as JSON data, equal for all ranks at the same step."""
         return self.state_after(0)
 
     def load_state_dict(self, state: dict[str, object]) -> None:
@@ -239,18 +231,14 @@ class Stream(ReadsSamples):
         self._go_to(loaded.options, loaded.position)
 
     def state_after(self, samples: int) -> dict[str, object]:
-        """Return the state after `samples` more samples per rank, at most the end of the epoch."""
+        """Return the state after `samples` more samples per rank."""
         position = min(self.end, self._position + samples * self.world_size)
         return StreamState.at_position(self._source, self._options, position, self.end).to_json()
 
     def divided(self, worker: int, workers: int, batch_size: int, position: int) -> Stream:
-        """Return the stream of one loader worker, which reads every `workers`-th batch of this rank from here.
+        """Return the stream of a loader worker: every `workers`-th batch of this rank, counted from here.
 
-        Args:
-            worker: Number of the worker.
-            workers: Number of workers.
-            batch_size: Samples per batch.
-            position: Position of the epoch at which this worker continues: the current one, or a later one.
+        It continues at `position`: the current position, or a later one.
         """
         share = replace(self.share, worker=worker, workers=workers, batch_size=batch_size, origin=self._position)
         divided = Stream(self.reader, self._source, self._options, share)
@@ -267,14 +255,14 @@ class Stream(ReadsSamples):
 
     @property
     def _position(self) -> int:
-        """Position of the epoch that all ranks have reached."""
+        """Position that all ranks have reached."""
         current = self._pass
         taken = current.positions[: current.taken]
         return self.share.after(int(taken[-1])) if len(taken) else current.start
 
     @property
     def _step(self) -> int | None:
-        """Number of positions read together without a shuffle window; None: one round."""
+        """Positions read together without a shuffle window; None: one round."""
         if self._options.shuffle and self._options.window > 1:
             return None
         share, mean = self.share, self.reader.mean_size
@@ -291,7 +279,7 @@ class Stream(ReadsSamples):
         return numbers, batch
 
     def _prefetch_shards(self, order: StreamOrder, jobs: Iterator[Numbers]) -> Generator[Numbers]:
-        """Yield jobs ahead of their use, and start copying their shards into the cache, if there is one."""
+        """Yield jobs; copy their shards into the cache ahead of use."""
         if not self.reader.copies or self._options.shuffle == "full":  # "full" reads all shards at the same time
             yield from jobs
             return
@@ -322,7 +310,6 @@ def no_random_access_error(name: str) -> InvalidRequest:
 
 
 def _position_blocks(share: Share, start: int, length: int, step: int) -> Iterator[Numbers]:
-    """Yield the positions of a share that are read together."""
     end = share.end(length)
     while start < end:
         stop = min(end, (start // step + 1) * step)
@@ -346,11 +333,11 @@ class StreamPosition:
         self._remaining: Iterator[Sample] | None = None
 
     def rng(self, stage: int) -> np.random.Generator:
-        """Return the random generator of a stage. It is the same for replacements."""
+        """Return the random generator of a stage, equal for replacements."""
         return orders.rng_at(self._current.options, self.position, stage)
 
     def replace_skipped(self, error: ShardError) -> Sample | None:
-        """Return the replacement of a sample that a stage skipped, or None. Count the position's own sample."""
+        """Return the replacement of a sample that a stage skipped, or None."""
         if self._remaining is None:
             self._stream.reader.skip_or_raise(error, self._number, self._stream.skipped, damaged=False)
         return self.next_replacement(error, damaged=False)
@@ -368,11 +355,6 @@ class StreamPosition:
         return next(self._remaining, None)
 
     def _replacements(self, error: ShardError) -> Iterator[Sample]:
-        """Yield replacements in their order.
-
-        Raises:
-            SampleFailed: All of them were skipped.
-        """
         order, ends = self._current.order, self._current.share.ends
         for position in share.replacement_positions(order.length, self._current.options, self.position):
             numbers = order.numbers(np.array([position]))
@@ -392,10 +374,10 @@ class EpochPass:
     Attributes:
         start: Position that all ranks had reached before the current read.
         positions: int64 [n]: positions of the current read.
-        numbers: int64 [n]: sample numbers of the current read.
+        numbers: int64 [n]: their sample numbers.
         taken: How many of these were returned.
         empty: Number of positions whose own sample was skipped.
-        dropped: How many of these samples were dropped by a stage; the others are damaged.
+        dropped: How many of these were dropped by a stage; the others are damaged.
     """
 
     order: StreamOrder
@@ -407,17 +389,12 @@ class EpochPass:
         self.last_position: StreamPosition | None = None  # of the last sample, if it was requested
 
     def rng(self, stage: int) -> np.random.Generator:
-        """Return the random generator of a stage for the sample or batch that was returned last."""
+        """Return the random generator of a stage for the last sample or batch."""
         last = self.positions[self.taken - 1] if len(self.positions) else self.start - 1
         return orders.rng_at(self.options, int(last), stage)
 
     def count_empty(self, error: ShardError, skipped: SkippedSamples, *, damaged: bool) -> None:
-        """Count a position whose own sample was skipped; warn once above 1 %.
-
-        Args:
-            error: Why the sample was skipped.
-            skipped: Counters of the stream.
-            damaged: Whether the sample cannot be read; otherwise a stage dropped it.
+        """Count a position whose own sample is damaged, or dropped by a stage; warn once above 1 %.
 
         Raises:
             InvalidRequest: With several ranks and `ends="drop"`, stages dropped more than 1 % of a rank's samples.

@@ -211,11 +211,7 @@ class Streamable(ReadsSamples):
         return BundledDataset(bundle_reader).with_stages(Pipeline((bucketing.SizeBatches(self.stages, lists),)))
 
     def _unbundled(self) -> tuple[AnySampleReader, EpochSamples]:
-        """Return the reader and the samples.
-
-        Raises:
-            InvalidRequest: The dataset is empty, or already bundled.
-        """
+        """Return the reader and the samples, or raise InvalidRequest if they are already bundled."""
         batched = any(isinstance(stage, Batch) for stage in self.stages.stages)
         if batched or isinstance(self.reader, bundles.BundleReader):
             raise InvalidRequest("the dataset", "already packed or batched", expected="single samples")

@@ -1,8 +1,8 @@
 """A batch of tensors that threads fill: each sample goes into its row as soon as it is decoded.
 
-Arrays, tensors or images of one shape and dtype become a tensor [samples, ...], of several shapes a list of tensors;
-numbers a tensor of int64, float64 or bool; everything else a list. Tensors use torch's own memory: its allocator of
-pinned memory reuses a block only when no copy to a device reads it.
+Arrays, tensors or images of one shape and dtype become a tensor [samples, ...], otherwise a list of tensors; numbers a
+tensor of int64, float64 or bool; everything else a list. Torch's allocator of pinned memory reuses a block only when no
+copy to a device reads it.
 """
 
 from __future__ import annotations
@@ -26,13 +26,7 @@ _IN_ROW: Any = object()  # replaces a value that was copied into its row
 
 
 class BatchRows:
-    """The samples of one batch; threads fill the rows.
-
-    Args:
-        count: Number of rows.
-        pin: Use pinned memory.
-        lists: Fields that become lists.
-    """
+    """The samples of one batch, in pinned memory if `pin` is set; threads fill the rows."""
 
     def __init__(self, count: int, *, pin: bool, lists: ListFields = ()) -> None:
         self._count, self._pin, self._lists, self._lock = count, pin, lists, Lock()
@@ -52,10 +46,7 @@ class BatchRows:
         self._forms[row] = kind, [*parts]
 
     def batch(self, keys: list[object]) -> object:
-        """Return the batch; None if all of its samples were skipped.
-
-        Args:
-            keys: Key of each row, for messages.
+        """Return the batch; None if all samples were skipped. `keys` are for messages.
 
         Raises:
             InvalidRequest: `lists` names an unknown field.
@@ -102,7 +93,7 @@ class _FieldRows:
         self._values[row] = value
 
     def _rows_like(self, value: Any) -> torch.Tensor:
-        """Return the field's rows; the first value determines their shape and dtype."""
+        """Return the field's rows, created from its first value."""
         with self._lock:
             if self._rows is None:
                 is_tensor = isinstance(value, torch.Tensor)
@@ -121,7 +112,6 @@ class _FieldRows:
 
 
 def _numbers_as_tensor(values: list[Any], *, pin: bool) -> object:
-    """Return numbers as a tensor, and other values unchanged."""
     kinds = {type(value) for value in values}
     if not all(issubclass(kind, _NUMBER_TYPES) for kind in kinds) or (bool in kinds and len(kinds) > 1):
         return values

@@ -45,8 +45,8 @@ class _Crop:
 
     Attributes:
         size: Width and height of the square.
-        place: Name of a field for the position: int64 [5], the left, top, width and height of the part in pixels of the
-            whole upright image, and 1 if it was mirrored. None: no such field.
+        place: Field for the position: int64 [5], the left, top, width and height of the part in pixels of the whole
+            upright image, and 1 if it was mirrored. None: no such field.
     """
 
     size: int
@@ -56,7 +56,7 @@ class _Crop:
         """Return boxes of the whole image in coordinates of the square, clipped to it; a box outside has no area.
 
         Args:
-            boxes: [n, 4]: left, top, right, bottom, in pixels of the whole image.
+            boxes: [n, 4]: left, top, right, bottom, in pixels.
             place: The value of the field `place`.
         """
         left, top, width, height, mirrored = np.asarray(place, np.float32)
@@ -68,18 +68,13 @@ class _Crop:
         return clipped
 
     def _with_position(self, square: NDArray[np.uint8], box: Box, *, mirrored: bool = False) -> Any:
-        """Return the square, with its position if requested."""
         if self.place is None:
             return square
         left, top, right, bottom = box
         return DecodedField(square, {self.place: np.array([left, top, right - left, bottom - top, mirrored])})
 
     def _crop(self, data: bytes, box_in: Callable[[int, int], Box]) -> tuple[NDArray[np.uint8], Box]:
-        """Return a box of an image as uint8 [size, size, 3], and the box.
-
-        Args:
-            data: The bytes of an image.
-            box_in: Returns the box for a width and height.
+        """Return a box of an image as uint8 [size, size, 3], and the box. `box_in` returns it for a width and height.
 
         Raises:
             ValueError: The image is invalid or damaged.
@@ -106,9 +101,9 @@ class CenterCrop(_Crop):
 
     Attributes:
         size: Width and height of the crop.
-        shorter: Length to which the shorter side of the whole image is scaled. None: a large enough image keeps its
-            size, a smaller one is scaled up to `size`.
-        place: Name of a field for the position; see `move`.
+        shorter: Length to which the shorter side of the image is scaled first. None: only too small images are scaled,
+            up to `size`.
+        place: Field for the position; see `move`.
     """
 
     size: int
@@ -141,16 +136,16 @@ class RandomResizedCrop(_Crop):
     """Decodes a random part of an image and resizes it: the usual augmentation for photographs.
 
     It follows torchvision: a random share of the area and a random aspect ratio; if ten attempts do not fit, the
-    largest centred part of an allowed ratio; bilinear, with antialiasing. The random generator belongs to the position
-    in the epoch, so the crop is the same for any number of threads, workers and ranks, and after a resume. Two fields
-    of a sample, such as an image and its depth, are cropped alike.
+    largest centred part of an allowed ratio; bilinear, with antialiasing. The crop depends only on the seed and the
+    position in the epoch, not on threads, workers, ranks or a resume. Two fields of a sample, such as an image and its
+    depth, are cropped alike.
 
     Attributes:
         size: Width and height of the result.
         scale: Minimum and maximum share of the area.
         ratio: Minimum and maximum of width / height.
         flip: Probability of mirroring left to right.
-        place: Name of a field for the position; see `move`.
+        place: Field for the position; see `move`.
 
     Source: C. Szegedy et al., "Going Deeper with Convolutions", section 6; torchvision's `RandomResizedCrop`.
     """
@@ -197,11 +192,7 @@ class RandomResizedCrop(_Crop):
 
 
 def _decode_above(data: bytes, head: JpegHeader, box: Box, size: int) -> tuple[NDArray[np.uint8] | Image.Image, int]:
-    """Return a JPEG down to the crop, decoded at 1/scale of its size, and the scale; the crop stays large enough.
-
-    Raises:
-        BadImage: The image is damaged.
-    """
+    """Return a JPEG down to the crop, decoded at 1/scale of its size, and the scale."""
     rows = -(-(box[3] + _INTERPOLATION_ROWS) // head.rows) * head.rows
     if head.baseline and rows < head.height:
         data, head = crop_jpeg_rows(data, head, rows)
@@ -213,7 +204,6 @@ def _decode_above(data: bytes, head: JpegHeader, box: Box, size: int) -> tuple[N
 
 
 def _pixels_in_box(image: NDArray[np.uint8] | Image.Image, box: Box) -> NDArray[np.uint8]:
-    """Return a copy of the pixels in a box."""
     left, top, right, bottom = box
     return np.array(image.crop(box) if isinstance(image, Image.Image) else image[top:bottom, left:right])
 

@@ -1,8 +1,8 @@
 """Datasets for PyTorch's own `DataLoader`, and for torchdata's StatefulDataLoader: by number, and as a stream.
 
-A stream's samples are divided among ranks and loader workers in batches: worker w of N reads the batches n with
-n % N == w, and the DataLoader returns them in that order. So the batches are the same for any number of workers, and
-the n-th batches of all ranks together contain the same samples for any number of ranks.
+A stream is divided among ranks and loader workers in batches: worker w of N reads the batches n with n % N == w, and
+the DataLoader returns them in that order. So batches are the same for any number of workers, and the n-th batches of
+all ranks together contain the same samples for any number of ranks.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ copyreg.pickle(_ErrorFromText, lambda kind: (_ErrorFromText.of, kind.__bases__))
 
 @contextmanager
 def _picklable_errors() -> Iterator[None]:
-    """Keep the class of an error that leaves a DataLoader's worker: PyTorch passes on only its class and text."""
+    """Keep the class of an error that leaves a DataLoader's worker: PyTorch passes on its class and text."""
     try:
         yield
     except PlainError as error:
@@ -91,7 +91,7 @@ class MapDataset(torch.utils.data.Dataset):  # type: ignore[misc]
 
     Attributes:
         dataset: A dataset, or a mix (positions of an unshuffled epoch). Its stages run first.
-        decode: True: decode all fields by name, as `Dataset.decode`; or decoders by field. None: no decoding here.
+        decode: True: decode all fields by name; or decoders by field. None: no decoding here.
         transform: Called with each sample after all other stages.
         labels: Labels by key, stored in the field `label`.
     """
@@ -112,14 +112,13 @@ class MapDataset(torch.utils.data.Dataset):  # type: ignore[misc]
 
     @property
     def _single_dataset(self) -> Dataset:
-        """The dataset, if it is not a mix, whose datasets may number their classes differently."""
+        """The dataset, unless it is a mix, whose datasets may number their classes differently."""
         if isinstance(self._bare, MixedDataset):
             raise InvalidRequest("targets", "not available for a mix", expected="a single dataset")
         return self._bare
 
     @property
     def _label(self) -> str:
-        """The field of class numbers."""
         names = [*self._single_dataset.classes] or ["cls"]
         if "cls" not in names and len(names) > 1:
             remedy = "Use dataset.classes and dataset.column instead."
@@ -138,7 +137,7 @@ class MapDataset(torch.utils.data.Dataset):  # type: ignore[misc]
 
     @cached_property
     def targets(self) -> list[Any]:
-        """The label of each sample, from `labels` or the class numbers in the sidecars; None if missing.
+        """The label of each sample, from `labels` or the sidecars; None if missing.
 
         Raises:
             InvalidRequest: The sidecars have no label column, or several.
@@ -158,10 +157,10 @@ class MapDataset(torch.utils.data.Dataset):  # type: ignore[misc]
 
     @_picklable_errors()
     def __getitems__(self, which: Sequence[int]) -> list[Any]:
-        """Return the samples of a batch; a DataLoader calls this if it exists.
+        """Return the samples of a batch; a DataLoader calls this.
 
         Raises:
-            SampleFailed: All samples are damaged and skipped: a DataLoader cannot skip a batch.
+            SampleFailed: All samples are damaged: a DataLoader cannot skip a batch.
         """
         samples = self._bare[list(which)]
         if not samples and len(which):
@@ -174,9 +173,9 @@ class MapDataset(torch.utils.data.Dataset):  # type: ignore[misc]
 class StreamDataset(StreamOptions, torch.utils.data.IterableDataset):  # type: ignore[misc]
     """Samples as a stream, for a `DataLoader` with the same `batch_size` and any number of workers.
 
-    Each pass starts at the beginning of the current epoch: the next one if the last pass was complete. Workers read
-    ahead, so a `break` among the last batches counts as complete. `set_epoch` also reaches persistent workers. A state
-    (from `state_at`, or a StatefulDataLoader) resumes with any number of ranks and workers.
+    Each pass starts at the beginning of the current epoch: the next one after a complete pass. Workers read ahead, so a
+    `break` among the last batches counts as complete. `set_epoch` also reaches persistent workers. A state resumes with
+    any number of ranks and workers.
     """
 
     _tallies: SharedBlocks = field(init=False, repr=False, default_factory=SharedBlocks)
@@ -220,7 +219,7 @@ class StreamDataset(StreamOptions, torch.utils.data.IterableDataset):  # type: i
         return self._checked_batches(iter(self._reading), tally)
 
     def _record_end(self) -> None:
-        """Record the end of a pass without workers: nobody requested more than its last batch."""
+        """Record the end of a pass without workers if no more than its last batch was requested."""
         if self._reading and self._pass and self._pass.workers == 1:
             counts = Pipeline((Batch(self.batch_size, bool(self._drop_last)),))
             if self._reading.next_epoch(counts) > self._pass.start["epoch"]:
@@ -228,14 +227,12 @@ class StreamDataset(StreamOptions, torch.utils.data.IterableDataset):  # type: i
 
     @property
     def skipped(self) -> SkippedSamples:
-        """Samples skipped so far in all workers. While they run, a count may be up to 1/16 too low."""
+        """Samples skipped so far in all workers. While they run, counts may be 1/16 too low."""
         total = SkipCounter.total(self._tallies)
         return max(total, self._reading.skipped if self._reading else total, key=lambda counter: counter.samples)
 
     def _checked_batches(self, samples: Iterator[Any], tally: SkipCounter) -> Iterator[Any]:
-        """Yield samples, after a check that the DataLoader requests `batch_size` samples at a time.
-
-        Its batch size is only available in the calling frame.
+        """Yield samples, after a check that the DataLoader requests `batch_size` at a time, which only its frame tells.
 
         Raises:
             InvalidRequest: Its batch size differs, so workers and states would count other batches.
@@ -260,7 +257,7 @@ class StreamDataset(StreamOptions, torch.utils.data.IterableDataset):  # type: i
                 raise InvalidRequest("batch_size", found, expected="equal values, which workers and states rely on")
 
     def _check_undivided(self, frame: FrameType | None) -> None:
-        """Reject callers that would divide the samples of a rank among ranks again."""
+        """Reject callers that would divide the samples of a rank again."""
         caller = frame.f_back.f_locals.get("self") if frame and frame.f_back else None
         names = {base.__name__ for base in type(caller).__mro__} & _DIVIDING_CALLERS
         if names and self._stream.world_size > 1:
@@ -275,7 +272,7 @@ class StreamDataset(StreamOptions, torch.utils.data.IterableDataset):  # type: i
         self._pass_start.set_epoch(self._check_epoch(epoch))
 
     def state_at(self, batches: int) -> dict[str, object]:
-        """Return the state after each rank got this number of batches of the current or next pass, as JSON data.
+        """Return the state after this number of batches per rank of the current or next pass, as JSON data.
 
         Raises:
             InvalidRequest: Samples were skipped and not replaced, so batches do not determine the position.
@@ -289,7 +286,7 @@ class StreamDataset(StreamOptions, torch.utils.data.IterableDataset):  # type: i
         return stream.state_after(stream.end if is_over else batches * self.batch_size)
 
     def state_dict(self) -> dict[str, object]:
-        """Return the progress of this process in its pass; a StatefulDataLoader calls this in its workers.
+        """Return the progress of this process, for a StatefulDataLoader.
 
         Raises:
             InvalidRequest: This process has started no pass.
@@ -324,7 +321,7 @@ class StreamDataset(StreamOptions, torch.utils.data.IterableDataset):  # type: i
         self._pass_start.go_to(now["epoch"], now["position"])
 
     def _next_pass(self) -> Stream:
-        """Return the stream of all workers of this rank at the start of the pass."""
+        """Return the stream of this rank at the start of the pass."""
         epoch, position = self._pass_start.epoch_and_position
         stream = copy(self._stream)
         stream.load_state_dict({**stream.state_dict(), "epoch": epoch, "position": position})

@@ -1,7 +1,6 @@
 """Normalise images for a model: uint8 becomes (value / 255 - mean) / std, on the device that holds it.
 
-One operation reads uint8 and writes floats, without a float copy of the batch in between. It computes in 32 bits and
-rounds once, for any result dtype.
+One operation reads uint8 and writes floats, computed in 32 bits and rounded once.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ class Normalize:
     """Normalises a batch's images: uint8 tensors [n, h, w, c] or [n, c, h, w] become floats [n, c, h, w].
 
     Images have as many channels as `mean` or `std` have values, or 1, 3 or 4 if these are single values. Other tensors
-    stay unchanged, such as a mask [n, 1, h, w] with three values.
+    stay unchanged, such as masks [n, 1, h, w] with three values.
 
     Attributes:
         mean: Mean of values between 0 and 1; None: 0.
@@ -85,7 +84,7 @@ class Normalize:
         return torch.addcmul(shift, images, scale, out=result)
 
     def _channels_first(self, tensor: torch.Tensor) -> torch.Tensor | None:
-        """Return images as [n, c, h, w], and None for other tensors."""
+        """Return images as [n, c, h, w], or None for other tensors."""
         if tensor.dtype != torch.uint8 or tensor.dim() != _BATCH_DIMENSIONS:
             return None
         values = self._scale.shape[1]

@@ -35,7 +35,7 @@ class Prefetcher:
     """Moves a loader's batches to a device in order, and copies the next ones in the background.
 
     A batch is a tensor, an array, or a nested dict, list, tuple or named tuple of them. Numeric arrays become tensors;
-    other values, such as strings, stay unchanged. Returned tensors never share memory with the loader.
+    other values stay unchanged. Returned tensors never share memory with the loader.
 
     With any of `mean`, `std`, `dtype` and `channels_last`, images are copied as uint8 and become floats [n, c, h, w] on
     the device: (value / 255 - mean) / std. Images are uint8 tensors [n, h, w, c] or [n, c, h, w] with as many channels
@@ -49,11 +49,10 @@ class Prefetcher:
         std: Standard deviation, as `mean`; None: 1.
         channels_last: Store the channels of a pixel next to each other.
         dtype: Type of the images; None: float32.
-        depth: Number of batches held on a CUDA device or being copied there.
+        depth: Number of batches on a CUDA device or being copied there.
 
     Raises:
-        InvalidRequest: The loader is not iterable, an option is invalid, the device does not exist, or a batch has no
-            image to normalise.
+        InvalidRequest: An option is invalid, the device does not exist, or a batch has no image to normalise.
     """
 
     loader: Iterable[Any]
@@ -125,7 +124,7 @@ class Prefetcher:
             self._state = None
 
     def state_dict(self) -> Any:
-        """Return the loader's state after the last returned batch, regardless of batches read ahead."""
+        """Return the loader's state after the last returned batch."""
         return self.loader.state_dict() if self._state is None else self._state  # type: ignore[attr-defined]
 
     def load_state_dict(self, state: Any) -> None:
@@ -135,7 +134,7 @@ class Prefetcher:
 
 
 class _SentBatch(NamedTuple):
-    """A batch being copied, or the end: the loader's state after the batch, and the error that ended the loader."""
+    """A batch being copied with the loader's state after it, or the end with the loader's error."""
 
     hand_out: TakeBatch = lambda: None
     state: Any = None
@@ -144,11 +143,7 @@ class _SentBatch(NamedTuple):
 
 
 def _check_device(name: torch.device | str | int | None) -> torch.device:
-    """Return the device, with an index if it is a GPU.
-
-    Raises:
-        InvalidRequest: The device does not exist.
-    """
+    """Return the device, with an index if it is a GPU."""
     has_cuda = torch.cuda.is_available()
     try:
         device = torch.device(name if name is not None else "cuda" if has_cuda else "cpu")

@@ -39,11 +39,6 @@ StreamableT = TypeVar("StreamableT", bound=Streamable | Stream)
 
 
 def _add_label(labels: Mapping[str, Any], sample: dict[str, object]) -> dict[str, object]:
-    """Add the label of a sample's key as its field `label`.
-
-    Raises:
-        InvalidRequest: The key has no label, or the sample is not a dict.
-    """
     if not isinstance(sample, dict):
         expected = "dicts: keep the samples dicts, and make tuples in transform"
         raise InvalidRequest("labels", f"a {type(sample).__name__}", expected=expected)
@@ -95,17 +90,13 @@ class StreamOptions:
     Attributes:
         source: A dataset, a mix, or a stream with its own order and rank. Its stages run first.
         batch_size: Samples per batch of a rank; 1 for batches by size (`batch(by=...)`).
-        decode: True: decode all fields by name, as `Dataset.decode`; or decoders by field. None: no decoding here.
+        decode: True: decode all fields by name; or decoders by field. None: no decoding here.
         labels: Labels by key, stored in the field `label`.
         transform: Called with each sample after all other stages.
-        shuffle: Shuffle shards and samples; `full`: all samples in one random order.
-        seed: Seed of the shuffle, combined with the epoch.
-        buffer: Number of samples in the shuffle buffer; see `Dataset.stream`.
-        parts: Number of parts that are read in parallel; see `Dataset.stream`.
-        ends: What to do with the last samples; see `Dataset.stream`.
         rank: None: from torch.distributed, or RANK and WORLD_SIZE of the environment, or 0 of 1.
         world_size: As `rank`.
-        groups: Number of groups of ranks that get the same samples; see `Dataset.stream`.
+
+    The other options are those of `Dataset.stream`.
     """
 
     source: Streamable | Stream
@@ -146,20 +137,16 @@ class StreamOptions:
         return super().__new__(cls)
 
     def __getitem__(self, _: object) -> NoReturn:
-        """Raise an error: a DataLoader indexes a loader that is passed as a map-style dataset."""
+        """Raise an error: a DataLoader uses a loader as a map-style dataset."""
         raise no_random_access_error(f"a {type(self).__name__}")
 
     def _check_epoch(self, epoch: int) -> int:
-        """Return the epoch as an int.
-
-        Raises:
-            InvalidRequest: It is not a valid epoch.
-        """
+        """Return the epoch as an int, or raise InvalidRequest."""
         copy(self._stream).set_epoch(epoch)
         return int(epoch)
 
     def _check_stream(self, stream: Stream) -> Stream:
-        """Return the caller's stream, after a check that no option of a new stream is given."""
+        """Return the caller's stream, or raise InvalidRequest if an option of a new stream is given."""
         for option in fields(StreamOptions):
             if option.name in _STREAM_OPTIONS and getattr(self, option.name) != option.default:
                 remedy = "Pass it to stream(...), or pass the dataset here."

@@ -5,9 +5,7 @@ Each pass of a loader has three kinds of threads, which end with it:
 - The stream's thread reads shards ahead.
 - One thread takes the samples of a batch from the stream, and passes them to the decoders in small chunks.
 - The decoder threads run the stages and store each value in its row of the batch (`BatchRows`). The thread that fills
-  the last row of a batch collates it.
-
-At most `depth` batches are in progress. Batches are returned in order.
+  the last row collates the batch.
 """
 
 from __future__ import annotations
@@ -53,8 +51,8 @@ class Loader(StreamOptions):
     Threads run in parallel while they read files and while Pillow or NumPy work. A `transform` in pure Python holds the
     interpreter lock, and is faster in the worker processes of a DataLoader.
 
-    Each iteration starts at the beginning of the current epoch, as with a stream: after a complete epoch, the next one
-    in another order. After `load_state_dict`, one iteration continues from the state.
+    Each iteration starts at the beginning of the current epoch: the next one, in another order, after a complete epoch.
+    After `load_state_dict`, one iteration continues from the state.
 
     A batch has the form of a sample, a dict or a tuple. Arrays and images of one shape become a tensor [samples, ...],
     in pinned memory if there is a GPU; of several shapes, a list of tensors. Numbers become a tensor of int64, float64
@@ -63,11 +61,10 @@ class Loader(StreamOptions):
     Attributes:
         threads: Number of decoder threads. None: the number of usable cores.
         drop_last: Skip the last batch if it is smaller.
-        lists: Fields, or tuple positions, that always become a list of tensors, such as boxes, even if the values of a
-            batch have one shape.
-        collate: Called with the list of a batch's samples; returns the batch. None: as described above.
+        lists: Fields, or tuple positions, that always become a list of tensors, such as boxes.
+        collate: Makes a batch from a list of samples. None: as described above.
         pin_memory: Use pinned memory. None: if there is a GPU.
-        depth: Number of batches prepared ahead of the last returned one.
+        depth: Number of batches prepared ahead.
 
     Example:
         >>> dataset = shardtool.open("train.json").decode().tuple("jpg", "cls")
@@ -106,7 +103,7 @@ class Loader(StreamOptions):
         return self._batches(stream, this_pass)
 
     def _batches(self, stream: Stream, this_pass: object) -> Iterator[Any]:
-        """Yield the batches of a pass; as each is returned, record the state after it and the next epoch."""
+        """Yield the batches of a pass, and record the state after each."""
         counts, threads = Pipeline((Batch(self.batch_size, self.drop_last),)), self.threads or usable_cores()
         pin = torch.cuda.is_available() if self.pin_memory is None else self.pin_memory
         collate = self.collate or (
@@ -147,7 +144,7 @@ class Loader(StreamOptions):
         self._record_state(this_pass, state())
 
     def _record_state(self, this_pass: object, state: tuple[State, int]) -> None:
-        """Record the state and next epoch of a pass, unless a newer pass or epoch was started."""
+        """Record the state of a pass, unless a newer pass or epoch was started."""
         if self._pass is this_pass:
             self._state, self._next = state
 
@@ -184,7 +181,7 @@ loader = Loader
 
 
 def _size_batch_as_tensors(batches: list[Any]) -> Any:
-    """Return a batch by size with its arrays as tensors; it is the only item of the list."""
+    """Return the only item of a list, a batch by size, with its arrays as tensors."""
     return torch.utils.data.default_convert(batches[0])
 
 
@@ -197,7 +194,7 @@ class _PendingBatch:
     Args:
         samples: Each with its position.
         function: Maps each of these to a value of the batch, or `SKIPPED`.
-        into: The rows to fill, or a function of a list that returns the batch.
+        into: Rows to fill, or a function of a list that returns the batch.
         state: State of the stream after the batch.
         stop: Set when the batch is no longer needed.
 
@@ -221,7 +218,7 @@ class _PendingBatch:
             decoders.submit(self._decode, first, min(first + chunk, len(self._samples)))
 
     def _decode(self, first: int, last: int) -> None:
-        """Store samples in their rows, and finish the batch if these were the last ones."""
+        """Store samples in their rows; the last call finishes the batch."""
         row = first
         try:
             for row in range(first, last):

@@ -32,7 +32,7 @@ def change_tensors(batch: Any, change: TensorFunction) -> Any:
 
 
 def _as_tensor(array: np.ndarray[Any, Any]) -> torch.Tensor:
-    """Return the array as a tensor that shares its memory if torch can write to it."""
+    """Return an array as a tensor, sharing its memory if torch can write to it."""
     native = array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
     plain = native.flags.writeable and all(step >= 0 for step in native.strides)
     return torch.from_numpy(native if plain else native.copy())

@@ -1,8 +1,8 @@
 """The state of a pass, shared between a DataLoader's workers and their parent process.
 
-A stream's state is the same for all ranks and any number of workers. A worker knows only what it has read itself, which
-is ahead of training. The loader knows how many batches it returned: with this count, the state of any worker becomes
-the stream's. Workers report skipped samples, and learn where a pass starts, through shared memory.
+A stream's state is the same for all ranks and any number of workers. A worker knows only what it has read, ahead of
+training. With the number of batches that the loader returned, the state of any worker becomes the stream's. Workers
+report skipped samples, and learn where a pass starts, through shared memory.
 """
 
 from __future__ import annotations
@@ -38,11 +38,8 @@ class WorkerState:
     Attributes:
         start: The stream's state at the start of the pass.
         end: Position of the epoch at which the pass ends.
-        worker: Number of the worker.
-        workers: Number of workers.
-        batch_size: Samples per batch.
         position: Position of the epoch at which this worker continues.
-        left_out: Samples skipped and not replaced. If there are any, batches do not determine the stream's position.
+        left_out: Samples skipped and not replaced, so that batches do not determine the stream's position.
     """
 
     start: dict[str, Any]
@@ -86,7 +83,7 @@ class WorkerState:
 
 
 def check_no_skipped(where: str, left_out: int) -> None:
-    """Raise an error if samples were skipped and not replaced: batches then cannot be counted."""
+    """Raise an error if samples were skipped and not replaced."""
     if left_out:
         found = f"{pluralize(left_out, 'sample')} skipped and not replaced, so batches do not determine the position"
         remedy = "Choose samples before you stream them (where, take), use ends='pad', or use a loader."
@@ -97,7 +94,7 @@ def stream_state(state: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the stream's state from the state of a shardtool loader or stream, or of torchdata's StatefulDataLoader.
 
     Raises:
-        InvalidRequest: It is the state of a single worker, which does not know how many batches were returned.
+        InvalidRequest: It is the state of a single worker.
     """
     if WorkerState.from_json(state) is not None:
         remedy = "Use state_at(batches) of the dataset, or the state of the StatefulDataLoader."
@@ -175,13 +172,10 @@ _STARTED, _FINISHED = 1, 2  # progress of a worker in the pass
 
 
 class SharedPassStart:
-    """Where the current or next pass starts, in memory shared between processes.
+    """Where the current or next pass starts, in memory shared between processes; `blocks` provide the lock.
 
-    The workers of one pass have the same seed from the DataLoader and the same number of passes. The first of them
-    determines where the pass starts: in the next epoch, if all workers of the last pass finished their shares.
-
-    Args:
-        blocks: Provides the lock.
+    The workers of one pass have the same seed from the DataLoader and the same number of passes. The first one
+    determines where the pass starts: in the next epoch, if all workers of the last pass finished.
     """
 
     def __init__(self, blocks: SharedBlocks) -> None:
@@ -196,7 +190,7 @@ class SharedPassStart:
         return epoch, position
 
     def go_to(self, epoch: int, position: int, group: Sequence[int] = (0, 0, 0)) -> None:
-        """Start the next pass here, for a group of workers, or for the first one that starts."""
+        """Start the next pass here, for a group of workers or the first one that starts."""
         self._now.copy_(torch.tensor([epoch, position, *group]))
         self._workers.zero_()
 
@@ -207,7 +201,7 @@ class SharedPassStart:
                 self.go_to(epoch, 0)
 
     def begin(self, worker: int, group: Sequence[int], resumed: Mapping[str, int] | None) -> None:
-        """Record that a worker starts a pass, and determine where it starts if this is the first worker.
+        """Record that a worker starts a pass; the first worker determines where.
 
         Args:
             worker: Number of the worker.

@@ -114,7 +114,7 @@ def test_stages_of_a_mix(folder: Path) -> None:
             shardtool.mix(wrong, weights=[1, 1])  # type: ignore[arg-type]
     with pytest.raises(InvalidRequest, match="weights: 3; expected a list with one number per dataset"):
         shardtool.mix([data, data], weights=3)  # type: ignore[arg-type]
-    with pytest.raises(InvalidRequest, match="dataset 1 of the mix: batches; expected samples: mix first, then batch"):
+    with pytest.raises(InvalidRequest, match="dataset 1 of the mix: batches; expected single samples: mix first, then batch"):
         shardtool.mix([data, data.select("txt").batch(2)], [1, 1])
 
 

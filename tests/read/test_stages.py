@@ -356,7 +356,7 @@ def test_batches_of_unlike_samples() -> None:
     for other in ((1,), [1, 2]):
         with pytest.raises(SampleFailed, match="another form than the first"):
             collate([(1, 2), other])
-    with pytest.raises(SampleFailed, match=r"^a sample: another form than the first"):
+    with pytest.raises(SampleFailed, match=r"^a sample: has another form than the first"):
         collate([{"a": 1}, (1,)])
 
 
