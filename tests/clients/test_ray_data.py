@@ -133,7 +133,7 @@ def test_damage_is_named(data: Any, folder: Path, tmp_path: Path) -> None:
 def test_requests_that_make_no_sense(folder: Path) -> None:
     """A path, stages and unknown fields are refused, with what to do."""
     dataset = shardtool.open(folder / "out.json")
-    with pytest.raises(InvalidRequest, match=r"expected what shardtool\.open returned"):
+    with pytest.raises(InvalidRequest, match=r"expected a dataset from shardtool\.open"):
         shardtool.ray.datasource("out.json")  # type: ignore[arg-type]
     with pytest.raises(InvalidRequest, match="map_batches"):
         shardtool.ray.datasource(dataset.decode())

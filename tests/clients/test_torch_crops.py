@@ -288,11 +288,11 @@ def test_options_that_make_no_sense() -> None:
     """Each is refused by name."""
     with pytest.raises(InvalidRequest, match=r"^size: 0; expected a whole number, 1 or more"):
         CenterCrop(0)
-    with pytest.raises(InvalidRequest, match=r"^shorter: 100; expected 224 or more"):
+    with pytest.raises(InvalidRequest, match=r"^shorter: 100; expected at least the crop's size, 224"):
         CenterCrop(224, 100)
     with pytest.raises(InvalidRequest, match=r"^scale: \(0, 1\)"):
         RandomResizedCrop(224, scale=(0, 1))
-    with pytest.raises(InvalidRequest, match=r"^flip: 2; expected a likelihood, 0 to 1"):
+    with pytest.raises(InvalidRequest, match=r"^flip: 2; expected a probability, 0 to 1"):
         RandomResizedCrop(224, flip=2)
     with pytest.raises(InvalidRequest, match=r"^ratio: \(2, 1\)"):
         RandomResizedCrop(224, ratio=(2, 1))
