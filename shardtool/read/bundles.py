@@ -95,14 +95,14 @@ class BundleOrder:
         first, options = window * self._step, self.options
         numbers = self._samples.numbers(np.arange(first, min(first + self._step, self._samples.length)))
         sizes = self._source.sizes[numbers]
-        bundles, places, starts, counts = self._source.divide(sizes)
+        bundles, samples, starts, counts = self._source.divide(sizes)
         cuts = np.append(np.flatnonzero(np.diff(bundles, prepend=-1)), len(bundles))
         if options.shuffle and not self._source.is_sequential and len(bundles):
             key = random_at(derive_state("bundles", options.seed, options.epoch), np.array([window], np.uint64))[0]
             bundle_order = permute_positions(np.arange(len(cuts) - 1), len(cuts) - 1, key)
         else:
-            bundle_order = np.argsort(places[cuts[1:] - 1], kind="stable")
-        return Bundle(numbers[places], sizes[places], starts, counts), bundle_order.tolist(), cuts.tolist()
+            bundle_order = np.argsort(samples[cuts[1:] - 1], kind="stable")
+        return Bundle(numbers[samples], sizes[samples], starts, counts), bundle_order.tolist(), cuts.tolist()
 
 
 class BundleReader:

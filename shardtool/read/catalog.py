@@ -96,7 +96,7 @@ class Catalog:
     def __len__(self) -> int:
         return int(self.firsts[-1])
 
-    def places(self, numbers: Numbers) -> tuple[Numbers, Numbers]:
+    def locate(self, numbers: Numbers) -> tuple[Numbers, Numbers]:
         """Return the shard and the row of each sample number."""
         shards = np.searchsorted(self.firsts, numbers, side="right") - 1
         return shards, numbers - self.firsts[shards]
@@ -104,7 +104,7 @@ class Catalog:
     def group_by_shard(self, numbers: Numbers) -> Iterator[tuple[int, Numbers, Numbers]]:
         """Yield, per shard: its position, the ascending rows of its samples, and their indexes in `numbers`."""
         order = np.argsort(numbers, kind="stable")
-        shards, rows = self.places(numbers[order])
+        shards, rows = self.locate(numbers[order])
         cuts = [0, *(np.flatnonzero(np.diff(shards)) + 1).tolist(), len(shards)]
         for first, last in pairwise(cuts):
             if first < last:
@@ -142,21 +142,21 @@ class Catalog:
         return [pair for pair, dataset in zip(pairwise(ends), self.datasets, strict=True) if dataset.split == split]
 
 
-def open_catalog(given: DatasetLike) -> Catalog:
+def open_catalog(dataset: DatasetLike) -> Catalog:
     """Return the catalog of all matching datasets.
 
     Raises:
         InvalidRequest: No dataset matches.
         CorruptShard: A dataset file, or a shard without a sidecar, is damaged.
     """
-    datasets = [open_dataset(dataset, dots="first") for dataset in expand_datasets(given)]
+    datasets = [open_dataset(part, dots="first") for part in expand_datasets(dataset)]
     if not datasets:
-        find_dataset(given)
-        raise InvalidRequest(str(given), "no dataset")
-    for dataset in datasets:
-        if dataset.unlisted:
-            logger.warning("%s does not list %s: ignored.", dataset.dataset_file, format_list(sorted(dataset.unlisted)))
-    return join_catalogs([_catalog_of(dataset) for dataset in map(_with_absolute_paths, datasets)])
+        find_dataset(dataset)
+        raise InvalidRequest(str(dataset), "no dataset")
+    for opened in datasets:
+        if opened.unlisted:
+            logger.warning("%s does not list %s: ignored.", opened.dataset_file, format_list(sorted(opened.unlisted)))
+    return join_catalogs([_catalog_of(opened) for opened in map(_with_absolute_paths, datasets)])
 
 
 def _with_absolute_paths(opened: StoredDataset) -> StoredDataset:

@@ -270,8 +270,8 @@ def _hash_buffer(count: int) -> Hashes:
 def hash_keys(keys: list[bytes]) -> Hashes:
     """Return uint64 [keys]: the CRC-32C and CRC-32 of each key."""
     high, low = (np.fromiter(map(crc, keys), np.uint64, len(keys)) for crc in (crc32c, zlib.crc32))
-    found: Hashes = high << np.uint64(32) | low
-    return found
+    hashes: Hashes = high << np.uint64(32) | low
+    return hashes
 
 
 def read_shard_index(catalog: Catalog, number: int) -> ShardIndex:

@@ -74,7 +74,7 @@ def matching_samples(catalog: Catalog, chosen: Numbers | None, query: str) -> Nu
     """
     columns = metadata_schema(catalog).names
     matches = [np.zeros(0, np.int64)]
-    shards = range(len(catalog.shards)) if chosen is None else np.unique(catalog.places(chosen)[0]).tolist()
+    shards = range(len(catalog.shards)) if chosen is None else np.unique(catalog.locate(chosen)[0]).tolist()
     for shard in shards:
         part = _index_of(catalog.shards[shard])
         table = queryable_table(catalog.shards[shard], part, columns, catalog.classes)

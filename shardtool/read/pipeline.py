@@ -85,7 +85,7 @@ class _FieldStage:
         return self.missing == "skip"
 
     @property
-    def wanted(self) -> frozenset[str]:
+    def required_fields(self) -> frozenset[str]:
         """The fields that the stage reads."""
         return frozenset(self.names)
 
@@ -122,7 +122,7 @@ class Tuple(_FieldStage):
     """Makes a tuple of the named fields. `jpg;png` means the first of these that the sample has."""
 
     @property
-    def wanted(self) -> frozenset[str]:
+    def required_fields(self) -> frozenset[str]:
         """The fields that the stage reads, with alternatives."""
         return frozenset(name for names in self.names for name in names.split(";"))
 
@@ -173,12 +173,12 @@ class Pipeline:
         return "".join(f"; {type(stage).__name__.lower()}" for stage in self.stages)
 
     @property
-    def wanted(self) -> frozenset[str] | None:
+    def required_fields(self) -> frozenset[str] | None:
         """The fields that the stages read; None: all."""
         first = self.stages[0] if self.stages else None
         if isinstance(first, Decode):
             return first.only
-        return first.wanted if isinstance(first, _FieldStage) else None
+        return first.required_fields if isinstance(first, _FieldStage) else None
 
     def then(self, stage: Stage | Batch) -> Pipeline:
         """Return these stages and one more. Selecting fields after `decode` limits what is decoded.
@@ -194,7 +194,7 @@ class Pipeline:
         if isinstance(stage, Decode) and any(isinstance(earlier, Batch) for earlier in stages):
             raise InvalidRequest("decode", "called after batch", expected="single samples: decode first, then batch")
         if isinstance(stage, _FieldStage) and stages and isinstance(stages[-1], Decode):
-            stages = (*stages[:-1], replace(stages[-1], only=stage.wanted))
+            stages = (*stages[:-1], replace(stages[-1], only=stage.required_fields))
         return replace(self, stages=(*stages, replace(stage, types=self.types) if isinstance(stage, Decode) else stage))
 
     def count(self, samples: int) -> int:

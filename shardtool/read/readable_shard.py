@@ -126,7 +126,7 @@ class ReadableShard:
         columns = (index.key_ends, index.firsts, index.codes, index.offsets, index.lengths)
         object.__setattr__(self, "views", tuple([column.data for column in columns]))
 
-    def read_one(self, row: int, wanted: frozenset[str] | None) -> Sample:
+    def read_one(self, row: int, selected: frozenset[str] | None) -> Sample:
         """Return one sample without column arithmetic: a hot path.
 
         Raises:
@@ -140,8 +140,8 @@ class ReadableShard:
         names = index.names
         sample: dict[str, Any] = {"__key__": str(index.keys[key_ends[row] : key_ends[row + 1]], "utf-8")}
         fields: Sequence[int] = range(firsts[row], firsts[row + 1])
-        if wanted is not None:
-            fields = [payload for payload in fields if names[codes[payload]] in wanted]
+        if selected is not None:
+            fields = [payload for payload in fields if names[codes[payload]] in selected]
         if not fields:
             return sample
         start, end = offsets[fields[0]], offsets[fields[-1]] + lengths[fields[-1]]
@@ -161,42 +161,42 @@ class ReadableShard:
                     sample[name] = read(sample[name])
         return sample
 
-    def layout(self, rows: Numbers, wanted: frozenset[str] | None) -> PayloadColumns:
+    def layout(self, rows: Numbers, selected: frozenset[str] | None) -> PayloadColumns:
         """Return the payloads of samples with ascending rows, of all or some fields."""
         index, firsts = self.index, self.index.firsts[rows]
         counts = index.firsts[rows + 1] - firsts
         ends = np.cumsum(counts)
         payloads = np.repeat(firsts - ends + counts, counts) + np.arange(ends[-1])
-        if wanted is not None:
-            keeps = np.array([name in wanted for name in index.names], np.bool_)[index.codes[payloads]]
+        if selected is not None:
+            keeps = np.array([name in selected for name in index.names], np.bool_)[index.codes[payloads]]
             counts = np.bincount(np.repeat(np.arange(len(rows)), counts)[keeps], minlength=len(rows)).astype(np.int64)
             payloads = payloads[keeps]
         crcs = None if index.crcs is None else index.crcs[payloads]
         return PayloadColumns(counts, index.codes[payloads], index.offsets[payloads], index.lengths[payloads], crcs)
 
-    def edges(self, rows: Numbers, wanted: frozenset[str] | None) -> tuple[list[str], Numbers] | None:
+    def edges(self, rows: Numbers, selected: frozenset[str] | None) -> tuple[list[str], Numbers] | None:
         """Return the fields of samples, and their starts and ends, int64 [samples, 2 * fields].
 
         Returns None if samples differ in their fields, or payloads are not in order.
         """
-        counts, codes, offsets, lengths, _ = self.layout(rows, wanted)
+        counts, codes, offsets, lengths, _ = self.layout(rows, selected)
         width = int(counts[0])
         if not width or (counts != width).any() or (codes.reshape(-1, width) != codes[:width]).any():
             return None
         edges = np.stack((offsets, offsets + lengths), axis=-1).reshape(-1, 2 * width)
         return None if (np.diff(edges) < 0).any() else ([self.index.names[code] for code in codes[:width]], edges)
 
-    def spans(self, rows: Numbers, wanted: frozenset[str] | None) -> tuple[Numbers, Numbers]:
+    def spans(self, rows: Numbers, selected: frozenset[str] | None) -> tuple[Numbers, Numbers]:
         """Return the start and end of each range to read: records, or payloads of some fields."""
-        if wanted is None:
+        if selected is None:
             starts = self.index.starts[rows]
             return starts, starts + self.index.sizes[rows]
-        layout = self.layout(rows, wanted)
+        layout = self.layout(rows, selected)
         return layout.offsets, layout.offsets + layout.lengths
 
 
 def read_each_late(
-    parts: Sequence[tuple[ReadableShard, Numbers]], numbers: Numbers, wanted: frozenset[str] | None,
+    parts: Sequence[tuple[ReadableShard, Numbers]], numbers: Numbers, selected: frozenset[str] | None,
     read_one: Callable[[int], Sample | ShardError],
 ) -> Samples:  # fmt: skip
     """Return samples that need no parsing, each read on demand. Offsets are computed now.
@@ -204,10 +204,10 @@ def read_each_late(
     Args:
         parts: Each shard, and the ascending rows of its samples among `numbers`.
         numbers: int64 [n]: sample numbers.
-        wanted: Fields to read; None: all.
+        selected: Fields to read; None: all.
         read_one: Fallback: returns a sample, or its error, by number.
     """
-    edges_by_shard = [opened.edges(rows, wanted) for opened, rows in parts]
+    edges_by_shard = [opened.edges(rows, selected) for opened, rows in parts]
     names, readers = edges_by_shard[0][0] if edges_by_shard[0] else [], parts[0][0].readers or {}
     matching_edges = [edges[1] for edges, (opened, _) in zip(edges_by_shard, parts, strict=True)
              if edges and edges[0] == names and opened.readers == readers]  # fmt: skip

@@ -105,7 +105,7 @@ class ShardRead:
     def _fill_from_records(self, samples: list[Sample]) -> None:
         if self._options.check:
             self._read()
-        wanted, index, path = self._options.fields, self.opened.index, self.opened.file.path
+        selected, index, path = self._options.fields, self.opened.index, self.opened.file.path
         starts, sizes = index.starts[self._rows].tolist(), index.sizes[self._rows].tolist()
         for row, record in enumerate(self._each(starts, sizes)):
             try:
@@ -121,7 +121,9 @@ class ShardRead:
                 problem = f"{self._keys[row]}: {_NOT_A_NUMBER}"
                 self._errors.setdefault(row, CorruptShard(path, problem, offset=starts[row], remedy=DAMAGE_FIX))
             else:
-                samples[row].update((name, value) for name, value in values.items() if wanted is None or name in wanted)
+                samples[row].update(
+                    (name, value) for name, value in values.items() if selected is None or name in selected
+                )
 
     def _each(self, starts: list[int], sizes: list[int]) -> Iterator[bytes | CorruptShard]:
         """Yield the bytes of several ranges, or an error for each."""
@@ -339,12 +341,12 @@ class SampleReader(BaseReader):
         sample.
         """
         catalog = self.catalog
-        wanted = None if fields is None else {name for name in fields if name[:2] != "__"}
-        if wanted is None or catalog.fields.keys() <= wanted:
+        names = None if fields is None else {name for name in fields if name[:2] != "__"}
+        if names is None or catalog.fields.keys() <= names:
             return self
-        if any(catalog.fields.get(name) != len(catalog) for name in wanted):
+        if any(catalog.fields.get(name) != len(catalog) for name in names):
             return self
-        return self.with_fields(frozenset(wanted))
+        return self.with_fields(frozenset(names))
 
     def skip_or_raise(self, error: ShardError, number: int, *counts: SkippedSamples, damaged: bool = True) -> None:
         """Count a sample that is damaged, or dropped by a stage, in `skipped` and `counts`.
@@ -354,7 +356,7 @@ class SampleReader(BaseReader):
         """
         if damaged and self.options.on_error == "raise":
             raise error
-        shard = int(self.catalog.places(np.array([number]))[0][0])
+        shard = int(self.catalog.locate(np.array([number]))[0][0])
         for count in (self.skipped, *counts):
             count.count_sample(error, self.catalog.shards[shard].path, damaged=damaged)
 

@@ -104,7 +104,7 @@ class ReadsSamples(PipelineMethods):
     def with_stages(self, stages: Pipeline) -> Self:
         """Return a copy with other stages, which reads only the fields they use."""
         changed = super().with_stages(stages)
-        changed.reader = self.reader.reader_of_fields(stages.wanted)
+        changed.reader = self.reader.reader_of_fields(stages.required_fields)
         return changed
 
 

@@ -72,7 +72,7 @@ def test_a_hundred_million_samples(tmp_path: Path) -> None:
 def test_locates_samples(tmp_path: Path) -> None:
     """Each number has its shard and row, and grouping by shard loses no sample."""
     catalog = open_catalog(packed(tmp_path / "set"))
-    shards, rows = catalog.places(np.arange(COUNT))
+    shards, rows = catalog.locate(np.arange(COUNT))
     assert [*zip(shards.tolist(), rows.tolist(), strict=True)] == [divmod(at, 4) for at in range(COUNT)]
     asked = np.array([22, 0, 5, 0, 4])
     for shard, some, which in catalog.group_by_shard(asked):
