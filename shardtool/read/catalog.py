@@ -102,7 +102,7 @@ class Catalog:
         return shards, numbers - self.firsts[shards]
 
     def group_by_shard(self, numbers: Numbers) -> Iterator[tuple[int, Numbers, Numbers]]:
-        """Yield, per shard: its position, the ascending rows of its samples, and their indexes in `numbers`."""
+        """Yield the position of each shard, the ascending rows of its samples, and their indexes in `numbers`."""
         order = np.argsort(numbers, kind="stable")
         shards, rows = self.locate(numbers[order])
         cuts = [0, *(np.flatnonzero(np.diff(shards)) + 1).tolist(), len(shards)]
@@ -116,7 +116,7 @@ class Catalog:
         return self.parts or (self,)
 
     def dataset(self, shard: int) -> tuple[Catalog, int]:
-        """Return the catalog of the dataset that contains a shard, and the shard's position in that dataset."""
+        """Return the catalog of the dataset that contains a shard, and its position there."""
         for part in self.parts:
             if shard < len(part.shards):
                 return part, shard
@@ -137,7 +137,7 @@ class Catalog:
         return splits
 
     def bounds(self, split: str) -> list[tuple[int, int]]:
-        """Return the number of the first sample, and the number after the last sample, of each dataset of a split."""
+        """Return the first number, and the end, of each dataset of a split."""
         ends = [*accumulate(map(len, self.datasets), initial=0)]
         return [pair for pair, dataset in zip(pairwise(ends), self.datasets, strict=True) if dataset.split == split]
 
@@ -160,7 +160,7 @@ def open_catalog(dataset: DatasetLike) -> Catalog:
 
 
 def _with_absolute_paths(opened: StoredDataset) -> StoredDataset:
-    """Return a dataset with absolute shard paths, for programs that change their working directory."""
+    """Make shard paths absolute, for programs that change their working directory."""
 
     def absolute(path: str) -> str:
         return path if is_url(path) or os.path.isabs(path) else os.path.join(os.getcwd(), path)
@@ -171,7 +171,7 @@ def _with_absolute_paths(opened: StoredDataset) -> StoredDataset:
 
 
 def join_catalogs(parts: Sequence[Catalog]) -> Catalog:
-    """Return one catalog of the shards of several, in order."""
+    """Return one catalog of several, in order."""
     if len(parts) == 1:
         return parts[0]
     counts, ranges = [Counter(part.fields) for part in parts], [part.key_ranges for part in parts]
@@ -246,7 +246,7 @@ def _display_name(opened: StoredDataset) -> str:
 
 
 def _scan_shards(shards: list[StoredShard], shared: SharedBlocks) -> dict[int, int]:
-    """Scan shards once for all processes; return the number of samples of each, by shard number."""
+    """Scan shards once for all processes; return the number of samples by shard number."""
     if not shards:
         return {}
 
@@ -267,7 +267,7 @@ def _scan_shards(shards: list[StoredShard], shared: SharedBlocks) -> dict[int, i
 
 
 def _agreed_classes(classes: Iterable[Mapping[str, list[str]]]) -> dict[str, list[str]]:
-    """Return the classes of all datasets, except for fields whose class numbers differ between datasets."""
+    """Return the classes of all datasets, except where class numbers differ."""
     agreed: dict[str, list[str]] = {}
     conflicting: set[str] = set()
     for field_name, names in ((name, names) for dataset_classes in classes for name, names in dataset_classes.items()):
@@ -279,5 +279,5 @@ def _agreed_classes(classes: Iterable[Mapping[str, list[str]]]) -> dict[str, lis
 
 
 def hash_texts(*texts: str) -> str:
-    """Return a 128-bit hexadecimal hash of texts."""
+    """Return a 128-bit hash."""
     return blake2b("\n".join(texts).encode(), digest_size=16).hexdigest()

@@ -38,7 +38,7 @@ class Batch:
         """Return the number of batches."""
         return samples // self.size if self.drop_last else -(-samples // self.size)
 
-    def over(self, samples: Iterable[object]) -> Iterator[object]:
+    def batches(self, samples: Iterable[object]) -> Iterator[object]:
         """Yield batches."""
         samples = iter(samples)
         while batch := list(islice(samples, self.size)):

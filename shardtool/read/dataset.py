@@ -293,8 +293,8 @@ def open(  # noqa: A001, PLR0913 - its public name and options
     Args:
         given: A dataset file (of shardtool or wids), a shard pattern, a glob, a folder, or a list of shards. Several
             datasets, such as the splits in a folder, are concatenated. Shards without a sidecar are scanned once for
-            all processes, with a warning. A `Cache` stands for its finished shards, now; the result of `refresh`, for
-            those of that time.
+            all processes, with a warning. A `Cache` means its shards that are finished now; pass the result of
+            `refresh` to open the same shards in several processes.
         check: Compare the CRC-32C of each payload with the index.
         cache: Copy shards here before they are read.
         on_error: `raise` an error for a damaged sample, or `skip` and count it.
@@ -348,15 +348,15 @@ class Keys(Sequence[str]):
 
     def __getitem__(self, which: int | slice) -> str | list[str]:
         if isinstance(which, slice):
-            return self.of(np.arange(*which.indices(len(self)), dtype=np.int64))
+            return self.at_positions(np.arange(*which.indices(len(self)), dtype=np.int64))
         position = operator.index(which)
         if not -len(self) <= position < len(self):
             raise IndexError(f"key {position} of {len(self)}")
-        return self.of(np.array([position % len(self)]))[0]
+        return self.at_positions(np.array([position % len(self)]))[0]
 
     def __iter__(self) -> Iterator[str]:
         for first in range(0, len(self), _KEY_BLOCK_SAMPLES):
-            yield from self.of(np.arange(first, min(len(self), first + _KEY_BLOCK_SAMPLES)))
+            yield from self.at_positions(np.arange(first, min(len(self), first + _KEY_BLOCK_SAMPLES)))
 
     def __contains__(self, key: object) -> bool:
         if not isinstance(key, str):
@@ -367,7 +367,7 @@ class Keys(Sequence[str]):
     def __repr__(self) -> str:
         return f"<{len(self):,} keys: {format_list([*map(repr, self[:3])], total=len(self))}>"
 
-    def of(self, positions: Numbers) -> list[str]:
+    def at_positions(self, positions: Numbers) -> list[str]:
         """Return the keys at positions, in the order of the positions."""
         chosen = self._view.chosen
         return self._store.keys(positions if chosen is None else chosen[positions])

@@ -95,7 +95,7 @@ class DecodedField(NamedTuple):
 
 @dataclass(frozen=True)
 class Decode:
-    """Decodes the fields of a sample.
+    """Decodes the fields of a sample, with the options of `PipelineMethods.decode`.
 
     Images (JPEG, PNG, WebP, BMP, GIF, TIFF, PNM; detected from their content) become 8-bit RGB, upright:
 
@@ -120,13 +120,6 @@ class Decode:
     detected.
 
     Attributes:
-        own: Decoders by field or extension: a function of the bytes, a decoder's name, or None for bytes. The longest
-            matching extension applies: `seg.png` before `png`.
-        images: `numpy`: writable uint8 [height, width, 3]; `pil`: Pillow images, mode RGB.
-        reduce: Sufficient width and height. A JPEG is decoded at the smallest of 1/8, 1/4 or 1/2 of its size, which is
-            faster, at which both sides are large enough. Other images keep their size.
-        on_error: With `skip`, a stream skips and counts samples that cannot be decoded.
-        max_bytes: Memory limit for decoding an image or audio, temporary copies included, such as `2GiB`.
         only: The fields to decode; None: all.
         types: Recorded type of the values of each field, from the dataset file.
     """

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class MixedDataset(Streamable):
-    """Samples of several datasets: the result of `mix`. The field `__dataset__` is the number of a sample's dataset."""
+    """Samples of several datasets; `__dataset__` is the number of a sample's dataset."""
 
     source: MixedSamples
     reader: MixedReader

@@ -1,4 +1,4 @@
-"""Read samples of several datasets whose numbers follow each other."""
+"""Read samples of several datasets, numbered consecutively."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class MixedReader(BaseReader):
-    """Reads samples of several datasets, numbered consecutively. `__dataset__` is the number of a sample's dataset."""
+    """Reads samples of several datasets, and adds the number of their dataset as `__dataset__`."""
 
     def __init__(self, readers: Sequence[AnySampleReader], source: MixedSamples) -> None:
         self.readers, self._source = readers, source

@@ -227,7 +227,7 @@ class Pipeline:
         stages: list[Stage] = []
         for stage in self.stages:
             if isinstance(stage, Batch):
-                samples, on_skip = stage.over(_run_stages(stages, samples, on_skip, rng_of)), _raise_skipped_batch
+                samples, on_skip = stage.batches(_run_stages(stages, samples, on_skip, rng_of)), _raise_skipped_batch
                 longest = sum(
                     max(map(len, one.by_dataset)) if isinstance(one, DatasetPipelines) else 1 for one in stages
                 )

@@ -308,9 +308,9 @@ class SampleReader(BaseReader):
         self._firsts: list[int] = catalog.firsts.tolist()
         self._sizes: list[int] = catalog.sizes.tolist()
         self._readers = {name: NUMBER_READERS[kind] for name, kind in catalog.kinds.items()}
-        self.use(options)
+        self.set_options(options)
 
-    def use(self, options: ReadOptions) -> None:
+    def set_options(self, options: ReadOptions) -> None:
         """Set the options."""
         lists = self.catalog.lists if options.fields is None else self.catalog.lists & options.fields
         self.options, self._fields, self._parses = options, options.fields, bool(lists)
@@ -331,7 +331,7 @@ class SampleReader(BaseReader):
         """Return a reader of some fields that shares indexes and open shards."""
         reader = SampleReader.__new__(SampleReader)
         vars(reader).update(vars(self))
-        reader.use(replace(self.options, fields=fields))
+        reader.set_options(replace(self.options, fields=fields))
         return reader
 
     def reader_of_fields(self, fields: frozenset[str] | None) -> SampleReader:

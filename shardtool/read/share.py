@@ -42,7 +42,7 @@ class Share:
             positions of the epoch, or give them to the first ranks (`uneven`).
         batch_size: Samples per batch of a rank.
         origin: Position where these ranks started: 0, or that of a loaded state.
-        alike: Processes per rank that read the same samples.
+        group_size: Processes per rank that read the same samples.
     """
 
     rank: int = 0
@@ -52,7 +52,7 @@ class Share:
     workers: int = 1
     batch_size: int = 1
     origin: int = 0
-    alike: int = 1
+    group_size: int = 1
 
     def __post_init__(self) -> None:
         for name in ("world_size", "workers", "batch_size"):
@@ -72,11 +72,11 @@ class Share:
         if groups is None:
             return self
         check_minimum("groups", groups)
-        alike, remainder = divmod(self.world_size, groups)
+        group_size, remainder = divmod(self.world_size, groups)
         if remainder:
             found = f"{groups:,} for {pluralize(self.world_size, 'rank')}"
             raise InvalidRequest("groups", found, expected="a divisor of the number of ranks")
-        return replace(self, rank=self.rank // alike, world_size=groups, alike=alike)
+        return replace(self, rank=self.rank // group_size, world_size=groups, group_size=group_size)
 
     def end(self, length: int) -> int:
         """Return where all ranks stop in an epoch of `length` samples; `pad` may exceed it."""
@@ -103,7 +103,7 @@ class Share:
             local = local[(local // self.batch_size) % self.workers == self.worker]
         return local * self.world_size + shift
 
-    def fills(self, *, damaged: bool) -> bool:
+    def replaces(self, *, damaged: bool) -> bool:
         """Return whether a skipped sample is replaced. On a single rank, one that a stage dropped is not."""
         return self.ends == "pad" or (self.ends == "drop" and (damaged or self.world_size > 1))
 

@@ -96,8 +96,8 @@ _PREFETCH_BYTES = 2**30  # distance at which shards are copied into a cache: eno
 _MAX_PREFETCH_JOBS = 2**8
 
 
-class ReadsSamples(PipelineMethods):
-    """Base class of objects that read samples and pass them through stages."""
+class SampleSource(PipelineMethods):
+    """Base class of datasets and streams: reads samples, and passes them through stages."""
 
     reader: StreamReader
 
@@ -108,7 +108,7 @@ class ReadsSamples(PipelineMethods):
         return changed
 
 
-class Stream(ReadsSamples):
+class Stream(SampleSource):
     """Samples in an exact order. Each iteration is one epoch.
 
     An iteration starts at the beginning of the current epoch: the next epoch after a complete iteration, the same epoch
@@ -162,7 +162,7 @@ class Stream(ReadsSamples):
     def __repr__(self) -> str:
         options, share = self._options, self.share
         order = f"shuffle={options.shuffle!r}, seed={options.seed}, epoch={options.epoch}"
-        name = "rank" if share.alike == 1 else "group"
+        name = "rank" if share.group_size == 1 else "group"
         rank = f", {name} {share.rank} of {share.world_size}" if share.world_size > 1 else ""
         return f"<Stream: {pluralize(self._samples_of_rank, 'sample')}, {order}{rank}{self.stages}>"
 
@@ -235,15 +235,15 @@ class Stream(ReadsSamples):
         position = min(self.end, self._position + samples * self.world_size)
         return StreamState.at_position(self._source, self._options, position, self.end).to_json()
 
-    def divided(self, worker: int, workers: int, batch_size: int, position: int) -> Stream:
+    def worker_stream(self, worker: int, workers: int, batch_size: int, position: int) -> Stream:
         """Return the stream of a loader worker: every `workers`-th batch of this rank, counted from here.
 
         It continues at `position`: the current position, or a later one.
         """
         share = replace(self.share, worker=worker, workers=workers, batch_size=batch_size, origin=self._position)
-        divided = Stream(self.reader, self._source, self._options, share)
-        divided._pass, divided._max_step = EpochPass(position, self._options, share), self._max_step
-        return divided.with_stages(self.stages)
+        stream = Stream(self.reader, self._source, self._options, share)
+        stream._pass, stream._max_step = EpochPass(position, self._options, share), self._max_step
+        return stream.with_stages(self.stages)
 
     def _go_to(self, options: OrderOptions, position: int) -> None:
         self._options, self.share = options, replace(self.share, origin=position)
@@ -350,7 +350,7 @@ class StreamPosition:
         """
         if self._remaining is None:
             self._current.count_empty(error, self._stream.skipped, damaged=damaged)
-            is_filled = self._current.share.fills(damaged=damaged)
+            is_filled = self._current.share.replaces(damaged=damaged)
             self._remaining = self._replacements(error) if is_filled else iter(())
         return next(self._remaining, None)
 

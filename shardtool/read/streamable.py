@@ -15,7 +15,7 @@ from shardtool.read.order import OrderOptions
 from shardtool.read.pipeline import Pipeline
 from shardtool.read.pipeline_methods import with_dataloader_hints
 from shardtool.read.share import Share
-from shardtool.read.stream import ReadsSamples, Stream
+from shardtool.read.stream import SampleSource, Stream
 from shardtool.request.option_checks import check_choice, check_minimum
 from shardtool.units import pluralize
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from shardtool.read.share import Ends
 
 
-class Streamable(ReadsSamples):
+class Streamable(SampleSource):
     """Samples with their stages, which can be read as a stream."""
 
     def __init__(self, reader: StreamReader, source: StreamSamples) -> None:
@@ -133,7 +133,7 @@ class Streamable(ReadsSamples):
         if self.stages.stages:
             expected = "stored documents: call pack first, then map or select on its blocks"
             raise InvalidRequest("pack", "called after other stages", expected=expected)
-        reader, views = self._unbundled()
+        reader, views = self._require_single_samples()
         source, sizes = packing.token_lengths(field, dtype, length, reader, views)
         if source.form == "bytes" and dtype is None:
             found = f"not given, but the field {source.name} holds plain bytes"
@@ -166,7 +166,7 @@ class Streamable(ReadsSamples):
         tokens: int | None = None, field: str | None = None, dtype: DTypeLike | None = None,
         length: str | None = None, aspects: Sequence[float] = bucketing.DEFAULT_ASPECT_RATIOS, lists: ListFields = (),
     ) -> Self | BundledDataset:  # fmt: skip
-        """Make batches of `size` samples; or, with `by`, batches of samples of similar size, in an order of batches.
+        """Make batches of `size` samples; or, with `by`, batches of samples of similar size.
 
         Args:
             size: Samples per batch.
@@ -178,7 +178,7 @@ class Streamable(ReadsSamples):
             dtype: Type of values stored as plain bytes.
             length: Metadata column with the length of a sample; replaces `field`.
             aspects: Ratios of width to height; an image counts as the nearest one.
-            lists: Fields that always become a list, even if their values have one shape.
+            lists: Fields that always become a list.
 
         Raises:
             InvalidRequest: Sample sizes are unknown, or one sample is longer than a batch.
@@ -193,7 +193,7 @@ class Streamable(ReadsSamples):
         if drop_last or any(value is not None for value in other_options):
             raise InvalidRequest("batch", f"by={by!r} with other options", expected=f"only {option}, without drop_last")
         check_minimum(option, limit)
-        reader, views = self._unbundled()
+        reader, views = self._require_single_samples()
         if by == "length":
             _, sizes = packing.token_lengths(field, dtype, length, reader, views)
             if (longest := int(sizes.max())) > cast("int", tokens):
@@ -210,7 +210,7 @@ class Streamable(ReadsSamples):
         bundle_reader = bundles.BundleReader(reader, views, sizes, rule, cast("int", limit), make, *ratios)
         return BundledDataset(bundle_reader).with_stages(Pipeline((bucketing.SizeBatches(self.stages, lists),)))
 
-    def _unbundled(self) -> tuple[AnySampleReader, EpochSamples]:
+    def _require_single_samples(self) -> tuple[AnySampleReader, EpochSamples]:
         """Return the reader and the samples, or raise InvalidRequest if they are already bundled."""
         batched = any(isinstance(stage, Batch) for stage in self.stages.stages)
         if batched or isinstance(self.reader, bundles.BundleReader):

@@ -54,10 +54,9 @@ def import_library(module: str) -> Any:
 class BatchSequence:
     """Batches of a dataset by number, in another order in each epoch; a mixin for `keras.utils.PyDataset`.
 
-    Keras's worker threads request batches concurrently. Their shared state does not change during an epoch.
-
-    Keras also ends an epoch after it has read the first batches to find their shapes. Older releases do not report when
-    an epoch starts: there, each end counts.
+    Keras's worker threads request batches concurrently; their shared state is constant during an epoch. Keras also ends
+    an epoch after reading the first batches to find their shapes. Older releases do not report when an epoch starts:
+    there, each end counts.
     """
 
     def __init__(self, samples: SampleSequence, batch_size: int, first: OrderOptions, workers: int) -> None:
@@ -100,7 +99,7 @@ class BatchSequence:
         self._options = replace(self._options, epoch=epoch)
 
     def on_epoch_begin(self) -> None:
-        """Record that an epoch has started."""
+        """Record the start of an epoch."""
         self._has_started = True
 
     def on_epoch_end(self) -> None:

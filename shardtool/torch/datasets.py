@@ -213,7 +213,7 @@ class StreamDataset(StreamOptions, torch.utils.data.IterableDataset):  # type: i
             stream.load_state_dict(resumed.start)
         start: dict[str, Any] = stream.state_dict()
         position = resumed.position if resumed else start["position"]
-        self._reading = stream.divided(worker, workers, self.batch_size, position).with_stages(self._stages)
+        self._reading = stream.worker_stream(worker, workers, self.batch_size, position).with_stages(self._stages)
         self._pass = WorkerState(start, stream.end, stream.world_size, worker, workers, self.batch_size, position)
         self._reading.skipped = tally = SkipCounter(self._tallies, worker)
         return self._checked_batches(iter(self._reading), tally)
@@ -301,7 +301,7 @@ class StreamDataset(StreamOptions, torch.utils.data.IterableDataset):  # type: i
     def _count_unreplaced(self, skipped: SkippedSamples) -> int:
         """Return how many skipped samples were not replaced: they shift the batches of a worker."""
         share, dropped = self._stream.share, skipped.samples - skipped.damaged
-        return dropped * (not share.fills(damaged=False)) + skipped.damaged * (not share.fills(damaged=True))
+        return dropped * (not share.replaces(damaged=False)) + skipped.damaged * (not share.replaces(damaged=True))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a state of `state_at`, of a stream, a loader or a StatefulDataLoader in the next pass.

@@ -30,17 +30,9 @@ _MAX_PIXEL_VALUE = 255.0
 
 @dataclass
 class Normalize:
-    """Normalises a batch's images: uint8 tensors [n, h, w, c] or [n, c, h, w] become floats [n, c, h, w].
+    """Normalises a batch's images, with the options of `Prefetcher`. Other tensors stay unchanged.
 
-    Images have as many channels as `mean` or `std` have values, or 1, 3 or 4 if these are single values. Other tensors
-    stay unchanged, such as masks [n, 1, h, w] with three values.
-
-    Attributes:
-        mean: Mean of values between 0 and 1; None: 0.
-        std: Standard deviation of values between 0 and 1; None: 1.
-        dtype: Type of the result; None: float32.
-        channels_last: Store the channels of a pixel next to each other.
-        images: Number of image tensors normalised so far.
+    `images` counts the image tensors normalised so far.
     """
 
     mean: ChannelValues | None

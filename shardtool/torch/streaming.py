@@ -69,7 +69,7 @@ def split_pipeline(source: StreamableT, kinds: tuple[type, ...]) -> tuple[Stream
 def extend_pipeline(
     stages: Pipeline, decode: Decoders, labels: Mapping[str, Any] | None, transform: Transform | None
 ) -> Pipeline:
-    """Return the stages with those of options added: decode, label, transform."""
+    """Return the stages with decode, label and transform added."""
     if decode is not None and decode is not False:
         decoder = decode if isinstance(decode, Decode) else Decode(() if decode is True else check_decoders(decode))
         stages = stages.then(decoder)
@@ -152,7 +152,7 @@ class StreamOptions:
                 remedy = "Pass it to stream(...), or pass the dataset here."
                 raise InvalidRequest(option.name, "given with a stream", remedy=remedy)
         _, world_size = _distributed_rank(None, None)
-        processes = stream.share.world_size * stream.share.alike
+        processes = stream.share.world_size * stream.share.group_size
         if world_size not in (None, processes):
             found = f"{processes} in the stream, but torch.distributed has {world_size}"
             raise InvalidRequest("world_size", found, remedy="Pass the dataset instead of the stream.")

@@ -16,7 +16,7 @@ TensorFunction = Callable[[torch.Tensor], torch.Tensor]
 
 
 def change_tensors(batch: Any, change: TensorFunction) -> Any:
-    """Return `batch` with each tensor changed. Numeric arrays become tensors; other values stay unchanged."""
+    """Return `batch` with each tensor changed; numeric arrays become tensors."""
     if isinstance(batch, torch.Tensor):
         return change(batch)
     if isinstance(batch, np.ndarray):

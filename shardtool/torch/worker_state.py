@@ -125,7 +125,7 @@ _TALLY_STEP_DIVISOR = 16  # a worker reports again after 1/16 more skipped sampl
 
 
 class SkipCounter(SkippedSamples):
-    """Counters of one worker, continuing those of earlier workers with its number; `publish` shares them."""
+    """Counters of one worker number; `publish` shares them."""
 
     def __init__(self, blocks: SharedBlocks, worker: int) -> None:
         super().__init__()
@@ -195,7 +195,7 @@ class SharedPassStart:
         self._workers.zero_()
 
     def set_epoch(self, epoch: int) -> None:
-        """Start the next pass at the beginning of an epoch; an unfinished pass of this epoch continues."""
+        """Start the next pass at the beginning of an epoch, unless an unfinished pass reads it."""
         with self._blocks.alone():
             if self._is_over or epoch != self.epoch_and_position[0]:
                 self.go_to(epoch, 0)
@@ -219,7 +219,7 @@ class SharedPassStart:
             self._workers[worker] = _STARTED
 
     def end(self, worker: int, group: Sequence[int]) -> None:
-        """Record that a worker finished its share, unless another pass has started."""
+        """Record that a worker finished its share of the current pass."""
         with self._blocks.alone():
             if self._now[2:].tolist() == [*group]:
                 self._workers[worker] = _FINISHED

@@ -296,7 +296,7 @@ import multiprocessing, os, sys, threading
 import shardtool
 
 def read(dataset, numbers):
-    assert [one["__key__"] for one in dataset[numbers]] == dataset.keys.of(__import__("numpy").array(numbers))
+    assert [one["__key__"] for one in dataset[numbers]] == dataset.keys.at_positions(__import__("numpy").array(numbers))
     return [one["__key__"] for one in dataset[numbers]]
 
 if __name__ == "__main__":

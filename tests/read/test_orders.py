@@ -116,10 +116,10 @@ def test_a_rank_reads_whole_parts() -> None:
 
 @pytest.mark.parametrize("ranks", [1, 8, 64])
 @pytest.mark.parametrize(("each", "size"), [(500, 14_000), (100, 1000), (100, 14_000)])
-def test_samples_of_one_rank_are_mixed(each: int, size: int, ranks: int) -> None:
-    """Of 200 classes, a shard each, a rank has at least 64 in 256 samples in a row, and in 64; its reads stay large.
+def test_samples_of_a_rank_are_mixed(each: int, size: int, ranks: int) -> None:
+    """With 200 classes, one per shard, 256 consecutive samples of a rank have at least 64 classes; reads stay large.
 
-    A buffer of 5,000 samples has 71, 20 and 3 at most of these (benchmarks/shuffle.py).
+    A buffer of 5,000 samples has at most 71, 20 and 3 of these (benchmarks/shuffle.py).
     """
     view = CatalogSamples(made_catalog([each] * 200))
     parts, window, ranks = parts_window_ranks(view, size, ranks, None, None, copies=False)
@@ -137,7 +137,7 @@ def test_samples_of_one_rank_are_mixed(each: int, size: int, ranks: int) -> None
 
 
 def _classes_in_a_row(classes: np.ndarray[tuple[int], np.dtype[np.int64]]) -> float:
-    """Return how many classes are in 256 samples in a row, in the mean."""
+    """Return the mean number of classes in 256 consecutive samples."""
     rows = classes[: len(classes) // 256 * 256].reshape(-1, 256)
     return float(np.mean([len(np.unique(row)) for row in rows]))
 
@@ -223,10 +223,7 @@ def test_options_out_of_range(name: str, value: object) -> None:
 
 
 def test_window_of_a_buffer() -> None:
-    """The buffer is divided among the parts; where none is given, it holds about 32 MB.
-
-    And no more than 1,024 samples of a part.
-    """
+    """The buffer is divided among the parts; by default it holds about 32 MB, and at most 1,024 samples of a part."""
     assert window_size(1001, 6400, 64) == 100
     assert window_size(1001, 10, 64) == 1
     assert window_size(1001, None, 64) == 512

@@ -246,7 +246,8 @@ def test_divided_streams_read_each_sample_once(tar: tuple[Made, str]) -> None:
     near, far = tar[0].open(), open_data(tar[1])
     for rank in range(2):
         one, other = (
-            data.stream(seed=5, rank=rank, world_size=2, ends="uneven").divided(1, 2, 4, 0) for data in (near, far)
+            data.stream(seed=5, rank=rank, world_size=2, ends="uneven").worker_stream(1, 2, 4, 0)
+            for data in (near, far)
         )
         assert list(one) == list(other)
 

@@ -39,7 +39,7 @@ class Drawing:
     """A callable with a parameter `rng`."""
 
     def __call__(self, sample: Any, *, rng: np.random.Generator) -> Any:
-        """Return a sample with a number more."""
+        """Return a sample with a random number."""
         return _drawn(sample, rng)
 
 

@@ -65,10 +65,10 @@ def test_ranks_divide_the_rest(length: int, world_size: int, ends: Ends, data: s
 
 @settings(max_examples=100, deadline=None)
 @given(st.integers(1, 400), ends_of_epochs, st.integers(1, 5), st.lists(st.integers(1, 6), min_size=4, max_size=4))
-def test_steps_are_the_same(length: int, ends: Ends, batch: int, numbers: list[int]) -> None:
-    """Step n holds the same positions for any ranks and workers, while the global batch is the same.
+def test_steps_do_not_depend_on_ranks(length: int, ends: Ends, batch: int, numbers: list[int]) -> None:
+    """Step n has the same positions for any ranks and workers with the same global batch size.
 
-    Up to the last whole global batch; what comes after it is divided as `ends` says.
+    This holds up to the last whole global batch. The rest is divided as `ends` requires.
     """
     many, other, workers, more = numbers
     size = batch * many * other
@@ -120,7 +120,7 @@ def test_ranks_of_a_group_are_equal(length: int, groups: int, each: int, ends: E
     ranks = [share.in_groups(groups) for share in _ranks(Share(0, groups * each, ends))]
     taken = [_positions(share, length) for share in ranks]
     assert taken == [_positions(rank, length) for rank in _ranks(Share(0, groups, ends)) for _ in range(each)]
-    assert {share.world_size * share.alike for share in ranks} == {groups * each}
+    assert {share.world_size * share.group_size for share in ranks} == {groups * each}
 
 
 @pytest.mark.parametrize(

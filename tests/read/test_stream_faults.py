@@ -80,10 +80,10 @@ def test_a_deleted_shard_costs_only_its_samples(own: Made, *, shuffle: bool) -> 
 
 
 @pytest.mark.parametrize("ends", ["drop", "pad"])
-def test_ranks_make_equal_steps_over_damage(own: Made, ends: Ends) -> None:
-    """Whatever is damaged, each rank gives as many samples as `len` says: each sound one in its own place.
+def test_ranks_perform_equal_steps_over_damage(own: Made, ends: Ends) -> None:
+    """Whatever is damaged, each rank returns as many samples as `len` reports, valid ones in their own positions.
 
-    What is left out is counted once, and what takes its place is the same for any number of ranks.
+    Skipped samples are counted once, and replacements are the same for any number of ranks.
     """
     whole = [one["__key__"] for one in own.open().stream(parts=64, rank=0, world_size=1)]
     own.shard(1).unlink()
@@ -125,7 +125,7 @@ def test_a_replacement_depends_only_on_the_position(even: Made, data: st.DataObj
         stream = made(rank, world_size)
         stream.load_state_dict(state)
         for worker in range(workers):
-            part = stream.divided(worker, workers, size, taken * world_size)
+            part = stream.worker_stream(worker, workers, size, taken * world_size)
             gave = [sample["__key__"] for sample in part]
             local = [at for at in range(len(stream) - taken) if at // size % workers == worker]
             places = [(taken + at) * world_size + rank for at in local]

@@ -124,13 +124,12 @@ def test_incomplete_states() -> None:
     ranks=st.integers(1, 9),
     parts=st.sampled_from([None, 4]),
 )
-def test_killed_and_resumed(
+def test_resumes_with_other_ranks(
     dataset: shardtool.Dataset, worlds: list[tuple[int, int]], shuffle: Shuffle, ranks: int, parts: int | None
 ) -> None:
-    """Runs that are killed in mid-epoch and go on with other ranks read each sample once, in one order.
+    """Runs interrupted within an epoch and resumed with other ranks read each sample once, in one order.
 
-    Each goes on from the state of a rank of the one before, whatever order it asks for itself, and for however many
-    ranks the order was made first.
+    Each run continues from the state of any rank of the previous one, whatever order it was created with.
     """
     state = dataset.stream(shuffle=shuffle, seed=5, rank=0, world_size=ranks, buffer=40, parts=parts).state_dict()
     first = dataset.stream(rank=0, world_size=1)
@@ -166,7 +165,7 @@ class World(NamedTuple):
 def _batches(stream: shardtool.Stream, world: World) -> Iterator[list[str]]:
     """Yield the keys of a rank's batches in the order in which a loader receives them from its workers."""
     at = cast("int", stream.state_dict()["position"])
-    readers = [iter(stream.divided(worker, world.workers, world.batch, at)) for worker in range(world.workers)]
+    readers = [iter(stream.worker_stream(worker, world.workers, world.batch, at)) for worker in range(world.workers)]
     for reader in cycle(readers):
         batch = [sample["__key__"] for sample in islice(reader, world.batch)]
         if not batch:
@@ -176,10 +175,11 @@ def _batches(stream: shardtool.Stream, world: World) -> Iterator[list[str]]:
 
 @settings(max_examples=10, deadline=None)
 @given(st.lists(st.builds(World, *[st.integers(1, 4)] * 4), min_size=1, max_size=3), st.sampled_from([True, "full"]))
-def test_killed_with_workers_and_resumed(dataset: shardtool.Dataset, worlds: list[World], shuffle: Shuffle) -> None:
-    """With loader workers, too, runs go on with other ranks, workers and batches in the one order of the epoch.
+def test_resumes_with_other_workers(dataset: shardtool.Dataset, worlds: list[World], shuffle: Shuffle) -> None:
+    """With loader workers, too, runs continue with other ranks, workers and batches in the order of the epoch.
 
-    What all ranks take at a step is a piece of the order: the first sample of each rank, then the second, and so on.
+    The samples of all ranks at a step are contiguous in the order: the first sample of each rank, then the second, and
+    so on.
     """
     whole = dataset.stream(shuffle=shuffle, seed=8, rank=0, world_size=1, buffer=32, parts=8)
     state = whole.state_dict()
