@@ -102,7 +102,7 @@ def test_faults_are_survived_or_named(stored: tuple[str, FaultyProxy], monkeypat
     proxy.set(*harm, seed=7)
     assert list(data.stream(**_ORDER)) == wanted
     proxy.set()
-    name = data.fetcher.catalog.shards[0].name
+    name = data.reader.catalog.shards[0].name
     buckets.put_object(paths.join(at, name), b"\0" * 300_000)
     with pytest.raises(CorruptShard, match=name):
         list(data.stream(**_ORDER))
