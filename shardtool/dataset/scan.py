@@ -102,7 +102,7 @@ class UnrecognisedMember(NamedTuple):
     @property
     def what(self) -> str:
         """A description for messages."""
-        return f"{printable(self.name) or './'}: {'a name without a field' if self.is_file else 'not a plain file'}"
+        return f"{printable(self.name) or './'}: {'a name without a field' if self.is_file else 'not a regular file'}"
 
 
 class FeatureConflict(NamedTuple):

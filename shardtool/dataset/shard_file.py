@@ -47,7 +47,7 @@ class ShardFile:
     Only a few bytes are read at an offset far from the previous one. Use it in a `with` block.
 
     Raises:
-        CorruptShard: It is not a plain file, or cannot be opened.
+        CorruptShard: It is not a regular file, or cannot be opened.
     """
 
     def __init__(self, path: str) -> None:
@@ -213,7 +213,7 @@ class CompressedFile:
         packed_size: Bytes of the file.
 
     Raises:
-        CorruptShard: It is not a plain file, or cannot be opened.
+        CorruptShard: It is not a regular file, or cannot be opened.
     """
 
     def __init__(self, path: str, packing: str | None = None) -> None:
@@ -331,7 +331,7 @@ def describe_missing(path: str) -> tuple[str, str]:
         return "no such object", ""
     if (target := dangling_target(path)) is not None:
         return f"a broken link to {printable(target)}", FETCH_ADVICE
-    return "not a plain file" if os.path.lexists(path) else "no such file", ""
+    return "not a regular file" if os.path.lexists(path) else "no such file", ""
 
 
 def open_shard(path: str) -> ShardFile | CompressedFile:

@@ -71,7 +71,7 @@ def load_sidecar(path: str) -> bytes:
     """Return the bytes of a file that ends like a sidecar.
 
     Raises:
-        OSError: The file is missing, not a plain file, or cannot be read.
+        OSError: The file is missing, not a regular file, or cannot be read.
     """
     return read_small(path, ending=PARQUET_MAGIC)
 

@@ -81,7 +81,7 @@ class StoredShard:
         return bool(detect_kind(self.path).packing)
 
     def size(self) -> int | None:
-        """Return its size in bytes; None if it is not a plain file."""
+        """Return its size in bytes; None if it is not a regular file."""
         return lookup.plain_size(self.path)
 
     def scan(self, *, checksum: bool = False) -> ShardScan:

@@ -360,7 +360,7 @@ def _refused(folder: Path, told: str) -> None:
 def test_an_interrupted_run(made: Path, copy: Path) -> None:
     """What a killed run has left becomes no dataset: sidecars tell how many shards were to be. --resume goes on."""
     _left(copy / "ds", 2)
-    _refused(copy / "ds", "2 shards of 3 that were planned from out-000.tar on")
+    _refused(copy / "ds", "2 shards of 3 planned, starting with out-000.tar")
     one = copy / "ds" / "out-000.tar"
     assert _verify(one).sound  # who names one shard asks about that alone
     create(copy / "photos", f"{copy}/ds/{_PATTERN}", CreateOptions(max_count=2, if_exists="resume", **_ONE_WORKER))
@@ -411,7 +411,7 @@ def test_an_interrupted_append(made: Path, copy: Path, tmp_path: Path) -> None:
     for name in ("out-004.tar", "out-004.index"):
         (copy / "ds" / name).unlink()
     shutil.copy(made / "ds" / "out.json", copy / "ds" / "out.json")
-    with pytest.raises(InvalidRequest, match="1 shard of 2 that were planned from out-003"):
+    with pytest.raises(InvalidRequest, match="1 shard of 2 planned, starting with out-003"):
         index(f"{copy}/ds/out-*.tar", IndexOptions(**_ONE_WORKER))
     create(more, f"{copy}/ds/{_PATTERN}", CreateOptions(max_count=2, if_exists="append-resume", **_ONE_WORKER))
     assert read_tree(copy / "ds") == wanted
@@ -428,7 +428,7 @@ def test_shards_that_a_transform_adds(tmp_path: Path) -> None:
     for left in range(1, count):
         shutil.copytree(tmp_path / "ds", tmp_path / f"left{left}")
         _left(tmp_path / f"left{left}", left)
-        with pytest.raises(InvalidRequest, match="planned from out-000"):
+        with pytest.raises(InvalidRequest, match="planned, starting with out-000"):
             index(tmp_path / f"left{left}", IndexOptions(**_ONE_WORKER))
     create(source, f"{tmp_path}/left1/{_PATTERN}", CreateOptions(if_exists="resume", **options))
     assert read_tree(tmp_path / "left1") == wanted

@@ -22,7 +22,7 @@ def test_as_text_and_back(feature: TfFeature, text: str) -> None:
     assert feature.encode() == text
     assert TfFeature.parse(text) == feature
     for other in (text[:-1], text + " ", text.replace("tf.", "os."), ""):
-        with pytest.raises(ValueError, match="the feature"):
+        with pytest.raises(ValueError, match="unknown feature"):
             TfFeature.parse(other)
 
 

@@ -92,8 +92,8 @@ def test_special_files(tmp_path: Path) -> None:
     ("given_", "found"),
     [
         ("none.tar", "no such file"),
-        ("none-%03d.tar", "no shards of that pattern"),
-        ("none-{0..3}.tar", "no shards of that pattern"),
+        ("none-%03d.tar", "no shards match this pattern"),
+        ("none-{0..3}.tar", "no shards match this pattern"),
         ("none", "no such file or folder"),
     ],
 )

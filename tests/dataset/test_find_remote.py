@@ -77,11 +77,11 @@ def test_an_index_without_gaps_is_the_same_as_here(dataset: tuple[str, Path]) ->
 @pytest.mark.parametrize(
     ("name", "found"),
     [
-        ("", "nothing is listed"),
-        ("/none", "nothing is listed"),
+        ("", "cannot be listed"),
+        ("/none", "cannot be listed"),
         ("/x%20y%23-{000..}.tar", "without an end"),
         ("/x%20y%23-*.tar", "a glob on the web"),
-        ("/none-{00..03}.tar", "no shards of that pattern"),
+        ("/none-{00..03}.tar", "no shards match this pattern"),
         ("/none.tar", "no such file"),
         ("/none.json", "no such"),
     ],
@@ -108,7 +108,7 @@ def test_a_dataset_file_leads_nowhere_else(
     at = proxy.server.new_prefix()
     text = json.dumps({"shardlist": [{"url": url, "nsamples": 1}]})
     (proxy.server.local(at) / "out.json").write_text(text, encoding="ascii")
-    with pytest.raises(CorruptShard, match="no shards beside it"):
+    with pytest.raises(CorruptShard, match="do not lead into its folder"):
         find_dataset(f"{at}/out.json")
     assert {one.path for one in proxy.log().asked} == {f"{at.removeprefix(proxy.server.url)}/out.json"}
 

@@ -91,7 +91,7 @@ def test_what_is_whole_of_a_tar(tmp_path: Path, data: bytes, keys: str, rows: li
 def test_without_being_asked(tmp_path: Path) -> None:
     """By default damage ends the run, with the place, and with the option that leaves it out."""
     (tmp_path / "x.tar").write_bytes(_flipped(_DATA, _AT["c.json"] + 40))
-    with pytest.raises(CorruptShard, match=r"at [\d,]+: a header with the checksum.*on_error='skip'"):
+    with pytest.raises(CorruptShard, match=r"at [\d,]+: a header with checksum.*on_error='skip'"):
         reshard(tmp_path / "x.tar", f"{tmp_path}/out-{{000..}}.tar", ReshardOptions(workers=1))
 
 

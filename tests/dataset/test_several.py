@@ -99,7 +99,7 @@ def test_shards_that_no_dataset_file_tells_of(packed: Path, tmp_path: Path) -> N
 def test_no_such_splits(packed: Path) -> None:
     """A name with `{split}` that nothing has is an error, not an empty choice."""
     for name in ("beside/x-{split}.json", "none/{split}.json", "beside/{split}-{0..}.tfrecord", "{split}/x.json"):
-        with pytest.raises(InvalidRequest, match="no dataset of such a name"):
+        with pytest.raises(InvalidRequest, match="no dataset has such a name"):
             expand_datasets(packed / name)
 
 

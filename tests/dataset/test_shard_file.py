@@ -160,5 +160,5 @@ def test_what_is_no_shard(data: bytes, tmp_path: Path) -> None:
     """What is neither by its name nor by its content is said to be neither, and so is what is not there."""
     (tmp_path / "blob").write_bytes(data)
     for name in ("blob", "none", "a.zip"):
-        with pytest.raises(InvalidRequest, match="neither tar nor TFRecord"):
+        with pytest.raises(InvalidRequest, match="neither a tar nor a TFRecord"):
             detect_kind(str(tmp_path / name))

@@ -286,7 +286,7 @@ def test_small_sidecars_take_little_memory(what: str, verbs: list[str], dataset:
     data, size = _sidecar(dataset).read_bytes(), (dataset.parent / "out-000.tar").stat().st_size
     assert len(data) < 200_000
     memory.start()
-    with pytest.raises(CorruptShard, match="no sidecar"):
+    with pytest.raises(CorruptShard, match="not a valid sidecar"):
         parse_sidecar(data, "x.index", size)
     for verb in verbs:
         code = _outcome(verb, dataset)
@@ -339,7 +339,7 @@ def test_values_that_repeat_each_other(dataset: Path) -> None:
     """An encoding in which a value of no bytes stands for a megabyte of the one before is refused."""
     column = _with("t", lambda rows: pa.array(["t" * 1_000_000] * rows))
     _spoil(dataset, column, use_dictionary=False, column_encoding={"t": "DELTA_BYTE_ARRAY"})
-    with pytest.raises(CorruptShard, match="an encoding that no sidecar has"):
+    with pytest.raises(CorruptShard, match="an encoding that sidecars do not use"):
         parse_sidecar(_sidecar(dataset).read_bytes(), "x", 4096)
 
 

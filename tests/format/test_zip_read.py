@@ -118,7 +118,7 @@ def test_an_end_is_where_its_comment_ends_with_the_file() -> None:
     whole = _zip("stored")
     assert _files(whole[:-2] + b"\x1a\0" + b"PK\5\6" + bytes(18) + b"tail") == _FILES
     assert _files(whole + b"more") == _FILES
-    with pytest.raises(CorruptShard, match="several ends"):
+    with pytest.raises(CorruptShard, match="several end records"):
         _files(whole[:-2] + b"\x16\0" + b"PK\5\6" + bytes(18))
 
 

@@ -62,7 +62,7 @@ def test_splits_share_it(tmp_path: Path) -> None:
     for turn in ("held-out.json", "train.json"):
         export(folder / turn, "huggingface", ExportOptions(workers=1))
         assert (folder / "README.md").read_bytes() == right
-    with pytest.raises(InvalidRequest, match="both be a_b"):
+    with pytest.raises(InvalidRequest, match="both be named a_b"):
         _pack(tmp_path / "two", "{split}-{000..}.tar", split="a-b=0.5,a_b=0.5", export=("huggingface",))
     assert not list((tmp_path / "two").glob("*"))
 
@@ -131,13 +131,13 @@ def test_only_what_we_wrote_is_ours(data: bytes) -> None:
     ("names", "found"),
     [
         (["x-0.tar", "x-1.tar", "x-0.index", "x-1.index", "x.json"], ""),
-        (["x-0.tar", "x-0.index", "x.json"], "takes x.json"),
-        (["x-0.tar", "x-1.tar", "x.json", "x-0.tar.idx"], "takes x-0.tar.idx for a tar"),
-        (["x-0.tar", "x-1.tar", "x.json", "x-0.json", "x-1.json"], "takes x"),
-        (["train-0.tar", "train-1.tar", "train.json", "val-0.tar", "val.json"], "takes val.json"),
+        (["x-0.tar", "x-0.index", "x.json"], "reads x.json"),
+        (["x-0.tar", "x-1.tar", "x.json", "x-0.tar.idx"], "reads x-0.tar.idx as a tar"),
+        (["x-0.tar", "x-1.tar", "x.json", "x-0.json", "x-1.json"], "reads x"),
+        (["train-0.tar", "train-1.tar", "train.json", "val-0.tar", "val.json"], "reads val.json"),
         (
             ["train-0.tar", "train-1.tar", "train.json", "held-out-0.tar"],
-            "takes names for splits",
+            "derives splits from names",
         ),
         (["train.index", "notes.txt"], ""),
         ([], ""),
