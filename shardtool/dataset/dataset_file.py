@@ -1,8 +1,7 @@
 """The dataset file: JSON that lists the shards. It exists only for a complete dataset.
 
-It is a wids index (`wids.ShardListDataset("out.json")` opens it) with additional keys. Its last line holds the
-CRC-32C of all bytes before the value, so any changed byte is detected. It contains no clock, host, user or absolute
-path.
+It is a wids index (`wids.ShardListDataset("out.json")` opens it) with additional keys. Its last line is the CRC-32C of
+all preceding bytes. It contains no clock time, host, user or absolute path.
 
 Source: docs/format.md, "Dataset file"; wids 0.1.11, `wids_specs.py`.
 """
@@ -38,10 +37,8 @@ if TYPE_CHECKING:
 
 Value = TypeVar("Value")
 FORMAT_VERSION = 1
-_OWN_MARKS = (
-    b'  "shardtool": {\n    "format_version": ',
-    b'  "checksum": "crc32c:',
-)  # a flipped bit damages only one of them
+# One flipped bit damages only one of them.
+_OWN_MARKS = (b'  "shardtool": {\n    "format_version": ', b'  "checksum": "crc32c:')
 _WIDS_HEAD = b'{\n  "__kind__": "wids-shard-index'
 _APPENDS_MARK = b'\n    "appends": ['
 _SHARD_NAME = re.compile(r"(?:[^/\0]+/)*[^/\0]+")
@@ -53,8 +50,8 @@ _RANGE_PATTERN = re.compile(r"[^{}<>]*\{[0-9]{1,200}\.\.[0-9]{0,200}\}[^{}<>]*")
 _CRC_HEX = re.compile(r"[0-9a-f]{8}")
 _MAX_COUNT = 2**63 - 1  # the largest int64
 _MAX_OPTION_NUMBER = 2**128  # seeds may be large
-_MAX_NESTING = 8  # values of options of the runs in `appended`
-_MAX_FINGERPRINT_LENGTH = 80  # shardtool writes 67 characters
+_MAX_NESTING = 8  # levels of JSON; options of the runs in `appended` are deepest
+_MAX_FINGERPRINT_LENGTH = 80  # characters; ours have 67
 _NUMBER_TYPES, _RECORDED_TYPES = ("int64", "float"), ("bool", "text", "json")
 _RUN_FIELDS: dict[str, type[object]] = {"verb": str, "source": str, "split": str, "tool": str, "options": dict}
 
@@ -74,7 +71,7 @@ class ShardEntry:
     last_key: str
 
     def to_json(self, folder: str = "") -> dict[str, object]:
-        """Return the keys of wids, then those of shardtool; `url` is relative to the dataset file's folder."""
+        """Return the keys of wids, then those of shardtool; `url` is relative to the dataset file."""
         return {
             "url": posixpath.join(folder, self.name),
             "nsamples": self.samples,
@@ -95,19 +92,19 @@ class DatasetFile:
         pattern: Its shard pattern.
         format: `tar` or `tfrecord`.
         shards: In order.
-        fields: The number of samples that have each field.
+        fields: Number of samples with each field.
         field_bytes: Payload bytes.
-        skipped: The number of rows in `out.skipped`.
-        schema: The sidecars' columns and their types.
-        classes: Field to the names of its class numbers.
-        features: Only for TFRecord.
-        made: The run that created the dataset, and the runs that appended to it.
-        fingerprint: The content fingerprint; empty if not all payloads were read.
-        skipped_crc: CRC-32C of `out.skipped`; None if there is no such file.
-        types: Field to the type of its values, which payloads store as text; for TFRecord, of numbers too.
-        appends: The index of the first shard of each append, in the order of `appended` in `made`.
-        shards_folder: Subfolder that contains the shards, such as `train/tars`; empty: the dataset file's folder.
-        part_of: Number of shards in the dataset of which these are a subset; 0: all. A subset has no `field_bytes`,
+        skipped: Rows of `out.skipped`.
+        schema: The sidecars' columns and types.
+        classes: Field to class names.
+        features: TFRecord only.
+        made: The run that created the dataset, and the runs that appended.
+        fingerprint: The content fingerprint; empty: unknown.
+        skipped_crc: CRC-32C of `out.skipped`; None: no such file.
+        types: Types of fields stored as text; for TFRecord, of numbers too.
+        appends: First shard of each append, in the order of `appended` in `made`.
+        shards_folder: Subfolder of the shards, such as `train/tars`; empty: the dataset file's folder.
+        part_of: If this is a subset, the dataset's number of shards, otherwise 0. A subset has no `field_bytes`,
             `skipped` or `fingerprint`, and no `fields` if some samples lack one.
     """
 
@@ -131,7 +128,7 @@ class DatasetFile:
 
     @property
     def numbers(self) -> dict[str, NumberType]:
-        """The fields of a tar whose text is a number. TFRecords have `features` instead."""
+        """Fields of a tar that are numbers as text; a TFRecord has `features` instead."""
         return number_fields(self.types) if self.format == "tar" else {}
 
     @property
@@ -202,7 +199,7 @@ class DatasetFile:
         return body + b'%08x"\n}\n' % crc32c(body)
 
     def feature_texts(self) -> dict[str, str]:
-        """Return the argument of `tf.io.parse_single_example` for each feature, as Python source."""
+        """Return the arguments of `tf.io.parse_single_example`, as Python source."""
         return {name: feature.encode() for name, feature in self.features.items()}
 
 
@@ -216,11 +213,7 @@ def _types_to_record(types: Mapping[str, ValueType]) -> dict[str, ValueType]:
 
 
 def merge_value_types(parts: Sequence[tuple[Mapping[str, ValueType], Collection[str]]]) -> dict[str, ValueType]:
-    """Return the common type of each field over several datasets.
-
-    Args:
-        parts: For each dataset its types and its fields; no fields: unknown.
-    """
+    """Return the common type of each field. Each part is a dataset's types and fields (empty: unknown)."""
     names = sorted({name for types, _ in parts for name in types}, key=to_bytes)
     common = {
         name: common_type(types.get(name) for types, fields in parts if name in fields or not fields) for name in names
@@ -234,7 +227,7 @@ def parse_shard_names(data: bytes) -> list[str] | None:
         return None
     if (names := parse_urls(data)) is None:
         return [name.decode("utf-8", "replace") for name in _URL.findall(data)]  # a damaged dataset file
-    # JSON may contain lone surrogates, which no file name has.
+    # JSON may contain lone surrogates.
     return [str(name).encode("utf-8", "replace").decode() for name in names]
 
 
@@ -249,17 +242,13 @@ def parse_urls(data: bytes) -> list[Any] | None:
 def parse_listed_shards(data: bytes, path: str) -> tuple[list[str], bool]:
     """Return the shards in a dataset file or wids index, and whether it is a dataset file of shardtool.
 
-    Names are local file names relative to the file's folder. They are not checked for existence.
-
-    Args:
-        data: Its bytes.
-        path: Its location, for messages.
+    Names are local and relative to the file's folder; they may not exist.
 
     Raises:
         CorruptShard: It is neither, or a name leads out of its folder.
     """
     is_own, names = True, parse_shard_names(data)
-    if names is None:  # wids lists URLs; a dataset file lists file names, which may have colons
+    if names is None:  # wids lists URLs; our file names may contain colons
         is_own, names = False, parse_urls(data)
     if names is None or not all(isinstance(name, str) for name in names):
         raise _not_a_dataset_file(path, data, "a dataset file of shardtool or a wids index")
@@ -293,19 +282,19 @@ def _not_a_dataset_file(name: str, data: bytes, expected: str = "a dataset file 
 
 
 def is_own_dataset_file(data: bytes) -> bool:
-    """Return whether a file, perhaps damaged or truncated, is a dataset file of shardtool."""
+    """Return whether a file, perhaps damaged, is a dataset file of shardtool."""
     return any(mark in data for mark in _OWN_MARKS) or (
         data.startswith(_WIDS_HEAD) and not data.rstrip().endswith(b"}")
     )
 
 
 def may_be_own(data: bytes) -> bool:
-    """Return whether a file may be the remains of a dataset file of shardtool. An empty file may be, too."""
+    """Return whether a file may be a truncated dataset file of shardtool. An empty file may be."""
     return _WIDS_HEAD.startswith(data) or is_own_dataset_file(data)
 
 
 def _is_rewritten(data: bytes) -> bool:
-    """Return whether another program parsed a dataset file and wrote its JSON again."""
+    """Return whether another program rewrote the JSON of a dataset file."""
     try:
         return b'"shardtool"' in data and "format_version" in json.loads(data)["shardtool"]
     except (ValueError, TypeError, KeyError, RecursionError):
@@ -318,15 +307,10 @@ def has_appends(data: bytes) -> bool:
 
 
 def parse_dataset(data: bytes, name: str) -> DatasetFile:
-    """Parse and check a dataset file. No other function checks one.
+    """Parse a dataset file; the only place where one is checked.
 
-    Strings are Unicode, numbers fit 63 bits, totals are the sums over the shards, and there is at least one shard.
-    Names are plain file names: shards follow the pattern, sidecars follow their shards. The files are not checked for
-    existence or content.
-
-    Args:
-        data: Its bytes.
-        name: Its name, for messages.
+    The result has valid types and Unicode strings, numbers of at most 63 bits, correct totals, and at least one shard.
+    Names are plain: shards follow the pattern, and sidecars their shards. The files may not exist.
 
     Raises:
         CorruptShard: The format version is unknown, the checksum differs, or a value is invalid.
@@ -368,10 +352,7 @@ def is_plain_name(name: str) -> bool:
 
 
 def _check_texts(document: Json, ours: Json) -> None:
-    """Check that strings and keys are Unicode, and that numbers are finite.
-
-    Options may contain file names that are not UTF-8, as in `--exclude`.
-    """
+    """Check that strings are Unicode and numbers finite. Options may contain file names that are not UTF-8."""
     try:
         _to_json({**document, "shardtool": {**ours, "made": None}}).encode()
         _to_json(ours["made"]).encode("utf-8", "surrogateescape")
@@ -385,7 +366,7 @@ def _to_json(value: object) -> str:
 
 
 def _require(condition: object, problem: str) -> None:
-    """Check a condition; not for checks per shard, because the message is always formatted."""
+    """Check a condition; not for use per shard, because the message is always formatted."""
     if not condition:
         raise ValueError(problem)
 
@@ -451,7 +432,7 @@ def _parse_dataset(document: Json, ours: Json) -> DatasetFile:
 
 
 def _parse_pattern(ours: Json, shards: Sequence[ShardEntry]) -> str:
-    """Return the pattern; a range must produce the listed shard names in order."""
+    """Return the pattern; a range must produce the listed names in order."""
     text: str = _parse_file_name(ours, "pattern")
     if any(mark in text for mark in "{}<>"):
         # Other braces could expand to any number of names.
@@ -504,7 +485,6 @@ def _check_values(value: object, depth: int = 0) -> None:
 
 
 def _parse_shard(entry: Json, folder: str) -> ShardEntry:
-    """Return the entry of a shard; its URL starts with `folder`."""
     if not (url := _get_typed(entry, "url", str)).startswith(folder):
         raise ValueError(f"{url!r:.80} is not a file in the folder {folder[:-1]!r:.80}")
     index, name = _get_typed(entry, "index", dict), _parse_file_name({"url": url.removeprefix(folder)}, "url")
@@ -521,7 +501,7 @@ def _parse_shard(entry: Json, folder: str) -> ShardEntry:
 
 
 def _get_typed(document: Json, name: str, value_type: type[Value]) -> Value:
-    """Return a value of exactly this type; numbers are counts of at most 63 bits."""
+    """Return a value of exactly this type; numbers are counts below 2**63."""
     value = document[name]
     if type(value) is not value_type or (isinstance(value, int) and not 0 <= value <= _MAX_COUNT):
         raise TypeError(f"{name} is {value!r:.80}")

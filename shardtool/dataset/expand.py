@@ -1,7 +1,7 @@
 """Expand names into datasets: a folder of splits, a pattern with `{split}`, a glob, or a list.
 
-Shards in a folder that no dataset file lists are a dataset of their own. Otherwise the output of an unfinished run
-would be skipped silently.
+Shards that no dataset file in their folder lists are a dataset of their own, so that the output of an unfinished run
+is not ignored.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ _RANGE_PATTERN = re.compile(r"[^{}<>,*?%\[\]]*\{\d{1,18}\.\.\d{0,18}\}[^{}<>,*?%
 
 
 def expand_datasets(given: DatasetLike) -> list[DatasetLike]:
-    """Return the datasets that `given` names, each as `find_dataset` accepts it. Missing ones are included.
+    """Return the datasets that `given` names, each as `find_dataset` accepts it, even if it does not exist.
 
-    Files in a list that are neither dataset files nor folders are the shards of one dataset, unless a dataset file in
-    the list contains them.
+    In a list, files other than dataset files and folders are the shards of one dataset, unless a listed dataset file
+    contains them.
 
     Raises:
-        InvalidRequest: `given` is neither a name nor a list of names, or nothing matches a pattern with `{split}`.
+        InvalidRequest: `given` contains no names, or nothing matches a pattern with `{split}`.
     """
     if given and isinstance(given, (str, os.PathLike)):
         datasets = _expand_name(os.fspath(given))
@@ -77,13 +77,13 @@ def expand_datasets(given: DatasetLike) -> list[DatasetLike]:
 
 
 def splits_in(folder: str, made: RunRecord) -> dict[str, DatasetFile]:
-    """Return the dataset files in a folder, by name, that the same run created for other splits."""
+    """Return the dataset files in a folder for other splits of the same run."""
     names = [name for name in list_folder_names(folder or ".") if name.endswith(DATASET_SUFFIX)] if made.split else []
     return _splits_of_run(made, {name: join(folder, name) for name in names})
 
 
 def sibling_splits(dataset: StoredDataset) -> list[StoredDataset]:
-    """Return the other splits of a dataset's run: in its folder or, for `{split}/NAME`, in sibling folders."""
+    """Return the other splits of a dataset's run, in its folder or (`{split}/NAME`) next to its folder."""
     if dataset.file is None or dataset.dataset_file is None:
         return []
     made, folder = dataset.file.made, dataset.folder
@@ -171,7 +171,7 @@ def _datasets_in(folder: str, *, below: bool) -> list[DatasetLike]:
 
 
 def _unlisted_shards(folder: str, files: list[str], shards: list[str]) -> list[str]:
-    """Return the shards of a folder that no dataset file lists and no dataset file's pattern matches."""
+    """Return the shards of a folder that no dataset file lists or has a pattern for."""
     file_paths = [join(folder, name) for name in files]
     listed = set[str]().union(*map(names_listed_by, file_paths))
     ranges = [pattern for file in map(read_valid_dataset, file_paths) if file and (pattern := recorded_range(file))]
@@ -191,7 +191,7 @@ def _splits_of(text: str) -> list[DatasetLike]:
 
 
 def datasets_by_split(text: str) -> dict[str, list[DatasetLike]]:
-    """Return all datasets that match a name with `{split}`, of any run, by the text that replaces `{split}`.
+    """Return all datasets that match a name with `{split}`, by split; they may be from several runs.
 
     Raises:
         InvalidRequest: Nothing matches.
@@ -217,13 +217,9 @@ def datasets_by_split(text: str) -> dict[str, list[DatasetLike]]:
 
 
 def _splits_of_one_run(text: str, names: Mapping[str, list[DatasetLike]]) -> list[str]:
-    """Return the splits of the run that created the datasets, or all splits if no dataset file records a split.
+    """Return the splits of the run that created the datasets, or all if no dataset file records a split.
 
     Dataset files of shardtool 0.1 may not list the splits of their run.
-
-    Args:
-        text: The name with `{split}`.
-        names: The matching datasets by split.
     """
     files = [
         (split, file)
@@ -254,7 +250,7 @@ def _splits_of_one_run(text: str, names: Mapping[str, list[DatasetLike]]) -> lis
 
 
 def _dataset_file(given: DatasetLike) -> DatasetFile | None:
-    """Return the content of a dataset's dataset file; None if the file is missing or damaged."""
+    """Return the content of a dataset file; None if it is missing or damaged."""
     path = given if isinstance(given, str) and given.endswith(DATASET_SUFFIX) else None
     with suppress(InvalidRequest, CorruptShard):
         path = path or find_dataset(given, lacking=True).dataset_file
@@ -262,7 +258,7 @@ def _dataset_file(given: DatasetLike) -> DatasetFile | None:
 
 
 def _datasets_of_split(name: str) -> list[DatasetLike]:
-    """Return the datasets with the name of a split; empty if it is the name of another kind of file."""
+    """Return the datasets with a split's name; empty if another kind of file has this name."""
     if is_folder(name):
         return _datasets_in(name, below=True)
     if not (name.endswith(DATASET_SUFFIX) or is_shard_name(name)) or _is_companion_file(name):
@@ -271,7 +267,7 @@ def _datasets_of_split(name: str) -> list[DatasetLike]:
 
 
 def _is_companion_file(name: str) -> bool:
-    """Return whether a file is a sidecar, a list of skipped samples, or another tool's JSON next to shards."""
+    """Return whether a file belongs to shards: a sidecar, a list of skipped samples, another tool's JSON."""
     if not is_url(name) and not os.path.isfile(name):
         return False
     if name.endswith((patterns.SIDECAR_SUFFIX, patterns.SKIPPED_SUFFIX)):

@@ -1,4 +1,4 @@
-"""TFRecord features as Python source for TensorFlow's parser, as the dataset file lists them."""
+"""TFRecord features as Python source for TensorFlow's parser."""
 
 from __future__ import annotations
 
@@ -67,9 +67,9 @@ def tf_features(
     """Return the features of samples, and of their key.
 
     Args:
-        fields: The number of samples that have each field.
+        fields: Number of samples with each field.
         kinds: Types of fields other than bytes.
-        samples: The number of samples.
+        samples: Number of samples.
         lists: Fields that are lists of values.
     """
     features = {"__key__": TfFeature()}

@@ -1,10 +1,10 @@
 """Find the shards of one dataset by dataset file, shard pattern, glob, folder, or list of shards.
 
-Locations are paths or addresses. The web cannot be listed, so a range there needs an end. No name and no dataset
-file can cause reads outside the folder that the user named.
+The web cannot be listed, so a range there needs an end. No name or dataset file can cause reads outside the folder
+that the user named.
 
-A range or glob matches existing shards and shards that a dataset file next to them lists. A lost shard is therefore
-reported as missing, as if the dataset file had been named.
+A range or glob matches existing shards and those that a dataset file next to them lists, so a lost shard is reported
+as missing.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from shardtool.values import DatasetLike, Dots
 
 
-_DIGITS = re.compile(r"(\d+)", re.ASCII)  # `int` does not accept other digits, such as superscripts
+_DIGITS = re.compile(r"(\d+)", re.ASCII)  # `int` rejects other digits, such as superscripts
 _MAX_LISTED_MISSING = 1000  # names
 _MAX_PROBED_FILES = 8  # files of a numbered series; some may be empty
 _RANGE_MARKS = "{<%"  # start a range in a pattern
@@ -74,14 +74,14 @@ def open_dataset(given: DatasetLike, *, dots: Dots | None = None) -> StoredDatas
 
 
 def find_dataset(given: DatasetLike, *, lacking: bool = False) -> StoredDataset:
-    """Return the shards that `given` names. Nothing but a dataset file's list of shards is read.
+    """Find the shards of a dataset without reading them.
 
     Args:
         given: A dataset file, pattern, glob, folder, or shards.
-        lacking: Accept missing shards of a range; `missing` lists those that no dataset file lists.
+        lacking: Accept missing shards of a range, and return them as `missing`.
 
     Raises:
-        InvalidRequest: There are no shards, shards of a range are missing, or a folder contains several datasets.
+        InvalidRequest: There are none, some of a range are missing, or a folder contains several datasets.
         CorruptShard: A dataset file lists names outside its folder.
     """
     names = list_names("the dataset", given, EXPECTED_DATASET)
@@ -120,7 +120,7 @@ def _find_shards(names: list[str]) -> StoredDataset:
 
 
 def expand_glob(name: str) -> list[str]:
-    """Return the matches of a glob in natural order. In a store, only the file name can be a glob."""
+    """Return the matches of a glob in natural order. In a store, folders cannot be globs."""
     if not is_url(name):
         return sorted(glob.glob(name), key=natural_key)
     folder, last = folder_of(name), base_name(name)
@@ -160,7 +160,7 @@ def natural_key(name: str) -> list[tuple[int, str]]:
 
 
 def _from_names(names: list[str], text: str = "") -> StoredDataset:
-    """Return the shards with these names, and for the glob `text` also shards that a dataset file lists."""
+    """Return the named shards, and for the glob `text` also those that a dataset file lists."""
     sidecars = {sidecar_path(name, None) for name in names}
     # A glob may match sidecars of `train-00000-of-01024`, too.
     names = [name for name in names if name not in sidecars] or names
@@ -187,7 +187,7 @@ def _from_names(names: list[str], text: str = "") -> StoredDataset:
 
 
 def _check_fetched(path: str) -> None:
-    """Refuse a broken link: git-annex and DVC leave one for a file that was not fetched."""
+    """Refuse a broken link, as git-annex and DVC leave for a file that was not fetched."""
     if not is_url(path) and (target := lookup.dangling_target(path)) is not None:
         raise InvalidRequest(
             path, f"a broken link to {printable(target)}", expected=EXPECTED_DATASET, remedy=FETCH_ADVICE
@@ -218,8 +218,7 @@ def _from_folder(folder: str) -> StoredDataset:
 def list_shard_folder(folder: str) -> tuple[list[str], list[str]]:
     """Return the names of the dataset files in a folder, and the paths of its shards.
 
-    Files named like `train-00000-of-01024` may be shards or TensorFlow checkpoints. The first bytes of the first files
-    of each series decide.
+    Files like `train-00000-of-01024` may be shards or TensorFlow checkpoints; the first bytes of each series decide.
 
     Raises:
         OSError: The folder cannot be listed.
@@ -243,7 +242,7 @@ def list_shard_folder(folder: str) -> tuple[list[str], list[str]]:
 
 
 def _can_be_shard(path: str) -> bool:
-    """Return whether a file starts like a shard. Unreadable files count, so that the user learns of them."""
+    """Return whether a file starts like a shard. Unreadable files count, so that they are reported."""
     try:
         return kind_of_content(path) is not None
     except CorruptShard:
@@ -285,7 +284,7 @@ def _from_pattern(text: str) -> StoredDataset:
 
 
 def _existing_names(pattern: ShardPattern) -> Iterable[str] | None:
-    """Return the existing names in a pattern's folder; None: the folder cannot be listed."""
+    """Return the existing names in a pattern's folder; None: it cannot be listed."""
     if pattern.names is None:
         try:
             return None if is_web(pattern.folder) else list_folder_names(pattern.folder, needed=True)
@@ -313,7 +312,7 @@ def _matching_names(pattern: ShardPattern, names: Iterable[str]) -> list[str]:
 
 
 def _check_range(pattern: ShardPattern) -> None:
-    """Refuse a range without an end or with too many names, if the folder cannot be listed."""
+    """Refuse a range without an end or with too many names in a folder that cannot be listed."""
     location = join(pattern.folder, pattern.text)
     if pattern.count is None:
         found = "a range without an end on the web, where folders cannot be listed"
@@ -340,7 +339,7 @@ def _from_dataset_file(path: str) -> StoredDataset:
 
 
 def check_folders_inside(path: str, folders: set[str]) -> None:
-    """Check that no folder that a dataset file names is a link to a place outside the dataset file's folder.
+    """Check that no folder in a dataset file is a link that leads out of the dataset file's folder.
 
     Raises:
         CorruptShard: A folder is such a link.
@@ -355,11 +354,7 @@ def check_folders_inside(path: str, folders: set[str]) -> None:
 
 
 def is_dataset_file(path: str, *, listed: bool = False) -> bool:
-    """Return whether a file is a dataset file of shardtool, damaged or not.
-
-    Args:
-        path: The file.
-        listed: Whether the file is known to exist, so that it must be readable.
+    """Return whether a file is a dataset file of shardtool, perhaps damaged. With `listed`, it must be readable.
 
     Raises:
         AccessRefused: A listed file cannot be read.
@@ -368,12 +363,12 @@ def is_dataset_file(path: str, *, listed: bool = False) -> bool:
 
 
 def names_listed_by(path: str) -> set[str]:
-    """Return the shards that a dataset file lists, even if it is damaged; empty if it is no dataset file."""
+    """Return the shards in a dataset file, perhaps damaged; empty if it is another file."""
     return {*(parse_shard_names(_read_dataset_file(path) or b"") or ())}
 
 
 def _read_dataset_file(path: str, *, listed: bool = False) -> bytes | None:
-    """Return the bytes of a dataset file of shardtool, damaged or not; None: it is missing or another file."""
+    """Return the bytes of a dataset file of shardtool, perhaps damaged; None: missing or another file."""
     try:
         data = files.read_small(path) if is_url(path) or os.path.isfile(path) else b""
     except (OSError, AccessRefused) as error:  # AccessRefused may mean "missing" where listing is not allowed
@@ -384,7 +379,7 @@ def _read_dataset_file(path: str, *, listed: bool = False) -> bytes | None:
 
 
 def default_dataset_names(shards: list[str]) -> Iterator[str]:
-    """Yield default names of the dataset file of these shards. A single shard may be from any range."""
+    """Yield default names of the dataset file of some shards. One shard may be from any range."""
     with suppress(InvalidRequest):  # these names form no pattern
         yield parse_pattern(shards).dataset_file
     if len(shards) == 1 and (match := _NUMBERED_NAME.fullmatch(shards[0])):
@@ -393,7 +388,7 @@ def default_dataset_names(shards: list[str]) -> Iterator[str]:
 
 
 def damaged_file(dataset: StoredDataset) -> str | None:
-    """Return the path of the dataset file of these shards if it is damaged; otherwise None."""
+    """Return the path of the dataset file of some shards if it is damaged; otherwise None."""
     if dataset.dataset_file is not None:
         return None
     for name in default_dataset_names([base_name(path) for path in dataset.paths]):
@@ -418,8 +413,8 @@ def _find_dataset_file(
 ) -> tuple[str | None, list[str], str]:
     """Return the dataset file that lists all existing shards, its matching shards, and its pattern.
 
-    If there is none, return a file with a default name that lists some of the shards or is damaged. At an address only
-    the default names are tried, because a folder there may be large or not listable.
+    Otherwise return a file with a default name that lists some of them or is damaged. At an address only the default
+    names are tried, because a folder may be large or not listable.
 
     Raises:
         AccessRefused: An existing dataset file cannot be read.

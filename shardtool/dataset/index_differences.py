@@ -22,8 +22,8 @@ class IndexDifference(NamedTuple):
         what: `samples` (their number), `key`, `offset`, `size`, `number of fields`, `field`, `length` or `checksum`.
         first: The value in the first index.
         second: The value in the second index.
-        sample: The sample's row; -1: none.
-        row: The field's row; -1: none.
+        sample: The sample, or -1.
+        row: The field's row, or -1.
     """
 
     what: str
@@ -34,14 +34,9 @@ class IndexDifference(NamedTuple):
 
 
 def compare_indexes(first: ShardIndex, second: ShardIndex) -> Iterator[IndexDifference]:
-    """Yield the differences between two indexes of one shard.
+    """Yield the differences between two indexes: sample count, and the first other difference or all checksums.
 
-    They are the number of samples, and the first difference in keys, offsets or fields. If there is none of the latter,
-    all different checksums follow.
-
-    Args:
-        first: The first index.
-        second: The second index; if its scan ended early, its last sample is ignored.
+    If the second index is from a scan that ended early, its last sample is ignored.
     """
     samples = min(len(first), len(second))
     if second.error is not None:

@@ -1,11 +1,10 @@
-"""Bound the memory that a Parquet file needs, from its footer and page headers, before anything is decoded.
+"""Bound the memory that a Parquet file needs, before anything is decoded.
 
-A file of a few kilobytes can claim terabytes: in its footer, in a page header (no checksum covers it), by short
-dictionary indices of long text, or by levels that declare a million values null. Memory and time here are
-proportional to the bytes of the file.
+A small file can claim terabytes: in its footer, in a page header (which has no checksum), by dictionary indices of
+long text, or by levels that declare a million values null. Memory and time here are proportional to the file.
 
-A number is accepted only with the type that Parquet gives it, and a struct field only once. Readers in other
-languages skip what they do not expect, and would otherwise read other pages than those checked here.
+A number is accepted only with Parquet's type, and a struct field only once. Lenient readers in other languages would
+otherwise read other pages than those checked here.
 
 Source: apache/parquet-format, parquet.thrift; apache/thrift, "Thrift Compact protocol encoding".
 """
@@ -22,19 +21,19 @@ if TYPE_CHECKING:
 PARQUET_MAGIC = b"PAR1"
 _TRUE, _FALSE, _BYTE, _I16, _I32, _I64, _BINARY, _LIST, _SET, _STRUCT = 1, 2, 3, 4, 5, 6, 8, 9, 10, 12
 _LONG_LIST_MARK = 15
-_MIN_TWO_BYTES = 128  # the smallest number that takes two
+_MIN_TWO_BYTES = 128  # the smallest varint of two bytes
 _MAX_DEPTH = 12  # nested Thrift structs and lists
-_MAX_VALUES = 2**19  # of one struct, nested ones included: each takes 100 bytes as an object
+_MAX_VALUES = 2**19  # in a struct, nested ones included; each takes 100 bytes as a Python object
 _MAX_CHUNKS = 2**16  # columns times row groups; each takes a kilobyte in pyarrow
-_MAX_NESTING = 16  # of columns; pyarrow recurses into them
+_MAX_NESTING = 16  # levels of nested columns; pyarrow recurses into them
 _SCHEMA, _ROWS, _GROUPS, _KEY_VALUES = 2, 3, 4, 5  # fields of the footer
-_TYPE, _WIDTH, _REPEATS, _NAME, _CHILDREN = 1, 2, 3, 4, 5  # of a schema element
+_TYPE, _WIDTH, _REPEATS, _NAME, _CHILDREN = 1, 2, 3, 4, 5  # fields of a schema element
 _REPEATED = 2
 _KEY, _VALUE = 1, 2
-_COLUMNS, _GROUP_ROWS = 1, 3  # of a row group
-_CHUNK = 3  # of a column in it, whose fields are:
+_COLUMNS, _GROUP_ROWS = 1, 3  # fields of a row group
+_CHUNK = 3  # field of a column in a row group; the chunk has these fields:
 _CHUNK_TYPE, _PATH, _CHUNK_VALUES, _CHUNK_SIZE, _DATA_OFFSET, _DICTIONARY_OFFSET = 1, 3, 5, 7, 9, 11
-_UNCOMPRESSED, _COMPRESSED, _DATA_PAGE, _DICTIONARY_PAGE, _DATA_PAGE_V2 = 2, 3, 5, 7, 8  # of a page header
+_UNCOMPRESSED, _COMPRESSED, _DATA_PAGE, _DICTIONARY_PAGE, _DATA_PAGE_V2 = 2, 3, 5, 7, 8  # fields of a page header
 _PAGE_VALUES = 1
 _ENCODING = {_DATA_PAGE: 2, _DATA_PAGE_V2: 4, _DICTIONARY_PAGE: 2}
 # Without DELTA_BYTE_ARRAY (7): an empty value can repeat a megabyte of the previous one.
@@ -47,14 +46,14 @@ _Struct = dict[int, tuple[int, Any]]  # field to type and value
 
 
 class ParquetLeaf(NamedTuple):
-    """A leaf column, which may be part of a nested column.
+    """A leaf column.
 
     Attributes:
         path: Names from the top level down, joined by dots.
-        top: Name of the top-level column.
+        top: The top-level column.
         kind: Parquet's physical type.
         width: Bytes of a value in memory; for text, of its offset.
-        depth: Number of names in `path`.
+        depth: Names in `path`.
         repeated: Whether a row may have several values.
     """
 
@@ -73,7 +72,7 @@ class ParquetFooter(NamedTuple):
         rows: Rows of the table.
         leaves: In schema order.
         facts: The key-value metadata.
-        chunks: For each row group, its rows and the metadata of each leaf.
+        chunks: Per row group, its rows and the metadata of each leaf.
     """
 
     rows: int
@@ -87,9 +86,9 @@ class LeafMemory(NamedTuple):
 
     Attributes:
         leaf: The leaf.
-        values: Number of values, including nulls and empty lists.
-        unfolded: Bytes of its pages after decompression.
-        coded: Whether values are dictionary indices, so that text can be longer than its pages.
+        values: Number of values, with nulls and empty lists.
+        unfolded: Bytes of its decompressed pages.
+        coded: Whether values are dictionary indices, so that text may exceed its pages.
     """
 
     leaf: ParquetLeaf
@@ -99,7 +98,7 @@ class LeafMemory(NamedTuple):
 
     @property
     def memory(self) -> int:
-        """Upper bound in bytes; repeated use of dictionary text is not counted."""
+        """Upper bound in bytes; dictionary text counts once."""
         return self.unfolded + self.values * (self.leaf.width + _LEVEL_BYTES * self.leaf.depth)
 
 
@@ -107,7 +106,7 @@ def parse_footer(data: bytes) -> ParquetFooter:
     """Parse the footer of a Parquet file.
 
     Raises:
-        ValueError: It is not a Parquet file, or its parts contradict each other.
+        ValueError: It is not Parquet, or its parts contradict each other.
     """
     size = int.from_bytes(data[-8:-4], "little")
     if data[-4:] != PARQUET_MAGIC or size > len(data) - 12:
@@ -171,7 +170,7 @@ def _leaves_below(
 
 
 def _chunks(group: _Struct, leaves: tuple[ParquetLeaf, ...]) -> tuple[_Struct, ...]:
-    """Return the metadata of each leaf in a row group; pyarrow relies on the order, so names and types must match."""
+    """Return the metadata of each leaf in a row group; pyarrow relies on their order."""
     columns = _structs(group, _COLUMNS)
     if len(columns) != len(leaves):
         raise ValueError("a row group with different columns than the schema")
@@ -227,7 +226,7 @@ def _leaf_memory(data: bytes, chunk: _Struct, leaf: ParquetLeaf, rows: int) -> L
 
 
 def _page(head: _Struct, field: int) -> int:
-    """Return the number of values in a page, if its encoding stores each value in at least its own bytes."""
+    """Return the number of values in a page; no encoding may expand a value."""
     thrift_type, page = head[field]
     if thrift_type != _STRUCT or _number(page, _ENCODING[field], _I32) not in _ENCODINGS:
         raise ValueError("a page in an encoding that sidecars do not use")
@@ -311,7 +310,7 @@ class _ThriftReader:
         raise ValueError("a type that Parquet does not use")
 
     def _list(self, depth: int) -> tuple[int, list[Any]]:
-        """Return the type and values of a list. Each value takes a byte or more, so `count` is bounded by the data."""
+        """Return the type and values of a list. Each value takes a byte, so the data bounds `count`."""
         byte = self._data[self.offset]
         self.offset += 1
         count, thrift_type = byte >> 4, byte & 15

@@ -31,7 +31,7 @@ _MAX_NUMBER_LENGTH = 40  # characters
 
 
 def content_type(field: str, kind: str = "bytes") -> str:
-    """Return the type that a field name suggests: `image`, `json`, `text`, `number`, `audio`, ..., or `bytes`."""
+    """Return the type that a field name suggests, such as `image`, `json`, `text`, `number`, or `bytes`."""
     if kind != "bytes":
         return "number"
     ending = field.rpartition(".")[2].lower()
@@ -51,12 +51,7 @@ def is_label_name(name: str) -> bool:
 
 
 def parse_value(data: bytes, kind: str = "bytes") -> int | float | str | list[int] | list[float] | None:
-    """Return a short payload as a number, numbers or text; None if it is binary.
-
-    Args:
-        data: The payload; numbers of a TFRecord as stored.
-        kind: `bytes`, or a TFRecord's number type: `int64` or `float`.
-    """
+    """Return a short payload as number, numbers or text; None: it is binary. `kind` is the TFRecord type."""
     if kind != "bytes":
         try:
             numbers = feature_numbers(data, kind)
@@ -80,12 +75,12 @@ def parse_value(data: bytes, kind: str = "bytes") -> int | float | str | list[in
 
 
 def feature_numbers(data: bytes, kind: str, count: int | None = None) -> list[int] | list[float]:
-    """Return the numbers of a TFRecord feature.
+    """Return the numbers in a TFRecord feature, packed or not.
 
     Args:
-        data: The bytes at the index's offset: packed numbers, or a list with one entry per number.
+        data: The payload.
         kind: `int64` or `float`.
-        count: How many numbers there are; None: unknown, and `data` counts as packed if possible.
+        count: How many there are; None: unknown, and `data` counts as packed if possible.
 
     Raises:
         ValueError: `data` contains no such numbers.
@@ -122,10 +117,10 @@ def image_info(data: bytes) -> tuple[int, int, str] | str:
 
 
 def duration_s(data: bytes, length: int) -> float | None:
-    """Return the duration of audio or video from WAV, FLAC, MP3, Ogg or MP4 headers; None if they do not contain it.
+    """Return the duration of audio or video from WAV, FLAC, MP3, Ogg or MP4 headers; None: unknown.
 
     Args:
-        data: All bytes, or the first few thousand: then the duration of Ogg, and of some MP4, is unknown.
+        data: The payload, or its first few thousand bytes (not enough for Ogg and some MP4).
         length: Total bytes. Durations below one bit per second are rejected.
 
     Source: RFC 2361 (WAV), RFC 9639 (FLAC), ISO/IEC 11172-3 and 13818-3 (MP3) with LAME's first frame, RFC 3533,

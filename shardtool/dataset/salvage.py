@@ -26,9 +26,9 @@ class LostRange(NamedTuple):
 
     Attributes:
         start: Its first offset.
-        end: The offset at which reading continues; -1: nowhere.
-        found: What is wrong there.
-        name: For tar, the name in the damaged header, if it seems to have one.
+        end: Where reading continues; -1: nowhere.
+        found: What is wrong.
+        name: For tar, the name in the damaged header, if plausible.
     """
 
     start: int

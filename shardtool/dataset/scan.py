@@ -1,7 +1,7 @@
 """Scan a shard of any tool, and return its content as columns. Runs in workers.
 
-A sample is a run of members with the same key (WebDataset's rule; a leading `./` is ignored), or one record of a
-TFRecord file. Payloads are read only if checksums are requested.
+A sample is a run of members with the same key (WebDataset's rule; a leading `./` is ignored), or a TFRecord. Payloads
+are read only for checksums.
 """
 
 from __future__ import annotations
@@ -29,11 +29,7 @@ if TYPE_CHECKING:
 def interleaved_samples(keys: Sequence[bytes], fields: Sequence[frozenset[int]]) -> list[tuple[int, int]]:
     """Return the samples whose fields are not adjacent, as the indices of the first two parts of each.
 
-    If parts of one key share a field, they are duplicate samples, and the result is empty.
-
-    Args:
-        keys: The keys in shard order.
-        fields: The fields of each.
+    If two parts share a field, they are duplicate samples, and the result is empty.
     """
     first: dict[bytes, int] = {}
     interleaved: dict[bytes, tuple[int, int]] = {}
@@ -48,14 +44,14 @@ def interleaved_samples(keys: Sequence[bytes], fields: Sequence[frozenset[int]])
     return [*interleaved.values()]
 
 
-_FILE_NAME_FEATURE = b"image/filename"  # of TensorFlow's image datasets
+_FILE_NAME_FEATURE = b"image/filename"  # in TensorFlow's image datasets
 _KEY_FEATURES = (b"__key__", b"key", b"__key", _FILE_NAME_FEATURE)
-_FILE_SUFFIX = re.compile(rb"(?<=[^/])\.[A-Za-z0-9]{1,8}$")  # of a file name; not part of the key
+_FILE_SUFFIX = re.compile(rb"(?<=[^/])\.[A-Za-z0-9]{1,8}$")  # removed from a file name to get the key
 _RECORD_SUFFIX = re.compile(r"\.tfrecords?|\.(?:gz|bz2|xz|zst)$", re.IGNORECASE)
-_MAX_KEY_BYTES = 2**20  # a longer `__key__` is an attack; other features of that length are not keys
+_MAX_KEY_BYTES = 2**20  # a longer `__key__` is an attack
 _NO_END = 2**63
-# Memory of a scan's columns, names and keys, and its limit for a shard. A plain shard needs about its own size at
-# most. A compressed shard can expand a thousandfold, but only if it is nearly empty; a scan must not need that memory.
+# Memory of a scan and its limit. A plain shard needs at most about its size; a compressed one could need a thousand
+# times its size.
 _BYTES_PER_FIELD, _BYTES_PER_SAMPLE, _BYTES_PER_NAME = 48, 128, 256
 _BASE_MEMORY_BYTES = 2**27
 _MEMORY_PER_BYTE = 8
@@ -71,9 +67,9 @@ class ShardScanTask(NamedTuple):
 
     Attributes:
         path: The shard.
-        checksum: Whether to read payloads, for the CRC-32C of each and of the file.
+        checksum: Whether to compute the CRC-32C of payloads and file.
         dots: Where keys end in member names.
-        salvage: Whether to continue after damage and keep the complete samples.
+        salvage: Whether to skip damage and keep the complete samples.
     """
 
     path: str
@@ -87,9 +83,9 @@ class UnrecognisedMember(NamedTuple):
 
     Attributes:
         offset: Offset of its header.
-        name: Without a leading `./`; empty for the tar's top folder.
-        is_file: Whether it is a plain file.
-        kind: The type byte of its header.
+        name: Without a leading `./`.
+        is_file: Whether it is a regular file.
+        kind: The type byte.
         link: Target of a link.
     """
 
@@ -120,30 +116,30 @@ class ShardScan:
     Attributes:
         path: The shard.
         format: `tar` or `tfrecord`.
-        size: Bytes of the file; -1: it is compressed, and offsets count decompressed bytes.
-        keys: One per sample.
+        size: Bytes of the file; -1: compressed, and offsets count decompressed bytes.
+        keys: Per sample.
         starts: int64 per sample, offset of its first record.
-        sizes: int64 per sample, bytes of its records, padding included.
-        counts: uint32 per sample, number of fields.
+        sizes: int64 per sample, bytes of its records with padding.
+        counts: uint32 per sample, fields.
         names: The field names that `codes` index.
         codes: uint32 per field.
-        kinds: For each of `names`: `bytes`, `int64` or `float`.
-        offsets: int64 per field, offset of its payload.
-        lengths: int64 per field, bytes of its payload.
-        crcs: uint32 per field; empty without checksums.
-        crc: CRC-32C of the file; None without checksums.
+        kinds: Per name: `bytes`, `int64` or `float`.
+        offsets: int64 per field, of its payload.
+        lengths: int64 per field, of its payload.
+        crcs: uint32 per field, or empty.
+        crc: CRC-32C of the file, or None.
         nonzero_padding: With checksums, the first offsets of padding that is not zero.
-        digest: The content fingerprint; None: not requested, or unknown because the text of floats is not stored.
-        text_rows: With checksums, uint64 rows of the fields that are a single integer.
+        digest: The content fingerprint; None: unknown, for example because the text of floats is not stored.
+        text_rows: With checksums, uint64 rows of fields that are one integer.
         text_lengths: uint8 per text row, bytes of the integer as text.
         text_crcs: uint32 per text row, CRC-32C of the integer as text.
         odd: Members that are not part of a sample, such as folders.
         differ: Offset and kind of the first headers that tar readers interpret differently.
-        unlike: For TFRecord, field code to its first feature of another type, or else its first list.
-        whole: For TFRecord, rows whose payload is an entire list, see `ExampleFeature.whole`.
-        error: The error that ended the scan early; the columns contain everything before it.
-        lost: With `salvage`, the ranges that could not be read.
-        broken: With `salvage`, excluded incomplete samples: offset, key and reason.
+        unlike: For TFRecord, field code to its first value of another type, or else its first list.
+        whole: For TFRecord, rows of whole lists, see `ExampleFeature.whole`.
+        error: The error that ended the scan early.
+        lost: With `salvage`, unreadable ranges.
+        broken: With `salvage`, incomplete samples, which are excluded: offset, key, reason.
     """
 
     path: str
@@ -188,7 +184,7 @@ class ShardScan:
 
 
 def scan_shard(task: ShardScanTask) -> ShardScan:
-    """Scan a shard; a damaged shard up to the damage.
+    """Scan a shard, up to the first damage unless `salvage` is set.
 
     Raises:
         CorruptShard: It cannot be opened.
@@ -218,7 +214,6 @@ def scan_shard(task: ShardScanTask) -> ShardScan:
 
 
 def _drop_incomplete(scan: ShardScan, dots: Dots) -> None:
-    """Remove samples that a lost range may have made incomplete."""
     bounds, incomplete = [0, *accumulate(scan.counts)], _incomplete_samples(scan, dots)
     scan.broken = [(scan.starts[sample], scan.keys[sample], reason) for sample, reason in incomplete.items()]
     kept_samples = [sample for sample in range(len(scan.keys)) if sample not in incomplete]
@@ -232,7 +227,7 @@ def _drop_incomplete(scan: ShardScan, dots: Dots) -> None:
 
 
 def _incomplete_samples(scan: ShardScan, dots: Dots) -> dict[int, str]:
-    """Return the incomplete samples of a tar, and the reason for each."""
+    """Return the incomplete samples of a tar, and the reasons."""
     fields, size, neighbours, incomplete = scan.fields(), scan.size, dict[int, str](), dict[int, str]()
     for lost_range in scan.lost:
         previous, following = (
@@ -255,7 +250,7 @@ def _incomplete_samples(scan: ShardScan, dots: Dots) -> dict[int, str]:
 
 
 def _split_name(name: bytes, dots: Dots) -> tuple[bytes, bytes]:
-    """Return the key and the field of a member name; an empty field if it has none."""
+    """Return the key and field of a member name; an empty field if it has none."""
     name = name.removeprefix(b"./")
     base = name.rfind(b"/") + 1
     dot = name.find(b".", base + 1) if dots == "first" else name.rfind(b".", base + 1)
@@ -268,7 +263,7 @@ def _content_digest(scan: ShardScan) -> int:
     for row, length, crc in zip(scan.text_rows, scan.text_lengths, scan.text_crcs, strict=True):
         lengths[row], crcs[row] = length, crc
     rank = {code: position for position, code in enumerate(sorted(range(len(scan.names)), key=scan.names.__getitem__))}
-    ordered: dict[bytes, list[int] | None] = {}  # codes of a sample to their sorted order; None: already sorted
+    ordered: dict[bytes, list[int] | None] = {}  # None: already sorted
     end = 0
     for count in scan.counts:
         first, end = end, end + count
@@ -308,13 +303,13 @@ class _ScanMemory:
         packed_size = shard.packed_size if isinstance(shard, CompressedFile) else None
         self._limit = _NO_END if packed_size is None else _MEMORY_PER_COMPRESSED_BYTE * packed_size
         self._text_bytes = self._keys = self._names = self._members = self._rows = 0
-        self._has_long_name = False  # whether a field name is long; it then counts per use, because tables repeat it
+        self._has_long_name = False  # long field names count per use, because tables repeat them
 
     def check(self, end: int) -> int:
-        """Check the scan of the shard up to `end`; return the offset of the next check.
+        """Check the scan up to `end`; return the offset of the next check.
 
         Raises:
-            CorruptShard: The scan needs too much memory, or a sample has too many fields.
+            CorruptShard: It needs too much memory, or a sample has too many fields.
         """
         scan = self._scan
         self._text_bytes += sum(map(len, scan.keys[self._keys :])) + sum(map(len, scan.names[self._names :]))
@@ -395,7 +390,7 @@ def _scan_tar(  # noqa: C901 - the hot path, one loop over all headers
 
 
 def _checksum_member(shard: ShardFile | CompressedFile, scan: ShardScan, start: int, size: int, end: int) -> None:
-    """Record the checksum of a payload, and whether its padding up to `end` is zero."""
+    """Record the checksum of a payload, and whether its padding is zero."""
     if size <= BLOCK_BYTES:
         block = shard.read(start, end - start)
         scan.crcs.append(crc32c(block[:size]))
@@ -434,7 +429,7 @@ def _add_record(
     record: tfrecord_read.TFRecord,
     default_key: bytes,
 ) -> None:
-    """Record a sample; `default_key` is its key if the record has none, and differs from keys of other shards."""
+    """Record a sample; `default_key` is unique across shards."""
     in_memory = record.size <= tfrecord_read.MAX_HELD_RECORD_BYTES
     data = shard.read(record.data, record.size) if in_memory else tfrecord_read.LazyBytes(shard.read, record)
     if task.checksum:
@@ -471,7 +466,7 @@ def _checksum_feature(
     record: tfrecord_read.TFRecord,
     feature: tfrecord_read.ExampleFeature,
 ) -> None:
-    """Record the checksum of a payload and, for a single integer, of its text."""
+    """Record the checksum of a payload and, for one integer, of its text."""
     offset = feature.offset - record.data
     if isinstance(data, tfrecord_read.LazyBytes):
         scan.crcs.append(payload_crc(shard, feature.offset, feature.size))
@@ -506,7 +501,7 @@ def _key_feature(features: list[tfrecord_read.ExampleFeature], path: str) -> tfr
 
 
 def _note_conflict(scan: ShardScan, sample: int, code: int, feature: tfrecord_read.ExampleFeature) -> None:
-    """Record a feature that is a list, or of another type than the first with its name."""
+    """Record a list, or a feature of another type than the first with its name."""
     earlier, kind = scan.unlike.get(code), scan.kinds[code]
     if earlier is None or (earlier.kind == kind and feature.kind != kind):
         scan.unlike[code] = FeatureConflict(sample, feature.kind, feature.values)

@@ -1,7 +1,6 @@
 """Read the bytes of one shard, compressed or not, and detect its format.
 
-The file name determines the format. If it does not, as for blobs in a store or TensorFlow's `train-00000-of-01024`,
-the first bytes do.
+The file name determines the format or, for names like `train-00000-of-01024` and blobs in a store, the first bytes.
 """
 
 from __future__ import annotations
@@ -36,15 +35,15 @@ if TYPE_CHECKING:
 
 FETCH_ADVICE = "Fetch the target: run `git annex get` or `dvc pull`, or repeat the download."
 _WINDOW_BYTES = 2**20
-_STEP_BYTES = 2**14  # decompressed per call; bytes before damage in the same call are lost
+_STEP_BYTES = 2**14  # decompressed per call; damage loses the whole step
 _SIGNATURES = {b"\x1f\x8b": "gzip", b"BZh": "bz2", b"\xfd7zXZ\0": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
 _MAX_XZ_MEMORY_BYTES = 2**27  # limit of the decompressor: `xz -9` needs half; a file may claim 4 GiB
 
 
 class ShardFile:
-    """The bytes of one shard, local or remote, read through a window: one system call or request serves many headers.
+    """The bytes of one shard, local or remote, read through a window: one request serves many headers.
 
-    Only a few bytes are read at an offset far from the previous one. Use it in a `with` block.
+    Far from the previous offset, only a few bytes are read. Use it in a `with` block.
 
     Raises:
         CorruptShard: It is not a regular file, or cannot be opened.
@@ -61,7 +60,7 @@ class ShardFile:
         self._start, self._window = 0, b""
 
     def stream(self) -> BufferedReader:
-        """Return a Python file at the start of the shard. The caller must close it."""
+        """Return a Python file at the start of the shard, which the caller must close."""
         with raising_machine_errors(self.path):
             return self._file.stream()
 
@@ -98,11 +97,10 @@ class ShardFile:
 
 
 class ChecksummedFile(ShardFile):
-    """The bytes of one shard and the CRC-32C of the file, which `read` computes on the way.
+    """The bytes of one shard, and the CRC-32C of the file, computed by `read`.
 
-    Each block is added to the CRC while it is in the CPU cache, so checksums of payloads and file cost one pass over
-    memory. Reads before the window are allowed, and are not added twice. The result of `read` is valid until the next
-    call.
+    Blocks are added to the CRC while they are in the CPU cache. Reads before the window are not added again. The result
+    of `read` is valid until the next call.
     """
 
     def __init__(self, path: str) -> None:
@@ -145,7 +143,7 @@ class ChecksummedFile(ShardFile):
         return self._crc
 
     def _fill(self, position: int) -> int:
-        """Read the next block to `position` in the window, and return its length. At 0 it replaces the window."""
+        """Read the next block to `position` in the window; return its length. At 0 it replaces the window."""
         block = self._view[position : position + min(_WINDOW_BYTES, max(0, self.size - self._end))]
         try:
             count = self._stream.readinto(block) if len(block) else 0
@@ -160,7 +158,7 @@ class ChecksummedFile(ShardFile):
 
 
 class _XzStream:
-    """Decompresses all streams of an xz file. pyarrow has no xz codec."""
+    """Decompresses xz files with any number of streams; pyarrow has no xz codec."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file, self._packed = file, b""
@@ -176,7 +174,7 @@ class _XzStream:
 
         Raises:
             ValueError: The data is damaged, or needs too much memory.
-            OSError: The data is truncated, or cannot be read.
+            OSError: The data is truncated or unreadable.
         """
         from lzma import LZMAError
 
@@ -203,7 +201,7 @@ class _XzStream:
 
 
 class CompressedFile:
-    """The bytes of a compressed shard, which are read sequentially. Only bytes kept by `hold` can be read again.
+    """The bytes of a compressed shard, read sequentially. Only bytes kept by `hold` can be read again.
 
     Args:
         path: The shard.
@@ -247,10 +245,7 @@ class CompressedFile:
             self._held.close()
 
     def hold(self, offset: int, length: int) -> IO[bytes]:
-        """Keep a range in a temporary file until the next call, so that it can be read in any order.
-
-        Returns:
-            The file, which has no name.
+        """Keep a range in a temporary file until the next call, and return the file.
 
         Raises:
             CorruptShard: The compressed data is damaged.
@@ -303,7 +298,7 @@ class CompressedFile:
         return self._window[position : position + length]
 
     def _decompress(self, length: int) -> bytes:
-        """Decompress in steps of constant size, so that the same bytes are readable before damage every time."""
+        """Decompress in constant steps, so that damage always loses the same bytes."""
         if self._failed is not None:
             raise self._failed
         parts, size = [], 0
@@ -319,14 +314,14 @@ class CompressedFile:
 
 
 def open_error(path: str, error: OSError, remedy: str = "") -> CorruptShard:
-    """Return the error of a shard that cannot be opened; for a broken link it tells how to fetch the target."""
+    """Return the error of a shard that cannot be opened; for a broken link it says how to fetch the target."""
     if not is_url(path) and (target := dangling_target(path)) is not None:
         return CorruptShard(path, f"cannot be opened: a broken link to {printable(target)}", remedy=FETCH_ADVICE)
     return CorruptShard(path, f"cannot be opened: {os_error_text(error)}", remedy=remedy)
 
 
 def describe_missing(path: str) -> tuple[str, str]:
-    """Return what exists instead of a plain shard file, and how to get the shard; empty: unknown."""
+    """Return what exists instead of a shard's regular file, and how to get the shard, if known."""
     if is_url(path):
         return "no such object", ""
     if (target := dangling_target(path)) is not None:
@@ -335,7 +330,7 @@ def describe_missing(path: str) -> tuple[str, str]:
 
 
 def open_shard(path: str) -> ShardFile | CompressedFile:
-    """Open a shard for reading, compressed or not.
+    """Open a shard, compressed or not.
 
     Raises:
         CorruptShard: It cannot be opened.
@@ -349,17 +344,17 @@ def is_compressed(path: str) -> bool:
     """Return whether a shard is compressed.
 
     Raises:
-        CorruptShard: The name does not tell, and the file cannot be opened.
+        CorruptShard: The file must be read, and cannot be opened.
         InvalidRequest: It is not a shard.
     """
     return bool(detect_kind(path).packing)
 
 
 def detect_kind(path: str) -> ShardName:
-    """Return the format and compression of a shard, from its name or else from its first bytes.
+    """Return the format and compression of a shard by name or else by its first bytes.
 
     Raises:
-        CorruptShard: The name does not tell, and the file cannot be opened.
+        CorruptShard: The file must be read, and cannot be opened.
         InvalidRequest: It is not a shard.
     """
     if kind := parse_shard_name(base_name(path)):
@@ -373,7 +368,7 @@ def detect_kind(path: str) -> ShardName:
 
 
 def wrong_kind_error(path: str, error: CorruptShard) -> CorruptShard:
-    """Return `error`, or a better one if an unreadable shard starts like another kind than its name says."""
+    """Return `error`, or a better one if an unreadable shard is of another kind than its name says."""
     kind = kind_of_content(path)
     if kind in (None, detect_kind(path)):
         return error
@@ -385,7 +380,7 @@ def wrong_kind_error(path: str, error: CorruptShard) -> CorruptShard:
 
 
 def kind_of_content(path: str) -> ShardName | None:
-    """Return the kind of shard by the first bytes of a file; None: it is not a shard, or empty.
+    """Return the kind of shard by its first bytes; None: not a shard, or empty.
 
     Raises:
         CorruptShard: It cannot be opened.
@@ -407,10 +402,10 @@ def kind_of_content(path: str) -> ShardName | None:
 def iter_payload(
     shard: ShardFile | CompressedFile, offset: int, length: int, location: str, *, most: int | None = None
 ) -> Iterator[bytes]:
-    """Yield the blocks of a payload, and at most its first `most` bytes.
+    """Yield the blocks of a payload, at most `most` bytes.
 
     Raises:
-        CorruptShard: The payload ends after the shard.
+        CorruptShard: The payload is not inside the shard.
     """
     if shard.size >= 0 and not 0 <= offset <= offset + length <= shard.size:
         raise CorruptShard(

@@ -1,8 +1,7 @@
 """The index of one shard as columns: the offset and length of each sample and field.
 
-An index comes from a sidecar (`parse_sidecar`), from a scan of the shard (`scanned_index`), or from a worker that
-wrote the shard (`written_index`). There is no object per sample: ten million samples are a few arrays. An index can
-be packed into one block of bytes, which processes share.
+It comes from a sidecar (`parse_sidecar`), a scan (`scanned_index`), or the worker that wrote the shard
+(`written_index`). Ten million samples are a few arrays, which can be packed into one block that processes share.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ if TYPE_CHECKING:
 _INT32_LIMIT = 2**31
 _NO_FACTS = ShardFacts("", -1, None, "")
 _ALIGNMENT_BYTES = 8
-_MAX_DECODED_PER_KEY = 8  # decode a block of keys at once if it has at most this many per requested key
+_MAX_DECODED_PER_KEY = 8  # decode a block of keys if it has at most this many per requested key
 _OFFSET_COLUMNS = ("key_ends", "starts", "sizes", "firsts", "offsets", "lengths")
 
 
@@ -57,21 +56,21 @@ class ShardIndex:
 
     Attributes:
         keys: Concatenated keys.
-        key_ends: [samples + 1]: start of each key in `keys`, and the end of the last one.
-        starts: [samples]: offset of each sample's first record.
-        sizes: [samples]: bytes to the end of its last record.
-        firsts: [samples + 1]: first row of its fields in the columns below.
+        key_ends: [samples + 1]: start of each key in `keys`, and the total.
+        starts: [samples]: offset of the first record.
+        sizes: [samples]: bytes to the end of the last record.
+        firsts: [samples + 1]: first row in the columns below.
         names: The field names that `codes` index.
         codes: [fields].
-        offsets: [fields]: payload offsets in the shard.
-        lengths: [fields]: payload bytes.
+        offsets: [fields]: of payloads.
+        lengths: [fields]: of payloads.
         crcs: uint32 [fields]: CRC-32C; None: unknown.
-        kinds: For a scanned TFRecord, the type of each of `names`: `bytes`, `int64` or `float`; otherwise empty.
-        fact: Facts of the shard, from its sidecar or a scan.
+        kinds: After a scan of a TFRecord, field name to `bytes`, `int64` or `float`.
+        fact: Facts of the shard.
         metadata: The sidecar's other columns, one chunk each, text perhaps in dictionaries; empty if not requested.
-        schema: The schema of the sidecar, with metadata even if not requested.
+        schema: The sidecar's schema, metadata included.
         walk: The scan that the index was built from, if any.
-        damage: The error in the sidecar that made a scan necessary.
+        damage: The error in the sidecar that required a scan.
     """
 
     keys: bytes | memoryview = field(repr=False)
@@ -125,7 +124,7 @@ class ShardIndex:
 
     @cached_property
     def table(self) -> pa.Table:
-        """The columns of the sidecar without the shard's name; text may be in dictionaries."""
+        """The sidecar's columns without the shard's name; text may be in dictionaries."""
         names = pa.DictionaryArray.from_arrays(
             number_array(self.codes.astype(np.int32)), bytes_array(self._field_names())
         )
@@ -205,7 +204,7 @@ class ShardIndex:
         return ShardTally(len(self), first, last, dict(+fields), int(self.lengths.sum()))
 
     def codes_by_name(self) -> tuple[list[bytes], bytes]:
-        """Return the sorted field names, and for each field its uint16 position among them."""
+        """Return the sorted field names, and uint16 positions in them per field."""
         names = sorted(self.names)
         positions = np.array([names.index(name) for name in self.names], "<u2")
         return [name.encode() for name in names], positions[self.codes].tobytes()
@@ -213,7 +212,7 @@ class ShardIndex:
     def fingerprint(self) -> int | None:
         """Return the content fingerprint of a tar shard's samples; None without checksums.
 
-        A TFRecord's sidecar does not determine it, because numbers are hashed as text.
+        For TFRecord it is unknown, because it hashes numbers as text.
         """
         if self.crcs is None:
             return None
@@ -222,7 +221,7 @@ class ShardIndex:
         return content_digest(self.all_keys(), self.counts.tolist(), names, codes=codes, lengths=lengths, crcs=crcs)
 
     def for_reading(self) -> ShardIndex:
-        """Return a small index for readers, without metadata and fields with reserved names."""
+        """Return a smaller index, without metadata and reserved fields."""
         index = self._without_reserved()
         shard_end = int(index.starts[-1] + index.sizes[-1]) if len(index) else 0
         offset_type = np.int32 if max(shard_end, len(index.keys)) < _INT32_LIMIT else np.int64
@@ -257,7 +256,7 @@ class ShardIndex:
         return columns if self.crcs is None else {**columns, "crcs": self.crcs}
 
     def packed(self) -> list[tuple[int, bytes | memoryview]]:
-        """Return the columns as parts of one block of bytes, with their offsets. The last part ends the block."""
+        """Return the parts of one block of bytes with their offsets. The last part ends the block."""
         columns = self._columns()
         layout = {name: (column.dtype.str, len(column)) for name, column in columns.items()}
         header = json.dumps([self.names, self.kinds, layout]).encode()
@@ -269,14 +268,14 @@ class ShardIndex:
         return [*parts, (offset, self.keys)]
 
     def store_in(self, blocks: SharedBlocks, number: int) -> ShardIndex:
-        """Copy the index to shared block `number`, and return it from there; `self` if there is no space."""
+        """Move the index to shared block `number`, if there is space, and return it."""
         parts = self.packed()
         block = blocks.write(number, parts[-1][0] + len(parts[-1][1]), parts)
         return self if block is None else ShardIndex.unpacked(block)
 
     @classmethod
     def unpacked(cls, block: bytes | memoryview) -> ShardIndex:
-        """Return the index in a block written by `packed`, without copying."""
+        """Return the index in a block from `packed`, without copying."""
         size = int.from_bytes(block[:_ALIGNMENT_BYTES], "little") + _ALIGNMENT_BYTES
         names, kinds, layout = json.loads(bytes(block[_ALIGNMENT_BYTES:size]))
         columns, offset = dict[str, Any](), _align(size)
@@ -287,7 +286,7 @@ class ShardIndex:
 
 
 def scanned_index(scan: ShardScan) -> ShardIndex:
-    """Return the index of a scan, with names in the spelling of sidecars."""
+    """Return the index of a scan."""
     keys, names = _index_texts(scan.keys), tuple(index_text(name) for name in scan.names)
     crcs = np.frombuffer(scan.crcs, np.uint32) if scan.crcs or not scan.codes else None
     return ShardIndex(
@@ -309,14 +308,14 @@ def scanned_index(scan: ShardScan) -> ShardIndex:
 
 
 def part_ends(sizes: NDArray[np.integer] | Sequence[int]) -> Offsets:
-    """Return the start of each of some adjacent parts, and the end of the last one, as int64."""
+    """Return the starts of adjacent parts and the end of the last one, as int64."""
     ends = np.zeros(len(sizes) + 1, np.int64)
     np.cumsum(sizes, out=ends[1:])
     return ends
 
 
 def _index_texts(names: list[bytes]) -> list[bytes]:
-    """Return names as UTF-8, which nearly all are already."""
+    """Return names as UTF-8, which nearly all are."""
     return names if is_utf8(b"\0".join(names)) else [index_text(name).encode() for name in names]
 
 

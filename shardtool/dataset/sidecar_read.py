@@ -1,9 +1,9 @@
 """Read sidecars, which are untrusted.
 
-Before pyarrow decodes a page, `parquet_bounds` adds up the memory that all pages need; it must be in proportion to
-the sidecar and its shard. The index must fit the shard: samples follow each other, each payload is inside its sample,
-and payloads do not overlap. Dictionary-encoded text stays encoded until it is needed, and its size is checked before
-it is decoded. `MemoryError` means that memory ran out, not that the sidecar is damaged.
+Before pyarrow decodes a page, `parquet_bounds` adds up the memory of all pages, which must be proportional to the
+sidecar and its shard. Samples must follow each other in the shard, and payloads must be inside their samples and not
+overlap. Dictionary-encoded text is decoded when needed, after a check of its size. `MemoryError` means that memory ran
+out, not that the sidecar is damaged.
 
 Source: docs/format.md, "Sidecar"; docs/decisions/012-bounded-sidecars.md.
 """
@@ -50,14 +50,14 @@ READ_VERSIONS = (1, 2)  # version 1 lacks the column with the shard's name
 METADATA_PREFIX = "shardtool."
 _FIELD_LEAVES = [f"__fields__.list.element.{name}" for name in ("name", "offset", "length", "crc32c")]
 _INDEX_LEAVES = ["__key__", "__offset__", "__size__", *_FIELD_LEAVES]
-_FOOTER_READ_BYTES = 2**14  # the end of a sidecar; nearly always contains its footer
-_MIN_FIELD_BYTES = 2  # bytes of a shard per field; samples need more
-_MAX_SAMPLES_PER_BYTE = 8  # of a sidecar; the most regular sidecars have 1 (measured); also fields
+_FOOTER_READ_BYTES = 2**14  # read from the end of a sidecar; nearly always contains the footer
+_MIN_FIELD_BYTES = 2  # a shard has at least this many bytes per field
+_MAX_SAMPLES_PER_BYTE = 8  # samples, or fields, per byte of a sidecar; at most 1 was measured
 _SAMPLES_SLACK = 2**16  # samples, or fields, allowed in any sidecar
-_INDEX_BYTES_PER_FIELD = 64  # without field name and key
-_INDEX_SLACK_BYTES = 2**24  # allowed in any sidecar
-_METADATA_SLACK_BYTES = 2**25  # allowed in any sidecar
-_MAX_BYTES_PER_BYTE = 64  # additional memory per byte of the sidecar; for metadata also of the shard
+_INDEX_BYTES_PER_FIELD = 64  # memory, without field name and key
+_INDEX_SLACK_BYTES = 2**24  # of index allowed in any sidecar
+_METADATA_SLACK_BYTES = 2**25  # of metadata allowed in any sidecar
+_MAX_BYTES_PER_BYTE = 64  # memory per byte of the sidecar; for metadata also of the shard
 _VERSION_KEY = f"{METADATA_PREFIX}format_version"
 _ARROW_SCHEMA_KEY = "ARROW:schema"  # changes how columns are read; our sidecars have none
 _MAX_ERROR_LENGTH = 300  # characters of pyarrow's message
@@ -82,11 +82,11 @@ def parse_sidecar(data: bytes, where: str, size: int | None, *, metadata: bool =
     Args:
         data: Its bytes.
         where: Its path, for messages.
-        size: Bytes of the shard; a larger shard allows more metadata. None: the shard does not exist.
+        size: Bytes of the shard; None: it does not exist. A larger shard allows more metadata.
         metadata: Whether to read the metadata columns.
 
     Raises:
-        CorruptShard: Its parts contradict each other, or it needs too much memory for the size of its shard.
+        CorruptShard: Its parts contradict each other, or it needs too much memory for its shard.
         MemoryError: Memory ran out; the sidecar may be valid.
     """
     fact, footer = _parse_footer(data, where)
@@ -100,13 +100,7 @@ def parse_sidecar(data: bytes, where: str, size: int | None, *, metadata: bool =
 
 
 def has_small_metadata(data: bytes, metadata: pa.Table, size: int) -> bool:
-    """Return whether the metadata of a new sidecar is surely within a reader's limits, without decoding it.
-
-    Args:
-        data: The sidecar's bytes.
-        metadata: Its metadata.
-        size: Bytes of its shard.
-    """
+    """Return whether metadata of a new sidecar is surely within a reader's limits, without decoding it."""
     if any(pt.is_dictionary(column.type) for column in metadata.columns):
         return False
     leaves = leaf_memory(data, parse_footer(data))
@@ -115,21 +109,21 @@ def has_small_metadata(data: bytes, metadata: pa.Table, size: int) -> bool:
 
 
 def max_metadata_bytes(size: int) -> int:
-    """Return the memory allowed for metadata if shard and sidecar together have `size` bytes."""
+    """Return the memory allowed for metadata if shard and sidecar have `size` bytes."""
     return _METADATA_SLACK_BYTES + _MAX_BYTES_PER_BYTE * size
 
 
 def parse_shard_sidecar(
     data: bytes, where: str, name: str, size: int | None, entry: ShardEntry | None = None, *, metadata: bool = True
 ) -> ShardIndex:
-    """Parse the sidecar of a shard, and check that it belongs to the shard and is the one that the dataset file lists.
+    """Parse a sidecar and check that it belongs to a shard and is the one in the dataset file.
 
     Args:
         data: Its bytes.
         where: Its path, for messages.
         name: The file name of the shard.
         size: Bytes of the shard; None: it does not exist.
-        entry: The shard's entry in the dataset file; None: there is none.
+        entry: The shard's entry in the dataset file, if any.
         metadata: Whether to read the metadata columns.
 
     Raises:
@@ -158,10 +152,10 @@ def _check_same_shard(fact: ShardFacts, where: str, name: str, size: int | None)
 
 
 def check_listed_sidecar(data: bytes, where: str, entry: ShardEntry) -> None:
-    """Check that the bytes of a sidecar are those that the dataset file lists.
+    """Compare size and checksum of a sidecar with the dataset file.
 
     Raises:
-        CorruptShard: Size or checksum differ.
+        CorruptShard: They differ.
     """
     crc = crc32c(data)
     if (len(data), crc) != (entry.sidecar_size, entry.sidecar_crc):
@@ -171,13 +165,9 @@ def check_listed_sidecar(data: bytes, where: str, entry: ShardEntry) -> None:
 
 
 def check_offsets(index: ShardIndex, size: int) -> None:
-    """Check that samples follow each other, payloads are inside their samples, and payloads do not overlap.
+    """Check that samples follow each other, and that payloads are inside their samples and do not overlap.
 
-    Otherwise a copy of the payloads could be larger than the shard.
-
-    Args:
-        index: The index.
-        size: Bytes of the shard.
+    Otherwise a copy of the payloads could be larger than the shard of `size` bytes.
 
     Raises:
         ValueError: The check failed.
@@ -245,7 +235,7 @@ def _check_shard_column(column: pa.ChunkedArray, name: str) -> None:
 
 
 def _check_counts(leaves: Sequence[LeafMemory], own_columns: Sequence[str], rows: int, limit: int) -> None:
-    """Check that a sidecar has its own columns, and at most `limit` samples and fields."""
+    """Check the columns of the index; samples and fields must not exceed `limit`."""
     values = {part.leaf.path: part.values for part in leaves if part.leaf.top in own_columns}
     if sorted(values) != sorted(_INDEX_LEAVES + [SHARD_COLUMN.name] * (SHARD_COLUMN.name in own_columns)):
         raise ValueError("different columns than a sidecar")
@@ -257,7 +247,7 @@ def _check_counts(leaves: Sequence[LeafMemory], own_columns: Sequence[str], rows
 
 
 def _check_index_memory(leaves: Sequence[LeafMemory], limit: int) -> None:
-    """Check the memory of the index: `limit` bytes, and a constant per field."""
+    """Check the memory of the index: `limit`, and a constant per field."""
     index_leaves = [part for part in leaves if part.leaf.top in OWN_COLUMNS]
     unfolded, values = sum(part.unfolded for part in index_leaves), max(part.values for part in index_leaves)
     if unfolded > limit + _INDEX_BYTES_PER_FIELD * values:
@@ -272,7 +262,7 @@ def _check_metadata_memory(size: int, limit: int) -> None:
 
 
 def _decode_columns(data: bytes, leaves: Sequence[LeafMemory], requested: Sequence[str]) -> tuple[pa.Table, pa.Schema]:
-    """Return the requested columns as one chunk each, dictionaries kept, and the whole schema."""
+    """Return the requested columns, one chunk each, with dictionaries; and the whole schema."""
     column_indices = [index for index, part in enumerate(leaves) if part.leaf.top in requested]
     dictionary_columns = [part.leaf.path for part in leaves if part.coded and part.leaf.kind == BYTE_ARRAY]
     schema = pq.read_schema(pa.BufferReader(data)).remove_metadata()
@@ -287,7 +277,7 @@ def _decode_columns(data: bytes, leaves: Sequence[LeafMemory], requested: Sequen
 
 
 def _index_columns(table: pa.Table, limit: int) -> ShardIndex:
-    """Return the index without metadata; keys may take `limit` bytes."""
+    """Return the index without metadata; `limit` bounds the keys."""
     keys, lists = _single_chunk(table, "__key__"), _single_chunk(table, "__fields__")
     if pt.is_dictionary(keys.type):
         if _decoded_bytes(keys) > limit:
@@ -328,7 +318,6 @@ def _single_chunk(table: pa.Table, name: str) -> pa.Array:
 
 
 def _check_types(schema: pa.Schema) -> None:
-    """Check the column types; text may be in dictionaries."""
     fields_type = schema.field("__fields__").type
     element_type = fields_type.value_type if pt.is_list(fields_type) else None
     field_types = (
@@ -358,7 +347,7 @@ def _to_numbers(column: pa.Array) -> NDArray[np.int64]:
 
 
 def _string_bytes(column: pa.Array) -> tuple[bytes, NDArray[np.int64]]:
-    """Return the concatenated bytes of strings, and the start of each."""
+    """Return the concatenated bytes of strings, and their offsets."""
     if not len(column):
         return b"", np.zeros(1, np.int64)
     _, offsets, data = column.buffers()
@@ -368,7 +357,7 @@ def _string_bytes(column: pa.Array) -> tuple[bytes, NDArray[np.int64]]:
 
 
 def _decoded_bytes(array: pa.Array) -> int:
-    """Return the bytes of dictionary text in an array after decoding, nested columns included."""
+    """Return the bytes of dictionary text after decoding, nested columns included."""
     array_type = array.type
     if pt.is_dictionary(array_type):
         import pyarrow.compute as pc
@@ -383,11 +372,7 @@ def _decoded_bytes(array: pa.Array) -> int:
 
 
 def parse_facts(data: bytes, name: str) -> ShardFacts:
-    """Return the facts of a shard in its sidecar.
-
-    Args:
-        data: The sidecar's bytes.
-        name: Its name, for messages.
+    """Return the facts of a shard in the sidecar `data`.
 
     Raises:
         CorruptShard: It is not a sidecar, or its format version is unknown.
@@ -396,7 +381,7 @@ def parse_facts(data: bytes, name: str) -> ShardFacts:
 
 
 def read_sample_count(path: str, name: str, size: int | None) -> tuple[int, ShardFacts]:
-    """Return the sample count and facts in a sidecar. Only its footer is read.
+    """Return the sample count and facts of a shard from the footer of its sidecar.
 
     Args:
         path: The sidecar.
@@ -404,7 +389,7 @@ def read_sample_count(path: str, name: str, size: int | None) -> tuple[int, Shar
         size: Bytes of the shard; None: it does not exist.
 
     Raises:
-        CorruptShard: It is not a sidecar, its format version is unknown, or it belongs to another shard.
+        CorruptShard: It is not a sidecar of this shard, or its format version is unknown.
         OSError: It is missing, or cannot be read.
     """
     fact, footer = _parse_footer(_read_footer_bytes(path), path)
@@ -413,7 +398,7 @@ def read_sample_count(path: str, name: str, size: int | None) -> tuple[int, Shar
 
 
 def read_sidecar_schema(path: str) -> pa.Schema:
-    """Return the schema of a sidecar. Only its footer is read.
+    """Return the schema in the footer of a sidecar.
 
     Raises:
         CorruptShard: It is not a sidecar.

@@ -43,14 +43,14 @@ SCHEMA_WITHOUT_CRC = _make_schema("crc32c")
 
 
 class TransformFacts(NamedTuple):
-    """Facts of a shard of transformed samples, which the plan could not know.
+    """Facts of a shard of transformed samples, which the plan cannot know.
 
     Attributes:
-        content: The content fingerprint of the shard.
-        consumed: How many planned samples were processed.
-        dropped: How many of them the user's function dropped.
-        skipped: How many of them were skipped.
-        left_out: The skipped samples; empty if they are not recorded, because another run will retry them.
+        content: The content fingerprint.
+        consumed: Planned samples that were processed.
+        dropped: Of these, dropped by the user's function.
+        skipped: Of these, skipped.
+        left_out: The skipped samples; empty if another run will retry them.
     """
 
     content: int
@@ -66,11 +66,11 @@ class ShardFacts(NamedTuple):
     Attributes:
         name: The shard's file name.
         size: Bytes.
-        crc: CRC-32C of the file; None: it was not read.
+        crc: CRC-32C of the file; None: unknown.
         plan: The fingerprint of the shard's plan; empty: unknown.
-        made: Facts of transformed samples; None: samples are unchanged.
+        made: Facts of transformed samples, if any.
         first: Name of the first shard of its run; empty: unknown.
-        shards: Minimum number of shards of that run, as known when this one was written; None: unknown.
+        shards: Minimum number of shards of that run, as known at the time; None: unknown.
     """
 
     name: str
@@ -111,15 +111,7 @@ _NULL_TYPE = "null"  # a column without values; compatible with every type
 
 
 def merge_types(known: dict[str, str], more: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
-    """Add columns to `known`, each with its first type that is not null.
-
-    Args:
-        known: The columns so far; updated.
-        more: The columns of another sidecar.
-
-    Yields:
-        Each metadata column whose type differs, its known type, and its other type.
-    """
+    """Add columns to `known`, each with its first non-null type; yield each metadata column whose types differ."""
     for name, new_type in more.items():
         known_type = known.setdefault(name, new_type)
         if known_type == _NULL_TYPE:

@@ -46,9 +46,9 @@ def written_index(
         shard_format: `tar` or `tfrecord`.
         content: The planned content.
         columns: Metadata of the planned samples, if any.
-        field_crcs: uint32 for each field that was written.
-        skipped: Indices of planned samples that were not written.
-        source_paths: The source path of each field, each followed by NUL; empty: do not store them.
+        field_crcs: uint32 per written field.
+        skipped: Indices of samples that were not written.
+        source_paths: The source path of each field, each followed by NUL; empty: no column.
     """
     counts = np.frombuffer(content.counts, np.uint16).astype(np.int64)
     codes, sizes = np.frombuffer(content.codes, np.uint16), np.frombuffer(content.stored, np.int64)
@@ -113,7 +113,7 @@ def encode_sidecar(index: ShardIndex, shard: ShardFacts) -> tuple[bytes, dict[st
 
 
 def _check_readable(data: bytes, shard: ShardFacts) -> None:
-    """Refuse a sidecar that readers would reject, because many samples share text longer than themselves."""
+    """Refuse a sidecar that readers reject, because many samples share very long text."""
     try:
         parse_sidecar(data, sidecar_name(shard.name), shard.size)
     except CorruptShard as error:
@@ -123,13 +123,7 @@ def _check_readable(data: bytes, shard: ShardFacts) -> None:
 
 
 def encode_sidecar_table(table: pa.Table, shard: ShardFacts, version: int = FORMAT_VERSION) -> bytes:
-    """Return the bytes of a sidecar.
-
-    Args:
-        table: Its rows, with the columns of `SIDECAR_SCHEMA` first.
-        shard: Facts of its shard.
-        version: Format version; 1 is written only for comparison.
-    """
+    """Return the bytes of a sidecar; `table` starts with the columns of `SIDECAR_SCHEMA`."""
     sink = pa.BufferOutputStream()
     facts = {"format_version": f"{version}", "shard": shard.name, "size": f"{shard.size}"}
     if shard.crc is not None:
@@ -165,7 +159,7 @@ def encode_sidecar_table(table: pa.Table, shard: ShardFacts, version: int = FORM
 
 
 def string_list_column(names: list[bytes], counts: NDArray[np.int64]) -> pa.Array:
-    """Return a list of strings per sample: the next `counts` of `names`, percent-encoded if not UTF-8."""
+    """Return a list of strings per sample: the next `counts` of `names`."""
     names = [quote_name(name).encode() for name in names]
     values = bytes_array(names)
     offsets = np.concatenate(([0], np.cumsum(counts))).astype(np.int32)

@@ -1,7 +1,4 @@
-"""`StoredDataset` and `StoredShard`: a finished dataset and its shards, local or remote.
-
-Only names are kept; sizes and metadata are read on every call.
-"""
+"""`StoredDataset` and `StoredShard`: a finished dataset and its shards. Only names are cached."""
 
 from __future__ import annotations
 
@@ -39,14 +36,14 @@ _WORD = re.compile(r"[a-z]+")
 
 @dataclass(frozen=True, slots=True)
 class StoredShard:
-    """A shard on disk, in a store, or on the web. Only names are cached; everything else is read on every call.
+    """A shard on disk, in a store, or on the web.
 
     Attributes:
         path: Its path or address.
         number: Its index in the dataset.
         dots: Where keys end in member names.
         index_folder: The folder of its sidecar; None: the shard's folder.
-        entry: Its entry in the dataset file; None if no dataset file of shardtool lists it.
+        entry: Its entry in the dataset file, if any.
     """
 
     path: str
@@ -62,7 +59,7 @@ class StoredShard:
 
     @property
     def name(self) -> str:
-        """Its file name in the spelling of dataset files."""
+        """Its file name as dataset files spell it."""
         return to_output_name(self.file_name)
 
     @property
@@ -81,14 +78,11 @@ class StoredShard:
         return bool(detect_kind(self.path).packing)
 
     def size(self) -> int | None:
-        """Return its size in bytes; None if it is not a regular file."""
+        """Return its size in bytes; None: it is not a regular file."""
         return lookup.plain_size(self.path)
 
     def scan(self, *, checksum: bool = False) -> ShardScan:
-        """Scan the shard.
-
-        Args:
-            checksum: Whether to read the payloads for their checksums.
+        """Scan the shard; with `checksum`, read the payloads, too.
 
         Raises:
             CorruptShard: It cannot be opened.
@@ -97,13 +91,10 @@ class StoredShard:
         return scan_shard(ShardScanTask(self.path, checksum, self.dots))
 
     def index(self, *, metadata: bool = False) -> ShardIndex:
-        """Return the index from the sidecar or, if there is no valid sidecar, from a scan.
-
-        Args:
-            metadata: Whether to read the sidecar's metadata columns, too.
+        """Return the index from the sidecar or, if it is missing or invalid, from a scan.
 
         Raises:
-            CorruptShard: There is no valid sidecar, and the shard cannot be opened.
+            CorruptShard: The sidecar is missing or invalid, and the shard cannot be opened.
         """
         from shardtool.dataset.shard_index import ShardIndex, scanned_index
         from shardtool.dataset.sidecar_read import load_sidecar, parse_shard_sidecar
@@ -117,7 +108,7 @@ class StoredShard:
         return replace(scanned_index(self.scan()), damage=index)
 
     def _read_sidecar(self, read: Callable[[], Value]) -> Value | CorruptShard | None:
-        """Return what `read` returns, the error in the sidecar, or None if there is no sidecar."""
+        """Return the result of `read`, the error in the sidecar, or None if it is missing."""
         try:
             return read()
         except FileNotFoundError:
@@ -132,14 +123,14 @@ class StoredShard:
             return error
 
     def head(self) -> tuple[int, ShardFacts] | None:
-        """Return the sample count and facts in its sidecar's footer; None if there is no valid sidecar."""
+        """Return the sample count and facts in the footer of its sidecar; None if it is not valid."""
         from shardtool.dataset.sidecar_read import read_sample_count
 
         content = self._read_sidecar(partial(read_sample_count, self.sidecar, self.name, self.size()))
         return content if isinstance(content, tuple) else None
 
     def schema(self) -> pa.Schema:
-        """Return the schema in its sidecar's footer; without a valid sidecar, `SIDECAR_SCHEMA`."""
+        """Return the schema in the footer of its sidecar, or `SIDECAR_SCHEMA`."""
         from shardtool.dataset.sidecar_read import read_sidecar_schema
         from shardtool.dataset.sidecar_schema import SIDECAR_SCHEMA
 
@@ -153,14 +144,13 @@ class StoredDataset:
     Attributes:
         given: The name that the user gave.
         shards: In the order of their names; some may not exist.
-        dataset_file: Its path; it may list other shards, too. None: there is no dataset file.
+        dataset_file: Its path, if any; it may list other shards, too.
         folder: The folder of the dataset file, and of the shards or their subfolders; "": the current folder.
-        own: Whether the dataset file is one of shardtool, damaged or not. Sidecars are then in its folder.
-        whole: Whether the user named the dataset itself: its file, folder, or complete range. Shards that its file does
-            not list are then ignored.
+        own: Whether the dataset file is one of shardtool, perhaps damaged. Sidecars are then in its folder.
+        whole: Whether the user named the dataset: its file, folder, or complete range. Unlisted shards are ignored.
         missing: The first names of a range that neither exist nor are listed.
-        file: The content of the dataset file for these shards, once read; None: there is no dataset file of shardtool.
-        unlisted: Paths of further shards that the dataset file does not list.
+        file: The content of shardtool's dataset file for these shards, once read.
+        unlisted: Paths of shards that the dataset file does not list.
     """
 
     given: DatasetLike
@@ -190,7 +180,7 @@ class StoredDataset:
 
     @property
     def split(self) -> str:
-        """Its split, from the dataset file or else from its name; empty: none."""
+        """Its split by dataset file or else by name; empty: none."""
         if self.file is not None and self.file.made.split:
             return self.file.made.split
         words = _WORD.findall(base_name(self.dataset_file or self.paths[0]).lower())
@@ -201,10 +191,10 @@ class StoredDataset:
         return list(dict.fromkeys(map(folder_of, self.paths)))
 
     def read(self) -> StoredDataset:
-        """Read the dataset file, and return the dataset with its content for these shards.
+        """Return the dataset with the content of its dataset file for these shards.
 
-        If the user named the dataset itself, the shards become those that the file lists. If the user named shards, and
-        the file does not list all of them, the file is ignored.
+        If the user named the dataset, its shards are those in the file. If the user named shards, a file that does not
+        list all of them is ignored.
 
         Raises:
             CorruptShard: The dataset file is damaged.
@@ -247,11 +237,7 @@ def sidecar_path(shard: str, folder: str | None) -> str:
 
 
 def recorded_dots(dataset: StoredDataset) -> Dots:
-    """Return where keys end in member names, from the sidecars: at the last dot if a key contains a dot.
-
-    Args:
-        dataset: Shards whose dataset file does not record it.
-    """
+    """Return where keys end in member names by the sidecars: at the last dot if a key contains one."""
     from shardtool.dataset.sidecar_read import parse_sidecar
 
     sidecars = [shard.sidecar for shard in dataset.shards]

@@ -1,7 +1,7 @@
 """Detect shards of an unfinished run: sidecars record how many shards their run planned.
 
-The dataset file is written last, so shards without one may come from an interrupted run. The published shards are
-valid and look like a smaller dataset: a dataset file created for them would hide the missing ones.
+The shards that an interrupted run published look like a smaller dataset. A dataset file created for them would hide
+the missing shards.
 
 Source: docs/format.md, "Sidecar".
 """
@@ -33,7 +33,7 @@ def describe_unfinished(facts: Iterable[ShardFacts | None], sibling_facts: Itera
     """Yield a description of each `create` or append run that planned more shards than exist.
 
     Args:
-        facts: The sidecar facts of each shard; None if it has no valid sidecar: it may be from any run.
+        facts: The facts of each shard; None: no valid sidecar, so it may be from any run.
         sibling_facts: Facts of other existing shards, which the caller did not name.
     """
     counts: Counter[str] = Counter()

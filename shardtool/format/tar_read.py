@@ -1,9 +1,8 @@
 """Read tar shards: parse bytes into members, for any tar that common tools write. Opens no file.
 
-Reads ustar, GNU (long names, base-256 sizes) and pax headers, one member after the other. Where GNU tar, bsdtar and
-Python's `tarfile` disagree, the difference is noted and the majority is followed. Python's `tarfile` ends silently at
-a damaged header; here every block that is not a header raises `CorruptShard` with its offset, and so does an early
-end.
+Reads ustar, GNU (long names, base-256 sizes) and pax headers. Where GNU tar, bsdtar and Python's `tarfile` disagree,
+the difference is noted and the majority is followed. `tarfile` ends silently at a damaged header; here it raises
+`CorruptShard`, and so does an early end.
 
 Source: POSIX.1-2017, pax; GNU tar manual, "Basic Tar Format"; docs/format.md, "Tar shards".
 """
@@ -20,14 +19,14 @@ from shardtool.format.tar_write import TAR_BLOCK_BYTES
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    Read = Callable[[int, int], bytes | memoryview]
+    Read = Callable[[int, int], bytes | memoryview]  # (offset, length); returns fewer bytes only at the end
     Note = Callable[[int, str], None]
 
 
 _ZERO = bytes(TAR_BLOCK_BYTES)
 _new_tuple = tuple.__new__
 _HALF = 256
-_MAX_EXTENDED_BYTES = 2**20  # of a pax header or GNU long name; longer ones are an attack
+_MAX_EXTENDED_BYTES = 2**20  # longer pax headers and GNU long names are an attack
 _FILE_TYPES = (b"0", b"\0", b"7")
 _EMPTY_TYPES = (b"1", b"2", b"3", b"4", b"5", b"6")  # links, devices, folders
 _EXTENDED_TYPES = (b"x", b"g", b"L", b"K", b"X")
@@ -41,7 +40,7 @@ _CHARSETS = (b"ISO-IR 10646 2000 UTF-8", b"BINARY")
 _OCTAL_FIELD = re.compile(rb" *([0-7]*)[ \0]*")
 _PAX_RECORD_START = re.compile(rb"([0-9]{1,19}) ([^=]+)=")  # length and keyword of a record
 _MAX_SIZE_DIGITS = 19
-_MAX_OCTAL_SIZE = 8**11 - 1  # of a size field
+_MAX_OCTAL_SIZE = 8**11 - 1  # the largest number in a size field
 _MAX_SIZE = 2**62  # offsets must fit int64
 _BASE_256_MARK, _NEGATIVE_MARK = 0x80, 0xFF  # the first byte of a binary size, and of a negative one
 _BLANK_CHECKSUM = 8 * 0x20
@@ -58,12 +57,12 @@ class TarMember(NamedTuple):
 
     Attributes:
         name: As stored, a leading `./` included.
-        offset: Offset of its first header, extended headers included.
+        offset: Of its first header, extended headers included.
         data: Offset of its payload.
         size: Bytes of the payload.
-        is_file: Whether it is a plain file.
+        is_file: Whether it is a regular file.
         end: Offset of the next header.
-        kind: The type byte of its header.
+        kind: The type byte.
         link: Target of a link.
     """
 
@@ -81,7 +80,7 @@ def iter_members(read: Read, where: str, note: Note = _ignore_note, offset: int 
     """Yield the members of a tar, in order.
 
     Args:
-        read: Returns the bytes at (offset, length); fewer only at the end of the file.
+        read: Returns the bytes at (offset, length).
         where: The shard's name, for messages.
         note: Called with the offset of a header that readers interpret differently, and the reason.
         offset: Offset of the first header.
@@ -147,10 +146,10 @@ def check_trailer(read: Read, offset: int, where: str) -> None:
 
 
 def _plain_file_size(block: bytes) -> int:
-    """Return the size in a common header: a plain file whose name fits one field; -1: another header, or damage.
+    """Return the size in a common header: a regular file whose name fits one field; -1: another header, or damage.
 
-    A hot path: 1 us. The low half of Adler-32 is the byte sum plus one, modulo 65,521. The sum is smaller than that,
-    because half of the block is zero.
+    A hot path: 1 us. The low half of Adler-32 is the byte sum plus one, modulo 65,521; the sum is smaller, because
+    half of the block is zero.
     """
     size_text = block[124:135]
     if (
@@ -170,10 +169,7 @@ def _plain_file_size(block: bytes) -> int:
 
 
 class _ExtendedHeaders:
-    """The extended headers before a member.
-
-    A name in a pax header takes precedence over a GNU long name, as in common readers.
-    """
+    """The extended headers before a member. Names in pax headers take precedence over GNU long names."""
 
     def __init__(self, where: str, note: Note) -> None:
         self.where, self.note = where, note

@@ -1,7 +1,6 @@
 """Find the next header of a tar after damage, by its checksum.
 
-Payload bytes that look like a header, as in a nested tar, are accepted as one only if the damaged header does not
-contain a valid size.
+A header inside a payload, as in a nested tar, is accepted only if the damaged header has no valid size.
 """
 
 from __future__ import annotations
@@ -28,10 +27,10 @@ def next_header(read: Read, offset: int, first: int, size: int) -> int | None:
     """Return the offset of the next header after a damaged header; None: there is none.
 
     Args:
-        read: Returns the bytes at (offset, length); fewer only at the end of the file.
+        read: Returns the bytes at (offset, length).
         offset: Offset of the damaged header.
         first: The first offset to try.
-        size: Bytes of the file; -1: unknown, and it can only be read sequentially.
+        size: Bytes of the file; -1: unknown, and `read` is sequential.
     """
     stated = _stated_end(bytes(read(offset, TAR_BLOCK_BYTES)), offset) if size >= 0 else None
     if stated is not None:
@@ -52,7 +51,7 @@ def _search_header(read: Read, offset: int, first: int, end: int | None) -> int 
 
 
 def _leads_to(read: Read, offset: int, end: int) -> bool:
-    """Return whether the members from `offset` on reach exactly `end`. Members of a nested tar end earlier."""
+    """Return whether the members from `offset` on end exactly at `end`; those of a nested tar end earlier."""
     try:
         for member in iter_members(read, "", offset=offset):
             if member.end >= end:

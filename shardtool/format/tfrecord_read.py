@@ -1,8 +1,4 @@
-"""Read TFRecord shards: parse bytes into records, and an Example into its features. Opens no file.
-
-Any bytes return records or raise `CorruptShard` with the offset. `next_record` finds the next record after damage,
-by the checksum of its length.
-"""
+"""Read TFRecord shards: parse bytes into records, and an Example into its features. Opens no file."""
 
 from __future__ import annotations
 
@@ -19,7 +15,7 @@ from shardtool.values import BLOCK_BYTES, FeatureType
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    Read = Callable[[int, int], bytes | memoryview]
+    Read = Callable[[int, int], bytes | memoryview]  # (offset, length); returns fewer bytes only at the end
     Hold = Callable[[int, int], object]
     Data: TypeAlias = "bytes | memoryview | LazyBytes"
 
@@ -32,14 +28,14 @@ _LIST_KINDS: Mapping[int, FeatureType] = {1: "bytes", 2: "float", 3: "int64"}  #
 _WIRE_VARINT, _WIRE_DELIMITED, _WIRE_FIXED_BYTES = 0, 2, {1: 8, 5: 4}  # wire types; bytes of fixed-size ones
 _FIELD_1_TAG, _FIELD_2_TAG = 0x0A, 0x12  # tags of fields 1 and 2 with a length
 MAX_HELD_RECORD_BYTES = 2**26  # larger records are not held in memory
-MAX_FEATURES = 2**16  # of an Example: the key and at most 65,535 fields
-_MAX_NAMES_BYTES = 2**24  # of all feature names of an Example; more is an attack
+MAX_FEATURES = 2**16  # in an Example: the key and at most 65,535 fields
+_MAX_NAMES_BYTES = 2**24  # longer names of all features of an Example are an attack
 _TOO_MANY_FEATURES = f"more than {MAX_FEATURES:,} features, or {_MAX_NAMES_BYTES:,} bytes of feature names"
 _DISTANT_BLOCK_BYTES = 2**16
 
 
 class TFRecord(NamedTuple):
-    """A framed record: `offset` of its length field; `data` and `size`: offset and bytes of its data; its checksum."""
+    """A record: `offset` of its length field, offset (`data`) and `size` of its data, and its checksum."""
 
     offset: int
     data: int
@@ -58,11 +54,10 @@ class ExampleFeature(NamedTuple):
     Attributes:
         name: Its name.
         kind: `bytes`, `float` or `int64`.
-        offset: Offset of its value: of a single value's bytes, or else of its list.
+        offset: Offset of its single value, or else of its list.
         size: Bytes of the value.
         values: Number of values.
-        whole: Whether the value is the whole list, with tags and lengths. Otherwise it is one part of the list: one
-            value, or packed numbers.
+        whole: Whether the value is the whole list, with tags and lengths, instead of one value or packed numbers.
     """
 
     name: bytes
@@ -74,13 +69,12 @@ class ExampleFeature(NamedTuple):
 
 
 def iter_records(read: Read, where: str, hold: Hold | None = None, offset: int = 0) -> Iterator[TFRecord]:
-    """Yield the records of a TFRecord file in order, without checking their data; see `check_record_crc`.
+    """Yield the records of a TFRecord file without checking their data; see `check_record_crc`.
 
     Args:
-        read: Returns the bytes at (offset, length); fewer only at the end of the file.
+        read: Returns the bytes at (offset, length).
         where: The shard's name, for messages.
-        hold: Keeps the bytes at (offset, length) until the next call, if `read` is sequential; for records that are too
-            large for memory.
+        hold: Keeps the bytes at (offset, length) until the next call; for large records if `read` is sequential.
         offset: Offset of the first record.
 
     Raises:
@@ -105,7 +99,7 @@ def iter_records(read: Read, where: str, hold: Hold | None = None, offset: int =
         if size > MAX_DATA_BYTES:
             raise CorruptShard(where, f"a record of {size:,} bytes", offset=offset, expected="less than 2 GiB")
         data = offset + FRAME_HEAD_BYTES
-        if size <= MAX_HELD_RECORD_BYTES:  # read the whole record, so that sequential readers keep it
+        if size <= MAX_HELD_RECORD_BYTES:  # sequential readers must keep the whole record
             tail = bytes(read(offset, FRAME_HEAD_BYTES + size + FRAME_TAIL_BYTES)[FRAME_HEAD_BYTES + size :])
         else:
             if hold is not None:
@@ -124,10 +118,10 @@ def is_record_start(start: bytes) -> bool:
 
 
 def check_record_crc(record: TFRecord, crc: int, where: str) -> None:
-    """Check a record's data, whose CRC-32C is `crc`.
+    """Compare the CRC-32C of a record's data with the record.
 
     Raises:
-        CorruptShard: The checksum differs.
+        CorruptShard: It differs.
     """
     masked = mask_crc(crc)
     if masked != record.crc:
@@ -162,11 +156,11 @@ def parse_features(data: Data, start: int, where: str) -> list[ExampleFeature]:
 
     Args:
         data: Its bytes.
-        start: Its offset in the shard; offsets of features count from the start of the shard.
+        start: Its offset in the shard.
         where: The shard's name, for messages.
 
     Raises:
-        CorruptShard: It is not an Example, or has too many features: their list could need a hundred times its bytes.
+        CorruptShard: It is not an Example, or its features would need a hundred times its bytes.
     """
     features: list[ExampleFeature] = []
     count = name_bytes = 0
@@ -193,7 +187,7 @@ def parse_features(data: Data, start: int, where: str) -> list[ExampleFeature]:
 
 
 def _parse_plain_feature(data: Data, at: int, end: int, start: int, features: list[ExampleFeature]) -> int:
-    """Add a name with one bytes value, and return its end; 0: the feature has another form."""
+    """Add a name with one bytes value, and return its end; 0: it has another form."""
     if data[at] != _FIELD_1_TAG:
         return 0
     size, at = read_varint(data, at + 1, end)
@@ -255,7 +249,7 @@ def decode_bytes_list(data: bytes) -> list[bytes]:
 
 
 def decode_single_int(data: bytes | memoryview) -> int | None:
-    """Return the number in a packed part of an `int64_list`; None if it is not exactly one of at most ten bytes."""
+    """Return the number in a packed part of an `int64_list`; None if it is not one valid varint."""
     try:
         number, end = read_varint(data, 0, len(data))
     except ValueError:
@@ -297,7 +291,7 @@ def _parse_name(data: Data, first: int, last: int) -> bytes:
 
 
 def _parse_list(data: Data, first: int, last: int) -> tuple[int, tuple[int, int]]:
-    """Return the number of parts in a list, and the span of its only part, or else of the list."""
+    """Return the number of parts in a list, and the span of the only part or else of the list."""
     count, span = 0, (first, last)
     for number, at, end in _message_parts(data, first, last):
         if number == 1:
@@ -307,7 +301,7 @@ def _parse_list(data: Data, first: int, last: int) -> tuple[int, tuple[int, int]
 
 
 def _message_parts(data: Data, at: int, end: int) -> Iterator[tuple[int, int, int]]:
-    """Yield (field number, start, end) of each part of the protobuf message from `at` to `end`."""
+    """Yield (field number, start, end) of each part of a protobuf message."""
     while at < end:
         tag, at = read_varint(data, at, end)
         wire, first = tag & 7, at
@@ -329,13 +323,13 @@ _PLAUSIBLE_LENGTH = re.compile(rb"(?s)(?=(?!\0{4}).{4}\0{4})")  # a record that 
 
 
 def next_record(read: Read, offset: int, first: int, size: int) -> int | None:
-    """Return the offset of the next record after damage; None: there is none.
+    """Return the offset of the next record after damage, by the checksum of its length; None: there is none.
 
     Args:
-        read: Returns the bytes at (offset, length); fewer only at the end of the file.
+        read: Returns the bytes at (offset, length).
         offset: Offset of the damaged record.
         first: The first offset to try; before `offset` if the previous record may be damaged, too.
-        size: Bytes of the file; -1: unknown, and it can only be read sequentially.
+        size: Bytes of the file; -1: unknown, and `read` is sequential.
     """
     if size >= 0:
         length = int.from_bytes(bytes(read(offset, 8)), "little")

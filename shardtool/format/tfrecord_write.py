@@ -5,9 +5,8 @@
     data    = an Example whose features are sorted by the bytes of their names:
               the key as `__key__`, and each field of the sample
 
-A payload is a `bytes_list` with one value; a number is an `int64_list` or `float_list` with one value. Lists from
-other TFRecords are copied unchanged. TensorFlow and protobuf are not needed: the bytes before a payload follow from
-names and sizes.
+A payload is a `bytes_list`, and a number an `int64_list` or `float_list`, with one value. Lists from other TFRecords
+are copied unchanged. TensorFlow and protobuf are not needed.
 
 Source: tensorflow/core/lib/io/record_writer.h; tensorflow/core/example/{example,feature}.proto; the protobuf
 encoding guide; docs/format.md, "TFRecord shards".
@@ -82,7 +81,7 @@ def key_feature(key: bytes) -> bytes:
 
 
 def example_head(record_size: int) -> bytes:
-    """Return the first bytes of the data in a record of `record_size` bytes: the tag and length of its features."""
+    """Return the first bytes of a record's data: the tag and length of its features."""
     size = record_size - FRAME_HEAD_BYTES - FRAME_TAIL_BYTES
     width = len(encode_varint(size))
     length = encode_varint(size - 1 - width)
@@ -97,7 +96,7 @@ def put_frame_head(into: memoryview | bytearray, at: int, record_size: int) -> i
 
 
 def put_frame_tail(into: memoryview | bytearray, at: int, crc: int) -> int:
-    """Write the masked checksum of a record's data, whose CRC-32C is `crc`; return the index after it."""
+    """Write the masked checksum of a record's data; return the index after it."""
     _put_tail(into, at, mask_crc(crc))
     return at + FRAME_TAIL_BYTES
 

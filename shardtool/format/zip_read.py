@@ -1,8 +1,7 @@
-"""Read zip archives: parse bytes into members and their payloads. Claimed sizes are checked against the file.
+"""Read zip archives: parse bytes into members and payloads. Claimed sizes are checked against the file. Opens no file.
 
-Supports stored and deflated members, zip64 and data descriptors, as common for image datasets. The central directory
-is authoritative; the CRC-32 next to the payload is verified. Encrypted members, other methods and split archives are
-listed or rejected. Opens no file.
+Supports stored and deflated members, zip64 and data descriptors. The central directory is authoritative, and the
+CRC-32 of payloads is verified. Encrypted members, other methods and split archives are listed or rejected.
 
 Source: PKWARE, APPNOTE.TXT 6.3.10.
 """
@@ -19,7 +18,7 @@ from shardtool.errors import CorruptShard
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    Read = Callable[[int, int], bytes | memoryview]
+    Read = Callable[[int, int], bytes | memoryview]  # (offset, length); returns fewer bytes only at the end
 
 STORED, DEFLATED = 0, 8
 _LOCAL_HEADER = struct.Struct("<4s5H3L2H")
@@ -33,7 +32,7 @@ _MAX_COMMENT_BYTES = 2**16 - 1
 _ENCRYPTED_FLAG, _DESCRIPTOR_FLAG = 1, 8
 _IN_ZIP64, _ZIP64_EXTRA_ID = 2**32 - 1, 1  # marks a number that is in the extra field of this id
 _UNIX_SYSTEM = 3  # the host system for which a member has a file mode
-_MAX_DEFLATE_RATIO = 1032  # bytes per byte of a deflate stream
+_MAX_DEFLATE_RATIO = 1032  # a byte of a deflate stream decompresses to at most this many
 _BLOCK_BYTES = 2**18
 _PACKED_SLACK_BYTES = 2**16  # compressed size allowed in addition to twice the original size
 _DESCRIPTOR_BYTES = 12
@@ -47,8 +46,8 @@ class ZipMember(NamedTuple):
         name: As stored.
         offset: Offset of its local header.
         size: Bytes of the payload.
-        packed: Its compressed bytes.
-        method: Its compression: `STORED`, `DEFLATED`, or another method, which cannot be read.
+        packed: Compressed bytes.
+        method: `STORED`, `DEFLATED`, or a method that cannot be read.
         encrypted: Whether it is encrypted.
         mode: Its Unix mode with type; 0: unknown.
     """
@@ -63,13 +62,7 @@ class ZipMember(NamedTuple):
 
 
 class _Directory(NamedTuple):
-    """The central directory.
-
-    Attributes:
-        start: Its offset in the file.
-        end: Its end in the file.
-        before: Bytes before the archive; offsets in the archive do not count them.
-    """
+    """The central directory: `start` and `end` in the file, and the bytes `before` the archive, which offsets omit."""
 
     start: int
     end: int
@@ -77,12 +70,7 @@ class _Directory(NamedTuple):
 
 
 def iter_zip_members(read: Read, size: int, where: str) -> Iterator[ZipMember]:
-    """Yield the members of a zip in the order of its central directory; names of folders end in a slash.
-
-    Args:
-        read: Returns the bytes at (offset, length); fewer only at the end of the file.
-        size: Bytes of the file.
-        where: The archive's name, for messages.
+    """Yield the members of a zip of `size` bytes in directory order. Names of folders end in a slash.
 
     Raises:
         CorruptShard: It is not a complete zip.
@@ -126,15 +114,10 @@ def iter_zip_members(read: Read, size: int, where: str) -> Iterator[ZipMember]:
 
 
 def zip_payload_start(read: Read, member: ZipMember, where: str) -> int:
-    """Return the offset of a member's payload. Its local header must match the directory.
-
-    Args:
-        read: Returns the bytes at (offset, length); fewer only at the end of the file.
-        member: The member.
-        where: The archive's name, for messages.
+    """Return the offset of a member's payload.
 
     Raises:
-        CorruptShard: The local header differs.
+        CorruptShard: The local header contradicts the directory.
     """
     head = bytes(read(member.offset, _LOCAL_HEADER.size + len(member.name)))
     if len(head) < _LOCAL_HEADER.size or not head.startswith(_LOCAL_MARK):
@@ -152,12 +135,12 @@ def zip_payload_start(read: Read, member: ZipMember, where: str) -> int:
 
 
 def iter_zip_payload(read: Read, offset: int, size: int, where: str) -> Iterator[bytes]:
-    """Yield the blocks of a stored or deflated member. They are verified only at the end.
+    """Yield the blocks of a stored or deflated member, which are verified only at the end.
 
     Args:
-        read: Returns the bytes at (offset, length); fewer only at the end of the file.
-        offset: Offset of its local header.
-        size: Its expected bytes.
+        read: Returns the bytes at (offset, length).
+        offset: Offset of the local header.
+        size: Expected bytes of the payload.
         where: The archive's name, for messages.
 
     Raises:
@@ -192,7 +175,7 @@ def iter_zip_payload(read: Read, offset: int, size: int, where: str) -> Iterator
 
 
 class _PackedBytes:
-    """The compressed bytes of a member, read sequentially: `data` are buffered, `limit` is their maximum number."""
+    """The compressed bytes of a member, read sequentially: `data` is the buffer, `limit` their maximum number."""
 
     def __init__(self, read: Read, data: bytes, offset: int, limit: int) -> None:
         self._read, self.data, self._offset, self._start, self._limit = read, data, offset, offset - len(data), limit
@@ -210,7 +193,7 @@ class _PackedBytes:
         return bool(self.data) and self.used <= self._limit
 
     def is_described(self, crc: int) -> bool:
-        """Return whether the descriptor that follows, with or without mark, matches the CRC-32 and the bytes used."""
+        """Return whether the data descriptor that follows has this CRC-32 and the used bytes."""
         following = self.data[:_DESCRIPTOR_BYTES] + bytes(self._read(self._offset, _DESCRIPTOR_BYTES))
         descriptor = struct.pack("<LL", crc, self.used & _IN_ZIP64)
         return descriptor in (following[:8], following.removeprefix(_DESCRIPTOR_MARK)[:8])
@@ -224,7 +207,7 @@ def _iter_stored(source: _PackedBytes, size: int) -> Iterator[bytes]:
 
 
 def _inflate(source: _PackedBytes, size: int) -> Iterator[bytes]:
-    """Yield decompressed bytes, at most one more than `size`; end early at damage."""
+    """Yield at most `size` + 1 decompressed bytes; end early at damage."""
     unpack = zlib.decompressobj(-zlib.MAX_WBITS)
     while not unpack.eof and size >= 0 and source.more():
         try:
@@ -270,7 +253,7 @@ def _find_directory(read: Read, size: int, where: str) -> _Directory:
 
 
 def _with_zip64(extra: bytes, numbers: tuple[int, ...], where: str, offset: int) -> tuple[int, ...]:
-    """Return the numbers of a directory entry; those that do not fit it come from its extra field."""
+    """Return the numbers of a directory entry, large ones from its zip64 extra field."""
     position = 0
     while position + 4 <= len(extra):
         kind, length = struct.unpack_from("<2H", extra, position)

@@ -30,8 +30,7 @@ def dali_tfrecord_index(shard: IndexedShard) -> bytes:
 def dali_webdataset_index(shard: IndexedShard) -> bytes:
     """Return the index of DALI's `wds2idx`, version 1.2: a line per sample, `FIELD OFFSET LENGTH NAME` per field.
 
-    DALI's reader splits at any white space. It uses names only as labels, so unsafe characters in names are
-    percent-encoded.
+    DALI splits at white space and uses names only as labels, so unsafe characters in names are percent-encoded.
 
     Raises:
         InvalidRequest: A field name contains white space.

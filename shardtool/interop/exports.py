@@ -1,8 +1,8 @@
 """Index files of other tools that `--export` can write: recognise them and compare them with their shard.
 
-Only the hashes of a shard require reading a file. An index of another shard makes most readers return wrong bytes
-without an error. A file counts as an index only if its first bytes have the right format, so a user's file with the
-same name is kept. Each index is tested with the tool that writes it and the tool that reads it (tests/clients).
+With the index of another shard, most readers silently return wrong bytes. A file counts as an index only if its first
+bytes have the right format, so a user's file with the same name is kept. Each index is tested with the tools that
+write and read it (tests/clients).
 
 Source: docs/format.md, "Exported indexes".
 """
@@ -36,10 +36,10 @@ class FolderIndex(NamedTuple):
     """Index files that exist once per folder, for all splits of a dataset.
 
     Attributes:
-        encode: Returns their bytes by path in the folder, in the order of their publication.
+        encode: Returns their bytes by path in the folder, in the order of publication.
         info: The file that lists the shards.
-        pairs: Returns the shards in its parsed JSON, and the sample count of each.
-        lasting: The file that users may edit; it is never overwritten. Empty: none.
+        pairs: Returns shard and sample count from its parsed JSON.
+        lasting: A file that users may edit, and that is never overwritten.
     """
 
     encode: Callable[[Sequence[DatasetFile]], dict[str, bytes]]
@@ -48,7 +48,7 @@ class FolderIndex(NamedTuple):
     lasting: str = ""
 
     def counts(self, info: bytes) -> dict[str, int]:
-        """Return the sample count of each shard in the list, as far as it is readable; -1: not a number."""
+        """Return the sample counts in a list, as far as it is readable; -1: not a number."""
         try:
             return {str(name): count if type(count) is int else -1 for name, count in self.pairs(json.loads(info))}
         except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError):
@@ -59,14 +59,14 @@ class ExportFormat(NamedTuple):
     """An index of another tool.
 
     Attributes:
-        shard_format: The format of its shards: `tar` or `tfrecord`.
+        shard_format: `tar` or `tfrecord`.
         reader: The tool.
         suffix: The suffix of an index name, which replaces the shard's.
         encode: Returns the index of a shard; None: there is none per shard.
-        form: Returns whether a file is such an index, by its first bytes and its size.
+        form: Returns whether a file is such an index, by its first bytes and size.
         means: Returns whether an index with other bytes is equivalent to ours.
-        least: Minimum number of samples in a shard, or the tool rejects the index.
-        hashed: Whether it contains hashes of payloads, so that shards must be read.
+        least: Minimum number of samples that the tool accepts.
+        hashed: Whether it contains hashes, so that shards must be read.
         once: The index files per folder.
         readme: Whether a `README.md` that lists the shards belongs to it.
         note: A message for the user.
@@ -114,17 +114,13 @@ EXPORTS = {
     "tfrecord": ExportFormat("tfrecord", "the tfrecord package", ".tfindex", *_TFRECORD_INDEX, least=2),
 }  # fmt: skip
 FOLDER_INDEXES = {name: export.once for name, export in EXPORTS.items() if export.once is not None}
-PROBE_BYTES = 64  # the start of a file, which shows its format
-MAX_LIST_BYTES = 2**28  # of a file that lists the shards of a folder
+PROBE_BYTES = 64  # bytes at the start of a file that show its format
+MAX_LIST_BYTES = 2**28  # limit for a file that lists the shards of a folder
 _SUFFIXES = sorted({export.suffix for export in EXPORTS.values() if export.suffix}, key=len, reverse=True)
 
 
 def select_exports(formats: Sequence[str], shard_format: str = "") -> dict[str, ExportFormat]:
-    """Return the exports with these names.
-
-    Args:
-        formats: Their names.
-        shard_format: The format of the shards; empty: unknown.
+    """Return the exports with these names; an empty `shard_format` is unknown.
 
     Raises:
         InvalidRequest: A name is unknown, or its index is for another shard format.
@@ -151,18 +147,12 @@ def find_index_names(shard: str, names: Collection[str]) -> list[str]:
 
 
 def shard_stems(name: str) -> list[str]:
-    """Return the names, without suffix, of shards that a file with this name may be an index of."""
+    """Return the names, without suffix, of the shards that a file may be an index of."""
     return [name.removesuffix(suffix) for suffix in _SUFFIXES if name.endswith(suffix) and name != suffix]
 
 
 def detect_export(name: str, head: bytes, size: int) -> str:
-    """Return the export that a file is, by name, start and size; empty if it is not an index.
-
-    Args:
-        name: The file's name.
-        head: Its first `PROBE_BYTES` bytes.
-        size: Its size.
-    """
+    """Return the export that a file is, by name, first `PROBE_BYTES` bytes and size; empty: none."""
     for export, export_format in EXPORTS.items():
         if export_format.suffix and name.endswith(export_format.suffix) and export_format.form(head, size):
             return export
@@ -170,7 +160,7 @@ def detect_export(name: str, head: bytes, size: int) -> str:
 
 
 def read_index_list(path: str) -> bytes:
-    """Return a whole file; empty if it does not exist or a store refuses access, which may mean the same."""
+    """Return a whole file; empty if it does not exist or cannot be read."""
     try:
         return read_small(path, MAX_LIST_BYTES) if is_file(path) else b""
     except (OSError, AccessRefused):
@@ -178,13 +168,7 @@ def read_index_list(path: str) -> bytes:
 
 
 def describe_index_difference(export: str, data: bytes, shard: IndexedShard) -> str:
-    """Return the difference between an index and its shard; empty if readers get the right bytes with it.
-
-    Args:
-        export: The kind of index, see `detect_export`.
-        data: Its bytes.
-        shard: The shard; hashes are compared only if it has them.
-    """
+    """Return the difference between an index and its shard; empty if readers get the right bytes."""
     export_format = EXPORTS[export]
     if export_format.encode is None or export_format.shard_format != (
         parse_format(shard.name) or "tfrecord"

@@ -62,11 +62,7 @@ def readme_advice() -> str:
 
 
 def make_readme(splits: Sequence[DatasetFile], existing: Iterable[str]) -> bytes:
-    """Return a `README.md` that lists the shards of each split.
-
-    Args:
-        splits: The splits of one run, or one dataset.
-        existing: All file names in the folder; patterns must not match other files.
+    """Return a `README.md` that lists the shards of each split. `existing` are all file names in the folder.
 
     Raises:
         InvalidRequest: Two splits would have the same name.
@@ -111,7 +107,7 @@ def is_own_readme(data: bytes) -> bool:
 
 
 def readme_shards(data: bytes, names: Iterable[str]) -> set[str]:
-    """Return the files among `names` that our `README.md` lists as data, and its patterns without a match."""
+    """Return the files that our `README.md` lists, and its patterns without a match."""
     shards: set[str] = set()
     for pattern in map(json.loads, _PATH_LINE.findall(data.decode("utf-8", "replace"))):
         matching = {name for name in names if fnmatchcase(name, pattern)}
@@ -120,7 +116,7 @@ def readme_shards(data: bytes, names: Iterable[str]) -> set[str]:
 
 
 def _yaml_paths(shards: Sequence[str], names: Collection[str]) -> list[str]:
-    """Return one pattern that matches exactly the shards, or their names, as quoted YAML."""
+    """Return a pattern that matches exactly the shards, or their names, as quoted YAML."""
     shard_names = set(shards)
     match = re.fullmatch(r"(.*?)([0-9]+)(\D*)", shards[0], re.DOTALL)
     if match:
@@ -137,11 +133,7 @@ def _to_yaml(text: str) -> str:
 
 
 def describe_misreading(names: Iterable[str]) -> str:
-    """Return how `load_dataset` misreads a folder of tar shards without a `README.md`; empty: it reads the shards.
-
-    Args:
-        names: All file names in the folder.
-    """
+    """Return how `load_dataset` misreads tar shards in a folder with these files; empty: it does not."""
     considered = [name for name in names if not name.startswith(".") and name not in _IGNORED_FILES and "." in name]
     split_patterns = [rf"(?:^|[-._ 0-9])(?:{'|'.join(item)})[-._ 0-9]" for item in _SPLIT_WORDS]
     splits = [[name for name in considered if re.search(item, name)] for item in split_patterns]
@@ -172,7 +164,7 @@ def describe_misreading(names: Iterable[str]) -> str:
 
 
 def hfutils_index(shard: IndexedShard) -> bytes:
-    """Return the index of `hfutils.index.tar_create_index`: offsets of members, and hashes in the Hub's form."""
+    """Return the index of `hfutils.index.tar_create_index`."""
     digests = shard.digests
     if digests is None:
         raise TypeError("the shard was not hashed")

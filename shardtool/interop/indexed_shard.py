@@ -32,8 +32,8 @@ class ShardHashTask(NamedTuple):
     Attributes:
         path: The shard.
         size: Its bytes.
-        starts: int64 per payload: its offset, in file order.
-        stops: int64 per payload: its end; payloads do not overlap.
+        starts: int64 offsets of payloads, in file order.
+        stops: int64 ends of payloads, which do not overlap.
     """
 
     path: str
@@ -68,11 +68,7 @@ class ShardHashes(NamedTuple):
 
 
 def hash_shard(task: ShardHashTask, report: Callable[[int, int], None]) -> ShardHashes:
-    """Return the hashes of a shard.
-
-    Args:
-        task: The shard.
-        report: Called with 0 and the number of bytes read.
+    """Return the hashes of a shard; `report` is called with 0 and the bytes read.
 
     Raises:
         CorruptShard: It cannot be read, or its size differs.
@@ -142,9 +138,9 @@ class IndexedShard:
         return _MAX_HEAD_BYTES + len(index.codes) * _MAX_BYTES_PER_FIELD + name_bytes * _MAX_ESCAPED_BYTES
 
 
-_MAX_HEAD_BYTES = 4096  # of an index, without its fields
-_MAX_BYTES_PER_FIELD = 1024  # of an index, without the field's name
-_MAX_ESCAPED_BYTES = 6  # of one byte of a name in JSON
+_MAX_HEAD_BYTES = 4096  # limit for the part of an index that is not about fields
+_MAX_BYTES_PER_FIELD = 1024  # limit for the entry of a field, without names
+_MAX_ESCAPED_BYTES = 6  # JSON may need six bytes for one byte of a name
 STANDARD_SPLITS = ("train", "val", "test")  # `energon lint` requires all of them, even if empty
 
 

@@ -40,7 +40,8 @@ _KEY_RULES: tuple[tuple[str, str, str, tuple[bytes, ...], re.Pattern[bytes]], ..
     ("space-in-key", "wds2idx, which writes DALI's index, fails at white space; {} does not",
      "key with white space", _WHITESPACE, re.compile(rb"[\x01-\x20\x7f][^\0]*\0")),
     ("meta-folder", "webdataset and energon ignore folders such as __meta__",
-     "key in a folder whose name starts and ends with two underscores", (b"__",), re.compile(rb"(?<![^\0])__[^/\0]*__/[^\0]*\0")),
+     "key in a folder whose name starts and ends with two underscores", (b"__",),
+     re.compile(rb"(?<![^\0])__[^/\0]*__/[^\0]*\0")),
     ("meta-name", "Hugging Face datasets ignores files whose names start with two underscores",
      "key whose last part starts with two underscores", (b"__",), re.compile(rb"(?<![^\0/])__[^/\0]*\0")),
 )  # fmt: skip
@@ -79,7 +80,7 @@ class NameProblem:
     Attributes:
         code: Stable, for programs.
         readers: The readers, and what they do.
-        what: The noun phrase for one such name; the noun is first.
+        what: A noun phrase; the noun is first.
         count: Number of such names.
         example: The first of them.
         fixable: Whether `--portable` fixes it.
@@ -135,7 +136,7 @@ class ReaderProblems:
 
         Args:
             index: Its index.
-            texts: The text of each field, each followed by NUL; empty if it is not text. b"": unknown.
+            texts: The text of each field, or nothing, each followed by NUL; b"": unknown.
             numbers: The fields whose text is a number.
         """
         names, code_bytes = index.codes_by_name()
