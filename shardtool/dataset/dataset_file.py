@@ -3,7 +3,7 @@
 It is a wids index (`wids.ShardListDataset("out.json")` opens it) with additional keys. Its last line is the CRC-32C of
 all preceding bytes. It contains no clock time, host, user or absolute path.
 
-Source: docs/format.md, "Dataset file"; wids 0.1.11, `wids_specs.py`.
+Source: docs/format.md, "Dataset file"; wids 0.1.11, wids_specs.py.
 """
 
 from __future__ import annotations

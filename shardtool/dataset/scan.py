@@ -243,9 +243,9 @@ def _incomplete_samples(scan: ShardScan, dots: Dots) -> dict[int, str]:
         if (end := scan.offsets[row_end - 1] + scan.lengths[row_end - 1]) > size:  # end of the last payload
             incomplete[sample] = f"the file ends inside this sample: {end - size:,} bytes are missing"
     all_fields = frozenset().union(*(names for sample, names in enumerate(fields) if sample not in incomplete))
-    for sample, neighbour_of in neighbours.items():
+    for sample, reason in neighbours.items():
         if sample not in incomplete and not fields[sample] >= all_fields:
-            incomplete[sample] = f"{neighbour_of}: {FIELDS_MAY_BE_LOST}"
+            incomplete[sample] = f"{reason}: {FIELDS_MAY_BE_LOST}"
     return dict(sorted(incomplete.items()))
 
 

@@ -239,7 +239,7 @@ def decode_numbers(data: bytes | memoryview, kind: str) -> list[int] | list[floa
 
 
 def decode_bytes_list(data: bytes) -> list[bytes]:
-    """Return the values of a `bytes_list`.
+    """Return the values of a bytes_list.
 
     Raises:
         ValueError: It is not a list.
@@ -249,7 +249,7 @@ def decode_bytes_list(data: bytes) -> list[bytes]:
 
 
 def decode_single_int(data: bytes | memoryview) -> int | None:
-    """Return the number in a packed part of an `int64_list`; None if it is not one valid varint."""
+    """Return the number in a packed part of an int64_list; None if it is not one valid varint."""
     try:
         number, end = read_varint(data, 0, len(data))
     except ValueError:

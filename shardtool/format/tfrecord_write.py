@@ -5,7 +5,7 @@
     data    = an Example whose features are sorted by the bytes of their names:
               the key as `__key__`, and each field of the sample
 
-A payload is a `bytes_list`, and a number an `int64_list` or `float_list`, with one value. Lists from other TFRecords
+A payload is a bytes_list, and a number an int64_list or float_list, with one value. Lists from other TFRecords
 are copied unchanged. TensorFlow and protobuf are not needed.
 
 Source: tensorflow/core/lib/io/record_writer.h; tensorflow/core/example/{example,feature}.proto; the protobuf

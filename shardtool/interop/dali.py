@@ -1,6 +1,6 @@
 """Index files of DALI, and of the `tfrecord` package, next to a shard.
 
-Source: NVIDIA/DALI, `tools/wds2idx.py`, `tools/tfrecord2idx` and `ParseIndexFile` in
+Source: NVIDIA/DALI, `tools/wds2idx.py`, `tools/tfrecord2idx` and ParseIndexFile in
 `dali/operators/reader/loader/webdataset_loader.cc`; vahidk/tfrecord, `tfrecord/tools/tfrecord2idx.py`.
 """
 

@@ -4,7 +4,7 @@ Without a `README.md`, `load_dataset` uses the most common extension in a folder
 its dataset file, and every name that contains `.tar`, such as `out-000000.tar.idx`, counts as a tar.
 
 Source: datasets/{load,data_files}.py and datasets/packaged_modules/webdataset of datasets 5.2;
-`hfutils.index.tar_create_index`.
+hfutils.index.tar_create_index.
 """
 
 from __future__ import annotations
@@ -164,7 +164,7 @@ def describe_misreading(names: Iterable[str]) -> str:
 
 
 def hfutils_index(shard: IndexedShard) -> bytes:
-    """Return the index of `hfutils.index.tar_create_index`."""
+    """Return the index of hfutils.index.tar_create_index."""
     digests = shard.digests
     if digests is None:
         raise TypeError("the shard was not hashed")

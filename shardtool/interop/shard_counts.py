@@ -1,7 +1,7 @@
 """Sample counts per shard for trainers: timm's `_info.json`, and open_clip's `sizes.json`, one file per folder.
 
 Source: huggingface/pytorch-image-models, `timm/data/readers/reader_wds.py`; mlfoundations/open_clip,
-`get_dataset_size`.
+get_dataset_size.
 """
 
 from __future__ import annotations
