@@ -46,34 +46,32 @@ _SPLIT_STAND_IN = "\ue000"  # private-use character that replaces {split} while 
 _RANGE_PATTERN = re.compile(r"[^{}<>,*?%\[\]]*\{\d{1,18}\.\.\d{0,18}\}[^{}<>,*?%\[\]]*", re.ASCII)
 
 
-def expand_datasets(given: DatasetLike) -> list[DatasetLike]:
-    """Return the datasets that `given` names, each as `find_dataset` accepts it, even if it does not exist.
+def expand_datasets(dataset: DatasetLike) -> list[DatasetLike]:
+    """Return the datasets that `dataset` names, each as `find_dataset` accepts it, even if it does not exist.
 
     In a list, files other than dataset files and folders are the shards of one dataset, unless a listed dataset file
     contains them.
 
     Raises:
-        InvalidRequest: `given` contains no names, or nothing matches a pattern with `{split}`.
+        InvalidRequest: `dataset` contains no names, or nothing matches a pattern with `{split}`.
     """
-    if given and isinstance(given, (str, os.PathLike)):
-        datasets = _expand_name(os.fspath(given))
-        return [given] if datasets == [os.fspath(given)] else datasets
-    given = list_names("the dataset", given, EXPECTED_DATASET)
-    if "" in given:
+    if dataset and isinstance(dataset, (str, os.PathLike)):
+        datasets = _expand_name(os.fspath(dataset))
+        return [dataset] if datasets == [os.fspath(dataset)] else datasets
+    dataset = list_names("the dataset", dataset, EXPECTED_DATASET)
+    if "" in dataset:
         raise InvalidRequest("the dataset", "''", expected=EXPECTED_DATASET)
-    names = given
+    names = dataset
     if len(names) > 1:
         names = [name for name in names if not _is_companion_file(name)]
     shards = [name for name in names if _is_listed_shard(name)]
     if len(shards) == len(names):
-        return [given]
-    expanded = [dataset for name in names if name not in shards for dataset in _expand_name(name)]
-    listed = {
-        _absolute(path) for dataset in expanded if isinstance(dataset, str) for path in _shard_paths(dataset) or ()
-    }
+        return [dataset]
+    expanded = [item for name in names if name not in shards for item in _expand_name(name)]
+    listed = {_absolute(path) for item in expanded if isinstance(item, str) for path in _shard_paths(item) or ()}
     unlisted = [name for name in shards if _absolute(name) not in listed]
     datasets = [*expanded, *([unlisted] if unlisted else [])]
-    return [*{_dataset_identity(dataset): dataset for dataset in datasets}.values()]
+    return [*{_dataset_identity(item): item for item in datasets}.values()]
 
 
 def splits_in(folder: str, made: RunRecord) -> dict[str, DatasetFile]:
@@ -88,13 +86,11 @@ def sibling_splits(dataset: StoredDataset) -> list[StoredDataset]:
         return []
     made, folder = dataset.file.made, dataset.folder
     paths = [join(folder, file_name) for file_name in splits_in(folder, made)]
-    absolute_folder = folder if is_url(folder) else os.path.abspath(folder)
-    if base_name(absolute_folder) == made.split:
+    own_folder = folder if is_url(folder) else os.path.abspath(folder)
+    if base_name(own_folder) == made.split:
         file_name = base_name(dataset.dataset_file)
         siblings = [
-            join(folder_of(absolute_folder), path)
-            for path in list_folder_names(folder_of(absolute_folder))
-            if path != made.split
+            join(folder_of(own_folder), path) for path in list_folder_names(folder_of(own_folder)) if path != made.split
         ]
         candidates = {path: join(path, file_name.replace(made.split, base_name(path))) for path in siblings}
         paths += [candidates[path] for path in _splits_of_run(made, candidates)]
@@ -106,12 +102,12 @@ def _splits_of_run(made: RunRecord, paths: Mapping[str, str]) -> dict[str, Datas
     return {name: file for name, file in files.items() if file is not None and made.is_sibling_split_of(file.made)}
 
 
-def expand_if_pattern(given: DatasetLike) -> list[DatasetLike]:
-    """Return the datasets that a glob or a name with `{split}` matches; otherwise `given` itself."""
-    names = list_names("the dataset", given, EXPECTED_DATASET)
+def expand_if_pattern(dataset: DatasetLike) -> list[DatasetLike]:
+    """Return the datasets that a glob or a name with `{split}` matches; otherwise `dataset` itself."""
+    names = list_names("the dataset", dataset, EXPECTED_DATASET)
     if len(names) == 1 and (_SPLIT_MARK in names[0] or any(mark in names[0] for mark in "*?[")):
         return expand_datasets(names[0])
-    return [given]
+    return [dataset]
 
 
 def recorded_range(file: DatasetFile) -> ShardPattern | None:
@@ -249,11 +245,11 @@ def _splits_of_one_run(text: str, names: Mapping[str, list[DatasetLike]]) -> lis
     return [split for split in names if split in runs[0]]
 
 
-def _dataset_file(given: DatasetLike) -> DatasetFile | None:
+def _dataset_file(dataset: DatasetLike) -> DatasetFile | None:
     """Return the content of a dataset file; None if it is missing or damaged."""
-    path = given if isinstance(given, str) and given.endswith(DATASET_SUFFIX) else None
+    path = dataset if isinstance(dataset, str) and dataset.endswith(DATASET_SUFFIX) else None
     with suppress(InvalidRequest, CorruptShard):
-        path = path or find_dataset(given, lacking=True).dataset_file
+        path = path or find_dataset(dataset, lacking=True).dataset_file
     return None if path is None else read_valid_dataset(path)
 
 
@@ -290,6 +286,6 @@ def _shard_paths(name: str) -> tuple[str, ...] | None:
         return None
 
 
-def _dataset_identity(given: DatasetLike) -> object:
+def _dataset_identity(dataset: DatasetLike) -> object:
     """Return a value that is equal for all names of one dataset."""
-    return paths.real_path(os.fspath(given)) if isinstance(given, (str, os.PathLike)) else tuple(given)
+    return paths.real_path(os.fspath(dataset)) if isinstance(dataset, (str, os.PathLike)) else tuple(dataset)

@@ -28,7 +28,7 @@ from shardtool.dataset.dataset_file import (
     parse_local_shards,
     parse_shard_names,
 )
-from shardtool.dataset.shard_file import FETCH_ADVICE, kind_of_content
+from shardtool.dataset.shard_file import FETCH_ADVICE, detect_kind_by_content
 from shardtool.dataset.stored import StoredDataset, make_dataset, recorded_dots, sidecar_path
 from shardtool.errors import AccessRefused, CorruptShard, InvalidRequest, format_list, os_error_text, printable
 from shardtool.messages import choose_text
@@ -58,39 +58,39 @@ EXPECTED_DATASET = "a dataset file, a shard pattern, a glob, a folder, or shards
 _EXPECTED_WEB = "a dataset file (NAME.json), a shard, or a pattern with its end, such as out-{000000..000041}.tar"
 
 
-def open_dataset(given: DatasetLike, *, dots: Dots | None = None) -> StoredDataset:
+def open_dataset(dataset: DatasetLike, *, dots: Dots | None = None) -> StoredDataset:
     """Find a dataset and read its dataset file.
 
     Args:
-        given: A dataset file, pattern, glob, folder, or shards.
+        dataset: A dataset file, pattern, glob, folder, or shards.
         dots: Where keys end in member names, if no dataset file records it; None: read it from the sidecars.
 
     Raises:
         InvalidRequest: There is no such dataset.
         CorruptShard: Its dataset file is damaged.
     """
-    dataset = find_dataset(given).read()
-    return dataset if dataset.file is not None else dataset.with_dots(dots or recorded_dots(dataset))
+    stored = find_dataset(dataset).read()
+    return stored if stored.file is not None else stored.with_dots(dots or recorded_dots(stored))
 
 
-def find_dataset(given: DatasetLike, *, lacking: bool = False) -> StoredDataset:
+def find_dataset(dataset: DatasetLike, *, lacking: bool = False) -> StoredDataset:
     """Find the shards of a dataset without reading them.
 
     Args:
-        given: A dataset file, pattern, glob, folder, or shards.
+        dataset: A dataset file, pattern, glob, folder, or shards.
         lacking: Accept missing shards of a range, and return them as `missing`.
 
     Raises:
         InvalidRequest: There are none, some of a range are missing, or a folder contains several datasets.
         CorruptShard: A dataset file lists names outside its folder.
     """
-    names = list_names("the dataset", given, EXPECTED_DATASET)
-    dataset = _find_shards(names)
-    if dataset.missing and not lacking:
-        found = f"no {format_list([*map(printable, dataset.missing)], 3)}"
+    names = list_names("the dataset", dataset, EXPECTED_DATASET)
+    stored = _find_shards(names)
+    if stored.missing and not lacking:
+        found = f"no {format_list([*map(printable, stored.missing)], 3)}"
         remedy = "Name only existing shards, with a narrower range or a glob, or name the dataset file."
         raise InvalidRequest(names[0], found, expected="all shards of the range", remedy=remedy)
-    return replace(dataset, given=given)
+    return replace(stored, given=dataset)
 
 
 def _find_shards(names: list[str]) -> StoredDataset:
@@ -125,9 +125,7 @@ def expand_glob(name: str) -> list[str]:
         return sorted(glob.glob(name), key=natural_key)
     folder, last = folder_of(name), base_name(name)
     if is_web(name) or any(mark in folder for mark in _GLOB_MARKS):
-        found = (
-            "a glob on the web, where folders cannot be listed" if is_web(name) else "a glob in the name of a folder"
-        )
+        found = "a glob on the web, where folders cannot be listed" if is_web(name) else "a glob in a folder name"
         raise InvalidRequest(name, found, expected=_EXPECTED_WEB if is_web(name) else "a glob in the file name only")
     matches = [match for match in lookup.list_folder(folder) if fnmatchcase(match, last)]
     return [join(folder, match) for match in sorted(matches, key=natural_key)]
@@ -146,7 +144,7 @@ def _from_address(name: str) -> StoredDataset:
         return _from_folder(name)
     if any(mark in last for mark in _GLOB_MARKS) and (matches := expand_glob(name)):
         return _from_names(matches, name)
-    if not has_shard_name and is_file(name) and kind_of_content(name):
+    if not has_shard_name and is_file(name) and detect_kind_by_content(name):
         return _from_names([name])
     if not is_web(name):
         raise InvalidRequest(name, "no such object, and no objects below it", expected=EXPECTED_DATASET)
@@ -244,7 +242,7 @@ def list_shard_folder(folder: str) -> tuple[list[str], list[str]]:
 def _can_be_shard(path: str) -> bool:
     """Return whether a file starts like a shard. Unreadable files count, so that they are reported."""
     try:
-        return kind_of_content(path) is not None
+        return detect_kind_by_content(path) is not None
     except CorruptShard:
         return True
 

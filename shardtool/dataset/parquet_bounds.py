@@ -277,35 +277,31 @@ class _ThriftReader:
     def struct(self, depth: int) -> _Struct:
         fields: _Struct = {}
         data, field = self._data, 0
-        while thrift_type := (byte := data[self.offset]) & 15:
+        while kind := (byte := data[self.offset]) & 15:
             self.offset += 1
             field = field + (byte >> 4) if byte >> 4 else self._signed()
             if field in fields:
                 raise ValueError("a duplicate field")
-            fields[field] = (
-                (thrift_type, thrift_type == _TRUE)
-                if thrift_type in (_TRUE, _FALSE)
-                else (thrift_type, self._value(thrift_type, depth))
-            )
+            fields[field] = (kind, kind == _TRUE) if kind in (_TRUE, _FALSE) else (kind, self._value(kind, depth))
         self.offset += 1
         return fields
 
-    def _value(self, thrift_type: int, depth: int) -> Any:
+    def _value(self, kind: int, depth: int) -> Any:
         self._remaining -= 1
         if depth > _MAX_DEPTH or not self._remaining:
             raise ValueError("a header with too many or too deeply nested values")
-        if thrift_type in (_I16, _I32, _I64):
+        if kind in (_I16, _I32, _I64):
             return self._signed()
-        if thrift_type in (_TRUE, _FALSE, _BYTE):
+        if kind in (_TRUE, _FALSE, _BYTE):
             self.offset += 1
             return self._data[self.offset - 1]
-        if thrift_type == _BINARY:
+        if kind == _BINARY:
             size = self._varint()
             self.offset += size
             return self._data[self.offset - size : self.offset]
-        if thrift_type == _STRUCT:
+        if kind == _STRUCT:
             return self.struct(depth + 1)
-        if thrift_type in (_LIST, _SET):
+        if kind in (_LIST, _SET):
             return self._list(depth)
         raise ValueError("a type that Parquet does not use")
 
@@ -313,10 +309,10 @@ class _ThriftReader:
         """Return the type and values of a list. Each value takes a byte, so the data bounds `count`."""
         byte = self._data[self.offset]
         self.offset += 1
-        count, thrift_type = byte >> 4, byte & 15
+        count, kind = byte >> 4, byte & 15
         if count == _LONG_LIST_MARK:
             count = self._varint()
-        return thrift_type, [self._value(thrift_type, depth + 1) for _ in range(count)]
+        return kind, [self._value(kind, depth + 1) for _ in range(count)]
 
     def _signed(self) -> int:
         number = self._varint()

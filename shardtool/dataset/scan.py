@@ -229,15 +229,12 @@ def _drop_incomplete(scan: ShardScan, dots: Dots) -> None:
 def _incomplete_samples(scan: ShardScan, dots: Dots) -> dict[int, str]:
     """Return the incomplete samples of a tar, and the reasons."""
     fields, size, neighbours, incomplete = scan.fields(), scan.size, dict[int, str](), dict[int, str]()
-    for lost_range in scan.lost:
-        previous, following = (
-            bisect_left(scan.starts, lost_range.start) - 1,
-            bisect_right(scan.starts, lost_range.end - 1),
-        )
-        for sample in [previous] if lost_range.end < 0 else [previous, following]:
+    for lost in scan.lost:
+        previous, following = bisect_left(scan.starts, lost.start) - 1, bisect_right(scan.starts, lost.end - 1)
+        for sample in [previous] if lost.end < 0 else [previous, following]:
             if 0 <= sample < len(scan.keys):
-                neighbours[sample] = f"next to the range lost at {lost_range.start:,}"
-                if scan.keys[sample] == _split_name(lost_range.name, dots)[0] or (size < 0 and lost_range.end < 0):
+                neighbours[sample] = f"next to the range lost at {lost.start:,}"
+                if scan.keys[sample] == _split_name(lost.name, dots)[0] or (size < 0 and lost.end < 0):
                     incomplete[sample] = f"{neighbours[sample]}: {FIELDS_MAY_BE_LOST}"
     for sample, row_end in enumerate(accumulate(scan.counts)) if size >= 0 else ():
         if (end := scan.offsets[row_end - 1] + scan.lengths[row_end - 1]) > size:  # end of the last payload

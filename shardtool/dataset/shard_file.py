@@ -359,7 +359,7 @@ def detect_kind(path: str) -> ShardName:
     """
     if kind := parse_shard_name(base_name(path)):
         return kind
-    if (is_file(path) if is_url(path) else os.path.lexists(path)) and (kind := kind_of_content(path)):
+    if (is_file(path) if is_url(path) else os.path.lexists(path)) and (kind := detect_kind_by_content(path)):
         return kind
     if count_suffix(base_name(path)):
         return ShardName("tfrecord")  # only TensorFlow numbers files this way; it may be missing or damaged
@@ -369,7 +369,7 @@ def detect_kind(path: str) -> ShardName:
 
 def wrong_kind_error(path: str, error: CorruptShard) -> CorruptShard:
     """Return `error`, or a better one if an unreadable shard is of another kind than its name says."""
-    kind = kind_of_content(path)
+    kind = detect_kind_by_content(path)
     if kind in (None, detect_kind(path)):
         return error
     what = f"a {kind.format} shard{kind.packing and f' compressed with {kind.packing}'}"
@@ -379,7 +379,7 @@ def wrong_kind_error(path: str, error: CorruptShard) -> CorruptShard:
     )  # fmt: skip
 
 
-def kind_of_content(path: str) -> ShardName | None:
+def detect_kind_by_content(path: str) -> ShardName | None:
     """Return the kind of shard by its first bytes; None: not a shard, or empty.
 
     Raises:

@@ -151,10 +151,8 @@ class ShardIndex:
             for column, part in zip(base_schema.field(FIELDS_COLUMN).type.value_type, columns, strict=True)
         ]
         element = pa.field("element", pa.struct(field_types), nullable=False)
-        fields, list_offsets = (
-            pa.StructArray.from_arrays(columns, fields=field_types),
-            number_array(self.firsts.astype(np.int32)),
-        )
+        fields = pa.StructArray.from_arrays(columns, fields=field_types)
+        list_offsets = number_array(self.firsts.astype(np.int32))
         lists = pa.ListArray.from_arrays(list_offsets, fields, type=pa.list_(element))
         keys = string_array(bytes(self.keys), self.key_sizes)
         table_columns = [keys, _to_unsigned(self.starts), _to_unsigned(self.sizes), lists, *metadata.columns]

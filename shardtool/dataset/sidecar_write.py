@@ -67,14 +67,10 @@ def written_index(
     if source_paths:
         metadata_columns["source_paths"] = string_list_column(paths, counts)
     metadata = pa.Table.from_arrays([*metadata_columns.values()], names=[*metadata_columns])
-    packed_keys, names, firsts = (
-        PackedStrings.parse(keys),
-        tuple(name.decode() for name in content.fields),
-        part_ends(counts),
-    )
-    head_sizes, tail_sizes = head_and_tail_sizes(
-        shard_format, RecordColumns(packed_keys, firsts, names, codes, sizes, is_list)
-    )
+    packed_keys, firsts = PackedStrings.parse(keys), part_ends(counts)
+    names = tuple(name.decode() for name in content.fields)
+    records = RecordColumns(packed_keys, firsts, names, codes, sizes, is_list)
+    head_sizes, tail_sizes = head_and_tail_sizes(shard_format, records)
     record_ends = part_ends(head_sizes + sizes + tail_sizes)
     starts = record_ends[firsts]
     return ShardIndex(

@@ -82,25 +82,7 @@ def iter_zip_members(read: Read, size: int, where: str) -> Iterator[ZipMember]:
         if len(head) < _CENTRAL_HEADER.size or not head.startswith(_CENTRAL_MARK):
             raise CorruptShard(where, "not an entry of a zip directory", offset=position)
         entry = _CENTRAL_HEADER.unpack(head)
-        (
-            _,
-            created_by,
-            _,
-            flags,
-            method,
-            _,
-            _,
-            _,
-            packed,
-            length,
-            names,
-            extras,
-            comment,
-            disk,
-            _,
-            external_attributes,
-            offset,
-        ) = entry
+        _, creator, _, flags, method, _, _, _, packed, length, names, extras, comment, disk, _, attrs, offset = entry
         name = bytes(read(position + _CENTRAL_HEADER.size, names))
         extra = bytes(read(position + _CENTRAL_HEADER.size + names, extras))
         if _IN_ZIP64 in (length, packed, offset):
@@ -108,7 +90,7 @@ def iter_zip_members(read: Read, size: int, where: str) -> Iterator[ZipMember]:
         offset += directory.before
         if disk or offset + _LOCAL_HEADER.size + packed > directory.start or length > packed * _MAX_DEFLATE_RATIO:
             raise CorruptShard(where, "a member that claims more bytes than the file has", offset=position)
-        mode = external_attributes >> 16 if created_by >> 8 == _UNIX_SYSTEM else 0
+        mode = attrs >> 16 if creator >> 8 == _UNIX_SYSTEM else 0
         yield ZipMember(name, offset, length, packed, method, bool(flags & _ENCRYPTED_FLAG), mode)
         position += _CENTRAL_HEADER.size + names + extras + comment
 

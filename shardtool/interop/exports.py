@@ -170,9 +170,8 @@ def read_index_list(path: str) -> bytes:
 def describe_index_difference(export: str, data: bytes, shard: IndexedShard) -> str:
     """Return the difference between an index and its shard; empty if readers get the right bytes."""
     export_format = EXPORTS[export]
-    if export_format.encode is None or export_format.shard_format != (
-        parse_format(shard.name) or "tfrecord"
-    ):  # the name may not show the format
+    shard_format = parse_format(shard.name) or "tfrecord"  # only names of TFRecords may lack the format
+    if export_format.encode is None or export_format.shard_format != shard_format:
         return f"an index of {export_format.shard_format} shards"
     try:
         if export_format.hashed:
