@@ -145,9 +145,9 @@ def test_compressed_shards_are_read_in_any_order(packed: tuple[Path, list[dict[s
 def test_a_full_disk_is_reported_for_compressed_shards(
     packed: tuple[Path, list[dict[str, object]]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The error names the folder and what to do."""
+    """Where there is no space to decompress a shard, the error names the folder, and what to do."""
     folder, _ = packed
     data = open_data(str(folder))
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "none"))
-    with pytest.raises(OutputFailed, match=r"no room to unpack .*TMPDIR"):
+    with pytest.raises(OutputFailed, match=r"no space to decompress .*TMPDIR"):
         data[[0, 1, 2, 3, 4, 5]]

@@ -135,8 +135,9 @@ def test_verbs_for_datasets_suggest_create(verb: str, place: Path) -> None:
     """Verbs that read shards suggest how to create them from other files, and which URLs are supported."""
     more = ["new/r-{0..}.tar"] if verb == "reshard" else []
     assert (
-        "imgs: no shards in it; expected files that end in .tar" in (ran := typed(verb, "imgs", *more, cwd=place)).err
+        "imgs: a folder without shards; expected files that end in .tar"
+        in (ran := typed(verb, "imgs", *more, cwd=place)).err
     )
-    assert (ran.code, "`shardtool create` makes shards of other files." in ran.err) == (2, True)
+    assert (ran.code, "Use `shardtool create` to pack other files." in ran.err) == (2, True)
     ran = typed(verb, "s4://bucket/x.json", *more, cwd=place)
     assert (ran.code, "the scheme s4://; expected a path, or s3://" in ran.err) == (2, True)

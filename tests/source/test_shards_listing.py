@@ -531,17 +531,17 @@ def test_missing_and_different_files_are_refused(ending: str, ours: dict[str, Pa
     changed(without_shard, f"{shard}: cannot be opened: no such file")
     for given_as in (f"{ending}-{{{{0..}}}}.{ending}", f"{ending}-{{{{0..1}}}}.{ending}", f"*.{ending}"):
         changed(without_shard, f"{shard}: cannot be opened: no such file", f"{{folder}}/{given_as}")
-    changed(with_link, "a link to nothing, x")
-    changed(with_fifo, "not a regular file")
+    changed(with_link, "a broken link to x")
+    changed(with_fifo, "no plain file|not a regular file")
     changed(lambda folder: os.truncate(folder / shard, 600), f"{shard}: 600 bytes")
     changed(lambda folder: (folder / sidecar).unlink(), f"{sidecar}: no such file")
-    changed(lambda folder: shutil.copy(folder / f"{ending}-0.index", folder / sidecar), f"{sidecar}: .*as the dataset")
+    changed(lambda folder: shutil.copy(folder / f"{ending}-0.index", folder / sidecar), f"{sidecar}: .*as listed")
 
     def another_count(folder: Path) -> None:
         file = parse_dataset((folder / f"{ending}.json").read_bytes(), "x")
         again(folder / f"{ending}.json", shards=(replace(file.shards[0], samples=4), *file.shards[1:]))
 
-    changed(another_count, f"{ending}-0.index: 3 samples.*4, as the dataset file says")
+    changed(another_count, f"{ending}-0.index: 3 samples.*4 samples, as listed in the dataset file")
 
 
 def test_sidecars_without_a_dataset_file_must_match(ours: dict[str, Path], tmp_path: Path) -> None:
@@ -557,8 +557,8 @@ def test_sidecars_without_a_dataset_file_must_match(ours: dict[str, Path], tmp_p
     page = data.index(b"\x28\xb5\x2f\xfd") + 8  # where ZSTD starts
     for other, what in (
         ((tmp_path / "tar-0.index").read_bytes(), "the index of tar-0.tar"),
-        (data[:-30], "no sidecar"),
-        (data[:page] + bytes([data[page] ^ 1]) + data[page + 1 :], "no sidecar"),
+        (data[:-30], "not a valid sidecar"),
+        (data[:page] + bytes([data[page] ^ 1]) + data[page + 1 :], "not a valid sidecar"),
     ):
         index_file.write_bytes(other)
         with pytest.raises(CorruptShard, match=rf"tar-1\.index.*{what}"):
@@ -955,7 +955,7 @@ def test_the_dataset_file_lists_numbers(ours: dict[str, Path], tmp_path: Path) -
     assert parse_dataset(file.encode(), "x") == file
     for wrong in ('{"cls": "int32"}', '{"none": "int64"}', '{"cls": ["int64"]}', '["cls"]', "3"):
         raw = file.encode().replace(b'"numbers": {', b'"numbers": %b, "x": {' % wrong.encode())[:-12]
-        with pytest.raises(CorruptShard, match="no dataset file"):
+        with pytest.raises(CorruptShard, match="not a valid dataset file"):
             parse_dataset(raw + b'%08x"\n}\n' % crc32c.crc32c(raw), "x")
 
 

@@ -309,7 +309,7 @@ def test_names_that_energon_passes_over(name: str, tmp_path: Path) -> None:
     files = {"__a__/b.txt": b"1"} if "/" in name else {"__a.__": b"1"}
     dataset = _made(write_tree(tmp_path / "s", files), tmp_path / "out", "tar")
     before = read_tree(tmp_path / "out")
-    with pytest.raises(InvalidRequest, match=r"out-000\.tar.*energon passes over.*portable=True"):
+    with pytest.raises(InvalidRequest, match=r"out-000\.tar.*energon ignores.*portable=True"):
         export(dataset, "energon")
     assert read_tree(tmp_path / "out") == before
 
@@ -403,7 +403,7 @@ def test_wids_wants_nothing(tars: Path) -> None:
     before = identity(tars.parent)
     result = export(tars, "wids")
     assert (result.files, identity(tars.parent)) == ((), before)
-    assert "nothing to write" in result.notes[0]
+    assert "no other file is needed" in result.notes[0]
 
 
 _ALL = {"tar": ("dali-webdataset", "energon", "huggingface", "wids"), "tfrecord": ("dali-tfrecord", "tfrecord")}
@@ -437,7 +437,7 @@ def test_create_exports_again(small: Path, tmp_path: Path) -> None:
         assert read_tree(tmp_path / "out") == right
 
 
-@pytest.mark.parametrize(("name", "found"), [("nope", "'nope'"), ("tfrecord", "these are tar")])
+@pytest.mark.parametrize(("name", "found"), [("nope", "'nope'"), ("tfrecord", "the shards are tar")])
 def test_create_refuses_formats_before_it_writes(name: str, found: str, small: Path, tmp_path: Path) -> None:
     """A format that is unknown, or of other shards, is refused before there is a folder, in a dry run too."""
     for run in (create, dry_run):
@@ -526,7 +526,12 @@ def test_one_run_at_a_time(tars: Path) -> None:
 
 @pytest.mark.parametrize(
     ("formats", "found"),
-    [([], "no format"), (["mds"], "'mds'"), (["tfrecord"], "these are tar"), (["dali-webdataset", "nope"], "nope")],
+    [
+        ([], "no format"),
+        (["mds"], "'mds'"),
+        (["tfrecord"], "the shards are tar"),
+        (["dali-webdataset", "nope"], "nope"),
+    ],
 )
 def test_formats_that_make_no_sense(formats: list[str], found: str, tars: Path) -> None:
     """A format that is unknown, or of other shards, is refused, and the message tells which there are."""

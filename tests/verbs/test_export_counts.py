@@ -162,11 +162,11 @@ def test_names_that_cannot_be(source: Path, tmp_path: Path) -> None:
         _pack(source, tmp_path / "out", "sizes-{0..}.tar", export=("open-clip",))
     assert not (tmp_path / "out").exists()
     asked: dict[str, Any] = {"split": "start=0.5,rest=0.5"}
-    with pytest.raises(InvalidRequest, match="the split start, which timm takes for the name of shards"):
+    with pytest.raises(InvalidRequest, match="the split start, which timm would read as a shard name"):
         _pack(source, tmp_path / "out", "{split}-{0..}.tar", **asked, export=("timm",))
     assert not (tmp_path / "out").exists()
     _pack(source, tmp_path / "out", "{split}-{0..}.tar", **asked)
-    with pytest.raises(InvalidRequest, match="the split start, which timm takes for the name of shards"):
+    with pytest.raises(InvalidRequest, match="the split start, which timm would read as a shard name"):
         export(tmp_path / "out" / "rest.json", "timm")
 
 

@@ -205,9 +205,9 @@ def test_a_name_that_lies(tmp_path: Path) -> None:
     (tmp_path / "c.tar.xz").write_bytes(lzma.compress(os.urandom(99_999))[:-999])
     found = {one.file: (one.code, one.found) for one in verify([*tmp_path.iterdir()], ONE).findings}
     assert {code for code, _ in found.values()} == {"shard-damaged"}
-    assert found["a.tar"][1].endswith("by its first bytes a tar shard packed with gzip")
-    assert found["b.tfrecord"][1].endswith("by its first bytes a tar shard")
-    assert "no tar header" in found["c.tar.xz"][1]
+    assert found["a.tar"][1].endswith("those of a tar shard compressed with gzip")
+    assert found["b.tfrecord"][1].endswith("those of a tar shard")
+    assert "not a tar header" in found["c.tar.xz"][1]
 
 
 def test_a_blob_without_a_name(tmp_path: Path) -> None:

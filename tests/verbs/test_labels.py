@@ -139,7 +139,7 @@ def test_classes_keep_the_numbers_of_another_run(ending: str, tmp_path: Path) ->
 def test_a_name_of_a_class_is_text(tmp_path: Path) -> None:
     """Half of a surrogate pair is refused: a dataset file that has it is one that nobody reads."""
     source = _tree(tmp_path / "in", "cat/0", "dog/0")
-    with pytest.raises(InvalidRequest, match="what is no name"):
+    with pytest.raises(InvalidRequest, match="an invalid name or no names"):
         create(source, f"{tmp_path}/o/o-{{0..}}.tar", _options(label_from_folder=True, classes_from=["cat", "\ud800"]))
     assert not (tmp_path / "o").exists()
 
@@ -254,8 +254,9 @@ def test_files_that_name_classes(text: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("cat\ncat\n", "names 'cat' twice"), ("", "what is no name, or none"), ("[1, 2]", "what is no name"),
-        ('{"cls": 5}', "no list of names"), ("[" * 10_000, "c.json"), ("[", "c.json"), ("a\n\nb", "what is no name"),
+        ("cat\ncat\n", "contains 'cat' twice"), ("", "an invalid name or no names"), ("[1, 2]", "an invalid name"),
+        ('{"cls": 5}', "does not contain a list of names"), ("[" * 10_000, "c.json"), ("[", "c.json"),
+        ("a\n\nb", "an invalid name"),
         ('{"a": ["x"], "b": ["y"]}', "no classes of 'cls' in c.json; expected those of one of its fields: a, b"),
         ('["bee"]', r"2 labels of 'cls' not in c.json: 'cat', 'dog'; expected one of its 1 name: 'bee'"),
         (None, "c.json: no such file"),
@@ -331,10 +332,10 @@ def test_text_where_a_reader_wants_numbers(
     table = pd.DataFrame({"key": ["a", "b"], "label": values})
     asked = _options(values=(f"{field}=label",), classes=classes, if_exists="overwrite")
     told_of = create(table, f"{tmp_path}/o-{{0..}}.{ending}", asked)
-    assert any(f"(classes=('{field}',) numbers it)" in note for note in told_of.notes) is told
+    assert any(f"(classes=('{field}',) replaces text by numbers)" in note for note in told_of.notes) is told
     again = ReshardOptions(workers=1, values=(f"{field}=label",), classes=classes)
     told_of = reshard(tmp_path / "o.json", f"{tmp_path}/r/o-{{0..}}.{ending}", again)
-    assert any(f"(classes=('{field}',) numbers it)" in note for note in told_of.notes) is told
+    assert any(f"(classes=('{field}',) replaces text by numbers)" in note for note in told_of.notes) is told
 
 
 def test_what_an_append_makes_uneven(ending: str, tmp_path: Path) -> None:

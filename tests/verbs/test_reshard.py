@@ -960,7 +960,7 @@ def _foreign(place: Path) -> Iterator[tuple[str, Path, dict[str, Any], Contents 
         {"a": {"x": b""}},
     )
     (place / "p.tar").write_bytes(b"no tar" * 1000)
-    yield "no tar", place / "p.tar", {}, "no tar header"
+    yield "no tar", place / "p.tar", {}, "not a tar header"
     (place / "q.tar").write_bytes(b"")
     yield "an empty file", place / "q.tar", {}, "0 bytes"
     (place / "r.tfrecord").write_bytes(b"")

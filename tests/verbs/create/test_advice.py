@@ -109,7 +109,10 @@ def test_a_requested_shard_count_is_not_noted(tmp_path: Path) -> None:
     ("names", "found"),
     [
         (("a.jpg", "a.txt", "b.jpg", "c.jpg"), "1 field that not all samples have (such as 'txt, only in a')"),
-        (("a.jpg", "a.txt", "b.jpg", "c.jpg", "c.txt"), "1 field that not all samples have (such as 'txt, not in b')"),
+        (
+            ("a.jpg", "a.txt", "b.jpg", "c.jpg", "c.txt"),
+            "1 field that not all samples have (such as 'txt, missing in b')",
+        ),
         (("a.x", "b.y", "c.z"), "3 fields that not all samples have (such as 'x, only in a')"),
         (("a.x", "b.x", "c.y", "d.y", "e.y"), "2 fields that not all samples have (such as 'x, only in a and 1 more')"),
     ],
@@ -117,7 +120,7 @@ def test_a_requested_shard_count_is_not_noted(tmp_path: Path) -> None:
 def test_missing_fields_give_one_note(names: tuple[str, ...], found: str, tmp_path: Path) -> None:
     """One note covers all fields that some samples lack, with the first field and samples as examples."""
     (note,) = _notes(write_tree(tmp_path / "in", dict.fromkeys(names, b"x")), target=("huggingface",))
-    assert note.endswith(f"that the first five samples lack: {found}")
+    assert note.endswith(f"that are missing in the first five samples: {found}")
     assert not _notes(tmp_path / "in")
 
 
