@@ -205,7 +205,7 @@ def _decode_above(data: bytes, head: JpegHeader, box: Box, size: int) -> tuple[N
     Raises:
         BadImage: It is damaged.
     """
-    rows = -(-(box[3] + _INTERPOLATION_ROWS) // head.rows) * head.rows
+    rows = -(-(box[3] + _INTERPOLATION_ROWS) // head.block_rows) * head.block_rows
     if head.baseline and rows < head.height:
         data, head = crop_jpeg_rows(data, head, rows)
     wide, high = box[2] - box[0], box[3] - box[1]

@@ -180,7 +180,7 @@ class Packing:
     @property
     def _at_once(self) -> int:
         """How many of this round's tasks run at the same time."""
-        return min(len(self._shards) or 1, self.run.pool.most)
+        return min(len(self._shards) or 1, self.run.pool.max_tasks)
 
     def _transform(self, transform: Transform) -> Transform:
         """Return the transform of one task: of the requests that a host gets at once, it has its share."""
