@@ -72,7 +72,7 @@ def number_classes(
     number_of = {name: number for number, name in enumerate(names)}
     new = [text for text in texts.values() if text not in number_of]
     if new and class_lists is not None and not class_lists.grows:
-        problem = f"{pluralize(len(new), 'label')} of {field!r} missing in {class_lists.where}: {_quote_names(new)}"
+        problem = f"{pluralize(len(new), 'label')} of {field!r} not in {class_lists.where}: {_quote_names(new)}"
         expected = f"one of its {pluralize(len(names), 'name')}: {_quote_names(names)}"
         remedy = "Append the new names to a list of your own, so that existing numbers do not change."
         raise InvalidRequest(option_text("classes_from"), problem, expected=expected, remedy=remedy)

@@ -160,7 +160,7 @@ class DownloadClient:
 
     async def _follow_redirects(self, url: URL, download: Download, limits: DownloadLimits) -> bytes:
         for _ in range(_MAX_REDIRECTS + 1):
-            async with limits.turn(download, str(url.host)):
+            async with limits.request(download, str(url.host)):
                 try:
                     response = await self._request(url, download, limits)
                 except (OSError, aiohttp.ClientError, asyncio.TimeoutError, ValueError) as error:

@@ -86,7 +86,7 @@ def _check_frame_column(name: str, column: str, frame: pd.DataFrame, index: int)
         if len(kinds) > 1:
             raise mixed_types_error(name, column, kinds) from None
         type_name = printable(next(iter(kinds), "nothing"))
-        found = f"column {column!r} contains {type_name} in {pluralize(len(values), 'row')}"
+        found = f"column {column!r} holds {type_name} in {pluralize(len(values), 'row')}"
         if next(iter(kinds), "") not in _NESTED_TYPES:
             raise InvalidRequest(name, found, expected="values that Arrow supports") from None
         found += f" with elements of different types: {str(error).splitlines()[0]}"

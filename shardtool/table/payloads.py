@@ -66,7 +66,7 @@ def check_field_values(
             "lists of numbers of equal length" if ending == "npy" else f"a text format: {ending} is a binary format"
         )
         remedy = f"Use another field: {option_text('values', {text_ending: name})}."
-        found = f"column {name!r} (field {field}) contains {kind}"
+        found = f"column {name!r} (field {field}) holds {kind}"
         raise InvalidRequest(option_text("values"), found, expected=expected, remedy=remedy)
     if dtype is None:
         check_payload(name, column, class_names, refuse)

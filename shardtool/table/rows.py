@@ -85,7 +85,7 @@ class TableRows(NamedTuple):
                 f"'{shorten(printable(key))}' ({row_text})" for key, row_text in zip(repeated, rows, strict=False)
             ]
             listed = format_list(examples, _MAX_EXAMPLES, total=len(repeated))
-            found = f"{pluralize(len(repeated), 'repeated key')}: {listed}"
+            found = f"{pluralize(len(repeated), 'key')} more than once: {listed}"
             raise InvalidRequest(self.where, found, expected=expected, remedy=remedy)
 
     def examples(self, column: pa.ChunkedArray, positions: NDArray[np.int64]) -> str:

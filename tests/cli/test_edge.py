@@ -190,7 +190,7 @@ def test_a_bug_is_no_error_of_the_data() -> None:
 
 def test_a_bug_in_a_worker() -> None:
     """An exception in a worker comes out as a bug, with the task in words and the traceback apart."""
-    with LocalPool(1, "fork") as pool, pytest.raises(Bug, match="a worker, odd: KeyError: 'odd'") as caught:
+    with LocalPool(1, "fork") as pool, pytest.raises(Bug, match=r"worker \(odd\): KeyError: 'odd'") as caught:
         list(pool.map(_odd, [1]))
     assert "Traceback" in caught.value.detail
     assert "Traceback" not in caught.value.found

@@ -89,7 +89,7 @@ def test_without_ray() -> None:
     code = f"{hidden}from shardtool.cli import main; sys.argv[1:] = ['verify', '.', '--executor', 'ray']; main()"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 2
-    remedy = "Run `pip install 'shardtool[ray]'`, here and on each node."
+    remedy = "Run `pip install 'shardtool[ray]'` here and on every node."
     assert done.stderr == f"shardtool: --executor ray: Ray is not installed here. {remedy}\n"
 
 

@@ -380,7 +380,7 @@ _NO_KEY = "column 'key': no key (empty, null or NaN) in "
         (
             {"key": ["a"], "__size__": [1]},
             (
-                "Table: column '__size__': names that start with two underscores are the sidecar's own. ",
+                "Table: column '__size__': names that start with two underscores are reserved for the sidecar. ",
                 "Rename them, or leave them out of the table.",
             ),
         ),
@@ -425,7 +425,7 @@ def test_bytes_are_not_joined() -> None:
 def test_columns_of_one_name() -> None:
     """A table that has a column twice is refused."""
     table = pa.Table.from_arrays([pa.array(["a"]), pa.array([1]), pa.array([2])], ["key", "n", "n"])
-    assert "columns of the same name: 'n'" in _error(join.join_table, _labelled(), table, "key")
+    assert "several columns with the same name: 'n'" in _error(join.join_table, _labelled(), table, "key")
 
 
 def test_the_datasets_side_is_named(tmp_path: Path) -> None:
@@ -658,16 +658,16 @@ _NO_VALUE = "column 'label': no value (null or NaN) in 2 samples, such as 'b', '
         (
             "cls",
             "big",
-            "column 'big': a number over 2^63 in 2 samples, such as 'b', 'c'; expected what fits into int64",
+            "column 'big': a number over 2^63 in 2 samples, such as 'b', 'c'; expected a number that fits into int64",
         ),
         ("cls", "b", "column 'b' (field cls) holds binary; expected text or numbers"),
         ("cls", "bs", "column 'bs' (field cls) holds list<item: binary>; expected text or numbers"),
         ("cls!", "list", "column 'list' (labels) holds list<item: int64>; expected text or numbers"),
         ("cls", "labels", "no column 'labels'; expected one of label, n, f, "),
         ("cls", "labels", "Did you mean 'label'"),
-        ("a/b", "n", "field 'a/b': no name for a field; "),
-        ("-a", "n", "field '-a': no name for a field; "),
-        ("a,b", "n", "field 'a,b': no name for a field; "),
+        ("a/b", "n", "field 'a/b': not a valid field name; "),
+        ("-a", "n", "field '-a': not a valid field name; "),
+        ("a,b", "n", "field 'a,b': not a valid field name; "),
     ],
 )
 def test_fields_that_cannot_be(name: str, column: str, said: str) -> None:
@@ -693,12 +693,12 @@ def test_fields_that_were_not_asked_for() -> None:
     """Labels must be fields, fields each one's own, and there must be metadata."""
     entries = _labelled()
     assert _error(set_value_fields, entries, (("cls", "label"),), ("cl",)) == (
-        "classes: no field 'cl'. Name its column: values={'cl': 'COLUMN'}."
+        "classes: no field 'cl'. Choose its column with values={'cl': 'COLUMN'}."
     )
     twice = (("cls", "label"), ("cls", "label"))
     assert (
         _error(set_value_fields, entries, twice, ())
-        == "values: several columns become the field 'cls'. Name them apart."
+        == "values: several columns for the field 'cls'. Use a different name for each."
     )
     assert _error(set_value_fields, _entries(_SAMPLES), (("cls", "label"),), ()) == (
         "values: no column 'label', nor any other. join adds a table's, columns_from those of JSON fields."
