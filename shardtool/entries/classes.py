@@ -59,10 +59,7 @@ def number_classes(
 ) -> tuple[dict[bytes, int], list[str]]:
     """Return the number of each label, and all class names as recorded in the dataset file.
 
-    Args:
-        labels: The labels in the data.
-        field: Name of the label field.
-        class_lists: Existing class lists; None: number the labels in byte order.
+    Without `class_lists`, labels are numbered in byte order.
 
     Raises:
         InvalidRequest: A label is not in a fixed list.
@@ -114,12 +111,7 @@ def merge_classes(old: Mapping[str, list[str]], new: Mapping[str, list[str]]) ->
 
 
 def sorted_labels_note(entries: SampleTable, order: NDArray[np.int64] | None) -> str:
-    """Return a note if samples are sorted by class, otherwise an empty text.
-
-    Args:
-        entries: The samples.
-        order: The sample at each position; None: unchanged order.
-    """
+    """Return a note if samples in the given order are sorted by class, otherwise an empty text."""
     total = len(entries) if order is None else len(order)
     for name in entries.values.classes:
         texts = entries.values.inline.get(name)

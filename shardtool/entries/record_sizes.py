@@ -66,7 +66,6 @@ def sample_sizes(shard_format: str, payloads: RecordColumns) -> NDArray[np.int64
 
 
 def _slice_samples(p: RecordColumns, start: int, stop: int) -> RecordColumns:
-    """Return samples `start` to `stop` (exclusive)."""
     rows = slice(int(p.first[start]), int(p.first[stop]))
     keys, first = (
         PackedStrings(p.keys.data, p.keys.starts[start : stop + 1]),

@@ -137,10 +137,7 @@ class PackedStrings:
 def hash_strings(texts: Iterable[bytes], person: bytes = b"", seed: int | None = None) -> NDArray[np.uint64]:
     """Return the 8-byte little-endian BLAKE2b (RFC 7693) of each text, the same on every machine.
 
-    Args:
-        texts: The texts.
-        person: Personalization, which makes hashes for different uses independent.
-        seed: Its hash is the salt; None: no salt.
+    `person` makes hashes for different uses independent; the hash of `seed` is the salt.
     """
     salt = b"" if seed is None else blake2b(b"%d" % seed, digest_size=16).digest()
     digests = [blake2b(text, digest_size=8, person=person, salt=salt).digest() for text in texts]

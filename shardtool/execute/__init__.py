@@ -26,12 +26,7 @@ _RAY_VARIABLES = {  # defaults; Ray reads these when it is imported
 def start_pool(
     options: WorkerOptions, advice: str = "Run the same command again.", observer: Observer | None = None
 ) -> Pool:
-    """Start worker processes.
-
-    Args:
-        options: Number of workers and where they run.
-        advice: Advice if a worker dies.
-        observer: Is notified if a Ray cluster is started.
+    """Start worker processes; `advice` is printed if one dies.
 
     Raises:
         InvalidRequest: Ray is not installed, no cluster is at the address, or a node has other versions.

@@ -3,9 +3,9 @@
 The standard library's pools do not fit:
 
 - `concurrent.futures` and `multiprocessing.Pool` need semaphores in /dev/shm, which is small or read-only in some
-containers. Their spawned workers run the user's main script again.
+  containers. Their spawned workers run the user's main script again.
 - `multiprocessing.Pool` hangs if a worker is killed. `concurrent.futures` leaves workers behind if the parent is
-killed.
+  killed.
 
 Here, each worker has one pipe in each direction, and a third pipe that closes when its parent dies.
 
@@ -77,7 +77,6 @@ class _Worker:
 
     @property
     def pipes(self) -> tuple[int, int, int]:
-        """This process's ends of the pipes."""
         return self.tasks, self.results, self.lifeline
 
     def kill(self) -> None:
@@ -101,12 +100,8 @@ class _Worker:
 class LocalPool(Pool):
     """Worker processes, for use in a `with` block, which kills them at its end.
 
-    One worker per core starts at once; more start only if there are tasks for them.
-
-    Args:
-        workers: Maximum number of workers.
-        start: Start method; `auto` forks if no other thread runs.
-        advice: Advice if a worker dies.
+    One worker per core starts at once; more start only if there are tasks for them. The start method `auto` forks if no
+    other thread runs. `advice` is printed if a worker dies.
 
     Raises:
         InvalidRequest: `workers` is less than one.
@@ -190,7 +185,6 @@ class LocalPool(Pool):
                 self._report_silence()
 
     def _report_silence(self) -> None:
-        """Report the worker without progress for the longest time, if that time is long."""
         now = time.monotonic()
         busy = [worker for worker in self._workers if worker.number is not None]
         silent = min(busy, key=lambda worker: worker.last_heard, default=None)
@@ -210,7 +204,6 @@ class LocalPool(Pool):
             return
 
     def _death_error(self, worker: _Worker) -> WorkerDied:
-        """Return the error for a worker that has died."""
         status = worker.wait()
         if -status in (signal.SIGTERM, signal.SIGHUP):
             time.sleep(_SIGNAL_GRACE_S)  # this process may be about to receive the same signal
@@ -240,7 +233,6 @@ class LocalPool(Pool):
 
 
 def _spawn_worker(ends: tuple[int, int, int]) -> subprocess.Popen[bytes]:
-    """Start a worker as a new process, with its ends of the pipes."""
     import subprocess
 
     root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))

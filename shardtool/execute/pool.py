@@ -22,11 +22,11 @@ _MAX_CHECKED_PATHS = 6  # above, only three paths are checked
 
 
 class Pool:
-    """Runs tasks in this process. Like the pools with workers, for use in a `with` block, which closes the pool.
+    """Runs tasks in this process. For use in a `with` block, like the pools with workers.
 
     Attributes:
         max_tasks: Maximum number of concurrent tasks.
-        max_per_machine: Maximum number of concurrent tasks on one machine.
+        max_per_machine: The same on one machine.
     """
 
     max_tasks = max_per_machine = 1
@@ -100,12 +100,10 @@ def as_reportable(location: str, error: Exception) -> Exception:
 def make_reporter(
     send_report: Callable[[list[int]], object], pause_s: float, *, cumulative: bool
 ) -> Callable[..., None]:
-    """Return a progress callback for a task. It calls `send_report` at most every `pause_s` seconds.
+    """Return a progress callback for a task.
 
-    Args:
-        send_report: Gets the counts since the last call, or all counts if `cumulative`.
-        pause_s: Minimum seconds between calls.
-        cumulative: Whether to report totals.
+    It calls `send_report` at most every `pause_s` seconds, with total counts if `cumulative`, else with the counts
+    since the last call.
     """
     last, done = time.monotonic(), [0, 0]
 

@@ -33,13 +33,7 @@ _CONNECT_ADVICE = (
 
 
 class Node(NamedTuple):
-    """A node that runs tasks.
-
-    Attributes:
-        key: Ray's node ID.
-        name: Name in messages.
-        slots: Maximum number of concurrent tasks.
-    """
+    """A node that runs at most `slots` tasks. `key` is Ray's node ID, `name` is for messages."""
 
     key: str
     name: str

@@ -78,8 +78,8 @@ class RayPool(Pool):
     Args:
         options: `workers` limits the concurrent tasks; None: as many as the cluster has cores. `address` is `auto`,
             `ray://host:port` or `host:port`; None: from Ray's environment, else `auto`, else start a cluster.
-        advice: Advice if a task was lost too often.
-        cores: Number of cores of a cluster that is started here.
+        advice: Printed if a task was lost too often.
+        cores: Cores of a cluster that is started here.
         observer: Is notified if a cluster is started.
 
     Raises:
@@ -187,7 +187,6 @@ class RayPool(Pool):
                 ray.shutdown()
 
     def _nodes(self) -> list[Node]:
-        """Return the live nodes that run tasks."""
         nodes = []
         for node in ray.nodes():
             slots = int(node["Resources"].get("CPU", 0))
@@ -196,7 +195,6 @@ class RayPool(Pool):
         return nodes
 
     def _check_versions(self) -> None:
-        """Refuse nodes with other versions than this machine."""
         expected = (__version__, ".".join(map(str, sys.version_info[:2])), ray.__version__)
         problems = []
         for node, found in self._ask_nodes(version_probe()):
@@ -240,7 +238,6 @@ class RayPool(Pool):
         refuse_nodes(problems, "Inputs and outputs must have the same paths on all nodes.")
 
     def _ask_nodes(self, function: Callable[..., Answer], *arguments: object) -> list[tuple[Node, Answer]]:
-        """Call a function on each node; return the answers."""
         nodes, remote = self._nodes(), ray.remote(num_cpus=0, max_retries=1)(function)
         pending = {}
         for node in nodes:
@@ -297,7 +294,6 @@ class RayPool(Pool):
             yield number, cast("Result", result)
 
     def _free_slots(self) -> int:
-        """Return how many more tasks may be submitted."""
         if time.monotonic() - self._slots_counted_at > _SLOT_COUNT_INTERVAL_S:
             self._count_slots()
         ahead = (
@@ -329,12 +325,7 @@ class RayPool(Pool):
 
 
 class _TaskReports:
-    """Passes on the progress of running tasks. If the actor is lost, the run continues without it.
-
-    Args:
-        actor: Collects the counts.
-        progress: Gets the new counts.
-    """
+    """Passes on the progress of running tasks. If the actor is lost, the run continues without it."""
 
     def __init__(self, actor: Any, progress: Progress) -> None:
         self.actor, self._progress = actor, progress

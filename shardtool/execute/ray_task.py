@@ -39,7 +39,7 @@ class TaskEnvironment(NamedTuple):
         umask: Umask.
         command_line: Whether messages use command-line option names.
         variables: Environment variables set by options for remote stores.
-        sources: Source code by module name, for the function of `--map`, which a node may lack.
+        sources: Source code by module name, for the function of `--map`.
     """
 
     folder: str
@@ -105,9 +105,6 @@ class _SentModules:
     """Imports the modules that were sent with a task, if the node has none of that name.
 
     Implements the finder and loader protocols without the classes of `importlib.abc`, whose import takes 10 ms.
-
-    Args:
-        sources: Source code by module name.
     """
 
     def __init__(self, sources: dict[str, str]) -> None:
@@ -126,11 +123,9 @@ class _SentModules:
             get_transformer.cache_clear()
 
     def find_spec(self, name: str, _path: object = None, _target: object = None) -> ModuleSpec | None:
-        """Return the spec of a sent module, or None."""
         return spec_from_loader(name, cast("Any", self)) if name in self.sources or self.is_package(name) else None
 
     def is_package(self, name: str) -> bool:
-        """Check whether a sent module is inside `name`."""
         return any(module_name.startswith(f"{name}.") for module_name in self.sources)
 
     def create_module(self, _spec: ModuleSpec) -> None:
@@ -202,12 +197,7 @@ def inspect_node(
 ) -> list[tuple[str, str]]:
     """Return what differs on this node, as (found, expected).
 
-    Args:
-        environment: Environment of the parent.
-        expected_paths: Description of each path on the parent.
-        output: Folder that workers write to; None: not checked.
-        marker: Path of a file that the parent has created in that folder.
-        function: The user's function, `module:name`; empty: none.
+    `marker` is a file that the parent has created in `output`. The other arguments are as for `Pool.check`.
     """
     environment.enter()
     problems = [
@@ -226,7 +216,6 @@ def inspect_node(
 
 
 def _module_problem(function: str, sources: dict[str, str]) -> str:
-    """Return the problem with a function's module on this node; empty if there is none."""
     from shardtool.storage.files import read_small
 
     module = function.partition(":")[0]

@@ -110,7 +110,6 @@ def _serve_task(tasks: int, answer: Callable[[int, int, object], None]) -> None:
 
 
 def _redirect_stdout(pipes: set[int]) -> None:
-    """Redirect prints of a user's function to stderr: stdout is reserved for the parent's result."""
     if pipes & {1, 2}:
         return  # both were closed when the pipes were created
     try:

@@ -64,10 +64,6 @@ class RefusedAddress(OSError):
 def download_error(error: Exception, timeout_s: float) -> FetchFailed:
     """Return the failure for an error of a request; raise errors of this machine, such as lack of memory.
 
-    Args:
-        error: An OSError, a ClientError, a ValueError, or a timeout.
-        timeout_s: The timeout, for the message.
-
     Raises:
         OutputFailed: This process has too many open files.
     """
@@ -100,12 +96,7 @@ _QUOTED_URL = re.compile(r"[A-Za-z0-9\-._~:/?#\[\]@!$&'()*+,;=%]+")
 
 
 class DownloadClient:
-    """Downloads files within the limits of `options`. Must be created, used and closed in one event loop.
-
-    Args:
-        options: Download options.
-        on_retry: Called with each retry.
-    """
+    """Downloads files within the limits of `options`. Must be created, used and closed in one event loop."""
 
     def __init__(self, options: FetchOptions, on_retry: Callable[[RequestRetry], object]) -> None:
         self._options, self._on_retry = options, on_retry
@@ -128,12 +119,7 @@ class DownloadClient:
         await self._session.close()
 
     async def get(self, url: str, number: int, limits: DownloadLimits) -> bytes:
-        """Download a file; `limits` counts its bytes as held from then on.
-
-        Args:
-            url: The URL.
-            number: Its index among the requested files.
-            limits: Limits to wait for.
+        """Download the file `number` of the requested files; `limits` counts its bytes as held from then on.
 
         Raises:
             FetchFailed: The download failed.
@@ -171,7 +157,6 @@ class DownloadClient:
         raise FetchFailed("bad-redirect", f"more than {_MAX_REDIRECTS} redirects")
 
     async def _request(self, url: URL, download: Download, limits: DownloadLimits) -> URL | bytes:
-        """Send one request; return the file, or the redirect target."""
         async with self._session.get(url, allow_redirects=False) as response:
             if (status := response.status) == _OK:
                 return await self._read_body(response, download, limits)
@@ -185,7 +170,6 @@ class DownloadClient:
             raise FetchFailed(http_skip_code(status), message, is_temporary=status in BUSY_STATUSES, wait_s=wait_s)
 
     async def _read_body(self, response: aiohttp.ClientResponse, download: Download, limits: DownloadLimits) -> bytes:
-        """Return the body of a response."""
         options, length, body = self._options, response.content_length or 0, bytearray()
         if options.robots and (
             directive := refusing_directive(response.headers.getall("X-Robots-Tag", ()), options.user_agent)
@@ -203,7 +187,6 @@ class DownloadClient:
     async def _read_chunks(
         self, response: aiohttp.ClientResponse, download: Download, limits: DownloadLimits, body: bytearray
     ) -> None:
-        """Append the decoded body to `body`, and check it."""
         decoder, received, max_bytes = (
             BodyDecoder(response.headers.get("Content-Encoding", "")),
             0,
@@ -224,7 +207,6 @@ class DownloadClient:
             )
 
     def _make_socket(self, info: tuple[Any, ...]) -> socket.socket:
-        """Return a socket for an address, or raise RefusedAddress for a private one."""
         family, kind, protocol, _, address = info
         if not self._options.allow_private and not is_public(address[0]):
             raise RefusedAddress
@@ -241,7 +223,6 @@ def _raise_file_limit() -> None:
 
 
 def _parse_url(text: str) -> URL:
-    """Parse a URL; raise FetchFailed if it cannot be requested."""
     text = text.strip()
     try:
         url = URL(text, encoded=_QUOTED_URL.fullmatch(text) is not None)

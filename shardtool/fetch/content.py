@@ -49,10 +49,7 @@ def refusing_directive(headers: Iterable[str], user_agent: str) -> str:
 
 
 class BodyDecoder:
-    """Decompresses a body in bounded steps.
-
-    Args:
-        coding: Value of Content-Encoding.
+    """Decompresses a body in bounded steps; `coding` is the Content-Encoding.
 
     Raises:
         FetchFailed: The encoding is not supported.

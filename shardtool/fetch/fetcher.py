@@ -30,11 +30,7 @@ _MAX_LISTED_RETRIES = 10  # reported individually; further retries are merged
 
 
 class HttpFetcher:
-    """Downloads files for one thread, one list of URLs after the other; connections are reused.
-
-    Args:
-        options: Download options.
-    """
+    """Downloads files for one thread, one list of URLs after the other; connections are reused."""
 
     def __init__(self, options: FetchOptions) -> None:
         self._options = options
@@ -101,7 +97,6 @@ class HttpFetcher:
         return None
 
     def _report_progress(self, taken: int) -> None:
-        """Report progress to the parent: `taken` files are packed."""
         now, files, remaining = time.monotonic(), len(self._urls), self._times.left()
         elapsed_s = now - self._started
         if elapsed_s > 2 * self._waited_s:  # packing is the bottleneck
@@ -129,7 +124,7 @@ class HttpFetcher:
         self._loop.close()
 
     def _handle_loop_error(self, _loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
-        """Keep a MemoryError raised outside of downloads; ignore errors of closing connections."""
+        """Keep a MemoryError; ignore errors of closing connections."""
         error = context.get("exception")
         if isinstance(error, MemoryError):
             with self._ready:
@@ -163,7 +158,6 @@ class HttpFetcher:
         self._loop.call_soon(self._start_more)
 
     def _start_more(self) -> None:
-        """Start as many downloads as the limits allow."""
         limits = self._limits
         while self._next_number < len(self._urls) and (
             self._next_number <= limits.head or limits.has_room(len(self._tasks))
@@ -174,7 +168,6 @@ class HttpFetcher:
             self._next_number += 1
 
     async def _fetch(self, number: int, limits: DownloadLimits) -> None:
-        """Download one file, and store its result."""
         result: bytes | Exception
         try:
             if self._client is None:

@@ -17,12 +17,7 @@ _MAX_HOSTS = 100_000  # with measured times
 
 
 class HostTimes:
-    """Measured times of hosts, and the number of remaining files per host of a shard.
-
-    Args:
-        options: Limits of concurrent downloads, in total and per host.
-        now: Returns the time in seconds.
-    """
+    """Measured times of hosts, and the number of remaining files per host of a shard."""
 
     def __init__(self, options: FetchOptions, now: Callable[[], float] = time.monotonic) -> None:
         self._options, self._now = options, now
@@ -56,8 +51,8 @@ class HostTimes:
     def left(self) -> tuple[float, str, int, int, float]:
         """Return the estimated seconds until all files are complete, and the slowest host, as in `FetchProgress`.
 
-        For files that are downloaded concurrently, the estimate is the longer of the slowest host's time and the total
-        time divided by the connections. Thread-safe.
+        Concurrent downloads take the slowest host's time, or the total time divided by the connections if longer.
+        Thread-safe.
         """
         seconds_per_file, seconds = self._seconds_per_file(), defaultdict[str, float](float)
         for counts in self._remaining:

@@ -39,12 +39,7 @@ class _WaitingDownload(NamedTuple):
 
 
 class DownloadLimits:
-    """The limits of the downloads of one shard.
-
-    Args:
-        options: Download options.
-        on_wait: Called when a download starts to wait.
-        times: Records the time of each request.
+    """The limits of the downloads of one shard. `on_wait` is called when a download starts to wait.
 
     Attributes:
         head: Number of the first file that was not taken yet.
@@ -142,9 +137,6 @@ class DownloadLimits:
 
 class PausableTimeout:
     """Cancels its `with` block after some seconds, not counting the time between `stop` and `start`.
-
-    Args:
-        seconds: The timeout.
 
     Raises:
         asyncio.TimeoutError: The timeout expired.

@@ -26,7 +26,7 @@ class FetchOptions:
 
     Attributes:
         connections: Maximum concurrent downloads.
-        per_host: Maximum concurrent downloads per host; across all workers in a request, per worker in its task.
+        per_host: The same per host; across all workers in a request, per worker in its task.
         timeout_s: Seconds to connect, and to wait for more bytes.
         max_time_s: Maximum seconds per file, including redirects and retries.
         max_bytes: Maximum bytes of a file, both as sent and decompressed.
@@ -66,12 +66,12 @@ class FetchProgress(NamedTuple):
         worker: Process ID.
         samples: Number of samples in the shard.
         share: Fraction of its files that were taken and packed.
-        elapsed_s: Seconds since the start.
-        remaining_s: Estimated seconds for the rest.
+        elapsed_s: Since the start.
+        remaining_s: Estimated.
         host: Slowest host; empty: packing takes longer.
-        done: Number of the shard's files of that host that are complete or failed.
-        files: Number of the shard's files of that host.
-        seconds_per_file: Average time per file of that host.
+        done: The shard's files of that host that are complete or failed.
+        files: The shard's files of that host.
+        seconds_per_file: Average of that host.
     """
 
     worker: int
@@ -92,7 +92,7 @@ class FetchFailed(Exception):
         code: Reason code.
         message: Explanation for people, without any part of the URL.
         is_temporary: Whether a retry may succeed.
-        wait_s: Seconds to wait before a retry, as requested by the server.
+        wait_s: Seconds to wait before a retry, from the server.
     """
 
     def __init__(self, code: SkipCode, message: str, *, is_temporary: bool = False, wait_s: float = 0) -> None:

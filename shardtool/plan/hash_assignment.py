@@ -49,10 +49,6 @@ class HashAssignment:
 
         Within a shard, samples are sorted by the bytes of their keys, or with a seed by seeded hashes.
 
-        Args:
-            requested: The requested number of shards; None: any.
-            seed: Shuffle seed; None: sort by key.
-
         Raises:
             InvalidRequest: The requested number of shards, or any number, cannot hold the samples.
         """
@@ -65,7 +61,6 @@ class HashAssignment:
         return order[np.argsort(shard[order], kind="stable")], np.cumsum(counts), notes
 
     def _check_requested(self, requested: RequestedShards) -> tuple[int, tuple[str, ...]]:
-        """Return the requested number of shards; raise if a shard would be over the limits, or empty."""
         samples, count, found, expected = (
             pluralize(len(self._keys), "sample"),
             requested.number,
@@ -111,13 +106,11 @@ class HashAssignment:
         return count, (f"{problem}: writing all samples to {count:,} new shards",)
 
     def _count_per_shard(self, count: int) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]:
-        """Return the shard of each sample, and the samples and bytes of each shard."""
         shard: NDArray[np.int64] = (self._hashes % np.uint64(count)).astype(np.int64)
         counts = np.bincount(shard, minlength=count).astype(np.int64)
         return shard, counts, np.asarray(np.bincount(shard, weights=self._sizes, minlength=count), np.float64)
 
     def _can_hold(self, count: int, share: float) -> bool:
-        """Check that every shard gets a sample, and none more than `share` of the limits."""
         if count > len(self._keys) or count % self._bounds.multiple_of:
             return False
         _, counts, sizes = self._count_per_shard(count)
@@ -147,12 +140,10 @@ class HashAssignment:
 
 
 def _next_step(count: int, multiple: int) -> int:
-    """Return the distance to the next number of shards to try."""
     return multiple if count <= _MAX_EXHAUSTIVE_SHARDS else max(1, count // _STEP_DIVISOR // multiple) * multiple
 
 
 def _advise_count(count: int = 0) -> str:
-    """Return advice on the number of shards; `count` is a valid one, or 0."""
     order = option_text("place", "order")
     if count:
         return f"Use {option_text('shards', count)} or {order}."

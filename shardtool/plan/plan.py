@@ -71,9 +71,9 @@ class Plan:
         ends: int64[shards], the position after each shard's last sample.
         limits: Limits used to cut the shards.
         skipped: Samples skipped by `oversize`.
-        notes: Notes for the user, such as shards over the limit.
-        regions: int64[regions, 2], ascending: start and end of parts of the first span file, each needed by
-            neighbouring positions and best read whole; None: spans are read one by one.
+        notes: Notes for the user.
+        regions: int64[regions, 2], ascending: start and end of parts of the first span file that are best read whole;
+            None: spans are read one by one.
     """
 
     format: str
@@ -158,11 +158,10 @@ def make_plan(
 
     Args:
         entries: At least one sample.
-        pattern: Shard names. Their number is a maximum. It is the requested number if there are no other limits and
-            enough samples.
+        pattern: Shard names. Without other limits, their number is the number of shards, otherwise the maximum.
         bounds: Limits of a shard.
         shuffle_seed: Shuffle the samples with this seed.
-        which: Indexes of the samples to plan, in order; None: all.
+        which: Samples to plan, in order; None: all.
         estimate: int64[samples], estimated record bytes if these are unknown before writing.
 
     Raises:
@@ -211,7 +210,6 @@ def plan_by_counts(entries: SampleTable, shard_format: str, counts: Sequence[int
 
 
 def _sample_sizes(entries: SampleTable, stored: NDArray[np.int64] | None, shard_format: str) -> NDArray[np.int64]:
-    """Return int64[samples]: total record bytes of each."""
     rows, whole = entries.rows, None if entries.spans is None else entries.spans.whole
     stored_sizes = rows.size if stored is None else stored
     return sample_sizes(
@@ -236,7 +234,6 @@ def _requested_shards(pattern: ShardPattern, bounds: ShardBounds, samples: int) 
 
 
 def _check_name_count(pattern: ShardPattern, bounds: ShardBounds, shards: int, samples: int) -> tuple[str, ...]:
-    """Refuse more shards than names; return a note if a range cannot be filled."""
     if pattern.count is None:
         return ()
     if shards > pattern.count:
@@ -288,7 +285,6 @@ def count_rounded(texts: Sequence[bytes]) -> int:
 def _encoded_sizes(
     entries: SampleTable, name: str, number: NumberType, samples: list[int], texts: list[bytes]
 ) -> Iterator[int]:
-    """Yield the encoded bytes of a field's numbers."""
     for sample, text in zip(samples, texts, strict=True):
         try:
             yield len(encode_number(text, number))
@@ -334,6 +330,5 @@ def _apply_oversize(
 
 
 def _describe_samples(entries: SampleTable, total: NDArray[np.int64], which: NDArray[np.int64], container: str) -> str:
-    """List the samples that are too large for `container`."""
     names = [f"{printable(entries.key(sample))} ({format_size(int(total[sample]))})" for sample in which[:5].tolist()]
     return f"{pluralize(len(which), 'sample')} too large for {container}: {format_list(names, total=len(which))}"

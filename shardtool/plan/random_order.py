@@ -60,8 +60,8 @@ def permute_positions(
 ) -> NDArray[np.int64]:
     """Return where a pseudorandom permutation moves positions; each is computed independently.
 
-    A Feistel network over the bits of `size`, repeated for results beyond `size` (cycle walking). For small sizes, the
-    rank of each position's random number.
+    Uses a Feistel network over the bits of `size`, repeated for results beyond `size` (cycle walking); for small sizes,
+    the rank of each position's random number.
 
     Args:
         positions: int64 [n], each below `size`.

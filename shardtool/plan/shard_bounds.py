@@ -28,7 +28,7 @@ class ShardBounds(NamedTuple):
         shards: Number of shards; None: from the pattern or the limits.
         equal_count: Whether sample counts of shards differ by at most one.
         multiple_of: The number of shards must be a multiple of this.
-        oversize: What to do with a sample larger than `max_size`: fail, put it in its own shard, or skip it.
+        oversize: What to do with a sample larger than `max_size`.
         by_hash: Assign samples to shards by the hash of their keys.
         before: Number of existing shards by hash, which is kept if possible.
     """
@@ -65,12 +65,7 @@ class ShardLimits(NamedTuple):
 
 
 def cumulative_sizes(sizes: NDArray[np.int64], order: NDArray[np.int64] | None = None) -> NDArray[np.int64]:
-    """Return int64[positions + 1]: bytes of the samples before each position.
-
-    Args:
-        sizes: Bytes of each sample.
-        order: The sample at each position; None: unchanged order.
-    """
+    """Return int64[positions + 1]: bytes of the samples before each position of `order`."""
     total = np.empty((len(sizes) if order is None else len(order)) + 1, np.int64)
     total[0] = 0
     if order is not None:
@@ -110,7 +105,6 @@ def cut_shards(
 
 
 def _cut_fewest(runs: ShardRuns, bounds: ShardBounds) -> NDArray[np.int64]:
-    """Return the ends of as few shards as the limits allow."""
     ends = runs.fill()
     multiple, samples = bounds.multiple_of, runs.samples
     count = -(-len(ends) // multiple) * multiple
@@ -130,12 +124,7 @@ def _cut_fewest(runs: ShardRuns, bounds: ShardBounds) -> NDArray[np.int64]:
 
 
 class ShardRuns:
-    """Runs of samples that fit into one shard: within bytes and count, or a single sample.
-
-    Args:
-        total: int64[samples + 1], bytes of the samples before each position.
-        limits: Limits of a shard.
-    """
+    """Runs of samples that fit into one shard: within the limits, or a single sample. `total` as in `Plan`."""
 
     def __init__(self, total: NDArray[np.int64], limits: ShardLimits) -> None:
         self.total, self.room, self.samples = total, limits.planned, len(total) - 1
@@ -169,8 +158,7 @@ class ShardRuns:
     def divide(self, count: int) -> NDArray[np.int64]:
         """Return the ends of `count` shards, as close to equal bytes as the limits allow.
 
-        Args:
-            count: At least as many as `fill` needs, and at most one per sample.
+        `count` must be at least that of `fill`, and at most one per sample.
         """
         earliest = [0] * (count + 1)  # earliest[k]: the first position where shard k may start, for the rest to fit
         earliest[count] = self.samples

@@ -66,7 +66,6 @@ def build_shard_samples(plan: Plan, shard: int) -> ShardSamples:
 
 
 def _build_shard_spans(plan: Plan, e: SampleTable, stored: NDArray[np.int64]) -> ShardSpans:
-    """Return the spans of a shard; `e` are its samples."""
     spans, all_rows = e.known_spans, np.arange(len(stored))
     used_files, file_codes = _unique_codes(e.file_numbers(all_rows))
     files = tuple(spans.files[number] for number in used_files) if spans.files else ()
@@ -122,12 +121,8 @@ def _inline_payloads(e: SampleTable) -> bytes:
 def hash_shard_plan(shard_format: str, samples: ShardSamples, work: str = "") -> str:
     """Return a hash of a shard's plan; a different hash means different bytes.
 
-    The source's root and times are excluded, so that a copy of the source gives the same sidecars.
-
-    Args:
-        shard_format: `tar` or `tfrecord`.
-        samples: The shard's samples.
-        work: Digest of the transform; empty for none.
+    The source's root and times are excluded, so that a copy of the source gives the same sidecars. `work` is a digest
+    of the transform.
     """
     # Only fields in this shard: fields of other shards must not change its hash.
     content = samples.content

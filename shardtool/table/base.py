@@ -42,12 +42,8 @@ RECODE_HINT = "If Excel wrote the file, convert it: `iconv -f CP1252 -t UTF-8`."
 class Table:
     """A readable table.
 
-    Args:
-        where: The path, or the label used in error messages if the table is not a file.
-        name: Kind of table, if it is not a file.
-
     Attributes:
-        where: Label for error messages.
+        where: Its path, or another label for error messages.
         folder: Base directory of relative paths in the table.
         name: File name, or kind of table.
         schema: The columns.

@@ -101,7 +101,6 @@ def read_coco(where: str, document: JsonStream) -> tuple[pa.Table, dict[str, lis
 
 
 def _read_objects(where: str, document: JsonStream, name: str) -> Iterator[dict[str, Any]]:
-    """Yield the objects of one list of the document, after checking their required properties."""
     for index, item in enumerate(document.elements(), 1):
         required_names = _REQUIRED_NAMES[name]
         if not isinstance(item, dict) or any(item.get(property_name) is None for property_name in required_names):
@@ -134,7 +133,6 @@ def _value_error(
 
 
 def _read_annotations(objects: Iterator[dict[str, Any]], where: str) -> dict[str, pa.Array]:
-    """Return the annotation properties, one array each."""
     columns = {property_name: [pa.array([], kind)] for property_name, kind in _ARROW_TYPES.items()}
     while annotations := [
         {**annotation, "image_id": str(annotation["image_id"])} for annotation in islice(objects, _CHUNK_ANNOTATIONS)
@@ -173,7 +171,6 @@ def _to_array(values: list[Any], property_name: str, first: int, where: str) -> 
 
 
 def _number_labels(where: str, categories: dict[Any, Any], category_ids: pa.Array) -> tuple[list[str], pa.Array]:
-    """Return class names in the order of category ids, and the class of each annotation."""
     if not all(isinstance(category_id, int) for category_id in categories):
         found = f"categories with ids {format_list([*map(repr, categories)])}"
         raise InvalidRequest(where, found, expected="whole numbers")

@@ -151,7 +151,6 @@ def _read_columns(file: pq.ParquetFile, names: list[str]) -> pa.Table:
 
 
 def _hive_partition(path: str) -> dict[str, str | None]:
-    """Return the partition values in a path, such as `year=2024` (Hive partitioning)."""
     partition: dict[str, str | None] = {}
     for part in path.split("/")[:-1]:
         name, equals, value = part.partition("=")

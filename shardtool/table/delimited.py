@@ -48,7 +48,7 @@ _UNQUOTED_DELIMITER = "|"  # quotation marks are plain text with this delimiter,
 
 
 class DelimitedTable(Table):
-    """Delimited text, such as CSV or TSV.
+    """Delimited text, such as CSV or TSV. Until it is read, all columns of the schema are text.
 
     Args:
         where: Path, or label for error messages.
@@ -56,9 +56,6 @@ class DelimitedTable(Table):
         form: Format options.
         separator: Delimiter, if `form` has none.
         name: Kind of table, if it is not a file.
-
-    Attributes:
-        schema: The columns, all typed as text until they are read.
 
     Raises:
         InvalidRequest: The file is not text, has no header, or uses another delimiter.
@@ -76,11 +73,7 @@ class DelimitedTable(Table):
         self.schema = pa.schema([(column, pa.string()) for column in names])
 
     def read(self, columns: list[str], text: Collection[str], /) -> pa.Table:
-        """Return the selected columns.
-
-        Args:
-            columns: Column names.
-            text: Columns that stay text. Only the first call's value counts.
+        """Return the selected columns. Only the first call's `text` has an effect.
 
         Raises:
             InvalidRequest: A row has another number of values than the header.
@@ -190,7 +183,6 @@ class DelimitedTable(Table):
             raise InvalidRequest(self.where, found, expected=expected)
 
     def _row_length_error(self) -> InvalidRequest:
-        """Return the error for rows with a wrong number of values, found in a second pass."""
         invalid_rows: list[InvalidRow | None] = []
         with suppress(pa.ArrowInvalid):
             self._parse(self.schema.names[:1], invalid_rows)
@@ -211,7 +203,6 @@ class DelimitedTable(Table):
 
 
 def _first_row(name: str, head: bytes, separator: str, form: DelimitedFormat) -> list[str]:
-    """Return the values of the first row; with a header, these are the column names."""
     text = check_text_start(name, head).decode("utf-8", "surrogateescape")
     quoting: Literal[0, 3] = csv.QUOTE_NONE if separator == _UNQUOTED_DELIMITER else csv.QUOTE_MINIMAL
     rows = csv.reader(io.StringIO(text, newline=""), delimiter=separator, quoting=quoting)

@@ -64,7 +64,6 @@ def _from_pandas(name: str, frame: pd.DataFrame) -> pa.Table:
 
 
 def _with_paths_as_text(frame: pd.DataFrame, columns: list[int]) -> pd.DataFrame:
-    """Return a DataFrame with path objects of the given columns as text."""
     converted: pd.DataFrame = frame.copy(deep=False)
     for index in columns:
         converted.isetitem(
@@ -74,7 +73,6 @@ def _with_paths_as_text(frame: pd.DataFrame, columns: list[int]) -> pd.DataFrame
 
 
 def _check_frame_column(name: str, column: str, frame: pd.DataFrame, index: int) -> None:
-    """Refuse a DataFrame column that Arrow cannot store."""
     values = frame.iloc[:, index]
     try:
         pa.array(values)

@@ -83,7 +83,6 @@ def _times_as_text(kind: pa.DataType) -> pa.DataType:
 
 
 def _json_error(name: str, open_stream: Opened, message: str) -> InvalidRequest:
-    """Return the error for text that pyarrow could not read, found line by line."""
     kinds: dict[str, dict[str, list[int]]] = {}
     for number, row, _ in _iter_rows(name, open_stream):
         for column, value in row.items():
@@ -137,7 +136,6 @@ def check_json_lines(where: str, open_stream: Opened) -> int:
 
 
 def _collect_names(where: str, rows: int, data: bytes) -> tuple[set[bytes], int]:
-    """Parse lines; return their names, and the number of lines so far."""
     name_paths = set[tuple[str, ...]]()
     for line in data.split(b"\n"):
         if line.strip(_WHITE):
@@ -205,7 +203,6 @@ def _iter_rows(where: str, open_stream: Opened) -> Iterator[tuple[int, dict[str,
 
 
 def _read_line(where: str, number: int, line: bytes) -> dict[str, object]:
-    """Return the object on a line."""
     try:
         row = json.loads(line)
     except RecursionError:
@@ -245,7 +242,6 @@ def _has_too_many_cells(count: int, rows: int, size: int) -> bool:
 
 
 def _check_each_line(where: str, open_stream: Opened) -> int:
-    """Check line by line, and return the number of lines."""
     top_names, names = set[str](), set[tuple[str, ...]]()
     rows = 0
     size = 0

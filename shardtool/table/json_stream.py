@@ -25,14 +25,10 @@ ROWS_OR_COCO = "an array of objects, one per row, or COCO annotations"
 
 
 class JsonStream:
-    """One JSON document, read piece by piece.
-
-    Args:
-        where: Label for error messages.
-        stream: The document's bytes.
+    """One JSON document, read piece by piece. Every method may raise.
 
     Raises:
-        InvalidRequest: From every method: invalid JSON, nested too deeply, or a value of more than `MAX_ROW_BYTES`.
+        InvalidRequest: Invalid JSON, nested too deeply, or a value of more than `MAX_ROW_BYTES`.
     """
 
     def __init__(self, where: str, stream: BinaryIO) -> None:
@@ -121,7 +117,6 @@ class JsonStream:
         return char
 
     def _fill(self) -> bool:
-        """Read more text; return False at the end."""
         if self._at_end:
             return False
         rest = self._text[self._at :]

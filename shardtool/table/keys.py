@@ -67,7 +67,6 @@ def gather_keys(chunks: Iterable[pa.Array]) -> tuple[PackedStrings, NDArray[np.i
 
 
 def _may_be_invalid(data: bytes, count: int) -> bool:
-    """Check whether any of `count` NUL-terminated keys might be an invalid name."""
     if len(data) - len(data.translate(None, _CONTROL_BYTES)) != count:
         return True
     paths = b"/" + data.replace(b"\0", b"/")

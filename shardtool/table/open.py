@@ -65,7 +65,7 @@ def open_table(source: object, named: Collection[str], form: DelimitedFormat = D
         form: Text format, if the file name does not imply it.
 
     Raises:
-        InvalidRequest: No such table, unreadable, not text where text is expected, or too many or too deep columns.
+        InvalidRequest: The source cannot be read as a table, or has too many or too deep columns.
     """
     path = os.fspath(source) if isinstance(source, str | os.PathLike) else None
     table = open_in_memory(source) if path is None else _open_path(path, named, form)
@@ -97,7 +97,6 @@ def _open_path(path: str, named: Collection[str], form: DelimitedFormat) -> Tabl
 
 
 def _refuse_glob(path: str) -> None:
-    """Raise if the path is a glob of tables other than Parquet."""
     if not any(mark in paths.base_name(path) for mark in "*?["):
         return
     folder = paths.folder_of(path)
@@ -127,7 +126,6 @@ def _open_file(path: str, form: DelimitedFormat) -> Table:
 
 
 def _read_json_file(path: str) -> MemoryTable:
-    """Return the table of a JSON array of rows, or of COCO annotations."""
     from shardtool.table.coco import IMAGE_COLUMN, read_coco
     from shardtool.table.json_stream import JsonStream, to_json_lines
 
@@ -155,12 +153,7 @@ def _stream_opener(path: str) -> Callable[[], BinaryIO]:
 
 
 def read_columns(table: Table, names: Collection[str], text: Collection[str]) -> dict[str, pa.ChunkedArray]:
-    """Return columns without bytes, each as one array of a plain type, in table order.
-
-    Args:
-        table: The table.
-        names: The columns.
-        text: Columns that stay text where types are inferred.
+    """Return columns without bytes, each as one array of a plain type, in table order; columns in `text` stay text.
 
     Raises:
         InvalidRequest: The table cannot be read, or contains invalid UTF-8.

@@ -77,11 +77,7 @@ def check_payload(
 ) -> None:
     """Refuse column values that no field can store.
 
-    Args:
-        name: Column name.
-        column: Column values.
-        class_names: Class names, if the values are class numbers or lists of them.
-        refuse: Raises for rows at the given positions, if there are any; see `TableRows.refuse`.
+    `refuse` is `TableRows.refuse` or the like. `class_names` are set if the values are class numbers or lists of them.
 
     Raises:
         InvalidRequest: A value is refused.
@@ -181,12 +177,9 @@ def renumber_columns(
 def number_labels(
     labels: pa.ChunkedArray, field: str, class_lists: Classes | None = None
 ) -> tuple[pa.Array, list[str]]:
-    """Return labels as int64 class numbers, and the class names.
+    """Return labels (none null) as int64 class numbers, and the class names.
 
-    Args:
-        labels: One per sample, none of them null.
-        field: Name of the label field.
-        class_lists: Existing class lists; None: names in byte order.
+    Without `class_lists`, names are in byte order.
 
     Raises:
         InvalidRequest: A label is not in the class list.

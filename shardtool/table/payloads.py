@@ -46,14 +46,7 @@ def field_type(field: str, kind: pa.DataType) -> ValueType | None:
 def check_field_values(
     field: str, name: str, column: pa.Array, class_names: Sequence[str] | None, refuse: Callable[..., None]
 ) -> None:
-    """Refuse a column whose values the field cannot store; nulls are ignored.
-
-    Args:
-        field: Field name.
-        name: Column name.
-        column: Column values in one chunk.
-        class_names: Class names, if the values are class numbers or lists of them.
-        refuse: Raises for rows at the given positions, if there are any; see `TableRows.refuse`.
+    """Refuse a column whose values the field cannot store; nulls are ignored. See `check_payload`.
 
     Raises:
         InvalidRequest: A value is refused, or the field is binary and the column has no suitable arrays.
@@ -77,9 +70,7 @@ def check_field_values(
 def field_texts(field: str, values: pa.Array) -> ArrowStrings:
     """Return each value's payload as text; `.npy` files are encoded, see `shardtool.shard_samples`.
 
-    Args:
-        field: Field name.
-        values: A column in one chunk that passed `check_field_values`.
+    `values` must have passed `check_field_values`.
     """
     if _ending(field) == "npy":
         return _npy_texts(values)
@@ -105,7 +96,6 @@ def _dtype_of(kind: pa.DataType) -> np.dtype[Any] | None:
 
 
 def _check_shapes(field: str, name: str, column: pa.Array, refuse: Callable[..., None]) -> None:
-    """Refuse lists that contain nulls, and lists of different lengths at the same level."""
     label = f"column {name!r} (field {field})"
     remedy = f"Change the values, or use a JSON field: {option_text('values', {'json': name})}."
     level, row = column.drop_null(), arrow.true_positions(pc.is_valid(column))
@@ -154,7 +144,6 @@ def _npy_texts(values: pa.Array) -> ArrowStrings:
 
 
 def _numbers_of(level: pa.Array) -> NDArray[Any]:
-    """Return the numbers of nested lists, concatenated."""
     while _is_list(level.type):
         level = level.flatten()
     if pa.types.is_boolean(level.type):

@@ -51,7 +51,7 @@ class ArrowStrings:
         render: Renders the texts of a slice or of positions, each followed by a NUL.
         step: Number of texts rendered at a time.
         which: Selected positions among `count`; None: all.
-        size: Payload bytes of each text, if all are encoded (see `inline_payload`) and of equal size.
+        size: Payload bytes of each text, if all are encoded (see `inline_payload`) and equally long.
     """
 
     count: int
@@ -235,7 +235,6 @@ def _python_float_text(array: pa.Array, texts: pa.Array) -> pa.Array:
 
 
 def _escape_json(array: pa.Array) -> pa.Array:
-    """Escape text for a JSON string."""
     data = np.frombuffer(arrow.concat_values(array), np.uint8)
     special = [*b'\\"', *range(_CONTROL_CODES if (data < _CONTROL_CODES).any() else 0)]  # the backslash first
     for code in special:

@@ -46,7 +46,7 @@ class TableRows(NamedTuple):
     Attributes:
         where: Label of the table.
         columns: Columns without bytes.
-        numbers: int64, row numbers in the table, counted from 0; None: all rows.
+        numbers: int64, row numbers counted from 0; None: all rows.
     """
 
     where: str

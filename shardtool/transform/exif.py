@@ -29,7 +29,7 @@ _MAX_TEXT_LENGTH, _MAX_VALUES = 1024, 16  # per tag; excludes maker notes and pr
 def read_exif(data: bytes | memoryview) -> str | None:
     """Return an image's EXIF as a JSON object by tag name; None if it has no readable EXIF.
 
-    `latitude` and `longitude` are in degrees. Long values, and values other than text and numbers, are skipped.
+    `latitude` and `longitude` are in degrees. Long values are skipped, and those that are not text or numbers.
 
     Source: EXIF 2.32; Pillow's `ExifTags` for the names.
     """
@@ -53,7 +53,6 @@ def read_exif(data: bytes | memoryview) -> str | None:
 
 
 def _to_json_value(value: object) -> object:
-    """Return a tag's value for JSON; None if it has no JSON form or is too long."""
     if isinstance(value, str):
         text = value.strip("\0 ")
         return text if 0 < len(text) <= _MAX_TEXT_LENGTH else None
@@ -66,7 +65,6 @@ def _to_json_value(value: object) -> object:
 
 
 def _read_gps(tags: Mapping[int, Any]) -> dict[str, object]:
-    """Return the latitude and longitude in degrees, if the GPS tags contain them."""
     coordinates: dict[str, object] = {}
     for name, (hemisphere_tag, angle_tag, negative, limit) in _GPS_TAGS.items():
         match _to_json_value(tags.get(angle_tag)):

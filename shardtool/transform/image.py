@@ -2,19 +2,18 @@
 
 `change_image` returns the same bytes object if there is nothing to do. Otherwise:
 
-- Without `encode`, the content's format is kept.
-- Unchanged bytes keep their EXIF orientation tag. Otherwise the pixels are turned upright, and EXIF, XMP and comments
-are removed. The ICC profile is kept unless the colour kind (CMYK, grey, RGB) changes.
+- The content's format is kept, unless `encode` is set.
+- Pixels are turned upright, and EXIF, XMP and comments are removed. The ICC profile is kept unless the colour kind
+  (CMYK, grey, RGB) changes.
 - Values that may be labels or measurements are never blended and never lose bits unless requested. Modes 1, P, PA,
-I;16, I and F, GIFs, and the fields in `masks` are resampled with NEAREST. They keep their mode in their own format and
-in PNG. Other images are resampled with LANCZOS, weighted by alpha.
+  I;16, I and F, GIFs, and the fields in `masks` are resampled with NEAREST. They keep their mode in their own format
+  and in PNG. Other images are resampled with LANCZOS, weighted by alpha.
 - `encode` jpg or webp requests a photograph: palettes become colours, 16 bits become 8 (65535 becomes 255; for 12 bits,
-4095 does), and jpg puts alpha on white. Images for which no such conversion is defined are refused (`image-depth`).
-- Images with several frames or pages pass unchanged or are refused (`animated-image`); frames are never dropped.
+  4095 does), and jpg puts alpha on white. Other conversions are refused (`image-depth`).
+- Images with several frames or pages pass unchanged or are refused (`animated-image`).
 - The same build of Pillow and its codecs always returns the same bytes.
 
-Opens no files and starts no processes. For worker processes only: `change_image` disables Python's warnings, and
-libtiff may print a line about a damaged TIFF to stderr.
+For worker processes only: `change_image` disables Python's warnings, and libtiff may print to stderr.
 """
 
 from __future__ import annotations
@@ -92,18 +91,17 @@ class ImageOptions:
 
     Attributes:
         resize: Target width and height in pixels, in display orientation.
-        resize_mode: `shorter` scales until the image covers `resize` (256 x 256: the shorter side is 256). `longer`
-            scales until it fits inside. Both keep the aspect ratio; `exact` does not. `crop` covers, then cuts out the
-            centre. `pad` fits, then fills the rest with transparency if the written mode has alpha, else with black; a
-            palette without either is filled with colour 0.
-        only_larger: Never enlarge. An image within `resize` is unchanged in all modes, without padding. A side shorter
-            than its target keeps its length.
+        resize_mode: `shorter` scales until the image covers `resize` (256 x 256: the shorter side is 256), `longer`
+            until it fits inside. Both keep the aspect ratio; `exact` does not. `crop` covers, then cuts out the centre.
+            `pad` fits, then adds transparency if the written mode has alpha, else black; a palette without either adds
+            colour 0.
+        only_larger: Never enlarge or pad. A side shorter than its target keeps its length.
         encode: Output format. For `jpg`, CMYK JPEGs are re-encoded as RGB.
-        quality: 1 to 100, for JPEGs and lossy WebPs that are written anyway; ignored for PNG.
-        fields: Fields that are images; empty: all whose last suffix is an image suffix.
-        masks: Fields that contain labels, whatever their mode: resampled with NEAREST, never encoded as jpg or webp.
+        quality: 1 to 100, for JPEGs and lossy WebPs that are written anyway.
+        fields: Fields that are images; empty: all with an image suffix.
+        masks: Fields that contain labels: resampled with NEAREST, never encoded as jpg or webp.
         probe: Record width, height and mode.
-        max_pixels: Maximum pixels of an image, read or written. Pillow's own limit also applies.
+        max_pixels: Maximum pixels, read or written.
 
     Raises:
         InvalidRequest: A side is out of range.
@@ -139,10 +137,7 @@ class ImageOptions:
         return None if field in self.masks and self.encode != "png" else self.encode
 
     def output_field(self, field: str) -> str:
-        """Return the field name after encoding: `seg.png` becomes `seg.jpg`, `jpeg` stays `jpeg` for jpg.
-
-        A field whose last suffix is not an image suffix keeps its name.
-        """
+        """Return the field name after encoding: `seg.png` becomes `seg.jpg`, `jpeg` stays `jpeg` for jpg."""
         encode = self.encoding(field)
         ending = _ending(field)
         if (
@@ -156,13 +151,7 @@ class ImageOptions:
 
 
 class ImageInfo(NamedTuple):
-    """The size and mode of an output image.
-
-    Attributes:
-        width: In display orientation.
-        height: In display orientation.
-        mode: Pillow's mode name: `RGB`, `L`, `P`, `I;16` ...
-    """
+    """The size, in display orientation, and Pillow mode of an output image."""
 
     width: int
     height: int
@@ -176,12 +165,12 @@ def _ending(field: str) -> str:
 def change_image(data: bytes | memoryview, field: str, options: ImageOptions) -> tuple[bytes | memoryview, ImageInfo]:
     """Return the changed image and its size and mode.
 
-    If only probing is requested, or nothing has to change, the result is `data` itself. Probing reads only the header;
-    otherwise the pixels are always decoded, to detect damage.
+    If only probing is requested, or nothing has to change, the result is `data` itself. Unless only probing, the pixels
+    are always decoded, to detect damage.
 
     Args:
         data: The bytes of a JPEG, PNG, WebP, BMP, GIF, TIFF or PNM.
-        field: Name of the image's field.
+        field: Field name.
         options: Requested changes.
 
     Raises:
@@ -294,7 +283,6 @@ def _check_output(picture: OpenedImage, canvas: tuple[int, int], kind: str, max_
 
 
 def _draft_goal(picture: OpenedImage, placement: _Placement) -> tuple[int, int] | None:
-    """Return the minimum size at which a JPEG may be decoded."""
     goal = [
         int(_DRAFT_GAP * side * scaled / kept)
         for side, scaled, kept in zip(picture.size, placement.scaled, placement.kept, strict=True)
@@ -303,7 +291,6 @@ def _draft_goal(picture: OpenedImage, placement: _Placement) -> tuple[int, int] 
 
 
 def _to_photo_mode(image: Image.Image, kind: str, picture: OpenedImage) -> Image.Image:
-    """Convert to a mode of JPEG (L, RGB) or WebP (RGB, RGBA)."""
     grey = image.mode in GREY_MODES
     if image.mode in WIDE_MODES or not picture.white:
         image = to_eight_bits(image, picture)
@@ -318,7 +305,6 @@ def _to_photo_mode(image: Image.Image, kind: str, picture: OpenedImage) -> Image
 
 
 def _to_format_mode(image: Image.Image, kind: str, *, nearest: bool) -> Image.Image:
-    """Convert to a mode that the format `kind` supports; keep the mode if possible."""
     if image.mode in WIDE_MODES - _FORMAT_MODES[kind]:
         return to_sixteen_bits(image).convert("I;16")
     if not nearest and "transparency" in image.info and image.mode in ("L", "RGB"):
@@ -333,7 +319,6 @@ def _to_format_mode(image: Image.Image, kind: str, *, nearest: bool) -> Image.Im
 def _resample(
     image: Image.Image, picture: OpenedImage, placement: _Placement, extent: tuple[float, float], resampling: Resampling
 ) -> Image.Image:
-    """Resample the kept part to its target size, still in stored orientation."""
     size, kept, scaled = picture.size, placement.kept, placement.scaled
     if picture.turn >= FIRST_SIDEWAYS:
         size, kept, scaled = size[::-1], kept[::-1], scaled[::-1]
@@ -346,7 +331,6 @@ def _resample(
 
 
 def _centre(image: Image.Image, canvas: tuple[int, int]) -> Image.Image:
-    """Crop to the centre, or pad around the image, to the size of `canvas`."""
     left, top = (int((image.size[axis] - canvas[axis]) / 2) for axis in (0, 1))
     placed = image.crop((left, top, left + canvas[0], top + canvas[1]))  # 0 outside the image
     fill = _padding_colour(image)
@@ -373,7 +357,6 @@ def _padding_colour(image: Image.Image) -> int | tuple[int, ...]:
 
 
 def _encode_image(image: Image.Image, picture: OpenedImage, kind: str, quality: int | None) -> bytes:
-    """Encode the image, with its ICC profile and without other metadata."""
     parameters: dict[str, object] = {}
     if kind == "WEBP" and picture.kind == "WEBP" and _is_lossless_webp(picture.stream.getvalue()):
         parameters["lossless"] = True
@@ -402,7 +385,6 @@ def _fill_palette(image: Image.Image) -> None:
 
 
 def _is_lossless_webp(data: bytes) -> bool:
-    """Check whether the first bitstream chunk of a WebP is lossless."""
     offset = 12
     while offset + 8 <= len(data):
         name, size = data[offset : offset + 4], int.from_bytes(data[offset + 4 : offset + 8], "little")

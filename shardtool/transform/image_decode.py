@@ -4,7 +4,7 @@
 - Only seven formats are decoded. Others are never tried; EPS would start a program.
 - Of a multi-picture JPEG (MPO), only the first picture is used; the others are previews and gain maps.
 - A truncated image is refused (`truncated-image`), even if its decoder accepts it. One case is not detected: a JPEG,
-GIF or fax (TIFF) whose compressed data end regularly before the last row.
+  GIF or fax (TIFF) whose compressed data end regularly before the last row.
 
 Source: the Pillow handbook, "Concepts" (modes, filters) and "Image file formats"; EXIF 2.32, tag 0x0112.
 """
@@ -85,12 +85,7 @@ _PNG_EXIF_KEYWORDS = (
 
 
 class BadImage(ValueError):
-    """An image that cannot be read, or cannot be changed as requested.
-
-    Attributes:
-        code: Reason code.
-        message: Explanation for people.
-    """
+    """An image that cannot be read, or cannot be changed as requested. `code` is the reason code."""
 
     def __init__(self, code: SkipCode, message: str) -> None:
         super().__init__(code, message)
@@ -107,8 +102,7 @@ def decode_image(
 ) -> Image.Image:  # fmt: skip
     """Return an image's pixels (first frame) in the mode of its content and in display orientation.
 
-    16-bit grey is reduced to its upper 8 bits, unless `exact`. Thread-safe: does not change Python's warning filters,
-    so Pillow may warn.
+    16-bit grey is reduced to its upper 8 bits, unless `exact`. Thread-safe: Python's warning filters are unchanged.
 
     Args:
         data: The bytes of a JPEG, PNG, WebP, BMP, GIF, TIFF or PNM.
@@ -136,7 +130,8 @@ def decode_image(
 def _decoding_losses(picture: OpenedImage) -> Sequence[DecodingLoss]:
     """Return what is lost in eight bits of the first frame or page, without reading further frames.
 
-    Further pictures of a JPEG are previews; those of a GIF are not counted, because that would require reading them.
+    Only TIFF, PNG and WebP are checked for pages: further pictures of a JPEG are previews, and a GIF would have to be
+    read.
     """
     losses: list[DecodingLoss] = []
     if picture.deep or picture.image.mode in WIDE_MODES:
@@ -157,20 +152,15 @@ def to_rgb(image: Image.Image) -> Image.Image:
 class OpenedImage:
     """An image whose header was read, but whose pixels are not decoded yet.
 
-    Args:
-        data: The bytes.
-        max_pixels: Pixel limit.
-        max_bytes: Memory limit of decoding; None: only the pixel limit applies.
-
     Attributes:
-        image: Pillow's image. A PNG may be decoded already, if its EXIF may follow the pixels.
+        image: Pillow's image. A PNG whose EXIF may follow the pixels is already decoded.
         stream: The bytes.
         kind: Format of the content.
         size: Width and height in display orientation.
         turn: EXIF orientation still to apply after decoding; for TIFF, Pillow applies it.
         upright: Whether the orientation is 1.
         deep: Whether Pillow keeps only the upper eight bits of each value.
-        white: Largest value that can be stored (white for at most 16 bits); 0 if there is none.
+        white: Largest value that can be stored; 0 if there is none.
         profile: ICC profile.
         colours: Colour kind of the profile.
 
@@ -274,7 +264,6 @@ def may_have_exif(image: Any, stream: BytesIO) -> bool:
 
 
 def _png_chunks(data: bytes) -> Iterator[tuple[bytes, int]]:
-    """Yield the name and payload offset of each complete PNG chunk."""
     offset = 8
     while (end := offset + 12 + int.from_bytes(data[offset : offset + 4], "big")) <= len(data):
         yield data[offset + 4 : offset + 8], offset + 8
@@ -282,7 +271,6 @@ def _png_chunks(data: bytes) -> Iterator[tuple[bytes, int]]:
 
 
 def _has_deep_colours(image: Any) -> bool:
-    """Check whether Pillow keeps only the upper eight bits of each value, as for 16-bit colours."""
     if image.mode in WIDE_MODES or not image.tile:
         return False
     if image.format == "TIFF":
@@ -336,12 +324,7 @@ def decode_pixels(picture: OpenedImage, goal: tuple[int, int] | None) -> tuple[I
 
 
 def _missing_part(picture: OpenedImage, strips: Sequence[tuple[int, int, int, int]]) -> str:
-    """Return the missing part of a file that Pillow decodes although it is truncated; empty if complete.
-
-    Args:
-        picture: A decoded image.
-        strips: Boxes of the decoded tiles.
-    """
+    """Return the missing part of a file that Pillow decodes although it is truncated; empty if complete."""
     data, image = picture.stream.getvalue(), picture.image
     if picture.kind == "PNG":
         if all(name != b"IEND" for name, _ in _png_chunks(data)):

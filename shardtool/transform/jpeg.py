@@ -5,7 +5,7 @@ None, and Pillow decodes the image.
 
 - Memory is estimated from the header before allocation; a JPEG near the limit is left to Pillow.
 - A JPEG that causes a libjpeg warning is left to Pillow, which decides whether to refuse it. One warning is expected:
-data after the rows that `crop_jpeg_rows` keeps. Then the file must end with the end marker.
+  data after the rows that `crop_jpeg_rows` keeps. Then the file must end with the end marker.
 
 Source: ITU T.81, B.1.1.3 and B.2.2 (markers, frame header), B.2.4.2 (sampling factors); TIFF 6.0, section 2 (tags).
 """
@@ -57,8 +57,8 @@ class JpegHeader(NamedTuple):
         height_offset: Offset of the height, two bytes.
         width: In pixels.
         height: In pixels.
-        block_rows: Pixel rows per row of blocks, which depends on the chroma subsampling.
-        baseline: Decoded row by row, so that a reduced height decodes less.
+        block_rows: Pixel rows per row of blocks.
+        baseline: Decoded row by row, so a reduced height decodes less.
         plain: Eight bits, in one or three colours.
         whole: Whether all rows are decoded.
     """

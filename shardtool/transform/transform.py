@@ -39,7 +39,7 @@ class ReadCondition(NamedTuple):
     """The part of a query that needs values found while reading samples.
 
     Attributes:
-        query: Remaining query, in the language of `select/query.py`.
+        query: In the language of `select/query.py`.
         columns: Columns used by the query.
         classes: Class names of columns that contain class numbers.
     """
@@ -56,8 +56,8 @@ class Transform(NamedTuple):
         images: Image options; None: images are unchanged.
         function: `package.module:function`, called with each sample; empty: none.
         fetch: Download options; None: there are no URLs.
-        found: Metadata columns whose values are found while reading, with Arrow types.
-        where: Condition on these values that samples must meet.
+        found: Metadata columns found while reading, with Arrow types.
+        where: Condition on these columns.
     """
 
     images: ImageOptions | None = None

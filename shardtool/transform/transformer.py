@@ -32,7 +32,7 @@ class BadSample(Exception):
         code: Reason code.
         message: Explanation for people.
         detail: Traceback.
-        field: The faulty field; empty: no single one.
+        field: The faulty field, or empty.
     """
 
     def __init__(self, code: SkipCode, message: str, detail: str = "", field: str = "") -> None:
@@ -41,12 +41,7 @@ class BadSample(Exception):
 
 
 class TransformedSample(NamedTuple):
-    """A sample returned by a transform.
-
-    Attributes:
-        key: Sample key.
-        fields: (name, payload), sorted by the bytes of the names.
-    """
+    """A sample returned by a transform. `fields` are (name, payload), sorted by the bytes of the names."""
 
     key: bytes
     fields: list[tuple[bytes, Payload]]
@@ -143,11 +138,6 @@ def _change_images(options: ImageOptions, fields: Mapping[str, Payload]) -> tupl
 
 
 def _parse_returned(sample: object, key: str, default_key: str) -> TransformedSample:
-    """Convert the function's result for the sample `key`.
-
-    Raises:
-        BadSample: The result is invalid.
-    """
     if not isinstance(sample, dict):
         raise BadSample("map-failed", f"{_function_option()} returned a {type(sample).__name__}, not a dict")
     returned_key = sample.get(KEY_ITEM, key)
@@ -175,7 +165,6 @@ def _parse_returned(sample: object, key: str, default_key: str) -> TransformedSa
 
 
 def _is_text(value: object) -> TypeGuard[str]:
-    """Check whether a value is text that can be a name: valid UTF-8 without a NUL."""
     if not isinstance(value, str) or "\0" in value:
         return False
     try:
@@ -188,7 +177,7 @@ def _is_text(value: object) -> TypeGuard[str]:
 def _encode_payload(name: str, value: object) -> Payload:
     """Return the bytes of a value: text as UTF-8, numbers as text, as in a tar shard.
 
-    Mutable buffers are copied, because the function may change them later.
+    Mutable buffers are copied.
     """
     if isinstance(value, bytes):
         return value
