@@ -193,7 +193,7 @@ class RandomResizedCrop(_Crop):
 
 def _decode_above(data: bytes, head: JpegHeader, box: Box, size: int) -> tuple[NDArray[np.uint8] | Image.Image, int]:
     """Return a JPEG down to the crop, decoded at 1/scale of its size, and the scale."""
-    rows = -(-(box[3] + _INTERPOLATION_ROWS) // head.rows) * head.rows
+    rows = -(-(box[3] + _INTERPOLATION_ROWS) // head.block_rows) * head.block_rows
     if head.baseline and rows < head.height:
         data, head = crop_jpeg_rows(data, head, rows)
     wide, high = box[2] - box[0], box[3] - box[1]

@@ -252,7 +252,7 @@ def test_too_many_pixels() -> None:
     """An image that claims more pixels than Pillow accepts is rejected before decoding."""
     claims = png((30_000, 30_000), 8, 2, b"")
     for images in ("numpy", "pil"):
-        assert "more pixels than can be decoded" in failure("png", claims, images=images).found
+        assert "too many pixels to decode" in failure("png", claims, images=images).found
 
 
 _MEMORY = """
@@ -305,7 +305,7 @@ def test_memory_is_bounded(name: str, images: str, tmp_path: Path) -> None:
     took = int(subprocess.run(command, check=True, capture_output=True, text=True, env=ENVIRONMENT).stdout)
     most = int(took * 0.9) - 2**20  # what an allocator keeps
     how = {"own": (("png", "mask"),)} if images == "mask" else {"images": images}
-    assert "to decode, over" in failure("png", data, max_bytes=most, **how).found
+    assert "may take" in failure("png", data, max_bytes=most, **how).found
 
 
 def test_large_claims_are_rejected_before_allocation() -> None:

@@ -386,8 +386,8 @@ _NO_KEY = "column 'key': no key (empty, null or NaN) in "
         (
             {"key": ["a"], "__size__": [1]},
             (
-                "Table: column '__size__': names that start with two underscores are the sidecar's own. ",
-                "Rename them, or remove them from the table.",
+                "Table: column '__size__': names that start with two underscores are reserved for the sidecar. ",
+                "Rename them, or leave them out of the table.",
             ),
         ),
         ({"key": ["a"], " ": [1]}, ("Table: column 2 without a name; ",)),
@@ -431,7 +431,7 @@ def test_bytes_are_not_joined() -> None:
 def test_repeated_column_names_are_refused() -> None:
     """A table with two columns of the same name is refused."""
     table = pa.Table.from_arrays([pa.array(["a"]), pa.array([1]), pa.array([2])], ["key", "n", "n"])
-    assert "columns of the same name: 'n'" in _error(join.join_table, _labelled(), table, "key")
+    assert "several columns with the same name: 'n'" in _error(join.join_table, _labelled(), table, "key")
 
 
 def test_the_samples_column_is_named(tmp_path: Path) -> None:
@@ -669,16 +669,16 @@ _NO_VALUE = "column 'label': no value (null or NaN) in 2 samples, such as 'b', '
         (
             "cls",
             "big",
-            "column 'big': a number over 2^63 in 2 samples, such as 'b', 'c'; expected what fits into int64",
+            "column 'big': a number over 2^63 in 2 samples, such as 'b', 'c'; expected a number that fits into int64",
         ),
         ("cls", "b", "column 'b' (field cls) holds binary; expected text or numbers"),
         ("cls", "bs", "column 'bs' (field cls) holds list<item: binary>; expected text or numbers"),
         ("cls!", "list", "column 'list' (labels) holds list<item: int64>; expected text or numbers"),
         ("cls", "labels", "no column 'labels'; expected one of label, n, f, "),
         ("cls", "labels", "Did you mean 'label'"),
-        ("a/b", "n", "field 'a/b': no name for a field; "),
-        ("-a", "n", "field '-a': no name for a field; "),
-        ("a,b", "n", "field 'a,b': no name for a field; "),
+        ("a/b", "n", "field 'a/b': not a valid field name; "),
+        ("-a", "n", "field '-a': not a valid field name; "),
+        ("a,b", "n", "field 'a,b': not a valid field name; "),
     ],
 )
 def test_invalid_value_columns_are_refused(name: str, column: str, said: str) -> None:
@@ -704,12 +704,12 @@ def test_contradictory_value_options_are_refused() -> None:
     """Labels must be requested fields, fields must be unique, and there must be metadata."""
     entries = _labelled()
     assert _error(set_value_fields, entries, (("cls", "label"),), ("cl",)) == (
-        "classes: no field 'cl'. Name its column: values={'cl': 'COLUMN'}."
+        "classes: no field 'cl'. Choose its column with values={'cl': 'COLUMN'}."
     )
     twice = (("cls", "label"), ("cls", "label"))
     assert (
         _error(set_value_fields, entries, twice, ())
-        == "values: several columns become the field 'cls'. Name them apart."
+        == "values: several columns for the field 'cls'. Use a different name for each."
     )
     assert _error(set_value_fields, _entries(_SAMPLES), (("cls", "label"),), ()) == (
         "values: no column 'label', and no others. "

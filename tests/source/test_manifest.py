@@ -311,8 +311,8 @@ _BAD_ROWS: list[tuple[str, dict[str, Any], str]] = [
     ("id,path\n1,a.jpg\n", {"meta": ("zzz",)}, "meta: no column 'zzz'; expected one of id, path"),
     ("id,path\n", {}, "no rows; expected a row per sample"),
     (",path\n1,a.jpg\n", {}, "column 1 without a name"),
-    ("id,path,id\n1,a.jpg,2\n", {}, "columns of the same name: 'id'"),
-    ("name,where\n1,a.jpg\n", {}, "no column with a usual name for paths, among name, where; expected one named"),
+    ("id,path,id\n1,a.jpg,2\n", {}, "several columns with the same name: 'id'"),
+    ("name,where\n1,a.jpg\n", {}, "no column with a usual name for paths, among name, where; expected one called"),
     ("id,path\n,a.jpg\n/b,b.jpg\nc/../d,c.jpg\n4,d.jpg\n", {},
      "column 'id': 3 values that cannot be keys, such as '', '/b', 'c/../d', in rows 1, 2, 3"),
     ('id,path\n"a\nb",a.jpg\n', {}, r"column 'id': 1 value that cannot be keys, such as 'a\x0ab', in row 1"),
@@ -329,10 +329,10 @@ _BAD_ROWS: list[tuple[str, dict[str, Any], str]] = [
     ("id,path\n1,a.jpg\n2,b.json\n3,c.jpg\n", {"meta": ("id",)},
      "column 'path': the extension of a file is the field 'json' of another column in row 2"),
     ("id,path,v\n1,a.jpg,x\n", {"fields": (("json", "v"),), "meta": ("id",)},
-     "several columns become the field 'json'. The metadata is the field json: rename the other field, or"),
-    ("id,path,v\n1,a.jpg,x\n", {"files": (("a/b", "path"),)}, "field 'a/b': no name for a field"),
-    ("id,path,v\n1,a.jpg,x\n", {"classes": ("cls",)}, "classes: no field 'cls'. Name its column: values={'cls': "),
-    ("id,path,__v\n1,a.jpg,x\n", {}, "column '__v': names that start with two underscores are the sidecar's own"),
+     "several columns for the field 'json'. The metadata is the field json: call the other something else, or"),
+    ("id,path,v\n1,a.jpg,x\n", {"files": (("a/b", "path"),)}, "field 'a/b': not a valid field name"),
+    ("id,path,v\n1,a.jpg,x\n", {"classes": ("cls",)}, "classes: no field 'cls'. Choose its column with values={'cls': "),
+    ("id,path,__v\n1,a.jpg,x\n", {}, "column '__v': names that start with two underscores are reserved for the sidecar"),
     ("id,path,v\n1,a.jpg,1\n2,b.jpg,\n", {"fields": (("cls", "v"),)}, "column 'v': no value (null or NaN) in row 2"),
     ("id,path,v\n1,a.jpg,1\n2,b.jpg,-inf\n3,c.jpg,inf\n", {}, "column 'v': an infinite number in rows 2, 3"),
 ]  # fmt: skip
@@ -438,7 +438,7 @@ def test_hugging_face_class_names_are_used(tmp_path: Path) -> None:
     _, entries = _entries(table, classes_from=["cow", "100%25%20dog", "cat"], **options)
     assert entries.values.inline["cls"].span(0, 3) == b"1\x002\x001\0"
     for wrong in (-1, 2):
-        assert "column 'label': the number of no class in row 2; expected 0 to 1" in _error(
+        assert "column 'label': a number without a class in row 2; expected 0 to 1" in _error(
             _labelled([0, wrong]), fields=(("cls", "label"),)
         )
     for said in ("x", [1, 2], ["a", "a"], ["\ud800", "b"]):
@@ -487,7 +487,7 @@ def test_text_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
     """Text in another encoding is reported with its rows."""
     path = tmp_path / "t.csv"
     path.write_bytes("id,path,text\n1,a.jpg,x\n2,b.jpg,é\n3,c.jpg,ü\n".encode("latin-1"))
-    assert "column 'text': text that is no UTF-8 in rows 2, 3; expected UTF-8. `iconv" in _error(path)
+    assert "column 'text': invalid UTF-8 in rows 2, 3; expected UTF-8. `iconv" in _error(path)
 
 
 def test_rows_keep_their_numbers(tmp_path: Path) -> None:

@@ -51,7 +51,7 @@ def test_more_names_than_samples(source: Path, tmp_path: Path, ending: str) -> N
     ran = typed("create", source, output, "--workers", "1")
     assert ran.code == 0
     said = (
-        "1 shard of at most 1 GB; 1,000 shards need at least 1,000 samples; there are 60 (--shards 60 makes the most)"
+        "1 shard of at most 1 GB; 1,000 shards need at least 1,000 samples; there are 60 (--shards 60 is the maximum)"
     )
     assert said in ran.err
     assert [path.name for path in shards(tmp_path / "o")] == [f"out-000.{ending}"]
@@ -97,11 +97,11 @@ def test_so_many_of_each_split(source: Path, tmp_path: Path) -> None:
     [
         (
             "--shards 70",
-            "70 shards for 60 samples; expected at least one sample a shard. At most --shards 60.",
+            "70 shards for 60 samples; expected at least one sample per shard. Use at most --shards 60.",
         ),
         (
             "--shards 2 --max-count 20",
-            "2 shards cannot hold 60 samples within the bounds. Choose --shards 3,",
+            "2 shards cannot hold 60 samples within the limits. Use --shards 3,",
         ),
         ("--shards 0", "--shards: 0; expected a whole number from 1 to"),
         ("--shards 40 --place hash", "expected a sample in each. Choose --shards "),

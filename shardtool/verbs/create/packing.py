@@ -177,7 +177,7 @@ class Packing:
 
     @property
     def _parallel_tasks(self) -> int:
-        return min(len(self._round_shards) or 1, self.run.pool.most)
+        return min(len(self._round_shards) or 1, self.run.pool.max_tasks)
 
     def _make_task_transform(self, transform: Transform) -> Transform:
         """Divide the requests that a host allows between parallel tasks."""

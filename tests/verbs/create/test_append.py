@@ -713,10 +713,10 @@ def test_class_numbers_agree(ending: str, tmp_path: Path) -> None:
     pattern = f"{tmp_path}/out/{STEM}.{ending}"
     _create(_labelled(tmp_path / "0", "cat", "dog"), pattern, label_from_folder=True)
     file, before = tmp_path / "out" / "out.json", identity(tmp_path / "out")
-    with pytest.raises(InvalidRequest, match=r"classes of cls: 0 stands for 'dog'.*'cat'"):
+    with pytest.raises(InvalidRequest, match=r"classes of cls: number 0 means 'dog'.*'cat'"):
         append(_labelled(tmp_path / "1", "dog"), pattern, label_from_folder=True, classes_from=["dog"])
     names = ["cat", "cow", "dog"]
-    with pytest.raises(InvalidRequest, match=r"1 stands for 'cow'"):
+    with pytest.raises(InvalidRequest, match=r"number 1 means 'cow'"):
         append(_labelled(tmp_path / "2", *names), pattern, label_from_folder=True, classes_from=names)
     assert identity(tmp_path / "out") == before
     append(_labelled(tmp_path / "3", "cat"), pattern, label_from_folder=True)

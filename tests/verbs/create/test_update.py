@@ -160,7 +160,7 @@ def test_a_class_missing_from_the_list_is_refused(tmp_path: Path) -> None:
     asked = {"label_from_folder": True, "classes_from": names}
     _night(source, pattern, **asked)
     _tree(source, "bee/c")
-    with pytest.raises(InvalidRequest, match=r"'bee'.*at the end of a list"):
+    with pytest.raises(InvalidRequest, match=r"'bee'.*Append the new names to a list"):
         _night(source, pattern, **asked)
     safe = shutil.copytree(tmp_path / "out", tmp_path / "safe")
     _night(source, f"{safe}/out-{{000..}}.tar", label_from_folder=True)
