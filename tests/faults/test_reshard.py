@@ -350,7 +350,7 @@ FAULTS = {
     "vanishes": ("os.unlink({at!r})", "no such file"),
     "shrinks": ("os.truncate({at!r}, 5000)", "5,000 now"),
     "is rewritten": ("data = open({at!r}, 'rb').read(); open({at!r}, 'wb').write(data)", "modification time"),
-    "becomes a fifo": ("os.unlink({at!r}); os.mkfifo({at!r})", "no plain file"),
+    "becomes a fifo": ("os.unlink({at!r}); os.mkfifo({at!r})", "not a regular file"),
     "becomes a link": ("os.unlink({at!r}); open({at!r} + '~', 'wb').write(b'?'); os.symlink({at!r} + '~', {at!r})",
                        "1 now"),
 }  # fmt: skip
