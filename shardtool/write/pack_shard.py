@@ -31,10 +31,6 @@ Packed = TypeVar("Packed")
 def pack_shard(task: task.ShardTask, report: packer.Report) -> task.ShardResult:
     """Write a shard to a staged, durable file, or find that the existing shard is correct.
 
-    Args:
-        task: What to write.
-        report: Called regularly with the numbers of samples and bytes done since the last call.
-
     Raises:
         SampleFailed: A sample cannot be read or differs from the plan, and `on_error` is `stop`.
         OutputFailed: The file cannot be written.
@@ -85,7 +81,6 @@ def _retry_until_stable(pack: Callable[[], Packed]) -> Packed:
 def _run_packer(
     task: task.ShardTask, write: packer.Put, report: packer.Report, skipped: dict[int, Skipped]
 ) -> packer.Packer:
-    """Run the packer of a task and close it."""
     packer_class = SpanTarPacker if task.samples.spans.runs else TarPacker if task.format == "tar" else TFRecordPacker
     with closing(packer_class(task, write, report, skipped)) as packed:
         packed.run()
@@ -94,7 +89,7 @@ def _run_packer(
 
 
 def _check_existing(task: task.ShardTask) -> task.ShardResult | None:
-    """Return the result for a shard of an earlier run; None if there is none, or it is not correct."""
+    """Return the result for a correct shard of an earlier run; None otherwise."""
     if task.todo == "write":
         return None
     path = task.folder.full_path(task.name)

@@ -1,8 +1,8 @@
 """Base class of the packers: read payloads, fill the buffer, skip samples, report progress.
 
-Files are read into one reusable buffer, checksummed while the bytes are in the CPU cache, and written one buffer at a
-time. A sample that fits the buffer is never split between writes, so it can be skipped by moving the end of the buffer
-back. A larger sample is streamed; to skip it, the shard is packed again.
+Files are read into one reusable buffer, checksummed in the CPU cache, and written one buffer at a time. A sample that
+fits the buffer is never split between writes, so it can be skipped by moving the end of the buffer back. A larger
+sample is streamed; to skip it, the shard is packed again.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Packer:
     Args:
         task: What to write.
         put: Writes bytes of the shard.
-        report: Called regularly with the numbers of samples and bytes done since the last call.
+        report: Called regularly with the numbers of new samples and bytes.
         skipped: Skipped samples by index; more are added.
     """
 
@@ -153,16 +153,10 @@ class Packer:
         return name if self.paths is None else self.paths[row]
 
     def _name_of(self, row: int) -> bytes:
-        """Return the member name of a row."""
         return self.keys[bisect_right([*accumulate(self.counts)], row)] + self.endings[self.codes[row]]
 
     def stream_payload(self, name: bytes, row: int) -> int:
-        """Write a payload of any size in blocks, and return its CRC-32C.
-
-        Args:
-            name: Path of the file, if the plan has none.
-            row: Row of the payload.
-        """
+        """Write a payload of any size in blocks, and return its CRC-32C; `name` is used if the plan has no path."""
         kind = self.kinds[row]
         if kind == INLINE:
             self.write_streamed(self.inline[row])
@@ -236,7 +230,6 @@ class Packer:
             raise change_error(path, size, mtime_ns, size_read, fact)
 
     def _planned_files(self) -> Iterator[PlannedFile]:
-        """Yield the files in reading order, without those of samples skipped by then."""
         end = 0
         for sample, (key, count) in enumerate(zip(self.keys, self.counts, strict=True)):
             row, end = end, end + count
@@ -275,7 +268,7 @@ class Packer:
             raise RestartShard
 
     def flush(self, used: int, samples: int) -> None:
-        """Write the first `used` bytes of the buffer and report `samples` as done."""
+        """Write `used` bytes of the buffer and report `samples` as done."""
         if used:
             self.write(self.view[:used])
         self.report_progress(samples)

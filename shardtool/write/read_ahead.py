@@ -1,8 +1,7 @@
-"""Read the files of a shard ahead in several threads, for storage where opening a file is slow, such as NFS.
+"""Read the files of a shard ahead in threads, for storage where opening a file is slow, such as NFS.
 
-Threads read the next files in the order of the plan. A file that differs from the plan is discarded and read again by
-the caller, so errors and skipped samples are the same as without threads. On fast storage a thread costs more than
-opening a file, so none is used.
+A file that differs from the plan is read again by the caller, so errors and skipped samples are the same as without
+threads. On fast storage a thread costs more than opening a file, so none is used.
 """
 
 from __future__ import annotations
@@ -44,15 +43,9 @@ class _FileRead(NamedTuple):
 
 
 class ReadAhead:
-    """Reads files ahead, in order, for a caller that may leave some out. Call `close` at the end.
+    """Reads files ahead in threads. The caller requests them in order, and may leave some out. Call `close` at the end.
 
-    It holds at most `memory` bytes, and does not read files too large for that.
-
-    Args:
-        files: All files that may be requested, in order.
-        threads: Number of threads.
-        read: Reads one file.
-        max_ctime_ns: Latest ctime of an unchanged file.
+    It holds at most `memory` bytes, and does not read files too large for that, or newer than `max_ctime_ns`.
     """
 
     def __init__(
@@ -117,7 +110,6 @@ class ReadAhead:
         self._pool.shutdown(cancel_futures=True)
 
     def _submit_next(self) -> None:
-        """Start reading the next files, as memory allows."""
         while (
             self._next
             and len(self._pending) < _QUEUE_FACTOR * self._thread_count

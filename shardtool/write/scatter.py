@@ -1,8 +1,7 @@
 """First pass of a two-pass shuffle: copy payloads from a source file to their offsets in a spool. Runs in a worker.
 
-Payloads are read in file order, as many as fit in memory, and placed in spool order. The payloads that go from one file
-to one region of the spool are contiguous there, so writes are as large as possible. The parent assigns all offsets, so
-workers can share a spool.
+Payloads are read in file order, as many as fit in memory. Those that go to one region of the spool are contiguous
+there, so writes are large. The parent assigns all offsets, so workers can share a spool.
 """
 
 from __future__ import annotations
@@ -38,15 +37,11 @@ class ScatterTask(NamedTuple):
     """Payloads of one file, in file order.
 
     Attributes:
-        source: The file.
         packed: Whether the file is compressed; offsets then refer to the decompressed bytes.
-        spool: Path of the spool.
         offsets: int64 per payload: offset in the file.
         sizes: int64 per payload: length in bytes.
         targets: int64 per payload: offset in the spool.
         expected: int64 per payload: expected CRC-32C, -1 if unknown.
-        room: Bytes of memory for payloads.
-        stop: Whether to stop at the first bad payload.
     """
 
     source: SpanFile
@@ -103,7 +98,6 @@ class _Scatterer:
         self._wrong: list[tuple[int, int]] = []
 
     def run(self, report: Callable[[int, int], None]) -> ScatterResult:
-        """Copy all payloads in batches that fit in memory."""
         for first, last in self._batches():
             if self._sizes[first] > self._task.room:
                 self._stream(first)
@@ -115,7 +109,6 @@ class _Scatterer:
         return ScatterResult(tuple(self._wrong))
 
     def _batches(self) -> Iterator[tuple[int, int]]:
-        """Yield ranges of payloads that fit in memory; a payload that does not fit is alone."""
         first = used = 0
         room = self._task.room
         for row, size in enumerate(self._sizes):
@@ -128,7 +121,7 @@ class _Scatterer:
             yield first, len(self._sizes)
 
     def _copy(self, first: int, last: int) -> None:
-        """Copy payloads that fit in memory, in about 1.5 us each in addition to moving their bytes."""
+        """Copy payloads that fit in memory: about 1.5 us each, in addition to their bytes."""
         arena, sizes, targets = self._arena, self._sizes[first:last].tolist(), self._targets[first:last].tolist()
         views: list[memoryview] = [arena] * len(sizes)
         runs: list[tuple[int, int]] = []  # offsets in the spool and in memory
@@ -150,7 +143,6 @@ class _Scatterer:
             self._spool.write(arena[start:stop], target)
 
     def _stream(self, row: int) -> None:
-        """Copy a payload that does not fit in memory, in blocks."""
         offset, size, target, crc = self._offsets[row], self._sizes[row], self._targets[row], 0
         for done in range(0, size, len(self._arena)):
             block = self._arena[: min(len(self._arena), size - done)]
@@ -160,7 +152,6 @@ class _Scatterer:
         self._check(row, [crc])
 
     def _check(self, first: int, crcs: list[int]) -> None:
-        """Record payloads from `first` on whose CRC-32C differs from their index."""
         expected = self._expected[first : first + len(crcs)].tolist()
         if expected != crcs:
             pairs = enumerate(zip(crcs, expected, strict=True), first)

@@ -26,8 +26,6 @@ class EncodedField(NamedTuple):
     """An encoded field.
 
     Attributes:
-        name: Name of the field.
-        size: Bytes of the payload.
         stored: The bytes in the shard: the payload, or the encoded number.
         text: The text of a number; empty otherwise.
     """
@@ -41,14 +39,7 @@ class EncodedField(NamedTuple):
 def encode_record(
     shard_format: str, key: bytes, fields: list[EncodedField], numbers: Mapping[bytes, NumberType]
 ) -> Parts:
-    """Return the parts of a sample's record.
-
-    Args:
-        shard_format: `tar` or `tfrecord`.
-        key: The sample's key.
-        fields: The fields, sorted by name (as bytes).
-        numbers: Number types of a TFRecord's numeric fields.
-    """
+    """Return the parts of a sample's record. The fields must be sorted by name, as bytes."""
     stored = [(field.name, field.stored) for field in fields]
     return (
         tar_write.encode_tar_sample(key, stored)
@@ -58,16 +49,7 @@ def encode_record(
 
 
 class ShardRecords:
-    """Collects the records of a shard in order.
-
-    Args:
-        write: Writes bytes of the shard.
-
-    Attributes:
-        keys: Keys of the samples.
-        size: Bytes of all records so far.
-        crcs: CRC-32C of each field as stored.
-    """
+    """Collects the records of a shard in order, and writes them in large parts."""
 
     def __init__(self, write: Put) -> None:
         self._write = write
@@ -84,14 +66,7 @@ class ShardRecords:
         return len(self.keys)
 
     def add(self, key: bytes, parts: Parts, size: int, fields: list[EncodedField]) -> None:
-        """Add a sample.
-
-        Args:
-            key: The key.
-            parts: The bytes of the record.
-            size: Total length of the parts.
-            fields: The fields of the record.
-        """
+        """Add a sample."""
         self.keys.append(key)
         self._counts.append(len(fields))
         field_codes = self._field_codes
@@ -122,12 +97,7 @@ class ShardRecords:
         self._pending, self._pending_size = [], 0
 
     def content(self, numbers: Mapping[bytes, NumberType], *, texts: bool) -> ShardContent:
-        """Return the columns that describe the samples.
-
-        Args:
-            numbers: Number types of numeric fields.
-            texts: Whether to include the texts of fields.
-        """
+        """Return the columns that describe the samples, with or without the texts of fields."""
         return ShardContent(
             keys=b"".join([key + b"\0" for key in self.keys]),
             counts=self._counts.tobytes(),

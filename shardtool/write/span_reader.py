@@ -59,14 +59,10 @@ def open_span_file(planned: SpanFile) -> OpenFile:
 def check_unchanged(source: OpenFile, planned: SpanFile, ctime_ns: int | None) -> None:
     """Check that a file still matches the plan after reading.
 
-    Args:
-        source: The open file.
-        planned: The file as planned.
-        ctime_ns: The ctime before reading; None: skip this check, because payload checksums are verified.
-
     Raises:
         SampleFailed: The file has changed.
-        SourceTouched: Only its ctime has changed.
+        SourceTouched: Only its ctime differs from `ctime_ns`. None skips this check, because payload checksums are
+            verified.
     """
     fact = source.fact()
     if planned.mtime_ns >= 0 and (fact.st_size, fact.st_mtime_ns) != (planned.size, planned.mtime_ns):

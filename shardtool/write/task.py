@@ -22,9 +22,6 @@ class KeepShard(NamedTuple):
     """The existing shard has a valid sidecar and an unchanged source. Keep it if it matches the sidecar.
 
     Attributes:
-        crc: CRC-32C of the file in the sidecar.
-        field_crcs: uint32 per field, from the sidecar.
-        size: Bytes of the file.
         unread: Whether comparing the size is enough, so that the file is not read.
     """
 
@@ -41,10 +38,7 @@ class TransformWork(NamedTuple):
     """A transform of samples, which makes planned sizes estimates, and the limits of the shard.
 
     Attributes:
-        transform: The transform.
         room: Maximum bytes of records in the shard.
-        max_count: Maximum number of samples; None: no limit.
-        oversize: What to do with a sample larger than a shard.
         dots: Where keys end in tar member names.
         known: Arrow stream of the columns that the transform's condition uses, as far as the plan has them.
     """
@@ -64,7 +58,6 @@ class TransformedSamples(NamedTuple):
         content: What was written; its `inline` contains only texts of numbers.
         sources: int64 per sample: index in the task of its source sample.
         consumed: Number of the task's samples that were processed; the rest need another shard.
-        dropped: Number of these that the user's function dropped.
         found: Per sample, the values measured while reading: one for each column of `Transform.found`.
     """
 
@@ -79,13 +72,6 @@ class ShardTask(NamedTuple):
     """A shard to write.
 
     Attributes:
-        shard: Number of the shard in the plan.
-        name: Final file name.
-        format: `tar` or `tfrecord`.
-        folder: Output folder.
-        samples: The samples.
-        on_error: Whether to stop at an unreadable sample or skip it.
-        mtime_ns: Modification time of the file.
         todo: Whether to write the shard or keep one of an earlier run. `compare` keeps a file if packing the source
             again produces the same bytes.
         work: Transform of the samples; None: pack them unchanged.
@@ -110,12 +96,8 @@ class ShardResult(NamedTuple):
     """The result of a `ShardTask`.
 
     Attributes:
-        shard: Number of the shard in the plan.
         staged: The file to publish; None: keep the existing one.
-        size: Bytes.
-        crc: CRC-32C of the file.
         field_crcs: uint32 per written field, of its bytes in the shard.
-        digest: Content fingerprint of the samples.
         skipped: Skipped samples, each with its index in the task.
         made: Transformed samples; None: as planned.
         compared: Whether the existing file was verified by packing the source again.

@@ -47,7 +47,6 @@ class TFRecordPacker(packer.Packer):
         self.flush(used, len(self.keys))
 
     def _put(self, used: int, key: bytes, row: int, end: int, record_size: int) -> None:
-        """Write a sample's record into the buffer at `used`."""
         view, heads, codes, sizes, endings = self.view, self._heads, self.codes, self.sizes, self.endings
         number_types, crcs, after_key = self.content.numbers, self.field_crcs, self._after_key
         list_heads, whole, may_be_single = self._list_heads, self._whole, self._may_be_single
@@ -122,13 +121,7 @@ class TFRecordPacker(packer.Packer):
         self.field_crcs.extend(crcs)
 
     def _note_single_number(self, written: int, row: int, payload: memoryview) -> None:
-        """Record the text of a number that is alone in its list, because the content fingerprint covers this text.
-
-        Args:
-            written: Number of fields written before it.
-            row: Row of the field.
-            payload: Bytes of the payload.
-        """
+        """Record the text of a number that is alone in its list; the content fingerprint covers this text."""
         value = None if self._whole[row] else tfrecord_read.decode_single_int(payload)
         if value is not None:
             text = b"%d" % value

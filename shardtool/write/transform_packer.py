@@ -85,8 +85,6 @@ class ReadSample(NamedTuple):
     """A sample that was read and measured.
 
     Attributes:
-        sample_index: Index of the sample in the task.
-        rows: Rows of the sample.
         fields: The fields, with images transformed.
         found: The values measured: one for each column of `Transform.found`.
         rejection: Why the sample fails or is excluded; None if it is packed.
@@ -174,7 +172,6 @@ class TransformPacker(packer.Packer):
                 batch, size = [], 0
 
     def _read(self, sample_index: int, rows: range) -> ReadSample:
-        """Read and measure a sample; failures are recorded in `rejection`."""
         try:
             fields = self._fields(self.keys[sample_index], rows)
             return ReadSample(sample_index, rows, *self._change.look(fields, self._main_field(rows)))
@@ -189,7 +186,6 @@ class TransformPacker(packer.Packer):
         return names[min(rows, key=lambda row: (self.kinds[row] != URL, content_type(names[row]) not in _MEDIA_KINDS))]
 
     def _apply_condition(self, samples: list[ReadSample], where: ReadCondition) -> Iterator[ReadSample]:
-        """Yield samples; add a rejection to those that the condition excludes."""
         import pyarrow as pa
 
         from shardtool.entries.metadata_columns import with_measured_columns
@@ -258,13 +254,12 @@ class TransformPacker(packer.Packer):
         return self.paths[row] if self.paths is not None else key + self.endings[self.codes[row]]
 
     def _path_of(self, key: bytes, rows: range, field: str) -> bytes:
-        """Return the path of a field, for messages; empty if no field is named."""
+        """Return the path of a field, for messages."""
         names = self.content.fields
         matching = [row for row in rows if field and to_text(names[self.codes[row]]) == field]
         return self._printable_path(key, matching[0]) if matching else b""
 
     def _printable_path(self, key: bytes, row: int) -> bytes:
-        """Return a path without secrets, for outputs."""
         path = self._path(key, row)
         return redact_url_bytes(path) if self.kinds[row] == URL else path
 
@@ -309,12 +304,10 @@ class TransformPacker(packer.Packer):
             raise BadSample("map-failed", f"the function of {cli_option('map')} returned the {found}")
 
     def _encode(self, sample: TransformedSample) -> Encoded:
-        """Return a sample's record and its fields."""
         fields = [self._field(name, payload) for name, payload in sample.fields]
         return shard_records.encode_record(self.task.format, sample.key, fields, self._numbers), fields
 
     def _field(self, name: bytes, payload: bytes | memoryview) -> shard_records.EncodedField:
-        """Return a field as stored; for a number, with its text."""
         kind = self._numbers.get(name)
         if kind is None:
             return shard_records.EncodedField(name, len(payload), payload)
@@ -350,7 +343,6 @@ class TransformPacker(packer.Packer):
         return True
 
     def _reject_oversize(self, sample_index: int, key: bytes, size: int, count: int) -> None:
-        """Skip a sample that is larger than a shard, or stop the run."""
         found = f"becomes {pluralize(count, 'sample')} of {format_size(size)}, more than a shard may contain"
         if self._work.oversize != "skip":
             bounds = f"{option_text('max_size')} or {option_text('max_count')}"

@@ -1,10 +1,9 @@
 """Write the samples of one shard to files, one per field. Runs in a worker, without NumPy or pyarrow.
 
-Payloads are read in file order, some of them ahead. Each is checked against the checksum of its index, and only then
-written under its final name by one system call. A payload larger than the buffer is written in blocks, and deleted if
-its checksum is wrong. So a killed process leaves at most one incomplete file, which contains the first bytes of its
-payload; the next run recognises it by these (`FolderTree.write`). Temporary names would cost 40 % more CPU with a
-rename, which replaces existing files, and 60 % more with a link.
+Each payload is verified against its index, then written under its final name by one system call. A payload larger than
+the buffer is written in blocks, and deleted if its checksum is wrong. So a killed process leaves at most one incomplete
+file; the next run recognises it, because it starts like its payload (`FolderTree.write`). Temporary names would cost 40
+% more CPU with a rename, which replaces existing files, and 60 % more with a link.
 """
 
 from __future__ import annotations
@@ -40,9 +39,7 @@ class UnpackTask(NamedTuple):
     """Samples of one shard to write; `task.samples.paths` are their file names below `task.folder`.
 
     Attributes:
-        task: What to write, and where.
         packed: Whether the shard is compressed.
-        existing: What to do with existing files.
     """
 
     task: ShardTask
@@ -58,10 +55,6 @@ class UnpackTask(NamedTuple):
 def unpack_samples(task: UnpackTask, report: Report) -> int:
     """Write the files of samples; return how many existed already.
 
-    Args:
-        task: What to write.
-        report: Called regularly with the numbers of samples and bytes done since the last call.
-
     Raises:
         CorruptShard: A payload cannot be read or differs from its index; its file is not written.
         OutputExists: A file exists and may not be replaced.
@@ -74,11 +67,7 @@ def unpack_samples(task: UnpackTask, report: Report) -> int:
 
 
 class SampleUnpacker(Packer):
-    """Writes the files of one task.
-
-    Attributes:
-        kept: Number of files that existed already.
-    """
+    """Writes the files of one task; `kept` counts files that existed already."""
 
     def __init__(self, task: UnpackTask, report: Report) -> None:
         super().__init__(task.task, no_report, report, {})
@@ -138,7 +127,6 @@ class SampleUnpacker(Packer):
         yield block
 
     def _read_span(self, row: int, start: int, size: int) -> bytes | memoryview:
-        """Return bytes of a row's payload, from `start` on."""
         offset = self.offsets[row] + start
         if self._compressed_file is None:
             self.spans.fill(self.file_of_row[row], offset, self.view[:size])

@@ -187,11 +187,11 @@ class Cache:
     ) -> CacheWriter:  # fmt: skip
         """Return a writer that adds new shards to this cache, for a sampler.
 
-        In a forked process, leases that the parent took with `refresh` are released first. Otherwise the process could
-        wait for itself.
+        In a forked process, this releases the parent's leases of `refresh`, so that the process does not wait for
+        itself.
 
         Args:
-            part: Part of the shard names, to distinguish samplers. The names of two writers never clash.
+            part: Part of the shard names. The names of two writers never clash.
             format: `tar` or `tfrecord`.
             max_size: Maximum bytes per shard; None: a fiftieth of the cache, at most 256 MB.
             max_count: Maximum samples per shard.
@@ -214,12 +214,11 @@ class Cache:
     def refresh(self, max_bytes: int | str | None = None) -> CacheShards:
         """Return the paths of the finished shards that samplers wrote, oldest first.
 
-        The shards are not evicted until the next `refresh` of this cache, or until the result is closed. Shards
-        returned before are released first, and may be evicted for waiting writers.
+        The shards are kept until the next `refresh`, or until the result is closed. Shards returned before are released
+        first, and may be evicted for waiting writers.
 
         Args:
-            max_bytes: Hold only the newest shards up to this size, so that writers have space during an epoch. None:
-                all.
+            max_bytes: Hold only the newest shards up to this size, to leave space for writers. None: all.
 
         Raises:
             OutputFailed: The folder cannot be locked, or there are more shards than the process may open.
@@ -241,7 +240,6 @@ class Cache:
         return [*self.refresh()]
 
     def _lease(self, original: OriginalFile) -> FileLock | None:
-        """Return a lease on a shard's copy, or None if there is none and none can be made now."""
         try:
             if (lock := lease_copy(self._space, original)) is not None:
                 self._count_hit(original)

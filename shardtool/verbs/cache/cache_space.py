@@ -86,13 +86,7 @@ class Backoff:
 
 
 class CacheSpace(NamedTuple):
-    """The folder of a cache and its limits, as used by one process.
-
-    Attributes:
-        folder: Folder of the cache.
-        max_bytes: Maximum total size.
-        policy: Which shards to evict first.
-    """
+    """The folder of a cache and its limits, as used by one process."""
 
     folder: str
     max_bytes: int
@@ -165,10 +159,9 @@ class CacheSpace(NamedTuple):
             raise
 
     def scan(self, *, ignored_path: str = "") -> CacheContents:
-        """Return the contents of the folder, and delete files of dead processes. The folder's lock must be held.
+        """Return the contents of the folder, except one reservation, and delete files of dead processes.
 
-        Args:
-            ignored_path: Path of a reservation to leave out, usually the caller's own.
+        The folder's lock must be held.
 
         Raises:
             OSError: A folder cannot be listed.

@@ -40,14 +40,7 @@ _WAIT_NOTE_S = 10.0  # before a waiting writer notes it
 
 
 class CacheWriterOptions(NamedTuple):
-    """Options of a `CacheWriter`.
-
-    Attributes:
-        part: Part of the shard names.
-        format: `tar` or `tfrecord`.
-        max_size: Maximum bytes per shard.
-        max_count: Maximum samples per shard.
-    """
+    """Options of a `CacheWriter`."""
 
     part: int | str
     format: ShardFormat
@@ -58,16 +51,9 @@ class CacheWriterOptions(NamedTuple):
 class CacheWriter(SampleWriter):
     """Writes samples into a cache. Created by `Cache.writer`; use it in a `with` block, in one thread.
 
-    `refresh` returns a shard once it is full or the block ends. The bytes of each shard are reserved first. If no shard
-    can be evicted because all are in use, the writer waits until a trainer releases some. A block that ends with an
-    exception, or a killed process, leaves no partial shard. Keys are unique per shard, so a sampler may write a sample
-    again.
-
-    Args:
-        space: The cache's space.
-        options: What to write.
-        on_wait: Receives a note if the writer waits long.
-        counter: Counts evicted shards.
+    A shard becomes visible once it is full or the block ends. If its bytes cannot be reserved because all shards are in
+    use, the writer waits. An exception or a killed process leaves no partial shard. Keys are unique per shard, so a
+    sampler may write a sample again.
 
     Raises:
         InvalidRequest: The cache can never hold a shard.
@@ -147,7 +133,6 @@ class CacheWriter(SampleWriter):
         self.samples += 1
 
     def _next_shard(self, _: EncodedSample) -> ShardBuilder:
-        """Start a shard once its bytes are reserved."""
         start_s, noted = time.monotonic(), False
         while True:
             with self._space.locked():

@@ -55,9 +55,8 @@ COUNTS_FILE_NAME = re.compile(r"\d{1,10}-[0-9a-f]{8}")
 def original_file(shard: StoredShard) -> OriginalFile:
     """Return a shard's path, size and checksum, and the file name of its copy.
 
-    The file name contains a hash of the shard's name, size and checksum from the sidecar. So a shard of the same name
-    in another dataset, or a later version of the shard, has another copy. Without a sidecar, the hash covers the path,
-    size and modification time, or the version of an object.
+    The name contains a hash of the shard's name, size and checksum, so shards of other datasets or versions have other
+    copies. Without a sidecar, it is a hash of the path, size and modification time or object version.
 
     Raises:
         OSError: The shard does not exist.
@@ -96,11 +95,7 @@ class CachedFile(NamedTuple):
     """A finished shard in a cache.
 
     Attributes:
-        folder: `copied` or `written`.
-        name: File name.
         size: Bytes, including the sidecar.
-        came_ns: When it was added.
-        used_ns: When it was last leased.
         sidecar: Name of the sidecar; empty for a copy.
     """
 
@@ -133,11 +128,8 @@ class CacheContents:
     """The result of a scan.
 
     Attributes:
-        shards: Finished shards.
         reserved: Bytes reserved by live processes.
         requested: Bytes that live processes wait for.
-        pids: Processes that write or wait.
-        foreign: Paths of foreign files, relative to the folder of the cache.
     """
 
     shards: list[CachedFile] = field(default_factory=list)

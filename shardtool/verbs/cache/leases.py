@@ -1,7 +1,4 @@
-"""Leases on shards of a cache, and the copy made by the first reader of a shard.
-
-No process evicts a leased shard. A shard is copied and verified once, while other readers wait.
-"""
+"""Leases on shards of a cache, and the copy made by the first reader of a shard."""
 
 from __future__ import annotations
 
@@ -27,7 +24,6 @@ class LeasedShard(AbstractContextManager["LeasedShard"]):
     """A shard to read: its copy, leased until `close`, or the original.
 
     Attributes:
-        path: Path to read.
         lock: The lease; None for the original.
     """
 
@@ -78,17 +74,16 @@ def lease_copy(space: CacheSpace, original: OriginalFile) -> FileLock | None:
 
 
 def copy_and_lease(space: CacheSpace, original: OriginalFile) -> tuple[FileLock, int | None]:
-    """Copy a shard, or wait while another process copies it, and lease the copy.
+    """Copy a shard, or wait while another process copies it.
 
     Returns:
-        The lease, and the number of evicted shards; None if another process made the copy.
+        A lease on the copy, and the number of evicted shards; None if another process made the copy.
 
     Raises:
-        NotCopiedWarning: There is no space because all shards are in use or kept, or the process that copies the shard
-            makes no progress.
+        NotCopiedWarning: There is no space, or the process that copies the shard makes no progress.
         CorruptShard: The shard does not match its sidecar.
         OutputFailed: The copy cannot be written.
-        OSError: The shard cannot be read, or files of the cache cannot be opened.
+        OSError: The shard or a file of the cache cannot be read.
     """
     folder = Folder(os.path.join(space.folder, COPIED))
     part_path = staged_path(folder, original.name)
@@ -116,7 +111,6 @@ def copy_and_lease(space: CacheSpace, original: OriginalFile) -> tuple[FileLock,
 def _copy_shard(
     space: CacheSpace, folder: Folder, original: OriginalFile, reservation: FileLock
 ) -> tuple[FileLock, int]:
-    """Copy a shard whose reservation is locked."""
     with space.locked():
         evicted = space.reserve(reservation, original.size)
     if evicted is None:

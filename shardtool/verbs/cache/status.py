@@ -33,11 +33,8 @@ class ShardStatus:
     """A shard in a cache.
 
     Attributes:
-        path: Path relative to the folder of the cache.
         size: Bytes, including the sidecar.
         came_ns: When it was added, in nanoseconds since 1970.
-        used_ns: When it was last leased.
-        held: Whether a process uses it.
         pids: Processes that have it open, as far as the system reports.
     """
 
@@ -54,12 +51,9 @@ class CacheStatus:
     """The state of a cache.
 
     Attributes:
-        folder: Folder of the cache.
         shards: Finished shards, in order of eviction.
         taken: Bytes reserved for copies and writers in progress.
-        readers: Processes that use the cache.
         writers: Processes that copy, write, or wait for space.
-        counts: Statistics of all processes.
         foreign: Paths of files that do not belong to the cache.
     """
 
@@ -86,11 +80,8 @@ class CacheChange(Result):
     """The shards deleted from a cache, and those still in use.
 
     Attributes:
-        folder: Folder of the cache.
-        looked_at: Number of shards before.
         removed: Maps paths of deleted shards to the damage found, or an empty string.
         held: The same for shards in use, which were not deleted.
-        size: Bytes deleted.
         foreign: Paths of files that do not belong to the cache; they remain.
     """
 

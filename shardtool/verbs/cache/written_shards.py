@@ -25,10 +25,6 @@ class CacheShards(Sequence[str]):
     """The paths of a cache's finished shards, leased until `close` or garbage collection.
 
     An unpickled copy in another process has the same paths, and leases the shards that still exist.
-
-    Args:
-        locks: The leases.
-        paths: Paths of the shards, including deleted ones.
     """
 
     def __init__(self, locks: list[FileLock], paths: list[str]) -> None:
@@ -71,7 +67,6 @@ def _lease_paths(paths: list[str]) -> list[FileLock]:
 
 
 def _lease_unpickled(paths: list[str]) -> CacheShards:
-    """Lease the shards of a pickled value. Opening a shard that was deleted since raises an error."""
     return CacheShards(_lease_paths(paths), paths)
 
 
@@ -106,7 +101,7 @@ def lease_written_shards(space: CacheSpace, max_bytes: int | None) -> CacheShard
 
 
 def _shards_to_reclaim(space: CacheSpace, contents: CacheContents) -> set[CachedFile]:
-    """Return the shards to evict next for waiting writers, at most half of the cached bytes."""
+    """Return the next shards to evict for waiting writers, at most half of the cached bytes."""
     excess = min(space.excess_bytes(contents, contents.requested), contents.size // _MAX_RECLAIMED_DIVISOR)
     reclaimed = set()
     for shard in space.eviction_order(contents.shards):

@@ -52,19 +52,11 @@ _NO_GLYPH = "\U0010fffd"  # a private-use character: fonts draw it as a missing 
 
 
 def write_contact_sheet(dataset: StoredDataset, path: str, *, seed: int = 0, overwrite: bool = False) -> None:
-    """Write a PNG with up to 100 samples, ten per row, in dataset order.
-
-    The samples are spread over labels, or over shards if there are no labels.
-
-    Args:
-        dataset: The dataset.
-        path: Output file, `.png`.
-        seed: Seed of the choice of samples.
-        overwrite: Replace an existing file.
+    """Write a PNG with up to 100 samples, spread over labels or else over shards, in dataset order.
 
     Raises:
         InvalidRequest: `path` is not a valid file name.
-        OutputExists: The file exists.
+        OutputExists: The file exists, and `overwrite` is false.
         OutputFailed: The file cannot be written.
     """
     check_report_path(dataset, path, overwrite=overwrite, ending=".png")
@@ -163,7 +155,7 @@ class _ContactSheet:
                 line = longer
 
     def _draw_line(self, corner: tuple[int, int], text: str, kind: str, colour: str, max_width: int) -> None:
-        """Draw a line of text. The middle of a long text is cut out, because names often differ only at the end."""
+        """Draw a line of text, with the middle of a long text cut out."""
         font = _font_for(self._fonts[kind], text)
         if self._draw.textlength(text, font) > max_width:
             lengths = range(1, len(text) + 1)
@@ -174,18 +166,15 @@ class _ContactSheet:
         self._draw.text(corner, text, _COLOURS[colour], font)
 
     def png(self) -> bytes:
-        """Return the PNG file."""
         return encode_image(self._image, "PNG", optimize=False)
 
 
 def _elide(text: str, length: int) -> str:
-    """Shorten `text` to `kept` characters, most of them from its start."""
     tail = length * 2 // 5
     return f"{text[: length - tail]}…{text[len(text) - tail :]}"
 
 
 def _load_fonts(size: int) -> list[Font]:
-    """Return Pillow's built-in font, and system fonts with more glyphs."""
     from PIL import ImageFont
 
     fonts: list[Font] = [ImageFont.load_default(size)]

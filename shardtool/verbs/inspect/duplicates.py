@@ -24,10 +24,6 @@ class DuplicateSample(NamedTuple):
     """A sample with the same content as another one.
 
     Attributes:
-        key: Key of the sample.
-        dataset: Dataset of the sample.
-        split: Split of the dataset; empty if none.
-        shard: Shard of the sample.
         differs: Labels and other fields that differ from the first sample of the group.
     """
 
@@ -42,9 +38,6 @@ class DuplicateGroups(NamedTuple):
     """Groups of samples with the same content.
 
     Attributes:
-        dataset: The datasets compared.
-        samples: Number of samples in them.
-        fields: The fields that were compared.
         groups: Groups of two or more samples, in order of their keys.
         surplus: Number of samples that repeat the first one of their group.
         size: Payload bytes of these samples.
@@ -62,7 +55,7 @@ class DuplicateGroups(NamedTuple):
     unlike: int
 
     def to_json(self) -> dict[str, object]:
-        """Return the result as `--json` prints it."""
+        """Return the groups as `--json` prints them."""
         counts = {"groups": len(self.groups), "surplus": self.surplus, "leaks": self.leaks, "unlike": self.unlike}
         return {
             "dataset": self.dataset,
@@ -79,10 +72,6 @@ class DuplicateGroups(NamedTuple):
 @explaining_missing_cwd()
 def inspect_duplicates(dataset: DatasetLike, *, observer: Observer | None = None) -> DuplicateGroups:
     """Return the samples of one or several datasets that have the same content.
-
-    Args:
-        dataset: The same as for `inspect`.
-        observer: Receives progress.
 
     Raises:
         InvalidRequest: There is no such dataset.

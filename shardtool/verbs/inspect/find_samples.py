@@ -39,11 +39,8 @@ class SelectedShard(NamedTuple):
     """A shard and its selected samples.
 
     Attributes:
-        dataset: The dataset.
-        shard: The shard.
         part: The index of the shard.
         first: Number of its first sample, counted from 0 over all datasets.
-        rows: The selected rows, in order.
     """
 
     dataset: StoredDataset
@@ -65,11 +62,11 @@ class SelectedShard(NamedTuple):
 def selected_shards(
     datasets: Sequence[StoredDataset], where: str | None = None, *, metadata: bool = False
 ) -> Iterator[SelectedShard]:
-    """Yield the shards of datasets, including those without a selected sample.
+    """Yield all shards of some datasets with their samples that match a query, or all samples.
 
     Args:
         datasets: The datasets, in order.
-        where: A query over the sidecar columns and `key`, `shard`, `size` and `fields`; None: all samples.
+        where: A query over the sidecar columns and `key`, `shard`, `size` and `fields`.
         metadata: Also read the metadata columns.
 
     Raises:
@@ -92,7 +89,7 @@ def selected_shards(
 
 
 def _query_columns(datasets: Sequence[StoredDataset]) -> set[str]:
-    """Return the columns of all sidecars; a query may use a column that some shards lack."""
+    """Return the columns of all sidecars; some shards may lack some of them."""
     names: set[str] = set()
     for dataset in datasets:
         if dataset.file is not None:
@@ -103,7 +100,7 @@ def _query_columns(datasets: Sequence[StoredDataset]) -> set[str]:
 
 
 def decode_dictionary(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Return a column without dictionary encoding."""
+    """Decode a dictionary-encoded column."""
     return column.cast(column.type.value_type) if pa.types.is_dictionary(column.type) else column
 
 
@@ -111,7 +108,7 @@ _MAX_NUMBER_DIGITS = 18  # of a sample number
 
 
 def iter_keys(datasets: Sequence[StoredDataset], where: str | None = None) -> Iterator[str]:
-    """Yield the keys of all samples, or of those that match a query, in order."""
+    """Yield the keys of all samples, or of those that match a query."""
     for selected in selected_shards(datasets, where):
         column = selected.part.table.column("__key__")
         yield from (column if where is None else column.take(selected.rows)).to_pylist()
@@ -121,7 +118,7 @@ def iter_keys(datasets: Sequence[StoredDataset], where: str | None = None) -> It
 def first_samples(
     datasets: Sequence[StoredDataset], max_samples: int | None = None, where: str | None = None
 ) -> Iterator[StoredSample]:
-    """Yield the first `max_samples` samples, or all; with a query, only matching ones."""
+    """Yield the first samples, or all; with a query, only matching ones."""
     remaining = sys.maxsize if max_samples is None else max_samples
     for selected in selected_shards(datasets, where, metadata=True):
         for row in selected.rows[:remaining].tolist():
@@ -214,7 +211,6 @@ def _stored_sample(
 
 
 def _record_kinds(shard: StoredShard, offset: int, size: int) -> dict[str, NumberType]:
-    """Return the number types of a record's features, unless the record is too large."""
     if size > MAX_INSPECTED_IMAGE_BYTES:
         return {}
     with open_shard(shard.path) as file:

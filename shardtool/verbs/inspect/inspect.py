@@ -88,12 +88,7 @@ _MAX_RECORDED_SIZE = 2**62  # caps sizes in dataset files of other tools, so tha
 
 
 def summarize(overview: DatasetOverview, max_values: int = MAX_LABEL_VALUES) -> Summary:
-    """Summarize the indexes of a dataset.
-
-    Args:
-        overview: The statistics of the indexes.
-        max_values: Maximum number of values listed per label.
-    """
+    """Summarize the indexes of a dataset, with at most `max_values` values per label."""
     stored = overview.dataset
     file = stored.file
     problems = (*_find_missing(stored), *_find_damaged(overview))
@@ -128,7 +123,6 @@ def summarize(overview: DatasetOverview, max_values: int = MAX_LABEL_VALUES) -> 
 
 
 def _find_missing(stored: StoredDataset) -> Iterator[Problem]:
-    """Yield a problem for each file that is missing or has another size than the dataset file lists."""
     if stored.file is None:
         if (damaged := damaged_file(stored)) is not None:
             yield Problem("dataset-file-damaged", printable_path(damaged), "damaged")
@@ -148,7 +142,6 @@ def _find_missing(stored: StoredDataset) -> Iterator[Problem]:
 
 
 def _file_size(path: str) -> int | str:
-    """Return the size of a file, or why it cannot be read."""
     try:
         return file_info(path).st_size
     except OSError as error:
@@ -165,7 +158,6 @@ def _find_damaged(overview: DatasetOverview) -> Iterator[Problem]:
 
 
 def _shard_spreads(datasets: Iterable[Shards]) -> tuple[Spread, Spread]:
-    """Return the distributions of shard sizes and of samples per shard."""
     sizes, counts = list[int](), list[int]()
     for dataset, indexed in datasets:
         if (file := dataset.file) is None:
@@ -237,7 +229,7 @@ def _image_summary(overview: DatasetOverview) -> dict[str, ImageSummary]:
 
 
 def _label_summaries(overview: DatasetOverview, max_values: int) -> dict[str, LabelSummary]:
-    """Return likely labels: fields with class names first, then fields and columns named like labels, then others."""
+    """Return likely labels, the likeliest first."""
     candidates = {name: _field_label(overview, name, tally, max_values) for name, tally in overview.fields.items()}
     candidates |= {
         name: _column_label(overview, name, column, max_values) for name, column in overview.label_columns().items()
@@ -247,7 +239,6 @@ def _label_summaries(overview: DatasetOverview, max_values: int) -> dict[str, La
 
 
 def _column_label(overview: DatasetOverview, name: str, column: ColumnTally, max_values: int) -> LabelSummary | None:
-    """Return the distribution of a column, or None if the column is not a label."""
     values = column.counts.values
     if not values:
         return None
@@ -260,7 +251,6 @@ def _column_label(overview: DatasetOverview, name: str, column: ColumnTally, max
 
 
 def _field_label(overview: DatasetOverview, name: str, tally: FieldTally, max_values: int) -> LabelSummary | None:
-    """Return the distribution of a field's payloads, or None if the field is not a label."""
     if tally.unknown:
         if not tally.labels:
             return None
@@ -276,6 +266,5 @@ def _field_label(overview: DatasetOverview, name: str, tally: FieldTally, max_va
 
 
 def _column_values(overview: DatasetOverview, name: str) -> dict[str, int]:
-    """Return the most frequent values of a column with their counts."""
     column = overview.columns.get(name)
     return {str(value): count for value, count in column.counts.most_frequent()[:MAX_LABEL_VALUES]} if column else {}

@@ -60,8 +60,6 @@ class FieldPayloads(NamedTuple):
 
     Attributes:
         rows: Row of each payload's sample in the shard.
-        offsets: Payload offsets.
-        lengths: Payload lengths.
         crcs: CRC-32C of each payload; None if unknown.
     """
 
@@ -81,15 +79,10 @@ class StoredSample:
     """A sample and its location.
 
     Attributes:
-        shard: The shard.
         number: Number of the sample in the dataset, or in the shard, counted from 0.
-        key: The key.
         offset: Offset of the first record in the shard.
-        size: Bytes of all records.
         fields: The rows of the index: `name`, `offset`, `length`, `crc32c` (None if unknown).
-        metadata: The other columns of the sidecar.
         kinds: Maps fields to `int64` or `float`, if known.
-        classes: Maps fields to their class names.
     """
 
     shard: StoredShard
@@ -106,15 +99,7 @@ class StoredSample:
 def stored_samples(
     shard: StoredShard, index: ShardIndex, rows: NDArray[np.int64], names: Sequence[str] | None = None, first: int = 0
 ) -> list[StoredSample]:
-    """Return samples of a shard.
-
-    Args:
-        shard: The shard.
-        index: Its index.
-        rows: Rows of the index.
-        names: Metadata columns to read; None: all.
-        first: Number of the shard's first sample.
-    """
+    """Return samples of a shard, with all or some (`names`) metadata columns; `first` is its first sample's number."""
     table = index.table if names is None else index.table.select([*_INDEX_COLUMNS, *names])
     samples = []
     selected = table.slice(int(rows[0]), 1) if len(rows) == 1 else table.take(pa.array(rows))
@@ -128,7 +113,6 @@ class FieldTally:
     """The statistics of a field over all shards: sizes, and counts of short payloads by length and CRC-32C.
 
     Attributes:
-        sizes: Payload sizes.
         groups: Counts by `FieldPayloads.groups`. Not usable if `unknown` is true.
         places: Maps each group to the shard number and offset of one payload.
         unknown: Whether some payloads have no checksum in the index.
@@ -143,7 +127,7 @@ class FieldTally:
         self.labels: Counter[tuple[str, int | float | None]] = Counter()
 
     def add(self, number: int, payloads: FieldPayloads) -> None:
-        """Add the field's payloads in shard `number`."""
+        """Add the payloads of shard `number`."""
         self.sizes.add(payloads.lengths)
         if payloads.crcs is None:
             self.unknown = True
@@ -169,17 +153,10 @@ def shard_random_numbers(seed: int, number: int, count: int) -> NDArray[np.float
 class DatasetOverview:
     """The statistics of a dataset's indexes.
 
-    Args:
-        dataset: The dataset.
-        options: What to inspect.
-        observer: Receives progress per shard.
-
     Attributes:
         counts: Maps the numbers of shards that were read to their number of samples.
-        scanned: Number of shards without a valid sidecar, which were scanned.
-        sample_sizes: Payload bytes per sample.
+        scanned: Number of shards scanned for lack of a valid sidecar.
         interleaved: Shards with more samples than keys.
-        pixels: Values of the columns width and height.
         images: Maps fields to their inspected images: the key, and (width, height, mode) or an error message.
 
     Raises:
@@ -215,11 +192,7 @@ class DatasetOverview:
         return len(self.counts) < len(self.dataset.shards)
 
     def read(self) -> Iterator[tuple[StoredShard, ShardIndex, dict[str, FieldPayloads]]]:
-        """Read the indexes of all shards, or of every n-th shard if there are too many samples.
-
-        Yields:
-            Each shard, its index, and the payloads of its fields, after adding them.
-        """
+        """Read the indexes of all shards, or of every n-th if there are too many samples, and yield each once added."""
         file, step = self.dataset.file, 1
         if file is not None and not self.options.full:
             step = max(1, -(-sum(shard.samples for shard in file.shards) // MAX_READ_SAMPLES))
@@ -264,7 +237,6 @@ class DatasetOverview:
                 self.pixels[arrow_field.name == "height"].add(numbers[numbers >= 0].astype(np.uint64))
 
     def _payloads(self, shard: StoredShard, part: ShardIndex) -> dict[str, FieldPayloads]:
-        """Return the payloads of each field, and add the sample sizes."""
         order = np.argsort(part.codes, kind="stable")
         bounds = np.searchsorted(part.codes[order], np.arange(len(part.names) + 1))
         offsets, lengths = part.offsets.view(np.uint64), part.lengths.view(np.uint64)

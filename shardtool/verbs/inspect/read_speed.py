@@ -36,9 +36,7 @@ class Speed(NamedTuple):
     """The amount read, and the time it took.
 
     Attributes:
-        samples: Number of samples.
         bytes: Bytes of their fields before decoding.
-        seconds: Duration.
     """
 
     samples: int
@@ -60,9 +58,6 @@ class ReadSpeed(NamedTuple):
     """The read speed of a dataset in one process.
 
     Attributes:
-        dataset: Name of the dataset.
-        shards: Number of shards.
-        mean_size: Mean bytes per shard.
         opening: Seconds to open a shard, including its index.
         stream: Speed of a shuffled stream, as in training.
         random: Speed of random access, 64 samples at a time.
@@ -114,10 +109,10 @@ class ReadSpeed(NamedTuple):
 
 
 def read_speed(given: DatasetLike, *, decode: bool = False, seed: int = 0) -> ReadSpeed:
-    """Read a dataset for a few seconds and return the speed.
+    """Read a dataset for a few seconds per measurement and return the speeds.
 
     Args:
-        given: A dataset, as for `shardtool.open`; several are read as one.
+        given: A dataset, as for `shardtool.open`.
         decode: Also measure a decoded stream.
         seed: Seed of the order.
 

@@ -1,7 +1,6 @@
 """Write the fields of a sample to files, and check the path of a report.
 
-No key can cause a write outside the folder. An existing file is an error unless it may be replaced. A report never
-replaces a file of a dataset.
+No key can cause a write outside the folder. A report never replaces a file of a dataset.
 """
 
 from __future__ import annotations
@@ -34,17 +33,14 @@ _MAX_PATH_CHARS = 255  # shown of a path in a message
 
 
 def write_fields(sample: StoredSample, folder: str, *, overwrite: bool = False) -> tuple[str, ...]:
-    """Write each field of a sample to `KEY.FIELD` in a folder, which is created if missing.
+    """Write each field of a sample to `KEY.FIELD` in a folder, and return the paths.
 
     A number of a TFRecord is written as text, several numbers as a JSON list.
-
-    Returns:
-        The paths of the files.
 
     Raises:
         InvalidRequest: The folder is not local.
         CorruptShard: The key or a field name is not a valid relative path, or a payload is damaged.
-        OutputExists: A file of that name exists, or a folder's path is not a folder.
+        OutputExists: A file exists, or a path that must be a folder is not.
         OutputFailed: A file cannot be written.
     """
     paths = [_field_path(sample, field["name"]) for field in sample.fields]  # check all before writing any
@@ -73,7 +69,6 @@ def field_bytes(sample: StoredSample, field: str) -> Iterator[bytes]:
 
 
 def _field_path(sample: StoredSample, field: str) -> bytes:
-    """Return the relative path of a field's file."""
     path = to_bytes(f"{sample.key}.{field}")
     if problem := path_problem(path):
         found = f"sample {sample.number:,}: {printable(path)[:_MAX_PATH_CHARS]} is {problem}"
@@ -109,13 +104,7 @@ _REPORT_FORMATS = {
 
 
 def check_report_path(dataset: StoredDataset, path: str, *, overwrite: bool, ending: str) -> None:
-    """Check that a report may be written to a path.
-
-    Args:
-        dataset: The dataset that the report describes.
-        path: Path of the report.
-        overwrite: Whether an existing report of the same kind may be replaced.
-        ending: `.html`, `.png`, `.csv` or `.parquet`.
+    """Check that a report with this ending may be written to a path, or may overwrite a report of the same kind.
 
     Raises:
         InvalidRequest: The path is not a valid file name here or in a store, or is a file of the dataset.

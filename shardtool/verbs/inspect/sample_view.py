@@ -34,14 +34,9 @@ class FieldView(NamedTuple):
     """A decoded field.
 
     Attributes:
-        name: Name of the field.
         content: Detected content: `image`, `json`, `text`, `number` or `bytes`.
-        offset: Offset of the payload in the shard.
-        length: Bytes of the payload.
         value: The text, the number or numbers, or the parsed JSON; None for images and bytes.
-        image: Width, height and mode.
         head: The first 64 bytes, if the payload is neither text nor an image.
-        problem: What is wrong with the payload; empty if nothing is.
         label: The class name of a class number.
     """
 
@@ -81,11 +76,7 @@ class SampleView(NamedTuple):
 
 
 def view_sample(sample: StoredSample, *, text_limit: int = MAX_TEXT_BYTES) -> SampleView:
-    """Decode a sample for display.
-
-    Args:
-        sample: The sample.
-        text_limit: Maximum bytes read per text; longer texts are cut.
+    """Decode a sample for display; texts are cut after `text_limit` bytes.
 
     Raises:
         CorruptShard: The shard cannot be opened.
@@ -121,7 +112,7 @@ def _view_field(sample: StoredSample, field: FieldRow, file: ShardFile | Compres
 def _recognize(
     data: bytes, content: str, kind: str, *, whole: bool
 ) -> tuple[str, object, tuple[int, int, str] | None, str]:
-    """Return the detected content, its value, (width, height, mode) of an image, and what is wrong with it."""
+    """Return the detected content, its value, the image size and mode, and a problem."""
     if kind != "bytes":
         value = parse_value(data, kind)
         return ("bytes", None, None, f"not a valid {kind}") if value is None else ("number", value, None, "")

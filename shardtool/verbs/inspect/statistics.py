@@ -123,7 +123,6 @@ class SizeTally:
 
 
 def _bucket_middle(bucket: int) -> int:
-    """Return the middle value of a bucket."""
     shift = bucket >> (_BUCKET_BITS + 1)
     low: int = (bucket & (2 ** (_BUCKET_BITS + 1) - 1)) << shift
     return low + (1 << shift >> 1)
@@ -178,12 +177,10 @@ class ColumnSummary:
     """The statistics of a metadata column.
 
     Attributes:
-        type: Name of the Arrow type.
         filled: Number of samples with a value.
         distinct: Number of distinct values; None if too many to count.
         smallest: The smallest number or the earliest time.
         largest: The largest number or the latest time.
-        mean: Mean of the numbers.
         values: The most frequent values; empty if all values differ.
         element: Arrow type of list elements; None if the column has no lists.
         lengths: Lengths of the lists; None if the column has no lists.

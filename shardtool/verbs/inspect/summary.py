@@ -45,14 +45,10 @@ class FieldSummary:
 
 @dataclass(frozen=True, slots=True)
 class ImageSummary:
-    """The sizes and modes of images.
+    """The sizes and modes of images. Width and height are those after applying the EXIF orientation.
 
     Attributes:
         source: `columns` if from the columns width and height, `sampled` if from the headers of some images.
-        images: Number of images measured.
-        width: Width in pixels, after applying the EXIF orientation.
-        height: Height in pixels, after applying the EXIF orientation.
-        modes: Maps Pillow modes to numbers of images.
         unreadable: (key, error message) of images that cannot be read.
     """
 
@@ -78,10 +74,6 @@ class LabelSummary:
     """The distribution of a label.
 
     Attributes:
-        source: `field` or `column`.
-        samples: Number of samples counted.
-        sampled: Whether only some samples were counted.
-        distinct: Number of distinct values.
         values: The most frequent values, in descending order.
     """
 
@@ -107,26 +99,17 @@ class Summary:
 
     Attributes:
         dataset: The dataset file or the argument given.
-        dataset_file: Path of the dataset file; None if there is none.
-        name: Name of the dataset; None without a dataset file.
-        format: `tar` or `tfrecord`.
-        samples: Number of samples in all shards.
         size: Bytes of all shards, as listed or found.
         field_bytes: Bytes of all payloads; None if only some sidecars were read and there is no dataset file.
         skipped: Number of samples skipped when the dataset was created.
         complete: Whether all files listed in the dataset file exist; None without one.
-        problems: Missing and damaged files.
         fingerprint: Content fingerprint; None if unknown.
         made: How the dataset was created, as its dataset file records it.
         looked: What the statistics below cover.
-        shard_sizes: Bytes per shard.
-        shard_samples: Samples per shard.
-        fields: Fields by name.
         images: Image sizes by field, or by the columns they come from.
         labels: Labels by field or column, the likeliest first.
         splits: Maps splits to numbers of samples.
         siblings: Maps the other splits to their dataset files in the same folder.
-        columns: Metadata columns.
         part_of: Number of shards in the whole dataset, if only some were named; None otherwise.
         datasets: For several datasets, the summary of each. The combined summary then has sizes, counts, `complete` and
             `problems` only.

@@ -39,20 +39,11 @@ def write_table(
 ) -> int:
     """Write one row per sample: `__key__`, `__shard__` (a path), `__offset__`, `__size__`, `__fields__`, metadata.
 
-    In CSV, lists, structs and other nested values are written as JSON.
-
-    Args:
-        datasets: The datasets, in order.
-        path: Output file, `.parquet` or `.csv`.
-        where: Write only samples that match this query.
-        overwrite: Replace an existing file.
-
-    Returns:
-        The number of rows.
+    In CSV, nested values are written as JSON. Returns the number of rows.
 
     Raises:
         InvalidRequest: Another ending, an invalid query or one without a match, or columns of incompatible types.
-        OutputExists: The file exists.
+        OutputExists: The file exists, and `overwrite` is false.
         OutputFailed: The file cannot be written.
         CorruptShard: A sidecar, or a shard without one, is damaged.
     """
@@ -77,7 +68,6 @@ def write_table(
 
 
 def _table_schema(datasets: Sequence[StoredDataset]) -> pa.Schema:
-    """Return the union of the columns of all sidecars."""
     schemas = []
     for dataset in datasets:
         file, shards = dataset.file, dataset.shards
@@ -102,7 +92,6 @@ def _table_schema(datasets: Sequence[StoredDataset]) -> pa.Schema:
 
 
 def _shard_tables(datasets: Sequence[StoredDataset], where: str | None, schema: pa.Schema) -> Iterator[pa.Table]:
-    """Yield the selected rows, in tables of many rows."""
     pending: list[pa.Table] = []
     for selected in selected_shards(datasets, where, metadata=True):
         pending.append(_shard_table(selected, schema, all_rows=where is None))
@@ -115,7 +104,6 @@ def _shard_tables(datasets: Sequence[StoredDataset], where: str | None, schema: 
 
 
 def _shard_table(selected: SelectedShard, schema: pa.Schema, *, all_rows: bool) -> pa.Table:
-    """Return the selected rows of a shard."""
     stored = selected.part.table if all_rows else selected.part.table.take(selected.rows)
     rows = stored.num_rows
     if unlisted := [name for name in stored.column_names if name not in schema.names]:
@@ -136,7 +124,6 @@ def _cast_column(column: pa.ChunkedArray, field: pa.Field, selected: SelectedSha
 
 
 def _flatten_table(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Return a table with nested values as JSON text, for CSV."""
     columns = [
         decode_dictionary(column)
         if _is_csv_type(field)

@@ -1,8 +1,8 @@
-"""Choose the samples for a page or contact sheet: a seeded random selection, and unusual samples.
+"""Choose the samples of a page or contact sheet: a seeded random selection, and unusual samples.
 
-The selection is spread over labels, so that rare labels are included, or over shards if there are no labels. Unusual
-samples are the smallest and the largest, the widest and the tallest image, and duplicates (same length and checksum of
-the largest field). The indexes are read one at a time, and only the samples to be shown are kept.
+The selection is spread over labels, so that rare labels are included, or else over shards. Unusual samples are the
+smallest and largest, the widest and tallest image, and duplicates (same length and checksum of the largest field). The
+indexes are read one at a time, and only chosen samples are kept.
 """
 
 from __future__ import annotations
@@ -127,7 +127,6 @@ class UnusualSamples:
 
 
 def _whole_numbers(part: ShardIndex, name: str) -> NDArray[np.float64]:
-    """Return an integer column as floats; NaN if there is no such column."""
     if name in part.metadata.column_names and pt.is_integer(part.metadata.field(name).type):
         return np.asarray(part.metadata.column(name).to_numpy(zero_copy_only=False), np.float64)
     return np.full(len(part), np.nan)
@@ -144,11 +143,7 @@ class ChosenSamples:
     """The samples chosen from a dataset, and its statistics.
 
     Attributes:
-        overview: The statistics of the indexes.
-        summary: The summary, as `inspect` returns it.
         spread: The label over which the samples are spread; empty: over shards.
-        chosen: The samples in dataset order.
-        unusual: The unusual samples, whether chosen or not.
     """
 
     overview: DatasetOverview
@@ -173,7 +168,7 @@ def choose_samples(
         dataset: The dataset.
         max_samples: Maximum number of samples.
         seed: Seed of the choice.
-        default_count: Number of samples unless there are more strata; None: `max_samples`.
+        default_count: Number of samples if there are fewer strata; None: `max_samples`.
     """
     overview = DatasetOverview(dataset, InspectOptions(seed=seed), Observer())
     spread: set[str] = set()
@@ -200,7 +195,7 @@ def choose_samples(
 def _strata_of(
     shard: StoredShard, part: ShardIndex, fields: Mapping[str, FieldPayloads], labels: Sequence[str]
 ) -> tuple[str, NDArray[np.int64], list[str]]:
-    """Return the label to spread over, a stratum number per sample, and the names of the strata (-1: the last)."""
+    """Return the label to spread over, a stratum number per sample, and the strata."""
     for name in labels:
         if name in fields and fields[name].crcs is not None:
             codes = np.full(len(part), -1, np.int64)

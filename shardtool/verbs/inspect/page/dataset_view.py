@@ -69,9 +69,6 @@ class DatasetView(ChosenSamples):
     """A dataset on the page.
 
     Attributes:
-        name: Name of the dataset, unique on the page.
-        shown: The chosen samples.
-        unusual_shown: The unusual samples.
         number: Number of the dataset on the page, from 1; 0 if it is the only one.
     """
 

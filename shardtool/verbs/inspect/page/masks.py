@@ -123,13 +123,11 @@ def mask_thumbnail(
 
 
 def _is_dark(mode: str, values: Sequence[int]) -> bool:
-    """Return whether all grey values are too dark to see."""
     classes = [value for value in values if value not in (0, _VOID)]
     return mode not in ("1", "P") and bool(classes) and max(classes) < _MAX_DARK_VALUE
 
 
 def _mask_colours(image: Picture, values: Sequence[int]) -> dict[int, tuple[int, int, int]]:
-    """Return the colours of a mask's values, from its palette if coloured; empty if there are too many values."""
     if len(values) > _MAX_MASK_CLASSES:
         return {}
     palette = (image.getpalette() or []) if image.mode == "P" else []

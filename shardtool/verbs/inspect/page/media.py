@@ -29,8 +29,6 @@ class MediaClip(NamedTuple):
     """Audio or video of a sample.
 
     Attributes:
-        field: Name of the field.
-        type: MIME type.
         length: Bytes of the field.
         seconds: Duration; None if unknown.
         data: The included bytes: all, the start, or none.
@@ -76,7 +74,7 @@ def media_type(name: str, start: bytes) -> str:
 
 
 class MediaBudget:
-    """Shares out a page's bytes for audio and video, so that clips come from the whole dataset."""
+    """Shares out a page's bytes for audio and video over all samples."""
 
     def __init__(self, total: int, samples: int) -> None:
         self._available = float(min(_MIN_CLIP_BYTES, total))

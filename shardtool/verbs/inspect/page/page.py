@@ -40,20 +40,14 @@ _MAX_SAMPLES_WITHOUT_UNUSUAL = 20  # datasets of up to this many samples list no
 def write_page(
     datasets: StoredDataset | Sequence[StoredDataset], path: str, *, seed: int = 0, overwrite: bool = False
 ) -> None:
-    """Write a page about one or several datasets.
+    """Write a page about one or several datasets; damage is reported on the page.
 
-    The page shows 200 samples, or one per label if there are more labels, at most 2,000. Each dataset has an equal
-    number, spread over labels, or over shards if there are no labels.
-
-    Args:
-        datasets: The datasets. Damage is reported on the page.
-        path: Output file, `.html`.
-        seed: Seed of the choice of samples.
-        overwrite: Replace an existing file.
+    The page shows 200 samples, or one per label if there are more labels, at most 2,000. They are spread over labels,
+    or else over shards.
 
     Raises:
         InvalidRequest: `path` is not a valid file name.
-        OutputExists: The file exists.
+        OutputExists: The file exists, and `overwrite` is false.
         OutputFailed: The file cannot be written.
     """
     stored_datasets = [datasets] if isinstance(datasets, StoredDataset) else [*datasets]
@@ -96,7 +90,6 @@ def _sample_budget(samples: int) -> SampleBudget:
 
 
 def _unique_names(datasets: Sequence[StoredDataset]) -> list[str]:
-    """Return a title per dataset; repeated titles get a number."""
     names, counts = [dataset_title(dataset) for dataset in datasets], Counter[str]()
     for index, name in enumerate(names):
         counts[name] += 1

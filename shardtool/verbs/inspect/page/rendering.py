@@ -1,9 +1,8 @@
 """Render the page from its templates.
 
-All content of the dataset is treated as hostile. The templates escape it and make control and direction characters
-visible. The page's content security policy allows only its own script and style sheet, by hash. The page can be read
-without JavaScript. The same files produce the same bytes: the page contains no absolute path, and no time except the
-modification time of the dataset file.
+All content of the dataset is treated as hostile: the templates escape it and show control characters, and the page's
+content security policy allows only its own script and style sheet, by hash. The page is readable without JavaScript.
+The same files produce the same bytes: the only time on the page is the dataset file's modification time.
 """
 
 from __future__ import annotations
@@ -66,7 +65,7 @@ def render_page(views: Sequence[DatasetView]) -> str:
 
 
 def _shared_labels(views: Sequence[DatasetView]) -> list[_Compared]:
-    """Return the labels that several datasets have, with the shares of their values."""
+    """Return the labels that several datasets have."""
     compared = []
     for name in dict.fromkeys(name for view in views for name in view.summary.labels):
         labels = [view.summary.labels.get(name) for view in views]
@@ -86,7 +85,6 @@ def _shared_labels(views: Sequence[DatasetView]) -> list[_Compared]:
 
 
 def _all_problems(views: Sequence[DatasetView]) -> list[tuple[str, str, str]]:
-    """Return the problems of indexes and samples: location, message, and the sample's element id if shown."""
     problems = [(base_name(sample.where), sample.message, "") for view in views for sample in view.summary.problems]
     reported = set()
     for sample in all_samples(views):
@@ -100,7 +98,6 @@ def _all_problems(views: Sequence[DatasetView]) -> list[tuple[str, str, str]]:
 
 
 def _environment() -> Environment:
-    """Return the Jinja environment, which escapes all values and makes control characters visible."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     loader = PackageLoader(_TEMPLATE_PACKAGE)
@@ -121,7 +118,6 @@ def _csp_hash(text: str) -> str:
 
 
 def _label_filters(views: Sequence[DatasetView]) -> list[tuple[str, list[str]]]:
-    """Return each label with its values on the page."""
     names = dict.fromkeys(name for view in views for name in (*view.summary.labels, SPLIT_COLUMN, DATASET_LABEL))
     shown = [sample for view in views for sample in view.shown]
     filters = [

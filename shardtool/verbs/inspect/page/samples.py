@@ -78,12 +78,7 @@ class ShownSample:
     """A sample on a page.
 
     Attributes:
-        chosen: The sample.
         labels: Maps fields or columns to label texts, the likeliest first.
-        images: The first images, masks last.
-        clips: Audio and video.
-        texts: Excerpts of the other fields.
-        problems: Damage found in the sample.
         notes: Why a valid field is not shown.
         anchor: Element id on the page.
         why: Why the sample is unusual; empty: it is not.
@@ -138,7 +133,6 @@ class SampleBudget(NamedTuple):
         edge: Longer side of a thumbnail in pixels.
         image: Bytes of all thumbnails; None: no limit.
         text: Bytes of all texts.
-        images: Number of thumbnails.
         media: Budget for audio and video, shared by all samples; None: no clips.
     """
 
@@ -179,7 +173,6 @@ def _is_image(name: str, start: bytes) -> bool:
 
 
 def _image_rank(name: str) -> int:
-    """Return the reading order of images: photographs before masks."""
     ending = name.rpartition(".")[2].lower()
     return 0 if ending not in IMAGE_ENDINGS else 3 if is_mask_name(name) else 1 if ending[:2] == "jp" else 2
 
@@ -300,7 +293,6 @@ class _SampleRendering:
 
 
 def _numbers_at_start(start: bytes, kind: str) -> str | None:
-    """Return the numbers at the start of a TFRecord feature; None if there are none."""
     if kind == "bytes":
         return None
     end = len(start) // 4 * 4

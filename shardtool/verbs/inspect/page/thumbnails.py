@@ -34,12 +34,7 @@ class Thumbnail(NamedTuple):
     """A thumbnail of an image.
 
     Attributes:
-        data: The thumbnail as WebP.
-        size: Width and height of the thumbnail.
         full: Width and height of the image.
-        mode: Pillow mode of the image.
-        kind: Format of the image.
-        field: Name of the field.
         colours: For a mask, its values and their colours as `#rrggbb`; empty otherwise.
     """
 
@@ -66,11 +61,11 @@ def make_thumbnail(
         data: The image file.
         name: Name of the field.
         edge: Maximum width and height in pixels.
-        max_bytes: Maximum bytes, which a thumbnail of the smallest size may exceed; None: no limit.
-        has_photo: Whether the sample also has a photograph, so that an image with few values is taken as its mask.
+        max_bytes: Maximum bytes, except for a thumbnail of the smallest size; None: no limit.
+        has_photo: Whether the sample also has a photograph, so that an image of few values is taken as a mask.
 
     Raises:
-        BadImage: The image is damaged, or is not an image.
+        BadImage: The file is damaged, or is not an image.
     """
     _, info = change_image(data, name, ImageOptions(probe=True, max_pixels=MAX_PIXELS))
     kind = next((kind for magic, kind in IMAGE_SIGNATURES if data.startswith(magic)), "image")
