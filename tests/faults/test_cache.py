@@ -43,7 +43,7 @@ def test_disk_fills_while_copying(place: Path, disk: Callable[[str], Path], monk
     assert read_all(cache, shards) == [False] * 6
     assert [path.name for path in (mounted / "cache" / "copied").iterdir()] == []
     assert [one.split(": ")[1:] for one in noting.notes] == [
-        ["cannot write", "no space left on device; shards that are not there are read at their own place"]
+        ["cannot write", "no space left on device; uncached shards are read from their original location"]
     ]
     with pytest.raises(OutputFailed, match="no space left"), cache.writer(max_size=SHARD) as writer:
         writer.write({"__key__": "1", "bin": bytes(9000)})

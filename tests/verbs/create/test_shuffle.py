@@ -474,7 +474,7 @@ def test_a_span_beyond_the_end(place: Path, pool: LocalPool, seed: int | None) -
 @pytest.mark.parametrize(
     ("damage", "said"),
     [
-        (_touched, "changed while it was read: its modification time is another"),
+        (_touched, "changed while it was read: its modification time differs"),
         (_removed, "no such file or directory"),
         (_cut, "changed while it was read"),
     ],

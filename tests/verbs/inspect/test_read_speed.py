@@ -143,5 +143,5 @@ def test_no_samples(tmp_path: Path) -> None:
         pass
     with pytest.raises(InvalidRequest, match="no samples"):
         read_speed(str(tmp_path))
-    with pytest.raises(InvalidRequest, match="there are none"):
+    with pytest.raises(InvalidRequest, match="this one is empty"):
         find_sample([open_dataset(tmp_path)], "0")
