@@ -173,8 +173,8 @@ def test_messages_use_the_naming_functions() -> None:
         (
             recreate_hint,
             (
-                "Run the original command with if_exists='resume', or `shardtool index`, to recreate it.",
-                "Run the original command with --resume, or `shardtool index`, to recreate it.",
+                "Run the original command with if_exists='resume', or `shardtool index`, to write it again.",
+                "Run the original command with --resume, or `shardtool index`, to write it again.",
             ),
         ),
     ],

@@ -32,7 +32,7 @@ def test_verbs_that_need_the_file(name: str, verb: str, words: list[str], damage
     ran = typed(verb, name, *words)
     assert ran.code == 4
     assert "ds/x.json: a damaged " in ran.err
-    assert "Run the original command with --resume, or `shardtool index`, to recreate it" in ran.err
+    assert "Run the command that made it again with --resume, or `shardtool index`" in ran.err
     assert read_tree(damaged) == before
 
 

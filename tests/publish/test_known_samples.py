@@ -158,7 +158,7 @@ def test_what_goes_with_it(output: str, tmp_path: Path) -> None:
     """It is about a dataset that is appended to, and about keys that are known beforehand."""
     with pytest.raises(InvalidRequest, match="no dataset to compare keys with"):
         CreateOptions(on_duplicate="first")
-    with pytest.raises(InvalidRequest, match=r"map.* makes keys"):
+    with pytest.raises(InvalidRequest, match=r"map.* creates keys"):
         CreateOptions(on_duplicate="first", if_exists="append", map="tests.mapped:evaluated")
     source = _tree(tmp_path / "source", "c")
     asked = CreateOptions(workers=1, if_exists="append", on_duplicate="first")

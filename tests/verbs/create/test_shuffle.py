@@ -688,7 +688,7 @@ def test_who_asks_for_a_method_gets_it(place: Path, asked: str) -> None:
 
 def test_little_memory_is_refused() -> None:
     """With what is needed, before anything else."""
-    with pytest.raises(InvalidRequest, match=r"memory: 16 MB; expected 16 MB or more"):
+    with pytest.raises(InvalidRequest, match=r"memory: 16 MB; expected at least 16 MB"):
         ReshardOptions(memory=16 * 10**6 - 1)
     with pytest.raises(InvalidRequest, match="memory: 1 MB"):
         ReshardOptions(memory="1MB")
