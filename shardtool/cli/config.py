@@ -181,7 +181,7 @@ def prepare_config(path: str, ctx: click.Context) -> Callable[[], None]:
     if ctx.params.get("dry_run") and not is_folder(folder):
         raise InvalidRequest(path, f"no folder {folder}", expected="an existing folder, because this is a dry run")
     if (loaded is None or not is_same_location(path, loaded)) and _read_existing(path) != data:
-        check_target(path, overwrite=False, begins=b"", holds=b"", cure="delete it")
+        check_target(path, overwrite=False, magic=b"", marker=b"", option="delete it")
     if secret and not ctx.params["quiet"]:
         text = f"{' and '.join(secret)} may contain secrets and {'are' if secret[1:] else 'is'} not saved in {path}"
         print_message(text, label="note:", label_color="yellow")

@@ -125,7 +125,7 @@ def test_a_silent_worker_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         for _ in pool.map(_quiet_task, [1.0], lambda *_: None):
             pass
     texts = [one["text"] for one in _lines(logged.getvalue()) if one["event"] == "stall"]
-    assert re.search(r", waiting for a worker, quiet task: nothing from it for \d+ s \(process \d+\)$", texts[-1])
+    assert re.search(r", waiting for worker \(quiet task\): no progress for \d+ s \(process \d+\)$", texts[-1])
 
 
 @pytest.mark.parametrize("logs", [False, True])

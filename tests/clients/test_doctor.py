@@ -42,7 +42,7 @@ def test_no_such_bucket(store: Server) -> None:
     wrong = {one.name: one for one in found.checks if one.state == "wrong"}
     assert list(wrong) == ["bucket"], wrong
     assert "no such bucket" in wrong["bucket"].found
-    assert "Make it first" in wrong["bucket"].cure
+    assert "Create the bucket" in wrong["bucket"].cure
 
 
 def test_no_conditions(rclone: Server, use: Callable[[Server], Server]) -> None:

@@ -54,7 +54,7 @@ def test_verify(tmp_path: Path) -> None:
     ran = typed("cache", "verify", folder)
     assert ran.code == 3
     assert f"removed   copied/{second.name}: 3 bytes instead of 11,776\n" in ran.out
-    assert f"in use    copied/{first.name}: the checksum " in ran.out
+    assert f"in use    copied/{first.name}: CRC-32C " in ran.out
     assert first.exists()
     held.close()
     assert len(json.loads(typed("cache", "verify", folder, "--json").out)["removed"]) == 1
@@ -80,4 +80,4 @@ def test_no_cache(tmp_path: Path, action: str) -> None:
     (tmp_path / "a").write_text("x")
     ran = typed("cache", action, tmp_path)
     assert (ran.code, list(tmp_path.iterdir())) == (2, [tmp_path / "a"])
-    assert ran.err.startswith(f"shardtool: {tmp_path}: no cache; expected a folder that a cache has made.")
+    assert ran.err.startswith(f"shardtool: {tmp_path}: not a cache; expected the folder of a cache.")

@@ -593,7 +593,7 @@ def test_a_report_is_a_file_here(words: tuple[str, str], photos: Path, tmp_path:
     """A page and a picture go to a file of this machine, not to standard output, and to no file called `-`."""
     ran = typed("inspect", photos, *words, cwd=tmp_path)
     assert (ran.code, ran.out, [*tmp_path.iterdir()]) == (2, "", [])
-    assert ran.err.startswith(f"shardtool: {words[1]}: no name of a file here; expected one such as report.")
+    assert ran.err.startswith(f"shardtool: {words[1]}: not a local file name; expected a file name such as report.")
 
 
 @pytest.mark.parametrize("ending", ["tar"], indirect=True)  # the mechanism does not know the format

@@ -201,7 +201,7 @@ def test_a_part_is_never_taken_for_the_whole(here: Stored, part: tuple[int, int]
             if whole:
                 act()
             else:
-                with pytest.raises(ShardError, match=r"out\.json.* (Give|`reshard`)"):
+                with pytest.raises(ShardError, match=r"out\.json.* (Index|`reshard`)"):
                     act()
         assert read_tree(here.folder) == before, way
         assert (read_tree(tmp_path / way) if whole else (tmp_path / way).exists()) == (before if whole else False), way

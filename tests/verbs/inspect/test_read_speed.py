@@ -42,7 +42,7 @@ def test_shards_are_walked_once(dataset: Path, caplog: pytest.LogCaptureFixture)
     for path in [dataset, *dataset.parent.glob("*.index")]:
         path.unlink()
     assert read_speed(str(dataset.parent)).shards == 4
-    assert len([one for one in caplog.records if "walked in" in one.getMessage()]) == 1
+    assert len([one for one in caplog.records if "scanned in" in one.getMessage()]) == 1
 
 
 def test_speeds() -> None:
@@ -143,5 +143,5 @@ def test_no_samples(tmp_path: Path) -> None:
         pass
     with pytest.raises(InvalidRequest, match="no samples"):
         read_speed(str(tmp_path))
-    with pytest.raises(InvalidRequest, match="there are none"):
+    with pytest.raises(InvalidRequest, match="this one is empty"):
         find_sample([open_dataset(tmp_path)], "0")
