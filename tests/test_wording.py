@@ -192,7 +192,8 @@ def test_an_error_in_both_forms(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest) as caught:
         create(tmp_path / "s", f"{tmp_path}/o/x-{{0..}}.tar", CreateOptions(max_size=4000, workers=1))
     assert caught.value.where == "max_size"
-    assert caught.value.remedy == "Raise max_size, or use oversize='alone' (one shard per such sample) or oversize='skip'."
+    remedy = "Raise max_size, or use oversize='alone' (one shard per such sample) or oversize='skip'."
+    assert caught.value.remedy == remedy
     words = ("create", tmp_path / "s", f"{tmp_path}/o/x-{{0..}}.tar", "--max-size", "4000", "--workers", "1")
     assert "--max-size: 1 sample too large" in typed(*words).err
     remedy = "Raise --max-size, or use --oversize alone (one shard per such sample) or --oversize skip."
