@@ -690,7 +690,7 @@ def test_a_requested_method_is_used(place: Path, method: str) -> None:
 
 def test_little_memory_is_refused() -> None:
     """The error gives the required memory, before anything else happens."""
-    with pytest.raises(InvalidRequest, match=r"memory: 16 MB; expected 16 MB or more"):
+    with pytest.raises(InvalidRequest, match=r"memory: 16 MB; expected at least 16 MB"):
         ReshardOptions(memory=16 * 10**6 - 1)
     with pytest.raises(InvalidRequest, match="memory: 1 MB"):
         ReshardOptions(memory="1MB")
