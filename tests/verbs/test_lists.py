@@ -32,7 +32,7 @@ from shardtool.write.task import ShardTask
 from tests import tfrecords
 from tests.helpers import read_tree, shards, sidecar
 from tests.made import changed
-from tests.source.test_shards_listing import Count, Here
+from tests.source.test_shard_listing import Count, Here
 from tests.tfrecords import BYTES, FLOAT, INT64
 
 if TYPE_CHECKING:
