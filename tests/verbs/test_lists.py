@@ -221,7 +221,7 @@ SPEC = {
 
 
 def test_the_dataset_file_tells_of_lists(place: Path) -> None:
-    """`parse_features` is what TensorFlow must be told, whether `reshard` or `index` wrote it; numbers alone stay numbers."""
+    """`reshard` and `index` write the same `parse_features` for TensorFlow; single numbers stay numbers."""
     source = _typical(place)
     assert _run(source, place / "a")["features"] == SPEC
     index(source, IndexOptions(workers=1))
