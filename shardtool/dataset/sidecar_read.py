@@ -249,9 +249,9 @@ def _check_counts(leaves: Sequence[LeafMemory], own_columns: Sequence[str], rows
 def _check_index_memory(leaves: Sequence[LeafMemory], limit: int) -> None:
     """Check the memory of the index: `limit`, and a constant per field."""
     index_leaves = [part for part in leaves if part.leaf.top in OWN_COLUMNS]
-    unfolded, values = sum(part.unfolded for part in index_leaves), max(part.values for part in index_leaves)
-    if unfolded > limit + _INDEX_BYTES_PER_FIELD * values:
-        raise ValueError(f"{unfolded:,} bytes of index, too many for the sizes of sidecar and shard")
+    uncompressed, values = sum(part.uncompressed for part in index_leaves), max(part.values for part in index_leaves)
+    if uncompressed > limit + _INDEX_BYTES_PER_FIELD * values:
+        raise ValueError(f"{uncompressed:,} bytes of index, too many for the sizes of sidecar and shard")
 
 
 def _check_metadata_memory(size: int, limit: int) -> None:
