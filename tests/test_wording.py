@@ -194,7 +194,7 @@ def test_one_error_in_both(tmp_path: Path) -> None:
     assert caught.value.where == "max_size"
     assert caught.value.remedy == "Raise max_size, or use oversize='alone' (one shard per such sample) or oversize='skip'."
     words = ("create", tmp_path / "s", f"{tmp_path}/o/x-{{0..}}.tar", "--max-size", "4000", "--workers", "1")
-    assert "--max-size: 1 sample larger" in typed(*words).err
+    assert "--max-size: 1 sample too large" in typed(*words).err
     remedy = "Raise --max-size, or use --oversize alone (one shard per such sample) or --oversize skip."
     assert remedy in typed(*words).err
     assert f'"remedy": "{remedy}"' in typed(*words, "--json").out

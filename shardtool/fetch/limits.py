@@ -136,11 +136,7 @@ class DownloadLimits:
 
 
 class PausableTimeout:
-    """Cancels its `with` block after some seconds, not counting the time between `stop` and `start`.
-
-    Raises:
-        asyncio.TimeoutError: The timeout expired.
-    """
+    """Raises `asyncio.TimeoutError` in its `with` block after some seconds, not counting pauses."""
 
     def __init__(self, seconds: float) -> None:
         self._loop, self._task = asyncio.get_running_loop(), asyncio.current_task()

@@ -477,7 +477,7 @@ def test_text_that_is_no_utf8(tmp_path: Path) -> None:
     """Text in another encoding is found before anything is done with it, with its rows."""
     path = tmp_path / "t.csv"
     path.write_bytes("id,path,text\n1,a.jpg,x\n2,b.jpg,é\n3,c.jpg,ü\n".encode("latin-1"))
-    assert "column 'text': invalid UTF-8 in rows 2, 3; expected UTF-8. `iconv" in _error(path)
+    assert "column 'text': invalid UTF-8 in rows 2, 3; expected UTF-8. If Excel" in _error(path)
 
 
 def test_rows_keep_their_numbers(tmp_path: Path) -> None:
