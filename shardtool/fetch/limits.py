@@ -71,11 +71,11 @@ class DownloadLimits:
             take()
         else:
             await self._wait(download, self._host_queues.setdefault(host, deque()), 0, take)
-        self._times.begin(download.number)
+        self._times.request_started(download.number)
         try:
             yield
         finally:
-            self._times.end(download.number)
+            self._times.request_ended(download.number)
             self._end_request(host)
 
     async def hold(self, download: Download, size: int) -> None:

@@ -129,7 +129,7 @@ class Plan:
         """Return the latest time at which any input of a shard may have changed, in nanoseconds since 1970."""
         return int(np.max(self.entries.rows.changed_ns[self.rows(shard)]))
 
-    def again(self, positions: NDArray[np.int64]) -> Plan:
+    def subset(self, positions: NDArray[np.int64]) -> Plan:
         """Return a plan for the samples at some positions of this plan, in that order, with the same limits."""
         order = positions if self.order is None else self.order[positions]
         total = cumulative_sizes(np.diff(self.total), positions)

@@ -56,8 +56,8 @@ def merge_fields(entries: SampleTable, other: SampleTable) -> SampleTable:
         entries,
         first=first,
         fields=tuple(names),
-        rows=FieldRows.joined([entries.rows, other.rows], codes).take(order),
-        values=entries.values.with_more(other.values),
+        rows=FieldRows.concat([entries.rows, other.rows], codes).take(order),
+        values=entries.values.merge(other.values),
         spans=_merge_spans(entries, other).take_rows(order),
         metadata=columns,
         identity=f"{entries.identity} {other.identity}",
@@ -75,5 +75,5 @@ def _merge_spans(entries: SampleTable, other: SampleTable) -> FieldSpans:
         offset=np.concatenate((ours.offset, theirs.offset)),
         expected=concat_columns((ours.expected, theirs.expected)),
         whole=None if ours.whole is None and theirs.whole is None else np.concatenate(wholes),
-        of_row=np.concatenate((files[0], files[1] + np.uint32(len(ours.files)))),
+        row_file=np.concatenate((files[0], files[1] + np.uint32(len(ours.files)))),
     )

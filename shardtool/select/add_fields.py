@@ -78,9 +78,9 @@ def add_fields(entries: SampleTable, made: Sequence[NewField]) -> SampleTable:
 
     if spans is not None:  # new rows are not in them
         whole = None if spans.whole is None else extended(spans.whole, 0)
-        of_row = None if spans.of_row is None else extended(spans.of_row, 0)
+        row_file = None if spans.row_file is None else extended(spans.row_file, 0)
         offset, expected = extended(spans.offset, 0), extended(spans.expected, -1)
-        spans = replace(spans, offset=offset, expected=expected, whole=whole, of_row=of_row)
+        spans = replace(spans, offset=offset, expected=expected, whole=whole, row_file=row_file)
 
     def is_alike(one: NewField) -> bool:
         """Tell whether all that a field holds is of one kind: samples that do not get it may have another."""
@@ -103,7 +103,7 @@ def add_fields(entries: SampleTable, made: Sequence[NewField]) -> SampleTable:
             changed_ns=extended(rows.changed_ns, 0),
             paths=None if rows.paths is None else _extend_paths(rows.paths, order - before),
         ),
-        values=values.only({*fields} - names).with_more(known),
+        values=values.select({*fields} - names).merge(known),
         spans=spans,
         metadata=metadata_columns.with_number_columns(entries.metadata, {one.name: one.column for one in made}),
     )

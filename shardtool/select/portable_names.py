@@ -61,7 +61,7 @@ def make_portable(entries: SampleTable, *, by_key: bool = True) -> SampleTable:
         fields=unique,
         rows=replace(entries.rows, code=new_code[entries.rows.code], paths=list_source_paths(entries)),
         # In the order of the classes, for that is the one in which the dataset file lists them.
-        values=entries.values.renamed({name: _portable_field(name) for name in (*known, *entries.fields)}),
+        values=entries.values.rename({name: _portable_field(name) for name in (*known, *entries.fields)}),
         source_paths=True,
     )
     check_case(renamed)

@@ -125,7 +125,7 @@ def _merged_names(becomes: dict[str, str]) -> dict[str, list[str]]:
 
 def _rename_values(values: FieldValues, becomes: dict[str, str]) -> FieldValues:
     """Return what is known of the fields under their new names: of several that become one, what holds for all."""
-    found = values.renamed(becomes)
+    found = values.rename(becomes)
     inline, types = {**found.inline}, {**found.types}
     for new, names in _merged_names(becomes).items():
         columns = [values.inline[name] for name in names if name in values.inline]

@@ -62,7 +62,9 @@ def measure_open_seconds(entries: SampleTable) -> float:
         if (kind := int(rows.kind[row])) in (FILE, LINK):
             begun = time.perf_counter()
             with suppress(OSError):
-                files.read_file(entries.place(row), into, files.READ_PLAIN if kind == FILE else files.READ_FOLLOWING)
+                files.read_file(
+                    entries.file_path(row), into, files.READ_PLAIN if kind == FILE else files.READ_FOLLOWING
+                )
             times.append(time.perf_counter() - begun)
     return sorted(times)[len(times) // 2] if times else 0.0
 

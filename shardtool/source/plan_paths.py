@@ -92,7 +92,7 @@ def _check_any_exists(entries: SampleTable, where: str) -> None:
     some = [row for row in sorted(rows) if kind[row] == FILE]
     for row in some:
         try:
-            fact = os.stat(entries.place(row))
+            fact = os.stat(entries.file_path(row))
         except (OSError, ValueError):
             continue
         if (fact.st_size, fact.st_mtime_ns) == (int(entries.rows.size[row]), int(entries.rows.mtime_ns[row])):

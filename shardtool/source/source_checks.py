@@ -52,7 +52,7 @@ def shards_note(entries: SampleTable, *, named: bool) -> str:
     rows = [row for code in codes for row in (entries.rows.code == code).nonzero()[0][:_MAX_PROBED_SHARDS].tolist()]
     first = printable(entries.path(rows[0]))
     alone = total == len(entries.rows.code)
-    for path in () if named else (os.fsdecode(entries.place(row)) for row in rows):
+    for path in () if named else (os.fsdecode(entries.file_path(row)) for row in rows):
         if alone or _is_dataset_shard(path):
             found = "a shard, as all files here are" if alone else "a shard of a dataset"
             remedy = f"{reshard_advice()}; {option_text('exclude')} leaves them out; {include_advice('*')} packs the files as they are."

@@ -120,13 +120,13 @@ class TransformPacker(packer.Packer):
             self._urls = {row: place for place, row in enumerate(rows)}
             self._fetcher = get_fetcher(work.transform.fetch)
             urls = [to_text(self._path(b"", row)) for row in rows]
-            self._fetcher.begin(urls, len(self.keys), lambda: self.report_progress(self._looked_at))
+            self._fetcher.start(urls, len(self.keys), lambda: self.report_progress(self._looked_at))
 
     def close(self) -> None:
         """Close what was opened for reading, and give up what was fetched in vain."""
         super().close()
         if self._fetcher is not None:
-            self._fetcher.begin(())
+            self._fetcher.start(())
 
     def extra_progress(self) -> tuple[int, ...]:
         """Return how many more samples of URLs failed."""
@@ -180,7 +180,7 @@ class TransformPacker(packer.Packer):
         """Return a sample that was looked at, or why that cannot be."""
         try:
             fields = self._fields(self.keys[place], rows)
-            return ReadSample(place, rows, *self._change.look(fields, self._held(rows)))
+            return ReadSample(place, rows, *self._change.change_fields(fields, self._held(rows)))
         except (source_errors.SourceFailed, BadSample) as error:
             return ReadSample(place, rows, {}, rejection=error)
 
@@ -220,7 +220,7 @@ class TransformPacker(packer.Packer):
         """
         if sample.rejection is not None:
             raise sample.rejection
-        changed = self._change.finish(self.keys[sample.place], sample.fields)
+        changed = self._change.call_function(self.keys[sample.place], sample.fields)
         self._check_dots(changed)
         return changed, [self._encode(one) for one in changed]
 

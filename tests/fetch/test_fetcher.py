@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 def _all(fetcher: HttpFetcher, urls: Sequence[str]) -> list[bytes | str]:
     """Return the file of each URL, or the code of its failure."""
-    fetcher.begin(urls)
+    fetcher.start(urls)
     found: list[bytes | str] = []
     for number in range(len(urls)):
         try:
@@ -121,7 +121,7 @@ def test_too_many_open_files_stop_the_run(web: WebServer, monkeypatch: pytest.Mo
 
     with fetching() as fetcher:
         monkeypatch.setattr("shardtool.fetch.client.socket.socket", none_left)
-        fetcher.begin([web.url("ok/a")])
+        fetcher.start([web.url("ok/a")])
         with pytest.raises(OutputFailed, match="too many open files") as caught:
             fetcher.take(0)
         monkeypatch.undo()
@@ -257,7 +257,7 @@ def test_memory_is_limited(web: WebServer) -> None:
     """Held bytes stay below the limit, except for the next file."""
     size, memory = 50_000, 200_000
     with fetching(connections=32, memory=memory, timeout_s=5) as fetcher:
-        fetcher.begin([web.url("sized/50000")] * 40)
+        fetcher.start([web.url("sized/50000")] * 40)
         assert settles(lambda: held(fetcher) > memory // 2)
         most = 0
         for number in range(40):
@@ -271,7 +271,7 @@ def test_memory_is_limited(web: WebServer) -> None:
 def test_waiting_for_memory_does_not_time_out(web: WebServer) -> None:
     """A file's timeout is paused while it waits for memory."""
     with fetching(connections=8, memory=60_000, max_time_s=2, timeout_s=5) as fetcher:
-        fetcher.begin([web.url("sized/50000")] * 6)
+        fetcher.start([web.url("sized/50000")] * 6)
         time.sleep(2.5)
         assert [len(fetcher.take(number)) for number in range(6)] == [50_000] * 6
 
@@ -279,20 +279,20 @@ def test_waiting_for_memory_does_not_time_out(web: WebServer) -> None:
 def test_skipped_files_are_released(web: WebServer) -> None:
     """Skipped files are dropped, and so is a whole list when another starts; nothing stays held."""
     with fetching(connections=4, memory=200_000) as fetcher:
-        fetcher.begin([web.url("sized/50000")] * 40)
+        fetcher.start([web.url("sized/50000")] * 40)
         assert fetcher.take(9) == bytes(50_000)
         assert fetcher.take(30) == bytes(50_000)
-        fetcher.begin([web.url("ok/a"), web.url("stall/a"), web.url("ok/b")])
+        fetcher.start([web.url("ok/a"), web.url("stall/a"), web.url("ok/b")])
         assert fetcher.take(0) == body("a")
         assert fetcher.take(2) == body("b")
-        fetcher.begin(())
+        fetcher.start(())
         assert settles(lambda: held(fetcher) == 0)
 
 
 def test_a_new_list_cancels_the_old_one(web: WebServer) -> None:
     """No file of a list starts after another list has started, and results are never mixed up."""
     with fetching(connections=8) as fetcher:
-        fetcher.begin([web.url(f"later/old-{number}") for number in range(200)])
+        fetcher.start([web.url(f"later/old-{number}") for number in range(200)])
         fetcher.take(3)
         assert _all(fetcher, [web.url(f"later/{number}") for number in range(60)]) == [
             body(f"{number}") for number in range(60)
@@ -330,7 +330,7 @@ def test_lack_of_memory_is_raised(web: WebServer, monkeypatch: pytest.MonkeyPatc
         raise MemoryError
 
     with fetching(connections=1) as fetcher:
-        fetcher.begin([web.url("later/a"), web.url("ok/b"), *([web.url("ok/c")] * 20)])
+        fetcher.start([web.url("later/a"), web.url("ok/b"), *([web.url("ok/c")] * 20)])
         monkeypatch.setattr("shardtool.fetch.fetcher.HttpFetcher._start_more", no_memory)
         with pytest.raises(MemoryError):
             _all_taken(fetcher, 22)
@@ -341,7 +341,7 @@ def test_close_stops_the_thread(web: WebServer) -> None:
     """Closing stops the thread, even during downloads."""
     before = threading.active_count()
     with fetching() as fetcher:
-        fetcher.begin([web.url("stall/a")] * 3)
+        fetcher.start([web.url("stall/a")] * 3)
         time.sleep(0.05)
     web.stalled.set()
     assert all(one.name != "shardtool-fetch" for one in threading.enumerate())
@@ -366,7 +366,7 @@ def test_downloads_never_deadlock(kinds: list[str], limits: dict[str, int], pass
             "ok": "ok/{}", "later": "later/{}", "sized": "sized/9000", "status": "status/404", "cut": "cut/{}",
             "other": "to/" + web.url("later/{}", "localhost").replace("/", "%2F"),
         }  # fmt: skip
-        fetcher.begin([web.url(paths[kind].format(number)) for number, kind in enumerate(kinds)])
+        fetcher.start([web.url(paths[kind].format(number)) for number, kind in enumerate(kinds)])
         for number, kind in enumerate(kinds):
             if number in passed:
                 continue

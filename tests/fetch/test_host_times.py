@@ -56,8 +56,8 @@ class _Fetches:
             if ends > until:
                 break
             busy[self.hosts[number]] -= 1
-            self.times.end(number)
-            self.times.done(number)
+            self.times.request_ended(number)
+            self.times.file_done(number)
             self._begin(waiting, going, busy)
         return self.now
 
@@ -66,7 +66,7 @@ class _Fetches:
             while numbers and busy[host] < self.options.per_host and len(going) < self.options.connections:
                 number = numbers.popleft()
                 busy[host] += 1
-                self.times.begin(number)
+                self.times.request_started(number)
                 heappush(going, (self.now + SECONDS[host] * self._draw.uniform(0.5, 1.5), number))
 
 
@@ -85,7 +85,7 @@ def test_one_slow_host(order: str, half: int, per_host: int, seed: int) -> None:
     took = _Fetches(hosts, options, seed).run(inf)
     again = _Fetches(hosts, options, seed)
     again.run(took / 3)
-    remaining_s, host, done, files, seconds_per_file = again.times.left()
+    remaining_s, host, done, files, seconds_per_file = again.times.estimate()
     assert 1 / 1.5 < remaining_s / (took * 2 / 3) < 1.5
     assert (host, files) == ("slow", half)
     assert 0 < done < half
@@ -99,21 +99,21 @@ def test_estimate_with_more_files_than_started(hosts: list[str], connections: in
     took = _Fetches(hosts, options, 0).run(inf)
     again = _Fetches(hosts, options, 0)
     again.run(took / 3)
-    assert 1 / 1.5 < again.times.left()[0] / (took * 2 / 3) < 1.5
+    assert 1 / 1.5 < again.times.estimate()[0] / (took * 2 / 3) < 1.5
 
 
 def test_estimate_for_a_silent_host() -> None:
     """A silent host takes at least as long as it has already; files that never started do not count."""
     now = [0.0]
     times = HostTimes(FetchOptions(per_host=2), lambda: now[0])
-    assert times.left() == (0, "", 0, 0, 0)
+    assert times.estimate() == (0, "", 0, 0, 0)
     times.start(["a", "b", "a", "a"])
-    times.begin(1)
-    times.begin(0)
+    times.request_started(1)
+    times.request_started(0)
     now[0] = 8
-    times.end(1)
-    times.done(1)
-    assert times.left() == (8 * 3 / 2, "a", 0, 3, 8)
+    times.request_ended(1)
+    times.file_done(1)
+    assert times.estimate() == (8 * 3 / 2, "a", 0, 3, 8)
 
 
 def test_estimate_for_a_hanging_file() -> None:
@@ -122,17 +122,17 @@ def test_estimate_for_a_hanging_file() -> None:
     times = HostTimes(FetchOptions(per_host=2), lambda: now[0])
     times.start(["a"] * 4)
     for number in (0, 1):
-        times.begin(number)
+        times.request_started(number)
         now[0] += 1
-        times.end(number)
-        times.done(number)
-    times.begin(2)
+        times.request_ended(number)
+        times.file_done(number)
+    times.request_started(2)
     now[0] += 9
-    assert times.left() == (1, "a", 2, 4, 1)
-    times.begin(3)
-    times.end(3)
-    times.done(3)
-    assert times.left() == (9 / 2, "a", 3, 4, 9)
+    assert times.estimate() == (1, "a", 2, 4, 1)
+    times.request_started(3)
+    times.request_ended(3)
+    times.file_done(3)
+    assert times.estimate() == (9 / 2, "a", 3, 4, 9)
 
 
 @pytest.mark.parametrize(
@@ -173,11 +173,11 @@ def test_packing_may_be_the_bottleneck(web: WebServer, monkeypatch: pytest.Monke
     set_listener(told.append)
     with fetching() as client:
         began = time.monotonic()
-        client.begin([web.url(f"ok/{number}") for number in range(20)], 20)
+        client.start([web.url(f"ok/{number}") for number in range(20)], 20)
         for number in range(20):
             client.take(number)
             time.sleep((time.monotonic() - began) / 10)  # longer than any wait before
-        client.begin(())
+        client.start(())
     set_listener(None)
     *_, late, _ = (one for one in told if isinstance(one, FetchProgress))
     assert (late.host, late.share < 1, late.remaining_s > 0) == ("", True, True)
@@ -190,10 +190,10 @@ def test_progress_and_retries_are_reported(web: WebServer) -> None:
     urls = [web.url(f"busy/1/{number}?X-Amz-Signature=secret").replace("//", "//me:secret@") for number in range(30)]
     with fetching(retries=2, connections=64) as fetcher:
         waits: list[int] = []
-        fetcher.begin(urls, 30, lambda: waits.append(1))
+        fetcher.start(urls, 30, lambda: waits.append(1))
         for number in range(30):
             fetcher.take(number)
-        fetcher.begin(())
+        fetcher.start(())
     set_listener(None)
     assert waits
     again = [one for one in told if isinstance(one, RequestRetry)]

@@ -68,11 +68,11 @@ def test_the_shard_count_stays_if_possible() -> None:
     """A free shard count leaves room to grow; once shards are too full, another is chosen, with a note."""
     keys = [b"%05d" % at for at in range(2000)]
     shards = _plan(keys[:1000], max_size=50 * _SAMPLE).shards
-    assert _plan(keys[:1010], max_size=50 * _SAMPLE, before=shards).shards == shards
-    grown = _plan(keys, max_size=50 * _SAMPLE, before=shards)
+    assert _plan(keys[:1010], max_size=50 * _SAMPLE, current_shards=shards).shards == shards
+    grown = _plan(keys, max_size=50 * _SAMPLE, current_shards=shards)
     assert grown.shards > shards
     assert [f"{shards} shards by hash can no longer hold" in note for note in grown.notes] == [True]
-    assert _plan(keys[:3], before=10**15).shards == 1
+    assert _plan(keys[:3], current_shards=10**15).shards == 1
 
 
 @pytest.mark.parametrize(

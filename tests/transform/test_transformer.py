@@ -52,7 +52,7 @@ def _png(width: int, height: int) -> bytes:
 def _made(transform: Transform, key: bytes, fields: Mapping[str, Any]) -> list[TransformedSample]:
     """Return what a transform makes of a sample."""
     work = Transformer(transform)
-    return work.finish(key, work.look(fields, next(iter(fields)))[0])
+    return work.call_function(key, work.change_fields(fields, next(iter(fields)))[0])
 
 
 def _given(value: Any) -> list[TransformedSample]:
@@ -188,9 +188,9 @@ def test_images_are_changed_before_the_function() -> None:
     SEEN.clear()
     images = ImageOptions(resize=(4, 4), encode="jpg", probe=True)
     work = Transformer(Transform(images, f"{__name__}:see", found=(*PROBED_COLUMNS.items(),)))
-    fields, found = work.look({"png": _png(8, 6), "txt": b"text"}, "png")
+    fields, found = work.change_fields({"png": _png(8, 6), "txt": b"text"}, "png")
     assert SEEN == []
-    work.finish(b"k", fields)
+    work.call_function(b"k", fields)
     assert set(SEEN[0]) == {KEY_ITEM, "jpg", "txt"}
     assert Image.open(BytesIO(SEEN[0]["jpg"])).size == (5, 4)
     assert found == (5, 4, "RGB")

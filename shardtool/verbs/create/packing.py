@@ -117,7 +117,7 @@ class Packing:
             if not len(rest):
                 break
             self._base += self._round.shards
-            self._round = self._round.again(rest)
+            self._round = self._round.subset(rest)
             self._shards = range(self._round.shards)
             self._check_names()
         if self._done != samples:
