@@ -158,7 +158,8 @@ def make_plan(
 
     Args:
         entries: At least one sample.
-        pattern: Shard names. Without other limits, their number is the number of shards, otherwise the maximum.
+        pattern: Shard names. Without other limits, and with enough samples, their number is the number of shards;
+            otherwise it is the maximum.
         bounds: Limits of a shard.
         shuffle_seed: Shuffle the samples with this seed.
         which: Samples to plan, in order; None: all.
@@ -289,9 +290,9 @@ def _encoded_sizes(
         try:
             yield len(encode_number(text, number))
         except (ValueError, OverflowError):
-            where = f"{printable(entries.key(sample))}, field {name!r}"
+            location = f"{printable(entries.key(sample))}, field {name!r}"
             expected = f"a number that fits into TFRecord's {number}"
-            raise InvalidRequest(where, repr(printable(text)), expected=expected) from None
+            raise InvalidRequest(location, repr(printable(text)), expected=expected) from None
 
 
 def _apply_oversize(
