@@ -1,1 +1,1 @@
-"""One planned shard becomes one file: what runs in a worker."""
+"""Write one planned shard to one file. This package runs in workers."""

@@ -1,6 +1,6 @@
-"""Pack one planned shard into one file. Runs in a worker, which knows no other shard.
+"""Pack one planned shard into one file. Runs in a worker, independently of other shards.
 
-The result holds numbers: checksums and skipped samples. The parent derives the offsets from the plan.
+The result contains checksums and skipped samples. The parent computes the offsets from the plan.
 """
 
 from __future__ import annotations
@@ -29,21 +29,17 @@ Packed = TypeVar("Packed")
 
 
 def pack_shard(task: task.ShardTask, report: packer.Report) -> task.ShardResult:
-    """Write a shard, staged and durable, or find that the one which is there is right.
-
-    Args:
-        task: What to write.
-        report: Called now and then with the samples and bytes done since the last time.
+    """Write a shard to a staged, durable file, or find that the existing shard is correct.
 
     Raises:
-        SampleFailed: A sample cannot be read, or is not what the plan saw, and `on_error` is `stop`.
+        SampleFailed: A sample cannot be read or differs from the plan, and `on_error` is `stop`.
         OutputFailed: The file cannot be written.
     """
     if result := _check_existing(task):
         report(len(write_task.split_names(task.samples.content.keys)), result.size)
         return result
     if task.todo != "write" and not task.folder.hides:
-        # What replaces it would be seen at once: others must know first.
+        # The new file would be visible at once, so the parent must first withdraw the dataset file.
         return write_task.ShardResult(task.shard, None, 0, 0, b"", 0, (), wrong=True)
     if task.work is not None:
         from shardtool.write.transform_packer import pack_transformed
@@ -63,38 +59,37 @@ def pack_shard(task: task.ShardTask, report: packer.Report) -> task.ShardResult:
 
 
 def _retry_until_stable(pack: Callable[[], Packed]) -> Packed:
-    """Return what `pack` returns, which is called again while it raises `RestartShard`.
+    """Call `pack` again while it raises `RestartShard`.
 
     Raises:
         SampleFailed: The ctime of a file changes during every read.
     """
-    touched = 0
+    touch_count = 0
     while True:
         try:
             return pack()
         except source_errors.SourceTouched as error:
-            touched += 1
-            if touched == MAX_READS:
+            touch_count += 1
+            if touch_count == MAX_READS:
                 remedy = f"Run the same command with {option_text('if_exists', 'resume')}."
-                expected, found = "a file that stays as it was when the run began", "changed while it was packed"
+                expected, found = "a file that does not change during the run", "changed while it was packed"
                 raise SampleFailed(to_text(error.path), found, expected=expected, remedy=remedy) from None
         except source_errors.RestartShard:
             pass
 
 
 def _run_packer(
-    task: task.ShardTask, put: packer.Put, report: packer.Report, skipped: dict[int, Skipped]
+    task: task.ShardTask, write: packer.Put, report: packer.Report, skipped: dict[int, Skipped]
 ) -> packer.Packer:
-    """Return the packer of a task whose shard is written; it is closed."""
-    kind = SpanTarPacker if task.samples.spans.runs else TarPacker if task.format == "tar" else TFRecordPacker
-    with closing(kind(task, put, report, skipped)) as packed:
+    packer_class = SpanTarPacker if task.samples.spans.runs else TarPacker if task.format == "tar" else TFRecordPacker
+    with closing(packer_class(task, write, report, skipped)) as packed:
         packed.run()
         packed.spans.check()
     return packed
 
 
 def _check_existing(task: task.ShardTask) -> task.ShardResult | None:
-    """Return the result for a file that an earlier run has left; None if there is none, or it is not right."""
+    """Return the result for a correct shard of an earlier run; None otherwise."""
     if task.todo == "write":
         return None
     path = task.folder.full_path(task.name)
@@ -103,36 +98,40 @@ def _check_existing(task: task.ShardTask) -> task.ShardResult | None:
             keep = task.todo
             if not keep.unread and keep.crc != read_crc(path)[1]:
                 return None
-            # Of changed samples, the sidecar has it.
+            # The fingerprint of transformed samples is in the sidecar.
             content = (
                 0
                 if task.work is not None
                 else write_task.compute_content_fingerprint(task.samples.content, keep.field_crcs, ())
             )
             return write_task.ShardResult(task.shard, None, keep.size, keep.crc, keep.field_crcs, content, ())
-        md5 = task.folder.md5(task.name)  # as the store says, of a file that it does not encrypt
-        there = None if md5 else read_crc(path)
-        result, found = _reread_source(task, hashes=bool(md5))
-        if result is None or (md5 and md5 == found) or (result.size, result.crc) == (there or read_crc(path)):
+        md5 = task.folder.md5(task.name)  # stores report it for unencrypted objects
+        size_and_crc = None if md5 else read_crc(path)
+        result, source_md5 = _reread_source(task, hashes=bool(md5))
+        if (
+            result is None
+            or (md5 and md5 == source_md5)
+            or (result.size, result.crc) == (size_and_crc or read_crc(path))
+        ):
             return result
     return None
 
 
 def _reread_source(task: task.ShardTask, *, hashes: bool) -> tuple[task.ShardResult | None, str]:
-    """Return the result for a file that is what the source gives, None where that cannot be read; and its MD5."""
+    """Return the result of packing the source again without writing (None if it cannot be read), and its MD5."""
     skipped: dict[int, Skipped] = {}
 
     def compare() -> tuple[write_task.ShardResult, str]:
-        hashed = hashlib.md5(usedforsecurity=False)
-        packed = _run_packer(task, hashed.update if hashes else packer.no_report, packer.no_report, skipped)
-        return packed.result(None)._replace(compared=True), hashed.hexdigest()
+        md5 = hashlib.md5(usedforsecurity=False)
+        packed = _run_packer(task, md5.update if hashes else packer.no_report, packer.no_report, skipped)
+        return packed.result(None)._replace(compared=True), md5.hexdigest()
 
-    with suppress(SampleFailed):  # writing the shard will meet it again
+    with suppress(SampleFailed):  # raised again when the shard is written
         return _retry_until_stable(compare)
     return None, ""
 
 
 def read_fingerprint(task: task.ShardTask) -> int | None:
-    """Return the content fingerprint of samples, which are read for it; None: a file changes while it is read."""
+    """Read samples and return their content fingerprint; None if a file changes while it is read."""
     result, _ = _reread_source(task, hashes=False)
     return None if result is None else result.digest

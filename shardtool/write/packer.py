@@ -1,8 +1,8 @@
 """Base class of the packers: read payloads, fill the buffer, skip samples, report progress.
 
-Files are read straight into one reusable buffer, checksummed while the data is in the CPU cache, and written a
-buffer at a time. A sample that fits the buffer is never split by a write, so skipping it only moves the end of the
-buffer back. A larger sample is streamed; to skip it, the shard is packed again without it.
+Files are read into one reusable buffer, checksummed in the CPU cache, and written one buffer at a time. A sample that
+fits the buffer is never split between writes, so it can be skipped by moving the end of the buffer back. A larger
+sample is streamed; to skip it, the shard is packed again.
 """
 
 from __future__ import annotations
@@ -14,10 +14,7 @@ from bisect import bisect_right
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
-from shardtool.errors import (
-    CorruptShard,
-    SampleFailed,
-)
+from shardtool.errors import CorruptShard, SampleFailed
 from shardtool.fingerprint import crc32c
 from shardtool.messages import option_text
 from shardtool.names import resolve_source_path, to_text
@@ -52,28 +49,29 @@ _REPORT_INTERVAL_S = 0.1
 
 
 def no_report(*_: object) -> None:
-    """Take no notice of what is done, or given."""
+    """Ignore progress, or bytes."""
 
 
 class Packer:
-    """The state of one shard being written; a format's packer says what stands around the payloads.
+    """Writes one shard. Subclasses add the framing of a format.
 
     Args:
         task: What to write.
-        put: Takes the bytes of the shard, some at a time.
-        report: Called now and then with the samples and bytes done since the last time.
-        skipped: Samples to leave out, by their place; grows.
+        put: Writes bytes of the shard.
+        report: Called regularly with the numbers of new samples and bytes.
+        skipped: Skipped samples by index; more are added.
     """
 
     def __init__(self, task: ShardTask, put: Put, report: Report, skipped: dict[int, Skipped]) -> None:
         self.task, self.put, self.report = task, put, report
         self.skipped = skipped
         self.view = get_buffer("shard")
-        self.size = self.crc = 0  # of what was written
-        self.record_crc = 0  # of a streamed sample, since its packer set it to zero
+        self.size = self.crc = 0  # of the bytes written
+        self.record_crc = 0  # of a streamed record so far
         self.field_crcs = array("I")
-        self.ones = array("Q")  # of each single number in a field of lists: its place in `field_crcs`, length, checksum
-        self.reported = (0, 0, time.monotonic())  # samples, bytes, when
+        # For each list with a single number: its index in `field_crcs`, and the length and CRC-32C of its text.
+        self.single_numbers = array("Q")
+        self.reported = (0, 0, time.monotonic())  # samples, bytes, time
         samples, self.content = task.samples, task.samples.content
         self.root, self.kinds, self.files = samples.root, samples.kinds, samples.spans.files
         self.keys = split_names(self.content.keys)
@@ -89,8 +87,8 @@ class Packer:
         self.offsets = array("q", samples.spans.offsets).tolist()
         self.expected = array("q", samples.spans.expected).tolist()
         self.spans = SpanReader(self.files, samples.spans.regions, has_crcs=min(self.expected, default=-1) >= 0)
-        # A later ctime shows a change since the listing. If that is unknown (links, several file systems, a clock
-        # ahead), each file is compared with itself, which costs another system call.
+        # A later ctime shows a change since the listing. If the time of the listing is unknown (links, several file
+        # systems, a clock ahead), the ctime before and after reading is compared, which costs another system call.
         if samples.changed_ns < time.time_ns():
             read, self.max_ctime_ns = read_file, samples.changed_ns
         else:
@@ -101,11 +99,11 @@ class Packer:
         self.file_of_row = array("I", samples.spans.file).tolist() if self.files else []
 
     def run(self) -> None:
-        """Write all samples, and the end of the file."""
+        """Write all samples and the end of the file."""
         raise NotImplementedError
 
     def close(self) -> None:
-        """Close what was opened for reading."""
+        """Close all source files."""
         self.spans.close()
         if self.ahead:
             self.ahead.close()
@@ -114,34 +112,34 @@ class Packer:
         """Return the result of the finished shard."""
         crcs = self.field_crcs.tobytes()
         skipped = tuple(sorted(self.skipped.items()))
-        content = compute_content_fingerprint(self.content, crcs, self.skipped, self.ones)
+        content = compute_content_fingerprint(self.content, crcs, self.skipped, self.single_numbers)
         return ShardResult(self.task.shard, staged, self.size, self.crc, crcs, content, skipped)
 
     def read_span(self, row: int, payload: memoryview) -> None:
-        """Fill `payload` from the file that it is a span of.
+        """Fill `payload` from its span.
 
         Raises:
-            OSError: It cannot be read, or is too short.
-            SourceFailed: The file is not what the plan saw.
+            OSError: The file cannot be read, or is too short.
+            SourceFailed: The file differs from the plan.
         """
         self.spans.fill(self.file_of_row[row], self.offsets[row], payload)
 
     def check_crc(self, row: int, crc: int) -> None:
-        """Check that a payload with the checksum `crc` is what its index says.
+        """Check the CRC-32C of a payload against its index.
 
         Raises:
-            SourceFailed: It is not.
+            SourceFailed: It differs.
         """
-        wanted = self.expected[row]
-        if crc != wanted and wanted >= 0:
+        expected = self.expected[row]
+        if crc != expected and expected >= 0:
             name = to_text(self.content.fields[self.codes[row]])
-            message = f"at {self.offsets[row]:,}: field {name!r} has the CRC-32C {crc:08x}, not {wanted:08x}"
+            message = f"at {self.offsets[row]:,}: field {name!r} has the CRC-32C {crc:08x}, not {expected:08x}"
             raise SourceFailed(self.span_path(row, self._name_of(row)), "corrupt", message)
 
     def span_path(self, row: int, name: bytes) -> bytes:
-        """Return the file that a row's payload lies in, for messages; of a spool, which is ours, the field's `name`.
+        """Return the file of a row's span, for messages. For a member of an archive, add a colon and its name.
 
-        Of an archive, it is the name of the member, behind a colon.
+        For a spool, which is our own temporary file, return the field's `name`.
         """
         file = self.files[self.file_of_row[row]]
         if file.form:
@@ -149,22 +147,16 @@ class Packer:
         return file.path if file.mtime_ns >= 0 else name
 
     def path_of(self, row: int, name: bytes) -> bytes:
-        """Return where a row's payload is read; `name`: the path of a file, where the plan has none for it."""
+        """Return the path of a row's payload, for messages; `name` is used if the plan has no path."""
         if self.kinds[row] == SPAN:
             return self.span_path(row, name)
         return name if self.paths is None else self.paths[row]
 
     def _name_of(self, row: int) -> bytes:
-        """Return the name of a row's member."""
         return self.keys[bisect_right([*accumulate(self.counts)], row)] + self.endings[self.codes[row]]
 
     def stream_payload(self, name: bytes, row: int) -> int:
-        """Write a payload of any size, block by block; return its checksum.
-
-        Args:
-            name: The path of a file, where the plan has none for it.
-            row: The row of the payload.
-        """
+        """Write a payload of any size in blocks, and return its CRC-32C; `name` is used if the plan has no path."""
         kind = self.kinds[row]
         if kind == INLINE:
             self.write_streamed(self.inline[row])
@@ -187,11 +179,11 @@ class Packer:
 
     def _file_blocks(self, path: bytes, row: int) -> Iterator[memoryview]:
         view, size, done = self.view, self.sizes[row], 0
-        whole, flags = self.root + path, READ_PLAIN if self.kinds[row] == FILE else READ_FOLLOWING
-        if self.ahead and (one := self.ahead.take(whole, size, flags)):
-            yield from _copy_blocks(one.data, view)
+        full_path, flags = self.root + path, READ_PLAIN if self.kinds[row] == FILE else READ_FOLLOWING
+        if self.ahead and (file_read := self.ahead.take(full_path, size, flags)):
+            yield from _copy_blocks(file_read.data, view)
             return
-        with open_source_file(whole, flags) as file:
+        with open_source_file(full_path, flags) as file:
             before = file.fact()
             for block in file.blocks(view):
                 done += len(block)
@@ -202,14 +194,14 @@ class Packer:
         if done != size or fact.st_size != size or fact.st_mtime_ns != self.mtimes[row]:
             raise change_error(path, size, self.mtimes[row], done, fact)
         if fact.st_ctime_ns != before.st_ctime_ns:
-            raise SourceTouched(whole)
+            raise SourceTouched(full_path)
 
     def read_payload(self, name: bytes, row: int, payload: memoryview) -> None:
-        """Fill `payload` from wherever the plan says.
+        """Fill `payload` from the source of a row.
 
         Raises:
-            OSError: It cannot be read.
-            SourceFailed: It is not what the plan saw.
+            OSError: The source cannot be read.
+            SourceFailed: The source differs from the plan.
         """
         kind = self.kinds[row]
         if kind == INLINE:
@@ -222,23 +214,22 @@ class Packer:
             self.check_read(path, row, payload, read)
 
     def check_read(self, path: bytes, row: int, payload: memoryview, read: Read) -> None:
-        """Check that a file is what the plan saw; if only its ctime is later, read the file again.
+        """Check that a file matches the plan. If only its ctime is later, read the file again.
 
         Raises:
             OSError: The file cannot be read again.
             SourceFailed: The file has changed.
         """
-        size, mtime_ns, (got, fact) = self.sizes[row], self.mtimes[row], read
-        if (got, fact.st_size, fact.st_mtime_ns) == (size, size, mtime_ns):
+        size, mtime_ns, (size_read, fact) = self.sizes[row], self.mtimes[row], read
+        if (size_read, fact.st_size, fact.st_mtime_ns) == (size, size, mtime_ns):
             if fact.st_ctime_ns <= self.max_ctime_ns:
                 return
             flags = READ_PLAIN if self.kinds[row] == FILE else READ_FOLLOWING
-            got, fact = read_unchanged(self.root + path, payload, flags)
-        if (got, fact.st_size, fact.st_mtime_ns) != (size, size, mtime_ns):
-            raise change_error(path, size, mtime_ns, got, fact)
+            size_read, fact = read_unchanged(self.root + path, payload, flags)
+        if (size_read, fact.st_size, fact.st_mtime_ns) != (size, size, mtime_ns):
+            raise change_error(path, size, mtime_ns, size_read, fact)
 
     def _planned_files(self) -> Iterator[PlannedFile]:
-        """Yield the files that are read, in order, but for those of samples that are left out by then."""
         end = 0
         for sample, (key, count) in enumerate(zip(self.keys, self.counts, strict=True)):
             row, end = end, end + count
@@ -252,19 +243,21 @@ class Packer:
                     yield PlannedFile(self.root + path, flags, self.sizes[at], self.mtimes[at])
 
     def skip(self, sample: int, failed: SourceFailed, *, streamed: bool) -> None:
-        """Note a sample that failed, or end the run."""
+        """Skip a failed sample, or stop the run."""
         path, key, skip_or_raise = to_text(failed.path), to_text(self.keys[sample]), option_text("on_error", "skip")
         stops = self.task.on_error == "stop" and failed.code not in INTENDED_CODES
         if stops and failed.code == "corrupt":
-            cure = f"`shardtool verify` shows what else is wrong there; {skip_or_raise} leaves such samples out."
-            raise CorruptShard(path, f"{key}: {failed.message}", remedy=f"Nothing of it was copied. {cure}")
+            advice = (
+                f"Run `shardtool verify` on the source to find all damage, or skip such samples with {skip_or_raise}."
+            )
+            raise CorruptShard(path, f"{key}: {failed.message}", remedy=f"The sample was not copied. {advice}")
         if stops:
-            where = to_text(self.root) + path if failed.path else key
-            expected = "a file that stays as it was when the run began" if failed.code == "changed" else ""
-            again = f"Mend it and run again with {option_text('if_exists', 'resume')}"
-            remedy = f"{again}, or leave such samples out with {skip_or_raise}."
-            raise SampleFailed(where, failed.message, expected=expected, remedy=remedy, detail=failed.detail)
-        for file in self.files:  # no folder of this machine goes into an output
+            location = to_text(self.root) + path if failed.path else key
+            expected = "a file that does not change during the run" if failed.code == "changed" else ""
+            fix_text = f"Fix it and run again with {option_text('if_exists', 'resume')}"
+            remedy = f"{fix_text}, or skip such samples with {skip_or_raise}."
+            raise SampleFailed(location, failed.message, expected=expected, remedy=remedy, detail=failed.detail)
+        for file in self.files:  # outputs contain no folder names of this machine
             if failed.path == file.path or failed.path.startswith(file.path + b":"):
                 path = to_text(file.path.rpartition(b"/")[2] + failed.path[len(file.path) :])
         for name, folder in self.task.samples.folders.items():
@@ -275,27 +268,27 @@ class Packer:
             raise RestartShard
 
     def flush(self, used: int, samples: int) -> None:
-        """Write the first `used` bytes of the buffer; `samples` are done."""
+        """Write `used` bytes of the buffer and report `samples` as done."""
         if used:
             self.write(self.view[:used])
         self.report_progress(samples)
 
     def write(self, data: memoryview | bytes) -> None:
-        """Write a part of the shard."""
+        """Write bytes of the shard."""
         self.put(data)
         self.crc = crc32c(data, self.crc)
         self.size += len(data)
 
     def write_streamed(self, data: memoryview | bytes) -> None:
-        """Write a part of a sample that is larger than the buffer."""
+        """Write bytes of a sample larger than the buffer."""
         self.write(data)
 
     def extra_progress(self) -> tuple[int, ...]:
-        """Return what else is to be reported, since the last time."""
+        """Return additional progress numbers since the last report."""
         return ()
 
     def report_progress(self, samples: int) -> None:
-        """Report progress, if the last report is a while ago; `samples` are done."""
+        """Report `samples` as done, unless the last report was recent."""
         done_samples, done_bytes, when = self.reported
         now = time.monotonic()
         if now - when > _REPORT_INTERVAL_S or samples == len(self.keys):

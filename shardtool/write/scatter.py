@@ -1,8 +1,7 @@
-"""The first of two passes of a shuffle: what lies in a file goes where the plan wants it in a spool. Runs in a worker.
+"""First pass of a two-pass shuffle: copy payloads from a source file to their offsets in a spool. Runs in a worker.
 
-Strategy: as many payloads as memory may hold are read in the order of their file, each straight to where it stands in
-the order of the spool. What one file gives to one region of the spool is one run there, so that a write is as
-large as it can be. The parent has decided on all places: workers share a spool, and need to know nothing of each other.
+Payloads are read in file order, as many as fit in memory. Those that go to one region of the spool are contiguous
+there, so writes are large. The parent assigns all offsets, so workers can share a spool.
 """
 
 from __future__ import annotations
@@ -27,26 +26,22 @@ if TYPE_CHECKING:
     from shardtool.shard_samples import SpanFile
     from shardtool.skipped import SkipCode
 
-ROW_OVERHEAD_BYTES = 512  # bytes of memory that a payload takes on its way besides its own: numbers, a view, its place
-ROW_OVERHEAD_SHARE = 8  # one in so many parts of memory is for that
-MIN_ROW_BYTES = ROW_OVERHEAD_BYTES * (ROW_OVERHEAD_SHARE - 1)  # so a payload counts as so many bytes at least
-_READ_BLOCK_BYTES = 4 * 2**20  # read at a time, and summed while it is in the processor's cache
-_MAX_READ_ROWS = MAX_IOVEC // 2  # a gap and a payload each
+ROW_OVERHEAD_BYTES = 512  # memory per payload in addition to its bytes: numbers and a view
+ROW_OVERHEAD_SHARE = 8  # 1/8 of the memory is for this overhead
+MIN_ROW_BYTES = ROW_OVERHEAD_BYTES * (ROW_OVERHEAD_SHARE - 1)  # a smaller payload counts as this many bytes
+_READ_BLOCK_BYTES = 4 * 2**20  # read at a time, then checksummed while in the CPU cache
+_MAX_READ_ROWS = MAX_IOVEC // 2  # each payload needs one entry, and its gap another
 
 
 class ScatterTask(NamedTuple):
-    """Payloads of one file, in the order of their places in it.
+    """Payloads of one file, in file order.
 
     Attributes:
-        source: The file.
-        packed: Whether it is compressed: places count in what it unpacks to.
-        spool: Where payloads go.
-        offsets: int64 per payload: where it starts in the file.
-        sizes: int64 per payload: its bytes.
-        targets: int64 per payload: where it starts in the spool.
-        expected: int64 per payload: the CRC-32C that it must have, -1 where it is unknown.
-        room: Bytes of memory for payloads.
-        stop: Whether a bad payload ends the task.
+        packed: Whether the file is compressed; offsets then refer to the decompressed bytes.
+        offsets: int64 per payload: offset in the file.
+        sizes: int64 per payload: length in bytes.
+        targets: int64 per payload: offset in the spool.
+        expected: int64 per payload: expected CRC-32C, -1 if unknown.
     """
 
     source: SpanFile
@@ -61,11 +56,11 @@ class ScatterTask(NamedTuple):
 
 
 class ScatterResult(NamedTuple):
-    """The result of a task.
+    """The result of a `ScatterTask`.
 
     Attributes:
-        wrong: Payloads, by their number in the task, that are not what their index says, and the CRC-32C of each.
-        failed: Why the file cannot be read, as a code and a message: none of its payloads can be relied on.
+        wrong: (number, CRC-32C) of payloads that differ from their index.
+        failed: Code and message if the file cannot be read; then none of its payloads is usable.
     """
 
     wrong: tuple[tuple[int, int], ...] = ()
@@ -73,7 +68,7 @@ class ScatterResult(NamedTuple):
 
 
 def scatter_rows(task: ScatterTask, report: Callable[[int, int], None]) -> ScatterResult:
-    """Copy payloads to their places in the spool; `report` is called with the bytes done.
+    """Copy payloads to their offsets in the spool; `report` is called with the bytes done.
 
     Raises:
         CorruptShard: A compressed file is damaged.
@@ -84,10 +79,10 @@ def scatter_rows(task: ScatterTask, report: Callable[[int, int], None]) -> Scatt
             has_crcs = min(array("q", task.expected), default=-1) >= 0
             for _ in range(MAX_READS):
                 with closing(_UnpackedFile(task.source) if task.packed else _PlainFile(task.source)) as source:
-                    found = _Scatterer(task, source, spool).run(report)
-                with closing(open_span_file(task.source)) as read:  # still what the plan saw, now that it was read
-                    if has_crcs or read.fact().st_ctime_ns == source.ctime_ns:
-                        return found
+                    result = _Scatterer(task, source, spool).run(report)
+                with closing(open_span_file(task.source)) as reopened:  # still as in the plan after reading
+                    if has_crcs or reopened.fact().st_ctime_ns == source.ctime_ns:
+                        return result
         except (SourceFailed, OSError) as error:
             failed = error if isinstance(error, SourceFailed) else read_error(task.source.path, error)
             return ScatterResult((), (failed.code, failed.message))
@@ -95,8 +90,6 @@ def scatter_rows(task: ScatterTask, report: Callable[[int, int], None]) -> Scatt
 
 
 class _Scatterer:
-    """A task at work."""
-
     def __init__(self, task: ScatterTask, source: _PlainFile | _UnpackedFile, spool: SpoolFile) -> None:
         self._task, self._source, self._spool = task, source, spool
         self._arena = get_arena(task.room)
@@ -105,7 +98,6 @@ class _Scatterer:
         self._wrong: list[tuple[int, int]] = []
 
     def run(self, report: Callable[[int, int], None]) -> ScatterResult:
-        """Copy all payloads, as many at a time as memory can hold."""
         for first, last in self._batches():
             if self._sizes[first] > self._task.room:
                 self._stream(first)
@@ -117,42 +109,40 @@ class _Scatterer:
         return ScatterResult(tuple(self._wrong))
 
     def _batches(self) -> Iterator[tuple[int, int]]:
-        """Yield runs of payloads that memory can hold; one that it cannot hold is alone."""
-        first = taken = 0
+        first = used = 0
         room = self._task.room
         for row, size in enumerate(self._sizes):
             counts_as = max(size, MIN_ROW_BYTES)
-            if row > first and taken + counts_as > room:
+            if row > first and used + counts_as > room:
                 yield first, row
-                first, taken = row, 0
-            taken += counts_as
+                first, used = row, 0
+            used += counts_as
         if first < len(self._sizes):
             yield first, len(self._sizes)
 
     def _copy(self, first: int, last: int) -> None:
-        """Copy payloads that memory holds together: about 1.5 us each, besides the bytes."""
+        """Copy payloads that fit in memory: about 1.5 us each, in addition to their bytes."""
         arena, sizes, targets = self._arena, self._sizes[first:last].tolist(), self._targets[first:last].tolist()
         views: list[memoryview] = [arena] * len(sizes)
-        runs: list[tuple[int, int]] = []  # where each starts in the spool, and in memory
-        at, target_end = 0, -1
+        runs: list[tuple[int, int]] = []  # offsets in the spool and in memory
+        position, target_end = 0, -1
         for row in sorted(range(len(sizes)), key=targets.__getitem__):
             size, target = sizes[row], targets[row]
             if target != target_end:
-                runs.append((target, at))
-            start, at = at, at + size
-            views[row] = arena[start:at]
+                runs.append((target, position))
+            start, position = position, position + size
+            views[row] = arena[start:position]
             target_end = target + size
-        step = max(1, min(_MAX_READ_ROWS, _READ_BLOCK_BYTES * len(sizes) // (at + 1)))
+        step = max(1, min(_MAX_READ_ROWS, _READ_BLOCK_BYTES * len(sizes) // (position + 1)))
         for start in range(0, len(sizes), step):
-            some = views[start : start + step]
-            self._source.fill(self._offsets[first + start : first + start + len(some)], some)
-            self._check(first + start, list(map(crc32c, some)))
-        runs.append((0, at))
+            block_views = views[start : start + step]
+            self._source.fill(self._offsets[first + start : first + start + len(block_views)], block_views)
+            self._check(first + start, list(map(crc32c, block_views)))
+        runs.append((0, position))
         for (target, start), (_, stop) in pairwise(runs):
             self._spool.write(arena[start:stop], target)
 
     def _stream(self, row: int) -> None:
-        """Copy a payload that memory cannot hold, block by block."""
         offset, size, target, crc = self._offsets[row], self._sizes[row], self._targets[row], 0
         for done in range(0, size, len(self._arena)):
             block = self._arena[: min(len(self._arena), size - done)]
@@ -162,19 +152,20 @@ class _Scatterer:
         self._check(row, [crc])
 
     def _check(self, first: int, crcs: list[int]) -> None:
-        """Check that payloads from `first` on, which have these checksums, are what their index says."""
-        wanted = self._expected[first : first + len(crcs)].tolist()
-        if wanted != crcs:
-            pairs = enumerate(zip(crcs, wanted, strict=True), first)
-            self._wrong += [(row, crc) for row, (crc, right) in pairs if crc != right and right >= 0]
+        expected = self._expected[first : first + len(crcs)].tolist()
+        if expected != crcs:
+            pairs = enumerate(zip(crcs, expected, strict=True), first)
+            self._wrong += [
+                (row, crc) for row, (crc, expected_crc) in pairs if crc != expected_crc and expected_crc >= 0
+            ]
 
 
 class _PlainFile:
-    """A file, read from its start on.
+    """Reads a file at ascending offsets.
 
     Raises:
-        OSError: It cannot be opened.
-        SourceFailed: It is not the file that the plan saw.
+        OSError: The file cannot be opened.
+        SourceFailed: The file differs from the plan.
     """
 
     def __init__(self, planned: SpanFile) -> None:
@@ -182,7 +173,7 @@ class _PlainFile:
         self.ctime_ns = self._source.fact().st_ctime_ns
 
     def fill(self, offsets: array[int], views: list[memoryview]) -> None:
-        """Fill views, `_MOST_ROWS` at most, from these places, which ascend or are read again."""
+        """Fill at most `_MAX_READ_ROWS` views from these ascending offsets, reading over small gaps."""
         gap_view = get_buffer("gap")
         parts: list[memoryview] = []
         start = end = offsets[0]
@@ -199,20 +190,20 @@ class _PlainFile:
         self._read(parts, start, end)
 
     def _read(self, parts: list[memoryview], start: int, end: int) -> None:
-        got = self._source.read_parts(parts, start, end - start)
-        if got != end - start:
-            raise OSError(errno.EIO, f"ends at {start + got:,}, {end - start - got:,} bytes too early")
+        size_read = self._source.read_parts(parts, start, end - start)
+        if size_read != end - start:
+            raise OSError(errno.EIO, f"ends at {start + size_read:,}, {end - start - size_read:,} bytes too early")
 
     def close(self) -> None:
         self._source.close()
 
 
 class _UnpackedFile:
-    """A compressed file, unpacked from its start on.
+    """Reads the decompressed bytes of a file at ascending offsets.
 
     Raises:
-        CorruptShard: It cannot be opened.
-        SourceFailed: It is not the file that the plan saw.
+        CorruptShard: The file cannot be opened.
+        SourceFailed: The file differs from the plan.
     """
 
     def __init__(self, planned: SpanFile) -> None:

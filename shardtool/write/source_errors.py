@@ -1,4 +1,4 @@
-"""Errors of source files that cannot be read, or that changed since they were listed."""
+"""Errors of source files that cannot be read or have changed since they were listed."""
 
 from __future__ import annotations
 
@@ -6,13 +6,7 @@ import errno
 import os
 from typing import TYPE_CHECKING
 
-from shardtool.errors import (
-    PROCESS_ERRNOS,
-    is_out_of_memory,
-    os_error_text,
-    printable,
-    raise_if_machine_error,
-)
+from shardtool.errors import PROCESS_ERRNOS, is_out_of_memory, os_error_text, printable, raise_if_machine_error
 
 if TYPE_CHECKING:
     from shardtool.skipped import SkipCode
@@ -20,29 +14,29 @@ if TYPE_CHECKING:
 
 
 class SourceFailed(Exception):
-    """A file cannot be read, or is not what the plan saw; or a transform cannot take the sample."""
+    """A file cannot be read or differs from the plan, or a transform rejects the sample."""
 
     def __init__(self, path: bytes, code: SkipCode, message: str, detail: str = "") -> None:
         super().__init__(message)
         self.path, self.code, self.message, self.detail = path, code, message, detail
 
 
-def describe_change(fact: FileInfo, size: int, mtime_ns: int | None, doing: str) -> str:
-    """Return in what a file is not the one that the plan saw, for messages; empty: in nothing; None is any time."""
+def describe_change(fact: FileInfo, size: int, mtime_ns: int | None, action: str) -> str:
+    """Return how a file differs from the plan (`mtime_ns` None: any time), for messages; empty if it does not."""
     if fact.st_size != size:
-        return f"changed while it was {doing}: {size:,} bytes in the plan, {fact.st_size:,} now"
+        return f"changed while it was {action}: {size:,} bytes in the plan, {fact.st_size:,} now"
     if mtime_ns in (None, fact.st_mtime_ns):
         return ""
-    what = "modification time" if isinstance(fact, os.stat_result) else "version (ETag)"
-    return f"changed while it was {doing}: its {what} is another"
+    property_name = "modification time" if isinstance(fact, os.stat_result) else "version (ETag)"
+    return f"changed while it was {action}: its {property_name} differs"
 
 
 class RestartShard(Exception):
-    """A sample failed after a part of it was written."""
+    """A sample failed after part of it was written, so the shard must be packed again."""
 
 
 class SourceTouched(RestartShard):
-    """The ctime of a file changed during a read, so the shard may contain a mixture of two versions."""
+    """The ctime of a file changed while it was read, so the shard may mix two versions of it."""
 
     def __init__(self, path: bytes) -> None:
         super().__init__(path)
@@ -50,7 +44,10 @@ class SourceTouched(RestartShard):
 
 
 def read_error(path: bytes, error: OSError) -> SourceFailed:
-    """Return the failure of a file that cannot be read; a lack of memory is raised, for it is no fault of the file."""
+    """Return the failure for a file that cannot be read.
+
+    A lack of memory is not a failure of the file, so it is raised.
+    """
     if is_out_of_memory(error):
         raise error
     raise_if_machine_error(error, printable(path), PROCESS_ERRNOS)
@@ -60,8 +57,8 @@ def read_error(path: bytes, error: OSError) -> SourceFailed:
     return SourceFailed(path, code, os_error_text(error))
 
 
-def change_error(path: bytes, size: int, mtime_ns: int, got: int, fact: FileInfo) -> SourceFailed:
-    """Return the failure of a file that is not what the plan saw."""
-    if got != size == fact.st_size:
-        return SourceFailed(path, "changed", f"gives {got:,} bytes where the file system says {size:,}")
+def change_error(path: bytes, size: int, mtime_ns: int, size_read: int, fact: FileInfo) -> SourceFailed:
+    """Return the failure for a file that differs from the plan."""
+    if size_read != size == fact.st_size:
+        return SourceFailed(path, "changed", f"contains {size_read:,} bytes, but the file system reports {size:,}")
     return SourceFailed(path, "changed", describe_change(fact, size, mtime_ns, "packed"))

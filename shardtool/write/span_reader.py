@@ -1,8 +1,7 @@
 """Read byte ranges (spans) of shards, archives and spools.
 
-The reader reads ahead after each span, further each time, so that samples in file order cost one system call for
-many. A span elsewhere is read alone, straight into its target. A region of a spool fits in memory and is read whole
-when its first span is requested.
+Consecutive spans are read ahead in growing steps, so that one system call serves many samples in file order. Other
+spans are read alone. A region of a spool fits in memory and is read whole with its first span.
 """
 
 from __future__ import annotations
@@ -14,10 +13,7 @@ from array import array
 from bisect import bisect_right
 from typing import TYPE_CHECKING
 
-from shardtool.errors import (
-    CorruptShard,
-    SampleFailed,
-)
+from shardtool.errors import CorruptShard, SampleFailed
 from shardtool.format import zip_read
 from shardtool.messages import option_text
 from shardtool.names import to_text
@@ -37,46 +33,40 @@ if TYPE_CHECKING:
 
 _MIN_AHEAD_BYTES = 4096
 
-
 _MAX_AHEAD_GAP_BYTES = 64 * 1024
-
 
 MAX_OPEN_FILES = 64
 
 
 def open_span_file(planned: SpanFile) -> OpenFile:
-    """Return a file for reading.
+    """Open a file for reading.
 
     Raises:
-        OSError: It cannot be opened.
-        SourceFailed: It is not the file that the plan saw.
+        OSError: The file cannot be opened.
+        SourceFailed: The file differs from the plan.
     """
     source = open_source_file(planned.path)
     fact = source.fact()
-    special = isinstance(fact, os.stat_result) and not stat.S_ISREG(fact.st_mode)
-    mtime_ns = planned.mtime_ns if planned.mtime_ns >= 0 else None  # of a spool, which changes while it is read
-    found = "is no plain file" if special else describe_change(fact, planned.size, mtime_ns, "read")
-    if not found:
+    is_special = isinstance(fact, os.stat_result) and not stat.S_ISREG(fact.st_mode)
+    mtime_ns = planned.mtime_ns if planned.mtime_ns >= 0 else None  # spools change during the run
+    problem = "is not a regular file" if is_special else describe_change(fact, planned.size, mtime_ns, "read")
+    if not problem:
         return source
     source.close()
-    raise SourceFailed(planned.path, "changed", found)
+    raise SourceFailed(planned.path, "changed", problem)
 
 
 def check_unchanged(source: OpenFile, planned: SpanFile, ctime_ns: int | None) -> None:
-    """Check that a file which was read is still what the plan saw.
-
-    Args:
-        source: The open file.
-        planned: What the plan saw.
-        ctime_ns: Its ctime before it was read; None: the checksums of the payloads show every change.
+    """Check that a file still matches the plan after reading.
 
     Raises:
-        SampleFailed: It is not.
-        SourceTouched: Only its ctime changed.
+        SampleFailed: The file has changed.
+        SourceTouched: Only its ctime differs from `ctime_ns`. None skips this check, because payload checksums are
+            verified.
     """
     fact = source.fact()
     if planned.mtime_ns >= 0 and (fact.st_size, fact.st_mtime_ns) != (planned.size, planned.mtime_ns):
-        expected = "a shard that stays as it was when the run began"
+        expected = "a shard that does not change during the run"
         remedy = f"Run the same command with {option_text('if_exists', 'resume')}."
         raise SampleFailed(to_text(planned.path), "changed while it was read", expected=expected, remedy=remedy)
     if planned.mtime_ns >= 0 and ctime_ns not in (None, fact.st_ctime_ns):
@@ -84,55 +74,56 @@ def check_unchanged(source: OpenFile, planned: SpanFile, ctime_ns: int | None) -
 
 
 class SpanReader:
-    """Reads spans of `files`. Files stay open until `close`, or until many others were opened since.
+    """Reads spans of `files`. Files stay open until `close`, or until too many are open.
 
     Args:
-        files: What spans lie in.
-        regions: int64 pairs, ascending: where parts of the first file start and end that are read whole.
-        has_crcs: Whether the caller compares the checksum of every payload.
+        files: The files.
+        regions: int64 pairs, ascending: start and end of the regions of the first file that are read whole.
+        has_crcs: Whether the caller verifies the checksum of every payload.
     """
 
     def __init__(self, files: tuple[SpanFile, ...], regions: bytes = b"", *, has_crcs: bool = False) -> None:
         self._files, self._has_crcs = files, has_crcs
         bounds = array("q", regions)
         self._regions = list(zip(bounds[::2], bounds[1::2], strict=True))
-        self._region = (0, 0)  # which the arena holds
+        self._region = (0, 0)  # region in the arena
         self._open: dict[int, OpenFile] = {}
-        self._ctimes: dict[int, int | None] = {}  # of open files, before they are read
-        self._file = -1  # whose bytes the window holds
-        self._start = self._held = self._end = self._ahead = 0  # where; how many; where the last span ended
+        self._ctimes: dict[int, int | None] = {}  # before reading
+        self._file = -1  # file whose bytes are in the window
+        self._start = self._held = 0  # offset and number of the bytes in the window
+        self._end = self._ahead = 0  # end of the last span; bytes last read ahead
 
     def read(self, file: int, offset: int, into: memoryview) -> None:
-        """Fill `into` from a file, from `offset` on: from a region, or by one system call.
+        """Fill `into` from `offset` of a file, from a region in memory or with one system call.
 
         Raises:
-            OSError: It cannot be read, or ends before.
-            SourceFailed: It is not the file that the plan saw.
+            OSError: The file cannot be read, or is too short.
+            SourceFailed: The file differs from the plan.
         """
         if self._regions and not file:
             end = offset + len(into)
             start, stop = self._region
             if not start <= offset < stop:
-                start, stop = self._enter(offset)
+                start, stop = self._read_region(offset)
             if end <= stop:
                 into[:] = get_arena(stop - start)[offset - start : end - start]
                 return
         self._read(file, offset, into)
 
     def fill(self, file: int, offset: int, into: memoryview) -> None:
-        """Fill `into` as `read` does, from what was read ahead where it can be."""
+        """Fill `into` like `read`, using bytes read ahead if possible."""
         if self._regions:
             self.read(file, offset, into)
             return
-        size, at = len(into), offset - self._start
+        size, window_offset = len(into), offset - self._start
         if self._files[file].form == "zip":
             done = 0
             for block in self._unpacked(file, offset, size):
                 into[done : done + len(block)] = block
                 done += len(block)
             return
-        if file == self._file and at >= 0 and at + size <= self._held:
-            into[:] = get_buffer("window")[at : at + size]
+        if file == self._file and window_offset >= 0 and window_offset + size <= self._held:
+            into[:] = get_buffer("window")[window_offset : window_offset + size]
         elif file == self._file and 0 <= offset - self._end <= _MAX_AHEAD_GAP_BYTES and size < BUFFER_SIZE:
             self._read_ahead(file, offset, size)
             into[:] = get_buffer("window")[:size]
@@ -142,11 +133,11 @@ class SpanReader:
         self._end = offset + size
 
     def blocks(self, file: int, offset: int, size: int, view: memoryview) -> Iterator[memoryview]:
-        """Yield a span of any size block by block; `view` holds each of them.
+        """Yield a span of any size in blocks; each is valid until the next.
 
         Raises:
-            OSError: It cannot be read, or is damaged.
-            SourceFailed: The file is not the one that the plan saw.
+            OSError: The file cannot be read, or is damaged.
+            SourceFailed: The file differs from the plan.
         """
         if self._files[file].form == "zip":
             for unpacked in self._unpacked(file, offset, size):
@@ -158,17 +149,17 @@ class SpanReader:
             yield block
 
     def _unpacked(self, file: int, offset: int, size: int) -> Iterator[bytes | memoryview]:
-        """Yield the payload of a zip's member.
+        """Yield the payload of a zip member.
 
         Raises:
-            OSError: It is damaged, or cannot be read.
-            SourceFailed: The file is not the one that the plan saw.
+            OSError: The member is damaged or cannot be read.
+            SourceFailed: The file differs from the plan.
         """
-        source = self._open.get(file) or self._opened(file)
+        source = self._open.get(file) or self._open_file(file)
 
         def read(start: int, length: int) -> memoryview:
-            held = memoryview(bytearray(min(length, max(0, self._files[file].size - start))))
-            return held[: source.read_into(held, start)]
+            data = memoryview(bytearray(min(length, max(0, self._files[file].size - start))))
+            return data[: source.read_into(data, start)]
 
         try:
             yield from zip_read.iter_zip_payload(read, offset, size, to_text(self._files[file].path))
@@ -176,10 +167,10 @@ class SpanReader:
             raise OSError(errno.EIO, error.found) from None
 
     def check(self) -> None:
-        """Check that the files are still what the plan saw, now that they were read.
+        """Check that the files still match the plan after reading.
 
         Raises:
-            SampleFailed: One is not.
+            SampleFailed: A file has changed.
         """
         for file, source in self._open.items():
             check_unchanged(source, self._files[file], self._ctimes[file])
@@ -190,8 +181,8 @@ class SpanReader:
             source.close()
         self._open.clear()
 
-    def _enter(self, offset: int) -> tuple[int, int]:
-        """Read the region that `offset` lies in; return where it starts and ends: nowhere where there is none."""
+    def _read_region(self, offset: int) -> tuple[int, int]:
+        """Read the region that contains `offset`; return its start and end, or (0, 0) if there is none."""
         start, stop = self._regions[max(0, bisect_right(self._regions, (offset, self._files[0].size + 1)) - 1)]
         if not start <= offset < stop:
             return 0, 0
@@ -201,19 +192,19 @@ class SpanReader:
         return start, stop
 
     def _read(self, file: int, offset: int, into: memoryview) -> None:
-        source = self._open.get(file) or self._opened(file)
-        got = source.read_into(into, offset)
-        if got != len(into):
-            raise OSError(errno.EIO, f"ends at {offset + got:,}, {len(into) - got:,} bytes too early")
+        source = self._open.get(file) or self._open_file(file)
+        size_read = source.read_into(into, offset)
+        if size_read != len(into):
+            raise OSError(errno.EIO, f"ends at {offset + size_read:,}, {len(into) - size_read:,} bytes too early")
 
     def _read_ahead(self, file: int, offset: int, size: int) -> None:
         self._ahead = min(max(2 * self._ahead, _MIN_AHEAD_BYTES), BUFFER_SIZE)
-        held = max(size, min(self._ahead, self._files[file].size - offset))
+        size_ahead = max(size, min(self._ahead, self._files[file].size - offset))
         self._held = 0
-        self._read(file, offset, get_buffer("window")[:held])
-        self._start, self._held = offset, held
+        self._read(file, offset, get_buffer("window")[:size_ahead])
+        self._start, self._held = offset, size_ahead
 
-    def _opened(self, file: int) -> OpenFile:
+    def _open_file(self, file: int) -> OpenFile:
         if len(self._open) >= MAX_OPEN_FILES:
             self._close_oldest()
         while True:
@@ -222,7 +213,7 @@ class SpanReader:
             except OSError as error:
                 if not self._open or error.errno not in (errno.EMFILE, errno.ENFILE):
                     raise
-                self._close_oldest()  # of the machine, and no fault of the file
+                self._close_oldest()  # the limit on descriptors was reached
             else:
                 has_crcs = self._has_crcs or self._files[file].form == "zip"
                 self._ctimes[file] = None if has_crcs else source.fact().st_ctime_ns

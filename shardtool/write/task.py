@@ -1,4 +1,4 @@
-"""The task and the result of packing one shard: plain values that travel to a worker and back."""
+"""The task and result of packing one shard. They are sent to and from a worker."""
 
 from __future__ import annotations
 
@@ -19,13 +19,10 @@ if TYPE_CHECKING:
 
 
 class KeepShard(NamedTuple):
-    """A file of the shard's name has a sound sidecar, of a source that has not changed: it stays if it is that file.
+    """The existing shard has a valid sidecar and an unchanged source. Keep it if it matches the sidecar.
 
     Attributes:
-        crc: What the sidecar says of the file.
-        field_crcs: uint32 per field, as the sidecar has them.
-        size: The file's bytes.
-        unread: Whether its size is enough to know it, so that not even the file is read.
+        unread: Whether comparing the size is enough, so that the file is not read.
     """
 
     crc: int
@@ -38,15 +35,12 @@ ShardAction: TypeAlias = "KeepShard | Literal['write', 'compare']"
 
 
 class TransformWork(NamedTuple):
-    """The changes to samples, whose sizes the plan then only estimates, and the limits of the shard.
+    """A transform of samples, which makes planned sizes estimates, and the limits of the shard.
 
     Attributes:
-        transform: What to do to each sample.
-        room: Bytes of records that the shard may hold.
-        max_count: The most samples; None: any number.
-        oversize: What becomes of a sample that fits in no shard.
-        dots: Where keys end in the names of a tar's members.
-        known: The columns that the transform's condition names, as far as the plan has them: a stream of Arrow.
+        room: Maximum bytes of records in the shard.
+        dots: Where keys end in tar member names.
+        known: Arrow stream of the columns that the transform's condition uses, as far as the plan has them.
     """
 
     transform: Transform
@@ -58,14 +52,13 @@ class TransformWork(NamedTuple):
 
 
 class TransformedSamples(NamedTuple):
-    """A shard's samples as transforms made them.
+    """The samples of a shard after transforms.
 
     Attributes:
-        content: What was written; its `inline` has the text of numbers only.
-        sources: int64 per sample: the place in the task of the sample that it was made of.
-        consumed: How many of the task's samples are dealt with; the rest wants another shard.
-        dropped: How many of these the user's function dropped.
-        found: Of each sample, what was found when it was read: a value for each column of `Transform.found`.
+        content: What was written; its `inline` contains only texts of numbers.
+        sources: int64 per sample: index in the task of its source sample.
+        consumed: Number of the task's samples that were processed; the rest need another shard.
+        found: Per sample, the values measured while reading: one for each column of `Transform.found`.
     """
 
     content: ShardContent
@@ -79,18 +72,11 @@ class ShardTask(NamedTuple):
     """A shard to write.
 
     Attributes:
-        shard: Its number in the plan.
-        name: Its final name.
-        format: `tar` or `tfrecord`.
-        folder: Where it goes.
-        samples: What goes into it.
-        on_error: Whether a sample that cannot be read ends the run, or is left out.
-        mtime_ns: The modification time that the file gets.
-        todo: Whether to write it, or to keep what an earlier run has left: `compare` keeps a file of its name if
-            reading the source again gives the same bytes.
-        work: What is done to the samples; None: nothing, they are packed as they are.
-        reads: How many files are read at the same time.
-        size: Its bytes, if nothing is left out; None: they are not known.
+        todo: Whether to write the shard or keep one of an earlier run. `compare` keeps a file if packing the source
+            again produces the same bytes.
+        work: Transform of the samples; None: pack them unchanged.
+        reads: Number of files to read concurrently.
+        size: Bytes of the shard if no sample is skipped; None if unknown.
     """
 
     shard: int
@@ -107,19 +93,15 @@ class ShardTask(NamedTuple):
 
 
 class ShardResult(NamedTuple):
-    """The result of a shard's task.
+    """The result of a `ShardTask`.
 
     Attributes:
-        shard: Its number in the plan.
-        staged: The file, to be published; None: the one that is there is right.
-        size: Bytes.
-        crc: CRC-32C of the whole file.
-        field_crcs: uint32 for each field that was written, of its bytes in the shard.
-        digest: The content fingerprint of its samples.
-        skipped: What was left out, each with its place in the shard.
-        made: What transforms made; None: what was planned.
-        compared: Whether the file that is there was found right by reading the source again.
-        wrong: Whether the file that is there is not to be kept, and nothing was written yet; then all else is empty.
+        staged: The file to publish; None: keep the existing one.
+        field_crcs: uint32 per written field, of its bytes in the shard.
+        skipped: Skipped samples, each with its index in the task.
+        made: Transformed samples; None: as planned.
+        compared: Whether the existing file was verified by packing the source again.
+        wrong: Whether the existing file cannot be kept and nothing was written yet. All other values are empty.
     """
 
     shard: int
@@ -135,21 +117,21 @@ class ShardResult(NamedTuple):
 
 
 def split_names(names: bytes) -> list[bytes]:
-    """Return the names in a buffer with a NUL after each."""
+    """Split NUL-terminated names."""
     return names[:-1].split(b"\0") if names else []
 
 
 def compute_content_fingerprint(
-    content: ShardContent, field_crcs: bytes, skipped: Collection[int], ones: Sequence[int] = ()
+    content: ShardContent, field_crcs: bytes, skipped: Collection[int], single_numbers: Sequence[int] = ()
 ) -> int:
-    """Return the content fingerprint of the samples that were written: all but those at the places `skipped`.
+    """Return the content fingerprint of the written samples: all except those with indexes in `skipped`.
 
     Args:
-        content: What was planned.
-        field_crcs: uint32 for each field that was written.
-        skipped: Places of samples that were not.
-        ones: For each field of lists that holds a single number: its place in `field_crcs`, and the length and checksum
-            of the number's text.
+        content: The planned samples.
+        field_crcs: uint32 per written field.
+        skipped: Indexes of skipped samples.
+        single_numbers: For each list with a single number: its index in `field_crcs`, and the length and CRC-32C of its
+            text.
     """
     keys, counts = split_names(content.keys), array("H", content.counts).tolist()
     codes, sizes = content.codes, content.sizes
@@ -159,15 +141,15 @@ def compute_content_fingerprint(
         end = row + counts[sample]
         codes, sizes = codes[: 2 * row] + codes[2 * end :], sizes[: 8 * row] + sizes[8 * end :]
         del keys[sample], counts[sample], texts[row:end]
-    if texts:  # content is the number's text, however a format stores it
+    if texts:  # the fingerprint covers the text of a number, so it does not depend on the format
         crcs = array("I", field_crcs)
         for row, code in enumerate(array("H", codes)):
             if code in content.numbers:
                 crcs[row] = crc32c(texts[row])
         field_crcs = crcs.tobytes()
-    if ones:
+    if single_numbers:
         lengths, crcs = array("q", sizes), array("I", field_crcs)
-        for row, length, crc in zip(ones[::3], ones[1::3], ones[2::3], strict=True):
+        for row, length, crc in zip(single_numbers[::3], single_numbers[1::3], single_numbers[2::3], strict=True):
             lengths[row], crcs[row] = length, crc
         sizes, field_crcs = lengths.tobytes(), crcs.tobytes()
     return content_digest(keys, counts, content.fields, codes=codes, lengths=sizes, crcs=field_crcs)

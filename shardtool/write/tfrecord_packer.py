@@ -11,10 +11,10 @@ from shardtool.write import packer, source_errors
 
 
 class TFRecordPacker(packer.Packer):
-    """An Example a sample."""
+    """Writes one `tf.train.Example` per sample."""
 
     def run(self) -> None:
-        """Write all samples. A loop like that of `TarPacker`, less flat: an Example costs more than headers anyway."""
+        """Write all samples."""
         content, limit, skipped, crcs = self.content, len(self.view), self.skipped, self.field_crcs
         kinds = {**content.numbers, **content.lists}
         names = [*enumerate(content.fields)]
@@ -25,50 +25,49 @@ class TFRecordPacker(packer.Packer):
         self._after_key = [name > tfrecord_write.KEY_FEATURE for name in content.fields]
         columns = zip(self.keys, array("q", self.task.samples.needs), self.counts, strict=True)
         used = end = 0
-        for sample, (key, need, count) in enumerate(columns):
+        for sample, (key, record_size, count) in enumerate(columns):
             row, end = end, end + count
             if sample in skipped:
                 continue
-            if used + need > limit:
+            if used + record_size > limit:
                 self.flush(used, sample)
                 used = 0
             crcs_at_start = len(crcs)
             try:
-                if need > limit:
-                    self._stream(key, row, end, need)
+                if record_size > limit:
+                    self._stream(key, row, end, record_size)
                 else:
-                    self._put(used, key, row, end, need)
-                    used += need
+                    self._put(used, key, row, end, record_size)
+                    used += record_size
             except source_errors.SourceFailed as failed:
                 del crcs[crcs_at_start:]
-                while self.ones and self.ones[-3] >= crcs_at_start:
-                    del self.ones[-3:]
-                self.skip(sample, failed, streamed=need > limit)
+                while self.single_numbers and self.single_numbers[-3] >= crcs_at_start:
+                    del self.single_numbers[-3:]
+                self.skip(sample, failed, streamed=record_size > limit)
         self.flush(used, len(self.keys))
 
-    def _put(self, used: int, key: bytes, row: int, end: int, need: int) -> None:
-        """Put one sample's record into the buffer at `used`."""
+    def _put(self, used: int, key: bytes, row: int, end: int, record_size: int) -> None:
         view, heads, codes, sizes, endings = self.view, self._heads, self.codes, self.sizes, self.endings
-        of_numbers, crcs, after_key = self.content.numbers, self.field_crcs, self._after_key
-        list_heads, whole, may_be_one = self._list_heads, self._whole, self._may_be_single
-        data = at = tfrecord_write.put_frame_head(view, used, need)
+        number_types, crcs, after_key = self.content.numbers, self.field_crcs, self._after_key
+        list_heads, whole, may_be_single = self._list_heads, self._whole, self._may_be_single
+        data = position = tfrecord_write.put_frame_head(view, used, record_size)
         key_part: bytes | None = tfrecord_write.key_feature(key)
-        head = tfrecord_write.example_head(need)
+        head = tfrecord_write.example_head(record_size)
         for field in range(row, end):
             code = codes[field]
             if key_part is not None and after_key[code]:
                 head += key_part
                 key_part = None
-            if code in of_numbers:
-                value = tfrecord_write.encode_number(self.inline[field], of_numbers[code])
+            if code in number_types:
+                value = tfrecord_write.encode_number(self.inline[field], number_types[code])
                 size = len(value)
             else:
                 value, size = None, sizes[field]
             head += (list_heads if whole[field] else heads)[code](size)
-            start = at + len(head)
-            view[at:start] = head
-            at = start + size
-            payload = view[start:at]
+            start = position + len(head)
+            view[position:start] = head
+            position = start + size
+            payload = view[start:position]
             if value is not None:
                 payload[:] = value
             else:
@@ -80,23 +79,23 @@ class TFRecordPacker(packer.Packer):
             crcs.append(crc32c(payload))
             if self.expected:
                 self.check_crc(field, crcs[-1])
-            if code in may_be_one:
+            if code in may_be_single:
                 self._note_single_number(len(crcs) - 1, field, payload)
             head = b""
         if key_part is not None:
-            view[at : at + len(key_part)] = key_part
-            at += len(key_part)
-        if tfrecord_write.put_frame_tail(view, at, crc32c(view[data:at])) - used != need:
+            view[position : position + len(key_part)] = key_part
+            position += len(key_part)
+        if tfrecord_write.put_frame_tail(view, position, crc32c(view[data:position])) - used != record_size:
             raise _size_mismatch(key)
 
-    def _stream(self, key: bytes, row: int, end: int, need: int) -> None:
-        """Write one sample that is larger than the buffer, block by block. The buffer is empty before and after."""
-        crcs, before = [], self.size
+    def _stream(self, key: bytes, row: int, end: int, record_size: int) -> None:
+        """Write a sample larger than the buffer, in blocks. The buffer is empty before and after."""
+        crcs, size_before = [], self.size
         frame = bytearray(tfrecord_write.FRAME_HEAD_BYTES)
-        tfrecord_write.put_frame_head(frame, 0, need)
+        tfrecord_write.put_frame_head(frame, 0, record_size)
         self.write(bytes(frame))
         self.record_crc = 0
-        self.write_streamed(tfrecord_write.example_head(need))
+        self.write_streamed(tfrecord_write.example_head(record_size))
         key_part: bytes | None = tfrecord_write.key_feature(key)
         for field in range(row, end):
             code = self.codes[field]
@@ -111,31 +110,25 @@ class TFRecordPacker(packer.Packer):
             head = (self._list_heads if self._whole[field] else self._heads)[code](self.sizes[field])
             self.write_streamed(head)
             crcs.append(self.stream_payload(key + self.endings[code], field))
-            if code in self._may_be_single and self.sizes[field] <= len(self.view):  # which holds it since
+            if code in self._may_be_single and self.sizes[field] <= len(self.view):  # still in the buffer
                 self._note_single_number(len(self.field_crcs) + len(crcs) - 1, field, self.view[: self.sizes[field]])
         self.write_streamed(key_part or b"")
         tail = bytearray(tfrecord_write.FRAME_TAIL_BYTES)
         tfrecord_write.put_frame_tail(tail, 0, self.record_crc)
         self.write(bytes(tail))
-        if self.size - before != need:
+        if self.size - size_before != record_size:
             raise _size_mismatch(key)
         self.field_crcs.extend(crcs)
 
     def _note_single_number(self, written: int, row: int, payload: memoryview) -> None:
-        """Note the text of a number that is alone in its list: it is the content, as that of any other number.
-
-        Args:
-            written: How many fields were written before it.
-            row: Which it is.
-            payload: Its bytes.
-        """
+        """Record the text of a number that is alone in its list; the content fingerprint covers this text."""
         value = None if self._whole[row] else tfrecord_read.decode_single_int(payload)
         if value is not None:
             text = b"%d" % value
-            self.ones.extend((written, len(text), crc32c(text)))
+            self.single_numbers.extend((written, len(text), crc32c(text)))
 
     def write_streamed(self, data: memoryview | bytes) -> None:
-        """Write a part of a record's data, whose checksum follows it."""
+        """Write part of a record's data, and update its CRC-32C."""
         self.write(data)
         self.record_crc = crc32c(data, self.record_crc)
 

@@ -1,7 +1,7 @@
-"""Packer of shards whose samples are transformed, so that sizes are known only while packing.
+"""Packer of shards whose samples are transformed, so their sizes are known only while packing.
 
-The sizes in the plan are estimates, but the size limit is exact: the shard ends before the sample that would exceed
-it. The remaining samples go back to the parent, which plans them into shards after the last planned one.
+Planned sizes are estimates, but the size limit is exact: the shard ends before the sample that would exceed it. The
+remaining samples go back to the parent, which plans additional shards for them.
 """
 
 from __future__ import annotations
@@ -33,24 +33,21 @@ if TYPE_CHECKING:
     from shardtool.transform.transform import ReadCondition
     from shardtool.values import NumberType
 
-    Encoded = tuple[shard_records.Parts, list[shard_records.EncodedField]]  # a sample's record, and what is in it
+    Encoded = tuple[shard_records.Parts, list[shard_records.EncodedField]]  # a sample's record and its fields
 
 
-# Samples, and bytes of them, of which a condition is judged at once (docs/decisions/025-what-is-found.md).
+# Maximum samples and bytes for which a condition is evaluated together (docs/decisions/025-what-is-found.md).
 _CONDITION_BATCH_SAMPLES, _CONDITION_BATCH_BYTES = 256, 2**24
-
 
 _MEDIA_KINDS = ("image", "audio", "video")
 
+_MAX_SHOWN_CHARS = 80  # of a value in a message
 
-_MAX_SHOWN_CHARS = 80  # characters of a value in a message
-
-
-fetchers: dict[FetchOptions, HttpFetcher] = {}  # of this process: connections stay open from shard to shard
+fetchers: dict[FetchOptions, HttpFetcher] = {}  # per process, so that connections stay open between shards
 
 
 def get_fetcher(options: FetchOptions) -> HttpFetcher:
-    """Return what fetches files by some options, made once a process."""
+    """Return this process's fetcher for some options."""
     if options not in fetchers:
         from shardtool.fetch.fetcher import HttpFetcher
 
@@ -59,10 +56,10 @@ def get_fetcher(options: FetchOptions) -> HttpFetcher:
 
 
 def pack_transformed(task: task.ShardTask, work: task.TransformWork, report: packer.Report) -> task.ShardResult:
-    """Write a shard of changed samples, staged and durable.
+    """Write a shard of transformed samples to a staged, durable file.
 
     Raises:
-        SampleFailed: A sample cannot be read or changed, or fits in no shard, and is not to be left out.
+        SampleFailed: A sample cannot be read or transformed, or is too large for a shard, and may not be skipped.
         OutputFailed: The file cannot be written.
     """
 
@@ -77,7 +74,7 @@ def pack_transformed(task: task.ShardTask, work: task.TransformWork, report: pac
 
 
 def measure_samples(task: task.ShardTask) -> list[int]:
-    """Return what the records of each sample would take, in bytes; -1 where it cannot be taken. Writes nothing."""
+    """Return the record size of each sample in bytes, -1 if it fails. Nothing is written."""
     if task.work is None:
         return []
     with closing(TransformPacker(task, task.work, packer.no_report, packer.no_report)) as measuring:
@@ -85,17 +82,15 @@ def measure_samples(task: task.ShardTask) -> list[int]:
 
 
 class ReadSample(NamedTuple):
-    """A sample that was read and looked at.
+    """A sample that was read and measured.
 
     Attributes:
-        place: Its place in the task.
-        rows: Its rows.
-        fields: Its fields, images changed.
-        found: What was found: a value for each column of `Transform.found`.
-        why_not: Why it cannot be packed, or is not to be; None: it goes on.
+        fields: The fields, with images transformed.
+        found: The values measured: one for each column of `Transform.found`.
+        rejection: Why the sample fails or is excluded; None if it is packed.
     """
 
-    place: int
+    sample_index: int
     rows: range
     fields: Mapping[str, bytes | memoryview]
     found: tuple[object, ...] = ()
@@ -103,161 +98,168 @@ class ReadSample(NamedTuple):
 
 
 class TransformPacker(packer.Packer):
-    """Reads a sample whole, changes it, and writes what comes out."""
+    """Reads each sample whole, transforms it, and writes the result."""
 
     def __init__(self, task: task.ShardTask, work: task.TransformWork, put: packer.Put, report: packer.Report) -> None:
         super().__init__(task, put, report, {})
         self._work, self._change = work, get_transformer(work.transform)
-        of_names = {self.content.fields[code]: kind for code, kind in self.content.numbers.items()}
-        self._numbers: dict[bytes, NumberType] = of_names
+        number_types = {self.content.fields[code]: kind for code, kind in self.content.numbers.items()}
+        self._numbers: dict[bytes, NumberType] = number_types
         self._records, self._sources = shard_records.ShardRecords(self.write), array("q")
         self._found: list[tuple[object, ...]] = []
-        self._looked_at = self._consumed = self._dropped = self._reported_skips = 0
+        self._current_index = self._consumed = self._dropped = self._reported_skips = 0
         self._fetcher: HttpFetcher | None = None
-        self._urls: dict[int, int] = {}  # the rows of URLs, and the place of each among them
+        self._urls: dict[int, int] = {}  # maps rows of URLs to request numbers
         if work.transform.fetch is not None:
             rows = [row for row, kind in enumerate(self.kinds) if kind == URL]
-            self._urls = {row: place for place, row in enumerate(rows)}
+            self._urls = {row: number for number, row in enumerate(rows)}
             self._fetcher = get_fetcher(work.transform.fetch)
             urls = [to_text(self._path(b"", row)) for row in rows]
-            self._fetcher.start(urls, len(self.keys), lambda: self.report_progress(self._looked_at))
+            self._fetcher.start(urls, len(self.keys), lambda: self.report_progress(self._current_index))
 
     def close(self) -> None:
-        """Close what was opened for reading, and give up what was fetched in vain."""
+        """Close all source files, and cancel unused downloads."""
         super().close()
         if self._fetcher is not None:
             self._fetcher.start(())
 
     def extra_progress(self) -> tuple[int, ...]:
-        """Return how many more samples of URLs failed."""
+        """Return the number of samples whose URLs failed since the last report."""
         if self._fetcher is None:
             return ()
         skips = len(failed_rows(self.skipped.values()))
-        more, self._reported_skips = skips - self._reported_skips, skips
-        return (more,)
+        new_skips, self._reported_skips = skips - self._reported_skips, skips
+        return (new_skips,)
 
     def run(self) -> None:
-        """Write samples until all are done or the shard is full, and the end of the file."""
-        for sample in self._samples():
-            if not self._pack(sample):
+        """Write samples until all are done or the shard is full, then the end of the file."""
+        for sample in self._read_samples():
+            if not self._pack_sample(sample):
                 break
-            self._consumed = sample.place + 1
-            self.report_progress(sample.place + 1)
+            self._consumed = sample.sample_index + 1
+            self.report_progress(sample.sample_index + 1)
         self._records.flush()
         if self.task.format == "tar":
             self.write(tar_write.TRAILER)
 
     def measure(self) -> list[int]:
-        """Return what the records of each sample would take; -1 where it cannot be taken."""
-        found = []
-        for sample in self._samples():
+        """Return the record size of each sample; 0 if it is excluded, -1 if it fails."""
+        sizes = []
+        for sample in self._read_samples():
             try:
-                _, encoded = self._encoded(sample)
+                _, encoded = self._transform(sample)
             except (source_errors.SourceFailed, BadSample) as error:
-                found.append(0 if error.code in INTENDED_CODES else -1)
+                sizes.append(0 if error.code in INTENDED_CODES else -1)
             else:
-                found.append(sum(len(part) for parts, _ in encoded for part in parts))
-        return found
+                sizes.append(sum(len(part) for parts, _ in encoded for part in parts))
+        return sizes
 
-    def _samples(self) -> Iterator[ReadSample]:
-        """Yield all samples in order; where a condition decides which are taken, some are read ahead of the others."""
-        end, block, size, where = 0, list[ReadSample](), 0, self._work.transform.where
-        for place, count in enumerate(self.counts):
-            self._looked_at = place
-            sample = self._read(place, range(end, end + count))
+    def _read_samples(self) -> Iterator[ReadSample]:
+        """Yield all samples in order; with a condition, samples are read in batches."""
+        end, batch, size, where = 0, list[ReadSample](), 0, self._work.transform.where
+        for sample_index, count in enumerate(self.counts):
+            self._current_index = sample_index
+            sample = self._read(sample_index, range(end, end + count))
             end += count
             if where is None:
                 yield sample
                 continue
-            block.append(sample)
+            batch.append(sample)
             size += sum(map(len, sample.fields.values()))
-            self.report_progress(place + 1)  # what only waits for others is no stall
-            if len(block) == _CONDITION_BATCH_SAMPLES or size > _CONDITION_BATCH_BYTES or end == len(self.codes):
-                yield from self._apply_condition(block, where)
-                block, size = [], 0
+            self.report_progress(sample_index + 1)  # waiting for the rest of the batch is not a stall
+            if len(batch) == _CONDITION_BATCH_SAMPLES or size > _CONDITION_BATCH_BYTES or end == len(self.codes):
+                yield from self._apply_condition(batch, where)
+                batch, size = [], 0
 
-    def _read(self, place: int, rows: range) -> ReadSample:
-        """Return a sample that was looked at, or why that cannot be."""
+    def _read(self, sample_index: int, rows: range) -> ReadSample:
         try:
-            fields = self._fields(self.keys[place], rows)
-            return ReadSample(place, rows, *self._change.change_fields(fields, self._held(rows)))
+            fields = self._fields(self.keys[sample_index], rows)
+            return ReadSample(sample_index, rows, *self._change.change_fields(fields, self._main_field(rows)))
         except (source_errors.SourceFailed, BadSample) as error:
-            return ReadSample(place, rows, {}, rejection=error)
+            return ReadSample(sample_index, rows, {}, rejection=error)
 
-    def _held(self, rows: range) -> str:
-        """Return the field that a sample holds: a file of the web; else an image, audio or a video; else the first."""
+    def _main_field(self, rows: range) -> str:
+        """Return the field to measure: a downloaded file, else an image, audio or video, else the first."""
         if not self._work.transform.found:
             return ""
         names = {row: to_text(self.content.fields[self.codes[row]]) for row in rows}
         return names[min(rows, key=lambda row: (self.kinds[row] != URL, content_type(names[row]) not in _MEDIA_KINDS))]
 
     def _apply_condition(self, samples: list[ReadSample], where: ReadCondition) -> Iterator[ReadSample]:
-        """Yield samples; to those that the condition does not take, why is added."""
         import pyarrow as pa
 
         from shardtool.entries.metadata_columns import with_measured_columns
         from shardtool.select.query import match_rows
 
-        found, known = self._work.transform.found, None
+        measured_columns, known = self._work.transform.found, None
         if self._work.known:
-            known = pa.ipc.open_stream(self._work.known).read_all().slice(samples[0].place, len(samples))
-        table: Any = with_measured_columns(known, found, [one.found or (None,) * len(found) for one in samples])
-        taken = {*match_rows(table, where.query, dict(where.classes)).tolist()}
-        for at, one in enumerate(samples):
-            if one.rejection or at in taken:
-                yield one
+            known = pa.ipc.open_stream(self._work.known).read_all().slice(samples[0].sample_index, len(samples))
+        table: Any = with_measured_columns(
+            known, measured_columns, [sample.found or (None,) * len(measured_columns) for sample in samples]
+        )
+        matches = {*match_rows(table, where.query, dict(where.classes)).tolist()}
+        for position, sample in enumerate(samples):
+            if sample.rejection or position in matches:
+                yield sample
             else:
-                values = [f"{name} is {table.column(name)[at].as_py()!r:.{_MAX_SHOWN_CHARS}}" for name in where.columns]
-                rejection = BadSample("not-chosen", ", ".join(values), field=self._held(one.rows))
-                yield one._replace(rejection=rejection)
+                values = [
+                    f"{name} is {table.column(name)[position].as_py()!r:.{_MAX_SHOWN_CHARS}}" for name in where.columns
+                ]
+                rejection = BadSample("not-chosen", ", ".join(values), field=self._main_field(sample.rows))
+                yield sample._replace(rejection=rejection)
 
-    def _encoded(self, sample: ReadSample) -> tuple[list[TransformedSample], list[Encoded]]:
-        """Return what becomes of a sample, and the records of that.
+    def _transform(self, sample: ReadSample) -> tuple[list[TransformedSample], list[Encoded]]:
+        """Return the samples that a sample becomes, and their records.
 
         Raises:
-            SourceFailed: It cannot be read.
-            BadSample: It cannot be taken, or is not to be.
+            SourceFailed: The sample cannot be read.
+            BadSample: The sample fails or is excluded.
         """
         if sample.rejection is not None:
             raise sample.rejection
-        changed = self._change.call_function(self.keys[sample.place], sample.fields)
+        changed = self._change.call_function(self.keys[sample.sample_index], sample.fields)
         self._check_dots(changed)
-        return changed, [self._encode(one) for one in changed]
+        return changed, [self._encode(transformed) for transformed in changed]
 
-    def _pack(self, sample: ReadSample) -> bool:
-        """Write what a sample becomes, or leave it out; return whether there was room for it."""
-        key = self.keys[sample.place]
+    def _pack_sample(self, sample: ReadSample) -> bool:
+        """Write or skip a sample; return False if the shard is full."""
+        key = self.keys[sample.sample_index]
         try:
-            changed, encoded = self._encoded(sample)
+            changed, encoded = self._transform(sample)
         except source_errors.SourceFailed as error:
-            self.skip(sample.place, error, streamed=False)
-        except BadSample as bad:
-            path = self._path_of(key, sample.rows, bad.field)
-            self.skip(sample.place, source_errors.SourceFailed(path, bad.code, bad.message, bad.detail), streamed=False)
+            self.skip(sample.sample_index, error, streamed=False)
+        except BadSample as error:
+            path = self._path_of(key, sample.rows, error.field)
+            self.skip(
+                sample.sample_index,
+                source_errors.SourceFailed(path, error.code, error.message, error.detail),
+                streamed=False,
+            )
         else:
-            return self._add(sample, key, changed, encoded)
+            return self._add_sample(sample, key, changed, encoded)
         return True
 
     def result(self, staged: DurableFile | None) -> task.ShardResult:
         """Return the result of the finished shard."""
         content = self._records.content(self._numbers, texts=bool(self._numbers))
         crcs = self._records.crcs.tobytes()
-        hashed = task.compute_content_fingerprint(content, crcs, ()) if len(self._records) else 0
-        made = task.TransformedSamples(content, self._sources.tobytes(), self._consumed, self._dropped, self._found)
+        fingerprint = task.compute_content_fingerprint(content, crcs, ()) if len(self._records) else 0
+        transformed = task.TransformedSamples(
+            content, self._sources.tobytes(), self._consumed, self._dropped, self._found
+        )
         skipped = tuple(sorted(self.skipped.items()))
-        return task.ShardResult(self.task.shard, staged, self.size, self.crc, crcs, hashed, skipped, made)
+        return task.ShardResult(self.task.shard, staged, self.size, self.crc, crcs, fingerprint, skipped, transformed)
 
     def _path(self, key: bytes, row: int) -> bytes:
         return self.paths[row] if self.paths is not None else key + self.endings[self.codes[row]]
 
     def _path_of(self, key: bytes, rows: range, field: str) -> bytes:
-        """Return the path of one field's file; nothing where it is no file's fault: the key says more."""
+        """Return the path of a field, for messages."""
         names = self.content.fields
-        found = [at for at in rows if field and to_text(names[self.codes[at]]) == field]
-        return self._shown_path(key, found[0]) if found else b""
+        matching = [row for row in rows if field and to_text(names[self.codes[row]]) == field]
+        return self._printable_path(key, matching[0]) if matching else b""
 
-    def _shown_path(self, key: bytes, row: int) -> bytes:
-        """Return a path as outputs may have it."""
+    def _printable_path(self, key: bytes, row: int) -> bytes:
         path = self._path(key, row)
         return redact_url_bytes(path) if self.kinds[row] == URL else path
 
@@ -265,16 +267,16 @@ class TransformPacker(packer.Packer):
         return {to_text(self.content.fields[self.codes[row]]): self._payload(key, row) for row in rows}
 
     def _payload(self, key: bytes, row: int) -> bytes | memoryview:
-        """Return the bytes of a row.
+        """Return the payload of a row.
 
         Raises:
-            SourceFailed: They cannot be had.
+            SourceFailed: The payload cannot be read.
         """
         if self._fetcher is not None and row in self._urls:
             try:
                 return self._fetcher.take(self._urls[row])
             except FetchFailed as failed:
-                raise source_errors.SourceFailed(self._shown_path(key, row), failed.code, failed.message) from None
+                raise source_errors.SourceFailed(self._printable_path(key, row), failed.code, failed.message) from None
         payload = memoryview(bytearray(self.sizes[row]))
         try:
             self.read_payload(key + self.endings[self.codes[row]], row, payload)
@@ -285,27 +287,27 @@ class TransformPacker(packer.Packer):
         return payload
 
     def _check_dots(self, changed: list[TransformedSample]) -> None:
-        """Check that keys and fields come back from a tar, whose members' names are both with a dot between."""
+        """Check that readers split the tar member names back into the same keys and fields."""
         if self.task.format != "tar":
             return
-        last = cli_option("dots", "last")
-        for one in changed:
-            dotted = [name for name, _ in one.fields if b"." in name] if self._work.dots == "last" else []
-            if self._work.dots == "first" and has_early_dot(one.key):
-                found = f"key '{to_text(one.key)}': a tar's readers end it at its first dot ({last}: at the last)"
-            elif dotted:
-                found = f"field '{to_text(dotted[0])}': with {last}, it begins behind its last dot"
+        last_option = cli_option("dots", "last")
+        for sample in changed:
+            dotted_fields = [name for name, _ in sample.fields if b"." in name] if self._work.dots == "last" else []
+            if self._work.dots == "first" and has_early_dot(sample.key):
+                found = (
+                    f"key '{to_text(sample.key)}': readers end a key at its first dot (with {last_option}: the last)"
+                )
+            elif dotted_fields:
+                found = f"field '{to_text(dotted_fields[0])}': with {last_option}, a field name cannot contain a dot"
             else:
                 continue
             raise BadSample("map-failed", f"the function of {cli_option('map')} returned the {found}")
 
     def _encode(self, sample: TransformedSample) -> Encoded:
-        """Return a sample's record, and what is in it."""
         fields = [self._field(name, payload) for name, payload in sample.fields]
         return shard_records.encode_record(self.task.format, sample.key, fields, self._numbers), fields
 
     def _field(self, name: bytes, payload: bytes | memoryview) -> shard_records.EncodedField:
-        """Return a field as it is stored; of a number, with the text that the stored one gives back."""
         kind = self._numbers.get(name)
         if kind is None:
             return shard_records.EncodedField(name, len(payload), payload)
@@ -316,33 +318,34 @@ class TransformPacker(packer.Packer):
             stored = tfrecord_write.encode_number(text, kind)
             text = b"%d" % int(text) if kind == "int64" else text
         except (ValueError, OverflowError):
-            raise BadSample("no-number", f"{to_text(name)} is no {kind} any more") from None
+            raise BadSample("no-number", f"{to_text(name)} is not a valid {kind} after the transform") from None
         return shard_records.EncodedField(name, len(text), stored, text)
 
-    def _add(self, sample: ReadSample, key: bytes, changed: list[TransformedSample], encoded: list[Encoded]) -> bool:
-        """Write what one sample became; return whether there was room for it."""
+    def _add_sample(
+        self, sample: ReadSample, key: bytes, changed: list[TransformedSample], encoded: list[Encoded]
+    ) -> bool:
+        """Write the samples that one sample became; return False if the shard is full."""
         work, sizes = self._work, [sum(map(len, parts)) for parts, _ in encoded]
-        size, most = sum(sizes), sys.maxsize if work.max_count is None else work.max_count
+        size, max_count = sum(sizes), sys.maxsize if work.max_count is None else work.max_count
         over_format = self.task.format == "tfrecord" and max(sizes, default=0) > tfrecord_write.MAX_RECORD_BYTES
-        if len(changed) > most or over_format or (size > work.room and work.oversize != "alone"):
-            self._refuse(sample.place, key, size, len(changed))
+        if len(changed) > max_count or over_format or (size > work.room and work.oversize != "alone"):
+            self._reject_oversize(sample.sample_index, key, size, len(changed))
             return True
-        held = len(self._records)
-        if held and (held + len(changed) > most or self._records.size + size > work.room):
+        count = len(self._records)
+        if count and (count + len(changed) > max_count or self._records.size + size > work.room):
             return False
         if not changed:
             self._dropped += 1
-        for one, (parts, fields), length in zip(changed, encoded, sizes, strict=True):
-            self._sources.append(sample.place)
+        for transformed, (parts, fields), length in zip(changed, encoded, sizes, strict=True):
+            self._sources.append(sample.sample_index)
             self._found.append(sample.found)
-            self._records.add(one.key, parts, length, fields)
+            self._records.add(transformed.key, parts, length, fields)
         return True
 
-    def _refuse(self, place: int, key: bytes, size: int, count: int) -> None:
-        """Apply the rule for a sample that fits in no shard, now that its size is known."""
-        found = f"becomes {pluralize(count, 'sample')} of {format_size(size)}, more than a shard may hold"
+    def _reject_oversize(self, sample_index: int, key: bytes, size: int, count: int) -> None:
+        found = f"becomes {pluralize(count, 'sample')} of {format_size(size)}, more than a shard may contain"
         if self._work.oversize != "skip":
             bounds = f"{option_text('max_size')} or {option_text('max_count')}"
-            remedy = f"Raise {bounds}, or leave it out with {option_text('oversize', 'skip')}."
+            remedy = f"Raise {bounds}, or skip the sample with {option_text('oversize', 'skip')}."
             raise SampleFailed(to_text(key), found, remedy=remedy)
-        self.skipped[place] = Skipped(to_text(key), "", "oversize", found)
+        self.skipped[sample_index] = Skipped(to_text(key), "", "oversize", found)

@@ -124,7 +124,7 @@ def test_samples_that_grow(place: Any, tmp_path: Path) -> None:
     large = {key for key, number in zip(keys, hashes, strict=True) if (number % 2 if place == "hash" else key < "100")}
     write_tree(tmp_path / "in", {f"{key}.txt": b"3000" if key in large else b"1000" for key in keys})
     options = CreateOptions(workers=1, place=place, shards=2, max_size="330kB", map="tests.mapped:told")
-    with pytest.raises(InvalidRequest, match=r"3 shards or more, now .* are known; expected 2.*Raise shards"):
+    with pytest.raises(InvalidRequest, match=r"3 shards or more after transforming; expected 2.*Raise shards"):
         create(tmp_path / "in", f"{tmp_path}/o/{STEM}.tar", options)
     assert not (tmp_path / "o" / "out.json").exists()
 

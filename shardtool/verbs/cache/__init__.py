@@ -1,27 +1,24 @@
-"""A folder of whole shards on a fast disk, bounded, shared by any number of processes, with no daemon.
+"""Keep whole shards in a bounded folder on a fast disk, shared by any number of processes, without a daemon.
 
-**What is there.** `FOLDER/shardtool-cache.json` marks a cache and holds its version, `FOLDER/lock` is taken for the
-moment in which space is given or taken away, `copied/` holds shards of slow datasets, `written/` those that samplers
-write, with their sidecars, and `counts/` what each process has found. Other files are left alone; a note names them.
+**Files.** `FOLDER/shardtool-cache.json` marks a cache and contains its version. `FOLDER/lock` is held while space is
+reserved or freed. `copied/` contains copies of shards, `written/` shards written by samplers with their sidecars, and
+`counts/` the statistics of each process. Other files are foreign: they are listed in a note and never touched.
 
-**Leases.** Who reads a shard holds a shared `flock` on it; who evicts it takes it alone, without waiting, or leaves it.
-The kernel ends a lock with the last descriptor of it, so a lease dies with its process, however that ends, and
-there is nothing to clean up. A forked child (a DataLoader's worker) keeps the leases of its parent alive, for it may
-read those shards. Where the file system knows no locks the cache is refused; a probe finds out.
+**Leases.** A reader of a shard holds a shared `flock` on the file; eviction requires an exclusive lock. The kernel
+releases a lock with its last descriptor, so a lease cannot outlive its process. A forked child (a DataLoader worker)
+keeps its parent's leases, because it may read those shards. File systems without working locks are refused.
 
-**One copy.** Who wants a shard that is not there takes the shard's *room*: an empty file, locked alone. The others look
-for the shard, and for the room, again and again: they find the one, or, when its holder died, get the other.
-The shard is copied under a temporary name (`storage.staging`), checked against the size and CRC-32C that its sidecar
-says, leased, and then renamed: nothing that is visible is half written or damaged, and nothing is evicted between its
-rename and its first reader.
+**One copy.** To copy a shard, a process locks its *reservation*, an empty file. Others poll until they find the copy,
+or get the lock of a dead process. The copy is written under a temporary name (`storage.staging`), verified against the
+size and CRC-32C of the sidecar, leased, and renamed. So no visible shard is incomplete or damaged, or evicted before
+its first reader opens it.
 
-**The bound.** Bytes are taken before they are written: under the folder's lock, what is there and what live rooms have
-taken is added up, shards are evicted until the new ones fit, and only then the room says how much it takes. What a
-dead room has left is removed by the next who looks. There is no central account that could be wrong.
+**The bound.** Bytes are reserved before they are written: under the folder's lock, all shards and live reservations are
+added up, and shards are evicted until the new one fits. The next scan deletes the reservations of dead processes. No
+central account could become wrong.
 
-**Order.** A lease sets the shard's access time, its copy the modification time: the files themselves show which one
-is the oldest and which one was used least recently.
+**Order.** Leasing sets a shard's access time, copying its modification time. Eviction order follows from these.
 
-**Never in the way.** Whatever fails here (a full disk, one that is read-only, no room because all shards are held), the
-reader gets the path of the shard itself, and the user one note. Only a request that makes no sense is an error.
+**Failures.** If the cache cannot be used (disk full, read-only, all shards in use), the reader gets the path of the
+original shard, and the user one note. Only invalid requests are errors.
 """

@@ -1,4 +1,4 @@
-"""The bytes of a cache: reserved before they are written, and freed by evicting whole shards that no process reads."""
+"""The space of a cache: reserved before writing, and freed by evicting whole shards that no process reads."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ from shardtool.verbs.cache.folder import (
     LOCK_NAME,
     MARK_NAME,
     PART_SUFFIX,
-    ROOM_PREFIX,
+    RESERVATION_PREFIX,
     TOTAL_NAME,
     WRITTEN,
     WRITTEN_SHARD_NAME,
     CacheContents,
     CachedFile,
+    add_reservation,
     copy_name,
-    count_room,
-    encode_room,
+    encode_reservation,
     file_facts,
     names_in_folder,
     scan_folder,
@@ -51,50 +51,42 @@ Policy = Literal["least-used", "oldest", "keep"]
 
 _MAX_MARK_BYTES = 4096
 
+MAX_WAIT_S = 30.0  # for a process that holds a lock but makes no progress, for example because it was stopped
 
-MAX_WAIT_S = 30.0  # for a process that holds the folder's lock, or copies, and does nothing: one that was stopped
-
-
-_SOON_S, _LATER_S = 0.001, 0.05  # between two looks
+_MIN_PAUSE_S, _MAX_PAUSE_S = 0.001, 0.05
 
 
-def lock_room(folder: Folder, name: str) -> FileLock | None:
-    """Return the lock on the room of a copy, or of a writer, which is made where it is missing; None: another has it.
+def lock_reservation(folder: Folder, name: str) -> FileLock | None:
+    """Lock the reservation of a copy or writer, creating it if missing. None if another process holds it.
 
     Raises:
-        OSError: It cannot be opened.
+        OSError: The file cannot be opened.
     """
-    return take_lock(folder.full_path(f"{ROOM_PREFIX}{name}"), create=True)
+    return take_lock(folder.full_path(f"{RESERVATION_PREFIX}{name}"), create=True)
 
 
 class Backoff:
-    """Longer and longer pauses, for as long as there is patience."""
+    """Increasing pauses, up to a total wait."""
 
-    def __init__(self, patience_s: float | None = None) -> None:
-        self._patience_s, self._pause_s = MAX_WAIT_S if patience_s is None else patience_s, _SOON_S
+    def __init__(self, max_wait_s: float | None = None) -> None:
+        self._max_wait_s, self._pause_s = MAX_WAIT_S if max_wait_s is None else max_wait_s, _MIN_PAUSE_S
         self.restart()
 
     def restart(self) -> None:
-        """Be patient anew: something has moved."""
-        self._end_s = time.monotonic() + self._patience_s
+        """Start the wait again, after progress."""
+        self._end_s = time.monotonic() + self._max_wait_s
 
     def wait(self) -> bool:
-        """Wait a moment, and return True; False: the patience is at its end."""
+        """Pause and return True, or return False if the total wait is over."""
         if time.monotonic() > self._end_s:
             return False
         time.sleep(self._pause_s)
-        self._pause_s = min(2 * self._pause_s, _LATER_S)
+        self._pause_s = min(2 * self._pause_s, _MAX_PAUSE_S)
         return True
 
 
 class CacheSpace(NamedTuple):
-    """The folder of a cache and its space, as one process may use them.
-
-    Attributes:
-        folder: The cache's folder.
-        max_bytes: What may lie there at any time.
-        policy: Which shards are evicted first; `keep`: none is.
-    """
+    """The folder of a cache and its limits, as used by one process."""
 
     folder: str
     max_bytes: int
@@ -102,15 +94,15 @@ class CacheSpace(NamedTuple):
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the folder's lock: for moments, never while bytes are copied.
+        """Hold the folder's lock, for short operations only, never while copying.
 
         Raises:
-            OSError: It cannot be had.
+            OSError: The lock cannot be taken.
         """
         pauses = Backoff()
         while (lock := take_lock(os.path.join(self.folder, LOCK_NAME), create=True)) is None:
             if not pauses.wait():
-                raise OSError(EBUSY, "a process holds its lock, and does nothing")
+                raise OSError(EBUSY, "a process holds the lock but makes no progress")
         with lock:
             yield
 
@@ -118,73 +110,71 @@ class CacheSpace(NamedTuple):
         """Return whether the folder is a cache already.
 
         Raises:
-            InvalidRequest: It is one of another version, a file, or its folders are links, which may lead anywhere.
+            InvalidRequest: The folder is a file, has another cache version, or its folders are links, which could lead
+                anywhere.
         """
         folder = self.folder
         if os.path.exists(folder) and not os.path.isdir(folder):
-            raise InvalidRequest(folder, "a file", expected="a folder, or none yet")
+            raise InvalidRequest(folder, "a file", expected="a folder, or a path that does not exist")
         for name, fact in Folder(folder).facts(FOLDERS).items():
             if not fact.is_folder:
-                where, expected = os.path.join(folder, name), "a folder of the cache, or none"
-                raise InvalidRequest(where, "a link or a file", expected=expected)
+                path, expected = os.path.join(folder, name), "a folder"
+                raise InvalidRequest(path, "a link or a file", expected=expected)
         path = os.path.join(folder, MARK_NAME)
         if not os.path.lexists(path):
             return False
         try:
             version = json.loads(read_small(path, _MAX_MARK_BYTES, flags=READ_PLAIN))["shardtool-cache"]
         except (OSError, ValueError, KeyError, TypeError, RecursionError):
-            version = "that cannot be read"
+            version = "unknown"
         if version != CACHE_VERSION:
-            remedy = "Take another folder, or remove this one."
-            raise InvalidRequest(
-                folder, f"a cache of the version {version}", expected=f"{CACHE_VERSION}", remedy=remedy
-            )
+            remedy = "Use another folder, or delete this one."
+            raise InvalidRequest(folder, f"cache version {version}", expected=f"version {CACHE_VERSION}", remedy=remedy)
         return True
 
     def prepare(self) -> list[str]:
-        """Make the folder a cache, if it is none, remove what dead processes left there, and return what is foreign.
+        """Create the cache if needed, delete files of dead processes, and return the foreign files.
 
         Raises:
-            InvalidRequest: It is the cache of another version, its folders are links, or locks do not work there.
-            OutputFailed: It cannot be made.
-            OSError: It cannot be written.
+            InvalidRequest: Another cache version, folders that are links, or no working locks.
+            OutputFailed: The folder cannot be created.
+            OSError: The folder cannot be written.
         """
         folder = Folder(self.folder)
         self.is_cache()
-        for one in ("", *FOLDERS):
-            Folder(folder.full_path(one)).ready()
+        for name in ("", *FOLDERS):
+            Folder(folder.full_path(name)).ready()
         try:
             with self.locked():
-                if (second := take_lock(folder.full_path(LOCK_NAME))) is not None:
-                    second.close()
-                    raise _no_locks_error(self.folder, "two processes can hold one lock at once")
+                if (second_lock := take_lock(folder.full_path(LOCK_NAME))) is not None:
+                    second_lock.close()
+                    raise _no_locks_error(self.folder, "two processes can hold the same lock")
                 if not os.path.lexists(folder.full_path(MARK_NAME)):
                     folder.publish(folder.stage_bytes(MARK_NAME, b'{"shardtool-cache": %d}\n' % CACHE_VERSION))
                 self.counts()
-                return self.look().foreign
+                return self.scan().foreign
         except OSError as error:
             if error.errno in UNSUPPORTED_LOCK_ERRNOS:
-                raise _no_locks_error(self.folder, f"no locks: {os_error_text(error)}") from None
+                raise _no_locks_error(self.folder, f"file locks do not work: {os_error_text(error)}") from None
             raise
 
-    def look(self, *, but: str = "") -> CacheContents:
-        """Return what is in the folder, and remove what dead processes have left; the folder's lock must be held.
+    def scan(self, *, ignored_path: str = "") -> CacheContents:
+        """Return the contents of the folder, except one reservation, and delete files of dead processes.
 
-        Args:
-            but: The path of a room that is not to be counted: one's own.
+        The folder's lock must be held.
 
         Raises:
             OSError: A folder cannot be listed.
         """
-        folder, found = self.folder, CacheContents()
-        found.foreign += [name for name in names_in_folder(folder) if name not in (MARK_NAME, LOCK_NAME, *FOLDERS)]
+        folder, contents = self.folder, CacheContents()
+        contents.foreign += [name for name in names_in_folder(folder) if name not in (MARK_NAME, LOCK_NAME, *FOLDERS)]
         for part, owner_of in ((COPIED, copy_name), (WRITTEN, writer_name)):
-            # The files of each copy, or of each writer.
+            # Files by copy or writer.
             groups: dict[str, dict[str, os.stat_result]] = defaultdict(dict)
             for entry in scan_folder(os.path.join(folder, part)):
                 owner, fact = owner_of(entry.name), file_facts(entry)
                 if owner is None or fact is None:
-                    found.foreign.append(f"{part}/{entry.name}")
+                    contents.foreign.append(f"{part}/{entry.name}")
                 else:
                     groups[owner][entry.name] = fact
             for owner, files in groups.items():
@@ -193,32 +183,32 @@ class CacheSpace(NamedTuple):
                 ):
                     sidecar = "" if part == COPIED else sidecar_name(name)
                     if name in files and (not sidecar or sidecar in files):
-                        shard, more = files.pop(name), files.pop(sidecar).st_size if sidecar else 0
+                        shard, sidecar_size = files.pop(name), files.pop(sidecar).st_size if sidecar else 0
                         times = shard.st_mtime_ns, shard.st_atime_ns
-                        found.residents.append(CachedFile(part, name, shard.st_size + more, *times, sidecar))
-                count_room(os.path.join(folder, part), owner, found, but, files)
+                        contents.shards.append(CachedFile(part, name, shard.st_size + sidecar_size, *times, sidecar))
+                add_reservation(os.path.join(folder, part), owner, contents, ignored_path, files)
         for name in names_in_folder(os.path.join(folder, COUNTS)):
             if name not in (TOTAL_NAME, f".{TOTAL_NAME}{PART_SUFFIX}") and not COUNTS_FILE_NAME.fullmatch(name):
-                found.foreign.append(f"{COUNTS}/{name}")
-        return found
+                contents.foreign.append(f"{COUNTS}/{name}")
+        return contents
 
     def counts(self) -> tuple[CacheCounts, list[int]]:
-        """Return the counts of all processes, and which of them live; the folder's lock must be held.
+        """Return the statistics of all processes, and the ids of live processes. The folder's lock must be held.
 
         Raises:
-            OutputFailed: Counts of ended processes cannot be added up on disk.
+            OutputFailed: The statistics of ended processes cannot be added up on disk.
         """
-        place = Folder(os.path.join(self.folder, COUNTS))
-        total, ended, pids = read_counts(place, TOTAL_NAME), [], []
-        living = CacheCounts()
-        for name in filter(COUNTS_FILE_NAME.fullmatch, list_folder_names(place.path)):
+        folder = Folder(os.path.join(self.folder, COUNTS))
+        total, ended, pids = read_counts(folder, TOTAL_NAME), [], []
+        live = CacheCounts()
+        for name in filter(COUNTS_FILE_NAME.fullmatch, list_folder_names(folder.path)):
             try:
-                lock = take_lock(place.full_path(name))
+                lock = take_lock(folder.full_path(name))
             except OSError:
                 continue
-            counts = read_counts(place, name)
+            counts = read_counts(folder, name)
             if lock is None:
-                living.add(counts)
+                live.add(counts)
                 pids.append(int(name.partition("-")[0]))
             else:
                 total.add(counts)
@@ -226,83 +216,81 @@ class CacheSpace(NamedTuple):
                 lock.close()
         if ended:
             with suppress(OutputFailed):
-                place.publish(place.stage_bytes(TOTAL_NAME, json.dumps(asdict(total)).encode()))
-                place.remove(ended)
-        living.add(total)
-        return living, sorted({*pids})
+                folder.publish(folder.stage_bytes(TOTAL_NAME, json.dumps(asdict(total)).encode()))
+                folder.remove(ended)
+        live.add(total)
+        return live, sorted({*pids})
 
-    def give(self, room: FileLock, size: int) -> int | None:
-        """Give `size` bytes to a room, if they fit or shards can be evicted for them; the folder's lock must be held.
+    def reserve(self, reservation: FileLock, size: int) -> int | None:
+        """Reserve `size` bytes, evicting shards if needed. The folder's lock must be held.
 
         Returns:
-            How many shards were evicted; None: it does not fit, nothing was evicted, and the room waits.
+            The number of evicted shards; None if there is not enough space. Then nothing is evicted and the request is
+            recorded.
 
         Raises:
-            OSError: The room cannot be written.
+            OSError: The reservation cannot be written.
         """
-        room.put(encode_room(0, size))
-        found = self.look(but=room.path)
-        evicted = self.evict(self.in_order(found.residents), self.over(found, size))
+        reservation.write(encode_reservation(0, size))
+        contents = self.scan(ignored_path=reservation.path)
+        evicted = self.evict(self.eviction_order(contents.shards), self.excess_bytes(contents, size))
         if evicted is not None:
-            room.put(encode_room(size, 0))
+            reservation.write(encode_reservation(size, 0))
         return evicted
 
-    def over(self, found: CacheContents, size: int) -> int:
-        """Return how many bytes are too many for `size` more, by the bound or by what the disk has left."""
-        return max(found.size + found.taken + size - self.max_bytes, size - Folder(self.folder).free_bytes())
+    def excess_bytes(self, contents: CacheContents, size: int) -> int:
+        """Return how many bytes must be freed to add `size` bytes, by the bound or the free disk space."""
+        return max(contents.size + contents.reserved + size - self.max_bytes, size - Folder(self.folder).free_bytes())
 
-    def evict(self, shards: Iterable[CachedFile], over: int) -> int | None:
-        """Evict shards, the first ones first, until `over` bytes are free; the folder's lock must be held.
+    def evict(self, shards: Iterable[CachedFile], excess: int) -> int | None:
+        """Evict shards, in order, until `excess` bytes are free. The folder's lock must be held.
 
         Returns:
-            How many; None: none, for those that no process reads are too few.
+            The number of evicted shards; None if too few shards are unused. Then none is evicted.
         """
         victims: list[tuple[CachedFile, FileLock]] = []
         try:
-            for one in shards if self.policy != "keep" else ():
-                if over <= 0:
+            for shard in shards if self.policy != "keep" else ():
+                if excess <= 0:
                     break
-                if lock := self.lock_alone(one.path):
-                    victims.append((one, lock))
-                    over -= one.size
-            if over > 0:
+                if lock := self.lock_exclusively(shard.path):
+                    victims.append((shard, lock))
+                    excess -= shard.size
+            if excess > 0:
                 return None
-            for one, _ in victims:
-                self.remove(one)
+            for shard, _ in victims:
+                self.remove(shard)
             return len(victims)
         finally:
             for _, lock in victims:
                 lock.close()
 
-    def in_order(self, residents: list[CachedFile]) -> list[CachedFile]:
-        """Return shards in the order in which they would be evicted."""
+    def eviction_order(self, shards: list[CachedFile]) -> list[CachedFile]:
+        """Return shards in the order of eviction."""
         if self.policy == "oldest":
-            return sorted(residents, key=lambda one: (one.came_ns, one.name))
-        # What no process has used yet goes last: it was written to be read.
-        return sorted(residents, key=lambda one: (one.unread, one.used_ns, one.came_ns, one.name))
+            return sorted(shards, key=lambda shard: (shard.came_ns, shard.name))
+        # Shards that no process has read yet are evicted last.
+        return sorted(shards, key=lambda shard: (shard.never_used, shard.used_ns, shard.came_ns, shard.name))
 
-    def lock_alone(self, path: str) -> FileLock | None:
-        """Return the lock on a shard, by its path from the folder on, that no process reads; None: one does.
-
-        None, too, where it may not be touched.
-        """
+    def lock_exclusively(self, path: str) -> FileLock | None:
+        """Lock a shard by its path in the cache; None if a process reads it or it cannot be locked."""
         with suppress(OSError):
             return take_lock(os.path.join(self.folder, path))
         return None
 
     def is_held(self, path: str) -> bool:
-        """Tell whether a process has a lease on a shard."""
+        """Return whether a process has a lease on a shard."""
         with suppress(OSError):
             if (lock := take_lock(os.path.join(self.folder, path))) is None:
                 return True
             lock.close()
         return False
 
-    def remove(self, one: CachedFile) -> None:
-        """Remove a shard, and then its sidecar: what a kill leaves between is no finished shard."""
-        Folder(os.path.join(self.folder, one.folder)).discard(*filter(None, (one.name, one.sidecar)))
+    def remove(self, shard: CachedFile) -> None:
+        """Delete a shard, then its sidecar. A sidecar alone is not a finished shard."""
+        Folder(os.path.join(self.folder, shard.folder)).discard(*filter(None, (shard.name, shard.sidecar)))
 
 
 def _no_locks_error(folder: str, found: str) -> InvalidRequest:
-    expected, remedy = "a file system with locks, which leases need", "Take a folder on a local disk."
+    expected, remedy = "a file system with working file locks", "Use a folder on a local disk."
     return InvalidRequest(folder, found, expected=expected, remedy=remedy)

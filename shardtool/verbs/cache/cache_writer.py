@@ -1,6 +1,4 @@
-"""The writer of a sampler: its samples become shards of a cache, one after the other, each visible once it is
-complete.
-"""
+"""Write the samples of a sampler as shards of a cache. Each shard becomes visible when complete."""
 
 from __future__ import annotations
 
@@ -19,7 +17,7 @@ from shardtool.pattern import sidecar_name
 from shardtool.request.option_checks import check_choice
 from shardtool.storage.staging import Folder
 from shardtool.units import format_size
-from shardtool.verbs.cache.cache_space import CacheSpace, lock_room
+from shardtool.verbs.cache.cache_space import CacheSpace, lock_reservation
 from shardtool.verbs.cache.folder import WRITTEN
 from shardtool.writer.sample_encoder import EncodedSample, SampleEncoder, SampleRefused
 from shardtool.writer.sample_writer import SampleWriter
@@ -36,22 +34,13 @@ ShardFormat = Literal["tar", "tfrecord"]
 
 _PART_NAME = re.compile(r"[A-Za-z0-9_]{1,20}")
 
+_POLL_S = 0.1  # between attempts to reserve space
 
-_POLL_S = 0.1  # between two looks for room
-
-
-_WAIT_NOTE_S = 10.0  # until a writer says that it waits
+_WAIT_NOTE_S = 10.0  # before a waiting writer notes it
 
 
 class CacheWriterOptions(NamedTuple):
-    """What a writer writes.
-
-    Attributes:
-        part: What distinguishes its shards' names, for people; no two writers clash.
-        format: `tar` or `tfrecord`.
-        max_size: Bytes of a shard at most.
-        max_count: Samples in a shard at most.
-    """
+    """Options of a `CacheWriter`."""
 
     part: int | str
     format: ShardFormat
@@ -60,58 +49,51 @@ class CacheWriterOptions(NamedTuple):
 
 
 class CacheWriter(SampleWriter):
-    """Writes samples into a cache; made by `Cache.writer`, to be used in a `with` block, by one thread.
+    """Writes samples into a cache. Created by `Cache.writer`; use it in a `with` block, in one thread.
 
-    A shard is visible, for `refresh`, once it is full or the block ends. Before each shard, its bytes are taken: where
-    the policy can evict nothing, since all is held, the writer waits until a trainer lets shards go. A block that
-    ends with an exception leaves no part of a shard, and neither does a kill. Keys are unique in a shard, so that a
-    sampler may give a sample again.
-
-    Args:
-        space: The cache's space.
-        grown: What to write.
-        on_wait: Gets a note when the writer has waited for long.
-        counter: Counts the shards that are evicted for new ones.
+    A shard becomes visible once it is full or the block ends. If its bytes cannot be reserved because all shards are in
+    use, the writer waits. An exception or a killed process leaves no partial shard. Keys are unique per shard, so a
+    sampler may write a sample again.
 
     Raises:
         InvalidRequest: The cache can never hold a shard.
-        OutputFailed: The folder cannot be written to.
+        OutputFailed: The folder cannot be written.
     """
 
     def __init__(
-        self, space: CacheSpace, grown: CacheWriterOptions, on_wait: Callable[[str], None], counter: CountsFile
+        self, space: CacheSpace, options: CacheWriterOptions, on_wait: Callable[[str], None], counter: CountsFile
     ) -> None:
-        if not _PART_NAME.fullmatch(str(grown.part)):
+        if not _PART_NAME.fullmatch(str(options.part)):
             expected = "a number, or 1 to 20 letters, digits and underscores"
-            raise InvalidRequest(option_text("part"), f"{grown.part!r}", expected=expected)
-        check_choice("format", grown.format, ShardFormat)
+            raise InvalidRequest(option_text("part"), f"{options.part!r}", expected=expected)
+        check_choice("format", options.format, ShardFormat)
         if space.policy == "keep":
             raise InvalidRequest(
-                option_text("policy", "keep"), "a cache that never makes room", expected="another policy"
+                option_text("policy", "keep"), "a cache that never evicts shards", expected="another policy"
             )
-        if grown.max_size > space.max_bytes:
-            found = f"{format_size(grown.max_size)}, the cache {format_size(space.max_bytes)}"
-            raise InvalidRequest(option_text("max_size"), found, expected="room for a shard at least")
-        room = min(grown.max_size - TRAILER_SIZE[grown.format], MAX_SAMPLE_BYTES[grown.format])
-        super().__init__(grown.format, None, room, grown.max_count)
-        self._space, self._grown, self._on_wait, self._counter = space, grown, on_wait, counter
+        if options.max_size > space.max_bytes:
+            found = f"{format_size(options.max_size)}, but the cache has only {format_size(space.max_bytes)}"
+            raise InvalidRequest(option_text("max_size"), found, expected="at most the size of the cache")
+        max_bytes = min(options.max_size - TRAILER_SIZE[options.format], MAX_SAMPLE_BYTES[options.format])
+        super().__init__(options.format, None, max_bytes, options.max_count)
+        self._space, self._options, self._on_wait, self._counter = space, options, on_wait, counter
         self._folder = Folder(os.path.join(space.folder, WRITTEN))
-        self._name = f"grown-part_{grown.part}_{token_hex(4)}"
+        self._name = f"grown-part_{options.part}_{token_hex(4)}"
         self.shards = self.samples = 0
         try:
-            taken = lock_room(self._folder, self._name)
+            reservation = lock_reservation(self._folder, self._name)
         except OSError as error:
             raise OutputFailed(self._folder.path, f"cannot write: {os_error_text(error)}") from None
-        if taken is None:
+        if reservation is None:
             raise OutputFailed(self._folder.path, "cannot be locked")
-        self._taken = taken
+        self._reservation = reservation
 
     def publish(self) -> None:
-        """Make the samples so far visible now, though their shard may have room for more.
+        """Publish the samples so far as a shard, even if it is not full.
 
         Raises:
-            InvalidRequest: Their metadata cannot stand together.
-            OutputFailed: The file system refuses.
+            InvalidRequest: The metadata of the samples have incompatible types.
+            OutputFailed: The files cannot be written.
         """
         if self._shard is not None:
             self._publish(self._shard)
@@ -126,41 +108,41 @@ class CacheWriter(SampleWriter):
             shard.abandon()
             raise
         self.shards += 1
-        before, self._encoder = self._encoder, SampleEncoder(self._grown.format, None)  # a sampler's keys have no end
-        self._encoder.restore(before.kinds, inline=before.inline)
+        # A sampler's keys are unbounded, so a new encoder forgets those of finished shards.
+        previous, self._encoder = self._encoder, SampleEncoder(self._options.format, None)
+        self._encoder.restore(previous.kinds, inline=previous.inline)
 
     _finish = publish
 
     def _release(self) -> None:
-        self._folder.discard(os.path.basename(self._taken.path))
-        self._taken.close()
+        self._folder.discard(os.path.basename(self._reservation.path))
+        self._reservation.close()
 
     def _accepts(self, sample: EncodedSample) -> bool:
-        if sample.size > self._room:
+        if sample.size > self._max_bytes:
             found = f"{printable(sample.key)} has {format_size(sample.size)}"
-            error = InvalidRequest(option_text("max_size"), found, expected=f"{format_size(self._room)} at most")
+            error = InvalidRequest(option_text("max_size"), found, expected=f"at most {format_size(self._max_bytes)}")
             raise SampleRefused(error, "oversize")
         return True
 
     def _add(self, sample: EncodedSample, row: Mapping[str, object]) -> None:
         try:
             super()._add(sample, row)
-        except InvalidRequest as error:  # the shard before, whose metadata cannot stand together, is lost: go on
+        except InvalidRequest as error:  # the previous shard had incompatible metadata and is lost: continue
             raise SampleRefused(error, "bad-value") from None
         self.samples += 1
 
     def _next_shard(self, _: EncodedSample) -> ShardBuilder:
-        """Start a shard, once there is room for it."""
-        start_s, said = time.monotonic(), False
+        start_s, noted = time.monotonic(), False
         while True:
             with self._space.locked():
-                evicted = self._space.give(self._taken, self._grown.max_size)
+                evicted = self._space.reserve(self._reservation, self._options.max_size)
             if evicted is not None:
                 self._counter.add(evicted=evicted)
                 break
-            if not said and time.monotonic() - start_s > _WAIT_NOTE_S:
-                said = True
-                self._on_wait(f"{self._name} waits for room: all shards are held")
+            if not noted and time.monotonic() - start_s > _WAIT_NOTE_S:
+                noted = True
+                self._on_wait(f"{self._name} is waiting for space: all shards are in use")
             time.sleep(_POLL_S)
-        name = f"{self._name}-{self.shards:06d}.{self._grown.format}"
-        return ShardBuilder(self._folder, name, self._grown.format)
+        name = f"{self._name}-{self.shards:06d}.{self._options.format}"
+        return ShardBuilder(self._folder, name, self._options.format)

@@ -1,6 +1,6 @@
-"""How often each process found shards in a cache: a small file per process, which only that process writes.
+"""Statistics of cache use: one small file per process, which only that process writes.
 
-The next process that takes the folder's lock adds the counts of ended processes to the file `total`.
+The next process that locks the folder adds the statistics of ended processes to the file `total`.
 """
 
 from __future__ import annotations
@@ -21,21 +21,20 @@ if TYPE_CHECKING:
     from shardtool.storage.staging import Folder
 
 
-_MAX_COUNTS_BYTES = 4096  # bytes of a file
+_MAX_COUNTS_BYTES = 4096
 
-
-_COUNTS_BYTES = 200
+_COUNTS_BYTES = 200  # a file is padded to this size
 
 
 @dataclass(slots=True)
 class CacheCounts:
-    """How often shards were there.
+    """Statistics of cache use.
 
     Attributes:
-        hits: A shard was there.
-        copies: A shard was copied.
-        passed: A shard was read at its own place: it did not fit, or the cache could not be used.
-        evicted: A shard was evicted for another.
+        hits: Opened shards that had a copy.
+        copies: Shards copied.
+        passed: Shards read from their original location, because they did not fit or the cache failed.
+        evicted: Shards evicted.
     """
 
     hits: int = 0
@@ -45,25 +44,21 @@ class CacheCounts:
 
     @property
     def hit_rate(self) -> float | None:
-        """Which share of the openings found a copy; None: there were none."""
+        """The fraction of openings that found a copy; None if there were none."""
         total = self.hits + self.copies + self.passed
         return self.hits / total if total else None
 
     def add(self, other: CacheCounts) -> None:
-        """Add other counts."""
-        for one in fields(CacheCounts):
-            setattr(self, one.name, getattr(self, one.name) + getattr(other, one.name))
+        """Add the numbers of `other`."""
+        for field in fields(CacheCounts):
+            setattr(self, field.name, getattr(self, field.name) + getattr(other, field.name))
 
 
 class CountsFile:
-    """The counts of this process, kept on disk where that is possible.
-
-    Args:
-        folder: The cache's folder.
-    """
+    """The statistics of this process, stored on disk if possible."""
 
     def __init__(self, folder: str) -> None:
-        self.counts, self._counting = CacheCounts(), threading.Lock()
+        self.counts, self._mutex = CacheCounts(), threading.Lock()
         self._lock: FileLock | None = None
         with suppress(OSError):
             self._lock = take_lock(os.path.join(folder, COUNTS, f"{os.getpid()}-{token_hex(4)}"), create=True)
@@ -73,21 +68,21 @@ class CountsFile:
             self._lock.close()
 
     def add(self, **more: int) -> None:
-        """Count, in any thread."""
-        with self._counting, suppress(OSError):
+        """Add to the statistics. Thread-safe."""
+        with self._mutex, suppress(OSError):
             self.counts.add(CacheCounts(**more))
             if self._lock is not None:
-                self._lock.put(json.dumps(asdict(self.counts)).ljust(_COUNTS_BYTES).encode())
+                self._lock.write(json.dumps(asdict(self.counts)).ljust(_COUNTS_BYTES).encode())
 
 
 def read_counts(folder: Folder, name: str) -> CacheCounts:
-    """Return the counts in a file; none where it holds no such."""
+    """Return the statistics in a file; zeros if it is not valid."""
     try:
-        found = json.loads(read_small(folder.full_path(name), _MAX_COUNTS_BYTES, flags=READ_PLAIN))
-        known = {one.name: found[one.name] for one in fields(CacheCounts)}
+        document = json.loads(read_small(folder.full_path(name), _MAX_COUNTS_BYTES, flags=READ_PLAIN))
+        values = {field.name: document[field.name] for field in fields(CacheCounts)}
         return (
-            CacheCounts(**known)
-            if all(type(one) is int and 0 <= one < 2**63 for one in known.values())
+            CacheCounts(**values)
+            if all(type(value) is int and 0 <= value < 2**63 for value in values.values())
             else CacheCounts()
         )
     except (OSError, ValueError, KeyError, TypeError, RecursionError):

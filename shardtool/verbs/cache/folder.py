@@ -1,6 +1,6 @@
-"""The files in the folder of a cache: their names, and what a scan of the folder finds.
+"""The files in the folder of a cache: their names and contents.
 
-Every other name is foreign: it is never opened, and never removed.
+Every other file is foreign: it is never opened or deleted.
 """
 
 from __future__ import annotations
@@ -29,90 +29,74 @@ if TYPE_CHECKING:
 
 CACHE_VERSION = 1
 
-
 MARK_NAME, LOCK_NAME, COPIED, WRITTEN, COUNTS = "shardtool-cache.json", "lock", "copied", "written", "counts"
 
-
-TOTAL_NAME = "total"  # of the processes that ended
-
+TOTAL_NAME = "total"  # statistics of ended processes
 
 FOLDERS = (COPIED, WRITTEN, COUNTS)
 
+RESERVATION_PREFIX, PART_SUFFIX = ".room-", ".part"
 
-ROOM_PREFIX, PART_SUFFIX = ".room-", ".part"
+_MAX_RESERVATION_BYTES = 200
 
-
-_MAX_SHARD_NAME_CHARS = 80  # characters of a shard's own name: for people, and for the ending, which says its format
-
+_MAX_SHARD_NAME_CHARS = 80  # of the original name, which ends a copy's name and shows the format
 
 _UNSAFE_CHAR = re.compile(r"[^A-Za-z0-9._-]")
 
-
 COPY_NAME = re.compile(r"[0-9a-f]{24}-(\d{1,18})-([0-9a-f]{8}|unknown)-[A-Za-z0-9._-]{1,80}")
-
 
 WRITER_FILE_NAME = re.compile(r"(grown-part_[A-Za-z0-9_]{1,40})(?:[-.].{1,40})?")
 
-
 WRITTEN_SHARD_NAME = re.compile(r"(grown-part_[A-Za-z0-9_]{1,40})-\d{6,18}\.(?:tar|tfrecord)")
-
 
 COUNTS_FILE_NAME = re.compile(r"\d{1,10}-[0-9a-f]{8}")
 
 
-def copy_original(shard: StoredShard) -> OriginalFile:
-    """Return what a copy of a shard must be.
+def original_file(shard: StoredShard) -> OriginalFile:
+    """Return a shard's path, size and checksum, and the file name of its copy.
 
-    The name of a copy holds a hash of what the sidecar says of the shard: its name, size and checksum, so that neither
-    an equal name in another dataset nor a later version of the same shard is taken for it. Without a sidecar, the hash
-    is of the shard's place, size and modification time, or of an object's version.
+    The name contains a hash of the shard's name, size and checksum, so shards of other datasets or versions have other
+    copies. Without a sidecar, it is a hash of the path, size and modification time or object version.
 
     Raises:
-        OSError: There is no such shard.
+        OSError: The shard does not exist.
     """
     try:
-        fact = parse_facts(load_sidecar(shard.sidecar), shard.sidecar)
-    except (OSError, CorruptShard, AccessRefused):  # the last is said of what is not there, too, where we may not list
-        fact = None
-    if fact is not None and fact.crc is not None:
-        size, crc, known = fact.size, fact.crc, f"{shard.file_name}\0{fact.size}\0{fact.crc}"
+        facts = parse_facts(load_sidecar(shard.sidecar), shard.sidecar)
+    except (OSError, CorruptShard, AccessRefused):  # S3 also refuses access to missing objects
+        facts = None
+    if facts is not None and facts.crc is not None:
+        size, crc, identity = facts.size, facts.crc, f"{shard.file_name}\0{facts.size}\0{facts.crc}"
     else:
-        found, place = file_info(shard.path), shard.path if is_url(shard.path) else os.path.realpath(shard.path)
-        size, crc, known = found.st_size, None, f"{place}\0{found.st_size}\0{found.st_mtime_ns}"
-    digest = blake2b(os.fsencode(known), digest_size=12).hexdigest()
-    shown = _UNSAFE_CHAR.sub("_", shard.file_name)[-_MAX_SHARD_NAME_CHARS:]
-    return OriginalFile(shard.path, size, crc, f"{digest}-{size}-{'unknown' if crc is None else f'{crc:08x}'}-{shown}")
+        info, path = file_info(shard.path), shard.path if is_url(shard.path) else os.path.realpath(shard.path)
+        size, crc, identity = info.st_size, None, f"{path}\0{info.st_size}\0{info.st_mtime_ns}"
+    digest = blake2b(os.fsencode(identity), digest_size=12).hexdigest()
+    name = _UNSAFE_CHAR.sub("_", shard.file_name)[-_MAX_SHARD_NAME_CHARS:]
+    return OriginalFile(shard.path, size, crc, f"{digest}-{size}-{'unknown' if crc is None else f'{crc:08x}'}-{name}")
 
 
 def writer_name(name: str) -> str | None:
-    """Return which writer's a file in the folder of written shards is; None: it is foreign."""
-    found = WRITER_FILE_NAME.fullmatch(
-        name.removeprefix(ROOM_PREFIX) if name.startswith(ROOM_PREFIX) else name.removeprefix(".")
+    """Return the writer of a file in `written/`; None if the file is foreign."""
+    match = WRITER_FILE_NAME.fullmatch(
+        name.removeprefix(RESERVATION_PREFIX) if name.startswith(RESERVATION_PREFIX) else name.removeprefix(".")
     )
-    return found[1] if found else None
+    return match[1] if match else None
 
 
 def copy_name(name: str) -> str | None:
-    """Return which copy's a file in the folder of copies is: a shard, a room or a part; None: it is foreign."""
-    bare = name.removeprefix(ROOM_PREFIX)
-    if bare.startswith(".") and bare.endswith(PART_SUFFIX):
-        bare = bare[1 : -len(PART_SUFFIX)]
-    return bare if COPY_NAME.fullmatch(bare) else None
-
-
-_MAX_ROOM_BYTES = 200  # bytes: numbers of a room
+    """Return the copy that a file in `copied/` (shard, reservation or temporary file) belongs to; None if foreign."""
+    stem = name.removeprefix(RESERVATION_PREFIX)
+    if stem.startswith(".") and stem.endswith(PART_SUFFIX):
+        stem = stem[1 : -len(PART_SUFFIX)]
+    return stem if COPY_NAME.fullmatch(stem) else None
 
 
 class CachedFile(NamedTuple):
-    """A finished shard in the folder.
+    """A finished shard in a cache.
 
     Attributes:
-        folder: `copied` or `written`.
-        name: Its file name.
-        size: Its bytes, with its sidecar's.
-        came_ns: When it came.
-        used_ns: When it was leased last.
-        sidecar: The name of its sidecar; empty: a copy, which has none.
+        size: Bytes, including the sidecar.
+        sidecar: Name of the sidecar; empty for a copy.
     """
 
     folder: str
@@ -124,88 +108,89 @@ class CachedFile(NamedTuple):
 
     @property
     def path(self) -> str:
-        """Where it lies, from the cache's folder on."""
+        """Path relative to the folder of the cache."""
         return f"{self.folder}/{self.name}"
 
     @property
     def facts(self) -> tuple[int, int | None] | None:
-        """The size and the CRC-32C in the name of a copy; None: it is not the name of one."""
-        found = COPY_NAME.fullmatch(self.name)
-        return (int(found[1]), None if found[2] == "unknown" else int(found[2], 16)) if found else None
+        """Size and CRC-32C from the name of a copy; None for a written shard."""
+        match = COPY_NAME.fullmatch(self.name)
+        return (int(match[1]), None if match[2] == "unknown" else int(match[2], 16)) if match else None
 
     @property
-    def unread(self) -> bool:
-        """Whether no process has taken it yet."""
+    def never_used(self) -> bool:
+        """Whether no process has read it yet."""
         return self.used_ns <= self.came_ns
 
 
 @dataclass(slots=True)
 class CacheContents:
-    """What a look has found.
+    """The result of a scan.
 
     Attributes:
-        residents: The finished shards.
-        taken: Bytes that live rooms have been given.
-        wanted: Bytes that live rooms wait for.
-        pids: The processes that write or wait for a room.
-        foreign: Paths, from the folder on, of what is no file of a cache.
+        reserved: Bytes reserved by live processes.
+        requested: Bytes that live processes wait for.
     """
 
-    residents: list[CachedFile] = field(default_factory=list)
-    taken: int = 0
-    wanted: int = 0
+    shards: list[CachedFile] = field(default_factory=list)
+    reserved: int = 0
+    requested: int = 0
     pids: list[int] = field(default_factory=list)
     foreign: list[str] = field(default_factory=list)
 
     @property
     def size(self) -> int:
-        """The bytes of the finished shards."""
-        return sum(one.size for one in self.residents)
+        """Bytes of the finished shards."""
+        return sum(shard.size for shard in self.shards)
 
 
-def encode_room(taken: int, wanted: int) -> bytes:
-    """Return what a room says: bytes it has been given, bytes it waits for, and its process."""
-    return b"%020d %020d %010d\n" % (taken, wanted, os.getpid())
+def encode_reservation(reserved: int, requested: int) -> bytes:
+    """Return the content of a reservation: reserved bytes, requested bytes, and process id."""
+    return b"%020d %020d %010d\n" % (reserved, requested, os.getpid())
 
 
 def names_in_folder(folder: str) -> list[str]:
+    """Return the names of all files in a folder; empty if it does not exist."""
     return [entry.name for entry in scan_folder(folder)]
 
 
 def scan_folder(folder: str) -> Iterator[os.DirEntry[str]]:
+    """Yield the entries of a folder; none if it does not exist."""
     with suppress(FileNotFoundError):  # any other failure must not look like an empty folder
         yield from iter_entries(folder)
 
 
 def file_facts(entry: os.DirEntry[str]) -> os.stat_result | None:
-    """Return what is known of a plain file; None: it is none, or gone."""
+    """Return the status of a regular file; None if it is not one, or was deleted."""
     with suppress(OSError):
         if entry.is_file(follow_symlinks=False):
             return entry.stat(follow_symlinks=False)
     return None
 
 
-def count_room(folder: str, owner: str, found: CacheContents, but: str, unfinished: Iterable[str]) -> None:
-    """Add what a room has taken; where its holder is dead, remove the room, and first what is unfinished."""
-    path = os.path.join(folder, f"{ROOM_PREFIX}{owner}")
-    if path == but:
+def add_reservation(
+    folder: str, owner: str, contents: CacheContents, ignored_path: str, unfinished: Iterable[str]
+) -> None:
+    """Add a live reservation to the contents; delete that of a dead process, with its unfinished files."""
+    path = os.path.join(folder, f"{RESERVATION_PREFIX}{owner}")
+    if path == ignored_path:
         return
     try:
-        room = take_lock(path)
+        lock = take_lock(path)
     except OSError:
-        _remove_room(folder, unfinished)
+        _remove_reservation(folder, unfinished)
         return
-    if room is not None:
-        with room:
-            _remove_room(folder, unfinished)
+    if lock is not None:
+        with lock:
+            _remove_reservation(folder, unfinished)
         return
     with suppress(OSError, ValueError):
-        taken, wanted, pid = map(int, read_small(path, _MAX_ROOM_BYTES, flags=READ_PLAIN).split())
-        found.taken += taken
-        found.wanted += wanted
-        found.pids.append(pid)
+        reserved, requested, pid = map(int, read_small(path, _MAX_RESERVATION_BYTES, flags=READ_PLAIN).split())
+        contents.reserved += reserved
+        contents.requested += requested
+        contents.pids.append(pid)
 
 
-def _remove_room(folder: str, names: Iterable[str]) -> None:
-    """Remove what a dead process has left, its room last: as long as that is there, the rest is found again."""
-    Folder(folder).discard(*sorted(names, key=lambda one: one.startswith(ROOM_PREFIX)))
+def _remove_reservation(folder: str, names: Iterable[str]) -> None:
+    """Delete the files of a dead process, its reservation last, so that an interrupted deletion continues."""
+    Folder(folder).discard(*sorted(names, key=lambda name: name.startswith(RESERVATION_PREFIX)))

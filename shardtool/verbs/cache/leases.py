@@ -1,8 +1,4 @@
-"""Leases on shards of a cache, and the copy that the first reader of a shard makes.
-
-While a lease is held, no process evicts the shard. A shard is copied once, whole and checked, while other readers
-of it wait.
-"""
+"""Leases on shards of a cache, and the copy made by the first reader of a shard."""
 
 from __future__ import annotations
 
@@ -15,22 +11,20 @@ from shardtool.storage.copying import OriginalFile, copy_verified
 from shardtool.storage.locks import FileLock, take_lock
 from shardtool.storage.lookup import plain_size
 from shardtool.storage.staging import Folder, staged_path
-from shardtool.verbs.cache.cache_space import Backoff, CacheSpace, lock_room
+from shardtool.verbs.cache.cache_space import Backoff, CacheSpace, lock_reservation
 from shardtool.verbs.cache.folder import COPIED
 
-LOCAL_LOCKS_FIX = "A cache rests on locks of this machine. Samplers write to a store by `ShardWriter`."
+LOCAL_LOCKS_FIX = "A cache needs a local folder, because it uses file locks. To write to a store, use `ShardWriter`."
 
-
-_LOCK_WAIT_S = 1.0  # for a look at a shard's lock, or an eviction: system calls
+_LOCK_WAIT_S = 1.0  # for another process to test a lock or evict the shard
 
 
 @dataclass(slots=True)
 class LeasedShard(AbstractContextManager["LeasedShard"]):
-    """A shard to read: the copy in a cache, held until `close`, or the shard itself where there is no copy.
+    """A shard to read: its copy, leased until `close`, or the original.
 
     Attributes:
-        path: Where to read it.
-        lock: The lease on that; None: it is the shard itself.
+        lock: The lease; None for the original.
     """
 
     path: str
@@ -40,28 +34,28 @@ class LeasedShard(AbstractContextManager["LeasedShard"]):
         self.close()
 
     def close(self) -> None:
-        """Let the shard go: from now on it may be evicted. Closing twice is no error."""
+        """Release the lease, so that the shard may be evicted. May be called more than once."""
         if self.lock is not None:
             self.lock.close()
 
 
 class NotCopiedWarning(Exception):
-    """A shard has no copy, and gets none now: the kind of note that says it to the user, and its text."""
+    """A shard has no copy and cannot be copied now. Arguments: the kind of note, and its text."""
 
 
 def _stalled_error(original: OriginalFile) -> NotCopiedWarning:
-    found = f"the process that copies {original.path} goes on no more"
-    return NotCopiedWarning("stuck", f"{found}; it is read at its own place")
+    found = f"the process that copies {original.path} makes no progress"
+    return NotCopiedWarning("stuck", f"{found}; the shard is read from its original location")
 
 
 def lease_copy(space: CacheSpace, original: OriginalFile) -> FileLock | None:
-    """Return a lease on the copy of a shard, and note that it is used.
+    """Lease the copy of a shard and mark it as used.
 
     Returns:
-        The lease; None: there is no copy, or one of another size, which the next replaces.
+        The lease; None if there is no copy, or it has another size and must be replaced.
 
     Raises:
-        OSError: It cannot be read.
+        OSError: The copy cannot be opened.
     """
     pauses, path = Backoff(_LOCK_WAIT_S), os.path.join(space.folder, COPIED, original.name)
     while True:
@@ -70,67 +64,69 @@ def lease_copy(space: CacheSpace, original: OriginalFile) -> FileLock | None:
         except FileNotFoundError:
             return None
         if lock is not None:
-            lock.used(time.time_ns())
+            lock.record_use(time.time_ns())
             if lock.fact.st_size == original.size:
                 return lock
             lock.close()
             return None
-        if not pauses.wait():  # a process holds it alone and does nothing
+        if not pauses.wait():  # a process holds it exclusively and makes no progress
             return None
 
 
 def copy_and_lease(space: CacheSpace, original: OriginalFile) -> tuple[FileLock, int | None]:
-    """Return a lease on the copy of a shard, once a process has made it, and what had to be evicted for it.
+    """Copy a shard, or wait while another process copies it.
 
     Returns:
-        The lease, and how many shards were evicted; None: another process has made the copy.
+        A lease on the copy, and the number of evicted shards; None if another process made the copy.
 
     Raises:
-        NotCopiedError: It does not fit, for what is there is read or kept; or another process began to copy it, and
-            goes on no more.
-        CorruptShard: The shard is not what its sidecar says.
-        OutputFailed: It cannot be written.
-        OSError: It cannot be read, or the cache's files cannot be opened.
+        NotCopiedWarning: There is no space, or the process that copies the shard makes no progress.
+        CorruptShard: The shard does not match its sidecar.
+        OutputFailed: The copy cannot be written.
+        OSError: The shard or a file of the cache cannot be read.
     """
     folder = Folder(os.path.join(space.folder, COPIED))
-    part = staged_path(folder, original.name)
-    pauses, seen = Backoff(), plain_size(part)
+    part_path = staged_path(folder, original.name)
+    pauses, last_size = Backoff(), plain_size(part_path)
     while True:
-        room = lock_room(folder, original.name)
-        if room is None:
+        reservation = lock_reservation(folder, original.name)
+        if reservation is None:
             if (lock := lease_copy(space, original)) is not None:
                 return lock, None
-            if (size := plain_size(part)) != seen:
-                seen = size
+            if (size := plain_size(part_path)) != last_size:
+                last_size = size
                 pauses.restart()
             if not pauses.wait():
                 raise _stalled_error(original)
             continue
-        with room:
+        with reservation:
             try:
                 if (lock := lease_copy(space, original)) is not None:
                     return lock, None
-                return _copy_shard(space, folder, original, room)
+                return _copy_shard(space, folder, original, reservation)
             finally:
-                folder.discard(os.path.basename(room.path))
+                folder.discard(os.path.basename(reservation.path))
 
 
-def _copy_shard(space: CacheSpace, folder: Folder, original: OriginalFile, room: FileLock) -> tuple[FileLock, int]:
-    """Copy a shard, whose room is held."""
+def _copy_shard(
+    space: CacheSpace, folder: Folder, original: OriginalFile, reservation: FileLock
+) -> tuple[FileLock, int]:
     with space.locked():
-        evicted = space.give(room, original.size)
+        evicted = space.reserve(reservation, original.size)
     if evicted is None:
-        raise NotCopiedWarning("room", "full of shards that are read or kept; others are read at their own place")
+        raise NotCopiedWarning(
+            "room", "full of shards that are in use or kept; others are read from their original location"
+        )
     staged = copy_verified(folder, original)
     try:
         lock = take_lock(staged.token, shared=True)
-        with space.locked():  # a look at the folder sees the one name or the other
+        with space.locked():  # so that a scan sees exactly one of the two names
             folder.publish(staged)
     except BaseException:
         folder.discard_staged([original.name])
         raise
     if lock is None:
         raise _stalled_error(original)
-    lock.used(time.time_ns())
+    lock.record_use(time.time_ns())
     lock.path = folder.full_path(original.name)
     return lock, evicted

@@ -1,4 +1,4 @@
-"""`shardtool cache`: list, verify and clear what is in a cache."""
+"""`shardtool cache`: list, verify and clear a cache."""
 
 from __future__ import annotations
 
@@ -33,12 +33,9 @@ class ShardStatus:
     """A shard in a cache.
 
     Attributes:
-        path: From the cache's folder on.
-        size: Bytes, with its sidecar's.
-        came_ns: When it came, nanoseconds since 1970.
-        used_ns: When it was leased last.
-        held: Whether a process holds it.
-        pids: The processes that have it open, as far as the system shows.
+        size: Bytes, including the sidecar.
+        came_ns: When it was added, in nanoseconds since 1970.
+        pids: Processes that have it open, as far as the system reports.
     """
 
     path: str
@@ -51,16 +48,13 @@ class ShardStatus:
 
 @dataclass(frozen=True, slots=True)
 class CacheStatus:
-    """What is in a cache.
+    """The state of a cache.
 
     Attributes:
-        folder: Its folder.
-        shards: The finished shards, the least recently used one first.
-        taken: Bytes that are given to copies and writers at work.
-        readers: The processes that use it.
-        writers: Those that copy, write, or wait for room.
-        counts: How often shards were there, in all processes so far.
-        foreign: Paths of what is no file of a cache.
+        shards: Finished shards, in order of eviction.
+        taken: Bytes reserved for copies and writers in progress.
+        writers: Processes that copy, write, or wait for space.
+        foreign: Paths of files that do not belong to the cache.
     """
 
     folder: str
@@ -74,24 +68,21 @@ class CacheStatus:
     @property
     def size(self) -> int:
         """Bytes of the finished shards."""
-        return sum(one.size for one in self.shards)
+        return sum(shard.size for shard in self.shards)
 
     def to_json(self) -> dict[str, object]:
-        """Return it as data, the way `--json` prints it."""
+        """Return the state as `--json` prints it."""
         return {**asdict(self), "size": self.size, "hit_rate": self.counts.hit_rate}
 
 
 @dataclass(frozen=True, slots=True)
 class CacheChange(Result):
-    """What was removed from a cache, and what stays since a process holds it.
+    """The shards deleted from a cache, and those still in use.
 
     Attributes:
-        folder: Its folder.
-        looked_at: How many shards were there.
-        removed: Path to why: damage, or empty.
-        held: The same of those that are held.
-        size: Bytes that were removed.
-        foreign: Paths of what is no file of a cache, and stays.
+        removed: Maps paths of deleted shards to the damage found, or an empty string.
+        held: The same for shards in use, which were not deleted.
+        foreign: Paths of files that do not belong to the cache; they remain.
     """
 
     folder: str
@@ -103,110 +94,112 @@ class CacheChange(Result):
 
 
 def cache_status(folder: str | os.PathLike[str]) -> CacheStatus:
-    """Return what is in a cache.
+    """Return the state of a cache.
 
     Raises:
-        InvalidRequest: It is none, or of another version.
+        InvalidRequest: The folder is not a cache, or has another version.
     """
     space = _open_space(folder)
-    with _locked_contents(space) as found:
+    with _locked_contents(space) as contents:
         counts, readers = space.counts()
-    opened = processes_with_open_files(space.folder)
+    open_pids = processes_with_open_files(space.folder)
     shards = []
-    for one in space.in_order(found.residents):
-        path = os.path.join(space.folder, one.path)
-        pids = tuple(opened.get(os.path.realpath(path), ()))
-        shards.append(ShardStatus(one.path, one.size, one.came_ns, one.used_ns, space.is_held(one.path), pids))
-    writers = tuple(sorted({*found.pids}))
+    for shard in space.eviction_order(contents.shards):
+        path = os.path.join(space.folder, shard.path)
+        pids = tuple(open_pids.get(os.path.realpath(path), ()))
+        shards.append(
+            ShardStatus(shard.path, shard.size, shard.came_ns, shard.used_ns, space.is_held(shard.path), pids)
+        )
+    writers = tuple(sorted({*contents.pids}))
     return CacheStatus(
-        space.folder, tuple(shards), found.taken, tuple(readers), writers, counts, tuple(sorted(found.foreign))
+        space.folder, tuple(shards), contents.reserved, tuple(readers), writers, counts, tuple(sorted(contents.foreign))
     )
 
 
 def cache_clear(folder: str | os.PathLike[str]) -> CacheChange:
-    """Remove all shards of a cache that no process holds.
+    """Delete all shards of a cache that no process uses.
 
     Raises:
-        InvalidRequest: It is none, or of another version.
+        InvalidRequest: The folder is not a cache, or has another version.
     """
     space = _open_space(folder)
-    with _locked_contents(space) as found:
-        return _remove_shards(space, found, dict.fromkeys(found.residents, ("", None)))
+    with _locked_contents(space) as contents:
+        return _remove_shards(space, contents, dict.fromkeys(contents.shards, ("", None)))
 
 
 def cache_verify(folder: str | os.PathLike[str]) -> CacheChange:
-    """Read all shards of a cache, and remove those that are not what their sidecars say; foreign files stay.
+    """Read all shards of a cache, and delete those that do not match their checksums.
 
     Raises:
-        InvalidRequest: It is none, or of another version.
+        InvalidRequest: The folder is not a cache, or has another version.
     """
     space = _open_space(folder)
-    with _locked_contents(space) as found:
+    with _locked_contents(space) as contents:
         pass
-    wrong = {}
-    for one in found.residents:
-        path = os.path.join(space.folder, one.path)
+    damaged = {}
+    for shard in contents.shards:
+        path = os.path.join(space.folder, shard.path)
         with suppress(FileNotFoundError):  # evicted meanwhile
             if lock := take_lock(path, shared=True):
                 with lock:
-                    if damage := _find_damage(path, one):
-                        wrong[one] = damage, lock.fact.st_ino
+                    if damage := _find_damage(path, shard):
+                        damaged[shard] = damage, lock.fact.st_ino
     with _locked_contents(space):
-        return _remove_shards(space, found, wrong)
+        return _remove_shards(space, contents, damaged)
 
 
 def _remove_shards(
-    space: CacheSpace, found: CacheContents, wrong: Mapping[CachedFile, tuple[str, int | None]]
+    space: CacheSpace, contents: CacheContents, shards: Mapping[CachedFile, tuple[str, int | None]]
 ) -> CacheChange:
-    """Remove shards that no process holds, each for why and of that inode (None: any); the lock is held."""
-    removed, kept, size = {}, {}, 0
-    for one, (why, inode) in wrong.items():
-        lock = space.lock_alone(one.path)
+    """Delete unused shards, each for a reason and only if it has the given inode (None: any). The lock must be held."""
+    removed, held, size = {}, {}, 0
+    for shard, (reason, inode) in shards.items():
+        lock = space.lock_exclusively(shard.path)
         if lock is None:
-            kept[one.path] = why
+            held[shard.path] = reason
             continue
         with lock:
             if inode in (None, lock.fact.st_ino):
-                space.remove(one)
-                removed[one.path] = why
-                size += one.size
-    return CacheChange(space.folder, len(found.residents), removed, kept, size, tuple(sorted(found.foreign)))
+                space.remove(shard)
+                removed[shard.path] = reason
+                size += shard.size
+    return CacheChange(space.folder, len(contents.shards), removed, held, size, tuple(sorted(contents.foreign)))
 
 
-def _find_damage(path: str, one: CachedFile) -> str:
-    """Return what is wrong with a shard, which a lease holds; empty: nothing that can be known."""
+def _find_damage(path: str, shard: CachedFile) -> str:
+    """Return what is wrong with a leased shard; empty if nothing is, or its checksum is unknown."""
     try:
-        if (facts := one.facts) is None:
-            fact = parse_facts(load_sidecar(sidecar_path(path, None)), one.sidecar)
-            facts = fact.size, fact.crc
-        size, crc = facts
-        with ChecksummedFile(path) as shard:
-            if shard.size != size:
-                return f"{shard.size:,} bytes instead of {size:,}"
-            found = shard.crc()
+        if (expected := shard.facts) is None:
+            fact = parse_facts(load_sidecar(sidecar_path(path, None)), shard.sidecar)
+            expected = fact.size, fact.crc
+        size, crc = expected
+        with ChecksummedFile(path) as file:
+            if file.size != size:
+                return f"{file.size:,} bytes instead of {size:,}"
+            actual = file.crc()
     except CorruptShard as error:
         return error.found
     except OSError as error:
         return os_error_text(error)
-    return "" if crc in (None, found) else f"the checksum {found:08x} instead of {crc:08x}"
+    return "" if crc in (None, actual) else f"CRC-32C {actual:08x} instead of {crc:08x}"
 
 
 def _open_space(folder: str | os.PathLike[str]) -> CacheSpace:
     space = CacheSpace(os.path.abspath(local_folder(folder, LOCAL_LOCKS_FIX).path), _UNLIMITED_BYTES, "least-used")
     if not space.is_cache():
-        remedy = "A `Cache` makes one."
-        raise InvalidRequest(os.fspath(folder), "no cache", expected="a folder that a cache has made", remedy=remedy)
+        remedy = "Create one with `shardtool.Cache(folder)`."
+        raise InvalidRequest(os.fspath(folder), "not a cache", expected="the folder of a cache", remedy=remedy)
     return space
 
 
 @contextmanager
 def _locked_contents(space: CacheSpace) -> Iterator[CacheContents]:
-    """Look at a cache, and hold its lock where that is possible: on a read-only disk it is not, nor is it needed."""
+    """Scan a cache, under its lock if possible. On a read-only disk, no lock is possible or needed."""
     with ExitStack() as stack:
         with suppress(OSError):
             stack.enter_context(space.locked())
         try:
-            found = space.look()
+            contents = space.scan()
         except OSError as error:
             raise InvalidRequest(space.folder, f"cannot be listed: {os_error_text(error)}") from None
-        yield found
+        yield contents

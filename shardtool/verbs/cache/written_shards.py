@@ -1,4 +1,4 @@
-"""The finished shards that samplers wrote into a cache, held for an epoch of training."""
+"""The finished shards that samplers wrote into a cache, leased for an epoch of training."""
 
 from __future__ import annotations
 
@@ -18,24 +18,20 @@ if TYPE_CHECKING:
     from shardtool.verbs.cache.folder import CacheContents, CachedFile
 
 
-_MAX_RECLAIMED_DIVISOR = 2  # no more than one half of what is there makes room for writers at once
+_MAX_RECLAIMED_DIVISOR = 2  # at most half of the cached bytes are freed for waiting writers at once
 
 
 class CacheShards(Sequence[str]):
-    """The paths of the finished shards of a cache, held until `close`, or until nothing refers to this any more.
+    """The paths of a cache's finished shards, leased until `close` or garbage collection.
 
-    Another process that gets it has the same paths, and holds those that are still there.
-
-    Args:
-        locks: The leases.
-        paths: Of the shards, also of those that are gone.
+    An unpickled copy in another process has the same paths, and leases the shards that still exist.
     """
 
     def __init__(self, locks: list[FileLock], paths: list[str]) -> None:
         self._locks, self._paths = locks, paths
 
     @overload
-    def __getitem__(self, which: int) -> str: ...
+    def __getitem__(self, index: int) -> str: ...
     @overload
     def __getitem__(self, which: slice) -> list[str]: ...
 
@@ -52,11 +48,11 @@ class CacheShards(Sequence[str]):
         return _lease_unpickled, (self._paths,)
 
     def open(self, shard: StoredShard) -> LeasedShard:
-        """Return one of the shards, which is held already."""
+        """Return one of the shards, which is leased already."""
         return LeasedShard(shard.path)
 
     def close(self) -> None:
-        """Let the shards go: from now on they may be evicted."""
+        """Release the shards, so that they may be evicted."""
         for lock in self._locks:
             lock.close()
 
@@ -71,34 +67,32 @@ def _lease_paths(paths: list[str]) -> list[FileLock]:
 
 
 def _lease_unpickled(paths: list[str]) -> CacheShards:
-    """Return the shards that another process took: of one that is gone since, who reads it is told."""
     return CacheShards(_lease_paths(paths), paths)
 
 
 def lease_written_shards(space: CacheSpace, max_bytes: int | None) -> CacheShards:
-    """Return leases on the finished shards that samplers wrote, the oldest first.
+    """Lease the finished shards that samplers wrote, oldest first.
 
-    Before that, the shards that the policy evicts first make room for writers that wait; those that a process holds
-    are not leased again, so that they can go when they are let go.
+    First, shards are evicted for waiting writers. Shards due for eviction but still in use are not leased again.
 
     Args:
         space: The cache's space.
-        max_bytes: Of how many bytes at most, the newest ones; None: all.
+        max_bytes: Lease only the newest shards, up to this size; None: all.
 
     Raises:
-        OSError: The folder's lock cannot be had.
+        OSError: The folder cannot be locked.
     """
     with space.locked():
-        found = space.look()
-        doomed = _shards_to_reclaim(space, found)
+        contents = space.scan()
+        reclaimed = _shards_to_reclaim(space, contents)
         if space.policy != "keep":
-            for one in doomed:
-                space.evict([one], one.size)
-        written = [one for one in found.residents if one.folder == WRITTEN and one not in doomed]
-        written.sort(key=lambda one: (one.came_ns, one.name))
-        locks = _lease_paths([os.path.join(space.folder, one.path) for one in written])
-        for lock in locks:  # also of those that are let go, so that each may be evicted from now on
-            lock.used(time.time_ns())
+            for shard in reclaimed:
+                space.evict([shard], shard.size)
+        written = [shard for shard in contents.shards if shard.folder == WRITTEN and shard not in reclaimed]
+        written.sort(key=lambda shard: (shard.came_ns, shard.name))
+        locks = _lease_paths([os.path.join(space.folder, shard.path) for shard in written])
+        for lock in locks:  # mark all as used, including released ones, so that each may be evicted
+            lock.record_use(time.time_ns())
         size = sum(lock.fact.st_size for lock in locks)
         while max_bytes is not None and size > max_bytes:
             with locks.pop(0) as lock:
@@ -106,14 +100,14 @@ def lease_written_shards(space: CacheSpace, max_bytes: int | None) -> CacheShard
         return CacheShards(locks, [lock.path for lock in locks])
 
 
-def _shards_to_reclaim(space: CacheSpace, found: CacheContents) -> set[CachedFile]:
-    """Return the shards that go first, as many as writers that wait need, and no more than half of what is there."""
-    over = min(space.over(found, found.wanted), found.size // _MAX_RECLAIMED_DIVISOR)
-    doomed = set()
-    for one in space.in_order(found.residents):
-        if over <= 0 or not found.wanted:
+def _shards_to_reclaim(space: CacheSpace, contents: CacheContents) -> set[CachedFile]:
+    """Return the next shards to evict for waiting writers, at most half of the cached bytes."""
+    excess = min(space.excess_bytes(contents, contents.requested), contents.size // _MAX_RECLAIMED_DIVISOR)
+    reclaimed = set()
+    for shard in space.eviction_order(contents.shards):
+        if excess <= 0 or not contents.requested:
             break
-        if not one.unread:
-            doomed.add(one)
-            over -= one.size
-    return doomed
+        if not shard.never_used:
+            reclaimed.add(shard)
+            excess -= shard.size
+    return reclaimed

@@ -1,4 +1,4 @@
-"""Samples of datasets that hold the same: the twin of `inspect --duplicates`."""
+"""Find samples with the same content in one or several datasets (`inspect --duplicates`)."""
 
 from __future__ import annotations
 
@@ -21,14 +21,10 @@ if TYPE_CHECKING:
 
 
 class DuplicateSample(NamedTuple):
-    """A sample that another one is the same as.
+    """A sample with the same content as another one.
 
     Attributes:
-        key: Its key.
-        dataset: Its dataset.
-        split: The split that this is; empty: none.
-        shard: Its shard.
-        differs: The labels and other fields in which it differs from the first one of its group.
+        differs: Labels and other fields that differ from the first sample of the group.
     """
 
     key: str
@@ -39,17 +35,14 @@ class DuplicateSample(NamedTuple):
 
 
 class DuplicateGroups(NamedTuple):
-    """The groups of samples that hold the same.
+    """Groups of samples with the same content.
 
     Attributes:
-        dataset: What was looked at.
-        samples: How many samples there are.
-        fields: The fields that had to be the same.
-        groups: Two samples or more each, in the order of their keys.
-        surplus: How many samples there are beside the first one of each group.
-        size: Bytes of what these hold.
-        leaks: How many groups are in several splits.
-        unlike: How many groups have labels or other fields that differ.
+        groups: Groups of two or more samples, in order of their keys.
+        surplus: Number of samples that repeat the first one of their group.
+        size: Payload bytes of these samples.
+        leaks: Number of groups in more than one split.
+        unlike: Number of groups whose labels or other fields differ.
     """
 
     dataset: str
@@ -62,7 +55,7 @@ class DuplicateGroups(NamedTuple):
     unlike: int
 
     def to_json(self) -> dict[str, object]:
-        """Return it as data, the way `--json` prints it."""
+        """Return the groups as `--json` prints them."""
         counts = {"groups": len(self.groups), "surplus": self.surplus, "leaks": self.leaks, "unlike": self.unlike}
         return {
             "dataset": self.dataset,
@@ -70,56 +63,56 @@ class DuplicateGroups(NamedTuple):
             "fields": list(self.fields),
             "counts": counts,
             "size": self.size,
-            "groups": [[{**one._asdict(), "differs": list(one.differs)} for one in group] for group in self.groups],
+            "groups": [
+                [{**sample._asdict(), "differs": list(sample.differs)} for sample in group] for group in self.groups
+            ],
         }
 
 
 @explaining_missing_cwd()
 def inspect_duplicates(dataset: DatasetLike, *, observer: Observer | None = None) -> DuplicateGroups:
-    """Return which samples of one or several datasets hold the same.
-
-    Args:
-        dataset: As `inspect` takes it.
-        observer: Hears of progress.
+    """Return the samples of one or several datasets that have the same content.
 
     Raises:
-        InvalidRequest: There is none.
+        InvalidRequest: There is no such dataset.
         CorruptShard: A dataset file, a sidecar or a shard is damaged.
     """
     observer = observer or Observer()
-    with start_pool(WorkerOptions()) as pool:  # forked before anything heavy is imported
+    with start_pool(WorkerOptions()) as pool:  # fork workers before heavy imports
         from shardtool.source.duplicates import find_duplicates
         from shardtool.source.shard_listing import list_datasets
 
-        opened = [open_dataset(one) for one in expand_datasets(dataset)]
-        alike = len({shard.format for one in opened for shard in one.shards}) == 1
-        givens = [one.given for one in opened]
-        listed = list_datasets(givens, pool, observer, to_format="tfrecord", as_stored=alike)
-        for note in listed.notes:
+        datasets = [open_dataset(name) for name in expand_datasets(dataset)]
+        one_format = len({shard.format for stored in datasets for shard in stored.shards}) == 1
+        dataset_args = [stored.given for stored in datasets]
+        listing = list_datasets(dataset_args, pool, observer, to_format="tfrecord", as_stored=one_format)
+        for note in listing.notes:
             observer.note(note)
-        twins = find_duplicates(listed.entries, None, pool, observer)
-    groups, files = twins.groups, listed.entries.known_spans.file
-    splits = [one.split for one, _ in listed.stored]
+        duplicates = find_duplicates(listing.entries, None, pool, observer)
+    groups, files = duplicates.groups, listing.entries.known_spans.file
+    splits = [stored.split for stored, _ in listing.stored]
 
     def is_leak(group: tuple[int, ...]) -> bool:
         return len({splits[files[sample]] for sample in group} - {""}) > 1
 
     return DuplicateGroups(
-        dataset=format_list([redact_secrets(to_output_name(one.where)) for one in opened], 3),
-        samples=len(listed.entries),
-        fields=twins.fields,
-        groups=LazyList(len(groups), lambda at: tuple(_duplicate_of(listed, one, twins.differ) for one in groups[at])),
+        dataset=format_list([redact_secrets(to_output_name(stored.where)) for stored in datasets], 3),
+        samples=len(listing.entries),
+        fields=duplicates.fields,
+        groups=LazyList(
+            len(groups), lambda index: tuple(_duplicate_of(listing, row, duplicates.differ) for row in groups[index])
+        ),
         surplus=sum(len(group) - 1 for group in groups),
-        size=sum(twins.sizes[at] * (len(group) - 1) for at, group in enumerate(groups)),
+        size=sum(duplicates.sizes[index] * (len(group) - 1) for index, group in enumerate(groups)),
         leaks=sum(map(is_leak, groups)),
-        unlike=sum(any(one in twins.differ for one in group) for group in groups),
+        unlike=sum(any(sample in duplicates.differ for sample in group) for group in groups),
     )
 
 
-def _duplicate_of(listed: Listing, sample: int, differ: dict[int, tuple[str, ...]]) -> DuplicateSample:
+def _duplicate_of(listing: Listing, sample: int, differ: dict[int, tuple[str, ...]]) -> DuplicateSample:
     from shardtool.dataset.scan import index_text
 
-    entries = listed.entries
-    dataset, shard = listed.stored[int(entries.known_spans.file[sample])]
-    key, where = index_text(entries.keys[sample]), redact_secrets(to_output_name(dataset.where))
-    return DuplicateSample(key, where, dataset.split, shard.name, differ.get(sample, ()))
+    entries = listing.entries
+    dataset, shard = listing.stored[int(entries.known_spans.file[sample])]
+    key, name = index_text(entries.keys[sample]), redact_secrets(to_output_name(dataset.where))
+    return DuplicateSample(key, name, dataset.split, shard.name, differ.get(sample, ()))

@@ -1,6 +1,6 @@
-"""How fast a dataset is read here: as a stream, at random, decoded; and whether its shards are large enough for it.
+"""Measure how fast a dataset can be read: as a stream, at random, and decoded (`inspect --read-speed`).
 
-The twin of `inspect --read-speed`. What the system holds in memory is read from there: a second run is often faster.
+Files in the page cache are read from memory, so a second run is often faster.
 """
 
 from __future__ import annotations
@@ -26,19 +26,17 @@ if TYPE_CHECKING:
 
     Sample = dict[str, Any]
 
-_MEASURE_S = 2.0  # of each kind of reading, of which a sample at least is read
-_SAMPLES_PER_READ = 64  # samples that are asked for at once: a batch
-_MAX_OPENED_SHARDS = 16  # shards whose opening is timed
-_MAX_OPENING_SHARE = 0.1  # of a stream's time that may go into opening
+_MEASURE_S = 2.0  # per measurement, which reads at least one sample
+_SAMPLES_PER_READ = 64  # a batch
+_MAX_OPENED_SHARDS = 16  # shards used to time opening
+_MAX_OPENING_SHARE = 0.1  # shards are large enough if a stream spends less of its time opening them
 
 
 class Speed(NamedTuple):
-    """How much was read, and in what time.
+    """The amount read, and the time it took.
 
     Attributes:
-        samples: How many.
-        bytes: Bytes of their fields, before they are decoded.
-        seconds: How long it took.
+        bytes: Bytes of their fields before decoding.
     """
 
     samples: int
@@ -47,26 +45,23 @@ class Speed(NamedTuple):
 
     @property
     def samples_per_s(self) -> float:
-        """Samples in a second."""
+        """Samples per second."""
         return self.samples / self.seconds
 
     @property
     def bytes_per_s(self) -> float:
-        """Bytes in a second."""
+        """Bytes per second."""
         return self.bytes / self.seconds
 
 
 class ReadSpeed(NamedTuple):
-    """How fast a dataset was read, by one process.
+    """The read speed of a dataset in one process.
 
     Attributes:
-        dataset: Its name.
-        shards: How many there are.
-        mean_size: Bytes of a shard.
-        opening: Seconds that the opening of a shard takes, with its index.
-        stream: Shuffled, as for training.
-        random: Samples from anywhere, 64 at a time.
-        decoded: A stream whose fields are decoded in one thread; None: not asked for.
+        opening: Seconds to open a shard, including its index.
+        stream: Speed of a shuffled stream, as in training.
+        random: Speed of random access, 64 samples at a time.
+        decoded: Speed of a stream decoded in one thread; None if not measured.
     """
 
     dataset: str
@@ -79,21 +74,21 @@ class ReadSpeed(NamedTuple):
 
     @property
     def opening_share(self) -> float:
-        """The part of a stream's time that goes into opening shards."""
+        """The fraction of a stream's time spent opening shards."""
         return self.opening / (self.opening + self.mean_size / max(1, self.stream.bytes_per_s))
 
     @property
     def large_enough(self) -> bool:
-        """Whether that is a tenth at most, or there is only one shard."""
+        """Whether at most a tenth of the time goes into opening shards, or there is only one shard."""
         return self.shards == 1 or self.opening_share <= _MAX_OPENING_SHARE
 
     @property
     def advised_size(self) -> int:
-        """Bytes of a shard from which on it is a tenth."""
+        """The shard size in bytes at which opening takes a tenth of the time."""
         return round(self.opening * self.stream.bytes_per_s * (1 / _MAX_OPENING_SHARE - 1))
 
     def to_json(self) -> dict[str, object]:
-        """Return it as `--json` prints it."""
+        """Return the result as `--json` prints it."""
         speeds = {"stream": self.stream, "random": self.random, "decoded": self.decoded}
         return {
             "dataset": self.dataset,
@@ -106,19 +101,20 @@ class ReadSpeed(NamedTuple):
                 "advised_size": self.advised_size,
             },
             **{
-                name: one and {**one._asdict(), "samples_per_s": one.samples_per_s, "bytes_per_s": one.bytes_per_s}
-                for name, one in speeds.items()
+                name: speed
+                and {**speed._asdict(), "samples_per_s": speed.samples_per_s, "bytes_per_s": speed.bytes_per_s}
+                for name, speed in speeds.items()
             },
         }
 
 
 def read_speed(given: DatasetLike, *, decode: bool = False, seed: int = 0) -> ReadSpeed:
-    """Read a dataset for some seconds, and return how fast that was.
+    """Read a dataset for a few seconds per measurement and return the speeds.
 
     Args:
-        given: A dataset, as for `shardtool.open`; several are read as one.
-        decode: Whether fields are decoded, too.
-        seed: Of the order.
+        given: A dataset, as for `shardtool.open`.
+        decode: Also measure a decoded stream.
+        seed: Seed of the order.
 
     Raises:
         InvalidRequest: There is no such dataset, or it has no samples.
@@ -126,16 +122,16 @@ def read_speed(given: DatasetLike, *, decode: bool = False, seed: int = 0) -> Re
         SampleFailed: A field cannot be decoded.
     """
     catalog = open_catalog(given)
-    full = np.flatnonzero(np.diff(catalog.firsts))
-    if not len(full):
-        raise InvalidRequest(catalog.name, "no samples", expected="one at least, which is read")
-    chosen = full[:: max(1, len(full) // _MAX_OPENED_SHARDS)][:_MAX_OPENED_SHARDS]
+    filled = np.flatnonzero(np.diff(catalog.firsts))
+    if not len(filled):
+        raise InvalidRequest(catalog.name, "no samples", expected="at least one sample")
+    opened = filled[:: max(1, len(filled) // _MAX_OPENED_SHARDS)][:_MAX_OPENED_SHARDS]
     dataset = Dataset(SampleReader(catalog, ReadOptions()))
-    opening = _opening_time(dataset, [int(catalog.firsts[shard]) for shard in chosen])
+    opening = _opening_time(dataset, [int(catalog.firsts[shard]) for shard in opened])
     return ReadSpeed(
         dataset=catalog.name,
-        shards=len(full),
-        mean_size=int(catalog.sizes[full].mean()),
+        shards=len(filled),
+        mean_size=int(catalog.sizes[filled].mean()),
         opening=opening,
         stream=_measure_speed(_stream_samples(dataset, seed)),
         random=_measure_speed(_random_samples(dataset, seed)),
@@ -144,8 +140,8 @@ def read_speed(given: DatasetLike, *, decode: bool = False, seed: int = 0) -> Re
 
 
 def _opening_time(dataset: Dataset, numbers: list[int]) -> float:
-    """Return what the first reading of a shard takes longer than the second, in seconds: the median of some shards."""
-    dataset[numbers[0]]  # and what is imported for it
+    """Return by how many seconds the first read of a shard is slower than the second (median of some shards)."""
+    dataset[numbers[0]]  # includes late imports
     return max(
         0.0, median(_read_time(dataset, number) - _read_time(dataset, number) for number in numbers[1:] or numbers)
     )
@@ -158,15 +154,13 @@ def _read_time(dataset: Dataset, number: int) -> float:
 
 
 def _stream_samples(dataset: Dataset, seed: int) -> Iterator[Sample]:
-    """Yield samples, epoch after epoch."""
     stream = dataset.stream(seed=seed, rank=0, world_size=1)
     return chain.from_iterable(repeat(stream))
 
 
 def _random_samples(dataset: Dataset, seed: int) -> Iterator[Sample]:
-    """Yield samples from anywhere."""
-    draw = np.random.default_rng(seed)
-    return chain.from_iterable(dataset[draw.integers(0, len(dataset), _SAMPLES_PER_READ)] for _ in repeat(None))
+    generator = np.random.default_rng(seed)
+    return chain.from_iterable(dataset[generator.integers(0, len(dataset), _SAMPLES_PER_READ)] for _ in repeat(None))
 
 
 def _measure_speed(samples: Iterable[Sample], decode: Decode | None = None) -> Speed:

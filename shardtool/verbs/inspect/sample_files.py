@@ -1,8 +1,6 @@
-"""Files that `inspect` writes: the fields of a sample, each below one folder, and checks of a report's path.
+"""Write the fields of a sample to files, and check the path of a report.
 
-Whatever a sample's key says, nothing is written outside of the folder. An existing file is an error, unless it may
-be
-replaced. A report never replaces a file of a dataset.
+No key can cause a write outside the folder. A report never replaces a file of a dataset.
 """
 
 from __future__ import annotations
@@ -11,9 +9,7 @@ from contextlib import closing
 from functools import partial
 from typing import TYPE_CHECKING
 
-from shardtool.dataset.payload import (
-    parse_value,
-)
+from shardtool.dataset.payload import parse_value
 from shardtool.dataset.shard_file import CompressedFile, ShardFile, iter_payload, open_shard
 from shardtool.errors import CorruptShard, InvalidRequest, format_list, printable
 from shardtool.fingerprint import crc32c
@@ -33,39 +29,36 @@ if TYPE_CHECKING:
     from shardtool.verbs.inspect.overview import StoredSample
 
 
-_MAX_PATH_CHARS = 255  # letters of a path in a message
+_MAX_PATH_CHARS = 255  # shown of a path in a message
 
 
 def write_fields(sample: StoredSample, folder: str, *, overwrite: bool = False) -> tuple[str, ...]:
-    """Write each field of a sample to `KEY.FIELD` below a folder, which is made where it is missing.
+    """Write each field of a sample to `KEY.FIELD` in a folder, and return the paths.
 
-    A number of a TFRecord becomes text, several a JSON list.
-
-    Returns:
-        The files' paths.
+    A number of a TFRecord is written as text, several numbers as a JSON list.
 
     Raises:
-        InvalidRequest: The folder is no local one.
-        CorruptShard: The key or a field's name is no path below a folder, or a payload is damaged.
-        OutputExists: There is a file of that name already, or something else where a folder must be.
-        OutputFailed: It cannot be written.
+        InvalidRequest: The folder is not local.
+        CorruptShard: The key or a field name is not a valid relative path, or a payload is damaged.
+        OutputExists: A file exists, or a path that must be a folder is not.
+        OutputFailed: A file cannot be written.
     """
-    paths = [_field_path(sample, one["name"]) for one in sample.fields]  # all, before anything is written
+    paths = [_field_path(sample, field["name"]) for field in sample.fields]  # check all before writing any
     with closing(FolderTree(named_local_folder(folder).path)) as tree, open_shard(sample.shard.path) as file:
-        for at in sorted(range(len(paths)), key=lambda at: sample.fields[at]["offset"]):
-            blocks = partial(_field_blocks, sample, sample.fields[at], file)
-            tree.write(paths[at], blocks, "overwrite" if overwrite else "error")
+        for row in sorted(range(len(paths)), key=lambda row: sample.fields[row]["offset"]):
+            blocks = partial(_field_blocks, sample, sample.fields[row], file)
+            tree.write(paths[row], blocks, "overwrite" if overwrite else "error")
         return tuple(map(tree.full_path, paths))
 
 
 def field_bytes(sample: StoredSample, field: str) -> Iterator[bytes]:
-    """Yield the bytes of a sample's field, a piece at a time; a number of a TFRecord as text.
+    """Yield the bytes of a field, block by block. A number of a TFRecord is yielded as text.
 
     Raises:
         InvalidRequest: The sample has no such field.
-        CorruptShard: The payload is damaged; what was read by then was yielded.
+        CorruptShard: The payload is damaged; blocks before the damage were already yielded.
     """
-    names = [one["name"] for one in sample.fields]
+    names = [item["name"] for item in sample.fields]
     if field not in names:
         found = f"{printable(sample.key)} has no field {field!r}"
         raise InvalidRequest(
@@ -76,31 +69,29 @@ def field_bytes(sample: StoredSample, field: str) -> Iterator[bytes]:
 
 
 def _field_path(sample: StoredSample, field: str) -> bytes:
-    """Return a field's path, if all of its parts are plain names."""
     path = to_bytes(f"{sample.key}.{field}")
     if problem := path_problem(path):
         found = f"sample {sample.number:,}: {printable(path)[:_MAX_PATH_CHARS]} is {problem}"
-        raise CorruptShard(sample.shard.path, found, remedy="Nothing of it was written.")
+        raise CorruptShard(sample.shard.path, found, remedy="No file of this sample was written.")
     return path
 
 
-def _field_blocks(sample: StoredSample, one: FieldRow, file: ShardFile | CompressedFile) -> Iterator[bytes]:
-    """Yield what goes into a field's file."""
-    where = f"{sample.shard.path}, field {one['name']!r} of {sample.key}"
-    blocks, crc = iter_payload(file, one["offset"], one["length"], where), 0
-    kind = sample.kinds.get(one["name"], "bytes")
+def _field_blocks(sample: StoredSample, field: FieldRow, file: ShardFile | CompressedFile) -> Iterator[bytes]:
+    location = f"{sample.shard.path}, field {field['name']!r} of {sample.key}"
+    blocks, crc = iter_payload(file, field["offset"], field["length"], location), 0
+    kind = sample.kinds.get(field["name"], "bytes")
     if kind != "bytes":
         blocks = iter([b"".join(blocks)])
     for block in blocks:
         crc = crc32c(block, crc)
-        yield block if kind == "bytes" else _number_text(block, kind, where)
-    if one["crc32c"] is not None and crc != one["crc32c"]:
-        raise CorruptShard(where, "another checksum than its index says", remedy="Run `shardtool verify`.")
+        yield block if kind == "bytes" else _number_text(block, kind, location)
+    if field["crc32c"] is not None and crc != field["crc32c"]:
+        raise CorruptShard(location, "checksum differs from the index", remedy="Run `shardtool verify`.")
 
 
-def _number_text(data: bytes, kind: str, where: str) -> bytes:
+def _number_text(data: bytes, kind: str, location: str) -> bytes:
     if (value := parse_value(data, kind)) is None:
-        raise CorruptShard(where, f"no {kind}")
+        raise CorruptShard(location, f"not a valid {kind}")
     return str(value).encode()
 
 
@@ -113,21 +104,15 @@ _REPORT_FORMATS = {
 
 
 def check_report_path(dataset: StoredDataset, path: str, *, overwrite: bool, ending: str) -> None:
-    """Refuse a path to which no report may be written.
-
-    Args:
-        dataset: What it is of.
-        path: Where it will be.
-        overwrite: Whether it may take the place of another report of its kind.
-        ending: `.html`, `.png`, `.csv` or `.parquet`: what it is.
+    """Check that a report with this ending may be written to a path, or may overwrite a report of the same kind.
 
     Raises:
-        InvalidRequest: It is no name of a file here or in a store, or one of the dataset's own files.
-        OutputExists: There is something already that is not to be replaced.
+        InvalidRequest: The path is not a valid file name here or in a store, or is a file of the dataset.
+        OutputExists: The file exists and may not be replaced.
     """
     check_target_name(path, f"report{ending}")
-    own = [dataset.dataset_file, *(name for shard in dataset.shards for name in (shard.path, shard.sidecar))]
-    if real_path(path) in {real_path(name) for name in own if name}:
+    dataset_paths = [dataset.dataset_file, *(name for shard in dataset.shards for name in (shard.path, shard.sidecar))]
+    if real_path(path) in {real_path(name) for name in dataset_paths if name}:
         raise InvalidRequest(path, "a file of the dataset itself", remedy="Choose another name.")
     begins, holds = _REPORT_FORMATS[ending]
-    check_target(path, overwrite=overwrite, begins=begins, holds=holds, cure=flag_text("overwrite"))
+    check_target(path, overwrite=overwrite, magic=begins, marker=holds, option=flag_text("overwrite"))

@@ -1,5 +1,6 @@
-"""Statistics of many values in bounded memory: sizes, value counts and columns, added shard by shard. It opens no
-file.
+"""Statistics of many values in bounded memory: sizes, value counts and columns, added shard by shard.
+
+This module opens no files.
 """
 
 from __future__ import annotations
@@ -23,31 +24,27 @@ if TYPE_CHECKING:
 
 
 def printable_path(path: str) -> str:
-    """Return a path as people and programs get to see it."""
+    """Return a path for output: without secrets and control characters."""
     return redact_secrets(printable(to_output_name(path)))
 
 
 Value = TypeVar("Value")
 
 
-_MAX_EXACT_VALUES = 2**17  # values that are kept as they are, for an exact median
+_MAX_EXACT_VALUES = 2**17  # up to this many values, the median is exact
 
+_BUCKET_BITS = 10  # leading bits kept of more values: the median is within 0.2 %
 
-_BUCKET_BITS = 10  # of larger numbers of values, these leading bits are kept: a median within 0.2 %
-
-
-_BUCKETS_PER_OCTAVE = 64  # of an octave, for the columns of a histogram
-
+_BUCKETS_PER_OCTAVE = 64  # resolution of histograms
 
 _MAX_DISTINCT_VALUES = 10_000
 
-
-_MAX_VALUE_CHARS = 200  # characters of a value: more is prose, and no label
+_MAX_VALUE_CHARS = 200  # longer values are text, not labels
 
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Numbers: how many, the smallest, the one in the middle, the largest, and their sum."""
+    """Count, smallest, median, largest and sum of numbers."""
 
     count: int
     smallest: int
@@ -57,38 +54,38 @@ class Spread:
 
 
 class SizeTally:
-    """Numbers from zero on, added up to a `Spread`."""
+    """Collects non-negative numbers and returns their `Spread`."""
 
     def __init__(self) -> None:
         self._count = self._total = self._largest = 0
         self._smallest = 2**64
         self._kept: list[NDArray[np.uint64]] = []
-        self._held = 0
+        self._kept_count = 0
         self._buckets = Counter[int]()
 
     def add(self, values: NDArray[np.uint64]) -> None:
-        """Take some more."""
+        """Add numbers."""
         if not len(values):
             return
         self._count += len(values)
         largest = int(values.max())
-        few = largest < 2**62 // len(values)
-        self._total += int(values.sum()) if few else sum(values.tolist())
+        fits_int64 = largest < 2**62 // len(values)
+        self._total += int(values.sum()) if fits_int64 else sum(values.tolist())
         self._smallest, self._largest = min(self._smallest, int(values.min())), max(self._largest, largest)
         self._kept.append(values)
-        self._held += len(values)
-        if self._held > _MAX_EXACT_VALUES:
+        self._kept_count += len(values)
+        if self._kept_count > _MAX_EXACT_VALUES:
             self._fold()
 
     def _fold(self) -> None:
         values = np.concatenate(self._kept)
-        self._kept, self._held = [], 0
+        self._kept, self._kept_count = [], 0
         shift = np.maximum(np.frexp(values.astype(np.float64))[1] - _BUCKET_BITS, 0).astype(np.uint64)
-        found, counts = np.unique((shift << np.uint64(_BUCKET_BITS + 1)) | (values >> shift), return_counts=True)
-        self._buckets.update(dict(zip(found.tolist(), counts.tolist(), strict=True)))
+        buckets, counts = np.unique((shift << np.uint64(_BUCKET_BITS + 1)) | (values >> shift), return_counts=True)
+        self._buckets.update(dict(zip(buckets.tolist(), counts.tolist(), strict=True)))
 
     def spread(self) -> Spread:
-        """Return what is known so far."""
+        """Return the statistics of the numbers added so far."""
         if not self._count:
             return Spread(0, 0, 0, 0, 0)
         return Spread(self._count, self._smallest, self._median(), self._largest, self._total)
@@ -98,47 +95,48 @@ class SizeTally:
             return int(np.sort(np.concatenate(self._kept))[self._count // 2])
         if self._kept:
             self._fold()
-        left = self._count // 2
+        remaining = self._count // 2
         for bucket in sorted(self._buckets):
-            left -= self._buckets[bucket]
-            if left < 0:
+            remaining -= self._buckets[bucket]
+            if remaining < 0:
                 break
         return max(self._smallest, min(self._largest, _bucket_middle(bucket)))
 
-    def columns(self, most: int) -> list[tuple[float, float, int]]:
-        """Return at most `most` columns (from, to, count) over all but zeros, equally wide on a log scale."""
-        values = np.concatenate([*self._kept, np.array([_bucket_middle(one) for one in self._buckets], np.uint64)])
-        counts = np.concatenate([np.ones(self._held, np.int64), np.array([*self._buckets.values()], np.int64)])
+    def columns(self, max_columns: int) -> list[tuple[float, float, int]]:
+        """Return at most `max_columns` (from, to, count), equally wide on a log scale, of the positive numbers."""
+        values = np.concatenate(
+            [*self._kept, np.array([_bucket_middle(bucket) for bucket in self._buckets], np.uint64)]
+        )
+        counts = np.concatenate([np.ones(self._kept_count, np.int64), np.array([*self._buckets.values()], np.int64)])
         steps = (np.log2(values[values > 0].astype(np.float64)) * _BUCKETS_PER_OCTAVE).astype(np.int64)
         if not len(steps):
             return []
         first = int(steps.min())
-        wide = max(_BUCKETS_PER_OCTAVE // 16, -(-(int(steps.max()) + 1 - first) // most))
-        found = np.zeros((int(steps.max()) - first) // wide + 1, np.int64)
-        np.add.at(found, (steps - first) // wide, counts[values > 0])
-        starts = range(first, first + wide * len(found), wide)
+        width = max(_BUCKETS_PER_OCTAVE // 16, -(-(int(steps.max()) + 1 - first) // max_columns))
+        heights = np.zeros((int(steps.max()) - first) // width + 1, np.int64)
+        np.add.at(heights, (steps - first) // width, counts[values > 0])
+        starts = range(first, first + width * len(heights), width)
         return [
-            (2 ** (start / _BUCKETS_PER_OCTAVE), 2 ** ((start + wide) / _BUCKETS_PER_OCTAVE), count)
-            for start, count in zip(starts, found.tolist(), strict=True)
+            (2 ** (start / _BUCKETS_PER_OCTAVE), 2 ** ((start + width) / _BUCKETS_PER_OCTAVE), count)
+            for start, count in zip(starts, heights.tolist(), strict=True)
         ]
 
 
 def _bucket_middle(bucket: int) -> int:
-    """Return the number in the middle of a bucket."""
     shift = bucket >> (_BUCKET_BITS + 1)
     low: int = (bucket & (2 ** (_BUCKET_BITS + 1) - 1)) << shift
     return low + (1 << shift >> 1)
 
 
 class ValueCounts(Generic[Value]):
-    """How often each value is there; None, once there are too many to be labels."""
+    """Counts of values. `values` is None once there are too many distinct or too long values."""
 
-    def __init__(self, most: int = _MAX_DISTINCT_VALUES) -> None:
-        self._most = most
+    def __init__(self, max_values: int = _MAX_DISTINCT_VALUES) -> None:
+        self._max_values = max_values
         self.values: dict[Value, int] | None = {}
 
     def add(self, values: Iterable[tuple[Value, int]]) -> None:
-        """Take some more: a value and how often it is there."""
+        """Add (value, count) pairs."""
         if self.values is None:
             return
         for value, count in values:
@@ -146,29 +144,29 @@ class ValueCounts(Generic[Value]):
                 self.values = None
                 return
             self.values[value] = self.values.get(value, 0) + count
-        if len(self.values) > self._most:
+        if len(self.values) > self._max_values:
             self.values = None
 
     def add_array(self, values: pa.Array) -> None:
-        """Take the values of an Arrow array without nulls."""
+        """Add the values of an Arrow array without nulls."""
         if self.values is None:
             return
-        found = values.value_counts()
-        if len(found) > self._most:
+        counts = values.value_counts()
+        if len(counts) > self._max_values:
             self.values = None
             return
-        names = found.field("values")
+        names = counts.field("values")
         names = names.dictionary_decode() if pt.is_dictionary(names.type) else names
-        self.add(zip(names.to_pylist(), found.field("counts").to_pylist(), strict=True))
+        self.add(zip(names.to_pylist(), counts.field("counts").to_pylist(), strict=True))
 
-    def most(self) -> list[tuple[Value, int]]:
-        """Return the values, most frequent first."""
+    def most_frequent(self) -> list[tuple[Value, int]]:
+        """Return (value, count) pairs, most frequent first."""
         return sorted((self.values or {}).items(), key=lambda item: (-item[1], natural_key(str(item[0]))))
 
 
 @dataclass(frozen=True, slots=True)
 class ColumnValue:
-    """A value of a column, and how many samples have it."""
+    """A value of a column and the number of samples with it."""
 
     value: str
     samples: int
@@ -176,18 +174,16 @@ class ColumnValue:
 
 @dataclass(frozen=True, slots=True)
 class ColumnSummary:
-    """A column of metadata.
+    """The statistics of a metadata column.
 
     Attributes:
-        type: Its name in Arrow.
-        filled: How many samples have a value.
-        distinct: How many values; None where there are too many to count.
-        smallest: The smallest number, or the first time.
-        largest: The largest number, or the last time.
-        mean: The mean of the numbers.
-        values: The most frequent ones; none where all differ.
-        element: The Arrow type of the elements of lists; None if no value is a list.
-        lengths: The lengths of the lists; None if no value is a list.
+        filled: Number of samples with a value.
+        distinct: Number of distinct values; None if too many to count.
+        smallest: The smallest number or the earliest time.
+        largest: The largest number or the latest time.
+        values: The most frequent values; empty if all values differ.
+        element: Arrow type of list elements; None if the column has no lists.
+        lengths: Lengths of the lists; None if the column has no lists.
     """
 
     type: str
@@ -202,27 +198,27 @@ class ColumnSummary:
 
 
 def is_scalar_type(kind: pa.DataType) -> bool:
-    """Tell whether a column of that type holds numbers, text, truth or times: no lists and the like."""
-    flat = pt.is_integer(kind) or pt.is_floating(kind) or pt.is_boolean(kind)
-    return bool(flat or pt.is_string(kind) or pt.is_temporal(kind))
+    """Return whether a type is a number, string, boolean or time."""
+    is_number = pt.is_integer(kind) or pt.is_floating(kind) or pt.is_boolean(kind)
+    return bool(is_number or pt.is_string(kind) or pt.is_temporal(kind))
 
 
 class ColumnTally:
-    """The values of a column of metadata, added up to a `ColumnSummary`."""
+    """Collects the values of a metadata column and returns a `ColumnSummary`."""
 
     def __init__(self, kind: str) -> None:
         self.type, self.filled, self.counts = kind, 0, ValueCounts[object]()
         self._element, self._lengths = "null", SizeTally()
-        self._ends: list[Any] = []  # the smallest and the largest value of each shard
+        self._ends: list[Any] = []  # minimum and maximum of each shard
         self._total, self._numbers, self._counted = 0.0, 0, False
         self._kinds: set[str] = set()
 
     def add_type(self, kind: str) -> None:
-        """Take the type that the column has in another shard: where none of its samples has a value, that is `null`."""
+        """Add the column's type in another shard. It is `null` if all values there are null."""
         self.type = _join_types(self.type, kind)
 
     def add(self, values: pa.ChunkedArray) -> None:
-        """Take a chunked array."""
+        """Add the values of one shard."""
         values = values.combine_chunks()
         kind = values.type
         self.filled += len(values) - values.null_count
@@ -241,7 +237,7 @@ class ColumnTally:
             self.counts.add_array(values)
 
     def add_nested(self, values: pa.ChunkedArray) -> None:
-        """Count the values of a column that is not plain, and measure its lists."""
+        """Add the values of a nested column, and measure its lists."""
         import pyarrow.compute as pc
 
         kind, count = values.type, len(values) - values.null_count
@@ -254,7 +250,7 @@ class ColumnTally:
             self._lengths.add(pc.list_value_length(values).drop_null().to_numpy().astype(np.uint64))
 
     def _add_numbers(self, values: pa.Array) -> None:
-        import pyarrow.compute as pc  # here, as below, for it takes 40 ms
+        import pyarrow.compute as pc  # imported late because it takes 40 ms
 
         if pt.is_floating(values.type):
             values = values.filter(pc.is_finite(values))
@@ -269,20 +265,20 @@ class ColumnTally:
 
         self._ends += pc.min_max(values).as_py().values()
 
-    def summary(self, most: int) -> ColumnSummary:
-        """Return what is known so far, with at most this many values."""
-        known = self.counts.values if self._counted and "nested" not in self._kinds else None
-        alike = len(self._kinds) == 1  # of a number and a time, none is the smaller
-        low, high = (min(self._ends), max(self._ends)) if alike and self._ends else (None, None)
-        mean = self._total / self._numbers if self._numbers and alike else None
-        shown = self.counts.most()[:most] if known and len(known) < self.filled else []
-        values = tuple(ColumnValue(str(value), count) for value, count in shown)
-        distinct, lengths = None if known is None else len(known), self._lengths.spread()
-        found = ColumnSummary(self.type, self.filled, distinct, low, high, mean, values)
-        return replace(found, element=self._element, lengths=lengths) if lengths.count else found
+    def summary(self, max_values: int) -> ColumnSummary:
+        """Return the statistics so far, with at most `max_values` values."""
+        counted = self.counts.values if self._counted and "nested" not in self._kinds else None
+        is_uniform = len(self._kinds) == 1  # numbers and times cannot be compared
+        low, high = (min(self._ends), max(self._ends)) if is_uniform and self._ends else (None, None)
+        mean = self._total / self._numbers if self._numbers and is_uniform else None
+        frequent = self.counts.most_frequent()[:max_values] if counted and len(counted) < self.filled else []
+        values = tuple(ColumnValue(str(value), count) for value, count in frequent)
+        distinct, lengths = None if counted is None else len(counted), self._lengths.spread()
+        summary = ColumnSummary(self.type, self.filled, distinct, low, high, mean, values)
+        return replace(summary, element=self._element, lengths=lengths) if lengths.count else summary
 
 
 def _join_types(types: str, kind: str) -> str:
     """Return `A or B` for a column of several types; `null` only if no other type is known."""
-    known = [one for one in types.split(" or ") if one != "null"]
-    return types if kind == "null" or kind in known else " or ".join([*known, kind])
+    names = [name for name in types.split(" or ") if name != "null"]
+    return types if kind == "null" or kind in names else " or ".join([*names, kind])

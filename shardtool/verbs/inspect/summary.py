@@ -1,7 +1,6 @@
-"""`Summary`: the content of a dataset as one value, which the terminal, `--json` and the page show.
+"""`Summary`: a dataset's content as one value, shown by the terminal, `--json` and the HTML page.
 
-Missing or damaged files are problems in it, as long as anything can be read. Only `verify` checks that a dataset is
-complete.
+If anything can be read, missing or damaged files are listed as problems. Only `verify` checks all bytes.
 """
 
 from __future__ import annotations
@@ -17,18 +16,17 @@ if TYPE_CHECKING:
     from shardtool.verbs.inspect.statistics import ColumnSummary, Spread
 
 
-MAX_LABEL_VALUES = 100  # of a label, in a summary
-
+MAX_LABEL_VALUES = 100  # listed per label
 
 _SUMMARY_VERSION = 1
 
-
-COMBINED_FIELDS = ("dataset", "format", "samples", "size", "field_bytes", "skipped", "complete")  # of several datasets
+# The fields of a summary of several datasets.
+COMBINED_FIELDS = ("dataset", "format", "samples", "size", "field_bytes", "skipped", "complete")
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Something that is missing or damaged: `code` is for programs, `where` a file."""
+    """A missing or damaged file (`where`), with a `code` for programs."""
 
     code: str
     where: str
@@ -37,7 +35,7 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class FieldSummary:
-    """A field: what it holds by its name, how it is stored (`kind`), how many samples have it, bytes of payloads."""
+    """A field: how it is stored (`kind`), its content type by name, how many samples have it, payload sizes."""
 
     kind: str
     content: str
@@ -47,15 +45,11 @@ class FieldSummary:
 
 @dataclass(frozen=True, slots=True)
 class ImageSummary:
-    """Images: where the numbers are from (`columns`, or `sampled` headers), how many, and what they are.
+    """The sizes and modes of images. Width and height are those after applying the EXIF orientation.
 
     Attributes:
-        source: `columns` or `sampled`.
-        images: How many the numbers are about.
-        width: As a viewer shows them.
-        height: As a viewer shows them.
-        modes: Pillow's mode to how many images have it.
-        unreadable: (key, what is wrong) of those that are no image.
+        source: `columns` if from the columns width and height, `sampled` if from the headers of some images.
+        unreadable: (key, error message) of images that cannot be read.
     """
 
     source: str
@@ -68,7 +62,7 @@ class ImageSummary:
 
 @dataclass(frozen=True, slots=True)
 class Label:
-    """A value of a label: what it is called, its number where it is a class's, and how many samples have it."""
+    """A value of a label: its name, its class number if any, and the number of samples with it."""
 
     name: str
     number: int | float | None
@@ -80,11 +74,7 @@ class LabelSummary:
     """The distribution of a label.
 
     Attributes:
-        source: `field` or `column`.
-        samples: How many were counted.
-        sampled: Whether these are only some.
-        distinct: How many values there are.
-        values: The most frequent ones, most frequent first.
+        values: The most frequent values, in descending order.
     """
 
     source: str
@@ -96,7 +86,7 @@ class LabelSummary:
 
 @dataclass(frozen=True, slots=True)
 class StatisticsScope:
-    """The scope of the statistics: how many samples and shards of all, and how many shards had to be walked."""
+    """What the statistics cover: the number of samples, of shards, and of shards scanned for lack of a sidecar."""
 
     samples: int
     shards: int
@@ -108,30 +98,21 @@ class Summary:
     """The content of a dataset.
 
     Attributes:
-        dataset: What was given; of a dataset file, its path.
-        dataset_file: Its path; None where there is none.
-        name: The name of the dataset; None without a dataset file.
-        format: `tar` or `tfrecord`.
-        samples: In all shards.
-        size: Bytes of all shards that are there, or are listed.
-        field_bytes: Bytes of all payloads; None where only some sidecars were read and there is no dataset file.
-        skipped: What was left out, when it was made.
-        complete: Whether all that the dataset file lists is there; None without one.
-        problems: What is missing or damaged.
-        fingerprint: The hash of the content; None where unknown.
-        made: How it was made, as the dataset file has it.
-        looked: What the statistics below are about.
-        shard_sizes: Bytes.
-        shard_samples: Counts.
-        fields: By name.
-        images: By field, or by the columns they are from.
-        labels: By field or column, the likeliest first.
-        splits: Split to how many samples have it.
-        siblings: The other splits' dataset files, beside this one: split to file name.
-        columns: The metadata.
-        part_of: How many shards the dataset has of which some were named; None: all of it was.
-        datasets: Where several were given, the summary of each. Of what is above, all of them have sizes and counts,
-            `complete` and `problems`; the rest is in `datasets`.
+        dataset: The dataset file or the argument given.
+        size: Bytes of all shards, as listed or found.
+        field_bytes: Bytes of all payloads; None if only some sidecars were read and there is no dataset file.
+        skipped: Number of samples skipped when the dataset was created.
+        complete: Whether all files listed in the dataset file exist; None without one.
+        fingerprint: Content fingerprint; None if unknown.
+        made: How the dataset was created, as its dataset file records it.
+        looked: What the statistics below cover.
+        images: Image sizes by field, or by the columns they come from.
+        labels: Labels by field or column, the likeliest first.
+        splits: Maps splits to numbers of samples.
+        siblings: Maps the other splits to their dataset files in the same folder.
+        part_of: Number of shards in the whole dataset, if only some were named; None otherwise.
+        datasets: For several datasets, the summary of each. The combined summary then has sizes, counts, `complete` and
+            `problems` only.
     """
 
     dataset: str
@@ -159,18 +140,22 @@ class Summary:
     datasets: tuple[Summary, ...] = ()
 
     def to_json(self) -> dict[str, object]:
-        """Return the summary as data, the way `--json` prints it (docs/json.md)."""
+        """Return the summary as `--json` prints it (docs/json.md)."""
         if self.datasets:
-            found: dict[str, object] = {name: getattr(self, name) for name in COMBINED_FIELDS}
-            found |= {"problems": [asdict(one) for one in self.problems]}
-            return {"summary_version": _SUMMARY_VERSION, **found, "datasets": [one.to_json() for one in self.datasets]}
-        found = asdict(self)
+            document: dict[str, object] = {name: getattr(self, name) for name in COMBINED_FIELDS}
+            document |= {"problems": [asdict(problem) for problem in self.problems]}
+            return {
+                "summary_version": _SUMMARY_VERSION,
+                **document,
+                "datasets": [summary.to_json() for summary in self.datasets],
+            }
+        document = asdict(self)
         for name in ("datasets", *(("part_of",) if self.part_of is None else ())):
-            del found[name]
-        return {"summary_version": _SUMMARY_VERSION, **found}
+            del document[name]
+        return {"summary_version": _SUMMARY_VERSION, **document}
 
 
 def sort_labels(labels: Iterable[tuple[tuple[str, int | float | None], int]]) -> tuple[Label, ...]:
-    """Return labels, most frequent first; of equally many, by name."""
-    found = sorted(labels, key=lambda one: (-one[1], natural_key(one[0][0])))
-    return tuple(Label(*called, count) for called, count in found)
+    """Sort labels by descending count, then by name."""
+    sorted_labels = sorted(labels, key=lambda item: (-item[1], natural_key(item[0][0])))
+    return tuple(Label(*value, count) for value, count in sorted_labels)

@@ -1,6 +1,6 @@
-"""The index of datasets as one table, Parquet or CSV: all sidecars, with the shard of each sample.
+"""Write the sidecars of datasets as one Parquet or CSV table, with the shard of each sample.
 
-It is written a shard at a time, and appears complete. Columns that a shard lacks are null there.
+The table is written shard by shard and published when complete. Columns that a shard lacks are null.
 """
 
 from __future__ import annotations
@@ -29,46 +29,33 @@ if TYPE_CHECKING:
 
 SHARD_COLUMN = "__shard__"
 
-
 TABLE_ENDINGS = (".parquet", ".csv")
 
-
-_ROW_GROUP_ROWS = (
-    2**16
-)  # that are gathered before they are written, so that many small shards make no many small row groups
+_ROW_GROUP_ROWS = 2**16  # collected before writing, so many small shards do not create many small row groups
 
 
 def write_table(
     datasets: Sequence[StoredDataset], path: str, *, where: str | None = None, overwrite: bool = False
 ) -> int:
-    """Write a row for each sample: `__key__`, `__shard__` (a path), `__offset__`, `__size__`, `__fields__`, metadata.
+    """Write one row per sample: `__key__`, `__shard__` (a path), `__offset__`, `__size__`, `__fields__`, metadata.
 
-    In CSV, what is no number, text, truth or time is JSON.
-
-    Args:
-        datasets: In order.
-        path: Ends in `.parquet` or `.csv`.
-        where: Only samples for which this query is true.
-        overwrite: Replace a file that is there.
-
-    Returns:
-        How many rows there are.
+    In CSV, nested values are written as JSON. Returns the number of rows.
 
     Raises:
-        InvalidRequest: Another ending, a query that is none or true for no sample, columns that cannot be one.
-        OutputExists: There is something already.
-        OutputFailed: It cannot be written.
+        InvalidRequest: Another ending, an invalid query or one without a match, or columns of incompatible types.
+        OutputExists: The file exists, and `overwrite` is false.
+        OutputFailed: The file cannot be written.
         CorruptShard: A sidecar, or a shard without one, is damaged.
     """
     if not path.endswith(TABLE_ENDINGS):
-        raise InvalidRequest(cli_name("table"), path, expected=f"a name that ends in {' or '.join(TABLE_ENDINGS)}")
+        raise InvalidRequest(cli_name("table"), path, expected=f"a file name ending in {' or '.join(TABLE_ENDINGS)}")
     for dataset in datasets:
         check_report_path(dataset, path, overwrite=overwrite, ending=os.path.splitext(path)[1])
     from pyarrow import csv, parquet
 
     schema = _table_schema(datasets)
     rows, is_csv = 0, path.endswith(".csv")
-    flat = pa.schema([(one.name, one.type if _is_csv_type(one) else pa.string()) for one in schema])
+    flat = pa.schema([(field.name, field.type if _is_csv_type(field) else pa.string()) for field in schema])
     with create_target(path) as file:
         target = pa.PythonFile(file, "w")
         with (
@@ -81,14 +68,14 @@ def write_table(
 
 
 def _table_schema(datasets: Sequence[StoredDataset]) -> pa.Schema:
-    """Return the table's columns: those of all sidecars."""
     schemas = []
     for dataset in datasets:
         file, shards = dataset.file, dataset.shards
-        known = file is not None and column_types(shards[0].schema()) == file.schema
-        schemas += [shard.schema() for shard in (shards[:1] if known else shards)]
+        is_uniform = file is not None and column_types(shards[0].schema()) == file.schema
+        schemas += [shard.schema() for shard in (shards[:1] if is_uniform else shards)]
     metadata = [
-        pa.schema([one.with_nullable(nullable=True) for one in schema if one.name[:2] != "__"]) for schema in schemas
+        pa.schema([field.with_nullable(nullable=True) for field in schema if field.name[:2] != "__"])
+        for schema in schemas
     ]
     try:
         merged = pa.unify_schemas(metadata, promote_options="permissive")
@@ -97,49 +84,46 @@ def _table_schema(datasets: Sequence[StoredDataset]) -> pa.Schema:
     except pa.ArrowException as error:
         found = str(error).partition("\n")[0]
         raise InvalidRequest(
-            cli_name("table"), found, expected="columns of one type", remedy="Make a table each."
+            cli_name("table"), found, expected="columns of one type", remedy="Write one table per dataset."
         ) from None
-    own = [*SCHEMA_WITHOUT_CRC]
-    own.insert(1, pa.field(SHARD_COLUMN, pa.dictionary(pa.int32(), pa.string()), nullable=False))
-    return pa.schema([*own, *merged])
+    columns = [*SCHEMA_WITHOUT_CRC]
+    columns.insert(1, pa.field(SHARD_COLUMN, pa.dictionary(pa.int32(), pa.string()), nullable=False))
+    return pa.schema([*columns, *merged])
 
 
 def _shard_tables(datasets: Sequence[StoredDataset], where: str | None, schema: pa.Schema) -> Iterator[pa.Table]:
-    """Yield the rows that are asked for, many at a time."""
-    held: list[pa.Table] = []
-    for piece in selected_shards(datasets, where, metadata=True):
-        held.append(_shard_table(piece, schema, every=where is None))
-        piece.raise_damage()
-        if sum(one.num_rows for one in held) >= _ROW_GROUP_ROWS:
-            yield pa.concat_tables(held).unify_dictionaries()
-            held = []
-    if held:
-        yield pa.concat_tables(held).unify_dictionaries()
+    pending: list[pa.Table] = []
+    for selected in selected_shards(datasets, where, metadata=True):
+        pending.append(_shard_table(selected, schema, all_rows=where is None))
+        selected.raise_damage()
+        if sum(table.num_rows for table in pending) >= _ROW_GROUP_ROWS:
+            yield pa.concat_tables(pending).unify_dictionaries()
+            pending = []
+    if pending:
+        yield pa.concat_tables(pending).unify_dictionaries()
 
 
-def _shard_table(piece: SelectedShard, schema: pa.Schema, *, every: bool) -> pa.Table:
-    """Return the rows of a shard that are asked for."""
-    found = piece.part.table if every else piece.part.table.take(piece.rows)
-    rows = found.num_rows
-    if more := [name for name in found.column_names if name not in schema.names]:
-        raise CorruptShard(piece.shard.sidecar, f"a column that the dataset file does not list: {more[0]}")
+def _shard_table(selected: SelectedShard, schema: pa.Schema, *, all_rows: bool) -> pa.Table:
+    stored = selected.part.table if all_rows else selected.part.table.take(selected.rows)
+    rows = stored.num_rows
+    if unlisted := [name for name in stored.column_names if name not in schema.names]:
+        raise CorruptShard(selected.shard.sidecar, f"a column that the dataset file does not list: {unlisted[0]}")
     codes = pa.array([0] * rows, pa.int32())
-    columns = {one.name: pa.nulls(rows, one.type) for one in schema if one.name not in found.column_names}
-    columns |= {name: _cast_column(found.column(name), schema.field(name), piece) for name in found.column_names}
-    columns[SHARD_COLUMN] = pa.DictionaryArray.from_arrays(codes, [to_output_name(piece.shard.path)])
+    columns = {field.name: pa.nulls(rows, field.type) for field in schema if field.name not in stored.column_names}
+    columns |= {name: _cast_column(stored.column(name), schema.field(name), selected) for name in stored.column_names}
+    columns[SHARD_COLUMN] = pa.DictionaryArray.from_arrays(codes, [to_output_name(selected.shard.path)])
     return pa.table(columns, schema=schema)
 
 
-def _cast_column(column: pa.ChunkedArray, field: pa.Field, piece: SelectedShard) -> pa.ChunkedArray:
+def _cast_column(column: pa.ChunkedArray, field: pa.Field, selected: SelectedShard) -> pa.ChunkedArray:
     try:
         return decode_dictionary(column).cast(field.type)
     except pa.ArrowInvalid as error:
         found = f"column {field.name}: {str(error)[:200]}"
-        raise CorruptShard(piece.shard.sidecar, found, expected=f"{field.type}, as elsewhere") from None
+        raise CorruptShard(selected.shard.sidecar, found, expected=f"{field.type}, as in the other shards") from None
 
 
 def _flatten_table(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Return a table as CSV can hold it: what is no number, text, truth or time is JSON."""
     columns = [
         decode_dictionary(column)
         if _is_csv_type(field)
@@ -157,5 +141,5 @@ def _is_csv_type(field: pa.Field) -> bool:
 
 
 def _json_text(value: object) -> str | None:
-    found = json_value(value)
-    return found if found is None or isinstance(found, str) else json.dumps(found, ensure_ascii=False)
+    plain = json_value(value)
+    return plain if plain is None or isinstance(plain, str) else json.dumps(plain, ensure_ascii=False)

@@ -222,7 +222,7 @@ def test_a_damaged_copy_is_read_again(tmp_path: Path, ending: str, others: int, 
     assert sorted(map(str, (sample["bin"] for sample in opened.stream(shuffle="full")))) == [*map(str, right)]
     assert [sample["bin"] for sample in opened] == right
     (note,) = noting.notes
-    assert note.endswith(f"out-000000.{ending}: its copy is damaged, and is dropped")
+    assert note.endswith(f"out-000000.{ending}: the cached copy is damaged and is no longer used")
     flip(tmp_path / f"out-000000.{ending}", (tmp_path / f"out-000000.{ending}").read_bytes().index(b"0505") + 99)
     with pytest.raises(CorruptShard, match="05, bin: the checksum"):
         shardtool.open(tmp_path / "out.json", cache=Cache(tmp_path / "second", observer=noting), check=True)[5]
@@ -244,13 +244,13 @@ def test_foreign_files(tmp_path: Path, shards: Shards, noting: Noting) -> None:
     assert read_all(cache, shards) == [True] * 6
     assert all(os.path.lexists(folder / one) for one in foreign)
     assert victim.read_text() == "mine"
-    assert "and left alone" in noting.notes[0]
+    assert "left unchanged" in noting.notes[0]
     assert sum(one in noting.notes[0] for one in foreign) >= 4
 
 
 def test_refused(tmp_path: Path, shards: Shards, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another version's cache, a file, folders that are links, bounds below a shard, and no locks are refused."""
-    with pytest.raises(InvalidRequest, match=r"max_bytes: .*out-000000.tar has 11,776 bytes, the cache 11,775"):
+    with pytest.raises(InvalidRequest, match=r"max_bytes: .*out-000000.tar has 11,776 bytes, the cache only 11,775"):
         Cache(tmp_path / "cache", SHARD - 1).open(shards[0])
     with pytest.raises(InvalidRequest, match="folder: None; expected the path of a folder"):
         Cache(None)  # type: ignore[arg-type]
@@ -260,7 +260,7 @@ def test_refused(tmp_path: Path, shards: Shards, monkeypatch: pytest.MonkeyPatch
         with pytest.raises(InvalidRequest, match="Did you mean s3://bucket/cache"):
             make("s3:/bucket/cache")
     (tmp_path / "file").touch()
-    with pytest.raises(InvalidRequest, match="file: a file; expected a folder, or none yet"):
+    with pytest.raises(InvalidRequest, match="file: a file; expected a folder, or a path that does not exist"):
         Cache(tmp_path / "file")
     with pytest.raises(InvalidRequest, match="policy: 'odd'; expected one of least-used, oldest, keep"):
         Cache(tmp_path / "cache", policy="odd")  # type: ignore[arg-type]
@@ -270,12 +270,12 @@ def test_refused(tmp_path: Path, shards: Shards, monkeypatch: pytest.MonkeyPatch
     (tmp_path / "linked" / "copied").symlink_to(tmp_path)
     with pytest.raises(InvalidRequest, match="a link or a file"):
         Cache(tmp_path / "linked")
-    for content, found in ((json.dumps({"shardtool-cache": 0}), "version 0"), ("{", "that cannot be read")):
+    for content, found in ((json.dumps({"shardtool-cache": 0}), "version 0"), ("{", "version unknown")):
         (tmp_path / "cache" / "shardtool-cache.json").write_text(content)
-        with pytest.raises(InvalidRequest, match=f"{found}; expected 1. Take another folder"):
+        with pytest.raises(InvalidRequest, match=f"{found}; expected version 1. Use another folder"):
             Cache(tmp_path / "cache")
     monkeypatch.setattr(fcntl, "flock", lambda _fd, _kind: None)
-    with pytest.raises(InvalidRequest, match="two processes can hold one lock at once; expected a file system with"):
+    with pytest.raises(InvalidRequest, match="two processes can hold the same lock; expected a file system with"):
         Cache(tmp_path / "other")
 
 
@@ -288,7 +288,7 @@ def test_a_stopped_copier(tmp_path: Path, shards: Shards, noting: Noting, monkey
     Path(one.path).unlink()
     with take_lock(str(tmp_path / "cache" / "copied" / f".room-{name}"), create=True) or pytest.fail("held"):
         assert read_all(cache, shards[:1]) == [False]
-    assert "goes on no more" in noting.notes[0]
+    assert "makes no progress" in noting.notes[0]
     assert read_all(cache, shards[:1]) == [True]
 
 

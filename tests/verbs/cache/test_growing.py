@@ -119,7 +119,7 @@ def test_writers_wait_for_trainers(tmp_path: Path, noting: Noting, monkeypatch: 
         second.refresh()
         thread.join(0.02)
     assert numbers_in(second.refresh())[-7:] == [*range(35, 42)]
-    assert ["waits for room" in note for note in noting.notes] == [True]
+    assert ["is waiting for space" in note for note in noting.notes] == [True]
 
 
 def test_open(tmp_path: Path) -> None:
@@ -156,7 +156,7 @@ print(len(cache.refresh()))
 def test_more_shards_than_descriptors(tmp_path: Path) -> None:
     """A process that may not open as many files as there are shards gets an error with a remedy, and holds none."""
     refused, taken = python(_FEW, tmp_path).splitlines()
-    assert "too many open files. Make larger shards" in refused
+    assert "too many open files. Write larger shards" in refused
     assert taken == "20"
 
 
@@ -178,7 +178,7 @@ def test_shards_travel(tmp_path: Path, noting: Noting) -> None:
     assert again[:] == shards[:]
     shards.close()
     small = Cache(tmp_path / "cache", SIZE, "oldest", observer=noting)
-    with pytest.raises(InvalidRequest, match="max_size: 24 kB, the cache 12 kB"):
+    with pytest.raises(InvalidRequest, match="max_size: 24 kB, but the cache has only 12 kB"):
         small.writer(max_size=2 * SIZE)
     slow = made_shards(tmp_path, 1)
     assert read_all(small, slow) == [False]
@@ -222,7 +222,7 @@ def test_refused(tmp_path: Path, options: dict[str, str], problem: str) -> None:
     """A writer whose shards have no name, format, room or folder is refused, and one where nothing is evicted."""
     with pytest.raises(InvalidRequest, match=problem):
         Cache(tmp_path / "cache", "1GB").writer(**options)  # type: ignore[arg-type]
-    with pytest.raises(InvalidRequest, match="policy='keep': a cache that never makes room"):
+    with pytest.raises(InvalidRequest, match="policy='keep': a cache that never evicts shards"):
         Cache(tmp_path / "cache", "1GB", "keep").writer()
     cache = Cache(tmp_path / "gone")
     shutil.rmtree(tmp_path / "gone")
@@ -235,9 +235,9 @@ def test_samples_that_cannot_be_written(tmp_path: Path) -> None:
     cache = Cache(tmp_path / "cache", "1MB")
     with cache.writer(max_size=SIZE) as writer:
         grow(writer, [1])
-        with pytest.raises(InvalidRequest, match=r"max_size: 2 has 21 kB; expected 11 kB at most"):
+        with pytest.raises(InvalidRequest, match=r"max_size: 2 has 21 kB; expected at most 11 kB"):
             writer.write({"__key__": "2", "bin": bytes(20_000)})
-        with pytest.raises(InvalidRequest, match="a key that an earlier sample"):
+        with pytest.raises(InvalidRequest, match="a duplicate key"):
             grow(writer, [1])
         grow(writer, [3])
     assert numbers_in(cache.refresh()) == [1, 3]
@@ -249,7 +249,7 @@ def test_metadata_that_no_sidecar_holds(tmp_path: Path) -> None:
     with cache.writer(max_count=2, max_size=SIZE) as writer:
         for number, value in [(1, Decimal("1e60")), (2, Decimal("1e-60"))]:  # more digits than a column has
             writer.write({"__key__": f"{number}", "bin": b"%04d" % number * 250}, {"c": value})
-        with pytest.raises(InvalidRequest, match="no column can hold"):
+        with pytest.raises(InvalidRequest, match="cannot store in one column"):
             grow(writer, [3])
         grow(writer, [4, 5, 6])
         with pytest.raises(OutOfMemory, match="a sample"):

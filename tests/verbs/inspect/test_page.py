@@ -299,7 +299,7 @@ def test_damaged_shard_is_told(photos: Path, tmp_path: Path) -> None:
 
 def test_page_stays_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Noise that no codec makes smaller, long texts and many labels do not take the page beyond 5 MB."""
-    monkeypatch.setattr(masks, "small_picture", lru_cache(masks.small_picture))
+    monkeypatch.setattr(masks, "encode_thumbnail", lru_cache(masks.encode_thumbnail))
     pictures = [noise(seed, 230) for seed in range(3)]
     samples = {
         f"{at:04}": {"png": pictures[at % 3], "txt": "日".encode() * 5_000, "cls": b"%d" % at} for at in range(200)
@@ -316,9 +316,9 @@ def test_sampled_shards_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ran = typed("create", tree, tmp_path / "s-{000000..}.tar", "--max-count", "5")
     assert ran.code == 0, ran
     page = _page(tmp_path / "s.json", samples=4)
-    assert "Counted in 3 of 10 shards (15 samples)" in page.text
+    assert "From 3 of 10 shards (15 samples)" in page.text
     assert "4 of 50" in page.text
-    assert "of 3 of its 10 shards" in page.text
+    assert "from 3 of 10 shards" in page.text
 
 
 def test_tfrecord_labels_have_names(sample_data: Path, tmp_path: Path) -> None:
@@ -449,7 +449,7 @@ def test_one_bar_is_a_sentence(tmp_path: Path) -> None:
     write_shard(tmp_path / "d" / "s-000000.tar", {f"{at}": {"txt": b"text", "cls": b"7"} for at in range(9)})
     page = _page(tmp_path / "d")
     assert "One shard, s-000000.tar: " in page.text
-    assert "All (9 samples): 7" in page.text
+    assert "All 9 samples: 7" in page.text
     assert "Each sample has 5 B of payload." in page.text
     assert not page.tags("svg")
 
@@ -518,11 +518,11 @@ def test_audio_and_video_play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         "data:video/webm",
     }
     assert sum(map(len, played)) < 810_000
-    said = {one["key"]: [player["said"] for player in one["players"]] for one in page.samples}
+    said = {one["key"]: [clip["description"] for clip in one["clips"]] for one in page.samples}
     assert said["000"] == ["audio, 0.5 s"]
     assert said["kmp3"] == ["audio, 0.1 s"]
     assert said["html"] == said["none"] == []
-    playing = {one["key"] for one in page.samples if one["players"] and one["players"][0]["size"]}
+    playing = {one["key"] for one in page.samples if one["clips"] and one["clips"][0]["size"]}
     assert {key[:2] for key in playing} >= {"00", "01", "02", "03", "04", "05"}
     for one in played:
         data = base64.b64decode(one.partition(",")[2])
@@ -565,7 +565,7 @@ def test_torn_audio_is_told(tmp_path: Path) -> None:
         (tmp_path / f"{size}").mkdir()
         (tmp_path / f"{size}" / "s-000000.tar").write_bytes(data[:size])
         page = _page(tmp_path / f"{size}")
-        assert page.samples[0]["players"][0]["said"] == "audio, 1.0 s"
+        assert page.samples[0]["clips"][0]["description"] == "audio, 1.0 s"
         assert "problem" in page.text
 
 
@@ -584,9 +584,9 @@ def test_odd_ones(tmp_path: Path) -> None:
     found = [(one["key"], one["why"]) for one in page.odd]
     assert found == [
         ("007", "smallest: 29 B"), ("151", "largest: 10 kB"), ("017", "widest: 900 by 3"),
-        ("101", "tallest: 4 by 800"), ("000", "4 alike"), ("050", "4 alike"),
+        ("101", "tallest: 4 by 800"), ("000", "4 identical"), ("050", "4 identical"),
     ]  # fmt: skip
-    assert "3 samples have the largest field of one before" in page.text
+    assert "3 samples repeat the largest field of an earlier sample" in page.text
     assert len(page.samples) == 5
     assert len({one["id"] for one in page.samples + page.odd}) == 11
 

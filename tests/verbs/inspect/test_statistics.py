@@ -51,9 +51,9 @@ def test_columns_hold_all(sizes: list[int], most: int) -> None:
 
 def test_too_many_values_are_no_labels() -> None:
     """Counts end at their bound, and at prose."""
-    few, many, prose = ValueCounts[str](most=3), ValueCounts[int](most=3), ValueCounts[str]()
+    few, many, prose = ValueCounts[str](max_values=3), ValueCounts[int](max_values=3), ValueCounts[str]()
     few.add([("a", 2), ("b", 1)])
     few.add([("a", 1)])
     many.add((at, 1) for at in range(4))
     prose.add([("word " * 100, 1)])
-    assert (few.most(), many.values, prose.values) == ([("a", 3), ("b", 1)], None, None)
+    assert (few.most_frequent(), many.values, prose.values) == ([("a", 3), ("b", 1)], None, None)

@@ -89,7 +89,7 @@ def test_a_table_appears_whole_or_not_at_all(name: str, packed: Path, tmp_path: 
     folder = tmp_path / "x"
     shutil.copytree(packed, folder)
     path, opened = tmp_path / name, [open_dataset(folder)]
-    with pytest.raises(InvalidRequest, match="no sample for which width > 99"):
+    with pytest.raises(InvalidRequest, match="no sample matches width > 99"):
         write_table(opened, str(path), where="width > 99")
     (folder / "out-09.index").unlink()
     last = shards(folder)[-1]

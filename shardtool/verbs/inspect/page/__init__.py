@@ -1,1 +1,1 @@
-"""The HTML page of a dataset, and the samples that it shows."""
+"""The HTML page of a dataset, and the samples on it."""

@@ -1,4 +1,4 @@
-"""A dataset as the page shows it: the values that the templates read."""
+"""A dataset as the templates of the page read it."""
 
 from __future__ import annotations
 
@@ -17,9 +17,7 @@ from shardtool.storage.lookup import stat_file
 from shardtool.storage.paths import base_name
 from shardtool.units import pluralize
 from shardtool.verbs.inspect.page.choose import ChosenSamples
-from shardtool.verbs.inspect.page.samples import (
-    common_prefix,
-)
+from shardtool.verbs.inspect.page.samples import common_prefix
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,81 +28,74 @@ if TYPE_CHECKING:
     from shardtool.verbs.inspect.page.thumbnails import Thumbnail
     from shardtool.verbs.inspect.summary import FieldSummary, LabelSummary
 
-    # A label, how many values it has, and the rows of a table of these.
-
-
-MAX_LABEL_SETS = 6  # of labels
-
+MAX_LABEL_SETS = 6  # labels with a card of their own
 
 _MAX_FIELDS = 60
 
+_MAX_LISTED_SHARDS = 9  # listed in the example without a dataset file; a glob could match other shards
 
-_MAX_LISTED_SHARDS = 9  # shards without a dataset file that are named one by one: a glob may mean others, too
+_MAX_EXAMPLE_FIELDS = 4
 
+_MAX_AREA_IMAGES = 4  # up to this many images of one size, the dot's area is proportional to their number
 
-_MAX_EXAMPLE_FIELDS = 4  # that the program names which reads the dataset
+_MAX_ANCHOR_CHARS = 120
 
-
-_MAX_ANCHOR_CHARS = 120  # characters
-
-
-DATASET_LABEL = "dataset"  # the label that says which of several datasets a sample is of
+DATASET_LABEL = "dataset"  # the label that names a sample's dataset, on a page with several
 
 
 def all_samples(views: Sequence[DatasetView]) -> list[ShownSample]:
-    """Return the samples of a page, the odd ones last."""
-    return [one for view in views for one in view.shown] + [one for view in views for one in view.strange]
+    """Return the samples of a page, the unusual ones last."""
+    return [sample for view in views for sample in view.shown] + [
+        sample for view in views for sample in view.unusual_shown
+    ]
 
 
 def set_anchors(views: Sequence[DatasetView]) -> None:
-    """Give each sample an id that tells its key, so that a link to it stays right as far as keys do."""
-    seen: Counter[str] = Counter()
-    for one in all_samples(views):
-        name = "s-" + quote(one.chosen.key, safe="/", errors="replace")[:_MAX_ANCHOR_CHARS]
-        name += f"~{one.why.partition(':')[0].replace(' ', '-')}" if one.why and name in seen else ""
-        seen[name] += 1
-        one.anchor = f"{name}~{seen[name]}" if seen[name] > 1 else name
+    """Set each sample's element id from its key, so that links stay valid when the page is rendered again."""
+    counts: Counter[str] = Counter()
+    for sample in all_samples(views):
+        anchor = "s-" + quote(sample.chosen.key, safe="/", errors="replace")[:_MAX_ANCHOR_CHARS]
+        anchor += f"~{sample.why.partition(':')[0].replace(' ', '-')}" if sample.why and anchor in counts else ""
+        counts[anchor] += 1
+        sample.anchor = f"{anchor}~{counts[anchor]}" if counts[anchor] > 1 else anchor
     if len(views) > 1:
         for view in views:
-            for one in view.shown + view.strange:
-                one.labels.setdefault(DATASET_LABEL, view.name)
+            for sample in view.shown + view.unusual_shown:
+                sample.labels.setdefault(DATASET_LABEL, view.name)
 
 
 @dataclass(frozen=True)
 class DatasetView(ChosenSamples):
-    """A dataset as the page shows it.
+    """A dataset on the page.
 
     Attributes:
-        name: What it is called.
-        shown: Its samples.
-        strange: Those that stand out.
-        number: Which of several datasets it is, from 1; 0: it is the only one.
+        number: Number of the dataset on the page, from 1; 0 if it is the only one.
     """
 
     name: str
     shown: list[ShownSample]
-    strange: list[ShownSample]
+    unusual_shown: list[ShownSample]
     number: int
 
     @property
     def dataset(self) -> StoredDataset:
-        """The dataset."""
+        """The dataset on disk."""
         return self.overview.dataset
 
     @property
     def file(self) -> DatasetFile | None:
-        """What its dataset file says."""
+        """The dataset file, or None."""
         return self.dataset.file
 
     def id(self, name: str) -> str:
-        """Return the id of a part of the page that is about it."""
+        """Return the element id of a section about this dataset."""
         return f"{name}-{self.number}" if self.number else name
 
     @property
     def state(self) -> tuple[str, str]:
-        """How whole it is: `good`, `warn` or `bad`, and a few words."""
+        """Return `good`, `warn` or `bad`, and a short text."""
         summary = self.summary
-        if missing := sum(one.code == "missing-shard" for one in summary.problems):
+        if missing := sum(problem.code == "missing-shard" for problem in summary.problems):
             return "bad", f"{pluralize(missing, 'shard')} missing"
         if summary.problems:
             return "bad", pluralize(len(summary.problems), "problem")
@@ -112,67 +103,67 @@ class DatasetView(ChosenSamples):
 
     @property
     def pattern(self) -> str:
-        """The names of its shards."""
+        """The shard pattern, or the names of the first and last shard."""
         shards = self.dataset.shards
         return self.file.pattern if self.file else " to ".join(dict.fromkeys((shards[0].name, shards[-1].name)))
 
     @cached_property
     def written(self) -> str:
-        """When its dataset file, or else its last shard, was written, as the file system has it; empty: not known."""
+        """The modification time of the dataset file, or else of the last shard; empty if unknown."""
         try:
             time = stat_file(self.dataset.dataset_file or self.dataset.shards[-1].path).st_mtime
             return f"{datetime.fromtimestamp(time, timezone.utc):%Y-%m-%d %H:%M} UTC"
-        except (OSError, ValueError, OverflowError):  # it is not there, or in a store; or no date
+        except (OSError, ValueError, OverflowError):  # missing, in a store, or out of range
             return ""
 
     @property
     def program(self) -> str:
-        """A few lines of Python that read it."""
+        """A Python program that reads the dataset."""
         shards = [shard.name for shard in self.dataset.shards]
-        start, end = (common_prefix([one[::step] for one in shards]).rstrip("0123456789") for step in (1, -1))
-        given: str | list[str] = to_output_name(base_name(self.dataset.dataset_file or ""))
-        given = given or (f"{start}*{end[::-1]}" if start and shards[_MAX_LISTED_SHARDS:] else shards)
-        shown = "".join(f"    sample[{json.dumps(name)}]\n" for name, _ in self.fields[:_MAX_EXAMPLE_FIELDS])
+        start, end = (common_prefix([shard[::step] for shard in shards]).rstrip("0123456789") for step in (1, -1))
+        location: str | list[str] = to_output_name(base_name(self.dataset.dataset_file or ""))
+        location = location or (f"{start}*{end[::-1]}" if start and shards[_MAX_LISTED_SHARDS:] else shards)
+        field_lines = "".join(f"    sample[{json.dumps(name)}]\n" for name, _ in self.fields[:_MAX_EXAMPLE_FIELDS])
         return (
-            f"import shardtool\n\ndataset = shardtool.open({json.dumps(given)})\n"
-            f"stream = dataset.stream(shuffle=True, seed=0)\nfor sample in stream.decode():\n{shown}"
+            f"import shardtool\n\ndataset = shardtool.open({json.dumps(location)})\n"
+            f"stream = dataset.stream(shuffle=True, seed=0)\nfor sample in stream.decode():\n{field_lines}"
         )
 
     @cached_property
     def fields(self) -> list[tuple[str, FieldSummary]]:
-        """Its fields, those of most samples first."""
-        found = sorted(self.summary.fields.items(), key=lambda one: (-one[1].samples, -one[1].size.total, one[0]))
-        return found[:_MAX_FIELDS]
+        """The fields, the most frequent first."""
+        fields = sorted(self.summary.fields.items(), key=lambda item: (-item[1].samples, -item[1].size.total, item[0]))
+        return fields[:_MAX_FIELDS]
 
     @property
     def labels(self) -> list[tuple[str, LabelSummary, list[tuple[str, int]]]]:
-        """What may be labels, with their values and how many samples have each."""
+        """Likely labels, each with its values and their counts."""
         labels = [*self.summary.labels.items()][:MAX_LABEL_SETS]
-        return [(name, one, [(value.name, value.samples) for value in one.values]) for name, one in labels]
+        return [(name, label, [(value.name, value.samples) for value in label.values]) for name, label in labels]
 
     @cached_property
-    def firsts(self) -> dict[tuple[str, str], str]:
-        """Label and value to the id of the first sample that is shown of it."""
-        return {both: one.anchor for one in reversed(self.shown) for both in one.labels.items()}
+    def first_anchors(self) -> dict[tuple[str, str], str]:
+        """Maps (label, value) to the element id of the first sample shown with this value."""
+        return {label: sample.anchor for sample in reversed(self.shown) for label in sample.labels.items()}
 
     @property
-    def _pictures(self) -> list[Thumbnail]:
-        return [one.images[0] for one in self.shown if one.images]
+    def _first_images(self) -> list[Thumbnail]:
+        return [sample.images[0] for sample in self.shown if sample.images]
 
     @property
     def tallies(self) -> list[list[tuple[str, int]]]:
-        """The formats of its pictures, and their modes, with how many there are of each."""
-        counts = [Counter(map(attrgetter(name), self._pictures)) for name in ("kind", "mode")]
-        return [sorted(one.items(), key=lambda both: (-both[1], both[0]))[:6] for one in counts]
+        """Counts of image formats, and of image modes."""
+        counts = [Counter(map(attrgetter(name), self._first_images)) for name in ("kind", "mode")]
+        return [sorted(counter.items(), key=lambda item: (-item[1], item[0]))[:6] for counter in counts]
 
     @property
     def pixels(self) -> list[tuple[int, int]]:
-        """Width and height of its pictures."""
-        return [one.full for one in self._pictures]
+        """Width and height of the first image of each sample."""
+        return [image.full for image in self._first_images]
 
     @property
     def dots(self) -> list[tuple[int, int, int, float]]:
-        """Width and height of its pictures, how many have both, and the radius of a dot for these."""
+        """Width, height, count and dot radius of each image size."""
         return [
             (
                 *size,
@@ -184,14 +175,11 @@ class DatasetView(ChosenSamples):
 
     @cached_property
     def shards(self) -> list[tuple[int, str, int | None, int | None]]:
-        """Number, name, bytes and samples of each shard; what is missing or unknown is None."""
-        found = []
+        """Number, name, bytes and samples of each shard; None if missing or unknown."""
+        rows = []
         for shard in self.dataset.shards:
             entry, size = shard.entry, shard.size()
             samples = self.overview.counts.get(shard.number) if entry is None else entry.samples
-            held = size if size is None or entry is None else entry.size
-            found.append((shard.number, shard.file_name, held, samples))
-        return found
-
-
-_MAX_AREA_IMAGES = 4  # images of a size, up to which a dot has the area of their number
+            listed_size = size if size is None or entry is None else entry.size
+            rows.append((shard.number, shard.file_name, listed_size, samples))
+        return rows

@@ -1,6 +1,6 @@
-"""Segmentation masks in colours, and small pictures of animations and deep images.
+"""Render segmentation masks in colours, and thumbnails of animations and images of more than 8 bits.
 
-The pixels of a mask are class numbers. As grey they are almost black.
+The pixels of a mask are class numbers, which look almost black as grey values.
 """
 
 from __future__ import annotations
@@ -21,35 +21,31 @@ if TYPE_CHECKING:
 
     from PIL.Image import Image as Picture
 
-    # The stratum, its random number, shard, place, and what it is.
-
-
-FRAME_PROBLEMS = ("animated-image", "image-depth")  # sound, but `change` refuses them: a first frame is shown
-
+FRAME_PROBLEMS = ("animated-image", "image-depth")  # valid, but not resizable: the first frame is shown
 
 MAX_PIXELS = 100_000_000
-
 
 WEBP_QUALITY = 75
 
 
-def small_picture(data: bytes, name: str, edge: int) -> tuple[bytes, tuple[int, int]]:
-    smaller = ImageOptions(resize=(edge, edge), resize_mode="longer", only_larger=True, max_pixels=MAX_PIXELS)
-    options = replace(smaller, encode="webp", quality=WEBP_QUALITY, fields=(name,))
+def encode_thumbnail(data: bytes, name: str, edge: int) -> tuple[bytes, tuple[int, int]]:
+    """Return a WebP thumbnail that fits `edge` x `edge` pixels, with its width and height."""
+    resize = ImageOptions(resize=(edge, edge), resize_mode="longer", only_larger=True, max_pixels=MAX_PIXELS)
+    options = replace(resize, encode="webp", quality=WEBP_QUALITY, fields=(name,))
     try:
-        small, fact = change_image(data, name, options)
+        small, info = change_image(data, name, options)
     except BadImage as error:
         if error.code not in FRAME_PROBLEMS:
             raise
         return _first_frame(data, edge)
-    return bytes(small), (fact.width, fact.height)
+    return bytes(small), (info.width, info.height)
 
 
 def _first_frame(data: bytes, edge: int) -> tuple[bytes, tuple[int, int]]:
-    """Return the first picture of an animation or of a deep image, as well as eight bits can show it.
+    """Return the first frame of an animation or deep image, converted to 8 bits per channel.
 
     Raises:
-        BadImage: It is damaged.
+        BadImage: The image is damaged.
     """
     from PIL import Image
 
@@ -57,7 +53,7 @@ def _first_frame(data: bytes, edge: int) -> tuple[bytes, tuple[int, int]]:
         warnings.simplefilter("ignore")
         image: Image.Image = Image.open(BytesIO(data), formats=("PNG", "WEBP", "GIF", "TIFF", "PPM"))
         image.load()
-        if image.mode[0] in ("F", "I"):  # Pillow's own conversion clips them
+        if image.mode[0] in ("F", "I"):  # Pillow's conversion clips the values
             image = image.convert("F")
             low, high = cast("tuple[float, float]", image.getextrema())
             scale = 255 / ((high - low) or 1)
@@ -68,7 +64,7 @@ def _first_frame(data: bytes, edge: int) -> tuple[bytes, tuple[int, int]]:
 
 
 def encode_image(image: Picture, form: str, **options: object) -> bytes:
-    """Return the file of a picture."""
+    """Return an image file in the given format."""
     out = BytesIO()
     image.save(out, form, **options)
     return out.getvalue()
@@ -76,27 +72,19 @@ def encode_image(image: Picture, form: str, **options: object) -> bytes:
 
 MASK_FORMATS = ("PNG", "TIFF", "BMP", "PNM", "GIF")  # lossless
 
-
 _PILLOW_MASK_FORMATS = ("PNG", "TIFF", "BMP", "PPM", "GIF")
-
 
 MASK_MODES = ("1", "L", "P", "I", "I;16", "I;16B")
 
+_MAX_MASK_CLASSES = 64  # photographs have more values
 
-_MAX_MASK_CLASSES = 64  # in one mask: a photograph has more values
+_MAX_DARK_VALUE = 64  # an image with only darker grey values is a mask
 
+_VOID, _VOID_COLOUR = 255, (190, 190, 190)  # by convention, pixels without a class
 
-_MAX_DARK_VALUE = 64  # a picture in which all grey is darker is none
-
-
-_VOID, _VOID_COLOUR = 255, (190, 190, 190)  # by convention what belongs to no class
-
-
-_MIN_COLOUR_DIFFERENCE = 40  # between the channels of a colour
-
+_MIN_COLOUR_DIFFERENCE = 40  # between channels: a palette with such a colour is not grey
 
 _MASK_NAME = re.compile(r"mask|seg|annot|label|trimap|panoptic|instance|parsing|(^|[._/-])gt([._/-]|$)", re.IGNORECASE)
-
 
 _MASK_COLOURS = (
     (230, 25, 75), (60, 180, 75), (67, 99, 216), (255, 225, 25), (245, 130, 49), (145, 30, 180), (66, 212, 244),
@@ -106,47 +94,47 @@ _MASK_COLOURS = (
 
 
 def is_mask_name(field: str) -> bool:
-    """Tell whether a field is called as masks are: `mask.png`, `seg.png`, `labelIds.png`."""
+    """Return whether a field is named like a mask: `mask.png`, `seg.png`, `labelIds.png`."""
     return bool(_MASK_NAME.search(field.rpartition(".")[0] or field))
 
 
 def mask_thumbnail(
-    data: bytes, name: str, edge: int, *, beside: bool
+    data: bytes, name: str, edge: int, *, has_photo: bool
 ) -> tuple[bytes, tuple[int, int], tuple[tuple[int, str], ...]] | None:
-    """Return a mask in colours, 0 transparent, its size, and the colours of its values; None where it is none."""
+    """Return a mask as WebP with class 0 transparent, its size, and its colours; None if it is not a mask."""
     from PIL import Image
 
     options = ImageOptions((edge, edge), "longer", only_larger=True, masks=(name,), max_pixels=MAX_PIXELS)
     try:
-        small, _ = change_image(data, name, options)
+        resized, _ = change_image(data, name, options)
         with image_errors(data):
-            image = Image.open(BytesIO(small), formats=_PILLOW_MASK_FORMATS)
+            image = Image.open(BytesIO(resized), formats=_PILLOW_MASK_FORMATS)
             image.load()
     except BadImage:
         return None
-    values, places = np.unique(np.asarray(image), return_inverse=True)
+    values, indexes = np.unique(np.asarray(image), return_inverse=True)
     colours = _mask_colours(image, [int(value) for value in values[: _MAX_MASK_CLASSES + 1]])
-    if not colours or not (beside or is_mask_name(name) or _is_dark(image.mode, [*colours])):
+    if not colours or not (has_photo or is_mask_name(name) or _is_dark(image.mode, [*colours])):
         return None
     table = np.array([(*colour, 255 if value else 0) for value, colour in colours.items()], np.uint8)
-    coloured = Image.fromarray(table[places.reshape(image.height, image.width)])
-    named = tuple((value, "#{:02x}{:02x}{:02x}".format(*colour)) for value, colour in colours.items())
-    return encode_image(coloured, "WEBP", lossless=True), image.size, named
+    coloured = Image.fromarray(table[indexes.reshape(image.height, image.width)])
+    legend = tuple((value, "#{:02x}{:02x}{:02x}".format(*colour)) for value, colour in colours.items())
+    return encode_image(coloured, "WEBP", lossless=True), image.size, legend
 
 
 def _is_dark(mode: str, values: Sequence[int]) -> bool:
-    """Tell whether nothing would be seen of grey values."""
     classes = [value for value in values if value not in (0, _VOID)]
     return mode not in ("1", "P") and bool(classes) and max(classes) < _MAX_DARK_VALUE
 
 
 def _mask_colours(image: Picture, values: Sequence[int]) -> dict[int, tuple[int, int, int]]:
-    """Return the colours of a mask's values: those of its palette, if that has any; none of too many values."""
     if len(values) > _MAX_MASK_CLASSES:
         return {}
     palette = (image.getpalette() or []) if image.mode == "P" else []
-    own = {value: cast("tuple[int, int, int]", (*palette[3 * value : 3 * value + 3], 0, 0, 0)[:3]) for value in values}
-    if any(max(colour) - min(colour) > _MIN_COLOUR_DIFFERENCE for colour in own.values()):
-        return own
-    found = {value: _MASK_COLOURS[(value - 1) % len(_MASK_COLOURS)] for value in values}
-    return found | ({_VOID: _VOID_COLOUR} if _VOID in found and {*values} - {0, _VOID} else {})
+    palette_colours = {
+        value: cast("tuple[int, int, int]", (*palette[3 * value : 3 * value + 3], 0, 0, 0)[:3]) for value in values
+    }
+    if any(max(colour) - min(colour) > _MIN_COLOUR_DIFFERENCE for colour in palette_colours.values()):
+        return palette_colours
+    colours = {value: _MASK_COLOURS[(value - 1) % len(_MASK_COLOURS)] for value in values}
+    return colours | ({_VOID: _VOID_COLOUR} if _VOID in colours and {*values} - {0, _VOID} else {})

@@ -1,22 +1,20 @@
-"""Audio and video for a page. The first bytes of a file decide its MIME type, not its name; no such type can run code."""
+"""Audio and video on a page.
+
+The first bytes of a file decide its MIME type, not its name. None of these types can run code.
+"""
 
 from __future__ import annotations
 
 import base64
 from typing import NamedTuple
 
-from shardtool.dataset.payload import (
-    content_type,
-)
+from shardtool.dataset.payload import content_type
 
-_AUDIO_FRAME_BYTES = 4  # bytes: where audio of 8 or 16 bits may be cut
+_AUDIO_FRAME_BYTES = 4  # audio of 8 or 16 bits is cut at a multiple of this
 
+_MIN_CLIP_BYTES = 64_000  # shorter starts of audio are not included
 
-_MIN_CLIP_BYTES = 64_000  # bytes of audio at least, where not all of it fits
-
-
-_MAX_MEDIA_BYTES = 1_500_000  # bytes of one field
-
+_MAX_MEDIA_BYTES = 1_500_000  # per field
 
 _MEDIA_SIGNATURES = (
     (b"fLaC", "audio/flac"), (b"OggS", "audio/ogg"), (b"ID3", "audio/mpeg"), (b"\xff\xf1", "audio/aac"),
@@ -24,18 +22,16 @@ _MEDIA_SIGNATURES = (
 )  # fmt: skip
 
 
-_MAGIC_AUDIO = 3  # by their content alone, whatever the field is called
+_MAGIC_AUDIO = 3  # the first entries, which are recognised whatever the field name
 
 
 class MediaClip(NamedTuple):
-    """Audio or video.
+    """Audio or video of a sample.
 
     Attributes:
-        field: Where it comes from.
-        type: Its MIME type.
         length: Bytes of the field.
-        seconds: How long it is; None where its header does not say.
-        data: What is played: all of it, the start, or nothing.
+        seconds: Duration; None if unknown.
+        data: The included bytes: all, the start, or none.
     """
 
     field: str
@@ -46,24 +42,26 @@ class MediaClip(NamedTuple):
 
     @property
     def element(self) -> str:
-        """The HTML element that plays it: `audio` or `video`."""
+        """The HTML element: `audio` or `video`."""
         return self.type.partition("/")[0]
 
     @property
     def url(self) -> str:
-        """It as a URL that holds it."""
+        """The included bytes as a data URL."""
         return f"data:{self.type};base64," + base64.b64encode(self.data).decode()
 
     @property
-    def said(self) -> str:
-        """What it is, for people."""
-        long = "" if self.seconds is None else f", {self.seconds:,.1f} s"
-        cut = f", the first {len(self.data) / max(self.length, 1):.0%}" if self.data else ", not in this page"
-        return f"{self.element}{long}{cut if len(self.data) < self.length else ''}"
+    def description(self) -> str:
+        """Kind, duration, and how much is included, as text."""
+        duration = "" if self.seconds is None else f", {self.seconds:,.1f} s"
+        included = (
+            f", the first {len(self.data) / max(self.length, 1):.0%}" if self.data else ", not included in this page"
+        )
+        return f"{self.element}{duration}{included if len(self.data) < self.length else ''}"
 
 
 def media_type(name: str, start: bytes) -> str:
-    """Return the MIME type of audio and video that browsers play, by its first bytes; empty: it is neither."""
+    """Return the MIME type of audio or video by its first bytes; empty if browsers cannot play it."""
     content = content_type(name)
     if start[:4] == b"RIFF" and start[8:12] == b"WAVE":
         return "audio/wav"
@@ -71,32 +69,32 @@ def media_type(name: str, start: bytes) -> str:
         return "audio/webm" if content == "audio" else "video/webm"
     if start[4:8] == b"ftyp" and content in ("audio", "video"):
         return f"{content}/mp4"
-    known = _MEDIA_SIGNATURES if content == "audio" else _MEDIA_SIGNATURES[:_MAGIC_AUDIO]
-    return next((kind for magic, kind in known if start.startswith(magic)), "")
+    signatures = _MEDIA_SIGNATURES if content == "audio" else _MEDIA_SIGNATURES[:_MAGIC_AUDIO]
+    return next((kind for magic, kind in signatures if start.startswith(magic)), "")
 
 
 class MediaBudget:
-    """The bytes of audio and video that a page may hold, shared out so that what plays comes from all over."""
+    """Shares out a page's bytes for audio and video over all samples."""
 
     def __init__(self, total: int, samples: int) -> None:
-        self._left = float(min(_MIN_CLIP_BYTES, total))
-        self._each = (total - self._left) / max(samples, 1)
+        self._available = float(min(_MIN_CLIP_BYTES, total))
+        self._per_sample = (total - self._available) / max(samples, 1)
 
-    def next(self) -> None:
-        """Go on to the next sample, which brings its part."""
-        self._left += self._each
+    def start_sample(self) -> None:
+        """Add the next sample's share of bytes."""
+        self._available += self._per_sample
 
     def take(self, kind: str, length: int) -> int:
-        """Return how many bytes of a field there is room for: all, as many as make sense to hear, or none."""
-        room = min(int(self._left), _MAX_MEDIA_BYTES)
-        cut = room // _AUDIO_FRAME_BYTES * _AUDIO_FRAME_BYTES
-        start = cut if cut >= _MIN_CLIP_BYTES and not kind.endswith("/mp4") else 0
-        taken = length if length <= room else start
-        self._left -= taken
+        """Return how many bytes of a field to include: all, a start long enough to hear, or none."""
+        available = min(int(self._available), _MAX_MEDIA_BYTES)
+        aligned = available // _AUDIO_FRAME_BYTES * _AUDIO_FRAME_BYTES
+        start_bytes = aligned if aligned >= _MIN_CLIP_BYTES and not kind.endswith("/mp4") else 0
+        taken = length if length <= available else start_bytes
+        self._available -= taken
         return taken
 
 
 def trim_audio(data: bytes) -> bytes:
-    """Return the start of audio such that it plays to its end: of a WAV, with a header that says how much there is."""
-    at = data.find(b"data", 12, len(data) - 4) if data[:4] == b"RIFF" else -1
-    return data if at < 0 else data[: at + 4] + (len(data) - at - 8).to_bytes(4, "little") + data[at + 8 :]
+    """Return the start of audio as a playable file; in a WAV header, the data length is adjusted."""
+    chunk = data.find(b"data", 12, len(data) - 4) if data[:4] == b"RIFF" else -1
+    return data if chunk < 0 else data[: chunk + 4] + (len(data) - chunk - 8).to_bytes(4, "little") + data[chunk + 8 :]

@@ -1,4 +1,4 @@
-"""`inspect --html`: one self-contained HTML file that shows a dataset."""
+"""Write a self-contained HTML page about a dataset (`inspect --html`)."""
 
 from __future__ import annotations
 
@@ -12,11 +12,7 @@ from shardtool.verbs.inspect.page.choose import choose_samples
 from shardtool.verbs.inspect.page.dataset_view import DatasetView, set_anchors
 from shardtool.verbs.inspect.page.media import MediaBudget
 from shardtool.verbs.inspect.page.rendering import render_page
-from shardtool.verbs.inspect.page.samples import (
-    SampleBudget,
-    dataset_title,
-    show_samples,
-)
+from shardtool.verbs.inspect.page.samples import SampleBudget, dataset_title, show_samples
 from shardtool.verbs.inspect.sample_files import check_report_path
 
 if TYPE_CHECKING:
@@ -24,100 +20,92 @@ if TYPE_CHECKING:
 
     from shardtool.verbs.inspect.page.samples import ShownSample
 
-    # A label, how many values it has, and the rows of a table of these.
-
-
-_MAX_SAMPLES = 2000  # of all datasets
-
+_MAX_SAMPLES = 2000  # over all datasets
 
 _DEFAULT_SAMPLES = 200
 
-
-_IMAGE_BYTES = 3_000_000  # of all thumbnails: a third more in base64, and the page stays below 5 MB
-
+_IMAGE_BYTES = 3_000_000  # for all thumbnails: 4 MB in base64, so that the page stays below 5 MB
 
 _TEXT_BYTES = 600_000
 
+_MEDIA_BYTES = 6_000_000  # for all audio and video
 
-_MEDIA_BYTES = 6_000_000  # of all audio and video, where there is any
+_MAX_MIN_EDGE_PIXELS = (384, 96)  # maximum and minimum size of a thumbnail
 
+_PIXELS_PER_BYTE = 8.0  # typical for a photograph as WebP
 
-_MAX_MIN_EDGE_PIXELS = (384, 96)  # pixels of a thumbnail, at most and at least
-
-
-_PIXELS_PER_BYTE = 8.0  # pixels a byte, about, of a photograph as WebP
-
-
-_MAX_SAMPLES_WITHOUT_UNUSUAL = 20  # samples, of which none needs to be called odd
+_MAX_SAMPLES_WITHOUT_UNUSUAL = 20  # datasets of up to this many samples list no unusual ones
 
 
 def write_page(
     datasets: StoredDataset | Sequence[StoredDataset], path: str, *, seed: int = 0, overwrite: bool = False
 ) -> None:
-    """Write a page that shows a dataset, or several side by side.
+    """Write a page about one or several datasets; damage is reported on the page.
 
-    It shows 200 samples in all, or one of each label where these are more, at most 2,000. Each dataset has as many,
-    spread over labels, or over shards where there are none.
-
-    Args:
-        datasets: What to show. It may be damaged: the page says so.
-        path: The HTML file.
-        seed: Decides which samples these are.
-        overwrite: Replace a file that is there already.
+    The page shows 200 samples, or one per label if there are more labels, at most 2,000. They are spread over labels,
+    or else over shards.
 
     Raises:
-        InvalidRequest: `path` is no name for a new file.
-        OutputExists: There is a file already.
+        InvalidRequest: `path` is not a valid file name.
+        OutputExists: The file exists, and `overwrite` is false.
         OutputFailed: The file cannot be written.
     """
-    given = [datasets] if isinstance(datasets, StoredDataset) else [*datasets]
-    for dataset in given:
+    stored_datasets = [datasets] if isinstance(datasets, StoredDataset) else [*datasets]
+    for dataset in stored_datasets:
         check_report_path(dataset, path, overwrite=overwrite, ending=".html")
-    most, usual = (-(-count // len(given)) for count in (_MAX_SAMPLES, _DEFAULT_SAMPLES))
-    gathered = [choose_samples(dataset, most, seed, usual=usual) for dataset in given]
-    odd = [
-        one.odd.found(one.overview.dataset.shards) if one.summary.samples > _MAX_SAMPLES_WITHOUT_UNUSUAL else []
-        for one in gathered
+    max_samples, default_count = (-(-count // len(stored_datasets)) for count in (_MAX_SAMPLES, _DEFAULT_SAMPLES))
+    choices = [choose_samples(dataset, max_samples, seed, default_count=default_count) for dataset in stored_datasets]
+    unusual = [
+        choice.unusual.find(choice.overview.dataset.shards)
+        if choice.summary.samples > _MAX_SAMPLES_WITHOUT_UNUSUAL
+        else []
+        for choice in choices
     ]
-    budget = _sample_budget(sum(map(len, odd)) + sum(len(one.chosen) for one in gathered))
+    budget = _sample_budget(sum(map(len, unusual)) + sum(len(choice.chosen) for choice in choices))
     views = []
-    for number, (name, each, found) in enumerate(zip(_unique_names(given), gathered, odd, strict=True), 1):
-        strange = [*show_samples(each, budget, [sample for _, sample in found])]
-        for one, (why, _) in zip(strange, found, strict=True):
-            one.why = why
-        shown = [*show_samples(each, budget)]
-        if each.summary.samples > _MAX_SAMPLES_WITHOUT_UNUSUAL and not any(
-            one.why.startswith("widest") for one in strange
+    for number, (name, choice, unusual_pairs) in enumerate(
+        zip(_unique_names(stored_datasets), choices, unusual, strict=True), 1
+    ):
+        unusual_shown = [*show_samples(choice, budget, [sample for _, sample in unusual_pairs])]
+        for sample, (reason, _) in zip(unusual_shown, unusual_pairs, strict=True):
+            sample.why = reason
+        shown = [*show_samples(choice, budget)]
+        if choice.summary.samples > _MAX_SAMPLES_WITHOUT_UNUSUAL and not any(
+            sample.why.startswith("widest") for sample in unusual_shown
         ):
-            strange += _extreme_shapes(shown)
-        at = number if len(given) > 1 else 0
-        views.append(DatasetView(**vars(each), name=name, shown=shown, strange=strange, number=at))
+            unusual_shown += _extreme_image_shapes(shown)
+        view_number = number if len(stored_datasets) > 1 else 0
+        views.append(
+            DatasetView(**vars(choice), name=name, shown=shown, unusual_shown=unusual_shown, number=view_number)
+        )
     set_anchors(views)
     write_target(path, render_page(views).encode())
 
 
 def _sample_budget(samples: int) -> SampleBudget:
-    image = _IMAGE_BYTES // max(samples, 1)
-    edge = int(min(max((image * _PIXELS_PER_BYTE) ** 0.5, _MAX_MIN_EDGE_PIXELS[1]), _MAX_MIN_EDGE_PIXELS[0]))
-    texts = min(max(_TEXT_BYTES // max(samples, 1), 240), 6000)
-    return SampleBudget(edge, image, texts, media=MediaBudget(_MEDIA_BYTES, samples))
+    image_bytes = _IMAGE_BYTES // max(samples, 1)
+    edge = int(min(max((image_bytes * _PIXELS_PER_BYTE) ** 0.5, _MAX_MIN_EDGE_PIXELS[1]), _MAX_MIN_EDGE_PIXELS[0]))
+    text_bytes = min(max(_TEXT_BYTES // max(samples, 1), 240), 6000)
+    return SampleBudget(edge, image_bytes, text_bytes, media=MediaBudget(_MEDIA_BYTES, samples))
 
 
 def _unique_names(datasets: Sequence[StoredDataset]) -> list[str]:
-    """Return what datasets are called: the same name gets a number."""
-    names, seen = [dataset_title(one) for one in datasets], Counter[str]()
-    for at, name in enumerate(names):
-        seen[name] += 1
-        names[at] = f"{name} ({seen[name]})" if seen[name] > 1 else name
+    names, counts = [dataset_title(dataset) for dataset in datasets], Counter[str]()
+    for index, name in enumerate(names):
+        counts[name] += 1
+        names[index] = f"{name} ({counts[name]})" if counts[name] > 1 else name
     return names
 
 
-def _extreme_shapes(shown: Sequence[ShownSample]) -> list[ShownSample]:
-    """Return, of the images that are shown, the widest and the tallest: for want of columns that know all shapes."""
-    found = {one.images[0].full[0] / one.images[0].full[1]: one for one in reversed(shown) if one.images}
-    if len(found) <= 1:
+def _extreme_image_shapes(shown: Sequence[ShownSample]) -> list[ShownSample]:
+    """Return the widest and tallest of the shown images, if no columns have the sizes of all images."""
+    by_ratio = {
+        sample.images[0].full[0] / sample.images[0].full[1]: sample for sample in reversed(shown) if sample.images
+    }
+    if len(by_ratio) <= 1:
         return []
-    ends = (("widest", found[max(found)]), ("tallest", found[min(found)]))
+    extremes = (("widest", by_ratio[max(by_ratio)]), ("tallest", by_ratio[min(by_ratio)]))
     return [
-        replace(one, why=f"{why} shown: {one.images[0].full[0]:,} by {one.images[0].full[1]:,}") for why, one in ends
+        replace(sample, why=f"{reason} shown: {sample.images[0].full[0]:,} by {sample.images[0].full[1]:,}")
+        for reason, sample in extremes
     ]

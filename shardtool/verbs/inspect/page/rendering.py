@@ -1,11 +1,8 @@
 """Render the page from its templates.
 
-Everything that comes from the dataset is treated as hostile: the templates escape it and make control and direction
-characters visible, and the page's own policy allows only its one script and one style sheet, by their hashes. The
-page can
-be read without JavaScript. The same files give the same bytes: no absolute path, and no clock but the date of the
-dataset
-file.
+All content of the dataset is treated as hostile: the templates escape it and show control characters, and the page's
+content security policy allows only its own script and style sheet, by hash. The page is readable without JavaScript.
+The same files produce the same bytes: the only time on the page is the dataset file's modification time.
 """
 
 from __future__ import annotations
@@ -24,11 +21,7 @@ from shardtool.storage.paths import base_name
 from shardtool.units import format_size, pluralize
 from shardtool.verbs.inspect.inspect import combine_summaries
 from shardtool.verbs.inspect.page.dataset_view import DATASET_LABEL, MAX_LABEL_SETS, DatasetView, all_samples
-from shardtool.verbs.inspect.page.samples import (
-    SPLIT_COLUMN,
-    label_text,
-    shorten_text,
-)
+from shardtool.verbs.inspect.page.samples import SPLIT_COLUMN, label_text, shorten_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -38,30 +31,29 @@ if TYPE_CHECKING:
     from shardtool.verbs.inspect.page.samples import ShownSample
     from shardtool.verbs.inspect.page.thumbnails import Thumbnail
 
-    # A label, how many values it has, and the rows of a table of these.
+    # A label, its number of values, and a row per value: the value, (count, share) per dataset, and the largest share.
     _Compared = tuple[str, int, list[tuple[str, list[tuple[int, float]], float]]]
 
 
-_MAX_METADATA_COLUMNS = 40  # metadata columns of a sample
+_MAX_METADATA_COLUMNS = 40  # shown per sample
 
-
-_MAX_LEGEND_COLOURS = 24  # of a mask, that are explained
-
+_MAX_LEGEND_COLOURS = 24  # per mask
 
 _TEMPLATE_PACKAGE = "shardtool.verbs.inspect"
 
 
 def render_page(views: Sequence[DatasetView]) -> str:
+    """Return the HTML of a page about some datasets."""
     files = resources.files(_TEMPLATE_PACKAGE) / "templates"
     style, script = ((files / name).read_text("utf-8") for name in ("page.css", "page.js"))
     sources = f"img-src data:; media-src data:; style-src '{_csp_hash(style)}'; script-src '{_csp_hash(script)}'"
-    shown = [one for view in views for one in view.shown]
+    shown = [sample for view in views for sample in view.shown]
     template = _environment().get_template("page.html")
     return template.render(
         policy=f"default-src 'none'; {sources}; base-uri 'none'; form-action 'none'",
         style=style,
         script=script,
-        data=script_json([_sample_json(one) for one in all_samples(views)]),
+        data=script_json([_sample_json(sample) for sample in all_samples(views)]),
         title=format_list([view.name for view in views], 3),
         views=views,
         total=combine_summaries([((view.dataset, view.overview.counts), view.summary) for view in views]),
@@ -73,43 +65,39 @@ def render_page(views: Sequence[DatasetView]) -> str:
 
 
 def _shared_labels(views: Sequence[DatasetView]) -> list[_Compared]:
-    """Return the labels that several datasets have.
-
-    Each comes with how many values it has, and these: the value; how many samples of each dataset have it, and which
-    share of those with a label that is; and the largest of these shares.
-    """
-    found = []
+    """Return the labels that several datasets have."""
+    compared = []
     for name in dict.fromkeys(name for view in views for name in view.summary.labels):
         labels = [view.summary.labels.get(name) for view in views]
-        if sum(one is not None for one in labels) < 2:  # noqa: PLR2004 - nothing to compare
+        if sum(one is not None for one in labels) < 2:  # noqa: PLR2004 - at least two
             continue
         counts = [{value.name: value.samples for value in one.values} if one else {} for one in labels]
-        both = [(count, max(one.samples, 1) if one else 1) for one, count in zip(labels, counts, strict=True)]
+        counts_and_totals = [
+            (count, max(one.samples, 1) if one else 1) for one, count in zip(labels, counts, strict=True)
+        ]
         rows = []
         for value in {value for count in counts for value in count}:
-            shares = [(count.get(value, 0), count.get(value, 0) / samples) for count, samples in both]
+            shares = [(count.get(value, 0), count.get(value, 0) / samples) for count, samples in counts_and_totals]
             rows.append((value, shares, max(share for _, share in shares)))
         rows.sort(key=lambda row: (-sum(count for count, _ in row[1]), natural_key(row[0])))
-        found.append((name, len(rows), rows))
-    return found[:MAX_LABEL_SETS]
+        compared.append((name, len(rows), rows))
+    return compared[:MAX_LABEL_SETS]
 
 
 def _all_problems(views: Sequence[DatasetView]) -> list[tuple[str, str, str]]:
-    """Return what reading the indexes and the samples met: where, what, and the id of the sample if it is shown."""
-    found = [(base_name(one.where), one.message, "") for view in views for one in view.summary.problems]
-    told = set()
-    for one in all_samples(views):
-        where, place = (
-            f"{shorten_text(one.key, 80)} in {one.chosen.shard.file_name}",
-            (one.chosen.shard, one.chosen.number),
+    problems = [(base_name(sample.where), sample.message, "") for view in views for sample in view.summary.problems]
+    reported = set()
+    for sample in all_samples(views):
+        location, identity = (
+            f"{shorten_text(sample.key, 80)} in {sample.chosen.shard.file_name}",
+            (sample.chosen.shard, sample.chosen.number),
         )
-        found += [(where, what, one.anchor) for what in one.problems if place not in told]
-        told.add(place)
-    return found
+        problems += [(location, message, sample.anchor) for message in sample.problems if identity not in reported]
+        reported.add(identity)
+    return problems
 
 
 def _environment() -> Environment:
-    """Return the templates: they escape what they show, and make visible what could steer a terminal."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     loader = PackageLoader(_TEMPLATE_PACKAGE)
@@ -117,8 +105,9 @@ def _environment() -> Environment:
     environment.trim_blocks = environment.lstrip_blocks = True
     environment.finalize = lambda value: printable(value) if type(value) is str else value
     environment.filters.update(
-        counted=pluralize, short=shorten_text, whole=whole_number_text, size=format_size, plain=_plain_text, asked=format_command_line,
-        label_of=label_text, json=lambda value: json.dumps(value, ensure_ascii=False), described=image_description,
+        counted=pluralize, short=shorten_text, whole=whole_number_text, size=format_size, plain=_plain_text,
+        command=format_command_line, label_of=label_text, json=lambda value: json.dumps(value, ensure_ascii=False),
+        described=image_description,
     )  # fmt: skip
     environment.globals.update(log_scale=LogScale, show_size=format_size, show_whole=whole_number_text)
     return environment
@@ -129,55 +118,59 @@ def _csp_hash(text: str) -> str:
 
 
 def _label_filters(views: Sequence[DatasetView]) -> list[tuple[str, list[str]]]:
-    """Return each label with its values that are shown."""
     names = dict.fromkeys(name for view in views for name in (*view.summary.labels, SPLIT_COLUMN, DATASET_LABEL))
-    shown = [one for view in views for one in view.shown]
-    found = [
-        (name, sorted({one.labels[name] for one in shown if name in one.labels}, key=natural_key)) for name in names
+    shown = [sample for view in views for sample in view.shown]
+    filters = [
+        (name, sorted({sample.labels[name] for sample in shown if name in sample.labels}, key=natural_key))
+        for name in names
     ]
-    return [(name, values) for name, values in found if values]
+    return [(name, values) for name, values in filters if values]
 
 
-def image_description(one: ShownSample, image: Thumbnail) -> str:
-    """Return what a picture shows, for those who do not see it."""
-    what = f"mask of {pluralize(len(image.colours), 'value')}" if image.colours else f"{image.kind} image"
-    said = (one.key, label_text(one), f"{what}, {image.full[0]:,} by {image.full[1]:,} pixels")
-    return shorten_text(", ".join(filter(None, said)), 300)
+def image_description(sample: ShownSample, image: Thumbnail) -> str:
+    """Return the alternative text of an image."""
+    kind = f"mask of {pluralize(len(image.colours), 'value')}" if image.colours else f"{image.kind} image"
+    parts = (sample.key, label_text(sample), f"{kind}, {image.full[0]:,} by {image.full[1]:,} pixels")
+    return shorten_text(", ".join(filter(None, parts)), 300)
 
 
 def script_json(value: object) -> str:
-    """Return JSON that may stand in a script element: nothing in it can end that."""
+    """Return JSON for a script element, escaped so that no value can end the element."""
     document = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
     for char in "<>&\u2028\u2029":
         document = document.replace(char, f"\\u{ord(char):04x}")
     return document
 
 
-def _sample_json(one: ShownSample) -> dict[str, object]:
+def _sample_json(sample: ShownSample) -> dict[str, object]:
     return {
-        "id": one.anchor,
-        "why": one.why,
-        "key": one.key,
-        "labels": one.labels,
-        "shard": shorten_text(one.chosen.shard.file_name, 200),
-        "offset": one.chosen.offset,
-        "size": one.chosen.size,
-        "fields": [list(field) for field in one.fields[:_MAX_METADATA_COLUMNS]],
-        "images": [_image_json(image, with_data=image not in (one.images[0], one.overlay)) for image in one.images],
-        "over": one.overlay is not None,
-        "players": [{"field": player.field, "said": player.said, "size": len(player.data)} for player in one.players],
-        "texts": [text._asdict() for text in one.texts],
-        "meta": _metadata_json(one.chosen.metadata, one.labels),
-        "problems": one.problems,
-        "notes": one.notes,
+        "id": sample.anchor,
+        "why": sample.why,
+        "key": sample.key,
+        "labels": sample.labels,
+        "shard": shorten_text(sample.chosen.shard.file_name, 200),
+        "offset": sample.chosen.offset,
+        "size": sample.chosen.size,
+        "fields": [list(field) for field in sample.fields[:_MAX_METADATA_COLUMNS]],
+        "images": [
+            _image_json(image, with_data=image not in (sample.images[0], sample.overlay)) for image in sample.images
+        ],
+        "over": sample.overlay is not None,
+        "clips": [
+            {"field": clip.field, "description": clip.description, "size": len(clip.data)} for clip in sample.clips
+        ],
+        "texts": [text._asdict() for text in sample.texts],
+        "meta": _metadata_json(sample.chosen.metadata, sample.labels),
+        "problems": sample.problems,
+        "notes": sample.notes,
     }
 
 
 def _image_json(image: Thumbnail, *, with_data: bool) -> dict[str, object]:
-    """Return what the script needs; the first picture, and the mask laid over it, stand in the tile already."""
-    shown: dict[str, object] = {"field": shorten_text(image.field, 200), "full": image.full, "size": image.size}
-    shown |= {"mode": image.mode, "kind": image.kind, "colours": image.colours[:_MAX_LEGEND_COLOURS]}
-    return {**shown, "src": image.url} if with_data else shown
+    """Return an image's data for the script. The first image and its overlay are already in the tile."""
+    document: dict[str, object] = {"field": shorten_text(image.field, 200), "full": image.full, "size": image.size}
+    document |= {"mode": image.mode, "kind": image.kind, "colours": image.colours[:_MAX_LEGEND_COLOURS]}
+    return {**document, "src": image.url} if with_data else document
 
 
 def _metadata_json(values: Mapping[str, object], labels: dict[str, str]) -> list[tuple[str, str]]:
@@ -190,7 +183,7 @@ def _metadata_json(values: Mapping[str, object], labels: dict[str, str]) -> list
 
 
 def _value_text(value: object) -> str:
-    return f"{format_size(len(value))} of bytes" if isinstance(value, bytes) else str(value)
+    return f"{format_size(len(value))} of binary data" if isinstance(value, bytes) else str(value)
 
 
 def _plain_text(value: object) -> str:
@@ -203,22 +196,20 @@ def _plain_text(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-_CHART_PIXELS = 360  # pixels of a chart
+_CHART_PIXELS = 360  # width of a chart
 
+_MIN_TICKS = 3  # fewer do not show a scale
 
-_MIN_TICKS = 3  # fewer tell no scale
-
-
-_TICK_CHAR_PIXELS = 6.2  # pixels of a letter of a tick, about
+_TICK_CHAR_PIXELS = 6.2  # approximate width of a character in a tick label
 
 
 def whole_number_text(value: float) -> str:
-    """Return a whole number for people."""
+    """Return a number rounded and with thousands separators."""
     return f"{value:,.0f}"
 
 
 class LogScale:
-    """A log scale between two values, laid on pixels."""
+    """Maps values between two bounds to pixels on a log scale."""
 
     def __init__(self, low: float, high: float, start: float, end: float) -> None:
         self._low, self._high = math.log10(low), math.log10(high)
@@ -230,29 +221,29 @@ class LogScale:
         return self._start + min(max(share, 0.0), 1.0) * (self._end - self._start)
 
     def marks(self) -> list[float]:
-        """Return round values in between, few enough to be read."""
+        """Return round values within the scale."""
         decades = range(math.floor(self._low), math.ceil(self._high) + 1)
         for steps in ((1,), (1, 3), (1, 2, 5), (1, 1.5, 2, 3, 5, 7)):
             values = [step * 10.0**decade for decade in decades for step in steps]
-            found = [value for value in values if self._low <= math.log10(value) <= self._high]
-            if len(found) >= _MIN_TICKS:
-                return found[:: -(-len(found) // 6)]
+            marks = [value for value in values if self._low <= math.log10(value) <= self._high]
+            if len(marks) >= _MIN_TICKS:
+                return marks[:: -(-len(marks) // 6)]
         low, high = 10**self._low, 10**self._high
         rough = (high - low) / 3
         unit = 10.0 ** math.floor(math.log10(rough)) if rough > 0 else 1.0
-        step = unit * max((one for one in (1, 2, 5) if one * unit <= rough), default=1)
-        return [step * at for at in range(math.ceil(low / step), math.floor(high / step) + 1)]
+        step = unit * max((factor for factor in (1, 2, 5) if factor * unit <= rough), default=1)
+        return [step * index for index in range(math.ceil(low / step), math.floor(high / step) + 1)]
 
     def ticks(self, show: Callable[[float], str]) -> list[tuple[float, float, str]]:
-        """Return where marks stand, the middle of their texts, and these; empty where they would touch another."""
-        found, free = [], 0.0
+        """Return pixel, centre of the label, and label of each mark; labels that would overlap are empty."""
+        ticks, free_from = [], 0.0
         for value in self.marks():
-            at, text = self.at(value), show(value)
+            pixel, text = self.at(value), show(value)
             half = len(text) * _TICK_CHAR_PIXELS / 2
-            centre = min(max(at, half), _CHART_PIXELS - half)
-            if centre - half < free:
+            centre = min(max(pixel, half), _CHART_PIXELS - half)
+            if centre - half < free_from:
                 text = ""
             else:
-                free = centre + half + 6
-            found.append((at, centre, text))
-        return found
+                free_from = centre + half + 6
+            ticks.append((pixel, centre, text))
+        return ticks

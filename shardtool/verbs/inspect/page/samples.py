@@ -1,6 +1,6 @@
-"""Read a sample for a page: thumbnails, media, the start of texts, numbers, and problems.
+"""Read a sample for a page: thumbnails, clips, excerpts of texts, numbers, and problems.
 
-Only the fields that are shown are read, and of long ones only the start. Damage becomes a problem of the sample.
+Only the shown fields are read, and only the start of long ones. Damage becomes a problem of the sample.
 """
 
 from __future__ import annotations
@@ -24,9 +24,7 @@ from shardtool.fingerprint import crc32c
 from shardtool.format.varint import CONTINUATION_BIT
 from shardtool.names import IMAGE_ENDINGS
 from shardtool.transform.image_decode import BadImage
-from shardtool.verbs.inspect.overview import (
-    MAX_LABEL_BYTES,
-)
+from shardtool.verbs.inspect.overview import MAX_LABEL_BYTES
 from shardtool.verbs.inspect.page.masks import is_mask_name
 from shardtool.verbs.inspect.page.media import MediaBudget, MediaClip, media_type, trim_audio
 from shardtool.verbs.inspect.page.thumbnails import (
@@ -46,35 +44,28 @@ if TYPE_CHECKING:
     from shardtool.verbs.inspect.overview import StoredSample
     from shardtool.verbs.inspect.page.choose import ChosenSamples
 
-    # The stratum, its random number, shard, place, and what it is.
-
 
 _JSON_ENDINGS = frozenset(("json", "jsn", "geojson"))
 
+SPLIT_COLUMN = "split"
 
-SPLIT_COLUMN = "split"  # the column of a sample's split
+_MAX_TEXT_BYTES = 4096  # read of a field that is not an image
 
+_MAX_IMAGES = 3  # per sample
 
-_MAX_TEXT_BYTES = 4096  # bytes that are read of a field that is no image
+_MAX_FIELDS = 40  # per sample
 
+_MAX_CLIPS = 2  # per sample
 
-_MAX_IMAGES = 3  # of one sample
-
-
-_MAX_FIELDS = 40  # of one sample
-
-
-_MAX_CLIPS = 2  # of one sample
-
+_MAX_NAME_CHARS = 120
 
 _HEX_BYTES = 32
 
-
-MAX_KEY_CHARS = 200  # characters of a key or a metadata value
+MAX_KEY_CHARS = 200  # shown of a key or a metadata value
 
 
 class TextExcerpt(NamedTuple):
-    """The start of a field that is no image; `kind` is `json`, `text`, `numbers` or `bytes`."""
+    """The start of a field; `kind` is `json`, `text`, `numbers` or `bytes`."""
 
     field: str
     kind: str
@@ -84,24 +75,19 @@ class TextExcerpt(NamedTuple):
 
 @dataclass
 class ShownSample:
-    """A sample as it is shown.
+    """A sample on a page.
 
     Attributes:
-        chosen: Which one.
-        labels: Field or column to the label, the likeliest first.
-        images: The first few, masks last.
-        players: Its audio and video.
-        texts: Its other fields.
-        problems: What is wrong with it.
-        notes: Why something is not shown that is not wrong.
-        anchor: The id that a page gives it.
-        why: Why it is odd; empty: it is shown as one of many.
+        labels: Maps fields or columns to label texts, the likeliest first.
+        notes: Why a valid field is not shown.
+        anchor: Element id on the page.
+        why: Why the sample is unusual; empty: it is not.
     """
 
     chosen: StoredSample
     labels: dict[str, str]
     images: list[Thumbnail] = field(default_factory=list)
-    players: list[MediaClip] = field(default_factory=list)
+    clips: list[MediaClip] = field(default_factory=list)
     texts: list[TextExcerpt] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -110,42 +96,44 @@ class ShownSample:
 
     @property
     def key(self) -> str:
-        """Its key, for people."""
+        """The key, shortened."""
         return shorten_text(self.chosen.key, MAX_KEY_CHARS)
 
     @property
     def fields(self) -> list[tuple[str, int]]:
-        """Name and bytes of each of its fields."""
+        """Name and payload bytes of each field."""
         return [(shorten_text(part["name"], MAX_KEY_CHARS), part["length"]) for part in self.chosen.fields]
 
     @property
     def overlay(self) -> Thumbnail | None:
-        """The mask of its first image, if that has one."""
+        """The mask of the first image: one with the same aspect ratio, if any."""
         photo = self.images[0] if self.images else None
         if photo is None or photo.colours:
             return None
-        wide, tall = photo.full
-        masks = (one for one in self.images if one.colours)
+        width, height = photo.full
+        masks = (mask for mask in self.images if mask.colours)
         return next(
-            (one for one in masks if abs(one.full[0] * tall - one.full[1] * wide) * 50 <= wide * one.full[1]), None
+            (mask for mask in masks if abs(mask.full[0] * height - mask.full[1] * width) * 50 <= width * mask.full[1]),
+            None,
         )
 
     @property
-    def best(self) -> TextExcerpt | None:
-        """The caption: its longest text, not a label, which is shown as one."""
-        long = [one for one in self.texts if one.kind != "bytes" and len(one.text) > 1]
-        return max(long or self.texts[:1], key=lambda one: (one.kind == "text", len(one.text)), default=None)
+    def caption(self) -> TextExcerpt | None:
+        """The longest text of more than one character; None if there are no texts."""
+        long_texts = [excerpt for excerpt in self.texts if excerpt.kind != "bytes" and len(excerpt.text) > 1]
+        return max(
+            long_texts or self.texts[:1], key=lambda excerpt: (excerpt.kind == "text", len(excerpt.text)), default=None
+        )
 
 
 class SampleBudget(NamedTuple):
-    """The limits of one sample.
+    """Limits of what is shown per sample.
 
     Attributes:
-        edge: Pixels of a thumbnail's longer side.
-        image: Bytes of all its thumbnails; None for any.
-        text: Bytes of the texts.
-        images: How many thumbnails.
-        media: What all samples may have together of audio and video; None: nothing is played.
+        edge: Longer side of a thumbnail in pixels.
+        image: Bytes of all thumbnails; None: no limit.
+        text: Bytes of all texts.
+        media: Budget for audio and video, shared by all samples; None: no clips.
     """
 
     edge: int
@@ -156,24 +144,24 @@ class SampleBudget(NamedTuple):
 
 
 def show_samples(
-    gathered: ChosenSamples, budget: SampleBudget, samples: Sequence[StoredSample] | None = None
+    choice: ChosenSamples, budget: SampleBudget, samples: Sequence[StoredSample] | None = None
 ) -> Iterator[ShownSample]:
-    """Yield what is shown of samples, one after the other; None: of those that were chosen."""
-    for shard, chosen in groupby(gathered.chosen if samples is None else samples, key=lambda one: one.shard):
+    """Read samples for display, by default the chosen ones."""
+    for shard, chosen in groupby(choice.chosen if samples is None else samples, key=lambda stored: stored.shard):
         samples = list(chosen)
         try:
             with open_shard(shard.path) as file:
-                for one in samples:
-                    yield _SampleRendering(file, budget, gathered).show(one)
+                for sample in samples:
+                    yield _SampleRendering(file, budget, choice).show(sample)
         except CorruptShard as error:
-            for one in samples:
-                yield ShownSample(one, _column_labels(gathered, one), problems=[error.found])
+            for sample in samples:
+                yield ShownSample(sample, _column_labels(choice, sample), problems=[error.found])
 
 
-def shorten_text(text: str, most: int) -> str:
-    """Return `text` with what could steer a page made visible, the middle of a long one left out."""
-    text = printable(text[: 4 * most])
-    return text if len(text) <= most else f"{text[: most * 2 // 3]}…{text[-(most // 3) :]}"
+def shorten_text(text: str, max_chars: int) -> str:
+    """Escape control characters, and cut out the middle of a long text."""
+    text = printable(text[: 4 * max_chars])
+    return text if len(text) <= max_chars else f"{text[: max_chars * 2 // 3]}…{text[-(max_chars // 3) :]}"
 
 
 def _is_image(name: str, start: bytes) -> bool:
@@ -185,137 +173,133 @@ def _is_image(name: str, start: bytes) -> bool:
 
 
 def _image_rank(name: str) -> int:
-    """Return which images are looked at first: photographs, before masks of them."""
     ending = name.rpartition(".")[2].lower()
     return 0 if ending not in IMAGE_ENDINGS else 3 if is_mask_name(name) else 1 if ending[:2] == "jp" else 2
 
 
-def _column_labels(gathered: ChosenSamples, one: StoredSample) -> dict[str, str]:
-    found = {
-        name: one.metadata.get(name) for name, label in gathered.summary.labels.items() if label.source == "column"
+def _column_labels(choice: ChosenSamples, sample: StoredSample) -> dict[str, str]:
+    values = {
+        name: sample.metadata.get(name) for name, label in choice.summary.labels.items() if label.source == "column"
     }
-    if gathered.summary.splits:
-        found[SPLIT_COLUMN] = one.metadata.get(SPLIT_COLUMN)
-    return {name: shorten_text(str(value), MAX_KEY_CHARS) for name, value in found.items() if value is not None}
+    if choice.summary.splits:
+        values[SPLIT_COLUMN] = sample.metadata.get(SPLIT_COLUMN)
+    return {name: shorten_text(str(value), MAX_KEY_CHARS) for name, value in values.items() if value is not None}
 
 
 class _SampleRendering:
-    """The reading of one sample."""
+    def __init__(self, file: ShardFile | CompressedFile, budget: SampleBudget, choice: ChosenSamples) -> None:
+        self._file, self._budget, self._choice = file, budget, choice
+        self._kinds, self._text_budget = choice.overview.kinds, budget.text
 
-    def __init__(self, file: ShardFile | CompressedFile, budget: SampleBudget, gathered: ChosenSamples) -> None:
-        self._file, self._budget, self._gathered = file, budget, gathered
-        self._kinds, self._texts_left = gathered.overview.kinds, budget.text
-
-    def show(self, one: StoredSample) -> ShownSample:
-        """Return what is shown of a sample."""
-        shown = ShownSample(one, _column_labels(self._gathered, one))
+    def show(self, sample: StoredSample) -> ShownSample:
+        shown = ShownSample(sample, _column_labels(self._choice, sample))
         if self._budget.media is not None:
-            self._budget.media.next()
-        for part in sorted(one.fields[:_MAX_FIELDS], key=lambda part: _image_rank(part["name"])):
+            self._budget.media.start_sample()
+        for row in sorted(sample.fields[:_MAX_FIELDS], key=lambda row: _image_rank(row["name"])):
             try:
-                self._field(shown, part)
+                self._show_field(shown, row)
             except CorruptShard as error:
-                shown.problems.append(f"{shorten_text(part['name'], MAX_KEY_CHARS)}: {error.found}")
+                shown.problems.append(f"{shorten_text(row['name'], MAX_KEY_CHARS)}: {error.found}")
         shown.images.sort(key=lambda image: bool(image.colours))
-        order = [*self._gathered.summary.labels, SPLIT_COLUMN]
-        shown.labels = {name: shown.labels[name] for name in order if name in shown.labels}
+        names = [*self._choice.summary.labels, SPLIT_COLUMN]
+        shown.labels = {name: shown.labels[name] for name in names if name in shown.labels}
         return shown
 
-    def _field(self, shown: ShownSample, part: FieldRow) -> None:
-        name, length = part["name"], part["length"]
-        start = bytes(self._file.read(part["offset"], min(length, _MAX_TEXT_BYTES)))
+    def _show_field(self, shown: ShownSample, row: FieldRow) -> None:
+        name, length = row["name"], row["length"]
+        start = bytes(self._file.read(row["offset"], min(length, _MAX_TEXT_BYTES)))
         if _is_image(name, start):
             if len(shown.images) < self._budget.images:
-                self._image(shown, part)
+                self._add_image(shown, row)
             return
-        if not self._checked(shown, part, start):
+        if not self._check_payload(shown, row, start):
             return
         if self._budget.media is not None and (kind := media_type(name, start)):
-            self._play(shown, part, kind, start)
+            self._add_clip(shown, row, kind, start)
             return
-        label = self._gathered.summary.labels.get(name)
+        label = self._choice.summary.labels.get(name)
         if label is not None and label.source == "field" and length <= MAX_LABEL_BYTES:
-            called, _ = label_name(start, self._kinds.get(name, "bytes"), self._gathered.overview.classes.get(name))
-            shown.labels[name] = shorten_text(called, MAX_KEY_CHARS)
+            label_value, _ = label_name(start, self._kinds.get(name, "bytes"), self._choice.overview.classes.get(name))
+            shown.labels[name] = shorten_text(label_value, MAX_KEY_CHARS)
         if len(start) < length and name.rpartition(".")[2].lower() in _JSON_ENDINGS and length <= MAX_TEXT_BYTES:
-            start = bytes(self._file.read(part["offset"], length))
-        if self._texts_left > 0:
-            text = self._text(shown, name, start, length)
+            start = bytes(self._file.read(row["offset"], length))
+        if self._text_budget > 0:
+            text = self._excerpt(shown, name, start, length)
             shown.texts.append(text)
-            self._texts_left -= len(text.text.encode())
+            self._text_budget -= len(text.text.encode())
 
-    def _play(self, shown: ShownSample, part: FieldRow, kind: str, start: bytes) -> None:
-        length, media = part["length"], self._budget.media
-        granted = media.take(kind, length) if media and len(shown.players) < _MAX_CLIPS else 0
-        data = bytes(self._file.read(part["offset"], granted))
-        if granted < length or self._checked(shown, part, data):
+    def _add_clip(self, shown: ShownSample, row: FieldRow, kind: str, start: bytes) -> None:
+        length, budget = row["length"], self._budget.media
+        max_bytes = budget.take(kind, length) if budget and len(shown.clips) < _MAX_CLIPS else 0
+        data = bytes(self._file.read(row["offset"], max_bytes))
+        if max_bytes < length or self._check_payload(shown, row, data):
             seconds = duration_s(max(start, data, key=len), length)
-            data = trim_audio(data) if granted < length else data
-            shown.players.append(MediaClip(shorten_text(part["name"], MAX_KEY_CHARS), kind, length, seconds, data))
+            data = trim_audio(data) if max_bytes < length else data
+            shown.clips.append(MediaClip(shorten_text(row["name"], MAX_KEY_CHARS), kind, length, seconds, data))
 
-    def _image(self, shown: ShownSample, part: FieldRow) -> None:
-        name, length, title = part["name"], part["length"], shorten_text(part["name"], MAX_KEY_CHARS)
+    def _add_image(self, shown: ShownSample, row: FieldRow) -> None:
+        name, length, title = row["name"], row["length"], shorten_text(row["name"], MAX_KEY_CHARS)
         if length > MAX_INSPECTED_IMAGE_BYTES:
-            shown.notes.append(f"{title}: {length:,} bytes, too large to be shown")
+            shown.notes.append(f"{title}: {length:,} bytes, too large to show")
             return
-        data = bytes(self._file.read(part["offset"], length))
-        if not self._checked(shown, part, data):
+        data = bytes(self._file.read(row["offset"], length))
+        if not self._check_payload(shown, row, data):
             return
-        most = self._budget.image
-        if most is not None:  # the first picture is what is looked at
-            left = most - sum(len(one.data) for one in shown.images)
-            most = left if not shown.images and self._budget.images == 1 else left * 3 // 4
+        max_bytes = self._budget.image
+        if max_bytes is not None:  # the first image is shown in the tile, so it gets most of the budget
+            remaining = max_bytes - sum(len(image.data) for image in shown.images)
+            max_bytes = remaining if not shown.images and self._budget.images == 1 else remaining * 3 // 4
         try:
-            beside = any(not one.colours for one in shown.images)
-            shown.images.append(make_thumbnail(data, name, self._budget.edge, most, beside=beside))
+            has_photo = any(not image.colours for image in shown.images)
+            shown.images.append(make_thumbnail(data, name, self._budget.edge, max_bytes, has_photo=has_photo))
         except BadImage as error:
-            where = shown.notes if error.code in EXPECTED_IMAGES else shown.problems
-            where.append(f"{title}: {error.message}")
+            messages = shown.notes if error.code in EXPECTED_IMAGES else shown.problems
+            messages.append(f"{title}: {error.message}")
 
-    def _checked(self, shown: ShownSample, part: FieldRow, data: bytes) -> bool:
-        """Tell whether a payload, or the start of one, is what the index says."""
-        title = shorten_text(part["name"], MAX_KEY_CHARS)
-        if len(data) < min(part["length"], _MAX_TEXT_BYTES):
-            shown.problems.append(f"{title}: the shard ends in it")
+    def _check_payload(self, shown: ShownSample, row: FieldRow, data: bytes) -> bool:
+        """Return whether a payload, or its start, could be read; report a wrong checksum."""
+        title = shorten_text(row["name"], MAX_KEY_CHARS)
+        if len(data) < min(row["length"], _MAX_TEXT_BYTES):
+            shown.problems.append(f"{title}: the shard ends inside this field")
             return False
-        if len(data) == part["length"] and part["crc32c"] is not None and crc32c(data) != part["crc32c"]:
-            shown.problems.append(f"{title}: another checksum than its index says")
+        if len(data) == row["length"] and row["crc32c"] is not None and crc32c(data) != row["crc32c"]:
+            shown.problems.append(f"{title}: checksum differs from the index")
         return True
 
-    def _text(self, shown: ShownSample, name: str, start: bytes, length: int) -> TextExcerpt:
+    def _excerpt(self, shown: ShownSample, name: str, start: bytes, length: int) -> TextExcerpt:
         title = shorten_text(name, MAX_KEY_CHARS)
         numbers = _numbers_at_start(start, self._kinds.get(name, "bytes"))
         if numbers is not None:
-            return self._cut(title, "numbers", numbers, is_cut=len(start) < length)
+            return self._cut_excerpt(title, "numbers", numbers, is_cut=len(start) < length)
         if name.rpartition(".")[2].lower() in _JSON_ENDINGS and len(start) == length:
             try:
                 pieces = json.JSONEncoder(indent=2, ensure_ascii=False).iterencode(json.loads(start))
-                pretty = "".join(islice(pieces, 2 * self._budget.text))  # deep JSON is mostly blanks: 1 MB became 1 GB
-                return self._cut(title, "json", pretty, is_cut=next(pieces, None) is not None)
+                # Deeply nested JSON is mostly indentation: 1 MB became 1 GB.
+                pretty = "".join(islice(pieces, 2 * self._budget.text))
+                return self._cut_excerpt(title, "json", pretty, is_cut=next(pieces, None) is not None)
             except (ValueError, RecursionError) as error:
-                shown.problems.append(f"{title}: no JSON: {printable(str(error))[:MAX_KEY_CHARS]}")
+                shown.problems.append(f"{title}: not valid JSON: {printable(str(error))[:MAX_KEY_CHARS]}")
         if (text := decode_text(start, whole=len(start) == length)) is not None:
-            return self._cut(title, "text", text, is_cut=len(start) < length)
+            return self._cut_excerpt(title, "text", text, is_cut=len(start) < length)
         dump = " ".join(f"{byte:02x}" for byte in start[:_HEX_BYTES])
         return TextExcerpt(title, "bytes", dump, length > _HEX_BYTES)
 
-    def _cut(self, field_name: str, kind: str, text: str, *, is_cut: bool) -> TextExcerpt:
-        most = min(self._texts_left, self._budget.text * 3 // 4)
-        lines = [printable(line) for line in text[: 2 * most].expandtabs(4).replace("\r\n", "\n").split("\n")]
-        whole = "\n".join(lines).encode()
-        kept = whole[:most].decode("utf-8", "ignore")
-        return TextExcerpt(field_name, kind, kept, is_cut or len(whole) > most or len(text) > 2 * most)
+    def _cut_excerpt(self, field_name: str, kind: str, text: str, *, is_cut: bool) -> TextExcerpt:
+        max_bytes = min(self._text_budget, self._budget.text * 3 // 4)
+        lines = [printable(line) for line in text[: 2 * max_bytes].expandtabs(4).replace("\r\n", "\n").split("\n")]
+        encoded = "\n".join(lines).encode()
+        kept = encoded[:max_bytes].decode("utf-8", "ignore")
+        return TextExcerpt(field_name, kind, kept, is_cut or len(encoded) > max_bytes or len(text) > 2 * max_bytes)
 
 
 def _numbers_at_start(start: bytes, kind: str) -> str | None:
-    """Return the numbers at the start of a feature of a TFRecord; None where it holds none."""
     if kind == "bytes":
         return None
     end = len(start) // 4 * 4
     if kind == "int64":
         end = max(
-            (at + 1 for at, byte in enumerate(start) if byte < CONTINUATION_BIT), default=0
-        )  # where a varint ends
+            (index + 1 for index, byte in enumerate(start) if byte < CONTINUATION_BIT), default=0
+        )  # the last byte of a varint
     try:
         numbers = feature_numbers(start[:end], kind)
     except ValueError:
@@ -323,11 +307,8 @@ def _numbers_at_start(start: bytes, kind: str) -> str | None:
     return ", ".join(f"{number:.7g}" if isinstance(number, float) else str(number) for number in numbers)
 
 
-_MAX_NAME_CHARS = 120
-
-
 def dataset_title(dataset: StoredDataset) -> str:
-    """Return the dataset's name, for people: its own, or what its shards' names have in common."""
+    """Return the dataset's name, or what its shard names have in common."""
     if dataset.file and dataset.file.name:
         return shorten_text(dataset.file.name, _MAX_NAME_CHARS)
     names = [shard.file_name for shard in dataset.shards]
@@ -336,12 +317,12 @@ def dataset_title(dataset: StoredDataset) -> str:
 
 
 def common_prefix(names: Sequence[str]) -> str:
-    """Return the letters that all names begin with."""
-    return os.path.commonprefix([*names])  # noqa: RUF071 - letter by letter is what is wanted
+    """Return the characters that all names start with."""
+    return os.path.commonprefix([*names])  # noqa: RUF071 - a prefix of characters is intended
 
 
-def label_text(one: ShownSample) -> str:
-    """Return a sample's label, for people: a bare number with the name of what holds it."""
-    for name, text in one.labels.items():
+def label_text(sample: ShownSample) -> str:
+    """Return a sample's label for display; a bare number is preceded by its field's name."""
+    for name, text in sample.labels.items():
         return f"{shorten_text(name, 30)} {text}" if text.lstrip("-").isdigit() else text
     return ""

@@ -1,4 +1,4 @@
-"""Thumbnails of images. An image is limited by its pixels before it is decoded, a thumbnail by its bytes."""
+"""Make thumbnails of images. Pixels are limited before decoding, and a thumbnail's bytes after encoding."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from shardtool.verbs.inspect.page.masks import (
     MASK_FORMATS,
     MASK_MODES,
     MAX_PIXELS,
+    encode_thumbnail,
     mask_thumbnail,
-    small_picture,
 )
 
 IMAGE_SIGNATURES = (
@@ -21,29 +21,21 @@ IMAGE_SIGNATURES = (
 )  # fmt: skip
 
 
-MAGIC_SIGNATURES = 5  # of KINDS are known by their content alone, whatever the field is called
+MAGIC_SIGNATURES = 5  # the first entries, which are recognised whatever the field name
 
-
-EXPECTED_IMAGES = frozenset((*FRAME_PROBLEMS, "image-too-large"))
-
+EXPECTED_IMAGES = frozenset((*FRAME_PROBLEMS, "image-too-large"))  # valid images that cannot be shown
 
 _MIN_EDGE_PIXELS = 40
-
 
 _MAX_ATTEMPTS = 6
 
 
 class Thumbnail(NamedTuple):
-    """An image made small.
+    """A thumbnail of an image.
 
     Attributes:
-        data: WebP.
-        size: Width and height of `data`.
         full: Width and height of the image.
-        mode: Pillow's name of what a pixel of the image is.
-        kind: The image's format.
-        field: Where it comes from.
-        colours: Of a mask, the values of its pixels and how they are coloured, as `#rrggbb`; else empty.
+        colours: For a mask, its values and their colours as `#rrggbb`; empty otherwise.
     """
 
     data: bytes
@@ -56,31 +48,33 @@ class Thumbnail(NamedTuple):
 
     @property
     def url(self) -> str:
-        """The picture as a URL that holds it."""
+        """The thumbnail as a data URL."""
         return "data:image/webp;base64," + base64.b64encode(self.data).decode()
 
 
-def make_thumbnail(data: bytes, name: str, edge: int, most: int | None = None, *, beside: bool = False) -> Thumbnail:
-    """Return an image made small, upright; a mask in colours.
+def make_thumbnail(
+    data: bytes, name: str, edge: int, max_bytes: int | None = None, *, has_photo: bool = False
+) -> Thumbnail:
+    """Return an upright thumbnail of an image; a mask in colours.
 
     Args:
-        data: The image.
-        name: The field's name.
-        edge: Pixels that no side of it exceeds.
-        most: Bytes that it may take, as far as a thumbnail of a few pixels allows; None for any.
-        beside: Whether the sample has a photograph, too: then an image of few values is a mask of it.
+        data: The image file.
+        name: Name of the field.
+        edge: Maximum width and height in pixels.
+        max_bytes: Maximum bytes, except for a thumbnail of the smallest size; None: no limit.
+        has_photo: Whether the sample also has a photograph, so that an image of few values is taken as a mask.
 
     Raises:
-        BadImage: It is damaged, or is none.
+        BadImage: The file is damaged, or is not an image.
     """
-    _, fact = change_image(data, name, ImageOptions(probe=True, max_pixels=MAX_PIXELS))
+    _, info = change_image(data, name, ImageOptions(probe=True, max_pixels=MAX_PIXELS))
     kind = next((kind for magic, kind in IMAGE_SIGNATURES if data.startswith(magic)), "image")
-    may_be_mask = kind in MASK_FORMATS and fact.mode in MASK_MODES
+    may_be_mask = kind in MASK_FORMATS and info.mode in MASK_MODES
     for _ in range(_MAX_ATTEMPTS):
-        mask = mask_thumbnail(data, name, edge, beside=beside) if may_be_mask else None
+        mask = mask_thumbnail(data, name, edge, has_photo=has_photo) if may_be_mask else None
         may_be_mask = mask is not None
-        small, size, colours = mask or (*small_picture(data, name, edge), ())
-        if most is None or len(small) <= most or edge <= _MIN_EDGE_PIXELS:
+        thumbnail, size, colours = mask or (*encode_thumbnail(data, name, edge), ())
+        if max_bytes is None or len(thumbnail) <= max_bytes or edge <= _MIN_EDGE_PIXELS:
             break
-        edge = max(_MIN_EDGE_PIXELS, int(edge * min(0.85, (most / len(small)) ** 0.5)))
-    return Thumbnail(small, size, (fact.width, fact.height), fact.mode, kind, name, colours)
+        edge = max(_MIN_EDGE_PIXELS, int(edge * min(0.85, (max_bytes / len(thumbnail)) ** 0.5)))
+    return Thumbnail(thumbnail, size, (info.width, info.height), info.mode, kind, name, colours)

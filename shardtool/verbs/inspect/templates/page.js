@@ -2,67 +2,67 @@
 "use strict";
 (() => {
   const samples = JSON.parse(document.getElementById("data").textContent);
-  const by = (id) => document.getElementById(id);
+  const byId = (id) => document.getElementById(id);
   const cells = [...document.querySelectorAll(".sheet > li")];
   const tiles = cells.map((cell) => cell.querySelector("button"));
   if (!tiles.length) return;
-  const search = by("search"), label = by("label"), wrong = by("wrong"), view = by("view"), body = by("view-body");
+  const search = byId("search"), label = byId("label"), wrong = byId("wrong"), view = byId("view"), body = byId("view-body");
   let count = 0;
-  const sheets = [...document.querySelectorAll(".sheet")].map((sheet) => [...sheet.children].map(() => count++)), more = by("more");
-  let shown = tiles.map((_, at) => at), here = 0, open = -1, all = false, words_of;
+  const sheets = [...document.querySelectorAll(".sheet")].map((sheet) => [...sheet.children].map(() => count++)), more = byId("more");
+  let shown = tiles.map((_, index) => index), current = 0, open = -1, all = false, searchTexts;
 
   const el = (name, text, kind) => {
-    const made = document.createElement(name);
-    if (text !== undefined) made.textContent = text;
-    if (kind) made.className = kind;
-    return made;
+    const element = document.createElement(name);
+    if (text !== undefined) element.textContent = text;
+    if (kind) element.className = kind;
+    return element;
   };
 
-  const stand = (at, focus) => {
-    tiles[here].tabIndex = -1;
-    here = at;
-    tiles[here].tabIndex = 0;
-    if (focus) { tiles[here].focus({ preventScroll: true }); tiles[here].scrollIntoView({ block: "nearest" }); }
+  const setCurrent = (index, focus) => {
+    tiles[current].tabIndex = -1;
+    current = index;
+    tiles[current].tabIndex = 0;
+    if (focus) { tiles[current].focus({ preventScroll: true }); tiles[current].scrollIntoView({ block: "nearest" }); }
   };
 
-  const words_in = (one) => [one.key, ...Object.values(one.labels), ...one.texts.map((text) => text.text), ...one.meta.map(([, value]) => value)].join("\n").toLowerCase();
+  const searchText = (sample) => [sample.key, ...Object.values(sample.labels), ...sample.texts.map((text) => text.text), ...sample.meta.map(([, value]) => value)].join("\n").toLowerCase();
 
-  const wide = () => getComputedStyle(cells[0].parentNode).gridTemplateColumns.split(" ").length;
+  const columnCount = () => getComputedStyle(cells[0].parentNode).gridTemplateColumns.split(" ").length;
 
-  const choose = () => {
+  const applyFilters = () => {
     const words = search.value.trim().toLowerCase();
     const [set, value] = label && label.value ? JSON.parse(label.value) : ["", ""];
-    const free = !words && !set && !(wrong && wrong.checked), across = wide(), most = all || !free ? Infinity : Math.max(5, Math.ceil(16 / across)) * across;
-    if (words && !words_of) words_of = samples.map(words_in);
-    const fits = samples.map((one, at) => (!words || words_of[at].includes(words)) && (!set || one.labels[set] === value)
-      && (!wrong || !wrong.checked || one.problems.length > 0));
+    const isUnfiltered = !words && !set && !(wrong && wrong.checked), columns = columnCount(), maxTiles = all || !isUnfiltered ? Infinity : Math.max(5, Math.ceil(16 / columns)) * columns;
+    if (words && !searchTexts) searchTexts = samples.map(searchText);
+    const matches = samples.map((sample, index) => (!words || searchTexts[index].includes(words)) && (!set || sample.labels[set] === value)
+      && (!wrong || !wrong.checked || sample.problems.length > 0));
     shown = [];
-    let folded = 0;
-    for (const places of sheets) {  // of many, as many as a few rows hold, from all over the dataset
-      const found = places.filter((at) => fits[at]), part = Math.min(1, most / found.length);
-      const seen = new Set(found.filter((_, number) => Math.floor(number * part) > Math.floor((number - 1) * part)));
-      for (const at of places) if (cells[at].hidden === seen.has(at)) cells[at].hidden = !seen.has(at);
-      const strange = places.length && cells[places[0]].closest(".strange");
-      if (strange) strange.hidden = !seen.size;
-      shown.push(...seen);
-      folded += found.length - seen.size;
+    let hiddenCount = 0;
+    for (const indexes of sheets) {  // show only a few rows of many samples, evenly spread over the dataset
+      const matching = indexes.filter((index) => matches[index]), share = Math.min(1, maxTiles / matching.length);
+      const visible = new Set(matching.filter((_, number) => Math.floor(number * share) > Math.floor((number - 1) * share)));
+      for (const index of indexes) if (cells[index].hidden === visible.has(index)) cells[index].hidden = !visible.has(index);
+      const unusual = indexes.length && cells[indexes[0]].closest(".unusual");
+      if (unusual) unusual.hidden = !visible.size;
+      shown.push(...visible);
+      hiddenCount += matching.length - visible.size;
     }
-    more.hidden = !folded;
-    const usual = shown.filter((at) => !samples[at].why).length, every = samples.filter((one) => !one.why).length;
-    by("count").textContent = `${usual.toLocaleString("en")}${usual === every ? "" : ` of ${every.toLocaleString("en")}`} shown`;
-    by("none").hidden = shown.length > 0;
-    if (shown.length && !shown.includes(here)) stand(shown[0], false);
+    more.hidden = !hiddenCount;
+    const visibleCount = shown.filter((index) => !samples[index].why).length, total = samples.filter((sample) => !sample.why).length;
+    byId("count").textContent = `${visibleCount.toLocaleString("en")}${visibleCount === total ? "" : ` of ${total.toLocaleString("en")}`} shown`;
+    byId("none").hidden = shown.length > 0;
+    if (shown.length && !shown.includes(current)) setCurrent(shown[0], false);
   };
 
-  const unfold = (at) => { if (cells[at].hidden) { all = true; search.value = ""; if (label) label.value = ""; if (wrong) wrong.checked = false; choose(); } };
+  const reveal = (index) => { if (cells[index].hidden) { all = true; search.value = ""; if (label) label.value = ""; if (wrong) wrong.checked = false; applyFilters(); } };
 
   const step = (from, key) => {
-    const place = shown.indexOf(from), across = key.endsWith("Up") || key.endsWith("Down") ? wide() : 1;
-    const moves = { ArrowLeft: place - 1, ArrowRight: place + 1, ArrowUp: place - across, ArrowDown: place + across, Home: 0, End: shown.length - 1 };
+    const position = shown.indexOf(from), columns = key.endsWith("Up") || key.endsWith("Down") ? columnCount() : 1;
+    const moves = { ArrowLeft: position - 1, ArrowRight: position + 1, ArrowUp: position - columns, ArrowDown: position + columns, Home: 0, End: shown.length - 1 };
     if (!(key in moves)) return -1;
     const to = moves[key];
     if (to >= 0 && to < shown.length) return shown[to];
-    const rows = Math.floor(place / across), last = Math.floor((shown.length - 1) / across);
+    const rows = Math.floor(position / columns), last = Math.floor((shown.length - 1) / columns);
     return key === "ArrowDown" && rows < last ? shown[shown.length - 1] : from;
   };
 
@@ -84,121 +84,121 @@
   };
 
   const figure = (image, ...shown) => {
-    const made = el("figure"), stack = el("div", undefined, "stack");
+    const element = el("figure"), stack = el("div", undefined, "stack");
     const small = image.size[0] !== image.full[0] || image.size[1] !== image.full[1];
     stack.append(...shown);
-    made.append(stack, el("figcaption", `${image.field}: ${image.full[0].toLocaleString("en")} × ${image.full[1].toLocaleString("en")}, ${image.kind} ${image.mode}`
-      + (small ? `; shown from ${image.size[0]} × ${image.size[1]}` : "")));
-    if (!image.colours.length) return made;
+    element.append(stack, el("figcaption", `${image.field}: ${image.full[0].toLocaleString("en")} × ${image.full[1].toLocaleString("en")}, ${image.kind} ${image.mode}`
+      + (small ? `; shown at ${image.size[0]} × ${image.size[1]}` : "")));
+    if (!image.colours.length) return element;
     const legend = el("div", undefined, "legend");
     for (const [value, colour] of image.colours) {
-      const one = el("span"), swatch = el("i");
+      const entry = el("span"), swatch = el("i");
       swatch.style.background = value ? colour : "none";
-      one.append(swatch, String(value));
-      legend.append(one);
+      entry.append(swatch, String(value));
+      legend.append(entry);
     }
-    made.append(legend);
-    return made;
+    element.append(legend);
+    return element;
   };
 
   const blend = (mask) => {
-    const made = el("label", "mask", "blend"), range = el("input");
+    const element = el("label", "mask opacity", "blend"), range = el("input");
     range.type = "range";
     range.value = 60;
     range.addEventListener("input", () => { mask.style.opacity = range.value / 100; });
     range.addEventListener("keydown", (event) => event.stopPropagation());
-    made.append(range);
-    return made;
+    element.append(range);
+    return element;
   };
 
-  const fill = (at) => {
-    const one = samples[at], left = el("div", undefined, "images"), right = el("div");
-    by("view-key").textContent = one.key;
-    const [photo, over] = cells[at].querySelectorAll("img");
-    one.images.forEach((image, number) => {
+  const showSample = (index) => {
+    const sample = samples[index], left = el("div", undefined, "images"), right = el("div");
+    byId("view-key").textContent = sample.key;
+    const [photo, over] = cells[index].querySelectorAll("img");
+    sample.images.forEach((image, number) => {
       if (image.src) left.append(figure(image, picture(image.src, image, image.colours.length ? "mask" : "")));
       else if (number) left.append(figure(image, picture(over.src, image)));
       else left.append(figure(image, picture(photo.src, image)));
     });
-    if (one.over) {
-      const mask = picture(over.src, one.images[0], "mask");
+    if (sample.over) {
+      const mask = picture(over.src, sample.images[0], "mask");
       mask.alt = "";
       left.firstChild.firstChild.append(mask);
       left.firstChild.append(blend(mask));
     }
-    const players = [...cells[at].querySelectorAll("audio, video")];
-    for (const player of one.players) {
-      const made = el("figure");
-      if (player.size) made.append(players.shift().cloneNode());
-      made.append(el("figcaption", `${player.field}: ${player.said}`));
-      left.append(made);
+    const players = [...cells[index].querySelectorAll("audio, video")];
+    for (const clip of sample.clips) {
+      const element = el("figure");
+      if (clip.size) element.append(players.shift().cloneNode());
+      element.append(el("figcaption", `${clip.field}: ${clip.description}`));
+      left.append(element);
     }
-    for (const problem of one.problems) right.append(el("p", problem, "alarm"));
-    const labels = Object.entries(one.labels);
-    section(right, "Sample", facts([...labels, ["shard", one.shard], ["offset", one.offset.toLocaleString("en")], ["size", bytes(one.size)]]));
+    for (const problem of sample.problems) right.append(el("p", problem, "alarm"));
+    const labels = Object.entries(sample.labels);
+    section(right, "Sample", facts([...labels, ["shard", sample.shard], ["offset", sample.offset.toLocaleString("en")], ["size", bytes(sample.size)]]));
     const link = el("a", "Link to this sample");
-    link.href = "#" + one.id;
+    link.href = "#" + sample.id;
     right.append(link);
-    for (const note of one.notes) right.append(el("p", note, "note"));
-    const short = new Map(), brief = (text) => !text.cut && (text.kind === "text" || text.kind === "numbers") && text.text.length < 40 && !text.text.includes("\n");
-    for (const text of one.texts) {
-      if (brief(text)) { short.set(text.field, text.text); continue; }
-      const more = text.cut ? (text.kind === "bytes" ? ", first bytes" : ", the start of it") : "";
-      section(right, `${text.field}${text.kind === "text" || text.field.endsWith(text.kind) ? "" : ` (${text.kind})`}${more}`, el("pre", text.text));
+    for (const note of sample.notes) right.append(el("p", note, "note"));
+    const short = new Map(), isBrief = (text) => !text.cut && (text.kind === "text" || text.kind === "numbers") && text.text.length < 40 && !text.text.includes("\n");
+    for (const text of sample.texts) {
+      if (isBrief(text)) { short.set(text.field, text.text); continue; }
+      const suffix = text.cut ? (text.kind === "bytes" ? ", first bytes" : ", start") : "";
+      section(right, `${text.field}${text.kind === "text" || text.field.endsWith(text.kind) ? "" : ` (${text.kind})`}${suffix}`, el("pre", text.text));
     }
-    if (one.meta.length) section(right, "Metadata", facts(one.meta));
-    section(right, "Fields", facts(one.fields.map(([name, length]) => [name, bytes(length) + (short.get(name) ? `: ${short.get(name)}` : "")])));
+    if (sample.meta.length) section(right, "Metadata", facts(sample.meta));
+    section(right, "Fields", facts(sample.fields.map(([name, length]) => [name, bytes(length) + (short.get(name) ? `: ${short.get(name)}` : "")])));
     body.replaceChildren(...(left.firstChild ? [left] : []), right);
     body.classList.toggle("plain", !left.firstChild);
     body.scrollTop = 0;
-    const place = shown.indexOf(at);
-    by("view-back").disabled = place <= 0;
-    by("view-next").disabled = place >= shown.length - 1;
-    open = at;
-    history.replaceState(null, "", "#" + one.id);
+    const position = shown.indexOf(index);
+    byId("view-back").disabled = position <= 0;
+    byId("view-next").disabled = position >= shown.length - 1;
+    open = index;
+    history.replaceState(null, "", "#" + sample.id);
   };
 
-  const move = (by_) => {
-    const place = shown.indexOf(open) + by_;
-    if (place >= 0 && place < shown.length) { fill(shown[place]); stand(shown[place], false); }
+  const move = (offset) => {
+    const position = shown.indexOf(open) + offset;
+    if (position >= 0 && position < shown.length) { showSample(shown[position]); setCurrent(shown[position], false); }
   };
 
-  const look = (at) => { unfold(at); stand(at, false); fill(at); if (!view.open) view.showModal(); body.focus(); };
+  const openSample = (index) => { reveal(index); setCurrent(index, false); showSample(index); if (!view.open) view.showModal(); body.focus(); };
 
-  const follow = () => { const at = samples.findIndex((one) => "#" + one.id === location.hash); if (at >= 0 && at !== open) look(at); };
+  const openFromHash = () => { const index = samples.findIndex((sample) => "#" + sample.id === location.hash); if (index >= 0 && index !== open) openSample(index); };
 
-  tiles.forEach((tile, at) => {
-    tile.tabIndex = at === 0 ? 0 : -1;
-    tile.addEventListener("click", () => look(at));
-    tile.addEventListener("focus", () => { if (at !== here) stand(at, false); });
+  tiles.forEach((tile, index) => {
+    tile.tabIndex = index === 0 ? 0 : -1;
+    tile.addEventListener("click", () => openSample(index));
+    tile.addEventListener("focus", () => { if (index !== current) setCurrent(index, false); });
     tile.addEventListener("keydown", (event) => {
       if (event.altKey || event.ctrlKey || event.metaKey) return;
-      const to = step(at, event.key);
-      if (to >= 0) { event.preventDefault(); stand(to, true); }
+      const to = step(index, event.key);
+      if (to >= 0) { event.preventDefault(); setCurrent(to, true); }
     });
   });
-  by("view-close").addEventListener("click", () => view.close());
-  by("view-back").addEventListener("click", () => move(-1));
-  by("view-next").addEventListener("click", () => move(1));
+  byId("view-close").addEventListener("click", () => view.close());
+  byId("view-back").addEventListener("click", () => move(-1));
+  byId("view-next").addEventListener("click", () => move(1));
   view.addEventListener("click", (event) => { if (event.target === view) view.close(); });
   view.addEventListener("keydown", (event) => {
     if (event.altKey || event.ctrlKey || event.metaKey) return;
     if (event.key === "ArrowLeft" || event.key === "ArrowRight") { event.preventDefault(); move(event.key === "ArrowLeft" ? -1 : 1); }
   });
-  view.addEventListener("close", () => { body.replaceChildren(); if (open >= 0) stand(open, true); open = -1; history.replaceState(null, "", location.pathname + location.search); });
-  more.querySelector("button").addEventListener("click", () => { const next = cells.findIndex((cell) => cell.hidden); all = true; choose(); stand(next, true); });
-  window.addEventListener("hashchange", follow);
-  for (const one of [search, label, wrong]) if (one) { one.addEventListener("input", choose); one.addEventListener("change", choose); }
-  if (by("masks")) by("masks").addEventListener("change", () => document.body.classList.toggle("bare", !by("masks").checked));
-  search.addEventListener("keydown", (event) => { if (event.key === "Escape") { search.value = ""; choose(); search.blur(); } });
+  view.addEventListener("close", () => { body.replaceChildren(); if (open >= 0) setCurrent(open, true); open = -1; history.replaceState(null, "", location.pathname + location.search); });
+  more.querySelector("button").addEventListener("click", () => { const next = cells.findIndex((cell) => cell.hidden); all = true; applyFilters(); setCurrent(next, true); });
+  window.addEventListener("hashchange", openFromHash);
+  for (const input of [search, label, wrong]) if (input) { input.addEventListener("input", applyFilters); input.addEventListener("change", applyFilters); }
+  if (byId("masks")) byId("masks").addEventListener("change", () => document.body.classList.toggle("bare", !byId("masks").checked));
+  search.addEventListener("keydown", (event) => { if (event.key === "Escape") { search.value = ""; applyFilters(); search.blur(); } });
   document.addEventListener("keydown", (event) => {
     if (event.key !== "/" || event.altKey || event.ctrlKey || event.metaKey || view.open || /^(INPUT|SELECT|TEXTAREA)$/.test(event.target.tagName)) return;
     event.preventDefault();
     search.focus();
     search.select();
   });
-  by("tools").hidden = false;
+  byId("tools").hidden = false;
   document.documentElement.classList.add("live");
-  choose();
-  follow();
+  applyFilters();
+  openFromHash();
 })();
