@@ -316,9 +316,9 @@ def test_remaining_samples_are_read_from_the_spool(place: Path, pools: dict[int,
     source = make_source(place, [(900, 300)] * 100)
     plan, places = make_plan_of(source.entries, max_count=50), np.array([3, 60, *range(70, 90)])
     with scatter([plan], place / "temp", pools[1], 40_000) as plans:
-        again = plans[0].again(places)
+        again = plans[0].subset(places)
         assert len(build_shard_samples(again, 0).spans.regions) == 2 * 16, "two of five regions are worth it"
-        assert pack(again, place / "out") == pack(plan.again(places), place / "out")
+        assert pack(again, place / "out") == pack(plan.subset(places), place / "out")
 
 
 def _system_calls() -> int:
