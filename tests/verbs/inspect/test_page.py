@@ -467,7 +467,7 @@ _STRIPES = {  # values, mode, field: whether it is a mask beside a photograph, a
 
 @pytest.mark.parametrize("case", _STRIPES)
 def test_masks_are_coloured(case: str, tmp_path: Path) -> None:
-    """A mask has the colours of its legend, transparent for 0, and is laid over its photograph; other images are not."""
+    """A mask has the colours of its legend and is laid over its photograph; other images are not."""
     values, mode, name, beside, alone = _STRIPES[case]
     data = mask(values, mode, (200, 20))
     small = {"both": {name: data, "jpg": image(1, size=(200, 20))}, "one": {name: data}}
