@@ -48,8 +48,8 @@ class Bare:
 
     def __init__(self, data: Any) -> None:
         self.rows: list[tuple[int, str, int, int, list[tuple[str, int, int]]]] = []
-        for shard, opened in enumerate(data.fetcher.catalog.shards):
-            index, fd = data.fetcher.store.index(shard), os.open(opened.path, os.O_RDONLY)
+        for shard, opened in enumerate(data.reader.catalog.shards):
+            index, fd = data.reader.store.index(shard), os.open(opened.path, os.O_RDONLY)
             for row, key in enumerate(index.all_keys()):
                 first, last = int(index.firsts[row]), int(index.firsts[row + 1])
                 start, end = int(index.offsets[first]), int(index.offsets[last - 1] + index.lengths[last - 1])
@@ -79,7 +79,7 @@ def streams(data: Any, bare: Bare, folder: str) -> dict[str, Callable[[], int]]:
     if find_spec("webdataset"):
         import webdataset as wds
 
-        urls = [shard.path for shard in data.fetcher.catalog.shards]
+        urls = [shard.path for shard in data.reader.catalog.shards]
         found["webdataset"] = lambda: drain(wds.WebDataset(urls, shardshuffle=False, empty_check=False))
     if find_spec("array_record"):
         from array_record.python.array_record_module import ArrayRecordReader, ArrayRecordWriter

@@ -1,6 +1,6 @@
-"""shardtool: training samples into size-bounded shards, with proof that nothing was lost.
+"""shardtool: pack training samples into shards of limited size, and verify that no sample is lost.
 
-The public names are imported on first use, so that `import shardtool` costs next to nothing.
+Public names are imported on first use, to keep `import shardtool` fast.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ __all__ = list(_MODULES)
 
 
 def __getattr__(name: str) -> object:
-    """Import a public name where it is first used (PEP 562)."""
+    """Import a public name on first use (PEP 562)."""
     if name not in _MODULES:
         msg = f"module {__name__!r} has no attribute {name!r}"
         raise AttributeError(msg)

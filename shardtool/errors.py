@@ -1,14 +1,13 @@
-"""Every error that a user can meet: one base, few children, one line each.
+"""All errors that users can see.
 
-An error says where it happened, what was found, what was expected and what to do, and keeps
-these apart so that `--json` can print them as data. `PlainError.__reduce__` makes each of them
-survive the way out of a worker process. PyTorch's workers hand on a text alone: `PlainError.put_into_text` is for them.
+Every error has four parts: location, what was found, what was expected, and what to do. They are separate attributes
+so that `--json` can print them as data. `PlainError.__reduce__` keeps them when an error leaves a worker process.
+PyTorch workers pass on only text; `PlainError.embed_in_text` is for them.
 
-The children of `ShardError` differ in whose fault it is, which the exit code says to a script: the
-request's (`InvalidRequest`), the data's (`CorruptShard`, `SampleFailed`), an earlier or a parallel
-run's (`OutputExists`), or the machine's and the network's
-(`OutputFailed`, `StoreFailed`, `WorkerDied`, `OutOfMemory`). `Bug` is none
-of them: what deals with an error of the data must not take a mistake in the code for one.
+The subclasses of `ShardError` tell the cause, and each has an exit code: the request (`InvalidRequest`), the data
+(`CorruptShard`, `SampleFailed`), another run (`OutputExists`), or the machine and network (`OutputFailed`,
+`StoreFailed`, `WorkerDied`, `OutOfMemory`). `Bug` is not a `ShardError`: code that handles damaged data must not
+hide mistakes in the program.
 """
 
 from __future__ import annotations
@@ -24,16 +23,16 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 PROCESS_ERRNOS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
-_MACHINE_ERRNOS = PROCESS_ERRNOS | {  # not ESTALE: the file, or object, was replaced while it was read
+_MACHINE_ERRNOS = PROCESS_ERRNOS | {  # ESTALE is not one: the file was replaced while it was read
     errno.EIO, errno.EACCES, errno.EPERM, errno.ENODEV, errno.ENOSPC, errno.EDQUOT, errno.ENOTCONN,
     errno.ETIMEDOUT, errno.EHOSTDOWN, errno.ECONNABORTED, errno.ESHUTDOWN,
 }  # fmt: skip
 FILE_LIMIT_FIX = "Raise the limit of open files (ulimit -n)."
-MEMORY_FIX = "Free memory, or raise its limit (ulimit, cgroup)."
-_REPORT_BUG = "This is a mistake in shardtool: please report it, with what -v prints."
-_MAX_MESSAGE_CHARS = 500  # characters of another library's message
+MEMORY_FIX = "Free memory, or raise the memory limit (ulimit, cgroup)."
+_REPORT_BUG = "This is a bug in shardtool. Please report it with the output of -v."
+_MAX_MESSAGE_CHARS = 500  # of messages from other libraries
 _LOADER_MEMORY_ERRORS = ("cannot allocate memory", "failed to map segment from shared object")
-_ARROW_THREAD_ERROR = "Failed to launch worker thread"  # of pyarrow, in an exception without a kind
+_ARROW_THREAD_ERROR = "Failed to launch worker thread"  # pyarrow has no exception class for this
 _CONTROL_CHARS = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 _EMBEDDED_FIELDS = re.compile(r"^shardtool-error: (\{.*\})\n?", re.MULTILINE)
@@ -42,13 +41,13 @@ _URL_QUERY = re.compile(r"(https?://[^\s?'\"]*)\?[^\s'\"]+", re.IGNORECASE)
 
 
 def printable(text: str | bytes) -> str:
-    r"""Return `text` with what could steer a terminal, or is no UTF-8, written as `\x1b`."""
+    r"""Return `text` with control characters and invalid UTF-8 escaped, for example as `\x1b`."""
     if isinstance(text, bytes):
         text = text.decode("utf-8", "surrogateescape")
 
     def escape(match: re.Match[str]) -> str:
         char = match[0]
-        if "\udc80" <= char <= "\udcff":  # a byte that was no UTF-8
+        if "\udc80" <= char <= "\udcff":  # a byte that is not valid UTF-8
             char = chr(ord(char) - 0xDC00)
         return f"\\x{ord(char):02x}" if char <= "\xff" else f"\\u{ord(char):04x}"
 
@@ -56,19 +55,19 @@ def printable(text: str | bytes) -> str:
 
 
 def redact_secrets(text: str) -> str:
-    """Return a text in which no URL shows a user, a password or a query: each may let others in."""
+    """Return a text with users, passwords and queries removed from URLs, because they may be secrets."""
     return _URL_QUERY.sub(r"\1?...", _URL_CREDENTIALS.sub(r"\1", text)) if "://" in text else text
 
 
 class PlainError(Exception):
-    """The base of all errors, with what every one says.
+    """The base class of all errors.
 
     Attributes:
-        where: The file, sample or option.
-        found: What is there.
-        expected: What should be there; empty where that is plain.
-        remedy: What to do; empty where there is nothing.
-        detail: Lines that go below the message, such as a traceback of the user's own function.
+        where: The location: a file, sample or option.
+        found: What was found.
+        expected: What was expected; may be empty.
+        remedy: What to do; may be empty.
+        detail: Lines below the message, such as the traceback of the user's function.
     """
 
     code: ClassVar[str] = "error"
@@ -81,7 +80,7 @@ class PlainError(Exception):
 
             vars(self).update(json.loads(fields[-1]), detail=_EMBEDDED_FIELDS.sub("", where).rstrip())
             return
-        if not found:  # the traceback of one that was not put into its text: it ends with what is wrong
+        if not found:  # a traceback as text, whose last line is the message
             where, found, detail = where.strip().partition("\n")[0], where.strip().rpartition("\n")[2], where
         self.where = redact_secrets(printable(where))
         self.found = redact_secrets(printable(found))
@@ -101,13 +100,13 @@ class PlainError(Exception):
         return _rebuild_error, (type(self), vars(self))
 
     def embed_in_text(self) -> None:
-        """Have the error's text say all of it: its class called with this text, or with a longer one, is it again."""
+        """Add all attributes to the text as JSON; the class can restore the error from any text that contains it."""
         import json
 
         self.detail = "\n".join([*filter(None, [self.detail]), f"shardtool-error: {json.dumps(vars(self))}"])
 
     def to_json(self) -> dict[str, object]:
-        """Return the error as data, the way `--json` prints it."""
+        """Return the error as `--json` prints it."""
         names = ("code", "exit_code", "where", "found", "expected", "remedy", *(["detail"] if self.detail else []))
         return {name: getattr(self, name) for name in names}
 
@@ -119,28 +118,28 @@ def _rebuild_error(kind: type[PlainError], fields: dict[str, object]) -> PlainEr
 
 
 class ShardError(PlainError):
-    """An error that a user can understand and act upon."""
+    """An error that users can understand and fix."""
 
 
 class InvalidRequest(ShardError):
-    """The request makes no sense: an option, a pattern, or a source that cannot become this output."""
+    """The request is invalid: an option, a pattern, or a source that does not fit the output."""
 
     code = "invalid-request"
     exit_code = 2
 
 
 class UnknownKey(InvalidRequest, KeyError):
-    """No sample of a dataset has such a key."""
+    """The dataset has no sample with this key."""
 
     code = "unknown-key"
 
 
 class CorruptShard(ShardError):
-    """A shard, sidecar or dataset file is not what its format says.
+    """A shard, sidecar or dataset file is damaged.
 
     Attributes:
-        offset: Where in the file, in bytes; None where that is not known.
-        problem: What is there, without the place.
+        offset: Offset in the file, in bytes; None if unknown.
+        problem: What was found, without the offset.
     """
 
     code = "corrupt-shard"
@@ -155,7 +154,7 @@ class CorruptShard(ShardError):
 
 
 class OutputExists(ShardError):
-    """The output is there already, or another run is writing it."""
+    """The output exists, or another run is writing it."""
 
     code = "output-exists"
     exit_code = 5
@@ -176,10 +175,10 @@ class OutputFailed(ShardError):
 
 
 class StoreFailed(ShardError):
-    """A store or a server cannot be reached, or fails, time and again; or this machine cannot read a file.
+    """A store or server fails repeatedly or cannot be reached, or this machine cannot read a file.
 
     Attributes:
-        of_file: Whether it may be one file only that this machine cannot read.
+        of_file: Whether the failure may affect only one file.
     """
 
     code = "store-failed"
@@ -188,29 +187,29 @@ class StoreFailed(ShardError):
 
 
 class AccessRefused(StoreFailed):
-    """A store or a server does not let us in: nothing is asked of it again."""
+    """A store or server denies access; requests are not retried."""
 
     code = "access-refused"
 
 
 class WorkerDied(ShardError):
-    """A worker process was killed, or crashed."""
+    """A worker process was killed or crashed."""
 
     code = "worker-died"
     exit_code = 7
 
 
 class OutOfMemory(ShardError):
-    """The machine, or a limit of this process, gave no memory for what had to be done."""
+    """The machine or a memory limit did not provide enough memory."""
 
     code = "out-of-memory"
     exit_code = 7
 
 
 class Bug(PlainError):
-    """Something that cannot be, or an exception that is no `ShardError`: a mistake in this program.
+    """An unexpected exception: a mistake in shardtool.
 
-    No `ShardError`, so that nothing that expects damaged data or a refused request swallows it.
+    It is not a `ShardError`, because handlers of damaged data or invalid requests must not catch it.
     """
 
     code = "bug"
@@ -221,7 +220,7 @@ class Bug(PlainError):
 
     @classmethod
     def of(cls, where: str, error: BaseException) -> Bug:
-        """Return the report of an exception that nothing expected; its traceback is the detail."""
+        """Return the report of an unexpected exception, with its traceback as detail."""
         import traceback
 
         found = " ".join(f"{type(error).__name__}: {error}".split())
@@ -229,7 +228,7 @@ class Bug(PlainError):
 
 
 class Interrupted(BaseException):
-    """A signal asked the run to end (SIGINT, SIGTERM, SIGHUP); no `Exception`, so that nothing swallows it."""
+    """The run received SIGINT, SIGTERM or SIGHUP. It is not an `Exception`, because no handler may catch it."""
 
     def __init__(self, signum: int) -> None:
         super().__init__(signum)
@@ -237,22 +236,22 @@ class Interrupted(BaseException):
 
 
 def os_error_text(error: OSError) -> str:
-    """Return what the operating system says of a failure: `no such file or directory`."""
+    """Return the message of the operating system in lower case: `no such file or directory`."""
     return (error.strerror or str(error)).lower()
 
 
 def raise_if_machine_error(error: Exception, where: str, kinds: frozenset[int] = _MACHINE_ERRNOS) -> None:
-    """Raise what the machine, and not a file's content, is to blame for: it is never damage, and nothing is left out.
+    """Raise `StoreFailed` if the machine caused an error, not the content of a file.
 
-    Whoever reads a file and takes an OSError for what is wrong with that file asks here first.
+    Call this before an OSError is reported as damage or a sample is skipped.
 
     Args:
-        error: What was raised; of what is no OSError, nothing is said.
+        error: The exception; other exceptions than OSError are ignored.
         where: The file.
-        kinds: The codes that are meant; `PROCESS_ERRNOS`: only what no file can be to blame for.
+        kinds: Error numbers caused by the machine; `PROCESS_ERRNOS`: only those that no file can cause.
 
     Raises:
-        StoreFailed: The machine is to blame.
+        StoreFailed: The machine caused the error.
     """
     if isinstance(error, OSError) and error.errno in kinds:
         remedy = FILE_LIMIT_FIX if error.errno in (errno.EMFILE, errno.ENFILE) else ""
@@ -263,7 +262,7 @@ def raise_if_machine_error(error: Exception, where: str, kinds: frozenset[int] =
 
 @contextmanager
 def raising_machine_errors(where: str) -> Iterator[None]:
-    """Do that for what is read inside of the block."""
+    """Apply `raise_if_machine_error` to errors in the block."""
     try:
         yield
     except OSError as error:
@@ -272,10 +271,10 @@ def raising_machine_errors(where: str) -> Iterator[None]:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Tell whether an exception means that there was no memory, whichever library raised it.
+    """Tell whether an exception means that memory ran out.
 
-    pyarrow's is a MemoryError, NumPy's too; the system's is an OSError; a library that cannot be loaded is an
-    ImportError, and a thread that cannot be started a RuntimeError, or an ArrowException.
+    NumPy and pyarrow raise MemoryError, the system OSError, a library that cannot be loaded ImportError, and a thread
+    that cannot be started RuntimeError or ArrowException.
     """
     if isinstance(error, ImportError):
         return any(text in str(error).lower() for text in _LOADER_MEMORY_ERRORS)
@@ -288,10 +287,10 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 @contextmanager
 def reporting_memory_errors(what: str) -> Iterator[None]:
-    """Say of a failure to get memory inside of the block that `what` took it.
+    """Report that memory ran out in the block as an error of `what`.
 
     Raises:
-        OutOfMemory: There was no memory.
+        OutOfMemory: Memory ran out.
     """
     try:
         yield
@@ -303,10 +302,10 @@ def reporting_memory_errors(what: str) -> Iterator[None]:
 
 @contextmanager
 def explaining_missing_cwd() -> Iterator[None]:
-    """Say of a relative path that leads nowhere because the current folder was removed that it is that.
+    """Report a relative path that fails because the current folder was deleted.
 
     Raises:
-        InvalidRequest: It was.
+        InvalidRequest: The current folder was deleted.
     """
     try:
         yield
@@ -314,15 +313,15 @@ def explaining_missing_cwd() -> Iterator[None]:
         try:
             os.getcwd()
         except FileNotFoundError:
-            remedy = "Change to a folder that is there, or give absolute paths."
-            raise InvalidRequest("the current folder", "no such folder any more", remedy=remedy) from None
+            remedy = "Change to an existing folder, or use absolute paths."
+            raise InvalidRequest("the current folder", "was deleted", remedy=remedy) from None
         raise
 
 
-def format_list(items: list[str], most: int = 5, *, total: int | None = None) -> str:
-    """Return the first few distinct `items`, each once with its count, and how many more there are of `total`."""
+def format_list(items: list[str], max_shown: int = 5, *, total: int | None = None) -> str:
+    """Return the first distinct items with their counts, and how many of `total` remain."""
     counts = Counter(items)
-    shown = [*counts.items()][:most]
+    shown = [*counts.items()][:max_shown]
     rest = (len(items) if total is None else total) - sum(count for _, count in shown)
     texts = [item if count == 1 else f"{item} ({count:,} times)" for item, count in shown]
     return ", ".join(texts) + (f" and {rest:,} more" if rest > 0 else "")

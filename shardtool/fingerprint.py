@@ -1,8 +1,7 @@
-"""CRC-32C, in hardware, over any buffer, and the fingerprint of content.
+"""CRC-32C in hardware, and the content fingerprint.
 
-`crc32c(data, crc=0)` continues from `crc`. The function is taken from the package's extension
-module directly: importing the package itself costs 50 ms (it asks importlib.metadata for its own
-version), which is more than packing 5,000 files.
+`crc32c(data, crc=0)` continues from `crc`. It is loaded from the extension module, because importing the package
+`crc32c` takes 50 ms, more than packing 5,000 files.
 """
 
 from __future__ import annotations
@@ -25,8 +24,8 @@ DIGEST_SIZE = 32
 
 def _load_crc32c() -> Callable[..., int]:
     package = PathFinder.find_spec("crc32c")
-    places = package.submodule_search_locations if package else None
-    spec = PathFinder.find_spec("crc32c._crc32c", places) if places else None
+    paths = package.submodule_search_locations if package else None
+    spec = PathFinder.find_spec("crc32c._crc32c", paths) if paths else None
     if "crc32c" in sys.modules or spec is None or spec.loader is None:
         import crc32c as slow
 
@@ -42,18 +41,17 @@ crc32c = _load_crc32c()
 def content_digest(
     keys: Sequence[bytes], counts: Sequence[int], names: Sequence[bytes], *, codes: bytes, lengths: bytes, crcs: bytes
 ) -> int:
-    """Return the fingerprint of samples: the sum, modulo 2^256, of a BLAKE2b hash of each.
+    """Return the fingerprint of samples: the sum of their BLAKE2b hashes, modulo 2^256.
 
-    A sum, so that neither the order of samples nor what shard they lie in changes it. What is hashed is
-    the key and the fields' names, a NUL after each, then the lengths and then the checksums of the fields,
-    which stand in the order of the bytes of their names.
+    The sum does not depend on the order of samples or on shards. A hash covers the key and the field names, each
+    followed by NUL, then the lengths and the checksums of the fields. Fields are sorted by the bytes of their names.
 
     Args:
         keys: One per sample.
-        counts: Fields a sample.
-        names: What `codes` stands for.
+        counts: Number of fields per sample.
+        names: Field names; `codes` are indexes into this list.
         codes: uint16 per field, little-endian.
-        lengths: uint64 a field, little-endian.
+        lengths: uint64 per field, little-endian.
         crcs: uint32 per field, little-endian.
 
     Source: docs/format.md, "Content fingerprint".
@@ -74,12 +72,12 @@ def content_digest(
 
 
 def sum_fingerprints(texts: Iterable[str]) -> int | None:
-    """Return the fingerprint of the content of all; None where one of them is unknown."""
-    found = [_FINGERPRINT.fullmatch(text) for text in texts]
-    numbers = [int(match[1], 16) for match in found if match]
-    return sum(numbers) % _MODULUS if len(numbers) == len(found) else None
+    """Return the fingerprint of several datasets together; None if one of them is unknown."""
+    matches = [_FINGERPRINT.fullmatch(text) for text in texts]
+    numbers = [int(match[1], 16) for match in matches if match]
+    return sum(numbers) % _MODULUS if len(numbers) == len(matches) else None
 
 
 def format_fingerprint(total: int | None) -> str:
-    """Return a fingerprint the way that the dataset file and people write it; empty where it is unknown."""
+    """Return a fingerprint as text, as in the dataset file; empty if unknown."""
     return "" if total is None else f"b2:{total % _MODULUS:0{2 * DIGEST_SIZE}x}"

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 
-# What options are called on the command line where it is not their field's name, those whose values are one word, and
-# those that are typed as a part of another: `fetch timeout={}`. As they are declared (`request/settings.py`).
+# Filled by `options_class`: command-line names that differ from the field, options whose list is one word, and options
+# that are a key of another option, such as `fetch timeout={}`.
 CLI_NAMES: dict[str, str] = {}
 
 
@@ -26,7 +26,7 @@ COMMA_OPTIONS: set[str] = set()
 FAMILY_KEYS: dict[str, str] = {}
 
 
-_IF_EXISTS_FLAGS = ("append", "resume", "overwrite", "update")  # what the values of `if_exists` are made of
+_IF_EXISTS_FLAGS = ("append", "resume", "overwrite", "update")  # parts of the values of `if_exists`
 
 
 _cli_names_in_use = False
@@ -34,7 +34,7 @@ _cli_names_in_use = False
 
 @contextmanager
 def use_cli_names() -> Iterator[None]:
-    """Call options in the block's messages as the command line does."""
+    """Use command-line names of options in messages of the block."""
     before = uses_cli_names()
     set_cli_names(command_line=True)
     try:
@@ -44,27 +44,27 @@ def use_cli_names() -> Iterator[None]:
 
 
 def uses_cli_names() -> bool:
-    """Tell whether messages call options as the command line does: what a worker must know, too."""
+    """Tell whether messages use command-line names; workers get this setting from their parent."""
     return _cli_names_in_use
 
 
 def set_cli_names(*, command_line: bool) -> None:
-    """Call options from now on as the command line does, or as Python does."""
-    global _cli_names_in_use  # noqa: PLW0603 - the one language of the process
+    """Use command-line names or Python names of options in messages."""
+    global _cli_names_in_use  # noqa: PLW0603 - one setting per process
     _cli_names_in_use = command_line
 
 
 def choose_text(python: str, typed: str) -> str:
-    """Return the text for who reads: where it differs in more than an option's name."""
+    """Return the text for Python users or for command-line users."""
     return typed if _cli_names_in_use else python
 
 
 def option_text(name: str, value: object = None) -> str:
-    """Return what a message calls an option, by the name of its field.
+    """Return an option for a message.
 
     Args:
-        name: The field of the verb's options.
-        value: What it is set to, or should be; None: the message is about the option, whatever its value.
+        name: The field of the options class.
+        value: The value to show; None: only the name.
     """
     if _cli_names_in_use:
         return cli_option(name, value)
@@ -72,23 +72,23 @@ def option_text(name: str, value: object = None) -> str:
 
 
 def flag_text(name: str) -> str:
-    """Return what a message calls an option that is to be on."""
+    """Return a flag that is set, for a message."""
     return cli_option(name, value=True) if _cli_names_in_use else f"{name}=True"
 
 
 def call_text(verb: str, **options: object) -> str:
-    """Return what a message calls a run of a verb, with options by the names of their fields."""
+    """Return the call of a verb for a message."""
     words = [option_text(name, value) for name, value in options.items()]
     return f"`shardtool {' '.join([verb, *words])}`" if _cli_names_in_use else f"`{verb}({', '.join(words)})`"
 
 
 def export_text(form: str) -> str:
-    """Return what a message calls the making of another tool's index."""
+    """Return the export of another tool's index, for a message."""
     return choose_text(f"export {form}", f"--export {form}")
 
 
 def export_call_text(dataset_file: str, forms: Sequence[str], *, overwrite: bool) -> str:
-    """Return what a message calls a run that makes indexes of other tools; without a file it is about any."""
+    """Return the call that exports indexes of other tools, for a message; an empty file stands for any dataset."""
     if _cli_names_in_use:
         words = ["index", dataset_file, *map(export_text, forms), "--overwrite" if overwrite else ""]
         return f"`shardtool {' '.join(filter(None, words))}`"
@@ -97,35 +97,35 @@ def export_call_text(dataset_file: str, forms: Sequence[str], *, overwrite: bool
 
 
 def recreate_hint() -> str:
-    """Return what to do about a file that a run, or `index`, can write again."""
-    return f"Run the command that made it again with {option_text('if_exists', 'resume')}, or `shardtool index`."
+    """Return how to recreate a file that a resumed run or `index` can write."""
+    return f"Run the original command with {option_text('if_exists', 'resume')}, or `shardtool index`, to recreate it."
 
 
 def shell_word(text: str) -> str:
-    """Return a text quoted as one word for a shell, in double quotes if the text has single ones and that is safe."""
+    """Return a text quoted for a shell; in double quotes if it contains single quotes and this is safe."""
     return f'"{text}"' if "'" in text and not any(mark in text for mark in '"$`\\\\!') else quote(text)
 
 
 def where_keys(keys: Sequence[str]) -> str:
-    """Return what a message calls the choice of samples by their keys."""
+    """Return the option that selects samples by key, for a message."""
     query = f"key == {keys[0]!r}" if len(keys) == 1 else f"key in {[*keys]!r}"
     return option_text("where", choose_text(query, shell_word(query)))
 
 
 def resume_hint() -> str:
-    """Return what a message calls a run of `create` that keeps what is finished."""
+    """Return the call of `create` that continues a run, for a message."""
     return choose_text("`create(..., if_exists='resume')`", "`create --resume`")
 
 
 def cli_name(name: str) -> str:
-    """Return how the command line calls an option, whoever reads."""
+    """Return the command-line name of an option."""
     if name in FAMILY_KEYS:
         return f"--{FAMILY_KEYS[name].partition('{}')[0].rstrip(' =-')}"
     return CLI_NAMES.get(name, f"--{name.replace('_', '-')}")
 
 
 def cli_words(name: str, value: object) -> list[str]:
-    """Return the words that a command line sets an option with, not quoted for a shell."""
+    """Return the command-line words that set an option, not quoted for a shell."""
     if isinstance(value, dict):
         value = [f"{one}={other}" for one, other in value.items()]
     values = [*value] if isinstance(value, list | tuple) else [value]
@@ -137,7 +137,7 @@ def cli_words(name: str, value: object) -> list[str]:
 
 
 def cli_option(name: str, value: object = None) -> str:
-    """Return how the command line calls an option, whoever reads: what goes into files must not depend on that."""
+    """Return an option as on the command line, independent of `set_cli_names`, for text in files."""
     if name == "if_exists" and value:
         return " ".join(f"--{flag}" for flag in _IF_EXISTS_FLAGS if flag in str(value))
     return cli_name(name) if value is None else " ".join(cli_words(name, value))

@@ -1,4 +1,4 @@
-"""Keys, field names and file names: which are valid, how they are split, and how they are encoded in outputs."""
+"""Keys, field names and file names: validity, splitting, and encoding in outputs."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from shardtool.errors import InvalidRequest
 if TYPE_CHECKING:
     from shardtool.values import Dots
 
-# The endings of fields that hold an image of a format that Pillow reads.
+# Extensions of images that Pillow reads.
 IMAGE_ENDINGS = frozenset(
     ("jpg", "jpeg", "jpe", "jfif", "png", "webp", "bmp", "gif", "tif", "tiff", "pbm", "pgm", "ppm", "pnm")
 )
 
 
-# The endings of fields whose payload is no text in any reader: a column of text or numbers cannot be one.
+# Extensions of fields that no reader decodes as text; a column of text or numbers cannot become such a field.
 BINARY_ENDINGS = IMAGE_ENDINGS | {
     "avif", "heic", "heif", "jxl", "jp2", "ico", "psd", "dng", "npy", "npz", "ten", "tb", "safetensors", "pkl",
     "pickle", "pyd", "pth", "pt", "wav", "flac", "mp3", "ogg", "opus", "m4a", "aac", "wma", "mp4", "m4v", "webm",
@@ -34,25 +34,23 @@ SPLIT_NAMES = frozenset(
 )
 
 
-# What samples, tables of them and webdataset have under these names is never a field.
+# Not allowed as field names: samples, tables and webdataset use them for other values.
 RESERVED_NAMES = frozenset(
     b"__%b__" % name for name in (b"key", b"url", b"local_path", b"padding", b"shard", b"offset", b"size", b"fields")
 )
 
 
-MAX_FIELDS = 2**16 - 1  # different fields, and fields of one sample: what a field's number has room for
+MAX_FIELDS = 2**16 - 1  # per dataset and per sample; field numbers are uint16
 
 
-MAX_NAME_BYTES = (
-    4096  # bytes of a key, and of a field: what Linux takes as a path; tar readers refuse names of a megabyte
-)
+MAX_NAME_BYTES = 4096  # per key and per field, as for Linux paths; tar readers refuse names of a megabyte
 
 
 _CONTROL_CHARS = re.compile("[\x00-\x1f\x7f-\x9f]")
 
 
 def to_text(name: bytes) -> str:
-    """Return a name as text, in any locale: bytes that are no UTF-8 become surrogates, which `to_bytes` turns back."""
+    """Return a name as text, in any locale; invalid UTF-8 becomes surrogates, which `to_bytes` converts back."""
     return name.decode("utf-8", "surrogateescape")
 
 
@@ -71,84 +69,83 @@ def is_utf8(name: bytes) -> bool:
 
 
 def name_problem(name: bytes) -> str:
-    """Return what keeps a key or field from being part of a shard, whatever its format; empty: nothing.
+    """Return why a key or field name is invalid in all formats; empty if it is valid.
 
-    A shard could hold some of these, but terminals, line-based indexes and extraction make something else of them.
+    Shards could store some of these names, but terminals, line-based indexes and extraction would change them.
     """
     if len(name) > MAX_NAME_BYTES:
         return f"more than {MAX_NAME_BYTES:,} bytes"
     if not is_utf8(name):
-        return "bytes that are no UTF-8"
+        return "bytes that are not UTF-8"
     return "control characters" if _CONTROL_CHARS.search(name.decode()) else ""
 
 
 def field_problem(name: bytes) -> str:
-    """Return what keeps a field from having that name, whatever the format; empty: nothing."""
-    return "a meaning of its own in every sample" if name in RESERVED_NAMES else name_problem(name)
+    """Return why a field name is invalid in all formats; empty if it is valid."""
+    return "a reserved name" if name in RESERVED_NAMES else name_problem(name)
 
 
 def source_label(root: bytes) -> str:
-    """Return what a message calls the source whose paths count from `root`."""
+    """Return the name of a source for messages."""
     return to_text(root.rstrip(b"/") or root) or "the source"
 
 
 def list_names(where: str, given: object, expected: str) -> list[str]:
-    """Return what a caller names, by one name or several.
+    """Return one name or several names as a list.
 
     Raises:
-        InvalidRequest: It is no name, and no list of names.
+        InvalidRequest: The value is neither a name nor a list of names.
     """
     if isinstance(given, str | os.PathLike):
         given = [given]
-    several: Iterable[Any] = given if isinstance(given, Iterable) and not isinstance(given, bytes) else [given]
+    items: Iterable[Any] = given if isinstance(given, Iterable) and not isinstance(given, bytes) else [given]
     names = list[str]()
-    for one in several:  # one by one: a dataset is not gone through for names
-        if not isinstance(one, str | os.PathLike):
-            wrong = one if isinstance(given, list | tuple) else given
+    for item in items:  # stops at the first wrong item: an opened dataset is iterable, too
+        if not isinstance(item, str | os.PathLike):
+            wrong = item if isinstance(given, list | tuple) else given
             raise InvalidRequest(where, f"{wrong!r:.80}", expected=expected)
-        names.append(os.fspath(one))
+        names.append(os.fspath(item))
     return names
 
 
 def to_output_name(name: str) -> str:
-    """Return a name from the command line or the file system as it goes into an output: the same in any locale."""
+    """Convert a name from the command line or file system to the form in outputs, which no locale changes."""
     return to_text(os.fsencode(name))
 
 
 def to_local_name(name: str) -> str:
-    """Return what the file system calls a file, by its name in an output: the way back from `to_output_name`."""
+    """Convert a name from an output to the form of the file system; the inverse of `to_output_name`."""
     return os.fsdecode(to_bytes(name))
 
 
 def quote_name(name: bytes) -> str:
-    """Return a name of the source as it goes into an output.
+    """Return a source name for outputs.
 
-    One that is no UTF-8, or holds a `%`, is percent-encoded, so that `urllib.parse.unquote_to_bytes` gives the bytes
-    of any of them back.
+    Names that are not UTF-8 or contain `%` are percent-encoded; `urllib.parse.unquote_to_bytes` decodes all names.
     """
     return quote(name) if b"%" in name or not is_utf8(name) else name.decode()
 
 
 def split_name(name: bytes, dots: Dots) -> tuple[bytes, bytes] | None:
-    """Return (stem, field) of a file name without its folder; None where it has no key and field.
+    """Split a file name without folder into (stem, field); return None if one of them would be empty.
 
-    `first` is WebDataset's rule: the stem ends at the first dot. `last`: at the last one. A dot
-    that starts the name belongs to the stem: `.a.jpg` is the field `jpg` of `.a`.
+    With `first`, WebDataset's rule, the stem ends at the first dot; with `last`, at the last dot. A leading dot belongs
+    to the stem: `.a.jpg` is the field `jpg` of `.a`.
 
     Source: webdataset/webdataset, `webdataset/tariterators.py`, `base_plus_ext`.
     """
-    at = name.find(b".", 1) if dots == "first" else name.rfind(b".")
-    if at < 1 or at == len(name) - 1:
+    dot = name.find(b".", 1) if dots == "first" else name.rfind(b".")
+    if dot < 1 or dot == len(name) - 1:
         return None
-    return name[:at], name[at + 1 :]
+    return name[:dot], name[dot + 1 :]
 
 
 def resolve_source_path(path: bytes, folders: Mapping[bytes, bytes]) -> bytes:
-    """Return where a path leads whose first part is one of `folders`; where there are none, the path itself."""
+    """Replace the first part of a path by its folder in `folders`, if present."""
     first, _, rest = path.partition(b"/")
     return folders[first] + rest if first in folders else path
 
 
 def has_early_dot(key: bytes) -> bool:
-    """Tell whether a tar member's key, by the rule of the first dot, would end before this one does."""
+    """Tell whether a key contains a dot at which WebDataset's rule would end it."""
     return key.find(b".", key.rfind(b"/") + 2) >= 0

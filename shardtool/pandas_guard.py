@@ -1,9 +1,7 @@
 """Prevent pyarrow from importing pandas until a query or the user's function needs it.
 
-pyarrow imports pandas to check the type of a value. That takes time and memory, and an interrupt during the import
-is
-lost. The command line never receives a DataFrame, so it blocks pandas. In the user's own program nothing is
-blocked.
+pyarrow imports pandas to check the type of a value. This takes time and memory, and loses an interrupt that arrives
+during the import. The command line never receives a DataFrame, so it blocks pandas. Users' programs are not affected.
 """
 
 from __future__ import annotations
@@ -19,13 +17,13 @@ _PANDAS = "pandas"
 
 
 class _PandasBlocker:
-    """Finds no pandas: an import of it fails, as where it is not installed."""
+    """An import finder that makes the import of pandas fail."""
 
     def find_spec(self, name: str, _path: object = None, _target: object = None) -> None:
-        """Let other modules be found by others.
+        """Find no module, and refuse pandas.
 
         Raises:
-            ModuleNotFoundError: It is pandas.
+            ModuleNotFoundError: The module is pandas.
         """
         if name == _PANDAS:
             message = f"No module named {_PANDAS!r}"
@@ -33,17 +31,17 @@ class _PandasBlocker:
 
 
 def block_pandas() -> None:
-    """Let an import of pandas fail from now on, until `allow_pandas`."""
+    """Make imports of pandas fail until `allow_pandas`."""
     sys.meta_path.insert(0, _PandasBlocker())
 
 
 def allow_pandas() -> None:
-    """Let pandas be imported."""
-    sys.meta_path[:] = [one for one in sys.meta_path if not isinstance(one, _PandasBlocker)]
+    """Allow imports of pandas again."""
+    sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, _PandasBlocker)]
 
 
 def import_pandas() -> ModuleType:
-    """Return the module pandas."""
+    """Import and return pandas."""
     allow_pandas()
     import pandas as pd
 

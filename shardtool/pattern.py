@@ -1,9 +1,8 @@
 """Shard patterns: the names of a dataset's shards and of the files next to them.
 
-`out-{000000..000999}.tar`, `out-<000000..000999>.tar`, `out-%06d.tar`, the open range `out-{000000..}.tar` and a
-list
-of names all become one `ShardPattern`. The ending selects the format. All names are in one folder, which may be a
-URL. No file is opened.
+`parse_pattern` accepts `out-{000000..000999}.tar`, `out-<000000..000999>.tar`, `out-%06d.tar`, the open range
+`out-{000000..}.tar`, and lists of names. The file extension selects the format. All names are in one folder, which may
+be a URL. This module opens no files.
 """
 
 from __future__ import annotations
@@ -32,32 +31,32 @@ SKIPPED_SUFFIX = ".skipped"
 DATASET_SUFFIX = ".json"
 
 
-TIMM_FILE, OPEN_CLIP_FILE = "_info.json", "sizes.json"  # of other tools, beside shards, and no dataset files
+TIMM_FILE, OPEN_CLIP_FILE = "_info.json", "sizes.json"  # files of other tools next to shards; not dataset files
 
 
-WRITABLE_FORMATS = {".tar": "tar", ".tfrecord": "tfrecord", ".tfrecords": "tfrecord"}  # that are written
+WRITABLE_FORMATS = {".tar": "tar", ".tfrecord": "tfrecord", ".tfrecords": "tfrecord"}
 
 
 _RANGE = re.compile(r"\{(\d+)\.\.(\d*)\}|<(\d+)\.\.(\d*)>|%0?(\d*)d", re.ASCII)
 
 
-_AT_COUNT = re.compile(r"([^{}<>@]*)@(\d{1,18})", re.ASCII)  # TensorFlow's for all of its numbered names
+_AT_COUNT = re.compile(r"([^{}<>@]*)@(\d{1,18})", re.ASCII)  # TensorFlow's notation for numbered names
 
 
-MAX_EXPANDED_NAMES = 10**6  # that several patterns may mean: they are held, as a shell holds them
+MAX_EXPANDED_NAMES = 10**6  # from several patterns: all names are kept in memory
 
 
-_MAX_FILE_NAME_BYTES = 240  # of the 255 that file systems allow; temporary names and other tools' endings want some
+_MAX_FILE_NAME_BYTES = 240  # file systems allow 255; the rest is for temporary names and extensions of other tools
 
 
-_MAX_DIGITS = 18  # of a number: no dataset has more shards, and it stays a number that a machine counts with
+_MAX_DIGITS = 18  # shard numbers must fit into 64 bits
 
 
-# What some other tool's pattern has, and no file's name should.
+# Pattern characters of other tools, which no file name should contain.
 _UNPARSED_RANGE = re.compile(r"[{}<>*?]|%\d*[disux]", re.ASCII)
 
 
-_BRACKET_RANGE = re.compile(r"\[(\d+)(?:\.\.+|-)(\d*)\]", re.ASCII)  # what a glob, or nobody, has for a range
+_BRACKET_RANGE = re.compile(r"\[(\d+)(?:\.\.+|-)(\d*)\]", re.ASCII)  # not a range here, and no common glob
 
 
 OUTPUT_EXAMPLE = "a pattern such as out-{000000..}.tar, out-<000000..000999>.tar or out-%06d.tar"
@@ -68,14 +67,14 @@ class ShardPattern:
     """The names of a dataset's shards.
 
     Attributes:
-        folder: Where all files of the dataset lie; "" is the current folder.
-        prefix: What stands before the number.
-        suffix: What stands after it, the format's ending included.
+        folder: The folder of all files of the dataset; "" is the current folder.
+        prefix: The part before the number.
+        suffix: The part after the number, with the file extension.
         first: The first number.
-        width: Digits, zero-padded.
-        count: How many names there are; None for an open range.
-        names: The names themselves where a list was given that is no range.
-        text: The pattern as the dataset file records it.
+        width: Minimum number of digits; shorter numbers are zero-padded.
+        count: Number of names; None for an open range.
+        names: All names, if they are not a range.
+        text: The pattern in the dataset file.
     """
 
     folder: str
@@ -89,7 +88,7 @@ class ShardPattern:
 
     @property
     def format(self) -> str:
-        """`tar` or `tfrecord`; empty where its names tell none, which is never written."""
+        """`tar` or `tfrecord`; empty if the names have no known extension, for existing shards only."""
         return parse_format(self.shard(0))
 
     @property
@@ -105,12 +104,12 @@ class ShardPattern:
 
     @property
     def dataset_file(self) -> str:
-        """The dataset file's name, in `folder`."""
+        """The name of the dataset file in `folder`."""
         return self.base + DATASET_SUFFIX
 
     @property
     def skipped_file(self) -> str:
-        """The name of the list of what was left out, in `folder`."""
+        """The name of the list of skipped samples in `folder`."""
         return self.base + SKIPPED_SUFFIX
 
     def shard(self, number: int) -> str:
@@ -120,24 +119,24 @@ class ShardPattern:
         return f"{self.prefix}{self.first + number:0{self.width}d}{self.suffix}"
 
     def closed(self, count: int) -> str:
-        """Return what names the first `count` shards, folder included, such as `out/x-{000000..000041}.tar`.
+        """Return a closed pattern of the first `count` shards, with folder: `out/x-{000000..000041}.tar`.
 
-        Empty where no one range does: of a list, and of numbers that outgrow their zeros, which shells would pad.
+        Empty if no range is possible: for lists, and if numbers get longer than `width`, because shells would pad them.
         """
         if count == 1:
             return os.path.join(self.folder, self.shard(0))
-        first, last = (f"{self.first + at:0{self.width}d}" for at in (0, count - 1))
+        first, last = (f"{self.first + number:0{self.width}d}" for number in (0, count - 1))
         if self.names is not None or (len(first) < len(last) and first.startswith("0") and len(first) > 1):
             return ""
         return os.path.join(self.folder, f"{self.prefix}{{{first}..{last}}}{self.suffix}")
 
     def rivals(self, name: str) -> bool:
-        """Tell whether a file is a shard of another format whose sidecar would have the name of one of ours."""
+        """Tell whether a shard of another format has the same sidecar name as a shard of this dataset."""
         ending, own = file_ending(name), file_ending(self.shard(0))
         return ending in WRITABLE_FORMATS and ending != own and self.owns(name.removesuffix(ending) + own)
 
     def find_overlap(self, other: ShardPattern) -> str | None:
-        """Return a name that this pattern makes and `other`, in the same folder, owns; None where there is none."""
+        """Return a name of this pattern that belongs to `other` in the same folder; None if there is none."""
         if os.path.abspath(self.folder or ".") != os.path.abspath(other.folder or "."):
             return None
         numbers = (0, 1, (self.count or 1) - 1) if self.names is None else range(len(self.names))
@@ -145,10 +144,9 @@ class ShardPattern:
         return next((name for name in names if other.owns(name)), None)
 
     def owns(self, name: str) -> bool:
-        """Tell whether a file called `name` in `folder` is, or could be, one of this dataset.
+        """Tell whether the file `name` in `folder` can belong to this dataset, and may be replaced.
 
-        Of numbers only the way that this pattern writes them counts: `out-2024.tar` is no shard of
-        `out-{000000..}.tar`, and what is owned may be replaced.
+        Numbers must be written as in the pattern: `out-2024.tar` does not belong to `out-{000000..}.tar`.
         """
         if name.endswith((DATASET_SUFFIX, SKIPPED_SUFFIX)) and name in (self.dataset_file, self.skipped_file):
             return True
@@ -168,76 +166,76 @@ def sidecar_name(shard: str) -> str:
 
 
 def replacement_plan_name(base: str) -> str:
-    """Return what the plan of a run is called that replaces some shards of the dataset `base`."""
+    """Return the name of the plan of a run that replaces shards of the dataset `base`."""
     return f".{base}.replacing"
 
 
 def parse_pattern(output: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> ShardPattern:
-    """Return the pattern that `output` means: one pattern, or the names that a shell made of one.
+    """Parse a pattern, or the names to which a shell has expanded it.
 
     Raises:
-        InvalidRequest: No range, two ranges, an unknown ending, names in several folders.
+        InvalidRequest: No range, two ranges, an unknown file extension, or names in several folders.
     """
     if not (texts := list_names("the output", output, OUTPUT_EXAMPLE)):
-        raise InvalidRequest("the output", "nothing given", expected=OUTPUT_EXAMPLE)
+        raise InvalidRequest("the output", "not given", expected=OUTPUT_EXAMPLE)
     for text in texts:
         _check_pattern_text(text)
-    if len(texts) == 1 and (spec := _AT_COUNT.fullmatch(texts[0])) and (many := int(spec[2])):
-        texts = [f"{spec[1]}-{{{0:05}..{many - 1:05}}}-of-{many:05}"]
+    if len(texts) == 1 and (spec := _AT_COUNT.fullmatch(texts[0])) and (count := int(spec[2])):
+        texts = [f"{spec[1]}-{{{0:05}..{count - 1:05}}}-of-{count:05}"]
     folder, slash, name = texts[0].rpartition("/")
     if any(mark in folder for mark in "{}<>"):
-        raise InvalidRequest(texts[0], "a range in a folder's name", expected="one range, in the file name")
+        raise InvalidRequest(texts[0], "a range in a folder name", expected="one range, in the file name")
     ranges = list(_RANGE.finditer(name))
     if len(texts) > 1 or not ranges:
         pattern = _parse_names(_expand_braces(texts))
     else:
         pattern = _parse_range(folder if folder or not slash else "/", name, ranges)
     names = pattern.names or [pattern.shard(number) for number in (0, (pattern.count or 1) - 1)]
-    longest = max(names, key=lambda one: len(_name_bytes(one)))
+    longest = max(names, key=lambda name: len(_name_bytes(name)))
     if len(_name_bytes(sidecar_name(longest))) > _MAX_FILE_NAME_BYTES:
-        raise InvalidRequest(longest, "too long a name", expected=f"at most {_MAX_FILE_NAME_BYTES} bytes")
+        raise InvalidRequest(longest, "name too long", expected=f"at most {_MAX_FILE_NAME_BYTES} bytes")
     return pattern
 
 
 def _check_pattern_text(text: str) -> None:
-    """Refuse what no dataset file can hold, or nobody print; and URLs where no file lies: of no bucket or server.
+    """Refuse names that are not UTF-8 or not printable, and URLs without a bucket or with empty parts.
 
     Raises:
-        InvalidRequest: It is such.
+        InvalidRequest: The name is one of these.
     """
     if not is_utf8(raw := _name_bytes(text)):
-        raise InvalidRequest(text, "no UTF-8", expected="a name that the dataset file can hold")
+        raise InvalidRequest(text, "not UTF-8", expected="a UTF-8 name, for the dataset file")
     if printable(name := to_text(raw.rpartition(b"/")[2])) != name:
-        raise InvalidRequest(text, "control characters in a name", expected="a name that can be printed")
-    _, mark, rest = text.partition("://")
-    above, slash, _ = rest.rpartition("/")
-    if mark and not slash:
-        raise InvalidRequest(text, "no folder, and no bucket", expected="such as s3://bucket/out-{000000..}.tar")
-    if mark and "" in above.split("/"):
-        raise InvalidRequest(text, "an empty part in its path", expected="names between its slashes")
+        raise InvalidRequest(text, "control characters in a name", expected="a printable name")
+    _, scheme_end, rest = text.partition("://")
+    folder, slash, _ = rest.rpartition("/")
+    if scheme_end and not slash:
+        raise InvalidRequest(text, "no bucket or folder", expected="a URL such as s3://bucket/out-{000000..}.tar")
+    if scheme_end and "" in folder.split("/"):
+        raise InvalidRequest(text, "an empty path component", expected="names between the slashes")
 
 
 def check_writable(pattern: ShardPattern) -> None:
-    """Refuse names under which shards are read, and none is written: compressed, numbered as TensorFlow does, `.TAR`.
+    """Refuse names that can only be read: compressed shards, TensorFlow's numbered names, `.TAR`.
 
-    And one name with a range in brackets, which is not what was meant.
+    A name with a range in brackets is refused, too, because braces were meant.
 
     Raises:
-        InvalidRequest: They are such.
+        InvalidRequest: The names are refused.
     """
     name = pattern.shard(0)
     if pattern.names is not None and (range_ := _BRACKET_RANGE.search(name)):
-        right = f"{name[: range_.start()]}{{{range_[1]}..{range_[2]}}}{name[range_.end() :]}"
-        raise InvalidRequest(pattern.text, "a range in brackets", expected=f"braces: {right}")
+        corrected = f"{name[: range_.start()]}{{{range_[1]}..{range_[2]}}}{name[range_.end() :]}"
+        raise InvalidRequest(pattern.text, "a range in brackets", expected=f"braces: {corrected}")
     if file_ending(name) not in WRITABLE_FORMATS:
-        found = f"names that end in {_shard_ending(name)}, which are only read"
+        found = f"{_shard_ending(name)} can be read but not written"
         raise InvalidRequest(
             pattern.text, found, expected=f"{OUTPUT_EXAMPLE} (formats: {', '.join(sorted(WRITABLE_FORMATS))})"
         )
 
 
 def _name_bytes(name: str) -> bytes:
-    """Return the bytes of a name, which is one of this locale, or out of a dataset file."""
+    """Return the bytes of a name in the encoding of this locale, or as in a dataset file."""
     try:
         return os.fsencode(name)
     except UnicodeEncodeError:
@@ -248,14 +246,14 @@ def _parse_range(folder: str, name: str, ranges: list[re.Match[str]]) -> ShardPa
     match = ranges[0]
     prefix, suffix = name[: match.start()], name[match.end() :]
     if _UNPARSED_RANGE.search(prefix) or _UNPARSED_RANGE.search(suffix):
-        raise InvalidRequest(name, "more than a range", expected="one range, in the file name")
+        raise InvalidRequest(name, "more than one range", expected="one range, in the file name")
     start, last = match[1] or match[3], match[2] or match[4]
-    given = [one for one in match.groups() if one]
-    if any(len(one) > _MAX_FILE_NAME_BYTES or len(one.lstrip("0")) > _MAX_DIGITS for one in given):
-        raise InvalidRequest(name, "too long a number", expected=f"at most {_MAX_DIGITS} digits")
+    numbers = [number for number in match.groups() if number]
+    if any(len(number) > _MAX_FILE_NAME_BYTES or len(number.lstrip("0")) > _MAX_DIGITS for number in numbers):
+        raise InvalidRequest(name, "number too long", expected=f"at most {_MAX_DIGITS} digits")
     if start is None:  # %06d
         if (width := int(match[5] or 1)) > _MAX_FILE_NAME_BYTES:
-            raise InvalidRequest(name, f"{match[5]} digits a number", expected=f"at most {_MAX_FILE_NAME_BYTES}")
+            raise InvalidRequest(name, f"numbers of {match[5]} digits", expected=f"at most {_MAX_FILE_NAME_BYTES}")
         start = f"{0:0{width}d}"
     first, count = int(start), int(last) - int(start) + 1 if last else None
     if count is not None and count < 1:
@@ -266,9 +264,9 @@ def _parse_range(folder: str, name: str, ranges: list[re.Match[str]]) -> ShardPa
 
 
 def _expand_braces(texts: list[str]) -> list[str]:
-    """Expand what braces are left: a script may have quoted one of several patterns."""
+    """Expand remaining braces: a script may have quoted one of several patterns."""
     if any("{" in text for text in texts):
-        for match in re.finditer(r"\{(\d+)\.\.(\d+)", " ".join(texts)):  # braceexpand holds a range as a whole
+        for match in re.finditer(r"\{(\d+)\.\.(\d+)", " ".join(texts)):  # braceexpand expands a whole range in memory
             if max(map(len, match.groups())) > _MAX_DIGITS or abs(int(match[2]) - int(match[1])) >= MAX_EXPANDED_NAMES:
                 raise InvalidRequest(match[0][:100], f"more than {MAX_EXPANDED_NAMES:,} names", expected="one pattern")
         from braceexpand import UnbalancedBracesError, braceexpand  # type: ignore[attr-defined,unused-ignore]
@@ -276,7 +274,7 @@ def _expand_braces(texts: list[str]) -> list[str]:
         try:
             names = [*islice((name for text in texts for name in braceexpand(text)), MAX_EXPANDED_NAMES + 1)]
         except UnbalancedBracesError:
-            raise InvalidRequest(" ".join(texts), "a brace that is not closed", expected=OUTPUT_EXAMPLE) from None
+            raise InvalidRequest(" ".join(texts), "a brace is not closed", expected=OUTPUT_EXAMPLE) from None
         if len(names) > MAX_EXPANDED_NAMES:
             raise InvalidRequest(
                 " ".join(texts)[:100], f"more than {MAX_EXPANDED_NAMES:,} names", expected="one pattern"
@@ -290,7 +288,7 @@ def _parse_names(names: list[str]) -> ShardPattern:
         _check_ending(names[0], names[0])
     for name in names:
         if match := _UNPARSED_RANGE.search(name.rpartition("/")[2]):
-            raise InvalidRequest(name, f"{match[0]!r} that is no range", expected=OUTPUT_EXAMPLE)
+            raise InvalidRequest(name, f"{match[0]!r} does not start a range", expected=OUTPUT_EXAMPLE)
     folders, where = {name.rpartition("/")[0] for name in names}, f"{names[0]} ... {names[-1]}"
     if len(folders) > 1:
         found = f"shards in {len(folders)} folders: {format_list(sorted(folders), 3)}"
@@ -302,12 +300,12 @@ def _parse_names(names: list[str]) -> ShardPattern:
     if len(endings) > 1 and not all(map(count_suffix, plain)):
         raise InvalidRequest(where, f"several formats: {format_list(sorted(endings))}", expected="one")
     if twice := sorted(name for name, count in Counter(plain).items() if count > 1):
-        raise InvalidRequest(where, f"names given twice: {format_list(twice)}")
+        raise InvalidRequest(where, f"duplicate names: {format_list(twice)}")
     ending = endings.pop() if len(endings) == 1 else ""
     stems = [name.removesuffix(ending) for name in plain]
     folder = "/" if names[0].startswith("/") and folders == {""} else folders.pop()
     numbered = len(plain) > 1 or bool(count_suffix(plain[0]))
-    prefix = os.path.commonprefix(stems)  # noqa: RUF071 - character by character is what is wanted
+    prefix = os.path.commonprefix(stems)  # noqa: RUF071 - a prefix of characters, not of path components
     prefix = prefix.rstrip("0123456789") if numbered else prefix
     numbers = [stem[len(prefix) :] for stem in stems]
     if numbered and _is_range(numbers):
@@ -317,20 +315,20 @@ def _parse_names(names: list[str]) -> ShardPattern:
 
 
 def abbreviate_names(names: Sequence[str]) -> str:
-    """Return the text of a pattern that is a list of names: a long one is shortened to its first and last."""
+    """Return a list of names as text; a long list is shortened to its first and last name."""
     return ",".join((names[0], "...", names[-1]) if names[2:] else names)
 
 
 def _is_range(numbers: list[str]) -> bool:
-    """Tell whether a shell made these of one range."""
+    """Tell whether the numbers are a range, as expanded by a shell."""
     if not all(number.isdigit() and number.isascii() for number in numbers):
         return False
     first, width = int(numbers[0]), len(numbers[0])
-    return numbers == [f"{first + at:0{width}d}" for at in range(len(numbers))]
+    return numbers == [f"{first + index:0{width}d}" for index in range(len(numbers))]
 
 
 def _shard_ending(name: str) -> str:
-    """Return what stands behind the number of a shard's name and is no part of the dataset's: `.tar`, `-of-01024`."""
+    """Return the end of a shard name that does not belong to the dataset name: `.tar`, `-of-01024`."""
     facts, ending = parse_shard_name(name), file_ending(name)
     return count_suffix(name) or (
         file_ending(name.removesuffix(ending)) + ending if facts and facts.packing else ending
@@ -339,8 +337,8 @@ def _shard_ending(name: str) -> str:
 
 def _check_ending(where: str, name: str) -> None:
     if where and where == _shard_ending(name):
-        raise InvalidRequest(where, "an ending without a name", expected=OUTPUT_EXAMPLE)
+        raise InvalidRequest(where, "a file extension without a name", expected=OUTPUT_EXAMPLE)
     if not is_shard_name(name):
-        known = ", ".join(sorted(WRITABLE_FORMATS))
-        found = f"the ending {file_ending(name)!r}" if file_ending(name) else "no ending"
-        raise InvalidRequest(where, found, expected=f"{OUTPUT_EXAMPLE} (formats: {known})")
+        formats = ", ".join(sorted(WRITABLE_FORMATS))
+        found = f"the file extension {file_ending(name)!r}" if file_ending(name) else "no file extension"
+        raise InvalidRequest(where, found, expected=f"{OUTPUT_EXAMPLE} (formats: {formats})")

@@ -1,7 +1,7 @@
-"""Format and compression of a shard, read from its file name. No file is opened.
+"""Format and compression of a shard, from its file name. This module opens no files.
 
-Names written by other tools are recognised too: endings in any case, compressed shards, and TensorFlow's numbered
-names (`x.tfrecord-00000-of-00010`, `train-00000-of-01024`). shardtool reads these but does not write them.
+Names of other tools are recognised too: upper-case extensions, compressed shards, and TensorFlow's numbered names
+(`x.tfrecord-00000-of-00010`, `train-00000-of-01024`). shardtool can read but not write these.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-READABLE_ENDINGS = ".tar, .tfrecord, .tfrecords, .tar.gz, .tar.bz2, .tar.xz, .tar.zst"  # what messages list
+READABLE_ENDINGS = ".tar, .tfrecord, .tfrecords, .tar.gz, .tar.bz2, .tar.xz, .tar.zst"  # for messages
 
 
 _COMPRESSIONS = {"gz": "gzip", "bz2": "bz2", "xz": "xz", "zst": "zstd"}
@@ -31,11 +31,11 @@ _NUMBERED_NAME = re.compile(r"(?<!\d)(\d{1,18})(-of-(\d{1,18}))$", re.ASCII)
 
 
 class ShardName(NamedTuple):
-    """What is known of a shard before it is walked.
+    """Format and compression of a shard.
 
     Attributes:
         format: `tar` or `tfrecord`.
-        packing: `gzip`, `bz2`, `xz` or `zstd`; empty: it is not compressed.
+        packing: `gzip`, `bz2`, `xz` or `zstd`; empty if the shard is not compressed.
     """
 
     format: str
@@ -43,7 +43,7 @@ class ShardName(NamedTuple):
 
 
 def parse_shard_name(name: str) -> ShardName | None:
-    """Return what a shard's file name says; None where it says no format."""
+    """Return format and compression of a shard; None if the name has no known extension."""
     match = _SHARD_NAME.fullmatch(name)
     if match is None:
         return None
@@ -54,39 +54,39 @@ def parse_shard_name(name: str) -> ShardName | None:
 
 
 def is_shard_name(name: str) -> bool:
-    """Tell whether a file of that name may be a shard: by its ending, or as one of TensorFlow's numbered files."""
+    """Tell whether a file may be a shard: it has a known extension or is one of TensorFlow's numbered files."""
     return parse_shard_name(name) is not None or bool(count_suffix(name))
 
 
 def is_compressed_name(name: str) -> bool:
-    """Tell whether a shard's name says that it is compressed."""
+    """Tell whether a shard is compressed, by its name."""
     facts = parse_shard_name(name)
     return bool(facts and facts.packing)
 
 
 def parse_format(shard: str) -> str:
-    """Return the format that a shard's name says: `tar` or `tfrecord`; empty where it says none."""
+    """Return `tar` or `tfrecord`; empty if the name has no known extension."""
     facts = parse_shard_name(shard)
     return facts.format if facts else ""
 
 
 def file_ending(name: str) -> str:
-    """Return the ending of a file name, dot included; empty where it has none."""
+    """Return the extension of a file name with its dot; empty if there is none."""
     match = _FILE_ENDING.search(name)
     return match[0] if match else ""
 
 
 def count_suffix(name: str) -> str:
-    """Return the end of one of TensorFlow's numbered names, which says how many there are: `-of-01024`; or nothing."""
+    """Return the count at the end of TensorFlow's numbered names, `-of-01024`; empty for other names."""
     match = _NUMBERED_NAME.search(name)
     return match[2] if match else ""
 
 
 def parse_numbered_name(name: str) -> tuple[str, int, int, int] | None:
-    """Return what one of TensorFlow's numbered names says; None where it is none.
+    """Parse one of TensorFlow's numbered names; return None for other names.
 
     Returns:
-        What stands before the number, the number, its digits, and how many numbers there are.
+        The part before the number, the number, its number of digits, and the number of files.
     """
     match = _NUMBERED_NAME.search(name)
     return (name[: match.start()], int(match[1]), len(match[1]), int(match[3])) if match else None

@@ -1,4 +1,4 @@
-"""The samples of one shard as plain bytes: what a worker needs to write the shard.
+"""The samples of one shard as plain bytes: the input of the worker that writes the shard.
 
 Workers read this without NumPy or pyarrow.
 """
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from shardtool.values import FeatureType, NumberType
 
-# How a field is read: a file, a file behind a link, carried in the plan, a span of a shard or spool, or from the web.
+# Source of a field: a file, a link to a file, text in the plan, bytes in a shard or temporary file, or a URL.
 FILE, LINK, INLINE, SPAN, URL = 0, 1, 2, 3, 4
 
 
@@ -22,23 +22,23 @@ ENCODED_PAYLOAD_MARK = b"\xff"
 
 
 def inline_payload(text: bytes) -> bytes:
-    """Return the payload that a text of a plan stands for.
+    """Return the payload of an INLINE field.
 
     Raises:
-        ValueError: It is coded, and not in hexadecimal digits.
+        ValueError: The text starts with `ENCODED_PAYLOAD_MARK` but is not hexadecimal.
     """
     return unhexlify(memoryview(text)[len(ENCODED_PAYLOAD_MARK) :]) if text.startswith(ENCODED_PAYLOAD_MARK) else text
 
 
 class SpanFile(NamedTuple):
-    """A file that SPAN fields lie in: a shard, an archive, or a spool of our own.
+    """A file that contains SPAN fields: a shard, an archive, or a temporary file of shardtool.
 
     Attributes:
-        path: Where it is.
-        size: Bytes, as the plan saw it.
-        mtime_ns: When it was changed, as the plan saw it; -1: a spool of our own.
-        form: What it is where payloads are files in it: `tar` or `zip`. In a zip, their places are those of headers,
-            and what is read is unpacked.
+        path: Path of the file.
+        size: Bytes at planning time.
+        mtime_ns: Modification time at planning time; -1 for a temporary file.
+        form: `tar` or `zip` if payloads are files in an archive; else empty. In a zip, offsets are those of the
+            headers, and payloads are decompressed.
     """
 
     path: bytes
@@ -49,24 +49,24 @@ class SpanFile(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ShardContent:
-    """What the samples of one shard hold, as a worker gets it: plain bytes.
+    """Keys, fields and payload sizes of the samples of one shard.
 
-    There is a value for each sample; from `codes` on, for each field.
+    `keys` and `counts` have one value per sample; `codes` and later attributes have one per field.
 
     Attributes:
-        keys: A NUL after each.
-        counts: uint16: how many fields each sample has.
-        fields: The names that `codes` stands for.
-        codes: uint16, the field's name.
-        sizes: int64, payload bytes.
-        stored: int64, bytes that the payload takes in the shard: `sizes`, but for the `numbers`.
-        inline: The payload of INLINE fields as text (see `inline_payload`), a NUL after each, empty for others; empty
-            where there are none.
-        whole: uint8: 1 where the payload is all that the field's list holds, 0 where it is one value in it, or numbers
-            packed as one; empty: always 0.
-        numbers: Code to what its text stands for, where that is how the format stores it.
-        lists: Code to what its values are, where fields are lists of a TFRecord: all are SPAN, stored as they lie, and
-            none of `numbers`.
+        keys: Each followed by NUL.
+        counts: uint16: number of fields per sample.
+        fields: Field names; `codes` are indexes into this tuple.
+        codes: uint16.
+        sizes: int64: payload bytes.
+        stored: int64: payload bytes in the shard; they differ from `sizes` for `numbers`.
+        inline: Payloads of INLINE fields as text (see `inline_payload`), each followed by NUL, empty for other fields;
+            empty if there are no INLINE fields.
+        whole: uint8: 1 if the payload is the whole value list of a TFRecord feature, 0 if it is one value of the list
+            or packed numbers; empty: all 0.
+        numbers: For each code whose payload is stored as a number: the number type.
+        lists: For each code whose fields are value lists of a TFRecord: the type of the values. These are all SPAN and
+            not in `numbers`.
     """
 
     keys: bytes
@@ -82,17 +82,17 @@ class ShardContent:
 
 
 class ShardSpans(NamedTuple):
-    """Where the payloads of a shard's SPAN fields lie; all is empty where there are no such fields.
+    """Locations of the payloads of SPAN fields in a shard; all attributes are empty if there are no SPAN fields.
 
     Attributes:
-        files: The files that they lie in.
-        file: uint32 a field: which of `files` it lies in.
-        offsets: int64 a field, where it starts in its file.
-        expected: int64 a field, the CRC-32C that a payload must have, -1 where it is unknown; empty: none is known.
-        runs: uint32: the row after each run of rows that lie in their file as far apart as they will in the shard;
-            empty where this was not looked for.
-        regions: int64 pairs, ascending: where parts of the first of `files` start and end that are best read whole;
-            empty where spans are read one by one.
+        files: The files that contain the payloads.
+        file: uint32 per field: index into `files`.
+        offsets: int64 per field: offset in its file.
+        expected: int64 per field: expected CRC-32C of the payload, -1 if unknown; empty: all unknown.
+        runs: uint32: end row of each run of rows with the same distances in their file and in the shard; empty if runs
+            were not determined.
+        regions: int64 pairs, ascending: start and end of parts of the first file to read in one piece; empty: read each
+            payload separately.
     """
 
     files: tuple[SpanFile, ...] = ()
@@ -105,18 +105,18 @@ class ShardSpans(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ShardSamples:
-    """What a worker must know of the samples of one shard: what they hold, and where that is read.
+    """Content and payload locations of the samples of one shard.
 
     Attributes:
-        content: What they hold.
-        needs: int64 a sample: bytes of its records, headers and padding included.
-        root: What paths count from, ending in a slash.
-        kinds: uint8 a field, how it is read: FILE, LINK, INLINE, SPAN or URL.
-        mtimes: int64 a field, nanoseconds, as the plan saw it.
-        paths: A field's, relative to `root`, or its URL, a NUL after each; empty: key + "." + field.
-        spans: Where SPAN fields lie.
-        folders: Of a source of several folders: what the first part of each path stands for; see `Entries`.
-        changed_ns: The latest ctime of the files and their folders when they were listed.
+        content: Keys, fields and sizes.
+        needs: int64 per sample: bytes of its records, with headers and padding.
+        root: Base folder of paths, with a slash at the end.
+        kinds: uint8 per field: FILE, LINK, INLINE, SPAN or URL.
+        mtimes: int64 per field: modification time at planning time, in nanoseconds.
+        paths: Path relative to `root`, or URL, of each field, each followed by NUL; empty: key + "." + field.
+        spans: Locations of SPAN fields.
+        folders: With several source folders: the folder for the first part of each path; see `SampleTable`.
+        changed_ns: Latest ctime of files and folders when the source was listed.
     """
 
     content: ShardContent
@@ -130,7 +130,7 @@ class ShardSamples:
     changed_ns: int = 0
 
     def output_paths(self, shown: Callable[[bytes], bytes]) -> bytes:
-        """Return the paths as outputs may have them: URLs as `shown` returns them."""
+        """Return the paths for outputs, with URLs converted by `shown`."""
         if URL not in self.kinds:
             return self.paths
         pairs = zip(self.paths[:-1].split(b"\0"), self.kinds, strict=True)

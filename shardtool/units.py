@@ -10,7 +10,7 @@ from shardtool.errors import InvalidRequest
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgtp]?)(i?)b?\s*", re.IGNORECASE)
 
 
-_MAX_SIZE_BYTES = 10**18  # sums of a few stay within 64 bits
+_MAX_SIZE_BYTES = 10**18  # small sums fit into 64 bits
 
 
 _UNIT_POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4, "p": 5}
@@ -20,10 +20,10 @@ _UNIT_STEP = 1000
 
 
 def parse_size(text: str | int) -> int:
-    """Return bytes: `500MB` is 500 * 10^6, `500MiB` is 500 * 2^20, a bare number is bytes.
+    """Return a size in bytes: `500MB` is 500 * 10^6, `500MiB` is 500 * 2^20, a plain number is bytes.
 
     Raises:
-        InvalidRequest: `text` is no size, is zero, or over 10^18.
+        InvalidRequest: `text` is not a size, is zero, or exceeds 10^18.
     """
     shown = str(text) if not isinstance(text, int) or abs(text) <= _MAX_SIZE_BYTES else "a huge number"
     match = _SIZE.fullmatch(shown)
@@ -32,8 +32,8 @@ def parse_size(text: str | int) -> int:
         number, power, binary = match.groups()
         size = int(Decimal(number) * (1024 if binary else 1000) ** _UNIT_POWERS[power.lower()])
     if not 1 <= size <= _MAX_SIZE_BYTES:
-        found = "no size" if size < 1 else "too large a size"
-        expected = "a number and a unit, such as 500MB or 1.5GiB" if size < 1 else "1 EB at most, which is 1000PB"
+        found = "invalid size" if size < 1 else "size too large"
+        expected = "a number and a unit, such as 500MB or 1.5GiB" if size < 1 else "at most 1 EB (1000PB)"
         raise InvalidRequest(f"size {shown[:100]!r}", found, expected=expected)
     return size
 
@@ -44,7 +44,7 @@ _TWO_DIGITS = 10
 def format_size(size: float) -> str:
     """Return `size` bytes for people, in powers of ten: `1.50 GB`."""
     for unit in ("B", "kB", "MB", "GB", "TB"):
-        if size < _UNIT_STEP - 0.5:  # what would be shown as 1000 belongs to the next unit
+        if size < _UNIT_STEP - 0.5:  # 999.5 would be rounded to 1000
             return f"{size:.0f} B" if unit == "B" else f"{size:.3g} {unit}"
         size /= _UNIT_STEP
     return f"{size:,.2f} PB"
@@ -57,11 +57,11 @@ def format_time(seconds: float) -> str:
 
 
 def pluralize(number: int, thing: str) -> str:
-    """Return `1 file with a dot`, `2 files with a dot`."""
+    """Return `1 file with a dot` or `2 files with a dot`."""
     noun, _, rest = thing.partition(" ")
     return f"{number:,} {noun}{'' if number == 1 else 's'}{' ' + rest if rest else ''}"
 
 
 def already_exist_text(number: int, thing: str) -> str:
-    """Return `1 file already exists`, `2 files already exist`."""
+    """Return `1 file already exists` or `2 files already exist`."""
     return f"{pluralize(number, thing)} already exist{'s' if number == 1 else ''}"

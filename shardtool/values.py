@@ -1,4 +1,4 @@
-"""The version, the values that options can have, and constants shared by all modules."""
+"""The version, types of option values, and shared constants."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Literal
 __version__ = "0.1.0"
 
 
-DatasetLike = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]  # a dataset, or shards, as a caller names them
+DatasetLike = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]  # a dataset file, pattern or folder, or shards
 
 
 Datasets = DatasetLike | Sequence[DatasetLike]
@@ -21,7 +21,7 @@ Dots = Literal["first", "last"]
 OnError = Literal["stop", "skip"]
 
 
-OnBadSample = Literal["raise", "skip"]  # the same of a program that reads or writes samples itself
+OnBadSample = Literal["raise", "skip"]  # for programs that read or write samples
 
 
 Oversize = Literal["error", "alone", "skip"]
@@ -45,10 +45,10 @@ ImageFormat = Literal["jpg", "png", "webp"]
 IfExists = Literal["error", "resume", "overwrite", "resume-overwrite", "append", "append-resume", "update"]
 
 
-BLOCK_BYTES = 2**20  # bytes that are read or written at a time, where nothing speaks for another number
+BLOCK_BYTES = 2**20  # default size of reads and writes
 
 
-CHUNK_ROWS = 2**16  # samples, rows or names at a time: no object for each of ten million, and small columns in between
+CHUNK_ROWS = 2**16  # samples, rows or names per step: limits the number of Python objects and the size of columns
 
 
 Trust = Literal["time", "size"]
@@ -66,35 +66,31 @@ ReadMethod = Literal["auto", "gather", "scatter"]
 Target = Literal["webdataset", "wids", "dali", "energon", "huggingface"]
 
 
-NumberType = Literal["int64", "float"]  # what a field's text stands for, where a format has numbers
+NumberType = Literal["int64", "float"]  # numbers in TFRecords
 
 
-FeatureType = Literal["bytes", "int64", "float"]  # what a feature of a TFRecord holds
+FeatureType = Literal["bytes", "int64", "float"]  # features in TFRecords
 
 
-ValueType = Literal["int64", "float", "bool", "text", "json"]  # what a value was, of which a payload is the text
+ValueType = Literal["int64", "float", "bool", "text", "json"]  # original type of a value that became a text payload
 
 
-STORED_TYPES: Mapping[str, NumberType] = {
-    "int64": "int64",
-    "float": "float",
-    "bool": "int64",
-}  # where a format has numbers
+STORED_TYPES: Mapping[str, NumberType] = {"int64": "int64", "float": "float", "bool": "int64"}
 
 
 def number_fields(types: Mapping[str, str]) -> dict[str, NumberType]:
-    """Return the fields whose texts stand for numbers, and for which."""
+    """Return the number type of each field whose texts are stored as numbers in TFRecords."""
     return {name: STORED_TYPES[kind] for name, kind in types.items() if kind in STORED_TYPES}
 
 
 def common_type(kinds: Iterable[ValueType | None]) -> ValueType | None:
-    """Return what all values are that were of these types; None: of no one type, or one is not known."""
-    found = {*kinds}
-    if len(found) > 1:
-        found = {STORED_TYPES.get(kind or "") for kind in found}
-    return found.pop() if len(found) == 1 else None
+    """Return the common type of values; None if there is none, or one type is unknown."""
+    types = {*kinds}
+    if len(types) > 1:
+        types = {STORED_TYPES.get(kind or "") for kind in types}
+    return types.pop() if len(types) == 1 else None
 
 
 def chunk_slices(count: int) -> Iterator[slice]:
-    """Yield the places below `count`, so many at a time as are held at once."""
+    """Yield slices of up to `CHUNK_ROWS` that cover `range(count)`."""
     return (slice(first, min(first + CHUNK_ROWS, count)) for first in range(0, count, CHUNK_ROWS))

@@ -1,4 +1,4 @@
-"""Laws of what names all shards of a dataset: the closed pattern, which readers and shells expand."""
+"""Closed patterns, which readers and shells expand."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     ["out-{000000..}.tar", "a/b/out-{008..}.tar", "x%03d-y.tar", "o-{7..2000}.tfrecord", "/abs/{0..}.tar", "x-0.tar"],
 )
 @pytest.mark.parametrize("count", [1, 2, 3, 105])
-def test_it_gives_just_the_shards(text: str, count: int) -> None:
-    """Expanded as a shell does, it gives the names of the first shards, in order, in their folder."""
+def test_a_closed_pattern_expands_to_the_shards(text: str, count: int) -> None:
+    """A shell expands it to the names of the first shards, in order."""
     pattern = parse_pattern(text)
     if pattern.names is not None:
         count = 1
@@ -30,15 +30,15 @@ def test_it_gives_just_the_shards(text: str, count: int) -> None:
     assert list(braceexpand(pattern.closed(count))) == [f"{folder}{pattern.shard(at)}" for at in range(count)]
 
 
-def test_names_that_are_no_range_have_none() -> None:
-    """A list of names has no pattern, nor have numbers that outgrow their zeros; a list that a shell made has."""
+def test_lists_have_no_closed_pattern() -> None:
+    """Lists and numbers that get longer than their width have no closed pattern."""
     assert parse_pattern("x-{08..}.tar").closed(105) == ""
     assert parse_pattern(["a.tar", "b.tar"]).closed(2) == ""
     assert parse_pattern(["x-0.tar", "x-1.tar", "x-2.tar"]).closed(3) == "x-{0..2}.tar"
 
 
-def test_the_summary_prints_what_reads_it(tmp_path: Path) -> None:
-    """The summary and the JSON of tar shards have what webdataset takes for all of them, after an append too."""
+def test_the_summary_prints_the_webdataset_call(tmp_path: Path) -> None:
+    """Summary and JSON contain the argument for webdataset, also after an append."""
     source = write_tree(tmp_path / "in", {f"{at}.txt": b"x" for at in range(5)})
     ran = typed("create", source, "out/x-{00..}.tar", "--max-count", "2", cwd=tmp_path)
     assert '  wds.WebDataset("out/x-{00..02}.tar", shardshuffle=False)\n' in ran.out
@@ -48,8 +48,8 @@ def test_the_summary_prints_what_reads_it(tmp_path: Path) -> None:
     assert [tmp_path / one for one in braceexpand(urls)] == shards(tmp_path / "out")
 
 
-def test_splits_have_theirs(tmp_path: Path) -> None:
-    """Each split has its own line, and its own `urls` in the JSON."""
+def test_each_split_has_its_own_pattern(tmp_path: Path) -> None:
+    """Each split has its own line and its own `urls` in the JSON."""
     source = write_tree(tmp_path / "in", {f"{at}.txt": b"x" for at in range(9)})
     ran = typed("create", source, "{split}-{0..}.tar", "--split", "train=0.8,val=0.2", "--max-count", "2", cwd=tmp_path)
     assert ran.out.count("wds.WebDataset(") == 2
@@ -62,7 +62,7 @@ def test_splits_have_theirs(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("pattern", ["a#{0..}.tar", "a::b-{0..}.tar", "x-{0..}.tfrecord"])
-def test_what_webdataset_cannot_open_has_none(pattern: str, tmp_path: Path) -> None:
-    """No snippet is printed of shards that it does not read."""
+def test_no_webdataset_call_for_unsupported_shards(pattern: str, tmp_path: Path) -> None:
+    """No call is printed for shards that webdataset cannot read."""
     result = create(write_tree(tmp_path / "in", {"a.txt": b"x"}), f"{tmp_path}/{pattern}", CreateOptions(workers=1))
     assert (result.urls, "urls" in result.to_json()) == ("", False)

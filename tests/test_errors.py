@@ -1,3 +1,5 @@
+"""Error classes and printable text."""
+
 from __future__ import annotations
 
 import pickle
@@ -27,8 +29,8 @@ KINDS: list[type[PlainError]] = [*_kinds(), Bug]
 
 @pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
 @pytest.mark.parametrize("kind", KINDS)
-def test_errors_survive_a_process_border(kind: type[PlainError], protocol: int) -> None:
-    """Every error comes out of a pickle as the same kind, with every field and the same words."""
+def test_errors_can_be_pickled(kind: type[PlainError], protocol: int) -> None:
+    """Every error keeps its class, attributes and text when pickled."""
     error = kind("a/\udcff.jpg", "found\x1b[2J", expected="expected", remedy="remedy")
     again = pickle.loads(pickle.dumps(error, protocol))  # noqa: S301 - our own
     assert type(again) is kind
@@ -36,8 +38,8 @@ def test_errors_survive_a_process_border(kind: type[PlainError], protocol: int) 
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_errors_are_made_again_from_their_text(kind: type[PlainError]) -> None:
-    """Where only its class and the text of its traceback are handed on, an error keeps all that it says."""
+def test_errors_can_be_restored_from_their_text(kind: type[PlainError]) -> None:
+    """An error keeps all attributes if only its class and traceback text are passed on."""
     error = kind("s3://b/x.tar: a", "found\n;", expected="it", remedy="Do: it.")
     before = vars(error).copy()
     error.embed_in_text()
@@ -50,8 +52,8 @@ def test_errors_are_made_again_from_their_text(kind: type[PlainError]) -> None:
     assert plain.detail.splitlines()[1] == "Original traceback"
 
 
-def test_codes_tell_errors_apart() -> None:
-    """Each kind of error has a code of its own, and an exit code that is no success."""
+def test_every_error_has_its_own_code() -> None:
+    """Each error class has its own code and a non-zero exit code."""
     assert len({kind.code for kind in KINDS}) == len(KINDS)
     assert all(kind.exit_code > 0 for kind in KINDS)
     assert {kind.__name__ for kind in KINDS} <= set(dir(errors))
@@ -66,8 +68,8 @@ def test_codes_tell_errors_apart() -> None:
         ({"expected": "e", "remedy": "Do r."}, "w: f; expected e. Do r."),
     ],
 )
-def test_one_line(fields: dict[str, str], text: str) -> None:
-    """An error is one line: place, found, expected, what to do; what is not there leaves no trace."""
+def test_an_error_is_one_line(fields: dict[str, str], text: str) -> None:
+    """An error is one line: location, found, expected, what to do; missing parts are omitted."""
     assert str(ShardError("w", "f", **fields)) == text
 
 
@@ -85,14 +87,14 @@ def test_one_line(fields: dict[str, str], text: str) -> None:
         ("line\u2028end", "line\\u2028end"),
     ],
 )
-def test_printable(raw: str | bytes, shown: str) -> None:
-    """What could steer a terminal, or is no UTF-8, is shown as an escape; all else as it is."""
+def test_control_characters_are_escaped(raw: str | bytes, shown: str) -> None:
+    """Control characters and invalid UTF-8 are escaped; other text is unchanged."""
     assert printable(raw) == shown
 
 
 @given(st.binary() | st.text(st.characters()))
-def test_printable_is_safe(raw: str | bytes) -> None:
-    """Whatever the name, what is shown is UTF-8, holds no control character, and is not escaped twice."""
+def test_printable_text_is_valid_utf8(raw: str | bytes) -> None:
+    """The result is UTF-8 without control characters, and is not escaped twice."""
     shown = printable(raw)
     assert shown.encode().decode() == shown
     assert not any(unicodedata.category(char) in {"Cc", "Cs", "Zl", "Zp"} for char in shown)
@@ -103,13 +105,13 @@ def test_printable_is_safe(raw: str | bytes) -> None:
     ("count", "text"), [(0, ""), (1, "0"), (5, "0, 1, 2, 3, 4"), (6, "0, 1, 2, 3, 4 and 1 more"),
                         (2005, "0, 1, 2, 3, 4 and 2,000 more")],
 )  # fmt: skip
-def test_listing(count: int, text: str) -> None:
-    """A list names its first few items, and counts the others."""
+def test_a_list_shows_its_first_items(count: int, text: str) -> None:
+    """A list shows the first items and counts the others."""
     assert format_list([str(number) for number in range(count)]) == text
 
 
-def test_listing_of_repeated_names() -> None:
-    """A repeated name is listed once, with its count, and takes the room of one name."""
+def test_repeated_names_are_listed_once() -> None:
+    """A repeated name is listed once with its count."""
     assert format_list(["x"] * 22) == "x (22 times)"
     assert format_list(["a", "b", "a", "c"], 2) == "a (2 times), b and 1 more"
     assert format_list(["a", "a"], total=9) == "a (2 times) and 7 more"

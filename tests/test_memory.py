@@ -129,7 +129,7 @@ def _fails(text: str) -> int:
 @pytest.mark.parametrize("start", ["fork", "spawn"])
 def test_a_worker_out_of_memory(start: str) -> None:
     """What a worker runs out of memory at ends the run as that, and says which task it was."""
-    with LocalPool(1, start) as pool, pytest.raises(OutOfMemory, match="a worker, accepts: not enough memory"):  # type: ignore[arg-type]
+    with LocalPool(1, start) as pool, pytest.raises(OutOfMemory, match=r"worker \(accepts\): not enough memory"):  # type: ignore[arg-type]
         list(pool.map(_accepts, [2**62]))
 
 

@@ -1,3 +1,5 @@
+"""Shard patterns."""
+
 from __future__ import annotations
 
 import os
@@ -49,8 +51,8 @@ FORMS: list[tuple[str | list[str], Means]] = [
 
 
 @pytest.mark.parametrize(("output", "means"), FORMS)
-def test_forms(output: str | list[str], means: Means) -> None:
-    """Each form of a pattern means these names (the first, and the last or second), this dataset and this capacity."""
+def test_forms_of_patterns(output: str | list[str], means: Means) -> None:
+    """Each form has these names, dataset name and capacity."""
     pattern = parse_pattern(output)
     last = 1 if pattern.count is None else pattern.count - 1
     found = Means(pattern.folder, (pattern.shard(0), pattern.shard(last)), pattern.count, pattern.base, pattern.text)
@@ -61,7 +63,7 @@ def test_forms(output: str | list[str], means: Means) -> None:
 
 @pytest.mark.parametrize(("output", "means"), [row for row in FORMS if ",..." not in row[1].text])
 def test_a_recorded_pattern_means_the_same(output: str | list[str], means: Means) -> None:
-    """What the dataset file records of a range is a pattern, and gives the same names."""
+    """The recorded text of a range is a pattern with the same names."""
     again, pattern = parse_pattern(means.text.split(",")), parse_pattern(output)
     places = range(min(pattern.count or 20, 20))
     assert [again.shard(at) for at in places] == [pattern.shard(at) for at in places]
@@ -69,7 +71,7 @@ def test_a_recorded_pattern_means_the_same(output: str | list[str], means: Means
 
 
 def test_a_thousand_names_of_a_shell_are_the_range() -> None:
-    """A list of names that a shell made of a range is the range, to the last name."""
+    """Names expanded by a shell are the range."""
     names = [f"out-{number:06}.tar" for number in range(1000)]
     pattern = parse_pattern(names)
     assert [pattern.shard(at) for at in range(1000)] == names
@@ -78,7 +80,7 @@ def test_a_thousand_names_of_a_shell_are_the_range() -> None:
 
 @given(st.integers(0, 10**7), st.integers(0, 3000), st.integers(1, 8))
 def test_names_grow_beyond_their_width(first: int, number: int, width: int) -> None:
-    """A number that needs more digits than the pattern has gets them; the name is owned, and no other number has it."""
+    """A number longer than the width is used in full, and its name is owned."""
     pattern = parse_pattern(f"o-{{{first:0{width}d}..}}.tar")
     name = pattern.shard(number)
     assert int(name[2:-4]) == first + number
@@ -103,8 +105,8 @@ OWNED = {
 
 
 @pytest.mark.parametrize("output", OWNED)
-def test_owned_names(output: str) -> None:
-    """A pattern owns the names that it could write and no other, so that nothing else is ever replaced."""
+def test_a_pattern_owns_only_names_it_can_write(output: str) -> None:
+    """A pattern owns only names that it can write, so nothing else is replaced."""
     pattern, (owned, foreign) = parse_pattern(output), OWNED[output]
     assert [name for name in owned if not pattern.owns(name)] == []
     assert [name for name in foreign if pattern.owns(name)] == []
@@ -113,28 +115,28 @@ def test_owned_names(output: str) -> None:
 @pytest.mark.parametrize(
     ("output", "message"),
     [
-        ([], "nothing given"),
-        ("out", "no ending"),
-        ("out-{000..}", "no ending"),
+        ([], "not given"),
+        ("out", "no file extension"),
+        ("out-{000..}", "no file extension"),
         ("out-{000..}.zip", r"'\.zip'"),
         ("out-{5..2}.tar", "before it starts"),
         ("{0..3}/out-{000..}.tar", "one range"),
         ("out-{0..3}-{0..3}.tar", "one range"),
         ("d-{0..3}/out.tar", "one range"),
         (["a/x-0.tar", "b/x-1.tar"], "2 folders"),
-        (["x-0.tar", "x-1.tar", "x-0.tar"], "given twice: x-0.tar"),
+        (["x-0.tar", "x-1.tar", "x-0.tar"], "duplicate names: x-0.tar"),
         (["x-0.tar", "x-1.txt"], r"'\.txt'"),
         (["out-{000..}.tar", "x.tar"], "range"),
         ("out-{000..003.tar", "brace"),
         ("out-{split}.tar", "split"),
-        ("", "no ending"),
-        ("d/", "no ending"),
+        ("", "no file extension"),
+        ("d/", "no file extension"),
         (None, "the output: None; expected"),
         (["out-0.tar", 1], "the output: 1; expected"),
     ],
 )
-def test_refusals(output: Any, message: str) -> None:
-    """What names no shards is refused, with what is wrong and what would be right."""
+def test_invalid_patterns_are_refused(output: Any, message: str) -> None:
+    """Invalid patterns are refused with the problem and the expected form."""
     with pytest.raises(InvalidRequest, match=message) as caught:
         parse_pattern(output)
     assert caught.value.exit_code == 2
@@ -144,13 +146,13 @@ def test_refusals(output: Any, message: str) -> None:
     ("shard", "sidecar"),
     [("out-0.tar", "out-0.index"), ("a.b-0.tar", "a.b-0.index"), ("tar.tar", "tar.index"), ("v1.2.tar", "v1.2.index")],
 )
-def test_sidecars_are_called_after_their_shard(shard: str, sidecar: str) -> None:
-    """A sidecar has its shard's name, with another ending."""
+def test_sidecars_are_named_after_their_shard(shard: str, sidecar: str) -> None:
+    """A sidecar has the name of its shard with another extension."""
     assert sidecar_name(shard) == sidecar
 
 
-def test_a_pattern_touches_nothing(tmp_path: os.PathLike[str]) -> None:
-    """Reading a pattern makes no folder and no file."""
+def test_parsing_a_pattern_creates_no_files(tmp_path: os.PathLike[str]) -> None:
+    """Parsing a pattern creates no folder and no file."""
     parse_pattern(os.path.join(tmp_path, "new", "out-{000..009}.tar"))
     assert os.listdir(tmp_path) == []
 
@@ -158,8 +160,8 @@ def test_a_pattern_touches_nothing(tmp_path: os.PathLike[str]) -> None:
 @pytest.mark.parametrize(
     "pattern", ["x-{0..9" + "9" * 18 + "}.tar", "x-{" + "9" * 5000 + "..}.tar", "x-%0999999999d.tar"]
 )
-def test_numbers_without_bounds(pattern: str) -> None:
-    """A number that no machine counts with, or wider than any name, is refused before a name is made of it."""
+def test_huge_numbers_are_refused(pattern: str) -> None:
+    """Numbers that are too long are refused before names are created."""
     with pytest.raises(InvalidRequest):
         parse_pattern(pattern)
 
@@ -172,8 +174,8 @@ def test_numbers_without_bounds(pattern: str) -> None:
         ("[00-99].tar", "{00..99}.tar"),
     ],
 )
-def test_a_range_in_brackets_names_no_output(name: str, right: str) -> None:
-    """What looks like a range, and is none, would be one file of that name: it is refused, with the right spelling."""
+def test_a_range_in_brackets_is_refused(name: str, right: str) -> None:
+    """A range in brackets is refused with the right spelling."""
     with pytest.raises(InvalidRequest, match=re.escape(f"a range in brackets; expected braces: {right}")):
         check_writable(parse_pattern(f"folder/{name}"))
     check_writable(parse_pattern("folder/x[1].tar"))

@@ -1,4 +1,4 @@
-"""Laws of the reference and the man page: they say what the program says of itself."""
+"""The reference and the man page match the program."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from tests.reference import pages, verbs
 
 @pytest.mark.parametrize("path", pages())
 def test_a_page_is_up_to_date(path: str) -> None:
-    """`make reference` has nothing to change."""
+    """`make reference` changes nothing."""
     assert (REPO / path).read_text(encoding="utf-8") == pages()[path], "run `make reference`"
 
 
 @pytest.mark.parametrize("path", pages())
 def test_a_page_has_every_option(path: str) -> None:
-    """Each verb stands in each page with all that it shows, rare options too."""
+    """Each page lists every verb with all options."""
     text = pages()[path].replace("\\-", "-")
     for name, verb in verbs().items():
         assert f"shardtool {name} " in text
@@ -30,7 +30,7 @@ def test_a_page_has_every_option(path: str) -> None:
 
 @pytest.mark.skipif(shutil.which("man") is None, reason="no man")
 def test_the_man_page_renders() -> None:
-    """`man` shows it, without a warning, and takes nothing in it for a request."""
+    """`man` shows the page without warnings."""
     ran = subprocess.run(
         ["man", "--warnings", "-E", "UTF-8", "-l", "docs/shardtool.1"], cwd=REPO, capture_output=True, text=True,
         env={"MANWIDTH": "100", "PATH": "/usr/bin:/bin", "LC_ALL": "C.UTF-8"}, check=True,
@@ -38,4 +38,4 @@ def test_the_man_page_renders() -> None:
     assert ran.stderr == ""
     shown = " ".join(ran.stdout.split())
     assert "shardtool create ./imgs 'out-{000000..}.tar' --label-from-folder --shuffle --seed 1" in shown
-    assert "Put all samples into one random order." in shown
+    assert "Shuffle all samples globally." in shown

@@ -1,4 +1,4 @@
-"""Laws of what a shard's name tells."""
+"""Shard names of shardtool and other tools."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ TOLD = {
 UNTOLD = ["a", ".tar", "tar", "a.zip", "a.tar.index", "a.tar.part", "a.gz", "3fa1c0", "a.tfrecord-1", "train-0-of-2"]
 
 
-def test_names_that_tell() -> None:
-    """Endings in any case, compressed or not, and TensorFlow's numbers tell the format; nothing else does."""
+def test_formats_are_recognised_by_name() -> None:
+    """Extensions in any case, compressed or not, and TensorFlow's numbers give the format."""
     assert {name: parse_shard_name(name) for name in TOLD} == TOLD
     assert [name for name in UNTOLD if parse_shard_name(name) is not None] == []
     assert [name for name in TOLD if not is_shard_name(name)] == []
     assert [name for name in UNTOLD if is_shard_name(name)] == ["train-0-of-2"]
 
 
-def test_names_that_say_how_many() -> None:
-    """TensorFlow's names say which of how many a shard is; what comes behind them makes other names of them."""
+def test_counts_in_tensorflow_names() -> None:
+    """TensorFlow's names contain number and count; a suffix makes other names of them."""
     assert parse_numbered_name("d/train-00003-of-01024") == ("d/train-", 3, 5, 1024)
     assert [
         one for one in ("train-3-of-", "x-of-10", "train-1-of-2.index", "1-2-of3") if parse_numbered_name(one)
@@ -48,8 +48,8 @@ def test_names_that_say_how_many() -> None:
         ([f"train-{at:05}-of-01024" for at in range(1024)], "train"),
     ],
 )  # fmt: skip
-def test_patterns_of_tensorflow(given: str | list[str], base: str) -> None:
-    """Each way to write them means the same names, of a dataset that is called as what stands before the numbers."""
+def test_notations_of_tensorflow_names(given: str | list[str], base: str) -> None:
+    """All notations give the same names and dataset name."""
     pattern = parse_pattern(given)
     stem = "x.tfrecord" if base == "x" else base
     assert [pattern.shard(at) for at in (0, 1023)] == [f"{stem}-00000-of-01024", f"{stem}-01023-of-01024"]
@@ -62,15 +62,15 @@ def test_patterns_of_tensorflow(given: str | list[str], base: str) -> None:
 
 
 def test_a_single_numbered_shard_is_a_range_of_one() -> None:
-    """One of one has its number, too."""
+    """`-00000-of-00001` is a range of one shard."""
     pattern = parse_pattern("test-00000-of-00001")
     assert (pattern.base, pattern.shard(0), pattern.count) == ("test", "test-00000-of-00001", 1)
     assert parse_pattern(["a-0-of-2", "b-0-of-1"]).names == ("a-0-of-2", "b-0-of-1")
 
 
 @pytest.mark.parametrize("name", ["out-{0..}.TAR", "out-{0..}.tar.gz", "x.tfrecord-{0..9}-of-10", "x@10", "out.txz"])
-def test_names_that_are_only_read(name: str) -> None:
-    """What is written has a plain ending: a pattern of other tools' names is refused as an output, and says so."""
+def test_read_only_names_are_refused_as_output(name: str) -> None:
+    """Names that can only be read are refused as output."""
     parse_pattern(name)
-    with pytest.raises(InvalidRequest, match=r"only read; expected .*\.tfrecord"):
+    with pytest.raises(InvalidRequest, match=r"can be read but not written; expected .*\.tfrecord"):
         parse_output_pattern([name])

@@ -1,22 +1,33 @@
-"""The reason codes of what was left out."""
+"""Reason codes of skipped files and samples."""
 
 from __future__ import annotations
 
 import re
 from base64 import b64encode
-from typing import get_args
+from typing import cast, get_args
 from zlib import compress
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardtool.skipped import SKIP_CODES, SkipCode, Skipped, http_skip_code, pack_rows, unpack_rows
+from shardtool.publish.skipped_list import parse_skipped
+from shardtool.skipped import (
+    SKIP_CODES,
+    SkipCode,
+    Skipped,
+    drop_keys,
+    duplicate_message,
+    has_same_content,
+    http_skip_code,
+    pack_rows,
+    unpack_rows,
+)
 from tests.helpers import REPO
 
 
-def test_the_table_of_codes_is_that_of_the_docs() -> None:
-    """Each code has a meaning, in the words of docs/errors.md, and each stands in quotes where it is given."""
+def test_docs_list_every_code_with_its_meaning() -> None:
+    """docs/errors.md has the same meaning for each code, and the package assigns each code somewhere."""
     chapter = (REPO / "docs" / "errors.md").read_text().partition("## What was left out")[2].partition("\n## ")[0]
     rows = re.findall(r"^\| `([a-z0-9-]+)` \| (.*?) \|", chapter, re.MULTILINE)
     assert [(code, what.replace("`", "")) for code, what in rows] == [*SKIP_CODES.items()]
@@ -27,8 +38,8 @@ def test_the_table_of_codes_is_that_of_the_docs() -> None:
 
 
 @pytest.mark.parametrize("status", [204, 404, 503])
-def test_a_status_is_a_code(status: int) -> None:
-    """The code of a web server's status names it."""
+def test_an_http_status_has_a_code(status: int) -> None:
+    """The code of an HTTP status contains the status."""
     assert http_skip_code(status) == f"http-{status}"
 
 
@@ -39,17 +50,29 @@ rows = st.lists(
 
 @settings(max_examples=50)
 @given(rows)
-def test_rows_come_back(left_out: list[Skipped]) -> None:
-    """Rows that were packed into a text are the same when they are unpacked; the text is ASCII without blanks."""
+def test_packed_rows_can_be_unpacked(left_out: list[Skipped]) -> None:
+    """Unpacking returns the packed rows; the packed text is ASCII without whitespace."""
     text = pack_rows(left_out)
     assert unpack_rows(text) == tuple(left_out)
     assert text.isascii()
     assert not any(letter.isspace() for letter in text)
 
 
-def test_a_list_that_is_none_is_refused() -> None:
-    """What is no packed list, is cut, or would take far more memory than any list, is a ValueError."""
+def test_the_old_code_of_a_duplicate_is_still_read() -> None:
+    """Older versions wrote `twin` for a sample with the content of another: sidecars and lists with it are read."""
+    old = Skipped("b", "", cast("SkipCode", "twin"), "holds the same as a, which has another cls")
+    new = Skipped("b", "", "duplicate", duplicate_message("a", ["cls"]))
+    data = b'{"key": "b", "path": "", "code": "twin", "message": "holds the same as a, which has another cls"}\n'
+    assert unpack_rows(pack_rows([old])) == (new,)
+    assert parse_skipped(data, "x.skipped") == [new]
+    assert has_same_content(new)
+    assert not has_same_content(Skipped("b", "", "duplicate", "another sample of that key is in x-0.tar"))
+    assert drop_keys([new], {"a"}) == [new._replace(message=duplicate_message("a removed sample"))]
+
+
+def test_an_invalid_list_is_refused() -> None:
+    """An invalid or truncated list, or one that unpacks to far too much memory, raises ValueError."""
     bomb = b64encode(compress(b"[" + b" " * 2**27)).decode()
     for text in ("", "~~~ü", pack_rows([])[:-2], b64encode(compress(b'[["a"]]')).decode(), bomb):
-        with pytest.raises(ValueError, match="a list of what was left out"):
+        with pytest.raises(ValueError, match="list of skipped samples"):
             unpack_rows(text)

@@ -1,3 +1,5 @@
+"""Sizes, keys and fields."""
+
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
@@ -33,22 +35,22 @@ if TYPE_CHECKING:
     ],
 )
 def test_sizes(text: str | int, size: int) -> None:
-    """`MB` is 10^6 and `MiB` is 2^20, in any case, to the byte; a bare number is bytes."""
+    """`MB` is 10^6 and `MiB` is 2^20, in any case; a plain number is bytes."""
     assert parse_size(text) == size
 
 
 @pytest.mark.parametrize(
     "text", ["", "0", "0MB", "0.4", "-1", "1e9", "1XB", "MB", "1 000", "1,5GB", "1.5.5GB", "nan", 0, -5]
 )
-def test_no_sizes(text: str | int) -> None:
-    """What is no size, or none that a shard could have, is refused with an example of one."""
+def test_invalid_sizes_are_refused(text: str | int) -> None:
+    """Invalid sizes are refused with an example."""
     with pytest.raises(InvalidRequest, match="500MB"):
         parse_size(text)
 
 
 @given(st.integers(0, 10**18))
-def test_sizes_for_people(size: int) -> None:
-    """A size is shown within half a percent, and never as a power of ten."""
+def test_formatted_sizes_are_close(size: int) -> None:
+    """A formatted size is exact to half a percent and has no exponent."""
     number, unit = format_size(size).split()
     assert "e" not in number
     factor = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "PB": 10**15}[unit]
@@ -57,7 +59,7 @@ def test_sizes_for_people(size: int) -> None:
 
 @pytest.mark.parametrize("size", [999_499, 999_999, 999_999_999, 10**15 - 1])
 def test_sizes_just_below_a_unit(size: int) -> None:
-    """A size just below the next unit is shown as a plain number too."""
+    """A size just below the next unit is a plain number too."""
     assert "e" not in format_size(size)
 
 
@@ -77,8 +79,10 @@ def test_sizes_just_below_a_unit(size: int) -> None:
         ("...", (".", "."), None),
     ],
 )
-def test_key_and_field(name: str, first: tuple[str, str] | None, last: tuple[str, str] | None) -> None:
-    """The key ends at the first or last dot; a dot that starts or ends a name divides nothing."""
+def test_names_are_split_at_the_first_or_last_dot(
+    name: str, first: tuple[str, str] | None, last: tuple[str, str] | None
+) -> None:
+    """The key ends at the first or last dot; leading and trailing dots do not split."""
     rules: list[tuple[Dots, tuple[str, str] | None]] = [("first", first), ("last", last)]
     for dots, expected in rules:
         split = split_name(name.encode(), dots)
@@ -86,13 +90,13 @@ def test_key_and_field(name: str, first: tuple[str, str] | None, last: tuple[str
 
 
 @given(st.binary(min_size=1).filter(lambda name: b"/" not in name), st.sampled_from(["first", "last"]))
-def test_a_divided_name_is_whole_again(name: bytes, dots: Dots) -> None:
-    """Key and field with a dot between them are the name, and neither is empty."""
+def test_key_and_field_join_to_the_name(name: bytes, dots: Dots) -> None:
+    """Key, dot and field are the name; neither part is empty."""
     split = split_name(name, dots)
     assert split is None or (b".".join(split) == name and all(split))
 
 
 @given(st.binary())
-def test_text_keeps_bytes(name: bytes) -> None:
-    """Any bytes come back from their text."""
+def test_text_conversion_keeps_bytes(name: bytes) -> None:
+    """Any bytes can be converted to text and back."""
     assert to_bytes(to_text(name)) == name

@@ -1,4 +1,4 @@
-"""What messages call options: by the names of their fields in Python, as they are typed on the command line."""
+"""Option names in messages: fields in Python, typed names on the command line."""
 
 from __future__ import annotations
 
@@ -99,16 +99,16 @@ def _has(verb: str, name: str) -> bool:
     return name in getattr(_VERBS[verb], "_fields", ()) or name in getattr(_VERBS[verb], "__dataclass_fields__", ())
 
 
-def test_messages_name_options_that_there_are() -> None:
-    """Every option that a message names is a field of a verb's options: of the verb, where the message names that."""
+def test_messages_name_existing_options() -> None:
+    """Every option in a message is a field of the verb's options."""
     wrong = [one for one in _named() if not any(_has(verb, one.name) for verb in ([one.verb] if one.verb else _VERBS))]
     assert wrong == []
     assert len(_named()) > 100
 
 
 @pytest.mark.parametrize("verb", ["create", "reshard", "verify", "index", "copy"])
-def test_the_command_line_has_them_by_these_names(verb: str) -> None:
-    """What the command line calls an option of a verb in a message, that verb takes."""
+def test_the_command_line_accepts_names_in_messages(verb: str) -> None:
+    """The verb accepts the command-line names that its messages use."""
     command = VERBS[verb]()
     known = {one for param in command.params for one in param.opts}
     names = {one.name for one in _named() if _has(verb, one.name)} - {"if_exists"}
@@ -119,8 +119,8 @@ def test_the_command_line_has_them_by_these_names(verb: str) -> None:
     assert exists <= known or verb not in ("create", "reshard")
 
 
-def test_no_message_names_an_option_otherwise() -> None:
-    """Texts of the library have no `--option` but those for readers of the command line; none is made at import."""
+def test_messages_use_the_naming_functions() -> None:
+    """Library texts contain no literal `--option`, and messages are not created at import."""
     wrong = []
     for module, path in _modules().items():
         if module == "skipped":  # its texts are those of docs/errors.md
@@ -173,29 +173,29 @@ def test_no_message_names_an_option_otherwise() -> None:
         (
             recreate_hint,
             (
-                "Run the command that made it again with if_exists='resume', or `shardtool index`.",
-                "Run the command that made it again with --resume, or `shardtool index`.",
+                "Run the original command with if_exists='resume', or `shardtool index`, to recreate it.",
+                "Run the original command with --resume, or `shardtool index`, to recreate it.",
             ),
         ),
     ],
 )
-def test_both_languages(python: Any, words: tuple[str, str]) -> None:
-    """An option is called as its field with the value in Python, and as one types it on the command line."""
+def test_options_in_both_forms(python: Any, words: tuple[str, str]) -> None:
+    """Options have a Python form and a command-line form."""
     with use_cli_names():
         assert (python(), uses_cli_names()) == (words[1], True)
     assert (python(), uses_cli_names()) == (words[0], False)
 
 
-def test_one_error_in_both(tmp_path: Path) -> None:
-    """The library and the command line name the option of one mistake, each in its own way, in JSON too."""
+def test_an_error_in_both_forms(tmp_path: Path) -> None:
+    """Library and command line name the option in their own form, also in JSON."""
     write_tree(tmp_path / "s", {"a.jpg": b"abc", "b.jpg": b"x" * 20_000})
     with pytest.raises(InvalidRequest) as caught:
         create(tmp_path / "s", f"{tmp_path}/o/x-{{0..}}.tar", CreateOptions(max_size=4000, workers=1))
     assert caught.value.where == "max_size"
-    assert caught.value.remedy == "Raise max_size, or choose oversize='alone' (a shard of its own) or skip."
+    assert caught.value.remedy == "Raise max_size, or use oversize='alone' (one shard per such sample) or oversize='skip'."
     words = ("create", tmp_path / "s", f"{tmp_path}/o/x-{{0..}}.tar", "--max-size", "4000", "--workers", "1")
     assert "--max-size: 1 sample larger" in typed(*words).err
-    remedy = "Raise --max-size, or choose --oversize alone (a shard of its own) or skip."
+    remedy = "Raise --max-size, or use --oversize alone (one shard per such sample) or --oversize skip."
     assert remedy in typed(*words).err
     assert f'"remedy": "{remedy}"' in typed(*words, "--json").out
     with pytest.raises(InvalidRequest, match=r"^max_size"):
@@ -203,8 +203,8 @@ def test_one_error_in_both(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("start", ["fork", "spawn"])
-def test_workers_speak_as_their_parent(tmp_path: Path, start: str) -> None:
-    """An error that a worker makes names options as its parent does, however the worker was started."""
+def test_workers_use_the_names_of_their_parent(tmp_path: Path, start: str) -> None:
+    """Errors from workers name options like their parent, for every start method."""
     write_tree(tmp_path / "s", {"a.txt": b"abc"})
     output, function = f"{tmp_path}/o/x-{{0..}}.tar", "tests.mapped:failing"
     options = CreateOptions(map=function, workers=1, start_method="spawn" if start == "spawn" else "fork")
@@ -216,7 +216,7 @@ def test_workers_speak_as_their_parent(tmp_path: Path, start: str) -> None:
 
 
 def test_messages_name_the_path(tmp_path: Path) -> None:
-    """Where a message is about the source, it names that, and no word of the usage line."""
+    """Messages about the source contain its path."""
     source = tmp_path / "empty"
     source.mkdir()
     with pytest.raises(InvalidRequest) as caught:

@@ -1,7 +1,7 @@
-"""The command line: options in, text or JSON out, exit codes.
+"""The command line: entry point, error output and exit codes.
 
-Exit codes (docs/errors.md): 0 done, 1 a bug in shardtool, 2 invalid request, 3 findings (verify) or differences
-(diff), 4 corrupt input, 5 output exists or is locked, 6 samples failed, 7 the machine failed (disk full, out of
+Exit codes (docs/errors.md): 0 success, 1 a bug in shardtool, 2 invalid request, 3 findings (verify) or differences
+(diff), 4 damaged input, 5 output exists or is locked, 6 samples failed, 7 the machine failed (disk full, out of
 memory, worker killed), 129 / 130 / 143 interrupted by SIGHUP / SIGINT / SIGTERM.
 """
 
@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 
 import click
 
-from shardtool.cli.output import LOG, print_json, print_message, print_text
+from shardtool.cli.output import LOG, allow_color, print_json, print_message, print_text
 from shardtool.cli.signals import SignalHandler
 from shardtool.errors import (
     FILE_LIMIT_FIX,
@@ -39,44 +39,42 @@ from shardtool.pandas_guard import block_pandas
 
 _VERB_SUMMARIES = {
     "create": "Pack a folder or table of samples into shards.",
-    "inspect": "Show what is in a dataset.",
-    "verify": "Prove that a dataset is whole, or say what is wrong with it.",
-    "diff": "Say what differs between two datasets, or a dataset and its source.",
-    "reshard": "Write datasets anew: other sizes, order, format, splits, subsets.",
-    "index": "Index the shards of any tool, and export indexes for other tools.",
-    "copy": "Copy datasets to another place, checked on the way; bring copies up to date.",
-    "remove": "Remove samples from a dataset, in place; rewrite only the shards that hold them.",
-    "extract": "Write samples to files again: all, or some, or some fields.",
-    "doctor": "Say what a store, a server or a folder allows, and what is in the way there.",
-    "cache": "Look at a cache of shards, check it, or empty it.",
-    "completion": "Print what bash, zsh or fish needs to complete by TAB.",
-    "help": "Show help: of a verb, or of one of its topics.",
+    "inspect": "Show the content of a dataset.",
+    "verify": "Check that a dataset is complete and undamaged.",
+    "diff": "Compare two datasets, or a dataset and its source.",
+    "reshard": "Rewrite datasets: change size, order, format or splits, or select samples.",
+    "index": "Create sidecars for shards of any tool, and indexes for other tools.",
+    "copy": "Copy and verify datasets; update existing copies.",
+    "remove": "Remove samples in place; rewrite only the affected shards.",
+    "extract": "Write samples to files: all of them, a selection, or some fields.",
+    "doctor": "Test access to a store, a server or a folder, and explain problems.",
+    "cache": "Show, check or clear a shard cache.",
+    "completion": "Print a script that makes TAB complete commands in bash, zsh or fish.",
+    "help": "Show help for a verb or for one of its topics.",
 }
 
 
-_MIN_ADDRESS_SPACE_BYTES = 300_000_000  # bytes of address space: with less, OpenBLAS and glibc were seen to abort
+_MIN_ADDRESS_SPACE_BYTES = 300_000_000  # with less, OpenBLAS and glibc abort
 
 
-_GC_THRESHOLD = (
-    50_000  # objects between two looks for garbage: imports make many that all stay, and samples are columns
-)
+_GC_THRESHOLD = 50_000  # imports create many permanent objects, and samples are columns: collect garbage rarely
 
 
-_RESUME_TEXT = "What is there is finished files only; --resume goes on from them."
+_RESUME_TEXT = "All files in the output are complete. Run it again with --resume to continue."
 
 
 _RESUME_TEXTS = {
     "create": _RESUME_TEXT,
     "reshard": _RESUME_TEXT,
-    "index": "What is there is finished files only. Run it again.",
-    "copy": "What is there is finished files only. Run it again: it goes on from them.",
-    "remove": "Run the same command again: it ends what was begun.",
-    "extract": "Run the same command again: files that are there stay, and the rest is written.",
+    "index": "All files in the output are complete. Run it again to continue.",
+    "copy": "All files in the output are complete. Run it again to continue.",
+    "remove": "Run the same command again to finish.",
+    "extract": "Run the same command again to write the remaining files.",
 }
 
 
 class _VerbGroup(click.Group):
-    """The verbs, each imported when it is used: `--help` costs no more than click."""
+    """The verbs, each imported on first use, to keep `--help` fast."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
         return list(_VERB_SUMMARIES)
@@ -89,7 +87,7 @@ class _VerbGroup(click.Group):
         return VERBS[cmd_name]()
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Read what was typed before the verb."""
+        """Parse options before the verb."""
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
@@ -100,7 +98,7 @@ class _VerbGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Return the verb that is asked for; one that there is not is refused with what may be meant."""
+        """Return the verb; suggest a name for an unknown verb."""
         if args[0] not in _VERB_SUMMARIES and args[0][:1] != "-":
             from shardtool.cli.help import suggest_verb
 
@@ -109,14 +107,14 @@ class _VerbGroup(click.Group):
         return super().resolve_command(ctx, args)
 
     def get_help(self, ctx: click.Context) -> str:
-        """Return the help: one screen."""
+        """Return the help of the group."""
         from shardtool.cli.help import overview_help
 
         return overview_help(self, ctx, _VERB_SUMMARIES)
 
 
-def _show_version(context: click.Context, _param: click.Parameter, asked: bool) -> None:  # noqa: FBT001 - click's
-    if asked:
+def _show_version(context: click.Context, _param: click.Parameter, is_set: bool) -> None:  # noqa: FBT001 - click's
+    if is_set:
         from shardtool.values import __version__
 
         print_text(f"shardtool {__version__}")
@@ -128,8 +126,9 @@ def _show_version(context: click.Context, _param: click.Parameter, asked: bool) 
     "--version", is_flag=True, expose_value=False, is_eager=True, callback=_show_version,
     help="Show the version and exit.",
 )  # fmt: skip
+@click.option("--no-color", is_flag=True, expose_value=False, help="Print errors and notes without colours.")
 def cli() -> None:
-    """Turn training samples into size-bounded shards, and prove that nothing was lost.
+    """Pack training samples into shards of limited size, and verify that no sample is lost.
 
     \b
     Examples:
@@ -149,43 +148,45 @@ def cli() -> None:
       shardtool cache status /fast/disk/cache
       shardtool help create urls
 
-    More: shardtool VERB -h (a screen), shardtool VERB --help (all), shardtool help VERB TOPIC, shardtool --version.
-    Tab completion: put `eval "$(shardtool completion bash)"` into ~/.bashrc, or see `shardtool completion -h`.
+    More: shardtool VERB -h (short), shardtool VERB --help (all options), shardtool help VERB TOPIC, shardtool
+    --version. --no-color, or NO_COLOR=1, turns colours off. For TAB completion, put `eval "$(shardtool completion
+    bash)"` into ~/.bashrc, or see `shardtool completion -h`.
     """
 
 
 def main() -> NoReturn:
     """Run the command line, and end the process with its exit code."""
-    for fd in range(3):  # closed ones would be given to the files that we write
+    for fd in range(3):  # otherwise our output files could get these numbers
         try:
             os.fstat(fd)
         except OSError:
             os.open(os.devnull, os.O_RDWR)
-    # NumPy would start a thread per core for linear algebra: 50 ms, and memory, for what no verb needs.
+    # Prevent NumPy from starting a thread per core for linear algebra, which takes 50 ms and memory.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     block_pandas()
     gc.set_threshold(_GC_THRESHOLD)
-    if "_SHARDTOOL_COMPLETE" in os.environ:  # which shells have click look at
+    if "_SHARDTOOL_COMPLETE" in os.environ:  # set by shell completion
         import_module("shardtool.cli.completion")
     arguments = sys.argv[1:]
     signals = SignalHandler(lambda signum: _print_error(_describe_interrupt(signum, arguments), arguments))
     signals.install()
     try:
         code = _run(arguments, signals)
-    except Interrupted as late:  # between the last line of a verb and `end`
+    except Interrupted as late:  # a signal after the verb finished and before `end`
         code = 128 + late.signum
     LOG.end(code)
     for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError, AttributeError):  # closed, or none: what mattered was flushed by `render.show`
+        with suppress(OSError, AttributeError):  # closed or missing; results were already flushed
             stream.flush()
-    # Nothing is left to do, and taking an interpreter with pyarrow and NumPy apart would take another 50 ms.
+    # Skip the shutdown of an interpreter with pyarrow and NumPy, which takes 50 ms.
     os._exit(code)
 
 
 @use_cli_names()
 def _run(arguments: list[str], signals: SignalHandler) -> int:
-    """Return the exit code of a command line, once what it has to say is said."""
+    """Run a command line and return its exit code; print results and errors."""
     LOG.begin("")
+    allow_color(allowed="--no-color" not in arguments)
     try:
         if _find_verb(arguments) and not {"-h", "--help"} & set(arguments):
             _check_address_space()
@@ -197,76 +198,78 @@ def _run(arguments: list[str], signals: SignalHandler) -> int:
     except click.ClickException as error:
         signals.end()
         return _print_usage_error(error, arguments)
-    except (Exception, Interrupted) as error:  # noqa: BLE001 - the edge: what is no error of the user's is a bug
+    except (Exception, Interrupted) as error:  # noqa: BLE001 - unexpected exceptions are reported as bugs
         signals.end()
         signum = error.signum if isinstance(error, Interrupted) else signals.first
         failure = _describe_error(error, arguments) if signum is None else _describe_interrupt(signum, arguments)
-    # Here the frames of what has failed are gone, and with them the memory that they held.
+    # Outside the handler, the frames of the failed code and their memory are released.
     return _print_error(failure, arguments)
 
 
 def _check_address_space() -> None:
-    """Refuse a limit of memory within which libraries end the process as they are loaded, and nothing could be said.
+    """Refuse a memory limit under which libraries abort while they are loaded.
 
     Raises:
-        OutOfMemory: The limit is such.
+        OutOfMemory: The limit is too low.
     """
     import resource
 
     limit = resource.getrlimit(resource.RLIMIT_AS)[0]
     if limit != resource.RLIM_INFINITY and limit < _MIN_ADDRESS_SPACE_BYTES:
-        found = f"{limit:,} bytes of address space at most"
+        found = f"an address space limit of {limit:,} bytes"
         raise OutOfMemory(
-            "ulimit -v", found, expected=f"{_MIN_ADDRESS_SPACE_BYTES:,} or more", remedy="Raise that limit."
+            "ulimit -v", found, expected=f"{_MIN_ADDRESS_SPACE_BYTES:,} or more", remedy="Raise the limit."
         )
 
 
 def _describe_error(error: BaseException, arguments: list[str]) -> dict[str, Any]:
-    """Return what is printed of an error, as data."""
+    """Return an error as data for printing."""
     where = f"shardtool {verb}" if (verb := _find_verb(arguments)) else "shardtool"
     if isinstance(error, PlainError):
         failure = error
     elif is_out_of_memory(error):
         failure = OutOfMemory(where, f"not enough memory, in {_find_function(error)}", remedy=MEMORY_FIX)
     elif isinstance(error, OSError) and {"-h", "--help", "--version"} & set(arguments):
-        failure = OutputFailed("stdout", f"cannot write: {(error.strerror or '').lower()}")  # click prints these itself
+        failure = OutputFailed(
+            "stdout", f"cannot write: {(error.strerror or '').lower()}"
+        )  # click prints help and version itself
     elif isinstance(error, OSError) and error.errno in PROCESS_ERRNOS:
         failure = StoreFailed(where, os_error_text(error), remedy=FILE_LIMIT_FIX)
     else:
         failure = Bug.of(where, error)
-    found = failure.to_json()
+    described = failure.to_json()
     if isinstance(failure, InvalidRequest) and verb:
         from shardtool.cli.commands import VERBS
         from shardtool.cli.help import restore_typed_names
 
-        found.update(restore_typed_names(found, VERBS[verb](), arguments))
+        described.update(restore_typed_names(described, VERBS[verb](), arguments))
     if isinstance(failure, Bug) and not {"-v", "--verbose"} & set(arguments):
-        found.pop("detail", None)
-    return found
+        described.pop("detail", None)
+    return described
 
 
 def _find_function(error: BaseException) -> str:
-    """Return which function of this package an exception comes from."""
-    found, trace = "the command line", error.__traceback__
+    """Return the innermost function of the package in the traceback, for messages."""
+    name, trace = "the command line", error.__traceback__
     while trace is not None:
         module = trace.tb_frame.f_globals.get("__name__", "")
         if module.startswith("shardtool.") and not module.startswith("shardtool.cli"):
-            found = f"{module}.{trace.tb_frame.f_code.co_name}"
+            name = f"{module}.{trace.tb_frame.f_code.co_name}"
         trace = trace.tb_next
-    return found
+    return name
 
 
 def _find_verb(arguments: list[str]) -> str:
-    return next((one for one in arguments if one in _VERB_SUMMARIES), "")
+    return next((word for word in arguments if word in _VERB_SUMMARIES), "")
 
 
 def _print_error(error: dict[str, Any], arguments: list[str]) -> int:
-    """Print an error, on stdout as JSON where that was asked for, otherwise on stderr; return its exit code."""
+    """Print an error as JSON on stdout with `--json`, otherwise on stderr; return its exit code."""
     if "--json" in arguments:
         try:
             print_json({"error": error})
-        except OutputFailed:  # its reader is gone
-            _print_error_text(f"{error['where']}: {error['found']}")
+        except OutputFailed:  # stdout is closed
+            _print_error_text(f"{error['where']}: {error['found']}", error["where"])
     if LOG.style:
         LOG.end(int(error["exit_code"]), error)
     elif "--json" in arguments:
@@ -275,13 +278,13 @@ def _print_error(error: dict[str, Any], arguments: list[str]) -> int:
         _print_error_text(f"{error['found']}. {error['remedy']}")
     else:
         kept = {name: error.get(name, "") for name in ("expected", "remedy", "detail")}
-        _print_error_text(str(PlainError(error["where"], error["found"], **kept)))
+        _print_error_text(str(PlainError(error["where"], error["found"], **kept)), error["where"])
     return int(error["exit_code"])
 
 
-def _print_error_text(text: str) -> None:
+def _print_error_text(text: str, location: str = "") -> None:
     with suppress(OSError):
-        print_message(f"shardtool: {text}")
+        print_message(text, label="shardtool:", label_color="red", location=location)
 
 
 def _print_usage_error(error: click.ClickException, arguments: list[str]) -> int:
@@ -295,7 +298,7 @@ def _print_usage_error(error: click.ClickException, arguments: list[str]) -> int
 
 
 def _describe_interrupt(signum: int, arguments: list[str]) -> dict[str, Any]:
-    """Return what is printed of a run that a signal has ended: what is there, and how to go on, for this verb."""
+    """Return the error of an interrupted run, with a hint how to continue."""
     return {
         "code": "interrupted",
         "exit_code": 128 + signum,

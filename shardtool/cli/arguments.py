@@ -1,7 +1,4 @@
-"""Split the arguments of a command into sources or datasets, and the output.
-
-A shell may have expanded a shard pattern into many names.
-"""
+"""Split arguments into sources or datasets and the output, also if a shell has expanded a shard pattern."""
 
 from __future__ import annotations
 
@@ -21,91 +18,95 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-_PATTERN_LAST = "a shard pattern as the last argument, quoted, such as 'out-{000000..}.tar'"
+_PATTERN_LAST = "a quoted shard pattern as the last argument, such as 'out-{000000..}.tar'"
 
 
 _PATTERN = re.compile(r"[{<%]")
 
 
-_PATTERN_MARKS = re.compile(r"[{<%*?[]")  # of patterns and globs: each may mean several shards
+_PATTERN_MARKS = re.compile(r"[{<%*?[]")  # patterns and globs: several shards
 
 
 _NUMBERED_NAME = re.compile(r"(.*?)([0-9]{1,18})(\.[^/0-9]*)", re.DOTALL)
 
 
 def split_sources(names: tuple[str, ...]) -> tuple[str | list[str], list[str]]:
-    """Return the source, or several, and the output that `SOURCE... OUTPUT` means.
+    """Split `SOURCE... OUTPUT` into sources and output.
 
-    The output is the last argument, with all names of shards before it, for a shell may have expanded its pattern;
-    where the first argument is an archive, which has such a name too, with those that count up to it.
+    A shell may have expanded the pattern of the output: all shard names at the end belong to it. If the first argument
+    is an archive, which has a shard name too, only consecutive numbers belong to the output.
 
     Raises:
         InvalidRequest: There is only one argument, or the output is before the source.
     """
-    at = len(names) - 1
-    first, last = names[0], names[at]
-    if at > 0 and _is_source(last) and _is_output(first):
+    output_start = len(names) - 1
+    first, last = names[0], names[output_start]
+    if output_start > 0 and _is_source(last) and _is_output(first):
         raise _swapped_arguments(first, last, "a shard pattern before the source", "SOURCE before OUTPUT")
-    if at < 1:
+    if output_start < 1:
         raise InvalidRequest("OUTPUT", "not given", expected=_PATTERN_LAST)
     is_archive = is_shard_name(os.path.basename(names[0]))
-    while at > 1 and is_shard_name(os.path.basename(names[at - 1])):
-        if is_archive and not _is_next_number(names[at - 1], names[at]):
+    while output_start > 1 and is_shard_name(os.path.basename(names[output_start - 1])):
+        if is_archive and not _is_next_number(names[output_start - 1], names[output_start]):
             break
-        at -= 1
-    sources = [*names[:at]]
-    return sources[0] if len(sources) == 1 else sources, [*names[at:]]
+        output_start -= 1
+    sources = [*names[:output_start]]
+    return sources[0] if len(sources) == 1 else sources, [*names[output_start:]]
 
 
 def _is_source(name: str) -> bool:
-    """Tell whether a name can only be that of something to read: an existing file or folder that is no shard."""
+    """Tell whether a name must be a source: an existing file or folder that is not a shard."""
     return not is_shard_name(os.path.basename(name)) and os.path.exists(name)
 
 
 def _is_output(name: str) -> bool:
-    """Tell whether a name can only be that of shards to write: a local pattern, or shard, of which no file exists."""
+    """Tell whether a name must be an output: a local pattern or shard without existing files."""
     if is_url(name):
         return False
     head = re.split(_PATTERN, name, maxsplit=1)[0]
     if head == name:
         return is_shard_name(os.path.basename(name)) and not os.path.lexists(name)
     folder, start = os.path.split(head)
-    return not any(one.startswith(start) and is_shard_name(one) for one in list_folder_names(folder or "."))
+    return not any(name.startswith(start) and is_shard_name(name) for name in list_folder_names(folder or "."))
 
 
 def _swapped_arguments(first: str, last: str, found: str, expected: str) -> InvalidRequest:
-    """Return the error of two arguments in the wrong order."""
+    """Return the error for two arguments in the wrong order."""
     remedy = f"Swap them: {shlex.quote(last)} {shlex.quote(first)}."
     return InvalidRequest(first, found, expected=expected, remedy=remedy)
 
 
 def split_datasets(names: tuple[str, ...]) -> tuple[list[str | list[str]], list[str]]:
-    """Return the datasets and the output that `DATASET... OUTPUT` means.
+    """Split `DATASET... OUTPUT` into datasets and output.
 
-    The output is the last argument where that is a pattern. Otherwise a shell has expanded one: then it is the names
-    at the end that differ in their number only, and count up.
+    The output is the last argument if it is a pattern. Otherwise a shell has expanded the pattern: the output is then
+    the names with consecutive numbers at the end.
 
     Raises:
-        InvalidRequest: It is unclear which is which.
+        InvalidRequest: The output is missing or ambiguous.
     """
-    at = len(names) - 1
-    first, last = names[0], names[at]
-    if at == 1 and _is_source(last) and _is_output(first):
+    output_start = len(names) - 1
+    first, last = names[0], names[output_start]
+    if output_start == 1 and _is_source(last) and _is_output(first):
         raise _swapped_arguments(first, last, "a shard pattern before the dataset", "DATASET before OUTPUT")
-    if not _PATTERN.search(names[at]):
-        while at > 0 and _is_next_number(names[at - 1], names[at]):
-            at -= 1
-    if at < 1:
-        found = "not given" if len(names) == 1 else "cannot be told apart from DATASET"
+    if not _PATTERN.search(names[output_start]):
+        while output_start > 0 and _is_next_number(names[output_start - 1], names[output_start]):
+            output_start -= 1
+    if output_start < 1:
+        found = "not given" if len(names) == 1 else "cannot be distinguished from DATASET"
         raise InvalidRequest("OUTPUT", found, expected=_PATTERN_LAST)
-    return _group_shards(names[:at]), [*names[at:]]
+    return _group_shards(names[:output_start]), [*names[output_start:]]
 
 
 def split_destination(names: tuple[str, ...], *missing: str) -> tuple[list[str], str]:
-    """Return the names of datasets, and where they go to.
+    """Split names into datasets and destination.
+
+    Args:
+        names: The arguments.
+        missing: Location and message of the error for a missing destination.
 
     Raises:
-        InvalidRequest: There is only one name.
+        InvalidRequest: There is only one name, or the order is wrong.
     """
     *datasets, last = names
     if not datasets:
@@ -124,24 +125,24 @@ def split_destination(names: tuple[str, ...], *missing: str) -> tuple[list[str],
 
 
 def _group_shards(names: Sequence[str]) -> list[str | list[str]]:
-    """Return datasets, shards of one folder that follow each other being one: a shell has expanded a pattern."""
+    """Group consecutive shards of a folder into one dataset, because a shell may have expanded a pattern."""
 
     def folder(name: str) -> str | None:
         is_shard = is_shard_name(os.path.basename(name)) and not _PATTERN_MARKS.search(name)
         return os.path.dirname(name) if is_shard else None
 
-    found: list[str | list[str]] = []
-    for above, group in groupby(names, folder):
-        together = [*group]
-        found += together if above is None else [together]
-    return found
+    datasets: list[str | list[str]] = []
+    for shard_folder, group in groupby(names, folder):
+        members = [*group]
+        datasets += members if shard_folder is None else [members]
+    return datasets
 
 
-def _is_next_number(one: str, other: str) -> bool:
-    """Tell whether a name is the other's, but for a number that is the next one."""
-    first, second = _NUMBERED_NAME.fullmatch(one), _NUMBERED_NAME.fullmatch(other)
+def _is_next_number(name: str, following: str) -> bool:
+    """Tell whether two names differ only by consecutive numbers."""
+    first, second = _NUMBERED_NAME.fullmatch(name), _NUMBERED_NAME.fullmatch(following)
     if first is None or second is None:
         return False
     same = (first[1], first[3]) == (second[1], second[3])
-    wide = len(first[2]) == len(second[2]) or not second[2].startswith("0")  # 999 and 1000
-    return same and wide and int(first[2]) + 1 == int(second[2])
+    same_width = len(first[2]) == len(second[2]) or not second[2].startswith("0")  # 999 and 1000
+    return same and same_width and int(first[2]) + 1 == int(second[2])

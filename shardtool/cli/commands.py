@@ -1,4 +1,4 @@
-"""The commands: pass typed arguments to the library, and print the results."""
+"""The verbs: pass typed arguments to the library, and print the results."""
 
 from __future__ import annotations
 
@@ -48,15 +48,13 @@ if TYPE_CHECKING:
 _EXIT_FINDINGS, _EXIT_UNREADABLE = 3, 4  # exit codes
 
 
-_DIFF_SIDES = 2  # of `diff`
+_DIFF_SIDES = 2
 
 
-_STRAY_VALUE = re.compile(
-    r"[kKMGTPmgtp]?i?[bB]|[0-9]+"
-)  # a unit or a number: rather a part of an option's value than a name
+_STRAY_VALUE = re.compile(r"[kKMGTPmgtp]?i?[bB]|[0-9]+")  # a unit or number: probably a part of an option's value
 
 
-VERBS: dict[str, Callable[[], click.Command]] = {}  # what makes each
+VERBS: dict[str, Callable[[], click.Command]] = {}  # creates the command of each verb
 
 
 _CommandT = TypeVar("_CommandT", bound="Callable[..., int | None]")
@@ -68,15 +66,15 @@ def register_verb(
     running: type[BaseOptions] = RunOptions,
     without: Collection[str] = (),
 ) -> Callable[[_CommandT], _CommandT]:
-    """Make a verb of a function, whose docstring is the help, once that verb is asked for.
+    """Register a function as a verb; its docstring is the help.
 
-    It gets what was typed that is no option; what makes its options, or refuses them; and what says how it runs.
+    The function is called with the arguments, a function that creates the options object, and the run options.
 
     Args:
-        arguments: What is typed beside options: names, as the usage line calls them, or what click is to know of it.
-        options: The class of its options.
-        running: The class of those that say how it runs.
-        without: Options that the command line does not have.
+        arguments: Names of the arguments in the usage line, or click arguments.
+        options: The options class of the verb.
+        running: The class of the run options.
+        without: Options that are not available on the command line.
     """
     typed = (
         (
@@ -90,31 +88,37 @@ def register_verb(
 
     def made(function: Callable[..., int | None]) -> click.Command:
         kinds = [running] if options is None else [options, running]
-        known = {kind: [name for name in option_specs(kind) if name not in without] for kind in kinds}
-        params = [one for kind, names in known.items() for name in names for one in build_click_options(kind, name)]
+        option_names = {kind: [name for name in option_specs(kind) if name not in without] for kind in kinds}
+        params = [
+            option
+            for kind, names in option_names.items()
+            for name in names
+            for option in build_click_options(kind, name)
+        ]
         first = VerbOption(["-h", "first_help"], is_flag=True, is_eager=True, expose_value=False, callback=_show_brief)
-        first.hidden = True
-        params.append(first)
+        plain = VerbOption(["--no-color"], is_flag=True, expose_value=False)  # see `allow_color`
+        first.hidden = plain.hidden = True
+        params += [first, plain]
 
         def run(**_: Any) -> int | None:
             context = click.get_current_context()
-            given = context.params
+            values = context.params
             if context.default_map:
-                for kind in known:
+                for kind in option_names:
                     prefer_typed(kind, context)
-            words = [given[one.name or ""] for one in typed]
-            if any(_STRAY_VALUE.fullmatch(word) for word in given.get("names", ())):
+            words = [values[argument.name or ""] for argument in typed]
+            if any(_STRAY_VALUE.fullmatch(word) for word in values.get("names", ())):
                 from shardtool.cli.help import refuse_loose_value
 
-                refuse_loose_value(given["names"], context)
-            asked = [partial(build_options, kind, names, given) for kind, names in known.items()]
-            if given.get("save_config") is not None:
+                refuse_loose_value(values["names"], context)
+            factories = [partial(build_options, kind, names, values) for kind, names in option_names.items()]
+            if values.get("save_config") is not None:
                 from shardtool.cli.config import prepare_config
 
-                for make in asked:
-                    make()
-                context.meta[ON_ACCEPTED] = prepare_config(given["save_config"], context)
-            code = function(*words, *asked[:-1], asked[-1]())
+                for create_options in factories:
+                    create_options()
+                context.meta[ON_ACCEPTED] = prepare_config(values["save_config"], context)
+            code = function(*words, *factories[:-1], factories[-1]())
             if ON_ACCEPTED in context.meta:
                 context.meta[ON_ACCEPTED]()
             return code
@@ -128,31 +132,36 @@ def register_verb(
     return register
 
 
-def _show_brief(context: click.Context, _option: click.Parameter, asked: bool) -> None:  # noqa: FBT001 - click's
-    """Show the help of one screen."""
-    if asked and isinstance(context.command, VerbCommand):
+def _show_brief(context: click.Context, _option: click.Parameter, is_set: bool) -> None:  # noqa: FBT001 - click's
+    if is_set and isinstance(context.command, VerbCommand):
         print_text(brief_help(context.command, context))
         context.exit()
 
 
 @register_verb("SOURCE... OUTPUT", CreateOptions, DryRunOptions)
-def create(names: tuple[str, ...], asked: Callable[[], CreateOptions], how: DryRunOptions) -> None:
-    """Pack SOURCE, a folder or a table of samples, into shards called OUTPUT.
+def create(names: tuple[str, ...], make_options: Callable[[], CreateOptions], how: DryRunOptions) -> None:
+    """Pack SOURCE, a folder or a table of samples, into shards named OUTPUT.
 
-    SOURCE is a folder: files that share a key are one sample, cat/0001.jpg + cat/0001.json are the fields jpg
-    and json of the sample cat/0001. Or several folders, a zip, or a tar. Or a table, a row for each sample: CSV, TSV,
-    JSON, Parquet, Feather, or - for paths on standard input.
-
-    OUTPUT is a pattern; quote it. Its ending picks the format: .tar (WebDataset) or .tfrecord.
+    SOURCE is one of these:
 
     \b
-      out-{000000..}.tar        as many shards as the bound needs (1 GB each, or --max-size)
-      out-<000000..000999>.tar  exactly 1,000 shards, filled evenly; with a bound, or with fewer
-                                samples, at most 1,000; --shards N makes N under any pattern
+      a folder         files with the same key are one sample: cat/0001.jpg and cat/0001.json are the
+                       fields jpg and json of the sample cat/0001
+      several folders  the files of a sample are spread over the folders
+      a zip or tar     read like a folder, without unpacking
+      a table          one row per sample: CSV, TSV, JSON, Parquet or Feather
+      -                file paths on standard input
+
+    OUTPUT is a pattern of shard names; quote it. The file extension selects the format: .tar (WebDataset) or .tfrecord.
+
+    \b
+      out-{000000..}.tar        as many shards as --max-size requires (1 GB per shard by default)
+      out-<000000..000999>.tar  exactly 1,000 equally filled shards; with a size limit or fewer
+                                samples, at most 1,000; --shards N creates N with any pattern
       out-%06d.tar              the same as out-{000000..}.tar
 
-    Beside each shard lies its index, out-000000.index (Parquet); out.json lists them all, and is
-    written last: where it is, the dataset is complete.
+    Each shard gets a sidecar, out-000000.index (Parquet). The dataset file out.json lists all shards. It is written
+    last: if it exists, the dataset is complete.
 
     \b
     Examples:
@@ -179,21 +188,22 @@ def create(names: tuple[str, ...], asked: Callable[[], CreateOptions], how: DryR
     from shardtool.verbs.create.create import create as run
     from shardtool.verbs.create.create import dry_run
 
-    options = asked()
+    options = make_options()
     source, output = split_sources((*materialize_inputs(names[:-1], table=True), *names[-1:]))
     dry = how.dry_run or options.plan_only is not None
     write_shards(partial(dry_run if dry else run, source, output, options), how, dry=dry)
 
 
 @register_verb("DATASET... OUTPUT", ReshardOptions, DryRunOptions)
-def reshard(names: tuple[str, ...], asked: Callable[[], ReshardOptions], how: DryRunOptions) -> None:
-    """Write the samples of each DATASET into other shards, called OUTPUT.
+def reshard(names: tuple[str, ...], make_options: Callable[[], ReshardOptions], how: DryRunOptions) -> None:
+    """Write the samples of each DATASET to new shards named OUTPUT.
 
-    Another size, order, format, split or subset: bytes are moved and checked, and decoded only to be changed. A DATASET
-    is a dataset file (out.json), a pattern, a glob, a folder, or a shard, made by any tool; where there is no index,
-    shards are walked. Several become one.
+    You can change size, order, format and splits, and select or transform samples. Payloads are copied and verified;
+    images are decoded only to be changed. A DATASET is a dataset file (out.json), a pattern, a glob, a folder or a
+    shard, written by any tool. Shards without a sidecar are scanned. Several datasets become one.
 
-    OUTPUT is a pattern, as for `create`; quote it. Its ending picks the format: .tar (WebDataset) or .tfrecord.
+    OUTPUT is a pattern, as for `create`; quote it. The file extension selects the format: .tar (WebDataset) or
+    .tfrecord.
 
     \b
     Examples:
@@ -218,28 +228,30 @@ def reshard(names: tuple[str, ...], asked: Callable[[], ReshardOptions], how: Dr
     from shardtool.verbs.create.create import reshard_dry_run
 
     datasets, output = split_datasets((*materialize_inputs(names[:-1]), *names[-1:]))
-    write_shards(partial(reshard_dry_run if how.dry_run else run, datasets, output, asked()), how, dry=how.dry_run)
+    write_shards(
+        partial(reshard_dry_run if how.dry_run else run, datasets, output, make_options()), how, dry=how.dry_run
+    )
 
 
 @options_class
 class _ReportOptions(RunOptions):
-    """How `verify` tells what it found."""
+    """How `verify` prints findings."""
 
     style: Literal["text", "json", "junit", "github"] = option(
-        "text", "How findings are printed.", section="output", typed="report", old="format", common=True
+        "text", "Format of the report.", section="output", typed="report", old="format", common=True
     )
 
 
 @register_verb("DATASET...", VerifyOptions, _ReportOptions, without=("start_method",))
-def verify(names: tuple[str, ...], asked: Callable[[], VerifyOptions], how: _ReportOptions) -> int:
-    """Prove that DATASET is whole, or say what is wrong with it.
+def verify(names: tuple[str, ...], make_options: Callable[[], VerifyOptions], how: _ReportOptions) -> int:
+    """Check that DATASET is complete and undamaged, and list all problems.
 
-    DATASET is a dataset file, a shard pattern, a glob, a folder, or shards; of any tool. Every byte is read and
-    compared with what sidecars and dataset file say: any flipped, removed or added byte of a dataset of ours is found.
-    Of shards without them, all that can be known: headers, framing, ends, TFRecord checksums, keys. Of several
-    datasets, each; and samples that two splits of one have.
+    DATASET is a dataset file, a shard pattern, a glob, a folder or shards, written by any tool. Every byte is read and
+    compared with the sidecars and the dataset file. In a dataset of shardtool, this detects every changed, missing or
+    extra byte. In shards without sidecars, it checks headers, framing, ends of files, TFRecord checksums and keys. With
+    several datasets, each one is checked, and samples that are in two splits are reported.
 
-    Exit code: 0 nothing is wrong, 3 findings, 4 nothing could be read; of several datasets, the worst.
+    Exit code: 0 no problems, 3 findings, 4 nothing could be read. With several datasets, the worst code counts.
 
     \b
     Examples:
@@ -260,7 +272,7 @@ def verify(names: tuple[str, ...], asked: Callable[[], VerifyOptions], how: _Rep
     dataset = materialize_inputs(names)
     try:
         with open_terminal(how) as terminal:
-            report = run(dataset[0] if len(dataset) == 1 else dataset, asked(), observer=terminal)
+            report = run(dataset[0] if len(dataset) == 1 else dataset, make_options(), observer=terminal)
     except ShardError as error:
         if how.style == "junit" and not how.as_json:
             print_text(junit_error_text(" ".join(dataset), error))
@@ -272,18 +284,18 @@ def verify(names: tuple[str, ...], asked: Callable[[], VerifyOptions], how: _Rep
 
 
 @register_verb("A B", DiffOptions, without=("start_method",))
-def diff(names: tuple[str, ...], asked: Callable[[], DiffOptions], how: RunOptions) -> int:
-    """Say what differs between the datasets A and B: samples added, removed, changed, or moved to another split.
+def diff(names: tuple[str, ...], make_options: Callable[[], DiffOptions], how: RunOptions) -> int:
+    """Compare the datasets A and B: list added, removed, changed and moved samples.
 
-    Each is a dataset file, a shard pattern, a folder, an address, or all splits of a dataset ('out/{split}.json');
-    their formats and the sizes of their shards may differ. Sidecars say what payloads are: only of shards without one
-    are payloads read. A million samples take seconds, and about 500 MB of memory for each side.
+    A and B are dataset files, shard patterns, folders, URLs, or all splits of a dataset ('out/{split}.json'). They may
+    have different formats and shard sizes. Checksums come from the sidecars; payloads are read only from shards without
+    sidecars. A million samples take seconds, and about 500 MB of memory per dataset.
 
-    B may be what A was made from: a folder, or a table. Then what differs is what the same `create` would change. Of
-    its files, those of the same size are read.
+    B may also be the source of A: a folder or a table. The result is then what the same `create` would change. Only
+    source files with the same size are read.
 
-    Ten lines of each kind are printed, and all of them with -v. Exit code: 0 they are the same, 3 they differ. Metadata
-    columns count as differences, too, unless --ignore-metadata is used.
+    Ten lines per kind of difference are printed; use -v to print all. Metadata columns are compared too, unless you use
+    --ignore-metadata. Exit code: 0 the datasets are equal, 3 they differ.
 
     \b
     Examples:
@@ -296,24 +308,26 @@ def diff(names: tuple[str, ...], asked: Callable[[], DiffOptions], how: RunOptio
     from shardtool.verbs.diff.diff import diff as run
 
     if len(names) != _DIFF_SIDES:
-        remedy = "Quote patterns, such as 'out-{000000..}.tar'."
-        raise InvalidRequest("diff", pluralize(len(names), "argument"), expected="two: A and B", remedy=remedy)
+        remedy = "Quote patterns, for example 'out-{000000..}.tar'."
+        raise InvalidRequest(
+            "diff", pluralize(len(names), "argument"), expected="two arguments, A and B", remedy=remedy
+        )
     a, b = materialize_inputs(names)
-    found = run_and_print(partial(run, a, b, asked()), how, partial(diff_text, whole=how.verbose), always=True)
-    return 0 if found.same else _EXIT_FINDINGS
+    result = run_and_print(partial(run, a, b, make_options()), how, partial(diff_text, whole=how.verbose), always=True)
+    return 0 if result.same else _EXIT_FINDINGS
 
 
 @register_verb("DATASET... DEST", CopyOptions)
-def copy(names: tuple[str, ...], asked: Callable[[], CopyOptions], how: RunOptions) -> None:
-    """Copy DATASET into the folder DEST, each file checked on the way.
+def copy(names: tuple[str, ...], make_options: Callable[[], CopyOptions], how: RunOptions) -> None:
+    """Copy DATASET to the folder DEST, and verify every file.
 
-    DATASET is a dataset file, or a folder, pattern or glob of datasets that have one; also at s3://, gs://, az:// or
-    https://. DEST is a folder, or a prefix at s3://, gs:// or az://. Shards, sidecars, what was left out, indexes of
-    other tools that are right, and at last the dataset file; all keep their names.
+    DATASET is a dataset file, or a folder, pattern or glob of dataset files; it can be at s3://, gs://, az:// or
+    https://. DEST is a folder, or a prefix at s3://, gs:// or az://. Shards, sidecars, the list of skipped samples and
+    valid indexes of other tools are copied, and the dataset file last. All files keep their names.
 
-    What is there with the right bytes is not copied again. So a copy that was killed goes on where it was, and one of a
-    dataset that was appended to gets the new shards only. Another dataset of the same name is replaced with --overwrite
-    only; then shards that only that one had are removed, and nothing else.
+    Existing files with the right bytes are not copied again. To continue an interrupted copy, or to copy only the new
+    shards of a dataset, run the same command again. A different dataset with the same name is replaced only with
+    --overwrite; then shards that only the old dataset had are deleted, and nothing else.
 
     \b
     Examples:
@@ -327,24 +341,24 @@ def copy(names: tuple[str, ...], asked: Callable[[], CopyOptions], how: RunOptio
     from shardtool.verbs.copy.copy import copy as run
 
     dataset, dest = split_destination(
-        names, "DEST", "not given; the last argument is the folder or prefix to copy into"
+        names, "DEST", "not given; the last argument must be the folder or prefix to copy to"
     )
-    options = asked()
+    options = make_options()
     run_and_print(partial(run, dataset, dest, options), how, copy_text, always=options.dry_run)
 
 
 @register_verb("DATASET... DIR", ExtractOptions, without=("start_method",))
-def extract(names: tuple[str, ...], asked: Callable[[], ExtractOptions], how: RunOptions) -> None:
+def extract(names: tuple[str, ...], make_options: Callable[[], ExtractOptions], how: RunOptions) -> None:
     """Write the samples of DATASET to files in the folder DIR.
 
     The field jpg of the sample cat/0001 becomes the file cat/0001.jpg. DATASET is a dataset file, a pattern, a glob, a
-    folder, or shards, of any tool, here or at an address. `create` makes the same samples of DIR, with the options that
-    are printed at the end.
+    folder or shards, written by any tool, local or remote. The last line of the output shows the `create` command that
+    packs DIR into the same samples again.
 
-    Each payload is compared with its checksum before it is written. Nothing is written outside of DIR, and no file that
-    is there is replaced unless --overwrite is given; one that has the right bytes stays. A run that was killed is
-    finished by the same command. DIR/.manifest.parquet has the key and the path of each file, DIR/.metadata.parquet the
-    metadata of each sample, for --join.
+    Each payload is verified before it is written. Nothing is written outside DIR. Existing files are replaced only
+    with --overwrite; files with the right bytes are kept. To continue an interrupted run, run the same command again.
+    DIR/.manifest.parquet lists the key and path of each file; DIR/.metadata.parquet has the metadata of each sample,
+    for --join.
 
     \b
     Examples:
@@ -356,21 +370,19 @@ def extract(names: tuple[str, ...], asked: Callable[[], ExtractOptions], how: Ru
     from shardtool.cli.result_text import extract_text
     from shardtool.verbs.extract import extract as run
 
-    dataset, folder = split_destination(
-        names, "DIR", "not given; the last argument is the folder to write the files to"
-    )
-    options = asked()
+    dataset, folder = split_destination(names, "DIR", "not given; the last argument must be the folder for the files")
+    options = make_options()
     run_and_print(partial(run, materialize_inputs(dataset), folder, options), how, extract_text, always=options.dry_run)
 
 
 @register_verb("DATASET...", RemoveOptions, without=("start_method",))
-def remove(names: tuple[str, ...], asked: Callable[[], RemoveOptions], how: RunOptions) -> None:
-    """Remove samples from DATASET, in place; only the shards that hold them are written again.
+def remove(names: tuple[str, ...], make_options: Callable[[], RemoveOptions], how: RunOptions) -> None:
+    """Remove samples from DATASET in place; only the shards that contain them are rewritten.
 
-    DATASET is the dataset file of a dataset in a folder; of several, such as splits, each is done by itself. The old
-    shards stay until all that is new is there; a run that was killed is ended by the same command. Afterwards no file
-    of the dataset has a byte of these samples, and `create --resume` does not bring them back: a hash of each key stays
-    in NAME.skipped. Copies elsewhere, and in caches, are not touched.
+    DATASET is the dataset file of a dataset in a folder; with several, such as splits, each is processed separately.
+    The old shards are deleted only after the new ones are complete. To continue an interrupted run, run the same
+    command again. Afterwards, no file of the dataset contains these samples, and `create --resume` does not add them
+    again: a hash of each key is kept in NAME.skipped. Copies in other places and in caches are not changed.
 
     \b
     Examples:
@@ -381,37 +393,36 @@ def remove(names: tuple[str, ...], asked: Callable[[], RemoveOptions], how: RunO
     from shardtool.cli.result_text import remove_text
     from shardtool.verbs.remove import remove as run
 
-    options = asked()
+    options = make_options()
     run_and_print(partial(run, names, options), how, remove_text, always=options.dry_run)
 
 
 @options_class
 class _IndexCommandOptions(IndexOptions):
-    """What `index` makes beside sidecars and a dataset file."""
+    """Options of `index` on the command line."""
 
     export: tuple[str, ...] = inherit_option(CreateOptions, "export", section="indexes", common=True)
     merge: bool = option(
-        False, "Make one dataset of parts. These are what runs with --part, or writers of a program, have made.",
+        False, "Merge parts into one dataset. Parts come from runs with `part`, or from several writers.",
         common=True, conflicts=("output", "overwrite", "checksum", "dots"),
     )  # fmt: skip
 
 
 @register_verb("DATASET...", _IndexCommandOptions, without=("start_method",))
-def index(names: tuple[str, ...], asked: Callable[[], _IndexCommandOptions], how: RunOptions) -> None:
-    """Make the sidecars and the dataset file of shards of any tool, and the indexes of other tools.
+def index(names: tuple[str, ...], make_options: Callable[[], _IndexCommandOptions], how: RunOptions) -> None:
+    """Create the sidecars and the dataset file for shards of any tool, and indexes for other tools.
 
-    DATASET is a dataset file, a folder, a shard pattern, a glob, or shards. Headers are read, payloads are not, shards
-    are never touched. A sidecar that is right stays, with what only it knows; one that is missing is written; one that
-    is wrong is replaced with --overwrite only. With --export and a dataset file, only the exports are made, from the
-    sidecars.
+    DATASET is a dataset file, a folder, a shard pattern, a glob or shards. Only the headers of shards are read, and
+    shards are never changed. Valid sidecars are kept, missing ones are created, and invalid ones are replaced only
+    with --overwrite. With --export and a dataset file, only the exports are written, from the sidecars.
 
     \b
       dali-webdataset  out-000000.idx      for fn.readers.webdataset of NVIDIA DALI
       energon          out-000000.tar.idx  and .nv-meta, for Megatron-Energon
       huggingface      out-000000.json     for the Hugging Face Hub (reads the shards)
-      timm             _info.json          splits, shards and their samples, for timm
-      open-clip        sizes.json          the samples of each shard, for open_clip
-      wids             nothing             out.json is what wids wants
+      timm             _info.json          splits, shards and sample counts, for timm
+      open-clip        sizes.json          sample counts of shards, for open_clip
+      wids             no extra file       wids reads out.json
       dali-tfrecord    out-000000.idx      for fn.readers.tfrecord of NVIDIA DALI
       tfrecord         out-000000.tfindex  for the tfrecord package
 
@@ -426,29 +437,29 @@ def index(names: tuple[str, ...], asked: Callable[[], _IndexCommandOptions], how
     """
     from shardtool.dataset.expand import expand_if_pattern
 
-    options = asked()
+    options = make_options()
     with open_terminal(how) as terminal:
-        found = [names] if options.merge else expand_if_pattern(names)
-        done = [_index_dataset(list_names("the dataset", one, ""), options, terminal) for one in found]
-    documents = [document for document, _ in done]
+        datasets = [names] if options.merge else expand_if_pattern(names)
+        results = [_index_dataset(list_names("the dataset", dataset, ""), options, terminal) for dataset in datasets]
+    documents = [document for document, _ in results]
     print_result(
         how,
         lambda: documents[0] if len(documents) == 1 else {"datasets": documents},
-        lambda: "\n".join(line for _, lines in done for line in lines),
+        lambda: "\n".join(line for _, lines in results for line in lines),
     )
 
 
 def _index_dataset(
     dataset: Sequence[str], options: _IndexCommandOptions, terminal: Observer
 ) -> tuple[dict[str, object], list[str]]:
-    """Index one dataset, and make what other tools want of it; return what was done, as JSON and as lines."""
+    """Index one dataset and export indexes of other tools; return the result as JSON and as lines."""
     from shardtool.verbs.index.export import check_index_names, export
     from shardtool.verbs.index.index import index as run
 
     document: dict[str, object] = {}
     lines, file, forms = list[str](), dataset[0], options.export
     if options.merge or not forms or len(dataset) > 1 or not file.endswith(".json") or options.checksum:
-        if options.merge:  # what it imports starts threads, after which workers are not forked, but started afresh
+        if options.merge:  # its imports start threads, after which workers cannot be forked
             from shardtool.writer.merge import merge
 
             result: IndexResult = merge(dataset[0] if len(dataset) == 1 else dataset, observer=terminal)
@@ -457,7 +468,7 @@ def _index_dataset(
                 check_index_names(dataset, forms)
             result = run(dataset, options, observer=terminal)
         document, file = result.to_json(), result.dataset_file
-        kept = f" ({result.kept:,} were right already)" if result.kept else ""
+        kept = f" ({result.kept:,} already valid)" if result.kept else ""
         lines.append(
             f"{pluralize(result.samples, 'sample')} in {pluralize(result.shards, 'shard')}{kept}\n"
             f"dataset file  {printable(result.dataset_file)}"
@@ -465,19 +476,19 @@ def _index_dataset(
     if forms:
         exported = export(file, forms, options.pick(ExportOptions), observer=terminal)
         document = {**document, "export": exported.to_json()} if document else exported.to_json()
-        there = f", {exported.kept:,} of them there already" if exported.kept else ""
-        lines.append(f"{pluralize(len(exported.files), 'file')} in {exported.folder}{there}")
+        kept = f", {exported.kept:,} already existed" if exported.kept else ""
+        lines.append(f"{pluralize(len(exported.files), 'file')} in {exported.folder}{kept}")
     return document, lines
 
 
 @register_verb("DATASET...", InspectViewOptions)
-def inspect(names: tuple[str, ...], asked: Callable[[], InspectViewOptions], how: RunOptions) -> None:
-    """Show what is in a dataset: totals, shards, fields, images, labels, metadata, samples.
+def inspect(names: tuple[str, ...], make_options: Callable[[], InspectViewOptions], how: RunOptions) -> None:
+    """Show the content of a dataset: totals, shards, fields, images, labels, metadata, samples.
 
-    DATASET is a dataset file (out.json), a folder, a shard pattern, a glob, or shards; of shardtool or any other tool:
-    .tar, .tfrecord, train-00000-of-01024, and .tar.gz, .tar.bz2, .tar.xz and .tar.zst. What has an index
-    (`out-000000.index`) is not read; other shards are.
-    Several are shown one after the other; their samples are those of all.
+    DATASET is a dataset file (out.json), a folder, a shard pattern, a glob or shards, written by shardtool or any other
+    tool: .tar, .tfrecord, train-00000-of-01024, .tar.gz, .tar.bz2, .tar.xz and .tar.zst. Shards with a sidecar
+    (`out-000000.index`) are not read; other shards are. Several datasets are shown one after the other; sample numbers
+    continue from one to the next.
 
     \b
     Examples:
@@ -497,7 +508,7 @@ def inspect(names: tuple[str, ...], asked: Callable[[], InspectViewOptions], how
     from shardtool.cli.summary_text import read_speed_text, summary_text
     from shardtool.cli.text_layout import terminal_width
 
-    options = asked()
+    options = make_options()
     if options.field is not None and (how.as_json or len(options.samples) > 1):
         raise InvalidRequest("--raw", "used with --json" if how.as_json else "several samples", expected="one sample")
     dataset = materialize_inputs(names)
@@ -505,7 +516,7 @@ def inspect(names: tuple[str, ...], asked: Callable[[], InspectViewOptions], how
         from shardtool.verbs.inspect.inspect import inspect as run
 
         run_and_print(
-            partial(run, dataset, options), how, lambda found: summary_text(found, terminal_width()), always=True
+            partial(run, dataset, options), how, lambda summary: summary_text(summary, terminal_width()), always=True
         )
         return
     if options.duplicates:
@@ -525,7 +536,7 @@ def inspect(names: tuple[str, ...], asked: Callable[[], InspectViewOptions], how
     from shardtool.dataset.find import open_dataset
     from shardtool.verbs.inspect.find_samples import find_sample
 
-    opened = [open_dataset(one) for one in expand_datasets(dataset)]
+    opened = [open_dataset(path) for path in expand_datasets(dataset)]
     if options.html is not None or options.contact_sheet is not None:
         write_pictures(opened, options, how)
     elif options.table is not None:
@@ -541,18 +552,18 @@ def inspect(names: tuple[str, ...], asked: Callable[[], InspectViewOptions], how
 
 
 @register_verb("PLACE", DoctorOptions, without=("retry_for",))
-def doctor(names: tuple[str, ...], asked: Callable[[], DoctorOptions], how: RunOptions) -> int:
-    """Say what PLACE allows, and what is in the way there, each with its cure.
+def doctor(names: tuple[str, ...], make_options: Callable[[], DoctorOptions], how: RunOptions) -> int:
+    """Test access to PLACE, and explain how to fix each problem.
 
-    PLACE is a prefix of a store (s3://, gs://, az://), a file of the web, or a folder. Of a store: which server is
-    asked and by which proxy, certificate, clock, the kind of credentials (never a secret), and whether one may list,
-    read, write, write on conditions, and delete. Of the web: size, ranges, conditions. Of a folder: space, renaming,
-    hard links and locks.
+    PLACE is a prefix of a store (s3://, gs://, az://), a file on the web, or a folder. For a store, this tests the
+    server, proxy, certificate, clock and kind of credentials (secrets are never printed), and whether you can list,
+    read, write, write conditionally and delete. For a web server, it tests size, ranges and conditional requests. For
+    a folder, it tests free space, renaming, hard links and locks.
 
-    One small file or object is written below PLACE under a name that nothing has, and removed, also after Ctrl-C. Who
-    may not delete is told before it is written. What fails is tried for five seconds, not for minutes.
+    One small file or object with a unique name is written below PLACE and deleted, also after Ctrl-C. If you cannot
+    delete, this is reported before anything is written. Failing requests are retried for five seconds only.
 
-    Exit code: 0 all is well, 3 something is wrong.
+    Exit code: 0 no problems, 3 problems found.
 
     \b
     Examples:
@@ -566,10 +577,10 @@ def doctor(names: tuple[str, ...], asked: Callable[[], DoctorOptions], how: RunO
     from shardtool.cli.text_layout import terminal_width
     from shardtool.verbs.doctor import doctor as run
 
-    found = run_and_print(
-        partial(run, names, asked()), how, lambda one: doctor_text(one, terminal_width()), always=True
+    result = run_and_print(
+        partial(run, names, make_options()), how, lambda found: doctor_text(found, terminal_width()), always=True
     )
-    return 0 if found.well else _EXIT_FINDINGS
+    return 0 if result.well else _EXIT_FINDINGS
 
 
 _ACTION = click.Argument(["action"], type=click.Choice(["status", "clear", "verify"]))
@@ -577,14 +588,14 @@ _ACTION = click.Argument(["action"], type=click.Choice(["status", "clear", "veri
 
 @register_verb((_ACTION, click.Argument(["folder"], type=PATH_TYPE)), running=PrintOptions)
 def cache(action: str, folder: str, how: PrintOptions) -> int:
-    """Look at a cache of shards, check it, or empty it: FOLDER is what `shardtool.Cache` was given.
+    """Show, check or clear a shard cache; FOLDER is the folder of `shardtool.Cache`.
 
     \b
-      status  what is there, who holds what, how often shards were there
-      clear   remove all shards that no process holds
-      verify  read all shards, and remove those that are damaged; exit code 3 if there were any
+      status  list cached shards, the processes that use them, and the hit rate
+      clear   delete all shards that no process uses
+      verify  read all shards and delete damaged ones; the exit code is 3 if there were any
 
-    Programs that use the cache go on meanwhile. Files that are none of the cache's are listed, and left alone.
+    Programs can use the cache at the same time. Files that do not belong to the cache are listed and never deleted.
 
     \b
     Examples:
@@ -605,10 +616,10 @@ def cache(action: str, folder: str, how: PrintOptions) -> int:
 
 @register_verb((click.Argument(["shell"], type=click.Choice(["bash", "zsh", "fish"])),), running=BaseOptions)
 def completion(shell: str, _how: BaseOptions) -> None:
-    """Print what SHELL needs to complete the command line by TAB.
+    """Print a script that makes TAB complete shardtool commands in SHELL.
 
-    Verbs, options and their values complete; files, datasets first where one is meant; columns of the tables and
-    datasets that stand on the line, and fields of these datasets.
+    TAB completes verbs, options, option values and files (datasets first), columns of the tables and datasets in the
+    command, and fields of these datasets.
 
     \b
       bash  put this into ~/.bashrc:  eval "$(shardtool completion bash)"
@@ -628,7 +639,7 @@ def completion(shell: str, _how: BaseOptions) -> None:
 @click.argument("names", nargs=-1, metavar="[VERB [TOPIC]]", shell_complete=complete_value)
 @click.pass_context
 def help_(context: click.Context, names: tuple[str, ...]) -> None:
-    """Show help: of all verbs, of a VERB, or of a TOPIC, a group of its options with what is to be known of it.
+    """Show help for all verbs, for a VERB, or for a TOPIC: a group of options with background.
 
     \b
     Examples:
@@ -638,23 +649,23 @@ def help_(context: click.Context, names: tuple[str, ...]) -> None:
     """
     from shardtool.cli.help import VerbCommand, topic_help
 
-    above = context.parent
+    parent = context.parent
     if len(names) > 2:  # noqa: PLR2004 - a verb, a topic
-        raise InvalidRequest("help", pluralize(len(names), "argument"), expected="one VERB, and one TOPIC of it")
-    if above is None or not isinstance(above.command, click.Group) or not names:
-        print_text((above or context).get_help())
+        raise InvalidRequest("help", pluralize(len(names), "argument"), expected="one VERB and one of its topics")
+    if parent is None or not isinstance(parent.command, click.Group) or not names:
+        print_text((parent or context).get_help())
         return
-    verbs = {name: above.command.get_command(above, name) for name in above.command.list_commands(above)}
-    having = [name for name, one in verbs.items() if isinstance(one, VerbCommand) and one.find_topic(names[0])]
-    if names[0] not in verbs and having:
-        meant = " or ".join(f"`shardtool help {name} {names[0]}`" for name in having[:3])
-        raise InvalidRequest(names[0], "no such verb", remedy=f"Did you mean {meant}?")
-    command = cast("click.Command", above.command.resolve_command(above, [names[0]])[1])
-    with click.Context(command, info_name=names[0], parent=above) as asked:
+    verbs = {name: parent.command.get_command(parent, name) for name in parent.command.list_commands(parent)}
+    matches = [name for name, verb in verbs.items() if isinstance(verb, VerbCommand) and verb.find_topic(names[0])]
+    if names[0] not in verbs and matches:
+        suggestions = " or ".join(f"`shardtool help {name} {names[0]}`" for name in matches[:3])
+        raise InvalidRequest(names[0], "no such verb", remedy=f"Did you mean {suggestions}?")
+    command = cast("click.Command", parent.command.resolve_command(parent, [names[0]])[1])
+    with click.Context(command, info_name=names[0], parent=parent) as verb_context:
         print_text(
-            topic_help(command, asked, *names[1:])
+            topic_help(command, verb_context, *names[1:])
             if isinstance(command, VerbCommand) and names[1:]
-            else command.get_help(asked)
+            else command.get_help(verb_context)
         )
 
 

@@ -1,8 +1,8 @@
-"""What a shell completes: options and choices, files, datasets, columns of tables and fields of datasets.
+"""Shell completion of options, choices, files, datasets, columns of tables and fields of datasets.
 
-The scripts in `shells/` give the line up to the cursor, and get a line for each completion: what it is, and its text;
-`file` leaves the completion of files to the shell. Nothing is said of what goes wrong, and nothing is asked of a
-server: a shell waits.
+The scripts in `shells/` pass the line up to the cursor, and read one line per completion: its type and its text. The
+type `file` leaves the completion of files to the shell. Errors are ignored, and servers are not contacted, because the
+shell waits.
 """
 
 from __future__ import annotations
@@ -29,115 +29,117 @@ from shardtool.storage.remote.address import is_url
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-_MAX_NAMES = 10_000  # names of a folder that are looked at
-_MAX_DOCUMENT_BYTES = 2**24  # bytes of a file that is read whole
-_DATASET_MARK = b'"wids-shard-index-v1"'  # which a dataset file names in its first line
+_MAX_NAMES = 10_000  # entries read from a folder
+_MAX_DOCUMENT_BYTES = 2**24  # size of files that are read whole
+_DATASET_MARK = b'"wids-shard-index-v1"'  # in the first line of a dataset file
 _HEAD_BYTES = 4096
 _FOLDER_COLUMNS = ("key", "path", "folder", "size")
 _SHARD_COLUMNS = ("key", "shard", "size", "fields")
 _MINUS_OPTIONS = ("--sort-by", "--fields")
-_SPECIAL_CHARS = re.compile(r"([^\w@%+:=,./~-])")  # of a shell
+_SPECIAL_CHARS = re.compile(r"([^\w@%+:=,./~-])")  # must be escaped for a shell
 
 
 class _ShellCompletion(ShellComplete):
-    """What all shells have in common."""
+    """Completion for all shells."""
 
     def source(self) -> str:
-        """Return the script that a shell reads."""
+        """Return the script for the shell."""
         return completion_script(self.name)
 
     def get_completion_args(self) -> tuple[list[str], str]:
-        """Return the words before the one at the cursor, and that."""
+        """Return the words before the cursor, and the incomplete word."""
         *words, last = split_arg_string(f"{os.environ['COMP_LINE']}\0")  # the mark keeps an empty last word
         return words[1:], last.replace("\0", "")
 
     def complete(self) -> str:
-        """Return the completions; none where something goes wrong."""
+        """Return the completions, or nothing after an error."""
         try:
             return super().complete()
-        except Exception:  # noqa: BLE001 - a shell that completes has no place for errors
+        except Exception:  # noqa: BLE001 - a shell cannot show errors while it completes
             return ""
 
     def get_completions(self, args: list[str], incomplete: str) -> list[CompletionItem[str]]:
-        """Return the completions, each the whole word at the cursor."""
+        """Return completions of the whole word at the cursor."""
         option, equals, value = incomplete.partition("=")
         if not equals or not option.startswith("--"):
             before, option, value = "", "".join(args[-1:]), incomplete
         else:
             before, args = f"{option}=", [*args, option]
-        if value.startswith("-") and option in _MINUS_OPTIONS:  # which is for click the start of an option
+        if value.startswith("-") and option in _MINUS_OPTIONS:  # click would read it as an option
             before, value = f"{before}-", value[1:]
-        found = [CompletionItem(before + one.value, one.type, one.help) for one in super().get_completions(args, value)]
-        return [one for one in found if one.type == "file" or one.value.isprintable()]
+        items = super().get_completions(args, value)
+        items = [CompletionItem(before + item.value, item.type, item.help) for item in items]
+        return [item for item in items if item.type == "file" or item.value.isprintable()]
 
     def format_completion(self, item: CompletionItem[str]) -> str:
-        """Return the line of a completion."""
+        """Return a completion as a line."""
         help_ = f"\t{' '.join(item.help.split())}" if item.help else ""
         return f"{item.type},{printable(item.value)}{help_}"
 
 
 @add_completion_class
 class _BashCompletion(_ShellCompletion):
-    """For bash, which cuts words at = and :, and takes what it gets as it is."""
+    """For bash, which splits words at = and : and inserts completions unchanged."""
 
     name = "bash"
 
     def get_completions(self, args: list[str], incomplete: str) -> list[CompletionItem[str]]:
-        """Return what takes the place of the part of a word that bash completes."""
-        found, line = super().get_completions(args, incomplete), os.environ.get("COMP_LINE", "")
+        """Return replacements for the part of the word that bash completes."""
+        items, line = super().get_completions(args, incomplete), os.environ.get("COMP_LINE", "")
         quoted = re.search(r"""(?:^|\s)["'][^"']*$""", line)
-        breaks = "" if quoted else "".join(one for one in "=:" if one in os.environ.get("COMP_WORDBREAKS", "=:"))
-        cut = max((incomplete.rfind(one) + 1 for one in breaks), default=0)
-        texts = [one.value[cut:] for one in found]
-        texts = texts if quoted else [_SPECIAL_CHARS.sub(r"\\\1", one) for one in texts]
-        return [CompletionItem(text, one.type) for text, one in zip(texts, found, strict=True)]
+        breaks = "" if quoted else "".join(mark for mark in "=:" if mark in os.environ.get("COMP_WORDBREAKS", "=:"))
+        cut = max((incomplete.rfind(mark) + 1 for mark in breaks), default=0)
+        texts = [item.value[cut:] for item in items]
+        texts = texts if quoted else [_SPECIAL_CHARS.sub(r"\\\1", text) for text in texts]
+        return [CompletionItem(text, item.type) for text, item in zip(texts, items, strict=True)]
 
 
-for _shell in ("zsh", "fish"):  # which take each completion as it is
+for _shell in ("zsh", "fish"):  # these need no special treatment
     add_completion_class(type(_shell, (_ShellCompletion,), {"name": _shell}))
 
 
 def completion_script(shell: str) -> str:
-    """Return what a shell reads to complete the command line."""
+    """Return the completion script of a shell."""
     return (resources.files("shardtool.cli") / "shells" / shell).read_text("utf-8")
 
 
 def complete_option(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem[str]]:
-    """Return what completes the value of an option or an argument."""
+    """Return completions of the value of an option or argument."""
     if isinstance(param.type, click.Path):
         return _complete_paths(param, incomplete)
     if isinstance(param.type, click.Choice):
         before, comma, last = incomplete.rpartition(",") if param.metavar else ("", "", incomplete)
-        texts = [one.value for one in param.type.shell_complete(ctx, param, last)]
-        return [CompletionItem(before + comma + one) for one in texts if one not in before.split(",")]
+        texts = [item.value for item in param.type.shell_complete(ctx, param, last)]
+        return [CompletionItem(before + comma + text) for text in texts if text not in before.split(",")]
     if param.metavar == "FIELD=COLUMN" and "=" not in incomplete:
-        return [CompletionItem(f"{one}=") for one in _list_fields(ctx, param) if one.startswith(incomplete)]
-    marks, names = _COMPLETERS.get(param.metavar or "", ("", None))
-    head = incomplete[: max((incomplete.rfind(one) + 1 for one in marks), default=0)]
+        return [CompletionItem(f"{name}=") for name in _list_fields(ctx, param) if name.startswith(incomplete)]
+    marks, list_names = _COMPLETERS.get(param.metavar or "", ("", None))
+    head = incomplete[: max((incomplete.rfind(mark) + 1 for mark in marks), default=0)]
     head += "-" if param.metavar == "FIELDS" and incomplete[len(head) :].startswith("-") else ""
-    begin, there = incomplete[len(head) :], {one.partition("=")[0].lstrip("-") for one in head.split(",")}
-    found = [one for one in dict.fromkeys(names(ctx, param) if names else ()) if one.startswith(begin)]
-    return [CompletionItem(head + one) for one in found if one.partition("=")[0] not in there]
+    start, present = incomplete[len(head) :], {part.partition("=")[0].lstrip("-") for part in head.split(",")}
+    names = dict.fromkeys(list_names(ctx, param) if list_names else ())
+    names_left = [name for name in names if name.startswith(start) and name.partition("=")[0] not in present]
+    return [CompletionItem(head + name) for name in names_left]
 
 
 def _complete_paths(param: click.Parameter, incomplete: str) -> list[CompletionItem[str]]:
-    """Return what completes where a file is named: where that is a dataset, datasets, if there are any."""
+    """Return completions of a path; for DATASET arguments, dataset files if there are any."""
     of_datasets = isinstance(param, click.Argument) and param.metavar and not param.metavar.startswith("SOURCE")
-    found = [*_list_datasets(incomplete)] if of_datasets and not is_url(incomplete) else []
-    if not any(one.endswith(".json") for one in found):
+    datasets = [*_list_datasets(incomplete)] if of_datasets and not is_url(incomplete) else []
+    if not any(path.endswith(".json") for path in datasets):
         return [CompletionItem(incomplete, type="file")]
-    return [CompletionItem(one) for one in found]
+    return [CompletionItem(path) for path in datasets]
 
 
 def _list_datasets(typed: str) -> Iterator[str]:
-    """Yield the dataset files that begin as a name does, and then the folders, with a slash."""
-    above = typed[: len(typed) - len(base_name(typed))] if typed and not typed.endswith("/") else typed
-    begin = typed[len(above) :]
-    entries = islice(lookup.iter_entries(os.path.expanduser(above) or "."), _MAX_NAMES)
-    there = sorted((one for one in entries if one.name.startswith(begin)), key=lambda one: one.name)
-    there = [one for one in there if begin or not one.name.startswith(".")]
-    yield from (above + one.name for one in there if one.name.endswith(".json") and _is_dataset_file(one.path))
-    yield from (f"{above}{one.name}/" for one in there if one.is_dir())
+    """Yield the dataset files and then the folders that start with `typed`; folders end with a slash."""
+    folder = typed[: len(typed) - len(base_name(typed))] if typed and not typed.endswith("/") else typed
+    start = typed[len(folder) :]
+    entries = islice(lookup.iter_entries(os.path.expanduser(folder) or "."), _MAX_NAMES)
+    matches = sorted((entry for entry in entries if entry.name.startswith(start)), key=lambda entry: entry.name)
+    matches = [entry for entry in matches if start or not entry.name.startswith(".")]
+    yield from (folder + item.name for item in matches if item.name.endswith(".json") and _is_dataset_file(item.path))
+    yield from (f"{folder}{item.name}/" for item in matches if item.is_dir())
 
 
 def _is_dataset_file(path: str) -> bool:
@@ -145,7 +147,7 @@ def _is_dataset_file(path: str) -> bool:
 
 
 def _list_help_subjects(ctx: click.Context, _param: click.Parameter) -> Iterable[str]:
-    """Return what `shardtool help` can be asked for: verbs, and then the topics of one."""
+    """Return the arguments of `shardtool help`: verbs, or the topics of a verb."""
     group, names = ctx.find_root().command, _typed_files(ctx)
     if not isinstance(group, click.Group) or names[1:]:
         return ()
@@ -154,18 +156,18 @@ def _list_help_subjects(ctx: click.Context, _param: click.Parameter) -> Iterable
 
 
 def _list_columns(ctx: click.Context, param: click.Parameter) -> Iterator[str]:
-    """Yield the columns of the tables and datasets that were typed; for `--on` those of the table of `--join`."""
-    joined, given = ctx.params.get("join"), [] if param.name == "on" else _typed_files(ctx)
-    for path in [*([joined] if isinstance(joined, str) and not is_url(joined) else []), *given]:
+    """Yield columns of the typed tables and datasets; for `--on`, of the table of `--join`."""
+    joined, paths = ctx.params.get("join"), [] if param.name == "on" else _typed_files(ctx)
+    for path in [*([joined] if isinstance(joined, str) and not is_url(joined) else []), *paths]:
         yield from _read_columns(os.path.expanduser(path))
     if param.metavar == "QUERY":
         yield from _FOLDER_COLUMNS if ctx.info_name == "create" else _SHARD_COLUMNS
 
 
 def _read_columns(path: str) -> Iterable[str]:
-    if ours := _read_document(path):
-        columns = [one for one in ours.get("schema", ()) if not one.startswith("__")]
-        return [*columns, *ours.get("classes", ())]
+    if document := _read_document(path):
+        columns = [name for name in document.get("schema", ()) if not name.startswith("__")]
+        return [*columns, *document.get("classes", ())]
     from shardtool.table.detect import JSON_ENDING, JSON_LINES_ENDINGS, table_ending
 
     ending = table_ending(path)
@@ -177,7 +179,7 @@ def _read_columns(path: str) -> Iterable[str]:
         return ()
     from shardtool.table.open import open_table
 
-    return [str(one) for one in open_table(path, ()).schema.names]
+    return [str(name) for name in open_table(path, ()).schema.names]
 
 
 def _list_fields(ctx: click.Context, _param: click.Parameter) -> Iterator[str]:
@@ -186,24 +188,24 @@ def _list_fields(ctx: click.Context, _param: click.Parameter) -> Iterator[str]:
 
 
 def _list_keys(ctx: click.Context, param: click.Parameter) -> Iterator[str]:
-    """Yield the keys of an option that takes `key=value`, with each value where these are a few."""
-    for one in ctx.command.params:
-        family, _, key = FAMILY_KEYS.get(one.name or "", "").partition(" ")
+    """Yield the keys of an option that accepts `key=value`, with all choices of a value."""
+    for option in ctx.command.params:
+        family, _, key = FAMILY_KEYS.get(option.name or "", "").partition(" ")
         if family == param.name:
-            yield from map(key.format, one.type.choices if isinstance(one.type, click.Choice) else [""])
+            yield from map(key.format, option.type.choices if isinstance(option.type, click.Choice) else [""])
 
 
 def _typed_files(ctx: click.Context) -> list[str]:
-    """Return the names on the command line that are files here."""
-    given = ctx.params.get("names") or ctx.args
-    return [one for one in map(os.path.expanduser, given) if not is_url(one)]
+    """Return the local paths among the typed arguments."""
+    names = ctx.params.get("names") or ctx.args
+    return [path for path in map(os.path.expanduser, names) if not is_url(path)]
 
 
 def _read_document(path: str) -> dict[str, Any] | None:
-    """Return what a dataset file of ours says of its samples; of a folder, the first that is in it."""
+    """Return the `shardtool` section of a dataset file, or of the first dataset file in a folder."""
     if is_folder(path):
-        found = (_read_document(one) for one in _list_datasets(f"{path}/") if not one.endswith("/"))
-        return next(filter(None, found), None)
+        documents = (_read_document(file) for file in _list_datasets(f"{path}/") if not file.endswith("/"))
+        return next(filter(None, documents), None)
     if not is_file(path) or not _is_dataset_file(path):
         return None
     with suppress(ValueError, AttributeError):
@@ -211,7 +213,7 @@ def _read_document(path: str) -> dict[str, Any] | None:
     return None
 
 
-# By what the help calls a value: the characters after which a name begins, and the names.
+# For each metavar: the characters before a name, and the function that lists names.
 _COMPLETERS: dict[str, tuple[str, Callable[[Any, Any], Iterable[str]]]] = {
     "COLUMN": ("", _list_columns),
     "COLUMNS": (",", _list_columns),

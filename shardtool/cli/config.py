@@ -1,8 +1,8 @@
-"""Jobs as files: what was typed for a verb, kept in TOML, and typed again from there.
+"""Job files: options and arguments of a verb in TOML.
 
-A key is an option as the command line calls it, or an argument as the usage line does (`source`, `output`). A value is
-what one types: texts, numbers, `true` for a flag, a list for what is repeated, a table for pairs such as `cls=label`.
-Relative paths count from the file's folder. What is typed beside the file wins, and `--no-KEY` takes a key of it back.
+Keys are command-line options without dashes, or arguments as in the usage line (`source`, `output`). Values are texts,
+numbers, `true` for flags, lists for repeated options, and tables for pairs such as `cls=label`. Relative paths start
+from the file's folder. Typed options override the file, and `--no-KEY` ignores a key of the file.
 """
 
 from __future__ import annotations
@@ -36,87 +36,90 @@ else:
     import tomli as tomllib
 
 
-_MAX_CONFIG_BYTES = 2**20  # bytes of such a file
+_MAX_CONFIG_BYTES = 2**20
 _EXAMPLE_NAME = "job.toml"
 _SECRET_KEYS = ("header",)
-_WHOLE_NUMBER = re.compile(r"0|-?[1-9][0-9]{0,17}")  # numbers that TOML gives back in the same spelling
+_WHOLE_NUMBER = re.compile(r"0|-?[1-9][0-9]{0,17}")  # numbers that keep their spelling in TOML
 _PIPE_PREFIX = "pipe:"
 
 
 def read_config(path: str, ctx: click.Context) -> dict[str, Any]:
-    """Return what a file says for a verb, by the names of its parameters, as if it were typed.
+    """Return the parameters of a verb from a job file, as if they were typed.
 
     Args:
-        path: The file.
-        ctx: The verb's.
+        path: The job file.
+        ctx: The context of the verb.
 
     Raises:
-        InvalidRequest: The file cannot be read, or says what the verb cannot be asked for.
+        InvalidRequest: The file cannot be read, or has keys or values that the verb does not accept.
     """
-    options, words = _options_by_key(ctx.command), _arguments_by_key(ctx.command)
-    found, given = dict[str, Any](), dict[str, list[str]]()
+    options, is_path_argument = _options_by_key(ctx.command), _arguments_by_key(ctx.command)
+    params, arguments = dict[str, Any](), dict[str, list[str]]()
     for key, value in _read_toml(path).items():
         where = f"{path}: {key}"
-        if key in words:
-            texts = [_to_text(where, one) for one in (value if isinstance(value, list) else [value])]
-            given[key] = [_resolve_name(where, one, path) for one in texts] if words[key] else texts
+        if key in is_path_argument:
+            texts = [_to_text(where, item) for item in (value if isinstance(value, list) else [value])]
+            arguments[key] = [_resolve_name(where, text, path) for text in texts] if is_path_argument[key] else texts
         elif key in options:
             if options[key].name not in ctx.meta.get(REVOKED_OPTIONS, ()):
-                found[options[key].name or ""] = _to_option_value(where, value, options[key], path)
+                params[options[key].name or ""] = _to_option_value(where, value, options[key], path)
         else:
-            meant = suggest_option(f"--{key}", ctx).replace("--", "") or f"`{ctx.command_path} --help` lists them."
-            raise InvalidRequest(where, f"no option of {ctx.info_name}", remedy=meant)
-    typed = [text for key in words for text in given.get(key, ())]
-    arguments = [one.name or "" for one in ctx.command.params if isinstance(one, click.Argument)]
-    if typed:
-        found.update({arguments[0]: typed} if len(arguments) == 1 else zip(arguments, typed, strict=False))
-    return {name: value for name, value in found.items() if value is not None}
+            suggestion = suggest_option(f"--{key}", ctx).replace("--", "")
+            remedy = suggestion or f"`{ctx.command_path} --help` lists all options."
+            raise InvalidRequest(where, f"not an option of {ctx.info_name}", remedy=remedy)
+    words = [text for key in is_path_argument for text in arguments.get(key, ())]
+    names = [param.name or "" for param in ctx.command.params if isinstance(param, click.Argument)]
+    if words:
+        params.update({names[0]: words} if len(names) == 1 else zip(names, words, strict=False))
+    return {name: value for name, value in params.items() if value is not None}
 
 
 def _options_by_key(verb: click.Command) -> dict[str, click.Option]:
-    """Return the options of a verb by what the command line calls them."""
-    options = [one for one in verb.params if isinstance(one, click.Option) and one.expose_value]
-    named = [one for one in options if one.name not in CONFIG_OPTIONS]
-    return {name[2:]: one for one in named for name in one.opts if name.startswith("--")}
+    """Return the options of a verb by their long names without dashes."""
+    options = [param for param in verb.params if isinstance(param, click.Option) and param.expose_value]
+    allowed = [option for option in options if option.name not in CONFIG_OPTIONS]
+    return {name[2:]: option for option in allowed for name in option.opts if name.startswith("--")}
 
 
 def _arguments_by_key(verb: click.Command) -> dict[str, bool]:
-    """Return whether each argument names a file, by what the usage line calls it: `source` for SOURCE."""
+    """Return, for each argument in the usage line (`source` for SOURCE), whether it is a path."""
     return {
-        word.strip("[].").lower(): isinstance(one.type, click.Path)
-        for one in verb.params
-        if isinstance(one, click.Argument)
-        for word in (one.metavar or one.name or "").split()
+        word.strip("[].").lower(): isinstance(param.type, click.Path)
+        for param in verb.params
+        if isinstance(param, click.Argument)
+        for word in (param.metavar or param.name or "").split()
     }
 
 
 def _read_toml(path: str) -> dict[str, Any]:
-    check_local_name(path, _EXAMPLE_NAME)  # what others can change tells no run what to do
+    check_local_name(path, _EXAMPLE_NAME)  # others could change a remote file
     try:
-        found: dict[str, Any] = tomllib.loads(read_small(path, _MAX_CONFIG_BYTES).decode())
+        document: dict[str, Any] = tomllib.loads(read_small(path, _MAX_CONFIG_BYTES).decode())
     except OSError as error:
-        raise InvalidRequest(path, os_error_text(error), expected="a file of options, in TOML") from None
+        raise InvalidRequest(path, os_error_text(error), expected="a job file in TOML") from None
     except (ValueError, RecursionError) as error:
-        raise InvalidRequest(path, f"no TOML: {error}", expected='lines such as max-size = "1GB"') from None
-    return found
+        raise InvalidRequest(path, f"invalid TOML: {error}", expected='lines such as max-size = "1GB"') from None
+    return document
 
 
 def _to_option_value(where: str, value: object, param: click.Option, path: str) -> Any:
-    """Return what an option gets; None: nothing."""
+    """Convert a TOML value for an option; return None for a flag that is false."""
     if param.is_flag:
         if not isinstance(value, bool):
             raise InvalidRequest(where, repr(value), expected="true or false")
-        return param.flag_value is not False if value else None  # the flag of what is on by default turns it off
+        return (
+            param.flag_value is not False if value else None
+        )  # a flag of an option that is on by default turns it off
     if isinstance(value, Mapping):
         if "=" not in (param.metavar or "") and param.metavar not in ("SHARES", "FIELDS"):
             raise InvalidRequest(where, "a table", expected="one value")
-        value = [key if one is True else f"{key}={_to_text(where, one)}" for key, one in value.items()]
-    texts = [_to_text(where, one) for one in (value if isinstance(value, list) else [value])]
+        value = [key if item is True else f"{key}={_to_text(where, item)}" for key, item in value.items()]
+    texts = [_to_text(where, item) for item in (value if isinstance(value, list) else [value])]
     if isinstance(param.type, click.Path):
-        texts = [_resolve_name(where, one, path) for one in texts]
+        texts = [_resolve_name(where, text, path) for text in texts]
     try:
-        for one in texts:
-            param.type.convert(one, param, None)
+        for text in texts:
+            param.type.convert(text, param, None)
     except click.BadParameter as error:
         raise InvalidRequest(where, error.message) from None
     return texts if param.multiple else ",".join(texts)
@@ -127,59 +130,63 @@ def _to_text(where: str, value: object) -> str:
         return f"{Decimal(repr(value)):f}"
     if isinstance(value, bool) or not isinstance(value, (str, int)):
         shown = str(value).lower() if isinstance(value, bool) else f"a value of the type {type(value).__name__}"
-        raise InvalidRequest(where, shown, expected="a text or a number")
+        raise InvalidRequest(where, shown, expected="a string or a number")
     return f"{value}"
 
 
 def _resolve_name(where: str, name: str, path: str) -> str:
-    """Return a name as it is typed that a file says."""
+    """Convert a path in a job file to a path from the current folder."""
     return _rebase_name(where, os.path.expanduser(name), folder_of(path), "")
 
 
 def _rebase_name(where: str, name: str, from_folder: str, to_folder: str) -> str:
-    """Return what a name that counts from one folder is called in another, whatever links lead to these.
+    """Convert a path relative to one folder to a path relative to another; symbolic links are resolved.
 
     Raises:
-        InvalidRequest: It is a command: none is run that was not typed.
+        InvalidRequest: The name is a command; only typed commands are run.
     """
     if name.startswith(_PIPE_PREFIX):
-        found, expected = f"a command, {name}", "a file, a folder or an address"
-        raise InvalidRequest(where, found, expected=expected, remedy="No file may name a command: type it.")
+        found, expected = f"a command, {name}", "a file, a folder or a URL"
+        raise InvalidRequest(
+            where, found, expected=expected, remedy="Commands cannot be saved in a file; type the command."
+        )
     if name in ("", "-") or is_url(name) or os.path.isabs(name):
         return name
-    above, last = os.path.split(os.path.join(from_folder, name.rstrip("/")))
-    seen = os.path.relpath(os.path.join(os.path.realpath(above), last), os.path.realpath(to_folder))
-    return f"{'./' if seen.startswith('~') else ''}{seen}{'/' if name.endswith('/') else ''}"
+    folder, last = os.path.split(os.path.join(from_folder, name.rstrip("/")))
+    rebased = os.path.relpath(os.path.join(os.path.realpath(folder), last), os.path.realpath(to_folder))
+    return f"{'./' if rebased.startswith('~') else ''}{rebased}{'/' if name.endswith('/') else ''}"
 
 
 def prepare_config(path: str, ctx: click.Context) -> Callable[[], None]:
-    """Return what writes what a verb was given, typed and by another such file, to a file; say what cannot be in that.
+    """Check that a job file can be written; return a function that writes it.
 
-    A dry run is not what is to be done again: that it was one is not written, and it makes no folder.
+    The file contains typed options and options from `--config`, without secrets and `--dry-run`. A dry run creates no
+    folder.
 
     Raises:
-        InvalidRequest: No such file can say it, or there is no folder.
-        OutputExists: There is another file of this name.
+        InvalidRequest: A value cannot be written to TOML, or the folder does not exist.
+        OutputExists: Another file has this name.
     """
     check_local_name(path, _EXAMPLE_NAME)
-    if not path.endswith(".toml"):  # which no output of ours ends with
-        raise InvalidRequest(path, "no name of a job", expected=f"one such as {_EXAMPLE_NAME}")
+    if not path.endswith(".toml"):  # no other output has this extension
+        raise InvalidRequest(path, "not a name of a job file", expected=f"a name such as {_EXAMPLE_NAME}")
     secret, lines = list[str](), [f"# shardtool {ctx.info_name} --config {base_name(path)}"]
     for key, value in _typed_items(ctx, path):
         texts = [] if value is True else [value] if isinstance(value, str) else value
-        if key in _SECRET_KEYS or any(redact_secrets(one) != one for one in texts):
+        if key in _SECRET_KEYS or any(redact_secrets(text) != text for text in texts):
             secret.append(key)
         else:
             lines.append(f"{key} = {_format_toml(key, value)}")
-    data, earlier, above = "\n".join([*lines, ""]).encode(), ctx.params["config"], folder_of(path)
-    if ctx.params.get("dry_run") and not is_folder(above):
-        raise InvalidRequest(path, f"no folder {above}", expected="one, for a dry run makes none")
-    if (earlier is None or not is_same_location(path, earlier)) and _read_existing(path) != data:
-        check_target(path, overwrite=False, begins=b"", holds=b"", cure="remove it")
+    data, loaded, folder = "\n".join([*lines, ""]).encode(), ctx.params["config"], folder_of(path)
+    if ctx.params.get("dry_run") and not is_folder(folder):
+        raise InvalidRequest(path, f"no folder {folder}", expected="an existing folder, because this is a dry run")
+    if (loaded is None or not is_same_location(path, loaded)) and _read_existing(path) != data:
+        check_target(path, overwrite=False, magic=b"", marker=b"", option="delete it")
     if secret and not ctx.params["quiet"]:
-        print_message(f"note: {' and '.join(secret)}, which may hold secrets, are not in {path}")
+        text = f"{' and '.join(secret)} may contain secrets and {'are' if secret[1:] else 'is'} not saved in {path}"
+        print_message(text, label="note:", label_color="yellow")
 
-    @cache  # once: what the run writes later is not ours
+    @cache  # only once: the run may change the file later
     def write() -> None:
         if _read_existing(path) != data:
             write_target(path, data)
@@ -188,7 +195,7 @@ def prepare_config(path: str, ctx: click.Context) -> Callable[[], None]:
 
 
 def _read_existing(path: str) -> bytes | None:
-    """Return what is in a file; None: there is none that can be read."""
+    """Return the content of a file; None if it cannot be read."""
     try:
         return read_small(path, _MAX_CONFIG_BYTES)
     except OSError:
@@ -196,8 +203,9 @@ def _read_existing(path: str) -> bytes | None:
 
 
 def _typed_items(ctx: click.Context, path: str) -> Iterator[tuple[str, Any]]:
-    """Yield the keys and values of what a verb was given, as a file says them."""
-    names = {one.name: key for key, one in reversed(_options_by_key(ctx.command).items()) if one.name != "dry_run"}
+    """Yield keys and values for the job file."""
+    options_by_key = _options_by_key(ctx.command)
+    names = {option.name: key for key, option in reversed(options_by_key.items()) if option.name != "dry_run"}
     where, folder, typed, options = option_text("save_config"), folder_of(path), list[str](), list[tuple[str, Any]]()
     for param in ctx.command.params:
         name = param.name or ""
@@ -211,26 +219,29 @@ def _typed_items(ctx: click.Context, path: str) -> Iterator[tuple[str, Any]]:
             options.append((names[name], True))
         elif name in names:
             texts = (
-                [_rebase_name(where, one, "", folder) for one in texts] if isinstance(param.type, click.Path) else texts
+                [_rebase_name(where, text, "", folder) for text in texts]
+                if isinstance(param.type, click.Path)
+                else texts
             )
             options.append((names[name], texts if param.multiple else texts[0]))
     words = _arguments_by_key(ctx.command)
-    first = max(len(typed) - len(words) + 1, 1)  # of several words, all but the last ones are the first argument's
-    for (word, is_path), given in zip(words.items(), [typed[:first], *([one] for one in typed[first:])], strict=False):
-        texts = [_rebase_name(where, one, "", folder) for one in given] if is_path else given
+    first = max(len(typed) - len(words) + 1, 1)  # the first argument gets all words except the last ones
+    for (word, is_path), values in zip(
+        words.items(), [typed[:first], *([name] for name in typed[first:])], strict=False
+    ):
+        texts = [_rebase_name(where, name, "", folder) for name in values] if is_path else values
         yield word, texts if len(texts) > 1 else texts[0]
     yield from options
 
 
 def _format_toml(key: str, value: object) -> str:
-    """Return a value in TOML."""
     if value is True:
         return "true"
     if isinstance(value, list):
-        return f"[{', '.join(_format_toml(key, one) for one in value)}]"
+        return f"[{', '.join(_format_toml(key, item) for item in value)}]"
     text = str(value)
     if _WHOLE_NUMBER.fullmatch(text):
         return text
     if text.encode("utf-8", "surrogateescape").decode("utf-8", "replace") != text:
-        raise InvalidRequest(option_text("save_config"), f"{key}: {text}, no UTF-8", expected="what TOML can say")
+        raise InvalidRequest(option_text("save_config"), f"{key}: {text} is not UTF-8", expected="UTF-8, for TOML")
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -1,4 +1,4 @@
-"""Text of comparisons: the differences of two datasets, and duplicate samples."""
+"""Text results of `diff` and `inspect --duplicates`."""
 
 from __future__ import annotations
 
@@ -16,34 +16,38 @@ if TYPE_CHECKING:
     from shardtool.verbs.inspect.duplicates import DuplicateGroups
 
 
-def duplicates_text(found: DuplicateGroups, *, whole: bool) -> str:
-    """Return which samples hold the same, for people; `whole`: all of them."""
+def duplicates_text(duplicates: DuplicateGroups, *, whole: bool) -> str:
+    """Return the groups of samples with the same content; `whole`: all groups."""
     lines = []
-    for group in islice(found.groups, None if whole else _MAX_LISTED):
-        splits = len({one.split for one in group} - {""}) > 1
-        several = len({one.dataset for one in group}) > 1
-        names = [f"{one.split or one.dataset}: {one.key}" if several else one.key for one in group]
-        unlike = format_list(list(dict.fromkeys(name for one in group for name in one.differs)))
-        marks = ["in several splits"] * splits + [f"other {unlike}"] * bool(unlike)
+    for group in islice(duplicates.groups, None if whole else _MAX_LISTED):
+        splits = len({sample.split for sample in group} - {""}) > 1
+        several_datasets = len({sample.dataset for sample in group}) > 1
+        names = [
+            f"{sample.split or sample.dataset}: {sample.key}" if several_datasets else sample.key for sample in group
+        ]
+        differing = format_list(list(dict.fromkeys(name for sample in group for name in sample.differs)))
+        marks = ["in several splits"] * splits + [f"different {differing}"] * bool(differing)
         lines.append("  ".join([" = ".join(map(printable, names)), *map(printable, marks)]))
-    if len(found.groups) > _MAX_LISTED and not whole:
-        lines.append(f"... and {len(found.groups) - _MAX_LISTED:,} more groups: -v shows all")
-    what = f"{printable(found.dataset)}: {pluralize(found.samples, 'sample')}"
-    if not found.groups:
-        same = f", no two of which hold the same ({', '.join(map(printable, found.fields))})" if found.samples else ""
-        return f"{what}{same}"
-    groups = f"{pluralize(len(found.groups), 'group')} of the same {format_list([*map(printable, found.fields)])}"
-    facts = [f"{found.leaks:,} in several splits"] * bool(found.leaks)
-    facts += [f"{found.unlike:,} with other labels or fields"] * bool(found.unlike)
-    total = f"{what}, {found.surplus:,} too many ({format_size(found.size)}): {', '.join([groups, *facts])}"
+    if len(duplicates.groups) > _MAX_LISTED and not whole:
+        lines.append(f"... and {len(duplicates.groups) - _MAX_LISTED:,} more groups; use -v to print all")
+    head = f"{printable(duplicates.dataset)}: {pluralize(duplicates.samples, 'sample')}"
+    if not duplicates.groups:
+        fields = ", ".join(map(printable, duplicates.fields))
+        same = f", no duplicates ({fields} compared)" if duplicates.samples else ""
+        return f"{head}{same}"
+    fields = format_list([*map(printable, duplicates.fields)])
+    groups = f"{pluralize(len(duplicates.groups), 'group')} with the same {fields}"
+    notes = [f"{duplicates.leaks:,} in several splits"] * bool(duplicates.leaks)
+    notes += [f"{duplicates.unlike:,} with different labels or fields"] * bool(duplicates.unlike)
+    total = f"{head}, {duplicates.surplus:,} redundant ({format_size(duplicates.size)}): {', '.join([groups, *notes])}"
     return "\n".join([*lines, "", total])
 
 
-_MAX_LISTED = 10  # lines of each kind of difference
+_MAX_LISTED = 10  # per kind of difference
 
 
 def diff_text(result: DiffResult, *, whole: bool) -> str:
-    """Return what differs, for people; `whole`: all of it."""
+    """Return the differences of two datasets; `whole`: all of them."""
     from shardtool.request.results import METADATA_FIELD
 
     counts = [pluralize(count, "sample") for count in result.samples]
@@ -51,34 +55,36 @@ def diff_text(result: DiffResult, *, whole: bool) -> str:
     room = max(map(display_width, sides))
     lines = [f"{pad(name, room)}  {count}" for name, count in zip(sides, counts, strict=True)]
     content = len(result.changed) - result.metadata_only
-    is_listed = content or any(one.change == "changed" for one in result.metadata.values())
-    changed = (f"~ {printable(one.key)}  {', '.join(map(printable, one.fields))}" for one in result.changed)
-    moved = (f"> {printable(one.key)}  {printable(one.before)} -> {printable(one.now)}" for one in result.moved)
+    is_listed = content or any(column.change == "changed" for column in result.metadata.values())
+    changed = (f"~ {printable(sample.key)}  {', '.join(map(printable, sample.fields))}" for sample in result.changed)
+    moved = (
+        f"> {printable(sample.key)}  {printable(sample.before)} -> {printable(sample.now)}" for sample in result.moved
+    )
     kinds = {
         "added": (result.added, (f"+ {printable(key)}" for key in result.added)),
         "removed": (result.removed, (f"- {printable(key)}" for key in result.removed)),
         "changed": (result.changed if is_listed else (), changed),
         "moved": (result.moved, moved),
     }
-    for found, texts in kinds.values():
-        if found:
+    for items, texts in kinds.values():
+        if items:
             lines += ["", *(f"  {text}" for text in islice(texts, None if whole else _MAX_LISTED))]
-        if len(found) > _MAX_LISTED and not whole:
-            lines.append(f"  ... and {len(found) - _MAX_LISTED:,} more: -v shows all")
-    counts_of = {name: content if name == "changed" else len(found) for name, (found, _) in kinds.items()}
+        if len(items) > _MAX_LISTED and not whole:
+            lines.append(f"  ... and {len(items) - _MAX_LISTED:,} more; use -v to print all")
+    counts_of = {name: content if name == "changed" else len(items) for name, (items, _) in kinds.items()}
     totals = [f"{count:,} {name}" for name, count in counts_of.items() if count]
-    totals += ["other classes"] * bool(result.classes)
+    totals += ["different classes"] * bool(result.classes)
     fields = ", ".join(
         f"{printable(name)} {count:,}" for name, count in result.fields.items() if name != METADATA_FIELD
     )
     columns = [
-        f"column {printable(name)} {one.change} ({pluralize(one.samples, 'sample')})"
-        for name, one in result.metadata.items()
+        f"column {printable(name)} {column.change} ({pluralize(column.samples, 'sample')})"
+        for name, column in result.metadata.items()
     ]
-    lines += [f"\nthe class numbers of {printable(name)} stand for other names" for name in result.classes]
-    total = ", ".join(totals) or ("content equal" if columns else "the same")
+    lines += [f"\nclass numbers of {printable(name)} have different names" for name in result.classes]
+    total = ", ".join(totals) or ("content equal" if columns else "equal")
     if result.uncompared:
-        total += f", except that these fields were not compared: {printable(format_list([*result.uncompared]))}"
+        total += f"; not compared: {printable(format_list([*result.uncompared]))}"
     total += f" ({fields})" if fields else ""
     total += f"; metadata: {format_list(columns)}" if columns else ""
     return "\n".join([*lines, "", f"{total}, {result.seconds:.1f} s"])

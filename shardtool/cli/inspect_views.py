@@ -1,4 +1,4 @@
-"""What `inspect` shows instead of a summary: samples, keys, tables, pages."""
+"""Other outputs of `inspect` than the summary: samples, keys, tables, pages."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
     from shardtool.verbs.inspect.sample_view import SampleView
 
 
-_KEYS_PER_PRINT = 1000  # keys that are printed at a time
+_KEYS_PER_PRINT = 1000
 
 
-_MAX_BRIEF_BYTES = 4096  # bytes of a text of which a line is shown
+_MAX_BRIEF_BYTES = 4096  # read from a text to show one line
 
 
 _PICTURE_OPTIONS = ("html", "contact_sheet")
@@ -39,15 +39,15 @@ _PICTURE_OPTIONS = ("html", "contact_sheet")
 
 @options_class
 class InspectViewOptions(InspectOptions):
-    """What `inspect` shows in place of a summary."""
+    """Options of `inspect` on the command line."""
 
     samples: tuple[str, ...] = option(
-        (), "Sample to show: its key, or its number from 0.", section="samples", typed="show", old="sample",
+        (), "Sample to show, by key or by number from 0.", section="samples", typed="show", old="sample",
         metavar="KEY|N", common=True,
         conflicts=("head", "keys", "table", *_PICTURE_OPTIONS, "read_speed", "where"),
     )  # fmt: skip
     head: int | None = option(
-        None, "Number of the first samples to show, a line each.", range=(1, 10**15), common=True,
+        None, "Show the first N samples, one line each.", range=(1, 10**15), common=True,
         conflicts=("keys", "table", *_PICTURE_OPTIONS, "read_speed"),
     )  # fmt: skip
     keys: bool = option(
@@ -57,15 +57,16 @@ class InspectViewOptions(InspectOptions):
         common=True,
     )
     extract: str | None = option(
-        None, "Folder for the fields of samples, as files KEY.FIELD.", form="path", metavar="DIR", common=True,
+        None, "Write the fields of samples to this folder, as files KEY.FIELD.", form="path", metavar="DIR",
+        common=True,
         requires={"samples|head|where": "no samples to write"},
     )  # fmt: skip
     field: str | None = option(
-        None, "Field of one sample whose bytes are written to stdout, as they are.", typed="raw", old="field",
-        metavar="FIELD", common=True, requires={"samples": "no sample to take it of"}, conflicts=("extract",),
+        None, "Write the bytes of this field of one sample to stdout.", typed="raw", old="field",
+        metavar="FIELD", common=True, requires={"samples": "no sample selected"}, conflicts=("extract",),
     )  # fmt: skip
     table: str | None = option(
-        None, "Table to write, with a row for each sample: out.parquet, or out.csv.", section="pages", form="path",
+        None, "Write a table with one row per sample: out.parquet or out.csv.", section="pages", form="path",
         metavar="FILE", common=True,
         conflicts=(*_PICTURE_OPTIONS, "read_speed", "extract"),
     )  # fmt: skip
@@ -73,41 +74,44 @@ class InspectViewOptions(InspectOptions):
         ExtractOptions, "where", section="samples", requires={"head|keys|extract|table": "nothing to choose for"}
     )
     overwrite: bool = option(
-        False, "Replace files that are there.", section="pages", typed="overwrite/f", common=True,
+        False, "Replace existing files.", section="pages", typed="overwrite/f", common=True,
         requires={"extract|table|html|contact_sheet": "nothing is written"},
     )  # fmt: skip
     html: str | None = option(
-        None, "Page to write: one file, no network.", form="path", metavar="FILE", common=True,
+        None, "Write a page to this file; it works offline.", form="path", metavar="FILE", common=True,
         conflicts=("read_speed", "extract"),
     )  # fmt: skip
     contact_sheet: str | None = option(
-        None, "Picture (PNG) to write, with thumbnails of samples.", form="path", metavar="FILE", common=True,
+        None, "Write a PNG with thumbnails of samples to this file.", form="path", metavar="FILE", common=True,
         conflicts=("read_speed", "extract"),
     )  # fmt: skip
     duplicates: bool = option(
-        False, "List samples that hold the same, under whatever keys and in whatever splits.", common=True,
+        False, "List samples with the same content, across keys and splits.", common=True,
         conflicts=("samples", "head", "keys", "table", *_PICTURE_OPTIONS, "read_speed", "extract"),
     )  # fmt: skip
     read_speed: bool = option(
-        False, "Read for some seconds, as training does, and say how fast it was.", conflicts=("extract",), common=True
+        False, "Read for a few seconds as training does, and print the speed.", conflicts=("extract",), common=True
     )
     decode: bool = option(
-        False, "With `read_speed`, decode images and other fields, too.", requires={"read_speed": "nothing is read"}
+        False, "Decode images and other fields during `read_speed`.", requires={"read_speed": "nothing is read"}
     )
 
     @property
     def summary(self) -> bool:
-        """Whether nothing else is asked for."""
+        """Whether to print the summary."""
         shows = ("samples", "head", "keys", "table", *_PICTURE_OPTIONS, "read_speed", "extract", "duplicates")
         return not any(map(self.is_given, shows))
 
 
 def write_pictures(datasets: list[StoredDataset], options: InspectViewOptions, how: RunOptions) -> None:
+    """Write the page and the contact sheet."""
     from shardtool.verbs.inspect.contact_sheet import write_contact_sheet
     from shardtool.verbs.inspect.page.page import write_page
 
     if options.contact_sheet is not None and len(datasets) > 1:
-        raise InvalidRequest("--contact-sheet", f"{len(datasets):,} datasets", expected="one, or a page: --html")
+        raise InvalidRequest(
+            "--contact-sheet", f"{len(datasets):,} datasets", expected="one dataset, or --html for several"
+        )
     written = []
     if options.html is not None:
         write_page(datasets, options.html, seed=options.seed, overwrite=options.overwrite)
@@ -119,6 +123,7 @@ def write_pictures(datasets: list[StoredDataset], options: InspectViewOptions, h
 
 
 def print_table(opened: list[StoredDataset], path: str, options: InspectViewOptions, how: RunOptions) -> None:
+    """Write a table with one row per sample."""
     from shardtool.verbs.inspect.table import write_table
 
     rows, file = write_table(opened, path, where=options.where, overwrite=options.overwrite), to_output_name(path)
@@ -127,20 +132,20 @@ def print_table(opened: list[StoredDataset], path: str, options: InspectViewOpti
 
 
 def print_keys(opened: list[StoredDataset], where: str | None, how: RunOptions) -> None:
-    """Print keys as they are read: the first ones of a large dataset at once, until the reader stops."""
+    """Print keys while they are read, until stdout is closed."""
     from shardtool.verbs.inspect.find_samples import iter_keys
 
-    found = iter_keys(opened, where)
+    keys = iter_keys(opened, where)
     if how.as_json:
-        print_json({"keys": list(found)})
+        print_json({"keys": list(keys)})
     else:
-        chunks = iter(lambda: list(islice(found, _KEYS_PER_PRINT)), [])
+        chunks = iter(lambda: list(islice(keys, _KEYS_PER_PRINT)), [])
         for chunk in until_closed(chunks):
             print_text("\n".join(map(printable, chunk)))
 
 
 def print_samples(opened: list[StoredDataset], options: InspectViewOptions, how: RunOptions) -> None:
-    """Print samples, and write their fields where that was asked for, one after the other."""
+    """Print samples one by one, and write their fields with `--extract`."""
     from shardtool.cli.sample_text import sample_line, sample_text
     from shardtool.cli.text_layout import terminal_width
     from shardtool.verbs.inspect.find_samples import find_sample, first_samples
@@ -148,26 +153,26 @@ def print_samples(opened: list[StoredDataset], options: InspectViewOptions, how:
     from shardtool.verbs.inspect.sample_view import view_sample
 
     brief, folder = not options.samples, options.extract
-    wanted = (find_sample(opened, key) for key in options.samples)
+    requested = (find_sample(opened, key) for key in options.samples)
 
-    def shown() -> Iterator[tuple[SampleView, tuple[str, ...]]]:
-        for one in first_samples(opened, options.head, options.where) if brief else wanted:
-            seen = view_sample(one, text_limit=_MAX_BRIEF_BYTES) if brief else view_sample(one)
-            yield seen, write_fields(one, folder, overwrite=options.overwrite) if folder is not None else ()
+    def views() -> Iterator[tuple[SampleView, tuple[str, ...]]]:
+        for sample in first_samples(opened, options.head, options.where) if brief else requested:
+            view = view_sample(sample, text_limit=_MAX_BRIEF_BYTES) if brief else view_sample(sample)
+            yield view, write_fields(sample, folder, overwrite=options.overwrite) if folder is not None else ()
 
     def texts() -> Iterator[str]:
-        for number, (seen, files) in enumerate(shown()):
+        for number, (view, files) in enumerate(views()):
             text = (
-                sample_line(seen, terminal_width())
+                sample_line(view, terminal_width())
                 if brief
-                else ("\n" if number else "") + sample_text(seen, terminal_width())
+                else ("\n" if number else "") + sample_text(view, terminal_width())
             )
             written = f"\n{pluralize(len(files), 'file')} written to {printable(folder or '')}"
             yield text if brief or folder is None else text + written
 
     if how.as_json:
-        found = [(seen.to_json(), {"files": [*map(to_output_name, files)]}) for seen, files in shown()]
-        print_json({"samples": [sample if folder is None else sample | files for sample, files in found]})
+        documents = [(view.to_json(), {"files": [*map(to_output_name, files)]}) for view, files in views()]
+        print_json({"samples": [sample if folder is None else sample | files for sample, files in documents]})
     else:
         for text in until_closed(texts()):
             print_text(text)

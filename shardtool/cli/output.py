@@ -1,9 +1,8 @@
 """Print results on stdout and messages on stderr.
 
-All output goes through this module, so that file names, keys and fields chosen by others cannot control the
-terminal:
-text passes `printable` line by line, and JSON escapes. It is imported at start-up, because an error can be that no
-more files may be opened.
+All output goes through this module: it escapes control characters in text and JSON, because file names, keys and fields
+from others must not control the terminal. It is imported at start-up, because the error to print may be that no more
+files can be opened.
 """
 
 from __future__ import annotations
@@ -25,21 +24,23 @@ if TYPE_CHECKING:
 
 _PartT = TypeVar("_PartT")
 
+_color_allowed = True
+
 
 def print_text(text: str) -> None:
-    """Print a result for people on stdout, all of it, as `escape_unencodable`.
+    """Print a result for people on stdout.
 
     Args:
-        text: Its lines. A name with a line break in it must have been made `printable` before.
+        text: The lines. Names that may contain line breaks must be `printable`.
 
     Raises:
-        OutputFailed: It cannot be written. A reader that has seen enough (`| head`) is no error.
+        OutputFailed: stdout cannot be written. A closed pipe (`| head`) is not an error.
     """
     _write_stdout(escape_unencodable(_printable_lines(text)))
 
 
 def escape_unencodable(text: str) -> str:
-    """Return text as stdout can write it: what its encoding lacks is written as `\\u2588`."""
+    """Return text with characters that stdout cannot encode written as `\\u2588`."""
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
     return text.encode(encoding, "backslashreplace").decode(encoding)
 
@@ -48,20 +49,20 @@ def print_json(document: object) -> None:
     """Print a result for programs on stdout.
 
     Raises:
-        OutputFailed: It cannot be written.
+        OutputFailed: stdout cannot be written.
     """
     _write_stdout(json_text(document))
 
 
 def write_bytes(blocks: Iterable[bytes]) -> None:
-    """Write bytes to stdout as they are: to a file or a program, never to a terminal.
+    """Write bytes to stdout, unless stdout is a terminal.
 
     Raises:
         InvalidRequest: stdout is a terminal.
-        OutputFailed: It cannot be written.
+        OutputFailed: stdout cannot be written.
     """
     if sys.stdout is None or sys.stdout.isatty():
-        raise InvalidRequest("stdout", "a terminal", expected="a file or a program", remedy="Add > FILE.")
+        raise InvalidRequest("stdout", "a terminal", expected="a file or a pipe", remedy="Add > FILE to the command.")
     for block in until_closed(blocks):
         with _stdout_errors():
             sys.stdout.buffer.write(block)
@@ -69,7 +70,7 @@ def write_bytes(blocks: Iterable[bytes]) -> None:
 
 
 def until_closed(parts: Iterable[_PartT]) -> Iterator[_PartT]:
-    """Yield what is printed part by part, until the reader stops (`| head`)."""
+    """Yield parts to print, until the reader of stdout closes it (`| head`)."""
     reader = sys.stdout
     for part in parts:
         yield part
@@ -78,50 +79,85 @@ def until_closed(parts: Iterable[_PartT]) -> Iterator[_PartT]:
 
 
 def json_text(document: object) -> str:
-    """Return a document as JSON, without a character that steers a terminal; with how fast it went, and what waited."""
+    """Return a document as JSON without control characters; add the speed of the run and its retries."""
     if isinstance(document, dict):
         document = {**document, **LOG.rates(document.get("seconds")), **_retry_totals()}
-    return json.dumps(document, indent=2).replace("\x7f", "\\u007f")  # the one control that JSON leaves as it is
+    return json.dumps(document, indent=2).replace(
+        "\x7f", "\\u007f"
+    )  # the only control character that JSON does not escape
 
 
-def print_message(text: str) -> None:
-    """Print text for people on stderr, past a progress bar's line; with `--log`, as a line of that.
+def print_message(text: str, *, label: str = "", label_color: str = "", location: str = "") -> None:
+    """Print a message on stderr, or a line of the log with `--log`.
+
+    Args:
+        text: The message.
+        label: Printed before the message: `shardtool:`, `note:`.
+        label_color: The colour of the label on a terminal.
+        location: The start of the message that is bold on a terminal, such as a path.
 
     Raises:
-        OSError: The reader of stderr is gone.
+        OSError: stderr is closed.
     """
+    plain = f"{label} {text}" if label else text
     if LOG.style:
-        LOG.write("message", text=text)
+        LOG.write("message", text=plain)
     elif sys.stderr is not None:
-        sys.stderr.write(_printable_lines(text) + "\n")
+        lines = _printable_lines(plain)
+        sys.stderr.write((_colored(lines, label, label_color, location) if _has_color() else lines) + "\n")
         sys.stderr.flush()
 
 
+def allow_color(*, allowed: bool) -> None:
+    """Allow or forbid colours on terminals."""
+    global _color_allowed  # noqa: PLW0603 - one terminal per process
+    _color_allowed = allowed
+
+
+def _has_color() -> bool:
+    """Tell whether stderr is a terminal that shows colours.
+
+    Source: https://no-color.org
+    """
+    environment = os.environ
+    dumb = environment.get("TERM", "") in ("", "dumb")
+    return _color_allowed and not environment.get("NO_COLOR") and not dumb and sys.stderr.isatty()
+
+
+def _colored(text: str, label: str, label_color: str, location: str) -> str:
+    """Return a printable message that starts with `label`, with escape sequences for colours."""
+    rest = text[len(label) :]
+    bold = f" {printable(location)}"
+    if location and rest.startswith(bold):
+        rest = click.style(bold, bold=True) + rest[len(bold) :]
+    return (click.style(label, fg=label_color) if label_color else label) + rest
+
+
 def _retry_totals() -> dict[str, float]:
-    retry = sys.modules.get("shardtool.storage.remote.notices")  # where it is not loaded, nothing was asked
+    retry = sys.modules.get("shardtool.storage.remote.notices")  # not loaded if there were no requests
     return {} if retry is None else retry.retry_totals()
 
 
 class EventLog:
-    """What `--log` writes: a line of stderr for each event, and for the end, which is the last one.
+    """The log of `--log`: one line on stderr per event. The last event is `end`.
 
     Attributes:
-        style: `json` or `text`; empty: nothing is written.
-        samples: Those of the shards that were done, and not kept from a run before.
+        style: `json` or `text`; empty: no log.
+        samples: Number of samples in shards that this run wrote.
         size: Bytes of these shards.
-        result: What `--json` prints.
+        result: The document that `--json` prints.
     """
 
     def __init__(self) -> None:
         self.begin("")
 
     def begin(self, style: str) -> None:
-        """Write what comes in that style."""
+        """Start a log of this style."""
         self.style, self.samples, self.size, self._began = style, 0, 0, time.monotonic()
         self.result: dict[str, object] = {}
 
     def write(self, event: str, **facts: object) -> None:
-        """Write a line; who reads them may be gone."""
+        """Write a line; ignore errors if stderr is closed."""
         now = time.time()
         at = f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(now))}.{int(now % 1 * 1000):03}Z"
         if self.style == "json":
@@ -133,14 +169,14 @@ class EventLog:
             sys.stderr.flush()
 
     def rates(self, seconds: object) -> dict[str, float]:
-        """Return how many bytes and samples were done a second, if any were, in so many seconds; None: not known."""
+        """Return bytes and samples per second; empty if nothing was written or the time is unknown."""
         if not self.size or not isinstance(seconds, float):
             return {}
         seconds = max(seconds, 1e-3)
         return {"bytes_per_s": round(self.size / seconds), "samples_per_s": round(self.samples / seconds, 1)}
 
     def end(self, code: int, error: object = None) -> None:
-        """Write the last line, unless that was written, with an exit code and an error, or the result."""
+        """Write the last line, once, with the exit code and the error or the result."""
         if not self.style:
             return
         seconds = max(time.monotonic() - self._began, 1e-3)
@@ -168,10 +204,10 @@ def _write_stdout(text: str) -> None:
 
 @contextmanager
 def _stdout_errors() -> Iterator[None]:
-    """Write to stdout in the block, until whoever reads it is gone."""
+    """Replace stdout by the null device if its reader has closed it."""
     try:
         yield
     except BrokenPipeError:
-        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - for what the interpreter flushes at its end
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - the interpreter flushes it at exit
     except OSError as error:
         raise OutputFailed("stdout", f"cannot write: {os_error_text(error)}") from None

@@ -1,7 +1,7 @@
-"""`pipe:COMMAND` and a tar on standard input, where a file is expected.
+"""`pipe:COMMAND`, and a tar or zip on standard input, as arguments.
 
-The data is kept in a temporary file while the command runs, because several processes read it more than once. Only
-typed arguments can contain a command; no file can.
+The data is kept in a temporary file during the run, because several processes read it more than once. Only typed
+arguments can contain a command; commands in files are refused.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ _BRACE_RANGE = re.compile(r"\{[^{}]*\.\.[^{}]*\}")
 
 
 def materialize_inputs(names: Sequence[str], *, table: bool = False) -> tuple[str, ...]:
-    """Return names with temporary files in place of commands and of standard input; they go when the command ends.
+    """Replace commands and standard input by temporary files, which are deleted at the end of the run.
 
     Args:
-        names: What was typed.
-        table: Whether `-` may be a table or a list: then it stays, unless it is a tar or a zip.
+        names: The typed names.
+        table: Keep `-` if standard input is a table or a list instead of a tar or zip.
 
     Raises:
-        InvalidRequest: A command fails, or gives something else than a tar or zip.
-        OutputFailed: There is no room for it.
+        InvalidRequest: A command fails, or the data is not a tar or zip.
+        OutputFailed: The temporary file cannot be written.
     """
     return tuple(_materialize(name, number, table=table) for number, name in enumerate(names))
 
@@ -56,8 +56,8 @@ def _materialize(name: str, number: int, *, table: bool) -> str:
         return click.get_current_context().with_resource(_keep_stream(stdin, "standard input", number))
     if name.startswith(_PIPE_PREFIX):
         if braces := _BRACE_RANGE.search(name):
-            found = f"a range ({braces[0]}) in a command, which gives one shard"
-            remedy = "Give the pattern itself, such as s3://bucket/out-{000..041}.tar."
+            found = f"a range ({braces[0]}) in a command, which returns one shard"
+            remedy = "Use the pattern without a command, such as s3://bucket/out-{000..041}.tar."
             raise InvalidRequest(name, found, expected="a command for each shard", remedy=remedy)
         return click.get_current_context().with_resource(_run_command(name, number))
     return name
@@ -65,7 +65,7 @@ def _materialize(name: str, number: int, *, table: bool) -> str:
 
 @contextmanager
 def _run_command(name: str, number: int) -> Iterator[str]:
-    """Give a file with what a command writes."""
+    """Write the output of a command to a temporary file."""
     import subprocess
 
     command = name.removeprefix(_PIPE_PREFIX)
@@ -74,21 +74,21 @@ def _run_command(name: str, number: int) -> Iterator[str]:
         _keep_stream(cast("IO[bytes]", run.stdout), name, number) as path,
     ):
         if status := run.wait():
-            raise InvalidRequest(name, f"the command ends with the status {status}", expected="0")
+            raise InvalidRequest(name, f"the command failed with exit code {status}", expected="exit code 0")
         yield path
 
 
 @contextmanager
 def _keep_stream(stream: IO[bytes], where: str, number: int) -> Iterator[str]:
-    """Give a file with what a stream holds."""
+    """Write a stream to a temporary file."""
     import shutil
     import tempfile
 
     head = stream.read(_HEAD_BYTES)
     ending = _archive_ending(head)
     if not ending:
-        found = "nothing" if not head else "no tar, and no zip"
-        raise InvalidRequest(where, found, expected="a tar, perhaps packed by gzip or zstd, or a zip")
+        found = "no data" if not head else "neither a tar nor a zip"
+        raise InvalidRequest(where, found, expected="a tar, also compressed with gzip or zstd, or a zip")
     with tempfile.TemporaryDirectory(prefix="shardtool-") as folder:
         path = os.path.join(folder, f"piped-{number:03}{ending}")
         try:
@@ -96,11 +96,11 @@ def _keep_stream(stream: IO[bytes], where: str, number: int) -> Iterator[str]:
                 file.write(head)
                 shutil.copyfileobj(stream, file)
         except OSError as error:
-            remedy = "TMPDIR names another folder."
+            remedy = "Set TMPDIR to another folder."
             raise OutputFailed(path, f"cannot keep {where}: {os_error_text(error)}", remedy=remedy) from None
         yield path
 
 
 def _archive_ending(head: bytes) -> str:
-    """Return what a file is called that starts so; empty for no tar or zip."""
-    return next((ending for at, magic, ending in _ARCHIVE_MAGIC if head[at : at + len(magic)] == magic), "")
+    """Return the file extension for data that starts with `head`; empty if it is not a tar or zip."""
+    return next((ending for start, magic, ending in _ARCHIVE_MAGIC if head[start : start + len(magic)] == magic), "")

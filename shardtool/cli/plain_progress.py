@@ -1,4 +1,4 @@
-"""Progress as lines, one every ten seconds, for logs and where stderr is not a terminal."""
+"""Progress as one line every ten seconds, for logs and files."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ if TYPE_CHECKING:
 PERIOD_S = 10.0
 
 
-_MAX_STALL_AGE_S = 2.0  # how old it may be what is said to stall
+_MAX_STALL_AGE_S = 2.0  # older reports of a stall are ignored
 
 
 class PlainProgress:
-    """Lines about what goes on, from a thread of its own: they come also while nothing is done. `end` it.
+    """Prints progress lines from a thread, also while the run waits. Call `end` to stop the thread.
 
-    It is called as the bar of `tqdm` is.
+    It has the methods of a `tqdm` bar.
 
     Attributes:
-        fetched: What is known of files that are fetched; None: none are.
-        stall: What stalls, and when that was said.
+        fetched: The estimate for downloads; None if nothing is downloaded.
+        stall: When a stall was last reported, and its text.
     """
 
     def __init__(self) -> None:
@@ -45,11 +45,11 @@ class PlainProgress:
         self._label, self._unit, self._done, self._shards, self._begun = "", "", 0, "", 0.0
 
     def begin(self, label: str, total: int | None, unit: str = "B") -> None:
-        """Tell of something else from now on.
+        """Start the progress of another step.
 
         Args:
-            label: What is done.
-            total: Its bytes or samples; None: samples are counted, and how many there are is unknown.
+            label: The name of the step.
+            total: Its bytes or samples; None: unknown, count samples.
             unit: `B` for bytes.
         """
         self._label, self._total, self._unit, self._done, self._shards = label, total, unit, 0, ""
@@ -59,26 +59,26 @@ class PlainProgress:
             self._thread.start()
 
     def update(self, more: int) -> None:
-        """Take how much more is done."""
+        """Add finished bytes or samples."""
         self._done += more
 
-    def set_postfix_str(self, text: str, *, refresh: bool = False) -> None:  # noqa: ARG002 - as of tqdm's bar
-        """Take how many shards are done."""
+    def set_postfix_str(self, text: str, *, refresh: bool = False) -> None:  # noqa: ARG002 - the signature of tqdm
+        """Set the text about finished shards."""
         self._shards = f", {text}"
 
-    def external_write_mode(self, file: TextIO) -> AbstractContextManager[None]:  # noqa: ARG002 - as of tqdm's bar
-        """Let another line be written: nothing is in its way."""
+    def external_write_mode(self, file: TextIO) -> AbstractContextManager[None]:  # noqa: ARG002 - the signature of tqdm
+        """Allow other lines to be written; a tqdm bar must be cleared for this."""
         return nullcontext()
 
     def close(self) -> None:
-        """Tell no more of what was begun."""
+        """Finish the step."""
         self._label = ""
 
     def end(self) -> None:
-        """Tell nothing more."""
+        """Stop the thread."""
         self._ended.set()
         if self._thread is not None:
-            self._thread.join(1)  # who reads stderr may be stuck
+            self._thread.join(1)  # writing to stderr may block
 
     def _tell(self) -> None:
         before = ("", 0)
@@ -90,7 +90,7 @@ class PlainProgress:
             elif self._label:
                 try:
                     print_message(printable(f"progress: {self._text()}"))
-                except OSError:  # whoever read stderr is gone
+                except OSError:  # stderr is closed
                     return
 
     def _text(self) -> str:
@@ -104,21 +104,22 @@ class PlainProgress:
         left = self.fetched.left() if self.fetched else ""
         left = (left or (f", {max(total - done, 0) / rate:,.0f} s left" if rate else "")) + retries
         share = f" ({min(done / total, 1):.0%})" if total else ""
+        label, shards = self._label, self._shards
         if self._unit != "B":
-            return f"{self._label}: {done:,} of {total:,}{self._unit}{share}{self._shards}, {rate:,.0f}/s{left}"
-        return f"{self._label}: {format_size(done)} of {format_size(total)}{share}{self._shards}, {format_size(rate)}/s{left}"
+            return f"{label}: {done:,} of {total:,}{self._unit}{share}{shards}, {rate:,.0f}/s{left}"
+        return f"{label}: {format_size(done)} of {format_size(total)}{share}{shards}, {format_size(rate)}/s{left}"
 
 
 class FetchEstimate:
-    """How well files are fetched, as text for a bar, and how long that will go on.
+    """Success rate, speed and remaining time of downloads.
 
     Args:
-        samples: How many there are, in all shards.
-        shards: How many.
+        samples: Total number of samples.
+        shards: Total number of shards.
 
     Attributes:
-        failed: How many samples failed so far.
-        heard: How far each worker said it is, the latest, and when.
+        failed: Number of samples that failed so far.
+        heard: The latest report of each worker, and when it arrived.
     """
 
     def __init__(self, samples: int, shards: int) -> None:
@@ -128,7 +129,7 @@ class FetchEstimate:
         self.heard: dict[int, tuple[float, FetchProgress]] = {}
 
     def more(self, samples: int, size: int, shards: int) -> str:
-        """Return the share of samples that were fetched so far, and how fast, with some more."""
+        """Add finished samples; return the share of successful downloads and the speed."""
         self._samples += samples
         self._size += size
         self._shards -= shards
@@ -136,23 +137,25 @@ class FetchEstimate:
         return f", {max(0, good):.1%} fetched, {format_size(self._size / max(time.monotonic() - self._begun, 1e-9))}/s"
 
     def left(self) -> str:
-        """Return how many seconds are left, and for which host is waited; nothing if no worker has said."""
+        """Return the remaining seconds and the slowest host; empty without reports of workers."""
         now, heard = time.monotonic(), [*self.heard.values()]
         if not heard:
             return ""
-        lefts = sorted(max(0.0, one.remaining_s - (now - at)) * (one.share < 1) for at, one in heard)
-        going = [one for _, one in heard if one.share < 1]
-        others = max(0.0, self._all - self._samples - sum(one.samples * (1 - one.share) for one in going))
-        seconds_per_file = sum(one.elapsed_s + one.remaining_s for _, one in heard) / max(
-            sum(one.samples for _, one in heard), 1
+        remaining_s = sorted(
+            max(0.0, report.remaining_s - (now - received_s)) * (report.share < 1) for received_s, report in heard
         )
-        shards = max(self._shards - len(going), 1)
-        for _ in range(shards % len(lefts)):  # who is free takes one
-            lefts = sorted([lefts[0] + others * seconds_per_file / shards, *lefts[1:]])
-        left = f", {lefts[-1] + shards // len(lefts) * others * seconds_per_file / shards:,.0f} s left"
-        slow = max(going, key=lambda one: one.remaining_s, default=None)
+        running = [report for _, report in heard if report.share < 1]
+        unstarted = max(0.0, self._all - self._samples - sum(report.samples * (1 - report.share) for report in running))
+        seconds_per_file = sum(report.elapsed_s + report.remaining_s for _, report in heard) / max(
+            sum(report.samples for _, report in heard), 1
+        )
+        shards = max(self._shards - len(running), 1)
+        for _ in range(shards % len(remaining_s)):  # the next free worker takes a shard
+            remaining_s = sorted([remaining_s[0] + unstarted * seconds_per_file / shards, *remaining_s[1:]])
+        left = f", {remaining_s[-1] + shards // len(remaining_s) * unstarted * seconds_per_file / shards:,.0f} s left"
+        slow = max(running, key=lambda report: report.remaining_s, default=None)
         if slow is None or not slow.host:
             return left
-        same = [one for one in going if one.host == slow.host]
-        done, files = sum(one.done for one in same), sum(one.files for one in same)
+        same_host = [report for report in running if report.host == slow.host]
+        done, files = sum(report.done for report in same_host), sum(report.files for report in same_host)
         return f"{left}, waiting for {slow.host}: {done:,} of {files:,}, {slow.seconds_per_file:.2g} s each"

@@ -38,7 +38,7 @@ def _report_text(report: Report) -> str:
 def _dataset_report_text(report: Report) -> str:
     from shardtool.verbs.verify.findings import FINDING_KINDS
 
-    lines = [str(one) for one in report.findings]
+    lines = [str(finding) for finding in report.findings]
     hidden = sum(report.counts.values()) - len(report.findings)
     if hidden > 0:
         lines.append(f"... and {hidden:,} more like these")
@@ -53,27 +53,28 @@ def _dataset_report_text(report: Report) -> str:
 
 
 def _checked_lines(report: Report) -> list[str]:
-    """Return what was mended, what was looked at and what was not, and whether it is sound."""
-    said = {"repaired": report.repaired, "not checked": report.unchecked}
-    return [f"{what}: {printable(one)}" for what, those in said.items() for one in those] + _total_lines(report)
+    """Return the lines after the findings: repairs, unchecked parts, and the verdict."""
+    lists = {"repaired": report.repaired, "not checked": report.unchecked}
+    return [f"{label}: {printable(text)}" for label, texts in lists.items() for text in texts] + _total_lines(report)
 
 
 def _fix_text(code: str, dataset: str) -> str:
-    """Return what to do about a kind of findings: the commands in it are about this dataset."""
+    """Return how to fix findings of a kind, with the dataset's name in the commands."""
     from shardtool.verbs.verify.findings import FINDING_KINDS
 
-    cure = FINDING_KINDS[code].remedy.replace(" DATASET ", f" {quote(dataset)} ")
-    if is_web(dataset) and "shardtool verify --repair" in cure:
-        return "Mend it where it was written: its own command with --resume, or `shardtool verify --repair` there."
-    if is_url(dataset) and "shardtool verify --repair --source" in cure:  # which mends folders only
+    remedy = FINDING_KINDS[code].remedy.replace(" DATASET ", f" {quote(dataset)} ")
+    if is_web(dataset) and "shardtool verify --repair" in remedy:
+        return "Repair it at its origin: rerun the original command with --resume, or run `shardtool verify --repair`."
+    if is_url(dataset) and "shardtool verify --repair --source" in remedy:  # it repairs folders only
         return (
-            f"Run its own command again with --resume, or `shardtool copy SOUND {quote(dataset.rpartition('/')[0])}`."
+            f"Run the original command again with --resume, or copy a valid dataset: "
+            f"`shardtool copy VALID {quote(dataset.rpartition('/')[0])}`."
         )
-    return cure.replace("`shardtool verify --repair", f"`shardtool verify {quote(dataset)} --repair")
+    return remedy.replace("`shardtool verify --repair", f"`shardtool verify {quote(dataset)} --repair")
 
 
 def _total_lines(report: Report) -> list[str]:
-    """Return how much was looked at, and whether it is sound."""
+    """Return the amount of data checked, and the verdict."""
     size = report.size if report.read is None else report.read[1]
     rate = f", {format_size(size / max(report.seconds, 1e-9))}/s"
     held = f"{pluralize(report.samples, 'sample')} in " if report.samples else ""
@@ -84,39 +85,43 @@ def _total_lines(report: Report) -> list[str]:
         f"{report.seconds:.1f} s{rate if report.samples else ''}"
     )
     looked += f"; checked: {', '.join(report.checked)}" if report.checked else ""
-    verdict = "sound" if report.sound else f"not sound: {pluralize(sum(report.counts.values()), 'finding')}"
+    verdict = "valid" if report.sound else f"not valid: {pluralize(sum(report.counts.values()), 'finding')}"
     if report.sound and report.uncompared:
         fields = printable(format_list([*report.uncompared]))
-        verdict += f", except that these fields were not compared with the source: {fields}"
+        verdict += f"; not compared with the source: {fields}"
     return [looked, verdict]
 
 
 def _junit_text(report: Report) -> str:
-    """Return a test suite with a failed case for each finding, or one that passed; of several datasets, a suite each.
+    """Return JUnit XML: a failed test case per finding, or one that passed; several datasets are separate suites.
 
     Source: the JUnit XML that CI systems read, as in testmoapp/junitxml.
     """
     if not report.datasets:
         return _xml_text(_junit_suite(report, "shardtool verify"))
-    suites = [_junit_suite(one, f"shardtool verify {one.dataset}") for one in report.datasets]
-    tests, time = sum(max(1, len(one.findings)) for one in report.datasets), f"{report.seconds:.3f}"
+    suites = [_junit_suite(part, f"shardtool verify {part.dataset}") for part in report.datasets]
+    tests, time = (
+        sum(max(1, len(part.findings)) for part in report.datasets),
+        f"{report.seconds:.3f}",
+    )
     counts = {"tests": tests, "failures": len(report.findings), "errors": 0, "time": time}
     return _xml_text(_xml_element("testsuites", "", *suites, name="shardtool verify", **counts))
 
 
 def _junit_suite(report: Report, name: str) -> Element:
-    """Return the test suite of a dataset."""
     cases = [_xml_element("testcase", classname="shardtool", name=report.dataset)] if not report.findings else []
-    for one in report.findings:
-        failure = _xml_element("failure", f"{one}\n{one.remedy}", type=one.code, message=one.message)
-        cases.append(_xml_element("testcase", "", failure, classname=one.file, name=f"{one.code} {one.place}"))
+    for finding in report.findings:
+        failure = _xml_element("failure", f"{finding}\n{finding.remedy}", type=finding.code, message=finding.message)
+        cases.append(
+            _xml_element("testcase", "", failure, classname=finding.file, name=f"{finding.code} {finding.place}")
+        )
     counts = {"tests": len(cases), "failures": len(report.findings), "errors": 0, "skipped": 0}
     looked = _xml_element("system-out", "\n".join(_checked_lines(report)))
     return _xml_element("testsuite", "", *cases, looked, name=name, **counts, time=f"{report.seconds:.3f}")
 
 
 def junit_error_text(dataset: str, error: ShardError) -> str:
-    """Return a test suite with a case that ended with an error: what wants a report finds one, whatever happened."""
+    """Return JUnit XML for a check that stopped with an error, so CI systems always get a report."""
     ended = _xml_element("error", printable(str(error)), type=error.code, message=error.found)
     case = _xml_element("testcase", "", ended, classname="shardtool", name=dataset)
     return _xml_text(
@@ -125,14 +130,14 @@ def junit_error_text(dataset: str, error: ShardError) -> str:
 
 
 def _xml_element(tag: str, text: str = "", /, *children: Element, **attributes: object) -> Element:
-    """Return an element, without secrets in its attributes, and without what XML has no character for."""
+    """Return an element without secrets and without characters that XML does not allow."""
     from xml.etree.ElementTree import Element
 
     shown = {name: redact_secrets(printable(str(value))) for name, value in attributes.items()}
-    found = Element(tag, {name: _INVALID_XML.sub("?", value) for name, value in shown.items()})
-    found.text = _INVALID_XML.sub("?", text)
-    found.extend(children)
-    return found
+    element = Element(tag, {name: _INVALID_XML.sub("?", value) for name, value in shown.items()})
+    element.text = _INVALID_XML.sub("?", text)
+    element.extend(children)
+    return element
 
 
 def _xml_text(root: Element) -> str:
@@ -143,15 +148,15 @@ def _xml_text(root: Element) -> str:
 
 
 def _github_text(report: Report) -> str:
-    """Return an annotation for each finding.
+    """Return a GitHub annotation per finding.
 
-    Source: GitHub Actions, "Workflow commands": what has a meaning in them is percent-encoded.
+    Source: GitHub Actions, "Workflow commands": special characters are percent-encoded.
     """
     return "\n".join([*map(_github_annotation, report.findings), _report_text(report).splitlines()[-1]])
 
 
-def _github_annotation(one: Finding) -> str:
-    said = (one.file, one.code, f"{one.place}: {one.message}. {one.remedy}")
-    file, title, message = (printable(text).replace("%", "%25") for text in said)
+def _github_annotation(finding: Finding) -> str:
+    texts = (finding.file, finding.code, f"{finding.place}: {finding.message}. {finding.remedy}")
+    file, title, message = (printable(text).replace("%", "%25") for text in texts)
     file, title = (text.replace(":", "%3A").replace(",", "%2C") for text in (file, title))
     return f"::error file={file},title={title}::{message}"

@@ -1,4 +1,4 @@
-"""Text of what a command wrote, copied, removed or found."""
+"""Text results of `create`, `reshard`, `copy`, `remove`, `extract`, `doctor` and `cache`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from shardtool.cli.text_layout import format_speed, format_table, join_lines, samples_in_shards
 from shardtool.errors import printable
 from shardtool.messages import cli_words
-from shardtool.units import format_size, pluralize
+from shardtool.units import already_exist_text, format_size, pluralize
 
 if TYPE_CHECKING:
     from shardtool.request.results import (
@@ -25,39 +25,40 @@ if TYPE_CHECKING:
     from shardtool.verbs.cache.status import CacheChange, CacheStatus
 
 
-_MAX_PLAN_ROWS = 40  # of a plan
+_MAX_PLAN_ROWS = 40
 
 
 def create_text(result: CreateResult) -> str:
-    """Return what is printed of a finished run."""
+    """Return the result of `create` or `reshard`."""
     if result.appended and not result.appended.shards:
         return join_lines(
-            f"nothing new: {result.dataset_file} stays as it is, {samples_in_shards(result.samples, result.shards)}"
+            f"nothing new: {result.dataset_file} is unchanged, {samples_in_shards(result.samples, result.shards)}"
         )
     new = result.appended or result
     kept = f" ({result.kept:,} already finished)" if result.kept else ""
     of_part = f" of part {result.part}" if result.part else ""
-    made = f"{samples_in_shards(new.samples, new.shards)}{of_part}{' appended' if result.appended else ''}{kept}"
-    waits = ", once all parts have ended" if result.part and not result.merged else ""
-    skipped = f"{result.skipped:,} left out, listed in {result.dataset_file.removesuffix('.json')}.skipped{waits}"
+    written = f"{samples_in_shards(new.samples, new.shards)}{of_part}{' appended' if result.appended else ''}{kept}"
+    waits = ", after all parts have finished" if result.part and not result.merged else ""
+    skipped = f"{result.skipped:,} skipped, listed in {result.dataset_file.removesuffix('.json')}.skipped{waits}"
+    splits = [
+        f"  {name}: {samples_in_shards(split.samples, split.shards)}, {format_size(split.size)}, {split.dataset_file}"
+        for name, split in result.splits.items()
+    ]
     lines = [
-        f"{made}, {format_size(new.size)}, {format_speed(new.size, result.seconds)}",
+        f"{written}, {format_size(new.size)}, {format_speed(new.size, result.seconds)}",
         skipped if result.skipped else "",
         f"{pluralize(result.dropped, 'sample')} dropped by --map" if result.dropped else "",
         _removed_before_text(result.changes) if result.changes else "",
         f"now {samples_in_shards(result.samples, result.shards)}, {format_size(result.size)}"
         if result.appended
         else "",
-        *(
-            f"  {name}: {samples_in_shards(one.samples, one.shards)}, {format_size(one.size)}, {one.dataset_file}"
-            for name, one in result.splits.items()
-        ),
+        *splits,
         f"dataset file  {result.dataset_file}{waits}",
         f"fingerprint   {result.fingerprint}{of_part}",
     ]
     if urls := list(filter(None, [result.urls, *(split.urls for split in result.splits.values())])):
         lines.append("to read it with webdataset:")
-        lines += [f"  wds.WebDataset({json.dumps(one, ensure_ascii=False)}, shardshuffle=False)" for one in urls]
+        lines += [f"  wds.WebDataset({json.dumps(url, ensure_ascii=False)}, shardshuffle=False)" for url in urls]
     if result.features:
         features = [f"    {json.dumps(name)}: {kind}," for name, kind in result.features.items()]
         lines += ["to read it with TensorFlow:", "  features = {", *features, "  }"]
@@ -66,14 +67,14 @@ def create_text(result: CreateResult) -> str:
 
 
 def _removed_before_text(changes: ResumeChanges) -> str:
-    """Return what a run took away from what was there; empty: nothing."""
+    """Return the number of removed samples and shards; empty if none."""
     parts = ((changes.samples_removed, "sample"), (changes.shards_removed, "shard"))
     removed = [pluralize(count, what) for count, what in parts if count]
-    return f"removed {' and '.join(removed)} that were there before" if removed else ""
+    return f"removed {' and '.join(removed)} of the earlier run" if removed else ""
 
 
 def plan_text(plan: DryRun) -> str:
-    """Return a dry run as a table; of a long one, its start and end."""
+    """Return a dry run as a table; the middle of a long table is omitted."""
     rows = [
         tuple(map(printable, (shard.name, f"{shard.samples:,}", f"{shard.size:,}", shard.first_key, shard.last_key)))
         for shard in plan.shards
@@ -84,98 +85,101 @@ def plan_text(plan: DryRun) -> str:
     samples, size = sum(shard.samples for shard in plan.shards), sum(shard.size for shard in plan.shards)
     total = f"{samples_in_shards(samples, len(plan.shards))}, {format_size(size)} ({size:,} bytes); nothing was written"
     if plan.skipped:
-        total += f"; {plan.skipped:,} left out"
+        total += f"; {plan.skipped:,} skipped"
     if plan.changes is not None:
         total += f"\n--resume {plan.changes}"
     return "\n".join([*format_table(("shard", "samples", "bytes", "first key", "last key"), rows, "lrrll"), total])
 
 
 def extract_text(result: ExtractResult) -> str:
-    """Return what is printed of samples that became files."""
+    """Return the result of `extract`."""
     what = f"{pluralize(result.samples, 'sample')}, {pluralize(result.files, 'file')}, {format_size(result.size)}"
     if result.dry_run:
         return f"{what}; nothing was written"
-    kept = f"; {result.kept:,} of them there already" if result.kept else ""
-    words = [word for one in result.create.items() for word in cli_words(*one)]
-    again = join(["shardtool", "create", result.folder, "out-{000000..}.tar", *words])
+    kept = f"; {result.kept:,} already existed" if result.kept else ""
+    words = [word for option in result.create.items() for word in cli_words(*option)]
+    create = join(["shardtool", "create", result.folder, "out-{000000..}.tar", *words])
     return join_lines(
         f"{what}, {format_speed(result.size, result.seconds)}{kept}",
         f"manifest  {result.manifest}",
         f"metadata  {result.metadata}" if result.metadata else "",
-        f"back      {again}",
+        f"pack      {create}",
     )
 
 
 def remove_text(result: RemoveResult) -> str:
-    """Return what is printed of samples that were removed."""
+    """Return the result of `remove`."""
     lines = []
-    for one in result.datasets:
-        shards = f"{len(one.rewritten):,} of {pluralize(one.shards, 'shard')} written again, {format_size(one.size)}"
+    for dataset in result.datasets:
+        shards = (
+            f"{len(dataset.rewritten):,} of {pluralize(dataset.shards, 'shard')} rewritten, {format_size(dataset.size)}"
+        )
         verb = "to remove" if result.dry_run else "removed"
-        lines.append(f"{pluralize(one.removed, 'sample')} {verb}, {one.samples:,} left; {shards}")
-        lines.append(f"dataset file  {one.dataset_file}")
+        lines.append(f"{pluralize(dataset.removed, 'sample')} {verb}, {dataset.samples:,} remaining; {shards}")
+        lines.append(f"dataset file  {dataset.dataset_file}")
     return join_lines(*lines, "nothing was written" if result.dry_run else "")
 
 
 def copy_text(result: CopyResult) -> str:
-    """Return what is printed of a copy."""
-    size, several = sum(one.copied_size for one in result.datasets), len(result.datasets) > 1
+    """Return the result of `copy`."""
+    size, several = sum(dataset.copied_size for dataset in result.datasets), len(result.datasets) > 1
     speed = "" if result.dry_run else f", {format_speed(size, result.seconds)}"
+    copied, removed = ("to copy", "to remove") if result.dry_run else ("copied", "removed")
     lines = []
-    for one in result.datasets:
-        line = f"nothing to copy: {pluralize(one.kept, 'shard')} {'are' if one.kept > 1 else 'is'} there already"
-        if one.copied:
-            what = (
-                f"{'to copy' if result.dry_run else 'copied'}, {format_size(one.copied_size)}{'' if several else speed}"
-            )
-            kept = f"; {one.kept:,} of {one.shards:,} there already" if one.kept else ""
-            line = f"{pluralize(one.copied, 'shard')} {what}{kept}"
-        removed = f"; {one.removed:,} {'to remove' if result.dry_run else 'removed'}" if one.removed else ""
-        indexes = f"; {pluralize(one.indexes, 'file')} of other tools" if one.indexes else ""
-        lines += [f"{line}{removed}{indexes}", f"dataset file  {one.dataset_file}"]
-    return join_lines(*lines, f"in all {format_size(size)}{speed}" if several else "")
+    for dataset in result.datasets:
+        line = f"nothing to copy: {already_exist_text(dataset.kept, 'shard')}"
+        if dataset.copied:
+            kept = f"; {dataset.kept:,} of {dataset.shards:,} already existed" if dataset.kept else ""
+            size_text = f"{format_size(dataset.copied_size)}{'' if several else speed}"
+            line = f"{pluralize(dataset.copied, 'shard')} {copied}, {size_text}{kept}"
+        line += f"; {dataset.removed:,} {removed}" if dataset.removed else ""
+        line += f"; {pluralize(dataset.indexes, 'file')} of other tools" if dataset.indexes else ""
+        lines += [line, f"dataset file  {dataset.dataset_file}"]
+    return join_lines(*lines, f"total {format_size(size)}{speed}" if several else "")
 
 
 def doctor_text(result: DoctorResult, room: int) -> str:
-    """Return what `doctor` has found, for people.
+    """Return the result of `doctor`.
 
     Args:
-        result: What to show.
-        room: Columns of the terminal.
+        result: The checks.
+        room: Width of the terminal in columns.
     """
-    wrong = sum(one.state == "wrong" for one in result.checks)
-    lines = [f"{printable(result.place)}: {f'{wrong:,} of {len(result.checks):,} wrong' if wrong else 'all is well'}"]
-    for one in result.checks:
-        head = f"  {one.name:<13}{one.state:<9}"
-        for text in filter(None, (one.found, one.cure)):
+    wrong = sum(check.state == "wrong" for check in result.checks)
+    lines = [
+        f"{printable(result.place)}: {f'{wrong:,} of {len(result.checks):,} checks failed' if wrong else 'no problems'}"
+    ]
+    for check in result.checks:
+        head = f"  {check.name:<13}{check.state:<9}"
+        for text in filter(None, (check.found, check.cure)):
             wrapped = textwrap.wrap(printable(text), room, initial_indent=head, subsequent_indent=" " * len(head))
             lines, head = lines + wrapped, f"{'':<24}-> "
     return "\n".join(lines)
 
 
 def cache_status_text(status: CacheStatus) -> str:
-    """Return what is printed of a cache."""
+    """Return the result of `cache status`."""
     counts, rate = status.counts, status.counts.hit_rate
-    held = [one for one in status.shards if one.held]
-    taken = f"; {format_size(status.taken)} taken by what is being written" if status.taken else ""
-    passed = f", {counts.passed:,} read at their own place" if counts.passed else ""
+    held = [shard for shard in status.shards if shard.held]
+    taken = f"; {format_size(status.taken)} reserved for writing" if status.taken else ""
+    passed = f", {counts.passed:,} read without the cache" if counts.passed else ""
     found = f"{counts.hits:,} found, {counts.copies:,} copied{passed}; {counts.evicted:,} evicted"
     return join_lines(
-        f"{pluralize(len(status.shards), 'shard')}, {format_size(status.size)}; {len(held):,} held{taken}",
+        f"{pluralize(len(status.shards), 'shard')}, {format_size(status.size)}; {len(held):,} in use{taken}",
         f"hit rate  {rate:.1%}: {found}" if rate is not None else "",
         f"used by  {_process_text(status.readers)}" if status.readers else "",
         f"written by  {_process_text(status.writers)}" if status.writers else "",
-        *(f"held      {one.path}{' by ' + _process_text(one.pids) if one.pids else ''}" for one in held),
+        *(f"in use    {shard.path}{' by ' + _process_text(shard.pids) if shard.pids else ''}" for shard in held),
         *map("foreign   {}".format, status.foreign),
     )
 
 
 def cache_change_text(change: CacheChange) -> str:
-    """Return what is printed of what was removed from a cache."""
+    """Return the result of `cache clear` and `cache verify`."""
     return join_lines(
         f"{len(change.removed):,} of {pluralize(change.looked_at, 'shard')} removed, {format_size(change.size)}",
         *(f"removed   {path}: {why}" for path, why in change.removed.items() if why),
-        *(f"held      {path}{why and ': ' + why}" for path, why in change.held.items()),
+        *(f"in use    {path}{why and ': ' + why}" for path, why in change.held.items()),
         *map("foreign   {}".format, change.foreign),
     )
 

@@ -1,4 +1,4 @@
-"""Options that every command has: output format, progress, logging, config files and servers."""
+"""Options of all verbs: output, progress, logs, job files and servers."""
 
 from __future__ import annotations
 
@@ -21,68 +21,68 @@ _ERROR_OPTIONS = {"as_json": "--json", "verbose": "--verbose"}
 
 
 def _use_config(path: str) -> None:
-    """Take what a file says for what was not typed."""
+    """Use the job file for options that were not typed."""
     from shardtool.cli.config import read_config
 
     context = click.get_current_context()
     context.default_map = read_config(path, context)
-    if isinstance(context.obj, list):  # what was typed, by which errors are printed
+    if isinstance(context.obj, list):  # the typed words, which select the form of errors
         context.obj += [word for name, word in _ERROR_OPTIONS.items() if context.default_map.get(name)]
 
 
 @options_class
 class PrintOptions(BaseOptions):
-    """What is printed, and how."""
+    """Options for printing, and job files."""
 
-    as_json: bool = option(False, "Print one JSON document on stdout.", section="output", typed="json")
-    quiet: bool = option(False, "Print errors and what was asked for, and nothing else.", typed="quiet/q")
+    as_json: bool = option(False, "Print the result as one JSON document on stdout.", section="output", typed="json")
+    quiet: bool = option(False, "Print only errors and requested output.", typed="quiet/q")
     config: str | None = option(
-        None, "File (TOML) of options and arguments; what is typed beside it wins.", section="jobs", form="path",
+        None, "Read options and arguments from this TOML file; typed options override it.", section="jobs", form="path",
         metavar="FILE", use=_use_config,
     )  # fmt: skip
     save_config: str | None = option(
-        None, "File that options and arguments are written to, once they are known to make sense.", form="path",
+        None, "Write the options and arguments to this TOML file once they are valid.", form="path",
         metavar="FILE",
     )  # fmt: skip
 
 
 @options_class
 class RunOptions(PrintOptions):
-    """What is said while a verb runs, and which servers are asked."""
+    """Options for progress, logs and servers."""
 
     progress: Literal["auto", "plain"] = option(
         "auto",
-        "How progress is shown: as a bar where stderr is a terminal, or as a line every ten seconds, for logs.",
+        "Show a progress bar on a terminal (auto), or a line every ten seconds (plain).",
         section="output",
     )
     log: Literal["text", "json"] | None = option(
-        None, "Write a line on stderr for each shard, retry, note and the end, in place of progress.",
+        None, "Write a line per event to stderr instead of progress, as text or json.",
         metavar="CHOICE", use=LOG.begin,
     )  # fmt: skip
     verbose: bool = option(False, "Print a line for every shard.", typed="verbose/v")
     endpoint: str | None = option(
-        None, "Server of s3:// (MinIO, Ceph, R2 ...), gs:// or az://.", metavar="URL",
-        shown="as the cloud's own tools say", section="machines", use=use_endpoint,
+        None, "Server for s3:// (MinIO, Ceph, R2 ...), gs:// or az://.", metavar="URL",
+        shown="from the settings of the cloud's tools", section="machines", use=use_endpoint,
     )  # fmt: skip
-    anonymous: bool = option(False, "Sign no request: a public bucket needs no keys.", use=use_anonymous)
+    anonymous: bool = option(False, "Read public buckets without credentials.", use=use_anonymous)
     store_option: tuple[str, ...] = option(
-        (), "What a store is told of objects that are written, such as storage-class=STANDARD_IA, and who pays.",
+        (), "Set a store option: storage-class=STANDARD_IA, request-payer=requester.",
         metavar="KEY=VALUE", shown="SHARDTOOL_STORE_OPTIONS", use=use_store_options,
     )  # fmt: skip
     header: tuple[str, ...] = option(
-        (), "Header that is sent to servers of the web (https://).", metavar="'NAME: VALUE'",
+        (), "Send this header to web servers (https://).", metavar="'NAME: VALUE'",
         shown="SHARDTOOL_HTTP_HEADERS", use=use_headers,
     )  # fmt: skip
     retry_for: str | None = option(
-        None, "Seconds for which a request that fails is made again.", metavar="SECONDS",
+        None, "Retry a failed request for this many seconds.", metavar="SECONDS",
         shown="SHARDTOOL_RETRY_FOR, or 300", use=set_retry_for,
     )  # fmt: skip
 
 
 @options_class
 class DryRunOptions(RunOptions):
-    """What can be asked of a verb that plans before it writes, too."""
+    """Options of verbs with a dry run."""
 
     dry_run: bool = option(
-        False, "Print the plan, to the byte; write nothing.", section="output", typed="dry-run/n", common=True
+        False, "Print the exact plan; write nothing.", section="output", typed="dry-run/n", common=True
     )

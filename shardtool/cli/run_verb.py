@@ -1,4 +1,4 @@
-"""Run a command with progress on the terminal, and print its result."""
+"""Run a verb with progress on the terminal, and print its result."""
 
 from __future__ import annotations
 
@@ -17,16 +17,18 @@ if TYPE_CHECKING:
     from shardtool.cli.run_options import PrintOptions, RunOptions
 
 
-ON_ACCEPTED = "shardtool.accepted"  # in a context: what is called once a request is known to make sense
+ON_ACCEPTED = "shardtool.accepted"  # context key: a function to call once the request is valid
 
 
 def write_shards(work: Callable[..., Any], how: RunOptions, *, dry: bool) -> None:
+    """Run `create` or `reshard`, or its dry run, and print the result."""
     from shardtool.cli.result_text import create_text, plan_text
 
     run_and_print(work, how, plan_text if dry else create_text, always=dry)
 
 
 def open_terminal(how: RunOptions) -> closing[Terminal]:
+    """Return an observer that shows progress, as a context manager."""
     accepted = click.get_current_context().meta.get(ON_ACCEPTED)
     return closing(Terminal(quiet=how.quiet, verbose=how.verbose, progress=how.progress, accepted=accepted))
 
@@ -34,13 +36,13 @@ def open_terminal(how: RunOptions) -> closing[Terminal]:
 def run_and_print(
     work: Callable[..., Any], how: RunOptions, text: Callable[[Any], str], *, always: bool = False
 ) -> Any:
-    """Have a verb do its work before the user's eyes, print what came of it, and return it.
+    """Run a verb with progress, print its result, and return it.
 
     Args:
-        work: Gets the observer, and returns what can be printed.
-        how: How it runs.
-        text: Makes a text of what came of it.
-        always: Print it, however quiet: it is what was asked for.
+        work: Called with the observer; returns the result.
+        how: The run options.
+        text: Formats the result as text.
+        always: Print the result even with `--quiet`.
     """
     with open_terminal(how) as terminal:
         result = work(observer=terminal)
@@ -51,9 +53,9 @@ def run_and_print(
 def print_result(
     how: PrintOptions, document: Callable[[], object], text: Callable[[], str], *, always: bool = False
 ) -> None:
-    """Print a result, for programs or for people."""
-    if LOG.style and isinstance(found := document(), dict):
-        LOG.result = found
+    """Print a result as JSON or as text."""
+    if LOG.style and isinstance(result := document(), dict):
+        LOG.result = result
     if how.as_json:
         print_json(document())
     elif always or not how.quiet:

@@ -1,4 +1,4 @@
-"""Text of single samples: in full, or on one line."""
+"""Text of single samples: in full or on one line."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from shardtool.verbs.inspect.sample_view import FieldView, SampleView
 
 
-_MAX_VALUE_LINES = 200  # of a text or JSON
+_MAX_VALUE_LINES = 200  # per text or JSON value
 
 
 def sample_text(view: SampleView, room: int) -> str:
-    """Return a sample for people: each field as what it is."""
+    """Return a sample in full, with its fields and metadata."""
     sample = view.sample
     place = (
         f"sample {sample.number:,}, {sample.size:,} bytes at {sample.offset:,} of {to_output_name(sample.shard.path)}"
@@ -68,7 +68,7 @@ def _field_lines(one: FieldView, room: int) -> list[str]:
 
 
 def _ascii_text(data: bytes) -> str:
-    return "".join(chr(byte) if 32 <= byte < 127 else "." for byte in data)  # noqa: PLR2004 - what ASCII can print
+    return "".join(chr(byte) if 32 <= byte < 127 else "." for byte in data)  # noqa: PLR2004 - printable ASCII
 
 
 def sample_line(view: SampleView, room: int) -> str:

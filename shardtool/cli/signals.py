@@ -1,10 +1,9 @@
-"""Handle Ctrl-C, SIGTERM and SIGHUP: the first signal stops the run by an exception, and later ones are not ignored.
+"""Handle Ctrl-C, SIGTERM and SIGHUP.
 
-The exception can be raised inside a library that drops it: in a destructor, or in an import that continues without
-the module it could not import. A timer therefore checks again until the exception is being handled; if nothing is
-being unwound, it raises the exception once more. While workers are killed and temporary files removed, nothing
-interrupts that except two limits: requests to stores end after `_LOCK_RELEASE_S`, and after a second signal the
-process exits within `_CLEANUP_LIMIT_S`.
+The first signal raises `Interrupted`. A library can lose this exception, for example in a destructor or during an
+import. A timer therefore raises it again until it is being handled. Cleanup (stopping workers, deleting temporary
+files) is not interrupted, with two limits: requests to stores end after `_LOCK_RELEASE_S`, and after a second signal
+the process exits within `_CLEANUP_LIMIT_S`.
 """
 
 from __future__ import annotations
@@ -30,30 +29,30 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _RERAISE_SOON_S, _RERAISE_INTERVAL_S = 0.02, 0.2
 
 
-_LOCK_RELEASE_S = 1.0  # for locks in stores to be given back: those that stay, the next run takes over
+_LOCK_RELEASE_S = 1.0  # to release locks in stores; the next run takes over the others
 
 
-_CLEANUP_LIMIT_S = 2.0  # for what is removed after an interrupt, once the user asks again
+_CLEANUP_LIMIT_S = 2.0  # for cleanup after a second signal
 
 
 class SignalHandler:
-    """The handling of signals, from `install` on.
+    """Handles signals after `install`.
 
     Args:
-        at_once: Says that the run was interrupted, where nothing else will.
+        report: Prints that the run was interrupted, if the process exits during cleanup.
 
     Attributes:
-        first: The signal that asked the run to end; None: none did.
+        first: The first signal; None if there was none.
     """
 
-    def __init__(self, at_once: Callable[[int], object]) -> None:
-        self._at_once = at_once
+    def __init__(self, report: Callable[[int], object]) -> None:
+        self._report = report
         self.first: int | None = None
         self._latest_end: float | None = None
         self._ended = False
 
     def install(self) -> None:
-        """Take the signals, but for those that are ignored on purpose: by `nohup`, or a shell's background job."""
+        """Install the handlers, except for signals that are ignored, as with `nohup` or in background jobs."""
         for signum in SIGNALS:
             if signal.getsignal(signum) != signal.SIG_IGN:
                 signal.signal(signum, self._on_signal)
@@ -61,7 +60,7 @@ class SignalHandler:
         sys.unraisablehook = self._on_unraisable
 
     def end(self) -> None:
-        """Raise nothing from now on: what is left is to print a line. A signal gives that `_CLEANUP_LIMIT_S`, no more."""
+        """Stop raising exceptions: only a message remains to be printed, within `_CLEANUP_LIMIT_S` of a signal."""
         self._ended = True
         signal.setitimer(signal.ITIMER_REAL, 0)
 
@@ -92,13 +91,13 @@ class SignalHandler:
             os._exit(128 + self.first)
         if self._latest_end is not None and time.monotonic() > self._latest_end:
             self._ended = True
-            self._at_once(self.first)
+            self._report(self.first)
             os._exit(128 + self.first)
         if not _is_unwinding():
             raise Interrupted(self.first)
 
     def _on_unraisable(self, dropped: sys.UnraisableHookArgs) -> None:
-        """Say nothing of an interrupt that was raised in a destructor, but raise it again soon."""
+        """Raise an interrupt again that a destructor has lost."""
         if dropped.exc_type is not Interrupted:
             self._unraisable(dropped)
         elif not self._ended:
@@ -106,7 +105,7 @@ class SignalHandler:
 
 
 def _is_unwinding() -> bool:
-    """Tell whether the code that a signal has stopped deals with an interrupt, or with an error on its way out."""
+    """Tell whether an interrupt is being handled."""
     error = sys.exc_info()[1]
     while error is not None and not isinstance(error, Interrupted):
         error = error.__context__

@@ -1,4 +1,4 @@
-"""Text of `inspect`: the summary of a dataset, and its reading speed."""
+"""Text results of `inspect`: the summary of a dataset and its reading speed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from shardtool.verbs.inspect.summary import LabelSummary, Summary
 
 
-_MAX_LABEL_VALUES = 8  # values that are shown; the JSON has more
+_MAX_LABEL_VALUES = 8  # `--json` prints more
 
 
 _MAX_FIELDS = 40
@@ -28,18 +28,18 @@ _MAX_FIELDS = 40
 _MAX_PROBLEMS = 5
 
 
-_MAX_NAME_COLUMNS = 32  # columns for a name in a table
+_MAX_NAME_COLUMNS = 32
 
 
-_WITHOUT_SIDECAR = "without an index (`shardtool index` makes it)"
+_WITHOUT_SIDECAR = "without a sidecar (run `shardtool index` to create it)"
 
 
 def summary_text(summary: Summary, room: int) -> str:
-    """Return a summary for people.
+    """Return the summary of `inspect`.
 
     Args:
-        summary: What to show.
-        room: Columns of the terminal.
+        summary: The summary.
+        room: Width of the terminal in columns.
     """
     if summary.datasets:
         total = f"{pluralize(len(summary.datasets), 'dataset')}: {_totals_text(summary)}"
@@ -55,22 +55,25 @@ def summary_text(summary: Summary, room: int) -> str:
 
 
 def _totals_text(summary: Summary) -> str:
-    return f"{samples_in_shards(summary.samples, summary.shard_sizes.count)}, {format_size(summary.size)}, {summary.format}"
+    shards = samples_in_shards(summary.samples, summary.shard_sizes.count)
+    return f"{shards}, {format_size(summary.size)}, {summary.format}"
 
 
 def _head_lines(summary: Summary, room: int) -> list[str]:
     facts, name, shards = _totals_text(summary), fit_line(summary.dataset, room), summary.shard_sizes.count
     lines = [f"{name}: {facts}"] if display_width(f"{name}: {facts}") <= room else [name, fit_line(f"  {facts}", room)]
     looked = summary.looked
-    about = f"{samples_in_shards(looked.samples, looked.shards)}: what follows is about these (--full reads all)"
+    about = (
+        f"{samples_in_shards(looked.samples, looked.shards)}; the rest of this summary covers only these (--full: all)"
+    )
     rows = [
         ("complete", _completeness_text(summary)),
-        ("part", f"these are {shards:,} of its {pluralize(summary.part_of, 'shard')}" if summary.part_of else ""),
+        ("part", f"{shards:,} of the dataset's {pluralize(summary.part_of, 'shard')}" if summary.part_of else ""),
         ("fingerprint", summary.fingerprint),
         *(_run_rows(RunRecord(summary.made)) if summary.made else ()),
-        ("left out", f"{summary.skipped:,}, listed in {summary.name}.skipped" if summary.skipped else ""),
-        ("looked at", about if looked.shards < shards else ""),
-        ("walked", f"{pluralize(looked.walked, 'shard')} {_WITHOUT_SIDECAR}" if looked.walked else ""),
+        ("skipped", f"{summary.skipped:,}, listed in {summary.name}.skipped" if summary.skipped else ""),
+        ("read", about if looked.shards < shards else ""),
+        ("scanned", f"{pluralize(looked.walked, 'shard')} {_WITHOUT_SIDECAR}" if looked.walked else ""),
         *(("problem", f"{one.where}: {one.message}") for one in summary.problems[:_MAX_PROBLEMS]),
     ]
     for name, value in rows:
@@ -86,18 +89,18 @@ def _head_lines(summary: Summary, room: int) -> list[str]:
 def _completeness_text(summary: Summary) -> str:
     if summary.complete is None:
         if any(one.code == "dataset-file-damaged" for one in summary.problems):
-            return "not known: the dataset file is damaged"
+            return "unknown: the dataset file is damaged"
         found = f", and {pluralize(len(summary.problems), 'problem')}" if summary.problems else ""
-        return f"not known: no dataset file of shardtool{found}"
+        return f"unknown: no dataset file of shardtool{found}"
     if summary.complete:
-        return "yes: dataset file, all shards and all sidecars are there (`shardtool verify` reads every byte)"
+        return "yes: the dataset file, all shards and all sidecars exist (`shardtool verify` reads every byte)"
     return f"no: {pluralize(len(summary.problems), 'problem')}"
 
 
 def _run_rows(made: RunRecord) -> Iterator[tuple[str, str]]:
-    """Yield how a dataset was made, and what was appended to it since."""
+    """Yield the runs that created and appended to the dataset."""
     split = f", split {made.split}" if made.split else ""
-    yield "made", f"{made.tool or '?'}: {format_command_line(made)}{split}"
+    yield "created", f"{made.tool or '?'}: {format_command_line(made)}{split}"
     runs = made.appended
     for run in runs[:_MAX_PROBLEMS]:
         yield "appended", f"{run.tool or '?'}: {format_command_line(run)}"
@@ -151,19 +154,19 @@ def _image_lines(summary: Summary) -> list[str]:
     known = any(one.source == "columns" for one in summary.images.values())
     for name, one in summary.images.items():
         sampled = one.source == "sampled"
-        which = f"{one.images:,} looked at" if sampled else f"all {one.images:,}, by the sidecars' columns"
+        which = f"{one.images:,} opened" if sampled else f"all {one.images:,}, from the sidecars"
         lines.append(f"images  {name}: {which}")
         if one.width.count and not (known and sampled):
             lines.append(f"  width   {' / '.join(_number_cells(one.width))}  (smallest / median / largest)")
             lines.append(f"  height  {' / '.join(_number_cells(one.height))}")
         if one.modes:
             lines.append("  modes   " + ", ".join(f"{mode} {count:,}" for mode, count in one.modes.items()))
-        lines += [f"  no image: {key}: {wrong}" for key, wrong in one.unreadable]
+        lines += [f"  invalid image: {key}: {wrong}" for key, wrong in one.unreadable]
     return lines
 
 
 def _label_lines(name: str, label: LabelSummary, room: int) -> list[str]:
-    sampled = f"{label.samples:,} looked at, " if label.sampled else ""
+    sampled = f"{label.samples:,} opened, " if label.sampled else ""
     lines = [fit_line(f"{label.source} {name}: {sampled}{pluralize(label.distinct, 'value')}", room)]
     shown = label.values[:_MAX_LABEL_VALUES]
     names = [
@@ -187,7 +190,7 @@ def _label_lines(name: str, label: LabelSummary, room: int) -> list[str]:
 
 
 def _bar_text(share: float, room: int) -> str:
-    """Return a bar, an eighth of a column exact; of hashes where stdout has no blocks."""
+    """Return a bar of block characters, or of `#` if stdout cannot encode blocks."""
     eighths = max(1, round(share * room * 8))
     bar = "█" * (eighths // 8) + " ▏▎▍▌▋▊▉"[eighths % 8].strip()
     return bar if escape_unencodable(bar) == bar else "#" * max(1, round(share * room))
@@ -208,7 +211,7 @@ def _column_lines(summary: Summary) -> list[str]:
             f"{'' if one.element is None else 'list of '}{(one.element or one.type).partition('<')[0]}",
             f"{one.filled:,}",
             "-" if one.distinct is None else f"{one.distinct:,}",
-            "numbers of the classes above" if _has_class_numbers(summary, name) else _column_text(one),
+            "class numbers, see above" if _has_class_numbers(summary, name) else _column_text(one),
         )
         for name, one in summary.columns.items()
     ]
@@ -216,7 +219,7 @@ def _column_lines(summary: Summary) -> list[str]:
 
 
 def _has_class_numbers(summary: Summary, name: str) -> bool:
-    """Tell whether a column has the numbers of a field's labels, of which a mean says nothing."""
+    """Tell whether a column has class numbers, whose mean has no meaning."""
     label = summary.labels.get(name)
     return label is not None and label.source == "field" and any(one.number is not None for one in label.values)
 
@@ -239,11 +242,11 @@ def _number_text(value: object) -> str:
 
 
 def read_speed_text(speed: ReadSpeed) -> str:
-    """Return how fast a dataset was read."""
+    """Return the result of `inspect --read-speed`."""
     kinds = {
         "stream": (speed.stream, "shuffled, fields as bytes"),
-        "random": (speed.random, "from anywhere, 64 at a time"),
-        "decoded": (speed.decoded, "as the stream, decoded in one thread"),
+        "random": (speed.random, "random samples, 64 at a time"),
+        "decoded": (speed.decoded, "shuffled, decoded in one thread"),
     }
     lines = [printable(speed.dataset)]
     for name, (one, what) in kinds.items():
@@ -252,8 +255,8 @@ def read_speed_text(speed: ReadSpeed) -> str:
             lines.append(f"{name:<10}{rate:>12}{one.samples_per_s:>13,.0f} samples/s  {what}")
     shards = f"{pluralize(speed.shards, 'shard')} of {format_size(speed.mean_size)}"
     if speed.shards > 1:
-        verdict = "large enough" if speed.large_enough else f"better {format_size(speed.advised_size)} or more"
-        opening = f"{speed.opening * 1000:.1f} ms, {speed.opening_share:.0%} of a stream's time"
+        verdict = "large enough" if speed.large_enough else f"use {format_size(speed.advised_size)} or more"
+        opening = f"{speed.opening * 1000:.1f} ms, {speed.opening_share:.0%} of the reading time"
         shards += f" on average; opening one takes {opening}: {verdict}"
     lines.append(f"{'shards':<10}{shards}")
     return "\n".join(lines)

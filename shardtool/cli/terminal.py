@@ -19,17 +19,19 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 
-_FETCH_BAR_FORMAT = "{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}, {rate_fmt}{postfix}]"  # tqdm knows no hosts
+_FETCH_BAR_FORMAT = (
+    "{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}, {rate_fmt}{postfix}]"  # remaining time: see FetchEstimate
+)
 
 
 class Terminal(Observer):
-    """An observer that shows a run on stderr: notes and details as lines, progress as a bar where it is a terminal.
+    """An observer that prints notes and details on stderr, and shows a progress bar if stderr is a terminal.
 
     Args:
-        quiet: Show nothing but details.
-        verbose: Show details.
-        progress: `plain`: lines in place of the bar, also where stderr is no terminal.
-        accepted: Called when work starts: what was asked for is known to make sense then.
+        quiet: Print no notes and no progress.
+        verbose: Print details.
+        progress: `plain`: print progress lines instead of a bar, also if stderr is not a terminal.
+        accepted: Called when work starts, which means that the request is valid.
     """
 
     def __init__(
@@ -43,19 +45,19 @@ class Terminal(Observer):
         set_listener(self._hear)
 
     def note(self, text: str) -> None:
-        """Show something that the user should know."""
+        """Print a note."""
         if LOG.style:
             LOG.write("note", text=text)
         elif not self._quiet:
-            self._line(f"note: {text}")
+            self._line(text, label="note:", label_color="yellow")
 
     def log(self, text: str) -> None:
-        """Show a detail, where the user asked for it."""
+        """Print a detail with `--verbose`."""
         if self._verbose:
             self._line(text)
 
     def shard(self, name: str, done: str, samples: int, size: int) -> None:
-        """Show a shard that is done, where the user asked for it."""
+        """Print a finished shard with `--verbose`."""
         if done != "kept":
             LOG.samples, LOG.size = LOG.samples + samples, LOG.size + size
         if LOG.style:
@@ -64,7 +66,7 @@ class Terminal(Observer):
             super().shard(name, done, samples, size)
 
     def _hear(self, event: object) -> None:
-        """Take what a worker, or a thread of requests, has to say."""
+        """Receive a message from a worker or a request thread."""
         if isinstance(event, RequestRetry) and LOG.style:
             LOG.write("retry", **event._asdict())
         elif isinstance(event, RequestRetry):
@@ -78,32 +80,30 @@ class Terminal(Observer):
             self.note(event.text)
 
     def listed(self, samples: int) -> None:
-        """Count what was found."""
+        """Count listed samples."""
         if self._bar is None:
             self._start_bar("listing", None, " samples", leave=False)
         if self._bar is not None:
-            with self._while_read():
+            with self._ignoring_closed_stderr():
                 self._bar.update(samples)
 
     def phase(self, text: str, size: int) -> None:
-        """Start a bar that will make room for another."""
+        """Start the bar of a preparatory step."""
         self._close_bar()
         self._shards = (0, 0)
         self._start_bar(text, size, "B", leave=False)
 
     def start(self, samples: int, size: int, shards: int) -> None:
-        """Start the bar."""
+        """Start the bar of the main step."""
         if self._accepted is not None:
             self._accepted()
         if LOG.style:
             LOG.write("start", samples=samples, bytes=size, shards=shards)
         self._close_bar()
         self._shards = (0, shards)
-        self._fetched = (
-            None if size or not samples else FetchEstimate(samples, shards)
-        )  # of the web, no sizes are known
+        self._fetched = None if size or not samples else FetchEstimate(samples, shards)  # downloads have no known size
         if self._fetched is not None:
-            self._start_bar("fetching", samples, " samples", leave=True)
+            self._start_bar("downloading", samples, " samples", leave=True)
             return
         self._start_bar(f"{samples:,} samples" if samples else "reading", size, "B", leave=True)
 
@@ -130,16 +130,16 @@ class Terminal(Observer):
         )
 
     def failed(self, samples: int) -> None:
-        """Count what could not be fetched."""
+        """Count failed downloads."""
         if self._fetched is not None:
             self._fetched.failed += samples
 
     def advance(self, samples: int, size: int, shards: int) -> None:
-        """Move the bar: bytes say the most, where they are known."""
+        """Advance the bar by bytes, or by samples if sizes are unknown."""
         if self._bar is not None:
             done, total = self._shards
             self._shards = (done + shards, total)
-            with self._while_read():
+            with self._ignoring_closed_stderr():
                 if total:
                     rate = "" if self._fetched is None else self._fetched.more(samples, size, shards)
                     if self._fetched is not None and self._bar is not self._plain:
@@ -148,7 +148,7 @@ class Terminal(Observer):
                 self._bar.update(size if self._fetched is None else samples)
 
     def close(self) -> None:
-        """Leave the bar as it is, and the cursor below it; show no more progress."""
+        """Finish progress and leave the bar visible."""
         set_listener(None)
         self._close_bar()
         if self._plain is not None:
@@ -159,17 +159,17 @@ class Terminal(Observer):
             self._bar.close()
             self._bar = None
 
-    def _line(self, text: str) -> None:
-        text = printable(text)  # a line is one line, whatever names are in it
-        beside_bar = nullcontext() if self._bar is None else self._bar.external_write_mode(file=sys.stderr)
-        with self._while_read(), beside_bar:
-            print_message(text)
+    def _line(self, text: str, *, label: str = "", label_color: str = "") -> None:
+        text = printable(text)  # names may contain line breaks
+        above_bar = nullcontext() if self._bar is None else self._bar.external_write_mode(file=sys.stderr)
+        with self._ignoring_closed_stderr(), above_bar:
+            print_message(text, label=label, label_color=label_color)
 
     @contextmanager
-    def _while_read(self) -> Iterator[None]:
-        """Print in the block, and nothing more once the reader of stderr is gone: that is no reason to stop the run."""
+    def _ignoring_closed_stderr(self) -> Iterator[None]:
+        """Print in the block; if stderr is closed, continue the run without messages."""
         try:
             yield
         except OSError:
             self._quiet, self._verbose, self._bar = True, False, None
-            sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - the interpreter flushes it at its end
+            sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - the interpreter flushes it at exit

@@ -1,4 +1,4 @@
-"""Lay out text for a terminal: widths, columns, tables."""
+"""Layout of text for terminals: widths, columns, tables."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ _DEFAULT_COLUMNS, _MIN_COLUMNS, _MAX_COLUMNS = 100, 40, 160
 
 
 def terminal_width() -> int:
-    """Return how many columns there are: the terminal's, or 100 where there is none."""
-    import shutil  # bz2, lzma: for what is shown at the end
+    """Return the width of the terminal in columns; 100 without a terminal."""
+    import shutil  # slow to import (bz2, lzma)
 
     return max(_MIN_COLUMNS, min(_MAX_COLUMNS, shutil.get_terminal_size((_DEFAULT_COLUMNS, 24)).columns))
 
 
 def display_width(text: str) -> int:
-    """Return how many columns of a terminal a text takes."""
+    """Return the width of a text in terminal columns."""
     return sum(
         0 if unicodedata.combining(char) else 2 if unicodedata.east_asian_width(char) in "WF" else 1 for char in text
     )
 
 
 def fit_line(text: str, room: int) -> str:
-    """Return a text on one line, cut to `room` columns of a terminal where it is longer."""
+    """Return a printable text, truncated to `room` columns."""
     text = printable(text)
     if display_width(text) <= room:
         return text
@@ -44,17 +44,19 @@ def fit_line(text: str, room: int) -> str:
 
 
 def pad(text: str, room: int, *, right: bool = False) -> str:
+    """Pad a text with spaces to `room` columns; `right` aligns it to the right."""
     blanks = " " * max(0, room - display_width(text))
     return blanks + text if right else text + blanks
 
 
 def samples_in_shards(samples: int, shards: int) -> str:
+    """Return `3 samples in 1 shard`."""
     return f"{pluralize(samples, 'sample')} in {pluralize(shards, 'shard')}"
 
 
 def format_table(head: Sequence[str], rows: Sequence[Sequence[str]], sides: str) -> list[str]:
-    """Return rows with their columns one below the other; `sides` has an `l` or `r` for each."""
-    widths = [max(display_width(row[at]) for row in [head, *rows]) for at in range(len(head))]
+    """Return the lines of a table; `sides` has the alignment of each column, `l` or `r`."""
+    widths = [max(display_width(row[column]) for row in [head, *rows]) for column in range(len(head))]
     return [
         "  ".join(
             pad(cell, wide, right=side == "r") for cell, wide, side in zip(row, widths, sides, strict=True)
@@ -64,9 +66,10 @@ def format_table(head: Sequence[str], rows: Sequence[Sequence[str]], sides: str)
 
 
 def join_lines(*lines: str) -> str:
-    """Return lines, but for empty ones, each as one line, whatever names are in it."""
+    """Join printable lines and omit empty ones."""
     return "\n".join(map(printable, filter(None, lines)))
 
 
 def format_speed(size: int, seconds: float) -> str:
+    """Return `3.2 s, 150 MB/s`."""
     return f"{seconds:.1f} s, {format_size(size / max(seconds, 1e-9))}/s"

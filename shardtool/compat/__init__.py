@@ -1,1 +1,1 @@
-"""Other tools' names for what shardtool does, for programs that were written for them: one import changes."""
+"""Other tools' names for shardtool functions, so that programs need to change only an import."""

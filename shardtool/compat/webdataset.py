@@ -1,12 +1,12 @@
-"""webdataset's `ShardWriter`, with the same arguments, writing datasets of shardtool.
+"""webdataset's `ShardWriter`, with the same arguments, which writes shardtool datasets.
 
 It differs where shardtool's guarantees require it:
 
 - `maxsize` limits the finished file, headers included, and no shard exceeds it.
 - Existing output is refused without `overwrite=True` or `resume=True`.
 - Keys are unique.
-- A block that an exception leaves publishes no dataset file.
-- Names and times in the headers are the same as in every shard of shardtool.
+- An exception in the `with` block publishes no dataset file.
+- Header names and times are the same as in every shardtool shard.
 
 Source: webdataset 1.0.2, `webdataset/writer.py`.
 """
@@ -32,37 +32,37 @@ if TYPE_CHECKING:
 _KEY = "__key__"
 
 
-_FIXED_ARGUMENTS: dict[str, tuple[tuple[object, ...], str]] = {  # what may be given, and what every shard has
-    "compress": ((None, False), "shards are not compressed, so that samples can be read by themselves"),
-    "mtime": ((None, 0), "times in headers are 0, so that the same samples give the same bytes"),
-    "user": (("bigdata", ""), "headers name no user"),
-    "group": (("bigdata", ""), "headers name no group"),
-    "mode": ((0o444, 0o644), "the mode in headers is 0644"),
-    "format": ((None, "USTAR_FORMAT", 0), "shards are ustar, with pax headers for names that it cannot hold"),
+_FIXED_ARGUMENTS: dict[str, tuple[tuple[object, ...], str]] = {  # accepted values, and the reason
+    "compress": ((None, False), "no compression, so that samples can be read by offset"),
+    "mtime": ((None, 0), "0, so that equal samples give equal bytes"),
+    "user": (("bigdata", ""), "no user name in headers"),
+    "group": (("bigdata", ""), "no group name in headers"),
+    "mode": ((0o444, 0o644), "mode 0644 in headers"),
+    "format": ((None, "USTAR_FORMAT", 0), "ustar, with pax headers for long names"),
 }
 
 
 class ShardWriter(Writer):
-    """Writes samples into tar shards; see the module for what differs from webdataset's.
+    """Writes samples into tar shards. The module docstring lists the differences from webdataset.
 
     Args:
-        pattern: The shards' names, such as `out-%06d.tar`.
-        maxcount: Samples in a shard at most; a float, such as 1e4, or infinity, too.
-        maxsize: Bytes of a finished shard at most; as `maxcount`.
-        post: Called with the path of each shard once it is there. It may take it away.
-        start_shard: The number of the first shard.
-        verbose: Print the name of each shard.
-        opener: Refused: shards are files of a folder.
-        encoder: As of webdataset's `TarWriter`.
-        keep_meta: As of webdataset's `TarWriter`.
-        overwrite: As of `shardtool.ShardWriter`.
-        resume: As of `shardtool.ShardWriter`.
-        fixed: Other arguments of webdataset's `TarWriter`, which are taken where they ask for what every shard has.
+        pattern: Shard names, such as `out-%06d.tar`.
+        maxcount: Maximum samples per shard; a float such as 1e4 or infinity is accepted.
+        maxsize: Maximum bytes of a finished shard, as for `maxcount`.
+        post: Called with the path of each published shard. It may move the shard.
+        start_shard: Number of the first shard.
+        verbose: Whether to print the name of each shard.
+        opener: Not supported, because shards are files in a folder.
+        encoder: See webdataset's `TarWriter`.
+        keep_meta: See webdataset's `TarWriter`.
+        overwrite: See `shardtool.ShardWriter`.
+        resume: See `shardtool.ShardWriter`.
+        fixed: Other arguments of webdataset's `TarWriter`, accepted if their values match shardtool's shards.
 
     Raises:
-        InvalidRequest: An argument asks for what no shard is.
-        OutputExists: The output is there already.
-        OutputFailed: It cannot be written.
+        InvalidRequest: An argument is not supported.
+        OutputExists: The output exists.
+        OutputFailed: The output cannot be written.
     """
 
     def __init__(  # noqa: PLR0913, PLR0917 - webdataset's arguments, in its order
@@ -82,18 +82,18 @@ class ShardWriter(Writer):
         **fixed: object,
     ) -> None:
         if opener is not None:
-            expected = "None: shards are files of a folder, and `post` can move them"
+            expected = "None; shards are files in a folder, which `post` can move"
             raise InvalidRequest("opener", repr(opener), expected=expected)
         for name, value in fixed.items():
             if name not in _FIXED_ARGUMENTS:
-                known = ", ".join(("encoder", "keep_meta", *_FIXED_ARGUMENTS, "overwrite", "resume"))
-                raise InvalidRequest("ShardWriter", f"no argument {name!r}", expected=f"one of {known}")
+                choices = ", ".join(("encoder", "keep_meta", *_FIXED_ARGUMENTS, "overwrite", "resume"))
+                raise InvalidRequest("ShardWriter", f"no argument {name!r}", expected=f"one of {choices}")
             if value not in _FIXED_ARGUMENTS[name][0]:
                 raise InvalidRequest(name, repr(value), expected=_FIXED_ARGUMENTS[name][1])
         names = remaining_names(parse_pattern(pattern), start_shard)
         if names.format != "tar":
             raise InvalidRequest(pattern, f"{names.format} shards", expected="names that end in .tar")
-        self._encode, self._keep_meta, self._waits = make_encoder(encoder), keep_meta, overwrite
+        self._encode, self._keep_meta, self._publishes_at_end = make_encoder(encoder), keep_meta, overwrite
         self._names, self._post, self.verbose = names, post, verbose
         super().__init__(
             os.path.join(names.folder, names.text),
@@ -103,89 +103,85 @@ class ShardWriter(Writer):
             overwrite=overwrite,
             resume=resume,
         )
-        self.start_shard, self._told = start_shard, len(self.shards)
+        self.start_shard, self._reported_shards = start_shard, len(self.shards)
         self.count = self.size = 0
         self._print_name(self.total)
 
     @property
     def total(self) -> int:
-        """How many samples are written."""
+        """Number of samples written."""
         return self.samples
 
     @property
     def shard(self) -> int:
-        """The number of the shard after the one that is being written."""
-        return self.start_shard + self._told + 1
+        """Number of the next shard."""
+        return self.start_shard + self._reported_shards + 1
 
     @property
     def fname(self) -> str:
-        """The path of the shard that is being written."""
-        return os.path.join(self._names.folder, self._names.shard(self._told))
+        """Path of the current shard."""
+        return os.path.join(self._names.folder, self._names.shard(self._reported_shards))
 
     def write(self, obj: Mapping[str, Any], metadata: Mapping[str, object] | None = None) -> None:
-        """Write a sample: a dict of its key, `__key__`, and its fields; `metadata`: further columns of its row.
+        """Write a sample: a dict with the key `__key__` and fields, and additional `metadata` columns of its row.
 
         Raises:
-            InvalidRequest: It cannot be written.
-            OutputFailed: The file system refuses.
+            InvalidRequest: The sample cannot be written.
+            OutputFailed: The file system reports an error.
         """
         encoded = self._encode(dict(obj))
         fields: dict[str, object] = {}
         for name, value in encoded.items():
             if name == _KEY or (name.startswith("_") and not self._keep_meta):
                 continue
-            found = value.encode() if isinstance(value, str) and name.startswith("_") else value
-            if not isinstance(found, bytes | bytearray | memoryview):
-                kind = f"a value of the type {type(value).__name__}, once it was encoded"
-                raise InvalidRequest(f"field {name!r}", kind, expected="bytes")
-            fields[name] = found
+            data = value.encode() if isinstance(value, str) and name.startswith("_") else value
+            if not isinstance(data, bytes | bytearray | memoryview):
+                found = f"a value of the type {type(value).__name__} after encoding"
+                raise InvalidRequest(f"field {name!r}", found, expected="bytes")
+            fields[name] = data
         key = {_KEY: encoded[_KEY]} if _KEY in encoded else {}
-        before = self.total
+        samples_before = self.total
         super().write({**key, **fields}, metadata)
-        self._call_post(before)
+        self._call_post(samples_before)
         self.count += 1
         self.size += sum(len(value) for value in fields.values() if isinstance(value, bytes | bytearray | memoryview))
 
     def close(self) -> None:
-        """Publish the last shard, and the dataset file.
+        """Publish the last shard and the dataset file.
 
         Raises:
             InvalidRequest: No sample was written.
-            OutputFailed: The file system refuses.
+            OutputFailed: The file system reports an error.
         """
         super().close()
-        self._waits = False
+        self._publishes_at_end = False
         self._call_post()
 
     finish = close
 
-    def _call_post(self, before: int | None = None) -> None:
-        """Hand the shards over that are there since the last time; those that replace others are there at the end.
-
-        Args:
-            before: Samples that they hold, all together; None: the writer is closed.
-        """
-        if self._waits:
+    def _call_post(self, samples: int | None = None) -> None:
+        """Call `post` for newly published shards, which hold this many samples in total; None after closing."""
+        if self._publishes_at_end:
             return
-        for _ in self.shards[self._told :]:
+        for _ in self.shards[self._reported_shards :]:
             path = self.fname
-            self._told += 1
+            self._reported_shards += 1
             if self._post is not None:
                 self._post(path)
-            if before is not None:
-                self._print_name(before)
+            if samples is not None:
+                self._print_name(samples)
                 self.count = self.size = 0
 
-    def _print_name(self, before: int) -> None:
-        """Print the name of the shard that begins, and what is written: in the last shard, and in all."""
+    def _print_name(self, samples: int) -> None:
+        """Print the name of the current shard, and the samples written to it and in total."""
         if self.verbose:
-            sys.stdout.write(f"# writing {self.fname} {self.count} {self.size / 1e9:.1f} GB {before}\n")
+            sys.stdout.write(f"# writing {self.fname} {self.count} {self.size / 1e9:.1f} GB {samples}\n")
 
 
-def _parse_bound(name: str, given: float) -> int | None:
-    """Return a bound, which may be a float such as 1e4; None: there is none."""
-    if given == inf:
+def _parse_bound(name: str, value: float) -> int | None:
+    """Return a bound as an integer; None for infinity."""
+    if value == inf:
         return None
-    if isinstance(given, bool) or not isinstance(given, Real) or not given >= 1:
-        raise InvalidRequest(name, f"{given!r}", expected="a number from 1")
-    return int(given)
+    if isinstance(value, bool) or not isinstance(value, Real) or not value >= 1:
+        raise InvalidRequest(name, f"{value!r}", expected="a number of at least 1")
+    return int(value)

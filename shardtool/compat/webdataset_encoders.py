@@ -1,4 +1,4 @@
-"""Encode values by the endings of their fields, as webdataset's writer does.
+"""Encode values by the extensions of their fields, as webdataset's writer does.
 
 Source: webdataset 1.0.2, `webdataset/writer.py`, `make_handlers` and `encode_based_on_extension1`.
 """
@@ -26,33 +26,36 @@ if TYPE_CHECKING:
 _GZIP_SUFFIX = ".gz"
 
 
-_FLOAT_SLACK = 0.001  # how far a float image may be out of 0 to 1
+_FLOAT_SLACK = 0.001  # tolerance around 0 to 1 in float images
 
 
-def make_encoder(asked: object) -> Encoder:
-    """Return what encodes samples.
+def make_encoder(encoder: object) -> Encoder:
+    """Return the function that encodes samples.
 
     Args:
-        asked: True: by the endings; False or None: not at all; a dict of functions by ending; or a function.
+        encoder: True to encode by extension, False or None to encode nothing, a dict of functions by extension, or a
+            function.
 
     Raises:
-        InvalidRequest: It is none of these.
+        InvalidRequest: The encoder is none of these.
     """
-    if asked is None or asked is False:
+    if encoder is None or encoder is False:
         return lambda sample: sample
-    if callable(asked):
-        return asked
-    if asked is True or isinstance(asked, dict):
-        handlers = default_handlers() if asked is True else asked
+    if callable(encoder):
+        return encoder
+    if encoder is True or isinstance(encoder, dict):
+        handlers = default_handlers() if encoder is True else encoder
         return lambda sample: {name: encode_by_ending(value, name, handlers) for name, value in sample.items()}
-    raise InvalidRequest("encoder", repr(asked), expected="True, False, a function, or a dict of functions by ending")
+    raise InvalidRequest(
+        "encoder", repr(encoder), expected="True, False, a function, or a dict of functions by extension"
+    )
 
 
 def encode_by_ending(value: Any, field: str, handlers: Handlers) -> Any:
-    """Return a value as bytes; those of fields that start with an underscore stay.
+    """Return a value as bytes. Fields whose names start with an underscore are unchanged.
 
     Raises:
-        InvalidRequest: Nothing encodes what such a field holds.
+        InvalidRequest: There is no encoder for the field.
     """
     if field.startswith("_"):
         return value
@@ -63,14 +66,14 @@ def encode_by_ending(value: Any, field: str, handlers: Handlers) -> Any:
     elif not isinstance(value, bytes):
         handler = handlers.get(ending)
         if handler is None:
-            found = f"a value of the type {type(value).__name__}, and nothing encodes the ending {ending!r}"
-            raise InvalidRequest(f"field {field!r}", found, expected="bytes, text, or an encoder that does")
+            found = f"a value of the type {type(value).__name__}, with no encoder for the extension {ending!r}"
+            raise InvalidRequest(f"field {field!r}", found, expected="bytes, text, or an encoder for it")
         value = handler(value)
     return gzip.compress(value, mtime=0) if name != field else value
 
 
 def default_handlers() -> dict[str, Callable[[Any], bytes]]:
-    """Return webdataset's functions by ending, but for those of formats that want a package of their own."""
+    """Return webdataset's functions by extension, without those that need additional packages."""
     handlers: tuple[tuple[str, Callable[[Any], bytes]], ...] = (
         ("cls cls2 class count index inx id", lambda value: str(value).encode("ascii")),
         ("txt text transcript html htm", lambda value: value.encode()),
@@ -90,21 +93,20 @@ def default_handlers() -> dict[str, Callable[[Any], bytes]]:
 
 
 def _capture_bytes(write: Callable[[BytesIO], object]) -> bytes:
-    """Return the bytes that a function writes into a file."""
     stream = BytesIO()
     write(stream)
     return stream.getvalue()
 
 
 def _encode_image(value: Any, kind: str, **details: int) -> bytes:
-    """Return an image of Pillow, or an array of bytes or of floats from 0 to 1, as a file."""
+    """Encode a Pillow image, or an array of bytes or of floats from 0 to 1."""
     if isinstance(value, np.ndarray):
         from PIL import Image
 
         if value.dtype in (np.dtype("f"), np.dtype("d")):
             if value.min() <= -_FLOAT_SLACK or value.max() >= 1 + _FLOAT_SLACK:
                 found = f"values from {value.min()} to {value.max()}"
-                raise InvalidRequest("an image", found, expected="0 to 1 in an array of floats")
+                raise InvalidRequest("an image", found, expected="values from 0 to 1 in an array of floats")
             value = (np.clip(value, 0.0, 1.0) * 255.0).astype("uint8")
         value = Image.fromarray(value)
     return _capture_bytes(lambda file: value.save(file, kind, **details))

@@ -1,1 +1,1 @@
-"""What lies on disk, read and written; the one reader of sidecars."""
+"""Finished datasets on disk: dataset files, shards, indexes, and the only reader of sidecars."""

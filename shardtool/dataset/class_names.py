@@ -13,29 +13,29 @@ from shardtool.messages import option_text
 from shardtool.names import quote_name
 from shardtool.storage.files import read_small
 
-_MAX_FILE_BYTES = 2**28  # bytes: no list of names is larger
+_MAX_FILE_BYTES = 2**28  # more than any list of names needs
 
 
 def read_classes(given: object) -> Classes | None:
-    """Return the classes of a file, a list of names, or such a list for each of some fields; None: none were given.
+    """Return the classes in a file, a list of names, or a mapping from fields to lists; None if `given` is None.
 
     Raises:
-        InvalidRequest: It is none of these.
+        InvalidRequest: It has no such form.
         CorruptShard: A dataset file is damaged.
     """
     if given is None or isinstance(given, Classes):
         return given
-    where, found = "the list", given
+    source, content = "the list", given
     if isinstance(given, (str, os.PathLike)):
-        where = printable(os.path.basename(os.fspath(given)))
+        source = printable(os.path.basename(os.fspath(given)))
         try:
-            found = _read_class_file(os.fspath(given))
+            content = _read_class_file(os.fspath(given))
         except (OSError, ValueError, RecursionError) as error:
             problem = os_error_text(error) if isinstance(error, OSError) else str(error)[:80]
             raise InvalidRequest(
-                option_text("classes_from"), f"{where}: {problem}", expected=CLASS_LIST_FORMATS
+                option_text("classes_from"), f"{source}: {problem}", expected=CLASS_LIST_FORMATS
             ) from None
-    return _check_classes(where, found)
+    return _check_classes(source, content)
 
 
 def _read_class_file(path: str) -> object:
@@ -48,27 +48,29 @@ def _read_class_file(path: str) -> object:
     return _parse_classes(text.rstrip("\n").split("\n") if text.strip() else [])
 
 
-def _parse_classes(found: object) -> object:
-    """Return class names from a file, as the dataset file has them."""
-    if isinstance(found, list):
-        return [quote_name(one.strip("\r").encode()) if isinstance(one, str) else one for one in found]
-    return {name: _parse_classes(names) for name, names in found.items()} if isinstance(found, dict) else found
+def _parse_classes(content: object) -> object:
+    """Return names in the spelling of the dataset file: bytes that are not UTF-8 percent-encoded."""
+    if isinstance(content, list):
+        return [quote_name(name.strip("\r").encode()) if isinstance(name, str) else name for name in content]
+    return {name: _parse_classes(names) for name, names in content.items()} if isinstance(content, dict) else content
 
 
-def _check_classes(where: str, found: object) -> Classes:
+def _check_classes(source: str, content: object) -> Classes:
     lists: dict[str, list[str]] = {}
-    for one, given in (found if isinstance(found, Mapping) else {"": found}).items():
-        if isinstance(given, (str, bytes)) or not isinstance(given, Iterable):
+    for field, values in (content if isinstance(content, Mapping) else {"": content}).items():
+        if isinstance(values, (str, bytes)) or not isinstance(values, Iterable):
             raise InvalidRequest(
-                option_text("classes_from"), f"{where} holds no list of names", expected=CLASS_LIST_FORMATS
+                option_text("classes_from"), f"{source} does not contain a list of names", expected=CLASS_LIST_FORMATS
             )
-        names = lists[one] = [*given]
-        if not names or not all(name and is_unicode_text(name) for name in names):
+        classes = lists[field] = [*values]
+        if not classes or not all(name and is_unicode_text(name) for name in classes):
             raise InvalidRequest(
-                option_text("classes_from"), f"{where} holds what is no name, or none", expected=CLASS_LIST_FORMATS
+                option_text("classes_from"),
+                f"{source} contains an invalid name or no names",
+                expected=CLASS_LIST_FORMATS,
             )
-        if len(set(names)) < len(names):
-            twice = next(name for at, name in enumerate(names) if name in names[:at])
-            problem = f"{where} names {twice[:MAX_SHOWN_CHARS]!r} twice"
-            raise InvalidRequest(option_text("classes_from"), problem, expected="each class once")
-    return Classes(where, lists)
+        if len(set(classes)) < len(classes):
+            duplicate = next(name for index, name in enumerate(classes) if name in classes[:index])
+            problem = f"{source} contains {duplicate[:MAX_SHOWN_CHARS]!r} twice"
+            raise InvalidRequest(option_text("classes_from"), problem, expected="distinct class names")
+    return Classes(source, lists)

@@ -1,7 +1,7 @@
-"""Expand what the user named into datasets: a folder of splits, a pattern with `{split}`, a glob, or a list.
+"""Expand names into datasets: a folder of splits, a pattern with `{split}`, a glob, or a list.
 
-Shards in a folder that no dataset file lists are a dataset of their own. Otherwise the output of an unfinished run
-would be skipped silently.
+Shards that no dataset file in their folder lists are a dataset of their own, so that the output of an unfinished run
+is not ignored.
 """
 
 from __future__ import annotations
@@ -12,9 +12,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from shardtool import pattern as patterns
-from shardtool.dataset.dataset_file import (
-    read_valid_dataset,
-)
+from shardtool.dataset.dataset_file import read_valid_dataset
 from shardtool.dataset.find import (
     EXPECTED_DATASET,
     expand_glob,
@@ -44,79 +42,76 @@ if TYPE_CHECKING:
 
 
 _SPLIT_MARK = "{split}"
-
-
-_SPLIT_STAND_IN = "\ue000"  # a stand-in for {split} while a pattern is parsed: a private-use character
-
-
+_SPLIT_STAND_IN = "\ue000"  # private-use character that replaces {split} while a pattern is parsed
 _RANGE_PATTERN = re.compile(r"[^{}<>,*?%\[\]]*\{\d{1,18}\.\.\d{0,18}\}[^{}<>,*?%\[\]]*", re.ASCII)
 
 
-def expand_datasets(given: DatasetLike) -> list[DatasetLike]:
-    """Return the datasets that are meant, each as `find_dataset` takes it; one that is not there is one of them.
+def expand_datasets(dataset: DatasetLike) -> list[DatasetLike]:
+    """Return the datasets that `dataset` names, each as `find_dataset` accepts it, even if it does not exist.
 
-    Files of a list that are neither dataset files nor folders are the shards of one dataset; those that a dataset file
-    in it lists are no other dataset.
+    In a list, files other than dataset files and folders are the shards of one dataset, unless a listed dataset file
+    contains them.
 
     Raises:
-        InvalidRequest: Nothing is of a pattern with `{split}`; or what is given is no name, and no list of names.
+        InvalidRequest: `dataset` contains no names, or nothing matches a pattern with `{split}`.
     """
-    if given and isinstance(given, (str, os.PathLike)):
-        found = _expand_name(os.fspath(given))
-        return [given] if found == [os.fspath(given)] else found
-    given = list_names("the dataset", given, EXPECTED_DATASET)
-    if "" in given:
+    if dataset and isinstance(dataset, (str, os.PathLike)):
+        datasets = _expand_name(os.fspath(dataset))
+        return [dataset] if datasets == [os.fspath(dataset)] else datasets
+    dataset = list_names("the dataset", dataset, EXPECTED_DATASET)
+    if "" in dataset:
         raise InvalidRequest("the dataset", "''", expected=EXPECTED_DATASET)
-    names = given
+    names = dataset
     if len(names) > 1:
         names = [name for name in names if not _is_companion_file(name)]
     shards = [name for name in names if _is_listed_shard(name)]
     if len(shards) == len(names):
-        return [given]
-    datasets = [one for name in names if name not in shards for one in _expand_name(name)]
-    listed = {_absolute(path) for one in datasets if isinstance(one, str) for path in _shard_paths(one) or ()}
-    rest = [name for name in shards if _absolute(name) not in listed]
-    found = [*datasets, *([rest] if rest else [])]
-    return [*{_dataset_identity(one): one for one in found}.values()]
+        return [dataset]
+    expanded = [item for name in names if name not in shards for item in _expand_name(name)]
+    listed = {_absolute(path) for item in expanded if isinstance(item, str) for path in _shard_paths(item) or ()}
+    unlisted = [name for name in shards if _absolute(name) not in listed]
+    datasets = [*expanded, *([unlisted] if unlisted else [])]
+    return [*{_dataset_identity(item): item for item in datasets}.values()]
 
 
 def splits_in(folder: str, made: RunRecord) -> dict[str, DatasetFile]:
-    """Return what the dataset files in a folder say, by their names, that the same run made for other splits."""
+    """Return the dataset files in a folder for other splits of the same run."""
     names = [name for name in list_folder_names(folder or ".") if name.endswith(DATASET_SUFFIX)] if made.split else []
     return _splits_of_run(made, {name: join(folder, name) for name in names})
 
 
 def sibling_splits(dataset: StoredDataset) -> list[StoredDataset]:
-    """Return the other splits of the run that made a dataset, beside it or, as `{split}/NAME`, in folders beside."""
+    """Return the other splits of a dataset's run, in its folder or (`{split}/NAME`) next to its folder."""
     if dataset.file is None or dataset.dataset_file is None:
         return []
     made, folder = dataset.file.made, dataset.folder
-    paths = [join(folder, name) for name in splits_in(folder, made)]
-    here = folder if is_url(folder) else os.path.abspath(folder)
-    if base_name(here) == made.split:
-        name = base_name(dataset.dataset_file)
-        there = [join(folder_of(here), one) for one in list_folder_names(folder_of(here)) if one != made.split]
-        others = {one: join(one, name.replace(made.split, base_name(one))) for one in there}
-        paths += [others[one] for one in _splits_of_run(made, others)]
+    paths = [join(folder, file_name) for file_name in splits_in(folder, made)]
+    own_folder = folder if is_url(folder) else os.path.abspath(folder)
+    if base_name(own_folder) == made.split:
+        file_name = base_name(dataset.dataset_file)
+        siblings = [
+            join(folder_of(own_folder), path) for path in list_folder_names(folder_of(own_folder)) if path != made.split
+        ]
+        candidates = {path: join(path, file_name.replace(made.split, base_name(path))) for path in siblings}
+        paths += [candidates[path] for path in _splits_of_run(made, candidates)]
     return [open_dataset(path) for path in paths]
 
 
 def _splits_of_run(made: RunRecord, paths: Mapping[str, str]) -> dict[str, DatasetFile]:
-    """Return what those of dataset files say that the same run made for other splits."""
-    found = {name: read_valid_dataset(path) for name, path in paths.items()}
-    return {name: other for name, other in found.items() if other is not None and made.is_sibling_split_of(other.made)}
+    files = {name: read_valid_dataset(path) for name, path in paths.items()}
+    return {name: file for name, file in files.items() if file is not None and made.is_sibling_split_of(file.made)}
 
 
-def expand_if_pattern(given: DatasetLike) -> list[DatasetLike]:
-    """Return the datasets that a glob, or a name with `{split}`, means, each of its own; whatever else is one."""
-    names = list_names("the dataset", given, EXPECTED_DATASET)
+def expand_if_pattern(dataset: DatasetLike) -> list[DatasetLike]:
+    """Return the datasets that a glob or a name with `{split}` matches; otherwise `dataset` itself."""
+    names = list_names("the dataset", dataset, EXPECTED_DATASET)
     if len(names) == 1 and (_SPLIT_MARK in names[0] or any(mark in names[0] for mark in "*?[")):
         return expand_datasets(names[0])
-    return [given]
+    return [dataset]
 
 
 def recorded_range(file: DatasetFile) -> ShardPattern | None:
-    """Return the pattern that a dataset file records; None where that is none of a range."""
+    """Return the pattern that a dataset file records; None if it is not a range."""
     if not _RANGE_PATTERN.fullmatch(file.pattern):
         return None
     try:
@@ -126,7 +121,6 @@ def recorded_range(file: DatasetFile) -> ShardPattern | None:
 
 
 def _expand_name(name: str) -> list[DatasetLike]:
-    """Return the datasets that one name means."""
     if _SPLIT_MARK not in name and is_url(name) and (is_web(name) or _is_shard_or_dataset_name(name)):
         return [name]
     if is_folder(name):
@@ -134,20 +128,19 @@ def _expand_name(name: str) -> list[DatasetLike]:
     if _SPLIT_MARK in name:
         return _splits_of(name)
     if any(mark in name for mark in "*?[") and not (is_file(name) if is_url(name) else os.path.exists(name)):
-        found = expand_glob(name)
-        if any(one.endswith(DATASET_SUFFIX) or (not is_url(one) and os.path.isdir(one)) for one in found):
-            return expand_datasets(found)
+        matches = expand_glob(name)
+        if any(match.endswith(DATASET_SUFFIX) or (not is_url(match) and os.path.isdir(match)) for match in matches):
+            return expand_datasets(matches)
     return [name]
 
 
 def _is_shard_or_dataset_name(name: str) -> bool:
-    """Tell whether an address is, by its name, that of a dataset file, a shard, or a pattern of shards."""
     last = base_name(name)
     return last.endswith(DATASET_SUFFIX) or (is_shard_name(last) and not any(mark in last for mark in "*?["))
 
 
 def _is_listed_shard(name: str) -> bool:
-    """Tell whether a name of a list is that of a file, and of no dataset file; or of a shard that is not there."""
+    """Return whether a name in a list is a file other than a dataset file, or a missing shard."""
     if is_url(name) or not os.path.lexists(name):
         return is_shard_name(base_name(name)) and not any(mark in base_name(name) for mark in "*?[{<%")
     return os.path.isfile(name) and not name.endswith(DATASET_SUFFIX)
@@ -158,109 +151,110 @@ def _absolute(path: str) -> str:
 
 
 def _datasets_in(folder: str, *, below: bool) -> list[DatasetLike]:
-    """Return the datasets in a folder, or where it holds none, in the folders in it; none where there are none."""
+    """Return the datasets in a folder or, if there are none, in its subfolders."""
     try:
         files, shards = list_shard_folder(folder)
     except OSError:
         return []
     if not files and not shards:
-        plain = sorted(lookup.list_folders(folder), key=natural_key) if below else []
-        paths = [join(folder, name) for name in plain if not name.startswith(".")]
-        return [one for path in paths for one in _datasets_in(path, below=False)]
-    rest = _unlisted_shards(folder, files, shards) if files else []
-    if len(files) + bool(rest) <= 1:
+        subfolders = sorted(lookup.list_folders(folder), key=natural_key) if below else []
+        paths = [join(folder, name) for name in subfolders if not name.startswith(".")]
+        return [dataset for path in paths for dataset in _datasets_in(path, below=False)]
+    unlisted = _unlisted_shards(folder, files, shards) if files else []
+    if len(files) + bool(unlisted) <= 1:
         return [folder]
-    return [*(join(folder, name) for name in files), *([rest] if rest else [])]
+    return [*(join(folder, name) for name in files), *([unlisted] if unlisted else [])]
 
 
 def _unlisted_shards(folder: str, files: list[str], shards: list[str]) -> list[str]:
-    """Return the shards of a folder that no dataset file in it lists, and that have no name of one's pattern."""
-    told = [join(folder, name) for name in files]
-    listed = set[str]().union(*map(names_listed_by, told))
-    owning = [pattern for file in map(read_valid_dataset, told) if file and (pattern := recorded_range(file))]
-    found = [(base_name(path), path) for path in shards]
-    rest = [(name, path) for name, path in found if to_output_name(name) not in listed]
-    return [path for name, path in rest if not any(one.owns(name) for one in owning)]
+    """Return the shards of a folder that no dataset file lists or has a pattern for."""
+    file_paths = [join(folder, name) for name in files]
+    listed = set[str]().union(*map(names_listed_by, file_paths))
+    ranges = [pattern for file in map(read_valid_dataset, file_paths) if file and (pattern := recorded_range(file))]
+    named_paths = [(base_name(path), path) for path in shards]
+    candidates = [(name, path) for name, path in named_paths if to_output_name(name) not in listed]
+    return [path for name, path in candidates if not any(pattern.owns(name) for pattern in ranges)]
 
 
 def _splits_of(text: str) -> list[DatasetLike]:
-    """Return the splits of one run by a name with `{split}`: dataset files, folders or shard patterns.
+    """Return the splits of one run that match a name with `{split}`.
 
     Raises:
-        InvalidRequest: There are none, one of the run is missing, or splits of several runs have such names.
+        InvalidRequest: Nothing matches, a split of the run is missing, or the splits are from several runs.
     """
     names = datasets_by_split(text)
     return [dataset for split in _splits_of_one_run(text, names) for dataset in names[split]]
 
 
 def datasets_by_split(text: str) -> dict[str, list[DatasetLike]]:
-    """Return all datasets that have a name with `{split}`, of any run, by what they have for `{split}`.
+    """Return all datasets that match a name with `{split}`, by split; they may be from several runs.
 
     Raises:
-        InvalidRequest: There are none.
+        InvalidRequest: Nothing matches.
     """
     if is_web(text):
-        raise InvalidRequest(text, "{split} on the web, where nothing is listed", expected="the name of one dataset")
+        raise InvalidRequest(
+            text, "{split} on the web, where folders cannot be listed", expected="the name of one dataset"
+        )
     head, _, tail = text.partition(_SPLIT_MARK)
     folder, prefix = folder_of(head), base_name(head)
-    here, slash, _ = tail.partition("/")
-    name = re.compile(f"{re.escape(prefix)}(.+){re.escape(here)}", re.DOTALL)
-    if not slash and is_shard_name(here):
+    end, slash, _ = tail.partition("/")
+    name = re.compile(f"{re.escape(prefix)}(.+){re.escape(end)}", re.DOTALL)
+    if not slash and is_shard_name(end):
         pattern = parse_pattern(f"{prefix}{_SPLIT_STAND_IN}{tail}".replace(_SPLIT_MARK, _SPLIT_STAND_IN))
         if pattern.names is None:
             start = re.escape(pattern.prefix).replace(_SPLIT_STAND_IN, "(.+?)", 1).replace(_SPLIT_STAND_IN, r"\1")
             name = re.compile(rf"{start}\d+{re.escape(pattern.suffix)}", re.DOTALL)
-    splits = {match[1] for one in list_folder_names(folder, needed=True) if (match := name.fullmatch(one))}
+    splits = {match[1] for entry in list_folder_names(folder, needed=True) if (match := name.fullmatch(entry))}
     names = {split: _datasets_of_split(text.replace(_SPLIT_MARK, split)) for split in sorted(splits, key=natural_key)}
     if not any(names.values()):
-        raise InvalidRequest(text, "no dataset of such a name", expected=EXPECTED_DATASET)
+        raise InvalidRequest(text, "no dataset has such a name", expected=EXPECTED_DATASET)
     return names
 
 
 def _splits_of_one_run(text: str, names: Mapping[str, list[DatasetLike]]) -> list[str]:
-    """Return the splits of the run that made datasets; all of them if no dataset is a split.
+    """Return the splits of the run that created the datasets, or all if no dataset file records a split.
 
     Dataset files of shardtool 0.1 may not list the splits of their run.
-
-    Args:
-        text: The name with `{split}`.
-        names: The datasets that have such a name, by what they have for `{split}`.
     """
     files = [
-        (split, file) for split, found in names.items() for one in found if (file := _dataset_file(one)) is not None
+        (split, file)
+        for split, problem in names.items()
+        for dataset in problem
+        if (file := _dataset_file(dataset)) is not None
     ]
     made = {split: file.made for split, file in files if file.made.split == split}
     runs: list[set[str]] = []
     for record in made.values():
         splits = {*record.splits}
-        joined = [run for run in runs if run & splits]  # an update may have added splits
-        runs = [*(run for run in runs if run not in joined), splits.union(*joined)] if splits else runs
+        overlapping = [run for run in runs if run & splits]  # an update may have added splits
+        runs = [*(run for run in runs if run not in overlapping), splits.union(*overlapping)] if splits else runs
     if not runs:
-        others = {split for split, _ in files if split not in made} if made else set()
-        return [split for split in names if split not in others]
+        foreign_splits = {split for split, _ in files if split not in made} if made else set()
+        return [split for split in names if split not in foreign_splits]
     if len(runs) > 1:
-        found = "; ".join(format_list(sorted(run, key=natural_key), 3) for run in runs)
-        raise InvalidRequest(text, f"splits of {len(runs)} runs: {found}", expected="the splits of one run",
+        problem = "; ".join(format_list(sorted(run, key=natural_key), 3) for run in runs)
+        raise InvalidRequest(text, f"splits of {len(runs)} runs: {problem}", expected="the splits of one run",
                              remedy="Name the dataset files instead.")  # fmt: skip
     if missing := [split for split in sorted(runs[0], key=natural_key) if not names.get(split)]:
-        lacking = format_list([text.replace(_SPLIT_MARK, split) for split in missing], 3)
-        found = f"{lacking} {'does' if len(missing) == 1 else 'do'} not exist"
+        missing_names = format_list([text.replace(_SPLIT_MARK, split) for split in missing], 3)
+        problem = f"{missing_names} {'does' if len(missing) == 1 else 'do'} not exist"
         expected = f"all splits of the run: {format_list(sorted(runs[0], key=natural_key), 10)}"
-        raise InvalidRequest(text, found, expected=expected,
+        raise InvalidRequest(text, problem, expected=expected,
                              remedy="To read fewer splits, name their dataset files instead.")  # fmt: skip
     return [split for split in names if split in runs[0]]
 
 
-def _dataset_file(given: DatasetLike) -> DatasetFile | None:
-    """Return the content of the dataset file of a dataset; None if it has none, or a damaged one."""
-    path = given if isinstance(given, str) and given.endswith(DATASET_SUFFIX) else None
+def _dataset_file(dataset: DatasetLike) -> DatasetFile | None:
+    """Return the content of a dataset file; None if it is missing or damaged."""
+    path = dataset if isinstance(dataset, str) and dataset.endswith(DATASET_SUFFIX) else None
     with suppress(InvalidRequest, CorruptShard):
-        path = path or find_dataset(given, lacking=True).dataset_file
+        path = path or find_dataset(dataset, lacking=True).dataset_file
     return None if path is None else read_valid_dataset(path)
 
 
 def _datasets_of_split(name: str) -> list[DatasetLike]:
-    """Return the datasets that the name of a split means; none where that is the name of something else."""
+    """Return the datasets with a split's name; empty if another kind of file has this name."""
     if is_folder(name):
         return _datasets_in(name, below=True)
     if not (name.endswith(DATASET_SUFFIX) or is_shard_name(name)) or _is_companion_file(name):
@@ -269,7 +263,7 @@ def _datasets_of_split(name: str) -> list[DatasetLike]:
 
 
 def _is_companion_file(name: str) -> bool:
-    """Tell whether a file is about shards and no dataset: a sidecar, what was left out, JSON of other tools."""
+    """Return whether a file belongs to shards: a sidecar, a list of skipped samples, another tool's JSON."""
     if not is_url(name) and not os.path.isfile(name):
         return False
     if name.endswith((patterns.SIDECAR_SUFFIX, patterns.SKIPPED_SUFFIX)):
@@ -278,12 +272,12 @@ def _is_companion_file(name: str) -> bool:
     stem = base.removesuffix(DATASET_SUFFIX)
     if stem == base or is_dataset_file(name):
         return False
-    shard = any(one.startswith(f"{stem}.") and is_shard_name(one) for one in list_folder_names(folder))
-    return shard or base in (patterns.TIMM_FILE, patterns.OPEN_CLIP_FILE)
+    has_shard = any(entry.startswith(f"{stem}.") and is_shard_name(entry) for entry in list_folder_names(folder))
+    return has_shard or base in (patterns.TIMM_FILE, patterns.OPEN_CLIP_FILE)
 
 
 def _shard_paths(name: str) -> tuple[str, ...] | None:
-    """Return the shards of a dataset, of one that is not there none; None: it is damaged."""
+    """Return the shards of a dataset; empty: it does not exist; None: it is damaged."""
     try:
         return find_dataset(name, lacking=True).paths
     except InvalidRequest:
@@ -292,6 +286,6 @@ def _shard_paths(name: str) -> tuple[str, ...] | None:
         return None
 
 
-def _dataset_identity(given: DatasetLike) -> object:
-    """Return what is equal for two names of one dataset."""
-    return paths.real_path(os.fspath(given)) if isinstance(given, (str, os.PathLike)) else tuple(given)
+def _dataset_identity(dataset: DatasetLike) -> object:
+    """Return a value that is equal for all names of one dataset."""
+    return paths.real_path(os.fspath(dataset)) if isinstance(dataset, (str, os.PathLike)) else tuple(dataset)

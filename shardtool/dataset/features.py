@@ -1,4 +1,4 @@
-"""Features of TFRecords as Python source for TensorFlow's parser, as the dataset file lists them."""
+"""TFRecord features as Python source for TensorFlow's parser."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class TfFeature:
     """A feature of TFRecords.
 
     Attributes:
-        kind: What it holds.
+        kind: The type of its values.
         is_list: Whether it is a list of values.
         lacking: Whether some samples lack it; a single value then has a default.
     """
@@ -33,11 +33,11 @@ class TfFeature:
 
     @property
     def default(self) -> str | int:
-        """What a parser gives for a sample that lacks it."""
+        """The parser's value for a sample without the feature."""
         return "" if self.kind == "bytes" else -1
 
     def encode(self) -> str:
-        """Return what `tf.io.parse_single_example` wants, as Python source in which `tf` is TensorFlow."""
+        """Return the argument of `tf.io.parse_single_example`, as Python source in which `tf` is TensorFlow."""
         if self.is_list:
             return f"tf.io.VarLenFeature({_TF_KINDS[self.kind]})"
         default = f", default_value={json.dumps(self.default)}" if self.lacking else ""
@@ -45,40 +45,40 @@ class TfFeature:
 
     @classmethod
     def parse(cls, text: str) -> TfFeature:
-        """Return the feature that a text of `encode` tells of.
+        """Return the feature that `encode` wrote.
 
         Raises:
-            ValueError: It is no such text.
+            ValueError: `encode` does not write this text.
         """
         if text not in _FEATURE_BY_TEXT:
-            raise ValueError(f"the feature {text!r:.80}")
+            raise ValueError(f"unknown feature {text!r:.80}")
         return _FEATURE_BY_TEXT[text]
 
 
-_ALL_FEATURES = [TfFeature(kind, *how) for kind in _TF_KINDS for how in ((False, False), (False, True), (True, False))]
-
-
-_FEATURE_BY_TEXT = {one.encode(): one for one in _ALL_FEATURES}
+_ALL_FEATURES = [
+    TfFeature(kind, *flags) for kind in _TF_KINDS for flags in ((False, False), (False, True), (True, False))
+]
+_FEATURE_BY_TEXT = {feature.encode(): feature for feature in _ALL_FEATURES}
 
 
 def tf_features(
     fields: Mapping[str, int], kinds: Mapping[str, FeatureType], samples: int, lists: Collection[str] = ()
 ) -> dict[str, TfFeature]:
-    """Return the features of samples.
+    """Return the features of samples, and of their key.
 
     Args:
-        fields: How many samples have each.
-        kinds: What they hold, if not bytes.
-        samples: How many there are.
-        lists: Those that are lists of values.
+        fields: Number of samples with each field.
+        kinds: Types of fields other than bytes.
+        samples: Number of samples.
+        lists: Fields that are lists of values.
     """
-    found = {"__key__": TfFeature()}
+    features = {"__key__": TfFeature()}
     for name in sorted(fields, key=to_bytes):
         is_list = name in lists
-        found[name] = TfFeature(kinds.get(name, "bytes"), is_list, lacking=not is_list and fields[name] < samples)
-    return found
+        features[name] = TfFeature(kinds.get(name, "bytes"), is_list, lacking=not is_list and fields[name] < samples)
+    return features
 
 
 def number_features(features: Mapping[str, TfFeature]) -> dict[str, NumberType]:
-    """Return the features that are numbers, and their kinds."""
-    return {name: one.kind for name, one in features.items() if one.kind != "bytes"}
+    """Return the types of the numeric features."""
+    return {name: feature.kind for name, feature in features.items() if feature.kind != "bytes"}

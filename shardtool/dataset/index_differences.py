@@ -14,19 +14,16 @@ if TYPE_CHECKING:
 
     from shardtool.dataset.shard_index import ShardIndex
 
-    # For reading, they are int32 where the shard is smaller than 2 GiB, which halves what an index takes.
-
 
 class IndexDifference(NamedTuple):
-    """Where two indexes of one shard differ.
+    """A difference between two indexes of one shard.
 
     Attributes:
-        what: `samples` (how many there are), `key`, `offset`, `size`, `number of fields`, `field`, `length` or
-            `checksum`.
-        first: What the first index says.
-        second: What the second one says.
-        sample: The sample; -1: it is about none.
-        row: The field's row; -1: it is about no field.
+        what: `samples` (their number), `key`, `offset`, `size`, `number of fields`, `field`, `length` or `checksum`.
+        first: The value in the first index.
+        second: The value in the second index.
+        sample: The sample, or -1.
+        row: The field's row, or -1.
     """
 
     what: str
@@ -37,20 +34,18 @@ class IndexDifference(NamedTuple):
 
 
 def compare_indexes(first: ShardIndex, second: ShardIndex) -> Iterator[IndexDifference]:
-    """Yield where two indexes of one shard differ: how many samples there are, the first place, all other checksums.
+    """Yield the differences between two indexes: sample count, and the first other difference or all checksums.
 
-    Args:
-        first: One of them.
-        second: The other one; of a walk that ended too early, the samples before its last one are compared.
+    If the second index is from a scan that ended early, its last sample is ignored.
     """
     samples = min(len(first), len(second))
     if second.error is not None:
-        samples = max(0, samples - 1)  # the last one may be cut
+        samples = max(0, samples - 1)  # the last one may be truncated
     elif len(first) != len(second):
         yield IndexDifference("samples", f"{len(first):,}", f"{len(second):,}")
-    place = next(_column_differences(first, second, samples), None)
-    if place is not None:
-        yield place
+    difference = next(_column_differences(first, second, samples), None)
+    if difference is not None:
+        yield difference
         return
     if first.crcs is not None and second.crcs is not None:
         rows = int(first.firsts[samples])
@@ -61,23 +56,23 @@ def compare_indexes(first: ShardIndex, second: ShardIndex) -> Iterator[IndexDiff
 
 
 def _column_differences(first: ShardIndex, second: ShardIndex, samples: int) -> Iterator[IndexDifference]:
-    """Yield, of each column, the first place in which it differs."""
+    """Yield the first difference in each column."""
     if first.keys != second.keys or not np.array_equal(first.key_ends, second.key_ends):
-        for at, keys in enumerate(zip(first.all_keys()[:samples], second.all_keys(), strict=False)):
+        for index, keys in enumerate(zip(first.all_keys()[:samples], second.all_keys(), strict=False)):
             if keys[0] != keys[1]:
-                yield IndexDifference("key", printable(keys[0]), printable(keys[1]), at)
-    known = {name: at for at, name in enumerate(first.names)}
-    codes = np.array([*(known.get(name, -1) for name in second.names), -1], np.int64)[second.codes]
-    theirs, rows = replace(second, codes=codes), int(first.firsts[samples])
-    for what, column, many in (
+                yield IndexDifference("key", printable(keys[0]), printable(keys[1]), index)
+    code_by_name = {name: index for index, name in enumerate(first.names)}
+    codes = np.array([*(code_by_name.get(name, -1) for name in second.names), -1], np.int64)[second.codes]
+    recoded, rows = replace(second, codes=codes), int(first.firsts[samples])
+    for kind, column, count in (
         ("offset", "starts", samples), ("size", "sizes", samples), ("number of fields", "counts", samples),
         ("field", "codes", rows), ("offset", "offsets", rows), ("length", "lengths", rows),
     ):  # fmt: skip
-        one, other = getattr(first, column)[:many], getattr(theirs, column)[:many]
-        for at in np.flatnonzero(one != other)[:1].tolist():
-            said = f"{one[at]:,}", f"{other[at]:,}"
-            if what == "field":
-                said = printable(first.names[one[at]]), printable(second.names[second.codes[at]])
-            of_field = column in ("codes", "offsets", "lengths")
-            place = (int(np.searchsorted(first.firsts, at, "right")) - 1, at) if of_field else (at,)
-            yield IndexDifference(what, *said, *place)
+        left, right = getattr(first, column)[:count], getattr(recoded, column)[:count]
+        for index in np.flatnonzero(left != right)[:1].tolist():
+            values = f"{left[index]:,}", f"{right[index]:,}"
+            if kind == "field":
+                values = printable(first.names[left[index]]), printable(second.names[second.codes[index]])
+            is_field_column = column in ("codes", "offsets", "lengths")
+            position = (int(np.searchsorted(first.firsts, index, "right")) - 1, index) if is_field_column else (index,)
+            yield IndexDifference(kind, *values, *position)

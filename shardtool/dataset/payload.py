@@ -1,7 +1,4 @@
-"""What a payload is, by the name of its field and by its bytes: for people who look at a dataset. Nothing is executed.
-
-The number of a class, a text, JSON, the size of an image: read from a payload's bytes, which may be anything.
-"""
+"""Interpret payloads for display: class numbers, text, JSON, image sizes, durations. Payloads are untrusted."""
 
 from __future__ import annotations
 
@@ -12,11 +9,9 @@ from shardtool.format.tfrecord_read import decode_numbers
 from shardtool.format.varint import count_varints, encode_varint
 from shardtool.names import IMAGE_ENDINGS
 
-MAX_INSPECTED_IMAGE_BYTES = 2**26  # bytes of an image that is looked at
-MAX_JSON_NESTING = (
-    100  # of lists and objects in each other: Python ends at a thousand calls, and no reader goes on so far
-)
-MAX_TEXT_BYTES = 2**20  # bytes of text and JSON that are read
+MAX_INSPECTED_IMAGE_BYTES = 2**26  # larger images are not inspected
+MAX_JSON_NESTING = 100  # levels; Python's recursion limit is 1000
+MAX_TEXT_BYTES = 2**20  # longer text and JSON is truncated
 _ENDINGS = {
     "image": IMAGE_ENDINGS,
     "json": ("json", "jsn", "jsonl", "geojson"),
@@ -36,7 +31,7 @@ _MAX_NUMBER_LENGTH = 40  # characters
 
 
 def content_type(field: str, kind: str = "bytes") -> str:
-    """Return what a field holds, by its name: `image`, `json`, `text`, `number`, `array`, `audio`, ... or `bytes`."""
+    """Return the type that a field name suggests, such as `image`, `json`, `text`, `number`, or `bytes`."""
     if kind != "bytes":
         return "number"
     ending = field.rpartition(".")[2].lower()
@@ -46,22 +41,17 @@ def content_type(field: str, kind: str = "bytes") -> str:
 
 
 def is_named_type(field: str) -> bool:
-    """Tell whether the name of a field says what it holds: text, JSON, an image; a number may be of any type."""
+    """Return whether a field name determines the content type; a number may have any type."""
     return content_type(field) not in ("number", "bytes")
 
 
 def is_label_name(name: str) -> bool:
-    """Tell whether a field or column is called as labels are."""
+    """Return whether a field or column name suggests labels."""
     return bool(_LABEL_NAME.fullmatch(name.lower()))
 
 
 def parse_value(data: bytes, kind: str = "bytes") -> int | float | str | list[int] | list[float] | None:
-    """Return the number, numbers or text that a short payload stands for; None where it is neither.
-
-    Args:
-        data: The payload, of a TFRecord's numbers as they are stored.
-        kind: `bytes`, or what a TFRecord stores: `int64` or `float`.
-    """
+    """Return a short payload as number, numbers or text; None: it is binary. `kind` is the TFRecord type."""
     if kind != "bytes":
         try:
             numbers = feature_numbers(data, kind)
@@ -85,15 +75,15 @@ def parse_value(data: bytes, kind: str = "bytes") -> int | float | str | list[in
 
 
 def feature_numbers(data: bytes, kind: str, count: int | None = None) -> list[int] | list[float]:
-    """Return the numbers of a TFRecord's feature as an index has it: packed, or a list written one by one.
+    """Return the numbers in a TFRecord feature, packed or not.
 
     Args:
-        data: The bytes that the index speaks of.
+        data: The payload.
         kind: `int64` or `float`.
-        count: How many there are; None: not known, and then they are taken as packed where that can be.
+        count: How many there are; None: unknown, and `data` counts as packed if possible.
 
     Raises:
-        ValueError: There are none of that kind.
+        ValueError: `data` contains no such numbers.
     """
     if kind == "float":
         packed = len(data) % 4 == 0 and count in (None, len(data) // 4)
@@ -101,11 +91,11 @@ def feature_numbers(data: bytes, kind: str, count: int | None = None) -> list[in
         packed = data[-1:] < b"\x80" and count in (None, count_varints(data))
     if not packed:
         return decode_numbers(data, kind)
-    return decode_numbers(b"\x0a" + encode_varint(len(data)) + data, kind)  # as a list of one packed part
+    return decode_numbers(b"\x0a" + encode_varint(len(data)) + data, kind)  # wrap it as one packed part of a list
 
 
 def label_name(data: bytes, kind: str, classes: list[str] | None) -> tuple[str, int | float | None]:
-    """Return what a label is called, and its number where it is one."""
+    """Return the name of a label, and its number if it is one."""
     value = parse_value(data, kind)
     if isinstance(value, int) and classes is not None and 0 <= value < len(classes):
         return str(classes[value]), value
@@ -115,40 +105,40 @@ def label_name(data: bytes, kind: str, classes: list[str] | None) -> tuple[str, 
 
 
 def image_info(data: bytes) -> tuple[int, int, str] | str:
-    """Return width, height and mode of an image, from its header; or what is wrong with it."""
+    """Return width, height and mode of an image, from its header; or what is wrong with the image."""
     from shardtool.transform.image import ImageOptions, change_image
     from shardtool.transform.image_decode import BadImage
 
     try:
-        fact = change_image(data, "", ImageOptions(probe=True))[1]
+        properties = change_image(data, "", ImageOptions(probe=True))[1]
     except BadImage as error:
         return error.message
-    return fact.width, fact.height, fact.mode
+    return properties.width, properties.height, properties.mode
 
 
 def duration_s(data: bytes, length: int) -> float | None:
-    """Return how long audio or video is, by the headers of WAV, FLAC, MP3, Ogg and MP4; None where they do not say.
+    """Return the duration of audio or video from WAV, FLAC, MP3, Ogg or MP4 headers; None: unknown.
 
     Args:
-        data: All of it, or its first few thousand bytes: then Ogg does not say it, and not each MP4.
-        length: Bytes of it in all: no claim goes beyond one bit a second.
+        data: The payload, or its first few thousand bytes (not enough for Ogg and some MP4).
+        length: Total bytes. Durations below one bit per second are rejected.
 
-    Source: RFC 2361 (WAV), RFC 9639 (FLAC), ISO/IEC 11172-3 and 13818-3 (MP3), and the frame that LAME begins with, RFC
-    3533, RFC 7845 and Xiph's Vorbis I (Ogg), ISO/IEC 14496-12 (MP4).
+    Source: RFC 2361 (WAV), RFC 9639 (FLAC), ISO/IEC 11172-3 and 13818-3 (MP3) with LAME's first frame, RFC 3533,
+    RFC 7845 and Xiph's Vorbis I (Ogg), ISO/IEC 14496-12 (MP4).
     """
-    found = 0.0
+    seconds = 0.0
     if data[:4] == b"RIFF":
-        found = _wav_seconds(data, length)
+        seconds = _wav_seconds(data, length)
     elif data[:4] == b"fLaC":
-        facts = int.from_bytes(data[18:26], "big")  # 20 bits: samples a second; the last 36: how many
-        found = (facts & (2**36 - 1)) / ((facts >> 44) or 1)
+        stream_info = int.from_bytes(data[18:26], "big")  # 20 bits: samples per second; the last 36: samples
+        seconds = (stream_info & (2**36 - 1)) / ((stream_info >> 44) or 1)
     elif data[:4] == b"OggS":
-        found = _ogg_seconds(data) if len(data) == length else 0.0
+        seconds = _ogg_seconds(data) if len(data) == length else 0.0
     elif data[4:8] == b"ftyp":
-        found = _mp4_seconds(data)
+        seconds = _mp4_seconds(data)
     elif data[:3] == b"ID3" or data[:1] == b"\xff":
-        found = _mp3_seconds(data, length)
-    return found if 0 < found <= 8 * length else None
+        seconds = _mp3_seconds(data, length)
+    return seconds if 0 < seconds <= 8 * length else None
 
 
 def _wav_seconds(start: bytes, length: int) -> float:
@@ -158,7 +148,7 @@ def _wav_seconds(start: bytes, length: int) -> float:
         if start[at : at + 4] == b"data":
             return min(size, length - at - 8) / rate if rate else 0.0
         if start[at : at + 4] == b"fmt ":
-            rate = int.from_bytes(start[at + 16 : at + 20], "little")  # bytes a second
+            rate = int.from_bytes(start[at + 16 : at + 20], "little")  # bytes per second
         at += 8 + size + size % 2
     return 0.0
 
@@ -175,9 +165,9 @@ def _mp4_seconds(data: bytes) -> float:
     while at + 8 <= len(data):
         size, kind = int.from_bytes(data[at : at + 4], "big"), data[at + 4 : at + 8]
         if kind == b"mvhd":
-            wide = 4 if data[at + 8 : at + 9] == b"\0" else 8  # bytes of each time
-            facts = data[at + 12 + 2 * wide :]
-            return int.from_bytes(facts[4 : 4 + wide], "big") / (int.from_bytes(facts[:4], "big") or 1)
+            time_bytes = 4 if data[at + 8 : at + 9] == b"\0" else 8  # bytes per timestamp
+            timing = data[at + 12 + 2 * time_bytes :]
+            return int.from_bytes(timing[4 : 4 + time_bytes], "big") / (int.from_bytes(timing[:4], "big") or 1)
         size = int.from_bytes(data[at + 8 : at + 16], "big") if size == 1 else size
         at += 8 if kind == b"moov" else max(size, 8)
     return 0.0
@@ -186,8 +176,8 @@ def _mp4_seconds(data: bytes) -> float:
 _KILOBITS = (
     (8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 144, 160),
     (32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320),
-)  # of MPEG-2 and 2.5, and of MPEG-1; layer III
-_SAMPLE_RATES = (44_100, 48_000, 32_000)  # samples a second of MPEG-1; half of it and a quarter in the others
+)  # layer III of MPEG-2 and 2.5, and of MPEG-1
+_SAMPLE_RATES = (44_100, 48_000, 32_000)  # Hz, for MPEG-1; a half for MPEG-2, a quarter for 2.5
 
 
 def _mp3_seconds(data: bytes, length: int) -> float:
@@ -198,31 +188,31 @@ def _mp3_seconds(data: bytes, length: int) -> float:
         size += 10
     head = int.from_bytes(data[size : size + 4], "big")
     version, rate, kilobits = head >> 19 & 3, head >> 10 & 3, head >> 12 & 15
-    halved = {3: 0, 2: 1, 0: 2}.get(version)  # how often the rate is: of MPEG-1, 2 and 2.5
+    halved = {3: 0, 2: 1, 0: 2}.get(version)  # how often the rate is halved in MPEG-1, 2 and 2.5
     is_layer_3 = head >> 21 == 2**11 - 1 and head >> 17 & 3 == 1
     if not is_layer_3 or halved is None or rate == len(_SAMPLE_RATES) or not 0 < kilobits <= len(_KILOBITS[0]):
         return 0.0
-    counted = max(data.find(mark, size, size + 48) for mark in (b"Xing", b"Info"))  # how many frames come
-    if counted >= 0 and data[counted + 7] & 1:
-        frames = int.from_bytes(data[counted + 8 : counted + 12], "big")
+    frames_tag = max(data.find(mark, size, size + 48) for mark in (b"Xing", b"Info"))  # precedes the number of frames
+    if frames_tag >= 0 and data[frames_tag + 7] & 1:
+        frames = int.from_bytes(data[frames_tag + 8 : frames_tag + 12], "big")
         return frames * (576 if halved else 1152) / (_SAMPLE_RATES[rate] >> halved)
     return (length - size) / (125 * _KILOBITS[halved == 0][kilobits - 1])
 
 
 def parse_json(data: bytes) -> object | None:
-    """Return what JSON says, or None where it is none.
+    """Return the parsed JSON, or None if it is invalid.
 
     Raises:
-        RecursionError: It is nested deeper than can be shown.
+        RecursionError: It is nested too deeply to display.
     """
     try:
-        found: object = json.loads(data)
+        document: object = json.loads(data)
     except ValueError:
         return None
-    level: list[object] = [found]
+    level: list[object] = [document]
     for _ in range(MAX_JSON_NESTING + 1):
-        nested = [one for one in level if isinstance(one, dict | list)]
-        level = [part for one in nested for part in (one.values() if isinstance(one, dict) else one)]
+        containers = [value for value in level if isinstance(value, dict | list)]
+        level = [part for value in containers for part in (value.values() if isinstance(value, dict) else value)]
         if not level:
-            return found
+            return document
     raise RecursionError

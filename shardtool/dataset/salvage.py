@@ -8,9 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from shardtool.errors import (
-    CorruptShard,
-)
+from shardtool.errors import CorruptShard
 from shardtool.format import tar_read, tar_resync, tar_write, tfrecord_read
 
 if TYPE_CHECKING:
@@ -19,20 +17,18 @@ if TYPE_CHECKING:
     from shardtool.dataset.shard_file import CompressedFile, ShardFile
 
 
-_MAX_LOST_RANGES = 2**16  # lost parts of a shard: what has more is no shard
-
-
-FIELDS_MAY_BE_LOST = "fields of it may be lost there"
+_MAX_LOST_RANGES = 2**16  # a file with more is not a shard
+FIELDS_MAY_BE_LOST = "some of its fields may be lost"
 
 
 class LostRange(NamedTuple):
-    """A part of a shard that could not be read.
+    """A range of a shard that could not be read.
 
     Attributes:
-        start: Where it starts.
-        end: Where the shard goes on; -1: nowhere.
-        found: What is wrong there.
-        name: Of a tar, the name in the damaged header, as far as that seems to have one.
+        start: Its first offset.
+        end: Where reading continues; -1: nowhere.
+        found: What is wrong.
+        name: For tar, the name in the damaged header, if plausible.
     """
 
     start: int
@@ -41,73 +37,75 @@ class LostRange(NamedTuple):
     name: bytes = b""
 
     def __str__(self) -> str:
-        rest = f"{self.end - self.start:,} bytes" if self.end >= 0 else "all from there on"
-        return f"at {self.start:,}: {self.found}; passed over: {rest}"
+        rest = f"{self.end - self.start:,} bytes" if self.end >= 0 else "the rest of the file"
+        return f"at {self.start:,}: {self.found}; skipped: {rest}"
 
 
 def error_text(error: CorruptShard) -> str:
-    """Return what an error says, without the place and what to do."""
+    """Return the message of an error without location and remedy."""
     return f"{error.problem}, expected {error.expected}" if error.expected else error.problem
 
 
 def salvage_members(
     shard: ShardFile | CompressedFile, note: Callable[[int, str], None], lost: list[LostRange]
 ) -> Iterator[tar_read.TarMember]:
-    """Yield the members of a tar that can be read; what cannot is added to `lost`."""
-    at, doubtful = 0, False
-    while at >= 0:
+    """Yield the readable members of a tar, and add unreadable ranges to `lost`."""
+    offset, doubtful = 0, False
+    while offset >= 0:
         try:
-            for member in tar_read.iter_members(shard.read, shard.path, note, at):
-                at = member.end
+            for member in tar_read.iter_members(shard.read, shard.path, note, offset):
+                offset = member.end
                 if (
                     doubtful
                     and member.data - member.offset == tar_write.TAR_BLOCK_BYTES
                     and tar_resync.may_lack_name(member.name)
                 ):
-                    lost.append(LostRange(member.offset, at, "a member whose long name may be lost", member.name))
+                    lost.append(LostRange(member.offset, offset, "a member whose long name may be lost", member.name))
                 else:
                     yield member
                 doubtful = False
         except CorruptShard as error:
-            lost.append(_lost_tar_range(shard, at, error))
-            at, doubtful = lost[-1].end, True
+            lost.append(_lost_tar_range(shard, offset, error))
+            offset, doubtful = lost[-1].end, True
             if len(lost) > _MAX_LOST_RANGES:
                 raise
         else:
             return
 
 
-def _lost_tar_range(shard: ShardFile | CompressedFile, at: int, error: CorruptShard) -> LostRange:
-    at = at if shard.size < 0 else min(at, shard.size)
-    place = at if error.offset is None else max(at, error.offset)
+def _lost_tar_range(shard: ShardFile | CompressedFile, start: int, error: CorruptShard) -> LostRange:
+    start = start if shard.size < 0 else min(start, shard.size)
+    error_offset = start if error.offset is None else max(start, error.offset)
     try:
-        block = bytes(shard.read(place, tar_write.TAR_BLOCK_BYTES))
-        end = tar_resync.next_header(shard.read, place, place + (place == at), shard.size)
-    except CorruptShard:  # of what is compressed, nothing behind it can be read
-        return LostRange(at, -1, error_text(error))
-    return LostRange(at, -1 if end is None else end, error_text(error), tar_resync.damaged_name(block))
+        block = bytes(shard.read(error_offset, tar_write.TAR_BLOCK_BYTES))
+        end = tar_resync.next_header(shard.read, error_offset, error_offset + (error_offset == start), shard.size)
+    except CorruptShard:  # a compressed shard cannot be read past it
+        return LostRange(start, -1, error_text(error))
+    return LostRange(start, -1 if end is None else end, error_text(error), tar_resync.damaged_name(block))
 
 
 def salvage_records(
     shard: ShardFile | CompressedFile, hold: Callable[[int, int], object] | None, lost: list[LostRange]
 ) -> Iterator[tfrecord_read.TFRecord]:
-    """Yield the records of a TFRecord file that can be read; what cannot is added to `lost`."""
-    at = before = 0
-    while at >= 0:
+    """Yield the readable records of a TFRecord file, and add unreadable ranges to `lost`."""
+    offset = previous = 0
+    while offset >= 0:
         try:
-            for record in tfrecord_read.iter_records(shard.read, shard.path, hold, at):
-                before, at = record.offset, record.end
+            for record in tfrecord_read.iter_records(shard.read, shard.path, hold, offset):
+                previous, offset = record.offset, record.end
                 yield record
         except CorruptShard as error:
-            # A record whose data is damaged may be shorter than its head says: what follows begins in it.
-            cut = bool(lost) and lost[-1].start == before < at == lost[-1].end and shard.size >= 0
+            # If the length of the previous record is wrong, the next record may start inside it.
+            continues_loss = bool(lost) and lost[-1].start == previous < offset == lost[-1].end and shard.size >= 0
             try:
-                end = tfrecord_read.next_record(shard.read, at, before + 1 if cut else at + 1, shard.size)
-            except CorruptShard:  # of what is compressed, nothing behind it can be read
+                end = tfrecord_read.next_record(
+                    shard.read, offset, previous + 1 if continues_loss else offset + 1, shard.size
+                )
+            except CorruptShard:  # a compressed shard cannot be read past it
                 end = None
-            found = lost.pop() if cut else LostRange(at, -1, error_text(error))
-            lost.append(found._replace(end=-1 if end is None else end))
-            at = lost[-1].end
+            lost_range = lost.pop() if continues_loss else LostRange(offset, -1, error_text(error))
+            lost.append(lost_range._replace(end=-1 if end is None else end))
+            offset = lost[-1].end
             if len(lost) > _MAX_LOST_RANGES:
                 raise
         else:

@@ -1,7 +1,6 @@
-"""The bytes of one shard, compressed or not, and its format.
+"""Read the bytes of one shard, compressed or not, and detect its format.
 
-The file name gives the format. If it does not, as for blobs of a store or TensorFlow's `train-00000-of-01024`, the
-first bytes do.
+The file name determines the format or, for names like `train-00000-of-01024` and blobs in a store, the first bytes.
 """
 
 from __future__ import annotations
@@ -34,33 +33,20 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 
-FETCH_ADVICE = "Fetch what it leads to: `git annex get`, `dvc pull`, or the download again."
-
-
+FETCH_ADVICE = "Fetch the target: run `git annex get` or `dvc pull`, or repeat the download."
 _WINDOW_BYTES = 2**20
-
-
-_STEP_BYTES = 2**14  # bytes that are unpacked at once: what lies before damage in them cannot be read
-
-
-_SIGNATURES = {
-    b"\x1f\x8b": "gzip",
-    b"BZh": "bz2",
-    b"\xfd7zXZ\0": "xz",
-    b"\x28\xb5\x2f\xfd": "zstd",
-}  # of compressed files
-
-
-_MAX_XZ_MEMORY_BYTES = 2**27  # bytes that unpacking may take: `xz -9` asks for half; a file may claim 4 GiB
+_STEP_BYTES = 2**14  # decompressed per call; damage loses the whole step
+_SIGNATURES = {b"\x1f\x8b": "gzip", b"BZh": "bz2", b"\xfd7zXZ\0": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
+_MAX_XZ_MEMORY_BYTES = 2**27  # limit of the decompressor: `xz -9` needs half; a file may claim 4 GiB
 
 
 class ShardFile:
-    """The bytes of one shard, at any place, through a window: many headers cost one system call, or one request.
+    """The bytes of one shard, local or remote, read through a window: one request serves many headers.
 
-    Of a place that lies far from the last one only a little is read. Use it in a `with` block.
+    Far from the previous offset, only a few bytes are read. Use it in a `with` block.
 
     Raises:
-        CorruptShard: It is no plain file, or cannot be opened.
+        CorruptShard: It is not a regular file, or cannot be opened.
     """
 
     def __init__(self, path: str) -> None:
@@ -69,12 +55,12 @@ class ShardFile:
             self._file = open_file(path)
         except OSError as error:
             raise open_error(path, error) from None
-        fact = self._file.fact()
-        self.size, self.mtime_ns = fact.st_size, fact.st_mtime_ns
+        status = self._file.fact()
+        self.size, self.mtime_ns = status.st_size, status.st_mtime_ns
         self._start, self._window = 0, b""
 
     def stream(self) -> BufferedReader:
-        """Return it as a file of Python's that is read from its start on, and that must be closed, too."""
+        """Return a Python file at the start of the shard, which the caller must close."""
         with raising_machine_errors(self.path):
             return self._file.stream()
 
@@ -85,60 +71,60 @@ class ShardFile:
         self._file.close()
 
     def read(self, offset: int, length: int) -> bytes | memoryview:
-        """Return `length` bytes from `offset` on: fewer only at the end of the file.
+        """Return `length` bytes at `offset`; fewer only at the end of the file.
 
         Raises:
-            CorruptShard: The disk fails, or another file is there by now.
+            CorruptShard: The disk fails, or the file was replaced.
         """
-        at = offset - self._start
-        if at >= 0 and at + length <= len(self._window):
-            return self._window[at : at + length]
+        position = offset - self._start
+        if position >= 0 and position + length <= len(self._window):
+            return self._window[position : position + length]
         file = self._file
-        near = 0 <= at <= len(self._window) + file.near
-        self._start, self._window = offset, self._read(offset, max(length, file.window if near else file.hop))
+        is_near = 0 <= position <= len(self._window) + file.max_gap_bytes
+        best_size = file.sequential_read_bytes if is_near else file.random_read_bytes
+        self._start, self._window = offset, self._read(offset, max(length, best_size))
         return self._window[:length]
 
     def _read(self, offset: int, length: int) -> bytes:
-        try:  # a context manager would take as long as the reading
+        try:  # a context manager would take as long as the read
             return self._file.read(offset, min(length, max(0, self.size - offset)))
         except OSError as error:
             raise self._failed(offset, error) from None
 
     def _failed(self, offset: int, error: OSError) -> CorruptShard:
-        """Return what the disk says of a place as what is wrong with the shard, unless the machine is to blame."""
+        """Return a read error as damage of the shard, unless the machine failed."""
         raise_if_machine_error(error, self.path)
         return CorruptShard(self.path, f"cannot be read: {os_error_text(error)}", offset=offset)
 
 
 class ChecksummedFile(ShardFile):
-    """The bytes of one shard, best read from its start on: the CRC-32C of the file is taken on the way.
+    """The bytes of one shard, and the CRC-32C of the file, computed by `read`.
 
-    Each block is summed while it is in the processor's cache, so that taking checksums of payloads too costs
-    for one pass. A place behind the window is read again, and not summed twice. What `read` returns holds until the
-    next call.
+    Blocks are added to the CRC while they are in the CPU cache. Reads before the window are not added again. The result
+    of `read` is valid until the next call.
     """
 
     def __init__(self, path: str) -> None:
         super().__init__(path)
         self._stream = self.stream()
         self._view = memoryview(bytearray(2 * _WINDOW_BYTES))
-        self._crc = self._end = self._held = 0  # of what was summed; where that ends; bytes in the window
+        self._crc = self._end = self._held = 0  # of the bytes before `_end`; bytes in the window
 
     def read(self, offset: int, length: int) -> bytes | memoryview:
-        """Return `length` bytes from `offset` on: fewer only at the end of the file.
+        """Return `length` bytes at `offset`; fewer only at the end of the file.
 
         Raises:
-            CorruptShard: The disk fails, or another file is there by now.
+            CorruptShard: The disk fails, or the file was replaced.
         """
-        at = offset - self._start
-        if at >= 0 and at + length <= self._held:
-            return self._view[at : at + length]
-        if at < 0:
+        position = offset - self._start
+        if position >= 0 and position + length <= self._held:
+            return self._view[position : position + length]
+        if position < 0:
             return self._read(offset, length)
         while self._end < offset and self._fill(0):
-            at = offset - self._start
-        kept = max(0, self._held - at)
-        moved = self._view[at : at + kept]
+            position = offset - self._start
+        kept = max(0, self._held - position)
+        moved = self._view[position : position + kept]
         if length + _WINDOW_BYTES > len(self._view):
             self._view = memoryview(bytearray(length + _WINDOW_BYTES))
         self._view[:kept] = moved
@@ -157,23 +143,23 @@ class ChecksummedFile(ShardFile):
             pass
         return self._crc
 
-    def _fill(self, at: int) -> int:
-        """Read the next block to a place in the window; return its bytes. At 0 it is all that the window holds."""
-        block = self._view[at : at + min(_WINDOW_BYTES, max(0, self.size - self._end))]
+    def _fill(self, position: int) -> int:
+        """Read the next block to `position` in the window; return its length. At 0 it replaces the window."""
+        block = self._view[position : position + min(_WINDOW_BYTES, max(0, self.size - self._end))]
         try:
-            got = self._stream.readinto(block) if len(block) else 0
+            count = self._stream.readinto(block) if len(block) else 0
         except OSError as error:
             raise self._failed(self._end, error) from None
-        self._crc = crc32c(block[:got], self._crc)
-        if not at:
+        self._crc = crc32c(block[:count], self._crc)
+        if not position:
             self._start = self._end
-        self._held = at + got
-        self._end += got
-        return got
+        self._held = position + count
+        self._end += count
+        return count
 
 
 class _XzStream:
-    """What an xz file holds, one stream after the other: pyarrow unpacks all other kinds, but not these."""
+    """Decompresses xz files with any number of streams; pyarrow has no xz codec."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file, self._packed = file, b""
@@ -185,11 +171,11 @@ class _XzStream:
         self._unpack = LZMADecompressor(FORMAT_XZ, memlimit=_MAX_XZ_MEMORY_BYTES)
 
     def read(self, size: int) -> bytes:
-        """Return some bytes, and none at the end.
+        """Return up to `size` bytes; empty at the end.
 
         Raises:
-            ValueError: The data is damaged, or wants more memory than it may.
-            OSError: It ends too early, or cannot be read.
+            ValueError: The data is damaged, or needs too much memory.
+            OSError: The data is truncated or unreadable.
         """
         from lzma import LZMAError
 
@@ -204,30 +190,29 @@ class _XzStream:
                 if not self._packed:
                     raise OSError("Truncated compressed stream")
             try:
-                found = self._unpack.decompress(self._packed, size)
+                block = self._unpack.decompress(self._packed, size)
             except LZMAError as error:
                 raise ValueError(str(error)) from None
             self._packed = b""
-            if found:
-                return found
+            if block:
+                return block
 
     def close(self) -> None:
-        """Give the file back."""
         self._file.close()
 
 
 class CompressedFile:
-    """The bytes of a compressed shard, in sequence: a place before the last one can be read again only if it is held.
+    """The bytes of a compressed shard, read sequentially. Only bytes kept by `hold` can be read again.
 
     Args:
-        path: Where it is.
-        packing: How it is compressed; None: as its name, or its first bytes, tell.
+        path: The shard.
+        packing: Its compression; None: detect it.
 
     Attributes:
         packed_size: Bytes of the file.
 
     Raises:
-        CorruptShard: It is no plain file, or cannot be opened.
+        CorruptShard: It is not a regular file, or cannot be opened.
     """
 
     def __init__(self, path: str, packing: str | None = None) -> None:
@@ -235,18 +220,18 @@ class CompressedFile:
 
         self.path, self.size = path, -1
         packing = packing or detect_kind(path).packing
-        with ShardFile(path) as plain:  # opens no FIFO
-            self.packed_size, file = plain.size, plain.stream()
+        with ShardFile(path) as shard:  # does not open FIFOs
+            self.packed_size, file = shard.size, shard.stream()
         self._stream: Any  # with `read` and `close`
         try:
-            xz = packing == "xz"
-            self._stream = _XzStream(file) if xz else pa.CompressedInputStream(pa.PythonFile(file, "r"), packing)
+            is_xz = packing == "xz"
+            self._stream = _XzStream(file) if is_xz else pa.CompressedInputStream(pa.PythonFile(file, "r"), packing)
         except (OSError, ValueError) as error:
             file.close()
             raise CorruptShard(path, f"cannot be opened: {error}") from None
         except (ImportError, NotImplementedError):
             file.close()
-            raise InvalidRequest(path, f"compressed with {packing}, which this Python cannot unpack") from None
+            raise InvalidRequest(path, f"compressed with {packing}, which this Python cannot decompress") from None
         self._start, self._window = 0, b""
         self._failed: Exception | None = None
         self._held: IO[bytes] | None = None
@@ -261,70 +246,67 @@ class CompressedFile:
             self._held.close()
 
     def hold(self, offset: int, length: int) -> IO[bytes]:
-        """Keep the bytes at a place at hand, in a temporary file, until the next are: these can be read in any order.
-
-        Returns:
-            The file, which has no name.
+        """Keep a range in a temporary file until the next call, and return the file.
 
         Raises:
             CorruptShard: The compressed data is damaged.
-            OutputFailed: There is no room for them.
+            OutputFailed: The temporary folder is full.
         """
         from tempfile import TemporaryFile, gettempdir
 
-        at, end = offset, offset + length
+        position, end = offset, offset + length
         self._held_end = 0
         try:
             if self._held is None:
                 self._held = TemporaryFile()  # noqa: SIM115 - closed with this object
             self._held.seek(0)
             self._held.truncate()
-            while at < end and (block := self.read(at, min(_WINDOW_BYTES, end - at))):
+            while position < end and (block := self.read(position, min(_WINDOW_BYTES, end - position))):
                 self._held.write(block)
-                at += len(block)
+                position += len(block)
             self._held.flush()
         except OSError as error:
-            remedy = "Let TMPDIR name a folder that has room, or make plain shards of it with `shardtool reshard`."
+            remedy = "Set TMPDIR to a folder with free space, or write plain shards with `shardtool reshard`."
             raise OutputFailed(
-                gettempdir(), f"no room to unpack {self.path}: {os_error_text(error)}", remedy=remedy
+                gettempdir(), f"no space to decompress {self.path}: {os_error_text(error)}", remedy=remedy
             ) from None
-        self._held_start, self._held_end = offset, at
+        self._held_start, self._held_end = offset, position
         return self._held
 
     def read(self, offset: int, length: int) -> bytes | memoryview:
-        """Return `length` bytes from `offset` on: fewer only at the end.
+        """Return `length` bytes at `offset`; fewer only at the end.
 
         Raises:
             CorruptShard: The compressed data is damaged.
         """
         if self._held is not None and self._held_start <= offset < self._held_end:
-            found = os.pread(self._held.fileno(), min(length, self._held_end - offset), offset - self._held_start)
-            return found if len(found) == length else found + self.read(offset + len(found), length - len(found))
+            block = os.pread(self._held.fileno(), min(length, self._held_end - offset), offset - self._held_start)
+            return block if len(block) == length else block + self.read(offset + len(block), length - len(block))
         if offset < self._start:
-            raise CorruptShard(self.path, "a compressed shard is read in sequence only", offset=offset)
+            raise CorruptShard(self.path, "a compressed shard can only be read sequentially", offset=offset)
         try:
             while offset >= self._start + len(self._window):
                 self._start += len(self._window)
-                self._window = self._unpacked(_WINDOW_BYTES)
+                self._window = self._decompress(_WINDOW_BYTES)
                 if not self._window:
                     return b""
-            at = offset - self._start
-            while len(self._window) < at + length and (more := self._unpacked(max(_WINDOW_BYTES, length))):
-                self._window = self._window[at:] + more
-                self._start, at = offset, 0
+            position = offset - self._start
+            while len(self._window) < position + length and (more := self._decompress(max(_WINDOW_BYTES, length))):
+                self._window = self._window[position:] + more
+                self._start, position = offset, 0
         except (OSError, ValueError) as error:
             raise CorruptShard(self.path, f"cannot be decompressed: {error}", offset=offset) from None
-        return self._window[at : at + length]
+        return self._window[position : position + length]
 
-    def _unpacked(self, length: int) -> bytes:
-        """Return what comes next, up to damage if there is any, in steps that are always the same."""
+    def _decompress(self, length: int) -> bytes:
+        """Decompress in constant steps, so that damage always loses the same bytes."""
         if self._failed is not None:
             raise self._failed
-        parts, got = [], 0
+        parts, size = [], 0
         try:
-            while got < length and (part := self._stream.read(_STEP_BYTES)):
+            while size < length and (part := self._stream.read(_STEP_BYTES)):
                 parts.append(part)
-                got += len(part)
+                size += len(part)
         except (OSError, ValueError) as error:
             self._failed = error
             if not parts:
@@ -333,73 +315,73 @@ class CompressedFile:
 
 
 def open_error(path: str, error: OSError, remedy: str = "") -> CorruptShard:
-    """Return the error that a shard cannot be opened, with what to do where it is a link to what was not fetched."""
+    """Return the error of a shard that cannot be opened; for a broken link it says how to fetch the target."""
     if not is_url(path) and (target := dangling_target(path)) is not None:
-        return CorruptShard(path, f"cannot be opened: a link to nothing, {printable(target)}", remedy=FETCH_ADVICE)
+        return CorruptShard(path, f"cannot be opened: a broken link to {printable(target)}", remedy=FETCH_ADVICE)
     return CorruptShard(path, f"cannot be opened: {os_error_text(error)}", remedy=remedy)
 
 
 def describe_missing(path: str) -> tuple[str, str]:
-    """Return what there is in place of a shard that is no plain file, and how to get it; empty: that is not known."""
+    """Return what exists instead of a shard's regular file, and how to get the shard, if known."""
     if is_url(path):
         return "no such object", ""
     if (target := dangling_target(path)) is not None:
-        return f"a link to nothing, {printable(target)}", FETCH_ADVICE
-    return "no plain file" if os.path.lexists(path) else "no such file", ""
+        return f"a broken link to {printable(target)}", FETCH_ADVICE
+    return "not a regular file" if os.path.lexists(path) else "no such file", ""
 
 
 def open_shard(path: str) -> ShardFile | CompressedFile:
-    """Return a shard for reading, compressed or not.
+    """Open a shard, compressed or not.
 
     Raises:
         CorruptShard: It cannot be opened.
-        InvalidRequest: It is no shard.
+        InvalidRequest: It is not a shard.
     """
     packing = detect_kind(path).packing
     return CompressedFile(path, packing) if packing else ShardFile(path)
 
 
 def is_compressed(path: str) -> bool:
-    """Tell whether a shard is compressed.
+    """Return whether a shard is compressed.
 
     Raises:
-        CorruptShard: Its name does not tell, and it cannot be opened.
-        InvalidRequest: It is no shard.
+        CorruptShard: The file must be read, and cannot be opened.
+        InvalidRequest: It is not a shard.
     """
     return bool(detect_kind(path).packing)
 
 
 def detect_kind(path: str) -> ShardName:
-    """Return what a shard is, as its name or else its first bytes tell.
+    """Return the format and compression of a shard by name or else by its first bytes.
 
     Raises:
-        CorruptShard: Its name does not tell, and it cannot be opened.
-        InvalidRequest: Neither tells, so that it is no shard.
+        CorruptShard: The file must be read, and cannot be opened.
+        InvalidRequest: It is not a shard.
     """
-    if facts := parse_shard_name(base_name(path)):
-        return facts
-    if (is_file(path) if is_url(path) else os.path.lexists(path)) and (facts := kind_of_content(path)):
-        return facts
+    if kind := parse_shard_name(base_name(path)):
+        return kind
+    if (is_file(path) if is_url(path) else os.path.lexists(path)) and (kind := detect_kind_by_content(path)):
+        return kind
     if count_suffix(base_name(path)):
-        return ShardName("tfrecord")  # a missing, empty or damaged one: only TensorFlow numbers files so
+        return ShardName("tfrecord")  # only TensorFlow numbers files this way; it may be missing or damaged
     expected = f"a name that ends in one of {READABLE_ENDINGS}"
-    raise InvalidRequest(path, "neither tar nor TFRecord by its name or its first bytes", expected=expected)
+    raise InvalidRequest(path, "neither a tar nor a TFRecord file, by its name and its first bytes", expected=expected)
 
 
 def wrong_kind_error(path: str, error: CorruptShard) -> CorruptShard:
-    """Return what is wrong with a shard of which nothing could be read: its name may tell another kind than it is."""
-    found = kind_of_content(path)
-    if found in (None, detect_kind(path)):
+    """Return `error`, or a better one if an unreadable shard is of another kind than its name says."""
+    kind = detect_kind_by_content(path)
+    if kind in (None, detect_kind(path)):
         return error
-    what = f"a {found.format} shard{found.packing and f' packed with {found.packing}'}"
+    what = f"a {kind.format} shard{kind.packing and f' compressed with {kind.packing}'}"
     return CorruptShard(
-        path, f"not what its name tells: by its first bytes {what}", offset=0,
-        remedy="Give it the right ending, or a link to it that has one.",
+        path, f"its name does not match its first bytes, which are those of {what}", offset=0,
+        remedy="Rename it with the right ending, or create a link with the right ending.",
     )  # fmt: skip
 
 
-def kind_of_content(path: str) -> ShardName | None:
-    """Return what the first bytes of a file tell; None: it is no shard, or an empty one.
+def detect_kind_by_content(path: str) -> ShardName | None:
+    """Return the kind of shard by its first bytes; None: not a shard, or empty.
 
     Raises:
         CorruptShard: It cannot be opened.
@@ -419,19 +401,23 @@ def kind_of_content(path: str) -> ShardName | None:
 
 
 def iter_payload(
-    shard: ShardFile | CompressedFile, offset: int, length: int, where: str, *, most: int | None = None
+    shard: ShardFile | CompressedFile, offset: int, length: int, location: str, *, most: int | None = None
 ) -> Iterator[bytes]:
-    """Yield the bytes of a payload, a piece at a time, and no more than the first `most`.
+    """Yield the blocks of a payload, at most `most` bytes.
 
     Raises:
-        CorruptShard: The shard ends before.
+        CorruptShard: The payload is not inside the shard.
     """
     if shard.size >= 0 and not 0 <= offset <= offset + length <= shard.size:
-        raise CorruptShard(where, f"{length:,} bytes at {offset:,}", expected=f"a place in {shard.size:,} bytes")
+        raise CorruptShard(
+            location,
+            f"{length:,} bytes at {offset:,}",
+            expected=f"a range inside the {shard.size:,} bytes of the shard",
+        )
     length = length if most is None else min(length, most)
     while length > 0:
         block = bytes(shard.read(offset, min(length, _WINDOW_BYTES)))
         if not block:
-            raise CorruptShard(where, f"the shard ends at {offset:,}", expected=f"{length:,} more bytes")
+            raise CorruptShard(location, f"the shard ends at {offset:,}", expected=f"{length:,} more bytes")
         yield block
         offset, length = offset + len(block), length - len(block)

@@ -1,8 +1,7 @@
 """The index of one shard as columns: the offset and length of each sample and field.
 
-An index comes from a sidecar (`parse_sidecar`), from a scan of the shard (`scanned_index`), or from a worker that
-wrote the shard (`written_index`). There is no object per sample: ten million samples are a few arrays. An index can
-be packed into one block of bytes, which processes share.
+It comes from a sidecar (`parse_sidecar`), a scan (`scanned_index`), or the worker that wrote the shard
+(`written_index`). Ten million samples are a few arrays, which can be packed into one block that processes share.
 """
 
 from __future__ import annotations
@@ -40,57 +39,49 @@ if TYPE_CHECKING:
     from shardtool.storage.shared_blocks import SharedBlocks
     from shardtool.values import FeatureType
 
-    # For reading, they are int32 where the shard is smaller than 2 GiB, which halves what an index takes.
-    Places = NDArray[np.int64]
+    # After `for_reading`, int32 if the shard is smaller than 2 GiB, which halves the memory.
+    Offsets = NDArray[np.int64]
 
 
 _INT32_LIMIT = 2**31
-
-
 _NO_FACTS = ShardFacts("", -1, None, "")
-
-
 _ALIGNMENT_BYTES = 8
-
-
-_MAX_DECODED_PER_KEY = 8  # keys are decoded all at once where so many at most stand for one that is wanted
-
-
+_MAX_DECODED_PER_KEY = 8  # decode a block of keys if it has at most this many per requested key
 _OFFSET_COLUMNS = ("key_ends", "starts", "sizes", "firsts", "offsets", "lengths")
 
 
 @dataclass(frozen=True)
 class ShardIndex:
-    """Where the samples of a shard lie.
+    """The offsets of a shard's samples and fields.
 
     Attributes:
-        keys: Their bytes, end to end.
-        key_ends: [samples + 1]: where each key starts in `keys`, and where the last one ends.
-        starts: [samples]: the first byte of each sample's first record.
-        sizes: [samples]: bytes to the end of its last record.
-        firsts: [samples + 1]: where its fields start in the columns below.
-        names: The field names that `codes` stands for.
+        keys: Concatenated keys.
+        key_ends: [samples + 1]: start of each key in `keys`, and the total.
+        starts: [samples]: offset of the first record.
+        sizes: [samples]: bytes to the end of the last record.
+        firsts: [samples + 1]: first row in the columns below.
+        names: The field names that `codes` index.
         codes: [fields].
-        offsets: [fields]: where payloads start in the shard.
-        lengths: [fields]: bytes.
-        crcs: uint32 [fields]: CRC-32C; None where they are not known.
-        kinds: What each of `names` holds in a TFRecord that was walked: `bytes`, `int64` or `float`; else empty.
-        fact: What is said of the shard: by its sidecar, or a walk.
-        metadata: The other columns of its sidecar, one chunk each; text may be dictionaries. Empty if not wanted.
-        schema: All columns of the sidecar and their types, with metadata that was not wanted.
-        walk: What the walk found; None: no walk was needed.
-        damage: What is wrong with the sidecar, where the shard was walked for that.
+        offsets: [fields]: of payloads.
+        lengths: [fields]: of payloads.
+        crcs: uint32 [fields]: CRC-32C; None: unknown.
+        kinds: After a scan of a TFRecord, field name to `bytes`, `int64` or `float`.
+        fact: Facts of the shard.
+        metadata: The sidecar's other columns, one chunk each, text perhaps in dictionaries; empty if not requested.
+        schema: The sidecar's schema, metadata included.
+        walk: The scan that the index was built from, if any.
+        damage: The error in the sidecar that required a scan.
     """
 
     keys: bytes | memoryview = field(repr=False)
-    key_ends: Places = field(repr=False)
-    starts: Places = field(repr=False)
-    sizes: Places = field(repr=False)
-    firsts: Places = field(repr=False)
+    key_ends: Offsets = field(repr=False)
+    starts: Offsets = field(repr=False)
+    sizes: Offsets = field(repr=False)
+    firsts: Offsets = field(repr=False)
     names: tuple[str, ...]
     codes: NDArray[np.integer] = field(repr=False)
-    offsets: Places = field(repr=False)
-    lengths: Places = field(repr=False)
+    offsets: Offsets = field(repr=False)
+    lengths: Offsets = field(repr=False)
     crcs: NDArray[np.uint32] | None = field(repr=False)
     kinds: Mapping[str, FeatureType] = field(default_factory=dict)
     fact: ShardFacts = _NO_FACTS
@@ -103,46 +94,44 @@ class ShardIndex:
         return len(self.starts)
 
     @property
-    def counts(self) -> Places:
-        """[samples]: fields."""
+    def counts(self) -> Offsets:
+        """[samples]: number of fields."""
         return np.diff(self.firsts)
 
     @property
-    def key_sizes(self) -> Places:
+    def key_sizes(self) -> Offsets:
         """[samples]: bytes of each key."""
         return np.diff(self.key_ends)
 
     @property
     def error(self) -> CorruptShard | None:
-        """Where the walk ended too early: the samples end there."""
+        """The error that ended the scan early, if any."""
         return None if self.walk is None else self.walk.error
 
     @property
     def problems(self) -> tuple[CorruptShard, ...]:
-        """What is wrong with the sidecar, and with a shard that was walked."""
-        return tuple(one for one in (self.damage, self.error) if one is not None)
+        """The errors in the sidecar and in the scanned shard."""
+        return tuple(error for error in (self.damage, self.error) if error is not None)
 
     @property
     def version(self) -> int:
-        """The version of the sidecar's format."""
+        """The format version of the sidecar."""
         return 2 if SHARD_COLUMN.name in self.schema.names else 1
 
     def owners(self) -> NDArray[np.int64]:
-        """Return the sample that each field belongs to."""
+        """Return the sample of each field."""
         return np.repeat(np.arange(len(self)), self.counts)
-
-    # As a table.
 
     @cached_property
     def table(self) -> pa.Table:
-        """The columns of the sidecar but for the shard's name; text may be dictionaries."""
+        """The sidecar's columns without the shard's name; text may be in dictionaries."""
         names = pa.DictionaryArray.from_arrays(
             number_array(self.codes.astype(np.int32)), bytes_array(self._field_names())
         )
         return self._table(names, self.metadata)
 
     def plain_table(self) -> pa.Table:
-        """Return the same without dictionaries."""
+        """Return the table without dictionaries."""
         return self._table(decode_strings(self._field_names(), self.codes), self.plain_metadata())
 
     def plain_metadata(self) -> pa.Table:
@@ -154,30 +143,30 @@ class ShardIndex:
         return [name.encode() for name in self.names]
 
     def _table(self, names: pa.Array, metadata: pa.Table) -> pa.Table:
-        own = SCHEMA_WITHOUT_CRC if self.crcs is None else SIDECAR_SCHEMA
+        base_schema = SCHEMA_WITHOUT_CRC if self.crcs is None else SIDECAR_SCHEMA
         crcs = pa.nulls(len(self.codes), pa.uint32()) if self.crcs is None else number_array(self.crcs)
-        parts = [names, _to_unsigned(self.offsets), _to_unsigned(self.lengths), crcs]
-        kinds = [
-            one.with_type(part.type) for one, part in zip(own.field(FIELDS_COLUMN).type.value_type, parts, strict=True)
+        columns = [names, _to_unsigned(self.offsets), _to_unsigned(self.lengths), crcs]
+        field_types = [
+            column.with_type(part.type)
+            for column, part in zip(base_schema.field(FIELDS_COLUMN).type.value_type, columns, strict=True)
         ]
-        element = pa.field("element", pa.struct(kinds), nullable=False)
-        fields, firsts = pa.StructArray.from_arrays(parts, fields=kinds), number_array(self.firsts.astype(np.int32))
-        lists = pa.ListArray.from_arrays(firsts, fields, type=pa.list_(element))
+        element = pa.field("element", pa.struct(field_types), nullable=False)
+        fields = pa.StructArray.from_arrays(columns, fields=field_types)
+        list_offsets = number_array(self.firsts.astype(np.int32))
+        lists = pa.ListArray.from_arrays(list_offsets, fields, type=pa.list_(element))
         keys = string_array(bytes(self.keys), self.key_sizes)
-        columns = [keys, _to_unsigned(self.starts), _to_unsigned(self.sizes), lists, *metadata.columns]
-        schema = [*[*own][:-1], pa.field(FIELDS_COLUMN, lists.type, nullable=False), *metadata.schema]
-        return pa.Table.from_arrays(columns, schema=pa.schema(schema))
-
-    # Its samples.
+        table_columns = [keys, _to_unsigned(self.starts), _to_unsigned(self.sizes), lists, *metadata.columns]
+        schema = [*[*base_schema][:-1], pa.field(FIELDS_COLUMN, lists.type, nullable=False), *metadata.schema]
+        return pa.Table.from_arrays(table_columns, schema=pa.schema(schema))
 
     def keys_of(self, rows: NDArray[np.int64]) -> list[str]:
-        """Return the keys of some samples, whose rows ascend."""
+        """Return the keys of some samples; `rows` must ascend."""
         starts, ends, keys = self.key_ends[rows].tolist(), self.key_ends[rows + 1].tolist(), self.keys
-        if starts and rows[-1] - rows[0] < _MAX_DECODED_PER_KEY * len(rows):  # all at once: half the time
-            first = starts[0]
-            text = str(keys[first : ends[-1]], "utf-8")
-            if len(text) == ends[-1] - first:  # no character takes several bytes, in which places are
-                return [text[start - first : end - first] for start, end in zip(starts, ends, strict=True)]
+        if starts and rows[-1] - rows[0] < _MAX_DECODED_PER_KEY * len(rows):  # decoding at once takes half the time
+            block_start = starts[0]
+            text = str(keys[block_start : ends[-1]], "utf-8")
+            if len(text) == ends[-1] - block_start:  # all ASCII: offsets in bytes are offsets in characters
+                return [text[start - block_start : end - block_start] for start, end in zip(starts, ends, strict=True)]
         return [str(keys[start:end], "utf-8") for start, end in zip(starts, ends, strict=True)]
 
     def all_keys(self) -> list[bytes]:
@@ -186,26 +175,26 @@ class ShardIndex:
         return [keys[start:end] for start, end in pairwise(ends)]
 
     def find_row(self, key: bytes) -> int:
-        """Return the first sample of a key; -1 where there is none."""
+        """Return the first sample with a key; -1: there is none."""
         if not key:
             empty = np.flatnonzero(self.key_sizes == 0)
             return int(empty[0]) if len(empty) else -1
-        keys, at = bytes(self.keys), -1
-        while (at := keys.find(key, at + 1)) >= 0:
-            row = int(np.searchsorted(self.key_ends, at, side="right")) - 1
-            if row < len(self) and self.key_ends[row] == at and self.key_ends[row + 1] == at + len(key):
+        keys, position = bytes(self.keys), -1
+        while (position := keys.find(key, position + 1)) >= 0:
+            row = int(np.searchsorted(self.key_ends, position, side="right")) - 1
+            if row < len(self) and self.key_ends[row] == position and self.key_ends[row + 1] == position + len(key):
                 return row
         return -1
 
     def field_counts(self, rows: NDArray[np.int64]) -> list[int]:
         """Return how many of some samples have each of `names`."""
         counts = self.counts[rows]
-        flat = np.repeat(self.firsts[rows] - np.cumsum(counts) + counts, counts) + np.arange(counts.sum())
-        found: list[int] = np.bincount(self.codes[flat], minlength=len(self.names)).tolist()
-        return found
+        field_rows = np.repeat(self.firsts[rows] - np.cumsum(counts) + counts, counts) + np.arange(counts.sum())
+        result: list[int] = np.bincount(self.codes[field_rows], minlength=len(self.names)).tolist()
+        return result
 
     def tally(self) -> ShardTally:
-        """Return what the dataset file lists of the shard, or adds up."""
+        """Return the shard's figures in the dataset file."""
         first, last = (self.keys_of(np.array([0, len(self) - 1]))) if len(self) else ("", "")
         fields: Counter[str] = Counter()
         for name, count in zip(self.names, np.bincount(self.codes, minlength=len(self.names)).tolist(), strict=True):
@@ -213,15 +202,15 @@ class ShardIndex:
         return ShardTally(len(self), first, last, dict(+fields), int(self.lengths.sum()))
 
     def codes_by_name(self) -> tuple[list[bytes], bytes]:
-        """Return the fields, in the order of their names, and uint16 per payload: which of them it is."""
+        """Return the sorted field names, and uint16 positions in them per field."""
         names = sorted(self.names)
-        places = np.array([names.index(name) for name in self.names], "<u2")
-        return [name.encode() for name in names], places[self.codes].tobytes()
+        positions = np.array([names.index(name) for name in self.names], "<u2")
+        return [name.encode() for name in names], positions[self.codes].tobytes()
 
     def fingerprint(self) -> int | None:
-        """Return the content fingerprint of a tar shard's samples; None where there are no checksums.
+        """Return the content fingerprint of a tar shard's samples; None without checksums.
 
-        That of a TFRecord is not known from its sidecar: a number there counts by its text.
+        For TFRecord it is unknown, because it hashes numbers as text.
         """
         if self.crcs is None:
             return None
@@ -229,38 +218,35 @@ class ShardIndex:
         lengths, crcs = self.lengths.astype("<i8").tobytes(), self.crcs.astype("<u4").tobytes()
         return content_digest(self.all_keys(), self.counts.tolist(), names, codes=codes, lengths=lengths, crcs=crcs)
 
-    # For reading.
-
     def for_reading(self) -> ShardIndex:
-        """Return what a reader needs, in the least memory: no metadata, and no field that has the name of a key."""
+        """Return a smaller index, without metadata and reserved fields."""
         index = self._without_reserved()
-        last = int(index.starts[-1] + index.sizes[-1]) if len(index) else 0
-        place = np.int32 if max(last, len(index.keys)) < _INT32_LIMIT else np.int64
-        columns: dict[str, Any] = {name: getattr(index, name).astype(place) for name in _OFFSET_COLUMNS}
+        shard_end = int(index.starts[-1] + index.sizes[-1]) if len(index) else 0
+        offset_type = np.int32 if max(shard_end, len(index.keys)) < _INT32_LIMIT else np.int64
+        columns: dict[str, Any] = {name: getattr(index, name).astype(offset_type) for name in _OFFSET_COLUMNS}
         codes = index.codes.astype(np.uint8 if len(index.names) <= np.iinfo(np.uint8).max else np.uint32)
         return ShardIndex(
             keys=index.keys, names=index.names, codes=codes, crcs=index.crcs, kinds=index.kinds, **columns
         )
 
     def _without_reserved(self) -> ShardIndex:
-        """Return it without fields that have a name of what every sample has, such as its key: no shard gives these."""
         reserved = [code for code, name in enumerate(self.names) if name.encode() in RESERVED_NAMES]
         if not reserved:
             return self
-        kept = ~np.isin(self.codes, reserved)
-        counts = np.bincount(self.owners()[kept], minlength=len(self))
-        crcs = None if self.crcs is None else self.crcs[kept]
-        codes, offsets, lengths = self.codes[kept], self.offsets[kept], self.lengths[kept]
+        is_kept = ~np.isin(self.codes, reserved)
+        counts = np.bincount(self.owners()[is_kept], minlength=len(self))
+        crcs = None if self.crcs is None else self.crcs[is_kept]
+        codes, offsets, lengths = self.codes[is_kept], self.offsets[is_kept], self.lengths[is_kept]
         return replace(self, firsts=part_ends(counts), codes=codes, offsets=offsets, lengths=lengths, crcs=crcs)
 
     @property
     def is_shared(self) -> bool:
-        """Whether its columns lie in a block that processes share."""
+        """Whether the columns are in memory that processes share."""
         return isinstance(self.keys, memoryview)
 
     @property
     def nbytes(self) -> int:
-        """Bytes that it takes in memory, about, without metadata."""
+        """Approximate bytes in memory, without metadata."""
         return len(self.keys) + sum(column.nbytes for column in self._columns().values())
 
     def _columns(self) -> dict[str, NDArray[np.generic]]:
@@ -268,72 +254,72 @@ class ShardIndex:
         return columns if self.crcs is None else {**columns, "crcs": self.crcs}
 
     def packed(self) -> list[tuple[int, bytes | memoryview]]:
-        """Return the columns as one block of bytes: parts of it, and where each stands. The last one ends the block."""
+        """Return the parts of one block of bytes with their offsets. The last part ends the block."""
         columns = self._columns()
-        facts = {name: (column.dtype.str, len(column)) for name, column in columns.items()}
-        head = json.dumps([self.names, self.kinds, facts]).encode()
-        head = len(head).to_bytes(_ALIGNMENT_BYTES, "little") + head
-        parts, at = [(0, cast("bytes | memoryview", head))], _align(len(head))
+        layout = {name: (column.dtype.str, len(column)) for name, column in columns.items()}
+        header = json.dumps([self.names, self.kinds, layout]).encode()
+        header = len(header).to_bytes(_ALIGNMENT_BYTES, "little") + header
+        parts, offset = [(0, cast("bytes | memoryview", header))], _align(len(header))
         for column in columns.values():
-            parts.append((at, column.tobytes()))
-            at = _align(at + column.nbytes)
-        return [*parts, (at, self.keys)]
+            parts.append((offset, column.tobytes()))
+            offset = _align(offset + column.nbytes)
+        return [*parts, (offset, self.keys)]
 
     def store_in(self, blocks: SharedBlocks, number: int) -> ShardIndex:
-        """Return the index as it now lies in shared blocks, as block `number`; itself where there is no room for it."""
+        """Move the index to shared block `number`, if there is space, and return it."""
         parts = self.packed()
         block = blocks.write(number, parts[-1][0] + len(parts[-1][1]), parts)
         return self if block is None else ShardIndex.unpacked(block)
 
     @classmethod
     def unpacked(cls, block: bytes | memoryview) -> ShardIndex:
-        """Return the index that `packed` made a block of; its columns lie there."""
+        """Return the index in a block from `packed`, without copying."""
         size = int.from_bytes(block[:_ALIGNMENT_BYTES], "little") + _ALIGNMENT_BYTES
-        names, kinds, facts = json.loads(bytes(block[_ALIGNMENT_BYTES:size]))
-        columns, at = dict[str, Any](), _align(size)
-        for name, (dtype, count) in facts.items():
-            columns[name] = np.frombuffer(block, dtype, count, at)
-            at = _align(at + columns[name].nbytes)
-        return cls(**{"crcs": None, **columns}, names=tuple(names), kinds=kinds, keys=block[at:])
+        names, kinds, layout = json.loads(bytes(block[_ALIGNMENT_BYTES:size]))
+        columns, offset = dict[str, Any](), _align(size)
+        for name, (dtype, count) in layout.items():
+            columns[name] = np.frombuffer(block, dtype, count, offset)
+            offset = _align(offset + columns[name].nbytes)
+        return cls(**{"crcs": None, **columns}, names=tuple(names), kinds=kinds, keys=block[offset:])
 
 
-def scanned_index(found: ShardScan) -> ShardIndex:
-    """Return what a walk found, with names as a sidecar has them."""
-    keys, names = _index_texts(found.keys), tuple(index_text(name) for name in found.names)
-    crcs = np.frombuffer(found.crcs, np.uint32) if found.crcs or not found.codes else None
+def scanned_index(scan: ShardScan) -> ShardIndex:
+    """Return the index of a scan."""
+    keys, names = _index_texts(scan.keys), tuple(index_text(name) for name in scan.names)
+    crcs = np.frombuffer(scan.crcs, np.uint32) if scan.crcs or not scan.codes else None
     return ShardIndex(
         keys=b"".join(keys),
         key_ends=part_ends([len(key) for key in keys]),
-        starts=np.frombuffer(found.starts, np.int64),
-        sizes=np.frombuffer(found.sizes, np.int64),
-        firsts=part_ends(np.frombuffer(found.counts, np.uint32)),
+        starts=np.frombuffer(scan.starts, np.int64),
+        sizes=np.frombuffer(scan.sizes, np.int64),
+        firsts=part_ends(np.frombuffer(scan.counts, np.uint32)),
         names=names,
-        codes=np.frombuffer(found.codes, np.uint32),
-        offsets=np.frombuffer(found.offsets, np.int64),
-        lengths=np.frombuffer(found.lengths, np.int64),
+        codes=np.frombuffer(scan.codes, np.uint32),
+        offsets=np.frombuffer(scan.offsets, np.int64),
+        lengths=np.frombuffer(scan.lengths, np.int64),
         crcs=crcs,
-        kinds=dict(zip(names, found.kinds, strict=True)) if found.format == "tfrecord" else {},
-        fact=ShardFacts(to_output_name(base_name(found.path)), found.size, found.crc, ""),
+        kinds=dict(zip(names, scan.kinds, strict=True)) if scan.format == "tfrecord" else {},
+        fact=ShardFacts(to_output_name(base_name(scan.path)), scan.size, scan.crc, ""),
         schema=SCHEMA_WITHOUT_CRC if crcs is None else SIDECAR_SCHEMA,
-        walk=found,
+        walk=scan,
     )
 
 
-def part_ends(sizes: NDArray[np.integer] | Sequence[int]) -> Places:
-    """Return where parts start that lie end to end, and where the last one ends: int64."""
+def part_ends(sizes: NDArray[np.integer] | Sequence[int]) -> Offsets:
+    """Return the starts of adjacent parts and the end of the last one, as int64."""
     ends = np.zeros(len(sizes) + 1, np.int64)
     np.cumsum(sizes, out=ends[1:])
     return ends
 
 
 def _index_texts(names: list[bytes]) -> list[bytes]:
-    """Return names of a shard as UTF-8, which nearly all are."""
+    """Return names as UTF-8, which nearly all are."""
     return names if is_utf8(b"\0".join(names)) else [index_text(name).encode() for name in names]
 
 
-def _to_unsigned(places: Places) -> pa.Array:
-    return number_array(places.astype(np.int64, copy=False).view(np.uint64))
+def _to_unsigned(offsets: Offsets) -> pa.Array:
+    return number_array(offsets.astype(np.int64, copy=False).view(np.uint64))
 
 
-def _align(at: int) -> int:
-    return -(-at // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
+def _align(offset: int) -> int:
+    return -(-offset // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES

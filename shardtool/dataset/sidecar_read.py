@@ -1,11 +1,9 @@
 """Read sidecars, which are untrusted.
 
-Before pyarrow decodes a page, `parquet_bounds` adds up the memory that all pages need; it must be in proportion to
-the sidecar and its shard. The index must fit the shard: samples follow each other, each payload is inside its
-sample,
-and payloads do not overlap. Dictionary-encoded text stays encoded until it is needed, and its size is checked
-before
-it is decoded. `MemoryError` means that memory ran out, not that the sidecar is damaged.
+Before pyarrow decodes a page, `parquet_bounds` adds up the memory of all pages, which must be proportional to the
+sidecar and its shard. Samples must follow each other in the shard, and payloads must be inside their samples and not
+overlap. Dictionary-encoded text is decoded when needed, after a check of its size. `MemoryError` means that memory ran
+out, not that the sidecar is damaged.
 
 Source: docs/format.md, "Sidecar"; docs/decisions/012-bounded-sidecars.md.
 """
@@ -46,182 +44,145 @@ if TYPE_CHECKING:
 
     from shardtool.dataset.dataset_file import ShardEntry
 
-    # For reading, they are int32 where the shard is smaller than 2 GiB, which halves what an index takes.
-
 
 FORMAT_VERSION = 2
-
-
-READ_VERSIONS = (1, 2)  # version 1 is without the column that names the shard
-
-
+READ_VERSIONS = (1, 2)  # version 1 lacks the column with the shard's name
 METADATA_PREFIX = "shardtool."
-
-
 _FIELD_LEAVES = [f"__fields__.list.element.{name}" for name in ("name", "offset", "length", "crc32c")]
-
-
 _INDEX_LEAVES = ["__key__", "__offset__", "__size__", *_FIELD_LEAVES]
-
-
-_FOOTER_READ_BYTES = 2**14  # bytes at the end of a sidecar, which nearly always hold its footer
-
-
-_MIN_FIELD_BYTES = 2  # bytes of a shard that a field takes, at the least; a sample takes more
-
-
-_MAX_SAMPLES_PER_BYTE = 8  # samples, and fields, a byte of a sidecar: the most regular ones have one (measured)
-
-
-_SAMPLES_SLACK = 2**16  # samples, or fields, that any sidecar may have
-
-
-_INDEX_BYTES_PER_FIELD = 64  # bytes of index a field, without its name and its sample's key
-
-
-_INDEX_SLACK_BYTES = 2**24  # bytes that the index in any sidecar may take
-
-
-_METADATA_SLACK_BYTES = 2**25  # bytes that metadata in any sidecar may take
-
-
-_MAX_BYTES_PER_BYTE = 64  # bytes that either may take, more, a byte of the sidecar; metadata also a byte of the shard
-
-
+_FOOTER_READ_BYTES = 2**14  # read from the end of a sidecar; nearly always contains the footer
+_MIN_FIELD_BYTES = 2  # a shard has at least this many bytes per field
+_MAX_SAMPLES_PER_BYTE = 8  # samples, or fields, per byte of a sidecar; at most 1 was measured
+_SAMPLES_SLACK = 2**16  # samples, or fields, allowed in any sidecar
+_INDEX_BYTES_PER_FIELD = 64  # memory, without field name and key
+_INDEX_SLACK_BYTES = 2**24  # of index allowed in any sidecar
+_METADATA_SLACK_BYTES = 2**25  # of metadata allowed in any sidecar
+_MAX_BYTES_PER_BYTE = 64  # memory per byte of the sidecar; for metadata also of the shard
 _VERSION_KEY = f"{METADATA_PREFIX}format_version"
-
-
-_ARROW_SCHEMA_KEY = "ARROW:schema"  # would change how columns are read; sidecars are written without one
-
-
-_MAX_ERROR_LENGTH = 300  # characters of what pyarrow says
+_ARROW_SCHEMA_KEY = "ARROW:schema"  # changes how columns are read; our sidecars have none
+_MAX_ERROR_LENGTH = 300  # characters of pyarrow's message
 
 
 def _verify_advice() -> str:
-    return f"`shardtool verify` tells what is wrong; {call_text('verify', repair=True)} mends what can be mended."
+    return f"`shardtool verify` lists all damage; {call_text('verify', repair=True)} repairs what it can."
 
 
 def load_sidecar(path: str) -> bytes:
-    """Return the bytes of the file that has a sidecar's name, if it can be one.
+    """Return the bytes of a file that ends like a sidecar.
 
     Raises:
-        OSError: It is not there, no plain file, or cannot be read.
+        OSError: The file is missing, not a regular file, or cannot be read.
     """
     return read_small(path, ending=PARQUET_MAGIC)
 
 
 def parse_sidecar(data: bytes, where: str, size: int | None, *, metadata: bool = True) -> ShardIndex:
-    """Return what a sidecar says, if its parts fit each other and what it takes in memory fits its shard.
+    """Parse a sidecar.
 
     Args:
         data: Its bytes.
         where: Its path, for messages.
-        size: Bytes of the shard that is there, None where there is none: more metadata is believed of a larger one.
-        metadata: Whether the columns of metadata are wanted, too.
+        size: Bytes of the shard; None: it does not exist. A larger shard allows more metadata.
+        metadata: Whether to read the metadata columns.
 
     Raises:
-        CorruptShard: They do not.
-        MemoryError: There is no memory for it; that says nothing of the sidecar.
+        CorruptShard: Its parts contradict each other, or it needs too much memory for its shard.
+        MemoryError: Memory ran out; the sidecar may be valid.
     """
     fact, footer = _parse_footer(data, where)
     try:
         return _parse_index(data, footer, fact, size or 0, metadata=metadata)
     except MemoryError:
-        raise  # of pyarrow, it is an ArrowException, too
+        raise  # pyarrow's is also an ArrowException
     except (ValueError, KeyError, IndexError, OverflowError, OSError, pa.ArrowException) as error:
         found = printable(str(error))[:_MAX_ERROR_LENGTH].strip().rstrip(".")
-        raise CorruptShard(where, f"no sidecar: {found}", remedy=recreate_hint()) from None
+        raise CorruptShard(where, f"not a valid sidecar: {found}", remedy=recreate_hint()) from None
 
 
 def has_small_metadata(data: bytes, metadata: pa.Table, size: int) -> bool:
-    """Tell, without decoding it, whether a reader surely takes the metadata of a sidecar of ours.
-
-    Args:
-        data: The sidecar's bytes.
-        metadata: Its metadata.
-        size: Bytes of its shard.
-    """
+    """Return whether metadata of a new sidecar is surely within a reader's limits, without decoding it."""
     if any(pt.is_dictionary(column.type) for column in metadata.columns):
         return False
-    extents = leaf_memory(data, parse_footer(data))
-    memory = sum(one.memory for one in extents if one.leaf.top not in OWN_COLUMNS)
+    leaves = leaf_memory(data, parse_footer(data))
+    memory = sum(part.memory for part in leaves if part.leaf.top not in OWN_COLUMNS)
     return bool(max(memory, metadata.nbytes) <= max_metadata_bytes(size + len(data)))
 
 
 def max_metadata_bytes(size: int) -> int:
-    """Return the memory that the metadata of a shard may take which has, with its sidecar, `size` bytes."""
+    """Return the memory allowed for metadata if shard and sidecar have `size` bytes."""
     return _METADATA_SLACK_BYTES + _MAX_BYTES_PER_BYTE * size
 
 
 def parse_shard_sidecar(
     data: bytes, where: str, name: str, size: int | None, entry: ShardEntry | None = None, *, metadata: bool = True
 ) -> ShardIndex:
-    """Return what the sidecar of a shard says, if it is about that shard, and is the one that the dataset file lists.
+    """Parse a sidecar and check that it belongs to a shard and is the one in the dataset file.
 
     Args:
         data: Its bytes.
         where: Its path, for messages.
         name: The file name of the shard.
-        size: Bytes of the shard; None where it is not there.
-        entry: What the dataset file says of it; None: none of ours does.
-        metadata: Whether the columns of metadata are wanted, too.
+        size: Bytes of the shard; None: it does not exist.
+        entry: The shard's entry in the dataset file, if any.
+        metadata: Whether to read the metadata columns.
 
     Raises:
-        CorruptShard: It is damaged, about another shard, or another one than is listed.
-        MemoryError: There is no memory for it; that says nothing of the sidecar.
+        CorruptShard: It is damaged, belongs to another shard, or is not the listed one.
+        MemoryError: Memory ran out; the sidecar may be valid.
     """
     if entry is not None:
         check_listed_sidecar(data, where, entry)
     index = parse_sidecar(data, where, size, metadata=metadata)
     _check_same_shard(index.fact, where, name, size)
     if entry is not None and len(index) != entry.samples:
-        found, expected = pluralize(len(index), "sample"), f"{entry.samples:,}, as the dataset file says"
+        found, expected = pluralize(len(index), "sample"), f"{entry.samples:,} samples, as listed in the dataset file"
         raise CorruptShard(where, found, expected=expected, remedy=_verify_advice())
     return index
 
 
 def _check_same_shard(fact: ShardFacts, where: str, name: str, size: int | None) -> None:
-    """Check that a sidecar is about the shard beside it; of one that is not there, that it has its name."""
+    """Check the shard's name and, if the shard exists, its size."""
     size = fact.size if size is None else size
     if (fact.name, fact.size) != (name, size):
-        found, expected = f"the index of {printable(fact.name)}, {fact.size:,} bytes", f"that of {name}, {size:,} bytes"
+        found, expected = (
+            f"the index of {printable(fact.name)}, {fact.size:,} bytes",
+            f"the index of {name}, {size:,} bytes",
+        )
         raise CorruptShard(where, found, expected=expected, remedy=recreate_hint())
 
 
 def check_listed_sidecar(data: bytes, where: str, entry: ShardEntry) -> None:
-    """Check that the bytes of a sidecar are those that the dataset file lists.
+    """Compare size and checksum of a sidecar with the dataset file.
 
     Raises:
-        CorruptShard: They are others.
+        CorruptShard: They differ.
     """
     crc = crc32c(data)
     if (len(data), crc) != (entry.sidecar_size, entry.sidecar_crc):
-        found = f"{len(data):,} bytes with the CRC-32C {crc:08x}"
-        expected = f"{entry.sidecar_size:,} bytes with {entry.sidecar_crc:08x}, as the dataset file says"
+        found = f"{len(data):,} bytes with CRC-32C {crc:08x}"
+        expected = f"{entry.sidecar_size:,} bytes with CRC-32C {entry.sidecar_crc:08x}, as listed in the dataset file"
         raise CorruptShard(where, found, expected=expected, remedy=_verify_advice())
 
 
 def check_offsets(index: ShardIndex, size: int) -> None:
-    """Check that samples follow each other in a shard, payloads lie in their samples, and no two share a byte.
+    """Check that samples follow each other, and that payloads are inside their samples and do not overlap.
 
-    Args:
-        index: Where they lie.
-        size: Bytes of the shard.
+    Otherwise a copy of the payloads could be larger than the shard of `size` bytes.
 
     Raises:
-        ValueError: They do not: a copy of such payloads would be larger than the shard.
+        ValueError: The check failed.
     """
     if any(np.any(column > size) for column in (index.starts, index.sizes, index.offsets, index.lengths)):
-        raise ValueError(f"offsets that do not fit a shard of {size:,} bytes")  # so that no sum overflows
+        raise ValueError(f"offsets that do not fit a shard of {size:,} bytes")  # sums below cannot overflow
     ends, stops = index.starts + index.sizes, index.offsets + index.lengths
     if np.any(ends > size) or np.any(ends[:-1] > index.starts[1:]):
-        raise ValueError(f"samples that do not follow each other in a shard of {size:,} bytes")
-    outside = (index.offsets < np.repeat(index.starts, index.counts)) | (stops > np.repeat(ends, index.counts))
-    if np.any(outside):
-        raise ValueError("payloads outside of their samples")
-    filled = index.lengths > 0
-    starts, stops = index.offsets[filled], stops[filled]
-    if np.any(starts[1:] < stops[:-1]):  # out of order, or worse
+        raise ValueError(f"samples that overlap or exceed a shard of {size:,} bytes")
+    is_outside = (index.offsets < np.repeat(index.starts, index.counts)) | (stops > np.repeat(ends, index.counts))
+    if np.any(is_outside):
+        raise ValueError("payloads outside their samples")
+    has_bytes = index.lengths > 0
+    starts, stops = index.offsets[has_bytes], stops[has_bytes]
+    if np.any(starts[1:] < stops[:-1]):  # unordered or overlapping
         order = np.argsort(starts)
         if np.any(starts[order][1:] < stops[order][:-1]):
             raise ValueError("payloads that overlap")
@@ -229,113 +190,120 @@ def check_offsets(index: ShardIndex, size: int) -> None:
 
 def _parse_index(data: bytes, footer: ParquetFooter, fact: ShardFacts, size: int, *, metadata: bool) -> ShardIndex:
     if _ARROW_SCHEMA_KEY in footer.facts:
-        raise ValueError("a schema of Arrow, which no sidecar has")
-    tops = [*dict.fromkeys(leaf.top for leaf in footer.leaves)]
-    own = SIDECAR_SCHEMA.names if int(footer.facts[_VERSION_KEY]) == 1 else OWN_COLUMNS
-    more = [name for name in tops if name not in own]
-    if bad := [name for name in more if name.startswith("__")]:
-        raise ValueError(f"columns that no sidecar has: {format_list(bad)}")
-    extents = leaf_memory(data, footer)
-    most = max_metadata_bytes(size + len(data))
-    most_index = _INDEX_SLACK_BYTES + _MAX_BYTES_PER_BYTE * len(data) + 2 * size
+        raise ValueError("an Arrow schema, which sidecars do not have")
+    top_names = [*dict.fromkeys(leaf.top for leaf in footer.leaves)]
+    own_columns = SIDECAR_SCHEMA.names if int(footer.facts[_VERSION_KEY]) == 1 else OWN_COLUMNS
+    metadata_columns = [name for name in top_names if name not in own_columns]
+    if reserved := [name for name in metadata_columns if name.startswith("__")]:
+        raise ValueError(f"columns that sidecars do not have: {format_list(reserved)}")
+    leaves = leaf_memory(data, footer)
+    max_metadata = max_metadata_bytes(size + len(data))
+    max_index = _INDEX_SLACK_BYTES + _MAX_BYTES_PER_BYTE * len(data) + 2 * size
     _check_counts(
-        extents,
-        own,
+        leaves,
+        own_columns,
         footer.rows,
         min(_SAMPLES_SLACK + _MAX_SAMPLES_PER_BYTE * len(data), fact.size // _MIN_FIELD_BYTES + 1),
     )
-    _check_index_memory(extents, most_index)
-    _check_metadata_memory(sum(one.memory for one in extents if one.leaf.top in more), most)
-    wanted = [*own, *(more if metadata else ())]
-    table, schema = _decode_columns(data, extents, wanted)
-    if schema.names != tops or len(set(tops)) < len(schema.names):
-        raise ValueError("two columns of one name")
+    _check_index_memory(leaves, max_index)
+    _check_metadata_memory(sum(part.memory for part in leaves if part.leaf.top in metadata_columns), max_metadata)
+    requested = [*own_columns, *(metadata_columns if metadata else ())]
+    table, schema = _decode_columns(data, leaves, requested)
+    if schema.names != top_names or len(set(top_names)) < len(schema.names):
+        raise ValueError("two columns with the same name")
     _check_types(table.schema)
     table.validate(full=True)
-    if SHARD_COLUMN.name in own:
+    if SHARD_COLUMN.name in own_columns:
         _check_shard_column(table.column(SHARD_COLUMN.name), fact.name)
-    more = [name for name in table.column_names if name not in own]
-    index = _index_columns(table, most_index)
+    metadata_columns = [name for name in table.column_names if name not in own_columns]
+    index = _index_columns(table, max_index)
     check_offsets(index, fact.size)
-    _check_metadata_memory(sum(_decoded_bytes(chunk) for name in more for chunk in table.column(name).chunks), most)
-    return replace(index, fact=fact, metadata=table.select(more), schema=schema)
+    _check_metadata_memory(
+        sum(_decoded_bytes(chunk) for name in metadata_columns for chunk in table.column(name).chunks), max_metadata
+    )
+    return replace(index, fact=fact, metadata=table.select(metadata_columns), schema=schema)
 
 
 def _check_shard_column(column: pa.ChunkedArray, name: str) -> None:
-    """Check that every row names the shard."""
     if _plain_type(column.type) != SHARD_COLUMN.type:
-        raise ValueError(f"a column {SHARD_COLUMN.name} of {column.type}")
+        raise ValueError(f"a column {SHARD_COLUMN.name} of type {column.type}")
     for chunk in column.chunks:
-        coded = chunk if pt.is_dictionary(chunk.type) else chunk.dictionary_encode()
-        used = [] if coded.null_count else np.flatnonzero(np.bincount(number_values(coded.indices))).tolist()
-        if coded.null_count or any(coded.dictionary[code].as_py() != name for code in used):
+        encoded = chunk if pt.is_dictionary(chunk.type) else chunk.dictionary_encode()
+        used_codes = [] if encoded.null_count else np.flatnonzero(np.bincount(number_values(encoded.indices))).tolist()
+        if encoded.null_count or any(encoded.dictionary[code].as_py() != name for code in used_codes):
             raise ValueError(f"rows of other shards than {printable(name)}")
 
 
-def _check_counts(extents: Sequence[LeafMemory], own: Sequence[str], rows: int, most: int) -> None:
-    """Check that a sidecar has its own columns, of at most so many samples and fields."""
-    values = {one.leaf.path: one.values for one in extents if one.leaf.top in own}
-    if sorted(values) != sorted(_INDEX_LEAVES + [SHARD_COLUMN.name] * (SHARD_COLUMN.name in own)):
-        raise ValueError("other columns than a sidecar's")
+def _check_counts(leaves: Sequence[LeafMemory], own_columns: Sequence[str], rows: int, limit: int) -> None:
+    """Check the columns of the index; samples and fields must not exceed `limit`."""
+    values = {part.leaf.path: part.values for part in leaves if part.leaf.top in own_columns}
+    if sorted(values) != sorted(_INDEX_LEAVES + [SHARD_COLUMN.name] * (SHARD_COLUMN.name in own_columns)):
+        raise ValueError("different columns than a sidecar")
     fields = values[_FIELD_LEAVES[0]]
-    if any(values[leaf] != fields for leaf in _FIELD_LEAVES):
+    if any(values[path] != fields for path in _FIELD_LEAVES):
         raise ValueError("columns of unequal length")
-    if rows > most or fields > most + rows:  # a sample without a field has a place in the list of its fields, too
-        raise ValueError(f"{rows:,} samples with {fields:,} fields, more than a sidecar and shard of their sizes have")
+    if rows > limit or fields > limit + rows:  # an empty list of fields counts as one value
+        raise ValueError(f"{rows:,} samples with {fields:,} fields, too many for the sizes of sidecar and shard")
 
 
-def _check_index_memory(extents: Sequence[LeafMemory], most: int) -> None:
-    """Check that the pages of the index take no more than `most` bytes, and what a field needs."""
-    index = [one for one in extents if one.leaf.top in OWN_COLUMNS]
-    unfolded, values = sum(one.unfolded for one in index), max(one.values for one in index)
-    if unfolded > most + _INDEX_BYTES_PER_FIELD * values:
-        raise ValueError(f"{unfolded:,} bytes of index, more than a sidecar and shard of their sizes have")
+def _check_index_memory(leaves: Sequence[LeafMemory], limit: int) -> None:
+    """Check the memory of the index: `limit`, and a constant per field."""
+    index_leaves = [part for part in leaves if part.leaf.top in OWN_COLUMNS]
+    unfolded, values = sum(part.unfolded for part in index_leaves), max(part.values for part in index_leaves)
+    if unfolded > limit + _INDEX_BYTES_PER_FIELD * values:
+        raise ValueError(f"{unfolded:,} bytes of index, too many for the sizes of sidecar and shard")
 
 
-def _check_metadata_memory(found: int, most: int) -> None:
-    if found > most:
-        raise ValueError(f"{found:,} bytes of metadata, more than {most:,} for a sidecar and shard of their sizes")
+def _check_metadata_memory(size: int, limit: int) -> None:
+    if size > limit:
+        raise ValueError(
+            f"{size:,} bytes of metadata, more than the {limit:,} allowed for the sizes of sidecar and shard"
+        )
 
 
-def _decode_columns(data: bytes, extents: Sequence[LeafMemory], wanted: Sequence[str]) -> tuple[pa.Table, pa.Schema]:
-    """Return the wanted columns, one chunk each, text in dictionaries where the file has them; and the whole schema."""
-    places = [at for at, one in enumerate(extents) if one.leaf.top in wanted]
-    coded = [one.leaf.path for one in extents if one.coded and one.leaf.kind == BYTE_ARRAY]
+def _decode_columns(data: bytes, leaves: Sequence[LeafMemory], requested: Sequence[str]) -> tuple[pa.Table, pa.Schema]:
+    """Return the requested columns, one chunk each, with dictionaries; and the whole schema."""
+    column_indices = [index for index, part in enumerate(leaves) if part.leaf.top in requested]
+    dictionary_columns = [part.leaf.path for part in leaves if part.coded and part.leaf.kind == BYTE_ARRAY]
     schema = pq.read_schema(pa.BufferReader(data)).remove_metadata()
-    with pq.ParquetFile(pa.BufferReader(data), read_dictionary=coded, page_checksum_verification=True) as file:
-        # Group by group: pyarrow cannot read lists of several as one (seen, 26.0.1).
-        read = partial(file.reader.read_row_group, column_indices=places, use_threads=False)
-        groups = [read(at) for at in range(file.num_row_groups)]
-        table = pa.concat_tables(groups) if groups else file.schema_arrow.empty_table().select(wanted)
-    return table.replace_schema_metadata(None).combine_chunks().select(wanted), schema
+    with pq.ParquetFile(
+        pa.BufferReader(data), read_dictionary=dictionary_columns, page_checksum_verification=True
+    ) as file:
+        # pyarrow 26.0.1 cannot read lists of several row groups at once.
+        read = partial(file.reader.read_row_group, column_indices=column_indices, use_threads=False)
+        groups = [read(index) for index in range(file.num_row_groups)]
+        table = pa.concat_tables(groups) if groups else file.schema_arrow.empty_table().select(requested)
+    return table.replace_schema_metadata(None).combine_chunks().select(requested), schema
 
 
-def _index_columns(table: pa.Table, most: int) -> ShardIndex:
-    """Return the index without metadata, if keys take no more than `most` bytes."""
+def _index_columns(table: pa.Table, limit: int) -> ShardIndex:
+    """Return the index without metadata; `limit` bounds the keys."""
     keys, lists = _single_chunk(table, "__key__"), _single_chunk(table, "__fields__")
     if pt.is_dictionary(keys.type):
-        if _decoded_bytes(keys) > most:
+        if _decoded_bytes(keys) > limit:
             raise ValueError("keys longer than their shard")
         keys = keys.dictionary_decode()
     if keys.null_count or lists.null_count:
         raise ValueError("a sample without a key or fields")
-    places = number_values(lists.offsets).astype(np.int64)
-    fields = lists.values[int(places[0]) : int(places[-1])]  # what `flatten` returns; that imports pyarrow.compute
-    coded = fields.field("name")
-    if not pt.is_dictionary(coded.type):
-        coded = coded.dictionary_encode()
-    if fields.null_count or coded.null_count or coded.dictionary.null_count:
+    list_offsets = number_values(lists.offsets).astype(np.int64)
+    fields = lists.values[
+        int(list_offsets[0]) : int(list_offsets[-1])
+    ]  # like `flatten`, which would import pyarrow.compute
+    names = fields.field("name")
+    if not pt.is_dictionary(names.type):
+        names = names.dictionary_encode()
+    if fields.null_count or names.null_count or names.dictionary.null_count:
         raise ValueError("a field without a name")
     crcs = fields.field("crc32c")
-    raw, ends = _string_bytes(keys)
+    key_bytes, key_ends = _string_bytes(keys)
     return ShardIndex(
-        keys=raw,
-        key_ends=ends,
+        keys=key_bytes,
+        key_ends=key_ends,
         starts=_to_numbers(_single_chunk(table, "__offset__")),
         sizes=_to_numbers(_single_chunk(table, "__size__")),
-        firsts=places - places[0],
-        names=tuple(coded.dictionary.to_pylist()),
-        codes=number_values(coded.indices).astype(np.int64),
+        firsts=list_offsets - list_offsets[0],
+        names=tuple(names.dictionary.to_pylist()),
+        codes=number_values(names.indices).astype(np.int64),
         offsets=_to_numbers(fields.field("offset")),
         lengths=_to_numbers(fields.field("length")),
         crcs=None if crcs.null_count else number_values(crcs).astype(np.uint32),
@@ -350,16 +318,19 @@ def _single_chunk(table: pa.Table, name: str) -> pa.Array:
 
 
 def _check_types(schema: pa.Schema) -> None:
-    """Check that columns have the types that docs/format.md says; text may come as places in a dictionary."""
-    lists = schema.field("__fields__").type
-    inner = lists.value_type if pt.is_list(lists) else None
-    parts = [(one.name, _plain_type(one.type)) for one in inner] if inner is not None and pt.is_struct(inner) else []
-    wanted = [(one.name, one.type) for one in SIDECAR_SCHEMA.field("__fields__").type.value_type]
+    fields_type = schema.field("__fields__").type
+    element_type = fields_type.value_type if pt.is_list(fields_type) else None
+    field_types = (
+        [(column.name, _plain_type(column.type)) for column in element_type]
+        if element_type is not None and pt.is_struct(element_type)
+        else []
+    )
+    expected_types = [(column.name, column.type) for column in SIDECAR_SCHEMA.field("__fields__").type.value_type]
     if (
-        parts != wanted
-        or [_plain_type(schema.field(one.name).type) for one in SIDECAR_SCHEMA][:3] != SIDECAR_SCHEMA.types[:3]
+        field_types != expected_types
+        or [_plain_type(schema.field(column.name).type) for column in SIDECAR_SCHEMA][:3] != SIDECAR_SCHEMA.types[:3]
     ):
-        raise ValueError(f"columns of other types: {[str(one) for one in schema.types]}")
+        raise ValueError(f"unexpected column types: {[str(column) for column in schema.types]}")
 
 
 def _plain_type(kind: pa.DataType) -> pa.DataType:
@@ -368,7 +339,7 @@ def _plain_type(kind: pa.DataType) -> pa.DataType:
 
 def _to_numbers(column: pa.Array) -> NDArray[np.int64]:
     if column.null_count:
-        raise ValueError("a null where a number must be")
+        raise ValueError("a null instead of a number")
     values = number_values(column)
     if len(values) and values.max() >= 2**63:
         raise ValueError(f"the number {values.max()}")
@@ -376,54 +347,50 @@ def _to_numbers(column: pa.Array) -> NDArray[np.int64]:
 
 
 def _string_bytes(column: pa.Array) -> tuple[bytes, NDArray[np.int64]]:
-    """Return the bytes of strings, end to end, and where each starts."""
+    """Return the concatenated bytes of strings, and their offsets."""
     if not len(column):
         return b"", np.zeros(1, np.int64)
     _, offsets, data = column.buffers()
     ends = np.frombuffer(offsets, np.int32, len(column) + 1, 4 * column.offset).astype(np.int64)
-    raw = bytes(memoryview(data)[int(ends[0]) : int(ends[-1])]) if data is not None else b""
-    return raw, ends - ends[0]
+    content = bytes(memoryview(data)[int(ends[0]) : int(ends[-1])]) if data is not None else b""
+    return content, ends - ends[0]
 
 
 def _decoded_bytes(array: pa.Array) -> int:
-    """Return how many bytes the text in an array takes once it is in no dictionary, nested columns included."""
-    kind = array.type
-    if pt.is_dictionary(kind):
+    """Return the bytes of dictionary text after decoding, nested columns included."""
+    array_type = array.type
+    if pt.is_dictionary(array_type):
         import pyarrow.compute as pc
 
         lengths = number_values(pc.binary_length(array.dictionary))
         return int(lengths[number_values(array.indices.drop_null())].sum(dtype=np.int64)) if len(lengths) else 0
-    if pt.is_struct(kind):
-        return sum(_decoded_bytes(array.field(at)) for at in range(kind.num_fields))
-    if pt.is_map(kind):
+    if pt.is_struct(array_type):
+        return sum(_decoded_bytes(array.field(index)) for index in range(array_type.num_fields))
+    if pt.is_map(array_type):
         return _decoded_bytes(array.keys) + _decoded_bytes(array.items)
-    return _decoded_bytes(array.values) if pt.is_list(kind) else 0
+    return _decoded_bytes(array.values) if pt.is_list(array_type) else 0
 
 
 def parse_facts(data: bytes, name: str) -> ShardFacts:
-    """Return what a sidecar says of its shard.
-
-    Args:
-        data: The sidecar's bytes.
-        name: Its name, for messages.
+    """Return the facts of a shard in the sidecar `data`.
 
     Raises:
-        CorruptShard: It is no sidecar of a version that this program knows.
+        CorruptShard: It is not a sidecar, or its format version is unknown.
     """
     return _parse_footer(data, name)[0]
 
 
 def read_sample_count(path: str, name: str, size: int | None) -> tuple[int, ShardFacts]:
-    """Return how many samples the sidecar of a shard lists, and what it says of it; no more than its footer is read.
+    """Return the sample count and facts of a shard from the footer of its sidecar.
 
     Args:
-        path: Where the sidecar is.
+        path: The sidecar.
         name: The file name of the shard.
-        size: Bytes of the shard; None where it is not there.
+        size: Bytes of the shard; None: it does not exist.
 
     Raises:
-        CorruptShard: It is no sidecar of a version that this program knows, or about another shard.
-        OSError: It is not there, or cannot be read.
+        CorruptShard: It is not a sidecar of this shard, or its format version is unknown.
+        OSError: It is missing, or cannot be read.
     """
     fact, footer = _parse_footer(_read_footer_bytes(path), path)
     _check_same_shard(fact, path, name, size)
@@ -431,30 +398,28 @@ def read_sample_count(path: str, name: str, size: int | None) -> tuple[int, Shar
 
 
 def read_sidecar_schema(path: str) -> pa.Schema:
-    """Return the columns of a sidecar and their types; no more than its footer is read.
+    """Return the schema in the footer of a sidecar.
 
     Raises:
-        CorruptShard: It is no sidecar.
+        CorruptShard: It is not a sidecar.
         StoreFailed: The machine, a store or a server fails.
     """
     try:
         return pq.read_schema(pa.BufferReader(_read_footer_bytes(path))).remove_metadata()
     except MemoryError:
-        raise  # of pyarrow, it is an ArrowException, too
+        raise  # pyarrow's is also an ArrowException
     except (OSError, pa.ArrowException) as error:
         raise_if_machine_error(error, path)
-        raise CorruptShard(path, f"no sidecar: {error}", remedy=recreate_hint()) from None
+        raise CorruptShard(path, f"not a valid sidecar: {error}", remedy=recreate_hint()) from None
 
 
 def _read_footer_bytes(path: str) -> bytes:
-    """Return the end of the file that has a sidecar's name, with all of its footer."""
     data = read_tail(path, _FOOTER_READ_BYTES)
     size = int.from_bytes(data[-8:-4], "little") + len(PARQUET_MAGIC) + 4
     return read_tail(path, size + 4) if data[-4:] == PARQUET_MAGIC and len(data) == _FOOTER_READ_BYTES < size else data
 
 
 def _parse_footer(data: bytes, name: str) -> tuple[ShardFacts, ParquetFooter]:
-    """Return what a sidecar says of its shard, and the footer that says it."""
     try:
         footer = parse_footer(data)
         facts = {name.removeprefix(METADATA_PREFIX): value for name, value in footer.facts.items()}
@@ -471,22 +436,21 @@ def _parse_footer(data: bytes, name: str) -> tuple[ShardFacts, ParquetFooter]:
         _check_numbers(fact)
     except KeyError as error:
         raise CorruptShard(
-            name, f"no sidecar: without {METADATA_PREFIX}{error.args[0]}", remedy=recreate_hint()
+            name, f"not a valid sidecar: {METADATA_PREFIX}{error.args[0]} is missing", remedy=recreate_hint()
         ) from None
     except ValueError as error:
-        raise CorruptShard(name, f"no sidecar: {error}", remedy=recreate_hint()) from None
+        raise CorruptShard(name, f"not a valid sidecar: {error}", remedy=recreate_hint()) from None
     if version not in READ_VERSIONS:
         found = f"format version {version}"
-        raise CorruptShard(name, found, expected=f"{READ_VERSIONS[-1]} at the most", remedy="Use a newer shardtool.")
+        raise CorruptShard(name, found, expected=f"at most {READ_VERSIONS[-1]}", remedy="Use a newer shardtool.")
     return fact, footer
 
 
 def _check_numbers(fact: ShardFacts) -> None:
-    """Check that numbers are such as files have."""
     counts = () if fact.made is None else (fact.made.consumed, fact.made.dropped, fact.made.skipped)
     if not all(0 <= number < 2**63 for number in (fact.size, *counts)):
-        raise ValueError("a size or count that no shard has")
+        raise ValueError("an impossible size or count")
     if not 0 <= (fact.crc or 0) < 2**32 or not 0 <= (fact.made.content if fact.made else 0) < 2**256:
-        raise ValueError("a checksum that is none")
+        raise ValueError("an invalid checksum")
     if fact.made is not None and fact.made.left_out and len(fact.made.left_out) != fact.made.skipped:
-        raise ValueError("a list of what was left out of another length than it says")
+        raise ValueError("a list of skipped samples whose length differs from their count")

@@ -15,14 +15,12 @@ if TYPE_CHECKING:
 
     from shardtool.skipped import Skipped
 
-    # For reading, they are int32 where the shard is smaller than 2 GiB, which halves what an index takes.
-
 
 _FIELD_TYPES = {"name": pa.string(), "offset": pa.uint64(), "length": pa.uint64(), "crc32c": pa.uint32()}
 
 
 class FieldRow(TypedDict):
-    """A field of a sample, as a sidecar has it; `crc32c` is None where it is not known."""
+    """A field of a sample in a sidecar. `crc32c` is None if unknown."""
 
     name: str
     offset: int
@@ -38,27 +36,21 @@ def _make_schema(nullable: str = "") -> pa.Schema:
 
 
 SIDECAR_SCHEMA = _make_schema()
-
-
 SHARD_COLUMN = pa.field("__shard__", pa.string(), nullable=False)
-
-
-OWN_COLUMNS = (*SIDECAR_SCHEMA.names, SHARD_COLUMN.name)  # all others are metadata
-
-
-# For shards whose payloads were not read: checksums are null.
+OWN_COLUMNS = (*SIDECAR_SCHEMA.names, SHARD_COLUMN.name)  # all other columns are metadata
+# Payloads were not read, so checksums are null.
 SCHEMA_WITHOUT_CRC = _make_schema("crc32c")
 
 
 class TransformFacts(NamedTuple):
-    """Facts of a shard of changed samples, which its plan could not know.
+    """Facts of a shard of transformed samples, which the plan cannot know.
 
     Attributes:
-        content: The content fingerprint of the shard.
-        consumed: How many of the samples planned for it are dealt with.
-        dropped: How many of these the user's function dropped.
-        skipped: How many of them were left out.
-        left_out: Which, and why; empty where that is not kept, since another run shall try them again.
+        content: The content fingerprint.
+        consumed: Planned samples that were processed.
+        dropped: Of these, dropped by the user's function.
+        skipped: Of these, skipped.
+        left_out: The skipped samples; empty if another run will retry them.
     """
 
     content: int
@@ -74,11 +66,11 @@ class ShardFacts(NamedTuple):
     Attributes:
         name: The shard's file name.
         size: Bytes.
-        crc: CRC-32C of the file; None: unknown, since it was not read.
-        plan: The fingerprint of the shard's plan; empty where no plan is known.
-        made: What transforms made of the samples; None: they are as in the source.
-        first: The name of the first shard of its run; empty where no plan is known.
-        shards: How many shards that run was to make, at least, when this one was written; None: unknown.
+        crc: CRC-32C of the file; None: unknown.
+        plan: The fingerprint of the shard's plan; empty: unknown.
+        made: Facts of transformed samples, if any.
+        first: Name of the first shard of its run; empty: unknown.
+        shards: Minimum number of shards of that run, as known at the time; None: unknown.
     """
 
     name: str
@@ -91,7 +83,7 @@ class ShardFacts(NamedTuple):
 
 
 class ShardTally(NamedTuple):
-    """The figures of a shard that the dataset file lists or adds up: `fields` is how many samples have each."""
+    """Figures of a shard for the dataset file. `fields` is the number of samples with each field."""
 
     samples: int
     first_key: str
@@ -100,13 +92,13 @@ class ShardTally(NamedTuple):
     field_bytes: int
 
     def entry(self, fact: ShardFacts, sidecar: bytes) -> ShardEntry:
-        """Return what the dataset file lists of the shard: with its facts, and its sidecar's bytes."""
+        """Return the shard's entry in the dataset file."""
         index = sidecar_name(fact.name), len(sidecar), crc32c(sidecar)
         return ShardEntry(fact.name, self.samples, fact.size, fact.crc, *index, self.first_key, self.last_key)
 
 
 def with_shard_column(schema: pa.Schema) -> pa.Schema:
-    """Return the schema of the sidecar of a table: with the shard's name behind the key, so that many read as one."""
+    """Return the schema with the shard's name after the key, so that many sidecars read as one table."""
     return schema.insert(1, SHARD_COLUMN)
 
 
@@ -115,25 +107,17 @@ def column_types(schema: pa.Schema) -> dict[str, str]:
     return {column.name: str(column.type) for column in schema}
 
 
-_NULL_TYPE = "null"  # the type of a column without a value: it goes with any
+_NULL_TYPE = "null"  # a column without values; compatible with every type
 
 
 def merge_types(known: dict[str, str], more: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
-    """Take further columns with their types, of each the first type that holds values.
-
-    Args:
-        known: The columns so far, to which they are added.
-        more: Those of other sidecars.
-
-    Yields:
-        A column of metadata that has another type there, and both types.
-    """
-    for name, kind in more.items():
-        before = known.setdefault(name, kind)
-        if before == _NULL_TYPE:
-            known[name] = kind
-        elif kind not in (before, _NULL_TYPE) and not name.startswith("__"):
-            yield name, before, kind
+    """Add columns to `known`, each with its first non-null type; yield each metadata column whose types differ."""
+    for name, new_type in more.items():
+        known_type = known.setdefault(name, new_type)
+        if known_type == _NULL_TYPE:
+            known[name] = new_type
+        elif new_type not in (known_type, _NULL_TYPE) and not name.startswith("__"):
+            yield name, known_type, new_type
 
 
 FIELDS_COLUMN = "__fields__"

@@ -28,10 +28,8 @@ if TYPE_CHECKING:
 
     from shardtool.shard_samples import ShardContent
 
-    # For reading, they are int32 where the shard is smaller than 2 GiB, which halves what an index takes.
 
-
-_ROW_GROUP_SAMPLES = 2**17  # samples
+_ROW_GROUP_SAMPLES = 2**17
 
 
 def written_index(
@@ -46,42 +44,44 @@ def written_index(
 
     Args:
         shard_format: `tar` or `tfrecord`.
-        content: What was planned.
-        columns: Their metadata, if there are any.
-        field_crcs: uint32 for each field that was written.
-        skipped: The places of samples that were not.
-        source_paths: The source's name of each field, a NUL after each; empty: they are no column.
+        content: The planned content.
+        columns: Metadata of the planned samples, if any.
+        field_crcs: uint32 per written field.
+        skipped: Indices of samples that were not written.
+        source_paths: The source path of each field, each followed by NUL; empty: no column.
     """
     counts = np.frombuffer(content.counts, np.uint16).astype(np.int64)
     codes, sizes = np.frombuffer(content.codes, np.uint16), np.frombuffer(content.stored, np.int64)
-    keys, whole = content.keys, np.frombuffer(content.whole, np.bool_) if content.whole else None
+    keys, is_list = content.keys, np.frombuffer(content.whole, np.bool_) if content.whole else None
     paths = source_paths[:-1].split(b"\0") if source_paths else []
     if skipped:
-        stays = np.ones(len(counts), bool)
-        stays[list(skipped)] = False
-        rows = np.repeat(stays, counts)
-        keys = b"".join(key + b"\0" for key, stay in zip(keys[:-1].split(b"\0"), stays, strict=True) if stay)
-        paths = [path for path, stay in zip(paths, rows, strict=True) if stay] if paths else []
-        counts, codes, sizes = counts[stays], codes[rows], sizes[rows]
-        whole = None if whole is None else whole[rows]
-        columns = None if columns is None else columns.take(number_array(np.flatnonzero(stays)))
-    more = {} if columns is None else {name: columns.column(name) for name in columns.column_names}
+        is_written = np.ones(len(counts), bool)
+        is_written[list(skipped)] = False
+        rows = np.repeat(is_written, counts)
+        keys = b"".join(key + b"\0" for key, written in zip(keys[:-1].split(b"\0"), is_written, strict=True) if written)
+        paths = [path for path, written in zip(paths, rows, strict=True) if written] if paths else []
+        counts, codes, sizes = counts[is_written], codes[rows], sizes[rows]
+        is_list = None if is_list is None else is_list[rows]
+        columns = None if columns is None else columns.take(number_array(np.flatnonzero(is_written)))
+    metadata_columns = {} if columns is None else {name: columns.column(name) for name in columns.column_names}
     if source_paths:
-        more["source_paths"] = string_list_column(paths, counts)
-    metadata = pa.Table.from_arrays([*more.values()], names=[*more])
-    texts, names, firsts = PackedStrings.parse(keys), tuple(name.decode() for name in content.fields), part_ends(counts)
-    heads, tails = head_and_tail_sizes(shard_format, RecordColumns(texts, firsts, names, codes, sizes, whole))
-    after = part_ends(heads + sizes + tails)
-    starts = after[firsts]
+        metadata_columns["source_paths"] = string_list_column(paths, counts)
+    metadata = pa.Table.from_arrays([*metadata_columns.values()], names=[*metadata_columns])
+    packed_keys, firsts = PackedStrings.parse(keys), part_ends(counts)
+    names = tuple(name.decode() for name in content.fields)
+    records = RecordColumns(packed_keys, firsts, names, codes, sizes, is_list)
+    head_sizes, tail_sizes = head_and_tail_sizes(shard_format, records)
+    record_ends = part_ends(head_sizes + sizes + tail_sizes)
+    starts = record_ends[firsts]
     return ShardIndex(
         keys=keys.replace(b"\0", b""),
-        key_ends=part_ends(texts.lengths()),
+        key_ends=part_ends(packed_keys.lengths()),
         starts=starts[:-1],
         sizes=np.diff(starts),
         firsts=firsts,
         names=names,
         codes=codes,
-        offsets=after[:-1] + heads,
+        offsets=record_ends[:-1] + head_sizes,
         lengths=sizes,
         crcs=np.frombuffer(field_crcs, np.uint32),
         metadata=metadata,
@@ -93,39 +93,33 @@ def encode_sidecar(index: ShardIndex, shard: ShardFacts) -> tuple[bytes, dict[st
     """Return the sidecar's bytes, and its columns with their types.
 
     Raises:
-        InvalidRequest: Its metadata takes more memory than a reader gives it.
+        InvalidRequest: Its metadata needs more memory than readers allow, or Parquet cannot store it.
     """
-    table, more = index.plain_table(), index.metadata
+    table, metadata = index.plain_table(), index.metadata
     try:
         data = encode_sidecar_table(table, shard)
-    except pa.ArrowNotImplementedError as error:  # objects without names
-        raise InvalidRequest(shard.name, f"metadata that Parquet cannot hold: {error}") from None
-    if more.num_columns and not has_small_metadata(data, more, shard.size):
+    except pa.ArrowNotImplementedError as error:  # a struct without fields
+        raise InvalidRequest(shard.name, f"metadata that Parquet cannot store: {error}") from None
+    if metadata.num_columns and not has_small_metadata(data, metadata, shard.size):
         _check_readable(data, shard)
-    # Parquet does not keep all of Arrow's types: what the dataset file says is what a reader gets.
+    # Parquet does not preserve all Arrow types; the dataset file lists those that a reader gets.
     return data, column_types(
-        pq.read_schema(pa.BufferReader(data)) if more.num_columns else with_shard_column(table.schema)
+        pq.read_schema(pa.BufferReader(data)) if metadata.num_columns else with_shard_column(table.schema)
     )
 
 
 def _check_readable(data: bytes, shard: ShardFacts) -> None:
-    """Refuse a sidecar that would be taken for a trap: text that many samples share, longer than they are."""
+    """Refuse a sidecar that readers reject, because many samples share very long text."""
     try:
         parse_sidecar(data, sidecar_name(shard.name), shard.size)
     except CorruptShard as error:
-        found = error.found.removeprefix("no sidecar: ")
-        remedy = f"Leave long columns out, or pack them: {option_text('values', 'txt=COLUMN')}."
+        found = error.found.removeprefix("not a valid sidecar: ")
+        remedy = f"Exclude long columns, or pack them with {option_text('values', 'txt=COLUMN')}."
         raise InvalidRequest(shard.name, found, remedy=remedy) from None
 
 
 def encode_sidecar_table(table: pa.Table, shard: ShardFacts, version: int = FORMAT_VERSION) -> bytes:
-    """Return the bytes of a sidecar.
-
-    Args:
-        table: Its rows, a `pyarrow.Table` with the columns of `SCHEMA`.
-        shard: What it says of its shard.
-        version: Of the format; 1 is written only to compare.
-    """
+    """Return the bytes of a sidecar; `table` starts with the columns of `SIDECAR_SCHEMA`."""
     sink = pa.BufferOutputStream()
     facts = {"format_version": f"{version}", "shard": shard.name, "size": f"{shard.size}"}
     if shard.crc is not None:
@@ -140,28 +134,28 @@ def encode_sidecar_table(table: pa.Table, shard: ShardFacts, version: int = FORM
         facts |= {"dropped": f"{made.dropped}", "skipped": f"{made.skipped}"}
         if made.left_out:
             facts["left_out"] = pack_rows(made.left_out)
-        facts["check"] = f"{crc32c(' '.join(facts.values()).encode()):08x}"  # what the plan cannot give again
-    more = table.column_names[len(SIDECAR_SCHEMA) :]
+        facts["check"] = f"{crc32c(' '.join(facts.values()).encode()):08x}"  # of facts that the plan cannot restore
+    metadata_columns = table.column_names[len(SIDECAR_SCHEMA) :]
     if version > 1:
-        first = number_array(np.zeros(len(table), np.int8))
-        names = pa.DictionaryArray.from_arrays(first, bytes_array([shard.name.encode()]))
+        codes = number_array(np.zeros(len(table), np.int8))
+        names = pa.DictionaryArray.from_arrays(codes, bytes_array([shard.name.encode()]))
         table = table.add_column(1, SHARD_COLUMN.with_type(names.type), names)
     with pq.ParquetWriter(
         sink,
         table.schema,
         compression="zstd",
-        use_dictionary=["__fields__.list.element.name", SHARD_COLUMN.name, *more],
+        use_dictionary=["__fields__.list.element.name", SHARD_COLUMN.name, *metadata_columns],
         write_page_checksum=True,
         store_schema=False,
     ) as writer:
         writer.write_table(table, row_group_size=_ROW_GROUP_SAMPLES)
-        for name, value in facts.items():  # one by one: the order of a dict does not survive pyarrow's hash table
+        for name, value in facts.items():  # one by one: pyarrow does not keep the order of a dict
             writer.add_key_value_metadata({METADATA_PREFIX + name: value})
     return bytes(sink.getvalue().to_pybytes())
 
 
 def string_list_column(names: list[bytes], counts: NDArray[np.int64]) -> pa.Array:
-    """Return a list of strings a sample: the source's `names` in turn, `counts` at a time."""
+    """Return a list of strings per sample: the next `counts` of `names`."""
     names = [quote_name(name).encode() for name in names]
     values = bytes_array(names)
     offsets = np.concatenate(([0], np.cumsum(counts))).astype(np.int32)

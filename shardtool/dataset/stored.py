@@ -1,7 +1,4 @@
-"""`StoredDataset` and `StoredShard`: a finished dataset and its shards, local or remote.
-
-Only names are kept; sizes and metadata are read on every call.
-"""
+"""`StoredDataset` and `StoredShard`: a finished dataset and its shards. Only names are cached."""
 
 from __future__ import annotations
 
@@ -12,9 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from shardtool import pattern as patterns
-from shardtool.dataset.dataset_file import (
-    parse_dataset,
-)
+from shardtool.dataset.dataset_file import parse_dataset
 from shardtool.dataset.scan import ShardScanTask, scan_shard
 from shardtool.dataset.shard_file import detect_kind
 from shardtool.errors import AccessRefused, CorruptShard, os_error_text
@@ -36,21 +31,19 @@ if TYPE_CHECKING:
 
 
 Value = TypeVar("Value")
-
-
 _WORD = re.compile(r"[a-z]+")
 
 
 @dataclass(frozen=True, slots=True)
 class StoredShard:
-    """A shard on disk, in a store, or on the web. Nothing is kept of it but names; what is asked is read anew.
+    """A shard on disk, in a store, or on the web.
 
     Attributes:
-        path: Its path.
-        number: Its place in its dataset, counted from 0.
-        dots: Where keys end in its members' names.
-        index_folder: Where its sidecar lies; None: beside it.
-        entry: What the dataset file says of it; None where none of ours does.
+        path: Its path or address.
+        number: Its index in the dataset.
+        dots: Where keys end in member names.
+        index_folder: The folder of its sidecar; None: the shard's folder.
+        entry: Its entry in the dataset file, if any.
     """
 
     path: str
@@ -61,17 +54,17 @@ class StoredShard:
 
     @property
     def file_name(self) -> str:
-        """Its file name."""
+        """Its local file name."""
         return base_name(self.path)
 
     @property
     def name(self) -> str:
-        """Its file name, as outputs have it."""
+        """Its file name as dataset files spell it."""
         return to_output_name(self.file_name)
 
     @property
     def sidecar(self) -> str:
-        """The path of its sidecar, which need not be there."""
+        """The path of its sidecar, which may not exist."""
         return sidecar_path(self.path, self.index_folder)
 
     @property
@@ -85,44 +78,43 @@ class StoredShard:
         return bool(detect_kind(self.path).packing)
 
     def size(self) -> int | None:
-        """Return its bytes; None where it is no plain file."""
+        """Return its size in bytes; None: it is not a regular file."""
         return lookup.plain_size(self.path)
 
     def scan(self, *, checksum: bool = False) -> ShardScan:
-        """Return what a walk over it finds, with checksums where payloads are to be read, too.
+        """Scan the shard; with `checksum`, read the payloads, too.
 
         Raises:
             CorruptShard: It cannot be opened.
-            InvalidRequest: Its name has the ending of no format.
+            InvalidRequest: It is not a shard.
         """
         return scan_shard(ShardScanTask(self.path, checksum, self.dots))
 
     def index(self, *, metadata: bool = False) -> ShardIndex:
-        """Return where its samples lie, as its sidecar says or, where there is no sound one, a walk finds.
-
-        Args:
-            metadata: Whether the sidecar's other columns are wanted, too.
+        """Return the index from the sidecar or, if it is missing or invalid, from a scan.
 
         Raises:
-            CorruptShard: There is no sound sidecar, and the shard cannot be opened.
+            CorruptShard: The sidecar is missing or invalid, and the shard cannot be opened.
         """
         from shardtool.dataset.shard_index import ShardIndex, scanned_index
         from shardtool.dataset.sidecar_read import load_sidecar, parse_shard_sidecar
 
-        where, size = self.sidecar, self.size()
-        found = self._said(lambda: parse_shard_sidecar(load_sidecar(where), where, self.name, size, metadata=metadata))
-        if isinstance(found, ShardIndex):
-            return found
-        return replace(scanned_index(self.scan()), damage=found)
+        path, size = self.sidecar, self.size()
+        index = self._read_sidecar(
+            lambda: parse_shard_sidecar(load_sidecar(path), path, self.name, size, metadata=metadata)
+        )
+        if isinstance(index, ShardIndex):
+            return index
+        return replace(scanned_index(self.scan()), damage=index)
 
-    def _said(self, read: Callable[[], Value]) -> Value | CorruptShard | None:
-        """Return what is read of the sidecar, or what is wrong with it; None where there is none."""
+    def _read_sidecar(self, read: Callable[[], Value]) -> Value | CorruptShard | None:
+        """Return the result of `read`, the error in the sidecar, or None if it is missing."""
         try:
             return read()
         except FileNotFoundError:
             return None
         except AccessRefused:
-            if self.index_folder is None:  # said of what is not there, where we may not list
+            if self.index_folder is None:  # it may mean "missing" where listing is not allowed
                 return None
             raise
         except OSError as error:
@@ -131,17 +123,14 @@ class StoredShard:
             return error
 
     def head(self) -> tuple[int, ShardFacts] | None:
-        """Return how many samples it has, as the footer of its sidecar says, and what that says of it.
-
-        None: there is no sidecar, or one that is damaged or about another shard.
-        """
+        """Return the sample count and facts in the footer of its sidecar; None if it is not valid."""
         from shardtool.dataset.sidecar_read import read_sample_count
 
-        found = self._said(partial(read_sample_count, self.sidecar, self.name, self.size()))
-        return found if isinstance(found, tuple) else None
+        content = self._read_sidecar(partial(read_sample_count, self.sidecar, self.name, self.size()))
+        return content if isinstance(content, tuple) else None
 
     def schema(self) -> pa.Schema:
-        """Return the columns of its sidecar and their types, by the footer alone; of a shard without one, `SCHEMA`."""
+        """Return the schema in the footer of its sidecar, or `SIDECAR_SCHEMA`."""
         from shardtool.dataset.sidecar_read import read_sidecar_schema
         from shardtool.dataset.sidecar_schema import SIDECAR_SCHEMA
 
@@ -153,16 +142,15 @@ class StoredDataset:
     """A dataset on disk, in a store, or on the web.
 
     Attributes:
-        given: What the user named.
-        shards: In the order in which they were named; some may not be there.
-        dataset_file: The path of the dataset file, which may list other shards, too; None where there is none.
-        folder: Where the dataset file lies, and the shards, or folders that hold them; "" is the current folder.
-        own: Whether the dataset file is one of ours, damaged or not: then sidecars lie beside it.
-        whole: Whether the dataset itself was named: by its file or folder, or by a range that is all of it. Then
-            shards that its file does not list are no part of it.
-        missing: Names of a range that are neither there nor listed: the first of them.
-        file: What the dataset file says of these shards, once it was read; None where there is none of ours.
-        unlisted: The paths of further shards, which it does not list.
+        given: The name that the user gave.
+        shards: In the order of their names; some may not exist.
+        dataset_file: Its path, if any; it may list other shards, too.
+        folder: The folder of the dataset file, and of the shards or their subfolders; "": the current folder.
+        own: Whether the dataset file is one of shardtool, perhaps damaged. Sidecars are then in its folder.
+        whole: Whether the user named the dataset: its file, folder, or complete range. Unlisted shards are ignored.
+        missing: The first names of a range that neither exist nor are listed.
+        file: The content of shardtool's dataset file for these shards, once read.
+        unlisted: Paths of shards that the dataset file does not list.
     """
 
     given: DatasetLike
@@ -177,7 +165,7 @@ class StoredDataset:
 
     @property
     def index_folder(self) -> str | None:
-        """The folder of all sidecars; None: each lies beside its shard."""
+        """The folder of all sidecars; None: each is next to its shard."""
         return self.folder if self.own else None
 
     @property
@@ -192,7 +180,7 @@ class StoredDataset:
 
     @property
     def split(self) -> str:
-        """The split that it is, as its dataset file or else its name says; empty: none."""
+        """Its split by dataset file or else by name; empty: none."""
         if self.file is not None and self.file.made.split:
             return self.file.made.split
         words = _WORD.findall(base_name(self.dataset_file or self.paths[0]).lower())
@@ -203,62 +191,59 @@ class StoredDataset:
         return list(dict.fromkeys(map(folder_of, self.paths)))
 
     def read(self) -> StoredDataset:
-        """Return it with what the dataset file says of just these shards.
+        """Return the dataset with the content of its dataset file for these shards.
 
-        Of a dataset that was named as a whole, the shards are then those that it lists. Where it does not list all that
-        were named one by one, it says nothing of them.
+        If the user named the dataset, its shards are those in the file. If the user named shards, a file that does not
+        list all of them is ignored.
 
         Raises:
-            CorruptShard: It is damaged.
+            CorruptShard: The dataset file is damaged.
         """
         if self.dataset_file is None or not self.own:
             return self
         file = parse_dataset(files.read_small(self.dataset_file), self.dataset_file)
-        listed = {one.name for one in file.shards}
+        listed = {entry.name for entry in file.shards}
         shards = [shard for shard in self.shards if shard.name in listed]
         if not self.whole and len(shards) < len(self.shards):
             return self
         unlisted = tuple(shard.path for shard in self.shards if shard.name not in listed)
-        found = replace(self, shards=tuple(shards), unlisted=unlisted)
-        return found.with_dataset_file(file.part([shard.name for shard in shards]))
+        dataset = replace(self, shards=tuple(shards), unlisted=unlisted)
+        return dataset.with_dataset_file(file.part([shard.name for shard in shards]))
 
     def with_dataset_file(self, file: DatasetFile) -> StoredDataset:
-        """Return it with what a dataset file says of it."""
-        entries = {one.name: one for one in file.shards}
+        """Return the dataset with the content of a dataset file."""
+        entries = {entry.name: entry for entry in file.shards}
         shards = tuple(
-            replace(shard, number=at, dots=file.made.dots, entry=entries.get(shard.name))
-            for at, shard in enumerate(self.shards)
+            replace(shard, number=index, dots=file.made.dots, entry=entries.get(shard.name))
+            for index, shard in enumerate(self.shards)
         )
         return replace(self, file=file, shards=shards)
 
     def with_dots(self, dots: Dots) -> StoredDataset:
-        """Return it with where keys end in the names of members."""
+        """Return the dataset with another rule for where keys end in member names."""
         return replace(self, shards=tuple(replace(shard, dots=dots) for shard in self.shards))
 
 
-def make_dataset(paths: Sequence[str], file: str | None, folder: str, *, own: bool, **more: Any) -> StoredDataset:
-    beside = folder if own else None
-    shards = tuple(StoredShard(path, at, index_folder=beside) for at, path in enumerate(paths))
-    return StoredDataset((), shards, file, folder, own=own, **more)
+def make_dataset(paths: Sequence[str], file: str | None, folder: str, *, own: bool, **attributes: Any) -> StoredDataset:
+    """Return a dataset; `own` puts all sidecars in `folder`."""
+    index_folder = folder if own else None
+    shards = tuple(StoredShard(path, index, index_folder=index_folder) for index, path in enumerate(paths))
+    return StoredDataset((), shards, file, folder, own=own, **attributes)
 
 
 def sidecar_path(shard: str, folder: str | None) -> str:
-    """Return the path of a shard's sidecar, in a folder, or beside the shard where that is None."""
+    """Return the path of a shard's sidecar in a folder; None: in the shard's folder."""
     return join(folder_of(shard) if folder is None else folder, patterns.sidecar_name(base_name(shard)))
 
 
-def recorded_dots(found: StoredDataset) -> Dots:
-    """Return where keys end in members' names, as far as the sidecars show: where a key has a dot, at the last one.
-
-    Args:
-        found: Shards without a dataset file of ours that says it.
-    """
+def recorded_dots(dataset: StoredDataset) -> Dots:
+    """Return where keys end in member names by the sidecars: at the last dot if a key contains one."""
     from shardtool.dataset.sidecar_read import parse_sidecar
 
-    sidecars = [shard.sidecar for shard in found.shards]
-    for where, data in zip(sidecars, map_paths(files.read_optional, sidecars), strict=True):
+    sidecars = [shard.sidecar for shard in dataset.shards]
+    for path, data in zip(sidecars, map_paths(files.read_optional, sidecars), strict=True):
         with suppress(CorruptShard):
-            index = None if data is None else parse_sidecar(data, where, None, metadata=False)
+            index = None if data is None else parse_sidecar(data, path, None, metadata=False)
             if index is None or b"." not in bytes(index.keys):
                 continue
             if any(b"." in key.rpartition(b"/")[2][1:] for key in index.all_keys()):

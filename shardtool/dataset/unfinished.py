@@ -1,7 +1,7 @@
 """Detect shards of an unfinished run: sidecars record how many shards their run planned.
 
-The dataset file is written last, so shards without one may come from an interrupted run. The published shards are
-valid and look like a smaller dataset: a dataset file created for them would hide the missing ones.
+The shards that an interrupted run published look like a smaller dataset. A dataset file created for them would hide
+the missing shards.
 
 Source: docs/format.md, "Sidecar".
 """
@@ -26,56 +26,59 @@ if TYPE_CHECKING:
     from shardtool.dataset.sidecar_schema import ShardFacts
 
 
-ALL_SHARDS = "all of them, and their dataset file"
+ALL_SHARDS = "all shards of the run, and their dataset file"
 
 
-def describe_unfinished(facts: Iterable[ShardFacts | None], beside: Iterable[ShardFacts] = ()) -> Iterator[str]:
-    """Yield, in words, the runs, of `create` or of an append, of which fewer shards are there than their sidecars say.
+def describe_unfinished(facts: Iterable[ShardFacts | None], sibling_facts: Iterable[ShardFacts] = ()) -> Iterator[str]:
+    """Yield a description of each `create` or append run that planned more shards than exist.
 
     Args:
-        facts: What the sidecar of each shard says; None where there is none, or it is damaged: such a shard may
-            be of any of the runs.
-        beside: The same of other shards that are there: who asks about some shards need not name all.
+        facts: The facts of each shard; None: no valid sidecar, so it may be from any run.
+        sibling_facts: Facts of other existing shards, which the caller did not name.
     """
-    there: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     planned: dict[str, int] = {}
-    unknown = 0
+    unknown_shards = 0
     for fact in facts:
         if fact is None or fact.shards is None:
-            unknown += 1
+            unknown_shards += 1
             continue
-        there[fact.first] += 1
+        counts[fact.first] += 1
         planned[fact.first] = max(planned.get(fact.first, 0), fact.shards)
-    there.update(fact.first for fact in beside if fact.first in planned)
-    for first, number in sorted(planned.items()):
-        if number > (seen := there[first] + unknown):
-            what = f"{pluralize(seen, 'shard')} of {number:,} that were planned from {printable(first)[:80]} on"
-            yield f"{what}: a run did not end, or not all was copied"
+    counts.update(fact.first for fact in sibling_facts if fact.first in planned)
+    for first, planned_count in sorted(planned.items()):
+        if planned_count > (count := counts[first] + unknown_shards):
+            shards = f"{pluralize(count, 'shard')} of {planned_count:,} planned, starting with {printable(first)[:80]}"
+            yield f"{shards}: the run did not finish, or the copy is incomplete"
 
 
-def sibling_facts(found: StoredDataset) -> list[ShardFacts]:
-    """Return what the sidecars of other shards in a dataset's folder say."""
-    given = {base_name(path) for path in found.paths if folder_of(path) == found.folder}
-    others = [name for name in list_folder_names(found.folder) if is_shard_name(name) and name not in given]
+def sibling_facts(dataset: StoredDataset) -> list[ShardFacts]:
+    """Return the sidecar facts of the other shards in a dataset's folder."""
+    named = {base_name(path) for path in dataset.paths if folder_of(path) == dataset.folder}
+    others = [name for name in list_folder_names(dataset.folder) if is_shard_name(name) and name not in named]
     return [
-        fact for fact in map_paths(read_shard_facts, [join(found.folder, name) for name in others]) if fact is not None
+        fact
+        for fact in map_paths(read_shard_facts, [join(dataset.folder, name) for name in others])
+        if fact is not None
     ]
 
 
-def require_finished(found: StoredDataset) -> None:
-    """Check that shards without a dataset file are all of their dataset, as far as their sidecars say.
+def require_finished(dataset: StoredDataset) -> None:
+    """Check that shards without a dataset file are complete, according to their sidecars.
 
     Raises:
-        InvalidRequest: They are not.
+        InvalidRequest: Shards of their run are missing.
     """
-    there = [path for path, size in zip(found.paths, lookup.plain_sizes(found.paths), strict=True) if size is not None]
-    for one in describe_unfinished(map_paths(read_shard_facts, there), sibling_facts(found)):
-        remedy = f"{resume_hint()} finishes such a run; `shardtool reshard` makes a dataset of those that are here."
-        raise InvalidRequest(found.folder or ".", one, expected=ALL_SHARDS, remedy=remedy)
+    existing = [
+        path for path, size in zip(dataset.paths, lookup.plain_sizes(dataset.paths), strict=True) if size is not None
+    ]
+    for problem in describe_unfinished(map_paths(read_shard_facts, existing), sibling_facts(dataset)):
+        remedy = f"{resume_hint()} finishes the run; `shardtool reshard` packs the existing shards into a new dataset."
+        raise InvalidRequest(dataset.folder or ".", problem, expected=ALL_SHARDS, remedy=remedy)
 
 
 def read_shard_facts(shard: str) -> ShardFacts | None:
-    """Return what the sidecar beside a shard says; None where there is none, or it is damaged."""
+    """Return the facts in the sidecar next to a shard; None if there is no valid sidecar."""
     path = sidecar_path(shard, None)
     if (data := files.read_optional(path)) is None:
         return None

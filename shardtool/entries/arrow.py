@@ -1,7 +1,6 @@
-"""Arrow arrays built from buffers, and back, without importing pandas.
+"""Convert between Arrow arrays and buffers without importing pandas.
 
-`pyarrow.array` and `to_numpy` import pandas to check the type of their argument: 0.3 s, more than packing 10,000
-files.
+`pyarrow.array` and `to_numpy` import pandas to check their argument's type: 0.3 s, more than packing 10,000 files.
 
 Source: the Arrow columnar format, "Physical memory layout"; pyarrow, `Array.buffers`.
 """
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-_FLOATS = {"halffloat": "float16", "float": "float32", "double": "float64"}  # Arrow's names, and NumPy's
+_FLOATS = {"halffloat": "float16", "float": "float32", "double": "float64"}  # Arrow's to NumPy's names
 
 
 def number_array(values: NDArray[np.generic]) -> pa.Array:
@@ -29,25 +28,25 @@ def number_array(values: NDArray[np.generic]) -> pa.Array:
 
 
 def string_array(data: bytes, lengths: NDArray[np.int64]) -> pa.StringArray:
-    """Return an Arrow array of strings that lie end to end in `data`."""
+    """Return an Arrow array of strings that are concatenated in `data`."""
     offsets = np.zeros(len(lengths) + 1, np.int32)
     np.cumsum(lengths, out=offsets[1:])
     return pa.StringArray.from_buffers(len(lengths), pa.py_buffer(offsets), pa.py_buffer(data))
 
 
 def bytes_array(texts: list[bytes]) -> pa.StringArray:
-    """Return an Arrow array of strings."""
+    """Return an Arrow string array."""
     return string_array(b"".join(texts), np.array([len(text) for text in texts], np.int64))
 
 
 def decode_strings(texts: list[bytes], codes: NDArray[Any]) -> Any:
-    """Return an Arrow array of the texts that codes stand for; `take` would import pyarrow.compute."""
+    """Return an Arrow array of the text of each code; `take` would import pyarrow.compute."""
     lengths = np.array([len(text) for text in texts], np.int64)
     return string_array(b"".join(map(texts.__getitem__, codes.tolist())), lengths[codes])
 
 
 def ipc_stream(table: pa.Table) -> pa.Buffer:
-    """Return a table as one batch of an Arrow stream, for a hash of what is in it."""
+    """Return a table as one batch of an Arrow stream, for hashing."""
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, table.schema) as writer:
         writer.write_table(table.combine_chunks())
@@ -55,13 +54,13 @@ def ipc_stream(table: pa.Table) -> pa.Buffer:
 
 
 def to_python_rows(table: pa.Table) -> list[dict[str, Any]]:
-    """Return the rows of a table as dicts; times that Python does not know, beyond the year 9999, as text."""
+    """Return the rows of a table as dicts; times beyond Python's range (year 9999) become text."""
     columns = {name: to_python_values(table.column(name)) for name in table.column_names}
     return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
 def to_python_values(column: pa.ChunkedArray) -> list[object]:
-    """Return the values of a column; times that Python does not know as text."""
+    """Return the values of a column; times beyond Python's range become text."""
     try:
         return list(column.to_pylist())
     except (ValueError, OverflowError):
@@ -74,34 +73,34 @@ def _to_python_value(value: pa.Scalar) -> object:
     except (ValueError, OverflowError):
         kind = value.type
     if pa.types.is_struct(kind):
-        return {kind.field(at).name: _to_python_value(value[at]) for at in range(kind.num_fields)}
+        return {kind.field(index).name: _to_python_value(value[index]) for index in range(kind.num_fields)}
     if pa.types.is_map(kind) or not (pa.types.is_list(kind) or pa.types.is_large_list(kind)):
         return str(value.cast(pa.string()).as_py()) if pa.types.is_temporal(kind) else str(value)
-    return [_to_python_value(one) for one in value.values]
+    return [_to_python_value(item) for item in value.values]
 
 
 def number_values(array: pa.Array) -> NDArray[Any]:
-    """Return the values of an array of integers or floats, without a copy; at a null stands anything."""
+    """Return the values of a numeric array without a copy; values at nulls are undefined."""
     dtype = np.dtype(_FLOATS.get(str(array.type), str(array.type)))
     if not len(array):
         return np.zeros(0, dtype)
     return np.frombuffer(array.buffers()[1], dtype, len(array), array.offset * dtype.itemsize)
 
 
-_MAX_STRING_BYTES = 2**31 - 1  # bytes that the offsets of a `string` array reach
+_MAX_STRING_BYTES = 2**31 - 1  # limit of a `string` array's offsets
 
 
 def text_array(values: Sequence[str | None]) -> pa.Array:
-    """Return a large_string array; None is null."""
+    """Return a large_string array; None becomes null."""
     data = [(value or "").encode() for value in values]
-    offsets = np.concatenate(([0], np.cumsum([len(one) for one in data]))).astype(np.int64)
+    offsets = np.concatenate(([0], np.cumsum([len(text) for text in data]))).astype(np.int64)
     valid = np.packbits(np.array([value is not None for value in values], bool), bitorder="little")
     parts = [pa.py_buffer(valid), pa.py_buffer(offsets), pa.py_buffer(b"".join(data))]
     return pa.Array.from_buffers(pa.large_string(), len(data), parts)
 
 
 def strip_nuls(data: bytes, kind: pa.DataType) -> pa.Array:
-    """Return texts, each of which ends with a NUL, without these; `kind` is large_binary or large_string."""
+    """Return an array of NUL-terminated texts without the NULs; `kind` is large_binary or large_string."""
     raw = np.frombuffer(data, np.uint8)
     ends = np.flatnonzero(raw == 0)
     offsets = np.concatenate(([0], ends - np.arange(len(ends)))).astype(np.int64)
@@ -109,7 +108,7 @@ def strip_nuls(data: bytes, kind: pa.DataType) -> pa.Array:
 
 
 def append_nuls(array: pa.Array) -> bytes:
-    """Return the values of an array of text or bytes, none of them null, a NUL after each."""
+    """Return the values of a text or binary array without nulls, each followed by a NUL."""
     ends = np.cumsum(byte_lengths(array))
     return np.insert(np.frombuffer(concat_values(array), np.uint8), ends, 0).tobytes()
 
@@ -126,19 +125,19 @@ def boolean_array(mask: NDArray[np.bool_]) -> pa.Array:
 
 
 def true_positions(mask: pa.Array | pa.ChunkedArray) -> NDArray[np.int64]:
-    """Return where a boolean array, or a chunked one, is true; a null is not."""
+    """Return the positions at which a boolean array is true; null counts as false."""
     import pyarrow.compute as pc
 
     return number_values(pc.indices_nonzero(mask)).astype(np.int64)
 
 
 def byte_lengths(array: pa.Array) -> NDArray[np.int64]:
-    """Return the bytes of each value of an array of text or bytes; a null has none."""
+    """Return the bytes of each value of a text or binary array; 0 for null."""
     return np.diff(_offsets(array)).astype(np.int64)
 
 
 def concat_values(array: pa.Array) -> memoryview:
-    """Return the values of an array of text or bytes, end to end, without a copy."""
+    """Return the concatenated values of a text or binary array, without a copy."""
     offsets = _offsets(array)
     return memoryview(array.buffers()[2] or b"").cast("B")[int(offsets[0]) : int(offsets[-1])]
 
@@ -149,7 +148,7 @@ def _offsets(array: pa.Array) -> NDArray[Any]:
 
 
 def to_plain(array: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
-    """Return an array, or a chunked one, in the plain type that holds its values: no dictionary, view or extension."""
+    """Return an array in a plain type: no dictionary, view, extension, run-end encoding or float16."""
     import pyarrow.compute as pc
 
     while True:
@@ -167,12 +166,12 @@ def to_plain(array: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
 
 
 def plain_type(kind: pa.DataType) -> pa.DataType:
-    """Return the type that `plain` gives to what is inside of lists and the like."""
+    """Return the plain type of a type, including types nested in lists and structs."""
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
         value = kind.value_field.with_type(plain_type(kind.value_type))
         return pa.list_(value) if pa.types.is_list(kind) else pa.large_list(value)
     if pa.types.is_struct(kind):
-        parts = [kind.field(at) for at in range(kind.num_fields)]
+        parts = [kind.field(index) for index in range(kind.num_fields)]
         return pa.struct([part.with_type(plain_type(part.type)) for part in parts])
     if pa.types.is_string_view(kind):
         return pa.large_string()
@@ -193,8 +192,8 @@ def _cast(array: pa.Array | pa.ChunkedArray, kind: pa.DataType) -> pa.Array | pa
     try:
         return pc.cast(array, kind)
     except pa.ArrowNotImplementedError:  # pyarrow before 18
-        made = pa.array(array.to_pylist(), kind)
-        return pa.chunked_array([made]) if isinstance(array, pa.ChunkedArray) else made
+        converted = pa.array(array.to_pylist(), kind)
+        return pa.chunked_array([converted]) if isinstance(array, pa.ChunkedArray) else converted
 
 
 def to_one_chunk(column: pa.ChunkedArray) -> pa.Array:
@@ -203,15 +202,15 @@ def to_one_chunk(column: pa.ChunkedArray) -> pa.Array:
         return column.chunk(0)
     if pa.types.is_string(column.type) and column.nbytes > _MAX_STRING_BYTES:
         column = column.cast(pa.large_string())
-    found = column.combine_chunks()
-    return found if isinstance(found, pa.Array) else found.chunk(0)
+    combined = column.combine_chunks()
+    return combined if isinstance(combined, pa.Array) else combined.chunk(0)
 
 
 def compact_table(table: pa.Table) -> pa.Table:
-    """Return a table with one chunk a column; those of `table` are given up one by one, if nothing else holds it."""
-    names, columns, left = table.column_names, [], table.columns[::-1]
+    """Return a table with one chunk per column; frees the columns of `table` one by one if nothing else holds them."""
+    names, columns, remaining = table.column_names, [], table.columns[::-1]
     del table
-    while left:
-        columns.append(to_one_chunk(left.pop()))
+    while remaining:
+        columns.append(to_one_chunk(remaining.pop()))
     pa.default_memory_pool().release_unused()
     return pa.Table.from_arrays(columns, names)

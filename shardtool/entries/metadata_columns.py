@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def with_column(columns: pa.Table | None, name: str, values: pa.Array) -> pa.Table:
-    """Return a table with one more column, or another in place of the one of that name; `columns` may be None."""
+    """Return a table with a column added or replaced; `columns` may be None."""
     field = pa.field(name, values.type)
     if columns is None:
         return pa.Table.from_arrays([values], schema=pa.schema([field]))
@@ -25,12 +25,12 @@ def with_column(columns: pa.Table | None, name: str, values: pa.Array) -> pa.Tab
     return columns.append_column(field, values)
 
 
-def with_number_columns(columns: pa.Table | None, more: Mapping[str, pa.Array | None]) -> pa.Table | None:
-    """Return a table with the columns that number fields are; None is none, nor is one of a sidecar's own names.
+def with_number_columns(columns: pa.Table | None, number_columns: Mapping[str, pa.Array | None]) -> pa.Table | None:
+    """Return a table with columns for number fields; None values and reserved names are ignored.
 
-    A column of that name that holds no numbers, such as the names of classes, stays.
+    An existing column of that name that is not numeric, such as class names, is kept.
     """
-    for name, values in more.items():
+    for name, values in number_columns.items():
         if values is None or name.startswith("__"):
             continue
         if columns is None or name not in columns.column_names or is_number_type(columns.schema.field(name).type):
@@ -39,21 +39,21 @@ def with_number_columns(columns: pa.Table | None, more: Mapping[str, pa.Array | 
 
 
 def drop_number_columns(columns: pa.Table, names: Collection[str]) -> pa.Table | None:
-    """Return a table without those of some columns that hold numbers; None where none is left."""
-    left = [one.name for one in columns.schema if one.name not in names or not is_number_type(one.type)]
-    return columns.select(left) if left else None
+    """Return a table without those of the named columns that are numeric; None if no column remains."""
+    remaining = [field.name for field in columns.schema if field.name not in names or not is_number_type(field.type)]
+    return columns.select(remaining) if remaining else None
 
 
 def is_number_type(kind: pa.DataType) -> bool:
-    """Tell whether a type is one of numbers or truths, or of nothing but nulls."""
+    """Check whether a type is numeric, boolean or null."""
     tests = pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal, pa.types.is_boolean, pa.types.is_null
     return any(test(kind) for test in tests)
 
 
 def to_class_names(column: pa.ChunkedArray, names: Sequence[str]) -> pa.ChunkedArray:
-    """Return the names of classes, of which a column has the numbers; it stays as it is where it holds anything else.
+    """Return a column with class numbers replaced by names, or unchanged if it contains anything else.
 
-    So what is divided by labels is divided alike, whatever their numbers, and messages have their names.
+    Splits by label then do not depend on the numbering, and messages show names.
     """
     if not names or not pa.types.is_integer(column.type):
         return column
@@ -63,22 +63,24 @@ def to_class_names(column: pa.ChunkedArray, names: Sequence[str]) -> pa.ChunkedA
     return pa.chunked_array([text_array([*names]).take(number_array(codes))])
 
 
-def with_split(columns: pa.Table | None, names: tuple[str, ...], number: NDArray[np.int16]) -> pa.Table:
+def with_split(columns: pa.Table | None, names: tuple[str, ...], split_numbers: NDArray[np.int16]) -> pa.Table:
     """Return metadata columns with each sample's split."""
-    values = bytes_array([name.encode() for name in names]).take(number_array(number))
+    values = bytes_array([name.encode() for name in names]).take(number_array(split_numbers))
     return with_column(columns, "split", values)
 
 
 def with_measured_columns(
-    columns: pa.Table | None, kinds: Iterable[tuple[str, str]], found: Sequence[tuple[object, ...]]
+    columns: pa.Table | None, kinds: Iterable[tuple[str, str]], sample_values: Sequence[tuple[object, ...]]
 ) -> pa.Table | None:
-    """Return metadata columns with those that were found as samples were read, in place of what has these names.
+    """Return metadata columns, with values found while reading samples added or replaced.
 
     Args:
-        columns: What there is.
-        kinds: The name of each new column, and its type.
-        found: Of each sample a value for each of them.
+        columns: Existing columns.
+        kinds: Name and type of each new column.
+        sample_values: For each sample, one value per new column.
     """
-    for at, (name, kind) in enumerate(kinds):
-        columns = with_column(columns, name, pa.array([one[at] for one in found], pa.type_for_alias(kind)))
+    for index, (name, kind) in enumerate(kinds):
+        columns = with_column(
+            columns, name, pa.array([values[index] for values in sample_values], pa.type_for_alias(kind))
+        )
     return columns

@@ -1,8 +1,7 @@
-"""Exact size of every record in a shard before a byte is read.
+"""Compute the exact size of every record in a shard before reading any payload.
 
-Each payload has a head before it and a tail after it in every format. The records of a sample are its heads,
-payloads
-and tails in turn.
+In every format, each payload has a head before it and a tail after it. A sample's records are its heads, payloads and
+tails in sequence.
 """
 
 from __future__ import annotations
@@ -20,32 +19,27 @@ if TYPE_CHECKING:
 
 
 TRAILER_SIZE = {"tar": len(tar_write.TRAILER), "tfrecord": 0, "files": 0}
-
-
 MAX_SAMPLE_BYTES = {"tar": 2**62, "tfrecord": tfrecord_write.MAX_RECORD_BYTES}
-
-
-_CHUNK_ROWS = 2**18  # samples at a time: temporary columns stay small
-
+_CHUNK_ROWS = 2**18  # samples at a time, to limit temporary columns
 
 STORES_NUMBERS = {
     "tar": False,
     "tfrecord": True,
     "files": False,
-}  # whether a format has numbers; others store their text
+}  # otherwise, numbers are stored as text
 
 
 class RecordColumns(NamedTuple):
-    """The content of a shard as columns; the fields of each sample in the order of the bytes of their names.
+    """The content of a shard as columns; each sample's fields are sorted by the bytes of their names.
 
     Attributes:
         keys: One per sample.
-        first: int64[samples + 1], where the rows of each sample start.
-        fields: The names that `code` stands for.
+        first: int64[samples + 1], first row of each sample.
+        fields: Field names, indexed by `code`.
         code: uint16[rows].
-        stored: int64[rows], bytes that a payload takes in the shard.
-        whole: bool[rows]: whether a payload is all that a list of a TFRecord holds, so that no tag and length stand
-            between that list's and it; None: none is.
+        stored: int64[rows], payload bytes in the shard.
+        whole: bool[rows], whether a payload is the complete encoded TFRecord list, which needs no tag and length of its
+            own; None: never.
     """
 
     keys: PackedStrings
@@ -62,7 +56,7 @@ def head_and_tail_sizes(shard_format: str, payloads: RecordColumns) -> tuple[NDA
 
 
 def sample_sizes(shard_format: str, payloads: RecordColumns) -> NDArray[np.int64]:
-    """Return int64[samples]: all records of each sample."""
+    """Return int64[samples]: total record bytes of each sample."""
     sizes = np.empty(len(payloads.keys), np.int64)
     for start in range(0, len(sizes), _CHUNK_ROWS):
         part = _slice_samples(payloads, start, min(start + _CHUNK_ROWS, len(sizes)))
@@ -72,7 +66,6 @@ def sample_sizes(shard_format: str, payloads: RecordColumns) -> NDArray[np.int64
 
 
 def _slice_samples(p: RecordColumns, start: int, stop: int) -> RecordColumns:
-    """Return what samples `start` to `stop` hold."""
     rows = slice(int(p.first[start]), int(p.first[stop]))
     keys, first = (
         PackedStrings(p.keys.data, p.keys.starts[start : stop + 1]),
@@ -104,11 +97,11 @@ def _tfrecord_sizes(p: RecordColumns) -> tuple[NDArray[np.int64], NDArray[np.int
     data = np.add.reduceat(heads + p.stored, starts) + keys
     heads[starts] += tfrecord_write.FRAME_HEAD_BYTES + 1 + _varint_sizes(data)
     tails[lasts] += tfrecord_write.FRAME_TAIL_BYTES
-    # The feature of the key stands where its name belongs: before the first field that sorts after it.
-    before = np.array([name < tfrecord_write.KEY_FEATURE for name in names] or [False])[p.code]
-    place = starts + np.add.reduceat(before, starts, dtype=np.int64)
-    inside = place <= lasts
-    heads[place[inside]] += keys[inside]
+    # Features are sorted by name, so the key's feature precedes the first field that sorts after it.
+    sorts_before_key = np.array([name < tfrecord_write.KEY_FEATURE for name in names] or [False])[p.code]
+    key_rows = starts + np.add.reduceat(sorts_before_key, starts, dtype=np.int64)
+    inside = key_rows <= lasts
+    heads[key_rows[inside]] += keys[inside]
     tails[lasts[~inside]] += keys[~inside]
     return heads, tails
 
@@ -116,13 +109,16 @@ def _tfrecord_sizes(p: RecordColumns) -> tuple[NDArray[np.int64], NDArray[np.int
 def _feature_sizes(
     name_lengths: NDArray[np.int64] | np.int64, sizes: NDArray[np.int64], whole: NDArray[np.bool_] | None = None
 ) -> NDArray[np.int64]:
-    """Return what a feature takes: a map entry of a name, and a list of one value of `sizes` bytes, or just these."""
+    """Return the bytes of a map entry that contains a name and a list of one value.
+
+    `sizes` are the bytes of the value; for `whole` rows, of the encoded list.
+    """
     total = sizes + 1 + _varint_sizes(sizes)  # the list
     if whole is not None:
         total[whole] = sizes[whole]
-    total += 1 + _varint_sizes(total)  # the feature that holds it
-    total += 1 + _varint_sizes(total)  # as the value of a map entry
-    total += 1 + _varint_sizes(np.asarray(name_lengths)) + name_lengths  # whose key is the name
+    total += 1 + _varint_sizes(total)  # the feature
+    total += 1 + _varint_sizes(total)  # the map entry's value
+    total += 1 + _varint_sizes(np.asarray(name_lengths)) + name_lengths  # the map entry's key
     total += 1 + _varint_sizes(total)
     return total
 

@@ -1,7 +1,7 @@
 """`SampleTable`: the samples of a source as columns, without a Python object per sample.
 
-Ten million samples must fit a laptop's memory (benchmarks/plan10m.py): about 35 bytes per field, 16 per sample, and
-the key. Larger data, such as the columns of a manifest, is in Arrow.
+Ten million samples must fit into a laptop's memory (benchmarks/plan10m.py): about 35 bytes per field, 16 per sample,
+and the key. Larger data, such as manifest columns, is in Arrow.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ _Number = TypeVar("_Number", bound=np.generic)
 
 @dataclass(frozen=True, slots=True)
 class FieldRows:
-    """The fields of all samples, a row for each.
+    """The fields of all samples, one row each.
 
     Attributes:
-        code: uint16[rows], the field's name: its place among `Entries.fields`.
+        code: uint16[rows], index of the field name in `SampleTable.fields`.
         kind: uint8[rows]: FILE, LINK, INLINE, SPAN or URL.
         size: int64[rows], payload bytes.
-        mtime_ns: int64[rows], as seen when the source was listed; of an object, its version as a number.
-        changed_ns: int64[rows], the latest time at which anything could have changed what the path gives.
-        paths: One a row, relative to `Entries.root`, or its URL; None where each is key + "." + field.
+        mtime_ns: int64[rows], when the source was listed; for remote objects, the version as a number.
+        changed_ns: int64[rows], latest time at which the content of the path may have changed.
+        paths: Path of each row relative to `SampleTable.root`, or its URL; None: each is key + "." + field.
     """
 
     code: NDArray[np.uint16]
@@ -54,13 +54,13 @@ class FieldRows:
 
     @classmethod
     def joined(cls, parts: Sequence[FieldRows], codes: Sequence[NDArray[np.uint16]]) -> FieldRows:
-        """Return the rows of all parts, one after the other and without paths; `codes` are those of each part."""
+        """Return the concatenated rows of all parts, without paths; `codes` are the new codes of each part."""
         return cls(
             code=np.concatenate(codes),
-            kind=concat_columns([one.kind for one in parts]),
-            size=concat_columns([one.size for one in parts]),
-            mtime_ns=concat_columns([one.mtime_ns for one in parts]),
-            changed_ns=concat_columns([one.changed_ns for one in parts]),
+            kind=concat_columns([part.kind for part in parts]),
+            size=concat_columns([part.size for part in parts]),
+            mtime_ns=concat_columns([part.mtime_ns for part in parts]),
+            changed_ns=concat_columns([part.changed_ns for part in parts]),
         )
 
     def take(self, rows: NDArray[np.int64]) -> FieldRows:
@@ -72,17 +72,16 @@ class FieldRows:
 
 @dataclass(frozen=True, slots=True)
 class FieldSpans:
-    """Where the payloads of SPAN rows lie: in shards, or in a spool.
+    """Locations of SPAN payloads: in shards, or in a spool file.
 
     Attributes:
-        files: The shards, or the spool; none: it is yet to be written.
-        file: uint32[samples]: which of `files` the rows of a sample lie in.
-        offset: int64[rows], where a payload starts in its file.
-        expected: int64[rows], the CRC-32C that it must have; -1: it is unknown.
-        whole: bool[rows]: whether it is all that the field's list holds, not one value in it, or numbers packed as
-            one; None: it never is.
-        of_row: uint32[rows]: which of `files` a row lies in, where those of a sample lie in several; None: in that of
-            its sample.
+        files: The shards, or the spool; empty: the spool is not written yet.
+        file: uint32[samples], index in `files` of each sample's rows.
+        offset: int64[rows], payload offset in its file.
+        expected: int64[rows], expected CRC-32C; -1: unknown.
+        whole: bool[rows], whether the payload is the field's complete list, or numbers packed as one value; None:
+            never.
+        of_row: uint32[rows], index in `files` of each row, if a sample's rows are in several files; None: use `file`.
     """
 
     files: tuple[SpanFile, ...]
@@ -93,11 +92,11 @@ class FieldSpans:
     of_row: NDArray[np.uint32] | None = None
 
     def take(self, samples: NDArray[np.int64], rows: NDArray[np.int64]) -> FieldSpans:
-        """Return the spans of `rows`, those of `samples`, in that order."""
+        """Return the spans of `samples` and their `rows`, in that order."""
         return replace(self.take_rows(rows), file=take_values(self.file, samples))
 
     def take_rows(self, rows: NDArray[np.int64]) -> FieldSpans:
-        """Return the spans of `rows`, in that order, which belong to the same samples."""
+        """Return the spans of `rows`, in that order, for the same samples."""
         whole = None if self.whole is None else self.whole[rows]
         of_row, expected = None if self.of_row is None else self.of_row[rows], take_values(self.expected, rows)
         return replace(self, offset=self.offset[rows], expected=expected, whole=whole, of_row=of_row)
@@ -107,14 +106,14 @@ _NO_VALUES: Mapping[str, Any] = {}
 
 
 class FieldValues(NamedTuple):
-    """What is known of the fields' values, by the fields' names.
+    """Properties of field values, by field name.
 
     Attributes:
-        inline: The payload of INLINE rows as text (see `inline_payload`), one a sample, also for samples without the
+        inline: Payloads of INLINE rows as text (see `inline_payload`), one per sample, even for samples without the
             field.
-        types: What a value was, of which its payload is the text; empty of those that were bytes, or are not known.
-        lists: What the values of a TFRecord's lists are: all their rows are SPAN.
-        classes: The names of its class numbers.
+        types: Original type of values stored as text; none for bytes, or if unknown.
+        lists: Types of TFRecord lists: all their rows are SPAN.
+        classes: Class names of class numbers.
     """
 
     inline: Mapping[str, StringColumn] = _NO_VALUES
@@ -124,23 +123,23 @@ class FieldValues(NamedTuple):
 
     @property
     def numbers(self) -> dict[str, NumberType]:
-        """What a field's text stands for, where that is a number; INLINE where it is to be stored as one."""
+        """Number types of fields whose text is a number; INLINE rows are stored as numbers if possible."""
         return number_fields(self.types)
 
     def renamed(self, names: Mapping[str, str]) -> FieldValues:
-        """Return the values of the fields `names`, in that order, by the new name of each."""
-        facts: list[Any] = [{new: known[old] for old, new in names.items() if old in known} for known in self]
-        return FieldValues(*facts)
+        """Return the fields in `names` (old to new name), in that order, under their new names."""
+        renamed: list[Any] = [{new: by_name[old] for old, new in names.items() if old in by_name} for by_name in self]
+        return FieldValues(*renamed)
 
     def only(self, names: Collection[str]) -> FieldValues:
         """Return the values of some fields."""
-        facts: list[Any] = [{name: known[name] for name in known if name in names} for known in self]
-        return FieldValues(*facts)
+        selected: list[Any] = [{name: by_name[name] for name in by_name if name in names} for by_name in self]
+        return FieldValues(*selected)
 
     def with_more(self, other: FieldValues) -> FieldValues:
-        """Return these values and others, which count where both know a field."""
-        facts: list[Any] = [{**one, **two} for one, two in zip(self, other, strict=True)]
-        return FieldValues(*facts)
+        """Return these values updated with others, which take precedence."""
+        merged: list[Any] = [{**mine, **theirs} for mine, theirs in zip(self, other, strict=True)]
+        return FieldValues(*merged)
 
     def take(self, samples: NDArray[np.int64]) -> FieldValues:
         """Return the values of `samples`, in that order."""
@@ -149,23 +148,23 @@ class FieldValues(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SampleTable:
-    """The samples of a source, the fields of each ordered by the bytes of their names.
+    """The samples of a source; each sample's fields are sorted by the bytes of their names.
 
     Sample i has the rows `first[i]` to `first[i + 1]` (exclusive).
 
     Attributes:
-        root: What paths count from, ending in a slash.
-        keys: One a sample.
+        root: Base of relative paths, with a trailing slash.
+        keys: One per sample.
         first: int64[samples + 1].
-        fields: The fields' names.
-        rows: The fields of all samples.
-        values: What is known of the fields' values.
-        spans: Where the payloads of SPAN rows lie; None where there are no such rows.
-        metadata: Columns for the sidecars, a row a sample.
-        source_paths: Whether `rows.paths` goes into the sidecar, because the keys are no longer the names.
-        identity: What tells the source from any other, where it is not what `root` leads to.
-        folders: Of a source of several folders: the first part of each path, and the folder that it stands for, ending
-            in a slash. Then `root` is empty.
+        fields: Field names.
+        rows: Fields of all samples.
+        values: Properties of field values.
+        spans: Locations of SPAN payloads; None if there are none.
+        metadata: Sidecar columns, one row per sample.
+        source_paths: Whether `rows.paths` goes into the sidecar, because keys no longer match the file names.
+        identity: Identifies the source, if `root` does not.
+        folders: For a source of several folders: first component of each path, and its folder with a trailing slash.
+            Then `root` is empty.
     """
 
     root: bytes
@@ -185,33 +184,33 @@ class SampleTable:
 
     @property
     def is_remote(self) -> bool:
-        """Whether files are read from a store or a server; then `rows.mtime_ns` has versions (see `Blob.fact`)."""
+        """Whether files are in a remote store or on a server; then `rows.mtime_ns` contains versions."""
         return any(map(is_address, (self.root, *self.folders.values())))
 
     @property
     def known_spans(self) -> FieldSpans:
-        """Where the payloads of SPAN rows lie, of a source that has such rows.
+        """Locations of SPAN payloads.
 
         Raises:
-            Bug: It has none.
+            Bug: The source has no SPAN rows.
         """
         if self.spans is None:
-            raise Bug(to_text(self.root), "samples that lie in no shards")
+            raise Bug(to_text(self.root), "samples without locations in shards")
         return self.spans
 
     def key(self, sample: int) -> str:
-        """Return a sample's key, for messages too: undecodable bytes become surrogates."""
+        """Return a sample's key as text: undecodable bytes become surrogates."""
         return to_text(self.keys[sample])
 
     def path(self, row: int) -> bytes:
-        """Return the path of a row, as messages and outputs have it: relative to `root`, or what is shown of a URL."""
+        """Return the path of a row for messages and outputs: relative to `root`, or a redacted URL."""
         if self.rows.paths is not None:
             path = self.rows.paths.span(row, row + 1)[:-1]
             return redact_url_bytes(path) if self.rows.kind[row] == URL else path
         return self.keys[int(self.owners(row))] + b"." + to_bytes(self.fields[int(self.rows.code[row])])
 
     def paths(self, rows: NDArray[np.int64]) -> list[bytes]:
-        """Return the paths of `rows`, one at least, as they are read."""
+        """Return the paths or URLs of `rows` (at least one) as they are read."""
         if self.rows.paths is not None:
             return self.rows.paths.gather(rows)[:-1].split(b"\0")
         endings = [b"." + to_bytes(name) for name in self.fields]
@@ -219,39 +218,39 @@ class SampleTable:
         return [key + endings[code] for key, code in zip(keys, self.rows.code[rows].tolist(), strict=True)]
 
     def place(self, row: int) -> bytes:
-        """Return where the file of a row is read."""
+        """Return the path from which a row's file is read."""
         return self.root + resolve_source_path(self.path(row), self.folders)
 
     def files(self) -> tuple[bytes, ...]:
-        """Return some of the files that payloads lie in: the first, one in the middle, the last."""
-        lie = np.flatnonzero(self.rows.kind <= LINK)
-        found = [self.place(int(lie[at])) for at in (0, len(lie) // 2, -1)] if len(lie) else []
+        """Return the first, middle and last of the files that contain payloads."""
+        file_rows = np.flatnonzero(self.rows.kind <= LINK)
+        paths = [self.place(int(file_rows[index])) for index in (0, len(file_rows) // 2, -1)] if len(file_rows) else []
         spans = () if self.spans is None else self.spans.files
-        found += [spans[at].path for at in (0, len(spans) // 2, -1)] if spans else []
-        return tuple(dict.fromkeys(found))
+        paths += [spans[index].path for index in (0, len(spans) // 2, -1)] if spans else []
+        return tuple(dict.fromkeys(paths))
 
     def counts(self) -> NDArray[np.int64]:
-        """Return how many fields each sample has."""
+        """Return the number of fields of each sample."""
         return np.diff(self.first)
 
     def counts_of(self, samples: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return how many fields each of `samples` has; nothing is done for the others, who may be millions."""
+        """Return the number of fields of each of `samples`, without work for the other samples."""
         return self.first[samples + 1] - self.first[samples]
 
     def code_counts(self) -> list[int]:
-        """Return how many samples have each of `fields`: some may have none, once samples were chosen."""
+        """Return how many samples have each of `fields`; after a selection, a count may be 0."""
         return [int(count) for count in np.bincount(self.rows.code, minlength=len(self.fields))]
 
     def used_fields(self) -> list[str]:
-        """Return those of `fields` that any sample has."""
+        """Return the `fields` that at least one sample has."""
         return [name for name, count in zip(self.fields, self.code_counts(), strict=True) if count]
 
     def owners(self, rows: NDArray[np.int64] | int) -> NDArray[np.int64]:
-        """Return the sample that each of `rows` belongs to."""
+        """Return the sample of each of `rows`."""
         return np.asarray(np.searchsorted(self.first, rows, "right")) - 1
 
     def file_numbers(self, rows: NDArray[np.int64]) -> NDArray[np.uint32]:
-        """Return which of `known_spans.files` each of `rows` lies in."""
+        """Return the index in `known_spans.files` of each of `rows`."""
         spans = self.known_spans
         return spans.file[self.owners(rows)] if spans.of_row is None else spans.of_row[rows]
 
@@ -275,24 +274,25 @@ class SampleTable:
         )
 
     def without(self, samples: Collection[int]) -> SampleTable:
-        """Return all samples but these."""
+        """Return all samples except these."""
         return self.take(np.delete(np.arange(len(self)), [*samples]))
 
     def take_rows(self, rows: NDArray[np.int64]) -> SampleTable:
-        """Return `rows` alone, in that order; which samples they belong to is the caller's to say."""
+        """Return only `rows`, in that order; the caller keeps track of their samples."""
         spans = None if self.spans is None else self.spans.take_rows(rows)
         return replace(self, rows=self.rows.take(rows), spans=spans)
 
 
 def concat_columns(columns: Sequence[NDArray[_Number]]) -> NDArray[_Number]:
-    """Return columns of rows as one; where all are one value, in no memory."""
-    if not any(any(one.strides) for one in columns) and len({one[0].item() for one in columns if len(one)}) == 1:
-        return np.broadcast_to(next(one[0] for one in columns if len(one)), sum(map(len, columns)))
+    """Concatenate columns; if all values are equal, without allocating memory for them."""
+    filled = [column for column in columns if len(column)]
+    if not any(any(column.strides) for column in columns) and len({column[0].item() for column in filled}) == 1:
+        return np.broadcast_to(filled[0][0], sum(map(len, columns)))
     return np.concatenate(columns)
 
 
 def take_values(values: NDArray[_Number], which: NDArray[np.int64]) -> NDArray[_Number]:
-    """Return some of an array's values; where all are one value, in no memory."""
+    """Return selected values; if all values are equal, without allocating memory for them."""
     if len(values) and not any(values.strides):
         return np.broadcast_to(values[0], len(which))
     return values[which]

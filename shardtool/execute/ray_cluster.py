@@ -1,4 +1,4 @@
-"""Connect to a Ray cluster. Ray's own messages are kept from the terminal: its log files have them."""
+"""Connect to a Ray cluster. Ray's own messages stay in its log files, off the terminal."""
 
 from __future__ import annotations
 
@@ -22,31 +22,18 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 
-_CONNECT_TIMEOUT_S = 5.0  # for a cluster's port to answer
-
-
+_CONNECT_TIMEOUT_S = 5.0
 _SCHEMES = ("", "ray")
-
-
-NO_CLUSTER_TEXT = "Could not find"  # any running cluster, as Ray says
-
-
-_START_ADVICE = "Start one with `ray start`, or give the address of one that runs."
-
+NO_CLUSTER_TEXT = "Could not find"  # start of Ray's message
+_START_ADVICE = "Start one with `ray start`, or set the address of a running one."
 
 _CONNECT_ADVICE = (
-    "If it wants a token, set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN; else see whether a cluster is there."
+    "If the cluster requires a token, set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN; otherwise check that it runs."
 )
 
 
 class Node(NamedTuple):
-    """A node that runs tasks.
-
-    Attributes:
-        key: Ray's name of it.
-        name: What messages call it.
-        slots: How many tasks it runs at the same time.
-    """
+    """A node that runs at most `slots` tasks. `key` is Ray's node ID, `name` is for messages."""
 
     key: str
     name: str
@@ -54,7 +41,7 @@ class Node(NamedTuple):
 
 
 def version_probe() -> Callable[[], tuple[str, str, str]]:
-    """Return a function that travels as it is, so that it runs where this package is another one, or missing."""
+    """Return a self-contained function, which also runs where this package is missing or differs."""
 
     def versions() -> tuple[str, str, str]:
 
@@ -70,6 +57,11 @@ def version_probe() -> Callable[[], tuple[str, str, str]]:
 
 
 def refuse_nodes(problems: list[tuple[str, str, str]], remedy: str) -> None:
+    """Raise for the first of the nodes that differ, given as (name, found, expected).
+
+    Raises:
+        InvalidRequest: There are problems.
+    """
     if problems:
         where, found, expected = problems[0]
         others = len({name for name, _, _ in problems}) - 1
@@ -81,38 +73,41 @@ def check_reachable(address: str | None) -> None:
     """Refuse an address at which nothing answers: Ray itself would wait for a minute.
 
     Raises:
-        InvalidRequest: There is nothing, or it is no address.
+        InvalidRequest: Nothing answers, or the address is invalid.
     """
-    given = address if address not in (None, "auto") else os.environ.get("RAY_ADDRESS", "auto")
-    if given in (None, "", "auto"):
+    cluster_address = address if address not in (None, "auto") else os.environ.get("RAY_ADDRESS", "auto")
+    if cluster_address in (None, "", "auto"):
         return
-    scheme, _, place = str(given).rpartition("://")
-    host, _, port = place.partition("/")[0].rpartition(":")
+    scheme, _, host_and_path = str(cluster_address).rpartition("://")
+    host, _, port = host_and_path.partition("/")[0].rpartition(":")
     if scheme not in _SCHEMES or not host or not port.isdecimal():
-        raise InvalidRequest(option_text("address", given), "no address", expected="auto, ray://host:port or host:port")
+        raise InvalidRequest(
+            option_text("address", cluster_address), "not an address", expected="auto, ray://host:port or host:port"
+        )
     try:
         socket.create_connection((host.strip("[]"), int(port)), _CONNECT_TIMEOUT_S).close()
     except (OSError, OverflowError) as error:
         found = f"no Ray cluster: {os_error_text(error) if isinstance(error, OSError) else error}"
-        raise InvalidRequest(option_text("address", given), found, remedy=_START_ADVICE) from None
+        raise InvalidRequest(option_text("address", cluster_address), found, remedy=_START_ADVICE) from None
 
 
 def unreachable_error(address: str | None, error: Exception) -> InvalidRequest:
+    """Return the error for a failed connection."""
     where = option_text("executor", "ray") if address is None else option_text("address", address)
     text = " ".join(str(error).split())
     if "Version mismatch" in text or "version mismatch" in text:
         return InvalidRequest(where, text, remedy="Install the same Ray and the same Python on all nodes.")
     if NO_CLUSTER_TEXT in text:
-        return InvalidRequest(where, "no Ray cluster there", remedy=_START_ADVICE)
-    return InvalidRequest(where, f"no connection: {text[:300]}", remedy=_CONNECT_ADVICE)
+        return InvalidRequest(where, "no Ray cluster at this address", remedy=_START_ADVICE)
+    return InvalidRequest(where, f"cannot connect: {text[:300]}", remedy=_CONNECT_ADVICE)
 
 
-def connect_ray(address: str, **more: Any) -> Exception | None:
-    """Connect to a cluster, `local`: one that is started for that; return what has kept Ray from it."""
+def connect_ray(address: str, **options: Any) -> Exception | None:
+    """Connect to a cluster (`local` starts one); return the error if that fails."""
     try:
         with own_signal_handlers(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            ray.init(address, log_to_driver=False, logging_level=logging.CRITICAL, **more)
+            ray.init(address, log_to_driver=False, logging_level=logging.CRITICAL, **options)
     except (ConnectionError, RuntimeError, ValueError, OSError, exceptions.RayError) as error:
         return error
     return None
@@ -120,13 +115,13 @@ def connect_ray(address: str, **more: Any) -> Exception | None:
 
 @contextmanager
 def own_signal_handlers() -> Iterator[None]:
-    """Keep this process's way with signals: Ray takes SIGTERM for itself."""
+    """Restore this process's signal handlers: Ray replaces the handler of SIGTERM."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {signum: signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    handlers = {signum: signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     try:
         yield
     finally:
-        for signum, handler in before.items():
+        for signum, handler in handlers.items():
             signal.signal(signum, handler)

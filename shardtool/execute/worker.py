@@ -1,10 +1,10 @@
 """The main loop of a worker process.
 
 Messages are pickles, each preceded by its length (4 bytes, little-endian), in one pipe for each direction. A worker
-ends when its parent closes the pipe. It also ends in the middle of a task if its parent dies: the kernel sends
-SIGIO,
-whose default action is to terminate the process, when the other end of a third pipe, the lifeline, is closed. No
-thread has to wait for that.
+exits when its parent closes the pipe.
+
+It also exits during a task if its parent dies. Then the other end of a third pipe, the lifeline, closes, and the kernel
+sends SIGIO, whose default action terminates the process. No thread is needed for that.
 """
 
 from __future__ import annotations
@@ -27,11 +27,7 @@ if TYPE_CHECKING:
 
 
 DONE, FAILED, PROGRESS, EVENT = 0, 1, 2, 3
-
-
 _PROGRESS_INTERVAL_S = 0.1
-
-
 _LENGTH_BYTES = 4
 
 
@@ -40,7 +36,7 @@ class PipeClosed(Exception):
 
 
 def send(fd: int, message: object) -> None:
-    """Send one message, all of it."""
+    """Send one message."""
     data = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
     write_all(fd, len(data).to_bytes(_LENGTH_BYTES, "little"))
     write_all(fd, data)
@@ -50,7 +46,7 @@ def receive(fd: int) -> Any:
     """Return the next message.
 
     Raises:
-        PipeClosed: The other side is gone.
+        PipeClosed: The other side closed the pipe.
     """
     return pickle.loads(_read_exactly(fd, int.from_bytes(_read_exactly(fd, _LENGTH_BYTES), "little")))  # noqa: S301 - our own process
 
@@ -60,28 +56,28 @@ def _read_exactly(fd: int, size: int) -> bytearray:
     view, done = memoryview(data), 0
     while done < size:
         try:
-            got = os.readv(fd, (view[done:],))
+            count = os.readv(fd, (view[done:],))
         except ConnectionError:
-            got = 0
-        if not got:
+            count = 0
+        if not count:
             raise PipeClosed
-        done += got
+        done += count
     return data
 
 
 def run_worker(tasks: int, results: int, lifeline: int) -> None:
-    """Serve tasks until the parent closes its side; the arguments are file descriptors."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group; the parent decides
+    """Run tasks until the parent closes its side; the arguments are file descriptors."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent handles it
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
     for signum in (signal.SIGTERM, signal.SIGHUP, signal.SIGIO):
-        if signum == signal.SIGIO or signal.getsignal(signum) != signal.SIG_IGN:  # nohup holds for workers too
+        if signum == signal.SIGIO or signal.getsignal(signum) != signal.SIG_IGN:  # keep nohup's setting
             signal.signal(signum, signal.SIG_DFL)
     _redirect_stdout({tasks, results, lifeline})
     fcntl.fcntl(lifeline, fcntl.F_SETOWN, os.getpid())
     fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC)
     if select.select([lifeline], [], [], 0)[0]:
-        return  # the parent died before the kernel knew whom to signal
-    sending = threading.Lock()  # any thread tells of requests, say; made here, so that no fork holds it
+        return  # the parent died before SIGIO was set up
+    sending = threading.Lock()  # several threads send events; created after the fork, so never inherited locked
 
     def answer(kind: int, number: int, value: object) -> None:
         with sending:
@@ -96,11 +92,11 @@ def run_worker(tasks: int, results: int, lifeline: int) -> None:
 
 
 def _serve_task(tasks: int, answer: Callable[[int, int, object], None]) -> None:
-    """Take one task and send its result; where that cannot be read or sent, an error in its place."""
-    what = "a worker, taking its task"
+    """Receive one task and send its result, or an error if the task cannot be read or its result cannot be sent."""
+    location = "worker (receiving its task)"
     try:
         function, number, task, reports = receive(tasks)
-        what = describe_task(function, task)
+        location = describe_task(function, task)
         report = (
             make_reporter(partial(answer, PROGRESS, number), _PROGRESS_INTERVAL_S, cumulative=False)
             if reports
@@ -109,14 +105,13 @@ def _serve_task(tasks: int, answer: Callable[[int, int, object], None]) -> None:
         answer(DONE, number, function(task) if report is None else function(task, report))
     except (PipeClosed, BrokenPipeError):
         raise
-    except Exception as error:  # noqa: BLE001 - whatever it is, the parent must hear of it
-        answer(FAILED, 0, as_reportable(what, error))  # it ends the run: no number is needed
+    except Exception as error:  # noqa: BLE001 - every error must reach the parent
+        answer(FAILED, 0, as_reportable(location, error))  # it ends the run, so the number is irrelevant
 
 
 def _redirect_stdout(pipes: set[int]) -> None:
-    """Let what a user's function prints go to stderr: stdout is for the parent's result."""
     if pipes & {1, 2}:
-        return  # both were closed when the pipes were made
+        return  # both were closed when the pipes were created
     try:
         os.dup2(2, 1)
     except OSError:  # closed

@@ -1,1 +1,1 @@
-"""Download the files that the URLs of a manifest name."""
+"""Download the files listed as URLs in a manifest."""

@@ -1,9 +1,7 @@
 """Download the files of a shard concurrently, in a thread with an event loop, and return them in order.
 
-Files are started in the order in which they are needed, as far ahead as memory allows. Files of a host that is at
-its
-limit are overtaken by later ones. The next file in order never waits for others. A failure is the result of its
-file.
+Downloads start in the order in which files are needed, as far ahead as memory allows. Files of a host at its limit are
+overtaken by later ones. The next file in order never waits for others. A failure is returned as the result of its file.
 """
 
 from __future__ import annotations
@@ -26,120 +24,111 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 
-_PROGRESS_INTERVAL_S = 1.0  # between two times that a worker tells how far it is; more where that takes long
-
-
-_MAX_PROGRESS_SHARE = 0.05  # of the time, at most
-
-
-_MAX_LISTED_RETRIES = 10  # requests made again that are told one by one each time
+_PROGRESS_INTERVAL_S = 1.0  # minimum between progress reports
+_MAX_PROGRESS_SHARE = 0.05  # of the time may be spent on reports
+_MAX_LISTED_RETRIES = 10  # reported individually; further retries are merged
 
 
 class HttpFetcher:
-    """Fetches files for one thread, one list of URLs after the other; connections stay open in between.
-
-    Args:
-        options: How.
-    """
+    """Downloads files for one thread, one list of URLs after the other; connections are reused."""
 
     def __init__(self, options: FetchOptions) -> None:
         self._options = options
         self._loop = asyncio.new_event_loop()
         self._ready = threading.Condition()
-        self._found: dict[int, bytes | Exception] = {}
-        self._next = 0
+        self._results: dict[int, bytes | Exception] = {}
+        self._next_number = 0
         self._urls: Sequence[str] = ()
         self._tasks: set[asyncio.Task[None]] = set()
         self._times = HostTimes(options)
-        self._turns = DownloadLimits(options, self._schedule_start, self._times)
-        self._again: list[RequestRetry] = []
-        self._samples, self._began, self._waited_s, self._tell_at = 0, 0.0, 0.0, 0.0
-        self._waits: Callable[[], object] = int
+        self._limits = DownloadLimits(options, self._schedule_start, self._times)
+        self._retries: list[RequestRetry] = []
+        self._samples, self._started, self._waited_s, self._next_report = 0, 0.0, 0.0, 0.0
+        self._on_wait: Callable[[], object] = int
         self._client: DownloadClient | None = None
-        self._lack: MemoryError | None = None
-        self._loop.set_exception_handler(self._broken)
+        self._memory_error: MemoryError | None = None
+        self._loop.set_exception_handler(self._handle_loop_error)
         self._thread = threading.Thread(target=self._loop.run_forever, name="shardtool-fetch", daemon=True)
         self._thread.start()
 
-    def begin(self, urls: Sequence[str], samples: int = 0, waits: Callable[[], object] = int) -> None:
-        """Fetch other files from now on; what was begun before is given up.
+    def begin(self, urls: Sequence[str], samples: int = 0, on_wait: Callable[[], object] = int) -> None:
+        """Start to download other files; cancel the remaining ones.
 
         Args:
-            urls: Of these.
-            samples: Of so many samples.
-            waits: Called now and then while a file is waited for.
+            urls: The URLs.
+            samples: Number of samples they belong to, for progress.
+            on_wait: Called now and then while a caller waits for a file.
         """
         if self._urls:
-            self._tell(len(self._urls))
+            self._report_progress(len(self._urls))
         asyncio.run_coroutine_threadsafe(self._begin(urls), self._loop).result()
-        self._samples, self._waits, self._began, self._waited_s = samples, waits, time.monotonic(), 0.0
-        self._tell_at = self._began + _PROGRESS_INTERVAL_S
+        self._samples, self._on_wait, self._started, self._waited_s = samples, on_wait, time.monotonic(), 0.0
+        self._next_report = self._started + _PROGRESS_INTERVAL_S
 
     def take(self, number: int) -> bytes:
-        """Return the file of the URL at that place among those that were begun; those before it are passed over.
+        """Return the file of URL `number` of the current list; earlier files are skipped.
 
         Raises:
-            FetchFailed: There is none to be had.
+            FetchFailed: The download failed.
         """
-        if number > self._turns.head:
+        if number > self._limits.head:
             self._loop.call_soon_threadsafe(self._skip_until, number)
-        while (found := self._take_if_done(number)) is None:
+        while (result := self._take_if_done(number)) is None:
             pass
-        size = len(found) if isinstance(found, bytes) else 0
-        self._loop.call_soon_threadsafe(self._taken, number, size)
-        if isinstance(found, Exception):
-            raise found
-        return found
+        size = len(result) if isinstance(result, bytes) else 0
+        self._loop.call_soon_threadsafe(self._release_taken, number, size)
+        if isinstance(result, Exception):
+            raise result
+        return result
 
     def _take_if_done(self, number: int) -> bytes | Exception | None:
-        """Return a file, or why there is none; None: it is not there yet, after a moment's wait."""
-        began = time.monotonic()
-        if began > self._tell_at:
-            self._tell(number)
+        """Return a file or its error; None if it is not complete after a short wait."""
+        started = time.monotonic()
+        if started > self._next_report:
+            self._report_progress(number)
         with self._ready:
-            if number in self._found:
-                return self._found.pop(number)
-            if self._lack is not None:
-                raise self._lack
+            if number in self._results:
+                return self._results.pop(number)
+            if self._memory_error is not None:
+                raise self._memory_error
             self._ready.wait(SLICE_S)
-        self._waits()
-        self._waited_s += time.monotonic() - began
+        self._on_wait()
+        self._waited_s += time.monotonic() - started
         return None
 
-    def _tell(self, taken: int) -> None:
-        """Tell the parent how far this is: so many files are packed."""
-        now, files, left = time.monotonic(), len(self._urls), self._times.left()
-        elapsed_s = now - self._began
-        if elapsed_s > 2 * self._waited_s:  # it is packing that takes the time
-            left = max(left, ((elapsed_s - self._waited_s) * (files - taken) / max(taken, 1), "", 0, 0, 0.0))
+    def _report_progress(self, taken: int) -> None:
+        now, files, remaining = time.monotonic(), len(self._urls), self._times.left()
+        elapsed_s = now - self._started
+        if elapsed_s > 2 * self._waited_s:  # packing is the bottleneck
+            remaining = max(remaining, ((elapsed_s - self._waited_s) * (files - taken) / max(taken, 1), "", 0, 0, 0.0))
         with self._ready:
-            again, self._again = self._again, []
-        for one in again:
-            emit(one)
-        emit(FetchProgress(os.getpid(), self._samples, taken / files, elapsed_s, *left))
-        self._tell_at = time.monotonic() + _PROGRESS_INTERVAL_S + (time.monotonic() - now) / _MAX_PROGRESS_SHARE
+            retries, self._retries = self._retries, []
+        for retry in retries:
+            emit(retry)
+        emit(FetchProgress(os.getpid(), self._samples, taken / files, elapsed_s, *remaining))
+        self._next_report = time.monotonic() + _PROGRESS_INTERVAL_S + (time.monotonic() - now) / _MAX_PROGRESS_SHARE
 
-    def _note_retry(self, again: RequestRetry) -> None:
-        """Keep a request that is made again, to be told; beyond some, the last one speaks for those before it."""
+    def _note_retry(self, retry: RequestRetry) -> None:
+        """Keep a retry for the next report; beyond a limit, it is merged into the last one."""
         with self._ready:
-            if len(self._again) == _MAX_LISTED_RETRIES:
-                last = self._again.pop()
-                again = again._replace(wait_s=last.wait_s + again.wait_s, requests=last.requests + 1)
-            self._again.append(again)
+            if len(self._retries) == _MAX_LISTED_RETRIES:
+                last = self._retries.pop()
+                retry = retry._replace(wait_s=last.wait_s + retry.wait_s, requests=last.requests + 1)
+            self._retries.append(retry)
 
     def close(self) -> None:
-        """Give up what was begun, and end the thread."""
+        """Cancel all downloads, and stop the thread."""
         asyncio.run_coroutine_threadsafe(self._close(), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
 
-    def _broken(self, _loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
-        """Take what went wrong beside all files: of connections that end badly, no one need know."""
+    def _handle_loop_error(self, _loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
+        """Keep a MemoryError; ignore errors of closing connections."""
         error = context.get("exception")
         if isinstance(error, MemoryError):
             with self._ready:
-                self._lack = error
+                self._memory_error = error
                 self._ready.notify()
 
     async def _close(self) -> None:
@@ -149,59 +138,63 @@ class HttpFetcher:
         await self._loop.shutdown_default_executor()
 
     async def _begin(self, urls: Sequence[str]) -> None:
-        self._urls, tasks = (), [*self._tasks]  # so that no other begins as these end
+        self._urls, tasks = (), [*self._tasks]  # prevents new downloads while these are cancelled
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         if self._client is None:
             self._client = DownloadClient(self._options, self._note_retry)
         with self._ready:
-            self._found.clear()
+            self._results.clear()
         self._times.start([url_host(url) for url in urls])
-        self._urls, self._next, self._turns = urls, 0, DownloadLimits(self._options, self._schedule_start, self._times)
+        self._urls, self._next_number, self._limits = (
+            urls,
+            0,
+            DownloadLimits(self._options, self._schedule_start, self._times),
+        )
         self._start_more()
 
     def _schedule_start(self) -> None:
         self._loop.call_soon(self._start_more)
 
     def _start_more(self) -> None:
-        """Begin as many files as there is room for."""
-        turns = self._turns
-        while self._next < len(self._urls) and (self._next <= turns.head or turns.has_room(len(self._tasks))):
-            task = self._loop.create_task(self._fetch(self._next, turns))
+        limits = self._limits
+        while self._next_number < len(self._urls) and (
+            self._next_number <= limits.head or limits.has_room(len(self._tasks))
+        ):
+            task = self._loop.create_task(self._fetch(self._next_number, limits))
             self._tasks.add(task)
-            task.add_done_callback(self._ended)
-            self._next += 1
+            task.add_done_callback(self._task_done)
+            self._next_number += 1
 
-    async def _fetch(self, number: int, turns: DownloadLimits) -> None:
-        """Fetch one file, and hand it out."""
-        found: bytes | Exception
+    async def _fetch(self, number: int, limits: DownloadLimits) -> None:
+        result: bytes | Exception
         try:
             if self._client is None:
                 return
-            found = await self._client.get(self._urls[number], number, turns)
-        except Exception as error:  # noqa: BLE001 - raised where the file is taken
-            found = error
+            result = await self._client.get(self._urls[number], number, limits)
+        except Exception as error:  # noqa: BLE001 - raised by take()
+            result = error
         self._times.done(number)
-        if number < turns.head:  # it was passed over
-            turns.release(len(found) if isinstance(found, bytes) else 0)
+        if number < limits.head:  # skipped by the caller
+            limits.release(len(result) if isinstance(result, bytes) else 0)
             return
         with self._ready:
-            self._found[number] = found
+            self._results[number] = result
             self._ready.notify()
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
+    def _task_done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         self._start_more()
 
-    def _taken(self, number: int, size: int) -> None:
-        self._turns.move_head(number + 1)
-        self._turns.release(size)
+    def _release_taken(self, number: int, size: int) -> None:
+        self._limits.move_head(number + 1)
+        self._limits.release(size)
         self._start_more()
 
     def _skip_until(self, number: int) -> None:
-        self._turns.move_head(number)
+        self._limits.move_head(number)
         with self._ready:
-            lost = [self._found.pop(one) for one in [*self._found] if one < number]
-        self._turns.release(sum(len(one) for one in lost if isinstance(one, bytes)))
+            skipped = [self._results.pop(index) for index in [*self._results] if index < number]
+        self._limits.release(sum(len(result) for result in skipped if isinstance(result, bytes)))
         self._start_more()

@@ -1,7 +1,7 @@
 """Limits shared by the downloads of one worker: concurrent requests, requests per host, and bytes in memory.
 
-A download waits in the queue of its host, or for memory. The head, the first file that was requested and not yet
-taken, never waits: all others may wait for it, so it may exceed a limit. All of this runs in one event loop.
+A download waits in the queue of its host, or for memory. The head is the first file that was not taken yet. It never
+waits and may exceed a limit, because all others may wait for it. Everything runs in one event loop.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 
 
 class Download(NamedTuple):
-    """A file that is being fetched: its place among those that are asked for, and how long it may take."""
+    """A download in progress: its index among the requested files, and its timeout."""
 
     number: int
     clock: PausableTimeout
 
 
 class _WaitingDownload(NamedTuple):
-    """A fetch that waits: in which queue, for how many bytes, what takes what it waits for, and what wakes it."""
+    """A waiting download: its queue, requested bytes, what to do when it may continue, and the future that wakes it."""
 
     queue: deque[int]
     size: int
@@ -39,98 +39,93 @@ class _WaitingDownload(NamedTuple):
 
 
 class DownloadLimits:
-    """The limits of the fetches of one shard.
-
-    Args:
-        options: What they are.
-        waits: Called when a fetch begins to wait.
-        times: Gets how long each turn takes.
+    """The limits of the downloads of one shard. `on_wait` is called when a download starts to wait.
 
     Attributes:
-        head: The number of the first file that was not taken yet.
+        head: Number of the first file that was not taken yet.
         held: Bytes that were read, and not taken yet.
     """
 
-    def __init__(self, options: FetchOptions, waits: Callable[[], object], times: HostTimes) -> None:
-        self._options, self._waits, self._times = options, waits, times
+    def __init__(self, options: FetchOptions, on_wait: Callable[[], object], times: HostTimes) -> None:
+        self._options, self._on_wait, self._times = options, on_wait, times
         self.head = self.held = self._active = 0
         self._active_per_host: Counter[str] = Counter()
         self._waiting: dict[int, _WaitingDownload] = {}
         self._memory_queue: deque[int] = deque()
-        self._turn_queues: dict[str, deque[int]] = {}
+        self._host_queues: dict[str, deque[int]] = {}
 
-    def has_room(self, begun: int) -> bool:
-        """Tell whether one more may begin beside those that have begun."""
-        most, going_on = self._options.connections, begun - len(self._waiting)
-        return going_on < most and begun < AHEAD_FACTOR * most and self.held < self._options.memory
+    def has_room(self, started: int) -> bool:
+        """Check whether another download may start in addition to the `started` ones."""
+        connections, active = self._options.connections, started - len(self._waiting)
+        return active < connections and started < AHEAD_FACTOR * connections and self.held < self._options.memory
 
     @asynccontextmanager
-    async def turn(self, fetch: Download, host: str) -> AsyncIterator[None]:
-        """Be one of the requests that go on at once, in all and to a host."""
+    async def request(self, download: Download, host: str) -> AsyncIterator[None]:
+        """Count as one of the concurrent requests, in total and per host; wait until the limits allow it."""
 
         def take() -> None:
             self._active += 1
             self._active_per_host[host] += 1
 
-        if fetch.number <= self.head or self._has_turn(host):
+        if download.number <= self.head or self._is_free(host):
             take()
         else:
-            await self._wait(fetch, self._turn_queues.setdefault(host, deque()), 0, take)
-        self._times.begin(fetch.number)
+            await self._wait(download, self._host_queues.setdefault(host, deque()), 0, take)
+        self._times.begin(download.number)
         try:
             yield
         finally:
-            self._times.end(fetch.number)
-            self._give_back(host)
+            self._times.end(download.number)
+            self._end_request(host)
 
-    async def hold(self, fetch: Download, size: int) -> None:
-        """Hold `size` more bytes, once there is room for them."""
+    async def hold(self, download: Download, size: int) -> None:
+        """Count `size` more bytes as held; wait until memory allows it."""
 
         def take() -> None:
             self.held += size
 
-        if fetch.number <= self.head or self.held + size <= self._options.memory:
+        if download.number <= self.head or self.held + size <= self._options.memory:
             take()
         else:
-            await self._wait(fetch, self._memory_queue, size, take)
+            await self._wait(download, self._memory_queue, size, take)
 
     def release(self, size: int) -> None:
-        """Hold `size` bytes less."""
+        """Count `size` bytes less."""
         self.held -= size
         queue = self._memory_queue
         while queue and self.held + self._waiting[queue[0]].size <= self._options.memory:
             self._wake(queue[0])
 
     def move_head(self, number: int) -> None:
-        """Take another file for the head; who waits for it, or for one before, waits no longer."""
-        for one in range(self.head, number + 1):
-            self._wake(one)
+        """Move the head; downloads up to it stop waiting."""
+        for index in range(self.head, number + 1):
+            self._wake(index)
         self.head = number
 
-    def _has_turn(self, host: str) -> bool:
+    def _is_free(self, host: str) -> bool:
         return self._active < self._options.connections and self._active_per_host[host] < self._options.per_host
 
-    def _give_back(self, host: str) -> None:
-        """End a turn, and let another fetch of the host have it or, where all turns were taken, one of another host."""
-        all_taken = self._active >= self._options.connections
+    def _end_request(self, host: str) -> None:
+        """End a request, and start the next one of its host, or of any host if all connections were in use."""
+        was_full = self._active >= self._options.connections
         self._active -= 1
         self._active_per_host[host] -= 1
-        for one in [host, *(self._turn_queues if all_taken else ())]:
-            if self._turn_queues.get(one) and self._has_turn(one):
-                self._wake(self._turn_queues[one][0])
+        for waiting_host in [host, *(self._host_queues if was_full else ())]:
+            if self._host_queues.get(waiting_host) and self._is_free(waiting_host):
+                self._wake(self._host_queues[waiting_host][0])
         if not self._active_per_host[host]:
             del self._active_per_host[host]
-        if not self._turn_queues.get(host):
-            self._turn_queues.pop(host, None)
+        if not self._host_queues.get(host):
+            self._host_queues.pop(host, None)
 
-    async def _wait(self, fetch: Download, queue: deque[int], size: int, take: Callable[[], None]) -> None:
+    async def _wait(self, download: Download, queue: deque[int], size: int, take: Callable[[], None]) -> None:
         woken = asyncio.get_running_loop().create_future()
-        self._waiting[fetch.number] = _WaitingDownload(queue, size, take, woken)
-        queue.append(fetch.number)
-        self._waits()
-        fetch.clock.stop()
+        self._waiting[download.number] = _WaitingDownload(queue, size, take, woken)
+        queue.append(download.number)
+        self._on_wait()
+        download.clock.stop()
         await woken
-        fetch.clock.start()
+        download.clock.start()
 
     def _wake(self, number: int) -> None:
         if (waiting := self._waiting.pop(number, None)) is not None:
@@ -141,35 +136,32 @@ class DownloadLimits:
 
 
 class PausableTimeout:
-    """Ends its `with` block after some seconds, not counting those between `stop` and `start`.
-
-    Args:
-        seconds: How many.
+    """Cancels its `with` block after some seconds, not counting the time between `stop` and `start`.
 
     Raises:
-        asyncio.TimeoutError: The block was ended.
+        asyncio.TimeoutError: The timeout expired.
     """
 
     def __init__(self, seconds: float) -> None:
         self._loop, self._task = asyncio.get_running_loop(), asyncio.current_task()
-        self._left, self._end = seconds, 0.0
+        self._remaining, self._end = seconds, 0.0
         self._timer: asyncio.TimerHandle | None = None
         self._expired = False
 
     @property
     def left(self) -> float:
-        """Seconds that are left."""
-        return self._left if self._timer is None else self._end - self._loop.time()
+        """Remaining seconds."""
+        return self._remaining if self._timer is None else self._end - self._loop.time()
 
     def start(self) -> None:
-        """Let time run."""
-        self._end = self._loop.time() + self._left
+        """Continue to count."""
+        self._end = self._loop.time() + self._remaining
         self._timer = self._loop.call_at(self._end, self._expire)
 
     def stop(self) -> None:
-        """Let time stand still."""
+        """Pause."""
         if self._timer is not None:
-            self._left = self.left
+            self._remaining = self.left
             self._timer.cancel()
             self._timer = None
 

@@ -1,4 +1,4 @@
-"""Options, progress and errors of downloads: plain values that travel between processes."""
+"""Options, progress and errors of downloads: plain values that are sent between processes."""
 
 from __future__ import annotations
 
@@ -12,35 +12,32 @@ if TYPE_CHECKING:
     from shardtool.skipped import SkipCode
 
 
-MAX_BUFFERED_BYTES = 256 * 2**20  # bytes that a worker holds of what is fetched ahead
-
-
+MAX_BUFFERED_BYTES = 256 * 2**20  # downloaded ahead, per worker
 USER_AGENT = f"shardtool/{__version__}"
-
 
 ROBOTS_DIRECTIVES = frozenset(
     {"noai", "noimageai", "noindex", "noimageindex", "none"}
-)  # of X-Robots-Tag: not for training
+)  # X-Robots-Tag values that forbid training
 
 
 @dataclass(frozen=True, slots=True)
 class FetchOptions:
-    """The way in which a worker fetches files.
+    """Download options of a worker.
 
     Attributes:
-        connections: How many are fetched at once.
-        per_host: How many of these of one host: of all workers where they are asked for, of one in its task.
+        connections: Maximum concurrent downloads.
+        per_host: The same per host; across all workers in a request, per worker in its task.
         timeout_s: Seconds to connect, and to wait for more bytes.
-        max_time_s: Seconds that a file may take in all, with redirects and further tries.
-        max_bytes: Bytes of a file at most, as sent and as unpacked.
-        retries: Further tries after a failure that may pass.
-        allow_private: Whether addresses of this machine and of local networks are asked, too.
-        robots: Whether the header X-Robots-Tag is obeyed.
-        user_agent: What the requests say of who asks.
-        images: Whether a file must begin as an image does.
-        memory: Bytes that are held of files that are fetched ahead.
-        max_failed: The share of a shard's samples that may fail before the run ends.
-        retry_failed: Whether a resumed run makes shards again of which samples failed.
+        max_time_s: Maximum seconds per file, including redirects and retries.
+        max_bytes: Maximum bytes of a file, both as sent and decompressed.
+        retries: Retries after a temporary failure.
+        allow_private: Allow addresses of this machine and of local networks.
+        robots: Obey the header X-Robots-Tag.
+        user_agent: Value of the User-Agent header.
+        images: Require that a file starts like an image.
+        memory: Maximum bytes downloaded ahead.
+        max_failed: Share of a shard's samples that may fail before the run stops.
+        retry_failed: On resume, rebuild shards that have failed samples.
     """
 
     connections: int = 256
@@ -58,23 +55,23 @@ class FetchOptions:
     retry_failed: bool = False
 
     def identity(self) -> str:
-        """Return what of it decides which files are taken."""
+        """Return the options that decide which files are accepted, as text."""
         return f"fetch {self.max_bytes} {self.robots} {self.images}"
 
 
 class FetchProgress(NamedTuple):
-    """How far a worker is with the files of a shard.
+    """Progress of a worker with the files of a shard.
 
     Attributes:
-        worker: The number of its process.
-        samples: Those of the shard.
-        share: What share of its files was taken and packed.
-        took_s: Seconds since it began.
-        left_s: Seconds that the rest will take.
-        host: For whose files it will wait the longest; empty: packing takes longer.
-        done: How many of the shard's files of that host are there, or failed.
-        files: How many there are.
-        each_s: Seconds that one takes.
+        worker: Process ID.
+        samples: Number of samples in the shard.
+        share: Fraction of its files that were taken and packed.
+        elapsed_s: Since the start.
+        remaining_s: Estimated.
+        host: Slowest host; empty: packing takes longer.
+        done: The shard's files of that host that are complete or failed.
+        files: The shard's files of that host.
+        seconds_per_file: Average of that host.
     """
 
     worker: int
@@ -89,13 +86,13 @@ class FetchProgress(NamedTuple):
 
 
 class FetchFailed(Exception):
-    """A URL that gave no file.
+    """A failed download.
 
     Attributes:
-        code: Why, for programs.
-        message: For people; no part of the URL is in it.
-        may_pass: Whether another try may give the file.
-        wait_s: Seconds that the server asks to wait before that.
+        code: Reason code.
+        message: Explanation for people, without any part of the URL.
+        is_temporary: Whether a retry may succeed.
+        wait_s: Seconds to wait before a retry, from the server.
     """
 
     def __init__(self, code: SkipCode, message: str, *, is_temporary: bool = False, wait_s: float = 0) -> None:

@@ -5,10 +5,8 @@
     pax     = a header block of type x and its body, only if a name or a size needs it
     trailer = 1024 zero bytes
 
-A header depends only on the member's name and size: mode 0644, uid, gid and mtime 0, no user names. The size of a
-shard is therefore known before any data is read, and the same samples always produce the same bytes. Names are
-bytes
-without meaning here.
+A header depends only on name and size: mode 0644, uid, gid and mtime 0, no user names. The size of a shard is
+therefore known before data is read, and the same samples produce the same bytes.
 
 Source: POSIX.1-2017, pax, "ustar Interchange Format" and "pax Extended Header"; docs/format.md, "Tar shards".
 """
@@ -19,67 +17,33 @@ from struct import Struct
 from zlib import adler32
 
 TAR_BLOCK_BYTES = 512
-
-
 TRAILER = bytes(2 * TAR_BLOCK_BYTES)
-
-
-PADDING = [bytes(size) for size in range(TAR_BLOCK_BYTES)]  # by its length
-
-
+PADDING = [bytes(size) for size in range(TAR_BLOCK_BYTES)]  # by length
 USTAR_NAME_BYTES = 100  # the ustar name field
-
-
 USTAR_PREFIX_BYTES = 155  # the ustar prefix field
-
-
-MAX_USTAR_SIZE = 8**11 - 1  # what eleven octal digits can say: 8 GiB - 1
-
-
-_UTF8_TOP_BITS, _UTF8_CONTINUATION = 0xC0, 0x80  # of a byte that goes on with a letter, in UTF-8
-
-
+MAX_USTAR_SIZE = 8**11 - 1  # eleven octal digits
+_UTF8_TOP_BITS, _UTF8_CONTINUATION = 0xC0, 0x80  # mark bytes that continue a UTF-8 character
 _MODE_UID_GID = b"0000644\0" + b"0000000\0" * 2
-
-
 _MTIME = b"00000000000\0"
-
-
 _MAGIC = b"ustar\x0000"
-
-
-_AFTER_NAME = b"0" + bytes(100) + _MAGIC + bytes(80)  # type 0, link name, magic, no users, device numbers left empty
-
-
+_AFTER_NAME = b"0" + bytes(100) + _MAGIC + bytes(80)  # type 0, link name, magic, empty users and device numbers
 _HEADER_TAIL = _AFTER_NAME + bytes(TAR_BLOCK_BYTES - 156 - len(_AFTER_NAME))
-
-
 _HEADER = Struct("100s24s12s12s8s356s")
-
-
 _put_header, _pack_header = _HEADER.pack_into, _HEADER.pack
-
-
 _FIXED_SUM = sum(_MODE_UID_GID) + sum(_MTIME) + sum(_HEADER_TAIL) + 8 * 0x20
-
-
 _PAX_NAME = b"././@PaxHeader"
 
 
 def put_header(into: memoryview | bytearray, at: int, name: bytes, size: int) -> int:
-    """Write the header blocks of a member at `at`: 512 bytes, or more where pax is needed.
+    """Write the header blocks of a member: 512 bytes, or more if pax is needed; return the index after them.
 
-    A hot path: 0.8 us per member. Adler-32's low half is one more than the sum of the bytes, which is
-    what a header's checksum wants, for up to 256 of them.
+    A hot path: 0.8 us per member. The low half of Adler-32 is the byte sum plus one for up to 256 bytes.
 
     Args:
-        into: Has room for `header_size` bytes.
-        at: Where it starts in `into`.
-        name: The member's name, without a NUL and not ending in a slash.
+        into: Has space for `header_size` bytes.
+        at: Index in `into`.
+        name: The member's name, without NUL and without a slash at the end.
         size: Payload bytes.
-
-    Returns:
-        The place after the header.
     """
     if len(name) <= USTAR_NAME_BYTES and size <= MAX_USTAR_SIZE:
         octal = b"%011o\0" % size
@@ -109,12 +73,12 @@ def encode_tar_sample(key: bytes, fields: list[tuple[bytes, bytes | memoryview]]
 
 
 def header_size(name_length: int, size: int, *, splits: bool) -> int:
-    """Return how long the header of a member is.
+    """Return the size of a member's header blocks.
 
     Args:
         name_length: Bytes of the name.
         size: Payload bytes.
-        splits: Whether `split_prefix` can divide the name; asked only where it is over 100 bytes.
+        splits: Whether `split_prefix` can split the name; used only for names over 100 bytes.
     """
     records = _pax_length(b"size", len(str(size))) if size > MAX_USTAR_SIZE else 0
     if name_length > USTAR_NAME_BYTES and not splits:
@@ -123,16 +87,16 @@ def header_size(name_length: int, size: int, *, splits: bool) -> int:
 
 
 def padding_size(size: int) -> int:
-    """Return how many zero bytes fill up the last block of a payload."""
+    """Return the number of zero bytes after a payload."""
     return -size & (TAR_BLOCK_BYTES - 1)
 
 
 def split_prefix(name: bytes) -> tuple[bytes, bytes] | None:
-    """Return (prefix, name) for the two ustar fields; None where no slash divides the name that way."""
-    at = name.find(b"/", len(name) - USTAR_NAME_BYTES - 1)
-    if at < 1 or at > USTAR_PREFIX_BYTES or at == len(name) - 1:
+    """Return (prefix, name) for the two ustar fields; None if no slash splits the name that way."""
+    slash = name.find(b"/", len(name) - USTAR_NAME_BYTES - 1)
+    if slash < 1 or slash > USTAR_PREFIX_BYTES or slash == len(name) - 1:
         return None
-    return name[:at], name[at + 1 :]
+    return name[:slash], name[slash + 1 :]
 
 
 def _long_header(name: bytes, size: int) -> bytes:
@@ -154,14 +118,13 @@ def _long_header(name: bytes, size: int) -> bytes:
 
 
 def _cut_name(name: bytes, length: int) -> bytes:
-    """Return the start of a name, cut between letters: a half one makes strict readers refuse the whole shard."""
+    """Truncate a name between UTF-8 characters; strict readers reject half characters."""
     while length and name[length] & _UTF8_TOP_BITS == _UTF8_CONTINUATION:
         length -= 1
     return name[:length]
 
 
 def _header_block(name: bytes, size: int, kind: bytes, prefix: bytes) -> bytes:
-    """Return one header block whose every field is free."""
     head = name.ljust(100, b"\0") + _MODE_UID_GID + b"%011o\0" % size + _MTIME
     tail = kind + bytes(100) + _MAGIC + bytes(80) + prefix.ljust(USTAR_PREFIX_BYTES, b"\0") + bytes(12)
     return head + b"%06o\0 " % (sum(head) + 8 * 0x20 + sum(tail)) + tail

@@ -1,8 +1,7 @@
 """Base-128 varints: integers of seven bits per byte, least significant first.
 
 All bytes but the last have the eighth bit set. Signed integers are 64-bit two's complement, so negative ones take
-ten
-bytes.
+ten bytes.
 
 Source: Protocol Buffers, "Encoding"; Thrift's compact protocol encodes sizes the same way.
 """
@@ -13,31 +12,21 @@ from typing import Protocol
 
 
 class ByteSource(Protocol):
-    """Bytes by their index."""
+    """Indexable bytes."""
 
     def __getitem__(self, index: int, /) -> int: ...
 
 
 _MAX_VARINT_BYTES = 10
-
-
 _UINT64_RANGE = 2**64
-
-
-CONTINUATION_BIT = 128  # the bit of a byte that tells of another one
-
-
+CONTINUATION_BIT = 128  # set in every byte but the last
 _LOW_BITS = 127
-
-
 _ONE_BYTE_VARINTS = [bytes([number]) for number in range(CONTINUATION_BIT)]
-
-
-_CONTINUATION_BYTES = bytes(range(CONTINUATION_BIT, 256))  # the bytes of a varint that are not its last
+_CONTINUATION_BYTES = bytes(range(CONTINUATION_BIT, 256))  # bytes other than the last of a varint
 
 
 def encode_varint(number: int) -> bytes:
-    """Return a number as a varint. A hot path: the first lines are short cuts."""
+    """Return a number as a varint. A hot path: the first lines cover most numbers."""
     if 0 <= number < 1 << 7:
         return _ONE_BYTE_VARINTS[number]
     if 0 <= number < 1 << 14:
@@ -52,7 +41,7 @@ def encode_varint(number: int) -> bytes:
 
 
 def read_varint(data: ByteSource, at: int, end: int) -> tuple[int, int]:
-    """Return the varint at `at`, without a sign, and the place after it.
+    """Return the unsigned varint at `at`, and the index after it.
 
     Raises:
         ValueError: It does not end before `end`, or within ten bytes.
@@ -69,10 +58,10 @@ def read_varint(data: ByteSource, at: int, end: int) -> tuple[int, int]:
 
 
 def to_signed(number: int) -> int:
-    """Return the signed number that an unsigned one of 64 bits stands for."""
+    """Convert a 64-bit unsigned number to two's complement."""
     return number - _UINT64_RANGE if number >= _UINT64_RANGE // 2 else number
 
 
 def count_varints(data: bytes | memoryview) -> int:
-    """Return how many varints there are in data that consists of them."""
+    """Return the number of varints in data that consists of varints."""
     return len(bytes(data).translate(None, _CONTINUATION_BYTES))

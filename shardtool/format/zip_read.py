@@ -1,9 +1,7 @@
-"""Zip archives, read: from bytes to members and their payloads. What they claim is bounded by what is there.
+"""Read zip archives: parse bytes into members and payloads. Claimed sizes are checked against the file. Opens no file.
 
-Reads what image sets are handed around in: stored and deflated members, zip64, data descriptors. The central directory
-says what there is; the CRC-32 that stands with the payload is compared with its bytes. Encrypted members, other
-methods and archives in several parts are listed or refused, never guessed at. Nothing here opens a file: bytes come
-from a function.
+Supports stored and deflated members, zip64 and data descriptors. The central directory is authoritative, and the
+CRC-32 of payloads is verified. Encrypted members, other methods and split archives are listed or rejected.
 
 Source: PKWARE, APPNOTE.TXT 6.3.10.
 """
@@ -20,7 +18,7 @@ from shardtool.errors import CorruptShard
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    Read = Callable[[int, int], bytes | memoryview]
+    Read = Callable[[int, int], bytes | memoryview]  # (offset, length); returns fewer bytes only at the end
 
 STORED, DEFLATED = 0, 8
 _LOCAL_HEADER = struct.Struct("<4s5H3L2H")
@@ -31,29 +29,27 @@ _ZIP64_LOCATOR = struct.Struct("<4sLQL")
 _LOCAL_MARK, _CENTRAL_MARK, _DESCRIPTOR_MARK = b"PK\3\4", b"PK\1\2", b"PK\7\10"
 _END_MARK, _ZIP64_END_MARK, _ZIP64_LOCATOR_MARK = b"PK\5\6", b"PK\6\6", b"PK\6\7"
 _MAX_COMMENT_BYTES = 2**16 - 1
-_ENCRYPTED_FLAG, _DESCRIPTOR_FLAG = 1, 8  # flags
-_IN_ZIP64, _ZIP64_EXTRA_ID = 2**32 - 1, 1  # a number that stands in the extra field of this kind
-_UNIX_SYSTEM = 3  # the system whose file modes a member has
-_MAX_DEFLATE_RATIO = 1032  # what a byte of a deflate stream can unpack to
+_ENCRYPTED_FLAG, _DESCRIPTOR_FLAG = 1, 8
+_IN_ZIP64, _ZIP64_EXTRA_ID = 2**32 - 1, 1  # marks a number that is in the extra field of this id
+_UNIX_SYSTEM = 3  # the host system for which a member has a file mode
+_MAX_DEFLATE_RATIO = 1032  # a byte of a deflate stream decompresses to at most this many
 _BLOCK_BYTES = 2**18
-_PACKED_SLACK_BYTES = (
-    2**16
-)  # bytes that a small member may be packed to; a large one to twice its own: no packer needs much of it
+_PACKED_SLACK_BYTES = 2**16  # compressed size allowed in addition to twice the original size
 _DESCRIPTOR_BYTES = 12
-_HEADER_READ_BYTES = 512  # bytes that a name and extra field rarely exceed
+_HEADER_READ_BYTES = 512  # rarely exceeded by name and extra field
 
 
 class ZipMember(NamedTuple):
     """A member of a zip.
 
     Attributes:
-        name: As it is written.
-        offset: Where its local header starts.
+        name: As stored.
+        offset: Offset of its local header.
         size: Bytes of the payload.
-        packed: Bytes that it takes in the file.
-        method: How it is compressed: `STORED`, `DEFLATED`, or another, which is not read.
-        encrypted: Whether it is.
-        mode: Its Unix mode, type included; 0: unknown.
+        packed: Compressed bytes.
+        method: `STORED`, `DEFLATED`, or a method that cannot be read.
+        encrypted: Whether it is encrypted.
+        mode: Its Unix mode with type; 0: unknown.
     """
 
     name: bytes
@@ -66,13 +62,7 @@ class ZipMember(NamedTuple):
 
 
 class _Directory(NamedTuple):
-    """Where the central directory is.
-
-    Attributes:
-        start: Where it starts in the file.
-        end: Where it ends.
-        before: Bytes before the archive, from which its own places do not count.
-    """
+    """The central directory: `start` and `end` in the file, and the bytes `before` the archive, which offsets omit."""
 
     start: int
     end: int
@@ -80,67 +70,59 @@ class _Directory(NamedTuple):
 
 
 def iter_zip_members(read: Read, size: int, where: str) -> Iterator[ZipMember]:
-    """Yield the members of a zip, in the order of its central directory; folders too, whose names end in a slash.
-
-    Args:
-        read: Gives the bytes at (offset, length): fewer only at the end of the file.
-        size: Bytes of the file.
-        where: The archive's name, for messages.
+    """Yield the members of a zip of `size` bytes in directory order. Names of folders end in a slash.
 
     Raises:
-        CorruptShard: It is no whole zip.
+        CorruptShard: It is not a complete zip.
     """
     directory = _find_directory(read, size, where)
-    at = directory.start
-    while at < directory.end:
-        head = bytes(read(at, _CENTRAL_HEADER.size))
+    position = directory.start
+    while position < directory.end:
+        head = bytes(read(position, _CENTRAL_HEADER.size))
         if len(head) < _CENTRAL_HEADER.size or not head.startswith(_CENTRAL_MARK):
-            raise CorruptShard(where, "no entry of a zip's directory", offset=at)
-        found = _CENTRAL_HEADER.unpack(head)
-        _, made, _, flags, method, _, _, _, packed, length, names, extras, comment, disk, _, outside, offset = found
-        name = bytes(read(at + _CENTRAL_HEADER.size, names))
-        extra = bytes(read(at + _CENTRAL_HEADER.size + names, extras))
+            raise CorruptShard(where, "not an entry of a zip directory", offset=position)
+        entry = _CENTRAL_HEADER.unpack(head)
+        _, creator, _, flags, method, _, _, _, packed, length, names, extras, comment, disk, _, attrs, offset = entry
+        name = bytes(read(position + _CENTRAL_HEADER.size, names))
+        extra = bytes(read(position + _CENTRAL_HEADER.size + names, extras))
         if _IN_ZIP64 in (length, packed, offset):
-            length, packed, offset = _with_zip64(extra, (length, packed, offset), where, at)
+            length, packed, offset = _with_zip64(extra, (length, packed, offset), where, position)
         offset += directory.before
         if disk or offset + _LOCAL_HEADER.size + packed > directory.start or length > packed * _MAX_DEFLATE_RATIO:
-            raise CorruptShard(where, "a member that claims more bytes than there are", offset=at)
-        mode = outside >> 16 if made >> 8 == _UNIX_SYSTEM else 0
+            raise CorruptShard(where, "a member that claims more bytes than the file has", offset=position)
+        mode = attrs >> 16 if creator >> 8 == _UNIX_SYSTEM else 0
         yield ZipMember(name, offset, length, packed, method, bool(flags & _ENCRYPTED_FLAG), mode)
-        at += _CENTRAL_HEADER.size + names + extras + comment
+        position += _CENTRAL_HEADER.size + names + extras + comment
 
 
-def zip_payload_start(read: Read, one: ZipMember, where: str) -> int:
-    """Return where the payload of a member starts, whose own header must say of it what the directory says.
-
-    Args:
-        read: Gives the bytes at (offset, length): fewer only at the end of the file.
-        one: The member.
-        where: The archive's name, for messages.
+def zip_payload_start(read: Read, member: ZipMember, where: str) -> int:
+    """Return the offset of a member's payload.
 
     Raises:
-        CorruptShard: It does not.
+        CorruptShard: The local header contradicts the directory.
     """
-    head = bytes(read(one.offset, _LOCAL_HEADER.size + len(one.name)))
+    head = bytes(read(member.offset, _LOCAL_HEADER.size + len(member.name)))
     if len(head) < _LOCAL_HEADER.size or not head.startswith(_LOCAL_MARK):
-        raise CorruptShard(where, "no header of a member", offset=one.offset)
+        raise CorruptShard(where, "not a member header", offset=member.offset)
     _, _, flags, method, _, _, _, packed, size, names, extra = _LOCAL_HEADER.unpack_from(head)
-    same = (method, names, head[_LOCAL_HEADER.size :]) == (one.method, len(one.name), one.name)
-    known = flags & _DESCRIPTOR_FLAG or (packed in (one.packed, _IN_ZIP64) and size in (one.size, _IN_ZIP64))
-    if not same or not known:
-        expected = "the name, the method and the sizes that the zip's directory says"
-        raise CorruptShard(where, "a member whose own header tells of another", offset=one.offset, expected=expected)
-    start: int = one.offset + _LOCAL_HEADER.size + names + extra
+    is_same = (method, names, head[_LOCAL_HEADER.size :]) == (member.method, len(member.name), member.name)
+    has_sizes = flags & _DESCRIPTOR_FLAG or (packed in (member.packed, _IN_ZIP64) and size in (member.size, _IN_ZIP64))
+    if not is_same or not has_sizes:
+        expected = "the name, method and sizes in the zip directory"
+        raise CorruptShard(
+            where, "a member header that contradicts the zip directory", offset=member.offset, expected=expected
+        )
+    start: int = member.offset + _LOCAL_HEADER.size + names + extra
     return start
 
 
 def iter_zip_payload(read: Read, offset: int, size: int, where: str) -> Iterator[bytes]:
-    """Yield the payload of a stored or deflated member block by block; it is right only where this comes to its end.
+    """Yield the blocks of a stored or deflated member, which are verified only at the end.
 
     Args:
-        read: Gives the bytes at (offset, length): fewer only at the end of the file.
-        offset: Where its local header starts.
-        size: The bytes that it must have.
+        read: Returns the bytes at (offset, length).
+        offset: Offset of the local header.
+        size: Expected bytes of the payload.
         where: The archive's name, for messages.
 
     Raises:
@@ -148,51 +130,55 @@ def iter_zip_payload(read: Read, offset: int, size: int, where: str) -> Iterator
     """
     head = bytes(read(offset, min(_BLOCK_BYTES, _LOCAL_HEADER.size + _HEADER_READ_BYTES + size)))
     if len(head) < _LOCAL_HEADER.size or not head.startswith(_LOCAL_MARK):
-        raise CorruptShard(where, "no header of a member", offset=offset)
-    _, _, flags, method, _, _, wanted, packed, _, names, extra = _LOCAL_HEADER.unpack_from(head)
+        raise CorruptShard(where, "not a member header", offset=offset)
+    _, _, flags, method, _, _, expected_crc, packed, _, names, extra = _LOCAL_HEADER.unpack_from(head)
     if method not in (STORED, DEFLATED) or flags & _ENCRYPTED_FLAG:
-        raise CorruptShard(where, "a member that is encrypted, or compressed otherwise than listed", offset=offset)
+        raise CorruptShard(
+            where,
+            "a member that is encrypted, or whose compression method differs from the zip directory",
+            offset=offset,
+        )
     start = _LOCAL_HEADER.size + names + extra
-    most = _PACKED_SLACK_BYTES + 2 * size if flags & _DESCRIPTOR_FLAG or packed == _IN_ZIP64 else packed
-    source = _PackedBytes(read, head[start:], offset + max(start, len(head)), most)
-    done = crc = 0
+    limit = _PACKED_SLACK_BYTES + 2 * size if flags & _DESCRIPTOR_FLAG or packed == _IN_ZIP64 else packed
+    source = _PackedBytes(read, head[start:], offset + max(start, len(head)), limit)
+    length = crc = 0
     for block in _inflate(source, size) if method == DEFLATED else _iter_stored(source, size):
-        done += len(block)
-        if done > size:
+        length += len(block)
+        if length > size:
             raise CorruptShard(where, f"a member of more than {size:,} bytes", offset=offset)
         crc = zlib.crc32(block, crc)
         yield block
-    if done < size:
-        raise CorruptShard(where, f"a member of {done:,} bytes, not {size:,}", offset=offset)
-    right = crc == wanted and packed in (source.used, _IN_ZIP64)
-    if not right and not (flags & _DESCRIPTOR_FLAG and source.is_described(crc)):
-        problem = "a member that does not have the checksum and size which stand with it"
+    if length < size:
+        raise CorruptShard(where, f"a member of {length:,} bytes", offset=offset, expected=f"{size:,} bytes")
+    is_valid = crc == expected_crc and packed in (source.used, _IN_ZIP64)
+    if not is_valid and not (flags & _DESCRIPTOR_FLAG and source.is_described(crc)):
+        problem = "a member whose payload does not match its checksum and size"
         raise CorruptShard(where, problem, offset=offset)
 
 
 class _PackedBytes:
-    """The bytes of a member as they lie in the file, in sequence; `data` are those at hand, `most` how many it has."""
+    """The compressed bytes of a member, read sequentially: `data` is the buffer, `limit` their maximum number."""
 
-    def __init__(self, read: Read, data: bytes, at: int, most: int) -> None:
-        self._read, self.data, self._at, self._start, self._most = read, data, at, at - len(data), most
+    def __init__(self, read: Read, data: bytes, offset: int, limit: int) -> None:
+        self._read, self.data, self._offset, self._start, self._limit = read, data, offset, offset - len(data), limit
 
     @property
     def used(self) -> int:
-        """How many were taken."""
-        return self._at - self._start - len(self.data)
+        """The number of bytes consumed."""
+        return self._offset - self._start - len(self.data)
 
     def more(self) -> bool:
-        """Get bytes where none are at hand; return whether there are any that may be the member's."""
+        """Fill an empty buffer; return whether it has bytes that may belong to the member."""
         if not self.data:
-            self.data = bytes(self._read(self._at, _BLOCK_BYTES))
-            self._at += len(self.data)
-        return bool(self.data) and self.used <= self._most
+            self.data = bytes(self._read(self._offset, _BLOCK_BYTES))
+            self._offset += len(self.data)
+        return bool(self.data) and self.used <= self._limit
 
     def is_described(self, crc: int) -> bool:
-        """Tell whether the descriptor that follows, which may start with a mark, has a CRC-32 and the bytes taken."""
-        found = self.data[:_DESCRIPTOR_BYTES] + bytes(self._read(self._at, _DESCRIPTOR_BYTES))
-        said = struct.pack("<LL", crc, self.used & _IN_ZIP64)
-        return said in (found[:8], found.removeprefix(_DESCRIPTOR_MARK)[:8])
+        """Return whether the data descriptor that follows has this CRC-32 and the used bytes."""
+        following = self.data[:_DESCRIPTOR_BYTES] + bytes(self._read(self._offset, _DESCRIPTOR_BYTES))
+        descriptor = struct.pack("<LL", crc, self.used & _IN_ZIP64)
+        return descriptor in (following[:8], following.removeprefix(_DESCRIPTOR_MARK)[:8])
 
 
 def _iter_stored(source: _PackedBytes, size: int) -> Iterator[bytes]:
@@ -203,7 +189,7 @@ def _iter_stored(source: _PackedBytes, size: int) -> Iterator[bytes]:
 
 
 def _inflate(source: _PackedBytes, size: int) -> Iterator[bytes]:
-    """Yield what a deflate stream holds: no more than a byte beyond `size`, and nothing where it is damaged."""
+    """Yield at most `size` + 1 decompressed bytes; end early at damage."""
     unpack = zlib.decompressobj(-zlib.MAX_WBITS)
     while not unpack.eof and size >= 0 and source.more():
         try:
@@ -218,40 +204,44 @@ def _inflate(source: _PackedBytes, size: int) -> Iterator[bytes]:
 def _find_directory(read: Read, size: int, where: str) -> _Directory:
     start = max(0, size - _END_RECORD.size - _MAX_COMMENT_BYTES)
     tail = bytes(read(start, size - start))
-    marks = [
-        found.start() for found in re.finditer(re.escape(_END_MARK), tail[: max(0, len(tail) - _END_RECORD.size + 4)])
+    positions = [
+        match.start() for match in re.finditer(re.escape(_END_MARK), tail[: max(0, len(tail) - _END_RECORD.size + 4)])
     ]
-    ends = [at for at in marks if at + _END_RECORD.size + _END_RECORD.unpack_from(tail, at)[-1] == len(tail)] or marks
-    if not ends:
-        raise CorruptShard(where, "no zip, or one that is cut: it has no end", expected="the end of a zip's directory")
-    if len(ends) > 1:
-        several = "several ends, of which one may lie in the comment of another"
-        raise CorruptShard(where, several, expected="a comment that ends with the file")
-    at = ends[0]
-    _, disk, first_disk, _, _, length, offset, _ = _END_RECORD.unpack_from(tail, at)
-    end = start + at
+    end_positions = [
+        position
+        for position in positions
+        if position + _END_RECORD.size + _END_RECORD.unpack_from(tail, position)[-1] == len(tail)
+    ] or positions
+    if not end_positions:
+        raise CorruptShard(where, "not a zip, or a truncated one", expected="the end record of a zip directory")
+    if len(end_positions) > 1:
+        problem = "several end records; one may be in the comment of another"
+        raise CorruptShard(where, problem, expected="one end record")
+    position = end_positions[0]
+    _, disk, first_disk, _, _, length, offset, _ = _END_RECORD.unpack_from(tail, position)
+    end = start + position
     if disk or first_disk:
-        raise CorruptShard(where, "a part of a zip that lies in several files", remedy="Join them: `zip -s 0`.")
+        raise CorruptShard(where, "one part of a split zip", remedy="Join the parts with `zip -s 0`.")
     locator = bytes(read(max(0, end - _ZIP64_LOCATOR.size), _ZIP64_LOCATOR.size))
     if locator.startswith(_ZIP64_LOCATOR_MARK) and len(locator) == _ZIP64_LOCATOR.size:
         end -= _ZIP64_LOCATOR.size + _ZIP64_END_RECORD.size
-        found = bytes(read(max(0, end), _ZIP64_END_RECORD.size))
-        if end < 0 or len(found) < _ZIP64_END_RECORD.size or not found.startswith(_ZIP64_END_MARK):
-            raise CorruptShard(where, "no end of a large zip's directory", offset=max(0, end))
-        length, offset = _ZIP64_END_RECORD.unpack(found)[-2:]
+        match = bytes(read(max(0, end), _ZIP64_END_RECORD.size))
+        if end < 0 or len(match) < _ZIP64_END_RECORD.size or not match.startswith(_ZIP64_END_MARK):
+            raise CorruptShard(where, "no zip64 end record", offset=max(0, end))
+        length, offset = _ZIP64_END_RECORD.unpack(match)[-2:]
     if length > end or offset > end - length:
-        raise CorruptShard(where, "a directory that claims more bytes than there are", offset=end)
+        raise CorruptShard(where, "a directory that claims more bytes than the file has", offset=end)
     return _Directory(end - length, end, end - length - offset)
 
 
-def _with_zip64(extra: bytes, numbers: tuple[int, ...], where: str, at: int) -> tuple[int, ...]:
-    """Return the numbers of a directory's entry, those that are too large for it from its extra field."""
-    place = 0
-    while place + 4 <= len(extra):
-        kind, length = struct.unpack_from("<2H", extra, place)
-        body = extra[place + 4 : place + 4 + length]
+def _with_zip64(extra: bytes, numbers: tuple[int, ...], where: str, offset: int) -> tuple[int, ...]:
+    """Return the numbers of a directory entry, large ones from its zip64 extra field."""
+    position = 0
+    while position + 4 <= len(extra):
+        kind, length = struct.unpack_from("<2H", extra, position)
+        body = extra[position + 4 : position + 4 + length]
         if kind == _ZIP64_EXTRA_ID and len(body) >= 8 * numbers.count(_IN_ZIP64):
             large = iter(struct.unpack_from(f"<{len(body) // 8}Q", body))
             return tuple(next(large) if number == _IN_ZIP64 else number for number in numbers)
-        place += 4 + length
-    raise CorruptShard(where, "a large member without its size", offset=at)
+        position += 4 + length
+    raise CorruptShard(where, "a zip64 member without its sizes", offset=offset)

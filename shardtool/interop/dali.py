@@ -1,6 +1,6 @@
 """Index files of DALI, and of the `tfrecord` package, next to a shard.
 
-Source: NVIDIA/DALI, `tools/wds2idx.py`, `tools/tfrecord2idx` and `ParseIndexFile` in
+Source: NVIDIA/DALI, `tools/wds2idx.py`, `tools/tfrecord2idx` and ParseIndexFile in
 `dali/operators/reader/loader/webdataset_loader.cc`; vahidk/tfrecord, `tfrecord/tools/tfrecord2idx.py`.
 """
 
@@ -9,37 +9,31 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from shardtool.errors import (
-    InvalidRequest,
-    printable,
-)
+from shardtool.errors import InvalidRequest, printable
 from shardtool.messages import flag_text
 
 if TYPE_CHECKING:
     from shardtool.interop.indexed_shard import IndexedShard
 
-    Fields = list[tuple[bytes, int, int]]  # of a sample: each one's name, offset and length
+    Fields = list[tuple[bytes, int, int]]  # name, offset and length of each field of a sample
 
 
 _WHITESPACE = re.compile(rb"[\x00-\x20\x7f]")
-
-
 _UNSAFE = re.compile(rb"[\x00-\x20\x7f%]")
 
 
 def dali_tfrecord_index(shard: IndexedShard) -> bytes:
-    """Return what the `tfrecord2idx` of DALI and that of the `tfrecord` package write: `OFFSET SIZE` of each record."""
-    return b"".join([b"%d %d\n" % place for place in shard.places()])
+    """Return the index that DALI and the `tfrecord` package read: `OFFSET SIZE` per record."""
+    return b"".join([b"%d %d\n" % sample for sample in shard.places()])
 
 
 def dali_webdataset_index(shard: IndexedShard) -> bytes:
-    """Return what DALI's `wds2idx` writes, version 1.2: `FIELD OFFSET LENGTH NAME` of each field, a line per sample.
+    """Return the index of DALI's `wds2idx`, version 1.2: a line per sample, `FIELD OFFSET LENGTH NAME` per field.
 
-    Its reader ends a word at any white space. It takes a name for nothing but a label, so what is unsafe in one is
-    percent-encoded.
+    DALI splits at white space and uses names only as labels, so unsafe characters in names are percent-encoded.
 
     Raises:
-        InvalidRequest: A field has white space in its name.
+        InvalidRequest: A field name contains white space.
     """
     used = {shard.index.names[code].encode() for code in {*shard.index.codes.tolist()}}
     if unsafe := sorted(name for name in used if _WHITESPACE.search(name)):
@@ -47,14 +41,21 @@ def dali_webdataset_index(shard: IndexedShard) -> bytes:
         raise InvalidRequest(shard.name, found, remedy=f"Pack the samples with {flag_text('portable')}.")
     lines = [b"v1.2 %d\n" % len(shard.index)]
     for key, fields in shard.samples():
-        safe = _UNSAFE.sub(lambda match: b"%%%02X" % match[0][0], key)
-        words = [b"%b %d %d %b.%b" % (name, at, size, safe, name.replace(b"%", b"%25")) for name, at, size in fields]
+        safe_key = _UNSAFE.sub(lambda match: b"%%%02X" % match[0][0], key)
+        words = [
+            b"%b %d %d %b.%b" % (name, offset, size, safe_key, name.replace(b"%", b"%25"))
+            for name, offset, size in fields
+        ]
         lines.append(b" ".join(words) + b"\n")
     return b"".join(lines)
 
 
 def parse_dali_index(data: bytes) -> list[Fields]:
-    """Return the fields in DALI's index, of any tool: names of members are labels there, and version 1.1 has none."""
+    """Return the fields in a DALI index of any tool. Names of members are ignored; version 1.1 has none.
+
+    Raises:
+        ValueError: It is not a DALI index.
+    """
     head, *lines = data.removesuffix(b"\n").split(b"\n")
     version, count = head.split()
     step = 3 if version == b"v1.1" else 4
@@ -64,5 +65,7 @@ def parse_dali_index(data: bytes) -> list[Fields]:
     for words in map(bytes.split, lines):
         if len(words) % step:
             raise ValueError(len(words))
-        samples.append([(words[at], int(words[at + 1]), int(words[at + 2])) for at in range(0, len(words), step)])
+        samples.append(
+            [(words[index], int(words[index + 1]), int(words[index + 2])) for index in range(0, len(words), step)]
+        )
     return samples

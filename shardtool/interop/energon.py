@@ -1,7 +1,7 @@
 """Index files of Megatron-Energon: offsets next to each shard, and the splits once per folder.
 
 With them, energon opens the folder without `energon prepare`. Samples are crude (a dict of bytes) unless the user's
-own `dataset.yaml` says otherwise; it is kept.
+own `dataset.yaml` defines them; that file is kept.
 
 Source: NVIDIA/Megatron-Energon, `megatron/energon/flavors/webdataset/{itar,metadata,config,prepare}.py`.
 """
@@ -13,10 +13,7 @@ import re
 import struct
 from typing import TYPE_CHECKING
 
-from shardtool.errors import (
-    InvalidRequest,
-    printable,
-)
+from shardtool.errors import InvalidRequest, printable
 from shardtool.interop.indexed_shard import DEFAULT_SPLIT, STANDARD_SPLITS, IndexedShard, split_order
 from shardtool.messages import export_text, flag_text
 
@@ -27,52 +24,37 @@ if TYPE_CHECKING:
 
 
 _ENERGON_FOLDER = ".nv-meta"
-
-
 INFO_FILE = f"{_ENERGON_FOLDER}/.info.json"
-
-
 SPLIT_FILE = f"{_ENERGON_FOLDER}/split.yaml"
-
-
 DATASET_YAML = f"{_ENERGON_FOLDER}/dataset.yaml"
-
-
 _CRUDE_DATASET = b"__module__: megatron.energon\n__class__: CrudeWebdataset\n"
-
-
-_ENERGON_MEMBER = re.compile(
-    rb"(?!__[^/]*__(?:/|$))(?:.*/|)[^.]+[.][^/]*$"
-)  # what its reader takes for a part of a sample
-
-
-_UNQUOTABLE = re.compile(r'[\x00-\x1f\x7f-\x9f"\\{}\u2028\u2029\ud800-\udfff]')  # its YAML reader resolves no escapes
-
-
+_ENERGON_MEMBER = re.compile(rb"(?!__[^/]*__(?:/|$))(?:.*/|)[^.]+[.][^/]*$")  # members that energon's reader uses
+_UNQUOTABLE = re.compile(
+    r'[\x00-\x1f\x7f-\x9f"\\{}\u2028\u2029\ud800-\udfff]'
+)  # energon's YAML reader does not support escapes
 _TAR_BLOCK_BYTES = 512
-
-
-_MAX_FIRST_OFFSET = 2**24  # where a tar's first sample may start: after a global header
+_MAX_FIRST_OFFSET = 2**24  # a global header may precede the first sample
 
 
 def energon_index(shard: IndexedShard) -> bytes:
-    """Return `out-000000.tar.idx`: where each sample starts and where the last one ends, as uint64.
+    """Return `out-000000.tar.idx`: uint64 offsets of the samples, and the end of the last one.
 
     Raises:
-        InvalidRequest: A name that energon's reader passes over.
+        InvalidRequest: Energon's reader would ignore a member.
     """
     for key, fields in shard.samples():
         for field, *_ in fields:
             name = b"%b.%b" % (key, field)
             if not _ENERGON_MEMBER.match(name):
-                found = f"{printable(name)!r}, which energon passes over"
+                found = f"{printable(name)!r}, which energon ignores"
                 raise InvalidRequest(shard.name, found, remedy=f"Pack the samples with {flag_text('portable')}.")
-    places = shard.places()
-    ends = [start for start, _ in places] + [sum(places[-1]) if places else 0]
+    positions = shard.places()
+    ends = [start for start, _ in positions] + [sum(positions[-1]) if positions else 0]
     return struct.pack(f"<{len(ends)}Q", *ends)
 
 
 def is_energon_index(head: bytes, size: int) -> bool:
+    """Return whether a file starts like `out-000000.tar.idx`: a number of uint64, ascending multiples of 512."""
     if size % 8 or len(head) < 2 * 8:
         return False
     first, second = struct.unpack("<QQ", head[:16])
@@ -80,20 +62,19 @@ def is_energon_index(head: bytes, size: int) -> bool:
 
 
 def energon_folder_index(splits: Sequence[DatasetFile]) -> dict[str, bytes]:
-    """Return the files in `.nv-meta` for the splits in a folder, the one by which energon knows it last.
+    """Return the files in `.nv-meta` for the splits in a folder. The file that marks the folder as complete is last.
 
-    A dataset that was never split is `train`. Shards without a sample are
-    left out: energon takes none.
+    A dataset without splits is `train`. Shards without samples are excluded, because energon rejects them.
 
     Raises:
-        InvalidRequest: A shard or split has a name that cannot stand in energon's YAML.
+        InvalidRequest: Energon's YAML cannot contain the name of a shard or split.
     """
     counts: dict[str, int] = {}
     parts: dict[str, list[str]] = {name: [] for name in STANDARD_SPLITS}
     for split in sorted(splits, key=split_order):
-        found = {shard.name: shard.samples for shard in split.shards if shard.samples}
-        parts.setdefault(split.made.split or DEFAULT_SPLIT, []).extend(found)
-        counts |= found
+        shard_counts = {shard.name: shard.samples for shard in split.shards if shard.samples}
+        parts.setdefault(split.made.split or DEFAULT_SPLIT, []).extend(shard_counts)
+        counts |= shard_counts
     lines = ["split_parts:"]
     for name, shards in parts.items():
         lines.append(f"  {_quote_yaml(name)}:{'' if shards else ' []'}")
@@ -107,6 +88,6 @@ def energon_folder_index(splits: Sequence[DatasetFile]) -> dict[str, bytes]:
 
 def _quote_yaml(name: str) -> str:
     if _UNQUOTABLE.search(name):
-        expected = "one without quotes, backslashes and braces"
+        expected = "a name without quotes, backslashes and braces"
         raise InvalidRequest(export_text("energon"), f"the name {name!r}", expected=expected)
     return f'"{name}"'

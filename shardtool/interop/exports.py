@@ -1,10 +1,8 @@
 """Index files of other tools that `--export` can write: recognise them and compare them with their shard.
 
-Only the hashes of a shard require reading a file. An index that belongs to another shard makes most readers return
-wrong bytes without an error. A file counts as an index only if its first bytes have the form of one, so a user's
-file
-of the same name is left alone. Each index is tested against the tool that writes it and the tool that reads it
-(tests/clients).
+With the index of another shard, most readers silently return wrong bytes. A file counts as an index only if its first
+bytes have the right format, so a user's file with the same name is kept. Each index is tested with the tools that
+write and read it (tests/clients).
 
 Source: docs/format.md, "Exported indexes".
 """
@@ -15,10 +13,7 @@ import json
 import re
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from shardtool.errors import (
-    AccessRefused,
-    InvalidRequest,
-)
+from shardtool.errors import AccessRefused, InvalidRequest
 from shardtool.interop.dali import dali_tfrecord_index, dali_webdataset_index, parse_dali_index
 from shardtool.interop.energon import DATASET_YAML, INFO_FILE, energon_folder_index, energon_index, is_energon_index
 from shardtool.interop.huggingface import OTHER_OFFSETS, compare_hfutils_index, hfutils_index
@@ -38,13 +33,13 @@ if TYPE_CHECKING:
 
 
 class FolderIndex(NamedTuple):
-    """Index files of which a folder has one set, shared by all splits of a dataset.
+    """Index files that exist once per folder, for all splits of a dataset.
 
     Attributes:
-        encode: Returns their bytes by their paths in the folder, in the order in which they should appear.
-        info: The one of them that lists the shards.
-        pairs: Returns the shards that its JSON lists, and how many samples each has there.
-        lasting: The one that is the user's to change: where it is there, it stays. Empty: there is none.
+        encode: Returns their bytes by path in the folder, in the order of publication.
+        info: The file that lists the shards.
+        pairs: Returns shard and sample count from its parsed JSON.
+        lasting: A file that users may edit, and that is never overwritten.
     """
 
     encode: Callable[[Sequence[DatasetFile]], dict[str, bytes]]
@@ -53,7 +48,7 @@ class FolderIndex(NamedTuple):
     lasting: str = ""
 
     def counts(self, info: bytes) -> dict[str, int]:
-        """Return how many samples such a file gives for each shard, as far as it can be read; -1: no number."""
+        """Return the sample counts in a list, as far as it is readable; -1: not a number."""
         try:
             return {str(name): count if type(count) is int else -1 for name, count in self.pairs(json.loads(info))}
         except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError):
@@ -64,17 +59,17 @@ class ExportFormat(NamedTuple):
     """An index of another tool.
 
     Attributes:
-        shard_format: `tar` or `tfrecord`: what it is an index of.
+        shard_format: `tar` or `tfrecord`.
         reader: The tool.
-        suffix: What the name of a shard's index ends with, in place of the shard's ending.
-        encode: Returns the bytes of a shard's index; None: there is none.
-        form: Tells, by the first bytes of a file and its size, whether it has the form of one.
-        means: Tells whether the bytes of one that are not ours lead to the same places of a shard.
-        least: Samples that a shard must hold for the tool to take its index.
-        hashed: Whether it has hashes of payloads: then shards are read.
-        once: What else there is, once a folder.
-        readme: Whether a `README.md` that names the shards comes with it.
-        note: What the user should know.
+        suffix: The suffix of an index name, which replaces the shard's.
+        encode: Returns the index of a shard; None: there is none per shard.
+        form: Returns whether a file is such an index, by its first bytes and size.
+        means: Returns whether an index with other bytes is equivalent to ours.
+        least: Minimum number of samples that the tool accepts.
+        hashed: Whether it contains hashes, so that shards must be read.
+        once: The index files per folder.
+        readme: Whether a `README.md` that lists the shards belongs to it.
+        note: A message for the user.
     """
 
     shard_format: str
@@ -91,7 +86,7 @@ class ExportFormat(NamedTuple):
 
 
 def _matches_start(pattern: bytes) -> Callable[[bytes, int], bool]:
-    """Return what tells of the first bytes of a file, and its size, whether they are text of this form."""
+    """Return a `form` function that matches the first bytes with a regular expression."""
     return lambda head, _: re.match(pattern, head) is not None
 
 
@@ -99,8 +94,6 @@ _TFRECORD_INDEX = (
     dali_tfrecord_index, _matches_start(rb"\d{1,20} \d{1,20}\r?\n"),
     lambda data, shard: dali_tfrecord_index(shard).split() == data.split(),
 )  # fmt: skip
-
-
 EXPORTS = {
     "dali-webdataset": ExportFormat(
         "tar", "DALI", ".idx", dali_webdataset_index, _matches_start(rb"v1\.\d{1,3} \d{1,20}\r?\n"),
@@ -116,41 +109,29 @@ EXPORTS = {
     ),
     "timm": ExportFormat("tar", "timm", once=FolderIndex(timm_info, TIMM_FILE, timm_shard_counts)),
     "open-clip": ExportFormat("tar", "open_clip", once=FolderIndex(open_clip_sizes, OPEN_CLIP_FILE, dict.items)),
-    "wids": ExportFormat("tar", "wids", note="the dataset file is what wids wants: nothing to write"),
+    "wids": ExportFormat("tar", "wids", note="wids reads the dataset file itself; no other file is needed"),
     "dali-tfrecord": ExportFormat("tfrecord", "DALI", ".idx", *_TFRECORD_INDEX, least=1),
     "tfrecord": ExportFormat("tfrecord", "the tfrecord package", ".tfindex", *_TFRECORD_INDEX, least=2),
 }  # fmt: skip
-
-
 FOLDER_INDEXES = {name: export.once for name, export in EXPORTS.items() if export.once is not None}
-
-
-PROBE_BYTES = 64  # bytes from the start of a file that show its form
-
-
-MAX_LIST_BYTES = 2**28  # bytes of a file that lists a folder's shards
-
-
+PROBE_BYTES = 64  # bytes at the start of a file that show its format
+MAX_LIST_BYTES = 2**28  # limit for a file that lists the shards of a folder
 _SUFFIXES = sorted({export.suffix for export in EXPORTS.values() if export.suffix}, key=len, reverse=True)
 
 
 def select_exports(formats: Sequence[str], shard_format: str = "") -> dict[str, ExportFormat]:
-    """Return the exports of these names.
-
-    Args:
-        formats: Their names.
-        shard_format: The format of their shards; empty: not known yet.
+    """Return the exports with these names; an empty `shard_format` is unknown.
 
     Raises:
-        InvalidRequest: One is unknown, or an index of other shards.
+        InvalidRequest: A name is unknown, or its index is for another shard format.
     """
     for name in formats:
         if name not in EXPORTS:
             raise InvalidRequest(choose_text("export", "--export"), repr(name), expected=f"one of {', '.join(EXPORTS)}")
         if shard_format and EXPORTS[name].shard_format != shard_format:
-            others = [one for one, other in EXPORTS.items() if other.shard_format == shard_format]
-            found = f"an index of {EXPORTS[name].shard_format} shards, and these are {shard_format}"
-            raise InvalidRequest(export_text(name), found, expected=f"one of {', '.join(others)}")
+            matching = [other_name for other_name, export in EXPORTS.items() if export.shard_format == shard_format]
+            found = f"an index of {EXPORTS[name].shard_format} shards, but the shards are {shard_format}"
+            raise InvalidRequest(export_text(name), found, expected=f"one of {', '.join(matching)}")
     return {name: EXPORTS[name] for name in formats}
 
 
@@ -160,32 +141,26 @@ def index_name(shard: str, export: ExportFormat) -> str:
 
 
 def find_index_names(shard: str, names: Collection[str]) -> list[str]:
-    """Return those of `names` that may be indexes of a shard."""
-    wanted = {index_name(shard, export) for export in EXPORTS.values() if export.suffix}
-    return [] if is_compressed_name(shard) else sorted(wanted.intersection(names))
+    """Return the names that may be indexes of a shard."""
+    candidates = {index_name(shard, export) for export in EXPORTS.values() if export.suffix}
+    return [] if is_compressed_name(shard) else sorted(candidates.intersection(names))
 
 
 def shard_stems(name: str) -> list[str]:
-    """Return the names, without their endings, of the shards that a file could be an index of, by its own name."""
+    """Return the names, without suffix, of the shards that a file may be an index of."""
     return [name.removesuffix(suffix) for suffix in _SUFFIXES if name.endswith(suffix) and name != suffix]
 
 
 def detect_export(name: str, head: bytes, size: int) -> str:
-    """Return what a file is by its name and its start, as `--export` calls it; empty where it is no index.
-
-    Args:
-        name: The file's name.
-        head: Its first bytes, `PROBE_BYTES` or all.
-        size: How many it has.
-    """
-    for export, kind in EXPORTS.items():
-        if kind.suffix and name.endswith(kind.suffix) and kind.form(head, size):
+    """Return the export that a file is, by name, first `PROBE_BYTES` bytes and size; empty: none."""
+    for export, export_format in EXPORTS.items():
+        if export_format.suffix and name.endswith(export_format.suffix) and export_format.form(head, size):
             return export
     return ""
 
 
 def read_index_list(path: str) -> bytes:
-    """Return a whole file; nothing where there is none, or it cannot be read, which a store may say of none, too."""
+    """Return a whole file; empty if it does not exist or cannot be read."""
     try:
         return read_small(path, MAX_LIST_BYTES) if is_file(path) else b""
     except (OSError, AccessRefused):
@@ -193,20 +168,15 @@ def read_index_list(path: str) -> bytes:
 
 
 def describe_index_difference(export: str, data: bytes, shard: IndexedShard) -> str:
-    """Return how an index differs from one of the shard; empty where readers find by it what lies there.
-
-    Args:
-        export: What the file is, as `form_of` returns it.
-        data: Its bytes.
-        shard: Its hashes are compared only where it has some.
-    """
-    found = EXPORTS[export]
-    if found.encode is None or found.shard_format != (parse_format(shard.name) or "tfrecord"):  # names need not tell
-        return f"an index of {found.shard_format} shards"
+    """Return the difference between an index and its shard; empty if readers get the right bytes."""
+    export_format = EXPORTS[export]
+    shard_format = parse_format(shard.name) or "tfrecord"  # only names of TFRecords may lack the format
+    if export_format.encode is None or export_format.shard_format != shard_format:
+        return f"an index of {export_format.shard_format} shards"
     try:
-        if found.hashed:
+        if export_format.hashed:
             return compare_hfutils_index(data, shard)
-        return "" if found.encode(shard) == data or found.means(data, shard) else OTHER_OFFSETS
+        return "" if export_format.encode(shard) == data or export_format.means(data, shard) else OTHER_OFFSETS
     except InvalidRequest as error:
         return error.found
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, IndexError):

@@ -9,11 +9,7 @@ from hashlib import sha1, sha256
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
-from shardtool.errors import (
-    CorruptShard,
-    os_error_text,
-    raising_machine_errors,
-)
+from shardtool.errors import CorruptShard, os_error_text, raising_machine_errors
 from shardtool.fingerprint import crc32c
 from shardtool.storage.files import open_file
 from shardtool.values import BLOCK_BYTES
@@ -24,20 +20,20 @@ if TYPE_CHECKING:
     from shardtool.dataset.dataset_file import DatasetFile
     from shardtool.dataset.shard_index import ShardIndex
 
-    Fields = list[tuple[bytes, int, int]]  # of a sample: each one's name, offset and length
+    Fields = list[tuple[bytes, int, int]]  # name, offset and length of each field of a sample
 
 
 _SHA256_BYTES = 32
 
 
 class ShardHashTask(NamedTuple):
-    """A shard to be hashed.
+    """A shard to hash.
 
     Attributes:
-        path: Where it is.
+        path: The shard.
         size: Its bytes.
-        starts: int64 per payload: where it starts, in the order of the file.
-        stops: int64 per payload: where it ends; none reaches into the next.
+        starts: int64 offsets of payloads, in file order.
+        stops: int64 ends of payloads, which do not overlap.
     """
 
     path: str
@@ -47,7 +43,7 @@ class ShardHashTask(NamedTuple):
 
     @classmethod
     def of(cls, path: str, size: int, index: ShardIndex) -> ShardHashTask:
-        """Return the task of a shard whose samples lie as an index says."""
+        """Return the task for a shard with this index."""
         return cls(path, size, index.offsets.tobytes(), (index.offsets + index.lengths).tobytes())
 
 
@@ -56,9 +52,9 @@ class ShardHashes(NamedTuple):
 
     Attributes:
         crc: CRC-32C of the file.
-        git: What git calls the file: the SHA-1 of a blob, in hex.
-        sha256: Of the file, in hex.
-        payloads: SHA-256 of each payload, 32 bytes, in the order of the task: of a million, as texts they took 120 MB.
+        git: git's blob SHA-1 of the file, in hex.
+        sha256: SHA-256 of the file, in hex.
+        payloads: SHA-256 of each payload, 32 bytes each, in task order. As strings, a million took 120 MB.
     """
 
     crc: int
@@ -72,41 +68,41 @@ class ShardHashes(NamedTuple):
 
 
 def hash_shard(task: ShardHashTask, report: Callable[[int, int], None]) -> ShardHashes:
-    """Return the hashes of a shard; `report` gets the bytes done.
+    """Return the hashes of a shard; `report` is called with 0 and the bytes read.
 
     Raises:
-        CorruptShard: It cannot be read, or has another size.
+        CorruptShard: It cannot be read, or its size differs.
     """
-    starts, stops = (array("q", part).tolist() for part in (task.starts, task.stops))
-    crc = at = end = 0
-    git, whole, part = sha1(b"blob %d\0" % task.size, usedforsecurity=False), sha256(), sha256()
+    starts, stops = (array("q", payload_hash).tolist() for payload_hash in (task.starts, task.stops))
+    crc = payload = end = 0
+    git_hash, file_hash, payload_hash = sha1(b"blob %d\0" % task.size, usedforsecurity=False), sha256(), sha256()
     payloads = bytearray()
     view = memoryview(bytearray(BLOCK_BYTES))
     try:
         with raising_machine_errors(task.path), open_file(task.path) as file, file.stream() as stream:
-            while got := stream.readinto(view):
-                block, first, end = view[:got], end, end + got
+            while count := stream.readinto(view):
+                block, first, end = view[:count], end, end + count
                 crc = crc32c(block, crc)
-                git.update(block)
-                whole.update(block)
-                while at < len(starts) and starts[at] < end:
-                    part.update(block[max(starts[at] - first, 0) : stops[at] - first])
-                    if stops[at] > end:
+                git_hash.update(block)
+                file_hash.update(block)
+                while payload < len(starts) and starts[payload] < end:
+                    payload_hash.update(block[max(starts[payload] - first, 0) : stops[payload] - first])
+                    if stops[payload] > end:
                         break
-                    payloads += part.digest()
-                    part, at = sha256(), at + 1
-                report(0, got)
+                    payloads += payload_hash.digest()
+                    payload_hash, payload = sha256(), payload + 1
+                report(0, count)
     except OSError as error:
-        raise CorruptShard(task.path, os_error_text(error), expected="the shard") from None
+        raise CorruptShard(task.path, os_error_text(error), expected="a readable shard") from None
     if end != task.size:
-        raise CorruptShard(task.path, f"{end:,} bytes", expected=f"{task.size:,}, as the dataset file says")
-    payloads += part.digest() * (len(starts) - at)  # empty ones at the very end
-    return ShardHashes(crc, git.hexdigest(), whole.hexdigest(), bytes(payloads))
+        raise CorruptShard(task.path, f"{end:,} bytes", expected=f"{task.size:,} bytes, as listed in the dataset file")
+    payloads += payload_hash.digest() * (len(starts) - payload)  # empty payloads at the end
+    return ShardHashes(crc, git_hash.hexdigest(), file_hash.hexdigest(), bytes(payloads))
 
 
 @dataclass(frozen=True, slots=True)
 class IndexedShard:
-    """A shard, as far as its index is made of it: where its samples lie, and its hashes, where these are wanted."""
+    """A shard's index and, if requested, its hashes."""
 
     index: ShardIndex
     digests: ShardHashes | None = None
@@ -131,33 +127,27 @@ class IndexedShard:
             yield key, fields[first:last]
 
     def places(self) -> list[tuple[int, int]]:
-        """Return where each sample starts, and how many bytes it takes."""
+        """Return the offset and size of each sample."""
         return list(zip(self.index.starts.tolist(), self.index.sizes.tolist(), strict=True))
 
     def limit(self) -> int:
-        """Return how many bytes an index of it may have: more is none of it."""
+        """Return the maximum size of an index of this shard. Larger files are not indexes of it."""
         index, fields = self.index, Counter(self.index.codes.tolist())
-        letters = int((index.key_sizes * index.counts).sum())
-        letters += sum(count * len(index.names[code].encode()) for code, count in fields.items())
-        return _MAX_HEAD_BYTES + len(index.codes) * _MAX_BYTES_PER_FIELD + letters * _MAX_ESCAPED_BYTES
+        name_bytes = int((index.key_sizes * index.counts).sum())
+        name_bytes += sum(count * len(index.names[code].encode()) for code, count in fields.items())
+        return _MAX_HEAD_BYTES + len(index.codes) * _MAX_BYTES_PER_FIELD + name_bytes * _MAX_ESCAPED_BYTES
 
 
-_MAX_HEAD_BYTES = 4096  # bytes of an index besides those of its fields
-
-
-_MAX_BYTES_PER_FIELD = 1024  # bytes of an index that a field takes, its name aside
-
-
-_MAX_ESCAPED_BYTES = 6  # bytes that one byte of a name may take in JSON
-
-
-STANDARD_SPLITS = ("train", "val", "test")  # `energon lint` wants all of them, empty ones too
+_MAX_HEAD_BYTES = 4096  # limit for the part of an index that is not about fields
+_MAX_BYTES_PER_FIELD = 1024  # limit for the entry of a field, without names
+_MAX_ESCAPED_BYTES = 6  # JSON may need six bytes for one byte of a name
+STANDARD_SPLITS = ("train", "val", "test")  # `energon lint` requires all of them, even if empty
 
 
 def split_order(split: DatasetFile) -> tuple[int, str]:
-    """Return a key that sorts the splits of a run: train, val, test, then others by name."""
+    """Return a key that sorts splits: train, val, test, then others by name."""
     name = split.made.split
     return (STANDARD_SPLITS.index(name) if name in STANDARD_SPLITS else len(STANDARD_SPLITS), name)
 
 
-DEFAULT_SPLIT = "train"  # of a dataset without splits: what timm looks for
+DEFAULT_SPLIT = "train"  # the split that timm opens; used for datasets without splits

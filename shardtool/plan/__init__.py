@@ -1,1 +1,1 @@
-"""Which sample goes into which shard, before a byte is written: pure."""
+"""Decide which sample goes into which shard, before a byte is written. Opens no files."""

@@ -22,23 +22,19 @@ if TYPE_CHECKING:
     from shardtool.entries.strings import PackedStrings
 
 
-_HEADROOM = 0.8  # of the bounds is used where the number of shards is free, so that it stays while a dataset grows
-
-
-_STEP_DIVISOR = 16  # numbers of shards are tried in steps of this part of them
-
-
-_MAX_EXHAUSTIVE_SHARDS = 100  # shards: up to so many, all are tried
+_HEADROOM = 0.8  # of the limits is used if the shard count is free, so that it stays while a dataset grows
+_STEP_DIVISOR = 16  # larger shard counts are tried in steps of count / 16
+_MAX_EXHAUSTIVE_SHARDS = 100  # shard counts up to this are all tried
 
 
 class HashAssignment:
-    """The samples of a plan, each of which goes into the shard that the hash of its key says.
+    """Assigns each sample of a plan to the shard given by the hash of its key.
 
     Args:
-        keys: Their keys.
-        sizes: int64[samples]: bytes of their records.
-        limits: What a shard may hold.
-        bounds: What was asked for.
+        keys: Sample keys.
+        sizes: int64[samples]: record bytes.
+        limits: Limits of a shard.
+        bounds: Requested limits.
     """
 
     def __init__(self, keys: PackedStrings, sizes: NDArray[np.int64], limits: ShardLimits, bounds: ShardBounds) -> None:
@@ -47,88 +43,95 @@ class HashAssignment:
         self._max_count = NO_LIMIT if limits.max_count is None else limits.max_count
 
     def divide(
-        self, asked: RequestedShards | None, seed: int | None
+        self, requested: RequestedShards | None, seed: int | None
     ) -> tuple[NDArray[np.int64], NDArray[np.int64], tuple[str, ...]]:
-        """Return the samples in the order of their shards, the place after each shard's last sample, and notes.
+        """Return the samples in shard order, the end of each shard, and notes.
 
-        Within a shard they stand in the order of the bytes of their keys, or of hashes that the seed decides.
+        Within a shard, samples are sorted by the bytes of their keys, or with a seed by seeded hashes.
 
         Raises:
-            InvalidRequest: So many shards, or any number where none is asked for, cannot hold them.
+            InvalidRequest: The requested number of shards, or any number, cannot hold the samples.
         """
-        count, notes = self._choose() if asked is None else self._check(asked)
+        count, notes = self._choose_count() if requested is None else self._check_requested(requested)
         if seed is None:
             order = self._keys.sorted_order()
         else:
             order = np.argsort(self._keys.hashes(b"shardtool order", seed), kind="stable")
-        shard, counts, _ = self._loads(count)
+        shard, counts, _ = self._count_per_shard(count)
         return order[np.argsort(shard[order], kind="stable")], np.cumsum(counts), notes
 
-    def _check(self, asked: RequestedShards) -> tuple[int, tuple[str, ...]]:
-        """Return the number of shards that is asked for, unless one of them would be over the bounds, or empty."""
-        samples, count, found, expected = pluralize(len(self._keys), "sample"), asked.number, "", "a sample in each"
-        _, counts, sizes = self._loads(min(count, len(self._keys)))
-        one = f"in one of {pluralize(count, 'shard')} by hash"
+    def _check_requested(self, requested: RequestedShards) -> tuple[int, tuple[str, ...]]:
+        samples, count, found, expected = (
+            pluralize(len(self._keys), "sample"),
+            requested.number,
+            "",
+            "a sample in each shard",
+        )
+        _, counts, sizes = self._count_per_shard(min(count, len(self._keys)))
+        in_one_shard = f"in one of {pluralize(count, 'shard')} by hash"
         if count > len(self._keys):
             found = f"{count:,} shards for {samples}"
         elif empty := int(np.count_nonzero(counts == 0)):
-            found = f"{empty:,} of {count:,} shards by hash without one of {samples}"
+            found = f"{empty:,} of {count:,} shards by hash would be empty, with {samples}"
         elif counts.max() > self._max_count:
-            found, expected = f"{pluralize(int(counts.max()), 'sample')} {one}", f"at most {self._max_count:,}"
+            found, expected = f"{pluralize(int(counts.max()), 'sample')} {in_one_shard}", f"at most {self._max_count:,}"
         elif sizes.max() > self._limits.planned:
             found, expected = (
-                f"{format_size(int(sizes.max()))} {one}",
+                f"{format_size(int(sizes.max()))} {in_one_shard}",
                 f"at most {format_size(self._bounds.max_size or 0)}",
             )
         if found:
-            fewer = expected == "a sample in each"
-            other = self._first(self._downward(count - 1) if fewer else self._upward(count + 1, 1), 1)
-            raise InvalidRequest(asked.where, found, expected=expected, remedy=_advise_count(other))
+            fewer = expected == "a sample in each shard"
+            alternative = self._first_valid(
+                self._counts_downward(count - 1) if fewer else self._counts_upward(count + 1, 1), 1
+            )
+            raise InvalidRequest(requested.where, found, expected=expected, remedy=_advise_count(alternative))
         return count, ()
 
-    def _choose(self) -> tuple[int, tuple[str, ...]]:
-        """Return how many shards hold the samples, and a note if it cannot be as many as before."""
+    def _choose_count(self) -> tuple[int, tuple[str, ...]]:
+        """Return a number of shards that can hold the samples, and a note if it cannot stay as before."""
         before = self._bounds.before
-        if before is not None and self._holds(before, 1):
+        if before is not None and self._can_hold(before, 1):
             return before, ()
-        count = self._first(self._upward(1, _HEADROOM), _HEADROOM) or self._first(self._upward(1, 1), 1)
+        count = self._first_valid(self._counts_upward(1, _HEADROOM), _HEADROOM) or self._first_valid(
+            self._counts_upward(1, 1), 1
+        )
         if not count:
-            found = f"{pluralize(len(self._keys), 'sample')}: any number of shards leaves one empty, or over the bounds"
+            samples = pluralize(len(self._keys), "sample")
+            found = f"{samples}: every number of shards leaves a shard empty or over the limits"
             raise InvalidRequest(option_text("place", "hash"), found, remedy=_advise_count())
         if before is None:
             return count, ()
-        gone = f"{pluralize(before, 'shard')} by hash cannot hold the samples any more"
-        return count, (f"{gone}: now {count:,}, and all are written again",)
+        problem = f"{pluralize(before, 'shard')} by hash can no longer hold the samples"
+        return count, (f"{problem}: writing all samples to {count:,} new shards",)
 
-    def _loads(self, count: int) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]:
-        """Return the shard of each sample, how many samples each shard gets, and their bytes."""
+    def _count_per_shard(self, count: int) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]:
         shard: NDArray[np.int64] = (self._hashes % np.uint64(count)).astype(np.int64)
         counts = np.bincount(shard, minlength=count).astype(np.int64)
         return shard, counts, np.asarray(np.bincount(shard, weights=self._sizes, minlength=count), np.float64)
 
-    def _holds(self, count: int, share: float) -> bool:
-        """Tell whether so many shards all get a sample, and none more than a share of the bounds."""
+    def _can_hold(self, count: int, share: float) -> bool:
         if count > len(self._keys) or count % self._bounds.multiple_of:
             return False
-        _, counts, sizes = self._loads(count)
-        room, most = self._limits.planned * share, self._max_count * share
-        return bool(counts.min() > 0 and counts.max() <= most and sizes.max() <= room)
+        _, counts, sizes = self._count_per_shard(count)
+        max_bytes, max_samples = self._limits.planned * share, self._max_count * share
+        return bool(counts.min() > 0 and counts.max() <= max_samples and sizes.max() <= max_bytes)
 
-    def _first(self, numbers: Iterator[int], share: float) -> int:
-        """Return the first number of shards that hold the samples; 0 where none does."""
-        return next((count for count in numbers if self._holds(count, share)), 0)
+    def _first_valid(self, numbers: Iterator[int], share: float) -> int:
+        """Return the first number of shards that can hold the samples; 0 if there is none."""
+        return next((count for count in numbers if self._can_hold(count, share)), 0)
 
-    def _upward(self, start: int, share: float) -> Iterator[int]:
-        """Yield numbers of shards, from the least that can hold the samples until most shards would be empty."""
+    def _counts_upward(self, start: int, share: float) -> Iterator[int]:
+        """Yield numbers of shards, from the lowest that can hold the samples until most shards would be empty."""
         samples, multiple = len(self._keys), self._bounds.multiple_of
-        of_size = int(self._sizes.sum() / (self._limits.planned * share))
-        start = max(start, of_size, int(samples / (self._max_count * share)), 1)
+        needed_by_size = int(self._sizes.sum() / (self._limits.planned * share))
+        start = max(start, needed_by_size, int(samples / (self._max_count * share)), 1)
         count = -(-start // multiple) * multiple
         while count <= (samples if samples < _MAX_EXHAUSTIVE_SHARDS else samples // 2):
             yield count
             count += _next_step(count, multiple)
 
-    def _downward(self, start: int) -> Iterator[int]:
+    def _counts_downward(self, start: int) -> Iterator[int]:
         multiple = self._bounds.multiple_of
         count = min(start, len(self._keys)) // multiple * multiple
         while count > 0:
@@ -137,13 +140,11 @@ class HashAssignment:
 
 
 def _next_step(count: int, multiple: int) -> int:
-    """Return how far the next number of shards to try is from one."""
     return multiple if count <= _MAX_EXHAUSTIVE_SHARDS else max(1, count // _STEP_DIVISOR // multiple) * multiple
 
 
 def _advise_count(count: int = 0) -> str:
-    """Return what to do about a number of shards: `count` is one that would do, if there is any."""
     order = option_text("place", "order")
     if count:
-        return f"Choose {option_text('shards', count)}, or {order}."
-    return f"Choose {order}, or larger shards: {option_text('max_size')}, {option_text('max_count')}."
+        return f"Use {option_text('shards', count)} or {order}."
+    return f"Use {order}, or allow larger shards with {option_text('max_size')} and {option_text('max_count')}."

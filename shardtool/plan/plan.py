@@ -1,11 +1,10 @@
 """Decide which sample goes into which shard before a byte is written.
 
-A `Plan` is pure: samples and bounds in, columns out, no file opened. Record sizes are known beforehand, so each
-shard
-is an independent task with a known name and size.
+Planning opens no files: samples and limits in, columns out. Record sizes are known beforehand, so each shard is an
+independent task with a known name and size.
 
-Samples keep their order, or are shuffled globally, or are ordered by the hash of their keys. Shards are contiguous
-runs of that order.
+Samples keep their order, are shuffled globally, or are assigned by the hash of their keys. Each shard is a contiguous
+run of the resulting order.
 """
 
 from __future__ import annotations
@@ -56,9 +55,7 @@ if TYPE_CHECKING:
 
 
 DEFAULT_MAX_SIZE = 10**9
-
-
-_ESTIMATE_FILL_SHARE = 0.97  # of the bound is filled where sizes are estimates: few shards leave a remainder then
+_ESTIMATE_FILL_SHARE = 0.97  # fill less if sizes are estimates, so that few shards overflow
 
 
 @dataclass(frozen=True)
@@ -68,15 +65,15 @@ class Plan:
     Attributes:
         format: `tar` or `tfrecord`.
         entries: The samples.
-        stored: int64[rows], the bytes that payloads take in the shard; None: `entries.rows.size`.
-        order: int64[samples]: which sample stands where; None for the entries' own order.
-        total: int64[samples + 1]: bytes of the records before each place.
-        ends: int64[shards]: the place after each shard's last sample.
-        limits: What the shards were cut by.
-        skipped: Samples that `oversize` left out.
-        notes: What the user should know, such as shards over the bound.
-        regions: int64[regions, 2], ascending: where parts of the first of the spans' files start and end, each of them
-            what some places next to each other want of it, and best read whole; None: spans are read one by one.
+        stored: int64[rows], payload bytes in the shard; None: `entries.rows.size`.
+        order: int64[samples], the sample at each position; None: the order of `entries`.
+        total: int64[samples + 1], record bytes before each position.
+        ends: int64[shards], the position after each shard's last sample.
+        limits: Limits used to cut the shards.
+        skipped: Samples skipped by `oversize`.
+        notes: Notes for the user.
+        regions: int64[regions, 2], ascending: start and end of parts of the first span file that are best read whole;
+            None: spans are read one by one.
     """
 
     format: str
@@ -91,7 +88,7 @@ class Plan:
     regions: NDArray[np.int64] | None = None
 
     def __len__(self) -> int:
-        """Return how many samples there are, those that were left out not counted."""
+        """Return the number of samples, without skipped ones."""
         return len(self.total) - 1
 
     @property
@@ -101,22 +98,22 @@ class Plan:
 
     @cached_property
     def sizes(self) -> NDArray[np.int64]:
-        """int64[shards]: bytes of each finished file, exact."""
+        """int64[shards]: exact bytes of each finished file."""
         sizes: NDArray[np.int64] = np.diff(self.total[np.append(0, self.ends)])
         return sizes + TRAILER_SIZE[self.format]
 
     def span(self, shard: int) -> tuple[int, int]:
-        """Return the first place of a shard, and the place after its last."""
+        """Return the first position of a shard, and the position after its last."""
         return (int(self.ends[shard - 1]) if shard else 0), int(self.ends[shard])
 
     def count(self, shard: int) -> int:
-        """Return how many samples a shard holds."""
+        """Return the number of samples in a shard."""
         first, last = self.span(shard)
         return last - first
 
-    def key_at(self, place: int) -> str:
-        """Return the key of the sample at a place of the plan's order."""
-        return self.entries.key(place if self.order is None else int(self.order[place]))
+    def key_at(self, position: int) -> str:
+        """Return the key of the sample at a position in the plan's order."""
+        return self.entries.key(position if self.order is None else int(self.order[position]))
 
     def metadata(self, shard: int) -> pa.Table | None:
         """Return the metadata of a shard's samples."""
@@ -129,17 +126,17 @@ class Plan:
         return metadata.take(number_array(self.which(shard)))
 
     def changed_ns(self, shard: int) -> int:
-        """Return when anything that goes into a shard can have changed last, in nanoseconds since 1970."""
+        """Return the latest time at which any input of a shard may have changed, in nanoseconds since 1970."""
         return int(np.max(self.entries.rows.changed_ns[self.rows(shard)]))
 
-    def again(self, places: NDArray[np.int64]) -> Plan:
-        """Return the plan for the samples at some places of this one's order, in that order, by the same limits."""
-        order = places if self.order is None else self.order[places]
-        total = cumulative_sizes(np.diff(self.total), places)
+    def again(self, positions: NDArray[np.int64]) -> Plan:
+        """Return a plan for the samples at some positions of this plan, in that order, with the same limits."""
+        order = positions if self.order is None else self.order[positions]
+        total = cumulative_sizes(np.diff(self.total), positions)
         return replace(self, order=order, total=total, ends=ShardRuns(total, self.limits).fill(), skipped=(), notes=())
 
     def which(self, shard: int) -> NDArray[np.int64]:
-        """Return the samples of a shard."""
+        """Return the sample indexes of a shard."""
         first, last = self.span(shard)
         return np.arange(first, last) if self.order is None else self.order[first:last]
 
@@ -160,51 +157,52 @@ def make_plan(
     """Return the plan for `entries`.
 
     Args:
-        entries: The samples, one or more.
-        pattern: The shards' names: their number is the most, or, where nothing bounds a shard and there are as many
-            samples, what is asked for.
-        bounds: What limits a shard.
-        shuffle_seed: Puts the samples into the random order of that seed.
-        which: The samples to plan, where it is not all of them, in order.
-        estimate: int64[samples]: the records of each, where they are unknown before they are written.
+        entries: At least one sample.
+        pattern: Shard names. Without other limits, their number is the number of shards, otherwise the maximum.
+        bounds: Limits of a shard.
+        shuffle_seed: Shuffle the samples with this seed.
+        which: Samples to plan, in order; None: all.
+        estimate: int64[samples], estimated record bytes if these are unknown before writing.
 
     Raises:
-        InvalidRequest: A sample over the bound, or more shards than the pattern has names.
+        InvalidRequest: A sample is over the limit, or the pattern has too few names.
     """
     shard_format = pattern.format
-    asked = _requested_shards(pattern, bounds, len(entries) if which is None else len(which))
-    max_size = bounds.max_size or (DEFAULT_MAX_SIZE if bounds.max_count is None and asked is None else None)
-    room = max_size - TRAILER_SIZE[shard_format] if max_size else NO_LIMIT
+    requested = _requested_shards(pattern, bounds, len(entries) if which is None else len(which))
+    max_size = bounds.max_size or (DEFAULT_MAX_SIZE if bounds.max_count is None and requested is None else None)
+    max_bytes = max_size - TRAILER_SIZE[shard_format] if max_size else NO_LIMIT
     stored, rounded = _stored_number_sizes(entries) if STORES_NUMBERS[shard_format] else (None, ())
     skipped: tuple[Skipped, ...] = ()
     notes: tuple[str, ...] = ()
     if estimate is not None:
-        limits = ShardLimits(room, room if room == NO_LIMIT else int(room * _ESTIMATE_FILL_SHARE), bounds.max_count)
+        limits = ShardLimits(
+            max_bytes, max_bytes if max_bytes == NO_LIMIT else int(max_bytes * _ESTIMATE_FILL_SHARE), bounds.max_count
+        )
         sizes = np.minimum(estimate, limits.planned)
     else:
-        limits = ShardLimits(room, room, bounds.max_count)
+        limits = ShardLimits(max_bytes, max_bytes, bounds.max_count)
         sizes = _sample_sizes(entries, stored, shard_format)
-        which, skipped, notes = _apply_oversize(entries, sizes, shard_format, room, bounds.oversize, which)
-    chosen = sizes if which is None else sizes[which]
+        which, skipped, notes = _apply_oversize(entries, sizes, shard_format, max_bytes, bounds.oversize, which)
+    chosen_sizes = sizes if which is None else sizes[which]
     order: NDArray[np.int64] | None = None
     if bounds.by_hash:
         keys = entries.keys if which is None else entries.keys.take(which)
-        order, ends, changed = HashAssignment(keys, chosen, limits, bounds).divide(asked, shuffle_seed)
-        notes, total = (*notes, *changed), cumulative_sizes(chosen, order)
+        order, ends, hash_notes = HashAssignment(keys, chosen_sizes, limits, bounds).divide(requested, shuffle_seed)
+        notes, total = (*notes, *hash_notes), cumulative_sizes(chosen_sizes, order)
     else:
-        order = None if shuffle_seed is None else random_permutation(len(chosen), shuffle_seed)
-        total = cumulative_sizes(chosen, order)
-        ends = cut_shards(total, asked, limits, bounds)
+        order = None if shuffle_seed is None else random_permutation(len(chosen_sizes), shuffle_seed)
+        total = cumulative_sizes(chosen_sizes, order)
+        ends = cut_shards(total, requested, limits, bounds)
     order = which if order is None else order if which is None else which[order]
-    notes = (*notes, *_check_name_count(pattern, bounds, len(ends), len(chosen)))
+    notes = (*notes, *_check_name_count(pattern, bounds, len(ends), len(chosen_sizes)))
     return Plan(shard_format, entries, stored, order, total, ends, limits, skipped, (*notes, *rounded))
 
 
 def plan_by_counts(entries: SampleTable, shard_format: str, counts: Sequence[int]) -> Plan:
-    """Return the plan for `entries` in their own order, in shards of `counts` samples.
+    """Return the plan for `entries` in their order, in shards of `counts` samples.
 
     Raises:
-        InvalidRequest: A number that the format cannot hold.
+        InvalidRequest: A number does not fit into the format.
     """
     stored, rounded = _stored_number_sizes(entries) if STORES_NUMBERS[shard_format] else (None, ())
     total = cumulative_sizes(_sample_sizes(entries, stored, shard_format))
@@ -212,36 +210,30 @@ def plan_by_counts(entries: SampleTable, shard_format: str, counts: Sequence[int
 
 
 def _sample_sizes(entries: SampleTable, stored: NDArray[np.int64] | None, shard_format: str) -> NDArray[np.int64]:
-    """Return int64[samples]: all records of each."""
     rows, whole = entries.rows, None if entries.spans is None else entries.spans.whole
-    held = rows.size if stored is None else stored
+    stored_sizes = rows.size if stored is None else stored
     return sample_sizes(
-        shard_format, RecordColumns(entries.keys, entries.first, entries.fields, rows.code, held, whole)
+        shard_format, RecordColumns(entries.keys, entries.first, entries.fields, rows.code, stored_sizes, whole)
     )
 
 
 def _requested_shards(pattern: ShardPattern, bounds: ShardBounds, samples: int) -> RequestedShards | None:
-    """Return the number of shards that is asked for; None: as many as the bounds need.
-
-    Raises:
-        InvalidRequest: It is not the multiple that it is to be.
-    """
+    """Return the requested number of shards; None: as many as the limits need."""
     if bounds.shards is not None:
-        asked = RequestedShards(bounds.shards, option_text("shards", bounds.shards))
+        requested = RequestedShards(bounds.shards, option_text("shards", bounds.shards))
     elif bounds.max_size is not None or bounds.max_count is not None or (pattern.count or samples + 1) > samples:
         return None
     else:
-        asked = RequestedShards(pattern.count or 0, pattern.text)
-    if asked.number % bounds.multiple_of:
-        problem = f"{asked.where} asks for {pluralize(asked.number, 'shard')}"
+        requested = RequestedShards(pattern.count or 0, pattern.text)
+    if requested.number % bounds.multiple_of:
+        problem = f"{requested.where} requests {pluralize(requested.number, 'shard')}"
         raise InvalidRequest(
             option_text("shards_multiple_of"), problem, expected=f"a multiple of {bounds.multiple_of:,}"
         )
-    return asked
+    return requested
 
 
 def _check_name_count(pattern: ShardPattern, bounds: ShardBounds, shards: int, samples: int) -> tuple[str, ...]:
-    """Refuse more shards than there are names, and note where a range could not be filled."""
     if pattern.count is None:
         return ()
     if shards > pattern.count:
@@ -249,21 +241,17 @@ def _check_name_count(pattern: ShardPattern, bounds: ShardBounds, shards: int, s
         raise InvalidRequest(pattern.text, f"{pattern.count:,} names for {shards:,} shards", remedy=remedy)
     if shards == pattern.count or (bounds.max_size, bounds.max_count, bounds.shards) != (None, None, None):
         return ()
-    made = f"{pluralize(shards, 'shard')} of at most {format_size(DEFAULT_MAX_SIZE)}"
+    planned = f"{pluralize(shards, 'shard')} of at most {format_size(DEFAULT_MAX_SIZE)}"
     why = f"{pattern.count:,} shards need at least {pattern.count:,} samples; there are {samples:,}"
-    most = "" if bounds.by_hash else f" ({option_text('shards', samples)} makes the most)"
-    return (f"{pattern.text}: {made}; {why}{most}",)
+    maximum = "" if bounds.by_hash else f" ({option_text('shards', samples)} is the maximum)"
+    return (f"{pattern.text}: {planned}; {why}{maximum}",)
 
 
 def _stored_number_sizes(entries: SampleTable) -> tuple[NDArray[np.int64] | None, tuple[str, ...]]:
-    """Return int64[rows], what payloads take in a shard whose format has numbers (None: what they are), and notes.
-
-    Raises:
-        InvalidRequest: A number that the format cannot hold, or a field with the name of the key's.
-    """
+    """Return int64[rows], payload bytes in a format that stores numbers (None: unchanged), and notes."""
     key = to_text(KEY_FEATURE)
     if key in entries.fields and entries.code_counts()[entries.fields.index(key)]:
-        raise InvalidRequest(source_label(entries.root), f"a field called {key!r}, the name of a TFRecord's key")
+        raise InvalidRequest(source_label(entries.root), f"a field named {key!r}, which TFRecords reserve for the key")
     if not entries.values.numbers:
         return None, ()
     stored: NDArray[np.int64] = entries.rows.size.copy()
@@ -272,10 +260,10 @@ def _stored_number_sizes(entries: SampleTable) -> tuple[NDArray[np.int64] | None
         rounded = 0
         rows = np.flatnonzero((entries.rows.code == entries.fields.index(name)) & (entries.rows.kind == INLINE))
         samples = entries.owners(rows)
-        for part in chunk_slices(len(rows)):
-            some = samples[part]
-            texts = entries.values.inline[name].gather(some)[:-1].split(b"\0")
-            stored[rows[part]] = [*_encoded_sizes(entries, name, number, some.tolist(), texts)]
+        for chunk in chunk_slices(len(rows)):
+            chunk_samples = samples[chunk]
+            texts = entries.values.inline[name].gather(chunk_samples)[:-1].split(b"\0")
+            stored[rows[chunk]] = [*_encoded_sizes(entries, name, number, chunk_samples.tolist(), texts)]
             rounded += count_rounded(texts) if number == "float" else 0
         if rounded:
             notes.append(rounded_note(name, rounded))
@@ -283,12 +271,12 @@ def _stored_number_sizes(entries: SampleTable) -> tuple[NDArray[np.int64] | None
 
 
 def rounded_note(name: str, count: int) -> str:
-    """Return what the user should know of values of a field that TFRecord cannot hold as they are."""
+    """Return the note on values of a field that TFRecord rounds."""
     return f"{pluralize(count, 'value')} of {name!r} rounded: TFRecord's floats have 32 bits"
 
 
 def count_rounded(texts: Sequence[bytes]) -> int:
-    """Return how many numbers are others once they were written with 32 bits and read as their shortest text."""
+    """Return how many numbers change when stored as 32-bit floats and read back as their shortest text."""
     wide = np.array([float(text) for text in texts])
     narrow = wide.astype(np.float32).astype(str).astype(np.float64)
     return int(np.count_nonzero((narrow != wide) & ~np.isnan(wide)))
@@ -297,54 +285,50 @@ def count_rounded(texts: Sequence[bytes]) -> int:
 def _encoded_sizes(
     entries: SampleTable, name: str, number: NumberType, samples: list[int], texts: list[bytes]
 ) -> Iterator[int]:
-    """Yield the bytes that numbers of a field take.
-
-    Raises:
-        InvalidRequest: One is no number, or too large a one.
-    """
     for sample, text in zip(samples, texts, strict=True):
         try:
             yield len(encode_number(text, number))
         except (ValueError, OverflowError):
             where = f"{printable(entries.key(sample))}, field {name!r}"
-            expected = f"a number that TFRecord's {number} can hold"
+            expected = f"a number that fits into TFRecord's {number}"
             raise InvalidRequest(where, repr(printable(text)), expected=expected) from None
 
 
 def _apply_oversize(
-    entries: SampleTable, sizes: NDArray[np.int64], shard_format: str, room: int, oversize: Oversize,
+    entries: SampleTable, sizes: NDArray[np.int64], shard_format: str, max_bytes: int, oversize: Oversize,
     which: NDArray[np.int64] | None,
 ) -> tuple[NDArray[np.int64] | None, tuple[Skipped, ...], tuple[str, ...]]:  # fmt: skip
-    """Apply the rule for samples that fit in no shard; return which stay (None: all), what is left out, and notes."""
-    trailer, most = TRAILER_SIZE[shard_format], MAX_SAMPLE_BYTES[shard_format]
-    limit = min(room, most)
+    """Apply the rule for oversize samples; return the samples to keep (None: all), the skipped ones, and notes."""
+    trailer, format_limit = TRAILER_SIZE[shard_format], MAX_SAMPLE_BYTES[shard_format]
+    limit = min(max_bytes, format_limit)
     too_large = np.flatnonzero(sizes > limit) if which is None else which[sizes[which] > limit]
     if not len(too_large):
         return which, (), ()
-    total, never = sizes + trailer, too_large[sizes[too_large] > most]
-    if len(never) and oversize != "skip":
-        found = _describe_samples(entries, total, never, "a TFRecord")
-        remedy = f"Write tar shards, or leave them out with {option_text('oversize', 'skip')}."
-        raise InvalidRequest("TFRecord", found, expected=f"less than 2 GiB ({most:,} bytes)", remedy=remedy)
+    total, impossible = sizes + trailer, too_large[sizes[too_large] > format_limit]
+    if len(impossible) and oversize != "skip":
+        found = _describe_samples(entries, total, impossible, "a TFRecord")
+        remedy = f"Write tar shards, or skip these samples with {option_text('oversize', 'skip')}."
+        raise InvalidRequest("TFRecord", found, expected=f"less than 2 GiB ({format_limit:,} bytes)", remedy=remedy)
     found = _describe_samples(entries, total, too_large, f"a shard of {format_size(limit + trailer)}")
     if oversize == "error":
-        remedy = f"Raise {option_text('max_size')}, or choose {option_text('oversize', 'alone')} (a shard of its own) or skip."
+        alone, skip = option_text("oversize", "alone"), option_text("oversize", "skip")
+        remedy = f"Raise {option_text('max_size')}, or use {alone} (one shard per such sample) or {skip}."
         raise InvalidRequest(option_text("max_size"), found, remedy=remedy)
     if oversize == "alone":
-        return which, (), (f"{found}; each gets a shard of its own",)
+        return which, (), (f"{found}; each gets its own shard",)
     over = dict.fromkeys(too_large.tolist(), cli_option("max_size"))
-    over |= dict.fromkeys(never.tolist(), "the 2 GiB of a TFRecord")
+    over |= dict.fromkeys(impossible.tolist(), "the 2 GiB of a TFRecord")
     skipped = tuple(
-        Skipped(entries.key(at), "", "oversize", f"{int(total[at]):,} bytes, over {name}") for at, name in over.items()
+        Skipped(entries.key(sample), "", "oversize", f"{int(total[sample]):,} bytes, over {name}")
+        for sample, name in over.items()
     )
-    stay = np.flatnonzero(sizes <= limit) if which is None else which[sizes[which] <= limit]
-    if not len(stay):
-        remedy = "Write tar shards" if len(never) == len(too_large) else f"Raise {option_text('max_size')}"
-        raise InvalidRequest(option_text("max_size"), found, remedy=f"{remedy}: no sample is left.")
-    return stay, skipped, ()
+    kept = np.flatnonzero(sizes <= limit) if which is None else which[sizes[which] <= limit]
+    if not len(kept):
+        remedy = "Write tar shards" if len(impossible) == len(too_large) else f"Raise {option_text('max_size')}"
+        raise InvalidRequest(option_text("max_size"), found, remedy=f"{remedy}: no samples remain.")
+    return kept, skipped, ()
 
 
-def _describe_samples(entries: SampleTable, total: NDArray[np.int64], which: NDArray[np.int64], what: str) -> str:
-    """Say which samples are larger than `what` may be."""
-    names = [f"{printable(entries.key(at))} ({format_size(int(total[at]))})" for at in which[:5].tolist()]
-    return f"{pluralize(len(which), 'sample')} larger than {what} may be: {format_list(names, total=len(which))}"
+def _describe_samples(entries: SampleTable, total: NDArray[np.int64], which: NDArray[np.int64], container: str) -> str:
+    names = [f"{printable(entries.key(sample))} ({format_size(int(total[sample]))})" for sample in which[:5].tolist()]
+    return f"{pluralize(len(which), 'sample')} too large for {container}: {format_list(names, total=len(which))}"

@@ -1,4 +1,4 @@
-"""The samples of one planned shard as a worker gets them, and the hash that identifies its content."""
+"""The task data of one planned shard, and the hash that identifies its content."""
 
 from __future__ import annotations
 
@@ -26,14 +26,12 @@ if TYPE_CHECKING:
     from shardtool.plan.plan import Plan
 
 
-PLAN_HASH_VERSION = 1  # of the hash
-
-
-_MIN_REGION_SHARE = 0.25  # of a region must be wanted: then reading it whole beats reading its spans one by one
+PLAN_HASH_VERSION = 1
+_MIN_REGION_SHARE = 0.25  # if a shard needs less of a region, reading its spans one by one is faster
 
 
 def build_shard_samples(plan: Plan, shard: int) -> ShardSamples:
-    """Return what a worker must know to write a shard: plain bytes, no arrays."""
+    """Return the data that a worker needs to write a shard: plain bytes, no arrays."""
     first, last = plan.span(shard)
     e = replace(plan.entries, metadata=None).take(plan.which(shard))
     stored = e.rows.size if plan.stored is None else plan.stored[plan.rows(shard)]
@@ -68,18 +66,17 @@ def build_shard_samples(plan: Plan, shard: int) -> ShardSamples:
 
 
 def _build_shard_spans(plan: Plan, e: SampleTable, stored: NDArray[np.int64]) -> ShardSpans:
-    """Return where the SPAN rows of a shard lie, whose samples these are."""
-    spans, each = e.known_spans, np.arange(len(stored))
-    used, file = _unique_codes(e.file_numbers(each))
-    files = tuple(spans.files[at] for at in used) if spans.files else ()
+    spans, all_rows = e.known_spans, np.arange(len(stored))
+    used_files, file_codes = _unique_codes(e.file_numbers(all_rows))
+    files = tuple(spans.files[number] for number in used_files) if spans.files else ()
     regions, runs = b"" if plan.regions is None else _select_regions(plan.regions, e), b""
-    is_zip = any(one.form == "zip" for one in files)
+    is_zip = any(span_file.form == "zip" for span_file in files)
     if plan.format == "tar" and files and not is_zip and np.isin(e.rows.kind, (SPAN, INLINE)).all():
-        ends = each + 1 if regions else _run_ends(e, stored, file)  # with regions, runs of one row
+        ends = all_rows + 1 if regions else _run_ends(e, stored, file_codes)  # with regions, each row is its own run
         runs = ends.astype(np.uint32).tobytes()
     return ShardSpans(
         files=files,
-        file=file.astype(np.uint32).tobytes(),
+        file=file_codes.astype(np.uint32).tobytes(),
         offsets=spans.offset.tobytes(),
         expected=spans.expected.tobytes() if np.any(spans.expected >= 0) else b"",
         runs=runs,
@@ -88,68 +85,64 @@ def _build_shard_spans(plan: Plan, e: SampleTable, stored: NDArray[np.int64]) ->
 
 
 def _select_regions(regions: NDArray[np.int64], e: SampleTable) -> bytes:
-    """Return the regions of which a shard wants enough to read them whole."""
+    """Return the regions of which the shard needs enough to read them whole."""
     spans = e.known_spans
     spooled = (e.rows.kind == SPAN) & (e.file_numbers(np.arange(len(e.rows.kind))) == 0)
     offset, size = spans.offset[spooled], e.rows.size[spooled]
-    at = np.searchsorted(regions[:, 0], offset, "right") - 1
-    inside = (at >= 0) & (offset < regions[at, 1])
-    used, place = np.unique(at[inside], return_inverse=True)
-    wanted = np.bincount(place, weights=size[inside], minlength=len(used))
-    found: NDArray[np.int64] = regions[used]
-    return found[wanted >= _MIN_REGION_SHARE * (found[:, 1] - found[:, 0])].tobytes()
+    region_index = np.searchsorted(regions[:, 0], offset, "right") - 1
+    inside = (region_index >= 0) & (offset < regions[region_index, 1])
+    used, used_index = np.unique(region_index[inside], return_inverse=True)
+    needed_bytes = np.bincount(used_index, weights=size[inside], minlength=len(used))
+    used_regions: NDArray[np.int64] = regions[used]
+    return used_regions[needed_bytes >= _MIN_REGION_SHARE * (used_regions[:, 1] - used_regions[:, 0])].tobytes()
 
 
 def _run_ends(e: SampleTable, stored: NDArray[np.int64], file: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return where each run of rows ends that one read can copy: same file, same spacing in source and shard."""
+    """Return the end of each run of rows that one read can copy: same file, same spacing in source and shard."""
     kinds = e.rows.kind
     heads, tails = head_and_tail_sizes("tar", RecordColumns(e.keys, e.first, e.fields, e.rows.code, stored))
-    place = np.cumsum(heads + stored + tails) - stored - tails
-    breaks = (np.diff(e.known_spans.offset - place) != 0) | (kinds[1:] != SPAN) | (kinds[:-1] != SPAN)
+    shard_offsets = np.cumsum(heads + stored + tails) - stored - tails
+    breaks = (np.diff(e.known_spans.offset - shard_offsets) != 0) | (kinds[1:] != SPAN) | (kinds[:-1] != SPAN)
     breaks |= np.diff(file) != 0
     return np.append(np.flatnonzero(breaks) + 1, len(stored))
 
 
 def _inline_payloads(e: SampleTable) -> bytes:
-    """Return the payload of each row that is INLINE, nothing for others, a NUL after each."""
+    """Return the payload of each INLINE row, empty for others, each followed by a NUL."""
     inline, texts = e.rows.kind == INLINE, [b""] * len(e.rows.kind)
     for name, column in e.values.inline.items():
         rows = np.flatnonzero(inline & (e.rows.code == e.fields.index(name)))
-        found = column.span(0, len(e))[:-1].split(b"\0")
+        payloads = column.span(0, len(e))[:-1].split(b"\0")
         for row, owner in zip(rows.tolist(), e.owners(rows).tolist(), strict=True):
-            texts[row] = found[owner]
+            texts[row] = payloads[owner]
     return b"\0".join(texts) + b"\0"
 
 
 def hash_shard_plan(shard_format: str, samples: ShardSamples, work: str = "") -> str:
-    """Return a hash of what the plan says of a shard: another one means other bytes.
+    """Return a hash of a shard's plan; a different hash means different bytes.
 
-    Neither the source's root nor times are in it, so that the same tree elsewhere gives the same sidecars.
-
-    Args:
-        shard_format: `tar` or `tfrecord`.
-        samples: The shard's samples.
-        work: A digest of the transform of the samples; empty for none.
+    The source's root and times are excluded, so that a copy of the source gives the same sidecars. `work` is a digest
+    of the transform.
     """
-    # Only the fields that this shard has: another one elsewhere in the source changes nothing here.
+    # Only fields in this shard: fields of other shards must not change its hash.
     content = samples.content
     used, codes = _unique_codes(np.frombuffer(content.codes, np.uint16))
     names = b"\0".join(content.fields[code] for code in used)
-    what = b"shardtool plan %d" % PLAN_HASH_VERSION
-    what += (shard_format if shard_format != "tar" else "").encode() + (f" {work}" if work else "").encode()
+    prefix = b"shardtool plan %d" % PLAN_HASH_VERSION
+    prefix += (shard_format if shard_format != "tar" else "").encode() + (f" {work}" if work else "").encode()
     local = codes.astype(np.uint16).tobytes()
-    paths = samples.output_paths(redact_url_bytes)  # another signature of a URL makes no other file of it
-    paths = paths if paths.strip(b"\0") else b""  # bytes of a table are in no file, as those of a program
+    paths = samples.output_paths(redact_url_bytes)  # a new URL signature does not change the file
+    paths = paths if paths.strip(b"\0") else b""  # inline payloads have no path
     columns = [content.keys, content.counts, names, local, content.sizes, paths, content.inline]
     kinds = [content.numbers.get(code) or content.lists.get(code) or "" for code in used]
     if any(kinds):
         columns += [" ".join(kinds).encode(), content.whole]
-    return hash_columns(what, columns)
+    return hash_columns(prefix, columns)
 
 
-def hash_columns(what: bytes, columns: Iterable[bytes | memoryview]) -> str:
-    """Return a hash of columns, each behind its length, and of what they are."""
-    digest = blake2b(what, digest_size=16)
+def hash_columns(prefix: bytes, columns: Iterable[bytes | memoryview]) -> str:
+    """Return a hash of a prefix and of columns, each preceded by its length."""
+    digest = blake2b(prefix, digest_size=16)
     for column in columns:
         digest.update(b"%d:" % memoryview(column).nbytes)
         digest.update(column)
@@ -157,7 +150,7 @@ def hash_columns(what: bytes, columns: Iterable[bytes | memoryview]) -> str:
 
 
 def _unique_codes(numbers: NDArray[np.unsignedinteger]) -> tuple[list[int], NDArray[np.int64]]:
-    """Return which numbers occur, ascending, and the place of each among them: `np.unique` imports half of NumPy."""
+    """Return the numbers that occur, ascending, and the index of each; `np.unique` would import half of NumPy."""
     seen = np.zeros(int(numbers.max(initial=0)) + 1, np.bool_)
     seen[numbers] = True
     return np.flatnonzero(seen).tolist(), (np.cumsum(seen) - 1)[numbers]

@@ -10,10 +10,7 @@ from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import TYPE_CHECKING
 
-from shardtool.dataset.dataset_file import (
-    DatasetFile,
-    parse_dataset,
-)
+from shardtool.dataset.dataset_file import DatasetFile, parse_dataset
 from shardtool.errors import InvalidRequest, OutputExists
 from shardtool.names import to_local_name, to_output_name
 from shardtool.pattern import ShardPattern, abbreviate_names, sidecar_name
@@ -27,18 +24,12 @@ if TYPE_CHECKING:
     from shardtool.storage.folders import OutputFolder
 
 
-_USE_WIDER_RANGE = "Use an open range such as out-{000000..}.tar, or a wider one."
+_USE_WIDER_RANGE = "Use an open range such as out-{000000..}.tar, or a wider range."
 
 
 @dataclass(frozen=True, slots=True)
 class Append:
-    """An append to a dataset.
-
-    Attributes:
-        old: What the dataset file says of it.
-        data: The bytes of that file.
-        first: The number of the append's first shard.
-    """
+    """An append: the old dataset, the bytes of its dataset file, and the number of the first new shard."""
 
     old: DatasetFile
     data: bytes
@@ -46,7 +37,7 @@ class Append:
 
 
 class FinishedAppend(Append):
-    """It was killed after its end: the dataset file lists its shards. Nothing is published, only compared."""
+    """An append interrupted after its dataset file was published. Its shards are only compared."""
 
     __slots__ = ()
 
@@ -54,75 +45,71 @@ class FinishedAppend(Append):
 def check_existing_dataset(
     folder: OutputFolder, pattern: ShardPattern, existing: Mapping[str, EntryInfo], data: bytes
 ) -> DatasetFile:
-    """Return the dataset that is there, if samples can be appended to it under the names of a pattern.
-
-    Args:
-        folder: Where it lies.
-        pattern: The names of the shards, with those of the new ones.
-        existing: What is known of the files that the pattern owns.
-        data: The bytes of its dataset file.
+    """Return the existing dataset, if samples can be appended with this shard pattern.
 
     Raises:
-        CorruptShard: The dataset file is damaged, or a file that it lists is missing or has another size.
-        OutputExists: A file that it lists is a link: what it leads to may be changed by others.
-        InvalidRequest: The pattern's first names are not those of its shards.
+        CorruptShard: The dataset file is damaged, or a listed file is missing or has another size.
+        OutputExists: A listed file is a symbolic link, whose target others may change.
+        InvalidRequest: The pattern does not match the existing shards.
     """
     where = folder.full_path(pattern.dataset_file)
     old = parse_dataset(data, where)
     _check_names(old, pattern, where)
     for shard in old.shards:
         for name, size in ((shard.name, shard.size), (shard.sidecar, shard.sidecar_size)):
-            fact = existing.get(to_local_name(name))
-            if fact is None or fact.size != size:
+            file_info = existing.get(to_local_name(name))
+            if file_info is None or file_info.size != size:
                 if os.path.islink(path := folder.full_path(name)):
-                    raise OutputExists(path, "a symbolic link", expected="the file itself, to append to")
-                raise listed_files.wrong_size_error(path, None if fact is None else fact.size, size)
+                    raise OutputExists(path, "a symbolic link", expected="a regular file")
+                raise listed_files.wrong_size_error(path, None if file_info is None else file_info.size, size)
     return old
 
 
 def _check_names(old: DatasetFile, pattern: ShardPattern, where: str) -> None:
     count = len(old.shards)
-    known = count if pattern.count is None else min(count, pattern.count)
-    names = [to_output_name(pattern.shard(number)) for number in range(known)]
-    for ours, theirs in zip_longest(names, (shard.name for shard in old.shards)):
-        if ours != theirs:
-            found = f"the pattern calls a shard {ours}" if ours else f"{pattern.count:,} names for {count:,} shards"
-            expected = f"{theirs}, as {where} does" if ours else f"the pattern of {where}, which is {old.pattern}"
-            raise InvalidRequest(pattern.text, found, expected=expected, remedy="Use that dataset's own pattern.")
+    compared = count if pattern.count is None else min(count, pattern.count)
+    names = [to_output_name(pattern.shard(number)) for number in range(compared)]
+    for pattern_name, shard_name in zip_longest(names, (shard.name for shard in old.shards)):
+        if pattern_name != shard_name:
+            found = (
+                f"a pattern with a shard {pattern_name}"
+                if pattern_name
+                else f"{pattern.count:,} names for {count:,} shards"
+            )
+            expected = f"{shard_name}, as in {where}" if pattern_name else f"{old.pattern}, the pattern in {where}"
+            raise InvalidRequest(pattern.text, found, expected=expected, remedy="Use the pattern of that dataset.")
     if old.format != pattern.format:
-        raise InvalidRequest(pattern.text, f"{pattern.format} shards", expected=f"{old.format}, as {where} says")
+        raise InvalidRequest(pattern.text, f"{pattern.format} shards", expected=f"{old.format}, as in {where}")
 
 
 def list_later_files(pattern: ShardPattern, existing: Collection[str], count: int) -> list[str]:
-    """Return those of the pattern's files that are of shard `count`, counted from 0, or of a later one."""
+    """Return the pattern's files of shard number `count` and later ones."""
     if pattern.names is not None:
         later = {file for name in pattern.names[count:] for file in (name, sidecar_name(name))}
         return sorted(later.intersection(existing))
-    found = []
+    later_files = []
     for name in {*existing} - {pattern.dataset_file, pattern.skipped_file}:
         digits = sidecar_name(name).removeprefix(pattern.prefix).removesuffix(sidecar_name(pattern.suffix))
         if int(digits) - pattern.first >= count:
-            found.append(name)
-    return sorted(found)
+            later_files.append(name)
+    return sorted(later_files)
 
 
-def remaining_names(pattern: ShardPattern, taken: int) -> ShardPattern:
-    """Return the pattern of the names after the first `taken`.
+def remaining_names(pattern: ShardPattern, used: int) -> ShardPattern:
+    """Return the pattern without its first `used` names.
 
     Raises:
-        InvalidRequest: There are none.
+        InvalidRequest: No names remain.
     """
-    if not taken:
+    if not used:
         return pattern
-    if pattern.count is not None and pattern.count <= taken:
-        raise InvalidRequest(
-            pattern.text, f"all of its {pluralize(pattern.count, 'name')} taken", remedy=_USE_WIDER_RANGE
-        )
-    count = None if pattern.count is None else pattern.count - taken
+    if pattern.count is not None and pattern.count <= used:
+        raise InvalidRequest(pattern.text, f"all {pluralize(pattern.count, 'name')} used", remedy=_USE_WIDER_RANGE)
+    count = None if pattern.count is None else pattern.count - used
     if pattern.names is not None:
-        names = pattern.names[taken:]
+        names = pattern.names[used:]
         return replace(pattern, count=count, names=names, text=abbreviate_names(names))
-    first, width = pattern.first + taken, pattern.width
+    first, width = pattern.first + used, pattern.width
     last = "" if count is None else f"{first + count - 1:0{width}d}"
     text = f"{pattern.prefix}{{{first:0{width}d}..{last}}}{pattern.suffix}"
     return replace(pattern, first=first, count=count, text=text)

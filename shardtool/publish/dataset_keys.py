@@ -22,54 +22,52 @@ if TYPE_CHECKING:
     from shardtool.storage.folders import OutputFolder
 
 
-_MAX_LISTED_KEYS = 5  # keys in a message
+_MAX_LISTED_KEYS = 5
 
 
-_NUL_SUBSTITUTE = b"\xff"  # for a NUL in a foreign key: no key of ours has it, for it is no UTF-8
+_NUL_SUBSTITUTE = b"\xff"  # replaces NUL in foreign keys; invalid UTF-8, so never part of our keys
 
 
 def read_dataset_keys(folder: OutputFolder, shards: Iterable[ShardEntry]) -> PackedStrings:
-    """Return the keys of shards in the order of their samples, as the sidecars say.
+    """Return the keys of shards in sample order.
 
     Raises:
-        CorruptShard: A sidecar is not the one that the dataset file lists, or cannot be read.
+        CorruptShard: A sidecar cannot be read, or differs from the dataset file.
     """
     return PackedStrings.parse(b"".join([encode_shard_keys(read_listed_sidecar(folder, shard)) for shard in shards]))
 
 
 def encode_shard_keys(index: shard_index.ShardIndex) -> bytes:
-    """Return the keys of a shard, a NUL after each."""
+    """Return the keys of a shard, each followed by a NUL."""
     text = np.frombuffer(bytes(index.keys).replace(b"\0", _NUL_SUBSTITUTE), np.uint8)
     return np.insert(text, index.key_ends[1:], 0).tobytes()
 
 
-def check_new_keys(keys: PackedStrings, taken: PackedStrings, where: str) -> None:
-    """Refuse keys that a dataset has already.
+def check_new_keys(keys: PackedStrings, existing_keys: PackedStrings, where: str) -> None:
+    """Refuse keys that a dataset already contains.
 
-    By 64-bit hashes: a table of ten million keys takes gigabytes. Only keys that share a hash are compared.
-
-    Args:
-        keys: The keys of the new samples.
-        taken: The keys of the dataset.
-        where: What the dataset is called.
+    Hashes are compared first, because a table of ten million keys takes gigabytes.
 
     Raises:
-        InvalidRequest: There are such.
+        InvalidRequest: Keys already exist.
     """
-    theirs, ours = hash_keys(taken), hash_keys(keys)
-    alike = np.flatnonzero(contains_hashes(ours, np.sort(theirs)))
+    existing_hashes, new_hashes = hash_keys(existing_keys), hash_keys(keys)
+    candidates = np.flatnonzero(contains_hashes(new_hashes, np.sort(existing_hashes)))
 
-    def same() -> Iterator[bytes]:
-        for at in alike.tolist():
-            if any(taken[other] == keys[at] for other in np.flatnonzero(theirs == ours[at]).tolist()):
-                yield keys[at]
+    def find_duplicates() -> Iterator[bytes]:
+        for index in candidates.tolist():
+            if any(
+                existing_keys[existing_index] == keys[index]
+                for existing_index in np.flatnonzero(existing_hashes == new_hashes[index]).tolist()
+            ):
+                yield keys[index]
 
-    found = [printable(key) for key in islice(same(), _MAX_LISTED_KEYS)]
-    if not found:
+    duplicates = [printable(key) for key in islice(find_duplicates(), _MAX_LISTED_KEYS)]
+    if not duplicates:
         return
-    number = len(found) if len(found) < _MAX_LISTED_KEYS else len(alike)
-    is_all = number == len(keys)
-    what = f"{'all ' if is_all else ''}{already_exist_text(number, 'key')}: {format_list(found, total=number)}"
-    remedy = "Was this source appended before?" if is_all else "Give these samples other keys."
-    remedy = f"{remedy} {option_text('on_duplicate', 'first')} appends only those whose keys are new."
-    raise InvalidRequest(where, what, expected="new keys", remedy=remedy)
+    count = len(duplicates) if len(duplicates) < _MAX_LISTED_KEYS else len(candidates)
+    is_all = count == len(keys)
+    found = f"{'all ' if is_all else ''}{already_exist_text(count, 'key')}: {format_list(duplicates, total=count)}"
+    remedy = "This source may have been appended before." if is_all else "Rename these samples."
+    remedy = f"{remedy} {option_text('on_duplicate', 'first')} appends only samples with new keys."
+    raise InvalidRequest(where, found, expected="new keys", remedy=remedy)

@@ -1,8 +1,7 @@
 """Write and update the index files of other tools for a dataset.
 
-They are derived from the dataset file and the sidecars. Workers read the shards only for formats that contain
-hashes
-of payloads. All files are staged before the first one is published.
+They are derived from the dataset file and the sidecars. Workers read the shards only for formats that contain payload
+hashes. All files are staged before the first one is published.
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ from shardtool.dataset.expand import splits_in
 from shardtool.dataset.find import check_folders_inside
 from shardtool.errors import CorruptShard, InvalidRequest, OutputExists, format_list, os_error_text
 from shardtool.interop import exports, huggingface, indexed_shard
-from shardtool.interop import exports as interop_exports
 from shardtool.messages import export_call_text, export_text, flag_text, option_text, recreate_hint
 from shardtool.names import to_local_name, to_output_name
 from shardtool.pattern import DATASET_SUFFIX, ShardPattern
@@ -39,361 +37,341 @@ if TYPE_CHECKING:
     from shardtool.request.observer import Notes
 
 
-IndexFile = tuple[
-    str, bytes, bool, bool
-]  # its path in a folder, its bytes, whether it replaces another, whether that stays
+# Path in the folder, bytes, whether it may replace another file, whether an existing file stays.
+IndexFile = tuple[str, bytes, bool, bool]
 
 
 def _encode_folder_index(
-    once: FolderIndex, datasets: Sequence[DatasetFile], target: OutputFolder
+    folder_index: FolderIndex, datasets: Sequence[DatasetFile], target: OutputFolder
 ) -> tuple[dict[str, bytes], bool]:
-    """Return the files that cover these datasets, by their paths, in the order in which they should appear.
+    """Return the files in publication order, and whether they may replace the existing ones.
 
-    And whether what is there now is our own, of fewer splits, or of fewer shards since samples were appended: it may be
-    replaced without a word.
-
-    Raises:
-        InvalidRequest: A name cannot stand in them.
-        OutputExists: The ones that are there cover other shards that are there.
+    They may if shardtool wrote those for fewer splits, or before an append.
     """
-    files, counts = once.encode(datasets), read_sample_counts(once, target)
-    check_other_shards(once, target, counts.keys() - {shard.name for dataset in datasets for shard in dataset.shards})
-    earlier = [found for one in datasets if (found := _match_listed_shards(one, counts)) is not None]
-    was = once.encode(earlier)
-    return files, all(read_or_empty(target, one) == was[one] for one in was if one != once.lasting)
+    files, counts = folder_index.encode(datasets), read_sample_counts(folder_index, target)
+    check_other_shards(
+        folder_index, target, counts.keys() - {shard.name for dataset in datasets for shard in dataset.shards}
+    )
+    earlier = [
+        earlier_dataset
+        for dataset in datasets
+        if (earlier_dataset := _match_listed_shards(dataset, counts)) is not None
+    ]
+    old_files = folder_index.encode(earlier)
+    return files, all(
+        read_or_empty(target, path) == old_files[path] for path in old_files if path != folder_index.lasting
+    )
 
 
 def _match_listed_shards(dataset: DatasetFile, listed: Collection[str]) -> DatasetFile | None:
-    """Return a dataset as it was when all of its shards were listed: now, or before samples were appended."""
+    """Return a dataset as of the latest append whose shards are all listed."""
     for shards in (len(dataset.shards), *reversed(dataset.appends)):
         if all(shard.name in listed for shard in dataset.shards[:shards] if shard.samples):
             return replace(dataset, shards=dataset.shards[:shards])
     return None
 
 
-def check_other_shards(once: FolderIndex, target: OutputFolder, others: Iterable[str]) -> None:
-    """Refuse files that cover shards of another dataset.
+def check_other_shards(folder_index: FolderIndex, target: OutputFolder, others: Iterable[str]) -> None:
+    """Refuse to replace files that cover another dataset.
 
     Raises:
-        OutputExists: Some of these other shards are there.
+        OutputExists: Shards of another dataset exist.
     """
-    there = {to_output_name(name) for name in target.names()}
-    if others := sorted(name for name in others if "/" in name or name in there):
-        found = f"that of other shards: {format_list(others, 3)}"
-        expected = "one dataset in a folder, or the splits of one"
-        remedy = f"Put the datasets into folders of their own, or remove {os.path.dirname(once.info) or once.info}."
-        raise OutputExists(target.full_path(once.info), found, expected=expected, remedy=remedy)
+    existing_names = {to_output_name(name) for name in target.names()}
+    if others := sorted(name for name in others if "/" in name or name in existing_names):
+        found = f"an index of other shards: {format_list(others, 3)}"
+        expected = "one dataset per folder, or the splits of one dataset"
+        remedy = f"Use one folder per dataset, or delete {os.path.dirname(folder_index.info) or folder_index.info}."
+        raise OutputExists(target.full_path(folder_index.info), found, expected=expected, remedy=remedy)
 
 
 def _discard_staged(folders: Mapping[str, OutputFolder], paths: Sequence[str]) -> None:
-    """Remove what is staged of some files, or was left so by a killed run."""
     for folder in folders.values():
         folder.discard_staged(map(os.path.basename, paths))
 
 
 def _has_same_bytes(folder: OutputFolder, name: str, data: bytes, *, overwrite: bool) -> bool:
-    """Tell whether a file has these bytes already.
-
-    Raises:
-        OutputExists: It lists others, and may not be replaced.
-    """
-    fact = folder.facts([name]).get(name)
-    if fact is None:
+    """Return whether a file already has these bytes, or refuse to replace it."""
+    file_info = folder.facts([name]).get(name)
+    if file_info is None:
         return False
     where, remedy = folder.full_path(name), f"choose another folder with {option_text('output')}."
-    if fact.special:
-        raise OutputExists(where, fact.special, remedy=remedy.capitalize())
-    if fact.size == len(data) and read_or_empty(folder, name) == data:
+    if file_info.special:
+        raise OutputExists(where, file_info.special, remedy=remedy.capitalize())
+    if file_info.size == len(data) and read_or_empty(folder, name) == data:
         return True
     if not overwrite:
         remedy = f"Replace it with {flag_text('overwrite')}, or {remedy}"
-        raise OutputExists(where, "a file there already, with other bytes", remedy=remedy)
+        raise OutputExists(where, "an existing file with other content", remedy=remedy)
     if name.endswith(DATASET_SUFFIX) and parse_shard_names(read_or_empty(folder, name)) is not None:
         raise OutputExists(where, "a dataset file", remedy=remedy.capitalize())
     return False
 
 
-_FOLDER_LOCK = ".exported"  # no dataset is called that: for the files of which a folder has one set
+_FOLDER_LOCK = ".exported"  # lock for files that exist once per folder; not a valid dataset name
 
 
 def check_index_files(
-    outputs: Sequence[tuple[ShardPattern, int]], wanted: Mapping[str, ExportFormat], *, overwrite: bool
+    outputs: Sequence[tuple[ShardPattern, int]], requested: Mapping[str, ExportFormat], *, overwrite: bool
 ) -> None:
-    """Check, before the shards of a run are written, that their indexes may be written, too.
+    """Check that indexes can be written once the shards exist.
 
-    Args:
-        outputs: The names of the shards of each dataset, and how many there will be.
-        wanted: What to make of them.
-        overwrite: Whether other files may be replaced.
+    `outputs` are the shard patterns and shard counts.
 
     Raises:
         InvalidRequest: Two files would have the same name.
-        OutputExists: There are files of these names that may not be replaced.
+        OutputExists: Existing files may not be replaced.
     """
     for pattern, shards in outputs:
         folder = open_folder(pattern.folder)
-        names = list_index_names(map(pattern.shard, range(shards)), wanted, pattern.dataset_file)
-        for once in filter(None, (export.once for export in wanted.values())):
-            listed = read_sample_counts(once, folder)
-            check_other_shards(once, folder, [name for name in listed if not any(one.owns(name) for one, _ in outputs)])
-            names.append(once.info)
-        if not overwrite and (found := [*folder.facts(names)]):
-            what = f"{already_exist_text(len(found), 'file')}: {format_list(found, 3)}"
-            remedy = f"Remove them, choose another folder, or {option_text('if_exists', 'overwrite')}."
-            raise OutputExists(folder.path or ".", what, remedy=remedy)
+        names = list_index_names(map(pattern.shard, range(shards)), requested, pattern.dataset_file)
+        for folder_index in filter(None, (export.once for export in requested.values())):
+            listed = read_sample_counts(folder_index, folder)
+            check_other_shards(
+                folder_index,
+                folder,
+                [name for name in listed if not any(own_pattern.owns(name) for own_pattern, _ in outputs)],
+            )
+            names.append(folder_index.info)
+        if not overwrite and (existing_files := [*folder.facts(names)]):
+            found = f"{already_exist_text(len(existing_files), 'file')}: {format_list(existing_files, 3)}"
+            remedy = f"Delete these files, choose another folder, or {option_text('if_exists', 'overwrite')}."
+            raise OutputExists(folder.path or ".", found, remedy=remedy)
 
 
 class Exporter:
-    """Makes the indexes of one dataset. The caller of `write` holds the dataset's lock.
+    """Writes the indexes of one dataset. Callers of `write` hold the lock of the dataset."""
 
-    Args:
-        folder: The folder of the dataset.
-        name: The name of its dataset file.
-        wanted: What to make.
-        notes: Gets notes that it does not have yet, and its observer the progress.
-    """
-
-    def __init__(self, folder: OutputFolder, name: str, wanted: Mapping[str, ExportFormat], notes: Notes) -> None:
-        self.folder, self.name, self.wanted, self.observer = folder, name, wanted, notes.observer
+    def __init__(self, folder: OutputFolder, name: str, requested: Mapping[str, ExportFormat], notes: Notes) -> None:
+        self.folder, self.name, self.requested, self.observer = folder, name, requested, notes.observer
         self._note = notes.add_new
 
     def check(self) -> DatasetFile:
-        """Return what the dataset file says, if these indexes can be made of it.
+        """Return the dataset, if these indexes can be created for it.
 
         Raises:
             InvalidRequest: They cannot.
-            CorruptShard: It is damaged.
+            CorruptShard: The dataset file is damaged.
         """
         where = self.folder.full_path(self.name)
         if not self.name.endswith(DATASET_SUFFIX):
-            raise InvalidRequest(where or "the dataset", "no dataset file", expected="its name, such as out.json")
+            raise InvalidRequest(where or "the dataset", "not a dataset file", expected="a name such as out.json")
         try:
             data = self.folder.read(self.name)
         except OSError as error:
             raise InvalidRequest(where, os_error_text(error), expected="a dataset file") from None
         dataset = parse_dataset(data, where)
         check_folders_inside(where, {dataset.shards_folder})
-        exports.select_exports([*self.wanted], dataset.format)
-        if packed := [shard.name for shard in dataset.shards if is_compressed_name(shard.name)]:
-            raise InvalidRequest(packed[0], "a compressed shard", expected="plain ones: offsets lead nowhere else")
+        exports.select_exports([*self.requested], dataset.format)
+        if compressed := [shard.name for shard in dataset.shards if is_compressed_name(shard.name)]:
+            raise InvalidRequest(
+                compressed[0], "a compressed shard", expected="uncompressed shards, because indexes contain offsets"
+            )
         return dataset
 
     def write(self, target: OutputFolder, pool: Pool | None = None, *, overwrite: bool) -> tuple[tuple[str, ...], int]:
-        """Write all index files, then let them appear.
+        """Stage all index files, then publish them; return their names, and how many were unchanged.
 
-        Args:
-            target: The folder that they go into.
-            pool: The workers; None: no export that is wanted needs them.
-            overwrite: Replace other files of their names.
-
-        Returns:
-            Their names, and how many were there already.
+        Payload hashes need a `pool`.
         """
-        dataset, wanted = self.check(), self.wanted.values()  # again: only under the lock does no other run replace it
+        dataset, requested = self.check(), self.requested.values()  # checked again, now under the lock
         self._note_limits(dataset, target)
         own = self.name if target == self.folder else ""
-        names = list_index_names([shard.name for shard in dataset.shards], self.wanted, own)
-        readmes = any(export.readme for export in wanted)
+        names = list_index_names([shard.name for shard in dataset.shards], self.requested, own)
+        has_readmes = any(export.readme for export in requested)
         with ExitStack() as stack:
-            if readmes or any(export.once for export in wanted):
+            if has_readmes or any(export.once for export in requested):
                 stack.enter_context(target.lock(_FOLDER_LOCK))
-            shared = self._of_folder(dataset, target)
-            names += [path for path, *_ in shared]
-            folders = {below: open_subfolder(target, below) for below in ("", *map(os.path.dirname, names))}
+            folder_files = self._make_folder_files(dataset, target)
+            names += [path for path, *_ in folder_files]
+            folders = {subfolder: open_subfolder(target, subfolder) for subfolder in ("", *map(os.path.dirname, names))}
             stack.callback(_discard_staged, folders, names)
             _discard_staged(folders, names)
             kept, staged = 0, dict[str, list[DurableFile]]()
-            for path, data, replaces, lasting in chain(self._of_shards(dataset, pool), shared):
-                below, name = os.path.split(path)
-                folder = folders[below]
-                if (lasting and folder.facts([name])) or _has_same_bytes(
-                    folder, name, data, overwrite=overwrite or replaces
+            for path, data, may_replace, is_lasting in chain(self._encode_shard_indexes(dataset, pool), folder_files):
+                subfolder, name = os.path.split(path)
+                folder = folders[subfolder]
+                if (is_lasting and folder.facts([name])) or _has_same_bytes(
+                    folder, name, data, overwrite=overwrite or may_replace
                 ):
                     kept += 1
                     continue
-                if below:
+                if subfolder:
                     folder.ready()
-                staged.setdefault(below, []).append(folder.stage_bytes(name, data))
-            for below, files in staged.items():
-                folders[below].publish(*files)
+                staged.setdefault(subfolder, []).append(folder.stage_bytes(name, data))
+            for subfolder, files in staged.items():
+                folders[subfolder].publish(*files)
         return tuple(names), kept
 
-    def _of_shards(self, dataset: DatasetFile, pool: Pool | None) -> Iterator[IndexFile]:
-        """Yield the index of each shard."""
-        for shard in self._indexed(dataset, pool):
-            for export in self.wanted.values():
+    def _encode_shard_indexes(self, dataset: DatasetFile, pool: Pool | None) -> Iterator[IndexFile]:
+        for shard in self._read_shards(dataset, pool):
+            for export in self.requested.values():
                 if export.encode is not None:
                     yield exports.index_name(shard.name, export), export.encode(shard), False, False
 
-    def _of_folder(self, dataset: DatasetFile, target: OutputFolder) -> list[IndexFile]:
-        """Return the files of which a folder has one set."""
-        found, wanted = list[IndexFile](), self.wanted.values()
-        for export in wanted:
-            if (once := export.once) is not None:
-                files, renewed = _encode_folder_index(once, self._covered(export, dataset, target), target)
-                found += [(path, data, renewed, path == once.lasting) for path, data in files.items()]
-        for export in wanted if target == self.folder else ():
-            if export.readme and (data := self._readme(export, dataset)) is not None:
-                found.append((huggingface.README_FILE, data, True, False))
-        return found
+    def _make_folder_files(self, dataset: DatasetFile, target: OutputFolder) -> list[IndexFile]:
+        """Return the files that exist once per folder."""
+        index_files, requested = list[IndexFile](), self.requested.values()
+        for export in requested:
+            if (folder_index := export.once) is not None:
+                files, may_replace = _encode_folder_index(
+                    folder_index, self._list_covered_datasets(export, dataset, target), target
+                )
+                index_files += [(path, data, may_replace, path == folder_index.lasting) for path, data in files.items()]
+        for export in requested if target == self.folder else ():
+            if export.readme and (data := self._make_readme(export, dataset)) is not None:
+                index_files.append((huggingface.README_FILE, data, True, False))
+        return index_files
 
     def _note_limits(self, dataset: DatasetFile, target: OutputFolder) -> None:
-        """Say what the tools will not like."""
-        for name, export in self.wanted.items():
-            few = [shard.name for shard in dataset.shards if shard.samples < export.least]
-            if few:
-                what = pluralize(len(few), f"shard with fewer than {pluralize(export.least, 'sample')}")
-                self._note(f"{export.reader} cannot read the index ({name}) of {what}: {format_list(few, 3)}")
+        for name, export in self.requested.items():
+            small_shards = [shard.name for shard in dataset.shards if shard.samples < export.least]
+            if small_shards:
+                shard_count = pluralize(len(small_shards), f"shard with fewer than {pluralize(export.least, 'sample')}")
+                self._note(
+                    f"{export.reader} cannot read the index ({name}) of {shard_count}: {format_list(small_shards, 3)}"
+                )
             if export.note:
                 self._note(f"{name}: {export.note}")
             if export.once and (target != self.folder or dataset.shards_folder):
-                self._note(f"{name}: {export.reader} looks for the shards beside these files")
+                self._note(f"{name}: {export.reader} expects the shards in the same folder as these files")
 
-    def _indexed(self, dataset: DatasetFile, pool: Pool | None) -> Iterator[indexed_shard.IndexedShard]:
-        """Yield each shard with its index; where hashes are wanted, with these, as they come."""
-        shards, wanted = dataset.shards, self.wanted.values()
-        if all(export.encode is None for export in wanted):
+    def _read_shards(self, dataset: DatasetFile, pool: Pool | None) -> Iterator[indexed_shard.IndexedShard]:
+        """Yield each shard with its index, and payload hashes if needed."""
+        shards, requested = dataset.shards, self.requested.values()
+        if all(export.encode is None for export in requested):
             return
-        hashed = pool is not None and any(export.hashed for export in wanted)
-        size = sum(shard.size if hashed else shard.sidecar_size for shard in shards)
+        needs_hashes = pool is not None and any(export.hashed for export in requested)
+        size = sum(shard.size if needs_hashes else shard.sidecar_size for shard in shards)
         self.observer.start(sum(shard.samples for shard in shards), size, len(shards))
-        if pool is None or not hashed:
+        if pool is None or not needs_hashes:
             for shard in shards:
                 yield indexed_shard.IndexedShard(read_listed_sidecar(self.folder, shard))
-                self._done(shard, shard.sidecar_size)
+                self._report_done(shard, shard.sidecar_size)
             return
-        known: dict[int, ShardIndex] = {}
+        indexes: dict[int, ShardIndex] = {}
 
-        def tasks() -> Iterator[indexed_shard.ShardHashTask]:
+        def make_tasks() -> Iterator[indexed_shard.ShardHashTask]:
             for number, shard in enumerate(shards):
-                known[number] = read_listed_sidecar(self.folder, shard)
-                yield self._digest_task(dataset, shard, known[number])
+                indexes[number] = read_listed_sidecar(self.folder, shard)
+                yield self._make_hash_task(dataset, shard, indexes[number])
 
         for number, digests in pool.map(
-            indexed_shard.hash_shard, tasks(), lambda _, __, size: self.observer.advance(0, size, 0)
+            indexed_shard.hash_shard, make_tasks(), lambda _, __, size: self.observer.advance(0, size, 0)
         ):
             shard = shards[number]
             if shard.crc is not None and shard.crc != digests.crc:
                 where = self.folder.full_path(shard.name)
-                raise CorruptShard(where, "its checksum is not the one in the dataset file", remedy=RUN_VERIFY)
-            yield indexed_shard.IndexedShard(known.pop(number), digests)
-            self._done(shard, 0)
+                raise CorruptShard(where, "checksum differs from the dataset file", remedy=RUN_VERIFY)
+            yield indexed_shard.IndexedShard(indexes.pop(number), digests)
+            self._report_done(shard, 0)
 
-    def _done(self, shard: ShardEntry, size: int) -> None:
+    def _report_done(self, shard: ShardEntry, size: int) -> None:
         self.observer.advance(shard.samples, size, 1)
         self.observer.shard(shard.name, "indexed", shard.samples, shard.size)
 
-    def _digest_task(self, dataset: DatasetFile, shard: ShardEntry, index: ShardIndex) -> indexed_shard.ShardHashTask:
+    def _make_hash_task(
+        self, dataset: DatasetFile, shard: ShardEntry, index: ShardIndex
+    ) -> indexed_shard.ShardHashTask:
         if (index.offsets[1:] < (index.offsets + index.lengths)[:-1]).any():
-            raise CorruptShard(self.folder.full_path(shard.sidecar), "fields that overlap", remedy=recreate_hint())
+            raise CorruptShard(self.folder.full_path(shard.sidecar), "overlapping fields", remedy=recreate_hint())
         path = paths.join(paths.join(self.folder.path, to_local_name(dataset.shards_folder)), to_local_name(shard.name))
         return indexed_shard.ShardHashTask.of(path, shard.size, index)
 
-    def _covered(self, export: ExportFormat, dataset: DatasetFile, target: OutputFolder) -> list[DatasetFile]:
-        """Return this dataset, and those that the same run made for other splits and that have an index."""
+    def _list_covered_datasets(
+        self, export: ExportFormat, dataset: DatasetFile, target: OutputFolder
+    ) -> list[DatasetFile]:
+        """Return this dataset and its other splits that have indexes."""
         covered = [dataset]
-        for other in splits_in(self.folder.path, dataset.made).values():
-            shards = other.shards if export.encode is not None else ()
+        for split_dataset in splits_in(self.folder.path, dataset.made).values():
+            shards = split_dataset.shards if export.encode is not None else ()
             names = {exports.index_name(shard.name, export) for shard in shards}
             if len(target.facts(names)) == len(names):
-                covered.append(other)
+                covered.append(split_dataset)
         return covered
 
-    def _readme(self, export: ExportFormat, dataset: DatasetFile) -> bytes | None:
-        """Return the `README.md` that names the shards; None where there is one that is not ours to replace."""
-        datasets, there = self._covered(export, dataset, self.folder), {*map(to_output_name, self.folder.names())}
-        for one in datasets:
-            if (split := one.made.split) and (name := huggingface.huggingface_split(split)) != split:
+    def _make_readme(self, export: ExportFormat, dataset: DatasetFile) -> bytes | None:
+        """Return a `README.md` that lists the shards; None to keep the existing one."""
+        datasets = self._list_covered_datasets(export, dataset, self.folder)
+        folder_names = {*map(to_output_name, self.folder.names())}
+        for covered in datasets:
+            if (split := covered.made.split) and (name := huggingface.huggingface_split(split)) != split:
                 self._note(
-                    f"Hugging Face datasets takes no split called {split!r}: {huggingface.README_FILE} calls it {name}"
+                    f"Hugging Face datasets does not accept split {split!r}: {huggingface.README_FILE} uses {name}"
                 )
-        if huggingface.README_FILE in there:
-            old = read_or_empty(self.folder, huggingface.README_FILE)
-            ours = {shard.name for one in datasets for shard in one.shards}
-            others = sorted(huggingface.readme_shards(old, there) & there - ours)
-            if not huggingface.is_own_readme(old) or others:
-                whose = (
+        if huggingface.README_FILE in folder_names:
+            old_readme = read_or_empty(self.folder, huggingface.README_FILE)
+            own_shards = {shard.name for covered in datasets for shard in covered.shards}
+            others = sorted(huggingface.readme_shards(old_readme, folder_names) & folder_names - own_shards)
+            if not huggingface.is_own_readme(old_readme) or others:
+                reason = (
                     f"names other shards ({format_list(others, 3)})"
-                    if huggingface.is_own_readme(old)
-                    else "is not ours"
+                    if huggingface.is_own_readme(old_readme)
+                    else "was not written by shardtool"
                 )
                 self._note(
-                    f"{huggingface.README_FILE} {whose}, and stays: unless it names the shards as data_files, Hugging Face "
-                    "load_dataset(folder) takes the JSON files for the data (one that we write has the lines)"
+                    f"{huggingface.README_FILE} {reason} and is kept. Add the shards to it as data_files; "
+                    "otherwise Hugging Face load_dataset(folder) loads the JSON files as data"
                 )
                 return None
-        return huggingface.make_readme(datasets, there)
+        return huggingface.make_readme(datasets, folder_names)
 
 
-def list_index_names(shards: Iterable[str], wanted: Mapping[str, ExportFormat], dataset_file: str) -> list[str]:
-    """Return the names of all indexes of shards, by shard.
+def list_index_names(shards: Iterable[str], requested: Mapping[str, ExportFormat], dataset_file: str) -> list[str]:
+    """Return the names of all index files.
 
     Raises:
         InvalidRequest: Two files would have the same name.
     """
-    exports = {name: export for name, export in wanted.items() if export.encode is not None}
-    for name, export in wanted.items():
+    shard_exports = {name: export for name, export in requested.items() if export.encode is not None}
+    for name, export in requested.items():
         if export.once is not None and export.once.info == dataset_file:
-            found, expected = f"{dataset_file}, which is the dataset file", "shards with other names"
+            found, expected = f"{dataset_file}, the name of the dataset file", "shards with other names"
             raise InvalidRequest(export_text(name), found, expected=expected)
     owners: dict[str, str] = {}
     for shard in shards:
-        for name, export in exports.items():
-            index = interop_exports.index_name(shard, export)
-            if index == dataset_file or index in owners:
-                other = "the dataset file" if index == dataset_file else f"an index of {owners[index]}"
-                found = f"the index of {shard} and {other} would both be {index}"
+        for name, export in shard_exports.items():
+            index_name = exports.index_name(shard, export)
+            if index_name == dataset_file or index_name in owners:
+                other_file = "the dataset file" if index_name == dataset_file else f"an index of {owners[index_name]}"
+                found = f"the index of {shard} and {other_file} would both be {index_name}"
                 expected = "shards with a number in their names, such as out-{000..}.tar"
                 raise InvalidRequest(export_text(name), found, expected=expected)
-            owners[index] = shard
+            owners[index_name] = shard
     return [*owners]
 
 
 def find_existing_exports(folder: OutputFolder, old: DatasetFile | None) -> list[str]:
-    """Return which indexes of other tools, as `--export` calls them, lie beside the dataset that is appended to."""
+    """Return the `--export` names of the indexes next to an existing dataset."""
     if old is None or not old.shards:
         return []
-    ours, found = {shard.name for shard in old.shards}, []
+    own_shards, existing = {shard.name for shard in old.shards}, []
     for name, export in exports.EXPORTS.items():
-        if export.once is not None:  # a list of the folder's shards: it may be of others
-            is_there = not ours.isdisjoint(read_sample_counts(export.once, folder))
+        if export.once is not None:  # it can list shards of other datasets
+            is_there = not own_shards.isdisjoint(read_sample_counts(export.once, folder))
         else:
             name_of_first = exports.index_name(old.shards[0].name, export)
             is_there = export.encode is not None and bool(folder.facts([name_of_first]))
         if is_there and export.shard_format == old.format:
-            found.append(name)
-    return found
+            existing.append(name)
+    return existing
 
 
 def export_notes(folder: OutputFolder, old: DatasetFile | None, renewed: Collection[str]) -> Iterable[str]:
-    """Return what the user should know of other tools' indexes beside the dataset that is appended to.
-
-    Args:
-        folder: Its folder.
-        old: What its dataset file says; None: there is none.
-        renewed: The exports that this run makes itself.
-    """
-    hashed = {name for name in find_existing_exports(folder, old) if exports.EXPORTS[name].hashed}
-    if stale := sorted(hashed.difference(renewed)):
-        again = f"{export_call_text('', stale, overwrite=False)} renews them, and reads all shards"
-        yield f"indexes of other tools ({format_list(stale)}) cover the old shards only: {again}"
+    """Return notes on indexes that an append makes incomplete."""
+    with_hashes = {name for name in find_existing_exports(folder, old) if exports.EXPORTS[name].hashed}
+    if stale := sorted(with_hashes.difference(renewed)):
+        advice = f"renew them with {export_call_text('', stale, overwrite=False)}, which reads all shards"
+        yield f"indexes of other tools ({format_list(stale)}) cover the old shards only: {advice}"
 
 
 def renew_exports(
-    folder: OutputFolder, dataset_file: str, old: DatasetFile | None, made: Collection[str], notes: Notes
+    folder: OutputFolder, dataset_file: str, old: DatasetFile | None, written: Collection[str], notes: Notes
 ) -> None:
-    """Renew the indexes of other tools beside a dataset that was appended to, where no shard must be read for them.
-
-    Args:
-        folder: Its folder.
-        dataset_file: The name of its dataset file.
-        old: What that said before; None: there was none.
-        made: The exports that the run has made itself.
-        notes: Gets which could not be renewed: the dataset is complete without them.
-    """
+    """Renew indexes after an append, except those with payload hashes. A failure is only noted."""
     for name in find_existing_exports(folder, old):
         export = exports.EXPORTS[name]
-        if name not in made and not export.hashed:
+        if name not in written and not export.hashed:
             try:
                 Exporter(folder, dataset_file, {name: export}, notes).write(folder, overwrite=True)
             except (InvalidRequest, OutputExists) as error:

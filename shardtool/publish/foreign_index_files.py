@@ -16,52 +16,46 @@ if TYPE_CHECKING:
 
 
 def open_subfolder(folder: OutputFolder, names: str) -> OutputFolder:
-    """Return a folder below another.
+    """Return a subfolder.
 
     Raises:
-        OutputExists: There is something else of its name, or a link to a folder, which would lead elsewhere.
+        OutputExists: A file or a symbolic link has its name.
     """
     for name in names.split("/") if names else ():
-        fact = folder.facts([name]).get(name)
-        if fact is not None and not fact.is_folder:
-            raise OutputExists(folder.full_path(name), "no folder", remedy="Move it away.")
+        file_info = folder.facts([name]).get(name)
+        if file_info is not None and not file_info.is_folder:
+            raise OutputExists(folder.full_path(name), "not a folder", remedy="Move it to another folder.")
         folder = open_folder(folder.full_path(name))
     return folder
 
 
-def read_foreign_index(path: str, form: str, shard: indexed_shard.IndexedShard) -> tuple[bytes, str]:
-    """Return the bytes of a shard's index file, as far as such a file can go, and what is wrong with them.
+def read_foreign_index(path: str, export_name: str, shard: indexed_shard.IndexedShard) -> tuple[bytes, str]:
+    """Return the bytes of a shard's index file, and its problem; empty for a valid index.
 
-    Args:
-        path: Where it is.
-        form: What it is, as `form_of` returns it.
-        shard: Its hashes are compared only where it has some.
-
-    Returns:
-        The text is empty where readers find by the file what lies there.
+    Payload hashes are compared only if `shard` has them.
     """
     limit = shard.limit()
     try:
         data, size = files.read_head(path, limit)
-    except (OSError, AccessRefused):  # the latter is said of what is not there, too, where we may not list
+    except (OSError, AccessRefused):  # without list permission, stores deny access to missing objects
         data, size = b"", 0
-    return data, f"{size:,} bytes" if size > limit else exports.describe_index_difference(form, data, shard)
+    return data, f"{size:,} bytes" if size > limit else exports.describe_index_difference(export_name, data, shard)
 
 
-def read_sample_counts(once: FolderIndex, target: OutputFolder) -> dict[str, int]:
-    """Return how many samples the files which are there give for each shard; none where there are no such files."""
-    below = os.path.dirname(once.info)  # not through a link to a folder
-    apart = below and not all(fact.is_folder for fact in target.facts([below]).values())
-    return {} if apart else once.counts(read_or_empty(target, once.info))
+def read_sample_counts(folder_index: FolderIndex, target: OutputFolder) -> dict[str, int]:
+    """Return the sample counts by shard in a folder's index files."""
+    subfolder = os.path.dirname(folder_index.info)  # a symbolic link is not followed
+    is_outside = subfolder and not all(file_info.is_folder for file_info in target.facts([subfolder]).values())
+    return {} if is_outside else folder_index.counts(read_or_empty(target, folder_index.info))
 
 
 def has_own_readme(folder: OutputFolder) -> bool:
-    """Tell whether there is a `README.md` of ours, which names the shards."""
+    """Return whether the folder has a `README.md` that shardtool wrote."""
     return huggingface.is_own_readme(read_or_empty(folder, huggingface.README_FILE))
 
 
 def read_or_empty(folder: OutputFolder, path: str) -> bytes:
-    """Return a file of an output; nothing where there is none, or it cannot be read."""
+    """Return the bytes of an output file; empty if it cannot be read."""
     with suppress(OSError):
         return folder.read(path)
     return b""

@@ -7,16 +7,13 @@ from functools import reduce
 from typing import TYPE_CHECKING
 
 from shardtool.dataset import sidecar_schema
-from shardtool.dataset.dataset_file import DatasetFile, merge_value_types
+from shardtool.dataset.dataset_file import merge_value_types
 from shardtool.dataset.features import number_features, tf_features
 from shardtool.entries.classes import merge_classes
-from shardtool.errors import (
-    InvalidRequest,
-)
+from shardtool.errors import InvalidRequest
 from shardtool.fingerprint import crc32c, format_fingerprint, sum_fingerprints
 from shardtool.names import to_bytes, to_output_name
 from shardtool.publish.skipped_list import encode_skipped
-from shardtool.skipped import Skipped
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -26,19 +23,15 @@ if TYPE_CHECKING:
     from shardtool.pattern import ShardPattern
     from shardtool.skipped import Skipped
     from shardtool.values import FeatureType
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
 
 def join_datasets(old: DatasetFile, new: DatasetFile) -> DatasetFile:
-    """Return what the dataset file says once new shards have joined those of a dataset.
+    """Return the dataset file of old and new shards together.
 
-    Args:
-        old: What it said of the dataset.
-        new: What is to be said of the new shards alone, but for `skipped` and its checksum, which are of both.
+    `new.skipped` and its checksum already describe both.
 
     Raises:
-        InvalidRequest: What they say does not go together.
+        InvalidRequest: Their fields, columns or classes contradict each other.
     """
     shards = (*old.shards, *new.shards)
     names = sorted({*old.fields, *new.fields}, key=to_bytes)
@@ -46,7 +39,7 @@ def join_datasets(old: DatasetFile, new: DatasetFile) -> DatasetFile:
     features: Mapping[str, TfFeature] = {}
     if new.format == "tfrecord":
         kinds = join_kinds(old, {name: new.features[name].kind for name in new.fields})
-        lists = {name for file in (old, new) for name, one in file.features.items() if one.is_list}
+        lists = {name for file in (old, new) for name, feature in file.features.items() if feature.is_list}
         features = tf_features(fields, kinds, sum(shard.samples for shard in shards), lists)
     return replace(
         new,
@@ -56,7 +49,7 @@ def join_datasets(old: DatasetFile, new: DatasetFile) -> DatasetFile:
         schema=join_schemas(old.schema, new.schema),
         classes=merge_classes(old.classes, new.classes),
         features=features,
-        types=merge_value_types([(one.types, one.fields) for one in (old, new)]),
+        types=merge_value_types([(file.types, file.fields) for file in (old, new)]),
         made=old.made.with_append(new.made),
         appends=(*old.appends, len(old.shards)),
         fingerprint=format_fingerprint(sum_fingerprints((old.fingerprint, new.fingerprint))),
@@ -64,28 +57,28 @@ def join_datasets(old: DatasetFile, new: DatasetFile) -> DatasetFile:
 
 
 def join_kinds(old: DatasetFile, new: Mapping[str, FeatureType]) -> dict[str, FeatureType]:
-    """Return what the features of TFRecords hold. `new`: of the new samples."""
-    before = number_features(old.features)
-    kinds: dict[str, FeatureType] = {name: before.get(name, "bytes") for name in old.fields}
+    """Return the types of TFRecord features, given those of the new samples."""
+    old_kinds = number_features(old.features)
+    kinds: dict[str, FeatureType] = {name: old_kinds.get(name, "bytes") for name in old.fields}
     for name in sorted(new, key=to_bytes):
         if kinds.setdefault(name, new[name]) != new[name]:
             found = f"{new[name]} in the new samples"
-            remedy = "A TFRecord's feature is read as one kind: give it as that kind, or under another name."
+            remedy = "A TFRecord feature has one type. Convert the field to that type or rename it."
             raise InvalidRequest(f"field {name}", found, expected=f"{kinds[name]}, as in the dataset", remedy=remedy)
     return kinds
 
 
 def join_schemas(old: Mapping[str, str], new: Mapping[str, str]) -> dict[str, str]:
-    """Return the columns of both, the old ones first, and their types."""
+    """Return the column types of both, old columns first."""
     schema = dict(old)
-    for name, before, kind in sidecar_schema.merge_types(schema, new):
-        expected = f"{before}, as in the dataset"
-        raise InvalidRequest(f"column {name}", f"{kind} in the new samples", expected=expected)
+    for name, old_type, new_type in sidecar_schema.merge_types(schema, new):
+        expected = f"{old_type}, as in the dataset"
+        raise InvalidRequest(f"column {name}", f"{new_type} in the new samples", expected=expected)
     return schema
 
 
 def join_parts(files: Sequence[DatasetFile], skipped: Sequence[Skipped], pattern: ShardPattern) -> DatasetFile:
-    """Return what the dataset file says of the shards of all parts, in their order: what one machine's says."""
+    """Return the dataset file of all parts."""
     dataset, rows = reduce(join_datasets, files), encode_skipped(skipped)
     return replace(
         dataset,

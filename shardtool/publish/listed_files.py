@@ -16,37 +16,33 @@ if TYPE_CHECKING:
     from shardtool.storage.folders import OutputFolder
 
 
-RUN_VERIFY = "`shardtool verify` shows what is damaged."  # a remedy
+RUN_VERIFY = "Run `shardtool verify` to list all damage."
 
 
-def wrong_size_error(where: str, found: int | None, wanted: int) -> CorruptShard:
-    """Return what is wrong with a file of other bytes than the dataset file says; None: it is not there."""
-    shown, expected = "no such file" if found is None else f"{found:,} bytes", f"{wanted:,} bytes"
-    return CorruptShard(where, shown, expected=f"{expected}, as the dataset file says", remedy=RUN_VERIFY)
+def wrong_size_error(where: str, found: int | None, expected_size: int) -> CorruptShard:
+    """Return the error for a missing file (None) or a wrong size."""
+    actual, expected = "no such file" if found is None else f"{found:,} bytes", f"{expected_size:,} bytes"
+    return CorruptShard(where, actual, expected=f"{expected}, as in the dataset file", remedy=RUN_VERIFY)
 
 
-def check_file_size(folder: OutputFolder, name: str, size: int, known: Mapping[str, EntryInfo] | None = None) -> None:
-    """Check that a file is there, and as large as the dataset file says.
-
-    Args:
-        folder: Where it lies.
-        name: Its name.
-        size: Its bytes.
-        known: What is known of the folder's files; None: it is asked for.
+def check_file_size(
+    folder: OutputFolder, name: str, size: int, existing: Mapping[str, EntryInfo] | None = None
+) -> None:
+    """Check that a file exists with the listed size.
 
     Raises:
-        CorruptShard: It is not.
+        CorruptShard: The file is missing or has another size.
     """
-    fact = (folder.facts([name]) if known is None else known).get(name)
-    if fact is None or fact.size != size:
-        raise wrong_size_error(folder.full_path(name), None if fact is None else fact.size, size)
+    file_info = (folder.facts([name]) if existing is None else existing).get(name)
+    if file_info is None or file_info.size != size:
+        raise wrong_size_error(folder.full_path(name), None if file_info is None else file_info.size, size)
 
 
 def read_output_file(folder: OutputFolder, name: str) -> bytes:
-    """Return a small file of an output, which should be there.
+    """Return a small output file.
 
     Raises:
-        CorruptShard: It cannot be read: it may be a folder, or a link.
+        CorruptShard: It cannot be read.
     """
     try:
         return folder.read(name)
@@ -55,38 +51,33 @@ def read_output_file(folder: OutputFolder, name: str) -> bytes:
 
 
 def read_existing_dataset(folder: OutputFolder, name: str) -> DatasetFile | None:
-    """Return what a dataset file says; None: there is none.
+    """Return the content of a dataset file; None if it does not exist.
 
     Raises:
-        CorruptShard: It is damaged, or cannot be read.
+        CorruptShard: It is damaged or cannot be read.
     """
-    there = folder.facts([name])
-    return parse_dataset(read_output_file(folder, name), folder.full_path(name)) if there else None
+    exists = folder.facts([name])
+    return parse_dataset(read_output_file(folder, name), folder.full_path(name)) if exists else None
 
 
 def read_listed_sidecar(
-    folder: OutputFolder, shard: ShardEntry, known: Mapping[str, EntryInfo] | None = None
+    folder: OutputFolder, shard: ShardEntry, existing: Mapping[str, EntryInfo] | None = None
 ) -> ShardIndex:
-    """Return what a sidecar beside records says, if it is the one that the dataset file lists.
-
-    Args:
-        folder: Where it lies.
-        shard: Its shard.
-        known: What is known of the folder's files; None: it is asked for.
+    """Return the index in a sidecar that matches the dataset file.
 
     Raises:
-        CorruptShard: It is another, or cannot be read.
+        CorruptShard: The sidecar differs or cannot be read.
     """
     from shardtool.dataset.sidecar_read import parse_shard_sidecar
 
     where, name = folder.full_path(shard.sidecar), to_local_name(shard.sidecar)
-    check_file_size(folder, name, shard.sidecar_size, known)  # one that is right may be held in memory
+    check_file_size(folder, name, shard.sidecar_size, existing)  # bounds the memory for reading it
     try:
         data = folder.read(name)
     except OSError as error:
         raise CorruptShard(where, os_error_text(error), remedy=RUN_VERIFY) from None
     index = parse_shard_sidecar(data, where, shard.name, shard.size, shard, metadata=False)
     if index.fact.crc not in (None, shard.crc):
-        found, expected = f"the checksum {index.fact.crc:08x} of its shard", "that in the dataset file"
+        found, expected = f"shard checksum {index.fact.crc:08x}", "the checksum in the dataset file"
         raise CorruptShard(where, found, expected=expected, remedy=RUN_VERIFY)
     return index

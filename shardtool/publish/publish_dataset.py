@@ -4,11 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shardtool.errors import (
-    CorruptShard,
-    InvalidRequest,
-    reporting_memory_errors,
-)
+from shardtool.errors import CorruptShard, InvalidRequest, reporting_memory_errors
 from shardtool.messages import choose_text, option_text
 from shardtool.publish.append_target import FinishedAppend
 from shardtool.publish.join_datasets import join_datasets
@@ -24,56 +20,44 @@ if TYPE_CHECKING:
 
 
 @reporting_memory_errors("the dataset file")
-def publish_dataset(totals: DatasetTotals, publisher: Publisher, made: RunRecord) -> DatasetFile:
-    """Publish what was skipped and the dataset file; return what it says.
-
-    Args:
-        totals: What the shards hold.
-        publisher: What published them.
-        made: How the dataset was made, or what was appended.
-    """
-    output, pattern = publisher.destination, publisher.pattern
-    last = output.first + len(totals.shards)
-    if isinstance(output.append, FinishedAppend):
-        check_same_append(output.append, last, None, output)
-        return output.append.old
-    skipped = publisher.all_skipped(sort_rows(totals.skipped))
-    dataset = build_dataset_file(totals, pattern, skipped, made)
-    if output.old is not None:
-        dataset = join_datasets(output.old, dataset)
-    publisher.check_there(totals.shards)
-    publisher.finish([pattern.shard(shard) for shard in range(output.first, last)], dataset.encode(), skipped)
+def publish_dataset(totals: DatasetTotals, publisher: Publisher, run_record: RunRecord) -> DatasetFile:
+    """Publish the list of skipped samples and the dataset file."""
+    destination, pattern = publisher.destination, publisher.pattern
+    last = destination.first + len(totals.shards)
+    if isinstance(destination.append, FinishedAppend):
+        check_same_append(destination.append, last, None, destination)
+        return destination.append.old
+    skipped = publisher.merge_skipped_rows(sort_rows(totals.skipped))
+    dataset = build_dataset_file(totals, pattern, skipped, run_record)
+    if destination.old is not None:
+        dataset = join_datasets(destination.old, dataset)
+    publisher.check_published_shards(totals.shards)
+    publisher.finish([pattern.shard(shard) for shard in range(destination.first, last)], dataset.encode(), skipped)
     return dataset
 
 
-def check_same_append(done: FinishedAppend, number: int, shard: ShardEntry | None, output: Destination) -> None:
-    """Refuse an append that the dataset has with other content.
-
-    Args:
-        done: The append, as the dataset has it.
-        number: The number of a shard.
-        shard: What this run says of it; None if there is none of that number.
-        output: The dataset.
+def check_same_append(append: FinishedAppend, number: int, shard: ShardEntry | None, destination: Destination) -> None:
+    """Refuse an append that the dataset already contains with other content.
 
     Raises:
-        InvalidRequest: The dataset says something else.
+        InvalidRequest: The entries of shard `number` differ.
     """
-    if [*done.old.shards[number : number + 1]] != ([] if shard is None else [shard]):
-        found = "the dataset has these samples already, with other content"
+    if [*append.old.shards[number : number + 1]] != ([] if shard is None else [shard]):
+        found = "the dataset already contains these keys with other content"
         remedy = choose_text(
-            f"Give the new samples other keys, with {option_text('if_exists', 'append')}.",
-            "Give the new samples other keys, and leave --resume out.",
+            f"Rename the new samples and use {option_text('if_exists', 'append')}.",
+            "Rename the new samples and run without --resume.",
         )
-        raise InvalidRequest(output.pattern.text, found, remedy=remedy)
+        raise InvalidRequest(destination.pattern.text, found, remedy=remedy)
 
 
-def check_fingerprint(source: str, found: str, wanted: str) -> None:
-    """See that packed samples have the content fingerprint of their source.
+def check_fingerprint(source: str, found: str, expected_fingerprint: str) -> None:
+    """Check that samples have the content fingerprint of their source.
 
     Raises:
-        CorruptShard: They have another.
+        CorruptShard: The fingerprints differ.
     """
-    if found != wanted:
-        problem, expected = f"samples with the fingerprint {found}", f"{wanted}, as their dataset files say"
-        remedy = "No dataset file was written. `shardtool verify` shows what is wrong with the source."
+    if found != expected_fingerprint:
+        problem, expected = f"samples with fingerprint {found}", f"{expected_fingerprint}, as in the source dataset"
+        remedy = "No dataset file was written. Run `shardtool verify` on the source."
         raise CorruptShard(source, problem, expected=expected, remedy=remedy)

@@ -1,16 +1,15 @@
 """Publish staged files: shard, then sidecar, and the dataset file last.
 
-Each dataset of a run has one `Publisher`, in the parent process. Only the parent gives final names, so a worker
-that
+Each dataset of a run has one `Publisher`, in the parent process. Only the parent uses final names, so a worker that
 outlives its run cannot publish. Every intermediate state is safe:
 
-- The dataset file names only files that exist and are complete. It is removed before one of its shards is replaced
-  or removed.
+- The dataset file names only files that exist and are complete. It is deleted before one of its shards is replaced or
+  deleted.
 - `--overwrite` stages all files next to the old dataset, and replaces it only when all are staged.
-- In a store, a shard is visible as soon as it is written, so `--overwrite` removes the old dataset file first
-  (`before`).
+- In a store, a shard is visible as soon as it is written, so `--overwrite` deletes the old dataset file first
+  (`prepare_shard`).
 - `--append` changes no shard that the old dataset file names, so that file stays until the new one replaces it.
-- Another tool's index that no longer fits is removed before its shard changes (`StaleIndexes`).
+- Another tool's index that no longer fits is deleted before its shard changes (`StaleIndexes`).
 """
 
 from __future__ import annotations
@@ -34,9 +33,7 @@ from shardtool.units import format_size
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from shardtool.dataset.dataset_file import (
-        ShardEntry,
-    )
+    from shardtool.dataset.dataset_file import ShardEntry
     from shardtool.publish.destination import Destination
     from shardtool.publish.part_records import PartRecord
     from shardtool.storage.staging import DurableFile, StagedFile
@@ -45,51 +42,42 @@ if TYPE_CHECKING:
 _SPOOL_SUFFIX = ".spool"
 
 
-_INDEX_SPACE_FACTOR = 1.01  # sidecars and the dataset file, as a share of the shards
+_INDEX_SPACE_FACTOR = 1.01  # shards plus sidecars and dataset file
 
 
 class Publisher:
-    """The output of one run.
-
-    Args:
-        destination: Where it goes, and what is there, found out under the lock.
-
-    Attributes:
-        beside: The index files of other tools, and which of them were removed.
-    """
+    """Publishes one dataset. `destination` was inspected under the lock."""
 
     def __init__(self, destination: Destination) -> None:
         self.destination, self.folder, self.pattern = destination, destination.folder, destination.pattern
         self._existing = dict(destination.existing)
-        self._waiting: list[DurableFile] = []
+        self._staged: list[DurableFile] = []
         self._spool: StagedFile | None = None
-        self.beside = StaleIndexes(self.folder, self.pattern, self.folder.names(), appends=destination.appends)
+        self.stale_indexes = StaleIndexes(self.folder, self.pattern, self.folder.names(), appends=destination.appends)
 
-    def all_skipped(self, skipped: Sequence[Skipped]) -> list[Skipped]:
-        """Return all that the dataset leaves out: what this run did, and what the dataset that is appended to did.
+    def merge_skipped_rows(self, skipped: Sequence[Skipped]) -> list[Skipped]:
+        """Return the samples skipped by this run and by earlier appends.
 
         Raises:
-            CorruptShard: The list that is there is not that of this dataset.
+            CorruptShard: The existing list is damaged.
         """
-        old, where = self.destination.old, self.destination.skipped_file
-        if old is None:
-            removed = self.destination.removed() if self.destination.if_exists == "resume" else {}
+        old_dataset, where = self.destination.old, self.destination.skipped_file
+        if old_dataset is None:
+            removed = self.destination.load_removed() if self.destination.if_exists == "resume" else {}
             return sort_rows([*skipped, *removed.values()]) if removed else [*skipped]
-        listed = self.destination.load_skipped()
+        old_rows = self.destination.load_skipped()
         try:
-            skipped_list.check_skipped_file(skipped_list.encode_skipped(listed), old, where)
+            skipped_list.check_skipped_file(skipped_list.encode_skipped(old_rows), old_dataset, where)
         except CorruptShard:
-            listed = skipped_list.unmerge_skipped(
-                listed, skipped
-            )  # an append may have been killed once its own list was there
-            skipped_list.check_skipped_file(skipped_list.encode_skipped(listed), old, where)
-        return skipped_list.merge_skipped(listed, skipped)
+            old_rows = skipped_list.unmerge_skipped(old_rows, skipped)  # the list of an interrupted append
+            skipped_list.check_skipped_file(skipped_list.encode_skipped(old_rows), old_dataset, where)
+        return skipped_list.merge_skipped(old_rows, skipped)
 
     def spool(self, size: int) -> StagedFile:
-        """Return a temporary file that workers can read once payloads are written to it.
+        """Return a temporary file for payloads.
 
         Raises:
-            OutputFailed: There is no space for `size` bytes, or the file system refuses.
+            OutputFailed: There is no space, or the file system reports an error.
         """
         if self.folder.hides:
             self.check_space([size])
@@ -97,175 +85,148 @@ class Publisher:
         return self._spool
 
     def abandon(self) -> None:
-        """Give up the temporary file; `clean` removes it."""
+        """Abandon the temporary file, which `remove_staged` deletes."""
         if self._spool is not None:
             self._spool.abandon()
             self._spool = None
 
     def check_space(self, sizes: Sequence[int]) -> None:
-        """Refuse to start what cannot end.
-
-        Args:
-            sizes: Bytes of the shards that are yet to be written.
+        """Check that there is space for shards with these sizes.
 
         Raises:
-            OutputFailed: The folder has less space than the shards take.
+            OutputFailed: There is not enough space.
         """
-        stays = self.destination.if_exists == "overwrite" and bool(self._existing)
-        check_space(self.folder, sum(sizes), "written", old_stays=stays)
+        keeps_old = self.destination.if_exists == "overwrite" and bool(self._existing)
+        check_space(self.folder, sum(sizes), "written", old_stays=keeps_old)
 
-    def before(self, name: str) -> None:
-        """Make ready for a shard that a worker writes: where it is seen at once, nothing may lead to it any more.
-
-        Args:
-            name: The shard's final name.
+    def prepare_shard(self, name: str) -> None:
+        """Delete files that refer to an old shard, before a worker replaces it in place.
 
         Raises:
-            OutputFailed: The old dataset file, or an index of another tool, cannot be removed.
+            OutputFailed: A file cannot be deleted.
         """
         if not self.folder.hides:
             self._withdraw_dataset_file()
-            self.beside.drop(name)
-            self.beside.remove()
+            self.stale_indexes.drop(name)
+            self.stale_indexes.remove()
 
     @property
-    def _waits(self) -> bool:
-        """Whether all is published at the end, in place of an old dataset that stays until then."""
+    def _publishes_at_end(self) -> bool:
+        """Whether the old dataset stays until the end."""
         return self.destination.if_exists == "overwrite" and self.folder.hides
 
     def add(self, shard: DurableFile | None, sidecar: bytes, name: str) -> None:
-        """Publish a shard and its sidecar, or keep them for the end of an `--overwrite`.
-
-        Args:
-            shard: The staged shard; None: the one that is there stays.
-            sidecar: Its sidecar's bytes.
-            name: The shard's final name.
+        """Publish a shard (None: it exists) and its sidecar; `--overwrite` keeps them staged.
 
         Raises:
-            OutputFailed: The file system refuses.
+            OutputFailed: The file system reports an error.
         """
         staged = [] if shard is None else [shard]
-        index = sidecar_name(name)
-        if shard is not None or not self._has(index, sidecar):
-            staged.append(self.folder.stage_bytes(index, sidecar))
-        self.beside.compare(name, lambda: sidecar, written=shard is not None)
-        if self._waits:
-            self._waiting += staged
+        sidecar_file = sidecar_name(name)
+        if shard is not None or not self._has_file(sidecar_file, sidecar):
+            staged.append(self.folder.stage_bytes(sidecar_file, sidecar))
+        self.stale_indexes.compare(name, lambda: sidecar, written=shard is not None)
+        if self._publishes_at_end:
+            self._staged += staged
         elif staged:
             self._withdraw_dataset_file()
-            self.beside.remove()
+            self.stale_indexes.remove()
             self.folder.publish(*staged)
 
     def sidecar(self, shard: str) -> bytes:
-        """Return the bytes of a sidecar that this run has added, or that was there.
+        """Return a shard's sidecar, staged or existing.
 
         Raises:
             OSError: It cannot be read.
         """
-        index = sidecar_name(shard)
-        return self.folder.read_staged(index) if self._waits else self.folder.read(index)
+        sidecar_file = sidecar_name(shard)
+        return self.folder.read_staged(sidecar_file) if self._publishes_at_end else self.folder.read(sidecar_file)
 
-    def renew(self, sidecars: Mapping[str, bytes]) -> None:
-        """Replace the sidecars of shards of this run by others, now that more is known.
-
-        Args:
-            sidecars: The bytes of each, by its shard's name.
+    def replace_sidecars(self, sidecars: Mapping[str, bytes]) -> None:
+        """Replace sidecars, given by shard name.
 
         Raises:
-            OutputFailed: The file system refuses.
+            OutputFailed: The file system reports an error.
         """
         staged = [self.folder.stage_bytes(sidecar_name(shard), data) for shard, data in sidecars.items()]
-        if staged and not self._waits:  # there, they wait under the same names
+        if staged and not self._publishes_at_end:  # staging again has replaced the staged file
             self._withdraw_dataset_file()
             self.folder.publish(*staged)
 
-    def check_there(self, shards: Sequence[ShardEntry]) -> None:
-        """See that a store has what workers have given it: one listing before the dataset file names it all.
-
-        Args:
-            shards: What the dataset file is to say of each.
+    def check_published_shards(self, shards: Sequence[ShardEntry]) -> None:
+        """Check with one listing that a store has all shards and sidecars.
 
         Raises:
-            OutputFailed: A shard or a sidecar is not there, or has another size.
+            OutputFailed: A file is missing or has another size.
         """
-        sizes = {to_local_name(one.name): one.size for one in shards}
-        sizes |= {to_local_name(one.sidecar): one.sidecar_size for one in shards}
+        sizes = {to_local_name(shard.name): shard.size for shard in shards}
+        sizes |= {to_local_name(shard.sidecar): shard.sidecar_size for shard in shards}
         check_published(self.folder, sizes, f"Run the same command again with {option_text('if_exists', 'resume')}.")
 
     def finish(self, shards: Sequence[str], dataset_file: bytes, skipped: Sequence[Skipped]) -> None:
-        """Publish what waits, remove what is stale, and publish the dataset file, last.
-
-        Args:
-            shards: The final names of all shards of this run.
-            dataset_file: Its bytes.
-            skipped: What was left out, in the order of its list: `all_skipped`.
+        """Publish staged files, delete stale files, and publish the dataset file last.
 
         Raises:
-            OutputFailed: The file system refuses.
+            OutputFailed: The file system reports an error.
         """
-        wanted = {*shards, *map(sidecar_name, shards), self.pattern.dataset_file}
+        kept_names = {*shards, *map(sidecar_name, shards), self.pattern.dataset_file}
         rows = skipped_list.encode_skipped(skipped)
         if rows:
-            wanted.add(self.pattern.skipped_file)
-        stale, old = sorted(set(self._existing) - wanted), self.destination.old
+            kept_names.add(self.pattern.skipped_file)
+        stale, old = sorted(set(self._existing) - kept_names), self.destination.old
         if old is not None:
             stale = list_later_files(self.pattern, self._existing, self.destination.first + len(shards))
-        if rows and not self._has(self.pattern.skipped_file, rows):
-            self._waiting.append(self.folder.stage_bytes(self.pattern.skipped_file, rows))
-        self.beside.keep_only([*shards, *(() if old is None else (one.name for one in old.shards))])
-        self.beside.remove()
-        if not (self._waiting or stale) and self._has(self.pattern.dataset_file, dataset_file):
+        if rows and not self._has_file(self.pattern.skipped_file, rows):
+            self._staged.append(self.folder.stage_bytes(self.pattern.skipped_file, rows))
+        self.stale_indexes.keep_only([*shards, *(() if old is None else (shard.name for shard in old.shards))])
+        self.stale_indexes.remove()
+        if not (self._staged or stale) and self._has_file(self.pattern.dataset_file, dataset_file):
             part_records.remove_part_records(self.folder, self.pattern)
             return
-        last = self.folder.stage_bytes(self.pattern.dataset_file, dataset_file)
-        if self._waiting or stale:
+        staged_dataset_file = self.folder.stage_bytes(self.pattern.dataset_file, dataset_file)
+        if self._staged or stale:
             self._withdraw_dataset_file()
-        if self._waiting:
-            self.folder.publish(*self._waiting)
+        if self._staged:
+            self.folder.publish(*self._staged)
         self.folder.remove(stale)
-        self.folder.publish(last)
-        self._waiting = []
+        self.folder.publish(staged_dataset_file)
+        self._staged = []
         part_records.remove_part_records(self.folder, self.pattern)
 
-    def begin(self) -> None:
-        """Remove the record that this part has left before: until it ends again, it has not ended.
+    def start_part(self) -> None:
+        """Delete the earlier record of this part, which marks a finished part.
 
         Raises:
-            OutputFailed: The file system refuses.
+            OutputFailed: The file system reports an error.
         """
         part = self.destination.part
         if part is not None and (name := part_records.part_record_name(self.pattern, part)) in self._existing:
             self.folder.remove([name])
 
-    def finish_part(self, record: PartRecord, *, stays: bool) -> None:
-        """Publish the record of a part whose shards are all there.
-
-        Args:
-            record: The record.
-            stays: Whether the dataset file that is there lists these shards; otherwise it is removed before.
+    def finish_part(self, record: PartRecord, *, keeps_dataset_file: bool) -> None:
+        """Publish the record of a part; first delete a dataset file that does not list its shards.
 
         Raises:
-            OutputFailed: The file system refuses.
+            OutputFailed: The file system reports an error.
         """
         staged = self.folder.stage_bytes(part_records.part_record_name(self.pattern, record.part), record.encode())
-        if not stays:
+        if not keeps_dataset_file:
             self._withdraw_dataset_file()
         self.folder.publish(staged)
 
-    def take_back(self, shards: Sequence[str]) -> None:
-        """Remove the shards of a run that nothing came of: they would be in the way of the next one."""
+    def remove_shards(self, shards: Sequence[str]) -> None:
+        """Delete the shards of a run without samples."""
         if not isinstance(self.destination.append, FinishedAppend):
             self.folder.remove(sorted(name for shard in shards for name in (shard, sidecar_name(shard))))
 
     def _withdraw_dataset_file(self) -> None:
-        """Remove the old dataset file before the first of its shards changes; an append changes none."""
+        """Delete the old dataset file before its first shard changes."""
         if not self.destination.appends and self._existing.pop(self.pattern.dataset_file, None) is not None:
             self.folder.remove([self.pattern.dataset_file])
 
-    def _has(self, name: str, data: bytes) -> bool:
-        """Tell whether a file is there with exactly these bytes."""
-        fact = self._existing.get(name)
-        if fact is None or fact.size != len(data):
+    def _has_file(self, name: str, data: bytes) -> bool:
+        file_info = self._existing.get(name)
+        if file_info is None or file_info.size != len(data):
             return False
         with suppress(OSError):
             return self.folder.read(name) == data
@@ -273,27 +234,30 @@ class Publisher:
 
 
 def check_space(folder: OutputFolder, size: int, done: str, *, old_stays: bool = False) -> None:
-    """Refuse to start what cannot end: `size` bytes of shards are yet to be `done`.
+    """Check that there is space for `size` bytes of shards and their indexes.
 
     Raises:
-        OutputFailed: The folder has less space than the shards take.
+        OutputFailed: There is not enough space.
     """
     need, free = int(size * _INDEX_SPACE_FACTOR), folder.free_bytes()
     if free is not None and need > free:
-        cure = ": the old dataset stays until the new one is complete." if old_stays else ", then run the same command."
+        advice = (
+            ": the old dataset is kept until the new one is complete."
+            if old_stays
+            else ", then run the same command again."
+        )
         found = f"{format_size(free)} free, {format_size(need)} needed; nothing was {done}"
-        raise OutputFailed(folder.path or ".", found, remedy=f"Make space{cure}")
+        raise OutputFailed(folder.path or ".", found, remedy=f"Free some space{advice}")
 
 
 def remove_staged(destination: Destination) -> None:
-    """Remove what this or a killed run has left under temporary names. Call it under the lock."""
+    """Delete temporary files, under the lock."""
     folder = destination.folder
     folder.discard_staged([name for name in folder.staged_names() if destination.owns(name)])
     folder.temporary.discard_staged([_make_spool_name(destination)])
 
 
 def _make_spool_name(destination: Destination) -> str:
-    """Return the name of the temporary file: where those of several datasets lie side by side, one of its own."""
     folder, base = destination.folder, destination.pattern.base
-    own = "" if folder.hides else "-" + blake2b(os.fsencode(folder.path), digest_size=6).hexdigest()
-    return f"{base}{own}{_SPOOL_SUFFIX}"
+    suffix = "" if folder.hides else "-" + blake2b(os.fsencode(folder.path), digest_size=6).hexdigest()
+    return f"{base}{suffix}{_SPOOL_SUFFIX}"

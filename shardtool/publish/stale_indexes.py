@@ -1,8 +1,8 @@
-"""Remove index files of other tools that no longer fit their shard.
+"""Delete index files of other tools that no longer fit their shard.
 
-A reader with an outdated index returns wrong bytes, mostly without an error. So a stale index is removed before its
+A reader with an outdated index returns wrong bytes, mostly without an error. So a stale index is deleted before its
 shard changes: a crash in between leaves a missing index, never a wrong one. Only a file with both the name and the
-format of an index of this dataset's shards is removed (`interop.indexes`).
+format of an index of this dataset's shards is deleted (`interop.indexes`).
 """
 
 from __future__ import annotations
@@ -26,69 +26,63 @@ if TYPE_CHECKING:
 
 
 class StaleIndexes:
-    """The index files of other tools that lie in an output folder.
+    """The index files of other tools in an output folder.
 
     Args:
-        folder: The folder.
-        pattern: The names of the dataset's shards; None: they are none of a pattern, and no index of theirs is found.
-        there: The names of all that lies in the folder.
-        appends: Whether the shards that are there stay: then what the folder's indexes list is not wrong, only old.
+        pattern: The shard pattern; None if there is none, which finds no index.
+        appends: Whether existing shards stay, so that indexes of the folder are incomplete, not wrong.
 
     Attributes:
-        removed: The names of those that were removed, and what each was, as `--export` calls it.
+        removed: The `--export` names of deleted files, by file name.
     """
 
     def __init__(
-        self, folder: OutputFolder, pattern: ShardPattern | None, there: Iterable[str], *, appends: bool
+        self, folder: OutputFolder, pattern: ShardPattern | None, existing_names: Iterable[str], *, appends: bool
     ) -> None:
         self.folder, self._appends = folder, appends
         self.removed: dict[str, str] = {}
-        self._files: dict[str, dict[str, str]] = {}  # by shard: its index files, and what each is
-        self._stale: dict[str, str] = {}  # the same of those that are to go
-        self._counts: dict[str, dict[str, int]] = {}  # for this dataset's shards, by index of the folder
+        self._files: dict[str, dict[str, str]] = {}  # export names by shard and file
+        self._stale: dict[str, str] = {}  # export names by file to delete
+        self._counts: dict[str, dict[str, int]] = {}  # sample counts by export and shard
         self._owns = (lambda _: False) if pattern is None else pattern.owns
         if pattern is None:
             return
         ending = "." + pattern.shard(0).rpartition(".")[2]
-        for name in there:
+        for name in existing_names:
             owned = [stem + ending for stem in exports.shard_stems(name) if pattern.owns(stem + ending)]
-            if owned and name != pattern.dataset_file and (form := self._form(name)):
-                self._files.setdefault(owned[0], {})[name] = form
-        for form, once in exports.FOLDER_INDEXES.items():
-            counts = read_sample_counts(once, folder)
-            if ours := {name: count for name, count in counts.items() if pattern.owns(name)}:
-                self._counts[form] = ours
+            if owned and name != pattern.dataset_file and (export_name := self._detect_export(name)):
+                self._files.setdefault(owned[0], {})[name] = export_name
+        for export_name, folder_index in exports.FOLDER_INDEXES.items():
+            counts = read_sample_counts(folder_index, folder)
+            if own_counts := {name: count for name, count in counts.items() if pattern.owns(name)}:
+                self._counts[export_name] = own_counts
 
-    def _form(self, name: str) -> str:
+    def _detect_export(self, name: str) -> str:
         with suppress(OSError):
             path = self.folder.full_path(name)
             return exports.detect_export(name, *files.read_head(path, exports.PROBE_BYTES, files.READ_PLAIN))
         return ""
 
-    def check_no_leftovers(self, there: Collection[str]) -> None:
-        """Refuse index files of shards that are not there, where nothing may be replaced.
+    def check_no_leftovers(self, existing_names: Collection[str]) -> None:
+        """Refuse index files of missing shards.
 
         Raises:
-            OutputExists: There are such.
+            OutputExists: Such files exist.
         """
-        left = sorted(name for shard, names in self._files.items() if shard not in there for name in names)
-        if left:
-            found = f"{pluralize(len(left), 'file')} that index earlier shards: {format_list(left, 3)}"
-            expected = "none that would be taken for indexes of the new ones"
-            remedy = f"Remove them, choose another name, or {option_text('if_exists', 'overwrite')}."
+        leftovers = sorted(
+            name for shard, names in self._files.items() if shard not in existing_names for name in names
+        )
+        if leftovers:
+            found = f"{pluralize(len(leftovers), 'file')} with indexes of earlier shards: {format_list(leftovers, 3)}"
+            expected = "no files that readers would use as indexes of the new shards"
+            remedy = f"Delete these files, choose another name, or {option_text('if_exists', 'overwrite')}."
             raise OutputExists(self.folder.path or ".", found, expected=expected, remedy=remedy)
 
     def compare(self, shard: str, sidecar: Callable[[], bytes], *, written: bool) -> None:
-        """Find what will no longer fit a shard.
-
-        Args:
-            shard: Its name.
-            sidecar: Returns the bytes of its sidecar, as it will be; called where they are needed.
-            written: Whether the shard is written, too; otherwise the one that is there stays.
-        """
+        """Mark the index files that do not fit a new (`written`) or kept shard."""
         files, counts = self._files.pop(shard, {}), {} if self._appends else self._counts
-        for name in [name for name, form in files.items() if written and exports.EXPORTS[form].hashed]:
-            self._stale[name] = files.pop(name)  # hashes that were not taken yet
+        for name in [name for name, export_name in files.items() if written and exports.EXPORTS[export_name].hashed]:
+            self._stale[name] = files.pop(name)  # hashes of the new payloads are unknown
         if not files and not counts:
             return
         from shardtool.dataset.sidecar_read import parse_sidecar
@@ -100,61 +94,57 @@ class StaleIndexes:
             if counts:
                 raise
             return
-        for name, form in files.items():
-            if read_foreign_index(self.folder.full_path(name), form, indexed)[1]:
-                self._stale[name] = form
-        self._drop_infos([form for form, listed in counts.items() if listed.pop(shard, 0) != len(indexed.index)])
+        for name, export_name in files.items():
+            if read_foreign_index(self.folder.full_path(name), export_name, indexed)[1]:
+                self._stale[name] = export_name
+        self._mark_folder_indexes(
+            [export_name for export_name, listed in counts.items() if listed.pop(shard, 0) != len(indexed.index)]
+        )
 
     def drop(self, shard: str) -> None:
-        """Have all index files of a shard removed, and what lists its samples: it will be another one.
-
-        Args:
-            shard: Its name.
-        """
+        """Mark the index files of a shard, and those of the folder that list it."""
         self._stale |= self._files.pop(shard, {})
         if not self._appends:
-            self._drop_infos([form for form, counts in self._counts.items() if shard in counts])
+            self._mark_folder_indexes([export_name for export_name, counts in self._counts.items() if shard in counts])
 
-    def _drop_infos(self, forms: Iterable[str]) -> None:
-        """Have the files removed that list the folder's shards: without them, the folder is none of their readers'."""
-        for form in forms:
-            del self._counts[form]
-            self._stale[exports.FOLDER_INDEXES[form].info] = form
+    def _mark_folder_indexes(self, export_names: Iterable[str]) -> None:
+        """Mark the file without which readers ignore an index of the folder."""
+        for export_name in export_names:
+            del self._counts[export_name]
+            self._stale[exports.FOLDER_INDEXES[export_name].info] = export_name
 
     def keep_only(self, shards: Iterable[str]) -> None:
-        """Find the index files of shards that are no longer there.
-
-        Args:
-            shards: The names of all shards of the dataset.
-        """
-        wanted = {*map(to_local_name, shards)}
-        for shard in sorted(set(self._files) - wanted):
+        """Mark the index files of all shards except these."""
+        current_shards = {*map(to_local_name, shards)}
+        for shard in sorted(set(self._files) - current_shards):
             self._stale |= self._files.pop(shard)
-        self._drop_infos([form for form, counts in self._counts.items() if counts.keys() - wanted])
-        there = set(self.folder.names())
-        if huggingface.README_FILE in there and huggingface.is_own_readme(
+        self._mark_folder_indexes(
+            [export_name for export_name, counts in self._counts.items() if counts.keys() - current_shards]
+        )
+        files_in_folder = set(self.folder.names())
+        if huggingface.README_FILE in files_in_folder and huggingface.is_own_readme(
             data := read_or_empty(self.folder, huggingface.README_FILE)
         ):
-            names = {name for name in there if not self._owns(name)} | wanted
-            named = {name for name in huggingface.readme_shards(data, names) if self._owns(name)}
-            if named and named != wanted:  # other shards of this dataset than there are
+            names = {name for name in files_in_folder if not self._owns(name)} | current_shards
+            listed_shards = {name for name in huggingface.readme_shards(data, names) if self._owns(name)}
+            if listed_shards and listed_shards != current_shards:  # it lists other shards of this dataset
                 self._stale[huggingface.README_FILE] = "huggingface"
 
     def remove(self) -> None:
-        """Remove what was found to be stale, durably; to be called before any of the shards changes.
+        """Delete the marked files durably, before a shard changes.
 
         Raises:
-            OutputFailed: The file system refuses.
+            OutputFailed: The file system reports an error.
         """
         for name in self._stale:
-            below, _, last = name.rpartition("/")
-            (open_folder(self.folder.full_path(below)) if below else self.folder).remove([last])
+            subfolder, _, file_name = name.rpartition("/")
+            (open_folder(self.folder.full_path(subfolder)) if subfolder else self.folder).remove([file_name])
         self.removed |= self._stale
         self._stale = {}
 
     def removal_notes(self, dataset_file: str, renewed: Collection[str] = ()) -> Iterator[str]:
-        """Yield which were removed, but for those that the run makes again: `renewed`, as `--export` calls them."""
-        if gone := {name: form for name, form in self.removed.items() if form not in renewed}:
-            what = f"{pluralize(len(gone), 'file')} of other tools' indexes removed, since their shards changed"
-            again = export_call_text(dataset_file, sorted({*gone.values()}), overwrite=True)
-            yield f"{what} ({format_list([*gone], 3)}): {again} makes them again"
+        """Yield a note on the deleted files, except the `renewed` exports."""
+        if removed := {name: export_name for name, export_name in self.removed.items() if export_name not in renewed}:
+            summary = f"{pluralize(len(removed), 'file')} of other tools' indexes deleted, because their shards changed"
+            advice = export_call_text(dataset_file, sorted({*removed.values()}), overwrite=True)
+            yield f"{summary} ({format_list([*removed], 3)}): recreate them with {advice}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -12,24 +11,21 @@ from shardtool.dataset.features import tf_features
 from shardtool.fingerprint import crc32c, format_fingerprint
 from shardtool.names import to_bytes, to_output_name
 from shardtool.publish.skipped_list import encode_skipped
-from shardtool.request.run_record import RunRecord
-from shardtool.skipped import Skipped
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from shardtool.pattern import ShardPattern
-    from shardtool.request.run_record import RunRecord
-if TYPE_CHECKING:
     from shardtool.dataset.sidecar_schema import ShardFacts, ShardTally
     from shardtool.entries.sample_table import FieldValues
+    from shardtool.pattern import ShardPattern
+    from shardtool.request.run_record import RunRecord
     from shardtool.skipped import Skipped
 
 
 def build_dataset_file(
     totals: DatasetTotals, pattern: ShardPattern, skipped: Sequence[Skipped], made: RunRecord, shard_format: str = ""
 ) -> DatasetFile:
-    """Return what the dataset file says of packed shards, and of all that is left out; the format is as names tell."""
+    """Return the dataset file of packed shards."""
     shard_format = shard_format or pattern.format
     values, is_tar = totals.values, shard_format == "tar"
     kinds = {**values.numbers, **values.lists}
@@ -54,16 +50,12 @@ def build_dataset_file(
 
 @dataclass(slots=True)
 class DatasetTotals:
-    """What the published shards of a dataset hold together.
+    """The totals of the published shards of a dataset.
 
     Attributes:
-        values: What is known of the fields' values.
-        shards: What the dataset file says of each, in the order of their numbers once all are there.
-        fields: How many samples have each field.
-        field_bytes: Bytes of all payloads.
-        schema: The columns of the sidecars, and their types.
-        digest: The content fingerprint.
-        skipped: What was left out.
+        values: The types of the field values.
+        shards: The entries of the dataset file, sorted at the end.
+        fields: The number of samples with each field.
     """
 
     values: FieldValues
@@ -75,7 +67,7 @@ class DatasetTotals:
     skipped: list[Skipped] = field(default_factory=list)
 
     def add(self, fact: ShardFacts, sidecar: bytes, tally: ShardTally) -> ShardEntry:
-        """Add a shard, whose digest and left out samples the caller adds; return what the dataset file says of it."""
+        """Add a shard and return its entry. The caller adds digest and skipped samples."""
         self.shards.append(tally.entry(fact, sidecar))
         self.field_bytes += tally.field_bytes
         self.fields.update(tally.fields)
@@ -83,5 +75,5 @@ class DatasetTotals:
 
     @property
     def samples(self) -> int:
-        """How many samples there are."""
+        """Number of samples."""
         return sum(shard.samples for shard in self.shards)

@@ -26,25 +26,20 @@ DEFAULT_ASPECT_RATIOS = (1 / 2, 9 / 16, 2 / 3, 3 / 4, 1.0, 4 / 3, 3 / 2, 16 / 9,
 
 
 def nearest_aspect_ratios(aspects: Sequence[float], reader: AnySampleReader, views: EpochSamples) -> Numbers:
-    """Return which aspect is the nearest of each image, at the numbers of the samples.
-
-    Args:
-        aspects: Widths per height, ascending.
-        reader: Of the samples.
-        views: Which.
+    """Return the index of the nearest of these ascending aspect ratios, by sample number.
 
     Raises:
-        InvalidRequest: No column has widths or heights, or aspects are none.
+        InvalidRequest: The columns `width` and `height` are missing, or a ratio is invalid.
     """
     if not aspects or aspects[0] <= 0:
-        raise InvalidRequest("aspects", repr(aspects), expected="widths per height, above 0")
+        raise InvalidRequest("aspects", repr(aspects), expected="ratios of width to height, above 0")
     width, height = (np.log(np.maximum(1, metadata_sizes(name, reader, views))) for name in ("width", "height"))
     logs = np.log(aspects)
     return np.searchsorted((logs[1:] + logs[:-1]) / 2, width - height).astype(np.int64)
 
 
 def make_size_batch(aspects: Sequence[float], bundle: Bundle, samples: list[Sample]) -> Sample:
-    """Return samples as what `Batches` makes a batch of; where they are of one aspect, they say which."""
+    """Return the samples of a batch as one item of a stream, with their aspect ratio if there are ratios."""
     if aspects:
         samples = [{**sample, "__aspect__": aspects[int(bundle.sizes[0])]} for sample in samples]
     numbered = [*zip(bundle.numbers.tolist(), samples, strict=True)]
@@ -52,10 +47,7 @@ def make_size_batch(aspects: Sequence[float], bundle: Bundle, samples: list[Samp
 
 
 class SizeBatches(Map):
-    """Makes a batch of the samples that a stream gives together, each of which goes through stages of its own before.
-
-    A batch goes without samples that these leave out; where none is left, another batch takes its place.
-    """
+    """Runs the stages on each sample of a batch, and collates it. A batch whose samples are all skipped is replaced."""
 
     def __init__(self, stages: Pipeline, lists: ListFields = ()) -> None:
         super().__init__(partial(_run_and_collate, stages, lists))
@@ -63,19 +55,19 @@ class SizeBatches(Map):
 
 def _run_and_collate(stages: Pipeline, lists: ListFields, bundle: Sample, rng: np.random.Generator) -> object:
     padding = {name: bundle[name] for name in ("__padding__",) if name in bundle}
-    start, kept, left_out = int(rng.integers(2**63)), list[object](), list[tuple[ShardError, int]]()
-    for at, (number, sample) in enumerate(cast("list[tuple[int, Sample]]", bundle["__samples__"])):
+    start, kept, skipped = int(rng.integers(2**63)), list[object](), list[tuple[ShardError, int]]()
+    for index, (number, sample) in enumerate(cast("list[tuple[int, Sample]]", bundle["__samples__"])):
 
         def skip(error: ShardError, number: int = number) -> None:
-            left_out.append((error, number))
+            skipped.append((error, number))
 
-        kept += stages.run([{**sample, **padding}], skip, partial(_rng_in_bundle, start, at))
-    if "__tell__" in bundle:  # a batch that takes the place of another has counted there
-        for each in left_out[not kept :]:  # where nothing is left, the place counts one
-            cast("Callable[..., None]", bundle["__tell__"])(*each)
+        kept += stages.run([{**sample, **padding}], skip, partial(_rng_in_bundle, start, index))
+    if "__on_skip__" in bundle:  # absent in a replacement: its batch was counted already
+        for skipped_sample in skipped[not kept :]:  # the stream counts one sample itself for an empty batch
+            cast("Callable[..., None]", bundle["__on_skip__"])(*skipped_sample)
     return collate(kept, lists) if kept else None
 
 
 def _rng_in_bundle(start: int, sample: int, stage: int) -> np.random.Generator:
-    """Return the generator that a stage draws from for a sample of a batch."""
+    """Return the random generator of a stage for one sample of a batch."""
     return np.random.default_rng([start, sample, stage])

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     Numbers = NDArray[np.int64]
 
 
-_SCAN_THREADS = 4  # that walk shards: more than one where a disk is far away
+_SCAN_THREADS = 4  # several help on storage with high latency
 
 
 logger = logging.getLogger("shardtool")
@@ -53,26 +53,24 @@ class Catalog:
     """The shards of one or several datasets.
 
     Attributes:
-        name: What was opened, for messages.
-        shards: In order.
-        firsts: int64 [shards + 1]: the number of each shard's first sample, and how many samples there are.
+        name: Name of what was opened, for messages.
+        firsts: int64 [shards + 1]: number of the first sample of each shard, then the number of samples.
         sizes: int64 [shards]: bytes.
-        fingerprint: Equal for equal samples in an equal order, as far as that is known without reading them.
-        fields: How many samples have each field; empty where any dataset does not say so.
-        kinds: Field to `int64` or `float`, of TFRecords.
-        classes: Field to the names of its class numbers, where all datasets agree.
-        types: Field to what its values were, of which payloads are the texts, where all datasets agree.
-        lists: Features of TFRecords that are lists of values in every sample.
-        content: The content fingerprint, which neither order nor sharding nor format changes; empty if not known.
-        key_ranges: The first and the last key of each shard, as dataset files say; empty where one does not.
-        parts: The catalog of each of several datasets; empty of one.
-        shared: What processes share: of one dataset, the indexes of its shards that were read, each at its place
-            there; after the last shard's, one of keys.
-        crcs: int64 [shards]: the CRC-32C of each shard, as a dataset file says; -1 where none does.
-        split: Of one dataset, its name among others: the split that it is, or what its file or folder is called.
-        listed: Whether dataset files of ours list all shards.
-        walks: Whether it is known where keys end in the names of members, so that a shard can be walked.
-        appends: Of one dataset, the places of shards from which on sidecars may have other columns.
+        fingerprint: Equal for equal samples in an equal order, as far as metadata can show.
+        fields: Number of samples that have each field; empty if unknown.
+        kinds: Type of numeric TFRecord fields: `int64` or `float`.
+        classes: Class names by field, if all datasets agree.
+        types: Recorded type of the values of each field, if all datasets agree.
+        lists: TFRecord features that are lists in every sample.
+        content: Content fingerprint, independent of order, sharding and format; empty if unknown.
+        key_ranges: First and last key of each shard; empty if unknown.
+        parts: One catalog per dataset; empty for a single dataset.
+        shared: Memory shared between processes: one block per shard index, then one for keys (single datasets only).
+        crcs: int64 [shards]: CRC-32C of each shard; -1 if unknown.
+        split: Split name, or the name of the dataset file or folder (single datasets only).
+        listed: Whether shardtool dataset files list all shards.
+        can_scan: Whether it is known where keys end in member names, so that shards can be scanned.
+        appends: Shard positions from which sidecars may have other columns (single datasets only).
     """
 
     name: str
@@ -92,25 +90,21 @@ class Catalog:
     crcs: Numbers = field(default_factory=lambda: np.zeros(0, np.int64), repr=False)
     split: str = ""
     listed: bool = False
-    walks: bool = True
+    can_scan: bool = True
     appends: tuple[int, ...] = ()
 
     def __len__(self) -> int:
         return int(self.firsts[-1])
 
-    def places(self, numbers: Numbers) -> tuple[Numbers, Numbers]:
-        """Return the shard of each sample, and its row there.
-
-        Args:
-            numbers: int64 [n]: numbers of samples, each below `len`.
-        """
+    def locate(self, numbers: Numbers) -> tuple[Numbers, Numbers]:
+        """Return the shard and the row of each sample number."""
         shards = np.searchsorted(self.firsts, numbers, side="right") - 1
         return shards, numbers - self.firsts[shards]
 
     def group_by_shard(self, numbers: Numbers) -> Iterator[tuple[int, Numbers, Numbers]]:
-        """Yield each shard that samples lie in: its place, their rows, ascending, and their places in `numbers`."""
+        """Yield the position of each shard, the ascending rows of its samples, and their indexes in `numbers`."""
         order = np.argsort(numbers, kind="stable")
-        shards, rows = self.places(numbers[order])
+        shards, rows = self.locate(numbers[order])
         cuts = [0, *(np.flatnonzero(np.diff(shards)) + 1).tolist(), len(shards)]
         for first, last in pairwise(cuts):
             if first < last:
@@ -118,127 +112,133 @@ class Catalog:
 
     @property
     def datasets(self) -> tuple[Catalog, ...]:
-        """The catalog of each dataset."""
+        """One catalog per dataset."""
         return self.parts or (self,)
 
     def dataset(self, shard: int) -> tuple[Catalog, int]:
-        """Return the catalog of the dataset that a shard is of, and its place there."""
-        for one in self.parts:
-            if shard < len(one.shards):
-                return one, shard
-            shard -= len(one.shards)
+        """Return the catalog of the dataset that contains a shard, and its position there."""
+        for part in self.parts:
+            if shard < len(part.shards):
+                return part, shard
+            shard -= len(part.shards)
         return self, shard
 
     @cached_property
     def is_remote(self) -> bool:
-        """Whether any shard lies in a store or behind HTTP."""
+        """Whether any shard has a URL."""
         return any(is_url(shard.path) for shard in self.shards)
 
     @property
     def splits(self) -> Mapping[str, list[Catalog]]:
-        """Split to its datasets."""
-        found: dict[str, list[Catalog]] = {}
-        for one in self.datasets:
-            found.setdefault(one.split, []).append(one)
-        return found
+        """Datasets by split name."""
+        splits: dict[str, list[Catalog]] = {}
+        for dataset in self.datasets:
+            splits.setdefault(dataset.split, []).append(dataset)
+        return splits
 
     def bounds(self, split: str) -> list[tuple[int, int]]:
-        """Return the number of the first sample of each dataset of a split, and of the one behind its last."""
+        """Return the first number, and the end, of each dataset of a split."""
         ends = [*accumulate(map(len, self.datasets), initial=0)]
-        return [pair for pair, one in zip(pairwise(ends), self.datasets, strict=True) if one.split == split]
+        return [pair for pair, dataset in zip(pairwise(ends), self.datasets, strict=True) if dataset.split == split]
 
 
-def open_catalog(given: DatasetLike) -> Catalog:
-    """Return the catalog of all datasets that `given` means.
+def open_catalog(dataset: DatasetLike) -> Catalog:
+    """Return the catalog of all matching datasets.
 
     Raises:
-        InvalidRequest: There are none.
-        CorruptShard: A dataset file is damaged, or a shard that has no sidecar cannot be read.
+        InvalidRequest: No dataset matches.
+        CorruptShard: A dataset file, or a shard without a sidecar, is damaged.
     """
-    opened = [open_dataset(one, dots="first") for one in expand_datasets(given)]
-    if not opened:
-        find_dataset(given)
-        raise InvalidRequest(str(given), "no dataset")
-    for one in opened:
-        if one.unlisted:
-            logger.warning("%s does not list %s, left out.", one.dataset_file, format_list(sorted(one.unlisted)))
-    return join_catalogs([_catalog_of(one) for one in map(_with_absolute_paths, opened)])
+    datasets = [open_dataset(part, dots="first") for part in expand_datasets(dataset)]
+    if not datasets:
+        find_dataset(dataset)
+        raise InvalidRequest(str(dataset), "no dataset")
+    for opened in datasets:
+        if opened.unlisted:
+            logger.warning("%s does not list %s: ignored.", opened.dataset_file, format_list(sorted(opened.unlisted)))
+    return join_catalogs([_catalog_of(opened) for opened in map(_with_absolute_paths, datasets)])
 
 
 def _with_absolute_paths(opened: StoredDataset) -> StoredDataset:
-    """Return a dataset whose shards are found from any folder, for programs that go to another one."""
+    """Make shard paths absolute, for programs that change their working directory."""
 
-    def full(path: str) -> str:
+    def absolute(path: str) -> str:
         return path if is_url(path) or os.path.isabs(path) else os.path.join(os.getcwd(), path)
 
-    beside = None if opened.index_folder is None else full(opened.index_folder)
-    shards = (replace(one, path=full(one.path), index_folder=beside) for one in opened.shards)
+    index_folder = None if opened.index_folder is None else absolute(opened.index_folder)
+    shards = (replace(shard, path=absolute(shard.path), index_folder=index_folder) for shard in opened.shards)
     return replace(opened, shards=tuple(shards))
 
 
 def join_catalogs(parts: Sequence[Catalog]) -> Catalog:
-    """Return one catalog of all shards of several, one after the other."""
+    """Return one catalog of several, in order."""
     if len(parts) == 1:
         return parts[0]
-    counts, ranges = [Counter(one.fields) for one in parts], [one.key_ranges for one in parts]
+    counts, ranges = [Counter(part.fields) for part in parts], [part.key_ranges for part in parts]
     return Catalog(
-        name=", ".join(one.name for one in parts),
-        shards=tuple(shard for one in parts for shard in one.shards),
-        firsts=part_ends(np.concatenate([np.diff(one.firsts) for one in parts])),
-        sizes=np.concatenate([one.sizes for one in parts]),
+        name=", ".join(part.name for part in parts),
+        shards=tuple(shard for part in parts for shard in part.shards),
+        firsts=part_ends(np.concatenate([np.diff(part.firsts) for part in parts])),
+        sizes=np.concatenate([part.sizes for part in parts]),
         fields=dict(sum(counts, Counter[str]())) if all(counts) else {},
-        kinds={name: kind for one in parts for name, kind in one.kinds.items()},
-        classes=_agreed_classes(one.classes for one in parts),
-        types=merge_value_types([(one.types, one.fields) for one in parts]),
-        fingerprint=hash_texts(*(one.fingerprint for one in parts)),
-        lists=frozenset(name for one in parts for name in one.lists),
-        key_ranges=tuple(pair for some in ranges for pair in some) if all(ranges) else (),
+        kinds={name: kind for part in parts for name, kind in part.kinds.items()},
+        classes=_agreed_classes(part.classes for part in parts),
+        types=merge_value_types([(part.types, part.fields) for part in parts]),
+        fingerprint=hash_texts(*(part.fingerprint for part in parts)),
+        lists=frozenset(name for part in parts for name in part.lists),
+        key_ranges=tuple(pair for pairs in ranges for pair in pairs) if all(ranges) else (),
         parts=tuple(parts),
-        crcs=np.concatenate([one.crcs for one in parts]),
-        listed=all(one.listed for one in parts),
+        crcs=np.concatenate([part.crcs for part in parts]),
+        listed=all(part.listed for part in parts),
     )
 
 
 def _catalog_of(opened: StoredDataset) -> Catalog:
-    """Return the catalog of one dataset: as its dataset file says, or sidecars, and walks over the other shards."""
+    """Return the catalog of one dataset, from its dataset file, or from its sidecars and scans."""
     file, shared, shards = opened.file, SharedBlocks(), opened.shards
     entries: Sequence[tuple[int, int, int | None]]  # samples, bytes, CRC-32C
     if file is None:
         heads = [*map_paths(StoredShard.head, shards, lambda shard: shard.path)]
-        if None in heads:  # keys of shards that are walked end where those of the others do
+        if None in heads:  # scanned shards follow the key rule that the sidecars of the others record
             shards = opened.with_dots(recorded_dots(opened)).shards
-        walked = _scan_shards([shard for shard, head in zip(shards, heads, strict=True) if head is None], shared)
+        counts_by_shard = _scan_shards(
+            [shard for shard, head in zip(shards, heads, strict=True) if head is None], shared
+        )
         sizes = map_paths(StoredShard.size, shards, lambda shard: shard.path)
         entries = [
-            (walked[number], size or 0, None) if head is None else (head[0], size or 0, head[1].crc)
+            (counts_by_shard[number], size or 0, None) if head is None else (head[0], size or 0, head[1].crc)
             for number, (head, size) in enumerate(zip(heads, sizes, strict=True))
         ]
-        facts = [shard.file_name + f" {size} {crc}" for shard, (_, size, crc) in zip(shards, entries, strict=True)]
-        known: dict[str, Any] = {"walks": None in heads}
+        fingerprint_parts = [
+            shard.file_name + f" {size} {crc}" for shard, (_, size, crc) in zip(shards, entries, strict=True)
+        ]
+        attributes: dict[str, Any] = {"can_scan": None in heads}
     else:
-        shards = tuple(replace(one, entry=None) for one in shards)  # they go to other processes: `firsts` says it
-        entries = [(one.samples, one.size, one.crc) for one in file.shards]
-        facts = [file.fingerprint, *(f"{one.size} {one.crc} {one.first_key}" for one in file.shards)]
-        known = {name: getattr(file, name) for name in ("fields", "classes", "types", "appends")}
-        known |= {"kinds": number_features(file.features), "content": file.fingerprint, "listed": True}
-        known["lists"] = frozenset(name for name, one in file.features.items() if one.is_list)
-        known["key_ranges"] = tuple((one.first_key, one.last_key) for one in file.shards)
+        shards = tuple(replace(shard, entry=None) for shard in shards)  # `firsts` has the counts; keeps pickles small
+        entries = [(shard.samples, shard.size, shard.crc) for shard in file.shards]
+        fingerprint_parts = [
+            file.fingerprint,
+            *(f"{shard.size} {shard.crc} {shard.first_key}" for shard in file.shards),
+        ]
+        attributes = {name: getattr(file, name) for name in ("fields", "classes", "types", "appends")}
+        attributes |= {"kinds": number_features(file.features), "content": file.fingerprint, "listed": True}
+        attributes["lists"] = frozenset(name for name, feature in file.features.items() if feature.is_list)
+        attributes["key_ranges"] = tuple((shard.first_key, shard.last_key) for shard in file.shards)
     counts = [samples for samples, _, _ in entries]
     return Catalog(
         name=redact_secrets(opened.dataset_file or format_list([*opened.paths], 1)),
         shards=shards,
         firsts=part_ends(counts),
         sizes=np.array([size for _, size, _ in entries], np.int64),
-        fingerprint=hash_texts(file.fingerprint if file else "", str(counts), *facts),
+        fingerprint=hash_texts(file.fingerprint if file else "", str(counts), *fingerprint_parts),
         shared=shared,
         crcs=np.array([-1 if crc is None else crc for _, _, crc in entries], np.int64),
         split=(file.made.split if file else "") or _display_name(opened),
-        **known,
+        **attributes,
     )
 
 
 def _display_name(opened: StoredDataset) -> str:
-    """Return what the dataset file is called, or else the folder of the shards."""
     if opened.dataset_file:
         return base_name(opened.dataset_file).removesuffix(DATASET_SUFFIX)
     path = opened.shards[0].path
@@ -246,37 +246,38 @@ def _display_name(opened: StoredDataset) -> str:
 
 
 def _scan_shards(shards: list[StoredShard], shared: SharedBlocks) -> dict[int, int]:
-    """Walk shards once, for all processes; return how many samples each has, by its number in its dataset."""
+    """Scan shards once for all processes; return the number of samples by shard number."""
     if not shards:
         return {}
 
-    def walk(shard: StoredShard) -> int:
-        found = shard.index()
-        if found.error is not None:
-            raise found.error
-        found.for_reading().store_in(shared, shard.number)
-        return len(found)
+    def scan(shard: StoredShard) -> int:
+        index = shard.index()
+        if index.error is not None:
+            raise index.error
+        index.for_reading().store_in(shared, shard.number)
+        return len(index)
 
     started = time.monotonic()
-    counts = dict(zip((shard.number for shard in shards), imap_requests(walk, shards, _SCAN_THREADS), strict=True))
+    counts = dict(zip((shard.number for shard in shards), imap_requests(scan, shards, _SCAN_THREADS), strict=True))
     logger.warning(
-        "%s without a sound sidecar, such as %s: walked in %.1f s. `shardtool index` makes sidecars.",
+        "%s without a valid sidecar, such as %s: scanned in %.1f s. Run `shardtool index` to create sidecars.",
         pluralize(len(shards), "shard"), shards[0].file_name, time.monotonic() - started,
     )  # fmt: skip
     return counts
 
 
 def _agreed_classes(classes: Iterable[Mapping[str, list[str]]]) -> dict[str, list[str]]:
-    """Return the classes of all datasets; without those of fields whose numbers mean different things."""
-    found: dict[str, list[str]] = {}
-    bad: set[str] = set()
-    for field_name, names in ((name, names) for one in classes for name, names in one.items()):
-        if found.setdefault(field_name, names) != names:
-            bad.add(field_name)
-    for name in sorted(bad):
-        logger.warning("%s: its numbers stand for other classes in another dataset; classes are left out.", name)
-    return {name: names for name, names in found.items() if name not in bad}
+    """Return the classes of all datasets, except where class numbers differ."""
+    agreed: dict[str, list[str]] = {}
+    conflicting: set[str] = set()
+    for field_name, names in ((name, names) for dataset_classes in classes for name, names in dataset_classes.items()):
+        if agreed.setdefault(field_name, names) != names:
+            conflicting.add(field_name)
+    for name in sorted(conflicting):
+        logger.warning("%s: class numbers differ between the datasets; class names are omitted.", name)
+    return {name: names for name, names in agreed.items() if name not in conflicting}
 
 
 def hash_texts(*texts: str) -> str:
+    """Return a 128-bit hash."""
     return blake2b("\n".join(texts).encode(), digest_size=16).hexdigest()

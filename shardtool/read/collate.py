@@ -1,4 +1,4 @@
-"""Make a batch of samples: arrays where the values allow it, lists where they do not."""
+"""Make batches of samples: arrays if the values allow it, otherwise lists."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _ARRAY_DTYPES = {int: np.int64, float: np.float64, bool: np.bool_}
 
 @dataclass(frozen=True)
 class Batch:
-    """Makes a batch of so many samples; see `collate`."""
+    """Makes batches of `size` samples; see `collate`."""
 
     size: int
     drop_last: bool = False
@@ -35,35 +35,34 @@ class Batch:
             raise InvalidRequest("batch", repr(self.size), expected="1 or more samples")
 
     def count(self, samples: int) -> int:
-        """Return how many batches so many samples make."""
+        """Return the number of batches."""
         return samples // self.size if self.drop_last else -(-samples // self.size)
 
-    def over(self, samples: Iterable[object]) -> Iterator[object]:
-        """Yield batches; the last may be smaller."""
+    def batches(self, samples: Iterable[object]) -> Iterator[object]:
+        """Yield batches."""
         samples = iter(samples)
-        while some := list(islice(samples, self.size)):
-            if len(some) == self.size or not self.drop_last:
-                yield collate(some, self.lists)
+        while batch := list(islice(samples, self.size)):
+            if len(batch) == self.size or not self.drop_last:
+                yield collate(batch, self.lists)
 
 
 def collate(samples: list[Any], lists: ListFields = ()) -> object:
     """Return samples as one batch.
 
-    Dicts become a dict of batched fields, tuples a tuple. A field becomes an array [samples, ...] where its values are
-    arrays of one shape and type, or numbers: int64, float64 or bool. Otherwise it becomes a list.
+    Dicts become a dict of batched fields, tuples a tuple. A field becomes an array [samples, ...] if its values are
+    numbers (int64, float64 or bool), or arrays of one shape and dtype. Otherwise it becomes a list.
 
     Args:
         samples: Dicts, tuples or values.
-        lists: Fields, or places in tuples, that become a list in any case: whether a batch has one must not depend on
-            which samples it has.
+        lists: Fields, or tuple positions, that always become a list, so that the type of a batch is predictable.
 
     Raises:
-        InvalidRequest: There is no such field.
-        SampleFailed: A sample lacks a field of another, or has another form.
+        InvalidRequest: `lists` names an unknown field.
+        SampleFailed: The samples differ in their fields or form.
     """
     form, first = split_sample(samples[0])
     alike = len({*map(type, samples)}) == 1 and (form is object or len({*map(len, samples)}) == 1)
-    if not alike or (form is dict and any(one.keys() != first.keys() for one in samples)):
+    if not alike or (form is dict and any(sample.keys() != first.keys() for sample in samples)):
         check_same_fields([(parts.get("__key__"), form, parts) for form, parts in map(split_sample, samples)])
     if form is not object:
         check_lists(lists, first)
@@ -76,49 +75,45 @@ def collate(samples: list[Any], lists: ListFields = ()) -> object:
 
 
 def split_sample(sample: object) -> tuple[type, Mapping[object, object]]:
-    """Return the form of a sample, which is the same for all of a batch, and its fields, or its values by place."""
+    """Return the form of a sample (dict, tuple or object), and its values by field or position."""
     if isinstance(sample, dict):
         return dict, sample
     return (tuple, dict(enumerate(sample))) if isinstance(sample, tuple) else (object, {0: sample})
 
 
 def join_sample(form: type, parts: dict[object, object]) -> object:
-    """Return what has a form, and these parts."""
+    """Return values as a sample or batch of a form."""
     if form is dict:
         return parts
     return tuple(parts.values()) if form is tuple else parts[0]
 
 
 def check_same_fields(samples: Sequence[tuple[object, type, Collection[object]]]) -> None:
-    """Refuse samples that make no batch, by the key, the form and the fields of each.
+    """Check that samples, given as key, form and fields, match.
 
     Raises:
-        SampleFailed: A sample lacks a field of another, or has another form.
+        SampleFailed: The samples differ in their fields or form.
     """
     first, form, fields = samples[0]
     expected = {*fields}
-    for key, own, found in samples:
-        if own is not form or (form is tuple and len(found) != len(fields)):
-            raise SampleFailed(sample_name(key), "not of the same form as the first of its batch")
-        if differing := expected.symmetric_difference(found):
+    for key, sample_form, sample_fields in samples:
+        if sample_form is not form or (form is tuple and len(sample_fields) != len(fields)):
+            raise SampleFailed(sample_name(key), "has another form than the first sample of its batch")
+        if differing := expected.symmetric_difference(sample_fields):
             name = min(differing, key=str)
-            remedy = f"select({name!r}, ..., missing='none') before gives None, missing='skip' leaves such samples out."
-            what = f"no field {name}, as others of its batch have"
-            raise SampleFailed(sample_name(first if name in found else key), what, remedy=remedy)
+            remedy = f"Add select({name!r}, ..., missing='none') for None, or missing='skip' to skip such samples."
+            problem = f"no field {name}, which other samples of its batch have"
+            raise SampleFailed(sample_name(first if name in sample_fields else key), problem, remedy=remedy)
 
 
 def check_lists(lists: ListFields, fields: Iterable[object]) -> None:
-    """Refuse a name among `lists` that no field has.
-
-    Raises:
-        InvalidRequest: There is one.
-    """
+    """Raise InvalidRequest if a name in `lists` is not a field."""
     if isinstance(lists, str):
-        raise InvalidRequest("lists", repr(lists), expected=f"names of fields: ({lists!r},)")
-    there = [*fields]
-    if lists and (others := [one for one in lists if one not in there]):
-        named = format_list([str(one) for one in there if str(one)[:2] != "__"])
-        raise InvalidRequest("lists", repr(others[0]), expected=f"fields of the samples: {named}")
+        raise InvalidRequest("lists", repr(lists), expected=f"a tuple of field names: ({lists!r},)")
+    known = [*fields]
+    if lists and (unknown := [name for name in lists if name not in known]):
+        named = format_list([str(name) for name in known if str(name)[:2] != "__"])
+        raise InvalidRequest("lists", repr(unknown[0]), expected=f"fields of the samples: {named}")
 
 
 def _collate_values(values: list[object]) -> NDArray[np.generic] | list[object]:
@@ -126,7 +121,7 @@ def _collate_values(values: list[object]) -> NDArray[np.generic] | list[object]:
     kind = kinds.pop() if len(kinds) == 1 else float if kinds == {int, float} else object
     if kind is np.ndarray:
         arrays = cast("list[NDArray[np.generic]]", values)
-        return np.stack(arrays) if len({(one.shape, one.dtype) for one in arrays}) == 1 else values
+        return np.stack(arrays) if len({(array.shape, array.dtype) for array in arrays}) == 1 else values
     if kind in _ARRAY_DTYPES or issubclass(kind, np.number):
         try:
             return np.array(values, _ARRAY_DTYPES.get(kind))
@@ -136,4 +131,5 @@ def _collate_values(values: list[object]) -> NDArray[np.generic] | list[object]:
 
 
 def sample_name(key: object) -> str:
+    """Return how messages name a sample."""
     return "a sample" if key is None else f"sample {key}"

@@ -1,4 +1,4 @@
-"""A dataset for training code: samples by number, by key, in batches and as a stream; and views of some of them."""
+"""A dataset opened for training: samples by number or key, in batches and as a stream, and views of some samples."""
 
 from __future__ import annotations
 
@@ -41,89 +41,88 @@ if TYPE_CHECKING:
 _KEY_BLOCK_SAMPLES = 2**16
 
 
-_EXPECTED_INDEX = "a number, a key, a slice, several of these, or a mask of all samples"
+_EXPECTED_INDEX = "a number, a key, a slice, a list of numbers or keys, or a boolean mask of all samples"
 
 
 class Dataset(Streamable):
-    """Samples of shards, or some of them.
+    """The samples of one or several datasets, or a view of some of them; see `open`.
 
     Picklable without open files; safe in threads and after a fork.
     """
 
-    fetcher: SampleReader
+    reader: SampleReader
     source: CatalogSamples
 
-    def __init__(self, fetcher: SampleReader, shares: SplitOptions | None = None) -> None:
-        super().__init__(fetcher, CatalogSamples(fetcher.catalog))
-        self.stages = Pipeline(types=fetcher.catalog.types)
+    def __init__(self, reader: SampleReader, shares: SplitOptions | None = None) -> None:
+        super().__init__(reader, CatalogSamples(reader.catalog))
+        self.stages = Pipeline(types=reader.catalog.types)
         self._shares = shares
 
     @property
     def skipped(self) -> SkippedSamples:
-        """Damaged samples that were left out with `on_error="skip"`, in this process."""
-        return self.fetcher.skipped
+        """Damaged samples skipped with `on_error="skip"` in this process."""
+        return self.reader.skipped
 
     @property
     def fields(self) -> Mapping[str, int]:
-        """How many samples have each field; counted where no dataset file says so, and of a view."""
-        catalog = self.fetcher.catalog
+        """Number of samples that have each field, counted from the indexes if no dataset file lists it."""
+        catalog = self.reader.catalog
         if self.source.chosen is None and catalog.fields:
             return catalog.fields
-        found: Counter[str] = Counter()
+        counts: Counter[str] = Counter()
         for shard, numbers in self.source.group_by_shard():
-            index, first = self.fetcher.store.index(shard), catalog.firsts[shard]
+            index, first = self.reader.store.index(shard), catalog.firsts[shard]
             rows = np.arange(len(numbers)) if isinstance(numbers, range) else np.array(numbers) - first
-            found.update(dict(zip(index.names, index.field_counts(rows), strict=True)))
-        return dict(+found)
+            counts.update(dict(zip(index.names, index.field_counts(rows), strict=True)))
+        return dict(+counts)
 
     @property
     def classes(self) -> Mapping[str, list[str]]:
-        """Field to the names of its class numbers."""
-        return self.fetcher.catalog.classes
+        """Class names by field."""
+        return self.reader.catalog.classes
 
     @property
     def splits(self) -> Mapping[str, int]:
-        """How many samples each split has, by its name: of `open(splits=)`, or of several datasets, each is one."""
-        splits = self.fetcher.catalog.splits
-        if self.source.chosen is None and self._divided is None:
+        """Number of samples by split: those of `open(splits=)`, or one split per dataset."""
+        splits = self.reader.catalog.splits
+        if self.source.chosen is None and self._assignment is None:
             return {name: sum(map(len, parts)) for name, parts in splits.items()}
-        return {name: len(self.partition(name)) for name in (self._divided.names if self._divided else splits)}
+        return {name: len(self.partition(name)) for name in (self._assignment.names if self._assignment else splits)}
 
     @cached_property
-    def _divided(self) -> SplitAssignment | None:
-        """The split of each sample of the whole dataset, where shares are asked for; None where they are not."""
+    def _assignment(self) -> SplitAssignment | None:
         if self._shares is None:
             return None
-        store, shards = self.fetcher.store, range(len(self.fetcher.catalog.shards))
+        store, shards = self.reader.store, range(len(self.reader.catalog.shards))
         return assign_splits(
             PackedStrings.of(key for shard in shards for key in store.index(shard).all_keys()), self._shares
         )
 
     @property
     def fingerprint(self) -> str:
-        """What is equal for equal samples: of a whole dataset, its content fingerprint, where that is known."""
-        content = self.fetcher.catalog.content if self.source.chosen is None else ""
+        """Equal for equal samples. For a whole dataset: its content fingerprint, if known."""
+        content = self.reader.catalog.content if self.source.chosen is None else ""
         return content or self.source.fingerprint
 
     @property
     def schema(self) -> pa.Schema:
-        """The columns of the sidecars, and their types."""
-        return arrow_schema(self.fetcher.catalog)
+        """The columns of the sidecars and their types."""
+        return arrow_schema(self.reader.catalog)
 
     @property
     def keys(self) -> Keys:
-        """The keys of all samples, in order: a sequence that is read when it is asked."""
-        return Keys(self.fetcher.store, self.source)
+        """The keys of all samples in order, read on demand."""
+        return Keys(self.reader.store, self.source)
 
     def __contains__(self, key: object) -> bool:
         return key in self.keys
 
     def __repr__(self) -> str:
-        catalog = self.fetcher.catalog
-        of = "" if self.source.chosen is None else f"{self.source.length:,} of "
-        what = f"{of}{pluralize(len(catalog), 'sample')} in {pluralize(len(catalog.shards), 'shard')}"
+        catalog = self.reader.catalog
+        view = "" if self.source.chosen is None else f"{self.source.length:,} of "
+        contents = f"{view}{pluralize(len(catalog), 'sample')} in {pluralize(len(catalog.shards), 'shard')}"
         fields = f", fields {format_list([*catalog.fields])}" if catalog.fields else ""
-        return f"<Dataset {catalog.name}: {what}{fields}{self.stages}>"
+        return f"<Dataset {catalog.name}: {contents}{fields}{self.stages}>"
 
     @overload
     def __getitem__(self, which: int | str) -> Any: ...
@@ -133,163 +132,153 @@ class Dataset(Streamable):
     def __getitem__(self, which: Several) -> list[Any]: ...
 
     def __getitem__(self, which: int | str | slice | Several) -> Any:
-        """Return the sample of a number or key, a list of those of several, or a view of a slice.
+        """Return one sample by number or key, a list for several, or a view for a slice.
 
-        What the dataset's stages make of a sample is returned; what they would leave out of a stream is an error.
+        Samples pass through the stages. A sample that a stream would skip is an error here.
 
         Raises:
-            IndexError: There is no such number.
-            UnknownKey: There is no such key.
+            IndexError: A number is out of range.
+            UnknownKey: No sample has the key.
             CorruptShard: A shard is missing or damaged.
-            SampleFailed: A stage cannot do its work.
+            SampleFailed: A stage fails.
         """
         if type(which) is int:  # a hot path
             plain = self.source.chosen is None and 0 <= which < self.source.length
-            return self._one(which if plain else self._number(which))
+            return self._read_sample(which if plain else self._resolve_position(which))
         if isinstance(which, slice):
-            return self._with_chosen(self._numbers(np.arange(*which.indices(self.source.length), dtype=np.int64)))
+            positions = np.arange(*which.indices(self.source.length), dtype=np.int64)
+            return self._with_chosen(self._resolve_positions(positions))
         if isinstance(which, str):
-            return self._one(int(self._with_keys([which])[0]))
+            return self._read_sample(int(self._resolve_keys([which])[0]))
         if isinstance(which, Sequence) or np.ndim(which):  # arrays, tensors, pandas
-            found = self.fetcher.fetch(self._several(cast("Several", which)))
-            return [self.stages.apply(sample) for sample in found] if self.stages.stages else found
+            samples = self.reader.fetch(self._resolve_many(cast("Several", which)))
+            return [self.stages.apply(sample) for sample in samples] if self.stages.stages else samples
         try:
-            place = operator.index(which)
+            position = operator.index(which)
         except TypeError:
-            raise InvalidRequest("the dataset", f"asked for {which!r:.80}", expected=_EXPECTED_INDEX) from None
-        return self._one(self._number(place))
+            raise InvalidRequest("the dataset", f"invalid index {which!r:.80}", expected=_EXPECTED_INDEX) from None
+        return self._read_sample(self._resolve_position(position))
 
-    def _one(self, number: int) -> object:
-        """Return what becomes of one sample, which is never left out."""
-        sample = self.fetcher.one(number)
+    def _read_sample(self, number: int) -> object:
+        sample = self.reader.read_one(number)
         if isinstance(sample, ShardError):
             raise sample
         return self.stages.apply(sample) if self.stages.stages else sample
 
-    def _several(self, which: Several) -> Numbers:
-        """Return the numbers in the catalog of several samples here, given by numbers, keys, or a mask."""
+    def _resolve_many(self, which: Several) -> Numbers:
         try:
-            asked = np.asarray(which)
-        except ValueError:  # lists of several lengths
-            asked = np.zeros(())
-        texts = asked.dtype.kind in "UTO" and all(isinstance(one, str) for one in which)
-        if asked.ndim != 1 or not (texts or asked.dtype.kind in "biu" or not len(asked)):
-            raise InvalidRequest("the dataset", f"asked for {which!r:.80}", expected=_EXPECTED_INDEX)
-        if texts:
-            return self._with_keys([str(one) for one in which])
-        if asked.dtype.kind == "b":
-            if len(asked) != self.source.length:
-                raise IndexError(f"a mask of {len(asked):,} for {pluralize(self.source.length, 'sample')}")
-            asked = np.flatnonzero(asked)
-        return self._numbers(asked.astype(np.int64))
+            indexes = np.asarray(which)
+        except ValueError:  # nested lists of different lengths
+            indexes = np.zeros(())
+        are_keys = indexes.dtype.kind in "UTO" and all(isinstance(item, str) for item in which)
+        if indexes.ndim != 1 or not (are_keys or indexes.dtype.kind in "biu" or not len(indexes)):
+            raise InvalidRequest("the dataset", f"invalid index {which!r:.80}", expected=_EXPECTED_INDEX)
+        if are_keys:
+            return self._resolve_keys([str(item) for item in which])
+        if indexes.dtype.kind == "b":
+            if len(indexes) != self.source.length:
+                raise IndexError(f"a mask of length {len(indexes):,} for {pluralize(self.source.length, 'sample')}")
+            indexes = np.flatnonzero(indexes)
+        return self._resolve_positions(indexes.astype(np.int64))
 
-    def _number(self, place: int) -> int:
-        """Return the number of a sample in the catalog, by its place here; a place below 0 counts from the end."""
-        if not -self.source.length <= place < self.source.length:
-            raise IndexError(f"sample {place} of {self.source.length:,}")
-        place = place if place >= 0 else place + self.source.length
-        return place if self.source.chosen is None else int(self.source.chosen[place])
+    def _resolve_position(self, position: int) -> int:
+        if not -self.source.length <= position < self.source.length:
+            raise IndexError(f"sample {position} of {self.source.length:,}")
+        position = position if position >= 0 else position + self.source.length
+        return position if self.source.chosen is None else int(self.source.chosen[position])
 
-    def _numbers(self, places: Numbers) -> Numbers:
-        """Return the numbers of samples in the catalog, by their places here; places below 0 count from the end."""
-        places = check_in_range(places, self.source.length)
-        return places if self.source.chosen is None else self.source.chosen[places]
+    def _resolve_positions(self, positions: Numbers) -> Numbers:
+        positions = check_in_range(positions, self.source.length)
+        return positions if self.source.chosen is None else self.source.chosen[positions]
 
-    def _with_keys(self, keys: Iterable[str]) -> Numbers:
-        """Return the number of the sample of each key: int64 [keys].
-
-        Raises:
-            UnknownKey: There is no sample of some keys, which it names.
-        """
-        wanted, chosen = [*keys], self.source.chosen
-        for one in wanted:
-            if not isinstance(one, str):
-                raise InvalidRequest("keys", f"{one!r:.40}", expected="texts, as those in `.keys`")
-        numbers = self.fetcher.store.numbers(wanted)
-        lacking = numbers < 0 if chosen is None else (numbers < 0) | ~np.isin(numbers, chosen)
-        if bad := [wanted[at] for at in np.flatnonzero(lacking).tolist()]:
-            what = "no sample of that key" if len(bad) == 1 else f"{len(bad):,} keys of no sample"
-            what += "" if chosen is None else " in this view"
-            remedy = _key_fix(self.fetcher.store, bad[0])
+    def _resolve_keys(self, keys: Iterable[str]) -> Numbers:
+        requested, chosen = [*keys], self.source.chosen
+        for key in requested:
+            if not isinstance(key, str):
+                raise InvalidRequest("keys", f"{key!r:.40}", expected="text, such as the items of `.keys`")
+        numbers = self.reader.store.numbers(requested)
+        missing = numbers < 0 if chosen is None else (numbers < 0) | ~np.isin(numbers, chosen)
+        if unknown := [requested[index] for index in np.flatnonzero(missing).tolist()]:
+            problem = "no sample has this key" if len(unknown) == 1 else f"{len(unknown):,} keys do not exist"
+            problem += "" if chosen is None else " in this view"
+            remedy = _key_fix(self.reader.store, unknown[0])
             expected = "keys such as those in `.keys`"
-            raise UnknownKey(format_list([*map(repr, bad)]), what, expected=expected, remedy=remedy)
+            raise UnknownKey(format_list([*map(repr, unknown)]), problem, expected=expected, remedy=remedy)
         return numbers
 
     def _with_chosen(self, chosen: Numbers) -> Dataset:
-        found = copy(self)
-        found.source = CatalogSamples(self.fetcher.catalog, chosen)
-        return found
+        view = copy(self)
+        view.source = CatalogSamples(self.reader.catalog, chosen)
+        return view
 
     def take(self, which: Several) -> Dataset:
-        """Return a view of several samples, given by numbers, keys, or a mask, in the order given.
+        """Return a view of samples given by numbers, keys or a boolean mask, in this order.
 
         Raises:
-            IndexError: There is no such number.
-            UnknownKey: There is no such key.
+            IndexError: A number is out of range.
+            UnknownKey: No sample has one of the keys.
         """
-        return self._with_chosen(self._several(which))
+        return self._with_chosen(self._resolve_many(which))
 
     def partition(self, which: str | Iterable[str]) -> Dataset:
-        """Return one split, by its name: what opening it alone gives; or a view of some keys, in the order given.
+        """Return one split by name, as if opened alone, or a view of the samples with the given keys, in this order.
 
         Raises:
-            InvalidRequest: There is no such split.
-            UnknownKey: There are no such keys.
+            InvalidRequest: No split has this name.
+            UnknownKey: No sample has one of the keys.
         """
         if not isinstance(which, str):
-            return self._with_chosen(self._with_keys(which))
-        catalog, chosen, divided = self.fetcher.catalog, self.source.chosen, self._divided
+            return self._with_chosen(self._resolve_keys(which))
+        catalog, chosen, assignment = self.reader.catalog, self.source.chosen, self._assignment
         splits = catalog.splits
-        if which not in (names := [*splits] if divided is None else divided.names):
+        if which not in (names := [*splits] if assignment is None else assignment.names):
             expected = f"one of {format_list([*names])}, or keys"
             raise InvalidRequest("partition", f"no split {which!r}", expected=expected)
-        if divided is not None:
+        if assignment is not None:
             split = names.index(which)
-            whole = divided.samples(split)
-            return self._with_chosen(whole if chosen is None else chosen[divided.number[chosen] == split])
+            whole = assignment.samples(split)
+            return self._with_chosen(whole if chosen is None else chosen[assignment.number[chosen] == split])
         if chosen is None:
-            return Dataset(SampleReader(join_catalogs(splits[which]), self.fetcher.options)).with_stages(self.stages)
+            return Dataset(SampleReader(join_catalogs(splits[which]), self.reader.options)).with_stages(self.stages)
         inside = [(chosen >= first) & (chosen < last) for first, last in catalog.bounds(which)]
         return self._with_chosen(chosen[np.logical_or.reduce(inside)])
 
     def where(self, query: str) -> Dataset:
-        """Return a view of the samples for which a query is true, such as `bi == 'dog' and width > 256`.
+        """Return a view of the samples that match a query such as `bi == 'dog' and width > 256`.
 
-        It may name the columns of the sidecars, and `key`, `shard`, `size` (bytes of all fields) and `fields` (how
-        many). All sidecars are read for it, one after the other.
+        A query can use the sidecar columns, `key`, `shard`, `size` (bytes of all fields) and `fields` (their number).
+        It reads all sidecars, one at a time.
 
         Raises:
-            InvalidRequest: It is no query, or names what is no column.
+            InvalidRequest: The query is invalid, or uses an unknown column.
         """
         if not isinstance(query, str):
             raise InvalidRequest("where", f"{query!r:.40}", expected="a query, such as \"bi == 'dog'\"")
-        return self._with_chosen(matching_samples(self.fetcher.catalog, self.source.chosen, query))
+        return self._with_chosen(matching_samples(self.reader.catalog, self.source.chosen, query))
 
     def column(self, name: str) -> list[Any]:
-        """Return a column of the sidecars, such as that of labels, a value a sample; no payload is read.
-
-        None stands where a sample has no value.
+        """Return a sidecar column as a list, with None for missing values. No payload is read.
 
         Raises:
-            InvalidRequest: There is no such column.
+            InvalidRequest: No sidecar has this column.
         """
-        return read_column(self.fetcher.catalog, self.source.chosen, name)
+        return read_column(self.reader.catalog, self.source.chosen, name)
 
     def table(self) -> pads.Dataset:
-        """Return the sidecars as one table that pandas, DuckDB and polars can query: a `pyarrow.dataset.Dataset`.
+        """Return the sidecars as one `pyarrow.dataset.Dataset`, which pandas, DuckDB and polars can query.
 
-        It has a row a sample: `__key__`, `__shard__`, where it lies, and the metadata. Of a whole dataset, files are
-        read when it is queried, and not checked before; the rows of a view are held in memory, in its order.
+        It has one row per sample: `__key__`, `__shard__`, the location, and the metadata. Queries of a whole dataset
+        read the sidecars, unchecked. The rows of a view are held in memory.
         """
-        return read_table(self.fetcher.catalog, self.source.chosen)
+        return read_table(self.reader.catalog, self.source.chosen)
 
 
-def check_in_range(places: Numbers, count: int) -> Numbers:
-    """Return places of so many samples; those below 0 count from the end."""
-    bad = places[(places < -count) | (places >= count)]
-    if len(bad):
-        raise IndexError(f"sample {bad[0]} of {count:,}")
-    return np.where(places < 0, places + count, places)
+def check_in_range(positions: Numbers, count: int) -> Numbers:
+    """Return positions as non-negative numbers, or raise IndexError."""
+    out_of_range = positions[(positions < -count) | (positions >= count)]
+    if len(out_of_range):
+        raise IndexError(f"sample {out_of_range[0]} of {count:,}")
+    return np.where(positions < 0, positions + count, positions)
 
 
 @with_dataloader_hints
@@ -299,31 +288,35 @@ def open(  # noqa: A001, PLR0913 - its public name and options
     on_error: OnBadSample = "raise", metadata: bool = False, splits: Mapping[str, float | str] | str | None = None,
     seed: int = 0,
 ) -> Dataset:  # fmt: skip
-    """Return a dataset for reading.
+    """Open a dataset for reading.
 
     Args:
-        given: A dataset file (of shardtool or wids), a shard pattern, a glob, a folder, or shards; several datasets,
-            such as the splits in a folder, become one, in their order. Shards without a sidecar are walked now, once
-            for all processes, and a warning says so. A `Cache` stands for the shards that samplers have finished in it
-            by now; what its `refresh` returned, for those of then, in whichever process.
-        check: Whether the checksum of each payload that is read is compared with its index.
-        cache: Where shards are copied to before they are read.
-        on_error: `skip`: a damaged sample is left out, and counted, instead of being an error.
-        metadata: Whether samples have the metadata of their sidecar, under the names of its columns; None where a shard
-            lacks one. Where a field has the same name, the field stays.
-        splits: Splits and their shares, such as `{"train": 0.9, "val": 0.1}`, for `partition`: in place of those that
-            the datasets are. A hash of a sample's key decides, as for `create --split`: into the same ones.
-        seed: Of `splits`: another one divides otherwise.
+        given: A dataset file (of shardtool or wids), a shard pattern, a glob, a folder, or a list of shards. Several
+            datasets, such as the splits in a folder, are concatenated. Shards without a sidecar are scanned once for
+            all processes, with a warning. A `Cache` means its shards that are finished now; pass the result of
+            `refresh` to open the same shards in several processes.
+        check: Compare the CRC-32C of each payload with the index.
+        cache: Copy shards here before they are read.
+        on_error: `raise` an error for a damaged sample, or `skip` and count it.
+        metadata: Add the sidecar columns to samples; a field of the same name takes precedence.
+        splits: Assign samples to splits for `partition`, such as `{"train": 0.9, "val": 0.1}`, by a hash of their keys,
+            as `create --split` does.
+        seed: Seed of `splits`.
 
     Raises:
-        InvalidRequest: There is no such dataset.
-        CorruptShard: A dataset file is damaged, or a shard that no sidecar describes cannot be read.
+        InvalidRequest: The dataset does not exist, or an option is invalid.
+        CorruptShard: A dataset file, or a shard without a sidecar, is damaged.
+
+    Example:
+        >>> dataset = shardtool.open("out.json").decode()
+        >>> dataset["cat/0001"]["jpg"].shape
+        (256, 256, 3)
     """
     given = given.refresh() if isinstance(given, GrowingCache) else given
     if isinstance(given, HeldShards):
         cache, given = given, [*given]
         if not given:
-            remedy = "Wait for its writers: `refresh()` says how many shards there are."
+            remedy = "Wait until its writers have finished a shard; `refresh()` returns the finished shards."
             raise InvalidRequest("the cache", "no finished shards yet", remedy=remedy)
     shares = None
     if splits is not None:
@@ -332,7 +325,7 @@ def open(  # noqa: A001, PLR0913 - its public name and options
 
 
 def _split_texts(shares: Mapping[str, float | str]) -> str:
-    """Return shares as `create --split` takes them; of floats, 1 - 0.9 is 0.1."""
+    """Return shares as text for `parse_shares`; rounding makes 1 - 0.9 equal 0.1."""
     if not isinstance(shares, Mapping):
         raise InvalidRequest("splits", repr(shares), expected="shares such as {'train': 0.9, 'val': 0.1}")
     plain = {name: f"{share:.8f}" if isinstance(share, float) else share for name, share in shares.items()}
@@ -340,7 +333,7 @@ def _split_texts(shares: Mapping[str, float | str]) -> str:
 
 
 class Keys(Sequence[str]):
-    """The keys of samples, in their order; read shard by shard when they are asked for."""
+    """The keys of samples, in order; read shard by shard on demand."""
 
     def __init__(self, store: IndexStore, view: CatalogSamples) -> None:
         self._store, self._view = store, view
@@ -355,15 +348,15 @@ class Keys(Sequence[str]):
 
     def __getitem__(self, which: int | slice) -> str | list[str]:
         if isinstance(which, slice):
-            return self.of(np.arange(*which.indices(len(self)), dtype=np.int64))
-        at = operator.index(which)
-        if not -len(self) <= at < len(self):
-            raise IndexError(f"key {at} of {len(self)}")
-        return self.of(np.array([at % len(self)]))[0]
+            return self.at_positions(np.arange(*which.indices(len(self)), dtype=np.int64))
+        position = operator.index(which)
+        if not -len(self) <= position < len(self):
+            raise IndexError(f"key {position} of {len(self)}")
+        return self.at_positions(np.array([position % len(self)]))[0]
 
     def __iter__(self) -> Iterator[str]:
         for first in range(0, len(self), _KEY_BLOCK_SAMPLES):
-            yield from self.of(np.arange(first, min(len(self), first + _KEY_BLOCK_SAMPLES)))
+            yield from self.at_positions(np.arange(first, min(len(self), first + _KEY_BLOCK_SAMPLES)))
 
     def __contains__(self, key: object) -> bool:
         if not isinstance(key, str):
@@ -374,15 +367,16 @@ class Keys(Sequence[str]):
     def __repr__(self) -> str:
         return f"<{len(self):,} keys: {format_list([*map(repr, self[:3])], total=len(self))}>"
 
-    def of(self, places: Numbers) -> list[str]:
-        """Return the keys at places here, in the order of the places."""
+    def at_positions(self, positions: Numbers) -> list[str]:
+        """Return the keys at positions, in the order of the positions."""
         chosen = self._view.chosen
-        return self._store.keys(places if chosen is None else chosen[places])
+        return self._store.keys(positions if chosen is None else chosen[positions])
 
 
 def _key_fix(store: IndexStore, name: str) -> str:
-    """Return what to do about a file's name that was given for a key; nothing where it is none of a sample."""
+    """Return a suggestion if a file name was given instead of its key, or an empty text."""
     folder, slash, file = name.rpartition("/")
-    keys = [folder + slash + file[:at] for at, letter in enumerate(file) if letter == "." and at]
-    found = store.numbers(keys)
-    return next((f"Take {keys[at]!r}: a key has no ending." for at in np.flatnonzero(found >= 0).tolist()), "")
+    keys = [folder + slash + file[:index] for index, letter in enumerate(file) if letter == "." and index]
+    numbers = store.numbers(keys)
+    existing = np.flatnonzero(numbers >= 0).tolist()
+    return next((f"Use {keys[index]!r}: a key has no extension." for index in existing), "")

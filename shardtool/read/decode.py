@@ -1,8 +1,7 @@
 """Decode the fields of a sample: images to pixels, and numbers, text, JSON, arrays and audio. Nothing is unpickled.
 
-The name of a field decides its type, so that it is the same in all samples: the last ending counts (`seg.png` is a
-png,
-`multi.cls` a cls). Where the name tells nothing, the type that the dataset file records decides. Other fields stay
+The name of a field decides its type, so the type is the same in all samples. The last extension counts: `seg.png` is a
+png, `multi.cls` a cls. If the name does not determine a type, the type in the dataset file is used. Other fields stay
 bytes.
 """
 
@@ -48,10 +47,10 @@ Named = Literal["numpy", "pil", "mask", "audio", "int", "float", "bool", "text",
 Decoder: TypeAlias = "Function | Named | None"
 
 
-_INT_FIELDS = frozenset(("cls", "cls2", "index", "inx", "id"))  # as for webdataset; a `label` may be a word
+_INT_FIELDS = frozenset(("cls", "cls2", "index", "inx", "id"))  # as in webdataset; a `label` may be text
 
 
-_MAX_SHOWN_BYTES = 40  # bytes of a payload that is no number
+_MAX_SHOWN_BYTES = 40  # of a payload in an error
 
 
 _NPY_VERSIONS = ((1, 0), (2, 0))
@@ -60,83 +59,69 @@ _NPY_VERSIONS = ((1, 0), (2, 0))
 _BOOLEANS = {b"1": True, b"0": False, b"true": True, b"false": False, 1: True, 0: False}
 
 
-_BAND_PIXELS = 2**18  # pixels that become an array at a time
+_BAND_PIXELS = 2**18  # pixels converted to an array at a time
 
 
-_MAX_ERROR_CHARS = 200  # characters of another library's message
+_MAX_ERROR_CHARS = 200  # of another library's message
 
 
 NewRng: TypeAlias = "Callable[[], np.random.Generator]"
 
 
-RngOf: TypeAlias = "Callable[[int], np.random.Generator]"  # of a stage, by its place in the chain
+RngOf: TypeAlias = "Callable[[int], np.random.Generator]"  # by the stage's position in the pipeline
 
 
 def seeded_rng(_: int = 0) -> np.random.Generator:
-    """Return a generator where a sample has no place in an epoch: Python's `random` says which."""
+    """Return a generator for samples outside a stream, seeded from Python's `random`."""
     return np.random.default_rng(random.getrandbits(64))
 
 
 def has_rng_parameter(function: object) -> bool:
-    """Tell whether a function has a parameter `rng`, which is not given yet."""
+    """Return whether a function has an unbound parameter `rng`."""
     if not callable(function) or (isinstance(function, partial) and "rng" in function.keywords):
         return False
     try:
         return "rng" in signature(function).parameters
-    except (TypeError, ValueError):  # of some that are written in C, nothing is known
+    except (TypeError, ValueError):  # some C functions have no signature
         return False
 
 
 class DecodedField(NamedTuple):
-    """What a decoder returns that makes more than the value of its field.
-
-    Attributes:
-        value: Of the field.
-        beside: Other fields of the sample, and their values.
-    """
+    """The value of a decoded field, with additional fields for the sample."""
 
     value: object
-    beside: Mapping[str, object]
+    extra_fields: Mapping[str, object]
 
 
 @dataclass(frozen=True)
 class Decode:
-    """Decodes the fields of a sample.
+    """Decodes the fields of a sample, with the options of `PipelineMethods.decode`.
 
-    Images (JPEG, PNG, WebP, BMP, GIF, TIFF, PNM; what an image is, its content says) become RGB of eight bits, upright:
+    Images (JPEG, PNG, WebP, BMP, GIF, TIFF, PNM; detected from their content) become 8-bit RGB, upright:
 
-    - An EXIF orientation is obeyed.
-    - Grey becomes three equal channels, a palette its colours, CMYK what Pillow makes of it without a colour profile;
-      16 bits of grey become 8 (65535 becomes 255; of 12 bits, 4095 does), of 16-bit colours the upper eight are kept.
-      Floats, signed integers, and those stored in more than 16 bits are refused, whatever their values.
-    - Alpha is left out, not blended.
-    - Of several frames or pages the first is taken. For TIFF, PNG and WebP, as for bits that are lost, a warning names
-      the alternative, once per field and process.
-    - An image of more pixels than Pillow takes (178 million), or that may take more than `max_bytes` to decode, is
-      refused before any memory is given to it.
-    - One that ends too early is refused (`transform.image` says where a format cannot show that).
+    - The EXIF orientation is applied. Alpha is dropped, not blended.
+    - Grey becomes three equal channels, a palette its colours, and CMYK Pillow's conversion without a colour profile.
+      16-bit grey is scaled to 8 bits (65535, or 4095 for 12 bits, becomes 255). 16-bit colours keep the upper eight
+      bits. Float, signed and more than 16-bit images are rejected.
+    - Only the first frame or page is decoded. A warning, once per field and process, names the alternative if frames of
+      a TIFF, PNG or WebP, or bits, are lost.
+    - An image with more pixels than Pillow accepts (178 million), or that may need more than `max_bytes`, is rejected
+      before memory is allocated. So is a truncated image (exceptions: `transform.image_decode`).
 
-    The decoder `mask` gives the values that are stored, for labels and depths: indices of a palette, grey as uint8 or
-    uint16 (of fewer bits, too: 0 to 15 of 4), int32, float32, 0 and 1; [height, width], or [height, width, channel];
-    upright too. What Pillow does not read faithfully is refused: 16-bit colours, signed bytes, integers from 2^31.
+    The decoder `mask` returns the stored values, for labels and depth: palette indices, grey as uint8 or uint16 (0 to
+    15 for 4 bits), int32, float32, or 0 and 1; [height, width] or [height, width, channel]; also upright. Images that
+    Pillow does not read exactly are rejected: 16-bit colours, signed bytes, integers from 2^31.
 
-    Others: `cls`, `cls2`, `index`, `inx` and `id` become an int; `json` what it says (`jsonl` a list, a value a line);
-    `txt`, `caption` and other texts a str (UTF-8); `npy` an array, without unpickling.
+    Other fields: `cls`, `cls2`, `index`, `inx` and `id` become int; `json` its value (`jsonl` a list with one value per
+    line); `txt`, `caption` and other text fields a UTF-8 str; `npy` an array, without unpickling.
 
-    The decoder `audio` makes `Audio` of what soundfile reads: WAV, FLAC, Ogg, Opus, MP3. What may take more than
-    `max_bytes`, or ends before its header says, is refused; an Ogg or MP3 may not show that it was cut.
+    The decoder `audio` returns `Audio` for formats that soundfile reads: WAV, FLAC, Ogg, Opus, MP3. Audio that may need
+    more than `max_bytes`, or is shorter than its header claims, is rejected. A truncated Ogg or MP3 may not be
+    detected.
 
     Attributes:
-        own: Field or ending to its decoder: a function of the bytes, the name of a decoder, or None for bytes. The
-            longest ending of a field that is given here decides: `seg.png` before `png`.
-        images: What images become: `numpy`, uint8 [height, width, 3], writable, or `pil`, of mode RGB.
-        reduce: Width and height that are enough. A JPEG is decoded at 1/8, 1/4 or 1/2 of its size, which is faster,
-            where both of its sides are no shorter then: the smallest such. Other images keep their size.
-        on_error: `skip`: what cannot be decoded is left out by a stream, and counted.
-        max_bytes: What decoding an image or audio may take, such as `2GiB`, the copies that are made of it on the way
-            included.
-        only: The fields that are decoded; None: all.
-        types: Field to what its values were when they were written, as the dataset file says.
+        only: The fields to decode; None: all.
+        types: Recorded type of the values of each field, from the dataset file.
     """
 
     own: tuple[tuple[str, Decoder], ...] = ()
@@ -146,8 +131,8 @@ class Decode:
     max_bytes: str | int = "1GiB"
     only: frozenset[str] | None = None
     types: Mapping[str, ValueType] = field(default_factory=dict, repr=False, compare=False)
-    draws: tuple[object, ...] = field(default=(), init=False, repr=False, compare=False)  # that ask for a generator
-    _known: dict[str, Function | None] = field(default_factory=dict, init=False, repr=False, compare=False)
+    draws: tuple[object, ...] = field(default=(), init=False, repr=False, compare=False)  # decoders that use `rng`
+    _decoders: dict[str, Function | None] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         for name, value, values in (("images", self.images, ImageType), ("on_error", self.on_error, OnBadSample)):
@@ -155,45 +140,43 @@ class Decode:
         parse_size(self.max_bytes)
         if self.reduce is not None and not _is_size(self.reduce):
             raise InvalidRequest("reduce", repr(self.reduce), expected="width and height, such as (224, 224)")
-        for name, given in self.own:
-            if given is not None and not callable(given) and given not in get_args(Named):
+        for name, decoder in self.own:
+            if decoder is not None and not callable(decoder) and decoder not in get_args(Named):
                 expected = f"a function of the bytes, None for bytes, or one of {', '.join(get_args(Named))}"
-                raise InvalidRequest(f"decode({{{name!r}: ...}})", repr(given), expected=expected)
-            if given == "audio":
+                raise InvalidRequest(f"decode({{{name!r}: ...}})", repr(decoder), expected=expected)
+            if decoder == "audio":
                 _import_soundfile(f"decode({{{name!r}: 'audio'}})")
-        object.__setattr__(self, "draws", tuple(given for _, given in self.own if has_rng_parameter(given)))
+        object.__setattr__(self, "draws", tuple(decoder for _, decoder in self.own if has_rng_parameter(decoder)))
 
     @property
     def can_skip(self) -> bool:
-        """Whether a stream goes on without a sample that cannot be decoded."""
+        """Whether a stream skips samples that cannot be decoded."""
         return self.on_error == "skip"
 
     def __call__(self, sample: Mapping[str, object], rng: NewRng = seeded_rng) -> dict[str, object]:
-        """Return a sample with its fields decoded.
+        """Return a sample with decoded fields.
 
-        Args:
-            sample: The sample.
-            rng: Makes the generator that decoders draw from, the same for each: two fields are cropped alike.
+        Each decoder gets an equal random generator from `rng`, so two fields are cropped alike.
 
         Raises:
-            SampleFailed: A field cannot be decoded; it names the sample and the field.
+            SampleFailed: A field cannot be decoded.
         """
         if not isinstance(sample, dict):
-            raise InvalidRequest("decode", f"a {type(sample).__name__}", expected="a sample with fields: decode first")
-        known, decoded = self._known, dict(sample)
+            raise InvalidRequest("decode", f"a {type(sample).__name__}", expected="a dict: call decode first")
+        decoders, decoded = self._decoders, dict(sample)
         for name, value in sample.items():
             if type(value) is bytes or type(value) is int:
-                decoder = known[name] if name in known else known.setdefault(name, self._decoder(name))
+                decoder = decoders[name] if name in decoders else decoders.setdefault(name, self._decoder(name))
                 if decoder is not None and (type(value) is bytes or decoder in _NUMBER_DECODERS):
                     try:
-                        if self.draws and any(decoder is one for one in self.draws):
-                            found: object = decoder(value, rng=rng())  # type: ignore[arg-type,call-arg]
+                        if self.draws and any(decoder is drawing for drawing in self.draws):
+                            result: object = decoder(value, rng=rng())  # type: ignore[arg-type,call-arg]
                         else:
-                            found = decoder(value)  # type: ignore[arg-type]
-                        if type(found) is DecodedField:
-                            decoded.update(found.beside)
-                            found = found.value
-                        decoded[name] = found
+                            result = decoder(value)  # type: ignore[arg-type]
+                        if type(result) is DecodedField:
+                            decoded.update(result.extra_fields)
+                            result = result.value
+                        decoded[name] = result
                     except Exception as error:
                         if is_out_of_memory(error):
                             raise
@@ -204,55 +187,53 @@ class Decode:
         if self.only is not None and name not in self.only:
             return None
         own, endings = dict(self.own), name.split(".")
-        for at in range(len(endings)):
-            ending = ".".join(endings[at:])
+        for start in range(len(endings)):
+            ending = ".".join(endings[start:])
             if ending in own:
-                given = own[ending]
-                return self._named(given, name) if isinstance(given, str) else given
+                decoder = own[ending]
+                return self._named(decoder, name) if isinstance(decoder, str) else decoder
         content, ending = content_type(name), endings[-1].lower()
         if not is_named_type(name):
-            kind = self.types.get(name) or ("int64" if ending in _INT_FIELDS else "")
-            return self._named("int" if kind == "int64" else kind, name)
+            value_type = self.types.get(name) or ("int64" if ending in _INT_FIELDS else "")
+            return self._named("int" if value_type == "int64" else value_type, name)
         by_name = {"image": self.images, "text": "text", "json": "jsonl" if ending == "jsonl" else "json"}
         return self._named("npy" if ending == "npy" else by_name.get(content, ""), name)
 
-    def _named(self, name: str, of_field: str) -> Function | None:
-        most = parse_size(self.max_bytes)
+    def _named(self, name: str, field_name: str) -> Function | None:
+        max_bytes = parse_size(self.max_bytes)
         if name in get_args(ImageType):
-            return partial(_decode_rgb, images=name, reduce=self.reduce, max_bytes=most, name=of_field)
+            return partial(_decode_rgb, images=name, reduce=self.reduce, max_bytes=max_bytes, name=field_name)
         if name in ("mask", "audio"):
-            return partial(_decode_mask if name == "mask" else _decode_audio, max_bytes=most)
+            return partial(_decode_mask if name == "mask" else _decode_audio, max_bytes=max_bytes)
         return _DECODERS.get(name)
 
 
-def check_decoders(given: object) -> tuple[tuple[str, Decoder], ...]:
-    """Return the decoders of a caller, as `Decode` keeps them.
+def check_decoders(decoders: object) -> tuple[tuple[str, Decoder], ...]:
+    """Return the caller's decoders in the form that `Decode` expects.
 
     Raises:
-        InvalidRequest: They are no mapping of field to decoder.
+        InvalidRequest: They are not a mapping of field to decoder.
     """
-    if given is None:
+    if decoders is None:
         return ()
-    if not isinstance(given, Mapping):
-        expected = "fields and their decoders, such as {'jpg': 'pil'}, or images='pil' for all (else: uint8 in RGB)"
-        raise InvalidRequest("decode", repr(given), expected=expected)
-    return tuple((str(name).removeprefix("."), decoder) for name, decoder in given.items())
+    if not isinstance(decoders, Mapping):
+        expected = "fields and their decoders, such as {'jpg': 'pil'}; or images='pil' for all images"
+        raise InvalidRequest("decode", repr(decoders), expected=expected)
+    return tuple((str(name).removeprefix("."), decoder) for name, decoder in decoders.items())
 
 
-def _is_size(given: object) -> bool:
-    """Tell whether something is a width and a height."""
-    if not isinstance(given, Sequence) or len(given) != 2:  # noqa: PLR2004
+def _is_size(value: object) -> bool:
+    if not isinstance(value, Sequence) or len(value) != 2:  # noqa: PLR2004
         return False
-    return all(isinstance(one, (int, np.integer)) and one > 0 for one in given)
+    return all(isinstance(side, (int, np.integer)) and side > 0 for side in value)
 
 
 def _decode_error(sample: Mapping[str, object], name: str, error: Exception) -> SampleFailed:
-    """Return the error of a field that cannot be decoded."""
     text = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
     return SampleFailed(
         f"sample {sample.get('__key__')}, field {name}",
         f"cannot be decoded: {' '.join(text.split())[:_MAX_ERROR_CHARS]}",
-        remedy=f"Leave such samples out with on_error='skip', or the field as it is with decode({{{name!r}: None}}).",
+        remedy=f"Skip such samples with on_error='skip', or keep the field as bytes with decode({{{name!r}: None}}).",
     )
 
 
@@ -277,9 +258,9 @@ _LOSS_MESSAGES: Mapping[DecodingLoss, tuple[str, str]] = {
 
 @cache
 def warn_about_loss(field: str, loss: DecodingLoss) -> None:
-    """Warn once per field and process that decoding does not keep all of an image, and name the alternative."""
-    found, remedy = _LOSS_MESSAGES[loss]
-    _log.warning("field %s: %s. %s.", field, found, remedy.format(field))
+    """Warn, once per field and process, that decoding discards a part of an image."""
+    loss_message, remedy = _LOSS_MESSAGES[loss]
+    _log.warning("field %s: %s. %s.", field, loss_message, remedy.format(field))
 
 
 def _decode_rgb(
@@ -301,52 +282,47 @@ def _decode_mask(data: bytes, max_bytes: int) -> NDArray[Any]:
     return np.minimum(values.view(np.uint8), 1) if values.dtype == bool else values  # Pillow's True is 255
 
 
-def _to_array(image: Image, made: Callable[[Image], Image]) -> NDArray[Any]:
-    """Return what `made` makes of an image as an array; by bands, for as a whole it would be there four times.
+def _to_array(image: Image, convert: Callable[[Image], Image]) -> NDArray[Any]:
+    """Return a converted image as an array. Converting in bands avoids four copies of the whole image.
 
-    The array is writable, as torch wants it: a twentieth slower than Pillow's read-only `asarray`.
+    The array is writable, as torch requires, which costs 5 % more than Pillow's read-only `asarray`.
     """
     (width, height), rows = image.size, max(1, _BAND_PIXELS // image.width)
     if rows >= height:
-        return np.array(made(image))
-    found: NDArray[Any] = np.empty(0)
+        return np.array(convert(image))
+    array: NDArray[Any] = np.empty(0)
     for top in range(0, height, rows):
-        band = np.asarray(made(image.crop((0, top, width, min(top + rows, height)))))
-        found = found if top else np.empty((height, *band.shape[1:]), band.dtype)
-        found[top : top + len(band)] = band
-    return found
+        band = np.asarray(convert(image.crop((0, top, width, min(top + rows, height)))))
+        array = array if top else np.empty((height, *band.shape[1:]), band.dtype)
+        array[top : top + len(band)] = band
+    return array
 
 
 class Audio(NamedTuple):
-    """What the decoder `audio` gives.
+    """The result of the decoder `audio`.
 
     Attributes:
-        samples: float32 [channels, frames], -1 to 1, as torchaudio has them.
-        rate: Frames a second.
+        samples: float32 [channels, frames], -1 to 1, as in torchaudio.
+        rate: Frames per second.
     """
 
     samples: NDArray[np.float32]
     rate: int
 
 
-_AUDIO_COPIES = 2  # of decoded audio: as it is read, and with its channels apart
+_AUDIO_COPIES = 2  # decoded audio, and its transposed copy
 
 
-_UNKNOWN_FRAMES = 2**62  # frames and more: of a FLAC that was written into a pipe
+_UNKNOWN_FRAMES = 2**62  # frames or more: claimed by a FLAC that was written to a pipe
 
 
-_STREAMED_WAV_BYTES = 2**31 - 2**16  # bytes and more, or none: what a WAV claims that was written into a pipe
+_STREAMED_WAV_BYTES = 2**31 - 2**16  # bytes or more, or 0: claimed by a WAV that was written to a pipe
 
 
 def _import_soundfile(where: str) -> Any:
-    """Return the library that decodes audio.
-
-    Raises:
-        InvalidRequest: It is not installed.
-    """
     try:
         import soundfile
-    except (ImportError, OSError) as error:  # or what it is made of is not
+    except (ImportError, OSError) as error:  # OSError: libsndfile is missing
         found = f"soundfile cannot be imported: {error}"
         raise InvalidRequest(where, found, remedy="Run `pip install 'shardtool[audio]'`.") from None
     return soundfile
@@ -355,34 +331,34 @@ def _import_soundfile(where: str) -> Any:
 def _decode_audio(data: bytes, max_bytes: int) -> Audio:
     library = _import_soundfile("audio")
     claim = int.from_bytes(data[4:8], "little") if data[:4] == b"RIFF" else 0
-    if claim and len(data) - 7 < claim < _STREAMED_WAV_BYTES:  # one byte may fill up what is odd
+    if claim and len(data) - 7 < claim < _STREAMED_WAV_BYTES:  # an odd length may be padded by one byte
         raise ValueError(f"the audio ends too early: {len(data):,} bytes of {claim + 8:,}")
     try:
         with library.SoundFile(BytesIO(data)) as file:
-            most, claimed = max_bytes // (_AUDIO_COPIES * 4 * file.channels), file.frames
-            if claimed > most:
-                shown = f"{claimed:,} frames" if claimed < _UNKNOWN_FRAMES else "a length that its header does not say"
-                raise ValueError(f"audio of {shown}; {most:,} frames are the most that fit")
+            max_frames, claimed = max_bytes // (_AUDIO_COPIES * 4 * file.channels), file.frames
+            if claimed > max_frames:
+                shown = f"{claimed:,} frames" if claimed < _UNKNOWN_FRAMES else "unknown length"
+                raise ValueError(f"audio of {shown}; at most {max_frames:,} frames fit into max_bytes")
             samples = file.read(dtype="float32", always_2d=True)
             if len(samples) < claimed:
                 raise ValueError(f"the audio ends too early: {len(samples):,} frames of {claimed:,}")
             return Audio(np.ascontiguousarray(samples.T), int(file.samplerate))
     except library.LibsndfileError as error:
-        raise ValueError(f"no audio that soundfile reads: {error.error_string.rstrip('.')}") from None
+        raise ValueError(f"soundfile cannot read the audio: {error.error_string.rstrip('.')}") from None
 
 
 def _decode_int(data: bytes) -> int:
     try:
         return int(data)
     except ValueError:
-        raise ValueError(f"no whole number: {data[:_MAX_SHOWN_BYTES]!r}") from None
+        raise ValueError(f"not a whole number: {data[:_MAX_SHOWN_BYTES]!r}") from None
 
 
 def _decode_bool(data: bytes | int) -> bool:
-    found = _BOOLEANS.get(data.strip().lower() if isinstance(data, bytes) else data)
-    if found is None:
+    value = _BOOLEANS.get(data.strip().lower() if isinstance(data, bytes) else data)
+    if value is None:
         raise ValueError(f"neither true nor false: {data if isinstance(data, int) else data[:_MAX_SHOWN_BYTES]!r}")
-    return found
+    return value
 
 
 def _decode_json_lines(data: bytes) -> list[object]:
@@ -390,28 +366,29 @@ def _decode_json_lines(data: bytes) -> list[object]:
 
 
 def read_npy(data: bytes) -> NDArray[Any]:
-    """Return the array of a file of NumPy's, in memory of its own.
+    """Return the array of a `.npy` file, in its own memory.
 
-    What its header claims is compared with what is there before memory is given to it.
+    The claimed size is compared with the file size before memory is allocated.
 
     Source: NEP 1, "A Simple File Format for NumPy Arrays".
     """
-    form, stream = np.lib.format, BytesIO(data)
-    version = form.read_magic(stream)
+    npy_format, stream = np.lib.format, BytesIO(data)
+    version = npy_format.read_magic(stream)
     try:
-        read = form.read_array_header_1_0 if version == (1, 0) else form.read_array_header_2_0
-        shape, by_column, kind = read(stream)
-    except MemoryError:  # a header is short: Python's parser says so of one that is nested too deep
-        raise ValueError("a header that is nested too deep") from None
-    if kind.hasobject:
-        raise ValueError("an array of Python objects, which only unpickling would make")
-    left = len(data) - stream.tell()
-    if min(shape, default=0) < 0 or math.prod(shape) * max(1, kind.itemsize) > left:  # what takes no bytes, too
-        raise ValueError(f"cut off: {left:,} bytes for the shape {shape} of {kind}")
-    there: NDArray[Any] = np.ndarray(shape, kind, data, stream.tell(), order="F" if by_column else "C")
+        read = npy_format.read_array_header_1_0 if version == (1, 0) else npy_format.read_array_header_2_0
+        shape, by_column, dtype = read(stream)
+    except MemoryError:  # headers are short: Python's parser raises this for deep nesting
+        raise ValueError("its header is nested too deeply") from None
+    if dtype.hasobject:
+        raise ValueError("an array of Python objects, which would have to be unpickled")
+    available = len(data) - stream.tell()
+    # max(1, ...): a dtype of size 0 must not allow any shape
+    if min(shape, default=0) < 0 or math.prod(shape) * max(1, dtype.itemsize) > available:
+        raise ValueError(f"truncated: {available:,} bytes for shape {shape} of {dtype}")
+    view: NDArray[Any] = np.ndarray(shape, dtype, data, stream.tell(), order="F" if by_column else "C")
     if version in _NPY_VERSIONS:
-        return np.array(there, order="K")
-    array: NDArray[Any] = form.read_array(BytesIO(data), allow_pickle=False)  # names of fields in UTF-8
+        return np.array(view, order="K")
+    array: NDArray[Any] = npy_format.read_array(BytesIO(data), allow_pickle=False)  # version 3: field names in UTF-8
     return array
 
 
@@ -426,7 +403,7 @@ _DECODERS: Mapping[str, Function] = {
 }
 
 
-_NUMBER_DECODERS = (float, _decode_bool)  # what a whole number of a TFRecord may become, too
+_NUMBER_DECODERS = (float, _decode_bool)  # these also convert an int from a TFRecord
 
 
 Size = tuple[int, int]

@@ -1,12 +1,9 @@
-"""The samples of an epoch: all or some of a catalog, or those of several datasets mixed by weights.
+"""The samples of an epoch: all or some samples of a catalog, or several datasets mixed by weights.
 
-In a mix, of t positions the first dataset has its share of t, rounded; the second its share of the rest, rounded,
-and so
-on. Each count grows by 0 or 1 with each position, and is never further from its exact share than the number of
-datasets.
-The positions of a block, in which counts are thus exact, are shuffled among themselves. Each dataset goes through
-its own
-epochs, also from one epoch of the mix to the next: no sample is repeated before all of its dataset was read.
+In a mix, of t positions the first dataset has its share of t, rounded; the second its share of the rest, rounded, and
+so on. Each count grows by 0 or 1 per position, and differs from its exact share by less than the number of datasets.
+Positions are shuffled within blocks. Each dataset runs through its own epochs, across epochs of the mix, so no sample
+is repeated before its dataset is exhausted.
 """
 
 from __future__ import annotations
@@ -39,24 +36,17 @@ _BUFFER_BYTES = 2**25
 _MAX_WINDOW_SAMPLES = 1024
 
 
-_PARTS_PER_RANK = 128  # parts: 256 samples of a rank come from as many places, more than a buffer of 5,000 mixes
+_PARTS_PER_RANK = 128  # 256 samples of a rank then come from as many locations: mixes more than a buffer of 5,000
 
 
-_COPIED_PARTS_PER_RANK = (
-    32  # parts of a rank where shards are copied before they are read, and must lie there at the same time
-)
+_COPIED_PARTS_PER_RANK = 32  # fewer if shards are copied first: the cache must hold them at the same time
 
 
 def window_size(mean_size: int, buffer: int | None, parts: int) -> int:
-    """Return how many samples of a part are shuffled among themselves, for a buffer of all parts.
-
-    Args:
-        mean_size: Bytes of a sample: where no buffer is given, it holds about 32 MB of them.
-        buffer: Samples that are held, and shuffled among themselves.
-        parts: How many parts there are.
+    """Return how many samples of a part are shuffled together, for a buffer of all parts (by default about 32 MB).
 
     Raises:
-        InvalidRequest: The buffer or the parts are no positive numbers.
+        InvalidRequest: `buffer` or `parts` is not a positive integer.
     """
     for name, value in (("parts", parts), ("buffer", buffer)):
         if value is not None:
@@ -64,49 +54,38 @@ def window_size(mean_size: int, buffer: int | None, parts: int) -> int:
     if buffer is not None:
         return max(1, buffer // parts)
     room = max(1, min(_MAX_WINDOW_SAMPLES, _BUFFER_BYTES // parts // mean_size))
-    return 1 << (room * room).bit_length() // 2  # the nearest power of two: it is permuted faster
+    return 1 << (room * room).bit_length() // 2  # the nearest power of two, which permutes faster
 
 
 def parts_window_ranks(
     source: object, mean_size: int, ranks: int, buffer: int | None, parts: int | None, *, copies: bool
 ) -> tuple[int, int, int]:
-    """Return parts, window and ranks of an order: where no parts are given, as many for each rank as one alone has.
+    """Return the parts, window and ranks of an order.
 
-    So a rank holds as much, and reads pieces as large, as one alone.
-
-    Args:
-        source: What is read.
-        mean_size: Bytes of a sample.
-        ranks: How many will read.
-        buffer: Samples that all ranks hold, and shuffle among themselves; None: a window is about 512 KB.
-        parts: Into how many parts samples are cut; given, the order is the same for any number of ranks.
-        copies: Whether shards are copied before they are read.
+    Without `parts`, each rank gets as many parts, and reads blocks as large, as a single rank. With `parts`, the order
+    does not depend on the number of ranks. `copies` tells whether shards are copied before they are read.
     """
     kinds = (CatalogSamples,) if copies else (CatalogSamples, MixedSamples)
     if parts is not None or not isinstance(source, kinds):
         parts = DEFAULT_PARTS if parts is None else parts
         return parts, window_size(mean_size, buffer, parts), 0
-    most = _PARTS_PER_RANK
+    parts_per_rank = _PARTS_PER_RANK
     if copies and isinstance(source, CatalogSamples):
-        most = max(DEFAULT_PARTS // ranks, min(_COPIED_PARTS_PER_RANK, len(source.catalog.sizes) // ranks), 1)
-    return ranks * most, window_size(mean_size, buffer, DEFAULT_PARTS if buffer is None else ranks * most), ranks
+        parts_per_rank = max(DEFAULT_PARTS // ranks, min(_COPIED_PARTS_PER_RANK, len(source.catalog.sizes) // ranks), 1)
+    parts = ranks * parts_per_rank
+    return parts, window_size(mean_size, buffer, DEFAULT_PARTS if buffer is None else parts), ranks
 
 
 @dataclass(frozen=True)
 class CatalogSamples:
-    """All samples of a catalog, or chosen ones.
-
-    Attributes:
-        catalog: Where the samples are.
-        chosen: int64 [n]: their numbers; None: all. Shuffled, only which they are counts, not their order.
-    """
+    """All samples of a catalog, or the chosen ones: int64 [n], in order (ignored by a shuffle)."""
 
     catalog: Catalog
     chosen: Numbers | None = field(default=None, repr=False)
 
     @property
     def span(self) -> int:
-        """How many numbers there are."""
+        """Upper bound of sample numbers."""
         return len(self.catalog)
 
     @cached_property
@@ -115,12 +94,12 @@ class CatalogSamples:
         return len(self.catalog) if self.chosen is None else len(self.chosen)
 
     def length_in(self, _: OrderOptions) -> int:
-        """Return how many samples an epoch has: as many in any order."""
+        """Return the number of samples in an epoch."""
         return self.length
 
     @cached_property
     def fingerprint(self) -> str:
-        """What is equal for equal samples."""
+        """Equal for equal samples."""
         if self.chosen is None:
             return self.catalog.fingerprint
         digest = blake2b(self.catalog.fingerprint.encode() + b"\n", digest_size=16)
@@ -128,35 +107,34 @@ class CatalogSamples:
         return digest.hexdigest()
 
     def group_by_shard(self) -> Iterator[tuple[int, range | Numbers]]:
-        """Yield each shard that samples lie in: its place, and their numbers, in the order of the view."""
+        """Yield each shard with chosen samples, and their ascending numbers."""
         if self.chosen is not None:
-            for shard, _, places in self.catalog.group_by_shard(self.chosen):
-                yield shard, self.chosen[np.sort(places)]
+            for shard, _, indexes in self.catalog.group_by_shard(self.chosen):
+                yield shard, self.chosen[np.sort(indexes)]
             return
         for shard, (first, last) in enumerate(pairwise(self.catalog.firsts.tolist())):
             if first < last:
                 yield shard, range(first, last)
 
     def order(self, options: OrderOptions) -> Order:
-        """Return the order of an epoch, as numbers of samples in the catalog."""
+        """Return the order of an epoch."""
         if self.chosen is None:
             return epoch_order(np.diff(self.catalog.firsts), options)
         if not options.shuffle:
             return Order(len(self.chosen), partial(np.take, self.chosen))
         counts = np.diff(np.searchsorted(self._ascending, self.catalog.firsts))
-        length, places = epoch_order(counts, options)
-        return Order(length, partial(_chosen_at, self._ascending, places))
+        length, indexes_at = epoch_order(counts, options)
+        return Order(length, partial(_chosen_at, self._ascending, indexes_at))
 
     @cached_property
     def _ascending(self) -> Numbers:
-        """The chosen samples in the order of the data: what a shuffle starts from, however they were chosen."""
+        """The chosen samples in file order, so that a shuffle depends only on the set."""
         chosen = np.zeros(0, np.int64) if self.chosen is None else self.chosen
         return chosen if (chosen[1:] >= chosen[:-1]).all() else np.sort(chosen)
 
 
-def _chosen_at(chosen: Numbers, places: Callable[[Numbers], Numbers], positions: Numbers) -> Numbers:
-    """Return the sample at each position, of chosen ones in an order of their places."""
-    return chosen[places(positions)]
+def _chosen_at(chosen: Numbers, indexes_at: Callable[[Numbers], Numbers], positions: Numbers) -> Numbers:
+    return chosen[indexes_at(positions)]
 
 
 Stop = int | Literal["first", "all"]
@@ -165,10 +143,11 @@ Stop = int | Literal["first", "all"]
 Position = TypeVar("Position", int, "Numbers")
 
 
-_MIX_BLOCK_POSITIONS = 64  # positions that are shuffled among themselves
+_MIX_BLOCK_POSITIONS = 64  # positions shuffled together
 
 
-_MAX_WEIGHT = 2**20  # of a dataset, so that no product of a weight and a position is beyond 2^63:
+# bounds that keep every product of a weight and a position below 2^63
+_MAX_WEIGHT = 2**20
 
 
 _MAX_POSITIONS = 2**40
@@ -179,24 +158,18 @@ _MAX_PRODUCT = 2**61
 
 @dataclass(frozen=True)
 class MixedSamples:
-    """Samples of several datasets; their numbers follow each other.
-
-    Attributes:
-        sources: What is mixed.
-        weights: Of each, a whole number.
-        length: Samples in an epoch.
-    """
+    """Samples of several datasets with integer weights, numbered consecutively."""
 
     sources: tuple[EpochSamples, ...]
     weights: tuple[int, ...]
     length: int
 
     @classmethod
-    def of(cls, sources: Sequence[EpochSamples], weights: Sequence[float], stop: Stop) -> MixedSamples:
-        """Return a mix.
+    def from_weights(cls, sources: Sequence[EpochSamples], weights: Sequence[float], stop: Stop) -> MixedSamples:
+        """Return a mix by weights.
 
         Raises:
-            InvalidRequest: There is nothing to mix, weights are not positive, or `stop` is none of its values.
+            InvalidRequest: A dataset is empty, there is none, or `weights` or `stop` is invalid.
         """
         whole = _whole_weights(weights, len(sources))
         for at, source in enumerate(sources):
@@ -208,96 +181,84 @@ class MixedSamples:
     def from_counts(
         cls, sources: Sequence[EpochSamples], choose: Sequence[int] | None, repeat: Sequence[float] | None
     ) -> MixedSamples:
-        """Return a mix by how many samples of each an epoch has, to one in 2^20 where they are more than a billion.
+        """Return a mix by the number of samples of each dataset in an epoch (above a billion: within one in 2^20).
 
-        Args:
-            sources: What is mixed.
-            choose: How many of each.
-            repeat: How many times each; with neither, once.
+        `choose` gives these numbers, `repeat` the repetitions of each dataset. Without both, each dataset comes once.
 
         Raises:
-            InvalidRequest: There is nothing to mix, or these are no positive numbers.
+            InvalidRequest: There is no dataset, or a number is not positive.
         """
         name, times = ("repeat", repeat) if choose is None else ("choose", choose)
         name, times = ("the mix", [1] * len(sources)) if times is None else (name, times)
         _check_numbers(name, times, len(sources))
         lengths = [source.length if choose is None else 1 for source in sources]
-        counts = [max(1, round(one * length)) for one, length in zip(times, lengths, strict=True)]
+        counts = [max(1, round(factor * length)) for factor, length in zip(times, lengths, strict=True)]
         if choose is not None and counts != [*choose]:
             raise InvalidRequest("choose", repr(choose), expected="whole numbers")
         length, divisor = sum(counts), math.gcd(*counts)
-        found, exact = cls.of(sources, counts, length), tuple(count // divisor for count in counts)
-        return replace(found, weights=exact) if length * max(exact) < _MAX_PRODUCT else found
+        mix, exact = cls.from_weights(sources, counts, length), tuple(count // divisor for count in counts)
+        return replace(mix, weights=exact) if length * max(exact) < _MAX_PRODUCT else mix
 
     @property
     def datasets(self) -> list[int]:
-        """How many datasets each of the sources is: one, or all that it mixes."""
-        return [sum(one.datasets) if isinstance(one, MixedSamples) else 1 for one in self.sources]
+        """Number of datasets in each source."""
+        return [sum(source.datasets) if isinstance(source, MixedSamples) else 1 for source in self.sources]
 
     @property
     def span(self) -> int:
-        """How many numbers there are: those of the samples are below."""
+        """Upper bound of sample numbers."""
         return sum(source.span for source in self.sources)
 
     def length_in(self, _: OrderOptions) -> int:
-        """Return how many samples an epoch has: as many in any order."""
+        """Return the number of samples in an epoch."""
         return self.length
 
     @cached_property
     def fingerprint(self) -> str:
-        """What is equal for equal samples in an equal mix."""
+        """Equal for equal samples in an equal mix."""
         texts = [*(source.fingerprint for source in self.sources), *map(str, self.weights), str(self.length)]
         return blake2b("\n".join(texts).encode(), digest_size=16).hexdigest()
 
     def order(self, options: OrderOptions) -> Order:
         """Return the order of an epoch."""
-        return Order(self.length, partial(self._numbers, options, {}))
+        return Order(self.length, partial(self._numbers_at, options, {}))
 
-    def _numbers(self, options: OrderOptions, known: dict[tuple[int, int], Order], positions: Numbers) -> Numbers:
-        """Return the sample at each position; `known` has orders of epochs of datasets that were used before."""
+    def _numbers_at(self, options: OrderOptions, orders: dict[tuple[int, int], Order], positions: Numbers) -> Numbers:
+        """Return the sample at each position; `orders` caches orders by dataset and epoch."""
         which, turns = self.turns(options, positions)
-        found, first = np.empty_like(positions), 0
+        numbers, first = np.empty_like(positions), 0
         for number, source in enumerate(self.sources):
-            (here,) = np.nonzero(which == number)
-            epochs, at = np.divmod(turns[here], source.length)
+            (indexes,) = np.nonzero(which == number)
+            epochs, source_positions = np.divmod(turns[indexes], source.length)
             for epoch in np.unique(epochs).tolist():
-                of_epoch = epochs == epoch
-                if (own := known.get((number, epoch))) is None:
-                    if len(known) > 2 * len(self.sources):
-                        known.clear()
-                    seed = derive_state("mixed", options.seed, number)  # alike datasets are not shuffled alike
-                    own = known[number, epoch] = source.order(replace(options, seed=seed, epoch=epoch))
-                found[here[of_epoch]] = first + own.numbers(at[of_epoch])
+                is_in_epoch = epochs == epoch
+                if (order := orders.get((number, epoch))) is None:
+                    if len(orders) > 2 * len(self.sources):
+                        orders.clear()
+                    seed = derive_state("mixed", options.seed, number)  # datasets of equal size get different shuffles
+                    order = orders[number, epoch] = source.order(replace(options, seed=seed, epoch=epoch))
+                numbers[indexes[is_in_epoch]] = first + order.numbers(source_positions[is_in_epoch])
             first += source.span
-        return found
+        return numbers
 
     def turns(self, options: OrderOptions, positions: Numbers) -> tuple[Numbers, Numbers]:
-        """Return the dataset at each position, and how many samples of it came before, in all epochs of the mix.
-
-        Args:
-            options: Which order.
-            positions: int64 [n].
-
-        Returns:
-            int64 [n], int64 [n].
-        """
+        """Return the dataset at each position, and how many of its samples came before, over all epochs."""
         blocks, row = np.unique(positions // _MIX_BLOCK_POSITIONS, return_inverse=True)
-        starts, places = blocks * _MIX_BLOCK_POSITIONS, np.arange(_MIX_BLOCK_POSITIONS)
+        starts, slots = blocks * _MIX_BLOCK_POSITIONS, np.arange(_MIX_BLOCK_POSITIONS)
         sizes = np.minimum(_MIX_BLOCK_POSITIONS, self.length - starts)
         before = np.stack(_counts_before(self.weights, starts))
         ends = np.cumsum(np.stack(_counts_before(self.weights, starts + sizes)) - before, axis=0)
         key = derive_state("mix", options.seed, options.epoch)
         sizes = np.repeat(sizes, _MIX_BLOCK_POSITIONS)
-        slots = permuted_windows(
-            key, np.repeat(blocks, _MIX_BLOCK_POSITIONS), np.tile(places, len(blocks)), sizes, _MIX_BLOCK_POSITIONS
+        permuted = permuted_windows(
+            key, np.repeat(blocks, _MIX_BLOCK_POSITIONS), np.tile(slots, len(blocks)), sizes, _MIX_BLOCK_POSITIONS
         )
-        sets = (slots.reshape(-1, 1, _MIX_BLOCK_POSITIONS) >= ends.T[:, :, None]).sum(
-            axis=1
-        )  # beyond a block's size: no dataset's
-        by_set = np.argsort(sets, axis=1, kind="stable")
-        nth = np.empty_like(by_set)
-        np.put_along_axis(nth, by_set, places[None, :], axis=1)
-        which = sets[row, positions % _MIX_BLOCK_POSITIONS]
+        # slots beyond a block's size get a number that belongs to no dataset
+        dataset_at = (permuted.reshape(-1, 1, _MIX_BLOCK_POSITIONS) >= ends.T[:, :, None]).sum(axis=1)
+        by_dataset = np.argsort(dataset_at, axis=1, kind="stable")
+        nth = np.empty_like(by_dataset)
+        np.put_along_axis(nth, by_dataset, slots[None, :], axis=1)
+        which = dataset_at[row, positions % _MIX_BLOCK_POSITIONS]
         firsts = np.concatenate((np.zeros((1, len(blocks)), np.int64), ends))[which, row]
         passed = options.epoch * np.array(_counts_before(self.weights, self.length))
         return which, passed[which] + before[which, row] + nth[row, positions % _MIX_BLOCK_POSITIONS] - firsts
@@ -307,15 +268,15 @@ EpochSamples = CatalogSamples | MixedSamples
 
 
 def _counts_before(weights: Sequence[int], position: Position) -> list[Position]:
-    """Return how many samples of each dataset come before a position, or before each of several."""
-    found: list[Position] = []
-    left, total = position, sum(weights)
+    """Return how many samples of each dataset come before a position, or an array of positions."""
+    counts: list[Position] = []
+    remaining, total = position, sum(weights)
     for weight in weights[:-1]:
-        taken = (2 * left * weight + total) // (2 * total)
-        found.append(taken)
-        left, total = left - taken, total - weight
-    found.append(left)
-    return found
+        count = (2 * remaining * weight + total) // (2 * total)
+        counts.append(count)
+        remaining, total = remaining - count, total - weight
+    counts.append(remaining)
+    return counts
 
 
 def _epoch_length(weights: Sequence[int], lengths: Sequence[int], stop: Stop) -> int:
@@ -323,36 +284,36 @@ def _epoch_length(weights: Sequence[int], lengths: Sequence[int], stop: Stop) ->
         return stop
     if stop not in ("first", "all") or isinstance(stop, bool):
         raise InvalidRequest("stop", repr(stop), expected="'first', 'all', or a number of samples")
-    enough = any if stop == "first" else all
+    any_or_all = any if stop == "first" else all
 
     def is_over(position: int) -> bool:
         counts = _counts_before(weights, position)
-        return enough(count >= length for count, length in zip(counts, lengths, strict=True))
+        return any_or_all(count >= length for count, length in zip(counts, lengths, strict=True))
 
     end = bisect_left(range(_MAX_POSITIONS + 1), x=True, key=is_over)
     if end > _MAX_POSITIONS:
-        raise InvalidRequest("weights", "an epoch would have more than 2^40 samples", expected="more equal weights")
+        raise InvalidRequest("weights", "an epoch would have more than 2^40 samples", expected="less unequal weights")
     return end
 
 
 def _check_numbers(name: str, numbers: Sequence[float], count: int) -> None:
     if not isinstance(numbers, Sized):
-        raise InvalidRequest(name, repr(numbers), expected="one for each dataset")
+        raise InvalidRequest(name, repr(numbers), expected="a list with one number per dataset")
     if len(numbers) != count or not count:
-        raise InvalidRequest(name, f"{len(numbers)} for {count} datasets", expected="one for each, and a dataset")
-    for one in numbers:
-        if isinstance(one, bool) or not isinstance(one, Real) or not 0 < one < math.inf:
-            raise InvalidRequest(name, repr(one), expected="numbers above 0")
+        raise InvalidRequest(name, f"{len(numbers)} for {count} datasets", expected="one per dataset, and a dataset")
+    for number in numbers:
+        if isinstance(number, bool) or not isinstance(number, Real) or not 0 < number < math.inf:
+            raise InvalidRequest(name, repr(number), expected="numbers above 0")
 
 
 def _whole_weights(weights: Sequence[float], count: int) -> tuple[int, ...]:
-    """Return weights as whole numbers: exact where these are not large, else to one part in 2^20 of the largest."""
+    """Return weights as integers, exact within one part in 2^20 of the largest."""
     _check_numbers("weights", weights, count)
     exact = [Fraction(str(weight)) for weight in weights]
-    scale = math.lcm(*(one.denominator for one in exact))
-    divisor = math.gcd(*(int(one * scale) for one in exact))
-    whole = [int(one * scale) // divisor for one in exact]
-    most = max(whole)
-    if most <= _MAX_WEIGHT // count:
+    scale = math.lcm(*(weight.denominator for weight in exact))
+    divisor = math.gcd(*(int(weight * scale) for weight in exact))
+    whole = [int(weight * scale) // divisor for weight in exact]
+    largest = max(whole)
+    if largest <= _MAX_WEIGHT // count:
         return tuple(whole)
-    return tuple(max(1, round(Fraction(one * _MAX_WEIGHT // count, most))) for one in whole)
+    return tuple(max(1, round(Fraction(weight * _MAX_WEIGHT // count, largest))) for weight in whole)

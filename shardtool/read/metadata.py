@@ -31,24 +31,21 @@ if TYPE_CHECKING:
 def queryable_table(
     shard: StoredShard, part: ShardIndex, columns: Iterable[str], labels: Collection[str] = ()
 ) -> pa.Table:
-    """Return what can be asked of a shard's samples, as of those of `reshard` (`select.order.table_of`).
+    """Return the columns of a shard that a query can use, the same as for `reshard` (`select.query`).
 
-    Args:
-        shard: The shard.
-        part: Its index, with metadata.
-        columns: Those of other shards, too: where this one lacks them, they are null.
-        labels: Those of labels: they are not null, but unknown, where the shard has such a field and no column.
+    Missing `columns` are null. A missing label column stays missing if the shard has a field of this name.
     """
-    there = {name: part.metadata.column(name) for name in part.metadata.column_names}
+    existing = {name: part.metadata.column(name) for name in part.metadata.column_names}
     unknown = {*labels}.intersection(part.names)
-    lacking = dict.fromkeys(sorted({*columns}.difference(there, unknown)), pa.nulls(len(part)))
-    own = {
+    missing = dict.fromkeys(sorted({*columns}.difference(existing, unknown)), pa.nulls(len(part)))
+    computed = {
         "key": string_array(bytes(part.keys), part.key_sizes),
         "shard": pa.array([printable(shard.file_name)] * len(part), pa.string()),
         "size": pa.array(np.diff(part_ends(part.lengths)[part.firsts])),
         "fields": pa.array(part.counts),
     }
-    return pa.table({**there, **lacking, **{name: one for name, one in own.items() if name not in {*there, *lacking}}})
+    table = {**existing, **missing}
+    return pa.table(table | {name: column for name, column in computed.items() if name not in table})
 
 
 def arrow_schema(catalog: Catalog) -> pa.Schema:
@@ -57,51 +54,53 @@ def arrow_schema(catalog: Catalog) -> pa.Schema:
 
 
 def metadata_schema(catalog: Catalog) -> pa.Schema:
-    """Return the columns of metadata of all sidecars and their types: where one shard has a wider one, that."""
-    found = [pa.schema([])]
-    for one in catalog.datasets:
-        places = sorted({0, *one.appends}) if one.listed else range(len(one.shards))
-        schemas = [one.shards[place].schema() for place in places]
-        found += [pa.schema([column for column in some if not column.name.startswith("__")]) for some in schemas]
-    return pa.unify_schemas(found, promote_options="permissive")
+    """Return the metadata columns of all sidecars, with types that fit the values of all shards."""
+    metadata_schemas = [pa.schema([])]
+    for dataset in catalog.datasets:
+        positions = sorted({0, *dataset.appends}) if dataset.listed else range(len(dataset.shards))
+        schemas = [dataset.shards[position].schema() for position in positions]
+        metadata_schemas += [
+            pa.schema([column for column in schema if not column.name.startswith("__")]) for schema in schemas
+        ]
+    return pa.unify_schemas(metadata_schemas, promote_options="permissive")
 
 
 def matching_samples(catalog: Catalog, chosen: Numbers | None, query: str) -> Numbers:
-    """Return the numbers of the samples for which a query is true, in their order; a shard at a time.
+    """Return the numbers of the samples that match a query, in their order.
 
     Raises:
-        InvalidRequest: It is no query.
-        CorruptShard: A shard has no sound sidecar, and is damaged.
+        InvalidRequest: The query is invalid.
+        CorruptShard: A shard has no valid sidecar and is damaged.
     """
     columns = metadata_schema(catalog).names
-    found = [np.zeros(0, np.int64)]
-    shards = range(len(catalog.shards)) if chosen is None else np.unique(catalog.places(chosen)[0]).tolist()
+    matches = [np.zeros(0, np.int64)]
+    shards = range(len(catalog.shards)) if chosen is None else np.unique(catalog.locate(chosen)[0]).tolist()
     for shard in shards:
         part = _index_of(catalog.shards[shard])
         table = queryable_table(catalog.shards[shard], part, columns, catalog.classes)
-        found.append(match_rows(table, query, catalog.classes) + catalog.firsts[shard])
-    taken = np.concatenate(found)
-    return taken if chosen is None else chosen[np.isin(chosen, taken)]
+        matches.append(match_rows(table, query, catalog.classes) + catalog.firsts[shard])
+    matching = np.concatenate(matches)
+    return matching if chosen is None else chosen[np.isin(chosen, matching)]
 
 
 def read_column(catalog: Catalog, chosen: Numbers | None, name: str) -> list[Any]:
-    """Return a column of metadata, a value a sample, None where a sample has none; a shard at a time.
+    """Return a metadata column, one value per sample (None if missing).
 
     Raises:
-        InvalidRequest: No sidecar has it.
-        CorruptShard: A shard has no sound sidecar, and is damaged.
+        InvalidRequest: No sidecar has this column.
+        CorruptShard: A shard has no valid sidecar and is damaged.
     """
-    there = metadata_schema(catalog)
-    if name not in there.names:
-        remedy = f"Of a field of numbers or short texts, reshard makes a column: {option_text('columns_from', name)}."
-        problem = f"no such column of the sidecars, which have {format_list(there.names)}"
+    schema = metadata_schema(catalog)
+    if name not in schema.names:
+        remedy = f"Run reshard with {option_text('columns_from', name)} to turn a field into a column."
+        problem = f"no sidecar has this column; they have {format_list(schema.names)}"
         raise InvalidRequest(f"column {name!r}", problem, remedy=remedy)
     numbers = np.arange(len(catalog)) if chosen is None else chosen
-    return [*to_python_values(_read_rows(catalog, numbers, pa.schema([there.field(name)])).column(name))]
+    return [*to_python_values(_read_rows(catalog, numbers, pa.schema([schema.field(name)])).column(name))]
 
 
 def read_table(catalog: Catalog, chosen: Numbers | None) -> pads.Dataset:
-    """Return the sidecars as one table; of chosen samples, their rows, in memory."""
+    """Return the sidecars as one table; for chosen samples, their rows in memory."""
     import pyarrow.dataset as pads
 
     schema = arrow_schema(catalog)
@@ -117,21 +116,21 @@ def read_table(catalog: Catalog, chosen: Numbers | None) -> pads.Dataset:
 
 
 def _read_rows(catalog: Catalog, chosen: Numbers, schema: pa.Schema) -> pa.Table:
-    parts, places = [schema.empty_table()], [np.zeros(0, np.int64)]
-    for shard, rows, which in catalog.group_by_shard(chosen):
+    parts, indexes = [schema.empty_table()], [np.zeros(0, np.int64)]
+    for shard, rows, shard_indexes in catalog.group_by_shard(chosen):
         parts.append(read_sidecar_table(catalog.shards[shard], schema).take(pa.array(rows)))
-        places.append(which)
-    found, order = pa.concat_tables(parts), np.concatenate(places)
-    return found if (np.diff(order) == 1).all() else found.take(pa.array(np.argsort(order)))
+        indexes.append(shard_indexes)
+    rows_by_shard, order = pa.concat_tables(parts), np.concatenate(indexes)
+    return rows_by_shard if (np.diff(order) == 1).all() else rows_by_shard.take(pa.array(np.argsort(order)))
 
 
 def read_sidecar_table(shard: StoredShard, schema: pa.Schema) -> pa.Table:
-    """Return the table of a shard's sidecar, with the columns of all."""
+    """Return the rows of a shard's sidecar with the columns of `schema`."""
     part = _index_of(shard)
     columns = {name: part.table.column(name) for name in part.table.column_names}
     columns["__shard__"] = pa.array([shard.name] * len(part), pa.string())
-    found = [columns.get(one.name, pa.nulls(len(part), one.type)) for one in schema]
-    return pa.table([pc.cast(column, one.type) for column, one in zip(found, schema, strict=True)], schema=schema)
+    values = [columns.get(field.name, pa.nulls(len(part), field.type)) for field in schema]
+    return pa.table([pc.cast(column, field.type) for column, field in zip(values, schema, strict=True)], schema=schema)
 
 
 def _index_of(shard: StoredShard) -> ShardIndex:

@@ -30,10 +30,10 @@ if TYPE_CHECKING:
 
 
 class MixedDataset(Streamable):
-    """Samples of several datasets: what `mix` returns. Each says which it is of by its number, as `__dataset__`."""
+    """Samples of several datasets; `__dataset__` is the number of a sample's dataset."""
 
     source: MixedSamples
-    fetcher: MixedReader
+    reader: MixedReader
 
     def __repr__(self) -> str:
         return f"<Mixture: {pluralize(self.source.length, 'sample')} an epoch{self.stages}>"
@@ -44,25 +44,25 @@ class MixedDataset(Streamable):
     def __getitem__(self, which: Sequence[int] | Numbers) -> list[Any]: ...
 
     def __getitem__(self, which: int | Sequence[int] | Numbers) -> Any:
-        """Return the sample at a place of an epoch that is not shuffled, or a list of those at several.
+        """Return the sample at a position of an unshuffled epoch, or a list for several positions.
 
         Raises:
-            IndexError: There is no such place.
+            IndexError: A position is out of range.
             CorruptShard: A shard is missing or damaged.
-            SampleFailed: A stage cannot do its work, or would leave the sample out.
+            SampleFailed: A stage fails, or would skip the sample.
         """
-        places = np.asarray(which)
-        if isinstance(which, slice) or places.ndim > 1 or not (places.dtype.kind in "iu" or not places.size):
-            expected = "a number, or several: views are taken of datasets, before they are mixed"
-            raise InvalidRequest("the mix", f"asked for {which!r:.80}", expected=expected)
-        places = check_in_range(places.reshape(-1).astype(np.int64), self.source.length)
-        numbers = self.source.order(OrderOptions(shuffle=False)).numbers(places)
+        positions = np.asarray(which)
+        if isinstance(which, slice) or positions.ndim > 1 or not (positions.dtype.kind in "iu" or not positions.size):
+            expected = "one or several numbers; select views of the datasets before you mix them"
+            raise InvalidRequest("the mix", f"invalid index {which!r:.80}", expected=expected)
+        positions = check_in_range(positions.reshape(-1).astype(np.int64), self.source.length)
+        numbers = self.source.order(OrderOptions(shuffle=False)).numbers(positions)
         if np.ndim(which):
-            return [self.stages.apply(sample) for sample in self.fetcher.fetch(numbers)]
-        (found,) = self.fetcher.read(numbers)
-        if isinstance(found, ShardError):
-            raise found
-        return self.stages.apply(found)
+            return [self.stages.apply(sample) for sample in self.reader.fetch(numbers)]
+        (sample,) = self.reader.read(numbers)
+        if isinstance(sample, ShardError):
+            raise sample
+        return self.stages.apply(sample)
 
 
 @with_dataloader_hints
@@ -70,53 +70,53 @@ def mix(
     datasets: Iterable[Streamable], weights: Sequence[float] | None = None, *, choose: Sequence[int] | None = None,
     repeat: Sequence[float] | None = None, stop: Stop | None = None,
 ) -> MixedDataset:  # fmt: skip
-    """Return several datasets as one that can be streamed: exact, divided among ranks, and resumed as one is.
+    """Mix several datasets into one that can be streamed, divided among ranks and resumed.
 
-    Which dataset comes next is random in blocks of 64 samples, in which shares are exact; without `shuffle`, too, where
-    each dataset keeps its own order. A dataset that is exhausted before the epoch ends goes on with its next epoch, in
-    another order; and in the next epoch of the mix, each goes on where it was. With datasets alone, an epoch has each
-    of their samples once.
+    The order of datasets is random within blocks of 64 samples with exact proportions, even without `shuffle`. A
+    dataset that is exhausted before the epoch ends continues with its own next epoch, in another order. The next epoch
+    of the mix continues where each dataset stopped. Without options, an epoch has each sample once.
 
     Args:
-        datasets: Datasets, views of them, or other mixes. What is done to the samples of each comes before what is done
-            to those of the mix.
-        weights: Of each, above 0: with 3 and 1, three of four samples are of the first; None: their lengths.
-        choose: How many samples of each an epoch has, in place of weights.
-        repeat: How many times an epoch has each: 2 twice, 0.5 one half of it, in the next epoch the other.
-        stop: When an epoch by weights ends: with the last sample of the dataset that is exhausted first (`first`), when
-            each was seen as a whole (`all`), or after a number of samples.
+        datasets: Datasets, views or other mixes. Their own stages run before the mix's.
+        weights: Weight of each dataset: 3 and 1 take three of four samples from the first. None: their lengths.
+        choose: Samples of each dataset per epoch, instead of weights.
+        repeat: Repetitions of each dataset per epoch; 0.5 is one half, and the other half in the next epoch.
+        stop: End of an epoch by weights: when the first dataset is exhausted (`first`), when all were read completely
+            (`all`), or after a number of samples.
 
     Raises:
-        InvalidRequest: A dataset has no samples, or makes batches, or weights and the like are none of their values.
+        InvalidRequest: A dataset is empty or batched, or an option is invalid.
     """
     datasets = [*datasets] if isinstance(datasets, Iterable) else [datasets]
-    for at, one in enumerate(datasets):
-        if not isinstance(one, Streamable):
-            found = f"a {type(one).__name__}"
-            raise InvalidRequest(f"dataset {at} of the mix", found, expected="what shardtool.open returned")
-        if any(isinstance(stage, Batch) for stage in one.stages.stages) or isinstance(one, BundledDataset):
-            expected = "samples: mix first, then batch or pack"
-            raise InvalidRequest(f"dataset {at} of the mix", "batches", expected=expected)
-    given = [name for name, one in (("weights", weights), ("choose", choose), ("repeat", repeat)) if one is not None]
-    if len(given) > 1 or (stop is not None and {*given} - {"weights"}):
-        found = f"given with {format_list([*given[1:], *(['stop'] if stop is not None else [])])}"
-        raise InvalidRequest(given[0], found, expected="weights and stop, choose, or repeat")
-    sources = [cast("EpochSamples", one.source) for one in datasets]
+    for number, dataset in enumerate(datasets):
+        if not isinstance(dataset, Streamable):
+            found = f"a {type(dataset).__name__}"
+            raise InvalidRequest(f"dataset {number} of the mix", found, expected="a dataset from shardtool.open")
+        if any(isinstance(stage, Batch) for stage in dataset.stages.stages) or isinstance(dataset, BundledDataset):
+            expected = "single samples: mix first, then batch or pack"
+            raise InvalidRequest(f"dataset {number} of the mix", "batches", expected=expected)
+    options = {"weights": weights, "choose": choose, "repeat": repeat}
+    given_options = [name for name, value in options.items() if value is not None]
+    if len(given_options) > 1 or (stop is not None and {*given_options} - {"weights"}):
+        found = f"given with {format_list([*given_options[1:], *(['stop'] if stop is not None else [])])}"
+        raise InvalidRequest(given_options[0], found, expected="only one of: weights (with stop), choose, repeat")
+    sources = [cast("EpochSamples", dataset.source) for dataset in datasets]
     if weights is None and stop is None:
         source = MixedSamples.from_counts(sources, choose, repeat)
     else:
-        weights = [one.length for one in sources] if weights is None else weights
-        source = MixedSamples.of(sources, weights, "first" if stop is None else stop)
-    mixed = MixedDataset(MixedReader([cast("AnySampleReader", one.fetcher) for one in datasets], source), source)
-    agreed = {name: common_type(one.stages.types.get(name) for one in datasets) for name in datasets[0].stages.types}
-    chains = tuple(chain for one in datasets for chain in _pipelines_of(one))
+        weights = [dataset.length for dataset in sources] if weights is None else weights
+        source = MixedSamples.from_weights(sources, weights, "first" if stop is None else stop)
+    readers = [cast("AnySampleReader", dataset.reader) for dataset in datasets]
+    mixed = MixedDataset(MixedReader(readers, source), source)
+    types = [dataset.stages.types for dataset in datasets]
+    agreed = {name: common_type(one.get(name) for one in types) for name in types[0]}
+    chains = tuple(chain for dataset in datasets for chain in _pipelines_of(dataset))
     stages = (DatasetPipelines(chains),) if any(chains) else ()
     return mixed.with_stages(Pipeline(stages, {name: kind for name, kind in agreed.items() if kind}))
 
 
-def _pipelines_of(one: Streamable) -> list[tuple[Stage, ...]]:
-    """Return what is done to the samples of a dataset, or of each that a mix has."""
-    own = tuple(stage for stage in one.stages.stages if not isinstance(stage, Batch))
+def _pipelines_of(dataset: Streamable) -> list[tuple[Stage, ...]]:
+    own = tuple(stage for stage in dataset.stages.stages if not isinstance(stage, Batch))
     if own and isinstance(own[0], DatasetPipelines):
-        return [(*before, *own[1:]) for before in own[0].each]
-    return [own] * (sum(one.source.datasets) if isinstance(one, MixedDataset) else 1)
+        return [(*stages, *own[1:]) for stages in own[0].by_dataset]
+    return [own] * (sum(dataset.source.datasets) if isinstance(dataset, MixedDataset) else 1)

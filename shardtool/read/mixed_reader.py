@@ -1,4 +1,4 @@
-"""Read samples of several datasets whose numbers follow each other."""
+"""Read samples of several datasets, numbered consecutively."""
 
 from __future__ import annotations
 
@@ -19,53 +19,52 @@ if TYPE_CHECKING:
 
 
 class MixedReader(BaseReader):
-    """Reads samples of several datasets; their numbers follow each other, and `__dataset__` says which it is of."""
+    """Reads samples of several datasets, and adds the number of their dataset as `__dataset__`."""
 
     def __init__(self, readers: Sequence[AnySampleReader], source: MixedSamples) -> None:
         self.readers, self._source = readers, source
-        spans = [one.span for one in source.sources]
+        spans = [reader.span for reader in source.sources]
         self._ends, self._firsts = np.cumsum(spans), np.cumsum(spans) - spans
-        self._datasets = [0, *accumulate(source.datasets)]  # the number of the first dataset of each source
-        sizes = (weight * one.mean_size for weight, one in zip(source.weights, readers, strict=True))
-        self.mean_size = sum(sizes) // sum(source.weights)  # as often as each dataset comes
-        self.copies = any(one.copies for one in readers)
-        self.concurrent_reads = max(one.concurrent_reads for one in readers)
+        self._datasets = [0, *accumulate(source.datasets)]  # number of the first dataset of each source
+        sizes = (weight * reader.mean_size for weight, reader in zip(source.weights, readers, strict=True))
+        self.mean_size = sum(sizes) // sum(source.weights)
+        self.copies = any(reader.copies for reader in readers)
+        self.concurrent_reads = max(reader.concurrent_reads for reader in readers)
 
     def expect(self, numbers: Numbers, seen: set[str]) -> None:
-        """Have the shards of samples that are read soon copied into the cache, but for those of `seen`."""
-        for one, part in self._divided(numbers, np.searchsorted(self._ends, numbers, side="right")):
-            one.expect(part, seen)
+        """Start copying the shards of these samples into the cache, except paths in `seen`."""
+        for reader, own_numbers in self._split_by_reader(numbers, np.searchsorted(self._ends, numbers, side="right")):
+            reader.expect(own_numbers, seen)
 
     def reader_of_fields(self, fields: frozenset[str] | None) -> MixedReader:
-        """Return a reader of these fields, where every sample of a dataset has them."""
-        return MixedReader([one.reader_of_fields(fields) for one in self.readers], self._source)
+        """Return a reader of these fields."""
+        return MixedReader([reader.reader_of_fields(fields) for reader in self.readers], self._source)
 
     def skip_or_raise(self, error: ShardError, number: int, *counts: SkippedSamples, damaged: bool = True) -> None:
-        """Count a sample that is left out, in its dataset and in `counts`, or raise its error, as that dataset does."""
-        at = int(np.searchsorted(self._ends, number, side="right"))
-        self.readers[at].skip_or_raise(error, number - int(self._firsts[at]), *counts, damaged=damaged)
+        """Count a skipped sample in its dataset and in `counts`, or raise its error."""
+        source = int(np.searchsorted(self._ends, number, side="right"))
+        self.readers[source].skip_or_raise(error, number - int(self._firsts[source]), *counts, damaged=damaged)
 
     def read(self, numbers: Numbers) -> Samples:
-        """Return samples, in the order of their numbers in the argument, and errors in place of damaged ones."""
-        return self._joined(numbers, lambda one, part: one.read(part))
+        """Return samples in the order of `numbers`, with errors for damaged ones."""
+        return self._read_with(numbers, lambda reader, own_numbers: reader.read(own_numbers))
 
     def read_late(self, numbers: Numbers) -> Samples:
-        """Return samples as `read` does, but read large ones only when each is asked for."""
-        return self._joined(numbers, lambda one, part: one.read_late(part))
+        """Return samples as `read` does, but read large ones on demand."""
+        return self._read_with(numbers, lambda reader, own_numbers: reader.read_late(own_numbers))
 
-    def _joined(self, numbers: Numbers, read: Callable[[AnySampleReader, Numbers], Samples]) -> Samples:
-        which = np.searchsorted(self._ends, numbers, side="right")
-        found = [iter(read(one, part)) for one, part in self._divided(numbers, which)]
-        return (_with_dataset_number(self._datasets[at], next(found[at])) for at in which.tolist())
+    def _read_with(self, numbers: Numbers, read: Callable[[AnySampleReader, Numbers], Samples]) -> Samples:
+        sources = np.searchsorted(self._ends, numbers, side="right")
+        samples = [iter(read(reader, own_numbers)) for reader, own_numbers in self._split_by_reader(numbers, sources)]
+        return (_with_dataset_number(self._datasets[source], next(samples[source])) for source in sources.tolist())
 
-    def _divided(self, numbers: Numbers, which: Numbers) -> Iterator[tuple[AnySampleReader, Numbers]]:
-        """Yield each reader, and its samples among `numbers`, as it numbers them."""
-        for at, reader in enumerate(self.readers):
-            yield reader, numbers[which == at] - self._firsts[at]
+    def _split_by_reader(self, numbers: Numbers, sources: Numbers) -> Iterator[tuple[AnySampleReader, Numbers]]:
+        """Yield each reader with its own numbers of its samples."""
+        for source, reader in enumerate(self.readers):
+            yield reader, numbers[sources == source] - self._firsts[source]
 
 
 def _with_dataset_number(number: int, sample: Sample | ShardError) -> Sample | ShardError:
-    """Return a sample that says which dataset it is of, of those from `number` on."""
     if isinstance(sample, dict):
         sample["__dataset__"] = number + sample.get("__dataset__", 0)  # type: ignore[operator]
     return sample

@@ -1,12 +1,9 @@
-"""Open shards: no more than a process can spare, least recently used closed first.
+"""Open shards, limited to what a process can spare; the least recently used is closed first.
 
-A shard is read at offsets only (`os.pread`, or ranges of an object), so that threads and forked processes share no
-file
-position. It is not memory-mapped: where a file was cut or a disk fails, a mapping kills the process instead of
-naming the
-shard, and from a cold disk a sample of 14 KB takes 200 KB of reading (measured). A compressed shard is unpacked
-once into
-a temporary file without a name.
+A shard is read at offsets (`os.pread`, or ranges of an object), so threads and forked processes share no file position.
+It is not memory-mapped: if a file is truncated or a disk fails, a mapping kills the process instead of naming the
+shard, and on a cold disk a sample of 14 KB causes 200 KB of reads (measured). A compressed shard is unpacked once into
+an unnamed temporary file.
 """
 
 from __future__ import annotations
@@ -35,18 +32,16 @@ if TYPE_CHECKING:
     from shardtool.read.catalog import Numbers
 
 
-DAMAGE_FIX = "Run `shardtool verify`; read with on_error='skip' to go on without what is damaged."
+DAMAGE_FIX = "Run `shardtool verify`, or open with on_error='skip' to skip damaged samples."
 
 
-_MAX_SHARD_BYTES = 2**62  # bytes: no shard has more
+_MAX_SHARD_BYTES = 2**62
 
 
-_ADVICE_BYTES = 2**17  # bytes: some systems take no more of one piece of advice
+_ADVICE_BYTES = 2**17  # some systems accept no more per call
 
 
-_ADVICE_BLOCK_BYTES = (
-    2**20
-)  # bytes: where the last of so many is in memory, no advice is given: it takes 1 us for each 64 KB
+_ADVICE_BLOCK_BYTES = 2**20  # a block is skipped if its last byte is cached: advice costs 1 us per 64 KB
 
 
 _pread = os.pread
@@ -55,24 +50,23 @@ _pread = os.pread
 _MAX_OPEN_SHARDS = 256
 
 
-_DESCRIPTORS_PER_SHARD = 4  # of the descriptors that a process may have, shards take one in so many
+_DESCRIPTORS_PER_SHARD = 4  # shards use at most one in four of the process's file descriptors
 
 
 class OpenFile:
-    """The bytes of one shard; closed with the last reference to it, so that other threads may still read.
+    """The bytes of one shard. It is closed with its last reference, so other threads can finish reading.
 
     Args:
-        shard: Which one.
-        cache: Where it is copied to first.
-        size: Bytes that it must have; None: not known.
+        shard: The shard.
+        cache: Cache to copy it to first.
+        size: Expected bytes; None: unknown.
 
     Attributes:
-        fd: Its descriptor; -1: it lies elsewhere, and is read by `read` alone.
-        path: Of the shard, for messages.
-        copied: Whether a copy of it is read.
+        fd: File descriptor; -1 for a remote shard.
+        copied: Whether a cached copy is read.
 
     Raises:
-        CorruptShard: It cannot be opened, or has another size.
+        CorruptShard: The shard cannot be opened, or has another size.
         OutputFailed: There is no room to unpack it.
     """
 
@@ -85,22 +79,22 @@ class OpenFile:
         self._held = cache.open(shard) if cache else None
         path = self._held.path if self._held else shard.path
         self.copied = path != shard.path
-        packed = is_compressed(shard.path)
+        compressed = is_compressed(shard.path)
         try:
             if not is_url(path):
-                self.fd, fact = open_plain(path)
-                found = fact.st_size
-            elif not packed:
+                self.fd, status = open_plain(path)
+                actual_size = status.st_size
+            elif not compressed:
                 self._blob = open_remote(path, size)
-                found = self._blob.size
+                actual_size = self._blob.size
         except OSError as error:
             raise open_error(shard.path, error) from None
-        if size is not None and not (packed and is_url(path)) and found != size:
+        if size is not None and not (compressed and is_url(path)) and actual_size != size:
             raise CorruptShard(
-                shard.path, f"{found:,} bytes", expected=f"{size:,}, as its dataset says",
-                remedy="The shard changed or was cut: `shardtool verify` says more.",
+                shard.path, f"{actual_size:,} bytes", expected=f"{size:,}, as its dataset lists",
+                remedy="The shard changed or was truncated. Run `shardtool verify`.",
             )  # fmt: skip
-        if packed:
+        if compressed:
             if self.fd >= 0:
                 os.close(self.fd)
                 self.fd = -1
@@ -108,31 +102,31 @@ class OpenFile:
                 self.fd = os.dup(unpacked.hold(0, _MAX_SHARD_BYTES).fileno())
 
     def __del__(self) -> None:
-        if os is None:  # the interpreter ends: its modules are gone, and the system closes files
+        if os is None:  # at interpreter exit, modules are gone and the system closes files
             return
         if self.fd >= 0:
             os.close(self.fd)
-        if self._held is not None and self._pid == os.getpid():  # a forked process has no lease of its own
+        if self._held is not None and self._pid == os.getpid():  # a forked process does not own the lease
             self._held.close()
 
     def release_lease(self) -> None:
-        """End the lease on a copy; what is open stays readable."""
+        """End the lease on the cached copy; it stays readable."""
         if self._held is not None:
             self._held.close()
 
     def read(self, offsets: Sequence[int], lengths: Sequence[int]) -> Iterator[bytes]:
-        """Yield the bytes at some places, each read when it is asked for.
+        """Yield the bytes of several ranges, each on demand.
 
         Raises:
-            CorruptShard: The shard ends before, or the disk fails.
+            CorruptShard: The shard ends too early, or the disk fails.
         """
-        fd, at = self.fd, 0
+        fd, offset = self.fd, 0
         try:
             if self._blob is not None:
                 yield from _read_blob(self._blob, offsets, lengths)
                 return
-            for at, length in zip(offsets, lengths, strict=True):
-                yield read_exactly(fd, length, at)
+            for offset, length in zip(offsets, lengths, strict=True):
+                yield read_exactly(fd, length, offset)
         except EOFError as error:
             end, missing = error.args
             expected = f"{missing:,} more bytes"
@@ -140,24 +134,19 @@ class OpenFile:
         except OSError as error:
             raise_if_machine_error(error, self.path)
             raise CorruptShard(
-                self.path, f"cannot be read: {os_error_text(error)}", offset=at, remedy=DAMAGE_FIX
+                self.path, f"cannot be read: {os_error_text(error)}", offset=offset, remedy=DAMAGE_FIX
             ) from None
 
     def checksum(self, size: int) -> int:
-        """Return the CRC-32C of the first bytes, so many: each is read once, for as long as the shard is open."""
+        """Return the CRC-32C of the first `size` bytes, computed once."""
         if self._checksum is None:
             starts = range(0, size, BLOCK_BYTES)
-            sizes = [min(BLOCK_BYTES, size - at) for at in starts]
+            sizes = [min(BLOCK_BYTES, size - start) for start in starts]
             self._checksum = reduce(lambda crc, block: crc32c(block, crc), self.read(starts, sizes), 0)
         return self._checksum
 
     def expect(self, starts: Numbers, ends: Numbers) -> None:
-        """Let the system read places ahead, into its own memory; where it cannot, they are read when they are wanted.
-
-        Args:
-            starts: int64 [n], ascending.
-            ends: int64 [n].
-        """
+        """Ask the system to read ranges, int64 [n], ascending, into its page cache."""
         if not len(starts) or not hasattr(os, "posix_fadvise"):
             return
         begins = np.flatnonzero(np.append(True, starts[1:] - ends[:-1] > _ADVICE_BYTES))
@@ -165,100 +154,84 @@ class OpenFile:
         for start, end in zip(starts[begins].tolist(), lasts, strict=True):
             for first in range(start, end, _ADVICE_BLOCK_BYTES):
                 last = min(end, first + _ADVICE_BLOCK_BYTES)
-                for at in () if self._holds(last - 1) else range(first, last, _ADVICE_BYTES):
-                    os.posix_fadvise(self.fd, at, _ADVICE_BYTES, os.POSIX_FADV_WILLNEED)
+                for offset in () if self._is_cached(last - 1) else range(first, last, _ADVICE_BYTES):
+                    os.posix_fadvise(self.fd, offset, _ADVICE_BYTES, os.POSIX_FADV_WILLNEED)
 
-    def _holds(self, at: int) -> bool:
-        """Tell whether the system has a byte in its memory; not, where it cannot say."""
+    def _is_cached(self, offset: int) -> bool:
+        """Return whether the page cache is known to have a byte."""
         try:
-            return os.preadv(self.fd, (bytearray(1),), at, os.RWF_NOWAIT) == 1
+            return os.preadv(self.fd, (bytearray(1),), offset, os.RWF_NOWAIT) == 1
         except (OSError, AttributeError, NotImplementedError):
             return False
 
 
 def read_exactly(fd: int, length: int, offset: int) -> bytes:
-    """Return `length` bytes of a file. A hot path: one call a payload.
+    """Return `length` bytes of a file. Hot path: one call per payload.
 
     Raises:
-        OSError: It cannot be read.
-        EOFError: It ends before: where, and how many bytes are missing.
+        OSError: The file cannot be read.
+        EOFError: The file ends too early: offset, and number of missing bytes.
     """
     data = _pread(fd, length, offset)
     if len(data) == length:
         return data
-    parts, got = [data], len(data)
-    while parts[-1] and got < length:  # a network file system may give less, and no call gives more than 2 GiB
-        parts.append(_pread(fd, length - got, offset + got))
-        got += len(parts[-1])
-    if got < length:
-        raise EOFError(offset + got, length - got)
+    parts, count = [data], len(data)
+    while parts[-1] and count < length:  # network file systems may return less, and no call returns more than 2 GiB
+        parts.append(_pread(fd, length - count, offset + count))
+        count += len(parts[-1])
+    if count < length:
+        raise EOFError(offset + count, length - count)
     return b"".join(parts)
 
 
 def _read_blob(blob: RemoteObject, offsets: Sequence[int], lengths: Sequence[int]) -> Iterator[bytes]:
-    """Yield the bytes at places of an object.
-
-    Raises:
-        OSError: It is another one by now, or it is gone.
-        ShardError: A store or a server fails.
-        EOFError: It ends before: where, and how many bytes are missing.
-    """
-    for at, length, data in zip(offsets, lengths, read_ranges(blob, offsets, lengths), strict=True):
+    """Yield ranges of an object; raise errors as `read_exactly`, or ShardError if the server fails."""
+    for offset, length, data in zip(offsets, lengths, read_ranges(blob, offsets, lengths), strict=True):
         if len(data) < length:
-            raise EOFError(at + len(data), length - len(data))
+            raise EOFError(offset + len(data), length - len(data))
         yield data
 
 
 class OpenFiles(LruCache[str, OpenFile]):
-    """The open shards of a catalog, not more than a process can spare.
-
-    Args:
-        cache: Where shards are copied to before they are read.
-        given_back: Called when shards are no longer kept.
-    """
+    """The open shards of a catalog. `on_release` is called when one is dropped."""
 
     def __init__(self, cache: ShardCache | None, on_release: Callable[[], None] = lambda: None) -> None:
         super().__init__(_max_open_shards(), on_release=on_release)
         self._cache, self._renewed = cache, set[str]()
 
     def open(self, shard: StoredShard, size: int | None = None) -> OpenFile:
-        """Return a shard, opened now or before.
-
-        Args:
-            shard: Which one.
-            size: Bytes that it must have; None: not known.
+        """Return an open shard; `size` is its expected size, if known.
 
         Raises:
-            CorruptShard: It cannot be opened, or has another size.
+            CorruptShard: The shard cannot be opened, or has another size.
             OutputFailed: There is no room to unpack it.
         """
         return self.get(shard.path, lambda: OpenFile(shard, self._cache, size))
 
     def renew(self, shard: StoredShard, file: OpenFile) -> bool:
-        """Drop the copy of a shard in the cache, which was found damaged; return whether to read the shard again.
+        """Drop a damaged cached copy; return whether to read the shard again.
 
-        A shard is copied again once: what is damaged then has a damaged source.
+        A shard is copied again only once: a second damaged copy has a damaged source.
         """
         with self._lock:
             if not file.copied or not isinstance(self._cache, CopyingCache):
                 return False
             if shard.path in self._renewed:
-                return self._kept.get(shard.path) is not file  # another thread has dropped it meanwhile
+                return self._kept.get(shard.path) is not file  # another thread has dropped it
             self._renewed.add(shard.path)
             if self._kept.get(shard.path) is file:
                 del self._kept[shard.path]
                 self._used -= 1
-            self._given_back()
+            self._on_release()
             file.release_lease()
             self._cache.drop(shard)
             return True
 
 
 def _max_open_shards() -> int:
-    """Return how many shards may be open."""
-    most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return (
         _MAX_OPEN_SHARDS
-        if most == resource.RLIM_INFINITY
-        else max(1, min(_MAX_OPEN_SHARDS, most // _DESCRIPTORS_PER_SHARD))
+        if limit == resource.RLIM_INFINITY
+        else max(1, min(_MAX_OPEN_SHARDS, limit // _DESCRIPTORS_PER_SHARD))
     )

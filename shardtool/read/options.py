@@ -19,65 +19,57 @@ if TYPE_CHECKING:
 Sample = dict[str, object]
 
 
-Samples: TypeAlias = "Iterable[Sample | ShardError]"  # errors in place of those that could not be read
+Samples: TypeAlias = "Iterable[Sample | ShardError]"  # an error replaces a sample that cannot be read
 
 
 class CachedShard(Protocol):
-    """A shard in a local cache, held until it is closed."""
+    """A shard in a local cache. The cache keeps it until `close` is called."""
 
     path: str
 
     def close(self) -> None:
-        """Let the cache remove the shard when it needs room."""
+        """Let the cache remove the shard."""
 
 
 class ShardCache(Protocol):
-    """A cache of whole shards, which gives each a path that is fast to read."""
+    """A cache of whole shards on fast local storage."""
 
     def open(self, shard: StoredShard) -> CachedShard:
-        """Return a shard, copied into the cache where it is not there yet."""
+        """Return a shard, copied into the cache if necessary."""
 
 
 @runtime_checkable
 class CopyingCache(ShardCache, Protocol):
-    """A cache whose shards have a source, from which they are copied."""
+    """A cache that copies shards from a source."""
 
     def expect(self, shard: StoredShard) -> None:
-        """Copy a shard that is read soon, where there is room."""
+        """Copy a shard that will be read soon, if there is room."""
 
     def drop(self, shard: StoredShard) -> None:
-        """Remove the copy of a shard, which was found damaged and is held no more."""
+        """Remove a damaged copy that is no longer open."""
 
 
 @runtime_checkable
 class HeldShards(ShardCache, Protocol):
-    """The paths of shards that a growing cache holds, for as long as something refers to this."""
+    """The paths of shards that a growing cache keeps while this object exists."""
 
     def __iter__(self) -> Iterator[str]:
-        """Return the paths."""
+        """Iterate over the paths."""
         ...
 
 
 @runtime_checkable
 class GrowingCache(Protocol):
-    """A cache into which samplers write."""
+    """A cache that samplers write to."""
 
     def refresh(self) -> HeldShards:
-        """Return the shards that are finished by now."""
+        """Return the shards that are finished now."""
         ...
 
 
 @dataclass(frozen=True)
 class ReadOptions:
-    """How samples are read.
-
-    Attributes:
-        check: Whether the CRC-32C of each payload is compared with its index.
-        cache: Where shards are copied to before they are read.
-        on_error: Whether a damaged sample is an error, or left out and counted.
-        metadata: Whether samples have the metadata of their sidecar, too.
-        fields: The fields that are wanted; None: all.
-    """
+    """How samples are read; see `read.dataset.open`. `fields` are the fields to read; None: all."""
 
     check: bool = False
     cache: ShardCache | None = None
@@ -88,4 +80,4 @@ class ReadOptions:
     def __post_init__(self) -> None:
         check_choice("on_error", self.on_error, OnBadSample)
         if isinstance(self.cache, str | PathLike):
-            raise InvalidRequest("cache", f"{self.cache!r}", expected="a shardtool.Cache of that folder")
+            raise InvalidRequest("cache", f"{self.cache!r}", expected="shardtool.Cache(FOLDER)")

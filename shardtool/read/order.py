@@ -1,8 +1,7 @@
-"""The order of an epoch: pure functions from positions of the epoch to numbers of samples.
+"""The order of an epoch: pure functions from positions of the epoch to sample numbers.
 
-An order depends on the data, the seed and the epoch alone. Any position can be computed at once, so that a run
-resumes in
-the middle of an epoch.
+An order depends only on the data, the seed and the epoch. Any position can be computed directly, so runs can resume
+within an epoch.
 """
 
 from __future__ import annotations
@@ -34,16 +33,16 @@ _MIN_SAMPLES_IN_PART = 4
 
 @dataclass(frozen=True)
 class OrderOptions:
-    """What an order depends on, beside the data.
+    """The parameters of an order.
 
     Attributes:
-        shuffle: Whether shards and samples are shuffled; `full`: one random order of all samples.
-        seed: With the epoch, what the shuffle depends on.
+        shuffle: Shuffle shards and samples; `full`: all samples in one random order.
+        seed: Seed, combined with the epoch.
         epoch: Counted from 0.
-        parts: Into how many parts the samples are cut, which are read side by side.
-        window: Samples of a part that are shuffled among themselves.
-        ranks: Of a number by which the parts can be divided, each reads parts of its own, every so many samples in
-            another order; 0: all parts come in turn, in the same order always, as in the first version of states.
+        parts: Parts that are read in parallel; a multiple of `ranks`.
+        window: Samples of a part that are shuffled together.
+        ranks: Each rank reads its own parts, permuted in each row of positions. 0: parts alternate in a fixed order, as
+            in version 1 of states.
     """
 
     shuffle: Shuffle = True
@@ -61,114 +60,100 @@ class OrderOptions:
                 object.__setattr__(self, name, int(value))
         if type(self.seed) is not int:
             raise InvalidRequest("seed", repr(self.seed), expected="a whole number")
-        for name, least in (("epoch", 0), ("parts", 1), ("window", 1), ("ranks", 0)):
-            check_minimum(name, getattr(self, name), least)
+        for name, minimum in (("epoch", 0), ("parts", 1), ("window", 1), ("ranks", 0)):
+            check_minimum(name, getattr(self, name), minimum)
         if self.ranks and self.parts % self.ranks:
             raise InvalidRequest("parts", f"{self.parts:,}", expected=f"a multiple of {self.ranks:,} ranks")
 
     @property
     def round(self) -> int:
-        """Positions that are best read together: a window of each part."""
+        """Positions read together: one window of each part."""
         return self.parts * self.window
 
 
 def rng_at(options: OrderOptions, position: int, stage: int) -> np.random.Generator:
-    """Return the random generator of a position of an epoch, and of a stage of what is done there.
+    """Return the random generator of a stage at a position of an epoch.
 
-    Source: J. Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011 (Philox: numbers of a key and a
-    counter).
+    Source: J. Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011 (Philox: a keyed counter).
     """
     key = derive_state("samples", options.seed, options.epoch)
     return np.random.Generator(np.random.Philox(key=key, counter=[0, 0, stage, position]))
 
 
 class Order(NamedTuple):
-    """The order of an epoch.
-
-    Attributes:
-        length: Samples in an epoch.
-        numbers: Returns the sample at each position of it: its number.
-    """
+    """The order of an epoch: its length, and a function that returns the sample numbers at positions."""
 
     length: int
     numbers: Callable[[Numbers], Numbers]
 
 
 def epoch_order(counts: Numbers, options: OrderOptions) -> Order:
-    """Return the order of an epoch: that of the dataset, or a random one.
+    """Return the order of an epoch, from the number of samples per shard, int64 [shards].
 
-    In a full shuffle, no sample is nearer to another than by chance. So are few samples shuffled in an order for ranks;
-    others are cut into no more parts than have four samples each.
-
-    Args:
-        counts: int64 [shards]: samples of each.
-        options: Which order.
+    A full shuffle is a uniform random permutation. It also replaces parts with fewer than four samples.
     """
     length = int(counts.sum())
     if not options.shuffle:
         return Order(length, np.positive)
-    each = min(options.parts, length // _MIN_SAMPLES_IN_PART) // max(1, options.ranks)
-    if options.shuffle == "full" or (options.ranks and not each):
+    parts_per_rank = min(options.parts, length // _MIN_SAMPLES_IN_PART) // max(1, options.ranks)
+    if options.shuffle == "full" or (options.ranks and not parts_per_rank):
         key = np.uint64(derive_state("full", options.seed, options.epoch))
         return Order(length, partial(permute_positions, size=length, keys=key))
     if options.ranks:
-        options = replace(options, parts=each * options.ranks)
+        options = replace(options, parts=parts_per_rank * options.ranks)
     order = np.argsort(random_numbers(derive_state("shards", options.seed, options.epoch), len(counts)), kind="stable")
     starts, ends = (np.cumsum(counts) - counts)[order], np.cumsum(counts[order])
     return Order(length, partial(_shuffled_samples, options, starts, ends))
 
 
 def _shuffled_samples(options: OrderOptions, starts: Numbers, ends: Numbers, positions: Numbers) -> Numbers:
-    """Return the sample at each position: shards in random order, in parts side by side; samples shuffled in windows.
+    """Return the sample at each position: shards in random order, parts in parallel, samples shuffled in windows.
 
-    The permuted sequence of shards is cut into `parts` contiguous parts. Position g is number g // parts of the part
-    g % parts, and each window of so many samples of a part is permuted. With `ranks`, each row of positions, one of
-    each part, is permuted, too, so that a position stays one of the same rank.
+    The permuted sequence of shards is cut into `parts` contiguous parts. Position g is number g // parts of part g %
+    parts, and each window of `window` samples of a part is permuted. With `ranks`, each row of positions, one per part,
+    is also permuted among the parts of a rank, so a position keeps its rank.
 
     Args:
-        options: The parts, the windows, and what these depend on.
-        starts: int64 [shards]: the first sample of each, in their random order.
-        ends: int64 [shards]: the places in that order behind the last sample of each.
+        options: The order.
+        starts: int64 [shards]: first sample of each shard, in their random order.
+        ends: int64 [shards]: cumulative number of samples, in that order.
         positions: int64 [n].
     """
-    part, at = positions % options.parts, positions // options.parts
-    whole, more = divmod(int(ends[-1]), options.parts)
+    part, row = positions % options.parts, positions // options.parts
+    whole, longer_parts = divmod(int(ends[-1]), options.parts)
     if options.ranks:
         turn, rank = np.divmod(part, options.ranks)
-        row = derive_state("row", options.seed, options.epoch)
-        keys = random_at(row, (at * options.ranks + rank).astype(np.uint64))
-        turned = permute_positions(turn, options.parts // options.ranks, keys) * options.ranks + rank
-        part = np.where(at < whole, turned, part)  # the last row may lack some of a rank's parts
-    start, count = part * whole + np.minimum(part, more), whole + (part < more)
-    window, within = at // options.window, at % options.window
+        row_key = derive_state("row", options.seed, options.epoch)
+        keys = random_at(row_key, (row * options.ranks + rank).astype(np.uint64))
+        permuted_part = permute_positions(turn, options.parts // options.ranks, keys) * options.ranks + rank
+        part = np.where(row < whole, permuted_part, part)  # the last row may lack some parts of a rank
+    start, count = part * whole + np.minimum(part, longer_parts), whole + (part < longer_parts)
+    window, within = row // options.window, row % options.window
     size = np.minimum(options.window, count - window * options.window)
     key = derive_state("window", options.seed, options.epoch)
-    spot = permuted_windows(key, window * options.parts + part, within, size, options.window)
-    spot += start + window * options.window
-    shard = np.searchsorted(ends, spot, side="right")
-    before = np.concatenate((np.zeros(1, np.int64), ends))[shard]
-    found: Numbers = starts[shard] + spot - before
-    return found
+    location = permuted_windows(key, window * options.parts + part, within, size, options.window)
+    location += start + window * options.window
+    shard = np.searchsorted(ends, location, side="right")
+    first_location = np.concatenate((np.zeros(1, np.int64), ends))[shard]
+    numbers: Numbers = starts[shard] + location - first_location
+    return numbers
 
 
-def permuted_windows(start: int, names: Numbers, within: Numbers, sizes: Numbers, window: int) -> Numbers:
-    """Return where places go that are permuted within their windows.
+def permuted_windows(start: int, windows: Numbers, within: Numbers, sizes: Numbers, window: int) -> Numbers:
+    """Return indexes permuted within their windows: int64 [n].
 
     Args:
-        start: The state of a generator: what the permutations depend on.
-        names: int64 [n]: the window of each place.
-        within: int64 [n]: where in its window it is; a place beyond the window's size stays.
-        sizes: int64 [n]: of its window.
-        window: The size of all windows but a few, which are smaller.
-
-    Returns:
-        int64 [n].
+        start: Seed state of the permutations.
+        windows: int64 [n]: window of each index.
+        within: int64 [n]: index in its window; one beyond the window's size stays.
+        sizes: int64 [n]: size of its window.
+        window: Size of most windows; the others are smaller.
     """
-    keys = random_at(start, names.astype(np.uint64))
+    keys = random_at(start, windows.astype(np.uint64))
     if (sizes == window).all():
         return permute_positions(within, window, keys)
-    found: Numbers = within.copy()
-    for one in {window, *np.unique(sizes[sizes < window]).tolist()}:
-        (which,) = np.nonzero((sizes == one) & (within < one))
-        found[which] = permute_positions(within[which], one, keys[which])
-    return found
+    permuted: Numbers = within.copy()
+    for size in {window, *np.unique(sizes[sizes < window]).tolist()}:
+        (indexes,) = np.nonzero((sizes == size) & (within < size))
+        permuted[indexes] = permute_positions(within[indexes], size, keys[indexes])
+    return permuted

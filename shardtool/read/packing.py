@@ -1,4 +1,4 @@
-"""Packing: fixed-length blocks of tokens from documents of any length."""
+"""Packing: blocks with a fixed number of tokens from documents of any length."""
 
 from __future__ import annotations
 
@@ -24,15 +24,14 @@ if TYPE_CHECKING:
 
 
 class TokenField(NamedTuple):
-    """A field that holds values, one after the other.
+    """A field that holds a sequence of values.
 
     Attributes:
-        name: Its name.
-        form: `.npy`, plain bytes, or other values, whose number no size says.
-        dtype: Of a value.
-        head: Of `.npy`: the bytes up to the shape, which are the same in all samples.
-        header: Of `.npy`: bytes before the values.
-        row: Bytes from a value of the first axis to the next.
+        form: `npy`, plain `bytes`, or `values` whose number the field's size does not determine.
+        dtype: Type of a value.
+        head: For `npy`: the bytes before the shape, equal in all samples.
+        header: For `npy`: number of bytes before the values.
+        row: Bytes per entry of the first axis.
     """
 
     name: str
@@ -43,19 +42,19 @@ class TokenField(NamedTuple):
     row: int = 1
 
     @classmethod
-    def of(cls, reader: SampleReader, number: int, name: str, dtype: DTypeLike | None) -> TokenField:
-        """Return what a sample says of the field of all.
+    def from_sample(cls, reader: SampleReader, number: int, name: str, dtype: DTypeLike | None) -> TokenField:
+        """Return the description of a field, from one sample.
 
         Raises:
-            InvalidRequest: It has no such field, or `dtype` is no type of numbers.
-            ShardError: It is damaged.
+            InvalidRequest: The field is missing, or `dtype` is not numeric.
+            ShardError: The sample is damaged.
         """
-        sample = reader.selecting(None).one(number)
+        sample = reader.with_fields(None).read_one(number)
         if isinstance(sample, ShardError):
             raise sample
         if name not in sample:
-            there = format_list([one for one in sample if one[:2] != "__"])
-            raise InvalidRequest("field", f"no {name} in the sample {sample['__key__']}", expected=f"one of {there}")
+            existing = format_list([field for field in sample if field[:2] != "__"])
+            raise InvalidRequest("field", f"no {name} in sample {sample['__key__']}", expected=f"one of {existing}")
         value = sample[name]
         if not isinstance(value, bytes):
             return cls(name, "values", np.asarray(value).dtype)
@@ -63,7 +62,7 @@ class TokenField(NamedTuple):
             try:
                 array = read_npy(value)
             except ValueError as error:
-                raise SampleFailed(f"sample {sample['__key__']}, field {name}", f"no array: {error}") from error
+                raise SampleFailed(f"sample {sample['__key__']}, field {name}", f"not an array: {error}") from error
             row = max(1, array.itemsize * math.prod(array.shape[1:]))
             return cls(name, "npy", array.dtype, value[: value.find(b"(") + 1], len(value) - array.nbytes, row)
         try:
@@ -71,64 +70,59 @@ class TokenField(NamedTuple):
         except TypeError:
             kind = np.dtype(object)
         if kind.kind not in "iuf":
-            raise InvalidRequest("dtype", repr(dtype), expected="a type of numbers, such as 'uint16'")
+            raise InvalidRequest("dtype", repr(dtype), expected="a numeric type, such as 'uint16'")
         return cls(name, "bytes", kind, row=kind.itemsize)
 
     def values(self, sample: Sample, size: int) -> NDArray[np.generic]:
-        """Return the values of a sample: as many as were expected.
+        """Return the values of a sample.
 
         Raises:
-            SampleFailed: They are others.
+            SampleFailed: Their number is not `size`, or their type differs.
         """
-        value, found = sample.get(self.name), None
+        value, values = sample.get(self.name), None
         head = b"%b%d,)" % (self.head, size) if self.head else b""
         if not isinstance(value, bytes):
-            found = np.asarray(value).reshape(-1)
+            values = np.asarray(value).reshape(-1)
         elif value.startswith(head) and not (len(value) - self.header) % self.dtype.itemsize:
-            found = np.frombuffer(value, self.dtype, offset=self.header)
-        if found is None or len(found) != size or not np.can_cast(found.dtype, self.dtype, "same_kind"):
-            what = "of another number, type or shape" if found is None else f"{len(found):,} of {found.dtype}"
+            values = np.frombuffer(value, self.dtype, offset=self.header)
+        if values is None or len(values) != size or not np.can_cast(values.dtype, self.dtype, "same_kind"):
+            problem = "another number, type or shape" if values is None else f"{len(values):,} of {values.dtype}"
             where = f"sample {sample['__key__']}, field {self.name}"
-            raise SampleFailed(where, what, expected=f"{size:,} of {self.dtype}, as its size or its column says")
-        return found
+            raise SampleFailed(where, problem, expected=f"{size:,} of {self.dtype}, from its size or column")
+        return values
 
 
 def token_lengths(
     name: str | None, dtype: DTypeLike | None, column: str | None, reader: AnySampleReader, views: EpochSamples
 ) -> tuple[TokenField, Numbers]:
-    """Return a field of tokens, and how many of them each sample has.
-
-    Args:
-        name: Of the field; None: the only one there is.
-        dtype: Of tokens that are stored as plain bytes.
-        column: The metadata that says how many there are; None: the size of the field says it.
-        reader: Of the samples.
-        views: Which.
+    """Return a token field, and the number of tokens per sample, from a metadata column or the field's size.
 
     Raises:
-        InvalidRequest: It is not known how many there are.
+        InvalidRequest: The number of tokens is unknown.
     """
     fields: dict[SampleReader, TokenField] = {}
-    for fetcher, view in each_dataset(reader, views):
-        shard, chosen = next(view.group_by_shard())
-        names = fetcher.store.index(shard).names
+    for dataset_reader, view in each_dataset(reader, views):
+        shard, numbers = next(view.group_by_shard())
+        names = dataset_reader.store.index(shard).names
         if name is None and len(names) > 1:
-            raise InvalidRequest("field", "not given", expected=f"the field of tokens, one of {format_list([*names])}")
-        fields[fetcher] = source = TokenField.of(fetcher, int(chosen[0]), name or names[0], dtype)
+            raise InvalidRequest("field", "not given", expected=f"the token field, one of {format_list([*names])}")
+        source = TokenField.from_sample(dataset_reader, int(numbers[0]), name or names[0], dtype)
+        fields[dataset_reader] = source
         if source.form == "values" and column is None:
-            what = "its size does not say how many values there are"
-            raise InvalidRequest(f"field {source.name}", what, remedy="Give a column that does: length='...'.")
-    if len(kinds := {(one.name, one.form, one.dtype) for one in fields.values()}) > 1:
-        raise InvalidRequest("field", f"of {format_list([*map(str, kinds)])}", expected="one type of tokens")
+            problem = "its size does not determine the number of values"
+            raise InvalidRequest(f"field {source.name}", problem, remedy="Give a column with it: length='...'.")
+    if len(kinds := {(field.name, field.form, field.dtype) for field in fields.values()}) > 1:
+        found = f"several types: {format_list([*map(str, kinds)])}"
+        raise InvalidRequest("field", found, expected="one type of tokens")
 
-    def of_shard(fetcher: SampleReader, shard: int) -> Numbers:
-        index, layout = fetcher.store.index(shard), fields[fetcher]
-        found = np.full(len(index), -1, np.int64)
+    def of_shard(dataset_reader: SampleReader, shard: int) -> Numbers:
+        index, layout = dataset_reader.store.index(shard), fields[dataset_reader]
+        lengths = np.full(len(index), -1, np.int64)
         if layout.name in index.names:
-            at = np.flatnonzero(index.codes == index.names.index(layout.name))
-            rows = np.searchsorted(index.firsts, at, side="right") - 1
-            found[rows] = (index.lengths[at].astype(np.int64) - layout.header) // layout.row
-        return found
+            payloads = np.flatnonzero(index.codes == index.names.index(layout.name))
+            rows = np.searchsorted(index.firsts, payloads, side="right") - 1
+            lengths[rows] = (index.lengths[payloads].astype(np.int64) - layout.header) // layout.row
+        return lengths
 
     if column is not None:
         return source, metadata_sizes(column, reader, views)
@@ -137,13 +131,7 @@ def token_lengths(
 
 @dataclass(frozen=True)
 class BlockMaker:
-    """Makes a block of documents.
-
-    Attributes:
-        tokens: How many it has.
-        source: The field that they come from.
-        pad: What stands behind the last document.
-    """
+    """Makes blocks of `tokens` tokens from documents, padded with `pad`."""
 
     tokens: int
     source: TokenField
@@ -153,10 +141,10 @@ class BlockMaker:
         """Return a block.
 
         Raises:
-            SampleFailed: A document is not as long as was said.
+            SampleFailed: The length of a document is not the expected one.
         """
         cuts = zip(samples, bundle.sizes.tolist(), bundle.starts.tolist(), bundle.counts.tolist(), strict=True)
-        parts = [self.source.values(one, size)[first : first + some] for one, size, first, some in cuts]
+        parts = [self.source.values(sample, size)[first : first + count] for sample, size, first, count in cuts]
         counts = np.append(bundle.counts, self.tokens - bundle.counts.sum())
         firsts = np.repeat(np.cumsum(counts) - counts, counts)
         tokens = np.full(self.tokens, self.pad, self.source.dtype.newbyteorder("="))

@@ -1,6 +1,6 @@
-"""The methods that add a stage to a dataset or stream: `decode`, `map`, `filter`, `select`, `tuple` and `batch`.
+"""The methods that add a stage: `decode`, `map`, `filter`, `select`, `tuple` and `batch`.
 
-Methods and options that other libraries have get an error that names the equivalent.
+Methods and options of other libraries raise an error that names the equivalent.
 """
 
 from __future__ import annotations
@@ -23,90 +23,90 @@ if TYPE_CHECKING:
     from shardtool.values import OnBadSample
 
 
-_Given = ParamSpec("_Given")
+_Params = ParamSpec("_Params")
 
 
 _ReturnT = TypeVar("_ReturnT")
 
 
-_EQUIVALENT_METHODS = {  # of webdataset, wids, torchvision and datasets: what says the same here
+_EQUIVALENT_METHODS = {  # methods of webdataset, wids, torchvision and datasets
     "add_transform": "map(function)",
     "batched": "batch(32)",
     "listed": "batch(32)",
     "map_dict": "map(lambda sample: {**sample, 'jpg': function(sample['jpg'])})",
-    "map_tuple": "tuple('jpg', 'cls').map(lambda two: (function(two[0]), two[1]))",
-    "pack": "pack(4096) of the dataset, before stream()",
+    "map_tuple": "tuple('jpg', 'cls').map(lambda pair: (function(pair[0]), pair[1]))",
+    "pack": "pack(4096) on the dataset, before stream()",
     "rename": "map(lambda sample: {'image': sample['jpg'], 'label': sample['cls']})",
-    "repeat": "stream() as often as there are epochs: each iteration is the next one",
+    "repeat": "stream(): each iteration over it is the next epoch",
     "shuffle": "stream(shuffle=True, seed=0)",
     "slice": "dataset[:1000], or dataset.take(numbers)",
     "to_tuple": "tuple('jpg', 'cls')",
     "transform": "map(function)",
-    "with_epoch": "stream(): its epochs have a length, which is the same for all ranks",
-    "with_length": "stream(): its epochs have a length, which is the same for all ranks",
+    "with_epoch": "stream(): its epochs have a fixed length, equal for all ranks",
+    "with_length": "stream(): its epochs have a fixed length, equal for all ranks",
 }
 
 
-_WORKERS_HINT = "Give it to DataLoader(StreamDataset(dataset, batch_size), batch_size, ...); loader(...) has threads=."
+_WORKERS_HINT = "Pass it to DataLoader(StreamDataset(dataset, batch_size), batch_size, ...); loader(...) has threads=."
 
 
-_SAMPLER_HINT = "Give it to DataLoader(MapDataset(dataset), ...); a stream has shuffle= and seed=."
+_SAMPLER_HINT = "Pass it to DataLoader(MapDataset(dataset), ...); a stream has shuffle= and seed=."
 
 
 _DATALOADER_HINTS = {
     "batch_sampler": _SAMPLER_HINT,
-    "batch_size": "Give it to loader(dataset, 32) or StreamDataset(dataset, 32), or add batch(32) to the chain.",
-    "collate_fn": "loader(...) has collate=; of a StreamDataset it belongs to the DataLoader.",
-    "drop_last": "Give it to loader(...), or to batch(32, drop_last=True) of the chain.",
-    "generator": "The order depends on seed= and the epoch alone.",
+    "batch_size": "Pass it to loader(dataset, 32) or StreamDataset(dataset, 32), or call .batch(32).",
+    "collate_fn": "loader(...) has collate=; with a StreamDataset, pass it to the DataLoader.",
+    "drop_last": "Pass it to loader(...), or call .batch(32, drop_last=True).",
+    "generator": "Use seed=: the order depends only on it and the epoch.",
     "num_workers": _WORKERS_HINT,
     "persistent_workers": _WORKERS_HINT,
-    "pin_memory": "Give it to loader(...), or, with a StreamDataset, to the DataLoader.",
-    "prefetch_factor": "loader(...) has depth=, batches under way; of a StreamDataset it belongs to the DataLoader.",
+    "pin_memory": "Pass it to loader(...), or, with a StreamDataset, to the DataLoader.",
+    "prefetch_factor": "loader(...) has depth=, in batches; with a StreamDataset, pass it to the DataLoader.",
     "sampler": _SAMPLER_HINT,
-    "shuffle": "Give it to stream(...), loader(...) or StreamDataset(...).",
+    "shuffle": "Pass it to stream(...), loader(...) or StreamDataset(...).",
 }
 
 
 def refuse_dataloader_options(options: Mapping[str, object], known: Collection[str]) -> None:
-    """Say what an option of PyTorch's DataLoader is here, where it is given to what does not know it.
+    """Reject options of PyTorch's DataLoader, and name the equivalent.
 
     Raises:
-        InvalidRequest: One is.
+        InvalidRequest: An option is one of them.
     """
     for name in options.keys() & _DATALOADER_HINTS.keys() - set(known):
         raise InvalidRequest(name, "an option of PyTorch's DataLoader", remedy=_DATALOADER_HINTS[name])
 
 
-def with_dataloader_hints(function: Callable[_Given, _ReturnT]) -> Callable[_Given, _ReturnT]:
-    """Have a function say what an option of PyTorch's DataLoader is here."""
+def with_dataloader_hints(function: Callable[_Params, _ReturnT]) -> Callable[_Params, _ReturnT]:
+    """Make a function reject options of PyTorch's DataLoader, and name the equivalent."""
     known = signature(function).parameters
 
     @wraps(function)
-    def called(*given: _Given.args, **options: _Given.kwargs) -> _ReturnT:
+    def checked(*arguments: _Params.args, **options: _Params.kwargs) -> _ReturnT:
         refuse_dataloader_options(options, known)
-        return function(*given, **options)
+        return function(*arguments, **options)
 
-    return called
+    return checked
 
 
 class PipelineMethods:
-    """What has samples, and does something to them: each method returns a copy that does one thing more."""
+    """Methods that return a copy with one more stage."""
 
     stages: Pipeline = Pipeline()
 
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> NoReturn:
-            """Say what the word of another reader is here."""
-            here = f". Here it is {_EQUIVALENT_METHODS[name]}" if name in _EQUIVALENT_METHODS else ""
-            raise AttributeError(f"{type(self).__name__} has no {name}{here}", name=name, obj=self)
+            """Raise an error that names the equivalent of another library's method."""
+            hint = f". Use {_EQUIVALENT_METHODS[name]}" if name in _EQUIVALENT_METHODS else ""
+            raise AttributeError(f"{type(self).__name__} has no {name}{hint}", name=name, obj=self)
 
     def with_stages(self, stages: Pipeline) -> Self:
         """Return a copy with other stages."""
-        found = copy(self)
-        found.stages = stages
-        return found
+        changed = copy(self)
+        changed.stages = stages
+        return changed
 
     def decode(
         self,
@@ -117,41 +117,36 @@ class PipelineMethods:
         on_error: OnBadSample = "raise",
         max_bytes: str | int = "1GiB",
     ) -> Self:
-        """Decode fields by their names: images to arrays, `cls` to int, `json`, `txt`, `npy`; and as they were written.
+        """Decode fields by name: images to arrays, `cls` to int, `json`, `txt` and `npy`.
 
-        A field whose name says nothing, such as `score`, becomes the number, truth, text or value of JSON that it was,
-        where the dataset file says so; other fields stay bytes.
+        Other fields, such as `score`, become the number, boolean, text or JSON value that the dataset file records, or
+        stay bytes. See `read.decode.Decode` for the rules of each kind of image.
 
         Args:
-            own: Field or ending to a function of its bytes, the name of a decoder (`numpy`, `pil`, `mask`, `audio`,
-                `int`, `float`, `bool`, `text`, `json`, `npy`), or None to leave it. The longest ending given here
-                decides.
-            images: `numpy`: uint8 [height, width, 3] in RGB, upright, writable; `pil`: Pillow's, in mode RGB.
-            reduce: Width and height that are enough: JPEGs are decoded at 1/8, 1/4 or 1/2 where both sides are no
-                shorter then, the smallest such.
-            on_error: `skip`: a stream leaves out, and counts, samples that cannot be decoded.
-            max_bytes: What decoding an image or audio may take; one that would take more cannot be decoded.
-
-        See `read.chain.Decode` for the rules of each kind of image.
+            own: Decoders by field or extension: a function of the bytes, a name (`numpy`, `pil`, `mask`, `audio`,
+                `int`, `float`, `bool`, `text`, `json`, `npy`), or None for bytes. The longest matching extension
+                applies.
+            images: `numpy`: uint8 [height, width, 3], RGB, upright, writable; `pil`: Pillow images, mode RGB.
+            reduce: Sufficient width and height: a JPEG is decoded at the smallest of 1/8, 1/4 or 1/2 of its size at
+                which both sides are large enough.
+            on_error: With `skip`, a stream skips and counts samples that cannot be decoded.
+            max_bytes: Memory limit for decoding an image or audio.
         """
         return self.with_stages(self.stages.then(Decode(check_decoders(own), images, reduce, on_error, max_bytes)))
 
     def map(self, function: Callable[..., object]) -> Self:
-        """Call `function` with each sample, or what the stage before gives. Its errors pass, and name the sample.
+        """Call `function` with the output of the previous stage. Its errors name the sample. None skips the sample.
 
-        Where it has a parameter `rng`, it is given a NumPy generator. A stream makes it of the seed, the epoch and the
-        sample's position: the same draws in any number of threads, workers and ranks, and after a resume.
-
-        A sample of which it makes None is left out, as by `filter`.
+        A parameter `rng` gets a NumPy generator. A stream derives it from the seed, the epoch and the position of the
+        sample, so draws do not depend on the number of threads, workers and ranks, or on a resume.
         """
         return self.with_stages(self.stages.then(Map(function)))
 
     def filter(self, function: Callable[..., object]) -> Self:
-        """Drop samples for which `function` is false. A stream counts them.
+        """Skip samples for which `function` returns a false value. A stream counts them.
 
-        On a single rank, dropped samples shorten the epoch: `len` is then an upper bound. Several ranks must perform
-        the same number of steps, and replace at most 1 % of the samples: see `Stream`. `Dataset.where` chooses samples
-        by columns, before any is read.
+        On a single rank, `len` is then an upper bound. Several ranks replace at most 1 % of the samples: see `Stream`.
+        `Dataset.where` selects samples by columns, without reading any.
         """
         return self.with_stages(self.stages.then(Filter(function)))
 
@@ -159,37 +154,37 @@ class PipelineMethods:
         """Keep these fields.
 
         Args:
-            fields: Their names.
-            missing: What becomes of a sample that lacks one: `error`, `skip` (a stream leaves it out, and counts it),
-                or `none`: the field is None.
+            fields: Field names.
+            missing: For samples that lack a field: `error`, `skip` (a stream skips and counts them), or `none`: use
+                None.
         """
         return self.with_stages(self.stages.then(Select(fields, missing)))
 
     def tuple(self, *fields: str, missing: OnMissing = "error") -> Self:
-        """Make a tuple of these fields: `tuple("jpg;png", "cls")` takes jpg, or else png.
+        """Make a tuple of these fields: `tuple("jpg;png", "cls")` uses jpg, or png if there is no jpg.
 
         Args:
-            fields: Their names, or alternatives.
+            fields: Field names, or alternatives separated by `;`.
             missing: As for `select`.
         """
         return self.with_stages(self.stages.then(Tuple(fields, missing)))
 
     def batch(
-        self, size: int | None = None, *, drop_last: bool = False, lists: ListFields = (), **of_dataset: Any
+        self, size: int | None = None, *, drop_last: bool = False, lists: ListFields = (), **dataset_options: Any
     ) -> Self:
-        """Make batches of `size` samples: see `read.chain.collate`.
+        """Make batches of `size` samples: see `read.collate.collate`.
 
         Args:
-            size: Samples of a batch.
-            drop_last: Leave out a last batch that is smaller.
-            lists: Fields whose values a batch has as a list, though they may be of one shape, such as boxes.
-            of_dataset: What only `Dataset.batch(by=...)` takes: a stream has its order already.
+            size: Samples per batch.
+            drop_last: Skip the last batch if it is smaller.
+            lists: Fields that always become a list, such as boxes, even if their values have one shape.
+            dataset_options: Options that only `Dataset.batch` accepts.
 
         Raises:
-            InvalidRequest: The size is no positive number, or something else is given.
+            InvalidRequest: The size is not a positive integer, or another option is given.
         """
-        if of_dataset:
+        if dataset_options:
             expected = "size, drop_last and lists"
-            remedy = "Batches by size are an order of their own: dataset.batch(by='length', tokens=...).stream()."
-            raise InvalidRequest("batch", f"given {format_list([*of_dataset])}", expected=expected, remedy=remedy)
+            remedy = "For batches by size, use dataset.batch(by='length', tokens=...).stream()."
+            raise InvalidRequest("batch", f"given {format_list([*dataset_options])}", expected=expected, remedy=remedy)
         return self.with_stages(self.stages.then(Batch(cast("int", size), drop_last, lists)))

@@ -1,7 +1,4 @@
-"""One open shard with its index: where payloads are, and reading single samples from it.
-
-All arithmetic is done on columns, for all samples at once.
-"""
+"""One open shard with its index. Offsets are computed on columns, for all samples at once."""
 
 from __future__ import annotations
 
@@ -37,7 +34,7 @@ _float = Struct("<f")
 _RESERVED_NAMES = frozenset(map(bytes.decode, RESERVED_NAMES))
 
 
-_FIRST_LONG_VARINT = 0x80  # a varint of one byte is below
+_FIRST_LONG_VARINT = 0x80  # smaller numbers are varints of one byte
 
 
 def _read_int(data: bytes) -> object:
@@ -54,54 +51,47 @@ def _single_or_list(numbers: Sequence[object]) -> object:
     return numbers[0] if len(numbers) == 1 else numbers
 
 
-# What reads a single number of a TFRecord as its index has it; it raises ValueError where there is none.
+# Each reads a single number of a TFRecord from the bytes at its indexed offset, or raises ValueError.
 NUMBER_READERS: Mapping[FeatureType, Callable[[bytes], object]] = {"int64": _read_int, "float": _read_float}
 
 
 def parse_record(record: bytes, start: int, where: str, lists: frozenset[str]) -> Sample:
-    """Return the features of a TFRecord: a value each, or a list where there are several, or none.
+    """Return the features of a TFRecord: single values, or lists of several or no values.
 
     Args:
-        record: All its bytes, frame included.
-        start: Where it starts in the shard.
-        where: The shard's path, for messages.
-        lists: The features that are lists with a single value, too.
+        record: The whole record, including its frame.
+        start: Offset of the record in the shard.
+        where: Path of the shard, for messages.
+        lists: Features that are always lists.
 
     Raises:
-        CorruptShard: It is no Example.
-        ValueError: A number is not what its kind says.
+        CorruptShard: The record is not an Example.
+        ValueError: A number does not match its feature type.
     """
     data, first = record[FRAME_HEAD_BYTES:-FRAME_TAIL_BYTES], start + FRAME_HEAD_BYTES
-    found: Sample = {}
-    for one in parse_features(data, first, where):
-        payload = data[one.offset - first : one.offset - first + one.size]
-        if one.kind == "bytes":
-            values: Sequence[object] = decode_bytes_list(payload) if one.whole else [payload]
+    features: Sample = {}
+    for feature in parse_features(data, first, where):
+        payload = data[feature.offset - first : feature.offset - first + feature.size]
+        if feature.kind == "bytes":
+            values: Sequence[object] = decode_bytes_list(payload) if feature.whole else [payload]
         else:
-            values = decode_numbers(payload, one.kind) if one.whole else feature_numbers(payload, one.kind, one.values)
-        name = index_text(one.name)
-        found[name] = list(values) if len(values) != 1 or name in lists else values[0]
-    for name in _RESERVED_NAMES.intersection(found):
-        del found[name]
-    return found
+            kind = feature.kind
+            values = decode_numbers(payload, kind) if feature.whole else feature_numbers(payload, kind, feature.values)
+        name = index_text(feature.name)
+        features[name] = list(values) if len(values) != 1 or name in lists else values[0]
+    for name in _RESERVED_NAMES.intersection(features):
+        del features[name]
+    return features
 
 
-LATE_SAMPLE_BYTES = 2**12  # bytes of a sample from which on it is read on its own, when it is wanted (measured)
+LATE_SAMPLE_BYTES = 2**12  # larger samples are read one by one, on demand (measured)
 
 
-_MAX_SINGLE_READ_BYTES = 2**15  # bytes of a single sample up to which one system call reads all of it
+_MAX_SINGLE_READ_BYTES = 2**15  # up to this size, one system call reads all fields of a sample
 
 
 class PayloadColumns(NamedTuple):
-    """The payloads of samples of a shard, in file order.
-
-    Attributes:
-        counts: int64 [samples]: how many each has.
-        codes: int32 [payloads]: their fields.
-        offsets: int64 [payloads].
-        lengths: int64 [payloads].
-        crcs: uint32 [payloads]; None: not known.
-    """
+    """The payloads of samples of a shard, in file order; `counts` per sample, the others per payload."""
 
     counts: Numbers
     codes: NDArray[np.int32]
@@ -117,14 +107,12 @@ class PayloadColumns(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ReadableShard:
-    """A shard that is being read.
+    """An open shard with its index.
 
     Attributes:
-        index: Where its samples lie.
-        file: Its bytes.
-        is_tar: Whether it holds payloads alone, and no records that could be parsed.
-        readers: What reads the fields that are numbers; None: its records must be parsed to know what fields hold.
-        views: The index's `key_ends`, `firsts`, `codes`, `offsets` and `lengths`: single numbers come from these fast.
+        is_tar: Whether records hold only payloads, which need no parsing.
+        readers: Readers of numeric fields; None: records must be parsed.
+        views: The index's `key_ends`, `firsts`, `codes`, `offsets` and `lengths`, for fast access to single numbers.
     """
 
     index: ShardIndex
@@ -138,126 +126,121 @@ class ReadableShard:
         columns = (index.key_ends, index.firsts, index.codes, index.offsets, index.lengths)
         object.__setattr__(self, "views", tuple([column.data for column in columns]))
 
-    def one(self, row: int, wanted: frozenset[str] | None) -> Sample:
-        """Return one sample, with no arithmetic on columns: a hot path.
+    def read_one(self, row: int, selected: frozenset[str] | None) -> Sample:
+        """Return one sample without column arithmetic: a hot path.
 
         Raises:
-            OSError: It cannot be read.
-            EOFError: The shard ends before.
-            ValueError: A number is not what its kind says.
-            IndexError: Its bytes end too early, or payloads lie in no order.
+            OSError: The shard cannot be read.
+            EOFError: The shard ends too early.
+            ValueError: A number does not match its feature type.
+            IndexError: A number is truncated, or payloads are not in order.
         """
         index, fd = self.index, self.file.fd
         key_ends, firsts, codes, offsets, lengths = self.views
         names = index.names
         sample: dict[str, Any] = {"__key__": str(index.keys[key_ends[row] : key_ends[row + 1]], "utf-8")}
         fields: Sequence[int] = range(firsts[row], firsts[row + 1])
-        if wanted is not None:
-            fields = [at for at in fields if names[codes[at]] in wanted]
+        if selected is not None:
+            fields = [payload for payload in fields if names[codes[payload]] in selected]
         if not fields:
             return sample
         start, end = offsets[fields[0]], offsets[fields[-1]] + lengths[fields[-1]]
         if len(fields) > 1 and 0 <= end - start <= _MAX_SINGLE_READ_BYTES:
             block = read_exactly(fd, end - start, start)
-            for at in fields:
-                first = offsets[at] - start
-                if not 0 <= first <= len(block) - lengths[at]:
-                    raise IndexError(at)  # fields in another order than their payloads
-                sample[names[codes[at]]] = block[first : first + lengths[at]]
+            for payload in fields:
+                first = offsets[payload] - start
+                if not 0 <= first <= len(block) - lengths[payload]:
+                    raise IndexError(payload)  # payloads in another order than fields
+                sample[names[codes[payload]]] = block[first : first + lengths[payload]]
         else:
-            for at in fields:
-                sample[names[codes[at]]] = read_exactly(fd, lengths[at], offsets[at])
+            for payload in fields:
+                sample[names[codes[payload]]] = read_exactly(fd, lengths[payload], offsets[payload])
         if self.readers:
             for name, read in self.readers.items():
                 if name in sample:
                     sample[name] = read(sample[name])
         return sample
 
-    def layout(self, rows: Numbers, wanted: frozenset[str] | None) -> PayloadColumns:
-        """Return where the payloads of samples lie, whose rows ascend: of the fields that are wanted, or all."""
+    def layout(self, rows: Numbers, selected: frozenset[str] | None) -> PayloadColumns:
+        """Return the payloads of samples with ascending rows, of all or some fields."""
         index, firsts = self.index, self.index.firsts[rows]
         counts = index.firsts[rows + 1] - firsts
         ends = np.cumsum(counts)
-        flat = np.repeat(firsts - ends + counts, counts) + np.arange(ends[-1])
-        if wanted is not None:
-            keeps = np.array([name in wanted for name in index.names], np.bool_)[index.codes[flat]]
+        payloads = np.repeat(firsts - ends + counts, counts) + np.arange(ends[-1])
+        if selected is not None:
+            keeps = np.array([name in selected for name in index.names], np.bool_)[index.codes[payloads]]
             counts = np.bincount(np.repeat(np.arange(len(rows)), counts)[keeps], minlength=len(rows)).astype(np.int64)
-            flat = flat[keeps]
-        crcs = None if index.crcs is None else index.crcs[flat]
-        return PayloadColumns(counts, index.codes[flat], index.offsets[flat], index.lengths[flat], crcs)
+            payloads = payloads[keeps]
+        crcs = None if index.crcs is None else index.crcs[payloads]
+        return PayloadColumns(counts, index.codes[payloads], index.offsets[payloads], index.lengths[payloads], crcs)
 
-    def edges(self, rows: Numbers, wanted: frozenset[str] | None) -> tuple[list[str], Numbers] | None:
-        """Return the fields of samples, and where each field starts and ends.
+    def edges(self, rows: Numbers, selected: frozenset[str] | None) -> tuple[list[str], Numbers] | None:
+        """Return the fields of samples, and their starts and ends, int64 [samples, 2 * fields].
 
-        Returns:
-            Names, and int64 [samples, 2 * fields]; None where samples differ in their fields, or these lie in no order.
+        Returns None if samples differ in their fields, or payloads are not in order.
         """
-        counts, codes, offsets, lengths, _ = self.layout(rows, wanted)
+        counts, codes, offsets, lengths, _ = self.layout(rows, selected)
         width = int(counts[0])
         if not width or (counts != width).any() or (codes.reshape(-1, width) != codes[:width]).any():
             return None
         edges = np.stack((offsets, offsets + lengths), axis=-1).reshape(-1, 2 * width)
         return None if (np.diff(edges) < 0).any() else ([self.index.names[code] for code in codes[:width]], edges)
 
-    def spans(self, rows: Numbers, wanted: frozenset[str] | None) -> tuple[Numbers, Numbers]:
-        """Return where what is wanted of samples starts, and where it ends: records, or payloads of some fields."""
-        if wanted is None:
+    def spans(self, rows: Numbers, selected: frozenset[str] | None) -> tuple[Numbers, Numbers]:
+        """Return the start and end of each range to read: records, or payloads of some fields."""
+        if selected is None:
             starts = self.index.starts[rows]
             return starts, starts + self.index.sizes[rows]
-        layout = self.layout(rows, wanted)
+        layout = self.layout(rows, selected)
         return layout.offsets, layout.offsets + layout.lengths
 
 
 def read_each_late(
-    parts: Sequence[tuple[ReadableShard, Numbers]], numbers: Numbers, wanted: frozenset[str] | None,
-    one: Callable[[int], Sample | ShardError],
+    parts: Sequence[tuple[ReadableShard, Numbers]], numbers: Numbers, selected: frozenset[str] | None,
+    read_one: Callable[[int], Sample | ShardError],
 ) -> Samples:  # fmt: skip
-    """Return samples that need no parsing, each read when it is asked for: all arithmetic is done now, on columns.
+    """Return samples that need no parsing, each read on demand. Offsets are computed now.
 
     Args:
-        parts: Each shard, and the rows of its samples: those of `numbers`, ascending.
-        numbers: int64 [n]: which samples.
-        wanted: The fields that are wanted; None: all.
-        one: Returns a sample by its number, or its error: those that cannot be read here.
+        parts: Each shard, and the ascending rows of its samples among `numbers`.
+        numbers: int64 [n]: sample numbers.
+        selected: Fields to read; None: all.
+        read_one: Fallback: returns a sample, or its error, by number.
     """
-    found = [opened.edges(rows, wanted) for opened, rows in parts]
-    names, readers = found[0][0] if found[0] else [], parts[0][0].readers or {}
-    alike = [edges[1] for edges, (opened, _) in zip(found, parts, strict=True)
+    edges_by_shard = [opened.edges(rows, selected) for opened, rows in parts]
+    names, readers = edges_by_shard[0][0] if edges_by_shard[0] else [], parts[0][0].readers or {}
+    matching_edges = [edges[1] for edges, (opened, _) in zip(edges_by_shard, parts, strict=True)
              if edges and edges[0] == names and opened.readers == readers]  # fmt: skip
-    if len(alike) < len(parts):
-        return map(one, numbers.tolist())
+    if len(matching_edges) < len(parts):
+        return map(read_one, numbers.tolist())
     keys = [key for opened, rows in parts for key in opened.index.keys_of(rows)]
     files = [opened.file for opened, rows in parts for _ in range(len(rows))]
-    edges = np.concatenate(alike)
+    edges = np.concatenate(matching_edges)
     if (np.diff(numbers) < 0).any():
-        places = np.argsort(np.argsort(numbers, kind="stable"))
-        keys, files, edges = [keys[at] for at in places.tolist()], [files[at] for at in places.tolist()], edges[places]
+        positions = np.argsort(np.argsort(numbers, kind="stable"))
+        order = positions.tolist()
+        keys, files, edges = [keys[row] for row in order], [files[row] for row in order], edges[positions]
     reads = [(name, read) for name, read in readers.items() if name in names]
-    return _read_each(keys, files, names, edges, reads, lambda at: one(int(numbers[at])))
+    return _read_each(keys, files, names, edges, reads, lambda index: read_one(int(numbers[index])))
 
 
 def _read_each(
     keys: list[str], files: list[OpenFile], names: list[str], edges: Numbers,
-    reads: list[tuple[str, Callable[[bytes], object]]], one: Callable[[int], Sample | ShardError],
+    reads: list[tuple[str, Callable[[bytes], object]]], read_one: Callable[[int], Sample | ShardError],
 ) -> Samples:  # fmt: skip
-    """Yield samples. A hot path: 1 us beside the reading.
+    """Yield samples. A hot path: 1 us in addition to reading.
 
-    Args:
-        keys: Theirs.
-        files: In which each lies.
-        names: The fields, which all have.
-        edges: int64 [n, 2 * fields]: where each field starts, and where it ends.
-        reads: What reads the fields that are numbers.
-        one: Returns a sample by its place, or its error.
+    Arguments are per sample: key, shard, `edges` int64 [n, 2 * fields] (starts and ends); `names` and `reads` per
+    field. `read_one` is the fallback, by position.
     """
     starts, sizes = edges[:, 0].tolist(), (edges[:, -1] - edges[:, 0]).tolist()
     columns = (edges - edges[:, :1]).T.tolist()
     cuts = zip(*map(zip, map(repeat, names), map(map, repeat(slice), columns[::2], columns[1::2])), strict=True)
-    together = _MAX_SINGLE_READ_BYTES if len(names) > 1 else max(sizes)
-    for at, (key, file, start, size, fields) in enumerate(zip(keys, files, starts, sizes, cuts, strict=True)):
+    single_read_bytes = _MAX_SINGLE_READ_BYTES if len(names) > 1 else max(sizes)
+    for position, (key, file, start, size, fields) in enumerate(zip(keys, files, starts, sizes, cuts, strict=True)):
         sample: dict[str, Any] = {"__key__": key}
         try:
-            if size > together:
+            if size > single_read_bytes:
                 for name, cut in fields:
                     sample[name] = read_exactly(file.fd, cut.stop - cut.start, start + cut.start)
             else:
@@ -267,6 +250,6 @@ def _read_each(
             for name, read in reads:
                 sample[name] = read(sample[name])
         except (OSError, EOFError, ValueError, IndexError):
-            yield one(at)  # read again, for the error that names all
+            yield read_one(position)  # reads it again to raise a complete error
         else:
             yield sample

@@ -1,8 +1,7 @@
-"""Read samples by number, in any order: by shard, in file order, returned in the requested order.
+"""Read samples by number, in any order: grouped by shard, in file order, returned in the requested order.
 
-A payload is read into bytes of its own, or cut from a block of small ones, so that no large one is copied twice. A
-sample
-that cannot be read is returned as its error.
+Large payloads are read directly, small ones cut from a block, so no large payload is copied twice. A sample that cannot
+be read is returned as its error.
 """
 
 from __future__ import annotations
@@ -44,110 +43,102 @@ if TYPE_CHECKING:
     from shardtool.read.catalog import Catalog, Numbers
 
 
-_MIN_OWN_READ_BYTES = 2**12  # bytes of a payload that is read by a system call of its own, into its place (measured)
+_MIN_OWN_READ_BYTES = 2**12  # payloads from this size are read by their own system call (measured)
 
 
-_MAX_GAP_BYTES = 2**13  # bytes that are read for nothing, rather than in a system call of their own
+_MAX_GAP_BYTES = 2**13  # reading a gap of this size costs less than another system call
 
 
-_MAX_BLOCK_BYTES = 2**18  # bytes of one read of small payloads, about
+_MAX_BLOCK_BYTES = 2**18  # approximate size of a block of small payloads
 
 
-_NOT_A_NUMBER = "not what its kind of feature holds"
+_NOT_A_NUMBER = "does not match its feature type"
 
 
 class ShardRead:
-    """Some samples of a shard, to be read.
+    """A read of some samples of a shard, whose rows ascend."""
 
-    Args:
-        fetcher: Who asks for them.
-        shard: Its place in the catalog.
-        rows: int64 [n]: which samples, in ascending order.
-
-    Attributes:
-        opened: The shard.
-    """
-
-    def __init__(self, fetcher: SampleReader, shard: int, rows: Numbers) -> None:
-        self._fetcher, self._options, self._shard, self._rows = fetcher, fetcher.options, shard, rows
-        self.opened = fetcher.opened(shard)
+    def __init__(self, reader: SampleReader, shard: int, rows: Numbers) -> None:
+        self._reader, self._options, self._shard, self._rows = reader, reader.options, shard, rows
+        self.opened = reader.opened(shard)
         self._keys, self._layout = self.opened.index.keys_of(rows), self.opened.layout(rows, self._options.fields)
         self._errors: dict[int, ShardError] = {}
 
     def samples(self) -> list[Sample | ShardError]:
-        """Return the samples, by the least reading that shows what they hold; errors in place of damaged ones.
+        """Return the samples, with errors for damaged ones.
 
         Raises:
-            CorruptShard: The shard has another checksum than its dataset file says.
-            InvalidRequest: Checksums are not known that should be checked.
+            CorruptShard: The shard's checksum differs from its dataset file.
+            InvalidRequest: Checksums are unknown, but `check` is set.
         """
         samples: list[Sample] = [{"__key__": key} for key in self._keys]
         if self.opened.readers is None:
-            self._put_records(samples)
+            self._fill_from_records(samples)
         else:
-            self._put_payloads(samples)
+            self._fill_from_payloads(samples)
         if self._options.metadata:
-            taken = self._fetcher.store.metadata(self._shard).take(pa.array(self._rows))
-            for name in taken.column_names:
-                for sample, value in zip(samples, to_python_values(taken.column(name)), strict=True):
+            rows = self._reader.store.metadata(self._shard).take(pa.array(self._rows))
+            for name in rows.column_names:
+                for sample, value in zip(samples, to_python_values(rows.column(name)), strict=True):
                     sample.setdefault(name, value)
-        return [self._errors.get(at, sample) for at, sample in enumerate(samples)] if self._errors else [*samples]
+        return [self._errors.get(index, sample) for index, sample in enumerate(samples)] if self._errors else [*samples]
 
-    def _put_payloads(self, samples: list[Sample]) -> None:
-        """Give samples their fields, by reading the payloads that are wanted."""
+    def _fill_from_payloads(self, samples: list[Sample]) -> None:
         values: list[Any] = self._read()
         names, codes, counts = self.opened.index.names, self._layout.codes, self._layout.counts
         for name, read in (self.opened.readers or {}).items():
-            for at in np.flatnonzero(codes == names.index(name)).tolist() if name in names else ():
+            for index in np.flatnonzero(codes == names.index(name)).tolist() if name in names else ():
                 try:
-                    values[at] = read(values[at])
+                    values[index] = read(values[index])
                 except (ValueError, IndexError):
-                    self._note(at, _NOT_A_NUMBER)
+                    self._record_error(index, _NOT_A_NUMBER)
         width = int(counts[0])
         if (counts == width).all() and (codes.reshape(-1, width or 1) == codes[:width]).all():
-            for at, code in enumerate(codes[:width].tolist()):  # by field: half the time of what is below
+            for index, code in enumerate(codes[:width].tolist()):  # by field: half the time of the loop below
                 name = names[code]
-                for sample, value in zip(samples, values[at::width], strict=True):
+                for sample, value in zip(samples, values[index::width], strict=True):
                     sample[name] = value
             return
         for owner, code, value in zip(self._layout.owners.tolist(), codes.tolist(), values, strict=True):
             samples[owner][names[code]] = value
 
-    def _put_records(self, samples: list[Sample]) -> None:
-        """Give samples their fields, by reading their records of TFRecord and parsing them."""
+    def _fill_from_records(self, samples: list[Sample]) -> None:
         if self._options.check:
             self._read()
-        wanted, index, path = self._options.fields, self.opened.index, self.opened.file.path
+        selected, index, path = self._options.fields, self.opened.index, self.opened.file.path
         starts, sizes = index.starts[self._rows].tolist(), index.sizes[self._rows].tolist()
-        for at, record in enumerate(self._each(starts, sizes)):
+        for row, record in enumerate(self._each(starts, sizes)):
             try:
                 if isinstance(record, CorruptShard):
                     raise record
-                values = parse_record(record, starts[at], path, self._fetcher.catalog.lists)
+                values = parse_record(record, starts[row], path, self._reader.catalog.lists)
             except CorruptShard as error:
-                what = f"{self._keys[at]}: {error.problem}"
-                known = CorruptShard(path, what, offset=error.offset, expected=error.expected, remedy=error.remedy)
-                self._errors.setdefault(at, known)
+                problem = f"{self._keys[row]}: {error.problem}"
+                offset, expected, remedy = error.offset, error.expected, error.remedy
+                named = CorruptShard(path, problem, offset=offset, expected=expected, remedy=remedy)
+                self._errors.setdefault(row, named)
             except (ValueError, IndexError):
-                what = f"{self._keys[at]}: {_NOT_A_NUMBER}"
-                self._errors.setdefault(at, CorruptShard(path, what, offset=starts[at], remedy=DAMAGE_FIX))
+                problem = f"{self._keys[row]}: {_NOT_A_NUMBER}"
+                self._errors.setdefault(row, CorruptShard(path, problem, offset=starts[row], remedy=DAMAGE_FIX))
             else:
-                samples[at].update((name, one) for name, one in values.items() if wanted is None or name in wanted)
+                samples[row].update(
+                    (name, value) for name, value in values.items() if selected is None or name in selected
+                )
 
     def _each(self, starts: list[int], sizes: list[int]) -> Iterator[bytes | CorruptShard]:
-        """Yield what lies at some places, an error for each that cannot be read."""
-        at = 0
-        while at < len(starts):
+        """Yield the bytes of several ranges, or an error for each."""
+        index = 0
+        while index < len(starts):
             try:
-                for block in self.opened.file.read(starts[at:], sizes[at:]):
+                for block in self.opened.file.read(starts[index:], sizes[index:]):
                     yield block
-                    at += 1
+                    index += 1
             except CorruptShard as error:
                 yield error
-                at += 1
+                index += 1
 
     def _read(self) -> list[bytes]:
-        """Return all payloads; those that cannot be read, and their samples' errors, are noted."""
+        """Return all payloads, and record errors of those that cannot be read."""
         layout, file = self._layout, self.opened.file
         offsets, lengths = layout.offsets, layout.lengths
         if not len(offsets):
@@ -160,21 +151,22 @@ class ShardRead:
             values = [*blocks] if len(starts) == len(offsets) else _cut_payloads(blocks, layout, firsts)
         except CorruptShard:
             values = []
-            for at, value in enumerate(self._each(offsets.tolist(), lengths.tolist())):
+            for payload, value in enumerate(self._each(offsets.tolist(), lengths.tolist())):
                 values.append(b"" if isinstance(value, CorruptShard) else value)
                 if isinstance(value, CorruptShard):
-                    self._note(at, value.problem, value.expected, value.remedy)
+                    self._record_error(payload, value.problem, value.expected, value.remedy)
         crcs = layout.crcs
         if self._options.check and crcs is None:
             self._check_whole()
         elif self._options.check and crcs is not None:
-            found = np.fromiter(map(crc32c, values), np.uint32, len(values))
-            for at in np.flatnonzero(found != crcs).tolist():
-                self._note(at, f"the checksum {found[at]:08x}", f"{crcs[at]:08x}, as its index says")
+            actual = np.fromiter(map(crc32c, values), np.uint32, len(values))
+            for payload in np.flatnonzero(actual != crcs).tolist():
+                problem, expected = f"the checksum {actual[payload]:08x}", f"{crcs[payload]:08x}, as in its index"
+                self._record_error(payload, problem, expected)
         return values
 
-    def _note(self, payload: int, problem: str, expected: str = "", remedy: str = DAMAGE_FIX) -> None:
-        """Note what is wrong with the sample of a payload, if it is the first that is."""
+    def _record_error(self, payload: int, problem: str, expected: str = "", remedy: str = DAMAGE_FIX) -> None:
+        """Record the first error of a payload's sample."""
         layout = self._layout
         sample, name = int(layout.owners[payload]), self.opened.index.names[layout.codes[payload]]
         self._errors.setdefault(sample, CorruptShard(
@@ -183,46 +175,36 @@ class ShardRead:
         ))  # fmt: skip
 
     def _check_whole(self) -> None:
-        """Compare the shard with its dataset file, where its own index, which a walk made, has no checksums.
-
-        Raises:
-            CorruptShard: It has another checksum.
-            InvalidRequest: None is known.
-        """
-        expected, file = int(self._fetcher.catalog.crcs[self._shard]), self.opened.file
+        """Compare the shard's checksum with its dataset file, because a scanned index has no checksums."""
+        expected, file = int(self._reader.catalog.crcs[self._shard]), self.opened.file
         if expected < 0:
             raise InvalidRequest(
-                "check", f"no checksums are known of {file.path}",
-                remedy=f"Make sidecars that have them: {call_text('index', checksum=True)}.",
+                "check", f"no checksums are known for {file.path}",
+                remedy=f"Create sidecars with checksums: {call_text('index', checksum=True)}.",
             )  # fmt: skip
-        found = None if is_compressed(file.path) else file.checksum(int(self._fetcher.catalog.sizes[self._shard]))
-        if found != expected:
-            what = "no sidecar to check it with" if found is None else f"the checksum {found:08x}"
-            raise CorruptShard(file.path, what, expected=f"{expected:08x}, as its dataset file says", remedy=DAMAGE_FIX)
+        actual = None if is_compressed(file.path) else file.checksum(int(self._reader.catalog.sizes[self._shard]))
+        if actual != expected:
+            problem = "no sidecar with checksums" if actual is None else f"the checksum {actual:08x}"
+            expected_text = f"{expected:08x}, as in its dataset file"
+            raise CorruptShard(file.path, problem, expected=expected_text, remedy=DAMAGE_FIX)
 
 
 def _cut_payloads(blocks: Iterator[bytes], layout: PayloadColumns, firsts: Numbers) -> list[bytes]:
-    """Return payloads, cut from blocks of which each is held for as long as its own are cut.
-
-    Args:
-        blocks: What was read.
-        layout: Where the payloads lie.
-        firsts: int64 [blocks]: the first payload of each.
-    """
+    """Return payloads cut from blocks that start at the payloads `firsts`; release each block early."""
     counts = np.diff(np.append(firsts, len(layout.offsets)))
-    begins = layout.offsets - np.repeat(layout.offsets[firsts], counts)
-    places = zip(begins.tolist(), (begins + layout.lengths).tolist(), strict=True)
+    starts = layout.offsets - np.repeat(layout.offsets[firsts], counts)
+    ranges = zip(starts.tolist(), (starts + layout.lengths).tolist(), strict=True)
     values: list[bytes] = []
     for block, count in zip(blocks, counts.tolist(), strict=True):
-        values += [block[first:last] for first, last in islice(places, count)]
+        values += [block[first:last] for first, last in islice(ranges, count)]
     return values
 
 
 def _starts_read(offsets: Numbers, lengths: Numbers) -> NDArray[np.bool_]:
-    """Return which payloads begin a read: large ones, those behind these, and those far from the one before."""
+    """Return which payloads start a read: large ones, their successors, and those after a large gap."""
     begins = np.ones(len(offsets), np.bool_)
-    alone, gaps = lengths >= _MIN_OWN_READ_BYTES, offsets[1:] - offsets[:-1] - lengths[:-1]
-    begins[1:] = (gaps < 0) | (gaps > _MAX_GAP_BYTES) | alone[1:] | alone[:-1]
+    is_large, gaps = lengths >= _MIN_OWN_READ_BYTES, offsets[1:] - offsets[:-1] - lengths[:-1]
+    begins[1:] = (gaps < 0) | (gaps > _MAX_GAP_BYTES) | is_large[1:] | is_large[:-1]
     starts = offsets[np.flatnonzero(begins)][np.cumsum(begins) - 1]
     steps = (offsets - starts) // _MAX_BLOCK_BYTES
     begins[1:] |= steps[1:] != steps[:-1]
@@ -238,20 +220,18 @@ _REMOTE_READS = 4
 _FREED_BLOCK_BYTES = 2**24
 
 
-_MAX_SAMPLES_READ_SINGLY = (
-    50  # samples of a shard up to which reading each alone costs less than arithmetic on columns (measured)
-)
+_MAX_SAMPLES_READ_SINGLY = 50  # per shard: up to here, single reads cost less than column arithmetic (measured)
 
 
 class SkippedSamples:
-    """Samples that could not be read, and were left out.
+    """Counters of skipped samples.
 
     Attributes:
-        samples: How many.
-        shards: How many of each shard, by its path.
-        damaged: How many of them could not be read; a stage dropped the others.
-        reasons: What was wrong, and how often; the first thousand only.
-        has_warned: Whether a warning named how many there are.
+        samples: Total number.
+        shards: Number by shard path.
+        damaged: Number of damaged samples; stages dropped the others.
+        reasons: Number by reason, for the first thousand reasons.
+        has_warned: Whether a warning was logged.
     """
 
     def __init__(self) -> None:
@@ -268,7 +248,7 @@ class SkippedSamples:
         return SkippedSamples, ()
 
     def count_sample(self, error: ShardError, shard: str, *, damaged: bool) -> None:
-        """Count a sample; of no shard where that is not known."""
+        """Count a sample; `shard` is empty if unknown."""
         with self._lock:
             self.samples += 1
             self.damaged += damaged
@@ -279,13 +259,12 @@ class SkippedSamples:
 
 
 class BaseReader:
-    """What reads samples by their numbers.
+    """Base class of readers of samples by number.
 
     Attributes:
-        mean_size: Bytes of a sample, with all around it; 1 at least.
+        mean_size: Mean bytes per sample with its overhead, at least 1.
         copies: Whether shards are copied into a cache before they are read.
-        reads_at_once: How many calls of `read_late` are best made at the same time: more than one where shards lie
-            elsewhere.
+        concurrent_reads: Recommended number of concurrent calls of `read_late`.
     """
 
     mean_size: int
@@ -295,44 +274,32 @@ class BaseReader:
     skip_or_raise: Callable[..., None]
 
     def fetch(self, numbers: Numbers) -> list[Sample]:
-        """Return samples, in the order of their numbers in the argument.
-
-        Args:
-            numbers: int64 [n].
-
-        Returns:
-            n of them, or fewer where damaged ones are skipped.
+        """Return samples in the order of `numbers`, int64 [n], without damaged ones if these are skipped.
 
         Raises:
             CorruptShard: A shard is missing or damaged.
         """
-        found = []
-        for at, sample in enumerate(self.read(numbers)):
+        samples = []
+        for index, sample in enumerate(self.read(numbers)):
             if isinstance(sample, ShardError):
-                self.skip_or_raise(sample, int(numbers[at]))
+                self.skip_or_raise(sample, int(numbers[index]))
             else:
-                found.append(sample)
-        return found
+                samples.append(sample)
+        return samples
 
 
 class SampleReader(BaseReader):
-    """Reads samples of a catalog; safe in threads, picklable, and without open files in a process that gets it.
-
-    Attributes:
-        catalog: What is read.
-        options: How.
-        store: The indexes of its shards.
-        skipped: What was left out.
-    """
+    """Reads samples of a catalog. Safe in threads; picklable without open files."""
 
     def __init__(self, catalog: Catalog, options: ReadOptions) -> None:
-        # Once a block of 16 MB was freed, the C library keeps some tens of MB that are freed. Otherwise it would give
-        # them back to the system, and the pages of each list of large samples would be fresh ones, which take longer
-        # than the reading (measured: 50 us for 100 KB).
+        # Freeing a block of 16 MB once makes the C library keep some tens of MB of freed memory. Otherwise it returns
+        # the memory to the system, and fresh pages for each list of large samples take longer than reading them
+        # (measured: 50 us for 100 KB).
         bytes(_FREED_BLOCK_BYTES)
         self.catalog = catalog
-        self._near: dict[int, ReadableShard] = {}
-        self.store, self._files = IndexStore(catalog, self._near.clear), OpenFiles(options.cache, self._near.clear)
+        self._open_shards: dict[int, ReadableShard] = {}
+        self.store = IndexStore(catalog, self._open_shards.clear)
+        self._files = OpenFiles(options.cache, self._open_shards.clear)
         self.skipped = SkippedSamples()
         self.mean_size = int(catalog.sizes.sum()) // max(1, len(catalog)) + 1
         self.copies = isinstance(options.cache, CopyingCache)
@@ -341,10 +308,10 @@ class SampleReader(BaseReader):
         self._firsts: list[int] = catalog.firsts.tolist()
         self._sizes: list[int] = catalog.sizes.tolist()
         self._readers = {name: NUMBER_READERS[kind] for name, kind in catalog.kinds.items()}
-        self.use(options)
+        self.set_options(options)
 
-    def use(self, options: ReadOptions) -> None:
-        """Set how samples are read."""
+    def set_options(self, options: ReadOptions) -> None:
+        """Set the options."""
         lists = self.catalog.lists if options.fields is None else self.catalog.lists & options.fields
         self.options, self._fields, self._parses = options, options.fields, bool(lists)
         self._plain = not (options.check or options.metadata or lists or self.catalog.is_remote)
@@ -353,101 +320,91 @@ class SampleReader(BaseReader):
         return SampleReader, (self.catalog, self.options)
 
     def expect(self, numbers: Numbers, seen: set[str]) -> None:
-        """Have the shards of samples that are read soon copied into the cache, but for those of `seen`."""
+        """Start copying the shards of these samples into the cache, except paths in `seen`."""
         if isinstance(cache := self.options.cache, CopyingCache):
-            for shard in [self.catalog.shards[at] for at, *_ in self.catalog.group_by_shard(numbers)]:
+            for shard in [self.catalog.shards[number] for number, *_ in self.catalog.group_by_shard(numbers)]:
                 if shard.path not in seen:
                     seen.add(shard.path)
                     cache.expect(shard)
 
-    def selecting(self, fields: frozenset[str] | None) -> SampleReader:
-        """Return a fetcher of some fields, with the same indexes and open shards."""
-        found = SampleReader.__new__(SampleReader)
-        vars(found).update(vars(self))
-        found.use(replace(self.options, fields=fields))
-        return found
+    def with_fields(self, fields: frozenset[str] | None) -> SampleReader:
+        """Return a reader of some fields that shares indexes and open shards."""
+        reader = SampleReader.__new__(SampleReader)
+        vars(reader).update(vars(self))
+        reader.set_options(replace(self.options, fields=fields))
+        return reader
 
     def reader_of_fields(self, fields: frozenset[str] | None) -> SampleReader:
-        """Return a fetcher that reads no other fields than these, which are all that is looked at.
+        """Return a reader of only these fields.
 
-        It is this one where that saves nothing, or where a sample may lack one: the error then names those it has.
+        Returns this reader if that saves nothing, or if a sample may lack a field: its error lists all fields of the
+        sample.
         """
         catalog = self.catalog
-        wanted = None if fields is None else {name for name in fields if name[:2] != "__"}
-        if wanted is None or catalog.fields.keys() <= wanted:
+        names = None if fields is None else {name for name in fields if name[:2] != "__"}
+        if names is None or catalog.fields.keys() <= names:
             return self
-        if any(catalog.fields.get(name) != len(catalog) for name in wanted):
+        if any(catalog.fields.get(name) != len(catalog) for name in names):
             return self
-        return self.selecting(frozenset(wanted))
+        return self.with_fields(frozenset(names))
 
     def skip_or_raise(self, error: ShardError, number: int, *counts: SkippedSamples, damaged: bool = True) -> None:
-        """Count a sample that is left out, in `skipped` and in `counts`.
-
-        Args:
-            error: What is wrong.
-            number: Of the sample.
-            counts: Where it is counted, too.
-            damaged: Whether it cannot be read; otherwise a stage leaves it out.
+        """Count a sample that is damaged, or dropped by a stage, in `skipped` and `counts`.
 
         Raises:
-            ShardError: It is damaged, and such samples are not skipped.
+            ShardError: The sample is damaged, and `on_error` is "raise".
         """
         if damaged and self.options.on_error == "raise":
             raise error
-        shard = int(self.catalog.places(np.array([number]))[0][0])
+        shard = int(self.catalog.locate(np.array([number]))[0][0])
         for count in (self.skipped, *counts):
             count.count_sample(error, self.catalog.shards[shard].path, damaged=damaged)
 
     def read(self, numbers: Numbers) -> list[Sample | ShardError]:
-        """Return samples, in the order of their numbers in the argument, and errors in place of damaged ones.
-
-        Args:
-            numbers: int64 [n].
+        """Return samples in the order of `numbers`, int64 [n], with errors for damaged ones.
 
         Raises:
-            InvalidRequest: Checksums are not known that should be checked.
+            InvalidRequest: Checksums are unknown, but `check` is set.
             OutputFailed: There is no room to unpack a compressed shard.
         """
         if len(numbers) == 1:
-            return [self.one(int(numbers[0]))]
+            return [self.read_one(int(numbers[0]))]
         groups = [*self.catalog.group_by_shard(numbers)]
-        found: list[Sample | ShardError] = [{}] * len(numbers)
-        alone = len(numbers) < len(groups) * _MAX_SAMPLES_READ_SINGLY or self.mean_size >= LATE_SAMPLE_BYTES
-        if groups and self._plain and alone and self._is_indexed(groups[0][0]):
+        result: list[Sample | ShardError] = [{}] * len(numbers)
+        read_singly = len(numbers) < len(groups) * _MAX_SAMPLES_READ_SINGLY or self.mean_size >= LATE_SAMPLE_BYTES
+        if groups and self._plain and read_singly and self._is_indexed(groups[0][0]):
             order = np.argsort(numbers, kind="stable")
-            for place, sample in zip(order.tolist(), self._each(groups, numbers[order]), strict=True):
-                found[place] = sample
-            return found
-        parts = (map_requests if self.catalog.is_remote else map)(lambda group: self._part(*group[:2]), groups)
-        for (*_, places), part in zip(groups, parts, strict=True):
-            for place, sample in zip(places.tolist(), part, strict=True):
-                found[place] = sample
-        return found
+            for index, sample in zip(order.tolist(), self._each(groups, numbers[order]), strict=True):
+                result[index] = sample
+            return result
+        map_groups = map_requests if self.catalog.is_remote else map
+        parts = map_groups(lambda group: self._read_from_shard(*group[:2]), groups)
+        for (*_, indexes), part in zip(groups, parts, strict=True):
+            for index, sample in zip(indexes.tolist(), part, strict=True):
+                result[index] = sample
+        return result
 
     def _is_indexed(self, shard: int) -> bool:
-        """Tell whether the samples of a shard need no parsing; or cannot be read, which each of them says."""
+        """Return whether samples of a shard need no parsing, or cannot be read, which reading reports."""
         with suppress(CorruptShard):
             return self.opened(shard).readers is not None
         return True
 
     def read_late(self, numbers: Numbers) -> Samples:
-        """Return samples as `read` does, but read large ones only when each is asked for.
+        """Return samples as `read` does, but read large ones on demand.
 
-        The system is asked to read them ahead, so that a thread that calls this has little to do, and holds nothing.
-
-        Args:
-            numbers: int64 [n].
+        The system reads them ahead, so the calling thread does little work and holds no memory.
 
         Raises:
-            InvalidRequest: Checksums are not known that should be checked.
-            OutputFailed: There is no room to unpack a compressed shard.
+            InvalidRequest: As for `read`.
+            OutputFailed: As for `read`.
         """
         groups = [*self.catalog.group_by_shard(numbers)] if self._plain else []
         if not 0 < len(groups) <= self._files.room // 2 or not all(self._is_indexed(shard) for shard, *_ in groups):
             return self.read(numbers)
         size, spans = 0, []
         for shard, rows, _ in groups:
-            with suppress(CorruptShard):  # each sample raises it, when it is asked for
+            with suppress(CorruptShard):  # raised again when its samples are requested
                 starts, ends = self.opened(shard).spans(rows, self._fields)
                 size += int((ends - starts).sum())
                 spans.append((shard, starts, ends))
@@ -458,55 +415,54 @@ class SampleReader(BaseReader):
         return self._each(groups, numbers)
 
     def _each(self, groups: Sequence[tuple[int, Numbers, Numbers]], numbers: Numbers) -> Samples:
-        """Return samples of shards whose samples need no parsing, each read when it is asked for."""
         if len(numbers) >= len(groups) * _MAX_SAMPLES_READ_SINGLY:
-            with suppress(CorruptShard):  # each sample raises it
+            with suppress(CorruptShard):  # raised again when its samples are requested
                 parts = [(self.opened(shard), rows) for shard, rows, _ in groups]
-                return read_each_late(parts, numbers, self._fields, self.one)
-        return map(self.one, numbers.tolist())
+                return read_each_late(parts, numbers, self._fields, self.read_one)
+        return map(self.read_one, numbers.tolist())
 
-    def one(self, number: int) -> Sample | ShardError:
-        """Return a sample, or its error. A hot path: 3 us beside the reading."""
+    def read_one(self, number: int) -> Sample | ShardError:
+        """Return a sample, or its error. A hot path: 3 us in addition to reading."""
         shard = bisect_right(self._firsts, number) - 1
         row = number - self._firsts[shard]
         if self._plain and shard not in self._broken:
             try:
-                opened = self._near.get(shard) or self.opened(shard)
+                opened = self._open_shards.get(shard) or self.opened(shard)
                 if opened.readers is not None:
-                    return opened.one(row, self._fields)
+                    return opened.read_one(row, self._fields)
             except (CorruptShard, OSError, EOFError, ValueError, IndexError):
-                pass  # read again, for the error that names all
-        return self._part(shard, np.array([row]))[0]
+                pass  # read it again below for a complete error
+        return self._read_from_shard(shard, np.array([row]))[0]
 
     def opened(self, shard: int) -> ReadableShard:
-        """Return a shard that is being read, kept at hand until a store gives any back."""
-        found = self._near.get(shard)
-        if found is None:
-            if (known := self._broken.get(shard)) is not None:  # no second walk, and no second copy
-                raise known.with_traceback(None)
-            place, index = self.catalog.shards[shard], self.store.index(shard)
-            is_tar = detect_kind(place.path).format == "tar"
-            # Nothing but the dataset file, or else the record, says whether bytes are a list or a value.
+        """Return an open shard, kept until a cache drops any shard or index."""
+        opened = self._open_shards.get(shard)
+        if opened is None:
+            if (error := self._broken.get(shard)) is not None:  # do not scan or copy it again
+                raise error.with_traceback(None)
+            stored, index = self.catalog.shards[shard], self.store.index(shard)
+            is_tar = detect_kind(stored.path).format == "tar"
+            # Only the dataset file, or else the record itself, determines whether bytes are a list or a value.
             readers = self._readers if self.catalog.dataset(shard)[0].listed and not index.kinds else None
-            file = self._files.open(place, self._sizes[shard] or None)
-            found = self._near[shard] = ReadableShard(index, file, is_tar, {} if is_tar else readers)
-        return replace(found, readers=None) if self._parses and not found.is_tar else found
+            file = self._files.open(stored, self._sizes[shard] or None)
+            opened = self._open_shards[shard] = ReadableShard(index, file, is_tar, {} if is_tar else readers)
+        return replace(opened, readers=None) if self._parses and not opened.is_tar else opened
 
-    def _part(self, shard: int, rows: Numbers) -> list[Sample | ShardError]:
-        """Return samples of one shard; where a cache's copy is damaged, as another copy has them."""
+    def _read_from_shard(self, shard: int, rows: Numbers) -> list[Sample | ShardError]:
+        """Return samples of one shard; retry once if a cached copy is damaged."""
         error = self._broken.get(shard)
         if error is None:
             try:
-                asked = ShardRead(self, shard, rows)
-                found = asked.samples()
-                damaged = any(isinstance(one, ShardError) for one in found)
-                if damaged and self._files.renew(self.catalog.shards[shard], asked.opened.file):
-                    self._near.pop(shard, None)  # another thread may have put it there again, as it was before
-                    found = ShardRead(self, shard, rows).samples()
+                request = ShardRead(self, shard, rows)
+                samples = request.samples()
+                damaged = any(isinstance(read_one, ShardError) for read_one in samples)
+                if damaged and self._files.renew(self.catalog.shards[shard], request.opened.file):
+                    self._open_shards.pop(shard, None)  # another thread may have stored the old one again
+                    samples = ShardRead(self, shard, rows).samples()
             except CorruptShard as damage:
                 error = damage
                 if self.options.on_error == "skip":
-                    self._broken[shard] = error  # no second walk, and no second message
+                    self._broken[shard] = error  # do not scan it, or log a warning, again
             else:
-                return found
+                return samples
         return [error] * len(rows)

@@ -1,4 +1,4 @@
-"""Base class of what can be read as a stream: datasets, mixes, packed blocks and batches by size."""
+"""The base class of everything that can be streamed: datasets, mixes, packed blocks and batches by size."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from shardtool.read.order import OrderOptions
 from shardtool.read.pipeline import Pipeline
 from shardtool.read.pipeline_methods import with_dataloader_hints
 from shardtool.read.share import Share
-from shardtool.read.stream import ReadsSamples, Stream
+from shardtool.read.stream import SampleSource, Stream
 from shardtool.request.option_checks import check_choice, check_minimum
 from shardtool.units import pluralize
 
@@ -32,26 +32,26 @@ if TYPE_CHECKING:
     from shardtool.read.share import Ends
 
 
-class Streamable(ReadsSamples):
-    """Samples that can be read as a stream, with what is done to them."""
+class Streamable(SampleSource):
+    """Samples with their stages, which can be read as a stream."""
 
-    def __init__(self, fetcher: StreamReader, source: StreamSamples) -> None:
-        self.fetcher, self.source = fetcher, source
+    def __init__(self, reader: StreamReader, source: StreamSamples) -> None:
+        self.reader, self.source = reader, source
 
     def __len__(self) -> int:
-        """Return how many samples, or batches, an epoch has, of all ranks together."""
+        """Return the number of samples, or batches, in an epoch, over all ranks."""
         return self.stages.count(self.source.length)
 
     def __iter__(self) -> Iterator[Any]:
         if not self.source.length:
             return iter(())
         in_order = self.stream(shuffle=False, rank=0, world_size=1, ends="uneven")
-        in_order.skipped.has_warned = True  # such a loop is how to choose samples with a filter
+        in_order.skipped.has_warned = True  # users choose samples with a filter in such a loop
         return iter(in_order)
 
     @property
     def fingerprint(self) -> str:
-        """What is equal for equal samples in an equal order, or mix."""
+        """Equal for equal samples in an equal order or mix."""
         return self.source.fingerprint
 
     @with_dataloader_hints
@@ -62,77 +62,84 @@ class Streamable(ReadsSamples):
     ) -> Stream:  # fmt: skip
         """Return a stream of the samples.
 
-        The order depends on the data, `shuffle`, `seed`, `epoch`, `parts` and `buffer` alone: ranks only divide it.
-        Where no parts are given, these depend on the number of ranks; a state has them, and goes on with any number.
+        The order depends on the data, `shuffle`, `seed`, `epoch`, `parts` and `buffer`; ranks only divide it. By
+        default, `parts` depends on the number of ranks. A saved state records it and resumes with any number of ranks.
 
         Args:
-            shuffle: Whether shards and samples are shuffled; `"full"`: one random order of all samples.
-            seed: With the epoch, what the shuffle depends on.
-            epoch: Counted from 0.
-            rank: This reader's place among the ranks; RANK of the environment, or 0, where none is given.
-            world_size: How many ranks there are; WORLD_SIZE of the environment, or 1, where none is given.
-            buffer: Samples that all ranks hold, and shuffle among themselves; None: about 64 MB of each rank, or 32 MB
-                of all where parts are given.
-            parts: Into how many parts the samples are cut, which are read side by side; None: 128 for each rank.
-            ends: What becomes of the last samples where they are no multiple of the ranks: `drop`, `pad` (each rank
-                has as many; `__padding__` says of each sample whether it was read for that), or `uneven`. None: `drop`
-                with a shuffle; without one `pad`, or for a single rank `uneven`. `Stream` describes what each does
-                about skipped samples.
-            groups: Into how many groups neighbouring ranks are put, all of one to get the same samples, as tensor and
-                sequence parallelism want it; None: each rank gets samples of its own.
+            shuffle: Shuffle shards and samples; `"full"`: all samples in one random order.
+            seed: Seed of the shuffle, combined with the epoch.
+            epoch: First epoch, counted from 0.
+            rank: Rank of this reader. None: RANK of the environment, or 0.
+            world_size: Number of ranks. None: WORLD_SIZE of the environment, or 1.
+            buffer: Number of samples in the shuffle buffer, over all ranks. None: about 64 MB per rank, or 32 MB in
+                total if `parts` is given.
+            parts: Number of parts that the samples are cut into and read from in parallel. None: 128 per rank.
+            ends: What to do with the last samples if the ranks do not divide their number: `drop` them; `pad` with the
+                first samples of the epoch (the field `__padding__` marks them); or `uneven`: some ranks get one sample
+                more. None: `drop` with a shuffle, otherwise `pad`, or `uneven` for a single rank. See `Stream` for
+                skipped samples.
+            groups: Number of groups of adjacent ranks. All ranks of a group get the same samples, for tensor and
+                sequence parallelism. None: no groups.
 
         Raises:
-            InvalidRequest: There are no samples, or with `drop` fewer than ranks; or an argument is out of its range.
+            InvalidRequest: The dataset is empty, has fewer samples than ranks (`drop`), or an argument is out of range.
+
+        Example:
+            >>> stream = shardtool.open("out.json").decode().stream(shuffle=True, seed=0)
+            >>> for sample in stream:  # each iteration is one epoch
+            ...     train(sample["jpg"], sample["cls"])
         """
         rank, ranks = read_share.rank_and_world_size(rank, world_size)
         share = Share(rank, ranks, ends or ("drop" if shuffle else "uneven" if ranks == 1 else "pad")).in_groups(groups)
-        reader, ranks = self.fetcher, share.world_size
-        cut = epoch_samples.parts_window_ranks(
+        reader, ranks = self.reader, share.world_size
+        parts_window_ranks = epoch_samples.parts_window_ranks(
             self.source, reader.mean_size, ranks, buffer, parts, copies=reader.copies
         )
-        options = OrderOptions(shuffle, seed, epoch, *cut)
+        options = OrderOptions(shuffle, seed, epoch, *parts_window_ranks)
         length = self.source.length_in(options)
         if not length:
             raise InvalidRequest("the dataset", "no samples")
         if not share.end(length):
-            found = f"{pluralize(length, 'sample')} for {share.world_size:,} ranks, and ends='drop'"
-            raise InvalidRequest("world_size", found, remedy="Give ends='pad' or ends='uneven'.")
-        stream = Stream(self.fetcher, self.source, options, share)
+            found = f"{pluralize(length, 'sample')} for {share.world_size:,} ranks, with ends='drop'"
+            raise InvalidRequest("world_size", found, remedy="Use ends='pad' or ends='uneven'.")
+        stream = Stream(self.reader, self.source, options, share)
         return stream.with_stages(self.stages)
 
     def pack(
-        self, tokens: int, field: str | None = None, *, by: bundle_rules.PackingRule = "first-fit", dtype: DTypeLike | None = None,
-        length: str | None = None, pad: int = 0,
+        self, tokens: int, field: str | None = None, *, by: bundle_rules.PackingRule = "first-fit",
+        dtype: DTypeLike | None = None, length: str | None = None, pad: int = 0,
     ) -> BundledDataset:  # fmt: skip
-        """Return blocks that documents are packed into: an order of blocks, divided and resumed as one of samples.
+        """Pack documents into blocks of equal length, which can be streamed and resumed like samples.
 
-        A block is a dict: `tokens` [tokens], `positions` int32 [tokens], which count from 0 in each document,
-        `segments` int32 [tokens], which number its documents from 1 on, and are 0 behind the last one, and `__key__`,
-        the list of the documents' keys. How long these are, sidecars say: see `docs/training.md`.
+        A block is a dict: `tokens` [tokens]; `positions` int32 [tokens], counted from 0 in each document; `segments`
+        int32 [tokens], the number of the document, counted from 1, and 0 for padding; and `__key__`, the list of
+        document keys. The lengths of documents come from the sidecars: see `docs/training.md`.
 
         Args:
-            tokens: Of a block.
-            field: Of the tokens: `.npy` of one dimension, plain bytes, or the list of a TFRecord; None: the only one.
-            by: `first-fit`: documents as a whole, the longest of some thousands first, each into the fullest block that
-                holds it; those longer than a block are cut. `concat`: one behind the other, cut where a block is full.
-            dtype: Of tokens in plain bytes, such as `uint16`.
-            length: The column of metadata that says how many tokens a document has; None: the size of its field.
-            pad: The token behind the last document.
+            tokens: Tokens per block.
+            field: The token field: a one-dimensional `.npy`, plain bytes, or a TFRecord list. None: the only field.
+            by: `first-fit`: keep documents whole, pack the longest of some thousands first, each into the fullest block
+                that has room; documents longer than a block are cut. `concat`: concatenate documents and cut at block
+                ends.
+            dtype: Type of tokens stored as plain bytes, such as `uint16`.
+            length: Metadata column with the number of tokens of a document. None: the size of its field.
+            pad: Token after the last document.
 
         Raises:
-            InvalidRequest: It is not known how long documents are, or something is done to them before.
+            InvalidRequest: The lengths of documents are unknown, or the dataset already has stages.
         """
         check_minimum("tokens", tokens)
         check_choice("by", by, bundle_rules.PackingRule)
         if self.stages.stages:
-            expected = "documents as they are stored: pack first, then map or select blocks"
-            raise InvalidRequest("pack", "something is done to samples before", expected=expected)
-        reader, views = self._unbundled()
+            expected = "stored documents: call pack first, then map or select on its blocks"
+            raise InvalidRequest("pack", "called after other stages", expected=expected)
+        reader, views = self._require_single_samples()
         source, sizes = packing.token_lengths(field, dtype, length, reader, views)
         if source.form == "bytes" and dtype is None:
-            found = f"not given, and field {source.name} holds plain bytes"
-            expected = "that of its tokens, such as 'uint16'; 'uint8' for the bytes of a text"
-            raise InvalidRequest("dtype", found, expected=expected, remedy="Write lists to a field that ends in npy.")
+            found = f"not given, but the field {source.name} holds plain bytes"
+            expected = "the type of its tokens, such as 'uint16', or 'uint8' for the bytes of a text"
+            remedy = "To store the type, write tokens to a field that ends in npy."
+            raise InvalidRequest("dtype", found, expected=expected, remedy=remedy)
         if np.array(pad).astype(source.dtype) != pad:
             raise InvalidRequest("pad", repr(pad), expected=f"a token of {source.dtype}")
         rule, make = (
@@ -144,7 +151,7 @@ class Streamable(ReadsSamples):
             bundles.BundleReader(reader, views, sizes, rule, tokens, make, source.name, source.dtype.str, pad)
         )
 
-    @overload  # type: ignore[override] # a Dataset takes more than a stream
+    @overload  # type: ignore[override] # accepts more than a stream's
     def batch(self, size: int, *, drop_last: bool = False, lists: ListFields = ()) -> Self: ...
     @overload
     def batch(
@@ -159,69 +166,65 @@ class Streamable(ReadsSamples):
         tokens: int | None = None, field: str | None = None, dtype: DTypeLike | None = None,
         length: str | None = None, aspects: Sequence[float] = bucketing.DEFAULT_ASPECT_RATIOS, lists: ListFields = (),
     ) -> Self | BundledDataset:  # fmt: skip
-        """Make batches: of so many samples in a row; or in an order of batches, of samples of about one size.
+        """Make batches of `size` samples; or, with `by`, batches of samples of similar size.
 
         Args:
-            size: Samples of a batch.
-            drop_last: Leave out a last batch that is smaller; not by size.
-            by: `length`: as many samples as take no more than `tokens`, padded to the longest. `aspect`: images of
-                about one aspect, by the columns `width` and `height`; each has it as `__aspect__`.
-            tokens: Of a batch by length.
-            field: What is long: `.npy` of any dimensions, by its first; else bytes, or values of `dtype`.
-            dtype: Of values in plain bytes.
-            length: The column of metadata that says how long samples are, in place of the field.
-            aspects: Widths per height: each image counts as the nearest.
-            lists: Fields whose values a batch has as a list, though they may be of one shape.
+            size: Samples per batch.
+            drop_last: Skip the last batch if it is smaller. Not allowed with `by`.
+            by: `length`: a batch, padded to its longest sample, has at most `tokens` tokens. `aspect`: images of
+                similar aspect ratio, from the columns `width` and `height`; samples get it as `__aspect__`.
+            tokens: Tokens per batch with `by="length"`.
+            field: The field to measure: the first dimension of a `.npy`, otherwise bytes, or values of `dtype`.
+            dtype: Type of values stored as plain bytes.
+            length: Metadata column with the length of a sample; replaces `field`.
+            aspects: Ratios of width to height; an image counts as the nearest one.
+            lists: Fields that always become a list.
 
         Raises:
-            InvalidRequest: Sizes are not known, or a sample alone is longer than a batch.
+            InvalidRequest: Sample sizes are unknown, or one sample is longer than a batch.
         """
         if by is None:
             others = {"tokens": tokens, "field": field, "dtype": dtype, "length": length}
-            given = {name: value for name, value in others.items() if value is not None}
-            return super().batch(size, drop_last=drop_last, lists=lists, **given)
+            given_options = {name: value for name, value in others.items() if value is not None}
+            return super().batch(size, drop_last=drop_last, lists=lists, **given_options)
         check_choice("by", by, Literal["length", "aspect"])
-        of_size = ("size", size, (tokens, field, dtype, length))
-        asked, limit, unasked = ("tokens", tokens, (size,)) if by == "length" else of_size
-        if drop_last or any(one is not None for one in unasked):
-            raise InvalidRequest("batch", f"by {by}", expected=f"{asked} alone, and no drop_last")
-        check_minimum(asked, limit)
-        reader, views = self._unbundled()
+        size_option = ("size", size, (tokens, field, dtype, length))
+        option, limit, other_options = ("tokens", tokens, (size,)) if by == "length" else size_option
+        if drop_last or any(value is not None for value in other_options):
+            raise InvalidRequest("batch", f"by={by!r} with other options", expected=f"only {option}, without drop_last")
+        check_minimum(option, limit)
+        reader, views = self._require_single_samples()
         if by == "length":
             _, sizes = packing.token_lengths(field, dtype, length, reader, views)
             if (longest := int(sizes.max())) > cast("int", tokens):
-                remedy = f"Give tokens={longest}, or choose shorter samples with where(...) or take(...)."
-                raise InvalidRequest("tokens", f"{tokens}, and the longest sample has {longest}", remedy=remedy)
-            known = []
+                remedy = f"Use tokens={longest}, or choose shorter samples with where(...) or take(...)."
+                raise InvalidRequest("tokens", f"{tokens}, but the longest sample has {longest}", remedy=remedy)
+            ratios = []
         else:
-            known = sorted(aspects)
-            sizes = bucketing.nearest_aspect_ratios(known, reader, views)
+            ratios = sorted(aspects)
+            sizes = bucketing.nearest_aspect_ratios(ratios, reader, views)
         rule, make = (
-            bundle_rules.of_one_kind if known else bundle_rules.of_like_length,
-            partial(bucketing.make_size_batch, known),
+            bundle_rules.of_one_kind if ratios else bundle_rules.of_like_length,
+            partial(bucketing.make_size_batch, ratios),
         )
-        found = bundles.BundleReader(reader, views, sizes, rule, cast("int", limit), make, *known)
-        return BundledDataset(found).with_stages(Pipeline((bucketing.SizeBatches(self.stages, lists),)))
+        bundle_reader = bundles.BundleReader(reader, views, sizes, rule, cast("int", limit), make, *ratios)
+        return BundledDataset(bundle_reader).with_stages(Pipeline((bucketing.SizeBatches(self.stages, lists),)))
 
-    def _unbundled(self) -> tuple[AnySampleReader, EpochSamples]:
-        """Return what reads samples, and which.
-
-        Raises:
-            InvalidRequest: There are none, or they are bundled.
-        """
+    def _require_single_samples(self) -> tuple[AnySampleReader, EpochSamples]:
+        """Return the reader and the samples, or raise InvalidRequest if they are already bundled."""
         batched = any(isinstance(stage, Batch) for stage in self.stages.stages)
-        if batched or isinstance(self.fetcher, bundles.BundleReader):
-            raise InvalidRequest("the dataset", "packed or batched before", expected="samples")
+        if batched or isinstance(self.reader, bundles.BundleReader):
+            raise InvalidRequest("the dataset", "already packed or batched", expected="single samples")
         if not self.source.length:
             raise InvalidRequest("the dataset", "no samples")
-        return self.fetcher, cast("EpochSamples", self.source)
+        return self.reader, cast("EpochSamples", self.source)
 
 
 class BundledDataset(Streamable):
-    """Blocks of tokens, or batches of samples of about one size: what `pack` and `batch(by=...)` return."""
+    """Blocks of tokens, or batches of samples of similar size: the result of `pack` and `batch(by=...)`."""
 
-    def __init__(self, made: bundles.BundleReader) -> None:
-        super().__init__(made, made)
+    def __init__(self, bundle_reader: bundles.BundleReader) -> None:
+        super().__init__(bundle_reader, bundle_reader)
 
     def __repr__(self) -> str:
         return f"<Bundled: {pluralize(self.source.length, 'bundle')} an epoch{self.stages}>"

@@ -1,1 +1,1 @@
-"""What a run is asked for, and what it answers."""
+"""Options, results and records of runs, and calls of verbs."""

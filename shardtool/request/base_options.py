@@ -1,4 +1,4 @@
-"""`BaseOptions`: the base of all options classes, which checks and normalises each value."""
+"""`BaseOptions`: base class of all options classes; checks and normalises values."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from shardtool.request.option_spec import (
 )
 from shardtool.units import parse_size
 
-_INVALID_TEXT = re.compile("[\ud800-\udc7f\udd00-\udfff]")  # no text, nor what Python makes of a name that is no UTF-8
+_INVALID_TEXT = re.compile("[\ud800-\udc7f\udd00-\udfff]")  # surrogates that do not come from a file name
 
 
 _CONTAINERS = (list, tuple, set, frozenset)
@@ -39,25 +39,24 @@ _SINGLE_TEXT_TYPES = {str, os.PathLike[str], type(None)}
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class BaseOptions:
-    """The base of all classes of options: each value is checked as far as it can be without the source.
+    """Base class of all options classes; checks each value as far as possible without the source.
 
-    What an option with `divide` was given goes to those that it stands for, and is then given no more: so nothing
-    but this knows of it.
+    An option with `expand` sets other options; other code sees only these.
 
     Attributes:
-        observer: Gets the progress of the verb, and what the user should know, where it is given no other.
+        observer: Receives progress and notes, unless the verb gets another observer.
 
     Raises:
-        InvalidRequest: One cannot be, or does not go together with another.
+        InvalidRequest: A value is invalid, or two options conflict.
     """
 
     observer: Observer | None = field(default=None, compare=False)
 
     def __repr__(self) -> str:
-        given = [
+        changed = [
             f"{name}={value!r}" for name, value in self._values() if value != self.__dataclass_fields__[name].default
         ]
-        return f"{type(self).__name__}({', '.join(given)})"
+        return f"{type(self).__name__}({', '.join(changed)})"
 
     def __eq__(self, other: object) -> bool:
         return type(self) is type(other) and self._values() == other._values()
@@ -67,36 +66,36 @@ class BaseOptions:
 
     def __post_init__(self) -> None:
         self._apply_aliases()
-        for name, one in option_specs(type(self)).items():
-            if one.expand is not None and getattr(self, name) is not None:
-                self._expand_option(name, one.expand)
-        for name, one in option_specs(type(self)).items():
-            self._normalize_value(name, one)
+        for name, spec in option_specs(type(self)).items():
+            if spec.expand is not None and getattr(self, name) is not None:
+                self._expand_option(name, spec.expand)
+        for name, spec in option_specs(type(self)).items():
+            self._normalize_value(name, spec)
             self._check_texts(name)
             value = getattr(self, name)
             if value is None and self.__dataclass_fields__[name].default is None:
                 continue
-            if one.range is not None:
-                check_range(name, value, one.range)
-            if one.form in VALUE_CHECKS:
-                VALUE_CHECKS[one.form](name, value, one)
+            if spec.range is not None:
+                check_range(name, value, spec.range)
+            if spec.form in VALUE_CHECKS:
+                VALUE_CHECKS[spec.form](name, value, spec)
         for name in filter(self.is_given, option_specs(type(self))):
             self._check_conflicts(name)
 
     def _values(self) -> list[tuple[str, Any]]:
-        """Return the options by their names. Methods of each class for this would cost each start 5 ms."""
-        return [(one.name, getattr(self, one.name)) for one in fields(self) if one.compare]
+        """Return names and values. Generated `__eq__` methods would add 5 ms to each start."""
+        return [(option.name, getattr(self, option.name)) for option in fields(self) if option.compare]
 
     def is_given(self, name: str) -> bool:
-        """Tell whether an option is another than by default."""
+        """Tell whether an option differs from its default."""
         value, default = getattr(self, name), self.__dataclass_fields__[name].default
         if value is None or value is default or (isinstance(value, (*_CONTAINERS, dict)) and not value):
             return False
         return default is None or self._plain(name, value) != self._plain(name, default)
 
     def first_given(self, names: str) -> str:
-        """Return the first of some options, each perhaps `name=value`, that is given; empty: none is."""
-        for name, _, value in (one.partition("=") for one in names.split("|")):
+        """Return the first given option of `a|b=value`; empty if none is given."""
+        for name, _, value in (alternative.partition("=") for alternative in names.split("|")):
             if (
                 name in option_specs(type(self))
                 and self.is_given(name)
@@ -106,111 +105,117 @@ class BaseOptions:
         return ""
 
     def pick(self, kind: type[OptionsT], **values: object) -> OptionsT:
-        """Return the value of a class whose fields are called as these options, but for the values that are given."""
-        found = {name: getattr(self, name) for name in option_specs(type(self)) if name in kind.__dataclass_fields__}  # type: ignore[attr-defined]
-        return kind(**{**found, **values})
+        """Create an object of another class from options with the same names and from `values`."""
+        own = {name: getattr(self, name) for name in option_specs(type(self)) if name in kind.__dataclass_fields__}  # type: ignore[attr-defined]
+        return kind(**{**own, **values})
 
     def recorded(self) -> dict[str, object]:
-        """Return the options that decide the dataset's bytes, where they differ from the default."""
-        found: dict[str, object] = {}
-        for name, one in option_specs(type(self)).items():
+        """Return the options that affect the dataset and differ from their defaults."""
+        recorded: dict[str, object] = {}
+        for name, spec in option_specs(type(self)).items():
             value = self._plain(name, getattr(self, name))
-            if one.recorded and value != self.__dataclass_fields__[name].default:
-                value = "{}x{}".format(*option_values.parse_pixels(name, value)) if one.form == "pixels" else value
-                found[name] = list(value) if isinstance(value, tuple) else value
-        return found
+            if spec.recorded and value != self.__dataclass_fields__[name].default:
+                value = "{}x{}".format(*option_values.parse_pixels(name, value)) if spec.form == "pixels" else value
+                recorded[name] = list(value) if isinstance(value, tuple) else value
+        return recorded
 
     def _expand_option(self, name: str, expand: Callable[[type, Any], Mapping[str, object]]) -> None:
-        """Give the options that one stands for what it says of them."""
-        found = {name: self.__dataclass_fields__[name].default, **expand(type(self), getattr(self, name))}
-        for member, value in found.items():
+        """Apply the `expand` function of an option, and reset the option."""
+        values = {name: self.__dataclass_fields__[name].default, **expand(type(self), getattr(self, name))}
+        for member, value in values.items():
             if member != name and self.is_given(member) and getattr(self, member) != value:
                 other = choose_text(member, cli_spellings(type(self), member)[0])
                 raise InvalidRequest(option_text(name), f"used with {other}", expected="one of them")
-            object.__setattr__(self, member, value)  # frozen, and still being made
+            object.__setattr__(self, member, value)  # the dataclass is frozen
 
     def _apply_aliases(self) -> None:
-        """Give options the values that stand under other names of theirs.
+        """Move the values of aliases to their options.
 
         Raises:
-            InvalidRequest: Two names have one.
+            InvalidRequest: An option and its alias are both given.
         """
         values, flags = dict[str, object](), dict[str, list[str]]()
-        for one in fields(self):
-            name, _, flag = one.metadata.get("means", "").partition("=")
-            given = getattr(self, one.name) if name else None
+        for alias in fields(self):
+            name, _, flag = alias.metadata.get("means", "").partition("=")
+            value = getattr(self, alias.name) if name else None
             if flag:
-                check_flag(one.name, given)
-            if given is None or (flag and not given):
+                check_flag(alias.name, value)
+            if value is None or (flag and not value):
                 continue
             if self.is_given(name) or name in values:
-                raise InvalidRequest(one.name, f"used with {name}", expected="one of them: they mean the same")
-            object.__setattr__(self, one.name, None)
+                raise InvalidRequest(alias.name, f"used with {name}", expected="one of them: they mean the same")
+            object.__setattr__(self, alias.name, None)
             if flag:
                 flags.setdefault(name, []).append(flag)
             else:
-                values[name] = given
-        for name, value in {**values, **{name: join_if_exists_flags(some) for name, some in flags.items()}}.items():
+                values[name] = value
+        joined = {name: join_if_exists_flags(names) for name, names in flags.items()}
+        for name, value in {**values, **joined}.items():
             object.__setattr__(self, name, value)
 
     def _plain(self, name: str, value: Any) -> Any:
-        """Return a value of an option; a size in bytes: 500MB and 500000000 are the same request."""
+        """Return a value, with sizes in bytes: 500MB equals 500000000."""
         return parse_size(value) if option_specs(type(self))[name].form == "size" and value is not None else value
 
-    def _normalize_value(self, name: str, known: OptionSpec) -> None:
-        """Replace a value that has a recorded form by that: pairs, shares, functions, and one text for several."""
-        value, form, several = getattr(self, name), known.form, is_list_option(type(self), name)
+    def _normalize_value(self, name: str, spec: OptionSpec) -> None:
+        """Convert pairs, shares, functions and single texts of lists to the recorded form."""
+        value, form, is_list = getattr(self, name), spec.form, is_list_option(type(self), name)
         default = self.__dataclass_fields__[name].default
-        if value is None and isinstance(default, bool | tuple):  # it is not given
+        if value is None and isinstance(default, bool | tuple):
             text: object = default
         elif form == "function" and callable(value):
             text = import_name(value)
         elif form == "shares" and isinstance(value, Mapping):
             text = split_options.format_shares(value)
         elif form == "pairs" and isinstance(value, Mapping):
-            text = tuple(option_values.format_pair(name, *both) for both in value.items())
+            text = tuple(option_values.format_pair(name, *pair) for pair in value.items())
         elif form == "delimiter" and isinstance(value, str):
             text = option_values.parse_delimiter(name, value)
-        elif several and isinstance(value, str):
-            text = tuple(value.split(",")) if known.comma_separated or known.word else (value,)
-        elif several and isinstance(value, os.PathLike):
+        elif is_list and isinstance(value, str):
+            text = tuple(value.split(",")) if spec.comma_separated or spec.word else (value,)
+        elif is_list and isinstance(value, os.PathLike):
             text = (os.fspath(value),)
-        elif several and isinstance(value, Iterable) and not isinstance(value, tuple | Mapping):
-            text = (*value,)  # which is gone through more than once, and recorded
+        elif is_list and isinstance(value, Iterable) and not isinstance(value, tuple | Mapping):
+            text = (*value,)  # an iterator can be used only once
         else:
             return
-        object.__setattr__(self, name, text)  # frozen, and still being made
+        object.__setattr__(self, name, text)  # the dataclass is frozen
 
     def _check_texts(self, name: str) -> None:
-        """Refuse a text that is none of an option's, what is no text among several, and several for one."""
-        value, allowed, several = getattr(self, name), option_types(type(self))[name], is_list_option(type(self), name)
+        """Refuse values of the wrong type, unknown choices, and text that is not Unicode."""
+        value, allowed, is_list = getattr(self, name), option_types(type(self))[name], is_list_option(type(self), name)
         if allowed == (bool,):
             check_flag(name, value)
-        if several and not (isinstance(value, tuple) and all(isinstance(one, str) for one in value)):
-            raise InvalidRequest(option_text(name), repr(value)[:100], expected="a text, or several")
-        if {*allowed} <= _SINGLE_TEXT_TYPES and not isinstance(value, tuple(get_origin(one) or one for one in allowed)):  # type: ignore[misc]
+        if is_list and not (isinstance(value, tuple) and all(isinstance(text, str) for text in value)):
+            raise InvalidRequest(option_text(name), repr(value)[:100], expected="a string, or several")
+        classes: tuple[Any, ...] = tuple(get_origin(kind) or kind for kind in allowed)
+        if {*allowed} <= _SINGLE_TEXT_TYPES and not isinstance(value, classes):
             shown = ",".join(map(str, value if isinstance(value, _CONTAINERS) else [value])) if value else "..."
-            raise InvalidRequest(option_text(name), repr(value), expected=f"one text, such as {shown!r}")
-        known = option_choices(type(self), name)
-        for one in value if several else (value,):
-            if isinstance(one, str) and _INVALID_TEXT.search(one):  # which no dataset file could record
-                raise InvalidRequest(option_text(name), repr(one), expected="text that is Unicode")
-            if known and one not in known and not (one is None and type(None) in allowed):
-                raise InvalidRequest(option_text(name), repr(one), expected=f"one of {', '.join(known)}")
+            raise InvalidRequest(option_text(name), repr(value), expected=f"one string, such as {shown!r}")
+        choices = option_choices(type(self), name)
+        for text in value if is_list else (value,):
+            if isinstance(text, str) and _INVALID_TEXT.search(text):  # a dataset file could not record it
+                raise InvalidRequest(option_text(name), repr(text), expected="valid Unicode text")
+            if choices and text not in choices and not (text is None and type(None) in allowed):
+                raise InvalidRequest(option_text(name), repr(text), expected=f"one of {', '.join(choices)}")
 
     def _check_conflicts(self, name: str) -> None:
-        """Refuse an option without another that it needs, and with one that it cannot go together with."""
-        known = option_specs(type(self))
-        for others, missing in known[name].requires.items():
+        """Refuse an option without one that it requires, or together with one that it conflicts with."""
+        specs = option_specs(type(self))
+        for others, missing in specs[name].requires.items():
             if not self.first_given(others):
-                asked = [one.partition("=") for one in others.split("|") if one.partition("=")[0] in known]
-                wanted = [option_text(other, value or known[other].example or None) for other, _, value in asked]
-                raise InvalidRequest(self._call(name), missing, expected=f"{' or '.join(wanted)}, too")
-        for other, *why in (one.split(",") for one in known[name].conflicts):
-            if given := self.first_given(other):
-                found = ",".join([f"used with {self._call(given)}", *why])
-                raise InvalidRequest(self._call(name), found, expected="one of them")
+                alternatives = [other.partition("=") for other in others.split("|")]
+                required = [
+                    option_text(other, value or specs[other].example or None)
+                    for other, _, value in alternatives
+                    if other in specs
+                ]
+                raise InvalidRequest(self._name_in_message(name), missing, expected=f"{' or '.join(required)}, too")
+        for conflict, *reason in (text.split(",") for text in specs[name].conflicts):
+            if other := self.first_given(conflict):
+                found = ",".join([f"used with {self._name_in_message(other)}", *reason])
+                raise InvalidRequest(self._name_in_message(name), found, expected="one of them")
 
-    def _call(self, name: str) -> str:
-        """Return what a message calls an option: with its value, where that is one of a few."""
+    def _name_in_message(self, name: str) -> str:
+        """Return an option for a message, with its value if it is a choice."""
         return option_text(name, getattr(self, name) if option_choices(type(self), name) else None)

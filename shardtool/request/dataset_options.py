@@ -1,4 +1,4 @@
-"""Options of the commands that read or change finished datasets."""
+"""Options of the verbs that read or change finished datasets."""
 
 from __future__ import annotations
 
@@ -27,141 +27,147 @@ SOURCE_OPTIONS = (
     "root",
     "allow_outside",
     "symlinks",
-)  # what the user says of the source: no file is trusted in it
+)  # must come from the user: dataset files are not trusted here
 
 
-_REQUIRES_SOURCE = {"source": "no source that it could be about"}
+_REQUIRES_SOURCE = {"source": "no source to apply it to"}
 
 
 @options_class
 class VerifyOptions(WorkerOptions):
-    """The options of `verify`."""
+    """Options of `verify`."""
 
     quick: bool = option(
-        False, "Read no shards: names, sizes, sidecars and numbering only. The report says so.",
+        False, "Check names, sizes, sidecars and numbering; do not read the shards.",
         section="checks", common=True,
     )  # fmt: skip
     decode: bool = option(
         False,
-        "Decode images and JSON fields, too, and check that labels are numbers.",
+        "Decode images and JSON fields, and check that labels are numbers.",
         conflicts=("quick",),
         common=True,
     )
     source: object = option(
-        None, "What the dataset was made from, to be compared by key. Folders, a manifest, or datasets.", form="path",
+        None, "Compare with this source, by key: folders, a manifest, or datasets.", form="path",
         section="source", common=True, metavar="PATH", conflicts=("quick", "sample, which reads only a part"),
     )  # fmt: skip
     target: Target | tuple[Target, ...] | list[Target] = option(
-        (), "Readers that must get names right: webdataset,dali. Known are " + ", ".join(get_args(Target)) + ".",
+        (), "Check compatibility with these readers: webdataset,dali. One of: " + ", ".join(get_args(Target)) + ".",
         section="checks", common=True,
         typed="for", old="target", metavar="READERS", comma_separated=True, conflicts=("quick",),
     )  # fmt: skip
     sample: float | str | None = option(
-        None, "Share of the shards that are read: 10%. Each `seed` takes others.", form="sample", common=True,
+        None, "Share of the shards to read, for example 10%. Each `seed` selects other shards.", form="sample",
+        common=True,
         metavar="SHARE", conflicts=("quick",),
     )  # fmt: skip
     seed: int | None = option(
-        None, "Seed of `sample`: ten in a row of 10% read all.", range=SEED_RANGE, shown="0",
+        None, "Seed for `sample`. Ten consecutive seeds with 10% read all shards.", range=SEED_RANGE, shown="0",
         requires={"sample": "nothing to choose"},
     )  # fmt: skip
     repair: bool = option(
-        False, "Mend what can be mended without guessing. Sidecars and dataset file; with `source`, shards, too.",
+        False, "Repair whatever can be rebuilt from verified data. Repairing shards requires `source`.",
         section="source", common=True, conflicts=("quick", "sample, which reads only a part"),
     )  # fmt: skip
     map: Function | None = option(
-        None, "Function of yours that made the samples, which `repair` calls again. It is code that you must trust.",
-        form="function", metavar="MODULE:FUNCTION", requires={**_REQUIRES_SOURCE, "repair": "nothing to make again"},
+        None, "Function that created the samples; `repair` calls it again. Only use code you trust.",
+        form="function", metavar="MODULE:FUNCTION", requires={**_REQUIRES_SOURCE, "repair": "nothing to recreate"},
     )  # fmt: skip
     join: object = option(
-        None, "Table of `join` when the dataset was created.", form="path", metavar="TABLE",
-        shown="a file of the recorded name: here, in the source, or next to the source or the dataset", requires=_REQUIRES_SOURCE,
+        None, "Table that was passed as `join` when the dataset was created.", form="path", metavar="TABLE",
+        shown="a file with the recorded name in this folder, in the source, or next to the source or "
+        "the dataset", requires=_REQUIRES_SOURCE,
     )  # fmt: skip
     root: PathLike | None = option(
-        None, "Folder that paths of a manifest count from.", form="path",
-        metavar="FOLDER", shown="the manifest's", requires=_REQUIRES_SOURCE,
+        None, "Base folder for relative manifest paths.", form="path",
+        metavar="FOLDER", shown="manifest folder", requires=_REQUIRES_SOURCE,
     )  # fmt: skip
-    allow_outside: bool = option(False, "Let paths of a manifest leave the root.", requires=_REQUIRES_SOURCE)
+    allow_outside: bool = option(False, "Allow manifest paths outside `root`.", requires=_REQUIRES_SOURCE)
     symlinks: Symlinks | None = option(
-        None, "Which links in a folder are followed.", shown="as recorded, but never all", requires=_REQUIRES_SOURCE
+        None,
+        "Symbolic links to follow in a source folder.",
+        shown="as recorded, except follow",
+        requires=_REQUIRES_SOURCE,
     )
 
 
 @options_class
 class IndexOptions(WorkerOptions):
-    """The options of `index`."""
+    """Options of `index`."""
 
     checksum: bool = option(
-        False, "Read the payloads, too: for their checksums and the content fingerprint.", section="indexes",
+        False, "Read the payloads, to add checksums and the content fingerprint.", section="indexes",
         common=True,
     )  # fmt: skip
     output: PathLike | None = option(
-        None, "Folder that is written to. It is above that of the shards; of exports alone, any.", form="path",
-        metavar="DIR", shown="beside the shards", common=True,
+        None, "Output folder. It must contain the shards' folder, unless you only write exports.", form="path",
+        metavar="DIR", shown="next to the shards", common=True,
     )  # fmt: skip
     dots: Dots | None = option(
-        None, "Dot of a member's name at which its key ends: the first or the last.",
-        shown="as the dataset file says, or first",
+        None, "Where the key ends in a member name: at the first dot or the last.",
+        shown="as recorded in the dataset file, or first",
     )  # fmt: skip
     overwrite: bool = option(
-        False, "Replace what is wrong: sidecars, the dataset file, indexes of other tools.", typed="overwrite/f",
+        False, "Replace invalid sidecars, dataset files and indexes of other tools.", typed="overwrite/f",
         common=True,
     )  # fmt: skip
 
 
 @options_class
 class ExportOptions(WorkerOptions):
-    """How to write the indexes of other tools."""
+    """Options of `export`."""
 
-    output: PathLike | None = option(None, "Folder that they go into.", shown="beside the shards")
-    overwrite: bool = option(
-        False, "Replace files of these names; without it, only files with the same bytes may be there."
-    )
+    output: PathLike | None = option(None, "Output folder.", shown="next to the shards")
+    overwrite: bool = option(False, "Replace existing files; otherwise, only files with the same bytes may exist.")
 
 
 @options_class
 class CopyOptions(BaseOptions):
-    """How to copy a dataset."""
+    """Options of `copy`."""
 
     overwrite: bool = option(
-        False, "Replace another dataset of the same name, and files of its names. What is right stays.",
+        False, "Replace a different dataset or files with the same names. Valid files are kept.",
         section="copying", typed="overwrite/f", common=True,
     )  # fmt: skip
     dry_run: bool = option(
-        False, "Compare, and say what would be copied; write nothing.", typed="dry-run/n", common=True
+        False, "Compare, and print the files to copy; write nothing.", typed="dry-run/n", common=True
     )
     workers: int | None = option(
-        None, "Shards that are copied at once.", typed="workers/j", range=WORKERS_RANGE, shown="4 to 16", common=True
+        None,
+        "Number of shards to copy in parallel.",
+        typed="workers/j",
+        range=WORKERS_RANGE,
+        shown="4 to 16",
+        common=True,
     )
     trust: Trust | None = option(
-        None, "How shards that are there are known without being read. By times (folder to folder), or by sizes, "
-        "where their sidecars are there, too.", common=True,
+        None, "Compare existing shards by time or size instead of reading them. Comparing times works between folders; "
+        "comparing sizes requires sidecars.", common=True,
     )  # fmt: skip
     limit: str | int | None = option(
-        None, "Bytes a second, at most, that are compared and copied, by all threads together: 100MB/s.", form="rate",
+        None, "Limit the total bandwidth of reading and copying, for example 100MB/s.", form="rate",
         metavar="RATE",
     )  # fmt: skip
     source_endpoint: str | None = option(
-        None, "Server of s3:// that DATASET is read from, where it is another one.", metavar="URL",
+        None, "Server for a DATASET at s3://, if DEST uses another server.", metavar="URL",
         shown="SHARDTOOL_SOURCE_ENDPOINT",
     )  # fmt: skip
 
 
 @options_class
 class InspectOptions(BaseOptions):
-    """How to look at a dataset."""
+    """Options of `inspect`."""
 
     full: bool = option(
-        False, "Read the index of every shard, above four million samples, too.", section="pages", rare=True
+        False, "Read the index of every shard, even above four million samples.", section="pages", rare=True
     )
-    looks: int = option(
-        256, "Number of samples that are opened for their images and labels.", range=(0, 10**6), rare=True
-    )
-    seed: int = option(0, "Seed of the choice of the samples that are opened.", range=SEED_RANGE)
+    looks: int = option(256, "Number of samples to open for images and labels.", range=(0, 10**6), rare=True)
+    seed: int = option(0, "Seed for choosing the samples to open.", range=SEED_RANGE)
 
 
 @options_class
 class DiffOptions(WorkerOptions):
-    """The options of `diff`; `root`, `allow_outside` and `symlinks` apply if `b` is the source of `a`."""
+    """Options of `diff`. `root`, `allow_outside` and `symlinks` apply if `b` is the source of `a`."""
 
     ignore_metadata: bool = option(
         False, "Compare samples and fields only, not the metadata columns.", section="output", common=True
@@ -174,42 +180,42 @@ class DiffOptions(WorkerOptions):
 
 @options_class
 class DoctorOptions(BaseOptions):
-    """The options of `doctor`."""
+    """Options of `doctor`."""
 
-    read_only: bool = option(False, "Write nothing: look at what reading needs alone.", section="machines", common=True)
+    read_only: bool = option(False, "Test reading only; write nothing.", section="machines", common=True)
 
 
 @options_class
 class FilterOptions(WorkerOptions):
-    """The options of the verbs that do something to some samples of datasets."""
+    """Options of verbs that act on selected samples."""
 
     where: str | None = option(
-        None, "Only samples of which this is true: \"label == 'dog'\". It knows the columns of sidecars, and key, "
+        None, "Select samples that match this query: \"label == 'dog'\". You can use the columns of sidecars, and key, "
         "shard, size and fields.", section="choosing", metavar="QUERY", common=True,
     )  # fmt: skip
     keys_from: object = option(
-        None, "File with the key of a sample a line, or - for standard input.", form="path", metavar="FILE",
+        None, "Read keys from this file, one per line (- for stdin).", form="path", metavar="FILE",
         conflicts=("where",), common=True,
     )  # fmt: skip
     dry_run: bool = option(
-        False, "Say what would be done; write nothing.", section="output", typed="dry-run/n", common=True
+        False, "Print the planned changes; write nothing.", section="output", typed="dry-run/n", common=True
     )
 
 
 @options_class
 class ExtractOptions(FilterOptions):
-    """The options of `extract`."""
+    """Options of `extract`."""
 
     fields: str | Texts | Mapping[str, str] = option(
-        (), "Fields to write (jpg,cls), leave out (-json), or rename (JPEG=jpg).", section="files",
-        metavar="FIELDS", word=True, common=True, shown="all, but for the cls that `label_from_folder` made",
+        (), "Fields to write (jpg,cls), exclude (-json), or rename (JPEG=jpg).", section="files",
+        metavar="FIELDS", word=True, common=True, shown="all, except a cls from `label_from_folder`",
     )  # fmt: skip
-    by_key: bool = option(False, "Call files by keys, where `portable` has made these of other names.")
-    overwrite: bool = option(
-        False, "Replace files of these names that are there with other bytes.", typed="overwrite/f", common=True
+    by_key: bool = option(
+        False, "Name files after the keys. By default, files have the names that `portable` replaced."
     )
+    overwrite: bool = option(False, "Replace existing files whose bytes differ.", typed="overwrite/f", common=True)
 
 
 @options_class
 class RemoveOptions(FilterOptions):
-    """The options of `remove`."""
+    """Options of `remove`."""

@@ -1,4 +1,4 @@
-"""Progress and notes of a run: the `Observer` that receives them, and the `Notes` kept for the result."""
+"""Progress and notes of a run: `Observer` receives them, `Notes` keeps notes for the result."""
 
 from __future__ import annotations
 
@@ -6,39 +6,39 @@ from shardtool.errors import printable
 
 
 class Observer:
-    """Gets the progress and the notes of a run, in the parent process, and ignores them: override what you need."""
+    """Receives progress and notes of a run in the parent process; override the methods that you need."""
 
     def note(self, text: str) -> None:
-        """Take something that the user should know before a byte is written."""
+        """Receive a note for the user."""
 
     def log(self, text: str) -> None:
-        """Take a detail."""
+        """Receive a detail."""
 
     def shard(self, name: str, done: str, samples: int, size: int) -> None:
-        """Take that a shard is done, what was done with it, and what it holds, its size in bytes."""
+        """Receive the name of a finished shard, its action, its number of samples and its size in bytes."""
         self.log(f"{name}: {done}, {samples:,} samples, {size:,} bytes")
 
     def listed(self, samples: int) -> None:
-        """Take how many more samples were found."""
+        """Receive the number of further samples found."""
 
     def phase(self, text: str, size: int) -> None:
-        """Take what is done before `start`, and how many bytes that takes; they come by `advance`."""
+        """Receive the name of a step before `start` and its number of bytes, which `advance` counts."""
 
     def start(self, samples: int, size: int, shards: int) -> None:
-        """Take how much there is to do, sizes in bytes."""
+        """Receive the total amount of work; the size is in bytes."""
 
     def failed(self, samples: int) -> None:
-        """Take how many of the samples that `advance` takes next could not be fetched."""
+        """Receive how many samples of the next `advance` failed to download."""
 
     def advance(self, samples: int, size: int, shards: int) -> None:
-        """Take how much more is done."""
+        """Receive the amount of finished work since the last call."""
 
 
 class Notes:
-    """The notes of a run for the user: given to the observer at once, and kept in order for its result.
+    """The notes of a run: passed to the observer immediately, and kept in order for the result.
 
     Args:
-        observer: Gets each note at once.
+        observer: Receives each note.
     """
 
     def __init__(self, observer: Observer) -> None:
@@ -46,12 +46,12 @@ class Notes:
         self.said: list[str] = []
 
     def add(self, *notes: str) -> None:
-        """Give notes to the user, now and in the result."""
+        """Add notes."""
         for note in map(printable, notes):
             self.said.append(note)
             self.observer.note(note)
 
     def add_new(self, note: str) -> None:
-        """Give a note to the user, unless it was given before."""
+        """Add a note unless it was added before."""
         if printable(note) not in self.said:
             self.add(note)

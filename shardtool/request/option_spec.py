@@ -1,7 +1,7 @@
-"""Declare options: each is a field of an options class, described by an `OptionSpec`.
+"""Declare options as fields of an options class, each described by an `OptionSpec`.
 
-The spec and the field's annotation determine the description of the attribute, the checks of `BaseOptions`, what a
-run records, the keyword arguments in Python, and the option on the command line.
+Docstrings, the checks of `BaseOptions`, recorded options, keyword arguments in Python and command-line options are all
+derived from the spec and the annotation of the field.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 else:
 
     def dataclass_transform(**_: bool) -> Any:
-        """Return what does nothing: only type checkers look at it, and Python 3.10 has none."""
-        return lambda made: made
+        """Replace typing.dataclass_transform, which only type checkers need and Python 3.10 lacks."""
+        return lambda kind: kind
 
 
 DefaultT = TypeVar("DefaultT")
@@ -43,7 +43,7 @@ DefaultT = TypeVar("DefaultT")
 OptionsT = TypeVar("OptionsT")
 
 
-Texts = str | tuple[str, ...] | list[str]  # one, or several
+Texts = str | tuple[str, ...] | list[str]
 
 
 Pairs = Mapping[str, str] | Texts  # {"jpg": "path"}, or jpg=path
@@ -63,48 +63,45 @@ ValueForm = Literal[
 ]
 
 
-_MAX_INTEGER = 2**63 - 1  # of a recorded number
+_MAX_INTEGER = 2**63 - 1  # in recorded options
 
 
-_SPECS: dict[type, dict[str, OptionSpec]] = {}  # by class, as the next one
+_SPECS: dict[type, dict[str, OptionSpec]] = {}  # by options class
 
 
-_TYPES: dict[type, dict[str, tuple[object, ...]]] = {}  # annotations are evaluated once
+_TYPES: dict[type, dict[str, tuple[object, ...]]] = {}  # cache: evaluating annotations is slow
 
 
 _OPTION_REFERENCE = re.compile(r"`(\w+)(?:='([\w-]+)')?`")
 
 
 class OptionSpec(NamedTuple):
-    """What is known of an option beside its type and its default.
+    """Description of an option, in addition to its type and default.
 
     Attributes:
-        text: What it does, for Python's help and the command line's. Other options stand in it in backticks, as Python
-            calls them: `shuffle`, `if_exists='resume'`.
-        section: The section of `--help`; empty: that of the option before.
-        typed: What the command line calls it, several names with slashes between them; empty: as the field.
-        old: What it was called there, several names with slashes between them: they work, and are shown nowhere.
-        common: Whether it stands in the help of one screen, with the first sentence of its text.
-        rare: Whether it stands in no help but that of its section.
-        within_family: How it is typed as a part of another option, which stands for it in the help: `fields -{}`;
-            `fetch` alone: by its name, `fetch timeout={}`.
-        divide: Of such another option: from the class and the value, the values of those that it stands for.
-        metavar: What stands for its value there; empty: what its type says.
-        shown: The default as people read it, where it is no plain value.
-        form: What its value means: `size` in bytes, `share` of all, `sample`, a share above 0, `pairs`, `shares` of
-            splits, `part` of a run, `pixels`, `function`, `path`: a place that a shell completes; or the `parse_delimiter` of
-            a text.
-        such_as: An example of its value.
-        within: The least and the most that a number can be.
-        of: The sources that it is about, `folder` or `manifest`; empty: any.
-        needs: Options of which one must be given, too, with `|` between them: and what is missing without.
-        apart: Options that cannot be given, too; `oversize=alone` is one with that value. Why follows after a comma.
-        recorded: Whether a dataset file records it: it decides the dataset's bytes.
-        commas: Whether a word of the command line may be several values.
-        word: Whether one word of the command line is all of its values.
-        off: What the command line's option does, which turns it off.
-        flags: The options of the command line that stand for its values, and their help.
-        use: Called with the value that was typed.
+        text: Help text. Other options are in backticks, with their Python names: `shuffle`, `if_exists='resume'`.
+        section: Section of `--help`; empty: the section of the option before.
+        typed: Command-line names separated by slashes; empty: the field name.
+        old: Earlier command-line names separated by slashes; accepted but not shown.
+        common: Show the first sentence of the text in the help of `-h`.
+        rare: Show the option only in the help of its topic.
+        family: The option that contains this one: `fields -{}`; `fetch` alone means `fetch timeout={}`.
+        expand: Converts the value of this option to values of other options, which it sets.
+        metavar: Placeholder for the value in the help; empty: derived from the type.
+        shown: Default in the help, if it is not a plain value.
+        form: Form of the value: `size` in bytes, `rate`, `share`, `sample` (a share above 0), `pairs`, `shares` of
+            splits, `part` of a run, `pixels`, `function`, `path`, or `delimiter`.
+        example: An example value.
+        range: Minimum and maximum of a number.
+        of: Applies only to the source `folder` or `manifest`; empty: any source.
+        requires: Alternatives separated by `|`, one of which must be given, and the message if none is.
+        conflicts: Options that must not be given; `oversize=alone` means this value only. A reason may follow a comma.
+        recorded: Record the option in the dataset file, because it affects the dataset.
+        comma_separated: One command-line word may contain several values.
+        word: One command-line word contains all values.
+        off: Help of the command-line option that turns a flag off.
+        flags: Help of command-line flags, by the value that each flag sets.
+        use: Function to call with the typed value.
     """
 
     text: str
@@ -132,81 +129,84 @@ class OptionSpec(NamedTuple):
 
 
 def to_cli_text(text: str) -> str:
-    """Return a text about options in the words of the command line."""
-    return _OPTION_REFERENCE.sub(lambda found: cli_option(found[1], found[2]), text)
+    """Replace options in backticks by their command-line form."""
+    return _OPTION_REFERENCE.sub(lambda match: cli_option(match[1], match[2]), text)
 
 
 def option(default: DefaultT, text: str, **facts: Any) -> DefaultT:
-    """Declare an option: a field with a default, what it does, and its `Facts`."""
+    """Declare an option: its default, its help text, and other attributes of `OptionSpec`."""
     return field(default=default, metadata={"facts": OptionSpec(text, **facts)})
 
 
 def alias(name: str) -> Any:
-    """Declare another name that Python takes for an option, as the command line does: `field` for `values`.
+    """Declare a second Python name for an option, such as `field` for `values`.
 
     Args:
-        name: The option, or `name=value` for a flag that stands for a value.
+        name: The option, or `name=value` for a flag that sets this value.
     """
     return field(default=None, repr=False, compare=False, metadata={"means": name})
 
 
 def join_if_exists_flags(flags: Sequence[str]) -> str:
-    """Return the value that flags stand for; an update appends and resumes by itself.
+    """Return the value of `if_exists` for flags; `update` includes `append` and `resume`.
 
     Raises:
-        InvalidRequest: They exclude each other.
+        InvalidRequest: The flags conflict.
     """
-    adding = next((one for one in ("update", "append") if one in flags), "")
+    adding = next((flag for flag in ("update", "append") if flag in flags), "")
     if adding and "overwrite" in flags:
-        found = f"used with {flag_text('overwrite')}, which replaces what is there"
+        found = f"used with {flag_text('overwrite')}, which replaces the dataset"
         raise InvalidRequest(flag_text(adding), found, expected="one of them")
     return "update" if adding == "update" else "-".join(flags)
 
 
 def inherit_option(kind: type, name: str, **others: Any) -> Any:
-    """Declare an option as that of another class, but for some of its `Facts`."""
+    """Declare an option like that of another class, with changes to its `OptionSpec`."""
     default = kind.__dataclass_fields__[name].default  # type: ignore[attr-defined]
     return field(default=default, metadata={"facts": option_specs(kind)[name]._replace(**others)})
 
 
 def doc_lines(kind: type) -> list[str]:
-    """Return a line for each option of a class, and each other name of one, as docstrings have them."""
-    known, others = option_specs(kind), {one.name: one.metadata.get("means", "") for one in fields(kind)}
-    said = {name: known[name].text if name in known else means and f"As {means}." for name, means in others.items()}
-    return [f"    {name}: {text}" for name, text in said.items() if text]
+    """Return docstring lines for the options and aliases of a class."""
+    specs, aliases = option_specs(kind), {item.name: item.metadata.get("means", "") for item in fields(kind)}
+    texts = {
+        name: specs[name].text if name in specs else meaning and f"Same as {meaning}."
+        for name, meaning in aliases.items()
+    }
+    return [f"    {name}: {text}" for name, text in texts.items() if text]
 
 
 @dataclass_transform(kw_only_default=True, frozen_default=True, eq_default=False)
 def options_class(kind: type[OptionsT]) -> type[OptionsT]:
-    """Make a dataclass of options, described in its docstring, and tell messages what the command line calls them."""
+    """Make a dataclass of options, complete its docstring, and register command-line names for messages."""
     kind = dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)(kind)
     kind.__doc__ = "\n".join([f"{kind.__doc__}\n\nAttributes:", *doc_lines(kind)])
-    for name, one in option_specs(kind).items():
-        if one.typed:
-            CLI_NAMES[name] = f"--{one.typed.split('/')[0]}"
-        if one.word:
+    for name, spec in option_specs(kind).items():
+        if spec.typed:
+            CLI_NAMES[name] = f"--{spec.typed.split('/')[0]}"
+        if spec.word:
             COMMA_OPTIONS.add(name)
-        if one.family:
+        if spec.family:
             key = name.replace("_", "-") + ("" if kind.__dataclass_fields__[name].default is False else "={}")  # type: ignore[attr-defined]
-            FAMILY_KEYS[name] = one.family if " " in one.family else f"{one.family} {key}"
+            FAMILY_KEYS[name] = spec.family if " " in spec.family else f"{spec.family} {key}"
     return kind
 
 
 def option_specs(options: type) -> dict[str, OptionSpec]:
-    """Return what is known of each option of a class."""
+    """Return the specs of the options of a class, by field name."""
     if options not in _SPECS:
-        _SPECS[options] = {one.name: one.metadata["facts"] for one in fields(options) if "facts" in one.metadata}
+        _SPECS[options] = {item.name: item.metadata["facts"] for item in fields(options) if "facts" in item.metadata}
     return _SPECS[options]
 
 
 def cli_spellings(options: type, name: str) -> list[str]:
-    """Return what the command line calls an option, the best first, but for those from before."""
+    """Return the current command-line names of an option, the preferred one first."""
     words = (option_specs(options)[name].typed or name.replace("_", "-")).split("/")
     return [f"{'--' if word[1:] else '-'}{word}" for word in words]
 
 
 def option_types(options: type) -> dict[str, tuple[object, ...]]:
-    """Return the types that each option can have: those that stand in its annotation."""
+    """Return the types in the annotation of each option."""
     if options not in _TYPES:
         _TYPES[options] = {
             name: get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
@@ -217,20 +217,20 @@ def option_types(options: type) -> dict[str, tuple[object, ...]]:
 
 
 def option_choices(options: type, name: str) -> tuple[str, ...]:
-    """Return the texts that an option can be, or each of several; empty: any."""
+    """Return the choices of an option; empty if any text is allowed."""
     for kind in option_types(options)[name]:
-        for one in (kind, *get_args(kind)):
-            if get_origin(one) is Literal:
-                return get_args(one)
+        for part in (kind, *get_args(kind)):
+            if get_origin(part) is Literal:
+                return get_args(part)
     return ()
 
 
 def has_option_type(value: object, options: type, name: str) -> bool:
-    """Return whether a value from JSON is of an option's type; which texts it can be is checked with the options."""
+    """Tell whether a value from JSON has the type of an option; choices are checked by the options class."""
     allowed = option_types(options)[name]
     origins = {get_origin(kind) for kind in allowed}
     if isinstance(value, list):
-        return tuple in origins and all(isinstance(one, str) for one in value)
+        return tuple in origins and all(isinstance(item, str) for item in value)
     if isinstance(value, str):
         return not is_list_option(options, name) and (str in allowed or Literal in origins)
     if type(value) is int:
@@ -239,44 +239,44 @@ def has_option_type(value: object, options: type, name: str) -> bool:
 
 
 def is_list_option(options: type, name: str) -> bool:
-    """Tell whether an option is several texts, of which one may be given alone."""
+    """Tell whether an option is a list of texts."""
     return option_specs(options)[name].expand is None and any(
         get_args(kind)[1:] == (...,) for kind in option_types(options)[name]
     )
 
 
 def parse_family(options: type, family: str, given: object) -> dict[str, object]:
-    """Return the options that `per-host=4,retry-failed` gives, or a mapping of such names to values.
+    """Return the options in `per-host=4,retry-failed`, or in a mapping of such names to values.
 
     Raises:
-        InvalidRequest: One has no such name, or lacks a value, or has one that it does not take.
+        InvalidRequest: A name is unknown, a value is missing, or a flag has a value.
     """
-    known = [one for one, known in option_specs(options).items() if known.family == family]
+    names = [name for name, spec in option_specs(options).items() if spec.family == family]
     pieces = [*given.items()] if isinstance(given, Mapping) else []
     for part in option_values.split_commas(family, given) if not pieces else ():
         key, equals, value = part.partition("=")
-        if not equals and pieces and _option_name(key) not in known and isinstance(pieces[-1][1], str):
+        if not equals and pieces and _option_name(key) not in names and isinstance(pieces[-1][1], str):
             pieces[-1] = (pieces[-1][0], f"{pieces[-1][1]},{part}")  # a comma within a value
         else:
             pieces.append((key, value if equals else True))
-    found: dict[str, object] = {}
+    values: dict[str, object] = {}
     for key, value in pieces:
         name = _option_name(key)
-        if name not in known:
-            expected = f"some of {', '.join(one.replace('_', '-') for one in known)}"
+        if name not in names:
+            expected = f"keys {', '.join(known.replace('_', '-') for known in names)}"
             raise InvalidRequest(option_text(family), repr(key)[:100], expected=expected)
-        if name in found:
-            raise InvalidRequest(option_text(family), f"{key!r} more than once", expected="each once")
+        if name in values:
+            raise InvalidRequest(option_text(family), f"{key!r} more than once", expected="each key once")
         is_flag = options.__dataclass_fields__[name].default is False  # type: ignore[attr-defined]
         if is_flag != isinstance(value, bool):
-            expected = f"{key}, without a value" if is_flag else f"{key}=VALUE"
+            expected = f"{key} without a value" if is_flag else f"{key}=VALUE"
             raise InvalidRequest(option_text(family), repr(key), expected=expected)
-        found[name] = (
+        values[name] = (
             option_values.parse_whole_number(value)
             if option_specs(options)[name].range and isinstance(value, str)
             else value
         )
-    return found
+    return values
 
 
 def _option_name(key: object) -> str:

@@ -19,76 +19,76 @@ _WHOLE_NUMBER = re.compile(r"[+-]?[0-9]{1,30}")
 _SHARE = re.compile(r"\s*(\d{1,40}(?:\.\d{0,40})?|\.\d{1,40})(e[+-]?\d{1,3})?\s*(%?)\s*", re.ASCII | re.IGNORECASE)
 
 
-_MAX_SIDE_PIXELS = 65_535  # a side: what JPEG has room for
+_MAX_SIDE_PIXELS = 65_535  # per side: the maximum of JPEG
 
 
 _PIXELS = re.compile(r"[0-9]{1,5}")
 
 
 def parse_whole_number(text: str) -> int | str:
-    """Return the number that a text is; the text itself where it is none: int() reads more than people type."""
+    """Convert a text to a whole number; return other texts unchanged. int() would accept more spellings."""
     return int(text) if _WHOLE_NUMBER.fullmatch(text.strip()) else text
 
 
 def split_commas(name: str, given: object) -> list[str]:
-    """Return the parts of a text with commas, or of several texts.
+    """Split a text at commas; return a list of texts unchanged.
 
     Raises:
-        InvalidRequest: It is neither.
+        InvalidRequest: The value is neither.
     """
-    found = given.split(",") if isinstance(given, str) else given
-    if not isinstance(found, (list, tuple)) or not all(isinstance(one, str) for one in found):
-        raise InvalidRequest(option_text(name), repr(given), expected="a text with commas, or several texts")
-    return [*found]
+    parts = given.split(",") if isinstance(given, str) else given
+    if not isinstance(parts, (list, tuple)) or not all(isinstance(part, str) for part in parts):
+        raise InvalidRequest(option_text(name), repr(given), expected="a string with commas, or a list of strings")
+    return [*parts]
 
 
 def parse_pairs(
     name: str, given: Iterable[str], expected: str = "FIELD=COLUMN, such as jpg=path"
 ) -> tuple[tuple[str, str], ...]:
-    """Return the two sides of each `one=other`.
+    """Split each `left=right`.
 
     Raises:
-        InvalidRequest: One is no such text.
+        InvalidRequest: A text has no such form.
     """
-    found = []
+    pairs = []
     for text in given:
-        one, _, other = text.partition("=")
-        if not one or not other:
+        left, _, right = text.partition("=")
+        if not left or not right:
             raise InvalidRequest(option_text(name), repr(text), expected=expected)
-        found.append((one, other))
-    return tuple(found)
+        pairs.append((left, right))
+    return tuple(pairs)
 
 
-def format_pair(name: str, one: str, other: str) -> str:
-    """Return `one=other`.
+def format_pair(name: str, left: str, right: str) -> str:
+    """Return `left=right`.
 
     Raises:
-        InvalidRequest: One is no text, or the first has an equals sign.
+        InvalidRequest: A side is not a string, or the left side contains an equals sign.
     """
-    if not isinstance(one, str) or not isinstance(other, str) or "=" in one:
-        found = f"{one!r}: {other!r}"
-        raise InvalidRequest(option_text(name), found, expected="two texts, the first without an equals sign")
-    return f"{one}={other}"
+    if not isinstance(left, str) or not isinstance(right, str) or "=" in left:
+        found = f"{left!r}: {right!r}"
+        raise InvalidRequest(option_text(name), found, expected="two strings, the first without an equals sign")
+    return f"{left}={right}"
 
 
 def parse_delimiter(name: str, text: str) -> str:
-    r"""Return the character that a text means: `tab` and `\t` are one.
+    r"""Return the delimiter character; `tab` and `\t` mean a tab.
 
     Raises:
-        InvalidRequest: It is none that can stand between values.
+        InvalidRequest: The text is not a valid delimiter.
     """
-    found = "\t" if text in ("tab", r"\t") else text
-    if len(found) != 1 or not found.isascii() or found in '"\r\n\0':
+    delimiter = "\t" if text in ("tab", r"\t") else text
+    if len(delimiter) != 1 or not delimiter.isascii() or delimiter in '"\r\n\0':
         raise InvalidRequest(option_text(name), repr(text[:20]), expected="one character, such as ; or |, or tab")
-    return found
+    return delimiter
 
 
 class DelimitedFormat(NamedTuple):
-    """How a table that is text is written, as far as its name does not say.
+    """Format of a text table.
 
     Attributes:
-        delimiter: What stands between values; empty: what the ending of its name says.
-        header: Whether its first row names the columns; else they are called 1, 2, ...
+        delimiter: Separator of values; empty: determined by the file extension.
+        header: Whether the first row has the column names; otherwise columns are named 1, 2, ...
     """
 
     delimiter: str = ""
@@ -99,10 +99,10 @@ DEFAULT_FORMAT = DelimitedFormat()
 
 
 def parse_size_option(name: str, text: str | int) -> int:
-    """Return the bytes that a size such as `500MB` means.
+    """Return a size such as `500MB` in bytes.
 
     Raises:
-        InvalidRequest: It is none.
+        InvalidRequest: The value is not a size.
     """
     try:
         return parse_size(text)
@@ -113,48 +113,48 @@ def parse_size_option(name: str, text: str | int) -> int:
 
 
 def parse_rate(name: str, text: str | int) -> int:
-    """Return the bytes a second that a rate such as `100MB/s` means, at least one.
+    """Return a rate such as `100MB/s` in bytes per second, at least 1.
 
     Raises:
-        InvalidRequest: It is none.
+        InvalidRequest: The value is not a rate.
     """
-    found = parse_size_option(name, text.removesuffix("/s") if isinstance(text, str) else text)
-    if not found:
+    rate = parse_size_option(name, text.removesuffix("/s") if isinstance(text, str) else text)
+    if not rate:
         raise InvalidRequest(option_text(name), repr(text), expected="a rate such as 100MB/s")
-    return found
+    return rate
 
 
-def parse_share(name: str, text: str | float, *, some: bool = False) -> Fraction:
-    """Return a share such as `0.1` or `10%`, exactly as it is written; of a float, what Python shows.
+def parse_share(name: str, text: str | float, *, positive: bool = False) -> Fraction:
+    """Return a share such as `0.1` or `10%` as an exact fraction; floats are read as Python prints them.
 
     Args:
         name: The option.
-        text: What was given.
-        some: Whether it must be above 0.
+        text: The value.
+        positive: Refuse 0.
 
     Raises:
-        InvalidRequest: It is none from 0 to 1.
+        InvalidRequest: The value is not a share from 0 to 1.
     """
     match = _SHARE.fullmatch(str(text))
-    found = Fraction(match[1] + (match[2] or "")) / (100 if match[3] else 1) if match else Fraction(-1)
-    if not 0 <= found <= 1 or (some and not found):
-        expected = f"a share {'above 0 and at most' if some else 'from 0 to'} 1, such as 0.01 or 1%"
+    share = Fraction(match[1] + (match[2] or "")) / (100 if match[3] else 1) if match else Fraction(-1)
+    if not 0 <= share <= 1 or (positive and not share):
+        expected = f"a share {'above 0 and at most' if positive else 'from 0 to'} 1, such as 0.01 or 1%"
         raise InvalidRequest(option_text(name), repr(str(text)), expected=expected)
-    return found
+    return share
 
 
 def parse_pixels(name: str, given: str | int | tuple[int, int]) -> tuple[int, int]:
-    """Return the width and the height that `256`, `(640, 480)` or `640x480` means.
+    """Return width and height of `256`, `(640, 480)` or `640x480`.
 
     Raises:
-        InvalidRequest: It is no such text.
+        InvalidRequest: The value has no such form.
     """
     text = "x".join(map(str, given)) if isinstance(given, tuple) else str(given)
     width, cross, height = text.lower().partition("x")
     if not _PIXELS.fullmatch(width) or (cross and not _PIXELS.fullmatch(height)):
-        expected = f"a number of pixels, or WIDTHxHEIGHT, {_MAX_SIDE_PIXELS:,} at most"
+        expected = f"a number of pixels, or WIDTHxHEIGHT, at most {_MAX_SIDE_PIXELS:,}"
         raise InvalidRequest(option_text(name), repr(text[:100]), expected=expected)
     sides = int(width), int(height or width)
     if max(sides) > _MAX_SIDE_PIXELS:
-        raise InvalidRequest(option_text(name), repr(text), expected=f"{_MAX_SIDE_PIXELS:,} pixels a side at most")
+        raise InvalidRequest(option_text(name), repr(text), expected=f"at most {_MAX_SIDE_PIXELS:,} pixels per side")
     return sides

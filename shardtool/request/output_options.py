@@ -1,4 +1,4 @@
-"""Options of every command that starts workers or writes shards."""
+"""Options of all verbs that start workers or write shards."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from shardtool.values import (
     Trust,
 )
 
-_MAX_SAMPLES = 10**15  # so that sums of a few stay within 64 bits
+_MAX_SAMPLES = 10**15  # small sums fit into 64 bits
 
 
 COUNT_RANGE = (1, _MAX_SAMPLES)
@@ -36,7 +36,7 @@ COUNT_RANGE = (1, _MAX_SAMPLES)
 SEED_RANGE = (-(2**63), 2**63 - 1)
 
 
-MAX_WORKERS = 1024  # a process each
+MAX_WORKERS = 1024  # processes
 
 
 WORKERS_RANGE = (1, MAX_WORKERS)
@@ -52,26 +52,26 @@ TRANSFORM_OPTIONS = (
     "exif",
     "hash",
     "map",
-)  # what sizes of samples are only estimated with
+)  # with these, sample sizes are only estimated
 
 
 def _expand_split_by(kind: type, value: str) -> dict[str, object]:
-    """Return what a column, or `folder`, divides by."""
+    """Return the option for splitting by a column or by `folder`."""
     of_folder = value == "folder" and "split_from_folder" in option_specs(kind)
     return {"split_from_folder": True} if of_folder else {"split_column": value}
 
 
 @options_class
 class WorkerOptions(BaseOptions):
-    """The options of every verb that starts workers."""
+    """Options of all verbs that start workers."""
 
     workers: int | None = option(
-        None, "Number of tasks that run at once.", section="machines", typed="workers/j", range=WORKERS_RANGE,
-        shown="the cores", common=True, recorded=False,
+        None, "Number of worker processes.", section="machines", typed="workers/j", range=WORKERS_RANGE,
+        shown="number of cores", common=True, recorded=False,
     )  # fmt: skip
-    start_method: StartMethod = option("auto", "How worker processes start.", recorded=False, rare=True)
+    start_method: StartMethod = option("auto", "Start method of worker processes.", recorded=False, rare=True)
     executor: Literal["local", "ray"] = option(
-        "local", "Where tasks run: on this machine, or on the nodes of a Ray cluster.", recorded=False
+        "local", "Run tasks on this machine, or on a Ray cluster.", recorded=False
     )
     address: str | None = option(
         None, "Address of the Ray cluster: auto, ray://host:port or host:port.", metavar="ADDRESS",
@@ -80,94 +80,99 @@ class WorkerOptions(BaseOptions):
     )  # fmt: skip
 
 
-def noted_readers(asked: Sequence[str], exports: Texts = ()) -> tuple[str, ...]:
-    """Return the readers that notes are about: those asked for, or the one that the closing lines name, and of exports.
+def noted_readers(targets: Sequence[str], exports: Texts = ()) -> tuple[str, ...]:
+    """Return the readers to print compatibility notes for.
 
     Args:
-        asked: Those that `target` names.
-        exports: The indexes that are written, each called by its reader: `dali-webdataset`.
+        targets: The readers in `target`; empty: webdataset.
+        exports: Exported indexes; their names start with a reader: `dali-webdataset`.
     """
     exported = {name.partition("-")[0] for name in exports}
-    named = asked or ("webdataset",)
-    return tuple(one for one in get_args(Target) if one in named or one in exported)
+    selected = targets or ("webdataset",)
+    return tuple(reader for reader in get_args(Target) if reader in selected or reader in exported)
 
 
 @options_class
 class OutputOptions(WorkerOptions):
-    """The options of every verb that writes shards; options on the command line have the same names."""
+    """Options of all verbs that write shards."""
 
     max_size: str | int | None = option(
         None, "Maximum size of a shard in bytes: 500MB, 1GiB.", section="shards", form="size", shown="1GB", common=True
     )
-    max_count: int | None = option(None, "Maximum number of samples in a shard.", range=COUNT_RANGE)
+    max_count: int | None = option(None, "Maximum number of samples per shard.", range=COUNT_RANGE)
     shards: int | None = option(
-        None, "Number of shards, exactly. With splits, that of each; with `if_exists='append'`, that of the new ones.",
+        None, "Exact number of shards. With splits, the number per split; with `if_exists='append'`, the number of new "
+        "shards.",
         range=COUNT_RANGE, common=True,
     )  # fmt: skip
-    equal_count: bool = option(False, "Put equally many samples into each shard, give or take one.")
+    equal_count: bool = option(False, "Put the same number of samples into each shard, plus or minus one.")
     shards_multiple_of: int = option(
-        1, "Make the number of shards a multiple of this, so that ranks x workers divide it.", range=(1, 10**6)
+        1, "Make the number of shards a multiple of N, for example ranks x workers.", range=(1, 10**6)
     )
     oversize: Oversize = option(
-        "error", "What becomes of a sample that fits in no shard: an error, a shard of its own, or it is left out."
+        "error", "What to do if a sample exceeds `max_size`: fail, use its own shard, or skip it."
     )
     place: AssignBy = option(
-        "order", "What decides in which shard a sample lies: the order of samples, or the hash of its key, so that "
-        "one sample more or less changes one shard.", conflicts=("equal_count", "oversize=alone"),
+        "order", "Assign samples to shards in order, or by a hash of the key. With hash, adding or removing a sample "
+        "changes only one shard.", conflicts=("equal_count", "oversize=alone"),
     )  # fmt: skip
     shuffle: bool = option(
-        False, "Put all samples into one random order. With `place='hash'`, those of each shard.", common=True
+        False, "Shuffle all samples globally. With `place='hash'`, shuffle within each shard.", common=True
     )
-    seed: int = option(0, "Seed of `shuffle` and `split`.", range=SEED_RANGE, common=True)
+    seed: int = option(0, "Seed for `shuffle` and `split`.", range=SEED_RANGE, common=True)
     where: str | None = option(
-        None, "Only samples of which this is true: \"label == 'dog' and width > 256\". It knows the columns of a "
-        "manifest, of indexes, of `join` and `columns_from`, and: of files key, path, folder and size; of datasets "
-        "key, shard, size and fields. With `probe`, `exif` and `hash` it knows what these find.", section="choosing",
+        None, "Select samples that match this query: \"label == 'dog' and width > 256\". You can use the columns of a "
+        "manifest, of sidecars, of `join` and of `columns_from`. Folders also have key, path, folder and size; "
+        "datasets have key, shard, size and fields. `probe`, `exif` and `hash` add columns.", section="choosing",
         metavar="QUERY", common=True,
     )  # fmt: skip
     split: Shares | None = option(
-        None, "Shares of the splits: train=0.8,val=0.1,test=0.1. Each becomes a dataset; its name takes the place of "
+        None, "Shares of the splits: train=0.8,val=0.1,test=0.1. Each split becomes a dataset; its name replaces "
         "{split} in the output.", form="shares", metavar="SHARES", example="train=0.8,val=0.2", common=True,
     )  # fmt: skip
     split_by: str | None = option(
-        None, "Column of the splits.", metavar="COLUMN",
+        None, "Column that names each sample's split.", metavar="COLUMN",
         common=True, recorded=False, expand=_expand_split_by,
     )  # fmt: skip
     split_column: str | None = option(
-        None, "Column of the splits.", metavar="COLUMN",
+        None, "Column that names each sample's split.", metavar="COLUMN",
         family="split-by {}", conflicts=("split", "stratify", "group_by"),
     )  # fmt: skip
     stratify: str | None = option(
-        None, "Column of labels, each of which keeps the shares of `split`.", metavar="COLUMN",
+        None, "Keep the class proportions of this column in every split of `split`.", metavar="COLUMN",
         requires={"split": "no shares"},
     )  # fmt: skip
     group_by: str | None = option(
-        None, "Column whose equal values stay in one split.", metavar="COLUMN", requires={"split": "no shares"},
-        conflicts=("stratify, and groups that stay whole cannot keep the shares of every label",),
+        None, "Keep samples with the same value in this column in one split.", metavar="COLUMN",
+        requires={"split": "no shares"},
+        conflicts=("stratify, because whole groups cannot keep class proportions",),
     )  # fmt: skip
     portable: bool = option(
-        False, "Make names safe for every reader; the sidecars keep the originals.", section="fields"
+        False, "Make names safe for every reader; the sidecars keep the original names.", section="fields"
     )
     target: Target | tuple[Target, ...] | list[Target] = option(
-        (), "Readers whose mistakes are worth a note: " + ", ".join(get_args(Target)) + ".", section="output",
-        typed="for", old="target", metavar="READERS", shown="webdataset, and those of exports", comma_separated=True,
+        (), "Print notes about compatibility with these readers. One of: " + ", ".join(get_args(Target)) + ".",
+        section="output",
+        typed="for", old="target", metavar="READERS", shown="webdataset, and the readers of exports",
+        comma_separated=True,
         recorded=False,
     )  # fmt: skip
-    export: Texts = option((), "Tool whose index is written, too.", section="output", metavar="TOOL", recorded=False)
+    export: Texts = option((), "Write the index of another tool.", section="output", metavar="TOOL", recorded=False)
     on_error: OnError = option(
-        "stop", "What happens at a sample that cannot be read. The run stops, or leaves it out and lists it in "
-        "NAME.skipped.", section="rerun", recorded=False, common=True,
+        "stop", "Stop at a sample that cannot be read, or skip it. Skipped samples are listed in NAME.skipped.",
+        section="rerun", recorded=False, common=True,
     )  # fmt: skip
     if_exists: IfExists = option(
-        "error", "What happens where a dataset is there: an error; append adds new shards to it, resume finishes an "
-        "earlier run, overwrite replaces it. With resume-overwrite, what is right is kept, and all else replaced. With "
-        "update, what is new is added, what was killed is finished, and a first dataset is made.",
+        "error", "What to do if the dataset exists: fail (error), add shards (append), continue (resume) or replace "
+        "(overwrite). resume-overwrite keeps valid shards and replaces all others. update packs new samples, "
+        "continues an interrupted run, and creates the dataset if none exists.",
         section="rerun", recorded=False, common=True, flags={
-            "update": "Add what is new in the source, and keep what is there. Make the dataset where there is none.",
-            "append": "Add new shards to the dataset that is there. Nothing of it is rewritten.",
-            "resume": "Finish an earlier run; what is done and unchanged is kept.",
-            "overwrite": "Replace an earlier dataset, once the new one is complete. With `if_exists='resume'`, what "
-            "must change of it.",
+            "update": "Pack only samples that are new in the source; keep the existing shards. "
+            "Create the dataset if it does not exist.",
+            "append": "Add new shards to the existing dataset. Existing shards are not rewritten.",
+            "resume": "Continue an interrupted run; reuse shards that are complete and unchanged.",
+            "overwrite": "Replace an existing dataset once the new one is complete. With "
+            "`if_exists='resume'`, replace only the shards that must change.",
         },
     )  # fmt: skip
     append: bool | None = alias("if_exists=append")
@@ -175,15 +180,15 @@ class OutputOptions(WorkerOptions):
     overwrite: bool | None = alias("if_exists=overwrite")
     update: bool | None = alias("if_exists=update")
     max_removed: str | float = option(
-        "10%", "Share of the samples that `if_exists='resume'` may remove, where the source has lost them.",
+        "10%", "Share of the samples that `if_exists='resume'` may remove if the source lost them.",
         form="share", metavar="SHARE", recorded=False,
     )  # fmt: skip
     trust: Trust = option(
-        "time", "How `if_exists='resume'` knows a finished shard: by times and its checksum, or by sizes, reading "
-        "nothing.", requires={"if_exists=resume|if_exists=update": "nothing to resume"}, recorded=False,
+        "time", "Compare finished shards by time and checksum, or by size, for `if_exists='resume'`.",
+        requires={"if_exists=resume|if_exists=update": "nothing to resume"}, recorded=False,
     )  # fmt: skip
     part: str | None = option(
-        None, "Part of N runs side by side whose shards are written: 3/64, or slurm or kubernetes for this task's own.",
+        None, "Write part K of N parallel runs: 3/64, or slurm or kubernetes to detect it.",
         section="machines", form="part", metavar="K/N", recorded=False,
     )  # fmt: skip
 
@@ -193,42 +198,44 @@ class OutputOptions(WorkerOptions):
             self._check_alone()
 
     def _check_alone(self) -> None:
-        """Refuse what one part cannot do without knowing of the others."""
+        """Refuse options that a part cannot apply without the other parts."""
         part = option_text("part", self.part)
         if self.if_exists not in ("error", "resume"):
             given = option_text("if_exists", self.if_exists)
-            remedy = "Remove the old dataset first, or write elsewhere." if "overwrite" in self.if_exists else ""
+            remedy = "Delete the old dataset first, or use another output." if "overwrite" in self.if_exists else ""
             expected = f"a new dataset, or {option_text('if_exists', 'resume')}"
             raise InvalidRequest(part, f"used with {given}", expected=expected, remedy=remedy)
         if self.export:
             remedy = choose_text(
-                "`export` what `merge` has made.", "`shardtool index OUTPUT --merge` has --export, too."
+                "Call `export` for the merged dataset.", "Use `shardtool index OUTPUT --merge --export TOOL`."
             )
             raise InvalidRequest(part, f"used with {option_text('export')}", expected="one of them", remedy=remedy)
         changes = [name for name in ("urls", *TRANSFORM_OPTIONS) if getattr(self, name, None)]
-        found, why = "", ""
-        if changes and not (changes[0] == "urls" and self.max_size is None):  # of URLs, a shard has room for any bytes
-            found, why = changes[0], "samples whose sizes are known"
+        option_name, expected = "", ""
+        if changes and not (
+            changes[0] == "urls" and self.max_size is None
+        ):  # without `max_size`, downloads of any size fit
+            option_name, expected = changes[0], "samples of known size"
         elif getattr(self, "method", "auto") == "scatter":
-            found, why = "method", "samples that are read at their places"
-        if found:
-            remedy = "Write it in one run, or pack the samples as they are in parts, and change them before or after."
-            raise InvalidRequest(part, f"used with {option_text(found)}", expected=why, remedy=remedy)
+            option_name, expected = "method", "samples that are read individually"
+        if option_name:
+            remedy = "Use one run without parts, or transform the samples before or after packing in parts."
+            raise InvalidRequest(part, f"used with {option_text(option_name)}", expected=expected, remedy=remedy)
 
     @property
     def readers(self) -> tuple[str, ...]:
-        """The readers that notes are about."""
+        """The readers to print compatibility notes for."""
         return noted_readers(self.target, self.export)
 
     def recorded(self) -> dict[str, object]:
-        """Return the options that decide the dataset's bytes, where they differ from the default."""
-        found = BaseOptions.recorded(self)
+        """Return the options that affect the dataset and differ from their defaults."""
+        recorded = BaseOptions.recorded(self)
         if not any(getattr(self, name, None) for name in _SEEDED_OPTIONS):
-            found.pop("seed", None)
-        return found
+            recorded.pop("seed", None)
+        return recorded
 
     def make_split_options(self) -> SplitOptions | None:
-        """Return how samples are divided; None: they are not."""
+        """Return the options for splitting; None without splits."""
         if not self.split and self.split_column is None:
             return None
         shares = parse_shares(format_shares(self.split)) if self.split else ()

@@ -1,4 +1,4 @@
-"""What the verbs that write return: plain values, for people and programs."""
+"""Results of verbs, for people and programs."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ ValueT = TypeVar("ValueT")
 
 
 class Result:
-    """What a verb did: plain values."""
+    """Base class of results."""
 
     __slots__ = ()
-    _optional: ClassVar[tuple[str, ...]] = ("dry_run",)  # left out of the data where they say nothing
+    _optional: ClassVar[tuple[str, ...]] = ("dry_run",)  # omitted from JSON if empty or false
 
     def to_json(self) -> dict[str, object]:
-        """Return the result as data, the way `--json` prints it: tuples as lists, times to the millisecond."""
-        found = asdict(self, dict_factory=_to_data)  # type: ignore[call-overload]
-        return {name: value for name, value in found.items() if value or name not in self._optional}
+        """Return the result as `--json` prints it: tuples as lists, times in milliseconds precision."""
+        document = asdict(self, dict_factory=_to_data)  # type: ignore[call-overload]
+        return {name: value for name, value in document.items() if value or name not in self._optional}
 
 
 def _to_data(items: list[tuple[str, Any]]) -> dict[str, object]:
@@ -30,7 +30,7 @@ def _to_data(items: list[tuple[str, Any]]) -> dict[str, object]:
 
 @dataclass(frozen=True, slots=True)
 class PlannedShard:
-    """A shard of a dry run; `size` is the finished file's bytes."""
+    """A shard of a dry run; `size` is the size of the file in bytes."""
 
     name: str
     samples: int
@@ -44,12 +44,12 @@ class ResumeChanges:
     """The changes that a resumed run makes to existing datasets; with splits, to all of them.
 
     Attributes:
-        shards_kept: Shards that stay as they are; of a dry run, as far as sidecars show: content is not compared.
-        shards_written: Shards that are new, or take the place of another.
-        shards_removed: Shards that are there no more.
-        samples_added: Samples that were not there.
-        samples_removed: Samples that are there no more.
-        samples_before: Samples that were there.
+        shards_kept: Number of unchanged shards; in a dry run, according to sidecars only.
+        shards_written: Number of new or replaced shards.
+        shards_removed: Number of deleted shards.
+        samples_added: Number of new samples.
+        samples_removed: Number of removed samples.
+        samples_before: Number of samples before the run.
     """
 
     shards_kept: int = 0
@@ -66,7 +66,7 @@ class ResumeChanges:
 
 @dataclass(frozen=True, slots=True)
 class DryRun:
-    """The shards that `create` would write, of all splits. `changes`: what a resume would change."""
+    """The shards that `create` would write, for all splits; `changes`: the changes of a resumed run."""
 
     dataset_file: str
     shards: tuple[PlannedShard, ...]
@@ -75,7 +75,7 @@ class DryRun:
     changes: ResumeChanges | None = None
 
     def to_json(self) -> dict[str, object]:
-        """Return the plan as data, the way `--json` prints it."""
+        """Return the plan as `--json` prints it."""
         changes = {} if self.changes is None else {"changes": asdict(self.changes)}
         return {
             "dry_run": True,
@@ -110,7 +110,7 @@ class SplitResult(Result):
 
 @dataclass(frozen=True, slots=True)
 class AppendedPart:
-    """The part that a run has added to existing datasets; see `CreateResult`."""
+    """Shards that a run appended to existing datasets; see `CreateResult`."""
 
     shards: int
     samples: int
@@ -119,28 +119,28 @@ class AppendedPart:
 
 @dataclass(frozen=True, slots=True)
 class CreateResult(Result):
-    """A finished dataset, or one for each split.
+    """A created dataset, or one per split.
 
     Attributes:
-        dataset_file: Its path; of several splits, with `{split}` in it.
-        shards: How many.
-        kept: How many of them an earlier run had finished.
-        samples: How many were written.
-        skipped: How many files and samples were left out; `out.skipped` lists them.
+        dataset_file: Path of the dataset file; with splits, it contains `{split}`.
+        shards: Number of shards.
+        kept: Number of shards that an earlier run had finished.
+        samples: Number of samples.
+        skipped: Number of skipped files and samples, which are listed in `out.skipped`.
         size: Bytes of all shards.
-        seconds: How long it took.
-        fingerprint: The content fingerprint: the same for the same samples, however ordered, sharded or divided.
-        notes: What the user should know.
-        dropped: How many samples the function of `map` dropped.
-        features: Only for TFRecord: feature to what `tf.io.parse_single_example` wants for it.
-        urls: Only for tar: what `webdataset.WebDataset` is given to read all shards; empty where it cannot open them,
-            and of several splits, which have their own.
-        splits: Each split's own dataset; empty without splits.
-        appended: What an append added; all else is about the whole dataset.
-        exported: The formats of `export`, whose files are there, too.
-        changes: What a resume changed of what was there; None: nothing was there.
-        part: Of one of several runs side by side, which it was, such as `3/64`: all counts are of its own shards.
-        merged: Of such a run, whether the dataset file of all parts is there.
+        seconds: Duration of the run.
+        fingerprint: The content fingerprint. It does not depend on order, shards or splits.
+        notes: Notes for the user.
+        dropped: Number of samples that the function of `map` dropped.
+        features: Only for TFRecord: the argument of `tf.io.parse_single_example` for each feature.
+        urls: Only for tar: the argument of `webdataset.WebDataset` for all shards; empty if webdataset cannot open
+            them, and with splits, which have their own.
+        splits: The dataset of each split; empty without splits.
+        appended: The appended shards; all other attributes describe the whole dataset.
+        exported: The exported index formats.
+        changes: The changes of a resumed run; None if no dataset existed.
+        part: The part of a parallel run, such as `3/64`; all counts cover only its shards. Empty without parts.
+        merged: Whether all parts are finished and the dataset file exists.
     """
 
     dataset_file: str
@@ -164,28 +164,28 @@ class CreateResult(Result):
     _optional = ("dropped", "features", "urls", "splits", "appended", "exported", "changes", "part")
 
     def to_json(self) -> dict[str, object]:
-        """Return the result as data, the way `--json` prints it; what was not asked for is left out."""
-        found = Result.to_json(self)  # `super()` does not work in a dataclass with slots
+        """Return the result as `--json` prints it, without options that were not used."""
+        document = Result.to_json(self)  # `super()` does not work in a dataclass with slots
         if self.splits:
-            found["splits"] = {name: split.to_json() for name, split in self.splits.items()}
-        return {name: value for name, value in found.items() if self.part or name != "merged"}
+            document["splits"] = {name: split.to_json() for name, split in self.splits.items()}
+        return {name: value for name, value in document.items() if self.part or name != "merged"}
 
 
 @dataclass(frozen=True, slots=True)
 class CopiedDataset:
-    """A dataset that was copied.
+    """A copied dataset.
 
     Attributes:
-        source: The path of its dataset file.
-        dataset_file: The path of the copy's.
-        shards: How many.
-        copied: How many of them, or their sidecars, were copied.
-        kept: How many were there already, with the right bytes.
-        removed: Shards that only the dataset had which was replaced.
-        samples: In all shards.
+        source: Path of the dataset file.
+        dataset_file: Path of the copied dataset file.
+        shards: Number of shards.
+        copied: Number of shards that were copied, or whose sidecar was copied.
+        kept: Number of shards that already existed with the right bytes.
+        removed: Number of deleted shards of a replaced dataset.
+        samples: Number of samples.
         size: Bytes of all shards.
-        copied_size: Bytes of the shards and sidecars that were copied.
-        indexes: How many index files of other tools were copied.
+        copied_size: Bytes of the copied shards and sidecars.
+        indexes: Number of copied index files of other tools.
     """
 
     source: str
@@ -202,13 +202,13 @@ class CopiedDataset:
 
 @dataclass(frozen=True, slots=True)
 class CopyResult:
-    """Datasets that were copied, or that would be.
+    """The result of `copy`.
 
     Attributes:
-        datasets: Each.
-        notes: What the user should know.
-        seconds: How long it took.
-        dry_run: Nothing was written: this is what would be done.
+        datasets: The copied datasets.
+        notes: Notes for the user.
+        seconds: Duration of the run.
+        dry_run: Nothing was written; the result describes the planned copy.
     """
 
     datasets: tuple[CopiedDataset, ...]
@@ -217,12 +217,12 @@ class CopyResult:
     dry_run: bool = False
 
     def to_json(self) -> dict[str, object]:
-        """Return the result as data, the way `--json` prints it."""
+        """Return the result as `--json` prints it."""
         names = ("shards", "copied", "kept", "removed", "samples", "size", "copied_size")
         return {
             **({"dry_run": True} if self.dry_run else {}),
-            "datasets": [asdict(one) for one in self.datasets],
-            "totals": {name: sum(getattr(one, name) for one in self.datasets) for name in names},
+            "datasets": [asdict(dataset) for dataset in self.datasets],
+            "totals": {name: sum(getattr(dataset, name) for dataset in self.datasets) for name in names},
             "notes": list(self.notes),
             "seconds": round(self.seconds, 3),
         }
@@ -230,20 +230,20 @@ class CopyResult:
 
 @dataclass(frozen=True, slots=True)
 class ExtractResult(Result):
-    """Files that samples have become, or would.
+    """The result of `extract`.
 
     Attributes:
-        folder: Where they are.
-        manifest: The path of the table with a row for each file: its sample's key, its path. `create` takes it, too.
-        metadata: The path of the table with the metadata of each sample, for `join`; empty: they have none.
-        samples: How many.
-        files: How many files, one for each field.
-        kept: How many of them were there already, with the right bytes.
-        size: Bytes of all of them.
-        seconds: How long it took.
-        notes: What the user should know.
-        create: The options of `create` that make the same samples of them, by their names.
-        dry_run: Nothing was written: this is what would be done.
+        folder: The output folder.
+        manifest: Path of the table with key and path of each file; `create` accepts it as a source.
+        metadata: Path of the table with the metadata of each sample, for `join`; empty without metadata.
+        samples: Number of samples.
+        files: Number of files, one per field.
+        kept: Number of files that already existed with the right bytes.
+        size: Bytes of all files.
+        seconds: Duration of the run.
+        notes: Notes for the user.
+        create: Options with which `create` packs the files into the same samples.
+        dry_run: Nothing was written; the result describes the planned files.
     """
 
     folder: str
@@ -261,18 +261,18 @@ class ExtractResult(Result):
 
 @dataclass(frozen=True, slots=True)
 class RemovalSummary:
-    """A dataset that samples were removed from, or would be.
+    """Samples removed from one dataset.
 
     Attributes:
-        dataset_file: Its path.
-        removed: How many samples went.
-        samples: How many are left.
-        shards: How many shards it has, as before.
-        rewritten: The names of those that were written again.
-        empty: Those of these that have no sample any more.
-        size: Bytes of the shards that were written again.
-        freed: By how many bytes they are smaller.
-        fingerprint: The content fingerprint; empty where it is not known, and of a dry run.
+        dataset_file: Path of the dataset file.
+        removed: Number of removed samples.
+        samples: Number of remaining samples.
+        shards: Number of shards, which does not change.
+        rewritten: Names of the rewritten shards.
+        empty: Names of the rewritten shards that have no samples now.
+        size: Bytes of the rewritten shards.
+        freed: Bytes by which the shards became smaller.
+        fingerprint: The content fingerprint; empty if unknown, and in a dry run.
     """
 
     dataset_file: str
@@ -288,13 +288,13 @@ class RemovalSummary:
 
 @dataclass(frozen=True, slots=True)
 class RemoveResult(Result):
-    """Datasets that samples were removed from, or would be.
+    """The result of `remove`.
 
     Attributes:
-        datasets: Those that had such samples.
-        notes: What the user should know.
-        seconds: How long it took.
-        dry_run: Nothing was written: this is what would be done.
+        datasets: The datasets that contained such samples.
+        notes: Notes for the user.
+        seconds: Duration of the run.
+        dry_run: Nothing was written; the result describes the planned removal.
     """
 
     datasets: tuple[RemovalSummary, ...]
@@ -305,14 +305,14 @@ class RemoveResult(Result):
 
 @dataclass(frozen=True, slots=True)
 class IndexResult(Result):
-    """The index of a dataset.
+    """The result of `index`.
 
     Attributes:
-        dataset_file: Its path.
-        shards: How many.
-        kept: How many of their sidecars were right already.
-        samples: In all shards.
-        notes: What the user should know.
+        dataset_file: Path of the dataset file.
+        shards: Number of shards.
+        kept: Number of sidecars that were already valid.
+        samples: Number of samples.
+        notes: Notes for the user.
     """
 
     dataset_file: str
@@ -324,15 +324,15 @@ class IndexResult(Result):
 
 @dataclass(frozen=True, slots=True)
 class ExportResult(Result):
-    """Index files for other tools.
+    """The result of `export`.
 
     Attributes:
-        dataset_file: The path of what they were made for.
-        folder: Their folder.
-        formats: What was asked for.
-        files: Their names, by shard, then by format; then those of which a folder has one set.
-        kept: How many of them were there already, the same to the byte or the user's to change.
-        notes: What the user should know.
+        dataset_file: Path of the dataset file.
+        folder: Folder of the index files.
+        formats: The requested formats.
+        files: File names by shard and format, then the files that a folder has only once.
+        kept: Number of files that already existed with the same bytes, or that users may edit.
+        notes: Notes for the user.
     """
 
     dataset_file: str
@@ -344,46 +344,48 @@ class ExportResult(Result):
 
 
 class LazyList(Sequence[ValueT]):
-    """A sequence whose items are made when they are asked for: there may be millions.
+    """A sequence that creates its items on access, because there can be millions.
 
     Args:
-        count: How many there are.
-        item: Makes one of them, by its place from 0.
+        count: Number of items.
+        item: Creates the item with an index.
     """
 
     def __init__(self, count: int, item: Callable[[int], ValueT]) -> None:
-        self._places, self._item = range(count), item
+        self._indexes, self._item = range(count), item
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self._indexes)
 
     @overload
-    def __getitem__(self, at: int) -> ValueT: ...
+    def __getitem__(self, index: int) -> ValueT: ...
     @overload
-    def __getitem__(self, at: slice) -> list[ValueT]: ...
-    def __getitem__(self, at: int | slice) -> ValueT | list[ValueT]:
-        return [*map(self._item, self._places[at])] if isinstance(at, slice) else self._item(self._places[at])
+    def __getitem__(self, index: slice) -> list[ValueT]: ...
+    def __getitem__(self, index: int | slice) -> ValueT | list[ValueT]:
+        return (
+            [*map(self._item, self._indexes[index])] if isinstance(index, slice) else self._item(self._indexes[index])
+        )
 
 
-METADATA_FIELD = "(metadata)"  # stands for all columns among the fields of a sample that changed
+METADATA_FIELD = "(metadata)"  # represents all metadata columns in the fields of a changed sample
 
 
 class ColumnDifference(NamedTuple):
-    """A metadata column that differs: `added`, `removed` or `changed`, and in how many samples of both sides."""
+    """A metadata column that was `added`, `removed` or `changed`, and the number of affected samples."""
 
     change: str
     samples: int
 
 
 class SampleDifference(NamedTuple):
-    """A sample that differs: its key, and the fields that do; `(metadata)` stands for all columns."""
+    """A changed sample: its key and the changed fields; `(metadata)` represents all metadata columns."""
 
     key: str
     fields: tuple[str, ...]
 
 
 class MovedSample(NamedTuple):
-    """A sample that is in another split: its key, the split before, and the one now."""
+    """A sample that moved to another split: its key, the old split and the new split."""
 
     key: str
     before: str
@@ -392,25 +394,25 @@ class MovedSample(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class DiffResult:
-    """What differs between two sides, a and b, each one or several datasets; b may be the source of a.
+    """The differences of two sides a and b, each one or several datasets; b can be the source of a.
 
-    A sample that moved may have changed, too. The lists stand in the order of their sides.
+    A moved sample can also be changed. The lists are in the order of their sides.
 
     Attributes:
-        samples: How many each side has.
+        samples: Number of samples of each side.
         added: Keys that only b has.
         removed: Keys that only a has.
-        changed: What both have, with other contents.
-        moved: What both have, in another split.
-        fields: Field to how many of the changed samples differ in it.
-        classes: Fields whose numbers of classes stand for other names.
-        metadata: Metadata column to how it differs.
-        metadata_only: How many of the changed samples differ in metadata only.
-        uncompared: The fields that were not compared with the source: their table was not found.
-        a: What was given.
-        b: The same.
-        notes: What the user should know.
-        seconds: How long it took.
+        changed: Samples with different content.
+        moved: Samples in different splits.
+        fields: Number of changed samples for each field.
+        classes: Fields whose class numbers have different names.
+        metadata: Difference of each metadata column.
+        metadata_only: Number of changed samples that differ only in metadata.
+        uncompared: Fields that were not compared with the source, because their table was not found.
+        a: Name of the first side.
+        b: Name of the second side.
+        notes: Notes for the user.
+        seconds: Duration of the run.
     """
 
     samples: tuple[int, int]
@@ -430,17 +432,17 @@ class DiffResult:
 
     @property
     def same(self) -> bool:
-        """Whether nothing differs."""
+        """Whether there are no differences."""
         return self.content_same and not self.changed
 
     @property
     def content_same(self) -> bool:
-        """Whether nothing differs, or only metadata."""
+        """Whether there are no differences except in metadata."""
         content = len(self.changed) - self.metadata_only
         return not (self.added or self.removed or content or self.moved or self.classes)
 
     def to_json(self) -> dict[str, object]:
-        """Return the result as data, the way `--json` prints it."""
+        """Return the result as `--json` prints it."""
         return {
             "a": {"dataset": self.a, "samples": self.samples[0]},
             "b": {"dataset": self.b, "samples": self.samples[1]},
@@ -449,26 +451,26 @@ class DiffResult:
             "counts": {name: len(getattr(self, name)) for name in ("added", "removed", "changed", "moved")},
             "fields": dict(self.fields),
             "classes": list(self.classes),
-            "metadata": {name: one._asdict() for name, one in self.metadata.items()},
+            "metadata": {name: difference._asdict() for name, difference in self.metadata.items()},
             "metadata_only": self.metadata_only,
             **({"uncompared": [*self.uncompared]} if self.uncompared else {}),
             "added": list(self.added),
             "removed": list(self.removed),
-            "changed": [{"key": one.key, "fields": list(one.fields)} for one in self.changed],
-            "moved": [one._asdict() for one in self.moved],
+            "changed": [{"key": sample.key, "fields": list(sample.fields)} for sample in self.changed],
+            "moved": [sample._asdict() for sample in self.moved],
             "notes": list(self.notes),
             "seconds": round(self.seconds, 3),
         }
 
 
 class Check(NamedTuple):
-    """One thing that `doctor` has looked at.
+    """A check of `doctor`.
 
     Attributes:
-        name: What: `server`, `list`, `delete` ...
-        state: Whether it is as it must be; `unknown`: that could not be seen, for the reason that `found` gives.
-        found: What is there.
-        cure: What to do where it is wrong.
+        name: The subject: `server`, `list`, `delete` ...
+        state: The outcome; `unknown` if the check was not possible, for the reason in `found`.
+        found: What was found.
+        cure: How to fix the problem.
     """
 
     name: str
@@ -479,12 +481,12 @@ class Check(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class DoctorResult:
-    """What `doctor` has found out about a place.
+    """The result of `doctor`.
 
     Attributes:
-        place: Its path or address.
-        checks: What was looked at, in the order in which things depend on each other.
-        seconds: How long it took.
+        place: The path or URL that was tested.
+        checks: The checks; later ones depend on earlier ones.
+        seconds: Duration of the run.
     """
 
     place: str
@@ -493,10 +495,10 @@ class DoctorResult:
 
     @property
     def well(self) -> bool:
-        """Whether nothing is wrong."""
-        return all(one.state != "wrong" for one in self.checks)
+        """Whether all checks passed."""
+        return all(check.state != "wrong" for check in self.checks)
 
     def to_json(self) -> dict[str, object]:
-        """Return the result as data, the way `--json` prints it."""
-        checks = [one._asdict() for one in self.checks]
+        """Return the result as `--json` prints it."""
+        checks = [check._asdict() for check in self.checks]
         return {"place": self.place, "well": self.well, "checks": checks, "seconds": round(self.seconds, 3)}

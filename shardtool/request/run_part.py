@@ -1,4 +1,4 @@
-"""Part K of N parallel runs that write one dataset, each its own shards; also from Slurm and Kubernetes."""
+"""Part K of N parallel runs that write one dataset; also determined from Slurm and Kubernetes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _SLURM_PREFIX = "SLURM_ARRAY_TASK_"
 _POD_INDEX, _JOB_COMPLETIONS = "JOB_COMPLETION_INDEX", "JOB_COMPLETIONS"
 
 
-_EXPECTED_PART = f"one such as 3/64, counted from 1, {SLURM} or {KUBERNETES}"
+_EXPECTED_PART = f"K/N such as 3/64, with K from 1 to N, or {SLURM} or {KUBERNETES}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +36,8 @@ class RunPart:
     """A part of a run.
 
     Attributes:
-        number: Its number, counted from 1.
-        parts: How many there are.
+        number: Number of this part, from 1.
+        parts: Number of parts.
     """
 
     number: int
@@ -48,27 +48,27 @@ class RunPart:
 
     @property
     def tag(self) -> str:
-        """What the names of its own files have: `part03of64`."""
+        """The tag in the names of this part's own files: `part03of64`."""
         return f"part{self.number:0{len(str(self.parts))}d}of{self.parts}"
 
     def shards(self, planned: int) -> range:
-        """Return the numbers of its shards: a run of them, so that it reads its own section of the source.
+        """Return the shard numbers of this part. They are consecutive, and read one section of the source.
 
         Args:
-            planned: How many shards all parts make.
+            planned: Number of shards of all parts.
         """
         return range(planned * (self.number - 1) // self.parts, planned * self.number // self.parts)
 
 
 def parse_part(text: str, environment: Mapping[str, str] | None = None) -> RunPart:
-    """Return the part that a text such as `3/64` means.
+    """Parse a part such as `3/64`.
 
     Args:
-        text: What was given; `slurm`: the array's task, `kubernetes`: the Indexed Job's pod, that this process is.
-        environment: Where these say which one it is; None: this process's own.
+        text: `K/N`; `slurm` for the current task of a job array; `kubernetes` for the current pod of an Indexed Job.
+        environment: Environment variables; None: those of this process.
 
     Raises:
-        InvalidRequest: There is no such part.
+        InvalidRequest: The part is invalid, or the environment does not contain it.
     """
     if text in _SCHEDULERS:
         return _SCHEDULERS[text](os.environ if environment is None else environment)
@@ -80,26 +80,26 @@ def parse_part(text: str, environment: Mapping[str, str] | None = None) -> RunPa
 
 
 def _slurm_part(environment: Mapping[str, str]) -> RunPart:
-    """Return the part of a task of a Slurm array, whose numbers are those of all parts."""
+    """Return the part of a task of a Slurm job array that contains all parts."""
     given = {name: environment.get(_SLURM_PREFIX + name, "") for name in ("ID", "COUNT", "MIN", "MAX", "STEP")}
     given = {name: value for name, value in given.items() if value}
-    said = {"MIN": "1", "STEP": "1", **given}
-    numbers = {name: int(value) for name, value in said.items() if re.fullmatch(r"[0-9]{1,9}", value, re.ASCII)}
+    settings = {"MIN": "1", "STEP": "1", **given}
+    numbers = {name: int(value) for name, value in settings.items() if re.fullmatch(r"[0-9]{1,9}", value, re.ASCII)}
     shown = ", ".join(f"{_SLURM_PREFIX}{name}={value!r:.40}" for name, value in given.items())
-    if {"ID", "COUNT", *said} - numbers.keys() or not numbers["STEP"]:
-        expected = f"the environment of an array's task, with {_SLURM_PREFIX}ID and {_SLURM_PREFIX}COUNT"
+    if {"ID", "COUNT", *settings} - numbers.keys() or not numbers["STEP"]:
+        expected = f"the environment of a job array task, with {_SLURM_PREFIX}ID and {_SLURM_PREFIX}COUNT"
         raise _part_error(SLURM, shown or "no task", expected)
     first, step, parts = numbers["MIN"], numbers["STEP"], numbers["COUNT"]
-    place, left = divmod(numbers["ID"] - first, step)
+    index, remainder = divmod(numbers["ID"] - first, step)
     last = numbers.get("MAX", first + (parts - 1) * step)
-    if left or not 0 <= place < parts or (last - first) // step + 1 != parts:
-        found = f"tasks that are not numbered through: {shown}"
-        raise _part_error(SLURM, found, "an array of all parts, such as 1-64")
-    return parse_part(f"{place + 1}/{parts}")
+    if remainder or not 0 <= index < parts or (last - first) // step + 1 != parts:
+        found = f"task numbers with gaps: {shown}"
+        raise _part_error(SLURM, found, "an array with all parts, such as 1-64")
+    return parse_part(f"{index + 1}/{parts}")
 
 
 def _kubernetes_part(environment: Mapping[str, str]) -> RunPart:
-    """Return the part of a pod of an Indexed Job: it is told its index, and the job's `env` must say the completions.
+    """Return the part of a pod of an Indexed Job, whose `env` must set JOB_COMPLETIONS.
 
     Source: https://kubernetes.io/docs/concepts/workloads/controllers/job/#completion-mode
     """
@@ -107,13 +107,13 @@ def _kubernetes_part(environment: Mapping[str, str]) -> RunPart:
     numbers = [int(value) for value in given.values() if re.fullmatch(r"[0-9]{1,7}", value, re.ASCII)]
     if len(numbers) < len(given) or not numbers[0] < numbers[1] <= MAX_PARTS:
         shown = ", ".join(f"{name}={value!r:.40}" for name, value in given.items() if value)
-        expected = f"the environment of an Indexed Job's pod, with {_JOB_COMPLETIONS} set to the job's completions"
+        expected = f"the environment of an Indexed Job's pod, with {_JOB_COMPLETIONS} set to `completions`"
         raise _part_error(KUBERNETES, shown or "no pod", expected)
     return RunPart(numbers[0] + 1, numbers[1])
 
 
 def _part_error(scheduler: str, found: str, expected: str) -> InvalidRequest:
-    remedy = f"Give {option_text('part', 'NUMBER/PARTS')}, such as {option_text('part', '3/64')}."
+    remedy = f"Use {option_text('part', 'K/N')}, such as {option_text('part', '3/64')}."
     return InvalidRequest(option_text("part", scheduler), found, expected=expected, remedy=remedy)
 
 

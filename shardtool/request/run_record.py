@@ -1,6 +1,6 @@
-"""What a dataset file records of a run: the command, the name of the source, the options and later appends.
+"""Run records in dataset files: verb, source, options and later appends.
 
-Also formats a recorded run as a command line, and describes how two runs differ.
+This module also formats a record as a command line, and describes how two runs differ.
 """
 
 from __future__ import annotations
@@ -32,89 +32,88 @@ _SHARD_OPTIONS = (
 
 @dataclass(frozen=True, slots=True)
 class RunRecord:
-    """A run of a verb as a dataset file records it, or an append: plain data, never executed or opened.
+    """A recorded run or append. Records are data: nothing in them is executed or opened.
 
     Attributes:
-        document: The JSON object, checked by `parse_dataset`. It goes into a dataset file as it is, with names that
-            this program does not know.
+        document: The JSON object, checked by `parse_dataset`. Unknown names are kept when it is written again.
     """
 
     document: Mapping[str, object]
 
     @property
     def verb(self) -> str:
-        """`create`, `reshard` or `index`; empty: not recorded."""
+        """`create`, `reshard` or `index`; empty if not recorded."""
         return self._text("verb")
 
     @property
     def source(self) -> str:
-        """The name of the source, or the names of several after commas; empty: not recorded."""
+        """Name of the source, or names of several separated by commas; empty if not recorded."""
         return self._text("source")
 
     @property
     def split(self) -> str:
-        """The split that the run made; empty: it made no splits."""
+        """The split of this dataset; empty without splits."""
         return self._text("split")
 
     @property
     def splits(self) -> tuple[str, ...]:
-        """All splits of the run; empty: it made no splits, or an older shardtool did not record them."""
+        """All splits of the run; empty without splits, or if an older version did not record them."""
         found = self.document.get("splits")
         return tuple(map(str, found)) if isinstance(found, list) else ()
 
     @property
     def tool(self) -> str:
-        """The program and its version; empty: not recorded."""
+        """Program and version; empty if not recorded."""
         return self._text("tool")
 
     @property
     def options(self) -> dict[str, object]:
-        """The options that were given."""
+        """The recorded options."""
         found = self.document.get("options")
         return found if isinstance(found, dict) else {}
 
     @property
     def choosing(self) -> dict[str, object]:
-        """The options that choose samples and make their fields: not those of shards, and of keys that are there."""
+        """Options that select samples and create fields, without options about shards and existing keys."""
         others = {*_SHARD_OPTIONS, "on_duplicate", *(() if "split" in self.options else ("seed",))}
         return {name: value for name, value in self.options.items() if name not in others}
 
     @property
     def removed(self) -> int:
-        """How many samples `remove` has taken out since."""
+        """Number of samples that `remove` has deleted."""
         found = self.document.get("removed")
         return found if type(found) is int else 0
 
     @property
     def dots(self) -> Dots:
-        """The dot at which keys end in the names of a tar's members."""
+        """The dot at which keys end in member names of a tar."""
         return "last" if self.options.get("dots") == "last" else "first"
 
     @property
     def appended(self) -> tuple[RunRecord, ...]:
-        """The runs that appended samples since."""
+        """Later runs that appended samples."""
         runs = self.document.get("appended")
         return tuple(map(RunRecord, runs)) if isinstance(runs, list) else ()
 
     def as_append_to(self, first: RunRecord) -> RunRecord:
-        """Return the record of this run among `appended` of the first: alike for all splits of one run."""
+        """Return the record of this run for `appended` of the first run; it is the same for all splits."""
         skipped = {"splits", "split"} if self.split == first.split else {"splits"}
         return RunRecord({name: value for name, value in self.document.items() if name not in skipped})
 
     def with_append(self, run: RunRecord) -> RunRecord:
-        """Return this record with one more append, whose run may have added splits."""
+        """Return this record with one more append, which may have added splits."""
         runs = [one.document for one in (*self.appended, run.as_append_to(self))]
         splits = {"splits": sorted({*self.splits, *run.splits})} if self.splits else {}
         return RunRecord({**self.document, **splits, "appended": runs})
 
     def is_update_of(self, first: RunRecord) -> bool:
-        """Tell whether this append packed what was new in the source of the first run, chosen and named alike."""
+        """Tell whether this append packed new samples of the first run's source, selected in the same way."""
         only_new = self.options.get("on_duplicate") == "first"
         alike = (self.source, self.choosing) == (first.source, first.choosing)
         return only_new and alike and self.verb == first.verb and self.verb in ("create", "reshard")
 
     def is_sibling_split_of(self, other: RunRecord) -> bool:
-        """Tell whether the same run made both, for two splits; what became of one of them since is no matter."""
+        """Tell whether one run created both datasets as two splits; later changes are ignored."""
         later = {"split": "", "splits": [], "appended": [], "removed": 0}
         mine, theirs = ({**one.document, **later} for one in (self, other))
         return mine == theirs and self.split != other.split and bool(self.split and other.split)
@@ -128,31 +127,29 @@ _UNSAFE_IN_QUOTES = re.compile(r'["\\$`]|!(?![= ])')
 
 
 def format_command_line(run: RunRecord) -> str:
-    """Return what was asked for, without the output."""
+    """Return a run as a command line without OUTPUT."""
     is_reshard = run.verb == "reshard"
     words = [run.verb or "?", *(run.source.split(", ") if is_reshard else filter(None, [run.source]))]
     options = {**run.options}
     if options.pop("descending", False):
         options["sort_by"] = f"-{options.get('sort_by', '')}"
     for name, value in options.items():
-        if not (is_reshard and name == "dots"):  # found in the source, not asked for
+        if not (is_reshard and name == "dots"):  # determined from the source
             words += cli_words(name, value)
     return " ".join(map(_shell_quote, words))
 
 
 def _shell_quote(word: str) -> str:
-    """Return a word as a shell takes it."""
+    """Return a word quoted for a shell."""
     return f'"{word}"' if "'" in word and not _UNSAFE_IN_QUOTES.search(word) else shlex.quote(word)
 
 
 def describe_differences(then: Mapping[str, object], now: Mapping[str, object]) -> list[str]:
-    """Return the options in which two runs differ, with what each was given."""
+    """Return the options in which two runs differ, with both values."""
     names = [name for name in {**then, **now} if then.get(name) != now.get(name)]
-    called = {name: name if name == "format" else option_text(name) for name in names}  # the shards say it
-    return [
-        f"{called[name]} differs: {_describe_value(name, then.get(name))} before, now {_describe_value(name, now.get(name))}"
-        for name in names
-    ]
+    labels = {name: name if name == "format" else option_text(name) for name in names}  # `format` is not an option
+    values = {name: (_describe_value(name, then.get(name)), _describe_value(name, now.get(name))) for name in names}
+    return [f"{labels[name]} differs: {before} before, now {after}" for name, (before, after) in values.items()]
 
 
 def _describe_value(name: str, value: object) -> str:

@@ -1,4 +1,4 @@
-"""Options by which `create` and `reshard` choose samples, fields and metadata, and transform images."""
+"""Options of `create` and `reshard` that select samples, fields and metadata, and transform images."""
 
 from __future__ import annotations
 
@@ -28,148 +28,148 @@ if TYPE_CHECKING:
     from shardtool.transform.transform import Transform
 
 
-_REQUIRES_IMAGE_CHANGE = {"resize|encode|probe|exif": "nothing to do to images"}
+_REQUIRES_IMAGE_CHANGE = {"resize|encode|probe|exif": "no image option to apply it to"}
 
 
 def _expand_sort_by(_kind: type, value: str) -> dict[str, object]:
-    """Return the column of `-COLUMN`, and that its largest value comes first."""
+    """Return the column and the direction of `-COLUMN`."""
     return {"sort_by": value[1:], "descending": True} if str(value).startswith("-") else {"sort_by": value}
 
 
 def _expand_fields(_kind: type, value: object) -> dict[str, object]:
-    """Return which fields stay, which do not, and what they are called then."""
+    """Return the fields to keep, to exclude and to rename."""
     if isinstance(value, Mapping):
-        return {"rename_fields": tuple(format_pair("fields", *both) for both in value.items())}
-    texts = ["=".join(map(str.strip, one.split("=", 1))) for one in split_commas("fields", value)]
-    renamed = [one for one in texts if "=" in one]
-    kept = [one for one in texts if "=" not in one and not one.startswith("-")]
-    kept += [one.partition("=")[0] for one in renamed if kept]
-    dropped = [one[1:] for one in texts if one.startswith("-") and one not in renamed]
-    found = {"select_fields": kept, "drop_fields": dropped, "rename_fields": renamed}
-    return {name: tuple(dict.fromkeys(some)) for name, some in found.items() if some}
+        return {"rename_fields": tuple(format_pair("fields", *pair) for pair in value.items())}
+    texts = ["=".join(map(str.strip, text.split("=", 1))) for text in split_commas("fields", value)]
+    renamed = [text for text in texts if "=" in text]
+    kept = [text for text in texts if "=" not in text and not text.startswith("-")]
+    kept += [text.partition("=")[0] for text in renamed if kept]
+    dropped = [text[1:] for text in texts if text.startswith("-") and text not in renamed]
+    options = {"select_fields": kept, "drop_fields": dropped, "rename_fields": renamed}
+    return {name: tuple(dict.fromkeys(fields)) for name, fields in options.items() if fields}
 
 
 @options_class
 class SelectingOptions(OutputOptions):
-    """The options by which `create` and `reshard` choose fields, and make metadata and fields of each other.
+    """Options of `create` and `reshard` that select samples and fields and convert between metadata and fields.
 
-    Of a folder and of datasets, they act in this order: `columns_from`, then `select_fields`, `drop_fields` and
-    `rename_fields`, then `join`, `where`, `values`, `sample`, `sort_by` and `head`. A manifest has its own
-    columns and its own order, and takes of these only `where`, `values`, what numbers classes, `sample`, `head` and
-    `drop_duplicates`, which comes last.
+    For folders and datasets, they are applied in this order: `columns_from`, then `select_fields`, `drop_fields` and
+    `rename_fields`, then `join`, `where`, `values`, `sample`, `sort_by` and `head`. For a manifest, only `where`,
+    `values`, `classes`, `classes_from`, `sample`, `head` and, last, `drop_duplicates` apply.
     """
 
     columns_from: Texts = option(
-        (), "Field whose values become the samples' metadata: those at the top of JSON, or a plain number or text.",
+        (), "Field whose values become metadata: top-level JSON values, a number, or a text.",
         section="fields", metavar="FIELD", of="folder",
     )  # fmt: skip
     fields: str | Texts | Mapping[str, str] = option(
-        (), "Fields to keep (jpg,cls), leave out (-json), or rename (JPEG=jpg). Beside fields to keep, those with new "
-        "names are kept, too.", metavar="FIELDS", comma_separated=True, of="folder", recorded=False, common=True,
+        (), "Fields to keep (jpg,cls), exclude (-json), or rename (JPEG=jpg). If you list fields to keep, renamed "
+        "fields are kept too.", metavar="FIELDS", comma_separated=True, of="folder", recorded=False, common=True,
         expand=_expand_fields,
     )  # fmt: skip
     select_fields: Texts = option((), "Fields to keep.", metavar="FIELDS", word=True, of="folder", family="fields {}")
-    drop_fields: Texts = option(
-        (), "Fields to leave out.", metavar="FIELDS", word=True, of="folder", family="fields -{}"
-    )
+    drop_fields: Texts = option((), "Fields to exclude.", metavar="FIELDS", word=True, of="folder", family="fields -{}")
     rename_fields: Pairs = option(
-        (), "New name of a field: JPEG=jpg,jpeg=jpg.", typed="rename-field", form="pairs", metavar="OLD=NEW",
+        (), "New name for a field: JPEG=jpg,jpeg=jpg.", typed="rename-field", form="pairs", metavar="OLD=NEW",
         example="jpeg=jpg", comma_separated=True, of="folder", family="fields {}",
     )  # fmt: skip
     join: object = option(
-        None, "Table whose columns become the samples' metadata: CSV, Parquet, COCO's JSON ...", form="path",
+        None, "Table whose columns become metadata: CSV, Parquet, COCO JSON and others.", form="path",
         metavar="TABLE", of="folder", recorded=False,
     )  # fmt: skip
     on: str | None = option(
-        None, "Column of `join` that holds keys, or paths of files.", metavar="COLUMN", example="key",
-        shown="key, of COCO's JSON file_name", of="folder", requires={"join": "no table"},
+        None, "Column of the `join` table with keys or file paths.", metavar="COLUMN", example="key",
+        shown="key; file_name for COCO JSON", of="folder", requires={"join": "no table"},
     )  # fmt: skip
     delimiter: str | None = option(
-        None, "Character between the values of a table that is text, of `join` or a manifest: ';', '|' or tab. With "
-        "'|', quotation marks are text.", form="delimiter", metavar="CHAR", example="|",
-        shown="a comma, of a .tsv a tab",
+        None, "Separator in a text table or manifest: ';', '|' or tab. With '|', quotation marks are plain text.",
+        form="delimiter", metavar="CHAR", example="|",
+        shown="comma; tab for .tsv",
     )  # fmt: skip
-    no_header: bool = option(False, "Take the first row of such a table for values: its columns are called 1, 2, ...")
+    no_header: bool = option(False, "Treat the first row of a text table as values; name its columns 1, 2, ...")
     values: Pairs = option(
-        (), "Field that is made of a column of metadata.", typed="field", form="pairs",
+        (), "Create a field from a metadata column.", typed="field", form="pairs",
         metavar="FIELD=COLUMN", common=True,
     )  # fmt: skip
     field: Pairs | None = alias("values")
-    classes: Texts = option((), "Field of `values` whose labels are numbered.", metavar="FIELD")
+    classes: Texts = option((), "Field from `values` whose labels become class numbers.", metavar="FIELD")
     classes_from: object = option(
-        None, "Names of classes in the order of their numbers: a dataset file, a JSON list, or text with a name a "
-        "line.", form="path", metavar="FILE", recorded=False,
+        None, "Class names in order: a dataset file, a JSON list, or text with a name per line.", form="path",
+        metavar="FILE", recorded=False,
         requires={"label_from_folder|classes|values": "no labels to number"},
     )  # fmt: skip
     sort_by: str | None = option(
-        None, "Column that orders the samples; from the largest value on: -COLUMN. Those without a value come last.",
+        None, "Column to sort samples by; -COLUMN sorts in descending order. Samples without a value come last.",
         section="shards", metavar="COLUMN", of="folder",
-        conflicts=("shuffle", "place, by which samples stand in the order of their keys"),
+        conflicts=("shuffle", "place, which sorts samples by key"),
         expand=_expand_sort_by,
     )  # fmt: skip
     descending: bool = option(
-        False, "Order samples from the largest value of `sort_by` to the smallest.", of="folder",
+        False, "Sort in descending order of `sort_by`.", of="folder",
         family="sort-by -COLUMN", requires={"sort_by": "no column to sort by"},
     )  # fmt: skip
     sample: str | float | None = option(
-        None, "Share of the samples, by the hash of the key: 0.01 or 1%.", section="choosing",
+        None, "Share of the samples to use, chosen by a hash of the key: 0.01 or 1%.", section="choosing",
         form="sample", metavar="SHARE",
     )  # fmt: skip
-    head: int | None = option(None, "Number of the first samples that are taken.", range=COUNT_RANGE, common=True)
+    head: int | None = option(None, "Use only the first N samples.", range=COUNT_RANGE, common=True)
     drop_duplicates: bool = option(
-        False, "Leave out samples that hold the same as one whose key comes first. The same images, audio, video and "
-        "arrays; where there are none, the same texts.", section="choosing", conflicts=(
-            "if_exists=append, which reads nothing of the samples that are there",
-            "part, which reads only its own samples", "urls, whose files are not there yet",
-            "stat, by which no file is looked at",
+        False, "Skip samples with the same content as a sample with an earlier key. Images, audio, video and arrays "
+        "are compared; if a sample has none, its texts are compared.", section="choosing", conflicts=(
+            "if_exists=append, which does not read existing samples",
+            "part, which reads only its own samples", "urls, whose files are not downloaded yet",
+            "stat, which reads no files",
         ),
     )  # fmt: skip
     resize: str | int | tuple[int, int] | None = option(
-        None, "Size of images in pixels; see `resize_mode`.", section="images", form="pixels",
+        None, "Resize images to this many pixels; see `resize_mode`.", section="images", form="pixels",
         metavar="N|WxH", common=True,
     )  # fmt: skip
     resize_mode: ResizeMode = option(
-        "shorter", "What that is the size of: the shorter side, the longer one, both, or a frame that images fill and "
-        "are cropped to, or fit into and are padded to.",
+        "shorter",
+        "Resize the shorter side, the longer side, or both (exact, crop or pad). crop fills the size and cuts "
+        "off the rest; pad fits the image inside and adds borders.",
     )  # fmt: skip
-    only_larger: bool = option(False, "Enlarge no image.", requires={"resize": "nothing is resized"})
-    encode: ImageFormat | None = option(None, "Format that images are written in.")
+    only_larger: bool = option(False, "Never enlarge images.", requires={"resize": "nothing is resized"})
+    encode: ImageFormat | None = option(None, "Convert images to this format.")
     quality: int | None = option(
-        None, "Quality of jpg and webp.", range=(1, 100), shown="90", requires={"resize|encode": "no image is written"},
-        conflicts=("encode=png, which is lossless and takes none",),
+        None, "Quality for jpg and webp.", range=(1, 100), shown="90",
+        requires={"resize|encode": "no image is written"},
+        conflicts=("encode=png, which is lossless",),
     )  # fmt: skip
     images: Texts = option(
         (),
-        "Field that holds images.",
+        "Treat this field as an image.",
         typed="image",
         metavar="FIELD",
-        shown="by its ending",
+        shown="by its extension",
         requires=_REQUIRES_IMAGE_CHANGE,
     )
     image: Texts | None = alias("images")
     masks: Texts = option(
-        (), "Field that holds images of labels, which are never blended.", typed="mask", metavar="FIELD",
+        (), "Treat this field as a segmentation mask: resize with nearest neighbour.", typed="mask", metavar="FIELD",
         requires=_REQUIRES_IMAGE_CHANGE,
     )  # fmt: skip
     mask: Texts | None = alias("masks")
-    probe: bool = option(False, "Put width, height and mode of images into the sidecars.")
-    exif: bool = option(False, "Put the EXIF of images into the sidecars, as JSON.")
+    probe: bool = option(False, "Store the width, height and mode of images in the sidecars.")
+    exif: bool = option(False, "Store the EXIF data of images in the sidecars, as JSON.")
     hash: HashName | tuple[HashName, ...] | list[HashName] = option(
-        (), "Checksum of each sample's file, as it comes, for the sidecars: " + ", ".join(get_args(HashName)) + ".",
+        (), "Store checksums of each original file in the sidecars: " + ", ".join(get_args(HashName)) + ".",
         metavar="NAMES", comma_separated=True,
     )  # fmt: skip
     map: Function | None = option(
-        None, "Function that is called with each sample, a dict, and returns one, some or None.", form="function",
-        metavar="MODULE:FUNCTION", conflicts=("if_exists=update, which compares keys, and a function makes its own",),
+        None, "Call this function with each sample, a dict. It returns one sample, several samples, or None.",
+        form="function",
+        metavar="MODULE:FUNCTION", conflicts=("if_exists=update, which compares keys, but a function creates its own",),
     )  # fmt: skip
 
     @property
     def text_form(self) -> DelimitedFormat:
-        """How a table that is text is written, as far as its name does not say."""
+        """Format of text tables, as given by options."""
         return DelimitedFormat(self.delimiter or "", not self.no_header)
 
     def check_joined_form(self) -> None:
-        """Refuse to be told how a table is written, of a source that is none, where none is joined.
+        """Refuse `delimiter` and `no_header` without a table.
 
         Raises:
             InvalidRequest: There is no table.
@@ -181,7 +181,7 @@ class SelectingOptions(OutputOptions):
 
     @property
     def found(self) -> dict[str, str]:
-        """The columns of metadata that are found as samples are read, and their Arrow types."""
+        """Names and Arrow types of metadata columns from `probe`, `exif` and `hash`."""
         from shardtool.transform.transform import EXIF_COLUMN, ORIGINAL_COLUMNS, PROBED_COLUMNS
 
         before = ORIGINAL_COLUMNS if any(name in (self.where or "") for name in ORIGINAL_COLUMNS) else {}
@@ -189,7 +189,7 @@ class SelectingOptions(OutputOptions):
         return {**probed, **({EXIF_COLUMN: "string"} if self.exif else {}), **dict.fromkeys(self.hash, "string")}
 
     def make_transform(self) -> Transform | None:
-        """Return what is done to samples; None: nothing."""
+        """Return the transform of samples; None if there is nothing to do."""
         fetch = self.make_fetch_options()
         if fetch is None and not any(getattr(self, name) for name in TRANSFORM_OPTIONS):
             return None
@@ -205,5 +205,5 @@ class SelectingOptions(OutputOptions):
         return Transform(images, function, fetch, found)
 
     def make_fetch_options(self) -> FetchOptions | None:
-        """Return how the files of URLs are fetched; None: there are none."""
+        """Return the download options; None without URLs."""
         return None

@@ -62,34 +62,34 @@ if TYPE_CHECKING:
 
 
 def resolve_options(given: object, kind: type[OptionsT]) -> OptionsT:
-    """Return the options that a verb was given, or those by default.
+    """Return the options object of a call, or the defaults.
 
     Raises:
-        InvalidRequest: They are something else, such as a dict.
+        InvalidRequest: The value is of another type, such as a dict.
     """
     if given is None:
         return kind()
     if not isinstance(given, kind):
-        remedy = "Of a dict, **options gives the names." if isinstance(given, Mapping) else ""
-        expected = f"{kind.__name__}(...), or options by their names"
+        remedy = "Pass a dict as **options." if isinstance(given, Mapping) else ""
+        expected = f"{kind.__name__}(...), or keyword arguments"
         raise InvalidRequest("options", type(given).__name__, expected=expected, remedy=remedy)
     return given
 
 
 def check_option_names(where: str, names: Iterable[str], kind: type) -> None:
-    """Refuse names that no option of a class has.
+    """Refuse unknown names of options.
 
     Raises:
-        InvalidRequest: There are such.
+        InvalidRequest: The class has no such option.
     """
-    known = [one.name for one in fields(kind)]
+    known = [option.name for option in fields(kind)]
     for name in names:
         if name not in known:
-            near = " or ".join(get_close_matches(name, known))
-            remedy = f"help(shardtool.{kind.__name__}) lists them."
+            similar = " or ".join(get_close_matches(name, known))
+            remedy = f"help(shardtool.{kind.__name__}) lists all options."
             if name == "dry_run":
-                remedy = f"shardtool.{'' if where == 'create' else f'{where}_'}dry_run is a function of its own."
-            raise InvalidRequest(where, f"no option {name!r}", expected=near, remedy="" if near else remedy)
+                remedy = f"Call shardtool.{'' if where == 'create' else f'{where}_'}dry_run instead."
+            raise InvalidRequest(where, f"no option {name!r}", expected=similar, remedy="" if similar else remedy)
 
 
 _FirstT = TypeVar("_FirstT")
@@ -104,19 +104,17 @@ _ResultT = TypeVar("_ResultT")
 _OptionsT = TypeVar("_OptionsT", bound=BaseOptions)
 
 
-_cached_signature = cache(signature)  # that of a hundred options costs a millisecond
+_cached_signature = cache(signature)  # takes 1 ms for a hundred options
 
 
 class accepts_options(Generic[_OptionsT, _OptionParams]):  # noqa: N801 - a decorator
-    """Have a verb take its options by their names, too: `create("imgs", "out-{000000..}.tar", shuffle=True)`.
+    """Let a verb accept options as keyword arguments: `create("imgs", "out-{000000..}.tar", shuffle=True)`.
 
-    The verb itself gets them as one object, those by default where none are given, and always an observer.
-
-    The names, their types and what each does are those of the class of options: type checkers, `help` and completion
-    find them.
+    The decorated function always receives an options object and an observer. Type checkers, `help` and completion see
+    the names, types and texts of the options class.
 
     Args:
-        kind: The class of the verb's options.
+        kind: The options class of the verb.
     """
 
     def __init__(self, kind: Callable[_OptionParams, _OptionsT]) -> None:
@@ -131,28 +129,30 @@ class accepts_options(Generic[_OptionsT, _OptionParams]):  # noqa: N801 - a deco
         self, verb: Callable[[_FirstT, _OptionsT, Observer], _ResultT]
     ) -> VerbOfOne[_FirstT, _OptionsT, _ResultT, _OptionParams]: ...
     def __call__(self, verb: Any) -> Any:
-        """Return the verb that takes them."""
+        """Return the verb with keyword arguments."""
         kind, own = self._kind, signature(verb).parameters
-        at = [*own].index("options")
+        index = [*own].index("options")
 
         @wraps(verb)
         def called(*given: object, observer: Observer | None = None, **named: Any) -> object:
             names = {name: named.pop(name) for name in [*named] if name not in own}
-            options = given[at] if len(given) > at else named.pop("options", None)
+            options = given[index] if len(given) > index else named.pop("options", None)
             if names:
                 check_option_names(verb.__name__, names, kind)
                 if options is not None:
                     found = f"used with {next(iter(names))}"
-                    raise InvalidRequest("options", found, expected=f"either names, or {kind.__name__}(...)")
+                    raise InvalidRequest(
+                        "options", found, expected=f"keyword arguments or {kind.__name__}(...), not both"
+                    )
                 options = kind(**names)
-            asked: BaseOptions = resolve_options(options, kind)
-            watches = observer or asked.observer or Observer()
+            resolved: BaseOptions = resolve_options(options, kind)
+            run_observer = observer or resolved.observer or Observer()
             with explaining_missing_cwd():
-                return verb(*given[:at], *given[at + 1 :], options=asked, observer=watches, **named)
+                return verb(*given[:index], *given[index + 1 :], options=resolved, observer=run_observer, **named)
 
-        taken = {one.name: one for one in [*own.values(), *_cached_signature(kind).parameters.values()]}
-        taken["options"] = taken["options"].replace(default=None, annotation=f"{kind.__name__} | None")
-        called.__signature__ = Signature(sorted(taken.values(), key=lambda one: one.kind))  # type: ignore[attr-defined]
+        parameters = {item.name: item for item in [*own.values(), *_cached_signature(kind).parameters.values()]}
+        parameters["options"] = parameters["options"].replace(default=None, annotation=f"{kind.__name__} | None")
+        called.__signature__ = Signature(sorted(parameters.values(), key=lambda item: item.kind))  # type: ignore[attr-defined]
         if verb.__doc__:  # python -OO has none
             called.__doc__ = "\n".join([cleandoc(verb.__doc__), "", "Options:", *doc_lines(kind)])
         return called

@@ -1,1 +1,1 @@
-"""Which samples and fields were asked for: pure."""
+"""Select samples and fields, and compute keys, splits and order. Pure, except that `--join` reads its table here."""

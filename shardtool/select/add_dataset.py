@@ -20,33 +20,25 @@ if TYPE_CHECKING:
 
 
 def match_samples(entries: SampleTable, other: SampleTable, where: str) -> NDArray[np.int64]:
-    """Return int64[samples]: the place among others of the one with the same key; -1 where there is none.
-
-    Args:
-        entries: The samples.
-        other: The others, each with a key of its own.
-        where: What the others are called.
+    """Return int64[samples]: the index in `other` of the sample with the same key; -1 if there is none.
 
     Raises:
-        InvalidRequest: Both have a field of one name.
+        InvalidRequest: Both have a field of the same name.
     """
-    both = sorted({*entries.used_fields()} & {*other.used_fields()}, key=to_bytes)
-    if both:
-        found = f"{format_list([repr(name) for name in both])} in {where}, too"
-        renamed = option_text("rename_fields", {both[0]: "NEW"})
-        remedy = f"{option_text('drop_fields', tuple(both))} leaves those of the samples out, {renamed} gives one another name."
+    shared = sorted({*entries.used_fields()} & {*other.used_fields()}, key=to_bytes)
+    if shared:
+        found = f"fields that exist in both: {format_list([repr(name) for name in shared])} (also in {where})"
+        drop, rename = option_text("drop_fields", tuple(shared)), option_text("rename_fields", {shared[0]: "NEW"})
+        remedy = f"Drop them from the samples with {drop}, or rename one with {rename}."
         raise InvalidRequest(option_text("add"), found, expected="fields that the samples lack", remedy=remedy)
     return find_positions(entries.keys, other.keys)
 
 
 def merge_fields(entries: SampleTable, other: SampleTable) -> SampleTable:
-    """Return samples with the fields of others, one for each in the same order, and with columns that they lack.
-
-    All of them lie in shards.
-    """
+    """Return samples in shards with the fields, and the metadata columns they lack, of one sample of `other` each."""
     names = sorted({*entries.used_fields(), *other.used_fields()}, key=to_bytes)
     check_field_count(option_text("add"), names)
-    codes, columns = [field_codes(one, names) for one in (entries, other)], entries.metadata
+    codes, columns = [field_codes(table, names) for table in (entries, other)], entries.metadata
     order, first = order_rows([entries.first, other.first], codes)
     if other.metadata is not None:
         for name in other.metadata.column_names:
@@ -65,15 +57,17 @@ def merge_fields(entries: SampleTable, other: SampleTable) -> SampleTable:
 
 
 def _merge_spans(entries: SampleTable, other: SampleTable) -> FieldSpans:
-    """Return where the payloads of both lie: the files of the others come after those of the samples."""
-    ours, theirs = entries.known_spans, other.known_spans
-    files = [one.file_numbers(np.arange(len(one.rows.code))) for one in (entries, other)]
-    wholes = [np.zeros(len(one.offset), np.bool_) if one.whole is None else one.whole for one in (ours, theirs)]
+    """Return the payload locations of both; the files of `other` follow those of `entries`."""
+    spans, other_spans = entries.known_spans, other.known_spans
+    file_numbers = [one.file_numbers(np.arange(len(one.rows.code))) for one in (entries, other)]
+    whole_flags = [
+        np.zeros(len(one.offset), np.bool_) if one.whole is None else one.whole for one in (spans, other_spans)
+    ]
     return replace(
-        ours,
-        files=(*ours.files, *theirs.files),
-        offset=np.concatenate((ours.offset, theirs.offset)),
-        expected=concat_columns((ours.expected, theirs.expected)),
-        whole=None if ours.whole is None and theirs.whole is None else np.concatenate(wholes),
-        of_row=np.concatenate((files[0], files[1] + np.uint32(len(ours.files)))),
+        spans,
+        files=(*spans.files, *other_spans.files),
+        offset=np.concatenate((spans.offset, other_spans.offset)),
+        expected=concat_columns((spans.expected, other_spans.expected)),
+        whole=None if spans.whole is None and other_spans.whole is None else np.concatenate(whole_flags),
+        of_row=np.concatenate((file_numbers[0], file_numbers[1] + np.uint32(len(spans.files)))),
     )

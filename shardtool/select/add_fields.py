@@ -1,6 +1,6 @@
-"""Add fields whose values are known, replacing fields of the same names.
+"""Add fields with known values, replacing fields of the same names.
 
-The rows of a sample stay ordered by the bytes of their field names.
+The rows of a sample stay in the byte order of their field names.
 """
 
 from __future__ import annotations
@@ -32,15 +32,14 @@ _Number = TypeVar("_Number", bound=np.generic)
 
 
 class NewField(NamedTuple):
-    """A field of samples whose values are known.
+    """A field with a known value per sample.
 
     Attributes:
-        name: What it is called.
-        texts: Its values, one per sample.
-        given: bool[samples]: which samples get it; all others keep what they have.
-        kind: What the values are; None: bytes.
-        labels: The names of the numbers; None: they are no labels.
-        column: The numbers as a column of metadata, which takes the place of one of that name; None: they become none.
+        texts: The values, one per sample.
+        given: bool[samples]: which samples get the field; the others keep what they have.
+        kind: The type of the values; None: bytes.
+        labels: The class names, if the values are class numbers; else None.
+        column: The numbers, which replace a metadata column of the field's name; None: not a column.
     """
 
     name: str
@@ -51,45 +50,48 @@ class NewField(NamedTuple):
     column: pa.Array | None = None
 
 
-def add_fields(entries: SampleTable, made: Sequence[NewField]) -> SampleTable:
-    """Return the samples with some fields, in place of those of the same names.
-
-    A name that no sample has any more is none of their fields, and nothing is said of it.
+def add_fields(entries: SampleTable, new_fields: Sequence[NewField]) -> SampleTable:
+    """Return the samples with these fields, without fields that no sample has any more.
 
     Raises:
-        InvalidRequest: There are more fields than can be counted.
+        InvalidRequest: There are too many fields.
     """
-    made = [one for one in made if one.given.any()]
-    if not made:
+    new_fields = [field for field in new_fields if field.given.any()]
+    if not new_fields:
         return entries
     rows, values, spans = entries.rows, entries.values, entries.spans
-    used, names = {*entries.used_fields()}, {one.name for one in made}
-    fields = tuple(sorted(used | names, key=to_bytes))
-    check_field_count(option_text("values"), fields, f"Leave some out with {option_text('drop_fields')}.")
-    sizes = [one.texts.lengths()[one.given] for one in made]
-    new = [np.full(len(size), fields.index(one.name), np.uint16) for one, size in zip(made, sizes, strict=True)]
-    firsts, codes = [np.append(0, np.cumsum(one.given)) for one in made], [*new, field_codes(entries, fields)]
+    old_names, names = {*entries.used_fields()}, {field.name for field in new_fields}
+    fields = tuple(sorted(old_names | names, key=to_bytes))
+    check_field_count(option_text("values"), fields, f"Drop some with {option_text('drop_fields')}.")
+    sizes = [field.texts.lengths()[field.given] for field in new_fields]
+    new_codes = [
+        np.full(len(size), fields.index(field.name), np.uint16) for field, size in zip(new_fields, sizes, strict=True)
+    ]
+    firsts, codes = (
+        [np.append(0, np.cumsum(field.given)) for field in new_fields],
+        [*new_codes, field_codes(entries, fields)],
+    )
     order, first = order_rows([*firsts, entries.first], codes)
-    before = sum(map(len, new))
+    new_rows = sum(map(len, new_codes))
 
-    def extended(values: NDArray[_Number], value: int) -> NDArray[_Number]:
-        """Return a value for each row, the same for all new ones."""
-        return take_values(concat_columns((np.broadcast_to(values.dtype.type(value), before), values)), order)
+    def extend(values: NDArray[_Number], value: int) -> NDArray[_Number]:
+        """Return a value for each row; all new rows have `value`."""
+        return take_values(concat_columns((np.broadcast_to(values.dtype.type(value), new_rows), values)), order)
 
-    if spans is not None:  # new rows are not in them
-        whole = None if spans.whole is None else extended(spans.whole, 0)
-        of_row = None if spans.of_row is None else extended(spans.of_row, 0)
-        offset, expected = extended(spans.offset, 0), extended(spans.expected, -1)
+    if spans is not None:  # it lacks the new rows
+        whole = None if spans.whole is None else extend(spans.whole, 0)
+        of_row = None if spans.of_row is None else extend(spans.of_row, 0)
+        offset, expected = extend(spans.offset, 0), extend(spans.expected, -1)
         spans = replace(spans, offset=offset, expected=expected, whole=whole, of_row=of_row)
 
-    def is_alike(one: NewField) -> bool:
-        """Tell whether all that a field holds is of one kind: samples that do not get it may have another."""
-        return bool(one.given.all()) or one.name not in used or values.types.get(one.name) == one.kind
+    def is_one_type(field: NewField) -> bool:
+        """Check whether all values of a field are of one type; samples that do not get it may have another."""
+        return bool(field.given.all()) or field.name not in old_names or values.types.get(field.name) == field.kind
 
-    known = FieldValues(
-        inline={one.name: one.texts for one in made},
-        types={one.name: one.kind for one in made if one.kind and is_alike(one)},
-        classes={one.name: one.labels for one in made if one.labels is not None},
+    field_values = FieldValues(
+        inline={field.name: field.texts for field in new_fields},
+        types={field.name: field.kind for field in new_fields if field.kind and is_one_type(field)},
+        classes={field.name: field.labels for field in new_fields if field.labels is not None},
     )
     return replace(
         entries,
@@ -97,22 +99,23 @@ def add_fields(entries: SampleTable, made: Sequence[NewField]) -> SampleTable:
         fields=fields,
         rows=FieldRows(
             code=np.concatenate(codes)[order],
-            kind=extended(rows.kind, INLINE),
+            kind=extend(rows.kind, INLINE),
             size=np.concatenate([*sizes, rows.size])[order],
-            mtime_ns=extended(rows.mtime_ns, 0),
-            changed_ns=extended(rows.changed_ns, 0),
-            paths=None if rows.paths is None else _extend_paths(rows.paths, order - before),
+            mtime_ns=extend(rows.mtime_ns, 0),
+            changed_ns=extend(rows.changed_ns, 0),
+            paths=None if rows.paths is None else _extend_paths(rows.paths, order - new_rows),
         ),
-        values=values.only({*fields} - names).with_more(known),
+        values=values.only({*fields} - names).with_more(field_values),
         spans=spans,
-        metadata=metadata_columns.with_number_columns(entries.metadata, {one.name: one.column for one in made}),
+        metadata=metadata_columns.with_number_columns(
+            entries.metadata, {field.name: field.column for field in new_fields}
+        ),
     )
 
 
 def _extend_paths(paths: StringColumn, source: NDArray[np.int64]) -> PackedStrings:
-    """Return the path of each row, empty for new ones."""
     parts = []
-    for some in map(source.__getitem__, chunk_slices(len(source))):
-        texts = iter(paths.gather(some[some >= 0]).split(b"\0"))
-        parts.append(b"".join([(next(texts) if at >= 0 else b"") + b"\0" for at in some.tolist()]))
+    for chunk in map(source.__getitem__, chunk_slices(len(source))):
+        texts = iter(paths.gather(chunk[chunk >= 0]).split(b"\0"))
+        parts.append(b"".join([(next(texts) if row >= 0 else b"") + b"\0" for row in chunk.tolist()]))
     return PackedStrings.parse(b"".join(parts))

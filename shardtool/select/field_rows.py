@@ -1,4 +1,4 @@
-"""The rows of fields: their order, codes and source paths, samples without fields, and the limit on fields."""
+"""Rows of fields: their order, codes, source paths, samples without fields, and the limit on fields."""
 
 from __future__ import annotations
 
@@ -22,31 +22,25 @@ if TYPE_CHECKING:
 
 
 def list_source_paths(entries: SampleTable) -> PackedStrings:
-    """Return the source's path of each row; empty for what is no file."""
+    """Return the source path of each row; empty for values that are not files."""
     if (paths := entries.rows.paths) is not None:
         return PackedStrings.parse(paths.span(0, len(paths)))
     chunks = []
-    for some in chunk_slices(len(entries.rows.kind)):
-        found = entries.paths(np.arange(some.start, some.stop))
-        for at in np.flatnonzero(entries.rows.kind[some] == INLINE).tolist():
-            found[at] = b""
-        chunks.append(b"\0".join(found) + b"\0")
+    for chunk in chunk_slices(len(entries.rows.kind)):
+        row_paths = entries.paths(np.arange(chunk.start, chunk.stop))
+        for index in np.flatnonzero(entries.rows.kind[chunk] == INLINE).tolist():
+            row_paths[index] = b""
+        chunks.append(b"\0".join(row_paths) + b"\0")
     return PackedStrings.parse(b"".join(chunks))
 
 
 def drop_empty_samples(
     entries: SampleTable, where: str, found: str, why: str
 ) -> tuple[SampleTable, tuple[Skipped, ...]]:
-    """Return the samples that have fields, and the others, which are left out.
-
-    Args:
-        entries: The samples.
-        where: What is named where none has one.
-        found: What is said of it.
-        why: What is said of each that is left out.
+    """Return the samples that have fields, and the others as skipped.
 
     Raises:
-        InvalidRequest: None has.
+        InvalidRequest: No sample has a field.
     """
     counts = entries.counts()
     empty = np.flatnonzero(counts == 0)
@@ -60,10 +54,10 @@ def drop_empty_samples(
 
 
 def check_field_count(where: str, names: Sequence[str] | Sequence[bytes], remedy: str = "") -> None:
-    """Check that there are not more different fields than can be counted.
+    """Check the number of different fields.
 
     Raises:
-        InvalidRequest: There are.
+        InvalidRequest: There are more than `MAX_FIELDS`.
     """
     if len(names) > MAX_FIELDS:
         found = f"{len(names):,} different fields, such as {printable(names[0])!r}"
@@ -71,35 +65,39 @@ def check_field_count(where: str, names: Sequence[str] | Sequence[bytes], remedy
 
 
 def field_codes(entries: SampleTable, fields: Sequence[str]) -> NDArray[np.uint16]:
-    """Return the codes of all rows where they are places among `fields`, which have all that are used."""
-    place = {name: at for at, name in enumerate(fields)}
-    return np.array([place.get(name, 0) for name in entries.fields], np.uint16)[entries.rows.code]
+    """Return the field of each row as an index into `fields`, which includes all used fields."""
+    code_of = {name: code for code, name in enumerate(fields)}
+    return np.array([code_of.get(name, 0) for name in entries.fields], np.uint16)[entries.rows.code]
 
 
 def order_rows(
     firsts: Sequence[NDArray[np.int64]], codes: Sequence[NDArray[np.uint16]]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return rows of several parts, end to end, in the order of samples and their fields, and where samples start.
+    """Return the rows of several parts in the order of samples and fields, and where each sample starts.
 
-    Where several parts have a field of a sample, the first of them has it alone. Some samples at a time, for this takes
-    more than what it gives.
+    Rows are numbered across the parts. If several parts have the same field of a sample, the first part's row counts.
+    Works in chunks of samples, because it needs more memory than its result.
 
     Args:
-        firsts: Of each part, int64[samples + 1], where the rows of the samples start.
-        codes: Of each part, the fields of the rows.
+        firsts: For each part, int64[samples + 1]: where the rows of each sample start.
+        codes: For each part, the field of each row.
     """
     orders, counts = [np.zeros(0, np.int64)], [np.zeros(1, np.int64)]
-    before = np.cumsum([0, *map(len, codes)])
+    part_starts = np.cumsum([0, *map(len, codes)])
     for samples in chunk_slices(len(firsts[0]) - 1):
-        some = [first[samples.start : samples.stop + 1] for first in firsts]
-        rows = np.concatenate([np.arange(one[0], one[-1]) + at for one, at in zip(some, before, strict=False)])
-        owner = np.concatenate([np.repeat(np.arange(len(one) - 1), np.diff(one)) for one in some])
-        code = np.concatenate([of[one[0] : one[-1]] for one, of in zip(some, codes, strict=True)])
+        bounds = [first[samples.start : samples.stop + 1] for first in firsts]
+        rows = np.concatenate(
+            [np.arange(bound[0], bound[-1]) + offset for bound, offset in zip(bounds, part_starts, strict=False)]
+        )
+        owner = np.concatenate([np.repeat(np.arange(len(bound) - 1), np.diff(bound)) for bound in bounds])
+        code = np.concatenate(
+            [part_codes[bound[0] : bound[-1]] for bound, part_codes in zip(bounds, codes, strict=True)]
+        )
         order = np.lexsort((code, owner))
         rows, owner, code = rows[order], owner[order], code[order]
-        part, place = np.searchsorted(before, rows, "right"), np.arange(len(rows))
-        place[1:][(owner[1:] == owner[:-1]) & (code[1:] == code[:-1])] = 0
-        stays = part == part[np.maximum.accumulate(place)]
+        part, first_equal = np.searchsorted(part_starts, rows, "right"), np.arange(len(rows))
+        first_equal[1:][(owner[1:] == owner[:-1]) & (code[1:] == code[:-1])] = 0
+        stays = part == part[np.maximum.accumulate(first_equal)]
         orders.append(rows[stays])
-        counts.append(np.bincount(owner[stays], minlength=len(some[0]) - 1))
+        counts.append(np.bincount(owner[stays], minlength=len(bounds[0]) - 1))
     return np.concatenate(orders), np.cumsum(np.concatenate(counts))

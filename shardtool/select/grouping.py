@@ -17,36 +17,29 @@ if TYPE_CHECKING:
 
 
 class SampleGroups(NamedTuple):
-    """Which of many parts belong to one sample.
-
-    Attributes:
-        first: int64[samples], the first part of each sample.
-        of_part: int64[parts], the sample that each belongs to.
-    """
+    """The first part of each sample, int64[samples], and the sample of each part, int64[parts]."""
 
     first: NDArray[np.int64]
     of_part: NDArray[np.int64]
 
 
 def group_by_key(keys: PackedStrings, *, by_key: bool) -> SampleGroups:
-    """Return the parts that share a key; samples in the order of their keys, or of their first parts."""
+    """Group the parts that share a key; samples are in the order of their keys, or of their first parts."""
     order, starts = keys.runs()
     first, sizes = order[starts], np.diff(np.append(starts, len(order)))
-    place = np.arange(len(first))
+    rank = np.arange(len(first))
     if not by_key:
-        place[np.argsort(first)] = np.arange(len(first))
+        rank[np.argsort(first)] = np.arange(len(first))
         first = np.sort(first)
     of_part = np.empty(len(order), np.int64)
-    of_part[order] = np.repeat(place, sizes)
+    of_part[order] = np.repeat(rank, sizes)
     return SampleGroups(first, of_part)
 
 
 def merge_groups(entries: SampleTable, groups: SampleGroups) -> SampleTable:
-    """Return the samples that parts make: the files of all of them, and of the first one what is no file.
+    """Merge parts, which have different fields, into samples.
 
-    Args:
-        entries: The parts, with `fields` in the order of their bytes; those of a sample have different fields.
-        groups: Which parts belong together.
+    A sample has the files of all its parts, and the other values of its first part.
     """
     part = np.repeat(np.arange(len(entries)), entries.counts())
     sample, code = groups.of_part[part], entries.rows.code

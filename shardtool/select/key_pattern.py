@@ -1,12 +1,10 @@
 """Keys from a regular expression: `a.png` and `a_mask.png` become one sample.
 
-The pattern must match the whole path of a file, relative to its source and without the ending. The first group that
-matches is the key. The rest of the file name, without separators at its ends, is put before the ending in the field
+The pattern must match the whole path of a file, relative to its source and without the extension. The first group that
+matches is the key. The rest of the file name, without separators at its ends, comes before the extension in the field
 name: `mask.png`. A path that does not match is its own key.
 
-RE2 evaluates the pattern in time linear in the length of a name, because the pattern may come from an untrusted
-dataset
-file.
+RE2 evaluates the pattern in linear time, because it may come from an untrusted dataset file.
 """
 
 from __future__ import annotations
@@ -41,24 +39,21 @@ _REGEX_GROUP = re.compile(r"\\.|\[\^?\]?(?:\\.|\[:\^?\w+:\]|[^\]\\])*\]|\(\?P?<\
 _SEPARATORS = b"_-. "
 
 
-_INVALID_PART = re.compile(rb"(?:^|/)(?:\.{0,2})(?:/|$)")  # a part of a key that is empty, `.` or `..`
+_INVALID_PART = re.compile(rb"(?:^|/)(?:\.{0,2})(?:/|$)")  # an empty part of a key, `.` or `..`
 
 
 _MAX_LISTED_PAIRS = 3  # of files in a message
 
 
 class KeyPattern:
-    """A pattern of keys.
-
-    Attributes:
-        matched: How many names it has matched.
+    """A pattern of keys. `matched` counts the names matched so far.
 
     Raises:
-        InvalidRequest: It is no regular expression, or has no group.
+        InvalidRequest: The text is not a regular expression, or has no group.
     """
 
     def __init__(self, text: str) -> None:
-        import pyarrow.compute as pc  # here, as below, for it takes 40 ms
+        import pyarrow.compute as pc  # not at the top, here and below: it takes 40 ms
 
         self.matched, self._where = 0, option_text("key_pattern", text)
         if not hasattr(pc, "extract_regex_span"):
@@ -68,99 +63,100 @@ class KeyPattern:
             )
         groups = 0
 
-        def named(found: re.Match[str]) -> str:
+        def name_group(group: re.Match[str]) -> str:
             nonlocal groups
-            if found[0][0] != "(":
-                return found[0]
+            if group[0][0] != "(":
+                return group[0]
             groups += 1
             return f"(?P<g{groups}>"
 
-        self._pattern = rf"(?s)\A(?:{_REGEX_GROUP.sub(named, text)})\z"
+        self._pattern = rf"(?s)\A(?:{_REGEX_GROUP.sub(name_group, text)})\z"
         try:
             pc.extract_regex_span(pa.array([b""], pa.large_binary()), self._pattern)
         except (pa.ArrowInvalid, UnicodeError) as error:
             found = str(error).rpartition("xpression: ")[2].partition(": (?s)")[0]
-            found = "no UTF-8" if isinstance(error, UnicodeError) else found
-            expected = "a regular expression of RE2, which has no look-ahead and no back-references"
+            found = "not valid UTF-8" if isinstance(error, UnicodeError) else found
+            expected = "an RE2 regular expression, without look-ahead and back-references"
             raise InvalidRequest(self._where, found if groups else "no group", expected=expected) from None
         if not groups:
-            raise InvalidRequest(self._where, "no group", expected="one, which is the key: (.+)_mask")
+            raise InvalidRequest(self._where, "no group", expected="a group for the key: (.+)_mask")
 
     def split(self, names: PackedStrings) -> tuple[PackedStrings, list[bytes], list[int]]:
-        """Return the key of each path without its ending, and what is left over of the file's name.
-
-        Returns:
-            The keys; what is left over, each once; and for each path which of these.
+        """Return the keys of paths without their extensions, the distinct rests of file names, and each path's rest.
 
         Raises:
-            InvalidRequest: A key is no path of a file.
+            InvalidRequest: A key is not a valid path.
         """
         import pyarrow.compute as pc
 
-        keys, which, known = bytearray(), list[int](), {b"": 0}
+        keys, rest_numbers, rests = bytearray(), list[int](), {b"": 0}
         tidy = cache(lambda *parts: b"_".join(filter(None, (part.strip(_SEPARATORS) for part in parts))))
-        for _, some in names.chunks():
-            spans = pc.extract_regex_span(pa.array(some, pa.large_binary()), self._pattern)
-            found = pc.coalesce(*spans.flatten())
-            self.matched += len(found) - found.null_count
-            starts, lengths = arrow.number_values(pc.fill_null(found.values, 0)).reshape(-1, 2).T.tolist()
-            is_match = pc.is_valid(found).to_pylist()
-            for name, matches, start, length in zip(some, is_match, starts, lengths, strict=True):
+        for _, chunk in names.chunks():
+            spans = pc.extract_regex_span(pa.array(chunk, pa.large_binary()), self._pattern)
+            matched = pc.coalesce(*spans.flatten())
+            self.matched += len(matched) - matched.null_count
+            starts, lengths = arrow.number_values(pc.fill_null(matched.values, 0)).reshape(-1, 2).T.tolist()
+            is_match = pc.is_valid(matched).to_pylist()
+            for name, matches, start, length in zip(chunk, is_match, starts, lengths, strict=True):
                 if not matches:
                     keys += name + b"\0"
-                    which.append(0)
+                    rest_numbers.append(0)
                     continue
-                end, top = start + length, name.rfind(b"/") + 1
+                end, name_start = start + length, name.rfind(b"/") + 1
                 key = name[start:end]
-                which.append(known.setdefault(tidy(name[top:start], name[max(top, end) :]), len(known)))
+                rest_numbers.append(
+                    rests.setdefault(tidy(name[name_start:start], name[max(name_start, end) :]), len(rests))
+                )
                 if _INVALID_PART.search(key):
                     found_key = f"the key '{printable(key)}' of '{printable(name)}'"
-                    raise InvalidRequest(self._where, found_key, expected="a group that is a path: cat/1")
+                    raise InvalidRequest(self._where, found_key, expected="a group that matches a path: cat/1")
                 keys += key + b"\0"
-        return PackedStrings.parse(bytes(keys)), [*known], which
+        return PackedStrings.parse(bytes(keys)), [*rests], rest_numbers
 
     def check_matched(self, keys: PackedStrings) -> None:
-        """Refuse a pattern that has matched none of some names.
+        """Refuse a pattern that has matched no name, if there are any.
 
         Raises:
-            InvalidRequest: It has matched none.
+            InvalidRequest: Nothing matched.
         """
         if not self.matched and len(keys):
-            expected = f"a pattern of whole paths without their endings, such as '{printable(keys[0])}'"
+            expected = f"a pattern for whole paths without their endings, such as '{printable(keys[0])}'"
             raise InvalidRequest(self._where, "no file matches", expected=expected)
 
 
 def apply_key_pattern(entries: SampleTable, pattern: KeyPattern) -> SampleTable:
-    """Return samples of files with the keys that a pattern gives them; those that share one are one.
+    """Return samples of files with the keys of a pattern; samples that share a key are merged.
 
     Raises:
-        InvalidRequest: Two files would be one field of a sample, or a key is no path.
+        InvalidRequest: Two files would be the same field of a sample, or a key is not a path.
     """
-    keys, left, which = pattern.split(entries.keys)
-    ended = len(entries.fields)
-    both = np.repeat(np.array(which, np.int64), entries.counts()) * ended + entries.rows.code
-    used, place = np.unique(both, return_inverse=True)
-    parts = ((left[one // ended], to_bytes(entries.fields[one % ended])) for one in used.tolist())
-    names = [b".".join(filter(None, both)) for both in parts]
+    keys, rests, rest_numbers = pattern.split(entries.keys)
+    field_count = len(entries.fields)
+    combined = np.repeat(np.array(rest_numbers, np.int64), entries.counts()) * field_count + entries.rows.code
+    distinct, inverse = np.unique(combined, return_inverse=True)
+    parts = (
+        (rests[number // field_count], to_bytes(entries.fields[number % field_count])) for number in distinct.tolist()
+    )
+    names = [b".".join(filter(None, combined)) for combined in parts]
     fields = sorted({*names})
     check_field_count(option_text("key_pattern"), fields)
-    code_of = {name: at for at, name in enumerate(fields)}
-    codes = np.array([code_of[name] for name in names], np.uint16)[place]
+    code_of = {name: row for row, name in enumerate(fields)}
+    codes = np.array([code_of[name] for name in names], np.uint16)[inverse]
     renamed = replace(
         entries,
         keys=keys,
         fields=tuple(map(to_text, fields)),
         rows=replace(entries.rows, code=codes, paths=list_source_paths(entries)),
     )
-    made = merge_groups(renamed, group_by_key(keys, by_key=True))
-    owners, code = np.repeat(np.arange(len(made)), made.counts()), made.rows.code
+    merged = merge_groups(renamed, group_by_key(keys, by_key=True))
+    owners, code = np.repeat(np.arange(len(merged)), merged.counts()), merged.rows.code
     twice = np.flatnonzero((owners[1:] == owners[:-1]) & (code[1:] == code[:-1]))
     if len(twice):
         shown = [
-            f"{printable(made.path(at))} and {printable(made.path(at + 1))} ({made.fields[code[at]]})"
-            for at in twice[:_MAX_LISTED_PAIRS].tolist()
+            f"{printable(merged.path(row))} and {printable(merged.path(row + 1))} ({merged.fields[code[row]]})"
+            for row in twice[:_MAX_LISTED_PAIRS].tolist()
         ]
-        problem = f"{pluralize(len(twice), 'pair')} of files that would be one field of a sample: {format_list(shown)}"
-        expected = "a pattern that leaves something over to tell them apart, as (.+)_mask leaves mask"
+        problem = f"{pluralize(len(twice), 'pair')} of files with the same key and field: {format_list(shown)}"
+        expected = "a pattern that leaves a different rest for each, as (.+)_mask leaves mask"
         raise InvalidRequest(option_text("key_pattern"), problem, expected=expected)
-    return made
+    return merged

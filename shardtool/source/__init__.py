@@ -1,1 +1,1 @@
-"""Where samples come from: a columnar table of entries, and how to read each."""
+"""Sources of samples: each lists its samples into a columnar table, and records how to read them."""

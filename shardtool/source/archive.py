@@ -1,9 +1,8 @@
-"""A zip or tar archive as a source: it is packed as the folder that it would unpack to.
+"""A zip or tar archive as a source, packed as the folder that it would unpack to.
 
-Members are read at their offsets, and nothing is unpacked to disk. The exception is a compressed tar, which can
-only be
-read in sequence: its files are copied once to a temporary file in the output folder. Members with unsafe names and
-members that cannot be read are returned as skipped rows.
+Members are read at their offsets, and nothing is unpacked to disk. Only the files of a compressed tar, which can only
+be read in sequence, are copied once to a temporary file in the output folder. Members with unsafe names and unreadable
+members are returned as skipped rows.
 """
 
 from __future__ import annotations
@@ -46,13 +45,13 @@ if TYPE_CHECKING:
     Found = tuple[SampleTable, tuple[Skipped, ...], list[str]]
 
 
-_LISTING_BYTES_PER_MEMBER = 128  # bytes, besides its name
+_LISTING_BYTES_PER_MEMBER = 128  # without its name
 
 
-_MIN_LISTING_LIMIT_BYTES, _LISTING_BYTES_PER_PACKED_BYTE = 2**27, 128  # how much listing a compressed tar may keep
+_MIN_LISTING_LIMIT_BYTES, _LISTING_BYTES_PER_PACKED_BYTE = 2**27, 128  # limits the listing of a compressed tar
 
 
-_MAX_NAME_BYTES = 2**13  # bytes of a name: a key and a field, as long as they may be
+_MAX_NAME_BYTES = 2**13  # the longest key and field
 
 
 _TAR_FOLDER = b"5"
@@ -62,7 +61,7 @@ _TAR_LINKS = (b"1", b"2")
 
 
 class _ArchiveMember(NamedTuple):
-    """A member that is no folder; `problem` is why it cannot be packed."""
+    """A member that is not a folder; `problem` is why it cannot be packed."""
 
     name: bytes
     offset: int
@@ -71,60 +70,57 @@ class _ArchiveMember(NamedTuple):
 
 
 def is_unsafe_path(name: bytes) -> bool:
-    """Tell whether a name is no path of a file below a folder."""
+    """Check whether a name is not a valid relative path of a file."""
     return b"\0" in name or any(part in (b"", b".", b"..") for part in name.split(b"/"))
 
 
 def _link_problem() -> tuple[SkipCode, str]:
-    cure = f"{cli_option('symlinks', 'skip')} leaves it out"
-    return "special-file", f"a link, which is not followed in an archive; {cure}"
+    remedy = f"{cli_option('symlinks', 'skip')} skips it"
+    return "special-file", f"a link, which is not followed in an archive; {remedy}"
 
 
 def _zip_members(file: ShardFile | CompressedFile) -> Iterator[_ArchiveMember]:
-    places = array("q")
-    with ShardFile(file.path) as heads:  # two places of the file, each read in its order
-        for one in zip_read.iter_zip_members(file.read, file.size, file.path):
-            problem = _zip_problem(one)
-            start = one.offset + len(one.name) if problem else zip_read.zip_payload_start(heads.read, one, file.path)
-            places.extend((one.offset, start + one.packed))
-            if not one.name.endswith(b"/"):
-                name = one.name if is_utf8(one.name) else one.name.decode("cp437").encode()
-                yield _ArchiveMember(name, one.offset, one.size, problem)
+    ranges = array("q")
+    with ShardFile(file.path) as heads:  # a second reader, so that both read forward
+        for member in zip_read.iter_zip_members(file.read, file.size, file.path):
+            problem = _zip_problem(member)
+            start = (
+                member.offset + len(member.name)
+                if problem
+                else zip_read.zip_payload_start(heads.read, member, file.path)
+            )
+            ranges.extend((member.offset, start + member.packed))
+            if not member.name.endswith(b"/"):
+                name = member.name if is_utf8(member.name) else member.name.decode("cp437").encode()
+                yield _ArchiveMember(name, member.offset, member.size, problem)
     import numpy as np
 
-    starts = np.array(places[::2], np.int64)
+    starts = np.array(ranges[::2], np.int64)
     order = np.argsort(starts)
-    if np.any(np.array(places[1::2], np.int64)[order][:-1] > starts[order][1:]):
-        raise CorruptShard(file.path, "members that lie in each other: a zip made to unpack to far too much")
+    if np.any(np.array(ranges[1::2], np.int64)[order][:-1] > starts[order][1:]):
+        raise CorruptShard(file.path, "overlapping members: a zip that unpacks to far more than its size")
 
 
-def _zip_problem(one: ZipMember) -> tuple[SkipCode, str] | None:
-    """Return why a member cannot be packed."""
-    if one.encrypted:
+def _zip_problem(member: ZipMember) -> tuple[SkipCode, str] | None:
+    if member.encrypted:
         return "unreadable", "encrypted"
-    if one.method not in (zip_read.STORED, zip_read.DEFLATED):
-        return "unreadable", f"compressed by method {one.method}, which is not read"
-    return _link_problem() if stat.S_ISLNK(one.mode) else None
+    if member.method not in (zip_read.STORED, zip_read.DEFLATED):
+        return "unreadable", f"unsupported compression method {member.method}"
+    return _link_problem() if stat.S_ISLNK(member.mode) else None
 
 
 def _tar_members(file: ShardFile | CompressedFile) -> Iterator[_ArchiveMember]:
-    for one in tar_read.iter_members(file.read, file.path):
-        if one.kind == _TAR_FOLDER or one.name.endswith(b"/"):
+    for member in tar_read.iter_members(file.read, file.path):
+        if member.kind == _TAR_FOLDER or member.name.endswith(b"/"):
             continue
         problem: tuple[SkipCode, str] | None = None
-        if not one.is_file:
-            problem = _link_problem() if one.kind in _TAR_LINKS else ("special-file", "no plain file")
-        yield _ArchiveMember(one.name, one.data, one.size, problem)
+        if not member.is_file:
+            problem = _link_problem() if member.kind in _TAR_LINKS else ("special-file", "not a regular file")
+        yield _ArchiveMember(member.name, member.data, member.size, problem)
 
 
 class ArchiveSource(FolderSource):
-    """The files of an archive.
-
-    Args:
-        path: Where it is.
-        folder: The folder in it from which keys count; empty, or ending in a slash.
-        options: What is asked for.
-    """
+    """The files of an archive."""
 
     def __init__(self, path: str, folder: str, options: CreateOptions) -> None:
         self._path, self._folder, self._options = path, os.fsencode(folder), options
@@ -133,10 +129,10 @@ class ArchiveSource(FolderSource):
         self._form = "zip" if path.lower().endswith(".zip") else "tar"
         self._packed = is_compressed_name(os.path.basename(path))
         try:
-            self._fact = lookup.stat_file(path)
+            self._stat = lookup.stat_file(path)
         except OSError as error:
             raise InvalidRequest(path, str(error.strerror)) from None
-        self._copied: list[tuple[int, int]] = []  # of a compressed tar: where payloads lie that are copied, in order
+        self._copied: list[tuple[int, int]] = []  # compressed tar: (offset, size) of copied payloads, in order
 
     def list_samples(self, pool: Pool, observer: Observer) -> Listing:
         """List the samples of the archive."""
@@ -144,22 +140,22 @@ class ArchiveSource(FolderSource):
         return self._set_copy_offsets(listed) if self._packed else listed
 
     def write_binary(self, file: Writable) -> None:
-        """Copy the files of a compressed tar that are packed.
+        """Copy the packed files of a compressed tar.
 
         Raises:
             SampleFailed: The archive has changed.
-            CorruptShard: It is damaged.
+            CorruptShard: The archive is damaged.
         """
         with CompressedFile(self._path) as packed:
             for offset, size in self._copied:
                 for done in range(0, size, BLOCK_BYTES):
                     block = packed.read(offset + done, min(BLOCK_BYTES, size - done))
                     if len(block) < min(BLOCK_BYTES, size - done):
-                        raise CorruptShard(self._path, "ends too early", offset=offset + done)
+                        raise CorruptShard(self._path, "truncated", offset=offset + done)
                     file.write(memoryview(block))
-        fact = lookup.stat_file(self._path)
-        if (fact.st_size, fact.st_mtime_ns) != (self._fact.st_size, self._fact.st_mtime_ns):
-            expected = "an archive that stays as it was when the run began"
+        stat_now = lookup.stat_file(self._path)
+        if (stat_now.st_size, stat_now.st_mtime_ns) != (self._stat.st_size, self._stat.st_mtime_ns):
+            expected = "an archive that does not change during the run"
             remedy = f"Run again with {option_text('if_exists', 'resume')}."
             raise SampleFailed(self._path, "changed while it was packed", expected=expected, remedy=remedy)
 
@@ -174,36 +170,30 @@ class ArchiveSource(FolderSource):
         with CompressedFile(self._path) if self._packed else ShardFile(self._path) as file:
             part, offsets = self._members(file, rules)
         skipped, part.skipped = part.skipped, []
-        changed = max(self._fact.st_ctime_ns, self._fact.st_mtime_ns)
+        changed = max(self._stat.st_ctime_ns, self._stat.st_mtime_ns)
         part.mtimes, part.changed = array("q", bytes(8 * len(offsets))), array("q", [changed]) * len(offsets)
         entries, _ = collect_samples(b"", [part])
         observer.listed(len(entries))
-        stamp = self._fact.st_size, self._fact.st_mtime_ns
-        file_of, unknown = np.zeros(len(entries), np.uint32), np.broadcast_to(np.int64(-1), len(offsets))
+        stamp = self._stat.st_size, self._stat.st_mtime_ns
+        file_numbers, unknown = np.zeros(len(entries), np.uint32), np.broadcast_to(np.int64(-1), len(offsets))
         files = () if self._packed else (SpanFile(os.fsencode(self._path), *stamp, self._form),)
-        spans = FieldSpans(files, file_of, offsets, unknown)
+        spans = FieldSpans(files, file_numbers, offsets, unknown)
         entries = replace(entries, spans=spans, identity=paths.source_identity(os.fsencode(self._path)))
-        skipped.sort(key=lambda one: (to_bytes(one.path), to_bytes(one.key)))
+        skipped.sort(key=lambda row: (to_bytes(row.path), to_bytes(row.key)))
         notes = [*system_file_notes([part]), *self._notes(entries.keys.data)]
         return *self._with_keys(drop_failed_samples(entries, skipped), tuple(skipped), pattern), notes
 
     def _members(self, file: ShardFile | CompressedFile, rules: ScanRules) -> tuple[ScanPart, NDArray[np.int64]]:
-        """Return what the archive holds below its folder, and where each payload, or a zip's member, starts.
-
-        Raises:
-            CorruptShard: It is damaged, or claims more than there is.
-            InvalidRequest: It holds a file twice.
-        """
-        files, kept, most = (
+        files, listing_bytes, limit = (
             FileCollector(rules),
             0,
-            max(_MIN_LISTING_LIMIT_BYTES, _LISTING_BYTES_PER_PACKED_BYTE * self._fact.st_size),
+            max(_MIN_LISTING_LIMIT_BYTES, _LISTING_BYTES_PER_PACKED_BYTE * self._stat.st_size),
         )
         folder, skipped = self._folder, files.part.skipped
         for member in _zip_members(file) if self._form == "zip" else _tar_members(file):
-            kept += _LISTING_BYTES_PER_MEMBER + len(member.name)
-            if kept > most:
-                raise CorruptShard(file.path, "far more members than an archive of its size has")
+            listing_bytes += _LISTING_BYTES_PER_MEMBER + len(member.name)
+            if listing_bytes > limit:
+                raise CorruptShard(file.path, "far more members than an archive of this size can have")
             name = member.name
             while name.startswith(b"./"):
                 name = name[2:]
@@ -212,11 +202,11 @@ class ArchiveSource(FolderSource):
             name = name[len(folder) :]
             if is_unsafe_path(name) or len(name) > _MAX_NAME_BYTES:
                 path = to_text(name[:_MAX_NAME_BYTES])
-                skipped.append(Skipped("", path, "unsafe-name", "a name that no file below a folder can have"))
+                skipped.append(Skipped("", path, "unsafe-name", "a name that is not a valid path below a folder"))
                 continue
-            known = len(files.folders)
+            folder_count = len(files.folders)
             split = files.split(name, member.size)
-            kept += (len(files.folders) - known) * (_LISTING_BYTES_PER_MEMBER + name.rfind(b"/"))
+            listing_bytes += (len(files.folders) - folder_count) * (_LISTING_BYTES_PER_MEMBER + name.rfind(b"/"))
             if split is None:
                 continue
             if member.problem is None:
@@ -228,18 +218,15 @@ class ArchiveSource(FolderSource):
         return files.part, offsets
 
     def _notes(self, keys: bytes) -> list[str]:
-        """Note that all files lie in one folder, where folders are asked what they say."""
-        asked = [name for name in ("label_from_folder", "split_from_folder") if getattr(self._options, name)]
+        options = [name for name in ("label_from_folder", "split_from_folder") if getattr(self._options, name)]
         top, slash, _ = keys.partition(b"\0")[0].partition(b"/")
-        if not asked or not slash or (b"\0" + keys).count(b"\0" + top + b"/") < keys.count(b"\0"):
+        if not options or not slash or (b"\0" + keys).count(b"\0" + top + b"/") < keys.count(b"\0"):
             return []
         inner = os.path.join(self._source, printable(top))
-        return [
-            f"all files lie in the folder {printable(top)}: name {inner} for {flag_text(asked[0])} to see those in it"
-        ]
+        return [f"all files are in the folder {printable(top)}: pack {inner} to use {flag_text(options[0])} below it"]
 
     def _set_copy_offsets(self, listed: Listing) -> Listing:
-        """Return the samples with the places that their payloads get in the temporary file."""
+        """Return the samples with the offsets of their payloads in the temporary file."""
         import numpy as np
 
         entries, spans = listed.entries, listed.entries.known_spans

@@ -1,4 +1,4 @@
-"""The source interface: a source lists its samples, and the listing stays unchanged during a run."""
+"""The interface of sources: a source lists its samples, and the listing does not change during a run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from shardtool.errors import (
 )
 from shardtool.messages import option_text
 from shardtool.names import source_label
-from shardtool.skipped import Skipped, failed_rows
+from shardtool.skipped import Skipped, failed_rows, has_same_content
 from shardtool.units import pluralize
 
 if TYPE_CHECKING:
@@ -35,7 +35,8 @@ if TYPE_CHECKING:
 TASK_COUNT = 32  # enough to keep a few workers busy to the end
 
 
-_EMPTY_SAMPLE = "empty"  # of samples, not files, that are without a field
+_SAME_CONTENT = "same-content"  # duplicates by content, not by key
+_EMPTY_SAMPLE = "empty"  # not a reason code: a sample, as opposed to a file, without a field
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,18 +44,17 @@ class Listing:
     """The samples of a source.
 
     Attributes:
-        entries: The samples, without those that `where` refuses.
-        skipped: What the source holds but cannot be part of a sample, and samples that cannot be in a shard.
-        name: The source's name for the dataset file: no folder, nothing of this machine.
-        notes: What the user should know.
-        recorded: What the dataset file says, beside the options, of how the samples were chosen.
-        digest: The content fingerprint that all samples together must have; None if it is unknown.
-        shards: The names of the shards that hold the samples; empty if they lie in files or a table.
-        stored: The dataset of each of these shards, and the shard.
-        compressed: Whether a shard is compressed, so that it can only be read in sequence.
-        later: What of `where` the workers judge; None: the samples are those that it takes.
-        dropped: Fields that samples no longer have: a column of the numbers of one goes, too, once they are divided.
-        classes: What the numbers of labels stand for in the source, fields that are not taken among them.
+        entries: The samples, without those that `where` excludes.
+        skipped: Files that cannot be part of a sample, and samples that a shard cannot store.
+        name: The source's name for the dataset file, without folders or other traces of this machine.
+        recorded: What the dataset file records about the choice of samples, in addition to the options.
+        digest: The content fingerprint of all samples; None if unknown.
+        shards: The names of the samples' shards; empty for files and tables.
+        stored: The dataset and the shard, for each of these shards.
+        compressed: Whether a shard can only be read in sequence.
+        later: The part of `where` that workers evaluate; None: `where` is applied already.
+        dropped: Fields that samples no longer have, whose number columns are removed once splits are chosen.
+        classes: Class names by label field of the source, including dropped fields.
     """
 
     entries: SampleTable
@@ -72,41 +72,40 @@ class Listing:
 
     @property
     def where(self) -> str:
-        """The source's name for messages: of several datasets, each distinct name once."""
+        """The source's name for messages; for several datasets, each distinct name once."""
         return format_list(self.name.split(", "))
 
     @property
     def all_classes(self) -> dict[str, list[str]]:
-        """What the numbers of labels stand for, by field: in the source, and of those that were numbered."""
+        """Class names by field: of the source, and of newly numbered labels."""
         return {**self.classes, **self.entries.values.classes}
 
     def without_dropped(self) -> Listing:
-        """Return the same without the columns of fields that were dropped, which no sidecar is to have."""
+        """Return the same listing without the number columns of dropped fields, which sidecars must not contain."""
         columns = self.entries.metadata
         if columns is None or not self.dropped:
             return self
         from shardtool.entries.metadata_columns import drop_number_columns
 
-        left = drop_number_columns(columns, {*self.dropped}.difference(self.entries.fields))
-        return replace(self, entries=replace(self.entries, metadata=left))
+        kept = drop_number_columns(columns, {*self.dropped}.difference(self.entries.fields))
+        return replace(self, entries=replace(self.entries, metadata=kept))
 
 
 class Writable(Protocol):
-    """Takes bytes in order, such as a file."""
+    """Accepts bytes in order, such as a file."""
 
     def write(self, data: memoryview, /) -> object:
         """Append `data`."""
 
 
 class Source(ABC):
-    """A folder, a manifest or datasets, which list their samples.
+    """A folder, a manifest or datasets.
 
     Attributes:
-        may_skip_names: Whether `--on-error skip` leaves samples out whose names no shard can hold.
-        by_key: Whether samples, once they are listed, stand in the order of their keys, not in that of a column or of
-            shards, and are sorted again when their keys change.
-        may_lack_values: Whether a sample without a value for a field of `values` lacks the field; otherwise that is an
-            error. A comparison reports the field.
+        may_skip_names: Whether `--on-error skip` skips samples whose names a shard cannot store.
+        by_key: Whether samples are in key order, and must be sorted again when their keys change.
+        may_lack_values: Whether a sample without a value for a field of `values` lacks the field (which a comparison
+            reports); otherwise that is an error.
     """
 
     may_skip_names: bool = False
@@ -115,19 +114,17 @@ class Source(ABC):
 
     @abstractmethod
     def list_samples(self, pool: Pool, observer: Observer) -> Listing:
-        """Return the samples, with the fields and metadata that were asked for."""
+        """Return the samples, with the requested fields and metadata."""
 
     def choose(self, listed: Listing, taken: Callable[[], PackedStrings | None]) -> Listing:  # noqa: ARG002
-        """Return the samples that were asked for, in their order.
+        """Return the requested samples in the requested order.
 
-        Args:
-            listed: All of them.
-            taken: Returns the keys that they cannot have, those of a dataset; None: they may have any.
+        `taken` returns the existing keys of the output, which new samples must not have; None: there are none.
         """
         return listed
 
     def labels(self, listed: Listing, name: str) -> pa.ChunkedArray:
-        """Return a column to divide by, with a value for each sample: of labels, the names of their classes."""
+        """Return a column for splitting, with a value for each sample; class names instead of class numbers."""
         from shardtool.entries.metadata_columns import to_class_names
 
         return to_class_names(self.column(listed, name), listed.all_classes.get(name, ()))
@@ -137,64 +134,61 @@ class Source(ABC):
         """Return a column, with a value for each sample."""
 
     def write_binary(self, file: Writable) -> None:
-        """Write the payloads of all SPAN rows of a table, each to its offset. No other source has such rows."""
-        raise Bug(str(file), "payloads of a source that is no table")
+        """Write the payloads of all SPAN rows of a table, each at its offset. Other sources have no such rows."""
+        raise Bug(str(file), "a source that is not a table has no binary payloads")
 
 
 def check_not_empty(listed: Listing) -> None:
     """Refuse a source without samples.
 
-    Args:
-        listed: The samples.
-
     Raises:
-        InvalidRequest: It has none.
+        InvalidRequest: The source has no samples.
     """
     if not len(listed.entries):
         where, skipped = source_label(listed.entries.root), listed.skipped
-        remedy = f"Is it the right folder? Look at {option_text('include')}, {option_text('exclude')} and {option_text('hidden')}."
+        filters = f"{option_text('include')}, {option_text('exclude')} and {option_text('hidden')}"
+        remedy = f"Check that this is the right folder, and check {filters}."
         if skipped:
-            remedy = f"All {len(skipped):,} files were left out, such as {skipped[0].path}."
+            remedy = f"All {len(skipped):,} files were skipped, such as {skipped[0].path}."
         raise InvalidRequest(where, "no samples", expected="files such as cat/0001.jpg", remedy=remedy)
 
 
 def no_match_error(query: object, split: str = "", remedy: str = "") -> InvalidRequest:
-    """Return the error of a query that takes no sample, or none of a split."""
-    found = f"no sample{f' of the split {printable(split)}' if split else ''} for which {query}"
-    return InvalidRequest(option_text("where"), found, expected="one sample or more", remedy=remedy)
+    """Return the error for a query that matches no sample, or none of a split."""
+    found = f"no sample{f' of the split {printable(split)}' if split else ''} matches {query}"
+    return InvalidRequest(option_text("where"), found, expected="at least one sample", remedy=remedy)
 
 
 def check_skipped(source: str, skipped: tuple[Skipped, ...], on_error: OnError, otherwise: str) -> None:
-    """Refuse a source with files that cannot be packed, unless they are to be skipped; `otherwise` is another way out.
+    """Refuse a source with files that cannot be packed, unless they may be skipped.
 
     Raises:
         SampleFailed: There are such files.
     """
-    lost = failed_rows(skipped)
-    if lost and on_error == "stop":
-        named = format_list([f"{printable(one.path)} ({one.message})" for one in lost])
-        remedy = (
-            f"Mend them, {otherwise}, or leave them out with {option_text('on_error', 'skip')}. Nothing was written."
-        )
-        raise SampleFailed(source, f"{pluralize(len(lost), 'file')} cannot be packed: {named}", remedy=remedy)
+    failed = failed_rows(skipped)
+    if failed and on_error == "stop":
+        named = format_list([f"{printable(row.path)} ({row.message})" for row in failed])
+        remedy = f"Fix them, {otherwise}, or skip them with {option_text('on_error', 'skip')}. Nothing was written."
+        raise SampleFailed(source, f"{pluralize(len(failed), 'file')} cannot be packed: {named}", remedy=remedy)
 
 
 def skipped_notes(skipped: Iterable[Skipped]) -> list[str]:
-    """Return a line for each reason why something was left out."""
+    """Return a line for each reason why something was skipped."""
     by_code: dict[str, list[str]] = {}
-    for one in skipped:
-        code = _EMPTY_SAMPLE if one.code == "no-field" and one.key else one.code
-        name = f"{one.path} ({one.key})" if one.code == "damaged" and one.key else one.path or one.key
+    for row in skipped:
+        code = _EMPTY_SAMPLE if row.code == "no-field" and row.key else row.code
+        code = _SAME_CONTENT if has_same_content(row) else code
+        name = f"{row.path} ({row.key})" if row.code == "damaged" and row.key else row.path or row.key
         by_code.setdefault(code, []).append(printable(name))
     text = {
-        "no-field": "file left out, without an ending that could name a field",
-        _EMPTY_SAMPLE: "sample left out, without a field",
-        "incomplete": "sample left out, without a part of each source",
-        "duplicate": "sample left out, of a key that another one has",
-        "twin": "sample left out, the same as another one",
-        "damaged": "part of the shards left out as damaged",
+        "no-field": "file skipped, without an extension to name a field",
+        _EMPTY_SAMPLE: "sample skipped, without a field",
+        "incomplete": "sample skipped, without a part in each source",
+        "duplicate": "sample skipped, whose key another sample has",
+        _SAME_CONTENT: "sample skipped, with the same content as another sample",
+        "damaged": "part of the shards skipped as damaged",
     }
     return [
-        f"{pluralize(len(paths), text.get(code, f'file left out ({code})'))}: {format_list(paths, 3)}"
+        f"{pluralize(len(paths), text.get(code, f'file skipped ({code})'))}: {format_list(paths, 3)}"
         for code, paths in by_code.items()
     ]

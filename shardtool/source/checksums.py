@@ -1,7 +1,7 @@
 """Checksums of the payloads of a source, computed in workers.
 
-A CRC-32C compares a payload with the checksum in an index. A digest verifies that two payloads are equal: BLAKE2b
-(RFC 7693) of 16 bytes. Workers import neither NumPy nor pyarrow.
+A CRC-32C is compared with the checksum in an index. A digest verifies that two payloads are equal: BLAKE2b (RFC 7693)
+of 16 bytes. Workers import neither NumPy nor pyarrow.
 """
 
 from __future__ import annotations
@@ -40,15 +40,13 @@ if TYPE_CHECKING:
     Rows = NDArray[np.int64]
 
 
-_DIGEST_SIZE = 16  # bytes
+_DIGEST_SIZE = 16
 
 
-_BLOCK_BYTES = 2**16  # bytes of a file at a time: of many that are small, a larger buffer for each would cost more
+_BLOCK_BYTES = 2**16  # for many small files, a larger buffer per file would cost more
 
 
 class _Crc32c:
-    """The CRC-32C of what it is given."""
-
     def __init__(self) -> None:
         self._crc = 0
 
@@ -60,8 +58,6 @@ class _Crc32c:
 
 
 class _Digest:
-    """The digest of what it is given, as a number."""
-
     def __init__(self) -> None:
         self._hash = blake2b(digest_size=_DIGEST_SIZE)
         self.update = self._hash.update
@@ -76,16 +72,10 @@ _Checksum = _Crc32c | _Digest
 def source_checksums(
     source: Source | None, entries: SampleTable, rows: Rows, pool: Pool, observer: Observer | None = None
 ) -> Rows:
-    """Return the CRC-32C of the payloads of rows that are not INLINE: int64, -1 where it cannot be had.
+    """Return the CRC-32C of the payloads of rows that are not INLINE: int64, -1 if a payload cannot be read.
 
-    What an index says is taken for it.
-
-    Args:
-        source: Where payloads of a table, or of an archive that is read in sequence, come from; else None.
-        entries: The samples.
-        rows: The payloads.
-        pool: Reads them.
-        observer: Gets progress.
+    A checksum from an index is used without reading the payload. `source` is only needed for payloads in a table, or
+    in an archive that is read in sequence.
 
     Raises:
         CorruptShard: A shard of the source cannot be read.
@@ -103,18 +93,18 @@ def source_checksums(
 def source_digests(
     source: Source | None, entries: SampleTable, rows: Rows, pool: Pool, observer: Observer | None = None
 ) -> NDArray[np.bytes_]:
-    """Return the digest of the payload of each row, 16 bytes, all 0 where it cannot be had; all are read.
+    """Read the payload of each row and return its digest: 16 bytes, all 0 if it cannot be read.
 
     Raises:
         CorruptShard: A shard of the source cannot be read.
     """
     import numpy as np
 
-    inline, found = entries.rows.kind[rows] == INLINE, np.zeros(len(rows), f"S{_DIGEST_SIZE}")
+    inline, digests = entries.rows.kind[rows] == INLINE, np.zeros(len(rows), f"S{_DIGEST_SIZE}")
     texts = inline_payloads(entries, rows[inline], as_numbers=False)
-    found[inline] = [_encode_digest(_checksum_blocks([text], _Digest())) for text in texts]
-    found[~inline] = [*map(_encode_digest, _read_checksums(source, entries, rows[~inline], pool, observer, _Digest))]
-    return found
+    digests[inline] = [_encode_digest(_checksum_blocks([text], _Digest())) for text in texts]
+    digests[~inline] = [*map(_encode_digest, _read_checksums(source, entries, rows[~inline], pool, observer, _Digest))]
+    return digests
 
 
 def _encode_digest(digest: int) -> bytes:
@@ -122,19 +112,19 @@ def _encode_digest(digest: int) -> bytes:
 
 
 def inline_checksums(entries: SampleTable, rows: Rows, *, as_numbers: bool) -> tuple[Rows, Rows]:
-    """Return the bytes and the CRC-32C of payloads as far as nothing is read for it: -1 where they are not INLINE."""
+    """Return the sizes and CRC-32C of payloads that are known without reading: -1 for rows that are not INLINE."""
     import numpy as np
 
     sizes, sums = entries.rows.size[rows], np.full(len(rows), -1, np.int64)
     inline = np.flatnonzero(entries.rows.kind[rows] == INLINE)
     payloads = inline_payloads(entries, rows[inline], as_numbers=as_numbers)
-    for at, data in zip(inline.tolist(), payloads, strict=True):
-        sizes[at], sums[at] = len(data), crc32c(data)
+    for index, data in zip(inline.tolist(), payloads, strict=True):
+        sizes[index], sums[index] = len(data), crc32c(data)
     return sizes, sums
 
 
 def inline_payloads(entries: SampleTable, rows: Rows, *, as_numbers: bool) -> Iterator[bytes]:
-    """Yield the payloads of INLINE rows; `as_numbers`: of numbers, what a TFRecord holds for them."""
+    """Yield the payloads of INLINE rows; `as_numbers`: numbers in their TFRecord encoding."""
     owners, numbers = entries.owners(rows), entries.values.numbers
     for sample, code in zip(owners.tolist(), entries.rows.code[rows].tolist(), strict=True):
         field = entries.fields[code]
@@ -150,7 +140,7 @@ def _read_checksums(
     observer: Observer | None,
     kind: type[_Checksum],
 ) -> list[int]:
-    """Return a sum of each payload that workers, or for a table this process, read; -1 where it cannot be had."""
+    """Return the checksum of each payload, read by workers or, for tables, by this process; -1 if it cannot be read."""
     import numpy as np
 
     sums, kinds = [-1] * len(rows), entries.rows.kind[rows]
@@ -160,20 +150,20 @@ def _read_checksums(
     if len(spans) and source is not None and not entries.known_spans.files:
         sink = _SpanChecksums(entries.known_spans.offset[rows[spans]], entries.rows.size[rows[spans]], kind)
         source.write_binary(sink)
-        for at, value in zip(spans.tolist(), sink.sums, strict=True):
-            sums[at] = value
+        for index, value in zip(spans.tolist(), sink.sums, strict=True):
+            sums[index] = value
     function, observer = checksum_payloads if kind is _Crc32c else digest_payloads, observer or Observer()
     observer.phase("comparing", int(entries.rows.size[rows].sum()))
-    for number, found in pool.map(function, [task for _, task in tasks]):
-        which = tasks[number][0]
-        observer.advance(0, int(entries.rows.size[rows[which]].sum()), 0)
-        for at, value in zip(which.tolist(), found, strict=True):
-            sums[at] = value
+    for number, values in pool.map(function, [task for _, task in tasks]):
+        indices = tasks[number][0]
+        observer.advance(0, int(entries.rows.size[rows[indices]].sum()), 0)
+        for index, value in zip(indices.tolist(), values, strict=True):
+            sums[index] = value
     return sums
 
 
 class _SpanChecksums:
-    """Takes a spool's bytes in order, and keeps nothing of them but the sums of spans."""
+    """Receives the binary payloads of a source in order, and keeps only the checksums of spans."""
 
     def __init__(self, offsets: Rows, sizes: Rows, kind: type[_Checksum]) -> None:
         self.sums, self._kind, self._sum = [kind().value()] * len(offsets), kind, kind()
@@ -182,7 +172,6 @@ class _SpanChecksums:
         self._at = self._next = 0
 
     def write(self, data: bytes | memoryview) -> None:
-        """Take the bytes that follow."""
         view = memoryview(data)
         first, last = self._at, self._at + len(view)
         while self._next < len(self._starts) and self._starts[self._next] < last:
@@ -196,7 +185,7 @@ class _SpanChecksums:
 
 
 def checksum_payloads(task: FileReads | SpanReads) -> list[int]:
-    """Return the CRC-32C of each payload; -1 for a file that cannot be read. Runs in a worker.
+    """Return the CRC-32C of each payload; -1 for an unreadable file. Runs in a worker.
 
     Raises:
         CorruptShard: A shard cannot be read.
@@ -205,7 +194,7 @@ def checksum_payloads(task: FileReads | SpanReads) -> list[int]:
 
 
 def digest_payloads(task: FileReads | SpanReads) -> list[int]:
-    """Return the digest of each payload; -1 for a file that cannot be read. Runs in a worker.
+    """Return the digest of each payload; -1 for an unreadable file. Runs in a worker.
 
     Raises:
         CorruptShard: A shard cannot be read.
@@ -216,19 +205,19 @@ def digest_payloads(task: FileReads | SpanReads) -> list[int]:
 def _compute_checksums(task: FileReads | SpanReads, kind: Callable[[], _Checksum]) -> list[int]:
     if isinstance(task, SpanReads):
         return _checksum_spans(task, kind)
-    files, found = [*zip(task.paths, task.links, strict=True)], [-1] * len(task.paths)
-    if task.reads > 1:  # where opening a file takes long
+    files, checksums = [*zip(task.paths, task.links, strict=True)], [-1] * len(task.paths)
+    if task.reads > 1:  # opening a file is slow here
         try:
-            found = [*requests.imap_requests(partial(_checksum_file, kind), files, task.reads)]
+            checksums = [*requests.imap_requests(partial(_checksum_file, kind), files, task.reads)]
         except (MemoryError, OSError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise
-    # All; else what is left once no threads take memory, and not too many files are open.
-    return [_checksum_file(kind, file) if value < 0 else value for file, value in zip(files, found, strict=True)]
+    # Reads all files, or those that failed because threads took too much memory or opened too many files.
+    return [_checksum_file(kind, file) if value < 0 else value for file, value in zip(files, checksums, strict=True)]
 
 
 def _checksum_file(kind: Callable[[], _Checksum], file: tuple[bytes, int]) -> int:
-    """Return the sum of a file, which is read through a link or is none; -1 for one that cannot be read."""
+    """Return the checksum of a file, following a link if there is one; -1 if it cannot be read."""
     path, link = file
     try:
         with files.open_source_file(path, files.READ_FOLLOWING if link else files.READ_PLAIN) as opened:
@@ -240,23 +229,23 @@ def _checksum_file(kind: Callable[[], _Checksum], file: tuple[bytes, int]) -> in
 
 
 def _checksum_spans(task: SpanReads, kind: Callable[[], _Checksum]) -> list[int]:
-    places = zip(array("q", task.offsets), array("q", task.lengths), strict=True)
+    spans = zip(array("q", task.offsets), array("q", task.lengths), strict=True)
     if task.form == "zip":
         with ShardFile(task.path) as file:
-            return [_checksum_member(file, kind(), *place) for place in places]
+            return [_checksum_member(file, kind(), *span) for span in spans]
     with open_shard(task.path) as shard:
-        return [_checksum_blocks(iter_payload(shard, *place, task.path), kind()) for place in places]
+        return [_checksum_blocks(iter_payload(shard, *span, task.path), kind()) for span in spans]
 
 
-def _checksum_member(file: ShardFile, into: _Checksum, offset: int, length: int) -> int:
-    """Return the sum of the payload of a zip's member; -1 where it is damaged."""
+def _checksum_member(file: ShardFile, checksum: _Checksum, offset: int, length: int) -> int:
+    """Return the checksum of a zip member's payload; -1 if it is damaged."""
     try:
-        return _checksum_blocks(zip_read.iter_zip_payload(file.read, offset, length, file.path), into)
+        return _checksum_blocks(zip_read.iter_zip_payload(file.read, offset, length, file.path), checksum)
     except CorruptShard:
         return -1
 
 
-def _checksum_blocks(blocks: Iterable[bytes | memoryview], into: _Checksum) -> int:
+def _checksum_blocks(blocks: Iterable[bytes | memoryview], checksum: _Checksum) -> int:
     for block in blocks:
-        into.update(block)
-    return into.value()
+        checksum.update(block)
+    return checksum.value()

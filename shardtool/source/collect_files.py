@@ -1,6 +1,6 @@
-"""Collect files that are named in any order, such as archive members or objects of a store, into key order.
+"""Collect files that arrive in any order, such as archive members or objects of a store, into key order.
 
-The rules and the resulting samples are those of a folder.
+The rules and the resulting samples are the same as for a folder.
 """
 
 from __future__ import annotations
@@ -22,73 +22,72 @@ if TYPE_CHECKING:
     from shardtool.source.scan_rules import ScanRules
 
 
-Fact = TypeVar("Fact")
+Property = TypeVar("Property")
 
 
-_SORT_CHUNK_FILES = 2**16  # files at a time
+_SORT_CHUNK_FILES = 2**16
 
 
-def resolve_folder(known: dict[bytes, Fact], folder: bytes, of_below: Callable[[Fact, bytes], Fact]) -> Fact:
-    """Return what is known of a folder, which follows from what is known of the one that it lies in.
+def resolve_folder(
+    known: dict[bytes, Property], folder: bytes, derive: Callable[[Property, bytes], Property]
+) -> Property:
+    """Return a property of a folder that depends on the property of its parent.
 
-    Args:
-        known: What is known of folders, by their paths: these are empty, or end in a slash. Takes what is found.
-        folder: The path.
-        of_below: Gives it, once for each folder, from that of the folder above and the path.
+    `known` has the property by folder path (empty, or ending in a slash), and receives the results of `derive`.
     """
-    new = []
-    while folder not in known:  # no recursion: a path may have a thousand parts
-        new.append(folder)
+    unresolved = []
+    while folder not in known:  # not recursive: a path may have a thousand parts
+        unresolved.append(folder)
         folder = folder[: folder.rfind(b"/", 0, -1) + 1]
-    found = known[folder]
-    for below in reversed(new):
-        found = known[below] = of_below(found, below)
-    return found
+    value = known[folder]
+    for path in reversed(unresolved):
+        value = known[path] = derive(value, path)
+    return value
 
 
 class FileCollector:
-    """Files that are named in any order.
+    """Files in any order.
 
     Attributes:
-        part: What is left out and passed over, and in the end the files in the order of keys and fields.
-        folders: The folders that were met, and whether each is looked into.
+        part: Skipped files and system files; after `in_order`, also the files in the order of keys and fields.
+        folders: Whether each folder is included.
     """
 
     def __init__(self, rules: ScanRules) -> None:
         self._rules, self.part, self.folders = rules, ScanPart(), {b"": True}
-        self._names, self._starts, self._facts = bytearray(), array("q", [0]), array("q")
+        self._names, self._starts, self._numbers = bytearray(), array("q", [0]), array("q")
         self._no_field: dict[bytes, int] = {}
 
     def split(self, path: bytes, size: int) -> tuple[bytes, bytes] | None:
-        """Return the key and the field of a file; None where it is not wanted, or its name has no field."""
+        """Return the key and field of a file; None if it is excluded, or its name has no field."""
         rules, start = self._rules, path.rfind(b"/") + 1
-        above, name = path[:start], path[start:]
-        if not resolve_folder(self.folders, above, self._includes_folder_below):
+        parent, name = path[:start], path[start:]
+        if not resolve_folder(self.folders, parent, self._includes_folder_below):
             return None
         if rules.hides(name):
-            count_system_file(rules, above, name, self.part)
+            count_system_file(rules, parent, name, self.part)
             return None
-        if not rules.includes_file(above, name):
+        if not rules.includes_file(parent, name):
             return None
         split = split_name(name, rules.dots)
         if split is None:
             self._no_field[path] = size
             return None
-        return above + split[0], split[1]
+        return parent + split[0], split[1]
 
     def add(self, name: tuple[bytes, bytes], size: int, second: int, third: int) -> None:
-        """Note a file: its key and field, its bytes, and two more facts."""
+        """Add a file: its key and field, its size, and two more numbers."""
         self._names += b"%b\0%b\0" % name
         self._starts.append(len(self._names))
-        self._facts.extend((size, second, third))
+        self._numbers.extend((size, second, third))
 
     def in_order(self, where: str) -> NDArray[np.int64]:
-        """Put the files into `part`; return int64[3, files], the facts of each.
+        """Move the files into `part`; return int64[3, files], their numbers.
 
-        Empty files that stand for folders in a store are none.
+        Empty objects that represent folders in a store are ignored.
 
         Raises:
-            InvalidRequest: A file is there twice.
+            InvalidRequest: A file occurs twice.
         """
         import numpy as np
 
@@ -98,33 +97,33 @@ class FileCollector:
         for path, size in self._no_field.items():
             if size or path + b"/" not in self.folders:
                 part.skipped.append(no_field_row(b"", path))
-        facts, order = np.array(self._facts, np.int64).reshape(-1, 3), names.sorted_order()
-        empty = order[facts[order, 0] == 0].tolist()
-        markers = [at for at in empty if names[at].replace(b"\0", b".") + b"/" in self.folders]
+        numbers, order = np.array(self._numbers, np.int64).reshape(-1, 3), names.sorted_order()
+        empty = order[numbers[order, 0] == 0].tolist()
+        markers = [row for row in empty if names[row].replace(b"\0", b".") + b"/" in self.folders]
         order = order[~np.isin(order, markers)]
-        keys, last, field_before, twice = bytearray(), None, None, list[bytes]()
+        keys, previous_key, previous_field, twice = bytearray(), None, None, list[bytes]()
         for first in range(0, len(order), _SORT_CHUNK_FILES):
-            both = names.gather(order[first : first + _SORT_CHUNK_FILES]).split(b"\0")
-            for key, ending in zip(both[:-1:2], both[1::2], strict=True):
-                if key != last:
+            parts = names.gather(order[first : first + _SORT_CHUNK_FILES]).split(b"\0")
+            for key, ending in zip(parts[:-1:2], parts[1::2], strict=True):
+                if key != previous_key:
                     keys += key + b"\0"
                     part.counts.append(1)
-                elif ending == field_before:
+                elif ending == previous_field:
                     twice.append(key + b"." + ending)
                 else:
                     part.counts[-1] += 1
                 part.codes.append(part.fields.setdefault(ending, len(part.fields)))
-                last, field_before = key, ending
+                previous_key, previous_field = key, ending
         if twice:
             shown = format_list([printable(name) for name in twice])
             problem = f"{pluralize(len(twice), 'name')} of several members: {shown}"
-            raise InvalidRequest(where, problem, expected="each file once", remedy="Make the archive anew.")
+            raise InvalidRequest(where, problem, expected="each file once", remedy="Recreate the archive.")
         part.keys = [bytes(keys)]
-        found: NDArray[np.int64] = facts[order].T
-        return found
+        columns: NDArray[np.int64] = numbers[order].T
+        return columns
 
     def _includes_folder_below(self, taken: bool, folder: bytes) -> bool:  # noqa: FBT001 - it is a value of `folders`
-        """Tell whether a folder is looked into; `taken`: whether the one above is."""
+        """Check whether a folder is included; `taken`: whether its parent is."""
         start = folder.rfind(b"/", 0, -1) + 1
         above, name = folder[:start], folder[start:-1]
         if taken and self._rules.hides(name):

@@ -1,8 +1,7 @@
 """Find and drop duplicates: samples with the same content under different keys.
 
-The content of a sample is its images, audio, video and arrays; without these, its texts; then other bytes; then
-JSON.
-Labels and numbers are not content. Lengths and known checksums select candidates; a digest of the bytes decides.
+The content of a sample is its images, audio, video and arrays; without these, its texts; then other bytes; then JSON.
+Labels and numbers are not content. Sizes and known checksums select candidates; a digest of the bytes decides.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ if TYPE_CHECKING:
     Rows = NDArray[np.int64]
 
 
-# The first of these that a sample has is what it holds.
+# The lowest rank among a sample's fields is the rank of its content.
 _CONTENT_RANKS = {"image": 0, "audio": 0, "video": 0, "array": 0, "text": 1, "bytes": 2, "pickle": 2, "json": 3}
 
 
@@ -49,14 +48,13 @@ _HASH_MULTIPLIERS = np.array([0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B1
 
 
 class DuplicateGroups(NamedTuple):
-    """The groups of samples that hold the same.
+    """Groups of samples with the same content.
 
     Attributes:
-        groups: The samples of each, two or more, in the order of their keys, but those that are there already come
-            first; groups in the order of their first ones.
-        sizes: Bytes of what each sample of a group holds.
-        fields: The fields that samples hold.
-        differ: Sample to the labels and other fields that the first one of its group has with other values.
+        groups: The samples of each group, in key order after existing samples; groups in the order of their first ones.
+        sizes: Content bytes per sample of each group.
+        fields: The fields with content.
+        differ: Sample to the labels and other fields that differ from its group's first sample.
     """
 
     groups: tuple[tuple[int, ...], ...]
@@ -66,60 +64,55 @@ class DuplicateGroups(NamedTuple):
 
 
 def find_duplicates(
-    entries: SampleTable, source: Source | None, pool: Pool, observer: Observer, there: NDArray[np.bool_] | None = None
+    entries: SampleTable, source: Source | None, pool: Pool, observer: Observer, exists: NDArray[np.bool_] | None = None
 ) -> DuplicateGroups:
-    """Return which samples hold the same.
+    """Return the groups of samples with the same content.
 
-    Args:
-        entries: The samples.
-        source: What they come from; of shards, None.
-        pool: Reads payloads: of those samples that may be twins.
-        observer: Gets progress.
-        there: Whether each sample comes before those that are not; None: none does.
+    `source` is None for shards. `exists` tells which samples exist already, and so come first.
 
     Raises:
         CorruptShard: A shard cannot be read.
     """
-    held, ranks = _content_rows(entries)
-    fields = tuple(entries.fields[code] for code in np.unique(entries.rows.code[held]).tolist())
-    owners = entries.owners(held)
-    alike = np.isin(owners, _find_candidates(entries, held, owners))
-    digests = checksums.source_digests(source, entries, held[alike], pool, observer)
-    groups = _group_by_digest(owners[alike], digests, ranks)
+    content, ranks = _content_rows(entries)
+    fields = tuple(entries.fields[code] for code in np.unique(entries.rows.code[content]).tolist())
+    owners = entries.owners(content)
+    is_candidate = np.isin(owners, _find_candidates(entries, content, owners))
+    digests = checksums.source_digests(source, entries, content[is_candidate], pool, observer)
+    groups = _group_by_digest(owners[is_candidate], digests, ranks)
 
-    def place(sample: int) -> tuple[bool, bytes, int]:
-        return there is None or not there[sample], entries.keys[sample], sample
+    def sort_key(sample: int) -> tuple[bool, bytes, int]:
+        return exists is None or not exists[sample], entries.keys[sample], sample
 
-    several = sorted((tuple(sorted(group, key=place)) for group in groups), key=lambda group: place(group[0]))
-    sizes = np.bincount(owners, entries.rows.size[held], len(entries))
-    of_groups = tuple(int(sizes[group[0]]) for group in several)
+    several = sorted((tuple(sorted(group, key=sort_key)) for group in groups), key=lambda group: sort_key(group[0]))
+    sizes = np.bincount(owners, entries.rows.size[content], len(entries))
+    group_sizes = tuple(int(sizes[group[0]]) for group in several)
     return DuplicateGroups(
-        tuple(several), of_groups, fields, dict(_find_differing_values(entries, several, held, source, pool))
+        tuple(several), group_sizes, fields, dict(_find_differing_values(entries, several, content, source, pool))
     )
 
 
 def _content_rows(entries: SampleTable) -> tuple[Rows, NDArray[np.uint8]]:
-    """Return the rows that are what their samples hold, and of what rank that is, for each sample."""
+    """Return the rows with the content of their samples, and the rank of that content for each sample."""
     values = entries.values
     ranks = np.full(len(entries.fields), _NO_RANK, np.uint8)
     for code, name in enumerate(entries.fields):
         if not (is_label_name(name) or name in values.numbers or name in values.lists or name in values.classes):
             ranks[code] = _CONTENT_RANKS.get(content_type(name), _NO_RANK)
-    of_rows, owners = ranks[entries.rows.code], np.repeat(np.arange(len(entries)), entries.counts())
-    of_samples = np.full(len(entries), _NO_RANK, np.uint8)
-    np.minimum.at(of_samples, owners, of_rows)
-    return np.flatnonzero((of_rows < _NO_RANK) & (of_rows == of_samples[owners])), of_samples
+    row_ranks, owners = ranks[entries.rows.code], np.repeat(np.arange(len(entries)), entries.counts())
+    sample_ranks = np.full(len(entries), _NO_RANK, np.uint8)
+    np.minimum.at(sample_ranks, owners, row_ranks)
+    return np.flatnonzero((row_ranks < _NO_RANK) & (row_ranks == sample_ranks[owners])), sample_ranks
 
 
-def _find_candidates(entries: SampleTable, held: Rows, owners: Rows) -> Rows:
-    """Return the samples that hold as many payloads as another one, of these lengths and checksums."""
-    if not len(held):
-        return held
-    crcs = np.full(len(held), -1, np.int64)
-    if entries.spans is not None and np.all(entries.rows.kind[held] == SPAN):
-        crcs = entries.spans.expected[held]
-    crcs = crcs if crcs.min() >= 0 else np.zeros_like(crcs)  # some unknown: lengths alone
-    mixed = (entries.rows.size[held].astype(np.uint64) * _HASH_MULTIPLIERS[0]) ^ (
+def _find_candidates(entries: SampleTable, content: Rows, owners: Rows) -> Rows:
+    """Return the samples whose content has the same sizes and checksums as another sample's."""
+    if not len(content):
+        return content
+    crcs = np.full(len(content), -1, np.int64)
+    if entries.spans is not None and np.all(entries.rows.kind[content] == SPAN):
+        crcs = entries.spans.expected[content]
+    crcs = crcs if crcs.min() >= 0 else np.zeros_like(crcs)  # some are unknown: compare sizes only
+    mixed = (entries.rows.size[content].astype(np.uint64) * _HASH_MULTIPLIERS[0]) ^ (
         crcs.astype(np.uint64) * _HASH_MULTIPLIERS[1]
     )
     mixed = (mixed ^ (mixed >> np.uint64(29))) * _HASH_MULTIPLIERS[2]
@@ -131,22 +124,20 @@ def _find_candidates(entries: SampleTable, held: Rows, owners: Rows) -> Rows:
 
 
 def _group_by_digest(owners: Rows, digests: NDArray[np.bytes_], ranks: NDArray[np.uint8]) -> list[list[int]]:
-    """Return the samples whose payloads, in any order, have the same digests; not those that cannot be read.
-
-    Args:
-        owners: The sample of each payload, ascending.
-        digests: The digest of each; empty where it cannot be had.
-        ranks: What payloads are, for each sample.
-    """
+    """Group the samples whose payloads have the same digests in any order, without unreadable ones."""
     starts = np.flatnonzero(np.diff(owners, prepend=-1))
-    ends, found, samples = np.append(starts[1:], len(owners)), digests[starts], owners[starts]
-    for at in np.flatnonzero(ends - starts > 1).tolist():
-        own = np.sort(digests[starts[at] : ends[at]])
-        found[at] = blake2b(own.tobytes(), digest_size=found.itemsize).digest() if np.all(own != b"") else b""
-    samples, found = samples[found != b""], found[found != b""]
-    order = np.lexsort((found, ranks[samples]))
-    samples, found = samples[order], found[order]
-    same = (found[1:] == found[:-1]) & (ranks[samples[1:]] == ranks[samples[:-1]])
+    ends, combined, samples = np.append(starts[1:], len(owners)), digests[starts], owners[starts]
+    for index in np.flatnonzero(ends - starts > 1).tolist():
+        sample_digests = np.sort(digests[starts[index] : ends[index]])
+        combined[index] = (
+            blake2b(sample_digests.tobytes(), digest_size=combined.itemsize).digest()
+            if np.all(sample_digests != b"")
+            else b""
+        )
+    samples, combined = samples[combined != b""], combined[combined != b""]
+    order = np.lexsort((combined, ranks[samples]))
+    samples, combined = samples[order], combined[order]
+    same = (combined[1:] == combined[:-1]) & (ranks[samples[1:]] == ranks[samples[:-1]])
     starts = np.flatnonzero(np.append(True, ~same))[: len(samples)]
     ends = np.append(starts[1:], len(samples))
     several = ends - starts > 1
@@ -154,32 +145,32 @@ def _group_by_digest(owners: Rows, digests: NDArray[np.bytes_], ranks: NDArray[n
 
 
 def _find_differing_values(
-    entries: SampleTable, groups: list[tuple[int, ...]], held: Rows, source: Source | None, pool: Pool
+    entries: SampleTable, groups: list[tuple[int, ...]], content: Rows, source: Source | None, pool: Pool
 ) -> Iterator[tuple[int, tuple[str, ...]]]:
-    """Yield samples that have other values than the first one of their group, but for JSON, and the names of these."""
+    """Yield samples that differ from the first of their group in labels or fields other than JSON, and the names."""
     samples = np.array(sorted(sample for group in groups for sample in group), np.int64)
     if not len(samples):
         return
-    others = np.setdiff1d(entries.rows_of(samples), held, assume_unique=True)
-    names = [entries.fields[code] for code in entries.rows.code[others].tolist()]
-    said: dict[int, dict[str, object]] = {sample: {} for sample in samples.tolist()}
-    digests = checksums.source_digests(source, entries, others, pool).tolist()
-    for sample, name, digest in zip(entries.owners(others).tolist(), names, digests, strict=True):
+    other_rows = np.setdiff1d(entries.rows_of(samples), content, assume_unique=True)
+    names = [entries.fields[code] for code in entries.rows.code[other_rows].tolist()]
+    values_of: dict[int, dict[str, object]] = {sample: {} for sample in samples.tolist()}
+    digests = checksums.source_digests(source, entries, other_rows, pool).tolist()
+    for sample, name, digest in zip(entries.owners(other_rows).tolist(), names, digests, strict=True):
         if _CONTENT_RANKS.get(content_type(name)) != _JSON_RANK:
-            said[sample][name] = digest
+            values_of[sample][name] = digest
     table = entries.metadata if entries.metadata is not None else pa.table({})
     for name in filter(is_label_name, table.column_names):
         values = table.column(name).take(arrow.number_array(samples)).to_pylist()
         for sample, value in zip(samples.tolist(), values, strict=True):
             if value is not None:
-                said[sample].setdefault(name, value)
+                values_of[sample].setdefault(name, value)
     for group in groups:
-        first = said[group[0]]
+        first = values_of[group[0]]
         for sample in group[1:]:
-            here = said[sample]
-            unlike = sorted(name for name in first.keys() & here.keys() if first[name] != here[name])
-            if unlike:
-                yield sample, tuple(unlike)
+            own_values = values_of[sample]
+            differing = sorted(name for name in first.keys() & own_values.keys() if first[name] != own_values[name])
+            if differing:
+                yield sample, tuple(differing)
 
 
 def drop_duplicate_samples(
@@ -190,39 +181,31 @@ def drop_duplicate_samples(
     observer: Observer,
     taken: Callable[[], PackedStrings | None],
 ) -> Listing:
-    """Return the samples, where that is asked for without those that hold the same as one whose key comes first.
+    """Return the samples, without duplicates if requested. Of each group, the sample with the first key stays.
 
-    These are left out by name. A plan has none already.
-
-    Args:
-        listed: The samples.
-        source: What they come from.
-        options: What is asked for.
-        pool: Reads payloads.
-        observer: Gets progress.
-        taken: Returns the keys of samples that a dataset has already: these stay, and come first.
+    A plan file is already without duplicates.
 
     Raises:
         CorruptShard: A shard of the source cannot be read.
     """
     if not options.drop_duplicates or getattr(options, "plan", None) is not None:
         return listed
-    entries, there = listed.entries, np.zeros(len(listed.entries), np.bool_)
-    if (known := taken()) is not None:
-        there = contains_hashes(hash_keys(entries.keys), np.sort(hash_keys(known)))
-    twins = find_duplicates(entries, source, pool, observer, there)
+    entries, exists = listed.entries, np.zeros(len(listed.entries), np.bool_)
+    if (existing_keys := taken()) is not None:
+        exists = contains_hashes(hash_keys(entries.keys), np.sort(hash_keys(existing_keys)))
+    duplicates = find_duplicates(entries, source, pool, observer, exists)
     skipped = {
-        sample: _skip_duplicate(entries, sample, group[0], twins.differ.get(sample, ()))
-        for group in twins.groups
+        sample: _skip_duplicate(entries, sample, group[0], duplicates.differ.get(sample, ()))
+        for group in duplicates.groups
         for sample in group[1:]
-        if not there[sample]
+        if not exists[sample]
     }
     if not skipped:
         return listed
-    lost = sorted(skipped)
-    rows = tuple(skipped[sample] for sample in lost)
-    return replace(listed, entries=entries.without(lost), skipped=listed.skipped + rows, digest=None)
+    dropped = sorted(skipped)
+    rows = tuple(skipped[sample] for sample in dropped)
+    return replace(listed, entries=entries.without(dropped), skipped=listed.skipped + rows, digest=None)
 
 
 def _skip_duplicate(entries: SampleTable, sample: int, first: int, differ: tuple[str, ...]) -> Skipped:
-    return Skipped(to_text(entries.keys[sample]), "", "twin", duplicate_message(printable(entries.keys[first]), differ))
+    return Skipped(to_text(entries.keys[sample]), "", "duplicate", duplicate_message(printable(entries.keys[first]), differ))

@@ -1,7 +1,6 @@
 """A folder of files as a source: the files that share a key are one sample.
 
-Files that cannot be part of a sample are never ignored silently: they are returned as skipped rows, and `create`
-decides what to do with them.
+Files that cannot be part of a sample are never ignored silently: they are returned as skipped rows.
 """
 
 from __future__ import annotations
@@ -59,19 +58,19 @@ class FolderSource(Source):
             pattern = KeyPattern(options.key_pattern)
         entries, skipped, notes = self._list(pool, observer, pattern)
         self.by_key = options.sort_by is None
-        check_skipped(self._source, skipped, options.on_error, f"{option_text('exclude')} them")
-        of_shards = shards_note(entries, named=bool(options.include))
-        notes += filter(None, [of_shards])
+        check_skipped(self._source, skipped, options.on_error, f"exclude them with {option_text('exclude')}")
+        note_on_shards = shards_note(entries, named=bool(options.include))
+        notes += filter(None, [note_on_shards])
         if pattern is not None:
             pattern.check_matched(entries.keys)
         elif options.dots is None and not entries.folders:
             check_dots(entries)
-        if not of_shards:
+        if not note_on_shards:
             notes += self._layout_notes(entries)
         from shardtool.source.selection import apply_field_options, join_and_filter, sort_and_limit, take_sample
 
         listed = apply_field_options(Listing(entries, skipped, self._name, tuple(notes)), options, pool)
-        if options.label_from_folder:  # a class has its number whether its samples are chosen or not
+        if options.label_from_folder:  # before sampling, so that class numbers do not depend on the chosen samples
             from shardtool.dataset.class_names import read_classes
 
             depth, known = 1 if options.split_from_folder else 0, read_classes(options.classes_from)
@@ -87,7 +86,6 @@ class FolderSource(Source):
         return sort_and_limit(listed, options)
 
     def _list(self, pool: Pool, observer: Observer, pattern: KeyPattern | None) -> Found:
-        """Return the samples that files make, with the keys that a pattern gives them."""
         parts = self._tree.scan(pool, observer)
         entries, skipped = self._with_keys(*collect_samples(self._tree.root, parts), pattern)
         return entries, skipped, system_file_notes(parts)
@@ -95,7 +93,7 @@ class FolderSource(Source):
     def _with_keys(
         self, entries: SampleTable, skipped: tuple[Skipped, ...], pattern: KeyPattern | None
     ) -> tuple[SampleTable, tuple[Skipped, ...]]:
-        """Return samples and what was left out with the keys of a pattern; names that look torn are refused before."""
+        """Apply a key pattern to samples and skipped rows; refuse suspicious dots before."""
         if pattern is None:
             return entries, skipped
         from shardtool.entries.strings import PackedStrings
@@ -103,15 +101,15 @@ class FolderSource(Source):
 
         if self._options.dots is None:
             check_dots(entries)
-        old = [to_bytes(one.key) for one in skipped if one.key]
+        old = [to_bytes(row.key) for row in skipped if row.key]
         new = dict(zip(old, iter(pattern.split(PackedStrings.of(old))[0]), strict=True))
-        skipped = tuple(one._replace(key=to_text(new.get(to_bytes(one.key), b""))) for one in skipped)
+        skipped = tuple(row._replace(key=to_text(new.get(to_bytes(row.key), b""))) for row in skipped)
         return drop_failed_samples(apply_key_pattern(entries, pattern), skipped), skipped
 
     def _layout_notes(self, entries: SampleTable) -> list[str]:
-        """Note which command pairs the files of the folder, unless the user said which files and fields are meant."""
-        said = ("key_pattern", "join", "select_fields", "drop_fields")
-        if any(map(self._options.is_given, said)) or entries.folders:
+        """Note which command pairs the files of the folder, unless the user chose keys, files or fields."""
+        chosen_options = ("key_pattern", "join", "select_fields", "drop_fields")
+        if any(map(self._options.is_given, chosen_options)) or entries.folders:
             return []
         from shardtool.source.layouts import find_layout
 
@@ -119,7 +117,7 @@ class FolderSource(Source):
         return [str(advice)] if advice is not None else []
 
     def _strip_folder(self, skipped: tuple[Skipped, ...]) -> tuple[Skipped, ...]:
-        """Return what was left out, with its paths below the folders that paths start with."""
+        """Return the skipped rows with paths relative to the class folders."""
         return skipped
 
     def column(self, listed: Listing, name: str) -> pa.ChunkedArray:
@@ -127,55 +125,54 @@ class FolderSource(Source):
         from shardtool.select.sample_table import make_sample_table
 
         table = make_sample_table(listed.entries, listed.shards)
-        labelled = name == "cls" and self._options.label_from_folder and name not in table.column_names
-        if name == TOP_FOLDER or labelled:
+        is_label = name == "cls" and self._options.label_from_folder and name not in table.column_names
+        if name == TOP_FOLDER or is_label:
             return top_folders(listed.entries.keys, in_order=self.by_key)
         if name not in table.column_names:
-            remedy = f"{option_text('join')} adds a table's columns, {option_text('columns_from')} those of fields."
+            join, columns_from = option_text("join"), option_text("columns_from")
+            remedy = f"Add columns from a table with {join}, or from fields with {columns_from}."
             expected = f"one of {format_list(table.column_names, 100)}"
             raise InvalidRequest(name, "no such column", expected=expected, remedy=remedy)
         return table.column(name)
 
 
 def open_tree(source: str, options: CreateOptions, outputs: Iterable[ShardPattern]) -> FileTree:
-    """Return a source folder, in which outputs are passed over.
+    """Open a source folder, without the outputs in it.
 
     Raises:
         InvalidRequest: There is no such folder.
     """
     root = paths.source_root(source, needed=True)
-    below = [(paths.path_inside_source(pattern.folder, root), pattern) for pattern in outputs]
-    own = tuple((folder, pattern) for folder, pattern in below if folder is not None)
+    located = [(paths.path_inside_source(pattern.folder, root), pattern) for pattern in outputs]
+    outputs_inside = tuple((folder, pattern) for folder, pattern in located if folder is not None)
     dots = options.dots or "first"
-    return FileTree(root, ScanRules(options.include, options.exclude, options.hidden, options.symlinks, dots, own))
+    return FileTree(
+        root, ScanRules(options.include, options.exclude, options.hidden, options.symlinks, dots, outputs_inside)
+    )
 
 
 def folder_name(source: str) -> str:
-    """Return the name of a folder for outputs: of a link, that of what it leads to; of a whole bucket, the bucket's."""
+    """Return the name of a folder for outputs: the target's name for a link, the bucket's name for a bucket."""
     if address.is_url(source):
         return printable(to_bytes(source.rstrip("/").rpartition("/")[2]))
     return printable(os.fsencode(os.path.basename(os.path.realpath(source))))
 
 
 def system_file_notes(parts: Iterable[ScanPart]) -> list[str]:
-    """Note files that operating systems leave in folders; they are passed over, as hidden names are."""
-    found = sum((part.left_behind for part in parts), Counter[bytes]())
-    if not found:
+    """Note names that operating systems leave in folders; they are ignored, as hidden names are."""
+    counts = sum((part.left_behind for part in parts), Counter[bytes]())
+    if not counts:
         return []
-    names = [printable(name) for name, _ in found.most_common()]
-    what = pluralize(found.total(), "name that an operating system made, passed over")
-    return [f"{what}: {format_list(names)} ({flag_text('hidden')} takes them)"]
+    names = [printable(name) for name, _ in counts.most_common()]
+    ignored = pluralize(counts.total(), "name from an operating system, ignored")
+    return [f"{ignored}: {format_list(names)} (include them with {flag_text('hidden')})"]
 
 
 def collect_samples(root: bytes, parts: list[ScanPart]) -> tuple[SampleTable, tuple[Skipped, ...]]:
-    """Return the samples that were found below `root`, and what else there is.
-
-    Args:
-        root: Ending in a slash.
-        parts: What `make_scan_tasks` and `scan` found, in key order.
+    """Return the samples found below `root`, and the skipped files.
 
     Raises:
-        InvalidRequest: Too many different fields.
+        InvalidRequest: There are too many different fields.
     """
     import numpy as np
 
@@ -183,15 +180,15 @@ def collect_samples(root: bytes, parts: list[ScanPart]) -> tuple[SampleTable, tu
     from shardtool.entries.strings import PackedStrings
     from shardtool.select.field_rows import check_field_count
 
-    skipped = sorted([one for part in parts for one in part.skipped], key=lambda one: to_bytes(one.path))
+    skipped = sorted([row for part in parts for row in part.skipped], key=lambda row: to_bytes(row.path))
     names = sorted({name for part in parts for name in part.fields})
-    remedy = f"If the names have dots in them, {option_text('dots', 'last')} makes the last ending the field."
+    remedy = f"If names contain dots, use {option_text('dots', 'last')} to make the last extension the field."
     check_field_count(printable(root), names, remedy)
-    place = {name: at for at, name in enumerate(names)}
+    code_of = {name: code for code, name in enumerate(names)}
     codes = [np.zeros(0, np.uint16)]
     for part in parts:
-        own = np.array([place[name] for name in part.fields], np.uint16)
-        codes.append(own[np.frombuffer(part.codes, np.uint32)])
+        part_codes = np.array([code_of[name] for name in part.fields], np.uint16)
+        codes.append(part_codes[np.frombuffer(part.codes, np.uint32)])
     counts = np.frombuffer(b"".join(part.counts for part in parts), np.uint32)
     entries = SampleTable(
         root=root,
@@ -210,40 +207,40 @@ def collect_samples(root: bytes, parts: list[ScanPart]) -> tuple[SampleTable, tu
 
 
 def drop_failed_samples(entries: SampleTable, skipped: Iterable[Skipped]) -> SampleTable:
-    """Return the samples that lost no field: the others are left out whole."""
-    torn = {to_bytes(one.key) for one in skipped if one.key}
-    if not torn:
+    """Drop samples of which a file was skipped."""
+    incomplete_keys = {to_bytes(row.key) for row in skipped if row.key}
+    if not incomplete_keys:
         return entries
-    return entries.without([at for at in range(len(entries)) if entries.keys[at] in torn])
+    return entries.without([sample for sample in range(len(entries)) if entries.keys[sample] in incomplete_keys])
 
 
 def check_dots(entries: SampleTable) -> None:
-    """Refuse names that WebDataset's rule would tear apart, such as `scan.2019.01.jpg`, unless a rule was asked for.
+    """Refuse names that WebDataset's rule would split in the wrong place, such as `scan.2019.01.jpg`.
 
-    A field with a dot is common (`a.seg.png`). It is suspicious where a part of it is a number, or
-    where nearly every file has such a field of its own.
+    A field with a dot is common (`a.seg.png`). It is suspicious if a part of it is a number, or if nearly every file
+    has its own such field.
 
     Raises:
-        InvalidRequest: Names look torn.
+        InvalidRequest: Names look wrongly split.
     """
     dotted = [code for code, name in enumerate(entries.fields) if "." in name]
     if not dotted:
         return
     uses = entries.code_counts()
-    numbered = [
+    with_number = [
         code for code in dotted if any(part.isdigit() or not part for part in entries.fields[code].split(".")[:-1])
     ]
     rows = sum(uses[code] for code in dotted)
-    lonely = len(dotted) > 1 and len(entries) > 1 and rows < 2 * len(dotted)
-    if not numbered and not lonely:
+    is_unique = len(dotted) > 1 and len(entries) > 1 and rows < 2 * len(dotted)
+    if not with_number and not is_unique:
         return
-    row = int((entries.rows.code == (numbered or dotted)[0]).argmax())
+    row = int((entries.rows.code == (with_number or dotted)[0]).argmax())
     name = printable(entries.path(row))
     field = printable(entries.fields[entries.rows.code[row]])
     key = printable(entries.keys[int(entries.owners(row))])
-    found = f"dots in {pluralize(rows, 'name')}: WebDataset's rule makes this one's key {key!r}, its field {field!r}"
+    found = f"dots in {pluralize(rows, 'name')}: by WebDataset's rule this key is {key!r}, and its field is {field!r}"
     remedy = (
-        f"Choose {option_text('dots', 'last')} (only the last ending is the field; add {flag_text('portable')} for "
-        f"readers that end the key at the first dot), or {option_text('dots', 'first')} if that is what you want."
+        f"Use {option_text('dots', 'last')} (only the last extension is the field; add {flag_text('portable')} for "
+        f"readers that end the key at the first dot), or {option_text('dots', 'first')} to keep WebDataset's rule."
     )
     raise InvalidRequest(name, found, remedy=remedy)

@@ -23,24 +23,19 @@ if TYPE_CHECKING:
     from shardtool.skipped import Skipped
 
 
-_GLOB_CHARACTERS = re.compile(rb"[*?\[]")  # what a glob does not take for itself
+_GLOB_CHARACTERS = re.compile(rb"[*?\[]")
 
 
 def add_folder_labels(
     entries: SampleTable, known: Classes | None = None, *, depth: int = 0, skipped: Iterable[Skipped] = ()
 ) -> SampleTable:
-    """Give each sample the field `cls`: the number of its top folder, in the order of the bytes of their names.
+    """Give each sample the field `cls`: the number of its top folder among the class names in byte order.
 
-    This is torchvision's ImageFolder convention.
-
-    Args:
-        entries: The samples, sorted by their keys.
-        known: The numbers that classes have already.
-        depth: How many folders lie above those of the classes.
-        skipped: What is not among the samples, but in folders of classes.
+    This is torchvision's ImageFolder convention. The samples are sorted by key; `depth` is the number of folder levels
+    above the class folders. Skipped files count as samples of their classes.
 
     Raises:
-        InvalidRequest: Samples lie beside the class folders, or have a field `cls` already.
+        InvalidRequest: Samples are outside class folders, or have a field `cls` already.
     """
     import numpy as np
 
@@ -52,28 +47,24 @@ def add_folder_labels(
     if not len(entries):
         return entries
     if "cls" in entries.fields:
-        raise InvalidRequest(option_text("label_from_folder"), "the samples have a field 'cls' already")
+        raise InvalidRequest(option_text("label_from_folder"), "the samples already have a field 'cls'")
     expected = "paths such as SPLIT/CLASS/FILE" if depth else "paths such as CLASS/FILE"
     spans = _folder_spans(entries.keys, depth, ("label_from_folder", expected))
-    # A class keeps its number where all of its samples are left out: it is there, and may be read tomorrow.
-    paths = [to_bytes(one.path).split(b"/") for one in skipped if one.code != "no-field"]
+    # A class keeps its number if all its samples are skipped: they may be readable tomorrow.
+    paths = [to_bytes(row.path).split(b"/") for row in skipped if row.code != "no-field"]
     failed = {parts[depth] for parts in paths if len(parts) > depth + 1}
     number, names = number_classes({*(name for _, _, name in spans), *failed}, "cls", known)
     label = np.repeat(np.array([number[name] for _, _, name in spans]), [high - low for low, high, _ in spans])
-    labels = PackedStrings.of(b"%d" % at for at in range(len(names))).take(label)
-    every = np.ones(len(entries), bool)
-    return add_fields(entries, [NewField("cls", labels, every, "int64", names, number_array(label))])
+    labels = PackedStrings.of(b"%d" % index for index in range(len(names))).take(label)
+    all_samples = np.ones(len(entries), bool)
+    return add_fields(entries, [NewField("cls", labels, all_samples, "int64", names, number_array(label))])
 
 
 def top_folders(keys: PackedStrings, *, in_order: bool = True) -> pa.ChunkedArray:
-    """Return the name of the top folder of each sample, which says its split.
-
-    Args:
-        keys: One per sample.
-        in_order: Whether they are sorted.
+    """Return the name of each sample's top folder, which is its split.
 
     Raises:
-        InvalidRequest: Samples lie beside these folders.
+        InvalidRequest: Samples are outside these folders.
     """
     import numpy as np
     import pyarrow as pa
@@ -84,56 +75,45 @@ def top_folders(keys: PackedStrings, *, in_order: bool = True) -> pa.ChunkedArra
         order = keys.sorted_order()
         return top_folders(keys.take(order)).take(number_array(np.argsort(order)))
     spans = _folder_spans(keys, 0, ("split_from_folder", "paths such as SPLIT/FILE"))
-    which = np.repeat(np.arange(len(spans)), [high - low for low, high, _ in spans])
-    return pa.chunked_array([bytes_array([name for _, _, name in spans]).take(number_array(which))])
+    folder_of_sample = np.repeat(np.arange(len(spans)), [high - low for low, high, _ in spans])
+    return pa.chunked_array([bytes_array([name for _, _, name in spans]).take(number_array(folder_of_sample))])
 
 
 def split_folder_notes(entries: SampleTable) -> tuple[str, ...]:
-    """Return what the user should know of classes that are called like splits."""
+    """Note classes that have names of splits."""
     classes = entries.values.classes.get("cls", [])
-    found = [name for name in classes if name.lower() in SPLIT_NAMES]
-    if len(found) < min(2, len(classes)) or not found:
+    split_names = [name for name in classes if name.lower() in SPLIT_NAMES]
+    if len(split_names) < min(2, len(classes)) or not split_names:
         return ()
-    shown = format_list(found)
+    shown = format_list(split_names)
     label, split = option_text("label_from_folder"), option_text("split_from_folder")
-    return (f"{label} takes {shown} for classes: {split} takes them for splits, and labels below",)
+    return (f"{label} uses {shown} as classes: use {split} to make them splits, with the class folders below",)
 
 
-def _folder_spans(keys: PackedStrings, depth: int, asked: tuple[str, str]) -> list[tuple[int, int, bytes]]:
-    """Return where the samples of each folder start and end, and its name, `depth` folders below the top.
-
-    Keys are sorted, so this is a few bisections.
-
-    Args:
-        keys: One per sample.
-        depth: How many folders lie above.
-        asked: The option that wants to know, and what it expects.
-
-    Raises:
-        InvalidRequest: Samples lie beside these folders.
-    """
-    spans, beside = [(0, len(keys), b"")], list[str]()
+def _folder_spans(keys: PackedStrings, depth: int, option_and_paths: tuple[str, str]) -> list[tuple[int, int, bytes]]:
+    """Return the first sample, the end and the name of each folder at `depth`, by bisecting the sorted keys."""
+    spans, outside = [(0, len(keys), b"")], list[str]()
     for _ in range(depth + 1):
-        found = []
-        for low, high, above in spans:
-            at = low
-            while at < high:
-                name, slash, _rest = keys[at][len(above) :].partition(b"/")
+        inner_spans = []
+        for low, high, parent in spans:
+            sample = low
+            while sample < high:
+                name, slash, _rest = keys[sample][len(parent) :].partition(b"/")
                 if not slash:
-                    path = printable(_GLOB_CHARACTERS.sub(rb"[\g<0>]", keys[at]))
-                    beside.append(path + ".*" if b"/" in keys[at] else f"./{path}.*")  # as `exclude` takes it
-                    at += 1
+                    path = printable(_GLOB_CHARACTERS.sub(rb"[\g<0>]", keys[sample]))
+                    outside.append(path + ".*" if b"/" in keys[sample] else f"./{path}.*")  # a pattern for `exclude`
+                    sample += 1
                     continue
-                end = bisect_left(cast("Sequence[bytes]", keys), above + name + b"0", at, high)  # "0" follows "/"
-                found.append((at, end, above + name + b"/"))
-                at = end
-        spans = found
-    if beside:
-        if len(beside) == len(keys):
-            problem = f"no sample is in a folder below the source: {format_list(beside)}"
-            raise InvalidRequest(option_text(asked[0]), problem, expected=asked[1])
-        problem = f"{pluralize(len(beside), 'sample')} in no such folder: {format_list(beside)}"
-        left_out = choose_text(f"exclude=({beside[0]!r}, ...)", f"--exclude {quote(beside[0])}")
-        remedy = f"Move them, or leave them out: {left_out}."
-        raise InvalidRequest(option_text(asked[0]), problem, expected=asked[1], remedy=remedy)
+                end = bisect_left(cast("Sequence[bytes]", keys), parent + name + b"0", sample, high)  # "0" follows "/"
+                inner_spans.append((sample, end, parent + name + b"/"))
+                sample = end
+        spans = inner_spans
+    if outside:
+        if len(outside) == len(keys):
+            problem = f"no sample is in a folder below the source: {format_list(outside)}"
+            raise InvalidRequest(option_text(option_and_paths[0]), problem, expected=option_and_paths[1])
+        problem = f"{pluralize(len(outside), 'sample')} outside such folders: {format_list(outside)}"
+        exclude = choose_text(f"exclude=({outside[0]!r}, ...)", f"--exclude {quote(outside[0])}")
+        remedy = f"Move them, or exclude them: {exclude}."
+        raise InvalidRequest(option_text(option_and_paths[0]), problem, expected=option_and_paths[1], remedy=remedy)
     return [(low, high, path.split(b"/")[depth]) for low, high, path in spans]

@@ -1,4 +1,4 @@
-"""Add metadata columns made from the JSON field, number or short text of each sample (`--columns-from`)."""
+"""Add metadata columns from the JSON field, number or short text of each sample (`--columns-from`)."""
 
 from __future__ import annotations
 
@@ -32,62 +32,60 @@ if TYPE_CHECKING:
 
 
 def add_json_columns(listed: Listing, field: str, pool: Pool) -> Listing:
-    """Return the samples with columns from a JSON field; those where it cannot be read are among `skipped`.
+    """Return the samples with columns from a JSON field; samples whose field cannot be read are skipped.
 
     Raises:
-        InvalidRequest: There is no such field, or it makes no columns.
+        InvalidRequest: There is no such field, or it yields no columns.
         CorruptShard: A shard of the source cannot be read.
     """
-    entries, left, notes = listed.entries, listed, list[str]()
+    entries, listing, notes = listed.entries, listed, list[str]()
     code = entries.fields.index(field) if field in entries.fields else len(entries.fields)
     rows = np.flatnonzero(entries.rows.code == code)
     if not len(rows):
         raise missing_name_error("field", option_text("columns_from"), field, entries.fields)
     if entries.spans is not None and not entries.spans.files:
         problem = "an archive that can only be read in sequence"
-        raise InvalidRequest(
-            option_text("columns_from"), problem, expected="a folder, a zip, or a tar that is not compressed"
-        )
-    found, rows, failed = _read_field(listed, field, rows, pool)
+        expected = "a folder, a zip, or an uncompressed tar"
+        raise InvalidRequest(option_text("columns_from"), problem, expected=expected)
+    scalars, rows, failed = _read_field(listed, field, rows, pool)
     if len(failed) < len(rows):
-        entries, notes = _add_lines(entries, field, found, rows)
+        entries, notes = _add_lines(entries, field, scalars, rows)
     if failed:
         entries = entries.without(failed)
-        left = replace(listed, skipped=(*listed.skipped, *failed.values()), digest=None)
-    return replace(left, entries=entries, notes=(*listed.notes, *notes))
+        listing = replace(listed, skipped=(*listed.skipped, *failed.values()), digest=None)
+    return replace(listing, entries=entries, notes=(*listed.notes, *notes))
 
 
 def _read_field(
     listed: Listing, field: str, rows: Rows, pool: Pool
 ) -> tuple[json_scalars.JsonScalars, Rows, dict[int, Skipped]]:
-    """Return what workers find in a field's payloads, the row of each, and the samples whose payload is not read."""
+    """Read a field in workers; return its scalars, the row of each, and the samples that failed."""
     entries, inline = listed.entries, np.flatnonzero(listed.entries.rows.kind[rows] == INLINE)
     tasks = read_tasks.payload_tasks(
-        entries, rows, most=min(len(rows) // base.TASK_COUNT + 1, read_tasks.FILES_PER_TASK)
+        entries, rows, max_files=min(len(rows) // base.TASK_COUNT + 1, read_tasks.FILES_PER_TASK)
     )
-    done = dict(pool.map(json_scalars.read_scalars, [(field, task) for _, task in tasks]))
-    parts = [which for which, _ in tasks]
+    results = dict(pool.map(json_scalars.read_scalars, [(field, task) for _, task in tasks]))
+    parts = [indices for indices, _ in tasks]
     if len(inline):
         texts = [*checksums.inline_payloads(entries, rows[inline], as_numbers=False)]
-        done[len(parts)] = json_scalars.parse_scalars(field, texts)
+        results[len(parts)] = json_scalars.parse_scalars(field, texts)
         parts.append(inline)
     kinds, long, failed = dict[str, Counter[str]](), Counter[str](), dict[int, Skipped]()
-    for number, which in enumerate(parts):
-        long.update(done[number].long)
-        for name, counts in done[number].kinds.items():
+    for number, indices in enumerate(parts):
+        long.update(results[number].long)
+        for name, counts in results[number].kinds.items():
             kinds.setdefault(name, Counter()).update(counts)
-        for at, code, message in done[number].failed:
-            row = int(rows[which[at]])
+        for index, code, message in results[number].failed:
+            row = int(rows[indices[index]])
             sample = int(entries.owners(row))
             failed[sample] = Skipped(
                 entries.key(sample), _payload_path(listed, row), code, f"field {field!r}: {message}"
             )
-    lines = b"".join([done.pop(number).lines for number in range(len(parts))])
+    lines = b"".join([results.pop(number).lines for number in range(len(parts))])
     return json_scalars.JsonScalars(lines, kinds, long, ()), rows[np.concatenate(parts)], failed
 
 
 def _payload_path(listed: Listing, row: int) -> str:
-    """Return the file of a payload: of a shard, its name alone."""
     entries = listed.entries
     if entries.spans is None or not listed.shards:
         return to_text(entries.path(row))
@@ -95,42 +93,40 @@ def _payload_path(listed: Listing, row: int) -> str:
 
 
 def _add_lines(
-    entries: SampleTable, field: str, found: json_scalars.JsonScalars, rows: Rows
+    entries: SampleTable, field: str, scalars: json_scalars.JsonScalars, rows: Rows
 ) -> tuple[SampleTable, list[str]]:
-    """Return the samples with the columns that lines of JSON are, one for each of `rows`, and notes."""
     from shardtool.select.join import add_table_columns
     from shardtool.table.base import MemoryTable
     from shardtool.table.json_lines import read_json_lines
     from shardtool.table.open import read_columns
 
-    where, lines = f"field {field!r}", found.lines
+    where, lines = f"field {field!r}", scalars.lines
+    limit = f"more than {json_scalars.MAX_TEXT_LENGTH:,} letters"
     notes = [
-        f"{pluralize(count, 'text')} of more than {json_scalars.MAX_TEXT_LENGTH:,} letters left out: {name!r} of {where}"
-        for name, count in found.long.items()
+        f"{pluralize(count, 'text')} of {limit} ignored: {name!r} of {where}" for name, count in scalars.long.items()
     ]
-    mixed = {name: kinds for name, kinds in found.kinds.items() if len(kinds) > 1}
+    mixed = {name: kinds for name, kinds in scalars.kinds.items() if len(kinds) > 1}
     for name, kinds in mixed.items():
         values = format_list([pluralize(count, kind) for kind, count in sorted(kinds.items())])
-        notes.append(f"column {name!r} of {where} is text: it holds {values}")
+        notes.append(f"column {name!r} of {where} is stored as text, because it mixes {values}")
     if mixed:
         lines = b"".join([_values_as_texts(line, mixed) for line in lines.splitlines(keepends=True)])
     table = MemoryTable(where, read_json_lines(where, lambda: io.BytesIO(lines)), where)
     names = table.schema.names
     if not names:
         expected = 'objects such as {"label": "dog", "width": 640}'
-        raise InvalidRequest(where, "no text, number or truth in any", expected=f"plain values, or {expected}")
+        raise InvalidRequest(where, "no text, number or boolean in any", expected=f"plain values, or {expected}")
     check_column_names(where, names)
-    check_sidecar_names(where, names, remedy=f"make no columns of it ({option_text('columns_from')})")
-    places = np.full(len(entries), -1, np.int64)
-    places[entries.owners(rows)] = np.arange(len(rows))
-    entries, replaced = add_table_columns(entries, table, read_columns(table, names, ()), places)
+    check_sidecar_names(where, names, remedy=f"do not use it in {option_text('columns_from')}")
+    row_of_sample = np.full(len(entries), -1, np.int64)
+    row_of_sample[entries.owners(rows)] = np.arange(len(rows))
+    entries, replaced = add_table_columns(entries, table, read_columns(table, names, ()), row_of_sample)
     return entries, [*notes, *replaced]
 
 
 def _values_as_texts(line: bytes, names: Collection[str]) -> bytes:
-    """Return a line of JSON with some of its values as texts: what they are written as."""
-    found = json.loads(line)
-    for name, value in found.items():
+    values = json.loads(line)
+    for name, value in values.items():
         if name in names and value is not None and not isinstance(value, str):
-            found[name] = json.dumps(value)
-    return json.dumps(found, ensure_ascii=False).encode() + b"\n"
+            values[name] = json.dumps(value)
+    return json.dumps(values, ensure_ascii=False).encode() + b"\n"

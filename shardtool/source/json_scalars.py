@@ -1,7 +1,6 @@
 """Read the top-level texts, numbers and booleans of JSON payloads, and payloads that are one number or short text.
 
-Workers run this and return lines of JSON; `json_columns` makes metadata columns of the lines. Workers import
-neither
+Workers run this and return lines of JSON, from which `json_columns` makes metadata columns. Workers import neither
 NumPy nor pyarrow.
 """
 
@@ -36,32 +35,32 @@ Scalar = str | int | float | bool | None
 _ReadProblem = tuple[SkipCode, str]
 
 
-_MAX_PAYLOAD_BYTES, _MAX_LINE_BYTES = 2**24, 2**20  # bytes of a payload, and of what is taken of it
+_MAX_PAYLOAD_BYTES, _MAX_LINE_BYTES = 2**24, 2**20  # of a payload, and of its scalars as a line
 
 
-MAX_TEXT_LENGTH = 2**15  # letters: longer texts are no metadata, such as the images that labelme keeps in its JSON
+MAX_TEXT_LENGTH = 2**15  # letters: longer texts are not metadata, such as the images that labelme stores in JSON
 
 
-_MAX_PLAIN_BYTES = 2**10  # bytes of a payload that is no JSON object and becomes one value
+_MAX_PLAIN_BYTES = 2**10  # of a payload that is not a JSON object and becomes one value
 
 
-_JSON_NUMBER = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?", re.ASCII)  # JSON's, so that 007 stays text
+_JSON_NUMBER = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?", re.ASCII)  # strict, so that 007 stays text
 
 
-_INTEGER_LIMIT = 2**63  # whole numbers beyond fit into no column
+_INTEGER_LIMIT = 2**63  # columns are int64
 
 
-_KIND_NAMES = {str: "text", int: "number", float: "number", bool: "truth", list: "list"}
+_KIND_NAMES = {str: "text", int: "number", float: "number", bool: "boolean", list: "list"}
 
 
 class JsonScalars(NamedTuple):
-    """The scalars of some payloads.
+    """The scalars of payloads.
 
     Attributes:
-        lines: A JSON object and a newline for each payload; an empty object where it cannot be read.
-        kinds: For each name, how many of its values are of which kind.
-        long: For each name, how many of its values are longer than `MAX_TEXT_LENGTH`, and were left out.
-        failed: The places of those that cannot be read, and why.
+        lines: A JSON object and a newline for each payload; an empty object if it cannot be read.
+        kinds: By name, how many values are of which kind.
+        long: By name, how many values were ignored because they are longer than `MAX_TEXT_LENGTH`.
+        failed: Index, code and message of payloads that cannot be read.
     """
 
     lines: bytes
@@ -81,18 +80,18 @@ def read_scalars(task: tuple[str, FileReads | SpanReads]) -> JsonScalars:
 
 
 def parse_scalars(field: str, payloads: Iterable[bytes | _ReadProblem]) -> JsonScalars:
-    """Return the scalars of a field's payloads, or of why they cannot be read."""
+    """Return the scalars of payloads, some of which may be problems instead."""
     lines, kinds, long = [], dict[str, Counter[str]](), Counter[str]()
     failed = list[tuple[int, SkipCode, str]]()
-    for at, data in enumerate(payloads):
+    for index, data in enumerate(payloads):
         line, scalars = b"{}", dict[str, Scalar]()
         if isinstance(data, bytes):
             try:
                 line, scalars = _parse_payload(field, data, long)
             except (TypeError, ValueError, RecursionError) as error:
-                failed.append((at, "bad-json", _describe_error(error)))
+                failed.append((index, "bad-json", _describe_error(error)))
         else:
-            failed.append((at, *data))
+            failed.append((index, *data))
         for name, value in scalars.items():
             if value is not None:
                 kinds.setdefault(name, Counter())[_KIND_NAMES[type(value)]] += 1
@@ -101,22 +100,22 @@ def parse_scalars(field: str, payloads: Iterable[bytes | _ReadProblem]) -> JsonS
 
 
 def _parse_payload(field: str, payload: bytes, long: Counter[str]) -> tuple[bytes, dict[str, Scalar]]:
-    """Return the values at the top of a JSON object that are no lists or objects, as a line of JSON too.
+    """Return the top-level scalars of a JSON object, as a line of JSON and as values.
 
-    What JSON has no number for is null. `long` counts the texts that are left out. A payload that is no object is a
-    number or a text by the name of the field, unless that says that it is JSON.
+    Numbers that JSON cannot represent become null. `long` counts the texts that are ignored. A payload that is not an
+    object is a number or text with the field's name, unless the name ends in json.
 
     Raises:
-        TypeError: It is no object.
-        ValueError: It is no JSON, or holds what no column can, or too much of it.
-        RecursionError: It is nested too deep.
+        TypeError: The payload is JSON, but not an object.
+        ValueError: The payload is not JSON, or has values that do not fit into columns.
+        RecursionError: The nesting is too deep.
     """
     is_json = payload.lstrip()[:1] == b"{" or field.rpartition(".")[2].lower() == "json"
-    found = json.loads(payload) if is_json else {field: _parse_plain(payload)}
-    if not isinstance(found, dict):
-        raise TypeError(f"a JSON {_KIND_NAMES.get(type(found), 'null')}, not an object")
+    values = json.loads(payload) if is_json else {field: _parse_plain(payload)}
+    if not isinstance(values, dict):
+        raise TypeError(f"a JSON {_KIND_NAMES.get(type(values), 'null')}, not an object")
     scalars: dict[str, Scalar] = {}
-    for name, value in found.items():
+    for name, value in values.items():
         if isinstance(value, int) and not -_INTEGER_LIMIT <= value < _INTEGER_LIMIT:
             raise ValueError(f"a whole number over 2^63: {name[:80]!r}")
         if isinstance(value, str) and len(value) > MAX_TEXT_LENGTH:
@@ -125,60 +124,57 @@ def _parse_payload(field: str, payload: bytes, long: Counter[str]) -> tuple[byte
             scalars[name] = None if isinstance(value, float) and not math.isfinite(value) else value
     line = json.dumps(scalars, ensure_ascii=False, separators=(",", ":")).encode()
     if len(line) > _MAX_LINE_BYTES:
-        raise ValueError(f"{len(line):,} bytes of texts and numbers at its top, more than {_MAX_LINE_BYTES:,}")
+        raise ValueError(f"{len(line):,} bytes of top-level texts and numbers, more than {_MAX_LINE_BYTES:,}")
     return line, scalars
 
 
 def _parse_plain(payload: bytes) -> Scalar:
-    """Return what a payload is that is one value; nothing where it is empty.
-
-    Raises:
-        ValueError: It is no plain number or short text.
-    """
+    """Return the value of a payload that is a plain number or short text; None if it is empty."""
     if len(payload) > _MAX_PLAIN_BYTES:
         raise ValueError(
-            f"{len(payload):,} bytes: no JSON object, and no number or text of at most {_MAX_PLAIN_BYTES:,}"
+            f"{len(payload):,} bytes: not a JSON object, nor a number or text of at most {_MAX_PLAIN_BYTES:,} bytes"
         )
     text = payload.decode().strip()
     if any(ord(letter) < ord(" ") and letter not in "\t\r\n" for letter in text):
-        raise ValueError("control characters: no JSON object, number or text")
+        raise ValueError("control characters: not a JSON object, number or text")
     value = json.loads(text) if _JSON_NUMBER.fullmatch(text) else text
     is_text = isinstance(value, int) and not -_INTEGER_LIMIT <= value < _INTEGER_LIMIT
     return (text if is_text else value) if text else None
 
 
 def _describe_error(error: Exception) -> str:
-    """Return what is wrong with a payload, in words."""
     if isinstance(error, UnicodeError):
-        return "text that is no Unicode"
+        return "text that is not valid UTF-8"
     if isinstance(error, RecursionError):
-        return "lists or objects far too deep in each other"
-    return f"no JSON: {error}" if isinstance(error, json.JSONDecodeError) else str(error)
+        return "lists or objects nested too deeply"
+    return f"not JSON: {error}" if isinstance(error, json.JSONDecodeError) else str(error)
 
 
-def _read_file(one: tuple[bytes, int]) -> bytes | _ReadProblem:
-    path, link = one
+def _read_file(file: tuple[bytes, int]) -> bytes | _ReadProblem:
+    path, link = file
     try:
         return files.read_small(
             paths.source_address(path), _MAX_PAYLOAD_BYTES, flags=files.READ_FOLLOWING if link else files.READ_PLAIN
         )
     except OSError as error:
         return "unreadable", os_error_text(error)
-    except StoreFailed as failed:  # a file of the source that cannot be read is left out by name
+    except StoreFailed as failed:  # skip an unreadable file; fail if the store does not respond
         if failed.of_file and isinstance(failed.__context__, OSError):
             return "unreadable", os_error_text(failed.__context__)
         raise
 
 
 def _read_payloads(task: FileReads | SpanReads) -> Iterator[bytes | _ReadProblem]:
-    """Yield each payload, or why it cannot be read, or is not the one that an index knows."""
+    """Yield each payload, or why it cannot be read or does not match its checksum."""
     if isinstance(task, FileReads):
         yield from lookup.map_paths(
-            _read_file, zip(task.paths, task.links, strict=True), lambda one: paths.source_address(one[0])
+            _read_file,
+            zip(task.paths, task.links, strict=True),
+            lambda file_or_column: paths.source_address(file_or_column[0]),
         )
         return
     with ShardFile(task.path) if task.form == "zip" else open_shard(task.path) as shard:
-        numbers = (array("q", one) for one in (task.offsets, task.lengths, task.crcs))
+        numbers = (array("q", file_or_column) for file_or_column in (task.offsets, task.lengths, task.crcs))
         for offset, length, crc in zip(*numbers, strict=True):
             if length > _MAX_PAYLOAD_BYTES:
                 yield "unreadable", f"{length:,} bytes, too large"
@@ -191,7 +187,6 @@ def _read_payloads(task: FileReads | SpanReads) -> Iterator[bytes | _ReadProblem
 
 
 def _read_member(file: ShardFile | CompressedFile, offset: int, length: int) -> bytes | _ReadProblem:
-    """Return the payload of a zip's member."""
     try:
         return b"".join(zip_read.iter_zip_payload(file.read, offset, length, file.path))
     except CorruptShard as error:

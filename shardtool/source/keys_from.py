@@ -1,4 +1,4 @@
-"""Find the samples whose keys a file, standard input or a program lists."""
+"""Find the samples whose keys are listed in a file, on standard input or in Python."""
 
 from __future__ import annotations
 
@@ -26,37 +26,38 @@ if TYPE_CHECKING:
     Rows = NDArray[np.int64]
 
 
-_MAX_LISTED_KEYS = 5  # in a message
+_MAX_LISTED_KEYS = 5
 
 
-def find_samples_by_key(keys: PackedStrings, given: object, gone: Collection[str] = ()) -> Rows:
-    """Return the places of the samples that have given keys, in their own order.
+def find_samples_by_key(keys: PackedStrings, given: object, removed: Collection[str] = ()) -> Rows:
+    """Return the numbers of the samples with the requested keys, ascending.
 
     Args:
         keys: The keys of all samples.
-        given: A file with a key a line, `-` for standard input, or the keys.
-        gone: Marks of keys that no sample needs to have, for these were removed.
+        given: A file with one key per line, `-` for standard input, or the keys.
+        removed: Hashes of removed keys, which may be missing.
 
     Raises:
-        InvalidRequest: There is no such file, it has no key, or one that no sample has.
+        InvalidRequest: The file does not exist or is empty, or no sample has one of the keys.
     """
-    wanted = PackedStrings.of(dict.fromkeys(_read_keys(given)))
-    if not len(wanted):
-        raise InvalidRequest(option_text("keys_from"), "no key", expected="a key a line")
-    found = find_positions(keys, wanted)
-    unknown = np.setdiff1d(np.arange(len(wanted)), found).tolist()
-    lacking = [wanted[at] for at in unknown if not gone or hash_key(wanted[at]) not in gone]
-    if lacking:
-        shown = [*map(printable, lacking[:_MAX_LISTED_KEYS])]
-        problem = f"{pluralize(len(lacking), 'key')} that no sample has: {format_list(shown, total=len(lacking))}"
+    requested = PackedStrings.of(dict.fromkeys(_read_keys(given)))
+    if not len(requested):
+        raise InvalidRequest(option_text("keys_from"), "no key", expected="one key per line")
+    matches = find_positions(keys, requested)
+    unknown = np.setdiff1d(np.arange(len(requested)), matches).tolist()
+    unknown_keys = [requested[index] for index in unknown if not removed or hash_key(requested[index]) not in removed]
+    if unknown_keys:
+        shown = [*map(printable, unknown_keys[:_MAX_LISTED_KEYS])]
+        problem = (
+            f"{pluralize(len(unknown_keys), 'key')} that no sample has: {format_list(shown, total=len(unknown_keys))}"
+        )
         example = f", such as {printable(keys[0])}" if len(keys) else ""
-        expected, remedy = f"keys of the dataset{example}", "Nothing was touched."
+        expected, remedy = f"keys of the dataset{example}", "Nothing was changed."
         raise InvalidRequest(option_text("keys_from"), problem, expected=expected, remedy=remedy)
-    return np.flatnonzero(found >= 0)
+    return np.flatnonzero(matches >= 0)
 
 
 def _read_keys(given: object) -> list[bytes]:
-    """Return the keys of a file, or of a program."""
     if isinstance(given, str | os.PathLike):
         path = os.fspath(given)
         try:
@@ -67,8 +68,10 @@ def _read_keys(given: object) -> list[bytes]:
         lines = data.removeprefix(b"\xef\xbb\xbf").splitlines()
         return [line for line in lines if line and b"\0" not in line]
     if isinstance(given, Iterable) and not isinstance(given, bytes):
-        found = [*given]
-        if all(isinstance(key, str) and key and "\0" not in key for key in found):
-            with suppress(UnicodeEncodeError):  # half of a surrogate pair
-                return [to_bytes(key) for key in found]
-    raise InvalidRequest(option_text("keys_from"), type(given).__name__, expected="a file with a key a line, or keys")
+        keys = [*given]
+        if all(isinstance(key, str) and key and "\0" not in key for key in keys):
+            with suppress(UnicodeEncodeError):  # a lone surrogate
+                return [to_bytes(key) for key in keys]
+    raise InvalidRequest(
+        option_text("keys_from"), type(given).__name__, expected="a file with one key per line, or keys"
+    )

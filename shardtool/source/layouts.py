@@ -1,11 +1,9 @@
-"""Layouts of folders whose files belong together although their names do not pair them: which command packs them.
+"""Recognise layouts of folders whose files belong together under different names, and suggest the command for them.
 
 `create FOLDER` makes one sample of the files that share a key. Masks with a suffix, `images/` next to `labels/`, a
 table next to images, transcripts of LibriSpeech and folders of tables or archives become separate samples.
-`find_layout` recognises such a layout from the listing and returns an `Advice`. It never changes what is packed.
-
-The work is bounded: a few hundred names are looked up, whatever the size of the folder. No file is read, except the
-head of one table.
+`find_layout` recognises such a layout from a few hundred names, and at most the head of one table. The returned advice
+never changes what is packed.
 """
 
 from __future__ import annotations
@@ -30,15 +28,15 @@ if TYPE_CHECKING:
 
     from shardtool.entries.sample_table import SampleTable
 
-SAMPLED_KEYS, _RUN = 512, 16  # keys that are looked at, in runs: a key and its partner are mostly neighbours
+SAMPLED_KEYS, _RUN_LENGTH = 512, 16  # keys examined, in runs, because a key and its partner are mostly neighbours
 _TESTED_KEYS = 64  # keys of a group whose partners are looked up
-_MOST = 0.8  # share of a group that must have partners
-_SOME = 0.05  # share of the samples that makes a group, or a field worth counting
-_MAX_FOLDERS = 8  # more folders next to each other are classes
+_MIN_PARTNER_SHARE = 0.8  # of a group that has partners
+_MIN_GROUP_SHARE = 0.05  # of the samples in a group, or with a field
+_MAX_FOLDERS = 8  # more sibling folders are classes
 _MAX_STRAY_FILES = 64  # files next to folders
 _MAX_DEPTH = 4  # of single folders in single folders
 _MAX_SUFFIXES = 6
-_MAX_TABLES = 3  # of one ending
+_MAX_TABLES = 3  # with the same extension
 _SHOWN_FIELDS = 3
 _SUFFIX = re.compile(rb"[_\-. ](?=[A-Za-z])")
 _WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+")
@@ -59,12 +57,12 @@ _TRANSCRIPTS = "trans.txt"  # LibriSpeech: the transcripts of a chapter, a line 
 
 
 class Advice(NamedTuple):
-    """What a listing shows, and what packs it as it is probably meant.
+    """An observation about a listing, and the command that probably packs it as intended.
 
     Attributes:
         found: How many samples lack what, and why.
-        command: A command, or a call in Python; empty if none describes the layout.
-        effect: What the command does; without a command, the page of the documentation about the layout.
+        command: A command, or a call in Python; empty if none fits the layout.
+        effect: What the command does; without a command, the documentation page about the layout.
     """
 
     found: str
@@ -76,46 +74,40 @@ class Advice(NamedTuple):
 
 
 class _Tree(NamedTuple):
-    """The listed files of a folder, and what the user called it."""
+    """The listed files of a folder, and the name that the user gave for it."""
 
     entries: SampleTable
     source: str
-    sampled: list[int]  # numbers of samples
+    sampled: list[int]  # sample numbers
 
     @property
     def keys(self) -> Sequence[bytes]:
-        """All keys, in the order of their bytes."""
         return cast("Sequence[bytes]", self.entries.keys)
 
     def has(self, key: bytes) -> bool:
-        """Tell whether a sample has this key."""
-        at = bisect_left(self.keys, key)
-        return at < len(self.keys) and self.keys[at] == key
+        index = bisect_left(self.keys, key)
+        return index < len(self.keys) and self.keys[index] == key
 
     def has_file(self, path: bytes) -> bool:
-        """Tell whether a file has this path below the folder."""
         for match in re.finditer(rb"\.", path[path.rfind(b"/") + 1 :]):
             end = path.rfind(b"/") + 1 + match.start()
-            at = bisect_left(self.keys, path[:end])
-            if at < len(self.keys) and self.keys[at] == path[:end]:
-                return path[end + 1 :] in self.fields(at)
+            index = bisect_left(self.keys, path[:end])
+            if index < len(self.keys) and self.keys[index] == path[:end]:
+                return path[end + 1 :] in self.fields(index)
         return False
 
-    def fields(self, at: int) -> set[bytes]:
-        """Return the fields of a sample."""
-        first, last = self.entries.first[at : at + 2].tolist()
+    def fields(self, sample: int) -> set[bytes]:
+        first, last = self.entries.first[sample : sample + 2].tolist()
         return {to_bytes(self.entries.fields[code]) for code in self.entries.rows.code[first:last].tolist()}
 
     def endings(self, samples: Iterable[int]) -> set[str]:
-        """Return the last endings of the files of some samples."""
-        return {to_text(name).rpartition(".")[2].lower() for at in samples for name in self.fields(at)}
+        return {to_text(name).rpartition(".")[2].lower() for sample in samples for name in self.fields(sample)}
 
     def kinds(self, samples: Iterable[int]) -> set[str]:
-        """Return the kinds of files of some samples: their endings, of which those of images are one kind."""
+        """Return the last extensions of the samples' files, with all images as one kind."""
         return {"image" if ending in IMAGE_ENDINGS else ending for ending in self.endings(samples)}
 
     def inside(self, *names: bytes) -> str:
-        """Return the path of a file or folder below the source."""
         path = self.source.rstrip("/") or "/"
         for name in filter(None, b"/".join(names).split(b"/")):
             path = paths.join(path, to_text(name))
@@ -123,12 +115,9 @@ class _Tree(NamedTuple):
 
 
 def find_layout(entries: SampleTable, source: str, *, is_archive: bool = False) -> Advice | None:
-    """Return what packs the files of a folder as they are probably meant; None: as they are listed.
+    """Return advice for a folder whose files probably belong together, or None.
 
-    Args:
-        entries: The samples, in the order of their keys.
-        source: What the user called the folder.
-        is_archive: Whether the source is a zip or tar: folders in it are no sources of their own.
+    `source` is the folder's name as the user gave it. Folders in an archive cannot be sources.
     """
     count = len(entries)
     if count < 2:  # noqa: PLR2004 - a pair
@@ -139,29 +128,29 @@ def find_layout(entries: SampleTable, source: str, *, is_archive: bool = False) 
 
 
 def _spread(count: int) -> list[int]:
-    """Return the numbers of the samples that are looked at: all, or runs from the whole listing."""
+    """Return the numbers of the samples to examine: all, or runs spread over the listing."""
     if count <= SAMPLED_KEYS:
         return [*range(count)]
-    runs = SAMPLED_KEYS // _RUN
-    return [run * (count - _RUN) // (runs - 1) + at for run in range(runs) for at in range(_RUN)]
+    runs = SAMPLED_KEYS // _RUN_LENGTH
+    return [run * (count - _RUN_LENGTH) // (runs - 1) + offset for run in range(runs) for offset in range(_RUN_LENGTH)]
 
 
-def _some(values: Sequence[int], most: int = _TESTED_KEYS) -> Sequence[int]:
-    """Return a few of some numbers, from the whole range."""
-    return values if len(values) <= most else [values[at * len(values) // most] for at in range(most)]
+def _sample_evenly(values: Sequence[int], max_count: int = _TESTED_KEYS) -> Sequence[int]:
+    return (
+        values if len(values) <= max_count else [values[index * len(values) // max_count] for index in range(max_count)]
+    )
 
 
-def _name(key: bytes) -> bytes:
+def _file_name(key: bytes) -> bytes:
     return key[key.rfind(b"/") + 1 :]
 
 
 def _is_role(name: bytes) -> bool:
-    """Tell whether a name, or a suffix, is one that masks, labels and their images usually have."""
+    """Check whether a name or suffix is typical of masks, labels or their images."""
     return not _ROLES.isdisjoint(word.lower() for word in _WORD.findall(to_text(name)))
 
 
-def _call(sources: Sequence[str], **options: object) -> str:
-    """Return the call of `create` that packs sources, in the words of who reads."""
+def _create_call(sources: Sequence[str], **options: object) -> str:
     words = [word for name, value in options.items() for word in cli_words(name, value)]
     typed = " ".join(["shardtool create", *map(quote, sources), "OUTPUT", *map(quote, words)])
     shown = [repr(sources[0] if len(sources) == 1 else [*sources]), "OUTPUT"]
@@ -170,62 +159,62 @@ def _call(sources: Sequence[str], **options: object) -> str:
     )
 
 
-def _lacking(tree: _Tree) -> str:
-    """Return how many samples lack which fields."""
+def _lacking_text(tree: _Tree) -> str:
     count = len(tree.entries)
-    uses = [(name, has) for name, has in zip(tree.entries.fields, tree.entries.code_counts(), strict=True) if has]
-    least = max(2, _SOME * count)
-    lacks = [f"{count - has:,} lack {printable(name)}" for name, has in uses if least <= has < count]
+    counts = [(name, uses) for name, uses in zip(tree.entries.fields, tree.entries.code_counts(), strict=True) if uses]
+    min_count = max(2, _MIN_GROUP_SHARE * count)
+    lacks = [f"{count - uses:,} lack {printable(name)}" for name, uses in counts if min_count <= uses < count]
     if not lacks:
-        return f"{pluralize(count, 'sample')} with {format_list([printable(name) for name, _ in uses], _SHOWN_FIELDS)} alone"
+        fields = format_list([printable(name) for name, _ in counts], _SHOWN_FIELDS)
+        return f"{pluralize(count, 'sample')} with only {fields}"
     return f"of {pluralize(count, 'sample')} {format_list(lacks, _SHOWN_FIELDS)}"
 
 
-# Names that differ by a suffix: 0001.jpg and 0001_mask.png.
-
-
 def _find_suffixes(tree: _Tree) -> Advice | None:
-    """Find suffixes without which the keys of some samples are those of others, or end in another such suffix."""
+    """Find suffixes such as _mask: without one, a key equals another key, or ends in another such suffix."""
     tails = Counter[bytes]()
-    for at in tree.sampled:
-        name = _name(tree.keys[at])
+    for sample in tree.sampled:
+        name = _file_name(tree.keys[sample])
         tails.update(name[match.start() :] for match in _SUFFIX.finditer(name) if match.start())
-    least = max(2, _SOME * len(tree.sampled))
+    min_count = max(2, _MIN_GROUP_SHARE * len(tree.sampled))
     groups = {
-        tail: _some([at for at in tree.sampled if tree.keys[at].endswith(tail)])
+        tail: _sample_evenly([sample for sample in tree.sampled if tree.keys[sample].endswith(tail)])
         for tail, uses in tails.most_common(_MAX_SUFFIXES)
-        if uses >= least
+        if uses >= min_count
     }
-    paired = [tail for tail, group in groups.items() if _pairs(tree, group, tail, b"")]
+    paired = [tail for tail, group in groups.items() if _has_partners(tree, group, tail, b"")]
     if not paired:
-        paired = next(([*both] for both in combinations(groups, 2) if _pairs(tree, groups[both[0]], *both)), [])
+        paired = next(([*pair] for pair in combinations(groups, 2) if _has_partners(tree, groups[pair[0]], *pair)), [])
         paired += [
-            tail for tail in groups if paired and tail not in paired and _pairs(tree, groups[tail], tail, paired[0])
+            tail
+            for tail in groups
+            if paired and tail not in paired and _has_partners(tree, groups[tail], tail, paired[0])
         ]
     if not paired:
         return None
-    pattern = _pattern(sorted(paired))
+    pattern = _suffix_pattern(sorted(paired))
     shown = format_list([printable(tail) for tail in sorted(paired)])
-    found = f"{_lacking(tree)}; their names differ by {shown}"
-    return Advice(found, _call([tree.source], key_pattern=pattern))
+    found = f"{_lacking_text(tree)}; their names differ by {shown}"
+    return Advice(found, _create_call([tree.source], key_pattern=pattern))
 
 
-def _pairs(tree: _Tree, group: Sequence[int], tail: bytes, other: bytes) -> bool:
-    """Tell whether the keys of samples, with another suffix, are keys too, and the files of both no variants of one."""
-    stems = [tree.keys[at][: -len(tail)] for at in group]
-    partners = [bisect_left(tree.keys, stem + other) for stem in stems]
+def _has_partners(tree: _Tree, group: Sequence[int], tail: bytes, partner_tail: bytes) -> bool:
+    """Check whether keys with another suffix are keys too, and the two files are not variants of the same kind."""
+    stems = [tree.keys[sample][: -len(tail)] for sample in group]
+    partners = [bisect_left(tree.keys, stem + partner_tail) for stem in stems]
     hits = [
-        (at, partner)
-        for at, partner, stem in zip(group, partners, stems, strict=True)
-        if _name(stem) and partner < len(tree.keys) and tree.keys[partner] == stem + other
+        (sample, partner)
+        for sample, partner, stem in zip(group, partners, stems, strict=True)
+        if _file_name(stem) and partner < len(tree.keys) and tree.keys[partner] == stem + partner_tail
     ]
-    if len(hits) < max(1, _MOST * len(group)):
+    if len(hits) < max(1, _MIN_PARTNER_SHARE * len(group)):
         return False
-    return _is_role(tail + other) or tree.endings(at for at, _ in hits).isdisjoint(tree.endings(at for _, at in hits))
+    return _is_role(tail + partner_tail) or tree.endings(sample for sample, _ in hits).isdisjoint(
+        tree.endings(sample for _, sample in hits)
+    )
 
 
-def _pattern(tails: Sequence[bytes]) -> str:
-    """Return the pattern of keys without suffixes."""
+def _suffix_pattern(tails: Sequence[bytes]) -> str:
     separator = tails[0][:1]
     shared = separator if all(tail[:1] == separator for tail in tails) else b""
     texts = [re.escape(to_text(tail[len(shared) :])).replace(r"\-", "-") for tail in tails]
@@ -233,11 +222,8 @@ def _pattern(tails: Sequence[bytes]) -> str:
     return f"(.+){between}{texts[0] if len(texts) == 1 and shared else '(' + '|'.join(texts) + ')'}"
 
 
-# Folders next to each other whose files share their names: images/0001.jpg and labels/0001.txt, for each split or not.
-
-
 class _Folder(NamedTuple):
-    """A folder: its path, ending in a slash, and the numbers of the samples in it."""
+    """A folder: its path with a final slash, and the range of its samples' numbers."""
 
     path: bytes
     low: int
@@ -245,31 +231,30 @@ class _Folder(NamedTuple):
 
     @property
     def name(self) -> bytes:
-        """Its name."""
-        return _name(self.path[:-1])
+        return _file_name(self.path[:-1])
 
 
-def _folders_in(tree: _Tree, above: _Folder) -> list[_Folder]:
-    """Return the folders that are directly in one; none if there are many, as of classes, or many files."""
-    found, at, stray = list[_Folder](), above.low, 0
-    while at < above.high:
-        name, slash, _ = tree.keys[at][len(above.path) :].partition(b"/")
+def _folders_in(tree: _Tree, parent: _Folder) -> list[_Folder]:
+    """Return the direct subfolders of a folder; none if there are many (classes) or many files."""
+    folders, sample, stray = list[_Folder](), parent.low, 0
+    while sample < parent.high:
+        name, slash, _ = tree.keys[sample][len(parent.path) :].partition(b"/")
         if not slash:
-            at, stray = at + 1, stray + 1
+            sample, stray = sample + 1, stray + 1
             if stray > _MAX_STRAY_FILES:
                 return []
             continue
-        path = above.path + name + b"/"
-        end = bisect_left(tree.keys, path[:-1] + b"0", at, above.high)  # "0" follows "/"
-        found.append(_Folder(path, at, end))
-        if len(found) > _MAX_FOLDERS:
+        path = parent.path + name + b"/"
+        end = bisect_left(tree.keys, path[:-1] + b"0", sample, parent.high)  # "0" follows "/"
+        folders.append(_Folder(path, sample, end))
+        if len(folders) > _MAX_FOLDERS:
             return []
-        at = end
-    return found
+        sample = end
+    return folders
 
 
 def _top_folders(tree: _Tree) -> list[_Folder]:
-    """Return the first folders, from above, that are not alone in theirs."""
+    """Return the uppermost folders that have siblings."""
     folders = [_Folder(b"", 0, len(tree.keys))]
     for _ in range(_MAX_DEPTH):
         inner = _folders_in(tree, folders[0])
@@ -280,145 +265,139 @@ def _top_folders(tree: _Tree) -> list[_Folder]:
 
 
 def _find_siblings(tree: _Tree) -> Advice | None:
-    """Find folders whose files are parts of the same samples."""
+    """Find folders with parts of the same samples, such as images/0001.jpg and labels/0001.txt, also per split."""
     tops = _top_folders(tree)
     if not tops:
         return None
-    if group := _siblings(tree, tops):
-        command = _call([tree.inside(one.path) for one in group])
-        return Advice(_of_folders(tree, [one.name for one in group]), command)
-    inner = {top.name: _siblings(tree, _folders_in(tree, top)) for top in tops}
-    groups = {name: [one.name for one in group] for name, group in inner.items() if group}
+    if group := _related_folders(tree, tops):
+        command = _create_call([tree.inside(folder.path) for folder in group])
+        return Advice(_folders_text(tree, [folder.name for folder in group]), command)
+    inner = {top.name: _related_folders(tree, _folders_in(tree, top)) for top in tops}
+    groups = {name: [folder.name for folder in group] for name, group in inner.items() if group}
     names = next(iter(groups.values()), [])
     if not names or any(group != names for group in groups.values()):
         return None
-    above = tree.inside(tops[0].path[: -len(tops[0].name) - 1]) if tops[0].path.count(b"/") > 1 else tree.inside()
-    found = _of_folders(tree, names)
+    parent = tree.inside(tops[0].path[: -len(tops[0].name) - 1]) if tops[0].path.count(b"/") > 1 else tree.inside()
+    found = _folders_text(tree, names)
     if len(groups) == 1:
-        return Advice(found, _call([tree.inside(*one.path.split(b"/")) for one in next(filter(None, inner.values()))]))
+        return Advice(
+            found,
+            _create_call([tree.inside(*folder.path.split(b"/")) for folder in next(filter(None, inner.values()))]),
+        )
     shown = " ".join(quote(to_text(name)) for name in groups)
-    sources = " ".join(f'{quote(above)}/"$split"/{quote(to_text(name))}' for name in names)
+    sources = " ".join(f'{quote(parent)}/"$split"/{quote(to_text(name))}' for name in names)
     command = f"for split in {shown}; do shardtool create {sources} out/\"$split\"-'{{000000..}}'.tar; done"
     return Advice(found, command)
 
 
-def _of_folders(tree: _Tree, names: Sequence[bytes]) -> str:
-    return f"{_lacking(tree)}; files in {format_list([printable(name) for name in names])} share their names"
+def _folders_text(tree: _Tree, names: Sequence[bytes]) -> str:
+    return f"{_lacking_text(tree)}; files in {format_list([printable(name) for name in names])} share their names"
 
 
-def _siblings(tree: _Tree, folders: Sequence[_Folder]) -> list[_Folder]:
-    """Return the folders that have parts of the same samples; none, as of classes and of splits, if none do."""
-    parts = [one for one in folders if to_text(one.name).lower() not in SPLIT_NAMES]
-    largest = max(parts, key=lambda one: one.high - one.low, default=None)
+def _related_folders(tree: _Tree, folders: Sequence[_Folder]) -> list[_Folder]:
+    """Return the folders with parts of the same samples, or none: classes and splits have no common samples."""
+    parts = [folder for folder in folders if to_text(folder.name).lower() not in SPLIT_NAMES]
+    largest = max(parts, key=lambda folder: folder.high - folder.low, default=None)
     if largest is None:
         return []
-    found = [one for one in parts if one is largest or _are_parts(tree, one, largest)]
-    return found if len(found) > 1 else []
+    siblings = [folder for folder in parts if folder is largest or _are_parts(tree, folder, largest)]
+    return siblings if len(siblings) > 1 else []
 
 
-def _are_parts(tree: _Tree, one: _Folder, other: _Folder) -> bool:
-    """Tell whether the files of a folder have partners in a larger one, and the two are not two classes."""
+def _are_parts(tree: _Tree, folder: _Folder, larger: _Folder) -> bool:
+    """Check whether the files of a folder have partners in a larger one, and the two are not classes."""
     hits = []
-    group = _some(range(one.low, one.high))
-    for at in group:
-        key = other.path + tree.keys[at][len(one.path) :]
-        partner = bisect_left(tree.keys, key, other.low, other.high)
-        if partner < other.high and tree.keys[partner] == key:
-            hits.append((at, partner))
-    if len(hits) < max(1, _MOST * len(group)):
+    group = _sample_evenly(range(folder.low, folder.high))
+    for sample in group:
+        key = larger.path + tree.keys[sample][len(folder.path) :]
+        partner = bisect_left(tree.keys, key, larger.low, larger.high)
+        if partner < larger.high and tree.keys[partner] == key:
+            hits.append((sample, partner))
+    if len(hits) < max(1, _MIN_PARTNER_SHARE * len(group)):
         return False
-    known = _is_role(one.name) or _is_role(other.name)
-    return known or tree.kinds(at for at, _ in hits).isdisjoint(tree.kinds(at for _, at in hits))
+    has_role = _is_role(folder.name) or _is_role(larger.name)
+    return has_role or tree.kinds(sample for sample, _ in hits).isdisjoint(tree.kinds(sample for _, sample in hits))
 
 
-# Files that are packed themselves: tables with a row for each sample, and archives.
-
-
-def _files_of(tree: _Tree, codes: Sequence[int], most: int) -> list[bytes]:
-    """Return the paths of the first files with some fields."""
+def _files_with(tree: _Tree, codes: Sequence[int], max_count: int) -> list[bytes]:
     import numpy as np
 
-    rows = np.flatnonzero(np.isin(tree.entries.rows.code, codes))[:most].tolist()
+    rows = np.flatnonzero(np.isin(tree.entries.rows.code, codes))[:max_count].tolist()
     return [tree.entries.path(row) for row in rows]
 
 
 def _find_packed(tree: _Tree) -> Advice | None:
-    """Find a folder of Parquet, JSON-lines or zip files."""
+    """Find a folder of Parquet, JSON-lines or zip files, which `create` would pack as single samples."""
     counts = tree.entries.code_counts()
-    for what, endings in _PACKED.items():
+    for kind, endings in _PACKED.items():
         codes = [code for code, name in enumerate(tree.entries.fields) if counts[code] and _packed_as(name) in endings]
         total = sum(counts[code] for code in codes)
         if total * 2 <= len(tree.entries.rows.code):
             continue
-        found = f"{total:,} {what} {'file' if total == 1 else 'files'}, each packed as a sample"
-        paths = _files_of(tree, codes, _TESTED_KEYS)
+        found = f"{total:,} {kind} {'file' if total == 1 else 'files'}, each packed as a sample"
+        paths = _files_with(tree, codes, _TESTED_KEYS)
         folders = {path[: path.rfind(b"/") + 1] for path in paths}
         depths = {path.count(b"/") for path in paths}
         if len(codes) > 1 or len(depths) > 1:
-            return Advice(found, "", _PAGES[what])
-        place = _Packed(b"*/" * depths.pop() if len(folders) > 1 else folders.pop(), _name(paths[0]).partition(b".")[2])
-        if what == "zip":
-            return Advice(found, _of_archives(tree, place), "packs the files in them")
-        return _of_tables(tree, found, paths[0], place)
+            return Advice(found, "", _PAGES[kind])
+        location = _Packed(
+            b"*/" * depths.pop() if len(folders) > 1 else folders.pop(), _file_name(paths[0]).partition(b".")[2]
+        )
+        if kind == "zip":
+            return Advice(found, _archives_command(tree, location), "packs the files in them")
+        return _tables_advice(tree, found, paths[0], location)
     return None
 
 
 def _packed_as(field: str) -> str:
-    """Return the ending of a table or a zip."""
     return ".zip" if f".{field.lower()}".endswith(".zip") else table_ending(f"x.{field}")
 
 
 class _Packed(NamedTuple):
-    """Where tables or archives are: a folder, or a star for each level of several, and their ending."""
+    """The location of tables or archives: a folder, or a star per level for several folders; and their extension."""
 
     folder: bytes
     ending: bytes
 
     @property
     def is_one_folder(self) -> bool:
-        """Whether all are in the same folder."""
         return not self.folder.startswith(b"*")
 
 
-def _glob(tree: _Tree, place: _Packed) -> str:
-    """Return a glob of files for a shell."""
-    folder = place.folder if place.is_one_folder else b""
-    return f"{quote(tree.inside(folder))}/{to_text(place.folder.removeprefix(folder))}*.{quote(to_text(place.ending))}"
+def _glob(tree: _Tree, location: _Packed) -> str:
+    folder = location.folder if location.is_one_folder else b""
+    levels, ending = to_text(location.folder.removeprefix(folder)), quote(to_text(location.ending))
+    return f"{quote(tree.inside(folder))}/{levels}*.{ending}"
 
 
-def _of_archives(tree: _Tree, place: _Packed) -> str:
-    """Return what packs each archive as its files, and then all as one dataset."""
-    name = f'"$(basename "$zip" .{to_text(place.ending)})"'
+def _archives_command(tree: _Tree, location: _Packed) -> str:
+    name = f'"$(basename "$zip" .{to_text(location.ending)})"'
     each = f"shardtool create \"$zip\" parts/{name}-'{{000000..}}'.tar"
-    return f"for zip in {_glob(tree, place)}; do {each}; done; shardtool reshard 'parts/*.json' OUTPUT"
+    return f"for zip in {_glob(tree, location)}; do {each}; done; shardtool reshard 'parts/*.json' OUTPUT"
 
 
-def _of_tables(tree: _Tree, found: str, first: bytes, place: _Packed) -> Advice:
-    """Return what packs the rows of tables."""
-    from shardtool.source.table_head import options_of_rows
+def _tables_advice(tree: _Tree, found: str, first: bytes, location: _Packed) -> Advice:
+    from shardtool.source.table_head import row_packing_options
 
-    options, has_paths = options_of_rows(tree.inside(first))
-    if place.ending != PARQUET_ENDING[1:].encode():
-        rows = f"rows.{to_text(place.ending)}"
-        if has_paths and place.is_one_folder:
-            options["root"] = tree.inside(place.folder)
-        return Advice(found, f"cat {_glob(tree, place)} > {rows} && {_typed_call([rows], options)}", _ROWS)
-    if not place.is_one_folder:
+    options, has_paths = row_packing_options(tree.inside(first))
+    if location.ending != PARQUET_ENDING[1:].encode():
+        rows = f"rows.{to_text(location.ending)}"
+        if has_paths and location.is_one_folder:
+            options["root"] = tree.inside(location.folder)
+        return Advice(found, f"cat {_glob(tree, location)} > {rows} && {_create_command([rows], options)}", _ROWS)
+    if not location.is_one_folder:
         return Advice(found, "", _PAGES["Parquet"])
-    return Advice(found, _call([f"{tree.inside(place.folder)}/*{PARQUET_ENDING}"], **options), _ROWS)
+    return Advice(found, _create_call([f"{tree.inside(location.folder)}/*{PARQUET_ENDING}"], **options), _ROWS)
 
 
-def _typed_call(sources: Sequence[str], options: Mapping[str, object]) -> str:
-    """Return a call of `create` on the command line, whoever reads: it goes on from a command of the shell."""
+def _create_command(sources: Sequence[str], options: Mapping[str, object]) -> str:
+    """Return a call of `create` for the command line, also for Python users: it follows a shell command."""
     words = [word for name, value in options.items() for word in cli_words(name, value)]
     return " ".join(["shardtool create", *map(quote, sources), "OUTPUT", *map(quote, words)])
 
 
-# Transcripts of LibriSpeech, and a table next to media.
-
-
 def _find_transcripts(tree: _Tree) -> Advice | None:
-    """Find clips whose transcripts are lines of one file for each folder."""
+    """Find clips whose transcripts are lines of one file per folder."""
     counts = dict(zip(tree.entries.fields, tree.entries.code_counts(), strict=True))
     files = counts.get(_TRANSCRIPTS, 0)
     clips = sum(count for name, count in counts.items() if name.lower() in _AUDIO)
@@ -429,12 +408,11 @@ def _find_transcripts(tree: _Tree) -> Advice | None:
     lines = f"(cd {quote(tree.inside())} && find . -name '*.{_TRANSCRIPTS}' -exec grep -H . {{}} +)"
     rows = r"sed -E 's|^\./||; s|[^/:]*:([^ ]+) |\1\t|' > transcripts.tsv"
     options = {"join": "transcripts.tsv", "no_header": True, "on": "1", "values": {"txt": "2"}}
-    joined = _typed_call([tree.source], {**options, "exclude": (f"*.{_TRANSCRIPTS}",)})
+    joined = _create_command([tree.source], {**options, "exclude": (f"*.{_TRANSCRIPTS}",)})
     return Advice(found, f"{lines} | {rows} && {joined}")
 
 
 def _find_table(tree: _Tree) -> Advice | None:
-    """Find the one table next to media."""
     counts = tree.entries.code_counts()
     tables, media = [], 0
     for code, field in enumerate(tree.entries.fields):
@@ -442,29 +420,30 @@ def _find_table(tree: _Tree) -> Advice | None:
             tables.append(code)
         elif field.rpartition(".")[2].lower() in _MEDIA:
             media += counts[code]
-    if not tables or media < _MOST * (len(tree.entries.rows.code) - len(tables)):
+    if not tables or media < _MIN_PARTNER_SHARE * (len(tree.entries.rows.code) - len(tables)):
         return None
-    at_top = [path for path in _files_of(tree, tables, _MAX_TABLES * len(tables)) if b"/" not in path]
+    at_top = [path for path in _files_with(tree, tables, _MAX_TABLES * len(tables)) if b"/" not in path]
     if len(at_top) != 1:
         return None
-    from shardtool.source.table_head import head_of, matching_column
+    from shardtool.source.table_head import matching_column, read_table_head
 
     name = at_top[0]
-    if (head := head_of(tree.inside(name))) is None:
+    if (head := read_table_head(tree.inside(name))) is None:
         return None
     folders = _folders_in(tree, _Folder(b"", 0, len(tree.keys)))
-    for root in (b"", *(one.path for one in folders)):
+    for root in (b"", *(folder.path for folder in folders)):
         if match := matching_column(head, tree.has_file, tree.has, root):
             break
     else:
         return None
-    found = f"{pluralize(len(tree.entries) - 1, 'sample')} lack the columns of {printable(name)}, which is packed as a sample"
+    samples = pluralize(len(tree.entries) - 1, "sample")
+    found = f"{samples} lack the columns of {printable(name)}, which is packed as a sample"
     if match.as_source:
         options = {**({"root": tree.inside(root)} if root else {}), **match.options}
-        return Advice(found, _call([tree.inside(name)], **options))
+        return Advice(found, _create_call([tree.inside(name)], **options))
     excluded = {} if root else {"exclude": (to_text(name),)}
     options = {"join": tree.inside(name), **match.options, **excluded}
-    return Advice(found, _call([tree.inside(root)], **options))
+    return Advice(found, _create_call([tree.inside(root)], **options))
 
 
 _FINDERS = (_find_packed, _find_suffixes, _find_siblings, _find_transcripts, _find_table)

@@ -22,66 +22,69 @@ if TYPE_CHECKING:
 
 
 def merge_classes(
-    datasets: Sequence[StoredDataset], parts: Sequence[SourceShard], wanted: Callable[[str], bool]
+    datasets: Sequence[StoredDataset], parts: Sequence[SourceShard], is_wanted: Callable[[str], bool]
 ) -> tuple[dict[str, list[str]], list[str]]:
-    """Return what the numbers of labels stand for, and notes.
+    """Return the class names by field, and notes.
 
     Raises:
-        InvalidRequest: It is not the same in all datasets.
+        InvalidRequest: The datasets disagree.
     """
-    found: dict[str, list[str]] = {}
-    having: dict[str, dict[int, None]] = {}  # the datasets that have a field
+    merged: dict[str, list[str]] = {}
+    datasets_of_field: dict[str, dict[int, None]] = {}  # datasets that have a field
     for part in parts:
-        for name in filter(wanted, part.index.names):
-            having.setdefault(name, {})[part.dataset] = None
+        for name in filter(is_wanted, part.index.names):
+            datasets_of_field.setdefault(name, {})[part.dataset] = None
     notes = []
-    for name, places in having.items():
-        known = {at: file.classes[name] for at in places if (file := datasets[at].file) and name in file.classes}
-        for at, classes in known.items():
-            if classes != found.setdefault(name, classes):
-                first = source_dataset_name(datasets[next(iter(known))])
-                problem = f"other classes in {source_dataset_name(datasets[at])} ({format_list(classes)})"
-                expected = f"those of {first}: {format_list(found[name])}"
-                remedy = (
-                    f"Number them anew with {option_text('values', {name: 'COLUMN'})} {option_text('classes', (name,))}, "
-                    f"or leave the field out with {option_text('drop_fields', (name,))}."
-                )
+    for name, indices in datasets_of_field.items():
+        class_lists = {
+            index: file.classes[name] for index in indices if (file := datasets[index].file) and name in file.classes
+        }
+        for index, classes in class_lists.items():
+            if classes != merged.setdefault(name, classes):
+                first = source_dataset_name(datasets[next(iter(class_lists))])
+                problem = f"other classes in {source_dataset_name(datasets[index])} ({format_list(classes)})"
+                expected = f"the classes of {first}: {format_list(merged[name])}"
+                values, labels = option_text("values", {name: "COLUMN"}), option_text("classes", (name,))
+                drop = option_text("drop_fields", (name,))
+                remedy = f"Number them again with {values} {labels}, or drop the field with {drop}."
                 raise InvalidRequest(f"the field {name!r}", problem, expected=expected, remedy=remedy)
-        if known and len(known) < len(places):
-            others = [source_dataset_name(datasets[at]) for at in places if at not in known]
-            known_of = f"the classes of {name!r} are those of the datasets that name them"
-            notes.append(f"{known_of}: {format_list(others)} does not")
-    return found, notes
+        if class_lists and len(class_lists) < len(indices):
+            others = [source_dataset_name(datasets[index]) for index in indices if index not in class_lists]
+            source = f"the class names of {name!r} come from the datasets that list them"
+            notes.append(f"{source}, not from {format_list(others)}")
+    return merged, notes
 
 
 def agreed_classes(datasets: Sequence[StoredDataset]) -> dict[str, list[str]]:
-    """Return what the numbers of labels stand for in all datasets that say it, where that is the same."""
-    found: dict[str, list[str]] = {}
-    for name, names in ((name, names) for one in datasets if one.file for name, names in one.file.classes.items()):
-        found[name] = names if found.setdefault(name, names) == names else []
-    return {name: names for name, names in found.items() if names}
+    """Return the class names by field that all datasets with class names agree on."""
+    agreed: dict[str, list[str]] = {}
+    for name, names in (
+        (name, names) for dataset in datasets if dataset.file for name, names in dataset.file.classes.items()
+    ):
+        agreed[name] = names if agreed.setdefault(name, names) == names else []
+    return {name: names for name, names in agreed.items() if names}
 
 
 def drop_partial_labels(
     columns: pa.Table | None, parts: Sequence[SourceShard], labels: Collection[str]
 ) -> tuple[pa.Table | None, list[str]]:
-    """Return metadata without columns of labels that only some of the samples with such a field have, and notes."""
+    """Drop metadata columns of labels that some shards with the field lack; return the metadata, and notes."""
     notes = []
     for name in sorted({*labels}.intersection(() if columns is None else columns.column_names)):
-        lacking = [one for one in parts if name in one.index.names and name not in one.index.metadata.column_names]
+        lacking = [part for part in parts if name in part.index.names and name not in part.index.metadata.column_names]
         if lacking and columns is not None:
-            left = [one for one in columns.column_names if one != name]
-            columns = columns.select(left) if left else None
-            what = f"column {name!r} left out: {pluralize(len(lacking), 'shard')} of field {name!r} lack it"
-            notes.append(f"{what} ({option_text('columns_from', (name,))} makes it of the field, for all)")
+            kept = [part for part in columns.column_names if part != name]
+            columns = columns.select(kept) if kept else None
+            dropped = f"column {name!r} dropped: {pluralize(len(lacking), 'shard')} of field {name!r} lack it"
+            notes.append(f"{dropped} (use {option_text('columns_from', (name,))} to create it from the field)")
     return columns, notes
 
 
 def merge_metadata(parts: Sequence[SourceShard], datasets: Sequence[StoredDataset]) -> pa.Table | None:
-    """Return the metadata of all parts, null where one has none of a name; None where there is none at all.
+    """Return the metadata of all parts, with null for missing columns; None if there is no metadata.
 
     Raises:
-        InvalidRequest: Values of one name have types that cannot be one.
+        InvalidRequest: The types of a column have no common type.
     """
     tables = [part.index.metadata for part in parts]
     names = [*dict.fromkeys(name for table in tables for name in table.column_names)]
@@ -102,33 +105,32 @@ def merge_metadata(parts: Sequence[SourceShard], datasets: Sequence[StoredDatase
 def _metadata_conflict(
     names: Sequence[str], parts: Sequence[SourceShard], datasets: Sequence[StoredDataset], error: pa.ArrowException
 ) -> InvalidRequest:
-    """Return the error of metadata that cannot be one table, of which pyarrow says `error`."""
     for name in names:
-        having = [part for part in parts if name in part.index.metadata.column_names]
-        columns = [part.index.metadata.select([name]) for part in having]
+        holders = [part for part in parts if name in part.index.metadata.column_names]
+        columns = [part.index.metadata.select([name]) for part in holders]
         try:
-            pa.concat_tables(
-                columns, promote_options="permissive"
-            )  # values, too, may not fit: whole numbers, into floats
+            # Values may conflict too: large whole numbers do not fit into floats.
+            pa.concat_tables(columns, promote_options="permissive")
         except MemoryError:
             raise
         except pa.ArrowException:
             kinds: dict[str, str] = {}
-            for part, column in zip(having, columns, strict=True):
+            for part, column in zip(holders, columns, strict=True):
                 kinds.setdefault(str(column.schema.types[0]), source_dataset_name(datasets[part.dataset]))
             shown = ", ".join(f"{kind} in {where}" for kind, where in kinds.items())
-            remedy = f"Reshard them apart, with {option_text('join')} to give the column another type."
-            return InvalidRequest(f"the column {name!r}", shown, expected="types that can be one", remedy=remedy)
+            remedy = f"Reshard them separately, with {option_text('join')} to give the column another type."
+            return InvalidRequest(f"the column {name!r}", shown, expected="compatible types", remedy=remedy)
     where = format_list([*map(source_dataset_name, datasets)])
-    return InvalidRequest(where, f"metadata that cannot be one table: {str(error)[:200]}")
+    return InvalidRequest(where, f"metadata that does not fit into one table: {str(error)[:200]}")
 
 
 def merge_fingerprints(datasets: Sequence[StoredDataset]) -> int | None:
-    """Return the sum of the datasets' fingerprints; None where one is not known to be that of what was listed."""
+    """Return the sum of the datasets' fingerprints; None if one may not match the listed samples."""
     files = [dataset.file for dataset in datasets if dataset.file is not None and not dataset.file.part_of]
     for file in files:
         kinds = {*number_features(file.features).values()}
         may_map = any("map" in run.options for run in (file.made, *file.made.appended))
-        if "float" in kinds or (kinds and may_map):  # it may be that of texts which numbers do not give back
+        # The fingerprint may be of texts that the numbers do not reproduce.
+        if "float" in kinds or (kinds and may_map):
             return None
     return sum_fingerprints(file.fingerprint for file in files) if len(files) == len(datasets) else None

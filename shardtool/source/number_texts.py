@@ -29,22 +29,21 @@ if TYPE_CHECKING:
 _FLOAT_BYTES = 4
 
 
-_MAX_TEXT_BYTES = 40  # bytes of a text that may stand for a number, or of a stored one
+_MAX_TEXT_BYTES = 40  # of a text that may represent a number, and of a stored number
 
 
 _MIN_NORMAL_FLOAT = 2.0**-126
 
 
-_FLOAT_DIGITS = (6, 7, 8, 9)  # that a float of 32 bits may need; a subnormal one fewer
+_FLOAT_DIGITS = (6, 7, 8, 9)  # that a 32-bit float may need; a subnormal may need fewer
 
 
 class NumberField(NamedTuple):
     """The values of one field in one shard.
 
     Attributes:
-        field: Its name.
-        number: What they are, or may stand for.
-        stored: Whether they lie there as a TFRecord stores them; else they are texts.
+        number: The type of the values, or of the numbers that they may represent.
+        stored: Whether the shard stores TFRecord numbers; otherwise texts.
         offsets: int64 per value.
         lengths: int64 per value.
         crcs: int64 per value, -1: unknown.
@@ -59,10 +58,10 @@ class NumberField(NamedTuple):
 
 
 class NumberTask(NamedTuple):
-    """A shard to read numbers from; `salvage`: a damaged one is noted, and no error."""
+    """A shard from which to read numbers; `salvage`: record damaged numbers, instead of raising an error."""
 
     file: SpanFile
-    wanted: tuple[NumberField, ...]
+    fields: tuple[NumberField, ...]
     salvage: bool = False
 
 
@@ -71,11 +70,11 @@ class NumberTexts:
     """The texts of one field in one shard.
 
     Attributes:
-        data: In order, a NUL after each; of no use where some are `bad`.
-        bad: How many are none that a TFRecord would give back.
-        rounded: How many of these are numbers all the same.
-        first_bad: The place of the first among the field's values.
-        damaged: The places of those that are damaged, whose text is empty.
+        data: The texts in order, a NUL after each; unusable if some are `bad`.
+        bad: Number of texts that a TFRecord number would not reproduce.
+        rounded: Number of these that are numbers nevertheless.
+        first_bad: Index of the first such text.
+        damaged: Indices of damaged values, whose texts are empty.
     """
 
     data: bytes = b""
@@ -86,62 +85,65 @@ class NumberTexts:
 
 
 def read_number_texts(task: NumberTask) -> list[NumberTexts]:
-    """Return the texts of each of the fields wanted.
+    """Return the texts of each requested field.
 
     Raises:
-        CorruptShard: The shard is another one than was listed, or a value has not its checksum, or is no number.
+        CorruptShard: The shard has changed since it was listed, or a value has the wrong checksum or is not a number.
     """
-    columns = [[array("q", data) for data in (one.offsets, one.lengths, one.crcs)] for one in task.wanted]
-    places = sorted(  # in the order of the file: a compressed one is read in sequence only
-        (offset, length, crc, number, at)
+    columns = [[array("q", data) for data in (field.offsets, field.lengths, field.crcs)] for field in task.fields]
+    values_in_order = sorted(  # in file order, because a compressed shard can only be read in sequence
+        (offset, length, crc, number, index)
         for number, (offsets, lengths, crcs) in enumerate(columns)
-        for at, (offset, length, crc) in enumerate(zip(offsets, lengths, crcs, strict=True))
+        for index, (offset, length, crc) in enumerate(zip(offsets, lengths, crcs, strict=True))
     )
     texts: list[list[bytes]] = [[b""] * len(column[0]) for column in columns]
-    found = [NumberTexts() for _ in task.wanted]
+    results = [NumberTexts() for _ in task.fields]
     with open_shard(path := os.fsdecode(task.file.path)) as shard:
         if isinstance(shard, ShardFile) and (shard.size, shard.mtime_ns) != (task.file.size, task.file.mtime_ns):
             raise CorruptShard(path, "changed while it was read", remedy="Run the command again.")
-        for offset, length, crc, number, at in places:
-            one = task.wanted[number]
+        for offset, length, crc, number, index in values_in_order:
+            field = task.fields[number]
             try:
-                text = _read_text(shard, offset, length, crc, one)
+                text = _read_text(shard, offset, length, crc, field)
             except CorruptShard:
                 if not task.salvage:
                     raise
-                found[number].damaged.append(at)
+                results[number].damaged.append(index)
                 continue
-            texts[number][at] = text
-            if not one.stored and not _round_trips(text, one.number):
-                result = found[number]
+            texts[number][index] = text
+            if not field.stored and not _round_trips(text, field.number):
+                result = results[number]
                 result.bad += 1
                 result.rounded += _is_number(text)
-                result.first_bad = at if result.first_bad < 0 else result.first_bad
-    for result, values in zip(found, texts, strict=True):
+                result.first_bad = index if result.first_bad < 0 else result.first_bad
+    for result, values in zip(results, texts, strict=True):
         result.data = b"" if result.bad else b"".join([value + b"\0" for value in values])
-    return found
+    return results
 
 
-def _read_text(shard: ShardFile | CompressedFile, offset: int, length: int, crc: int, one: NumberField) -> bytes:
-    """Return the text of one value."""
-    data = _read_verified(shard, offset, length, crc, one) if length <= _MAX_TEXT_BYTES else b""
-    text = data if not one.stored else float_text(data) if one.number == "float" else int_text(data)
-    if text is None or (one.stored and length > _MAX_TEXT_BYTES):
-        raise CorruptShard(f"{shard.path}, at {offset:,}", f"field {one.field!r} is no {one.number}")
+def _read_text(
+    shard: ShardFile | CompressedFile, offset: int, length: int, crc: int, number_field: NumberField
+) -> bytes:
+    data = _read_verified(shard, offset, length, crc, number_field) if length <= _MAX_TEXT_BYTES else b""
+    text = data if not number_field.stored else float_text(data) if number_field.number == "float" else int_text(data)
+    if text is None or (number_field.stored and length > _MAX_TEXT_BYTES):
+        raise CorruptShard(
+            f"{shard.path}, at {offset:,}", f"field {number_field.field!r} is not an {number_field.number}"
+        )
     return text
 
 
 def int_text(data: bytes) -> bytes | None:
-    """Return the text of a whole number as a TFRecord stores it; None where `data` is not just one."""
+    """Return the text of a whole number as a TFRecord stores it; None if `data` is not a single number."""
     try:
-        numbers = decode_numbers(b"\x0a%b%b" % (bytes([len(data)]), data), "int64")  # as a list of one packed part
+        numbers = decode_numbers(b"\x0a%b%b" % (bytes([len(data)]), data), "int64")  # wrapped as a packed list
     except ValueError:
         return None
     return b"%d" % numbers[0] if len(numbers) == 1 else None
 
 
 def float_text(data: bytes) -> bytes | None:
-    """Return the shortest text that gives the same 32-bit float back, as Python writes floats; None: not just one."""
+    """Return the shortest text that restores the same 32-bit float, in Python's notation; None: not a single float."""
     if len(data) != _FLOAT_BYTES:
         return None
     (value,) = struct.unpack("<f", data)
@@ -149,26 +151,29 @@ def float_text(data: bytes) -> bytes | None:
         return b"%a" % value
     for digits in _FLOAT_DIGITS if abs(value) >= _MIN_NORMAL_FLOAT else range(1, 10):
         text = f"{value:.{digits - 1}e}"
-        if data[:2] == b"\0\0" and struct.pack("<f", float(text)) != data:  # of a power of two, most of what rounds to
-            mantissa, exponent = text.replace(".", "").split("e")  # it lies further from zero
+        # Above a power of two, floats are spaced twice as far as below it: try the next text away from zero.
+        if data[:2] == b"\0\0" and struct.pack("<f", float(text)) != data:
+            mantissa, exponent = text.replace(".", "").split("e")
             text = f"{int(mantissa) + (1 if value > 0 else -1)}e{int(exponent) - digits + 1}"
         if struct.pack("<f", float(text)) == data:
             break
     return b"%a" % float(text)
 
 
-def _read_verified(shard: ShardFile | CompressedFile, offset: int, length: int, crc: int, wanted: NumberField) -> bytes:
+def _read_verified(
+    shard: ShardFile | CompressedFile, offset: int, length: int, crc: int, number_field: NumberField
+) -> bytes:
     data = bytes(shard.read(offset, length))
     if len(data) < length or (crc >= 0 and crc32c(data) != crc):
-        found = f"field {wanted.field!r} has the CRC-32C {crc32c(data):08x}"
+        found = f"field {number_field.field!r} has the CRC-32C {crc32c(data):08x}"
         expected = f"{crc:08x}" if crc >= 0 else f"{length:,} bytes"
-        remedy = "Nothing of it was copied. `shardtool verify` shows what else is wrong with that dataset."
+        remedy = "The value was not copied. Run `shardtool verify` on the dataset to find more damage."
         raise CorruptShard(f"{shard.path}, at {offset:,}", found, expected=expected, remedy=remedy)
     return data
 
 
 def _round_trips(text: bytes, number: NumberType) -> bool:
-    """Tell whether a text is what a TFRecord that stores its number gives back."""
+    """Check whether a TFRecord that stores the number of a text returns the same text."""
     try:
         if number == "int64":
             return b"%d" % int(text) == text and -INT64_LIMIT <= int(text) < INT64_LIMIT

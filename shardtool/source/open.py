@@ -32,15 +32,10 @@ if TYPE_CHECKING:
 
 
 def open_source(source: Any, options: CreateOptions | ReshardOptions, outputs: Sequence[ShardPattern]) -> Source:
-    """Return a source.
-
-    Args:
-        source: What the user gave.
-        options: What is to be done: of `reshard`, the source is datasets.
-        outputs: What will be written: a folder that holds it does not list it.
+    """Open a source.
 
     Raises:
-        InvalidRequest: It is nothing that can be packed, or options do not go with it.
+        InvalidRequest: The source cannot be packed, or does not support an option.
     """
     if isinstance(options, ReshardOptions):
         from shardtool.source.shards import DatasetSource
@@ -55,16 +50,11 @@ def open_source(source: Any, options: CreateOptions | ReshardOptions, outputs: S
 
 
 def _open_listed(source: Any, options: CreateOptions, outputs: Sequence[ShardPattern]) -> Source:
-    """Return a source of `create` that lists its samples.
-
-    Raises:
-        InvalidRequest: It is nothing that can be packed, or options do not go with it.
-    """
     if isinstance(source, list | tuple):
         return _open_folders(source, options, outputs)
     if options.complete:
         raise InvalidRequest(
-            option_text("complete"), "there is one source", expected="several folders, or not this option"
+            option_text("complete"), "there is only one source", expected="several folders, or not this option"
         )
     if (archive := find_archive(source)) is not None:
         check_archive(archive[0])
@@ -81,49 +71,43 @@ def _open_listed(source: Any, options: CreateOptions, outputs: Sequence[ShardPat
 
 
 def _open_folders(sources: Sequence[Any], options: CreateOptions, outputs: Sequence[ShardPattern]) -> Source:
-    """Return several folders as one source.
-
-    Raises:
-        InvalidRequest: They are none.
-    """
     check_not_shards(sources)
     if not sources:
         raise InvalidRequest("the source", "none given", expected=FOLDER_OR_TABLE)
-    for one in sources:
-        is_path = isinstance(one, str | os.PathLike)
-        if not is_path or not _may_be_folder(os.fspath(one)):
-            where, found = f"{one}" if is_path else f"{one!r:.80}", f"one of {len(sources)} sources, and no folder"
-            if is_path and not os.path.lexists(one):
-                check_folder(os.fspath(one))
+    for path in sources:
+        is_path = isinstance(path, str | os.PathLike)
+        if not is_path or not _may_be_folder(os.fspath(path)):
+            where, found = f"{path}" if is_path else f"{path!r:.80}", f"one of {len(sources)} sources, but not a folder"
+            if is_path and not os.path.lexists(path):
+                check_folder(os.fspath(path))
             expected = "one source, or several folders whose files share their keys"
-            remedy = f"Of the files of one folder, {option_text('include', '*.jpg')} takes some."
+            remedy = f"To pack some files of a folder, use {option_text('include', '*.jpg')}."
             if not is_path:
-                remedy = "Rows are a table: pyarrow.Table.from_pylist(rows)."
-            elif is_table(one, options.text_form):
-                found = f"one of {len(sources)} sources, and a table"
+                remedy = "Rows are packed as a table: pyarrow.Table.from_pylist(rows)."
+            elif is_table(path, options.text_form):
+                found = f"one of {len(sources)} sources, but a table"
                 expected = "one table, or several folders whose files share their keys"
-                remedy = _one_table(sources, one)
-            elif find_archive(one) is not None:
-                remedy = "An archive is a source by itself."
-                check_archive(os.fspath(one))
+                remedy = _one_table(sources, path)
+            elif find_archive(path) is not None:
+                remedy = "Use an archive as the only source."
+                check_archive(os.fspath(path))
             raise InvalidRequest(where, found, expected=expected, remedy=remedy)
     if len(sources) == 1:
         return _open_listed(sources[0], options, outputs)
     options.check_for(manifest=False)
-    return MultiFolderSource([os.fspath(one) for one in sources], options, outputs)
+    return MultiFolderSource([os.fspath(path) for path in sources], options, outputs)
 
 
 def _one_table(sources: Sequence[Any], table: Any) -> str:
-    """Return what to do about several sources, one of which is a table."""
     name = os.fspath(table)
-    if any(isinstance(one, str | os.PathLike) and os.path.isdir(one) for one in sources):
-        joined = choose_text(f"join={name!r}", f"--join {quote(name)}")
-        return f"To add the columns of the table to the samples of the folder, use {joined}."
-    names = [os.fspath(one) for one in sources if isinstance(one, str | os.PathLike)]
-    alone = "Or pack each table by itself, and combine the datasets with `reshard`."
-    if len(names) == len(sources) and all(table_ending(one) == PARQUET_ENDING for one in names):
-        return f"A folder of Parquet files, or a quoted glob such as '*.parquet', is one table. {alone}"
-    return f"{joining(names)} {alone}"
+    if any(isinstance(path, str | os.PathLike) and os.path.isdir(path) for path in sources):
+        join_option = choose_text(f"join={name!r}", f"--join {quote(name)}")
+        return f"To add the columns of the table to the samples of the folder, use {join_option}."
+    names = [os.fspath(path) for path in sources if isinstance(path, str | os.PathLike)]
+    separately = "Or pack each table separately, and merge the datasets with `reshard`."
+    if len(names) == len(sources) and all(table_ending(path) == PARQUET_ENDING for path in names):
+        return f"A folder of Parquet files, or a quoted glob such as '*.parquet', is one table. {separately}"
+    return f"{joining(names)} {separately}"
 
 
 def _may_be_folder(path: str) -> bool:

@@ -1,7 +1,6 @@
 """Find the shards of the given datasets, and read the dataset files.
 
-A dataset file that lists the given shards is used even if it lists more shards: it has the classes, numbers and
-checksums.
+A dataset file that lists the given shards is used even if it lists more shards, for its classes, numbers and checksums.
 """
 
 from __future__ import annotations
@@ -31,65 +30,69 @@ if TYPE_CHECKING:
 
 
 def open_datasets(givens: Sequence[DatasetLike], seen: FilesSeen) -> tuple[list[StoredDataset], list[SourceShard]]:
-    """Return the datasets that are meant, and their shards, which are not listed yet; only dataset files are read.
+    """Return the requested datasets and their shards, which are not listed yet; only dataset files are read.
 
     Args:
-        givens: One for each: its dataset file, a pattern, a glob, a folder, or a list of shards.
-        seen: Takes which files these are.
+        givens: One item per dataset: a dataset file, a pattern, a glob, a folder, or a list of shards.
+        seen: Records the files.
 
     Raises:
         InvalidRequest: There is no such dataset.
-        CorruptShard: A dataset file is damaged, or not what is there: a shard is missing, or has another size.
+        CorruptShard: A dataset file is damaged, or a shard is missing or has another size than listed.
     """
     datasets, shards = list[StoredDataset](), list[SourceShard]()
     for number, given in enumerate(givens):
-        found = find_dataset(given).read()
-        file = found.file
-        if file is not None and found.dataset_file is not None:
-            seen.add(found.dataset_file, file_info(found.dataset_file))
-        elif found.dataset_file is None:
-            _check_one_dataset(found)
-        of_records: Mapping[str, NumberType] | None = None
-        # What other tools made may have lists of values, whatever was said of it; how these lie only a walk can find.
-        if file is not None and file.made.verb != "index" and not any(one.is_list for one in file.features.values()):
-            of_records = number_features(file.features)
-        for stored, fact in zip(found.shards, map_paths(source_shard.stat_shard, found.paths), strict=True):
-            seen.add(stored.path, fact)
-            if stored.entry is not None and stored.entry.size != fact.st_size:
-                found_there, expected = f"{fact.st_size:,} bytes", f"{stored.entry.size:,}, as the dataset file says"
-                remedy = "`shardtool verify` shows what is wrong."
-                raise CorruptShard(stored.path, found_there, expected=expected, remedy=remedy)
-            place = SpanFile(os.fsencode(stored.path), fact.st_size, fact.st_mtime_ns)
-            kinds = of_records if (form := stored.format) == "tfrecord" else file.numbers if file else {}
-            shards.append(SourceShard(stored, place, form, number, kinds))
-        datasets.append(found)
+        dataset = find_dataset(given).read()
+        file = dataset.file
+        if file is not None and dataset.dataset_file is not None:
+            seen.add(dataset.dataset_file, file_info(dataset.dataset_file))
+        elif dataset.dataset_file is None:
+            _check_one_dataset(dataset)
+        record_types: Mapping[str, NumberType] | None = None
+        # Other tools may store lists of values, whatever a dataset file describes; only a scan can tell.
+        if (
+            file is not None
+            and file.made.verb != "index"
+            and not any(feature.is_list for feature in file.features.values())
+        ):
+            record_types = number_features(file.features)
+        for stored, file_stat in zip(dataset.shards, map_paths(source_shard.stat_shard, dataset.paths), strict=True):
+            seen.add(stored.path, file_stat)
+            if stored.entry is not None and stored.entry.size != file_stat.st_size:
+                problem, expected = f"{file_stat.st_size:,} bytes", f"{stored.entry.size:,}, as in the dataset file"
+                remedy = "Run `shardtool verify` to see what is wrong."
+                raise CorruptShard(stored.path, problem, expected=expected, remedy=remedy)
+            span_file = SpanFile(os.fsencode(stored.path), file_stat.st_size, file_stat.st_mtime_ns)
+            kinds = record_types if (form := stored.format) == "tfrecord" else file.numbers if file else {}
+            shards.append(SourceShard(stored, span_file, form, number, kinds))
+        datasets.append(dataset)
     return datasets, shards
 
 
 def dataset_notes(dataset: StoredDataset) -> list[str]:
-    """Return what the user should know: shards that are not listed, or sidecars of a run that did not end."""
+    """Return notes about unlisted shards, or about sidecars of an unfinished run."""
     if dataset.unlisted and dataset.dataset_file:
-        name, more = to_output_name(base_name(dataset.dataset_file)), [*map(_shard_name, dataset.unlisted)]
-        return [f"{name} does not list {pluralize(len(more), 'shard')}, left out: {format_list(more)}"]
+        name, unlisted = to_output_name(base_name(dataset.dataset_file)), [*map(_shard_name, dataset.unlisted)]
+        return [f"{name} does not list {pluralize(len(unlisted), 'shard')}, excluded: {format_list(unlisted)}"]
     if dataset.dataset_file is None:
         try:
             require_finished(dataset)
         except InvalidRequest as error:
-            return [f"{error.where}: {error.found}; only these are taken"]
+            return [f"{error.where}: {error.found}; only these are used"]
     return []
 
 
-def _check_one_dataset(found: StoredDataset) -> None:
-    """Refuse shards of several datasets as one: what their numbers of classes stand for would be lost."""
-    wanted = {shard.name for shard in found.shards}
-    if {*found.folders()} != {found.folder}:
+def _check_one_dataset(dataset: StoredDataset) -> None:
+    """Refuse shards of several datasets as one dataset, because their class names would be lost."""
+    shard_names = {shard.name for shard in dataset.shards}
+    if {*dataset.folders()} != {dataset.folder}:
         return
-    names = (name for name in list_folder_names(found.folder) if name.endswith(DATASET_SUFFIX))
-    some = [name for name in names if wanted & names_listed_by(join(found.folder, name))]
-    if len(some) > 1:
-        problem = f"shards of {len(some)} datasets: {format_list(some)}"
-        remedy = f"Give the datasets one by one, by their dataset files: {' '.join(some[:3])}."
-        raise InvalidRequest(found.folder or ".", problem, expected="those of one", remedy=remedy)
+    names = (name for name in list_folder_names(dataset.folder) if name.endswith(DATASET_SUFFIX))
+    listing_files = [name for name in names if shard_names & names_listed_by(join(dataset.folder, name))]
+    if len(listing_files) > 1:
+        problem = f"shards of {len(listing_files)} datasets: {format_list(listing_files)}"
+        remedy = f"Name the datasets one by one, by their dataset files: {' '.join(listing_files[:3])}."
+        raise InvalidRequest(dataset.folder or ".", problem, expected="shards of one dataset", remedy=remedy)
 
 
 def _shard_name(path: str) -> str:
@@ -97,7 +100,7 @@ def _shard_name(path: str) -> str:
 
 
 def source_dataset_name(dataset: StoredDataset) -> str:
-    """Return the name of a dataset for people and the dataset file: no folder."""
+    """Return the name of a dataset for messages and the dataset file, without folders."""
     if dataset.file is not None:
         return dataset.file.name
     if not isinstance(dataset.given, (str, os.PathLike)):

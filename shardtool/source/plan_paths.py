@@ -26,78 +26,68 @@ if TYPE_CHECKING:
     from shardtool.source.plan_request import PlanRequest
 
 
-_MAX_PROBED_FILES = 16  # files, of which one at least must be there as it was listed
+_MAX_PROBED_FILES = 16  # at least one of these must exist unchanged
 
 
-def check_plan_paths(entries: SampleTable, asked: PlanRequest, where: str) -> None:
-    """Refuse paths that lead out of a source, and a plan of which no file is there.
+def check_plan_paths(entries: SampleTable, request: PlanRequest, where: str) -> None:
+    """Refuse paths that leave the source, and a plan none of whose files exists.
 
-    Only folders and links are looked at, each once: files are held to what was listed when they are read.
-
-    Args:
-        entries: The samples of a plan file.
-        asked: Where the source lies.
-        where: The plan file.
+    Only folders and links are examined, each once: files are compared with the listing when they are read.
 
     Raises:
-        InvalidRequest: There are such paths, or it is another source.
+        InvalidRequest: A path leaves the source, or the plan is of another source.
     """
     kind = entries.rows.kind
     is_file = (kind == FILE) | (kind == LINK)
     if not is_file.any():
         return
-    roots = asked.folders or {b"": asked.root}
-    known = {root: os.path.join(os.path.realpath(root), b"") for root in roots.values()}
+    roots = request.folders or {b"": request.root}
+    real_paths = {root: os.path.join(os.path.realpath(root), b"") for root in roots.values()}
     for path in _folders_and_links(entries, is_file):
-        top, _, below = path.partition(b"/") if asked.folders else (b"", b"", path)
-        stays = top in roots and not below.startswith(b"/")
-        if stays and not asked.outside:
-            place = os.path.join(roots[top] + below, b"")  # of a link, too, with a slash
-            stays = resolve_folder(known, place, _real_folder).startswith(known[roots[top]])
-        if not stays:
-            found = f"a plan with a path that leads out of the source: {printable(path)}"
-            name, value = ("allow_outside", True) if asked.kind == "manifest" else ("symlinks", "follow")
-            raise InvalidRequest(where, found, expected=f"paths below it, or {option_text(name, value)}")
+        top, _, below = path.partition(b"/") if request.folders else (b"", b"", path)
+        is_inside = top in roots and not below.startswith(b"/")
+        if is_inside and not request.outside:
+            location = os.path.join(roots[top] + below, b"")  # also a link gets a final slash
+            is_inside = resolve_folder(real_paths, location, _real_folder).startswith(real_paths[roots[top]])
+        if not is_inside:
+            found = f"a plan with a path that leaves the source: {printable(path)}"
+            name, value = ("allow_outside", True) if request.kind == "manifest" else ("symlinks", "follow")
+            raise InvalidRequest(where, found, expected=f"paths below the source, or {option_text(name, value)}")
     _check_any_exists(entries, where)
 
 
-def _real_folder(above: bytes, path: bytes) -> bytes:
-    """Return where a folder or a link really lies, ending in a slash as all here do; `above`: what it lies in."""
+def _real_folder(parent: bytes, path: bytes) -> bytes:
+    """Return the real path of a folder or link, with a final slash. `parent` is the real path of its parent."""
     name = path[:-1].rpartition(b"/")[2]
     is_plain = name not in (b"", b".", b"..") and not os.path.islink(path[:-1])
-    return above + name + b"/" if is_plain else os.path.join(os.path.realpath(path), b"")
+    return parent + name + b"/" if is_plain else os.path.join(os.path.realpath(path), b"")
 
 
 def _folders_and_links(entries: SampleTable, is_file: NDArray[np.bool_]) -> Iterator[bytes]:
-    """Yield each folder that files lie in, ending in a slash, once, and then the links."""
     seen, paths = set[bytes](), entries.rows.paths
-    texts, wanted = (entries.keys, np.ones(len(entries), np.bool_)) if paths is None else (paths, is_file)
+    texts, used = (entries.keys, np.ones(len(entries), np.bool_)) if paths is None else (paths, is_file)
     for part in chunk_slices(len(texts)):
-        some = compress(texts.span(part.start, part.stop)[:-1].split(b"\0"), wanted[part].tolist())
-        new = {text[: text.rfind(b"/") + 1] for text in some} - seen
-        seen |= new
-        yield from sorted(new)
+        used_paths = compress(texts.span(part.start, part.stop)[:-1].split(b"\0"), used[part].tolist())
+        new_folders = {text[: text.rfind(b"/") + 1] for text in used_paths} - seen
+        seen |= new_folders
+        yield from sorted(new_folders)
     for row in np.flatnonzero(entries.rows.kind == LINK).tolist():
         yield entries.path(row)
 
 
 def _check_any_exists(entries: SampleTable, where: str) -> None:
-    """Refuse a plan of which no file is there as it was listed: it is of another source, or of another time.
-
-    Raises:
-        InvalidRequest: It is one.
-    """
+    """Refuse a plan none of whose probed files exists unchanged: it is of another source, or outdated."""
     kind = entries.rows.kind
     rows = {*range(0, len(kind), -(-len(kind) // _MAX_PROBED_FILES)), int((kind == FILE).argmax())}
-    some = [row for row in sorted(rows) if kind[row] == FILE]
-    for row in some:
+    probed = [row for row in sorted(rows) if kind[row] == FILE]
+    for row in probed:
         try:
-            fact = os.stat(entries.place(row))
+            file_stat = os.stat(entries.place(row))
         except (OSError, ValueError):
             continue
-        if (fact.st_size, fact.st_mtime_ns) == (int(entries.rows.size[row]), int(entries.rows.mtime_ns[row])):
+        if (file_stat.st_size, file_stat.st_mtime_ns) == (int(entries.rows.size[row]), int(entries.rows.mtime_ns[row])):
             return
-    if some:
-        found = f"a plan of which no file is there as it was listed, such as {printable(entries.path(some[0]))}"
-        remedy = f"Is it the same source? Otherwise write a plan of it with {option_text('plan_only', 'FILE')}."
+    if probed:
+        found = f"a plan none of whose files exists unchanged, such as {printable(entries.path(probed[0]))}"
+        remedy = f"Check the source, or write a new plan with {option_text('plan_only', 'FILE')}."
         raise InvalidRequest(where, found, expected="a plan of this source", remedy=remedy)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from shardtool.request.create_options import CreateOptions
 
 
-# What says how a run goes about it, or where things lie on a machine, and not which samples there are.
+# Options for how a run works, or where files are on a machine, which do not affect the samples.
 _UNCHECKED_OPTIONS = frozenset({
     "plan", "plan_only", "part", "workers", "start_method", "if_exists", "max_removed", "trust", "target", "export",
     "root", "allow_outside", "stat",
@@ -36,18 +36,16 @@ _UNCHECKED_OPTIONS = frozenset({
 
 
 class PlanRequest(NamedTuple):
-    """What a plan must be of: a source, and what decides how it is listed and what is made of it.
+    """What a plan must match: a source, and the options that affect its listing and packing.
 
     Attributes:
-        kind: What the source is.
-        names: What its files or folders are called, without the folders above them.
-        stamps: The bytes and the modification time of each file that is read as a whole: of a manifest, an archive.
-        root: What paths count from, ending in a slash; empty for several folders, and for an archive.
-        folders: Of several folders: what the first part of each path stands for.
-        archive: The archive that payloads lie in.
-        identity: What tells the source from any other on this machine; empty: what `root` leads to does.
-        outside: Whether the user lets paths lead out of the source, by links or, in a manifest, by `..`.
-        options: What was asked for.
+        names: The names of its files or folders, without parent folders.
+        stamps: Size and modification time of each file that is read whole: a manifest, an archive.
+        root: The folder to which paths are relative, with a final slash; empty for several folders and archives.
+        folders: For several folders, the folder for each first part of a path.
+        archive: The archive with the payloads.
+        identity: Distinguishes the source from others on this machine; empty: `root` does.
+        outside: Whether paths may leave the source, by links or, in a manifest, by `..`.
     """
 
     kind: Literal["folder", "folders", "archive", "manifest"]
@@ -62,55 +60,52 @@ class PlanRequest(NamedTuple):
 
 
 def make_plan_request(source: object, options: CreateOptions, shard_format: str) -> PlanRequest:
-    """Return what a plan of a run must be of.
+    """Return what a plan for a run must match.
 
     Raises:
-        InvalidRequest: The source, or a table that an option names, is nowhere, or not on a disk.
+        InvalidRequest: The source, or a table that an option names, does not exist or is not on a file system.
     """
-    asked: dict[str, object] = {"format": shard_format}
-    known = option_specs(type(options)).keys() - _UNCHECKED_OPTIONS
-    for one in fields(options):
-        value = getattr(options, one.name)
-        if one.name not in known or value == one.default or isinstance(value, Classes):
+    recorded: dict[str, object] = {"format": shard_format}
+    checked_options = option_specs(type(options)).keys() - _UNCHECKED_OPTIONS
+    for option in fields(options):
+        value = getattr(options, option.name)
+        if option.name not in checked_options or value == option.default or isinstance(value, Classes):
             continue
-        if one.name in ("join", "classes_from"):
+        if option.name in ("join", "classes_from"):
             if not isinstance(value, str | os.PathLike):
-                expected = "a file, where a plan is written or used"
-                raise InvalidRequest(option_text(one.name), "something in memory", expected=expected)
+                expected = "a file, to write or use a plan"
+                raise InvalidRequest(option_text(option.name), "something in memory", expected=expected)
             value = os.path.basename(os.fspath(value))
-        asked[one.name] = value
-    found = _find_source(source, options)
-    options.check_for(manifest=found.kind == "manifest")
-    return found._replace(options={**asked, **options.recorded()})
+        recorded[option.name] = value
+    request = _find_source(source, options)
+    options.check_for(manifest=request.kind == "manifest")
+    return request._replace(options={**recorded, **options.recorded()})
 
 
 def _find_source(source: object, options: CreateOptions) -> PlanRequest:
-    """Return where a source lies.
-
-    Raises:
-        InvalidRequest: It is nowhere, or not on a disk.
-    """
     sources: list[Any] = [*source] if isinstance(source, list | tuple) else [source]
-    if url := next((one for one in sources if isinstance(one, str) and is_url(one)), None):
-        raise InvalidRequest(url, "an address", expected="a source on a file system, for a plan file")
+    if url := next((given for given in sources if isinstance(given, str) and is_url(given)), None):
+        raise InvalidRequest(url, "a URL", expected="a source on a file system, for a plan file")
     follows = options.symlinks == "follow"
     if len(sources) != 1:
-        paths = [os.fspath(one) for one in sources]
-        roots, labels = [source_root(one, needed=True) for one in paths], name_folders(paths)
-        below, whose = dict(zip(labels, roots, strict=True)), " ".join(map(source_identity, roots))
-        return PlanRequest("folders", tuple(map(printable, labels)), folders=below, identity=whose, outside=follows)
-    (one,) = sources
-    if not isinstance(one, str | os.PathLike) or one == "-":
-        found, name = "standard input" if one == "-" else "a table in memory", "plan" if options.plan else "plan_only"
-        remedy = "Write the table to a file first: each run must find the same."
-        raise InvalidRequest(option_text(name), found, expected="a source that stays where it is", remedy=remedy)
-    path = os.fspath(one)
+        paths = [os.fspath(given) for given in sources]
+        roots, labels = [source_root(given, needed=True) for given in paths], name_folders(paths)
+        folders, identity = dict(zip(labels, roots, strict=True)), " ".join(map(source_identity, roots))
+        return PlanRequest(
+            "folders", tuple(map(printable, labels)), folders=folders, identity=identity, outside=follows
+        )
+    (given,) = sources
+    if not isinstance(given, str | os.PathLike) or given == "-":
+        found, name = "standard input" if given == "-" else "a table in memory", "plan" if options.plan else "plan_only"
+        remedy = "Write the table to a file first, because each run must read the same table."
+        raise InvalidRequest(option_text(name), found, expected="a source that other runs can read", remedy=remedy)
+    path = os.fspath(given)
     if (archive := find_archive(path)) is not None:
         path, folder = archive
-        stamp, place = _file_stamp(path), os.fsencode(path)
-        file = SpanFile(place, *stamp, "zip" if path.lower().endswith(".zip") else "tar")
+        stamp, file_path = _file_stamp(path), os.fsencode(path)
+        file = SpanFile(file_path, *stamp, "zip" if path.lower().endswith(".zip") else "tar")
         return PlanRequest(
-            "archive", (folder_name(path), folder), (stamp,), archive=file, identity=source_identity(place)
+            "archive", (folder_name(path), folder), (stamp,), archive=file, identity=source_identity(file_path)
         )
     if is_table(path, options.text_form):
         stamps = tuple(map(_file_stamp, list_parquet_files(path) if os.path.isdir(path) else [path]))
@@ -121,7 +116,7 @@ def _find_source(source: object, options: CreateOptions) -> PlanRequest:
 
 def _file_stamp(path: str) -> tuple[int, int]:
     try:
-        fact = stat_file(path)
+        file_stat = stat_file(path)
     except OSError as error:
         raise InvalidRequest(path, os_error_text(error), expected="a source") from None
-    return fact.st_size, fact.st_mtime_ns
+    return file_stat.st_size, file_stat.st_mtime_ns

@@ -37,48 +37,46 @@ _FIELD_TYPES = {"field": "uint16", "kind": "uint8", "size": "int64", "mtime_ns":
 _SPAN_TYPES = {"offset": "int64", "crc32c": "int64"}
 
 
-_MAX_ROW_GROUPS, _MIN_GROUP_ROWS = (
-    64,
-    2**17,
-)  # row groups at most, of so many samples at least: a group is held while it is made
+# At most so many row groups, with at least so many samples: a group is in memory while it is written.
+_MAX_ROW_GROUPS, _MIN_GROUP_ROWS = 64, 2**17
 
 
 _MAX_PAYLOAD_BYTES, _MAX_TOTAL_BYTES = 2**50, 2.0**62
 
 
 def plan_schema(inline: int, divides: pa.DataType | None, *, paths: bool, spans: bool) -> pa.Schema:
-    """Return the columns of a plan file, but for those of metadata, which come after them.
+    """Return the columns of a plan file, without the metadata columns, which follow them.
 
     Args:
-        inline: How many fields have payloads of their own.
-        divides: The type of the column that samples are divided by; None: there is none.
+        inline: Number of fields with inline payloads.
+        divides: The type of the column for splitting; None: there is none.
         paths: Whether each field has a path; otherwise it is key + "." + field.
-        spans: Whether fields lie in an archive.
+        spans: Whether payloads are in an archive.
     """
-    of_field = {
+    field_types = {
         name: pa.type_for_alias(kind) for name, kind in {**_FIELD_TYPES, **(_SPAN_TYPES if spans else {})}.items()
     }
-    of_field |= {_PATH_NAME: pa.large_binary()} if paths else {}
-    element = pa.struct([pa.field(name, kind, nullable=False) for name, kind in of_field.items()])
+    field_types |= {_PATH_NAME: pa.large_binary()} if paths else {}
+    element = pa.struct([pa.field(name, kind, nullable=False) for name, kind in field_types.items()])
     columns = {KEY_COLUMN: pa.large_binary(), FIELDS_COLUMN: pa.list_(pa.field("element", element, nullable=False))}
-    columns |= {_INLINE_COLUMN.format(at): pa.large_binary() for at in range(inline)}
-    found = [pa.field(name, kind, nullable=False) for name, kind in columns.items()]
-    return pa.schema(found if divides is None else [*found, pa.field(SPLIT_COLUMN, divides)])
+    columns |= {_INLINE_COLUMN.format(index): pa.large_binary() for index in range(inline)}
+    fields = [pa.field(name, kind, nullable=False) for name, kind in columns.items()]
+    return pa.schema(fields if divides is None else [*fields, pa.field(SPLIT_COLUMN, divides)])
 
 
 def entries_schema(entries: SampleTable, divides: pa.ChunkedArray | None) -> pa.Schema:
-    """Return the columns that hold samples, what they are divided by, and their metadata."""
-    by, metadata = None if divides is None else divides.type, entries.metadata
+    """Return all columns of a plan file for these samples."""
+    split_type, metadata = None if divides is None else divides.type, entries.metadata
     paths, spans = entries.rows.paths is not None, entries.spans is not None
-    own = plan_schema(len(entries.values.inline), by, paths=paths, spans=spans)
-    return own if metadata is None else pa.schema([*own, *metadata.schema])
+    schema = plan_schema(len(entries.values.inline), split_type, paths=paths, spans=spans)
+    return schema if metadata is None else pa.schema([*schema, *metadata.schema])
 
 
 def entries_tables(entries: SampleTable, divides: pa.ChunkedArray | None) -> Iterator[pa.Table]:
     """Yield samples as tables, each of which becomes a row group."""
-    schema, at_once = entries_schema(entries, divides), max(_MIN_GROUP_ROWS, -(-len(entries) // _MAX_ROW_GROUPS))
-    for first in range(0, len(entries), at_once):
-        last = min(first + at_once, len(entries))
+    schema, group_rows = entries_schema(entries, divides), max(_MIN_GROUP_ROWS, -(-len(entries) // _MAX_ROW_GROUPS))
+    for first in range(0, len(entries), group_rows):
+        last = min(first + group_rows, len(entries))
         texts: list[StringColumn] = [entries.keys, *entries.values.inline.values()]
         key, *inline = (strip_nuls(text.span(first, last), pa.large_binary()) for text in texts)
         columns = [key, _field_lists(entries, schema.field(FIELDS_COLUMN).type, first, last), *inline]
@@ -88,72 +86,65 @@ def entries_tables(entries: SampleTable, divides: pa.ChunkedArray | None) -> Ite
 
 
 def _field_lists(entries: SampleTable, kind: pa.ListType, first: int, last: int) -> pa.Array:
-    """Return the fields of some samples, a list for each."""
     starts = entries.first[first : last + 1]
-    rows, known, spans = slice(int(starts[0]), int(starts[-1])), entries.rows, entries.spans
-    columns: list[Any] = [known.code, known.kind, known.size, known.mtime_ns, known.changed_ns]
+    rows, field_rows, spans = slice(int(starts[0]), int(starts[-1])), entries.rows, entries.spans
+    columns: list[Any] = [field_rows.code, field_rows.kind, field_rows.size, field_rows.mtime_ns, field_rows.changed_ns]
     columns += [] if spans is None else [spans.offset, spans.expected]
     arrays = [number_array(column[rows]) for column in columns]
-    if known.paths is not None:
-        arrays.append(strip_nuls(known.paths.span(rows.start, rows.stop), pa.large_binary()))
+    if field_rows.paths is not None:
+        arrays.append(strip_nuls(field_rows.paths.span(rows.start, rows.stop), pa.large_binary()))
     structs = pa.StructArray.from_arrays(arrays, fields=[*kind.value_type])
     return pa.ListArray.from_arrays(number_array((starts - starts[0]).astype(np.int32)), structs, type=kind)
 
 
 def _join_texts(array: pa.LargeBinaryArray) -> bytes:
-    """Return the texts of an array, a NUL after each."""
     if not np.frombuffer(concat_values(array), np.uint8).all():
         raise ValueError("a name with a NUL in it")
     return append_nuls(array)
 
 
 def _read_names(file: pq.ParquetFile, column: str) -> PackedStrings:
-    """Return a column of texts."""
     return PackedStrings.parse(b"".join([_join_texts(array) for array in _read_chunks(file, column)]))
 
 
 def read_entries(
-    file: pq.ParquetFile, schema: pa.Schema, names: tuple[str, ...], values: FieldValues, asked: PlanRequest
+    file: pq.ParquetFile, schema: pa.Schema, names: tuple[str, ...], values: FieldValues, request: PlanRequest
 ) -> SampleTable:
-    """Return the samples of a plan file.
+    """Return the samples of a plan file whose memory is bounded.
 
-    Args:
-        file: It, whose pages fit its size.
-        schema: The columns that it must have, before those of metadata.
-        names: The fields' names.
-        values: What is known of the fields' values, yet without the payloads of `inline`.
-        asked: Where the source lies.
+    `schema` has the expected columns before those of metadata; `values` lacks the inline payloads.
 
     Raises:
-        ValueError: It holds no samples.
+        ValueError: The rows are invalid.
     """
-    there, own = file.schema_arrow, len(schema)
-    if pa.schema([*there][:own]) != schema or any(name.startswith("__") for name in there.names[own:]):
-        raise ValueError("other columns than those of a plan")
+    stored_schema, expected_count = file.schema_arrow, len(schema)
+    if pa.schema([*stored_schema][:expected_count]) != schema or any(
+        name.startswith("__") for name in stored_schema.names[expected_count:]
+    ):
+        raise ValueError("unexpected columns")
     keys = _read_names(file, KEY_COLUMN)
     first, columns, paths = _read_fields(file, schema.field(FIELDS_COLUMN).type.value_type)
-    inline = {name: _read_names(file, _INLINE_COLUMN.format(at)) for at, name in enumerate(values.inline)}
-    code, kind, size, mtime_ns, changed_ns, *lie = columns
-    spans = FieldSpans((asked.archive,), np.zeros(len(keys), np.uint32), *lie) if asked.archive else None
-    found = SampleTable(
-        root=asked.root,
+    inline = {name: _read_names(file, _INLINE_COLUMN.format(index)) for index, name in enumerate(values.inline)}
+    code, kind, size, mtime_ns, changed_ns, *span_columns = columns
+    spans = FieldSpans((request.archive,), np.zeros(len(keys), np.uint32), *span_columns) if request.archive else None
+    entries = SampleTable(
+        root=request.root,
         keys=keys,
         first=first,
         fields=names,
         rows=FieldRows(code, kind, size, mtime_ns, changed_ns, paths),
         values=values._replace(inline=inline),
         spans=spans,
-        metadata=file.read(there.names[own:]) if own < len(there) else None,
-        identity=asked.identity,
-        folders=asked.folders,
+        metadata=file.read(stored_schema.names[expected_count:]) if expected_count < len(stored_schema) else None,
+        identity=request.identity,
+        folders=request.folders,
     )
-    _check_entries(found)
-    pa.default_memory_pool().release_unused()  # what decoding took
-    return found
+    _check_entries(entries)
+    pa.default_memory_pool().release_unused()  # memory for decoding
+    return entries
 
 
 def _read_chunks(file: pq.ParquetFile, name: str) -> Iterator[Any]:
-    """Yield the parts of a column, none of which has nulls."""
     for group in range(file.num_row_groups):
         for chunk in file.read_row_group(group, [name]).column(0).chunks:
             if chunk.null_count:
@@ -164,13 +155,12 @@ def _read_chunks(file: pq.ParquetFile, name: str) -> Iterator[Any]:
 def _read_fields(
     file: pq.ParquetFile, kind: pa.StructType
 ) -> tuple[NDArray[np.int64], list[NDArray[Any]], PackedStrings | None]:
-    """Return where the fields of each sample start, their numbers, and their paths."""
-    groups = [file.metadata.row_group(at) for at in range(file.metadata.num_row_groups)]
-    most = sum(group.column(1).num_values for group in groups)  # with one for each sample without any
+    """Return where the fields of each sample start, their columns, and their paths."""
+    groups = [file.metadata.row_group(index) for index in range(file.metadata.num_row_groups)]
+    max_rows = sum(group.column(1).num_values for group in groups)  # counts one for each sample without fields
     starts, sample, row = np.zeros(file.metadata.num_rows + 1, np.int64), 0, 0
-    columns = [
-        np.empty(most, str(one.type)) for one in kind if one.name != _PATH_NAME
-    ]  # joined, they would be there twice
+    # Filled chunk by chunk: concatenating chunks would take twice the memory.
+    columns = [np.empty(max_rows, str(member.type)) for member in kind if member.name != _PATH_NAME]
     has_paths, paths = kind.num_fields > len(columns), list[bytes]()
     for lists in _read_chunks(file, FIELDS_COLUMN):
         structs = lists.flatten()
@@ -179,7 +169,7 @@ def _read_fields(
             raise ValueError(f"nulls in {FIELDS_COLUMN}")
         for column, array in zip(columns, arrays, strict=False):
             column[row : row + len(array)] = number_values(array)
-        paths += [_join_texts(array) for array in arrays[len(columns) :]]  # one, or none; the array is not kept
+        paths += [_join_texts(array) for array in arrays[len(columns) :]]  # at most one array
         starts[sample + 1 : sample + 1 + len(lists)] = np.diff(number_values(lists.offsets))
         sample, row = sample + len(lists), row + len(structs)
     np.cumsum(starts, out=starts)
@@ -187,56 +177,46 @@ def _read_fields(
 
 
 def _check_entries(entries: SampleTable) -> None:
-    """Refuse rows that are no fields of samples.
-
-    Raises:
-        ValueError: There are such.
-    """
     rows, counts, spans = entries.rows, entries.counts(), entries.spans
-    least, most = (FILE, INLINE) if spans is None else (INLINE, SPAN)  # of FILE, LINK, INLINE, SPAN
-    forbidden = {*(b"\0" if rows.paths is not None else b"/\0")}  # where no path is given, it is made of the name
+    min_kind, max_kind = (FILE, INLINE) if spans is None else (INLINE, SPAN)  # of FILE, LINK, INLINE, SPAN
+    forbidden = {*(b"\0" if rows.paths is not None else b"/\0")}  # without paths, the name is part of the path
     total = rows.size.sum(dtype=float)
-    for wrong, what in (
-        (counts.min(initial=1) < 1 or counts.max(initial=1) > MAX_FIELDS, "a sample without a field, or of too many"),
-        (any(not name or {*to_bytes(name)} & forbidden for name in entries.fields), "a field without a name"),
-        (rows.code.max(initial=0) >= max(1, len(entries.fields)), "a field of no name"),
+    for is_invalid, problem in (
+        (counts.min(initial=1) < 1 or counts.max(initial=1) > MAX_FIELDS, "a sample with no or too many fields"),
+        (any(not name or {*to_bytes(name)} & forbidden for name in entries.fields), "an invalid field name"),
+        (rows.code.max(initial=0) >= max(1, len(entries.fields)), "a field without a name"),
         (
             rows.size.min(initial=0) < 0 or rows.size.max(initial=0) > _MAX_PAYLOAD_BYTES or total > _MAX_TOTAL_BYTES,
-            "payloads of sizes that no file has",
+            "impossible payload sizes",
         ),
-        (rows.paths is not None and len(rows.paths) != len(rows.code), "paths for other fields"),
+        (rows.paths is not None and len(rows.paths) != len(rows.code), "another number of paths than fields"),
         (
-            rows.kind.min(initial=least) < least or rows.kind.max(initial=least) > most,
-            "fields that are read in no way that this source has",
+            rows.kind.min(initial=min_kind) < min_kind or rows.kind.max(initial=min_kind) > max_kind,
+            "payloads of another kind of source",
         ),
     ):
-        if wrong:
-            raise ValueError(what)
+        if is_invalid:
+            raise ValueError(problem)
     if spans is not None:
         size = rows.size if spans.files[0].form == "tar" else 0
         beyond = (spans.offset < 0) | (spans.offset + size > spans.files[0].size)
         if np.any(beyond & (rows.kind == SPAN)):
             raise ValueError("payloads beyond the end of the archive")
-    left = rows.kind == INLINE
+    remaining = rows.kind == INLINE
     for name, texts in entries.values.inline.items():
-        mine = np.flatnonzero(left & (rows.code == entries.fields.index(name)))
+        field_rows = np.flatnonzero(remaining & (rows.code == entries.fields.index(name)))
         if len(texts) != len(entries) or not isinstance(texts, PackedStrings):
-            raise ValueError(f"values of {name!r} for other samples")
-        if not np.array_equal(_payload_lengths(texts)[entries.owners(mine)], rows.size[mine]):
-            raise ValueError(f"values of {name!r} that are not as long as they say")
-        left[mine] = False
-    if left.any():
-        raise ValueError("values of fields that have none")
+            raise ValueError(f"another number of values of {name!r} than samples")
+        if not np.array_equal(_payload_lengths(texts)[entries.owners(field_rows)], rows.size[field_rows]):
+            raise ValueError(f"values of {name!r} with other sizes than listed")
+        remaining[field_rows] = False
+    if remaining.any():
+        raise ValueError("inline fields without values")
 
 
 def _payload_lengths(texts: PackedStrings) -> NDArray[np.int64]:
-    """Return the bytes of the payloads that texts stand for.
-
-    Raises:
-        ValueError: One is coded, and not in hexadecimal digits.
-    """
-    found = texts.lengths()
+    lengths = texts.lengths()
     if ENCODED_PAYLOAD_MARK in texts.data:
-        for first, some in texts.chunks():
-            found[first : first + len(some)] = [len(inline_payload(text)) for text in some]
-    return found
+        for first, chunk in texts.chunks():
+            lengths[first : first + len(chunk)] = [len(inline_payload(text)) for text in chunk]
+    return lengths

@@ -1,4 +1,4 @@
-"""Divide the payloads of a source into tasks that workers read.
+"""Divide the payloads of a source into tasks for workers.
 
 Imports neither NumPy nor pyarrow at module level, because workers import this file.
 """
@@ -26,7 +26,7 @@ FILES_PER_TASK = 1000
 
 
 class FileReads(NamedTuple):
-    """Files to read: their paths, whether each is read through a link, and how many are read at the same time."""
+    """Files to read: their paths, whether each is a link, and how many are read at the same time."""
 
     paths: tuple[bytes, ...]
     links: bytes
@@ -34,15 +34,7 @@ class FileReads(NamedTuple):
 
 
 class SpanReads(NamedTuple):
-    """Payloads of a shard or archive to read.
-
-    Attributes:
-        path: Where it is.
-        offsets: int64, ascending.
-        lengths: int64.
-        crcs: int64, the CRC-32C that they must have, -1: unknown.
-        form: As `SpanFile` has it.
-    """
+    """Payloads of a shard or archive to read: int64 offsets (ascending), lengths and expected CRC-32C (-1: unknown)."""
 
     path: str
     offsets: bytes
@@ -52,42 +44,37 @@ class SpanReads(NamedTuple):
 
 
 def payload_tasks(
-    entries: SampleTable, rows: Rows, *, reads: int = 1, most: int = FILES_PER_TASK
+    entries: SampleTable, rows: Rows, *, reads: int = 1, max_files: int = FILES_PER_TASK
 ) -> list[tuple[Rows, FileReads | SpanReads]]:
-    """Return what to read for rows that are in files, shards or archives, and the places in `rows` of each task's.
+    """Return tasks that read the payloads in files, shards or archives, and each task's indices into `rows`.
 
-    Args:
-        entries: The samples.
-        rows: The rows; what others hold is read otherwise.
-        reads: How many files are read at the same time.
-        most: How many files a task has.
+    `reads` is how many files are read at the same time, `max_files` the maximum number of files per task.
     """
     import numpy as np
 
     kinds = entries.rows.kind[rows]
-    places = np.flatnonzero((kinds == FILE) | (kinds == LINK))
-    chunks = [places[at : at + most] for at in range(0, len(places), most)]
+    indices = np.flatnonzero((kinds == FILE) | (kinds == LINK))
+    chunks = [indices[start : start + max_files] for start in range(0, len(indices), max_files)]
     tasks: list[tuple[Rows, FileReads | SpanReads]] = []
     for chunk in chunks:
         paths = tuple(
             [entries.root + resolve_source_path(path, entries.folders) for path in entries.paths(rows[chunk])]
         )
         tasks.append((chunk, FileReads(paths, bytes(kinds[chunk] == LINK), reads)))
-    places = np.flatnonzero(kinds == SPAN)
-    return [*tasks, *(_span_tasks(entries, rows, places) if len(places) else ())]
+    indices = np.flatnonzero(kinds == SPAN)
+    return [*tasks, *(_span_tasks(entries, rows, indices) if len(indices) else ())]
 
 
-def _span_tasks(entries: SampleTable, rows: Rows, places: Rows) -> Iterator[tuple[Rows, SpanReads]]:
-    """Yield, for each shard or archive, the places of its payloads in `rows`, in their order, and what to read."""
+def _span_tasks(entries: SampleTable, rows: Rows, indices: Rows) -> Iterator[tuple[Rows, SpanReads]]:
     import numpy as np
 
-    lie = entries.known_spans
-    files = entries.file_numbers(rows[places]).astype(np.int64)
-    order = np.lexsort((lie.offset[rows[places]], files))
-    bounds = np.searchsorted(files[order], np.arange(len(lie.files) + 1)).tolist()
-    for number, file in enumerate(lie.files):
-        chosen = places[order[bounds[number] : bounds[number + 1]]]
+    spans = entries.known_spans
+    files = entries.file_numbers(rows[indices]).astype(np.int64)
+    order = np.lexsort((spans.offset[rows[indices]], files))
+    bounds = np.searchsorted(files[order], np.arange(len(spans.files) + 1)).tolist()
+    for number, file in enumerate(spans.files):
+        chosen = indices[order[bounds[number] : bounds[number + 1]]]
         if len(chosen):
-            columns = (lie.offset, entries.rows.size, lie.expected)
+            columns = (spans.offset, entries.rows.size, spans.expected)
             offsets, lengths, crcs = (column[rows[chosen]].astype(np.int64).tobytes() for column in columns)
             yield chosen, SpanReads(os.fsdecode(file.path), offsets, lengths, crcs, file.form)

@@ -1,11 +1,9 @@
 """List a folder in worker processes.
 
 The parent lists the top of the tree until there is enough work to share; workers list the rest. Results are in the
-byte order of key and field: the files of a folder are sorted with the first dot replaced by a NUL, and each
-subfolder
-is at the position of its name with a slash. No file is opened, and NumPy is not imported: for 60,000 files its
-import
-would take longer than the listing.
+byte order of key and field: the files of a folder are sorted with the first dot replaced by a NUL, and each subfolder
+is at the position of its name with a slash. No file is opened. NumPy is not imported: for 60,000 files that would take
+longer than the listing.
 """
 
 from __future__ import annotations
@@ -37,10 +35,10 @@ if TYPE_CHECKING:
     from shardtool.skipped import SkipCode, Skipped
 
 
-_DOT_BYTE = 46  # the byte
+_DOT_BYTE = 46
 
 
-_MAX_ITEM_FILES = 8192  # files of one folder that a worker takes at a time
+_MAX_ITEM_FILES = 8192  # of one folder
 
 
 class ScanItem(NamedTuple):
@@ -49,7 +47,7 @@ class ScanItem(NamedTuple):
     Attributes:
         prefix: The folder, relative to the root; empty or ending in a slash.
         names: Its files as `stem NUL field`, sorted; None: list the folder and all below it.
-        changed_ns: The latest change of the folder and those above it.
+        changed_ns: The latest change of the folder and its parents.
         links: Those of `names` that are symbolic links.
     """
 
@@ -68,7 +66,7 @@ class ScanTask(NamedTuple):
 
 
 def scan_items(task: ScanTask) -> ScanPart:
-    """List the items of a task, and all that lies below them."""
+    """List the items of a task, and everything below them."""
     part = ScanPart()
     stack = task.items[::-1]
     while stack:
@@ -81,32 +79,31 @@ def scan_items(task: ScanTask) -> ScanPart:
 
 
 def make_scan_tasks(root: bytes, rules: ScanRules, parts: int, top: ScanPart) -> Iterator[ScanTask]:
-    """List the top of the tree until there are `parts` items or more, then yield tasks, in key order.
-
-    Args:
-        root: Ending in a slash.
-        rules: What counts.
-        parts: How many items.
-        top: Takes what is left out there, and no samples.
-    """
+    """List the top of the tree until there are at least `parts` items, then yield tasks, in key order."""
     changed = max(os.lstat(root.rstrip(b"/") or b"/").st_ctime_ns, os.stat(root).st_ctime_ns)
     items = [ScanItem(b"", None, changed)]
     for _ in range(4):  # levels; below, one worker lists a whole subtree
         if len(items) >= parts or not any(item.names is None for item in items):
             break
-        items = [new for item in items for new in ([item] if item.names else expand_folder(root, rules, item, top))]
+        items = [
+            item_below
+            for item in items
+            for item_below in ([item] if item.names else expand_folder(root, rules, item, top))
+        ]
     items = [piece for item in items for piece in _split_item(item)]
     size = max(1, len(items) // parts)
-    for at in range(0, len(items), size):
-        yield ScanTask(root, rules, items[at : at + size])
+    for start in range(0, len(items), size):
+        yield ScanTask(root, rules, items[start : start + size])
 
 
 def expand_folder(root: bytes, rules: ScanRules, item: ScanItem, part: ScanPart) -> list[ScanItem]:
-    """Return a folder's files and folders, in key order; `part` takes what is left out."""
+    """Return a folder's files and subfolders, in key order; `part` receives the skipped files."""
     path = root + item.prefix
     try:
-        fact = os.stat(path)
-        changed = max(item.changed_ns, fact.st_ctime_ns if fact.st_dev == os.stat(root).st_dev else ALWAYS_CHANGED)
+        folder_stat = os.stat(path)
+        changed = max(
+            item.changed_ns, folder_stat.st_ctime_ns if folder_stat.st_dev == os.stat(root).st_dev else ALWAYS_CHANGED
+        )
         files, links, folders, linked = _list_folder(root, rules, item.prefix, part)
     except OSError as error:
         part.skipped.append(_failed_row(b"", item.prefix, error))
@@ -115,20 +112,20 @@ def expand_folder(root: bytes, rules: ScanRules, item: ScanItem, part: ScanPart)
         return [ScanItem(item.prefix, files, changed, links)] if files else []
     items, done = [], 0
     for name in sorted(name + b"/" for name in folders):
-        at = bisect_left(files, name, done)
-        if at > done:
-            items.append(ScanItem(item.prefix, files[done:at], changed, links))
+        position = bisect_left(files, name, done)
+        if position > done:
+            items.append(ScanItem(item.prefix, files[done:position], changed, links))
         items.append(ScanItem(item.prefix + name, None, ALWAYS_CHANGED if name[:-1] in linked else changed))
-        done = at
+        done = position
     if done < len(files):
         items.append(ScanItem(item.prefix, files[done:], changed, links))
     return items
 
 
-def _list_folder(  # noqa: C901 - a name's way through the rules, once a file
+def _list_folder(  # noqa: C901 - applies all rules to a name in one loop, for speed
     root: bytes, rules: ScanRules, prefix: bytes, part: ScanPart
 ) -> tuple[list[bytes], frozenset[bytes], list[bytes], set[bytes]]:
-    """Return a folder's files as sorted `stem NUL field`, those of them that are links, its folders, and links."""
+    """Return a folder's files as sorted `stem NUL field`, which of them are links, its subfolders, and linked ones."""
     files: list[bytes] = []
     links: set[bytes] = set()
     folders: list[bytes] = []
@@ -158,7 +155,7 @@ def _list_folder(  # noqa: C901 - a name's way through the rules, once a file
             if filters and not rules.includes_file(prefix, name):
                 continue
             file = name.replace(b".", b"\0", 1) if first else b"\0".join(name.rsplit(b".", 1))
-            if file == name or file[0] == 0 or file[-1] == 0:  # no dot, or one where it starts or ends a name
+            if file == name or file[0] == 0 or file[-1] == 0:  # no dot, or a dot at the start or end
                 split = split_name(name, rules.dots)
                 if split is None:
                     part.skipped.append(no_field_row(prefix, name))
@@ -172,10 +169,10 @@ def _list_folder(  # noqa: C901 - a name's way through the rules, once a file
 
 
 def _inspect_special(root: bytes, rules: ScanRules, prefix: bytes, name: bytes, skipped: list[Skipped]) -> str:
-    """Return what a name that is no plain file or folder stands for: `file`, `folder`, or nothing."""
-    path, wanted = root + prefix + name, rules.includes_file(prefix, name)
+    """Return `file` or `folder` for a link that is followed; otherwise an empty text, and maybe a skipped row."""
+    path, is_included = root + prefix + name, rules.includes_file(prefix, name)
     if not os.path.islink(path):
-        if wanted:
+        if is_included:
             skipped.append(
                 skipped_row(_key_of_name(rules, prefix, name), prefix + name, "special-file", SPECIAL_FILE_MESSAGE)
             )
@@ -184,7 +181,7 @@ def _inspect_special(root: bytes, rules: ScanRules, prefix: bytes, name: bytes, 
         return ""
     target = os.path.realpath(path)
     is_folder = os.path.isdir(target)
-    if not (rules.includes_folder(prefix, name) if is_folder else wanted):
+    if not (rules.includes_folder(prefix, name) if is_folder else is_included):
         return ""
     problem = _link_problem(root, rules, prefix, path, target)
     if problem:
@@ -197,18 +194,18 @@ def _inspect_special(root: bytes, rules: ScanRules, prefix: bytes, name: bytes, 
 def _link_problem(
     root: bytes, rules: ScanRules, prefix: bytes, path: bytes, target: bytes
 ) -> tuple[SkipCode, str] | None:
-    """Return the code and message of why the link at `path`, which leads to `target`, cannot be followed."""
     if rules.symlinks == "inside" and not _is_below(target, os.path.realpath(root)):
-        where = printable(os.readlink(path))  # what the link says, not where that is on this machine
-        cure = f"{cli_option('symlinks', 'follow')} packs it, skip leaves it out"
-        return "link-outside", f"a link out of the tree, to {where}; {cure}"
+        where = printable(os.readlink(path))  # the link's text, because its real target depends on the machine
+        remedy = f"{cli_option('symlinks', 'follow')} packs it, skip ignores it"
+        return "link-outside", f"a link out of the source, to {where}; {remedy}"
     try:
         mode = os.stat(path).st_mode
     except OSError as error:
         return link_failure(error)
     if stat.S_ISDIR(mode):
-        if any(_is_below(os.path.realpath(root + above), target) for above in _with_parents(prefix)):
-            return "link-loop", f"a link to a folder that it lies in; {cli_option('symlinks', 'skip')} leaves it out"
+        if any(_is_below(os.path.realpath(root + parent), target) for parent in _with_parents(prefix)):
+            skip = cli_option("symlinks", "skip")
+            return "link-loop", f"a link to a folder that contains the link; {skip} ignores it"
     elif not stat.S_ISREG(mode):
         return "special-file", "a link to a fifo, socket or device"
     return None
@@ -219,13 +216,13 @@ def _is_below(path: bytes, folder: bytes) -> bool:
 
 
 def _with_parents(prefix: bytes) -> list[bytes]:
-    """Return a folder and those above it, up to the root: `a/b/`, `a/`, and the empty prefix."""
+    """Return a folder and its parents: `a/b/`, `a/`, and the empty prefix."""
     parts = prefix.split(b"/")[:-1]
     return [b"/".join(parts[:count]) for count in range(len(parts) + 1)]
 
 
 def _split_item(item: ScanItem) -> list[ScanItem]:
-    """Cut a large folder's files into chunks; a sample's fields stay together."""
+    """Divide the files of a large folder into chunks; a sample's fields stay together."""
     if item.names is None or len(item.names) <= _MAX_ITEM_FILES:
         return [item]
     pieces, done, names = [], 0, item.names
@@ -239,36 +236,37 @@ def _split_item(item: ScanItem) -> list[ScanItem]:
 
 
 def _add_files(part: ScanPart, root: bytes, item: ScanItem) -> None:
-    """Stat files that are sorted by key, and append them."""
     prefix, names = item.prefix, item.names or []
-    facts = _stat_item(root, item, part.skipped)
-    if None in facts:
-        names = [name for name, fact in zip(names, facts, strict=True) if fact is not None]
-    found = [fact for fact in facts if fact is not None]
-    part.sizes.extend([fact.st_size for fact in found])
-    part.mtimes.extend([fact.st_mtime_ns for fact in found])
+    stats = _stat_item(root, item, part.skipped)
+    if None in stats:
+        names = [name for name, file_stat in zip(names, stats, strict=True) if file_stat is not None]
+    existing = [file_stat for file_stat in stats if file_stat is not None]
+    part.sizes.extend([file_stat.st_size for file_stat in existing])
+    part.mtimes.extend([file_stat.st_mtime_ns for file_stat in existing])
     changed_ns = item.changed_ns
-    part.changed.extend([changed if (changed := fact.st_ctime_ns) > changed_ns else changed_ns for fact in found])
+    part.changed.extend(
+        [changed if (changed := file_stat.st_ctime_ns) > changed_ns else changed_ns for file_stat in existing]
+    )
     if item.links:
-        for at, name in enumerate(names, len(part.changed) - len(names)):
+        for index, name in enumerate(names, len(part.changed) - len(names)):
             if name in item.links:
-                part.changed[at] = ALWAYS_CHANGED
+                part.changed[index] = ALWAYS_CHANGED
     part.kinds += bytes([LINK if name in item.links else FILE for name in names]) if item.links else bytes(len(names))
     add_names(part, prefix, names)
 
 
 def add_names(part: ScanPart, prefix: bytes, names: list[bytes]) -> None:
-    """Append the keys and fields of files of a folder, sorted names with a NUL between stem and field."""
-    keys, counts, fields, last = part.keys, part.counts, part.fields, None
+    """Append the keys and fields of a folder's files, given as sorted `stem NUL field`."""
+    keys, counts, fields, previous = part.keys, part.counts, part.fields, None
     codes = []
     for name in names:
         stem, _, ending = name.partition(b"\0")
-        if stem == last:
+        if stem == previous:
             counts[-1] += 1
         else:
             keys.append(prefix + stem)
             counts.append(1)
-            last = stem
+            previous = stem
         try:
             codes.append(fields[ending])
         except KeyError:
@@ -277,9 +275,8 @@ def add_names(part: ScanPart, prefix: bytes, names: list[bytes]) -> None:
 
 
 def _stat_item(root: bytes, item: ScanItem, skipped: list[Skipped]) -> list[os.stat_result | None]:
-    """Return what stat says of each file, in order; None, and a row of `skipped`, for those that it fails on."""
     links = item.links
-    facts: list[os.stat_result | None] = []
+    stats: list[os.stat_result | None] = []
     try:
         folder = os.open(root + item.prefix, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError as error:
@@ -289,14 +286,14 @@ def _stat_item(root: bytes, item: ScanItem, skipped: list[Skipped]) -> list[os.s
         for name in item.names or ():
             file = name.replace(b"\0", b".", 1)
             try:
-                facts.append(os.stat(file, dir_fd=folder, follow_symlinks=name in links))
+                stats.append(os.stat(file, dir_fd=folder, follow_symlinks=name in links))
             except OSError as error:
                 stem = name.partition(b"\0")[0]
                 skipped.append(_failed_row(item.prefix + stem, item.prefix + file, error))
-                facts.append(None)
+                stats.append(None)
     finally:
         os.close(folder)
-    return facts
+    return stats
 
 
 def _key_of_name(rules: ScanRules, prefix: bytes, name: bytes) -> bytes:

@@ -1,4 +1,4 @@
-"""The files that a scan found, as columns, and the rows for files that it skipped."""
+"""The files that a scan found, as columns, and rows for skipped files."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from shardtool.names import to_text
 from shardtool.skipped import SkipCode, Skipped
 from shardtool.source.scan_rules import SYSTEM_FILES, ScanRules
 
-_MAC_FILES = (b"._", b".DS_Store")  # what starts with the first, beside each file, and the second
+_MAC_FILES = (b"._", b".DS_Store")  # prefixes: `._NAME` next to each file, and `.DS_Store`
 
 
 SPECIAL_FILE_MESSAGE = "a fifo, socket or device; only files can be packed"
 
 
-ALWAYS_CHANGED = 2**62  # "changed": where what a path leads to can change without a trace in the times of the tree
+ALWAYS_CHANGED = 2**62  # change time of a path whose target can change without a trace in the tree's times
 
 
 @dataclass
 class ScanPart:
-    """Columns of the samples found, in the order of the items; see `Entries` for their meaning."""
+    """Columns of the samples found, in the order of the items; see `SampleTable` for their meaning."""
 
     fields: dict[bytes, int] = field(default_factory=dict)
     keys: list[bytes] = field(default_factory=list)
@@ -34,35 +34,38 @@ class ScanPart:
     mtimes: array[int] = field(default_factory=lambda: array("q"))
     changed: array[int] = field(default_factory=lambda: array("q"))
     skipped: list[Skipped] = field(default_factory=list)
-    left_behind: Counter[bytes] = field(default_factory=Counter)  # passed over, as made by an operating system
+    left_behind: Counter[bytes] = field(default_factory=Counter)  # ignored names made by an operating system
 
     def packed(self) -> ScanPart:
-        """Return the part with its keys as one buffer: what travels is a few objects, not one per sample."""
+        """Return the part with its keys as one buffer, so that pickling it takes few objects."""
         self.keys = [b"".join([key + b"\0" for key in self.keys])]
         return self
 
 
 def count_system_file(rules: ScanRules, prefix: bytes, name: bytes, part: ScanPart) -> None:
-    """Count a hidden name, where an operating system has left it behind and nothing else passes it over."""
+    """Count an ignored name that an operating system made, unless a rule excludes it anyway."""
     if (name in SYSTEM_FILES or name.startswith(_MAC_FILES)) and rules.includes_file(prefix, name):
         part.left_behind[b"._*" if name[:2] == b"._" else name] += 1
 
 
 def link_failure(error: OSError) -> tuple[SkipCode, str]:
+    """Return the reason code and message for a link that cannot be followed."""
     if isinstance(error, FileNotFoundError):
         return "dangling-link", "a link to nothing"
     return "link-loop" if error.errno == errno.ELOOP else "unreadable", os_error_text(error)
 
 
 def skipped_row(key: bytes, path: bytes, code: SkipCode, message: str) -> Skipped:
+    """Return a skipped row from bytes."""
     return Skipped(to_text(key), to_text(path), code, message)
 
 
 def no_field_row(prefix: bytes, name: bytes) -> Skipped:
-    """Return a file whose name has no field, as a row of what was left out."""
-    return skipped_row(b"", prefix + name, "no-field", "the name has no ending that could name a field")
+    """Return the skipped row of a file whose name has no field."""
+    return skipped_row(b"", prefix + name, "no-field", "the name has no extension to name a field")
 
 
 def path_failure(error: OSError) -> tuple[SkipCode, str]:
-    gone = isinstance(error, FileNotFoundError | NotADirectoryError)
-    return "vanished" if gone else "unreadable", os_error_text(error)
+    """Return the reason code and message for a path that cannot be read."""
+    is_missing = isinstance(error, FileNotFoundError | NotADirectoryError)
+    return "vanished" if is_missing else "unreadable", os_error_text(error)

@@ -1,4 +1,4 @@
-"""Rules that decide which files and folders of a source are listed."""
+"""Rules for which files and folders of a source are listed."""
 
 from __future__ import annotations
 
@@ -21,16 +21,14 @@ SYSTEM_FILES = frozenset({b"Thumbs.db", b"thumbs.db", b"ehthumbs.db", b"Desktop.
 
 @dataclass(frozen=True)
 class ScanRules:
-    """The rules by which a file is a part of a sample.
+    """Which files are parts of samples.
 
     Attributes:
-        include: Globs; where there are any, a file must match one.
-        exclude: Globs; a file or folder that matches one is left out.
-        hidden: Whether names that start with a dot count, and those that operating systems leave behind.
-        symlinks: `inside` follows links whose target lies in the tree and reports others, `follow` follows all,
-            `skip` leaves links out.
-        dots: Where the key ends.
-        own: The folder (relative, ending in a slash) and the pattern of each output that lies in the source.
+        include: Globs; if there are any, a file must match one.
+        exclude: Globs of files and folders to exclude.
+        hidden: Whether to include names that start with a dot, and names that operating systems leave in folders.
+        symlinks: `inside` follows links whose target is in the tree and reports others.
+        own: The folder (relative, ending in a slash) and the pattern of each output inside the source.
     """
 
     include: Sequence[str] = ()
@@ -50,27 +48,27 @@ class ScanRules:
 
     @cached_property
     def filters(self) -> bool:
-        """Whether any name must be looked at."""
+        """Whether names must be checked at all."""
         return bool(self.include or self.exclude or self.own)
 
     def hides(self, name: bytes) -> bool:
-        """Tell whether a file or folder of that name is passed over."""
+        """Check whether a file or folder of that name is ignored."""
         return (name.startswith(b".") or name in SYSTEM_FILES) and not self.hidden
 
     def includes_file(self, prefix: bytes, name: bytes) -> bool:
-        """Tell whether a file is wanted."""
+        """Check whether a file is included."""
         if any(folder == prefix and _is_output(pattern, name) for folder, pattern in self.own):
             return False
-        wanted = not self._include or _matches(self._include, prefix, name)
-        return wanted and not _matches(self._exclude, prefix, name)
+        is_included = not self._include or _matches(self._include, prefix, name)
+        return is_included and not _matches(self._exclude, prefix, name)
 
     def includes_folder(self, prefix: bytes, name: bytes) -> bool:
-        """Tell whether a folder is looked into."""
-        return not any(_matches(self._exclude, prefix, one) for one in (name, name + b"/"))
+        """Check whether a folder is included."""
+        return not any(_matches(self._exclude, prefix, form) for form in (name, name + b"/"))
 
 
 def _compile_glob(text: str) -> tuple[bool, re.Pattern[bytes]]:
-    """Return whether the glob is about whole paths, and its pattern. `*` crosses slashes, as in gitignore's `**`."""
+    """Return whether the glob applies to whole paths, and its pattern. `*` crosses slashes, as gitignore's `**`."""
     whole = "/" in text.rstrip("/")
     return whole, re.compile(os.fsencode(translate(text.removeprefix("./"))), re.DOTALL)
 

@@ -32,22 +32,16 @@ if TYPE_CHECKING:
 
 
 def apply_field_options(listed: Listing, options: SelectingOptions, pool: Pool, to_format: str = "tar") -> Listing:
-    """Return the samples with the columns of JSON fields, and those of their fields that were asked for.
-
-    Args:
-        listed: The samples.
-        options: What is asked for: this first, and then what `chosen` does.
-        pool: Reads the JSON fields.
-        to_format: What the samples will be written as.
+    """Return the samples with columns from JSON fields, and with the requested fields only.
 
     Raises:
-        InvalidRequest: There is no such field, or names that no field can have.
-        SampleFailed: A JSON field cannot be read, and its sample is not to be skipped.
+        InvalidRequest: There is no such field, or a new name is invalid.
+        SampleFailed: A JSON field cannot be read, and its sample may not be skipped.
     """
     if options.columns_from:
         for field in options.columns_from:
             listed = add_json_columns(listed, field, pool)
-        check_skipped(listed.where, listed.skipped, options.on_error, f"leave out {option_text('columns_from')}")
+        check_skipped(listed.where, listed.skipped, options.on_error, f"omit {option_text('columns_from')}")
     if not (options.select_fields or options.drop_fields or options.rename_fields):
         return listed
     from shardtool.select.field_rows import list_source_paths
@@ -62,24 +56,28 @@ def apply_field_options(listed: Listing, options: SelectingOptions, pool: Pool, 
 
 
 def _update_label_columns(
-    before: Sequence[str], entries: SampleTable, renames: Mapping[str, str], kept: Sequence[str]
+    old_fields: Sequence[str], entries: SampleTable, renames: Mapping[str, str], kept: Sequence[str]
 ) -> tuple[SampleTable, tuple[str, ...]]:
-    """Return samples with the columns of number fields under the new names, too, and those whose fields are gone."""
+    """Rename the columns of number fields with their fields; return the samples, and the columns of dropped fields."""
     columns = entries.metadata
     if columns is None:
         return entries, ()
-    labels = [one.name for one in columns.schema if one.name in before and metadata_columns.is_number_type(one.type)]
+    labels = [
+        column.name
+        for column in columns.schema
+        if column.name in old_fields and metadata_columns.is_number_type(column.type)
+    ]
     moved = {renames[name]: columns.column(name) for name in labels if name in renames}
     moved = {name: values for name, values in moved.items() if name in renames or name not in columns.column_names}
-    gone = tuple(name for name in labels if name not in (*entries.fields, *kept))
-    return replace(entries, metadata=metadata_columns.with_number_columns(columns, moved)), gone
+    dropped = tuple(name for name in labels if name not in (*entries.fields, *kept))
+    return replace(entries, metadata=metadata_columns.with_number_columns(columns, moved)), dropped
 
 
 def join_and_filter(listed: Listing, options: SelectingOptions, *, may_lack_values: bool = False) -> Listing:
-    """Return the samples that `where` takes, with the columns of the table of `join` and the fields of `values`.
+    """Return the samples that match `where`, with the columns of `join` and the fields of `values`.
 
     Raises:
-        InvalidRequest: The table, the query or a column is not what it must be, or no sample is left.
+        InvalidRequest: The table, the query or a column is invalid, or no sample remains.
     """
     names: dict[str, list[str]] = {}
     if options.join is not None:
@@ -94,13 +92,13 @@ def join_and_filter(listed: Listing, options: SelectingOptions, *, may_lack_valu
     if (query := options.where) is not None:
         from shardtool.select.query import match_partially
 
-        asked = add_field_columns(
+        query_table = add_field_columns(
             make_sample_table(listed.entries, listed.shards), parse_pairs("values", options.values)
         )
-        taken, later = match_partially(asked, query, options.found, listed.all_classes)
-        if not len(taken):
+        selected, later = match_partially(query_table, query, options.found, listed.all_classes)
+        if not len(selected):
             raise no_match_error(query)
-        listed = replace(listed, entries=listed.entries.take(taken), later=later)
+        listed = replace(listed, entries=listed.entries.take(selected), later=later)
     values = parse_pairs("values", options.values)
     if not (values or options.classes):
         return listed
@@ -108,36 +106,36 @@ def join_and_filter(listed: Listing, options: SelectingOptions, *, may_lack_valu
     from shardtool.select.value_fields import set_value_fields
     from shardtool.table.payload_values import renumber_columns
 
-    known, entries = read_classes(options.classes_from), listed.entries
+    known_classes, entries = read_classes(options.classes_from), listed.entries
     columns = make_sample_table(entries, listed.shards).column
-    asked = (*options.classes, *(("cls",) if getattr(options, "label_from_folder", False) else ()))
-    for name, numbers in renumber_columns(columns, names, values, asked, known):
+    query_table = (*options.classes, *(("cls",) if getattr(options, "label_from_folder", False) else ()))
+    for name, numbers in renumber_columns(columns, names, values, query_table, known_classes):
         entries = replace(entries, metadata=metadata_columns.with_column(entries.metadata, name, numbers))
-    entries, notes = set_value_fields(entries, values, options.classes, known, names, may_lack=may_lack_values)
+    entries, notes = set_value_fields(entries, values, options.classes, known_classes, names, may_lack=may_lack_values)
     return replace(listed, entries=entries, notes=(*listed.notes, *notes))
 
 
-# The options that name columns for something else than a field.
-_USES = ("split_column", "stratify", "group_by", "sort_by", "of")
+_COLUMN_OPTIONS = ("split_column", "stratify", "group_by", "sort_by", "of")  # use a column without making it a field
 
 
 def _unused_note(joined: JoinedSamples, options: SelectingOptions) -> tuple[str, ...]:
-    """Note that the columns of a table are in the sidecars alone, if no option names one of them."""
+    """Note that the columns of a table go only into sidecars, if no option uses one of them."""
     kinds, where = joined.columns, options.where or ""
-    used = {getattr(options, name, None) for name in _USES}.union(
+    used = {getattr(options, name, None) for name in _COLUMN_OPTIONS}.union(
         column for _, column in parse_pairs("values", options.values)
     )
     if not kinds or not used.isdisjoint(kinds) or any(name in where for name in kinds):
         return ()
     name, kind = next(iter(kinds.items()))
     field = "txt" if is_text_type(kind) else "cls" if pa.types.is_integer(kind) else f"{name}.json"
-    added = option_text("values", quote(f"{field}={name}") if uses_cli_names() else {field: name})
-    which = f"the columns of {joined.name} go into the sidecars, not into the shards: {format_list([*map(printable, kinds)])}"
-    return (f"{which} ({added} makes a field of one)",)
+    values_option = option_text("values", quote(f"{field}={name}") if uses_cli_names() else {field: name})
+    columns = format_list([*map(printable, kinds)])
+    summary = f"the columns of {joined.name} go into the sidecars, not into the shards: {columns}"
+    return (f"{summary} (make one a field with {values_option})",)
 
 
 def add_field_columns(table: pa.Table, values: Iterable[tuple[str, str]]) -> pa.Table:
-    """Return a table with the columns that fields are to be made of under the names of these, too."""
+    """Return a table in which columns that become fields are also available under the field names."""
     for name, column in values:
         if name not in table.column_names and column in table.column_names:
             table = table.append_column(name, table.column(column))
@@ -145,10 +143,10 @@ def add_field_columns(table: pa.Table, values: Iterable[tuple[str, str]]) -> pa.
 
 
 def sort_and_limit(listed: Listing, options: SelectingOptions) -> Listing:
-    """Return the samples in the order of `sort_by`, the first ones as many as `head` says.
+    """Return the samples in the order of `sort_by`, and only the first `head`.
 
     Raises:
-        InvalidRequest: There is no such column, or it has no order.
+        InvalidRequest: There is no such column, or it cannot be sorted.
     """
     entries = listed.entries
     if (name := options.sort_by) is not None:
@@ -160,10 +158,10 @@ def sort_and_limit(listed: Listing, options: SelectingOptions) -> Listing:
 
 
 def take_sample(listed: Listing, options: SelectingOptions) -> Listing:
-    """Return the share of the samples that `sample` takes, by the hashes of their keys.
+    """Return the share of the samples that `sample` requests, by the hashes of their keys.
 
     Raises:
-        InvalidRequest: It takes none.
+        InvalidRequest: No sample is selected.
     """
     if options.sample is None:
         return listed

@@ -1,9 +1,7 @@
-"""List the samples of datasets, in the order in which the datasets are given.
+"""List the samples of datasets, in the order of the datasets.
 
-A payload is a SPAN of its shard, and a number of a TFRecord is an INLINE text. The checksum that a payload must
-have is
-listed with it, for the worker that reads it. Sidecars provide the offsets, without an object per payload; workers
-scan
+A payload is a SPAN of its shard, and a number of a TFRecord is an INLINE text. The expected checksum of a payload is
+listed with it, for the worker that reads it. Sidecars provide the offsets, without an object per payload; workers scan
 shards that have no sidecar.
 """
 
@@ -61,7 +59,7 @@ if TYPE_CHECKING:
 _BAD_FIELD = re.compile(r"[\x00-\x1f\x7f-\x9f]|^$")
 
 
-_MAX_NAME_LETTERS = 120  # letters of a name in a message
+_MAX_NAME_LETTERS = 120  # of a name in a message
 
 
 _NO_ROWS = np.zeros(0, np.int64)
@@ -70,7 +68,7 @@ _NO_ROWS = np.zeros(0, np.int64)
 _Number = TypeVar("_Number", bound=np.generic)
 
 
-def list_datasets(  # noqa: PLR0913 - what is asked of each dataset, by name
+def list_datasets(  # noqa: PLR0913 - keyword options
     givens: Sequence[DatasetLike],
     pool: Pool,
     observer: Observer,
@@ -83,26 +81,26 @@ def list_datasets(  # noqa: PLR0913 - what is asked of each dataset, by name
 ) -> Listing:
     """Return the samples of datasets, one after the other.
 
-    `recorded_names` says where keys must end in members' names: `last` where a dataset says so, or a key has a dot in its
-    name. The digest is that of all samples, as the dataset files have it.
+    `recorded` has dots: `last` if a dataset ends its keys at the last dot, or a key has a dot in its last part. The
+    digest is of all samples, as recorded in the dataset files.
 
     Args:
         givens: The datasets: dataset files, patterns, globs, folders, or lists of shards.
-        pool: Walks shards that have no sidecar, and reads numbers.
-        observer: Gets how many samples were found.
-        to_format: What they will be written as: `tar` or `tfrecord`.
-        only: The fields that will be taken; empty: all. Others are listed as they lie, and nothing in them is an error.
-        without: Fields that will not be taken; nothing in them is an error either.
-        salvage: Whether damaged parts of shards without an index, and damaged numbers, are left out.
-        as_stored: Whether samples are only looked at: numbers are the bytes that shards have, nothing in a field is an
-            error, and what numbers of classes stand for is not asked.
+        pool: Scans shards without a sidecar, and reads numbers.
+        observer: Receives the number of samples found.
+        to_format: The format of the output: `tar` or `tfrecord`.
+        only: The fields to pack; empty: all. Other fields are listed without checking them.
+        without: Fields that will not be packed, and are not checked either.
+        salvage: Whether to skip damaged parts of shards without an index, and damaged numbers.
+        as_stored: Whether to list samples as stored: numbers are bytes, fields are not checked, and class names are not
+            merged.
 
     Raises:
-        InvalidRequest: There is no such dataset, or its samples cannot be those of one dataset.
+        InvalidRequest: There is no such dataset, or the samples do not fit into one dataset.
         CorruptShard: A shard, sidecar or dataset file is damaged, or missing.
     """
 
-    def wanted(name: str) -> bool:
+    def is_wanted(name: str) -> bool:
         return not as_stored and (not only or name in only) and name not in without
 
     seen = FilesSeen()
@@ -110,33 +108,34 @@ def list_datasets(  # noqa: PLR0913 - what is asked of each dataset, by name
     notes = [note for dataset in datasets for note in dataset_notes(dataset)]
     parts = _list_shards(shards, seen, pool, observer, salvage=salvage)
     for part in parts:
-        _check_fields(part, wanted)
-    classes, more = merge_classes(datasets, parts, wanted)
-    numbers = number_fields.find_number_fields(parts, wanted, to_format, pool.map, salvage=salvage)
+        _check_fields(part, is_wanted)
+    classes, class_notes = merge_classes(datasets, parts, is_wanted)
+    numbers = number_fields.find_number_fields(parts, is_wanted, to_format, pool.map, salvage=salvage)
     columns = merge_metadata(parts, datasets)
     classes_known = agreed_classes(datasets)
-    columns, lacking = drop_partial_labels(columns, parts, classes_known)
-    notes += [*more, *lacking]
+    columns, label_notes = drop_partial_labels(columns, parts, classes_known)
+    notes += [*class_notes, *label_notes]
     for part in parts:
         if part.joined:
-            notes.append(f"{part.name}: {pluralize(part.joined, 'sample')} put together of fields that lie apart")
-    skipped = tuple(one for part in parts for one in part.skipped)
+            notes.append(f"{part.name}: grouped the scattered fields of {pluralize(part.joined, 'sample')}")
+    skipped = tuple(row for part in parts for row in part.skipped)
     damaged = numbers.damaged(parts)
     entries = _make_entries(parts, numbers, seen)
     types = _merge_types(datasets, numbers)
     entries = replace(entries, values=entries.values._replace(types=types, classes=classes), metadata=columns)
     if damaged:
         skipped += tuple(
-            Skipped(entries.key(at), shard, "corrupt", "a number that has not its checksum") for at, shard in damaged
+            Skipped(entries.key(sample), shard, "corrupt", "a number does not match its checksum")
+            for sample, shard in damaged
         )
-        entries = entries.without([at for at, _ in damaged])
-    pa.default_memory_pool().release_unused()  # what all of the sidecars took
+        entries = entries.without([sample for sample, _ in damaged])
+    pa.default_memory_pool().release_unused()  # memory for all sidecars
     dots = any(shard.stored.dots == "last" for shard in shards) or has_dotted_keys(entries.keys)
-    dotted = [repr(printable(name)) for name in entries.fields if "." in name.strip(".") and wanted(name)]
+    dotted = [repr(printable(name)) for name in entries.fields if "." in name.strip(".") and is_wanted(name)]
     if dots and dotted and to_format == "tar":
         notes.append(
-            f"keys with dots, and fields too ({format_list(dotted)}): readers tear such names; "
-            f"{flag_text('portable')} mends keys"
+            f"keys and fields with dots ({format_list(dotted)}): readers split such names in the wrong place; "
+            f"make keys safe with {flag_text('portable')}"
         )
     return Listing(
         entries=entries,
@@ -155,78 +154,82 @@ def list_datasets(  # noqa: PLR0913 - what is asked of each dataset, by name
 def _list_shards(
     shards: list[SourceShard], seen: FilesSeen, pool: Pool, observer: Observer, *, salvage: bool
 ) -> list[SourceShard]:
-    """Return what lies in each shard: as its sidecar says, or a walk finds, which checks the records of TFRecords."""
-    parts, walks, with_index = [*shards], list[int](), set[int]()
-    for at, found in enumerate(map_paths(source_shard.read_sidecar_bytes, shards, lambda shard: shard.path)):
-        if isinstance(found, CorruptShard):
-            raise found
-        if found is not None:
-            seen.add(shards[at].path, found[0])
-            parts[at] = source_shard.apply_sidecar(shards[at], found[1])
-            with_index.add(at)
-        if found is None or source_shard.needs_scan(parts[at]):
-            walks.append(at)
+    """Return the contents of each shard, from its sidecar or from a scan, which checks TFRecord checksums."""
+    parts, to_scan, with_index = [*shards], list[int](), set[int]()
+    for index, sidecar in enumerate(map_paths(source_shard.read_sidecar_bytes, shards, lambda shard: shard.path)):
+        if isinstance(sidecar, CorruptShard):
+            raise sidecar
+        if sidecar is not None:
+            seen.add(shards[index].path, sidecar[0])
+            parts[index] = source_shard.apply_sidecar(shards[index], sidecar[1])
+            with_index.add(index)
+        if sidecar is None or source_shard.needs_scan(parts[index]):
+            to_scan.append(index)
         else:
-            parts[at] = source_shard.sort_fields(parts[at])
-            observer.listed(len(parts[at].index))
-    tasks = [  # behind damage a walk goes on only where no index says what there is
+            parts[index] = source_shard.sort_fields(parts[index])
+            observer.listed(len(parts[index].index))
+    tasks = [  # a scan continues after damage only if no index lists the samples
         ShardScanTask(
-            shards[at].path, shards[at].format == "tfrecord", shards[at].stored.dots, salvage and at not in with_index
+            shards[index].path,
+            shards[index].format == "tfrecord",
+            shards[index].stored.dots,
+            salvage and index not in with_index,
         )
-        for at in walks
+        for index in to_scan
     ]
-    pool.check([shard.path for shard in shards])  # also where there is no walk: numbers are read there
-    for number, found_there in pool.map(scan_shard, tasks):
-        at = walks[number]
-        parts[at] = source_shard.apply_scan(parts[at], found_there, has_index=at in with_index)
-        observer.listed(len(parts[at].index))
+    pool.check([shard.path for shard in shards])  # also without scans: workers read numbers
+    for number, scan in pool.map(scan_shard, tasks):
+        index = to_scan[number]
+        parts[index] = source_shard.apply_scan(parts[index], scan, has_index=index in with_index)
+        observer.listed(len(parts[index].index))
     return parts
 
 
 def _merge_types(datasets: Sequence[StoredDataset], numbers: NumberFields) -> dict[str, ValueType]:
-    """Return what values were, as far as all datasets say so; numbers alone where texts stand for them."""
-    agreed = merge_value_types([(one.file.types, one.file.fields) if one.file else ({}, ()) for one in datasets])
+    """Return the types that all datasets agree on, and only numbers for fields that are converted to numbers."""
+    agreed = merge_value_types(
+        [(dataset.file.types, dataset.file.fields) if dataset.file else ({}, ()) for dataset in datasets]
+    )
     numbered = typed_number_fields(agreed)
-    own = {name: kind for name, kind in agreed.items() if numbered.get(name) == numbers.numbers.get(name)}
-    return {**numbers.numbers, **own}
+    types = {name: kind for name, kind in agreed.items() if numbered.get(name) == numbers.numbers.get(name)}
+    return {**numbers.numbers, **types}
 
 
-def _check_fields(part: SourceShard, wanted: Callable[[str], bool]) -> None:
-    """Check that fields have names, and no sample has one twice."""
+def _check_fields(part: SourceShard, is_wanted: Callable[[str], bool]) -> None:
     names, codes, owners = part.index.names, part.index.codes, part.index.owners()
-    for name in filter(wanted, names):
+    for name in filter(is_wanted, names):
         if _BAD_FIELD.search(name) or len(to_bytes(name)) > MAX_NAME_BYTES:
-            found = f"the field {name[:_MAX_NAME_LETTERS]!r}, without a name, with control characters in it, or far too long"
-            raise InvalidRequest(part.describe_first(name), found, remedy="Make the shard anew with other names.")
+            found = f"the field {name[:_MAX_NAME_LETTERS]!r}: empty, too long, or with control characters"
+            raise InvalidRequest(part.describe_first(name), found, remedy="Recreate the shard with other names.")
     twice = np.flatnonzero((codes[1:] == codes[:-1]) & (owners[1:] == owners[:-1]))
     for row in twice.tolist():
-        if wanted(name := names[codes[row]]):
-            remedy = f"Leave it out with {option_text('drop_fields', (name,))}, or make the shard anew."
+        if is_wanted(name := names[codes[row]]):
+            remedy = f"Drop the field with {option_text('drop_fields', (name,))}, or recreate the shard."
             found = f"the field {name!r} twice"
             raise InvalidRequest(part.where(int(owners[row])), found, expected="each field once", remedy=remedy)
 
 
 def _make_entries(parts: list[SourceShard], numbers: NumberFields, seen: FilesSeen) -> SampleTable:
-    """Return the samples of all parts, which are used up by it, without classes and metadata."""
+    """Combine the samples of all parts, without classes and metadata. Empties the parts, to save memory."""
     fields = sorted({name for part in parts for name in part.index.names}, key=to_bytes)
     check_field_count(parts[0].path if parts else "", fields)
-    place = {name: at for at, name in enumerate(fields)}
+    code_of = {name: index for index, name in enumerate(fields)}
     files, whole = tuple(part.file for part in parts), _merge_whole(parts)
     names, texts = _merge_keys(parts), numbers.columns(parts)
     counts, rows = [len(part.index) for part in parts], [len(part.index.codes) for part in parts]
     kind, first = np.full(sum(rows), SPAN, np.uint8), np.zeros(sum(counts) + 1, np.int64)
     row = sample = 0
-    for at, part in enumerate(parts):
-        index, here = part.index, slice(row, row + rows[at])
-        first[sample + 1 : sample + 1 + counts[at]] = index.firsts[1:]
-        first[sample + 1 : sample + 1 + counts[at]] += row
-        codes = np.array([*map(place.get, index.names), 0], np.uint16)[index.codes]
-        lengths = _payload_sizes(part, numbers.texts[at], kind[here])
+    for number, part in enumerate(parts):
+        index, part_rows = part.index, slice(row, row + rows[number])
+        first[sample + 1 : sample + 1 + counts[number]] = index.firsts[1:]
+        first[sample + 1 : sample + 1 + counts[number]] += row
+        codes = np.array([*map(code_of.get, index.names), 0], np.uint16)[index.codes]
+        lengths = _payload_sizes(part, numbers.texts[number], kind[part_rows])
         index = replace(
             index, keys=b"", key_ends=_NO_ROWS, firsts=_NO_ROWS, metadata=pa.table({}), codes=codes, lengths=lengths
         )
-        parts[at] = replace(part, index=index)
-        row, sample = row + rows[at], sample + counts[at]
+        parts[number] = replace(part, index=index)
+        row, sample = row + rows[number], sample + counts[number]
     inline = kind == INLINE
     offset, expected = _move_column(parts, "offsets", rows, np.int64), _move_column(parts, "crcs", rows, np.int64)
     offset[inline], expected[inline] = 0, -1
@@ -249,13 +252,7 @@ def _make_entries(parts: list[SourceShard], numbers: NumberFields, seen: FilesSe
 
 
 def _payload_sizes(part: SourceShard, numbers: Mapping[str, NumberTexts], kind: NDArray[np.uint8]) -> NDArray[np.int64]:
-    """Return the sizes of a part's payloads: those of numbers, which are INLINE, are those of their texts.
-
-    Args:
-        part: The part.
-        numbers: The texts of numbers in it, by field.
-        kind: uint8 per row of the part; is set to INLINE for these.
-    """
+    """Return the sizes of a part's payloads; for INLINE numbers, the sizes of their texts."""
     lengths: NDArray[np.int64] = part.index.lengths.copy() if numbers else part.index.lengths
     for name, texts in numbers.items():
         rows = part.rows_of(name)
@@ -264,20 +261,19 @@ def _payload_sizes(part: SourceShard, numbers: Mapping[str, NumberTexts], kind: 
 
 
 def _move_column(parts: list[SourceShard], name: str, counts: list[int], kind: type[_Number]) -> NDArray[_Number]:
-    """Return a column of all parts as one, -1 for what is not known, and take it from them: memory holds it once."""
-    found = np.empty(sum(counts), kind)
+    """Concatenate a column of all parts, with -1 for unknown, and remove it from them: memory holds it once."""
+    column_of_all = np.empty(sum(counts), kind)
     row = 0
-    for at, count in enumerate(counts):
-        column = getattr(parts[at].index, name)
-        found[row : row + count] = -1 if column is None else column
+    for index, count in enumerate(counts):
+        column = getattr(parts[index].index, name)
+        column_of_all[row : row + count] = -1 if column is None else column
         row += count
-        nothing: Any = {name: _NO_ROWS}
-        parts[at] = replace(parts[at], index=replace(parts[at].index, **nothing))
-    return found
+        emptied: Any = {name: _NO_ROWS}
+        parts[index] = replace(parts[index], index=replace(parts[index].index, **emptied))
+    return column_of_all
 
 
 def _merge_whole(parts: list[SourceShard]) -> NDArray[np.bool_] | None:
-    """Return which rows of all parts are all that a list holds; None where none is."""
     if all(part.whole is None for part in parts):
         return None
     return np.concatenate(
@@ -286,18 +282,14 @@ def _merge_whole(parts: list[SourceShard]) -> NDArray[np.bool_] | None:
 
 
 def _merge_keys(parts: list[SourceShard]) -> PackedStrings:
-    """Return the keys of all parts.
-
-    Raises:
-        InvalidRequest: One cannot be part of a file's name.
-    """
     names, bad = gather_keys(arrow.string_array(bytes(part.index.keys), part.index.key_sizes) for part in parts)
     if len(bad):
         ends = np.cumsum([len(part.index) for part in parts])
-        at = int(np.searchsorted(ends, bad[0], side="right"))
-        part = parts[at]
-        sample = int(bad[0] - ends[at]) + len(part.index)
+        index = int(np.searchsorted(ends, bad[0], side="right"))
+        part = parts[index]
+        sample = int(bad[0] - ends[index]) + len(part.index)
         found = f"the key {printable(part.key(sample))[:_MAX_NAME_LETTERS]!r}"
-        expected = f"a path such as cat/0001 of at most {MAX_NAME_BYTES:,} bytes, without control characters and parts like `..`"
-        raise InvalidRequest(part.path, found, expected=expected, remedy="Make the shard anew with other keys.")
+        shape = "without control characters and parts such as `..`"
+        expected = f"a path such as cat/0001 of at most {MAX_NAME_BYTES:,} bytes, {shape}"
+        raise InvalidRequest(part.path, found, expected=expected, remedy="Recreate the shard with other keys.")
     return names

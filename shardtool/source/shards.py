@@ -40,72 +40,65 @@ _CONTENT_OPTIONS = ("select_fields", "drop_fields", "rename_fields", "values", "
 _SELECTION_OPTIONS = ("where", "sample", "per_class", "head")
 
 
-_TENSORFLOW_IMAGE = "image/encoded"  # what TensorFlow calls an image
+_TENSORFLOW_IMAGE = "image/encoded"  # TensorFlow's name for an image
 
 
 class DatasetSource(Source):
     """The samples of datasets.
 
-    Samples are chosen and changed in this order: their fields, `join` and `where` (`source/selecting.py`), `sample`,
-    duplicates, `sort_by`, `head`.
-
-    Args:
-        datasets: One, or a list of them.
-        options: What is asked for.
-        to_format: The format of the shards that the samples go into.
+    Options apply in this order: fields, `join` and `where` (`source/selection.py`), `sample`, duplicates, `sort_by`,
+    `head`.
     """
 
     by_key = False
 
     def __init__(self, datasets: DatasetLike | Sequence[DatasetLike], options: ReshardOptions, to_format: str) -> None:
         given: Any = datasets if isinstance(datasets, Iterable) and not isinstance(datasets, str) else [datasets]
-        self._datasets = [dataset for one in given for dataset in expand_if_pattern(one)]
+        self._datasets = [dataset for dataset_or_pattern in given for dataset in expand_if_pattern(dataset_or_pattern)]
         if not self._datasets:
             expected = "a dataset file, a pattern, a folder, or shards"
             raise InvalidRequest("the datasets", "none given", expected=expected)
         self._options, self._format = options, to_format
 
     def list_samples(self, pool: Pool, observer: Observer) -> Listing:
-        """List the shards, in the workers where they have no index; choose fields and samples."""
+        """List the shards, in workers if they have no index, and select fields and samples."""
         options = self._options
         renames = parse_pairs("rename_fields", options.rename_fields)
         without = {*options.drop_fields, *options.classes} - {old for old, _ in renames} - {*options.columns_from}
         only, to_format = options.select_fields and (*options.select_fields, *options.columns_from), self._format
         salvage = options.on_error == "skip"
-        found = list_datasets(
+        listing = list_datasets(
             self._datasets, pool, observer, to_format=to_format, only=only, without=without, salvage=salvage
         )
         changed = any(getattr(options, name) for name in (*_CONTENT_OPTIONS, *_SELECTION_OPTIONS))
         listed = replace(
-            found,
-            notes=(*found.notes, *_checksum_notes(found.entries)),
-            recorded={} if options.portable else found.recorded,
-            digest=None if changed else found.digest,
+            listing,
+            notes=(*listing.notes, *_checksum_notes(listing.entries)),
+            recorded={} if options.portable else listing.recorded,
+            digest=None if changed else listing.digest,
         )
         listed = apply_field_options(listed, options, pool, to_format)
-        for given in options.add:
-            listed = self._add_dataset(listed, given, pool, observer)
+        for added in options.add:
+            listed = self._add_dataset(listed, added, pool, observer)
         listed = join_and_filter(listed, options, may_lack_values=self.may_lack_values)
         if not len(listed.entries):
             return listed
-        # An Example may hold nothing but its key.
-        entries, empty = drop_empty_samples(
-            listed.entries, listed.where, "no sample has a field", "nothing but its key"
-        )
+        # A TFRecord sample may contain only its key.
+        entries, empty = drop_empty_samples(listed.entries, listed.where, "no sample has a field", "only a key")
         return replace(listed, entries=entries, skipped=listed.skipped + empty, digest=None) if empty else listed
 
     def choose(self, listed: Listing, taken: Callable[[], PackedStrings | None]) -> Listing:
-        """Return the samples that were asked for, in the order that was asked for."""
+        """Return the requested samples in the requested order."""
         options = self._options
         listed = sort_and_limit(
             self._sample_per_class(self._without_duplicates(take_sample(listed, options), taken())), options
         )
         if self._format == "tar":
             _check_tar_fields(listed)
-        check_skipped(listed.where, listed.skipped, options.on_error, "make the shards anew without them")
+        check_skipped(listed.where, listed.skipped, options.on_error, "recreate the shards without them")
         if not len(listed.entries):
-            why = f": all {len(listed.skipped):,} were left out" if listed.skipped else ""
-            raise InvalidRequest(listed.where, f"no samples{why}", expected="one or more")
+            why = f": all {len(listed.skipped):,} were skipped" if listed.skipped else ""
+            raise InvalidRequest(listed.where, f"no samples{why}", expected="at least one sample")
         return listed
 
     def column(self, listed: Listing, name: str) -> pa.ChunkedArray:
@@ -116,38 +109,35 @@ class DatasetSource(Source):
             )
         except InvalidRequest as error:
             if name in listed.entries.fields:
-                error.remedy = f"{option_text('columns_from', (name,))} makes a column of the field."
+                error.remedy = f"Turn the field into a column with {option_text('columns_from', (name,))}."
             raise
 
-    def _add_dataset(self, listed: Listing, given: str, pool: Pool, observer: Observer) -> Listing:
-        """Return the samples with the fields of another dataset, too.
-
-        Raises:
-            InvalidRequest: A sample is not in it, and is not to be left out; or both have a field of one name.
-        """
+    def _add_dataset(self, listed: Listing, dataset: str, pool: Pool, observer: Observer) -> Listing:
         options = self._options
-        other = list_datasets([given], pool, observer, to_format=self._format, salvage=options.on_error == "skip")
-        if packed := [one.name for one in (listed, other) if one.compressed]:
+        other = list_datasets([dataset], pool, observer, to_format=self._format, salvage=options.on_error == "skip")
+        if packed := [item.name for item in (listed, other) if item.compressed]:
             found = "compressed shards, which can only be read in sequence"
-            raise InvalidRequest(packed[0], found, expected="shards that are not", remedy="`reshard` unpacks them.")
-        shards = [to_text(one.path) for one in other.entries.known_spans.files]
+            raise InvalidRequest(packed[0], found, expected="uncompressed shards", remedy="Unpack them with `reshard`.")
+        shards = [to_text(item.path) for item in other.entries.known_spans.files]
         duplicate_keys.resolve_duplicate_keys(other.entries, "error", shards, where=other.name)
         entries, skipped = listed.entries, listed.skipped
-        places = match_samples(entries, other.entries, other.name)
-        lone, unused = np.flatnonzero(places < 0), len(other.entries) - int(np.count_nonzero(places >= 0))
-        if len(lone):
-            shown = format_list([f"'{printable(entries.keys[at])}'" for at in lone[:3].tolist()], total=len(lone))
-            found = f"{len(lone):,} of {pluralize(len(places), 'sample')} not in {other.name}: {shown}"
-            if options.on_error != "skip" or len(lone) == len(places):
-                remedy = f"{option_text('on_error', 'skip')} leaves them out." if len(lone) < len(places) else ""
-                raise InvalidRequest(option_text("add"), found, expected="one of each key", remedy=remedy)
+        positions = match_samples(entries, other.entries, other.name)
+        unmatched, unused = np.flatnonzero(positions < 0), len(other.entries) - int(np.count_nonzero(positions >= 0))
+        if len(unmatched):
+            shown = format_list(
+                [f"'{printable(entries.keys[sample])}'" for sample in unmatched[:3].tolist()], total=len(unmatched)
+            )
+            found = f"{len(unmatched):,} of {pluralize(len(positions), 'sample')} not in {other.name}: {shown}"
+            if options.on_error != "skip" or len(unmatched) == len(positions):
+                remedy = f"Skip them with {option_text('on_error', 'skip')}." if len(unmatched) < len(positions) else ""
+                raise InvalidRequest(option_text("add"), found, expected="a sample for each key", remedy=remedy)
             why = f"not in {other.name}"
-            skipped += tuple(Skipped(entries.key(at), "", "incomplete", why) for at in lone.tolist())
-            entries, places = entries.take(np.flatnonzero(places >= 0)), places[places >= 0]
-        notes = [f"{pluralize(unused, 'sample')} of {other.name} not used: no such key here"] if unused else []
+            skipped += tuple(Skipped(entries.key(sample), "", "incomplete", why) for sample in unmatched.tolist())
+            entries, positions = entries.take(np.flatnonzero(positions >= 0)), positions[positions >= 0]
+        notes = [f"{pluralize(unused, 'sample')} of {other.name} not used: their keys are not here"] if unused else []
         return replace(
             listed,
-            entries=merge_fields(entries, other.entries.take(places)),
+            entries=merge_fields(entries, other.entries.take(positions)),
             skipped=skipped + other.skipped,
             notes=(*listed.notes, *other.notes, *notes),
             recorded={**listed.recorded, "add": [*listed.recorded.get("add", ()), other.name]},  # type: ignore[misc]
@@ -157,7 +147,6 @@ class DatasetSource(Source):
         )
 
     def _sample_per_class(self, listed: Listing) -> Listing:
-        """Return at most as many samples of each class as `per_class` says."""
         options = self._options
         if options.per_class is None:
             return listed
@@ -168,44 +157,45 @@ class DatasetSource(Source):
         samples = sample_per_class(keys, labels, options.per_class, column=column, seed=options.seed)
         return replace(listed, entries=listed.entries.take(samples))
 
-    def _without_duplicates(self, listed: Listing, taken: PackedStrings | None) -> Listing:
-        before, asked = listed.entries, self._options.on_duplicate
-        # An error says where shards lie, for two may have one name; `out.skipped` must not.
-        names = [to_text(one.path) for one in before.known_spans.files] if asked == "error" else listed.shards
-        entries, skipped, note = duplicate_keys.resolve_duplicate_keys(before, asked, names, taken, where=listed.where)
-        if entries is before:
+    def _without_duplicates(self, listed: Listing, existing_keys: PackedStrings | None) -> Listing:
+        old_entries, rule = listed.entries, self._options.on_duplicate
+        # An error shows the paths of shards, because two shards may have the same name; `out.skipped` must not.
+        names = [to_text(file.path) for file in old_entries.known_spans.files] if rule == "error" else listed.shards
+        entries, skipped, note = duplicate_keys.resolve_duplicate_keys(
+            old_entries, rule, names, existing_keys, where=listed.where
+        )
+        if entries is old_entries:
             return listed
         notes, skipped = (*listed.notes, note) if note else listed.notes, listed.skipped + skipped
         return replace(listed, entries=entries, skipped=skipped, digest=None, notes=notes)
 
 
 def _check_tar_fields(listed: Listing) -> None:
-    """Refuse fields that cannot be the ends of members' names, or that would be read as parts of keys there."""
+    """Refuse fields that cannot be part of a member name, or that readers would assign to the key."""
     entries = listed.entries
     fields = entries.used_fields()
     dotted = [name for name in fields if "." in name]
     if dotted and "dots" in listed.recorded:
         found = f"keys with dots in their last part, and fields with dots: {format_list(dotted)}"
-        expected = "names that the first dot divides, or the last"
+        expected = "names in which the first or the last dot ends the key"
         renamed = {dotted[0]: dotted[0].rpartition(".")[2]}
         remedy = f"Rename them ({option_text('rename_fields', renamed)}), or use {flag_text('portable')}."
         raise InvalidRequest(listed.where, found, expected=expected, remedy=remedy)
     bad = [name for name in fields if "/" in name]
     if bad:
-        found = f"fields with a slash, which no tar shard can hold: {format_list(list(map(repr, bad)))}"
+        found = f"fields with a slash, which a tar shard cannot store: {format_list(list(map(repr, bad)))}"
         renamed = (
             {_TENSORFLOW_IMAGE: "jpg"} if _TENSORFLOW_IMAGE in bad else {bad[0]: bad[0].rpartition("/")[2] or "jpg"}
         )
         remedy = f"Rename them ({option_text('rename_fields', renamed)}), or {option_text('drop_fields')}."
-        raise InvalidRequest(listed.where, found, expected="endings, such as jpg or cls", remedy=remedy)
+        raise InvalidRequest(listed.where, found, expected="extensions, such as jpg or cls", remedy=remedy)
 
 
 def _checksum_notes(entries: SampleTable) -> list[str]:
-    """Return what the user should know of payloads whose damage nothing would show."""
     spans = entries.known_spans
     rows = np.flatnonzero((spans.expected < 0) & (entries.rows.kind == SPAN))
     if not len(rows):
         return []
     shards = int(np.count_nonzero(np.bincount(entries.file_numbers(rows))))
-    what = f"{pluralize(shards, 'shard')} without checksums, so that damage in them cannot be seen"
-    return [f"{what}: {call_text('index', checksum=True)} adds them"]
+    unverified = f"{pluralize(shards, 'shard')} without checksums, so that damage would not be noticed"
+    return [f"{unverified}: add checksums with {call_text('index', checksum=True)}"]

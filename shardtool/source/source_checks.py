@@ -24,25 +24,17 @@ if TYPE_CHECKING:
 
     from shardtool.entries.sample_table import SampleTable
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-
 EXPECTED_FOLDER = "a folder of samples"
 
 
-_MAX_PROBED_SHARDS = 8  # shards of a kind that show whether they are of a dataset
+_MAX_PROBED_SHARDS = 8  # of each extension, to see whether they belong to a dataset
 
 
 def shards_note(entries: SampleTable, *, named: bool) -> str:
-    """Return what the user should know of files in a folder that are shards; empty where there are none.
-
-    Args:
-        entries: The files.
-        named: Whether the user has said which files are meant.
+    """Return a note about files in a folder that are shards, or an empty text if there are none.
 
     Raises:
-        InvalidRequest: They are those of a dataset, or all that there is, and nobody has said that they are meant.
+        InvalidRequest: The user did not choose them, and they belong to a dataset or are the only files.
     """
     counts = entries.code_counts()
     codes = [code for code, field in enumerate(entries.fields) if counts[code] and is_shard_name(f"x.{field}")]
@@ -51,18 +43,18 @@ def shards_note(entries: SampleTable, *, named: bool) -> str:
     total = sum(counts[code] for code in codes)
     rows = [row for code in codes for row in (entries.rows.code == code).nonzero()[0][:_MAX_PROBED_SHARDS].tolist()]
     first = printable(entries.path(rows[0]))
-    alone = total == len(entries.rows.code)
+    only_shards = total == len(entries.rows.code)
     for path in () if named else (os.fsdecode(entries.place(row)) for row in rows):
-        if alone or _is_dataset_shard(path):
-            found = "a shard, as all files here are" if alone else "a shard of a dataset"
-            remedy = f"{reshard_advice()}; {option_text('exclude')} leaves them out; {include_advice('*')} packs the files as they are."
+        if only_shards or _is_dataset_shard(path):
+            found = "a shard, like all files in this folder" if only_shards else "a shard of a dataset"
+            exclude, include = option_text("exclude"), include_advice("*")
+            remedy = f"{reshard_advice()}. Exclude them with {exclude}, or pack the files as they are with {include}."
             raise InvalidRequest(path, found, expected=EXPECTED_FOLDER, remedy=remedy)
     files = f"{pluralize(total, 'file')} that {'is a shard' if total == 1 else 'are shards'}"
-    return f"{files}, such as {first}, packed as any file: {reshard_advice()}"
+    return f"{files}, such as {first}, packed like other files. {reshard_advice()}."
 
 
 def _is_dataset_shard(path: str) -> bool:
-    """Tell whether a shard has its index beside it, or a dataset file of the usual name that lists it."""
     folder, shard = paths.folder_of(path), paths.base_name(path)
     names = default_dataset_names([shard]) if is_shard_name(shard) else ()
     listed = any(to_output_name(shard) in names_listed_by(paths.join(folder, name)) for name in names)
@@ -70,19 +62,19 @@ def _is_dataset_shard(path: str) -> bool:
 
 
 def reshard_advice() -> str:
-    """Return what to do with shards instead."""
-    return f"{choose_text('`reshard`', '`shardtool reshard`')} packs the samples of shards into other shards"
+    """Return how to pack the samples of shards."""
+    return f"Pack the samples of shards with {choose_text('`reshard`', '`shardtool reshard`')}"
 
 
 def include_advice(name: str) -> str:
-    """Return the option that takes one name."""
+    """Return the option that includes one name."""
     return choose_text(f"include=({name!r},)", f"--include {quote(name)}")
 
 
 _PIPE_COMMAND = "`shardtool create 'pipe:COMMAND' OUTPUT`"
 
 
-_UNSUPPORTED_TABLES = (".xlsx", ".xls", ".ods", ".pkl", ".pickle", ".orc", ".sqlite", ".db")  # of other programs
+_UNSUPPORTED_TABLES = (".xlsx", ".xls", ".ods", ".pkl", ".pickle", ".orc", ".sqlite", ".db")
 
 
 FOLDER_OR_TABLE = "a folder of samples, or a table: CSV, TSV, JSON, Parquet or Feather"
@@ -92,19 +84,19 @@ def check_folder(source: str) -> None:
     """Check that a source is a folder.
 
     Raises:
-        InvalidRequest: It is not; the remedy depends on what it is instead.
+        InvalidRequest: It is not; the error suggests what to do instead.
     """
     if is_url(source):
         _check_address(source)
         return
     if os.path.isdir(source):
         return
-    if what := _describe_shards(source):
-        raise InvalidRequest(source, what, expected=EXPECTED_FOLDER, remedy=f"{reshard_advice()}.")
+    if kind := _describe_shards(source):
+        raise InvalidRequest(source, kind, expected=EXPECTED_FOLDER, remedy=f"{reshard_advice()}.")
     if os.path.isfile(source):
-        raise InvalidRequest(source, "a file that is no table", expected=FOLDER_OR_TABLE, remedy=_file_advice(source))
+        raise InvalidRequest(source, "not a table file", expected=FOLDER_OR_TABLE, remedy=_file_advice(source))
     if os.path.lexists(source):
-        raise InvalidRequest(source, "no folder", expected=EXPECTED_FOLDER)
+        raise InvalidRequest(source, "not a folder", expected=EXPECTED_FOLDER)
     if any(mark in source for mark in "*?[") and glob.glob(source):
         raise InvalidRequest(source, "a glob", expected=EXPECTED_FOLDER, remedy=_glob_advice(source))
     refuse_near_url(source)
@@ -113,21 +105,21 @@ def check_folder(source: str) -> None:
 
 
 def _check_address(source: str) -> None:
-    """Check that an address may be that of a folder; whether something lies below it is seen when it is listed."""
-    parse_address(source)  # which refuses what is none
+    """Check that a URL can be a folder. Whether it has objects is checked when it is listed."""
+    parse_address(source)  # checks the URL
     if is_web(source):
         expected = f"{FOLDER_OR_TABLE}; or a folder of a store: s3://, gs:// or az://"
         raise InvalidRequest(source, "on the web, where no folder can be listed", expected=expected)
     if parse_shard_name(base_name(source)):
-        other = f"A tar of files is taken from a command: {_PIPE_COMMAND}."
-        raise InvalidRequest(source, "a shard", expected=EXPECTED_FOLDER, remedy=f"{reshard_advice()}. {other}")
+        pipe = f"To pack a tar of files, read it from a command: {_PIPE_COMMAND}."
+        raise InvalidRequest(source, "a shard", expected=EXPECTED_FOLDER, remedy=f"{reshard_advice()}. {pipe}")
     if source.lower().endswith(".zip"):
-        remedy = f"Copy it to this machine, or let a command write it: {_PIPE_COMMAND}."
-        raise InvalidRequest(source, "an archive that is not on this machine", expected=EXPECTED_FOLDER, remedy=remedy)
+        remedy = f"Copy it to this machine, or read it from a command: {_PIPE_COMMAND}."
+        raise InvalidRequest(source, "an archive on another machine", expected=EXPECTED_FOLDER, remedy=remedy)
 
 
 def check_archive(path: str) -> None:
-    """Check that an archive is no shard with its index, which has more to go by than its files.
+    """Check that an archive is not a shard with a sidecar, which `reshard` would use.
 
     Raises:
         InvalidRequest: It is one.
@@ -138,26 +130,27 @@ def check_archive(path: str) -> None:
 
 
 def check_not_shards(sources: Sequence[Any]) -> None:
-    """Check that several sources are not all shards, as of a glob that the shell made names of.
+    """Check that several sources are not all shards, for example from a glob that the shell expanded.
 
     Raises:
         InvalidRequest: They are.
     """
-    names = [os.path.basename(one) for one in sources if isinstance(one, str | os.PathLike) and os.path.isfile(one)]
+    names = [os.path.basename(path) for path in sources if isinstance(path, str | os.PathLike) and os.path.isfile(path)]
     if len(names) > 1 and len(names) == len(sources) and all(map(is_shard_name, names)):
         found = f"one of {len(names)} shards"
         raise InvalidRequest(os.fspath(sources[0]), found, expected=EXPECTED_FOLDER, remedy=f"{reshard_advice()}.")
 
 
 def _describe_shards(source: str) -> str:
-    """Return what a source is if it is shards; empty: it is not."""
     if source.endswith(DATASET_SUFFIX):
         return "a dataset file" if is_dataset_file(source) else ""
     if os.path.isfile(source):
         return "a shard" if parse_shard_name(os.path.basename(source)) else ""
     if any(mark in source for mark in "*?["):
-        found = glob.glob(source)
-        return "a glob of shards" if found and all(parse_shard_name(os.path.basename(one)) for one in found) else ""
+        matches = glob.glob(source)
+        return (
+            "a glob of shards" if matches and all(parse_shard_name(os.path.basename(path)) for path in matches) else ""
+        )
     try:
         pattern = parse_pattern(source)
     except ShardError:
@@ -168,17 +161,19 @@ def _describe_shards(source: str) -> str:
 
 def _file_advice(source: str) -> str:
     if source.endswith(DATASET_SUFFIX):
-        return "JSON is a table where it is a list of objects, a row each, or COCO's images and annotations."
+        return "A JSON table is a list of objects (one per row), or a COCO file with images and annotations."
     if source.endswith(_UNSUPPORTED_TABLES):
         return "Save it as CSV or Parquet."
     if source.endswith(".txt"):
-        return f"A list of paths, one a line, goes to standard input: `shardtool create - OUTPUT < {quote(source)}`."
+        return (
+            f"Read a list of paths, one per line, from standard input: `shardtool create - OUTPUT < {quote(source)}`."
+        )
     folder, name = os.path.split(source)
-    return f"Give the folder that it lies in, {folder or '.'}, with {include_advice(name)}."
+    return f"Pack its folder, {folder or '.'}, with {include_advice(name)}."
 
 
 def _glob_advice(source: str) -> str:
     folder, name = os.path.split(source)
     if any(mark in folder for mark in "*?[") or not os.path.isfile(glob.glob(source)[0]):
-        return f"Give the folder above, with {option_text('include')} or {option_text('exclude')}."
-    return f"Give the folder, {folder or '.'}, with {include_advice(name)}."
+        return f"Pack the parent folder, with {option_text('include')} or {option_text('exclude')}."
+    return f"Pack the folder, {folder or '.'}, with {include_advice(name)}."

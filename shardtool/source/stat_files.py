@@ -1,8 +1,6 @@
 """Check that the files listed in a manifest exist, and return their sizes and times. Runs in workers.
 
-Results are columns of bytes with one row per path, in the order of the paths. No file is opened, and neither NumPy
-nor
-pyarrow is imported.
+Results are columns of bytes, in the order of the paths. No file is opened, and neither NumPy nor pyarrow is imported.
 """
 
 from __future__ import annotations
@@ -27,13 +25,7 @@ if TYPE_CHECKING:
 
 
 class StatTask(NamedTuple):
-    """Files for one worker.
-
-    Attributes:
-        root: What paths count from, ending in a slash.
-        paths: A NUL after each.
-        outside: Whether what a path leads to may lie outside of `root`.
-    """
+    """Paths (a NUL after each) for one worker, relative to `root`, which they may leave if `outside`."""
 
     root: bytes
     paths: bytes
@@ -41,13 +33,13 @@ class StatTask(NamedTuple):
 
 
 class StatResult(NamedTuple):
-    """The files that were found, one per path.
+    """The files, one per path.
 
     Attributes:
         kinds: FILE or LINK.
-        facts: int64[paths, 4]: bytes; when they were modified and the latest time at which anything could have changed
-            what the path gives, in nanoseconds; and 0, or one more than the place in `problems`: all else is 0 then.
-        problems: (code, message), each once.
+        facts: int64[paths, 4]: size in bytes; modification time, and the latest time at which the file behind the path
+            could have changed, in nanoseconds; and 0, or one plus the index of a problem (then the others are 0).
+        problems: (code, message), without repetition.
     """
 
     kinds: bytes
@@ -56,7 +48,7 @@ class StatResult(NamedTuple):
 
 
 class _FolderState(NamedTuple):
-    """A folder on the way to files: whether a link is on the way, when it last changed, what is wrong with it."""
+    """A folder in a path: whether it is reached through a link, when it last changed, and its problem."""
 
     linked: bool
     changed_ns: int
@@ -64,7 +56,7 @@ class _FolderState(NamedTuple):
 
 
 class _FileState(NamedTuple):
-    """What is at a path: its kind, and facts as in `StatResult`, or why it cannot be packed."""
+    """A file: its kind, and numbers as in `StatResult`, or why it cannot be packed."""
 
     kind: int = FILE
     size: int = 0
@@ -74,32 +66,27 @@ class _FileState(NamedTuple):
 
 
 def stat_files(task: StatTask) -> StatResult:
-    """Look at the files, or objects, of a task.
+    """Stat the files, or objects, of a task.
 
     Raises:
-        AccessRefused: We may not look at objects.
-        StoreFailed: The store or server fails time and again.
+        AccessRefused: Access to objects is denied.
+        StoreFailed: The store or server fails repeatedly.
     """
-    paths, kinds, facts = task.paths[:-1].split(b"\0"), bytearray(), array("q")
-    found: dict[tuple[SkipCode, str], int] = {}
+    paths, kinds, numbers = task.paths[:-1].split(b"\0"), bytearray(), array("q")
+    problems: dict[tuple[SkipCode, str], int] = {}
     if is_address(task.root):
-        all_seen: Iterable[_FileState] = imap_requests(_inspect_object, [task.root + path for path in paths])
+        states: Iterable[_FileState] = imap_requests(_inspect_object, [task.root + path for path in paths])
     else:
-        all_seen = map(_FileInspector(task.root, outside=task.outside).look_at, paths)
-    for kind, size, mtime_ns, changed_ns, problem in all_seen:
+        states = map(_FileInspector(task.root, outside=task.outside).inspect, paths)
+    for kind, size, mtime_ns, changed_ns, problem in states:
         kinds.append(kind)
-        number = 0 if problem is None else found.setdefault(problem, len(found) + 1)
-        facts.extend((size, mtime_ns, changed_ns, number))
-    return StatResult(bytes(kinds), facts.tobytes(), [*found])
+        number = 0 if problem is None else problems.setdefault(problem, len(problems) + 1)
+        numbers.extend((size, mtime_ns, changed_ns, number))
+    return StatResult(bytes(kinds), numbers.tobytes(), [*problems])
 
 
 class _FileInspector:
-    """Looks at files below a root, and at each folder on the way once.
-
-    Args:
-        root: Ending in a slash.
-        outside: Whether links may lead out of it.
-    """
+    """Examines files below a root, and each folder of their paths once."""
 
     def __init__(self, root: bytes, *, outside: bool) -> None:
         self._root, self._outside = root, outside
@@ -108,49 +95,50 @@ class _FileInspector:
         self._device = os.stat(root).st_dev
         self._folders = {b"": _FolderState(linked=False, changed_ns=changed, problem=None)}
 
-    def look_at(self, path: bytes) -> _FileState:
-        """Return what is at a path, relative to the root."""
-        folder, kind = resolve_folder(self._folders, path[: path.rfind(b"/") + 1], self._below), FILE
+    def inspect(self, path: bytes) -> _FileState:
+        folder, kind = resolve_folder(self._folders, path[: path.rfind(b"/") + 1], self._folder_state), FILE
         if folder.problem is not None:
             return _FileState(problem=folder.problem)
         try:
-            fact = os.lstat(self._root + path)
-            if stat.S_ISLNK(fact.st_mode):
+            file_stat = os.lstat(self._root + path)
+            if stat.S_ISLNK(file_stat.st_mode):
                 kind = LINK
                 if problem := self._outside_problem(self._root + path):
                     return _FileState(problem=problem)
-                fact = os.stat(self._root + path)
+                file_stat = os.stat(self._root + path)
         except OSError as error:
             return _FileState(problem=link_failure(error) if kind == LINK else path_failure(error))
-        if not stat.S_ISREG(fact.st_mode):
-            what = "a folder" if stat.S_ISDIR(fact.st_mode) else SPECIAL_FILE_MESSAGE
-            return _FileState(problem=("special-file", what))
-        changed_ns = ALWAYS_CHANGED if kind == LINK else max(fact.st_ctime_ns, folder.changed_ns)
-        return _FileState(kind, fact.st_size, fact.st_mtime_ns, changed_ns)
+        if not stat.S_ISREG(file_stat.st_mode):
+            found = "a folder" if stat.S_ISDIR(file_stat.st_mode) else SPECIAL_FILE_MESSAGE
+            return _FileState(problem=("special-file", found))
+        changed_ns = ALWAYS_CHANGED if kind == LINK else max(file_stat.st_ctime_ns, folder.changed_ns)
+        return _FileState(kind, file_stat.st_size, file_stat.st_mtime_ns, changed_ns)
 
-    def _below(self, above: _FolderState, prefix: bytes) -> _FolderState:
-        if above.problem is not None:
-            return above
+    def _folder_state(self, parent: _FolderState, prefix: bytes) -> _FolderState:
+        if parent.problem is not None:
+            return parent
         path = self._root + prefix
         try:
-            fact = os.lstat(path[:-1])
-            linked = above.linked or stat.S_ISLNK(fact.st_mode)
-            sure = not linked and fact.st_dev == self._device
+            folder_stat = os.lstat(path[:-1])
+            linked = parent.linked or stat.S_ISLNK(folder_stat.st_mode)
+            is_reliable = not linked and folder_stat.st_dev == self._device
             problem = self._outside_problem(path) if linked else None
         except OSError as error:
-            return _FolderState(linked=above.linked, changed_ns=0, problem=path_failure(error))
-        return _FolderState(linked, max(above.changed_ns, fact.st_ctime_ns) if sure else ALWAYS_CHANGED, problem)
+            return _FolderState(linked=parent.linked, changed_ns=0, problem=path_failure(error))
+        return _FolderState(
+            linked, max(parent.changed_ns, folder_stat.st_ctime_ns) if is_reliable else ALWAYS_CHANGED, problem
+        )
 
     def _outside_problem(self, path: bytes) -> tuple[SkipCode, str] | None:
         if self._outside or (os.path.realpath(path) + b"/").startswith(self._real):
             return None
-        return "link-outside", f"leads out of the root by a link; {cli_option('allow_outside', value=True)} packs it"
+        return "link-outside", f"leaves the root by a link; {cli_option('allow_outside', value=True)} packs it"
 
 
-def _inspect_object(place: bytes) -> _FileState:
+def _inspect_object(location: bytes) -> _FileState:
     try:
-        fact = file_info(place)
+        info = file_info(location)
     except OSError as error:
         return _FileState(problem=path_failure(error))
-    version = fact.st_mtime_ns  # it shows each change, and no clock does
-    return _FileState(FILE, fact.st_size, version, 0 if version else ALWAYS_CHANGED)
+    version = info.st_mtime_ns  # the object's version, which identifies each change without a clock
+    return _FileState(FILE, info.st_size, version, 0 if version else ALWAYS_CHANGED)

@@ -1,4 +1,4 @@
-"""The first rows of a table that is next to files: which of its columns names them."""
+"""The first rows of a table that is next to files, and the column that names these files."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from shardtool.table.detect import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-_HEAD = 2**18  # bytes
-_ROWS = 8
-_MOST = 0.5  # share of the rows that must name a file: a table may list more files than there are
+_HEAD_BYTES = 2**18
+_HEAD_ROWS = 8
+_MIN_MATCH_SHARE = 0.5  # of rows that name an existing file: a table may list more files than exist
 _DELIMITERS = (",", "\t", ";", "|")
 _NAMES_COCO = re.compile(r'"file_name"\s*:\s*"([^"\\]+)"')
 _TEXT_NAMES = ("text", "txt", "caption", "content", "prompt", "sentence", "transcript", "transcription")
@@ -36,11 +36,10 @@ _KEY_NAMES = ("key", "__key__", "id", "sample_id", "uid", "uuid")
 
 
 class TableHead(NamedTuple):
-    """Some rows of a table.
+    """The first rows of a table.
 
     Attributes:
-        forms: Ways to read it, the usual one first: the options that say so, and the rows, by their columns.
-        is_coco: Whether it is a JSON file of COCO.
+        forms: Ways to read the table, the usual one first: the options for it, and the rows as dictionaries.
     """
 
     forms: tuple[tuple[Mapping[str, object], list[dict[str, object]]], ...]
@@ -48,32 +47,29 @@ class TableHead(NamedTuple):
 
 
 class Match(NamedTuple):
-    """How a table names files.
-
-    Attributes:
-        options: The options of `create`, by their fields.
-        as_source: Whether the table is the source; otherwise it is joined.
-    """
+    """The options of `create` that match a table with files, and whether the table is the source or is joined."""
 
     options: dict[str, object]
     as_source: bool
 
 
-def head_of(path: str) -> TableHead | None:
-    """Return the first rows of a table; None if it is not one that can be read so."""
+def read_table_head(path: str) -> TableHead | None:
+    """Return the first rows of a table; None if they cannot be read."""
     ending = table_ending(path)
-    with suppress(Exception):  # the table is not what was asked for: whatever is wrong with it is no error of this run
+    with suppress(Exception):  # the table is not part of the request, so a damaged table is not an error
         if ending in (PARQUET_ENDING, *ARROW_ENDINGS):
             return TableHead((({}, _arrow_rows(path, ending)),)) if not address.is_url(path) else None
-        if any(path.lower().endswith(one) for one in COMPRESSIONS):
+        if any(path.lower().endswith(compression) for compression in COMPRESSIONS):
             return None
-        text = files.read_head(path, _HEAD)[0].decode("utf-8-sig", "ignore")
+        text = files.read_head(path, _HEAD_BYTES)[0].decode("utf-8-sig", "ignore")
         if ending in DELIMITERS:
             return TableHead((*_delimited(text, DELIMITERS[ending]),))
         if ending in JSON_LINES_ENDINGS or text.lstrip().startswith("["):
             return TableHead((({}, [*_objects(text)]),))
         if ending == JSON_ENDING and '"images"' in text:
-            return TableHead((({}, [{"file_name": name} for name in _NAMES_COCO.findall(text)[:_ROWS]]),), is_coco=True)
+            return TableHead(
+                (({}, [{"file_name": name} for name in _NAMES_COCO.findall(text)[:_HEAD_ROWS]]),), is_coco=True
+            )
     return None
 
 
@@ -81,37 +77,36 @@ def _arrow_rows(path: str, ending: str) -> list[dict[str, object]]:
     import pyarrow.dataset as ds
 
     form = "parquet" if ending == PARQUET_ENDING else "ipc"
-    scanned: list[dict[str, object]] = ds.dataset(path, format=form).head(_ROWS).to_pylist()
+    scanned: list[dict[str, object]] = ds.dataset(path, format=form).head(_HEAD_ROWS).to_pylist()
     return scanned
 
 
 def _objects(text: str) -> Iterator[dict[str, object]]:
-    """Yield the first objects of JSON lines, or of a list."""
-    decoder, at = json.JSONDecoder(), 0
-    for _ in range(_ROWS):
-        at = next((place for place in range(at, len(text)) if text[place] not in " \t\r\n,["), len(text))
-        if at == len(text) or text[at] != "{":
+    decoder, position = json.JSONDecoder(), 0
+    for _ in range(_HEAD_ROWS):
+        position = next((index for index in range(position, len(text)) if text[index] not in " \t\r\n,["), len(text))
+        if position == len(text) or text[position] != "{":
             return
         try:
-            row, at = decoder.raw_decode(text, at)
-        except ValueError:  # cut at the end of the head
+            row, position = decoder.raw_decode(text, position)
+        except ValueError:  # truncated at the end of the head
             return
         yield row
 
 
 def _delimited(text: str, usual: str) -> Iterator[tuple[Mapping[str, object], list[dict[str, object]]]]:
     """Yield ways to read a text: with each delimiter, with its first row as the header and without."""
-    for delimiter in sorted(_DELIMITERS, key=lambda one: one != usual):
+    for delimiter in sorted(_DELIMITERS, key=lambda candidate: candidate != usual):
         stream = io.StringIO(text, newline="")
-        is_plain = delimiter == "|"  # between bars, quotation marks are text
+        is_plain = delimiter == "|"  # in such tables, quotation marks are text
         reader = csv.reader(stream, delimiter=delimiter, quoting=csv.QUOTE_NONE if is_plain else csv.QUOTE_MINIMAL)
-        rows = [row for _, row in zip(range(_ROWS + 1), reader, strict=False) if row]
+        rows = [row for _, row in zip(range(_HEAD_ROWS + 1), reader, strict=False) if row]
         if len(rows) < 2 or len({len(row) for row in rows[:-1]}) > 1:  # noqa: PLR2004 - a header and a row
             continue
-        said = {} if delimiter == usual else {"delimiter": delimiter}
-        yield said, [dict(zip(rows[0], row, strict=False)) for row in rows[1:]]
-        numbers = [str(at + 1) for at in range(len(rows[0]))]
-        yield {**said, "no_header": True}, [dict(zip(numbers, row, strict=False)) for row in rows]
+        delimiter_option = {} if delimiter == usual else {"delimiter": delimiter}
+        yield delimiter_option, [dict(zip(rows[0], row, strict=False)) for row in rows[1:]]
+        numbers = [str(index + 1) for index in range(len(rows[0]))]
+        yield {**delimiter_option, "no_header": True}, [dict(zip(numbers, row, strict=False)) for row in rows]
 
 
 def matching_column(
@@ -119,39 +114,35 @@ def matching_column(
 ) -> Match | None:
     """Return how a table names the files of a folder; None if no column does.
 
-    Args:
-        head: Some rows.
-        has_file: Tells whether a path below the source is a file.
-        has_key: Tells whether a sample has a key.
-        root: The folder that the table's values count from, empty or ending in a slash.
+    `root` is the folder to which the table's values are relative, empty or ending in a slash.
     """
     for form, rows in head.forms:
         columns = [*rows[0]] if rows else []
         if "no_header" not in form and any(has_key(root + to_bytes(name)) for name in columns):
-            continue  # the first row is no header
-        usual = [name for wanted in PATH_NAMES for name in columns if name.casefold() == wanted]
+            continue  # the first row is data
+        usual = [name for path_name in PATH_NAMES for name in columns if name.casefold() == path_name]
         for column in [*usual, *(name for name in columns if name not in usual)]:
             values = [to_bytes(str(row.get(column))).removeprefix(b"./") for row in rows if row.get(column) is not None]
-            if _are_most(values, root, has_file):
+            if _do_most_match(values, root, has_file):
                 if head.is_coco:
                     return Match({}, as_source=False)
-                named = {} if [column] == usual[:1] else {"path": column}
-                return Match({**form, **named}, as_source=True)
-            if _are_most(values, root, has_key):
+                path_option = {} if [column] == usual[:1] else {"path": column}
+                return Match({**form, **path_option}, as_source=True)
+            if _do_most_match(values, root, has_key):
                 return Match({**form, "on": column}, as_source=False)
     return None
 
 
-def _are_most(values: Sequence[bytes], root: bytes, has: Callable[[bytes], bool]) -> bool:
-    return bool(values) and sum(bool(value) and has(root + value) for value in values) > _MOST * len(values)
+def _do_most_match(values: Sequence[bytes], root: bytes, has: Callable[[bytes], bool]) -> bool:
+    return bool(values) and sum(bool(value) and has(root + value) for value in values) > _MIN_MATCH_SHARE * len(values)
 
 
-def options_of_rows(path: str) -> tuple[dict[str, object], bool]:
+def row_packing_options(path: str) -> tuple[dict[str, object], bool]:
     """Return the options that pack the rows of a table, and whether a column names files.
 
-    Without a column of paths or bytes, the first column of texts becomes the field txt.
+    Without a column of paths or bytes, the first text column becomes the field txt.
     """
-    head = head_of(path)
+    head = read_table_head(path)
     rows = head.forms[0][1] if head is not None and head.forms else []
     row = next(iter(rows), {})
     names = {name.casefold(): name for name in row}

@@ -30,71 +30,70 @@ if TYPE_CHECKING:
 _SLOW_IMPORTS = ("shardtool.dataset.sidecar_read", "shardtool.plan.plan")  # NumPy and pyarrow
 
 
-_OBJECTS_PER_REPORT = 1000  # objects between two reports
+_OBJECTS_PER_REPORT = 1000
 
 
 class FileTree(NamedTuple):
-    """A folder, or what lies below an address of a store; `root` ends in a slash."""
+    """A folder, or the objects below a URL of a store; `root` ends in a slash."""
 
     root: bytes
     rules: ScanRules
 
     def scan(self, pool: Pool, observer: Observer) -> list[ScanPart]:
-        """Return what the tree holds, in key order, its top first.
+        """Return the contents of the tree, in key order, its top first.
 
-        A folder is listed in the workers, while a thread imports what comes next. What a store lists is one stream of
-        names, in its own order, so the parent reads it; no object is asked for.
+        Workers list a folder while a thread imports the next modules. A store lists names as a single stream in its own
+        order, which the parent reads; no object is opened.
 
         Raises:
-            InvalidRequest: Nothing lies below an address.
-            AccessRefused: We may not list it.
-            StoreFailed: The store fails time and again.
+            InvalidRequest: There is nothing below a URL.
+            AccessRefused: Listing is denied.
+            StoreFailed: The store fails repeatedly.
         """
         if is_address(self.root):
             return [self._scan_objects(observer)]
         pool.check((self.root,))
-        ahead = threading.Thread(target=_import_ahead, daemon=True)
+        importer = threading.Thread(target=_import_ahead, daemon=True)
         top = ScanPart()
         tasks = make_scan_tasks(self.root, self.rules, TASK_COUNT, top)
-        ahead.start()
-        found: dict[int, ScanPart] = {}
+        importer.start()
+        parts: dict[int, ScanPart] = {}
         for number, part in pool.map(scan_items, tasks):
-            found[number] = part
+            parts[number] = part
             observer.listed(len(part.counts))
-        ahead.join()
-        return [top.packed(), *(found[number] for number in sorted(found))]
+        importer.join()
+        return [top.packed(), *(parts[number] for number in sorted(parts))]
 
     def _scan_objects(self, observer: Observer) -> ScanPart:
         where, total = to_text(self.root), 0
 
         def reported() -> Iterator[BucketEntry]:
             nonlocal total
-            for total, one in enumerate(iter_objects(where), 1):
-                yield one
+            for total, entry in enumerate(iter_objects(where), 1):
+                yield entry
                 if total % _OBJECTS_PER_REPORT == 0:
                     observer.listed(_OBJECTS_PER_REPORT)
 
         part = collect_objects(reported(), self.rules)
         observer.listed(total % _OBJECTS_PER_REPORT)
         if not total:
-            raise InvalidRequest(where, "nothing lies there", expected="a prefix with samples below it")
+            raise InvalidRequest(where, "nothing found", expected="a prefix with samples below it")
         return part
 
 
 def _import_ahead() -> None:
-    """Import what takes long of what comes after the listing."""
-    with suppress(Exception):  # whoever needs it imports it again, and says what is wrong
+    with suppress(Exception):  # the module that needs them imports them again, and reports errors
         for name in _SLOW_IMPORTS:
             importlib.import_module(name)
 
 
 def collect_objects(objects: Iterable[BucketEntry], rules: ScanRules) -> ScanPart:
-    """Return the files that objects are, in key order, as far as the rules take them."""
+    """Return the objects that the rules include, as files in key order."""
     files = FileCollector(rules)
-    for one in objects:
-        if name := files.split(to_bytes(one.key), one.size):
-            files.add(name, one.size, one.version, one.changed_ns if one.version else ALWAYS_CHANGED)
-    part, facts = files.part, files.in_order("")
-    part.sizes, part.mtimes, part.changed = (array("q", fact.tobytes()) for fact in facts)
+    for entry in objects:
+        if name := files.split(to_bytes(entry.key), entry.size):
+            files.add(name, entry.size, entry.version, entry.changed_ns if entry.version else ALWAYS_CHANGED)
+    part, columns = files.part, files.in_order("")
+    part.sizes, part.mtimes, part.changed = (array("q", column.tobytes()) for column in columns)
     part.kinds = bytearray([FILE]) * len(part.sizes)
     return part

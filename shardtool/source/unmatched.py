@@ -1,4 +1,4 @@
-"""What `--include` and `--exclude` might have meant, if they leave no file of a folder."""
+"""Suggest other globs if `--include` and `--exclude` leave no file of a folder."""
 
 from __future__ import annotations
 
@@ -17,36 +17,30 @@ from shardtool.units import pluralize
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-_MAX_FILES = 100_000  # to look at: the message describes the folder, and need not count millions of files
+_MAX_FILES = 100_000  # that are examined: the message need not count millions of files
 _SHOWN = 3
 
 
 def refuse_globs(folder: str, include: Sequence[str], exclude: Sequence[str], *, hidden: bool) -> None:
-    """Refuse globs that leave no file of a folder, and name a glob that matches some.
+    """Refuse globs that leave no file of a folder, and suggest a glob that matches some.
 
-    A source that is no local folder, and a folder without files, raise nothing.
-
-    Args:
-        folder: The source.
-        include: Globs of which a file must match one.
-        exclude: Globs of files that are left out.
-        hidden: Whether names that start with a dot count.
+    Does nothing if the source is not a local folder, or has no files.
 
     Raises:
         InvalidRequest: The folder has files.
     """
-    files = [*islice(_files(folder, hidden=hidden), _MAX_FILES)] if os.path.isdir(folder) else []
+    files = [*islice(_iter_files(folder, hidden=hidden), _MAX_FILES)] if os.path.isdir(folder) else []
     if not files:
         return
-    more = "more than " if len(files) == _MAX_FILES else ""
-    count = f"{more}{pluralize(len(files), 'file')} in {printable(folder)}"
+    prefix = "more than " if len(files) == _MAX_FILES else ""
+    count = f"{prefix}{pluralize(len(files), 'file')} in {printable(folder)}"
     if not include or any(_accepts(name, include) for name in files):
         raise InvalidRequest(_option("exclude", exclude), f"excludes all of {count}", expected="some files to pack")
-    meant = next(filter(None, (_meant(text, files) for text in include)), "")
-    remedy = f"Did you mean {option_text('include', choose_text(meant, quote(meant)))}?" if meant else ""
+    suggestion = next(filter(None, (_similar_glob(text, files) for text in include)), "")
+    remedy = f"Did you mean {option_text('include', choose_text(suggestion, quote(suggestion)))}?" if suggestion else ""
     endings = Counter(os.path.splitext(name)[1] or "none" for name in files).most_common(_SHOWN)
     shown = format_list([f"{printable(ending)} ({times:,})" for ending, times in endings])
-    expected = f"a glob that matches some; their endings: {shown}"
+    expected = f"a glob that matches some files; their extensions: {shown}"
     raise InvalidRequest(_option("include", include), f"matched 0 of {count}", expected=expected, remedy=remedy)
 
 
@@ -54,22 +48,21 @@ def _option(name: str, globs: Sequence[str]) -> str:
     return option_text(name, choose_text(globs[0], quote(globs[0]))) if len(globs) == 1 else option_text(name)
 
 
-def _files(folder: str, below: str = "", *, hidden: bool) -> Iterator[str]:
-    """Yield the paths of the files in a folder and below, as they count from it; links to folders are not followed."""
+def _iter_files(folder: str, below: str = "", *, hidden: bool) -> Iterator[str]:
     for entry in iter_entries(os.path.join(folder, below)):
         if not hidden and entry.name.startswith("."):
             continue
         if entry.is_dir(follow_symlinks=False):
-            yield from _files(folder, f"{below}{entry.name}/", hidden=hidden)
+            yield from _iter_files(folder, f"{below}{entry.name}/", hidden=hidden)
         else:
             yield f"{below}{entry.name}"
 
 
-def _meant(text: str, files: Sequence[str]) -> str:
-    """Return a glob that matches some of the files, made of one that matches none: `jpg` becomes `*.jpg`."""
+def _similar_glob(text: str, files: Sequence[str]) -> str:
+    """Return a glob similar to `text` that matches some files, such as `*.jpg` for `jpg`; or an empty text."""
     bare = text.removeprefix("./").rstrip("/")
     ending = f".{bare.lstrip('*.')}"
-    in_use = {one.lower(): one for one in (os.path.splitext(name)[1] for name in files) if one}
+    in_use = {extension.lower(): extension for extension in (os.path.splitext(name)[1] for name in files) if extension}
     guesses = (f"*{in_use.get(ending.lower(), ending)}", f"{bare}/*")
     return next((glob for glob in guesses if any(_accepts(name, [glob]) for name in files)), "")
 

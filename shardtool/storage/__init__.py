@@ -1,1 +1,1 @@
-"""Where bytes live."""
+"""Read and write files, in local folders, in object stores and on web servers."""

@@ -1,4 +1,4 @@
-"""Hard links to the files of a dataset, so that a failed repair can restore them."""
+"""Hard links to the files of a dataset, from which a failed repair is undone."""
 
 from __future__ import annotations
 
@@ -13,46 +13,40 @@ if TYPE_CHECKING:
 
 
 class BackupLinks(NamedTuple):
-    """Files of a folder that have a second name in a new folder below it.
-
-    Attributes:
-        folder: Where the files are.
-        below: The new folder.
-    """
+    """Hard links, in the new folder `below`, to files of `folder`."""
 
     folder: str
     below: str
 
     def keep(self, names: Iterable[str]) -> None:
-        """Give those of the files that are there a second name.
+        """Create the folder and link the files that exist.
 
         Raises:
-            OutputFailed: The folder is there already, or the file system refuses.
+            OutputFailed: The folder exists already, or linking failed.
         """
-        made = False
+        created = False
         try:
             os.mkdir(self.below)
-            made = True
+            created = True
             for name in names:
                 path = os.path.join(self.folder, name)
                 if os.path.lexists(path):
                     os.link(path, os.path.join(self.below, name), follow_symlinks=False)
         except OSError as error:
-            if made:
+            if created:
                 self.discard()
-            remedy = "" if made else "A repair was cut off? Look at it, move its files back, and remove the folder."
-            raise OutputFailed(
-                self.below, f"cannot keep what is there: {os_error_text(error)}", remedy=remedy
-            ) from None
+            remedy = "" if created else "If a repair was interrupted, move the files in it back and delete the folder."
+            found = f"cannot back up the dataset: {os_error_text(error)}"
+            raise OutputFailed(self.below, found, remedy=remedy) from None
 
     def restore_files(self, last: str) -> None:
-        """Give the files their first names again; those that end in `last` come last."""
+        """Move all links back; names ending in `last` come last."""
         for name in sorted(list_folder(self.below), key=lambda name: name.endswith(last)):
             os.replace(os.path.join(self.below, name), os.path.join(self.folder, name))
         self.discard()
 
     def discard(self) -> None:
-        """Remove the second names."""
-        import shutil  # bz2, lzma: for no run but a repair
+        """Delete the links and their folder."""
+        import shutil  # imported here because it loads bz2 and lzma
 
         shutil.rmtree(self.below, ignore_errors=True)

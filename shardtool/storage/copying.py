@@ -1,4 +1,4 @@
-"""Copy one file and verify its checksum: the copy appears only if its bytes match the index."""
+"""Copy one file and verify its checksum; the copy is published only if its bytes match the index."""
 
 from __future__ import annotations
 
@@ -24,14 +24,7 @@ if TYPE_CHECKING:
 
 
 class OriginalFile(NamedTuple):
-    """A file that may be copied.
-
-    Attributes:
-        path: Where it is: a path or an address.
-        size: Its bytes.
-        crc: CRC-32C of the file; None: no index says it.
-        name: What its copy is called.
-    """
+    """A file to copy; `name` is the file name of the copy, and `crc` is None if no index records it."""
 
     path: str
     size: int
@@ -39,39 +32,30 @@ class OriginalFile(NamedTuple):
     name: str
 
     def check(self, size: int, crc: int) -> None:
-        """See that bytes of this number and checksum are its own, as far as that is known.
-
-        Raises:
-            CorruptShard: They are others.
-        """
+        """Raise CorruptShard unless size and CRC-32C are those of this file."""
         if size != self.size or self.crc not in (None, crc):
-            found = f"{size:,} bytes with the checksum {crc:08x}"
-            expected = f"{self.size:,} bytes" + ("" if self.crc is None else f" with {self.crc:08x}")
+            found = f"{size:,} bytes with checksum {crc:08x}"
+            expected = f"{self.size:,} bytes" + ("" if self.crc is None else f" with checksum {self.crc:08x}")
             raise CorruptShard(self.path, found, expected=expected)
 
 
 def copy_verified(
     folder: OutputFolder,
     original: OriginalFile,
-    took: Callable[[int], None] = lambda _: None,
+    report_bytes: Callable[[int], None] = lambda _: None,
     *,
     keep_mtime: bool = False,
 ) -> DurableFile:
-    """Write a copy of a file that has the bytes that its index says; where files are hidden, it is staged.
+    """Copy a file and verify size and checksum; a local copy is staged, not published.
 
-    The last block is written only where the checksum of all is right: an object of a store appears with its last byte.
-
-    Args:
-        folder: Where the copy goes.
-        original: What is copied.
-        took: Called with the bytes of each block.
-        keep_mtime: Whether the modification time of a local file becomes that of its copy.
+    The last block is written only if the checksum is right, because an object appears with its last byte.
+    `report_bytes` is called with the size of each block. `keep_mtime` applies to local files.
 
     Raises:
-        CorruptShard: It has other bytes, also when it is read again.
+        CorruptShard: The file has other bytes, also when read a second time.
         OutputFailed: The copy cannot be written.
-        OSError: It cannot be read.
-        ShardError: A store or a server cannot be asked.
+        OSError: The file cannot be read.
+        ShardError: A store or server request failed.
     """
     keeps = keep_mtime and not is_url(original.path)
     mtime_ns = os.stat(original.path).st_mtime_ns if keeps else time.time_ns()
@@ -83,45 +67,39 @@ def copy_verified(
             if size >= original.size:
                 original.check(size, crc)
             file.write(block)
-            took(len(block))
+            report_bytes(len(block))
         original.check(size, crc)
 
-    with suppress(CorruptShard):  # a network file system may return other bytes once
+    with suppress(CorruptShard):  # a network file system may return wrong bytes once
         return folder.write(original.name, fill, original.size, mtime_ns)[1]
     return folder.write(original.name, fill, original.size, mtime_ns)[1]
 
 
 def copy_inside_store(
-    folder: OutputFolder, original: OriginalFile, took: Callable[[int], None] = lambda _: None
+    folder: OutputFolder, original: OriginalFile, report_bytes: Callable[[int], None] = lambda _: None
 ) -> DurableFile | None:
-    """Have a store copy a file that lies in it, and see that the copy has the bytes that its index says.
+    """Ask a store to copy one of its own files, and verify the checksum of the copy.
 
-    The store says the checksum of the copy; where it does not, the copy is read. One with other bytes, which is there
-    until that is known, is removed.
-
-    Args:
-        folder: Where the copy goes.
-        original: What is copied.
-        took: Called with the bytes of what was copied, or of each block that was read.
+    If the store reports no checksum, the copy is read. A wrong copy is visible until this check deletes it.
 
     Returns:
-        The copy; None: there is none, and `copy_verified` may make it.
+        The copy; None if the caller must use `copy_verified`.
 
     Raises:
-        NotCopied: The store has made none.
+        NotCopied: The store made no copy.
         OutputExists: The lock is lost.
-        ShardError: The store cannot be asked.
+        ShardError: A store request failed.
     """
-    where = folder.full_path(original.name)
-    if original.crc is None or not can_copy_inside(original.path, where):
+    address = folder.full_path(original.name)
+    if original.crc is None or not can_copy_inside(original.path, address):
         return None
     check_held(folder.path)
-    crc = copy_in_store(original.path, where, original.size, original.crc)
+    crc = copy_in_store(original.path, address, original.size, original.crc)
     if crc == original.crc:
-        took(original.size)
+        report_bytes(original.size)
     elif crc is None:
-        with suppress(OSError):  # it is not there
-            crc = files.read_crc(where, took)[1]
+        with suppress(OSError):  # the copy does not exist
+            crc = files.read_crc(address, report_bytes)[1]
     if crc == original.crc:
         return DurableFile(original.name, "")
     folder.remove([original.name])

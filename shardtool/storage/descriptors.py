@@ -7,17 +7,17 @@ from contextlib import suppress
 
 
 def processes_with_open_files(folder: str) -> dict[str, list[int]]:
-    """Return which processes have files below a folder open, as far as this system shows: path to their ids."""
-    found: dict[str, list[int]] = {}
-    top = os.path.join(os.path.realpath(folder), "")
+    """Return path to process ids for the open files below a folder, as far as /proc shows them."""
+    pids_of: dict[str, list[int]] = {}
+    prefix = os.path.join(os.path.realpath(folder), "")
     with suppress(OSError):
         for pid in sorted(map(int, filter(str.isdigit, os.listdir("/proc")))):
-            with suppress(OSError):  # it ended, or is another user's
+            with suppress(OSError):  # the process exited, or belongs to another user
                 paths = {_link_target(f"/proc/{pid}/fd/{fd}") for fd in os.listdir(f"/proc/{pid}/fd")}
                 for path in paths:
-                    if path.startswith(top):
-                        found.setdefault(path, []).append(pid)
-    return found
+                    if path.startswith(prefix):
+                        pids_of.setdefault(path, []).append(pid)
+    return pids_of
 
 
 def _link_target(link: str) -> str:
@@ -26,13 +26,13 @@ def _link_target(link: str) -> str:
     return ""
 
 
-def write_all(fd: int, data: bytes | memoryview, at: int | None = None) -> None:
-    """Write all of `data`, at a place in a file or behind what was written last, in as many calls as that takes.
+def write_all(fd: int, data: bytes | memoryview, offset: int | None = None) -> None:
+    """Write all of `data`, with as many calls as needed, at an offset or at the current position.
 
     Raises:
-        OSError: The disk is full, or refuses.
+        OSError: The disk is full or failing.
     """
-    rest = memoryview(data).cast("B")
-    while rest:
-        done = os.write(fd, rest) if at is None else os.pwrite(fd, rest, at)
-        rest, at = rest[done:], None if at is None else at + done
+    remaining = memoryview(data).cast("B")
+    while remaining:
+        done = os.write(fd, remaining) if offset is None else os.pwrite(fd, remaining, offset)
+        remaining, offset = remaining[done:], None if offset is None else offset + done

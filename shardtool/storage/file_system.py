@@ -1,4 +1,4 @@
-"""Create files and folders durably, and refuse to replace anything that is not a regular file."""
+"""Create files and folders durably, and never replace anything but a regular file."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ _SPECIAL_KINDS = {
 }  # fmt: skip
 
 
-_MOVE_ADVICE = "Choose another name, or move it away."
+_MOVE_ADVICE = "Choose another name, or move it."
 
 
-_MAX_PROBE_BYTES = 2**20  # bytes of a file's beginning and of its end that tell what made it
+_MAX_PROBE_BYTES = 2**20  # read at the start and the end of a file to recognise its format
 
 
 OPEN_FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
@@ -41,13 +41,13 @@ CREATE_FLAGS = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
 class EntryInfo(NamedTuple):
-    """What is said of a name.
+    """What is known of a name in a folder.
 
     Attributes:
-        size: A file's bytes.
-        mtime_ns: Its modification time in nanoseconds.
-        special: What is there that no file takes the place of: `a folder`, `a device`; empty for a file, and for a link
-            that leads to one or nowhere, for a new file takes the link's place and leaves what it leads to.
+        size: Bytes.
+        mtime_ns: Modification time.
+        special: Kind of an entry that a file must not replace, such as `a folder`; empty for a file, and for a link to
+            a file or to nothing, which is replaced without changing its target.
     """
 
     size: int
@@ -56,33 +56,25 @@ class EntryInfo(NamedTuple):
 
     @property
     def is_folder(self) -> bool:
-        """Whether it is a folder, and no link to one."""
+        """Whether this is a folder; a link to a folder is not."""
         return self.special == _FOLDER_KIND
 
 
 def check_replaceable(path: str | bytes, folder: int | None = None) -> None:
-    """Refuse to put a file in the place of what is none: the rule for all that is written, replaced or removed.
-
-    Args:
-        path: The place of the file.
-        folder: The descriptor of the folder that it starts from; None: the current one.
+    """Check that a path can be written, replaced or deleted. It may be relative to the descriptor `folder`.
 
     Raises:
-        OutputExists: A folder, a device, a FIFO or a socket is there, or a link that leads to one.
+        OutputExists: The path is a folder, device, FIFO or socket, or a link to one.
     """
-    with suppress(OSError, ValueError):  # what cannot be asked, the system refuses to replace
+    with suppress(OSError, ValueError):  # the system refuses to replace what it cannot stat
         _check_kind(os.fsdecode(path), special_kind(path, os.lstat(path, dir_fd=folder).st_mode, folder))
 
 
 def check_entries(full_path: Callable[[str], str], facts: Mapping[str, EntryInfo]) -> None:
-    """Hold the names that a run will write, as far as they are there, to the same rule.
-
-    Args:
-        full_path: Returns where a name lies.
-        facts: What is said of those that are there.
+    """Check the existing files among a run's output names, in the same way; `full_path` returns the path of a name.
 
     Raises:
-        OutputExists: One is no file.
+        OutputExists: An entry cannot be replaced.
     """
     for name in sorted(facts):
         _check_kind(full_path(name), facts[name].special)
@@ -94,27 +86,19 @@ def _check_kind(path: str, special: str) -> None:
 
 
 def check_local_name(path: str, example: str) -> None:
-    """Refuse what is no name of a file of this machine: an address, a folder, standard input and output.
-
-    Raises:
-        InvalidRequest: It is such.
-    """
+    """Raise InvalidRequest if a path cannot be a local file: an address, a folder or `-`."""
     if is_url(path) or not os.path.basename(path) or path == "-":
-        raise InvalidRequest(path or "''", "no name of a file here", expected=f"one such as {example}")
+        raise InvalidRequest(path or "''", "not a local file name", expected=f"a file name such as {example}")
 
 
-def check_target(path: str, *, overwrite: bool, begins: bytes, holds: bytes, cure: str) -> None:
-    """Refuse the path, or address, of a file that a user names where something is that may not be replaced.
+def check_target(path: str, *, overwrite: bool, magic: bytes, marker: bytes, option: str) -> None:
+    """Check whether an output file that the user named can be written.
 
-    Args:
-        path: Where the file will be.
-        overwrite: Whether it may take the place of one that the same option made, or of an empty one.
-        begins: How all files that the option makes begin.
-        holds: What they have near their beginning or end.
-        cure: The option that replaces one.
+    With `overwrite`, an empty file can be replaced, and one that starts with `magic` and has `marker` near its start or
+    end, as all files that the option creates. `option` is the option that replaces a file, for messages.
 
     Raises:
-        OutputExists: There is something else.
+        OutputExists: A file exists that must not be replaced.
     """
     if is_url(path):
         if not is_file(path):
@@ -124,63 +108,68 @@ def check_target(path: str, *, overwrite: bool, begins: bytes, holds: bytes, cur
         if not os.path.lexists(path):
             return
     if not overwrite:
-        raise OutputExists(path, "already exists", remedy=f"Choose another name, or {cure}.")
+        raise OutputExists(path, "already exists", remedy=f"Choose another name, or {option}.")
     if os.path.islink(path):
-        raise OutputExists(path, "a symbolic link, and no run writes through one", remedy=_MOVE_ADVICE)
+        raise OutputExists(path, "a symbolic link, which is never written through", remedy=_MOVE_ADVICE)
     try:
         head, size = read_head(path, _MAX_PROBE_BYTES)
-        is_ours = not size or (head.startswith(begins) and holds in head + read_tail(path, _MAX_PROBE_BYTES))
+        is_ours = not size or (head.startswith(magic) and marker in head + read_tail(path, _MAX_PROBE_BYTES))
     except OSError as error:
         raise OutputExists(path, f"cannot be read: {os_error_text(error)}", remedy=_MOVE_ADVICE) from None
     if not is_ours:
-        raise OutputExists(path, "a file of another kind", expected=f"one that {cure} may replace", remedy=_MOVE_ADVICE)
+        raise OutputExists(
+            path, "another kind of file", expected=f"a file that {option} may replace", remedy=_MOVE_ADVICE
+        )
 
 
 def special_kind(path: str | bytes, mode: int, folder: int | None = None) -> str:
-    """Return what is at a path that no file takes the place of; empty for a file, or a link to one or nothing."""
+    """Return the kind of an entry that a file must not replace, or ""; see `EntryInfo`."""
     if not stat.S_ISLNK(mode):
         return _SPECIAL_KINDS.get(stat.S_IFMT(mode), "")
     try:
-        found = _SPECIAL_KINDS.get(stat.S_IFMT(os.stat(path, dir_fd=folder).st_mode))
+        kind = _SPECIAL_KINDS.get(stat.S_IFMT(os.stat(path, dir_fd=folder).st_mode))
     except OSError:
         return ""
-    return f"a link to {found}" if found else ""
+    return f"a link to {kind}" if kind else ""
 
 
 def unlink_file(path: str | bytes, folder: int | None = None) -> None:
+    """Delete a file, or a link to one."""
     check_replaceable(path, folder)
     os.unlink(path, dir_fd=folder)
 
 
 def create_file(path: str) -> int:
-    """Return the descriptor of a new file in place of what a killed run may have left."""
+    """Return the descriptor of a new file, which replaces one left by a killed run."""
     with suppress(FileNotFoundError):
         unlink_file(path)
     return os.open(path, CREATE_FLAGS, 0o666)
 
 
 def make_folders(path: str) -> list[Path]:
-    """Make a folder, and those that lead to it; return those that were missing.
+    """Create a folder and its parents; return the ones that were missing.
 
     Raises:
-        OutputExists: Something else is in the way.
-        OSError: The system refuses.
+        OutputExists: Something else blocks the path.
+        OSError: The folder cannot be created.
     """
     folder = Path(path or ".")
-    missing = [one for one in (folder, *folder.parents) if not os.path.isdir(one)]
-    for one in filter(os.path.lexists, missing):
-        if not os.path.isdir(one):  # another process may have created the folder by now
-            raise not_a_folder(str(one), os.lstat(one).st_mode)
+    missing = [parent for parent in (folder, *folder.parents) if not os.path.isdir(parent)]
+    for parent in filter(os.path.lexists, missing):
+        if not os.path.isdir(parent):  # another process may have created the folder by now
+            raise not_a_folder(str(parent), os.lstat(parent).st_mode)
     os.makedirs(folder, exist_ok=True)
     return missing
 
 
 def not_a_folder(path: str, mode: int) -> OutputExists:
+    """Return the error for a path where a folder is needed."""
     found = "a symbolic link" if stat.S_ISLNK(mode) else _SPECIAL_KINDS.get(stat.S_IFMT(mode), "a file")
     return OutputExists(path, found, expected="a folder", remedy="Choose another folder, or move it away.")
 
 
 def sync_folder(path: str | Path) -> None:
+    """Make the entries of a folder durable."""
     fd = os.open(path, OPEN_FOLDER_FLAGS)
     try:
         os.fsync(fd)
@@ -198,13 +187,14 @@ ERRNO_ADVICE = {
 
 
 def write_error(where: str, error: OSError) -> OutputFailed:
+    """Return the error for an unwritable file, with advice."""
     code, remedy = error.errno or 0, ERRNO_ADVICE.get(error.errno or 0, "")
     if code in _SPACE_ADVICE:
         resume = choose_text(
             f"`create` and `reshard` with {option_text('if_exists', 'resume')}",
             "`create --resume` and `reshard --resume`",
         )
-        remedy = f"{_SPACE_ADVICE[code]}, then run the same command again; {resume} keep what is finished."
+        remedy = f"{_SPACE_ADVICE[code]}, then run the same command again; {resume} keep finished shards."
     elif code == errno.EFBIG:
         smaller = choose_text(option_text("max_size"), "`create --max-size`")
         remedy = f"Raise the file size limit (ulimit -f), or make smaller shards with {smaller}."
@@ -213,10 +203,10 @@ def write_error(where: str, error: OSError) -> OutputFailed:
 
 @contextmanager
 def write_errors(
-    where: str, failed: Callable[[str, OSError], OutputExists | OutputFailed] = write_error
+    where: str, make_error: Callable[[str, OSError], OutputExists | OutputFailed] = write_error
 ) -> Iterator[None]:
-    """Say of what the system refuses inside of the block that `where` cannot be written."""
+    """Convert an OSError to an error that names `where`."""
     try:
         yield
     except OSError as error:
-        raise failed(where, error) from None
+        raise make_error(where, error) from None

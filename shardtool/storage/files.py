@@ -1,10 +1,11 @@
 """Open and read files and objects.
 
-An open file is a `LocalFile` or a `RemoteFile`. Local files are opened so that a FIFO or device cannot block the
-process. File contents are untrusted. The caller decides whether to follow a symbolic link: dataset files are
-followed, because Hugging Face's cache, DVC and git-annex store shards behind links.
+An open file is a `LocalFile` or a `RemoteFile`. Local files are opened without blocking on a FIFO or device. File
+contents are untrusted. The caller decides whether to follow a symbolic link: dataset files are followed, because
+Hugging Face's cache, DVC and git-annex store shards behind links.
 
-`read_file` runs once per source file and is a hot path.
+Functions and methods raise `OSError` if a file is missing, unreadable or not regular, or an object has changed, and
+`ShardError` if the machine, a store or a server fails.
 """
 
 from __future__ import annotations
@@ -44,45 +45,36 @@ READ_FOLLOWING = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | getattr(os, "O_NOC
 READ_PLAIN = READ_FOLLOWING | os.O_NOFOLLOW
 
 
-MAX_IOVEC = 1024  # that one system call can fill: IOV_MAX
+MAX_IOVEC = 1024  # buffers per system call: IOV_MAX
 
 
-_CLOSE_TIMEOUT_S = 1.0  # a stalled server keeps the thread for longer; it ends by itself
+_CLOSE_TIMEOUT_S = 1.0  # if a server stalls, the thread exits later by itself
 
 
-_MAX_QUEUED_PIECES = 16  # pieces, of 1 MiB at most, that wait to be taken
+_MAX_QUEUED_PIECES = 16  # of at most 1 MiB each
 
 
-_MIN_READ_AHEAD_BYTES, _MAX_READ_AHEAD_BYTES = (
-    2**16,
-    2**21,
-)  # bytes of a request: more and more while spans follow each other
+# The size of a request doubles while reads are sequential.
+_MIN_READ_AHEAD_BYTES, _MAX_READ_AHEAD_BYTES = 2**16, 2**21
 
 
-_MAX_GAP_BYTES = 2**16  # bytes between two spans that follow each other
+_MAX_GAP_BYTES = 2**16  # a read that skips at most this much still counts as sequential
 
 
-_MAX_WHOLE_BYTES = 2**30  # bytes that are held, of an object that its server gives whole only
+_MAX_WHOLE_BYTES = 2**30  # largest object that is held in memory because its server has no range requests
 
 
-MAX_READS = 3  # of a file whose ctime changes during each of them
+MAX_READS = 3  # attempts to read a file whose ctime changes during the read
 
 
 _open, _readv, _fstat, _close = os.open, os.readv, os.fstat, os.close
 
 
 def read_small(path: str, limit: int = 2**30, *, ending: bytes = b"", flags: int = READ_FOLLOWING) -> bytes:
-    """Return a whole file that must be small and plain.
+    """Return the content of a small regular file or object.
 
-    Args:
-        path: Where it is.
-        limit: Bytes that it may have.
-        ending: How a large one must end, or none of it is read: large files that hold nothing are cheap to make.
-        flags: Whether a link is followed.
-
-    Raises:
-        OSError: It cannot be read, or is too large.
-        ShardError: The machine, a store or a server fails.
+    A file larger than `limit` raises OSError. So does a large file that does not end with `ending`, before it is read:
+    large sparse files are cheap to make. `flags` decides whether a symbolic link is followed.
     """
     where = display_address(path) if is_url(path) else path
 
@@ -90,7 +82,7 @@ def read_small(path: str, limit: int = 2**30, *, ending: bytes = b"", flags: int
         if size > limit:
             raise OSError(errno.EFBIG, f"{size:,} bytes, too large", where)
         if ending and size > _LARGE_FILE_BYTES and read_end() != ending:
-            raise OSError(errno.EINVAL, "not what its name says", where)
+            raise OSError(errno.EINVAL, "content does not match the file name", where)
 
     if is_url(path):
         return objects.read_object(path, lambda size: check(size, lambda: objects.read_object_end(path, len(ending))))[
@@ -103,12 +95,9 @@ def read_small(path: str, limit: int = 2**30, *, ending: bytes = b"", flags: int
 
 
 def read_optional(path: str) -> bytes | None:
-    """Return a small file that may be there; None where it cannot be read, or a store says that we may not.
+    """Return the content of a small file; None if it cannot be read or a store denies access.
 
-    That it says also of what is not there, to those who may read and not list.
-
-    Raises:
-        ShardError: A store or a server fails.
+    Without permission to list, a store denies access to objects that do not exist.
     """
     try:
         return read_small(path)
@@ -117,23 +106,13 @@ def read_optional(path: str) -> bytes | None:
 
 
 def read_head(path: str, limit: int, flags: int = READ_FOLLOWING) -> tuple[bytes, int]:
-    """Return the first bytes of a plain file, and how many it has.
-
-    Raises:
-        OSError: It cannot be read.
-        ShardError: The machine, a store or a server fails.
-    """
+    """Return the first bytes of a regular file, and its size."""
     with open_file(path, flags) as file:
         return file.read(0, limit), file.fact().st_size
 
 
 def read_tail(path: str, limit: int) -> bytes:
-    """Return the last bytes of a plain file.
-
-    Raises:
-        OSError: It cannot be read.
-        ShardError: The machine, a store or a server fails.
-    """
+    """Return the last bytes of a regular file."""
     if is_url(path):
         return objects.read_object_end(path, limit)
     with open_file(path) as file:
@@ -141,18 +120,15 @@ def read_tail(path: str, limit: int) -> bytes:
 
 
 class LocalFile(AbstractContextManager["LocalFile"]):
-    """A file of the file system; `close` it.
-
-    Args:
-        fd: Its descriptor.
+    """An open local file; `close` it.
 
     Attributes:
-        window: Bytes that are best read at once where one place follows the other.
-        hop: Bytes that are best read at a place that lies far from the last one.
-        near: Bytes between two places that are read rather than passed over.
+        sequential_read_bytes: Efficient read size for sequential access.
+        random_read_bytes: Efficient read size for random access.
+        max_gap_bytes: Smaller gaps are read rather than skipped.
     """
 
-    window, hop, near = 2**20, 2**12, 2**16
+    sequential_read_bytes, random_read_bytes, max_gap_bytes = 2**20, 2**12, 2**16
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
@@ -161,47 +137,30 @@ class LocalFile(AbstractContextManager["LocalFile"]):
         self.close()
 
     def fact(self) -> os.stat_result:
-        """Return what fstat says of it."""
+        """Return the fstat result."""
         return _fstat(self._fd)
 
     def read(self, offset: int, length: int) -> bytes:
-        """Return `length` bytes from `offset` on: fewer only at the end of the file.
-
-        Raises:
-            OSError: It cannot be read.
-        """
-        found = os.pread(self._fd, length, offset)
-        while len(found) < length and (more := os.pread(self._fd, length - len(found), offset + len(found))):
-            found += more  # a network file system may return less
-        return found
+        """Return `length` bytes at `offset`; fewer only at the end of the file."""
+        data = os.pread(self._fd, length, offset)
+        while len(data) < length and (more := os.pread(self._fd, length - len(data), offset + len(data))):
+            data += more  # a network file system may return less
+        return data
 
     def read_into(self, into: memoryview, offset: int) -> int:
-        """Fill `into` from `offset` on; return how much there was: less only at the end of the file.
-
-        Raises:
-            OSError: It cannot be read.
-        """
+        """Fill `into` from `offset`; return the number of bytes read, fewer only at the end."""
         total = len(into)
         done = os.preadv(self._fd, (into,), offset)
-        while done < total and (got := os.preadv(self._fd, (into[done:],), offset + done)):
-            done += got
+        while done < total and (count := os.preadv(self._fd, (into[done:],), offset + done)):
+            done += count
         return done
 
     def read_parts(self, parts: list[memoryview], offset: int, total: int) -> int:
-        """Fill `parts`, of `total` bytes, one after the other from `offset` on; return how much there was.
-
-        Args:
-            parts: `PARTS` at most.
-            offset: Where to start in the file.
-            total: What `parts` hold together.
-
-        Raises:
-            OSError: It cannot be read.
-        """
+        """Fill at most `MAX_IOVEC` buffers, of `total` bytes, from `offset`; return the number of bytes read."""
         done = os.preadv(self._fd, parts, offset)
         if done == total or not done:
             return done
-        before = 0  # a network file system may return less, and no system call returns more than 2 GiB
+        before = 0  # network file systems may return less, and a system call returns at most 2 GiB
         for part in parts:
             missing = part[max(0, done - before) :]
             before += len(part)
@@ -209,197 +168,169 @@ class LocalFile(AbstractContextManager["LocalFile"]):
         return done
 
     def blocks(self, into: memoryview) -> Iterator[memoryview]:
-        """Yield what is behind the last block, in `into`, which each block fills anew; of what is no plain file, none.
-
-        Raises:
-            OSError: It cannot be read.
-        """
+        """Yield the rest of the file in blocks, all in the buffer `into`; nothing if the file is not regular."""
         if stat.S_ISREG(self.fact().st_mode):
-            while got := _readv(self._fd, (into,)):
-                yield into[:got]
+            while count := _readv(self._fd, (into,)):
+                yield into[:count]
 
     def stream(self) -> io.BufferedReader:
-        """Return it as a file of Python's that is read from its start on, and that must be closed, too."""
+        """Return a Python file object at the current position; close it separately."""
         return os.fdopen(os.dup(self._fd), "rb")
 
     def expect_random_reads(self) -> None:
-        """Ask the system to read nothing ahead."""
+        """Tell the system not to read ahead."""
         if hasattr(os, "posix_fadvise"):
             os.posix_fadvise(self._fd, 0, 0, os.POSIX_FADV_RANDOM)
 
     def close(self) -> None:
-        """Give the descriptor back."""
+        """Close the descriptor."""
         _close(self._fd)
 
 
 class RemoteFile(AbstractContextManager["RemoteFile"]):
-    """An object, as a file; `close` it. What `stream` gives is read ahead, and so are spans that follow each other.
+    """An open object; `close` it. Sequential reads and `stream` read ahead. Attributes are as for `LocalFile`."""
 
-    It must stay as it was when this was made: it fails to be read once it has changed.
-
-    Args:
-        address: Where it is.
-
-    Attributes:
-        window: As those of `LocalFile`.
-        hop: These too.
-        near: And these.
-
-    Raises:
-        OSError: It is not there.
-        ShardError: A store or a server cannot be asked.
-    """
-
-    window, hop, near = 2**22, 2**16, 2**20
+    sequential_read_bytes, random_read_bytes, max_gap_bytes = 2**22, 2**16, 2**20
 
     def __init__(self, address: str) -> None:
-        self._blob = open_remote(address)
-        self._window, self._start, self._size = b"", 0, 0  # what was read last, where, and by how much
-        self._asked: tuple[int, Future[bytes]] | None = None
+        self._object = open_remote(address)
+        self._window, self._window_start, self._request_bytes = b"", 0, 0
+        self._next_request: tuple[int, Future[bytes]] | None = None
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
     def fact(self) -> ObjectInfo:
-        """Return what the server said of it."""
-        return self._blob.fact()
+        """Return size and version of the object."""
+        return self._object.fact()
 
     def read(self, offset: int, length: int) -> bytes:
-        """Return `length` bytes from `offset` on: fewer only at the end of the object."""
-        return self._blob.read(offset, length)
+        """Return `length` bytes at `offset`; fewer only at the end of the object."""
+        return self._object.read(offset, length)
 
     def read_into(self, into: memoryview, offset: int) -> int:
-        """Fill `into` from `offset` on, best where spans follow each other; return how much there was."""
+        """Fill `into` from `offset`; return the number of bytes read."""
         done = 0
-        while done < len(into) and offset + done < self._blob.size:
-            at = offset + done - self._start
-            if not 0 <= at < len(self._window):
-                self._enter(offset + done, len(into) - done)
-                at = 0
-            some = self._window[at : at + len(into) - done]
-            into[done : done + len(some)] = some
-            done += len(some)
+        while done < len(into) and offset + done < self._object.size:
+            start = offset + done - self._window_start
+            if not 0 <= start < len(self._window):
+                self._load_window(offset + done, len(into) - done)
+                start = 0
+            piece = self._window[start : start + len(into) - done]
+            into[done : done + len(piece)] = piece
+            done += len(piece)
         return done
 
     def read_parts(self, parts: list[memoryview], offset: int, total: int) -> int:
-        """Fill `parts`, of `total` bytes, one after the other from `offset` on; return how much there was."""
+        """Fill `parts` from `offset`; return the number of bytes read."""
         done = 0
         for part in parts:
             done += self.read_into(part, offset + done)
         return min(done, total)
 
     def blocks(self, _into: memoryview) -> Iterator[memoryview]:
-        """Yield all of it, checked at the end against what the store says of it; see `Blob.checked_pieces`."""
-        return map(memoryview, self._blob.verified_pieces())
+        """Yield the whole object, then verify it; see `RemoteObject.verified_pieces`."""
+        return map(memoryview, self._object.verified_pieces())
 
     def stream(self) -> io.BufferedReader:
-        """Return it as a file of Python's that is read from its start on, and that must be closed, too."""
-        return io.BufferedReader(ReadAheadStream(self._blob), self.window)
+        """Return a Python file object at the start of the object; close it separately."""
+        return io.BufferedReader(ReadAheadStream(self._object), self.sequential_read_bytes)
 
     def expect_random_reads(self) -> None:
-        """Do nothing: of a span that follows no other, little more is read than is asked for."""
+        """Do nothing: random reads request little extra."""
 
     def close(self) -> None:
-        """Ask for no more."""
-        if self._asked is not None:
-            self._asked[1].cancel()
+        """Cancel the read-ahead request."""
+        if self._next_request is not None:
+            self._next_request[1].cancel()
 
-    def _enter(self, offset: int, wanted: int) -> None:
-        """Put the bytes from `offset` on into the window, and ask for those behind where spans follow each other."""
-        follows = 0 <= offset - self._start - len(self._window) <= _MAX_GAP_BYTES and bool(self._window)
-        self._size = min(_MAX_READ_AHEAD_BYTES, 2 * self._size) if follows else _MIN_READ_AHEAD_BYTES
-        asked, self._asked = self._asked, None
-        if asked is not None and asked[0] == offset:
-            self._window = wait_interruptibly(asked[1]).result()
+    def _load_window(self, offset: int, min_bytes: int) -> None:
+        """Load the window at `offset`, and request the bytes after it if access is sequential."""
+        is_sequential = 0 <= offset - self._window_start - len(self._window) <= _MAX_GAP_BYTES and bool(self._window)
+        self._request_bytes = (
+            min(_MAX_READ_AHEAD_BYTES, 2 * self._request_bytes) if is_sequential else _MIN_READ_AHEAD_BYTES
+        )
+        request, self._next_request = self._next_request, None
+        if request is not None and request[0] == offset:
+            self._window = wait_interruptibly(request[1]).result()
         else:
-            self._window = self._blob.read(offset, max(self._size, min(wanted, _MAX_READ_AHEAD_BYTES)))
-        self._start = offset
+            self._window = self._object.read(offset, max(self._request_bytes, min(min_bytes, _MAX_READ_AHEAD_BYTES)))
+        self._window_start = offset
         end = offset + len(self._window)
-        if follows and end < self._blob.size:
-            self._asked = end, request_threads().submit(self._blob.read, end, self._size)
+        if is_sequential and end < self._object.size:
+            self._next_request = end, request_threads().submit(self._object.read, end, self._request_bytes)
 
 
 OpenFile = LocalFile | RemoteFile
 
 
 class ReadAheadStream(io.RawIOBase):
-    """The bytes of an object in order, some MB ahead, by one request where nothing fails; `close` it.
+    """The bytes of an object in order, read ahead with a single request; `close` it."""
 
-    Args:
-        blob: The object.
-    """
-
-    def __init__(self, blob: RemoteObject) -> None:
+    def __init__(self, source: RemoteObject) -> None:
         super().__init__()
-        self._blob, self._piece = blob, memoryview(b"")
+        self._object, self._piece = source, memoryview(b"")
         self._queue: queue.SimpleQueue[bytes | BaseException] = queue.SimpleQueue()
-        self._room = threading.Semaphore(_MAX_QUEUED_PIECES)
+        self._free_slots = threading.Semaphore(_MAX_QUEUED_PIECES)
         self._stopped, self._ended = False, False
         self._thread: threading.Thread | None = None
 
     def readable(self) -> bool:
-        """Tell that it can be read."""
+        """Return True."""
         return True
 
     def readinto(self, into: Buffer, /) -> int:
-        """Fill `into` with what comes next; return how much there was: less only at the end.
-
-        Raises:
-            OSError: It is another one by now, or it is gone.
-            AccessRefused: We may not read it any more.
-            StoreFailed: The server fails time and again.
-        """
+        """Fill `into` with the next bytes; return their number, fewer only at the end."""
         view, done = memoryview(into).cast("B"), 0
-        while done < len(view) and (self._piece or self._next()):
-            some = self._piece[: len(view) - done]
-            view[done : done + len(some)] = some
-            self._piece = self._piece[len(some) :]
-            done += len(some)
+        while done < len(view) and (self._piece or self._next_piece()):
+            chunk = self._piece[: len(view) - done]
+            view[done : done + len(chunk)] = chunk
+            self._piece = self._piece[len(chunk) :]
+            done += len(chunk)
         return done
 
     def close(self) -> None:
-        """Ask for no more."""
+        """Stop reading."""
         self._stopped = True
-        self._room.release()  # a thread that waits for it looks then whether it is stopped
+        self._free_slots.release()  # wakes the thread, which then sees `_stopped`
         if self._thread is not None:
             self._thread.join(_CLOSE_TIMEOUT_S)
         super().close()
 
-    def _next(self) -> bool:
+    def _next_piece(self) -> bool:
         if self._ended:
             return False
-        if self._thread is None:  # a daemon: a server that stalls holds up no process that wants to end
+        if self._thread is None:  # a daemon, so a stalled server cannot keep the process from exiting
             self._thread = threading.Thread(target=self._fetch, name="shardtool-ahead", daemon=True)
             self._thread.start()
-        got: bytes | BaseException | None = None
-        while got is None:
+        piece: bytes | BaseException | None = None
+        while piece is None:
             with suppress(queue.Empty):
-                got = self._queue.get(timeout=SLICE_S)
-        self._room.release()
-        self._ended = not isinstance(got, bytes) or not got
-        if isinstance(got, BaseException):
-            raise got
-        self._piece = memoryview(got)
-        return bool(got)
+                piece = self._queue.get(timeout=SLICE_S)
+        self._free_slots.release()
+        self._ended = not isinstance(piece, bytes) or not piece
+        if isinstance(piece, BaseException):
+            raise piece
+        self._piece = memoryview(piece)
+        return bool(piece)
 
     def _fetch(self) -> None:
-        """Hand over all pieces, and then nothing, or an error."""
         try:
-            for piece in self._blob.pieces():
-                self._room.acquire()
+            for piece in self._object.pieces():
+                self._free_slots.acquire()
                 if self._stopped:
                     return
                 self._queue.put(piece)
             self._queue.put(b"")
-        except BaseException as error:  # noqa: BLE001 - raised by the thread that reads
+        except BaseException as error:  # noqa: BLE001 - raised again by the reading thread
             self._queue.put(error)
 
 
 class _ObjectFile(io.RawIOBase):
-    """An object as a file that is read at any place, for libraries that want one: each read is a request."""
+    """A seekable file object for libraries; each read is one request."""
 
-    def __init__(self, blob: RemoteObject) -> None:
-        self._blob, self._at = blob, 0
+    def __init__(self, source: RemoteObject) -> None:
+        self._object, self._position = source, 0
 
     def readable(self) -> bool:
         return True
@@ -408,114 +339,83 @@ class _ObjectFile(io.RawIOBase):
         return True
 
     def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:
-        self._at = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._blob.size}[whence]
-        return self._at
+        self._position = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self._object.size}[whence]
+        return self._position
 
     def readinto(self, into: Buffer, /) -> int:
         view = memoryview(into).cast("B")
-        data = self._blob.read(self._at, len(view))
+        data = self._object.read(self._position, len(view))
         view[: len(data)] = data
-        self._at += len(data)
+        self._position += len(data)
         return len(data)
 
 
 def open_object(address: str) -> BinaryIO:
-    """Return an object at an address as a file of Python's; what is read of it is asked for then, some at a time.
-
-    Raises:
-        OSError: It is not there.
-        ShardError: It cannot be read.
-    """
-    blob = open_remote(address)
-    if not blob.ranges and blob.size <= _MAX_WHOLE_BYTES:
-        return io.BytesIO(blob.read(0, blob.size))
-    return io.BufferedReader(_ObjectFile(blob), BLOCK_BYTES)
+    """Return a seekable file object for an address; data is requested when it is read."""
+    source = open_remote(address)
+    if not source.ranges and source.size <= _MAX_WHOLE_BYTES:
+        return io.BytesIO(source.read(0, source.size))
+    return io.BufferedReader(_ObjectFile(source), BLOCK_BYTES)
 
 
 def open_plain(path: str, flags: int = READ_FOLLOWING) -> tuple[int, os.stat_result]:
-    """Return the descriptor of a plain file of the file system, and what fstat says of it.
-
-    Raises:
-        OSError: It cannot be opened, or is no plain file.
-        StoreFailed: The machine is to blame.
-    """
+    """Return the descriptor and the stat result of a local regular file."""
     with raising_machine_errors(path):
         fd = _open(path, flags)
-    fact = _fstat(fd)
-    if stat.S_ISREG(fact.st_mode):
-        return fd, fact
+    info = _fstat(fd)
+    if stat.S_ISREG(info.st_mode):
+        return fd, info
     _close(fd)
-    raise OSError(errno.EINVAL, "no plain file", path)
+    raise OSError(errno.EINVAL, "not a regular file", path)
 
 
 def open_file(path: str, flags: int = READ_FOLLOWING) -> OpenFile:
-    """Return a plain file, or an object, to be read at any place.
-
-    Raises:
-        OSError: It cannot be opened, or is no plain file.
-        ShardError: The machine, a store or a server fails.
-    """
+    """Open a regular file or an object for random access."""
     return RemoteFile(path) if is_url(path) else LocalFile(open_plain(path, flags)[0])
 
 
 def open_source_file(path: bytes, flags: int = READ_FOLLOWING) -> OpenFile:
-    """Return a source's file to be read at any place; what it is, and whether it is what was listed, its fact tells.
-
-    Raises:
-        OSError: It cannot be opened.
-        ShardError: A store or a server cannot be asked.
-    """
+    """Open a source file for random access; the caller compares its `fact` with the listing."""
     return RemoteFile(source_address(path)) if is_address(path) else LocalFile(_open(path, flags))
 
 
 def read_file(path: bytes, into: memoryview, flags: int) -> tuple[int, FileInfo]:
-    """Fill `into` from the start of a source's file; return how much there was, and what is said of it after that.
+    """Fill `into` from the start of a source file; return the number of bytes read, and the stat result after reading.
 
-    A hot path: one call a source file. The caller compares both with what was planned, so a file
-    of another size, or one that changed while it was read, cannot pass.
-
-    Raises:
-        OSError: It cannot be opened or read.
-        ShardError: A store or a server cannot be asked.
+    Hot path: called once per source file. The caller compares both results with the plan to detect changes.
     """
     if b"://" in path and is_address(path):
-        data, said = objects.read_object(source_address(path), lambda size: size == len(into))
+        data, info = objects.read_object(source_address(path), lambda size: size == len(into))
         into[: len(data)] = data
-        return len(data), said
+        return len(data), info
     fd = _open(path, flags)
     try:
-        got = _readv(fd, (into,))
-        while got < len(into) and (more := _readv(fd, (into[got:],))):  # a network file system may return less
-            got += more
-        return got, _fstat(fd)
+        count = _readv(fd, (into,))
+        while count < len(into) and (more := _readv(fd, (into[count:],))):  # network file systems may return less
+            count += more
+        return count, _fstat(fd)
     finally:
         _close(fd)
 
 
 def read_unchanged(path: bytes, into: memoryview, flags: int) -> tuple[int, FileInfo]:
-    """Read a source file as `read_file` does, again until its ctime is the same before and after the read.
+    """Read a source file like `read_file`; read it again until its ctime is the same before and after.
 
     Raises:
-        OSError: The file cannot be opened or read, or changes during every read.
-        ShardError: A store or a server cannot be asked.
+        OSError: The file changes during every read.
     """
     if is_address(path):
         return read_file(path, into, flags)
     for _ in range(MAX_READS):
         before = os.stat(path)
-        got, fact = read_file(path, into, flags)
-        if fact.st_ctime_ns == before.st_ctime_ns:
-            return got, fact
+        count, after = read_file(path, into, flags)
+        if after.st_ctime_ns == before.st_ctime_ns:
+            return count, after
     raise OSError(errno.ESTALE, "changed while it was read", path)
 
 
 def read_blocks(path: str, flags: int = READ_FOLLOWING) -> Iterator[memoryview | bytes]:
-    """Yield the bytes of a plain file, or of an object; of a local one in a buffer that each block fills anew.
-
-    Raises:
-        OSError: It cannot be opened or read, or is no plain file.
-        ShardError: The machine, a store or a server fails.
-    """
+    """Yield the content of a regular file or an object; blocks of a local file share one buffer."""
     if is_url(path):
         yield from open_remote(path).pieces()
         return
@@ -523,19 +423,10 @@ def read_blocks(path: str, flags: int = READ_FOLLOWING) -> Iterator[memoryview |
         yield from file.blocks(memoryview(bytearray(BLOCK_BYTES)))
 
 
-def read_crc(path: str, took: Callable[[int], object] = lambda _: None) -> tuple[int, int]:
-    """Return the size and the CRC-32C of a plain file that no link leads to, or of an object, which is read for that.
-
-    Args:
-        path: Where it is.
-        took: Called with the bytes of each block.
-
-    Raises:
-        OSError: It cannot be opened or read, or is no plain file.
-        ShardError: The machine, a store or a server fails.
-    """
+def read_crc(path: str, report_bytes: Callable[[int], object] = lambda _: None) -> tuple[int, int]:
+    """Read a regular file, not a link, or an object; return its size and CRC-32C. Each block is reported."""
     size = crc = 0
     for block in read_blocks(path, READ_PLAIN):
         size, crc = size + len(block), crc32c(block, crc)
-        took(len(block))
+        report_bytes(len(block))
     return size, crc

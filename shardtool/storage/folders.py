@@ -20,46 +20,45 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
-OutputFolder: TypeAlias = Folder | RemoteFolder  # plain values, which travel to workers
+OutputFolder: TypeAlias = Folder | RemoteFolder  # values that can be pickled for workers
 
 
 def open_folder(path: str) -> OutputFolder:
-    """Return the output folder that a path or an address means.
+    """Return the output folder for a path or an address.
 
     Raises:
-        InvalidRequest: It is an address that cannot be written to, or a path that looks like a torn one.
+        InvalidRequest: The address is read-only or the path looks like a mistyped address.
     """
     if not is_url(path):
         refuse_near_url(path)
         return Folder(path)
-    at = parse_address(path)
-    if at.scheme not in STORES:
-        expected = "a folder, or an address in a store: s3://, gs://, az://"
-        where = "a server of the web" if at.scheme in WEB else "a place that is only read"
-        raise InvalidRequest(path, f"{where}, where nothing can be written", expected=expected)
-    if any(part in ("", ".", "..") for part in at.key.rstrip("/").split("/") if at.key):
-        raise InvalidRequest(path, "a name with an empty part, or . or ..", expected="names without `//` and `/../`")
-    object_headers(path)  # which the store can be told
+    parts = parse_address(path)
+    if parts.scheme not in STORES:
+        expected = "a local folder, or an address in a store: s3://, gs://, az://"
+        kind = "web servers" if parts.scheme in WEB else f"{parts.scheme}:// locations"
+        raise InvalidRequest(path, f"{kind} are read-only", expected=expected)
+    if any(part in ("", ".", "..") for part in parts.key.rstrip("/").split("/") if parts.key):
+        raise InvalidRequest(
+            path, "an empty, `.` or `..` component", expected="an address without `//`, `/./` and `/../`"
+        )
+    object_headers(path)  # raises if the store does not support a store option
     return RemoteFolder(path)
 
 
 def check_published(folder: OutputFolder, sizes: Mapping[str, int], remedy: str) -> None:
-    """See, by a listing, that a store still has what it was given: others may have removed something meanwhile.
+    """Check by a listing that a store still has files of these sizes. Local folders are not checked.
 
-    Args:
-        folder: A folder; of a file system nothing is looked at.
-        sizes: The bytes of each file, by its name.
-        remedy: What to do where one is missing.
+    `remedy` says what to do if a file is missing.
 
     Raises:
-        OutputFailed: One is not there, or has another size.
+        OutputFailed: A file is missing or has another size.
     """
     if folder.hides:
         return
-    there = folder.facts(sizes)
+    listed = folder.facts(sizes)
     for name, size in sizes.items():
-        fact = there.get(name)
-        if fact is None or fact.size != size:
-            found = "not there" if fact is None else f"{fact.size:,} bytes"
-            expected = f"{size:,} bytes, which the store has taken"
+        info = listed.get(name)
+        if info is None or info.size != size:
+            found = "missing" if info is None else f"{info.size:,} bytes"
+            expected = f"{size:,} bytes, as uploaded"
             raise OutputFailed(folder.full_path(name), found, expected=expected, remedy=remedy)

@@ -1,11 +1,9 @@
-"""File locks that end with their process (`flock`), taken without waiting.
+"""File locks (`flock`), acquired without waiting.
 
 A lock belongs to an open file. The kernel releases it when the last descriptor is closed, even if the process is
-killed. A forked child keeps its parent's shared locks, because it may read the file. It closes the parent's
-exclusive
-locks at once, because the thread that took them does not run in the child. POSIX locks (`lockf`) would end as soon
-as
-the process closes any descriptor of the file.
+killed. A forked child keeps its parent's shared locks, because it may read the file. It closes exclusive locks
+immediately, because the thread that acquired them does not run in the child. POSIX locks (`lockf`) would be released as
+soon as the process closes any descriptor of the file.
 """
 
 from __future__ import annotations
@@ -16,7 +14,7 @@ import os
 import stat
 from contextlib import AbstractContextManager, suppress
 
-UNSUPPORTED_LOCK_ERRNOS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)  # of a file system without
+UNSUPPORTED_LOCK_ERRNOS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)  # the file system has no locks
 
 
 _LOCKED_ERRNOS = (errno.EAGAIN, errno.EACCES)
@@ -26,12 +24,7 @@ _OPEN_FLAGS = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 
 
 class FileLock(AbstractContextManager["FileLock"]):
-    """A lock that is held until it is closed.
-
-    Attributes:
-        path: The file that is locked.
-        fact: What fstat said of it.
-    """
+    """A lock that is held until it is closed. `fact` is the fstat result of the file."""
 
     def __init__(self, path: str, fd: int, *, shared: bool) -> None:
         self.path, self.fact, self._fd, self._shared = path, os.fstat(fd), fd, shared
@@ -42,25 +35,21 @@ class FileLock(AbstractContextManager["FileLock"]):
         self.close()
 
     def __del__(self) -> None:
-        if self._shared:  # the others are kept in a table until they are closed
+        if self._shared:  # exclusive locks are in `_exclusive_locks` until they are closed
             self.close()
 
-    def used(self, now_ns: int) -> None:
-        """Note in the file's access time that it is used, where that is allowed."""
+    def record_use(self, now_ns: int) -> None:
+        """Set the file's access time, if permitted."""
         with suppress(OSError):
             os.utime(self._fd, ns=(now_ns, self.fact.st_mtime_ns))
 
-    def put(self, data: bytes) -> None:
-        """Make `data` the beginning of the file, which must be locked exclusively.
-
-        Raises:
-            OSError: The disk is full, or refuses.
-        """
+    def write(self, data: bytes) -> None:
+        """Write `data` at the start of the exclusively locked file."""
         os.pwrite(self._fd, data, 0)
 
     def close(self) -> None:
-        """Let the lock go. The file stays."""
-        if _exclusive_locks is None:  # the interpreter ends: its modules are gone, and the system closes files
+        """Release the lock; the file remains."""
+        if _exclusive_locks is None:  # at interpreter exit, modules are deleted and the system closes files
             return
         fd, self._fd = self._fd, -1
         if fd >= 0:
@@ -73,18 +62,14 @@ _exclusive_locks: dict[int, FileLock] = {}
 
 
 def take_lock(path: str, *, shared: bool = False, create: bool = False) -> FileLock | None:
-    """Return a lock on a plain file; None: another holds one that excludes it.
+    """Acquire a lock on a regular file; return None if another process holds a conflicting lock.
 
-    A file that lost its name meanwhile is tried again under its name: a lock on a file without a name guards nothing.
-
-    Args:
-        path: The file. A link is not followed.
-        shared: Others may hold it, too, unless they want it alone.
-        create: Make an empty file where there is none.
+    If the file was deleted meanwhile, its path is tried again: a lock on a deleted file guards nothing. Symbolic links
+    are not followed. With `create`, a missing file is created.
 
     Raises:
-        FileNotFoundError: There is no such file.
-        OSError: It cannot be opened, is no plain file, or the file system knows no locks.
+        FileNotFoundError: The file does not exist.
+        OSError: The file is not regular or cannot be opened, or the file system has no locks.
     """
     flags = (os.O_RDONLY if shared else os.O_RDWR) | (os.O_CREAT if create else 0) | _OPEN_FLAGS
     while True:
@@ -104,9 +89,8 @@ def take_lock(path: str, *, shared: bool = False, create: bool = False) -> FileL
 
 
 def _try_lock(lock: FileLock, fd: int, kind: int) -> bool:
-    """Take a lock; return whether it was to be had."""
     if not stat.S_ISREG(lock.fact.st_mode):
-        raise OSError(errno.EINVAL, "no plain file", lock.path)
+        raise OSError(errno.EINVAL, "not a regular file", lock.path)
     try:
         fcntl.flock(fd, kind | fcntl.LOCK_NB)
     except OSError as error:
@@ -117,7 +101,6 @@ def _try_lock(lock: FileLock, fd: int, kind: int) -> bool:
 
 
 def _close_exclusive_locks() -> None:
-    """Close the exclusive locks of the parent, in a child that was just forked."""
     for lock in [*_exclusive_locks.values()]:
         lock.close()
 

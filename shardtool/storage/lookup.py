@@ -1,6 +1,7 @@
-"""Look up files and objects: sizes, types, listings.
+"""Look up files and objects: sizes, types, listings. Symbolic links are followed.
 
-Local and remote locations use the same functions. Many remote lookups run at once.
+Functions raise `OSError` if a file is missing or not accessible, unless they return None or False then, and
+`ShardError` if the machine, a store or a server fails. Web addresses cannot be listed.
 """
 
 from __future__ import annotations
@@ -28,36 +29,27 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
-_MAX_SINGLE_LOOKUPS = 4  # files that are asked for one by one, and not by a listing
+_MAX_SINGLE_LOOKUPS = 4  # more files than this are looked up with one listing
 
 
 def stat_file(path: str) -> os.stat_result:
-    """Return what the file system says of what a path leads to.
-
-    Raises:
-        OSError: It leads to nothing, or nowhere that we may look.
-    """
+    """Return the stat result of a local path."""
     return os.stat(path)
 
 
 def file_info(path: str | bytes) -> FileInfo:
-    """Return what the file system says of what a path leads to, or a server of an object.
-
-    Raises:
-        OSError: It leads to nothing, or nowhere that we may look.
-        ShardError: A store or a server cannot be asked.
-    """
-    place = to_bytes(path) if isinstance(path, str) else path
-    return open_remote(source_address(place)).fact() if is_address(place) else os.stat(path)
+    """Return size and version of a local file or an object."""
+    location = to_bytes(path) if isinstance(path, str) else path
+    return open_remote(source_address(location)).fact() if is_address(location) else os.stat(path)
 
 
 def is_file(path: str) -> bool:
-    """Tell whether a path or an address leads to a plain file."""
+    """Return whether a path or an address is a regular file."""
     return plain_size(path) is not None
 
 
 def is_regular(path: str) -> bool:
-    """Return whether a local path is a regular file, and no link to one."""
+    """Return whether a local path is a regular file, not a link."""
     try:
         return stat.S_ISREG(os.lstat(path).st_mode)
     except (OSError, ValueError):
@@ -65,29 +57,21 @@ def is_regular(path: str) -> bool:
 
 
 def plain_size(path: str) -> int | None:
-    """Return the bytes of the plain file that a path or an address leads to; None where it leads to none.
-
-    Raises:
-        ShardError: The machine cannot tell, or a store or a server cannot be asked.
-    """
+    """Return the size of a regular file or object; None if there is none."""
     try:
         if is_url(path):
             return open_remote(path).size
-        fact = os.stat(path)
+        info = os.stat(path)
     except (OSError, ValueError) as error:
         if is_url(path) and not isinstance(error, FileNotFoundError):
             raise
         raise_if_machine_error(error, path)
         return None
-    return fact.st_size if stat.S_ISREG(fact.st_mode) else None
+    return info.st_size if stat.S_ISREG(info.st_mode) else None
 
 
 def plain_sizes(paths: Iterable[str]) -> list[int | None]:
-    """Return the same for many: those in one folder of a store by a listing, others elsewhere at once.
-
-    Raises:
-        ShardError: A store or a server cannot be asked.
-    """
+    """Return `plain_size` of each path; objects of one folder are looked up with a listing."""
     paths = list(paths)
     folders = {folder_of(path) for path in paths}
     if (
@@ -96,32 +80,27 @@ def plain_sizes(paths: Iterable[str]) -> list[int | None]:
         and is_url(folder := folders.pop())
         and not is_web(folder)
     ):
-        with suppress(AccessRefused):  # who may read may not be allowed to list
-            sizes = {one.name: one.size for one in _list_remote(folder) if not one.is_folder}
+        with suppress(AccessRefused):  # reading may be allowed, but not listing
+            sizes = {entry.name: entry.size for entry in _list_remote(folder) if not entry.is_folder}
             return [sizes.get(base_name(path)) for path in paths]
     return list(map_paths(plain_size, paths))
 
 
 def recorded_crc(path: str) -> int | None:
-    """Return the CRC-32C of an object as its store says it, without reading it; None: no store says it.
-
-    Raises:
-        OSError: It is not there.
-        ShardError: A store cannot be asked.
-    """
+    """Return the CRC-32C that a store records for an object, or None."""
     return objects.object_crc(path) if is_url(path) else None
 
 
 def map_paths(
-    ask: Callable[[Item], Result], items: Iterable[Item], path_of: Callable[[Item], str] = str
+    look_up: Callable[[Item], Result], items: Iterable[Item], path_of: Callable[[Item], str] = str
 ) -> Iterator[Result]:
-    """Yield what `ask` returns for each item, in order; many are asked for at once where their paths lead elsewhere."""
+    """Yield the result of `look_up` for each item, in order; remote lookups run in parallel."""
     items = list(items)
-    return imap_requests(ask, items) if any(is_url(path_of(one)) for one in items) else map(ask, items)
+    return imap_requests(look_up, items) if any(is_url(path_of(item)) for item in items) else map(look_up, items)
 
 
 def dangling_target(path: str) -> str | None:
-    """Return where a link leads that leads to nothing; None: it is no such link."""
+    """Return the target of a dangling symbolic link, or None."""
     try:
         return None if os.path.exists(path) else os.readlink(path)
     except (OSError, ValueError):
@@ -129,41 +108,26 @@ def dangling_target(path: str) -> str | None:
 
 
 def is_folder(path: str) -> bool:
-    """Tell whether a path leads to a folder, or whether a store has something below an address.
-
-    Raises:
-        ShardError: A store cannot be asked.
-    """
+    """Return whether a local path is a folder, or a store has objects below an address."""
     return not is_web(path) and bool(list_folder(path)) if is_url(path) else os.path.isdir(path)
 
 
 def list_folder(folder: str) -> list[str]:
-    """Return the names of all that lies directly in a folder, in no order; "" is the current one.
-
-    Raises:
-        OSError: It cannot be listed.
-        ShardError: The machine has no means to, a store cannot be asked, or it is an address of the web, where nothing
-            is listed.
-    """
+    """Return the names in a folder, unsorted; "" is the current folder."""
     if is_url(folder):
-        return [one.name for one in _list_remote(folder)]
+        return [entry.name for entry in _list_remote(folder)]
     try:
         return os.listdir(folder or ".")
     except OSError as error:
-        if not isinstance(error, PermissionError):  # one who may read a file need not be allowed to list
+        if not isinstance(error, PermissionError):  # its files may still be readable
             raise_if_machine_error(error, folder or ".")
         raise
 
 
 def list_folder_names(folder: str, *, needed: bool = False) -> list[str]:
-    """Return the sorted names of all that lies in a folder; none where it cannot be listed, as on the web.
+    """Return the sorted names in a folder; an empty list if it cannot be listed.
 
-    Args:
-        folder: The folder.
-        needed: Nothing can be said without them: a store that does not let us list is an error.
-
-    Raises:
-        ShardError: A store cannot be asked.
+    With `needed`, a store that denies listing is an error.
     """
     try:
         return [] if is_web(folder) else sorted(list_folder(folder))
@@ -177,41 +141,31 @@ def list_folder_names(folder: str, *, needed: bool = False) -> list[str]:
 
 
 def list_folders(folder: str) -> list[str]:
-    """Return the names of the folders in a folder, in no order; not of links.
-
-    Raises:
-        OSError: It cannot be listed.
-        ShardError: A store cannot be asked.
-    """
+    """Return the names of the subfolders, unsorted, without links."""
     if is_url(folder):
-        return [one.name for one in _list_remote(folder) if one.is_folder]
-    return [one.name for one in iter_entries(folder or ".") if one.is_dir(follow_symlinks=False)]
+        return [entry.name for entry in _list_remote(folder) if entry.is_folder]
+    return [entry.name for entry in iter_entries(folder or ".") if entry.is_dir(follow_symlinks=False)]
 
 
 def iter_entries(folder: str) -> Iterator[os.DirEntry[str]]:
-    """Yield what lies in a folder of the file system, which may be millions of files, no further than it is asked for.
-
-    Raises:
-        OSError: It cannot be listed.
-    """
+    """Yield the entries of a local folder lazily: there can be millions."""
     with os.scandir(folder) as entries:
         yield from entries
 
 
 def iter_objects(folder: str) -> Iterator[buckets.BucketEntry]:
-    """Yield the objects below an address, at any depth, in the store's order; their keys count from there.
+    """Yield all objects below an address, in the store's order, with relative keys.
 
-    Folders are none, but an empty object that stands for one is there, without the slash at its end.
-
-    Raises:
-        ShardError: The store cannot be asked, or it is an address of the web, where nothing is listed.
+    An empty object that represents a folder is listed without its trailing slash.
     """
-    above = len(parse_address(folder).key.rstrip("/"))
-    for one in _list_remote(folder, below=True):
-        if path := one.key[above:].lstrip("/"):
-            yield one._replace(key=path)
+    prefix_length = len(parse_address(folder).key.rstrip("/"))
+    for entry in _list_remote(folder, below=True):
+        if relative_key := entry.key[prefix_length:].lstrip("/"):
+            yield entry._replace(key=relative_key)
 
 
 def _list_remote(folder: str, *, below: bool = False) -> Iterator[buckets.BucketEntry]:
-    ask = fsspec.list_fsspec if address.is_huggingface(folder) or address.uses_fsspec(folder) else buckets.list_objects
-    return ask(folder, below=below)
+    list_address = (
+        fsspec.list_fsspec if address.is_huggingface(folder) or address.uses_fsspec(folder) else buckets.list_objects
+    )
+    return list_address(folder, below=below)

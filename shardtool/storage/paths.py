@@ -1,7 +1,7 @@
-"""Names of files and folders: take paths and addresses apart and join them.
+"""Take file paths and addresses apart, and join them.
 
-A location is a text: a path of the file system, or an address (`s3://`, `https://`, ...). A source file is named by
-bytes: a root (`source_root`) followed by a relative path.
+A location is a string: a local path, or an address (`s3://`, `https://`, ...). Source files are named by bytes: a root
+(`source_root`) followed by a relative path.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from shardtool.storage.remote import address, store_access, store_options
 from shardtool.storage.remote.address import is_url, is_web
 from shardtool.storage.remote.retry import RETRY_FOR
 
-_MAX_COMPARED_NAMES = 1000  # of a folder, to find one that is similar to a missing name
+_MAX_COMPARED_NAMES = 1000  # in a folder, to find one similar to a missing name
 
 
 INHERITED_VARIABLES = (
@@ -23,101 +23,100 @@ INHERITED_VARIABLES = (
     store_access.ANONYMOUS_VARIABLE,
     store_options.STORE_OPTIONS_VARIABLE,
     RETRY_FOR,
-)  # variables that they set; no secrets
+)  # set by options, inherited by workers; none holds a secret
 
 
 def join(folder: str, name: str) -> str:
-    """Return the path or address of `name`, a plain one, in a folder."""
+    """Return the path or address of `name` in a folder."""
     return address.join_address(folder, name) if is_url(folder) else os.path.join(folder, name)
 
 
 def folder_of(path: str) -> str:
-    """Return the folder that something lies in; "" is the current one."""
+    """Return the folder of a path or address, or ""."""
     return address.split_address(path)[0] if is_url(path) else os.path.dirname(path)
 
 
 def base_name(path: str) -> str:
-    """Return the plain name of something in its folder."""
+    """Return the file name, decoded."""
     return address.split_address(path)[1] if is_url(path) else os.path.basename(path)
 
 
-def is_same_location(one: str, other: str) -> bool:
-    """Tell whether two texts mean one folder."""
-    return real_path(one) == real_path(other)
+def is_same_location(first: str, second: str) -> bool:
+    """Return whether two paths or addresses name the same folder."""
+    return real_path(first) == real_path(second)
 
 
 def real_path(path: str) -> str:
-    """Return what is equal for two texts that mean one file or folder: where links lead, or the address itself."""
+    """Return a path without symbolic links; an address without its trailing slash."""
     return path.rstrip("/") if is_url(path) else os.path.realpath(path)
 
 
 def source_root(folder: str, *, needed: bool = False) -> bytes:
-    """Return what paths of a source's files count from: put before a path, it gives what `read_file` reads.
+    """Return the root of a source; root and relative path joined are the name that `read_file` accepts.
 
-    Of a folder or a prefix it ends in a slash. An address of the web may end in a query, and has its names encoded: so
-    what counts from there stands behind a `#`, which ends such an address.
-
-    Args:
-        folder: A folder, or an address.
-        needed: Whether a folder of the file system must be there.
+    Roots end in a slash. The root of a web address ends in `#`, because the address may have a query and its names are
+    percent-encoded.
 
     Raises:
-        InvalidRequest: It must, and is not.
+        InvalidRequest: With `needed`: the local folder does not exist.
     """
     if needed and not is_url(folder) and not os.path.isdir(folder):
-        found = "no folder" if os.path.exists(folder) else "no such file or folder"
+        found = "not a folder" if os.path.exists(folder) else "no such file or folder"
         raise InvalidRequest(folder, found, expected="a folder of samples")
     root = to_bytes(folder)
     return root + b"#" if is_web(folder) else root.rstrip(b"/") + b"/"
 
 
 def similar_path(path: str) -> str:
-    """Return `Did you mean PATH?` for a missing local path with a similar name next to it; otherwise an empty text."""
+    """Return `Did you mean PATH?` if a missing local path has a similar neighbour; otherwise ""."""
     from difflib import get_close_matches
 
     if is_url(path):
         return ""
-    rest, missing = "", path.rstrip("/")
+    tail, missing = "", path.rstrip("/")
     while missing and not os.path.lexists(parent := os.path.dirname(missing) or "."):
-        missing, rest = parent, os.path.join(os.path.basename(missing), rest)
+        missing, tail = parent, os.path.join(os.path.basename(missing), tail)
     try:
         with os.scandir(os.path.dirname(missing) or ".") as entries:
             names = [entry.name for entry in islice(entries, _MAX_COMPARED_NAMES)]
     except OSError:
         return ""
     for name in get_close_matches(os.path.basename(missing), names):
-        similar = os.path.join(os.path.dirname(missing), name, rest).rstrip("/")
+        similar = os.path.join(os.path.dirname(missing), name, tail).rstrip("/")
         if os.path.exists(similar):
             return f"Did you mean {similar}?"
     return ""
 
 
 def source_identity(root: bytes) -> str:
-    """Return what tells a source from any other: of a folder, what its path leads to now; of an address, itself."""
+    """Return a string that identifies a source."""
     if is_address(root):
         return to_text(root)
-    fact = os.stat(root)
-    return f"{fact.st_dev} {fact.st_ino}"
+    info = os.stat(root)
+    return f"{info.st_dev} {info.st_ino}"
 
 
 def path_inside_source(folder: str, root: bytes) -> bytes | None:
-    """Return where an output folder lies below a source: empty, or a path ending in a slash; None: elsewhere."""
+    """Return an output folder relative to a source, "" or with a trailing slash; None if it is outside."""
     if is_address(root):
-        above, below = root, to_bytes(folder).rstrip(b"/") + b"/"
+        source_path, folder_path = root, to_bytes(folder).rstrip(b"/") + b"/"
     elif is_url(folder):
         return None
     else:
-        above, below = os.path.realpath(root).rstrip(b"/") + b"/", os.path.realpath(os.fsencode(folder or ".")) + b"/"
-    return below[len(above) :] if below.startswith(above) else None
+        source_path, folder_path = (
+            os.path.realpath(root).rstrip(b"/") + b"/",
+            os.path.realpath(os.fsencode(folder or ".")) + b"/",
+        )
+    return folder_path[len(source_path) :] if folder_path.startswith(source_path) else None
 
 
 def is_address(path: bytes) -> bool:
-    """Tell whether the path of a source's file is an address."""
+    """Return whether the path of a source file is an address."""
     return b"://" in path and is_url(to_text(path))
 
 
 def source_address(path: bytes) -> str:
-    """Return the address of a source's file: see `source_root`."""
+    """Return the address of a source file."""
     text = to_text(path)
-    folder, mark, below = text.partition("#") if is_web(text) else (text, "", "")
-    return address.join_address(folder, below) if mark else folder
+    folder, separator, relative_path = text.partition("#") if is_web(text) else (text, "", "")
+    return address.join_address(folder, relative_path) if separator else folder

@@ -1,8 +1,7 @@
 """An output folder in an object store.
 
-A store has no temporary names: a worker writes a shard with one PUT, and the shard is visible when the PUT
-completes.
-Small files are kept in memory until they are published. The publishing process must hold the lock of the dataset.
+A store has no temporary names: a worker writes a shard with one PUT, and the shard is visible when the PUT completes.
+Small files are kept in memory until they are published. The publishing process must hold the dataset's lock.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from shardtool.storage.remote.buckets import delete_objects, list_objects, put_o
 from shardtool.storage.remote.http import etag_md5
 from shardtool.storage.remote.lock import check_held, hold_lock
 from shardtool.storage.remote.objects import RemoteObject, read_object
-from shardtool.storage.remote.upload import MAX_PUT_BYTES, Made, TruncatedUpload, upload
+from shardtool.storage.remote.upload import MAX_PUT_BYTES, Result, TruncatedUpload, upload
 from shardtool.storage.staging import DurableFile, Folder, Sink, StagedFile
 from shardtool.values import BLOCK_BYTES
 
@@ -39,10 +38,10 @@ _NS_PER_SECOND = 10**9
 
 @dataclass(frozen=True, slots=True)
 class RemoteFolder:
-    """A prefix of a store that is written to. A plain value: it may travel to a worker.
+    """An output prefix in a store, as a value that can be sent to workers. Its methods correspond to `Folder`.
 
-    Attributes:
-        path: Its address.
+    Methods raise StoreFailed if the store keeps failing or denies access, OutputFailed if the bucket does not exist,
+    OutputExists if the lock is lost, and OSError if an object to read does not exist or changes.
     """
 
     path: str
@@ -51,130 +50,90 @@ class RemoteFolder:
 
     @property
     def temporary(self) -> Folder:
-        """The folder for temporary files of those who write here."""
+        """Folder for temporary files of this output."""
         from tempfile import gettempdir
 
         return Folder(gettempdir())
 
     def ready(self) -> None:
-        """Do nothing: a prefix needs not be made."""
+        """Do nothing: a prefix need not be created."""
 
     def names(self) -> list[str]:
-        """Return the names of all that lies directly under the prefix.
-
-        Raises:
-            StoreFailed: It cannot be listed.
-        """
-        return [*self._listed()]
+        """Return the names directly under the prefix."""
+        return [*self._list_entries()]
 
     def facts(self, names: Iterable[str]) -> dict[str, EntryInfo]:
-        """Return the facts of those of `names` that are there; times are whole seconds of the store's clock.
+        """Return the entries among `names` that exist.
 
-        No time of ours is whole, so that none of these is ever taken for one: a store's clock proves nothing. Of a
-        single name nothing is listed, and its time is 0.
-
-        Raises:
-            StoreFailed: The store cannot be asked.
+        Times are rounded to seconds, so they never equal a recorded time: a store's clock is no proof that a file is
+        unchanged. A single name is looked up without a listing and has time 0.
         """
-        wanted = [*names]
-        if len(wanted) > 1:
-            there = self._listed()
-            return {name: there[name] for name in wanted if name in there}
+        requested = [*names]
+        if len(requested) > 1:
+            listed = self._list_entries()
+            return {name: listed[name] for name in requested if name in listed}
         with suppress(FileNotFoundError):
-            return {name: EntryInfo(RemoteObject(self.full_path(name)).size, 0) for name in wanted}
+            return {name: EntryInfo(RemoteObject(self.full_path(name)).size, 0) for name in requested}
         return {}
 
     def stage(self, name: str) -> StagedObject:
-        """Start a file that will be called `name`, whose size is not known: a temporary one, until it is whole.
-
-        Raises:
-            OutputFailed: There is no room for temporary files.
-        """
+        """Create a local temporary file for an object of unknown size."""
         return StagedObject(self, name)
 
     def stage_bytes(self, name: str, data: bytes) -> DurableFile:
-        """Hold a small file that will be called `name`."""
+        """Hold a small file in memory until it is published."""
         return DurableFile(name, "", data)
 
     def write(
-        self, name: str, fill: Callable[[Sink], Made], size: int | None, _mtime_ns: int, /
-    ) -> tuple[Made, DurableFile]:
-        """Write a file, which is visible then; return what `fill`, which writes it, has returned, and the file.
+        self, name: str, fill: Callable[[Sink], Result], size: int | None, _mtime_ns: int, /
+    ) -> tuple[Result, DurableFile]:
+        """Write an object, which is then visible; return the result of `fill`, and the file.
 
-        Args:
-            name: Its name.
-            fill: Writes it; it may be called again.
-            size: How many bytes it will have; None: that is not known, and it goes into a temporary file first.
-            _mtime_ns: Of no use here: the store says when an object was written.
-
-        Raises:
-            OutputFailed: It cannot be written.
-            StoreFailed: The store fails time and again, or does not let us.
+        If `size` is None, the data goes to a temporary file first. `fill` is called again after a failure.
         """
-        where = self.full_path(name)
+        address = self.full_path(name)
         if size is not None:
             with suppress(TruncatedUpload):
-                return upload(where, size, fill), DurableFile(name, "")
+                return upload(address, size, fill), DurableFile(name, "")
         with self.stage(name) as file:
             return fill(file), file.finish()
 
     def publish(self, *staged: DurableFile) -> None:
-        """Write what is held, in this order.
-
-        Raises:
-            OutputExists: The lock is lost.
-            OutputFailed: It cannot be written.
-            StoreFailed: The store fails time and again, or does not let us.
-        """
-        for one in staged:
+        """Write the files held in memory, in this order."""
+        for file in staged:
             check_held(self.path)
-            if one.data is not None:
-                with failures.write_conflicts(self.full_path(one.name)):
-                    _put_verified(self.full_path(one.name), one.data)
+            if file.data is not None:
+                with failures.write_conflicts(self.full_path(file.name)):
+                    _put_verified(self.full_path(file.name), file.data)
 
     def set_mtime(self, name: str, mtime_ns: int) -> None:
-        """Do nothing: the store says when an object was written."""
+        """Do nothing: the store records the time."""
 
     def discard_staged(self, names: Iterable[str]) -> None:
         """Do nothing: there are no temporary names."""
 
     def staged_names(self) -> list[str]:
-        """Return nothing: there are no temporary names."""
+        """Return an empty list."""
         return []
 
     def remove(self, names: list[str]) -> None:
-        """Remove objects; those that are gone already are no error.
-
-        Raises:
-            OutputExists: The lock is lost.
-            StoreFailed: The store fails time and again, or does not let us.
-        """
+        """Delete objects; missing objects are ignored."""
         if names:
             check_held(self.path)
             delete_objects(self.path, [parse_address(self.full_path(name)).key for name in names])
 
     def read(self, name: str) -> bytes:
-        """Return a whole object, which must be small.
-
-        Raises:
-            OSError: It is not there, or changes while it is read.
-            StoreFailed: It cannot be read.
-        """
+        """Return the content of a small object."""
         return files.read_small(self.full_path(name))
 
-    read_staged = read  # nothing is hidden here
+    read_staged = read  # objects are visible as soon as they are written
 
     def version(self, name: str) -> str:
-        """Return what a store calls an object as it is now, its ETag, which no other bytes have; empty: it has none.
-
-        Raises:
-            OSError: It is not there.
-            StoreFailed: The store cannot be asked.
-        """
+        """Return the ETag of an object, or ""."""
         return RemoteObject(self.full_path(name)).version
 
     def md5(self, name: str) -> str | None:
-        """Return the MD5 of an object, as far as the store says it."""
+        """Return the MD5 that the store records, or None."""
         return remote_md5(self.full_path(name))
 
     def full_path(self, name: str) -> str:
@@ -182,104 +141,77 @@ class RemoteFolder:
         return join_address(self.path, name)
 
     def free_bytes(self) -> int | None:
-        """Return how many more bytes fit: any number."""
+        """Return None: a store has no limit."""
         return None
 
     def lock(self, base: str, *, shared: bool = False) -> AbstractContextManager[None]:
-        """Hold the lock of the dataset `base` under this prefix.
-
-        Args:
-            base: The dataset's name.
-            shared: Others may hold it with us, unless they want it alone.
-
-        Raises:
-            OutputExists: Another run holds it.
-            OutputFailed: There is no such bucket.
-            InvalidRequest: The store does not keep conditions.
-            StoreFailed: It fails, or does not let us.
-        """
+        """Hold the lock of a dataset under this prefix; see `hold_lock`."""
         return hold_lock(self.path, base, shared=shared)
 
-    def _listed(self) -> dict[str, EntryInfo]:
-        """Return what lies directly under the prefix."""
-        found = {}
+    def _list_entries(self) -> dict[str, EntryInfo]:
+        entries = {}
         with suppress(FileNotFoundError):
-            for one in list_objects(self.path):
-                changed = one.changed_ns // _NS_PER_SECOND * _NS_PER_SECOND
-                found[one.name] = EntryInfo(one.size, changed, "a folder" if one.is_folder else "")
-        return found
+            for entry in list_objects(self.path):
+                changed = entry.changed_ns // _NS_PER_SECOND * _NS_PER_SECOND
+                entries[entry.name] = EntryInfo(entry.size, changed, "a folder" if entry.is_folder else "")
+        return entries
 
 
 def remote_md5(address: str) -> str | None:
-    """Return the MD5 of what lies at an address, as far as its server says it by an ETag.
-
-    Raises:
-        AccessRefused: We may not ask.
-        StoreFailed: It cannot be asked.
-    """
+    """Return the MD5 of an object from its ETag, or None."""
     try:
         return etag_md5({"ETag": objects.open_remote(address).version})
     except FileNotFoundError:
         return None
 
 
-def _put_verified(where: str, data: bytes) -> None:
-    """Write a small object, and see that the store has it: by its checksum, or where that is another kind, by reading.
-
-    Raises:
-        StoreFailed: The store fails time and again, or does not let us.
-    """
+def _put_verified(address: str, data: bytes) -> None:
+    """Write a small object and verify it, by its MD5 or by reading it."""
     md5 = hashlib.md5(data, usedforsecurity=False).hexdigest()
 
-    def once() -> None:
+    def put_and_check() -> None:
         if (
-            etag_md5({"ETag": put_object(where, data, lasting=True)}) != md5
-            and read_object(where, lambda size: size == len(data))[0] != data
+            etag_md5({"ETag": put_object(address, data, lasting=True)}) != md5
+            and read_object(address, lambda size: size == len(data))[0] != data
         ):
-            raise retry.TransientError("the store has other bytes than were sent")
+            raise retry.TransientError("the store's copy differs from the data sent")
 
-    retry.with_retries(display_address(where), once)
+    retry.with_retries(display_address(address), put_and_check)
 
 
 class StagedObject(StagedFile):
-    """What a shard of an unknown size is packed into: a temporary file without a name, which ends with the process."""
+    """A shard of unknown size in an unnamed temporary file, which disappears with the process."""
 
     def __init__(self, folder: RemoteFolder, name: str) -> None:
         from tempfile import TemporaryFile
 
         self._folder, self._name, self.path = folder, name, ""
-        self._where, self._failed = "a temporary file", _temporary_file_error
-        with write_errors(self._where, _temporary_file_error), TemporaryFile() as file:
+        self._final_path, self._make_error = "a temporary file", _temporary_file_error
+        with write_errors(self._final_path, _temporary_file_error), TemporaryFile() as file:
             self._fd = os.dup(file.fileno())
 
     def __exit__(self, *_: object) -> None:
         self.abandon()
 
     def sync(self) -> None:
-        """Do nothing: no disk keeps it."""
+        """Do nothing: the file need not survive this process."""
 
     def finish(self, _mtime_ns: int | None = None) -> DurableFile:
-        """Write the object, which is visible then.
-
-        Raises:
-            OutputExists: The lock is lost.
-            OutputFailed: It cannot be written.
-            StoreFailed: The store fails time and again, or does not let us.
-        """
+        """Upload the object, which is then visible."""
         check_held(self._folder.path)
-        upload(self._folder.full_path(self._name), self.size, self._copy)
+        upload(self._folder.full_path(self._name), self.size, self._copy_to)
         self.abandon()
         return DurableFile(self._name, "")
 
-    def _copy(self, to: Sink) -> None:
+    def _copy_to(self, sink: Sink) -> None:
         os.lseek(self._fd, 0, os.SEEK_SET)
         for block in files.LocalFile(self._fd).blocks(memoryview(bytearray(BLOCK_BYTES))):
-            to.write(block)
+            sink.write(block)
 
 
-def _temporary_file_error(what: str, error: OSError) -> OutputFailed:
+def _temporary_file_error(name: str, error: OSError) -> OutputFailed:
     from tempfile import gettempdir
 
-    found = f"cannot write {what}: {os_error_text(error)}"
-    remedy = "Set TMPDIR to a folder with room for a shard per worker, or for a plan file."
+    found = f"cannot write {name}: {os_error_text(error)}"
+    remedy = "Set TMPDIR to a folder with space for one shard per worker, or for a plan file."
     return OutputFailed(gettempdir(), found, remedy=remedy)

@@ -1,4 +1,4 @@
-"""A temporary file that several processes write at once, each at its own offsets. `Folder.spool` creates it."""
+"""A temporary file that several processes write in parallel; `Folder.spool` creates it."""
 
 from __future__ import annotations
 
@@ -11,19 +11,13 @@ from shardtool.storage.file_system import write_errors
 
 
 def spool_advice() -> str:
-    """Return what to do where temporary files cannot be written."""
-    return f"Choose another {option_text('temp_dir')}, or {option_text('method', 'gather')}, which needs none."
+    """Return what to do if temporary files cannot be written."""
+    gather = option_text("method", "gather")
+    return f"Choose another {option_text('temp_dir')}, or use {gather}, which needs no temporary files."
 
 
 class SpoolFile:
-    """A spool that is open for writing; `close` it.
-
-    Args:
-        path: Where it is.
-
-    Raises:
-        OutputFailed: It cannot be opened.
-    """
+    """A temporary file open for writing; `close` it. Methods raise OutputFailed if the disk is full or failing."""
 
     def __init__(self, path: str) -> None:
         self._folder = os.path.dirname(path)
@@ -31,20 +25,17 @@ class SpoolFile:
             self._fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
 
     def write(self, data: memoryview, offset: int) -> None:
-        """Write all of `data` at a place.
-
-        Raises:
-            OutputFailed: The disk is full, or fails.
-        """
-        try:  # a hot path: a context manager would take as long as the write
+        """Write all of `data` at an offset."""
+        try:  # hot path: a context manager takes as long as the write
             write_all(self._fd, data, offset)
         except OSError as error:
             raise spool_error(self._folder, error) from None
 
     def close(self) -> None:
-        """Give the descriptor back."""
+        """Close the descriptor."""
         os.close(self._fd)
 
 
 def spool_error(folder: str, error: OSError) -> OutputFailed:
+    """Return the error for an unwritable temporary file."""
     return OutputFailed(folder or ".", f"cannot write a temporary file: {os_error_text(error)}", remedy=spool_advice())

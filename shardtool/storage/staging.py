@@ -1,10 +1,7 @@
 """Write files into a local folder: first under a temporary name, then renamed.
 
-A staged file is named `.NAME.part`, or `.NAME~ATTEMPT.part` if several attempts may write it, and is synced to
-disk.
-Publishing renames it and syncs the folder. Workers stage files and send a `DurableFile` to the parent process,
-which
-publishes them.
+A staged file is named `.NAME.part`, or `.NAME~ATTEMPT.part` if several attempts may write it, and is synced to disk.
+Publishing renames it and syncs the folder. Workers stage files and send a `DurableFile` to the parent process.
 """
 
 from __future__ import annotations
@@ -39,22 +36,22 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
 
-Made = TypeVar("Made")
+Result = TypeVar("Result")
 
 
 _STAGED_NAME = re.compile(r"\.(.+?)(?:~[0-9a-f]{8})?\.part", re.DOTALL)
 
 
-_attempt_suffix = ""  # sets the temporary names of this process apart from those of other attempts at the same task
+_attempt_suffix = ""  # distinguishes temporary names from those of other attempts at the same task
 
 
 class DurableFile(NamedTuple):
-    """A file that is whole and durable, and in a folder not visible yet.
+    """A complete, durable file that is not yet published.
 
     Attributes:
         name: Its final name.
-        token: Where it lies until then; in a store empty.
-        data: What a store is to be given, of a small file; None: it has it, or this is a folder.
+        token: Path of the staged file; empty in a store.
+        data: Content of a small file to upload when published; otherwise None.
     """
 
     name: str
@@ -63,20 +60,23 @@ class DurableFile(NamedTuple):
 
 
 class Sink(Protocol):
-    """Takes the bytes of a file."""
+    """Receives the bytes of a file."""
 
     def write(self, data: memoryview | bytes) -> None:
-        """Append `data`, all of it."""
+        """Append all of `data`."""
 
 
 class StagedFile(AbstractContextManager["StagedFile"]):
-    """A file being written under its temporary name; `finish` or `abandon` ends it, or a `with` block that fails."""
+    """A file being written under a temporary name; call `finish` or `abandon`. A failing `with` block abandons it.
 
-    _failed: Callable[[str, OSError], OutputExists | OutputFailed]
+    Methods raise OutputFailed if the disk is full or failing.
+    """
+
+    _make_error: Callable[[str, OSError], OutputExists | OutputFailed]
 
     def __init__(self, path: str, name: str) -> None:
-        self._failed = write_error
-        self.path, self._name, self._where = path, name, os.path.join(os.path.dirname(path), name)
+        self._make_error = write_error
+        self.path, self._name, self._final_path = path, name, os.path.join(os.path.dirname(path), name)
         with write_errors(path):
             self._fd = create_file(path)
 
@@ -85,44 +85,36 @@ class StagedFile(AbstractContextManager["StagedFile"]):
             self.abandon()
 
     def write(self, data: memoryview | bytes) -> None:
-        """Append `data`, all of it.
-
-        Raises:
-            OutputFailed: The disk is full, or refuses.
-        """
-        with write_errors(self._where, self._failed):
+        """Append all of `data`."""
+        with write_errors(self._final_path, self._make_error):
             write_all(self._fd, data)
 
     @property
     def size(self) -> int:
-        """Bytes that were written."""
+        """Bytes written."""
         return os.fstat(self._fd).st_size
 
     def fileno(self) -> int:
-        """Return the descriptor of what was written, which can be read, too."""
+        """Return the descriptor, which is also readable."""
         return self._fd
 
     def sync(self) -> None:
-        """Make durable what was written so far; another thread may write meanwhile.
-
-        Raises:
-            OutputFailed: The disk refuses.
-        """
-        with write_errors(self._where):
+        """Make the bytes written so far durable; another thread may write meanwhile."""
+        with write_errors(self._final_path):
             os.fdatasync(self._fd)
 
     def finish(self, mtime_ns: int | None = None) -> DurableFile:
-        """Make the file durable; it stays invisible. `mtime_ns` becomes its modification time."""
-        with write_errors(self._where):
+        """Make the file durable, without publishing it, and set its modification time."""
+        with write_errors(self._final_path):
             if mtime_ns is not None:
                 os.utime(self._fd, ns=(mtime_ns, mtime_ns))
             os.fsync(self._fd)
-            fd, self._fd = self._fd, -1  # closed twice, it could be another file's by then
+            fd, self._fd = self._fd, -1  # a second close could close another file
             os.close(fd)
         return DurableFile(self._name, self.path)
 
     def abandon(self) -> None:
-        """Remove what was written."""
+        """Delete the staged file."""
         fd, self._fd = self._fd, -1
         with suppress(OSError):
             os.close(fd)
@@ -132,12 +124,15 @@ class StagedFile(AbstractContextManager["StagedFile"]):
 
 @dataclass(frozen=True, slots=True)
 class Folder:
-    """An output folder on a file system. A plain value: it may travel to a worker.
+    """A local output folder, as a value that can be sent to workers.
+
+    Methods raise OutputFailed if the file system refuses, and OutputExists if a name belongs to something that a file
+    must not replace.
 
     Attributes:
-        path: As the user gave it; "" is the current folder.
-        hides: Whether files that are written stay invisible until they are published.
-        largest: How many bytes a file may have at most; None: any number.
+        path: Path as the user gave it; "" is the current folder.
+        hides: Whether files stay invisible until they are published.
+        largest: Maximum size of a file; None means no limit.
     """
 
     path: str
@@ -146,85 +141,52 @@ class Folder:
 
     @property
     def temporary(self) -> Folder:
-        """The folder for temporary files of those who write here."""
+        """Folder for temporary files of this output."""
         return self
 
     def ready(self) -> None:
-        """Make the folder where it is missing, durably, and prove that it is one.
-
-        Raises:
-            OutputExists: Something else is in the way.
-            OutputFailed: It cannot be made.
-        """
+        """Create the folder durably if it is missing."""
         with write_errors(self.path):
-            for one in make_folders(self.path):
-                sync_folder(one.parent)
+            for created in make_folders(self.path):
+                sync_folder(created.parent)
 
     def names(self) -> list[str]:
-        """Return the names of all that lies in the folder; none where there is no folder.
-
-        Raises:
-            OutputFailed: It cannot be listed.
-        """
+        """Return the names in the folder; an empty list if it does not exist."""
         with write_errors(self.path), suppress(FileNotFoundError, NotADirectoryError):
             return list_folder(self.path)
         return []
 
     def facts(self, names: Iterable[str]) -> dict[str, EntryInfo]:
-        """Return the facts of those of `names` that are there."""
-        found = {}
+        """Return the entries among `names` that exist."""
+        entries = {}
         for name in names:
             with suppress(OSError):
-                fact = os.lstat(self.full_path(name))
-                found[name] = EntryInfo(
-                    fact.st_size, fact.st_mtime_ns, special_kind(self.full_path(name), fact.st_mode)
+                info = os.lstat(self.full_path(name))
+                entries[name] = EntryInfo(
+                    info.st_size, info.st_mtime_ns, special_kind(self.full_path(name), info.st_mode)
                 )
-        return found
+        return entries
 
     def stage(self, name: str) -> StagedFile:
-        """Start a file that will be called `name`.
-
-        Raises:
-            OutputExists: Something is called so that no file takes the place of.
-            OutputFailed: The folder cannot be written to.
-        """
+        """Create a staged file."""
         check_replaceable(self.full_path(name))
         return StagedFile(staged_path(self, name), name)
 
     def stage_bytes(self, name: str, data: bytes) -> DurableFile:
-        """Stage a small file.
-
-        Raises:
-            OutputExists: Something is called so that no file takes the place of.
-            OutputFailed: It cannot be written.
-        """
+        """Stage a small file."""
         with self.stage(name) as file:
             file.write(data)
             return file.finish()
 
     def write(
-        self, name: str, fill: Callable[[Sink], Made], _size: int | None, mtime_ns: int, /
-    ) -> tuple[Made, DurableFile]:
-        """Stage a file; return what `fill`, which writes it, has returned, and the file.
-
-        Args:
-            name: Its final name.
-            fill: Writes it.
-            _size: How many bytes it will have; None: that is not known.
-            mtime_ns: What becomes its modification time.
-
-        Raises:
-            OutputFailed: It cannot be written.
-        """
+        self, name: str, fill: Callable[[Sink], Result], _size: int | None, mtime_ns: int, /
+    ) -> tuple[Result, DurableFile]:
+        """Stage a file that `fill` writes; return the result of `fill`, and the file."""
         with self.stage(name) as file:
             return fill(file), file.finish(mtime_ns)
 
     def spool(self, name: str, size: int) -> str:
-        """Start a temporary file of `size` bytes, and return its path; `discard_staged` removes it.
-
-        Raises:
-            OutputFailed: The folder cannot be written to, or may not hold a file so large.
-        """
+        """Create a temporary file of `size` bytes and return its path; `discard_staged` deletes it."""
         path = staged_path(self, name)
         with write_errors(self.path, spool_error):
             os.close(create_file(path))
@@ -232,12 +194,7 @@ class Folder:
         return path
 
     def publish(self, *staged: DurableFile) -> None:
-        """Give staged files their final names, each in place of the file that had it, and make that durable.
-
-        Raises:
-            OutputExists: Something is called so that no file takes the place of.
-            OutputFailed: The file system refuses.
-        """
+        """Rename staged files to their final names, durably; existing files are replaced."""
         for file in staged:
             check_replaceable(self.full_path(file.name))
         with write_errors(self.full_path(staged[0].name) if staged else self.path):
@@ -246,33 +203,33 @@ class Folder:
             sync_folder(self.path or ".")
 
     def set_mtime(self, name: str, mtime_ns: int) -> None:
-        """Set the modification time of a published file, where that is allowed."""
+        """Set a file's modification time, if permitted."""
         with suppress(OSError):
             os.utime(self.full_path(name), ns=(mtime_ns, mtime_ns), follow_symlinks=False)
 
     def discard_staged(self, names: Iterable[str]) -> None:
-        """Remove what a run has left of the files `names` under temporary names."""
-        wanted = {*names}
-        with suppress(OutputFailed):  # where nothing can be listed, nothing was staged
-            self.discard(*(os.path.basename(one.token) for one in self.staged() if one.name in wanted))
+        """Delete files staged by a run for these final names."""
+        final_names = {*names}
+        with suppress(OutputFailed):  # if the folder cannot be listed, nothing was staged
+            self.discard(*(os.path.basename(file.token) for file in self.staged() if file.name in final_names))
 
     def discard(self, *names: str) -> None:
-        """Remove files where that is possible; a power cut may bring them back."""
+        """Delete files if possible; after a power failure they may exist again."""
         for name in names:
             with suppress(OSError, OutputExists):
                 unlink_file(self.full_path(name))
 
     def staged_names(self) -> list[str]:
-        """Return the final names of the files that lie here under temporary ones."""
-        return [*dict.fromkeys(one.name for one in self.staged())]
+        """Return the final names of the staged files."""
+        return [*dict.fromkeys(file.name for file in self.staged())]
 
     def staged(self) -> list[DurableFile]:
-        """Return the files that lie here under temporary names, whole or not."""
-        found = {name: _STAGED_NAME.fullmatch(name) for name in self.names()}
-        return [DurableFile(match[1], self.full_path(name)) for name, match in found.items() if match]
+        """Return the staged files, complete or not."""
+        matches = {name: _STAGED_NAME.fullmatch(name) for name in self.names()}
+        return [DurableFile(match[1], self.full_path(name)) for name, match in matches.items() if match]
 
     def remove(self, names: list[str]) -> None:
-        """Remove published files, durably; those that are gone already are no error."""
+        """Delete published files durably; missing files are ignored."""
         with write_errors(self.full_path(names[0]) if names else self.path):
             for name in names:
                 with suppress(FileNotFoundError):
@@ -281,20 +238,11 @@ class Folder:
                 sync_folder(self.path or ".")
 
     def read(self, name: str) -> bytes:
-        """Return a whole file, which must be small.
-
-        Raises:
-            OSError: It cannot be read.
-        """
+        """Return the content of a small file; raise OSError if it cannot be read."""
         return read_small(self.full_path(name), flags=READ_PLAIN)
 
     def append(self, name: str, data: bytes) -> None:
-        """Append to a file that is there, durably; a kill may leave a part of `data`.
-
-        Raises:
-            OutputExists: It is no file.
-            OutputFailed: It cannot be written.
-        """
+        """Append durably to an existing file. A killed process may have written only a part of `data`."""
         check_replaceable(self.full_path(name))
         with write_errors(self.full_path(name)):
             fd = os.open(self.full_path(name), os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW)
@@ -305,65 +253,61 @@ class Folder:
                 os.close(fd)
 
     def read_staged(self, name: str) -> bytes:
-        """Return a whole staged file, which must be small.
-
-        Raises:
-            OSError: It cannot be read.
-        """
+        """Return the content of a small staged file; raise OSError if it cannot be read."""
         return read_small(staged_path(self, name))
 
-    def version(self, name: str) -> str:  # noqa: ARG002 - a file system knows none
-        """Return what tells a file from any with other bytes, without reading it; empty: nothing does."""
+    def version(self, name: str) -> str:  # noqa: ARG002 - file systems have no versions
+        """Return an identifier that changes with a file's content, or ""."""
         return ""
 
-    def md5(self, name: str) -> str | None:  # noqa: ARG002 - a file system knows none
-        """Return the MD5 of a file, as far as it is known without reading it; None: it is not."""
+    def md5(self, name: str) -> str | None:  # noqa: ARG002 - file systems store no checksum
+        """Return the MD5 of a file if it is recorded, or None."""
         return None
 
     def full_path(self, name: str) -> str:
-        """Return where `name` lies."""
+        """Return the path of `name`."""
         return os.path.join(self.path, name)
 
     def shares_space(self, other: str) -> bool:
-        """Tell whether what is written to another folder leaves less space here."""
+        """Return whether another folder is on the same file system."""
         try:
             return os.stat(self.path or ".").st_dev == os.stat(other or ".").st_dev
         except OSError:
             return False
 
     def free_bytes(self) -> int:
-        """Return how many more bytes fit."""
+        """Return the free disk space in bytes."""
         with write_errors(self.path):
-            fact = os.statvfs(self.path or ".")
-        return fact.f_bavail * fact.f_frsize
+            info = os.statvfs(self.path or ".")
+        return info.f_bavail * info.f_frsize
 
     @contextmanager
     def lock(
         self, base: str, *, shared: bool = False, finishes: bool = False, what: str = "this dataset"
     ) -> Iterator[None]:
-        """Hold the lock of the dataset `base` in this folder; it ends with the process, however that ends.
+        """Hold the lock of the dataset `base` in this folder; the system releases it when the process exits.
 
         Args:
-            base: The dataset's name.
-            shared: Others may hold it with us, unless they want it alone. The file is left to who does.
-            finishes: Whether we end what a run has begun that replaces some of its shards.
-            what: What whoever holds it writes, for messages.
+            base: Name of the dataset.
+            shared: Allow other shared holders, and do not delete the lock file.
+            finishes: Whether this run completes an interrupted `remove`.
+            what: What the holder writes, for messages.
 
         Raises:
-            OutputExists: Another run holds it, or has not ended what it began.
+            OutputExists: Another run holds the lock, or an interrupted `remove` must be completed first.
         """
         path = self.full_path(f".{base}.lock")
-        check_replaceable(path)  # it is removed in the end
+        check_replaceable(path)  # it is deleted at the end
         with write_errors(path):
             lock = take_lock(path, shared=shared, create=True)
         if lock is None:
             found = f"another run is writing {what}"
-            raise OutputExists(path, found, remedy="Wait for it to end, or write elsewhere.")
+            raise OutputExists(path, found, remedy="Wait for it to finish, or choose another output.")
         with lock:
             try:
-                if not finishes and os.path.lexists(begun := self.full_path(replacement_plan_name(base))):
-                    remedy = "Run `shardtool remove` again, as before: it goes on where that was."
-                    raise OutputExists(begun, "shards are being replaced by a run that did not end", remedy=remedy)
+                if not finishes and os.path.lexists(plan_path := self.full_path(replacement_plan_name(base))):
+                    remedy = "Run the same `shardtool remove` command again to finish it."
+                    raise OutputExists(plan_path, "an interrupted run was replacing shards", remedy=remedy)
                 yield
             finally:
                 if not shared:
@@ -372,17 +316,13 @@ class Folder:
 
 
 def local_folder(path: str | os.PathLike[str], remedy: str = "") -> Folder:
-    """Return the folder of a file system that `path` means, for what is written nowhere else.
-
-    Args:
-        path: Its path.
-        remedy: What to do instead, with a URL.
+    """Return a local output folder.
 
     Raises:
-        InvalidRequest: It is a URL, or looks like a torn one, or is no path.
+        InvalidRequest: The path is a URL (`remedy` says what to do), a mistyped address, or not a path.
     """
     if not isinstance(path, str | os.PathLike) or "\0" in os.fspath(path):
-        raise InvalidRequest(f"{path!r:.80}", "no path", expected="a local folder")
+        raise InvalidRequest(f"{path!r:.80}", "not a path", expected="a local folder")
     if is_url(folder := os.fspath(path)):
         raise InvalidRequest(folder, "a URL", expected="a local folder", remedy=remedy)
     refuse_near_url(folder)
@@ -390,28 +330,25 @@ def local_folder(path: str | os.PathLike[str], remedy: str = "") -> Folder:
 
 
 def named_local_folder(path: str | os.PathLike[str]) -> Folder:
-    """Return the folder that a user names for many files: an empty text, as of a variable of a shell, is no name.
+    """Return the local folder that a user named, which must not be empty, as from an unset variable.
 
     Raises:
-        InvalidRequest: It is none, or as `local_folder` says.
+        InvalidRequest: It is empty, or `local_folder` refuses it.
     """
     if path == "":
-        raise InvalidRequest("the folder", "''", expected="a local folder; . is the current one")
+        raise InvalidRequest("the folder", "''", expected="a local folder (`.` is the current one)")
     return local_folder(path)
 
 
 def staged_path(folder: Folder, name: str) -> str:
-    """Return where a file lies until it is published."""
+    """Return the path of a file until it is published."""
     return folder.full_path(f".{name}{_attempt_suffix}.part")
 
 
 def set_attempt(token: str) -> None:
-    """Give the files that this process stages from now on temporary names of their own.
+    """Add a token of eight hexadecimal digits to the temporary names of this process; "" removes it.
 
-    A task that runs a second time, while the first attempt still writes somewhere, must not meet its file.
-
-    Args:
-        token: Eight digits, hexadecimal; empty: there are no other attempts.
+    A task may run a second time while its first attempt is still writing; the two must use different files.
     """
-    global _attempt_suffix  # noqa: PLW0603 - as the language of messages: of the process
+    global _attempt_suffix  # noqa: PLW0603 - a setting of the process
     _attempt_suffix = f"~{token}" if token else ""

@@ -26,21 +26,17 @@ if TYPE_CHECKING:
 
 
 class TargetFile(RawIOBase):
-    """A file being written, as libraries want one; once it could not be written, nothing more is."""
+    """A writable file object for libraries. After a failed write, further data is discarded."""
 
     def __init__(self, file: StagedFile) -> None:
         self._file, self._failed = file, False
 
     def writable(self) -> bool:
-        """Tell that it can be written."""
+        """Return True."""
         return True
 
     def write(self, data: Buffer, /) -> int:
-        """Append bytes.
-
-        Raises:
-            OutputFailed: They cannot be written.
-        """
+        """Append bytes; raise OutputFailed if that fails."""
         view = memoryview(data)
         if not self._failed:
             self._failed = True
@@ -49,21 +45,21 @@ class TargetFile(RawIOBase):
         return view.nbytes
 
     def tell(self) -> int:
-        """Return how many bytes there are."""
+        """Return the number of bytes written."""
         return self._file.size
 
     def written(self) -> IO[bytes]:
-        """Return what was written, to be read; close it before more is written."""
+        """Return the written bytes as a file; close it before writing more."""
         return os.fdopen(os.dup(self._file.fileno()), "rb")
 
 
 @contextmanager
 def create_target(path: str) -> Iterator[TargetFile]:
-    """Give the file that appears at a path or an address, whole, where the block ends without an error.
+    """Yield a file that is published at a path or address if the block succeeds.
 
     Raises:
-        OutputFailed: It cannot be written.
-        StoreFailed: The store fails time and again, or does not let us.
+        OutputFailed: The file cannot be written.
+        StoreFailed: The store keeps failing, or denies access.
     """
     folder = open_folder(paths.folder_of(path))
     folder.ready()
@@ -73,48 +69,37 @@ def create_target(path: str) -> Iterator[TargetFile]:
 
 
 def write_target(path: str, data: bytes) -> None:
-    """Make a file appear at a path or an address, whole.
-
-    Raises:
-        OutputFailed: It cannot be written.
-        StoreFailed: The store fails time and again, or does not let us.
-    """
+    """Publish `data` at a path or address; see `create_target`."""
     with create_target(path) as file:
         file.write(data)
 
 
-def open_mappable(path: str, begins: bytes) -> IO[bytes]:
-    """Return a plain file as one of this machine: of an object, a temporary file without a name with its bytes.
+def open_mappable(path: str, magic: bytes) -> IO[bytes]:
+    """Return a local file for memory mapping; an object is first copied to an unnamed temporary file.
 
-    Args:
-        path: Where it is.
-        begins: How an object must begin, or no more of it is fetched.
+    An object must start with `magic`; otherwise the rest is not fetched.
 
     Raises:
-        InvalidRequest: It is a path that looks like a torn address.
-        OSError: It cannot be opened or read, is no plain file, or does not begin so.
-        OutputFailed: There is no room for it.
-        ShardError: The machine, a store or a server fails.
+        InvalidRequest: The path looks like a mistyped address.
+        OSError: The file is unreadable, not regular, or has other first bytes.
+        OutputFailed: There is no space for the temporary file.
+        ShardError: The machine, a store or a server failed.
     """
     if not is_url(path):
         refuse_near_url(path)
         return os.fdopen(files.open_plain(path)[0], "rb")
     folder, name = RemoteFolder(paths.folder_of(path)), paths.base_name(path)
     with StagedObject(folder, name) as file, files.open_file(path) as source:
-        for block in source.blocks(memoryview(b"")):  # read in order, which servers without ranges can do, too
-            if not file.size and block[: len(begins)] != begins[: len(block)]:
-                raise OSError(errno.EINVAL, "not what its name says", path)
+        for block in source.blocks(memoryview(b"")):  # in order: works without range requests
+            if not file.size and block[: len(magic)] != magic[: len(block)]:
+                raise OSError(errno.EINVAL, "content does not match the file name", path)
             file.write(block)
         return TargetFile(file).written()
 
 
 def check_target_name(path: str, example: str) -> None:
-    """Refuse what is no name of a file here or in a store.
-
-    Raises:
-        InvalidRequest: It is such.
-    """
+    """Raise InvalidRequest if a name cannot be a file here or in a store."""
     if is_url(path) and paths.base_name(path):
-        open_folder(paths.folder_of(path))  # which refuses where nobody can write
+        open_folder(paths.folder_of(path))  # raises for read-only locations
     else:
         check_local_name(path, example)

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 _CONFLICT_ERRNOS = (errno.ENOTDIR, errno.ELOOP, errno.EEXIST, errno.EISDIR)
 
 
-_MAX_NAME_BYTES = 255  # bytes of a name in a folder
+_MAX_NAME_BYTES = 255
 
 
 _MAX_PATH_BYTES = 4000
@@ -42,36 +42,31 @@ _MAX_PATH_BYTES = 4000
 _MAX_OPEN_PARENTS = 64
 
 
-_UNSAFE_PART = re.compile(rb"(?:^|[/\0])\.{0,2}(?:[/\0]|$)")  # a part that is empty, `.` or `..`
+_UNSAFE_PART = re.compile(rb"(?:^|[/\0])\.{0,2}(?:[/\0]|$)")  # an empty, `.` or `..` component
 
 
 ExistingFile = Literal["error", "overwrite", "keep", "finish"]
 
 
 def are_safe_paths(paths: bytes, longest: int) -> bool:
-    """Tell whether `path_problem` finds nothing in any of many paths, with a NUL between each; False: it may.
-
-    Args:
-        paths: The paths.
-        longest: Bytes of the longest of them.
-    """
+    """Return True if `path_problem` accepts all of these NUL-separated paths; if False, check each."""
     return longest <= _MAX_NAME_BYTES and not _UNSAFE_PART.search(paths)
 
 
 def path_problem(path: bytes) -> str:
-    """Return what keeps a path from naming a file below a folder; empty: nothing."""
+    """Return why a path cannot name a file below a folder; "" if it can."""
     if _UNSAFE_PART.search(path) or b"\0" in path:
-        return "no path below a folder"
+        return "not a path below the folder"
     too_long = len(path) > _MAX_PATH_BYTES or max(map(len, path.split(b"/"))) > _MAX_NAME_BYTES
     return "too long for a file" if too_long else ""
 
 
 class FolderTree:
-    """A folder and all below it; `close` it. The folder is made where it is missing: links in its path are the user's.
+    """A folder to write files into, created if missing; `close` it. Links in its own path are followed.
 
     Raises:
-        OutputExists: Something else is in the way.
-        OutputFailed: It cannot be made.
+        OutputExists: The path or one of its parents is not a folder.
+        OutputFailed: The folder cannot be created.
     """
 
     def __init__(self, folder: str) -> None:
@@ -79,10 +74,10 @@ class FolderTree:
         with write_errors(folder, _tree_error):
             make_folders(folder)
             self._root = os.open(folder or ".", OPEN_FOLDER_FLAGS)
-        self._parents: dict[bytes, int] = {}  # the folders that were written to last, for files come folder by folder
+        self._parents: dict[bytes, int] = {}  # descriptors of recent folders: files arrive folder by folder
 
     def close(self) -> None:
-        """Give the descriptors back."""
+        """Close all descriptors."""
         self._close_parents()
         os.close(self._root)
 
@@ -90,40 +85,37 @@ class FolderTree:
         self,
         path: bytes,
         data: bytes | memoryview | Callable[[], Iterable[bytes | memoryview]],
-        there: ExistingFile = "error",
+        if_exists: ExistingFile = "error",
     ) -> bool:
-        """Write a file, whose folders are made on the way; of one that fails nothing stays.
+        """Write a file and create its folders; return False if an existing file was kept. A file that fails is deleted.
 
         Args:
-            path: Its path below the folder.
-            data: Its bytes; or what gives them block by block, each time that it is called.
-            there: What becomes of a file that is there: an error; it is replaced; it is kept if it has these bytes; or
-                the latter, and what has only the first of them, as a killed process leaves it, is replaced.
-
-        Returns:
-            Whether it was written, and not kept.
+            path: Path relative to the folder.
+            data: Bytes, or a function that yields them in blocks each time it is called.
+            if_exists: `error`: fail. `overwrite`: replace the file. `keep`: keep it if it has these bytes. `finish`:
+                like `keep`, and replace a truncated copy left by a killed process.
 
         Raises:
-            OutputExists: There is a file already, or something else where a folder must be.
-            OutputFailed: It cannot be written.
-            InvalidRequest: The path is none below the folder.
+            OutputExists: The file exists, or something else blocks one of its folders.
+            OutputFailed: The file cannot be written.
+            InvalidRequest: The path is not below the folder.
         """
         if (b"\0" in path or not are_safe_paths(path, len(path))) and (problem := path_problem(path)):
             raise InvalidRequest(os.fsdecode(path), problem)
         folder, _, name = path.rpartition(b"/")
         blocks = data if callable(data) else (data,).__iter__
         try:
-            parent = self._parents.get(folder) or self._parent(folder)
-            if there == "overwrite":
+            parent = self._parents.get(folder) or self._open_parent(folder)
+            if if_exists == "overwrite":
                 with suppress(FileNotFoundError):
                     unlink_file(name, parent)
             try:
                 _write_file(parent, name, blocks())
             except FileExistsError:
-                same = there in ("keep", "finish") and _compare_file(parent, name, blocks())
-                if same == "whole":
+                match = if_exists in ("keep", "finish") and _compare_file(parent, name, blocks())
+                if match == "whole":
                     return False
-                if there != "finish" or not same:
+                if if_exists != "finish" or not match:
                     raise
                 unlink_file(name, parent)
                 _write_file(parent, name, blocks())
@@ -133,56 +125,46 @@ class FolderTree:
         return True
 
     def check_free(self, paths: Iterable[bytes], sizes: Iterable[int]) -> None:
-        """Refuse to write files where there are others, as far as their sizes show: before the first is written.
-
-        Raises:
-            OutputExists: There is such a file, or something else.
-        """
-        known = set[bytes]()
+        """Raise OutputExists if a file of another size exists under one of these names."""
+        checked = set[bytes]()
         for path, size in zip(paths, sizes, strict=True):
-            if (folder := path.rpartition(b"/")[0]) not in known:
+            if (folder := path.rpartition(b"/")[0]) not in checked:
                 self._check_parents(folder)
-                known.add(folder)
+                checked.add(folder)
             with suppress(FileNotFoundError):
-                fact = os.stat(path, dir_fd=self._root, follow_symlinks=False)
-                if (stat.S_ISREG(fact.st_mode), fact.st_size) != (True, size):
+                info = os.stat(path, dir_fd=self._root, follow_symlinks=False)
+                if (stat.S_ISREG(info.st_mode), info.st_size) != (True, size):
                     raise _tree_error(self.full_path(path), FileExistsError(errno.EEXIST, ""))
 
     def full_path(self, path: bytes) -> str:
-        """Return where a file lies."""
+        """Return the path including the folder."""
         return os.path.join(self._folder, os.fsdecode(path))
 
     def _check_parents(self, folder: bytes) -> None:
-        """Refuse a folder below where something else is, or a link, on the way to it.
-
-        Raises:
-            OutputExists: There is such.
-        """
         parts = folder.split(b"/")
         for end in range(1, len(parts) + 1):
-            above = b"/".join(parts[:end])
+            parent = b"/".join(parts[:end])
             with suppress(OSError):
-                mode = os.lstat(above, dir_fd=self._root).st_mode
+                mode = os.lstat(parent, dir_fd=self._root).st_mode
                 if not stat.S_ISDIR(mode):
-                    raise not_a_folder(self.full_path(above), mode)
+                    raise not_a_folder(self.full_path(parent), mode)
 
-    def _parent(self, folder: bytes) -> int:
-        """Return the descriptor of a folder below, made on the way; no link is followed."""
+    def _open_parent(self, folder: bytes) -> int:
         if len(self._parents) >= _MAX_OPEN_PARENTS:
             self._close_parents()
-        found = os.dup(self._root)
+        fd = os.dup(self._root)
         try:
             for name in folder.split(b"/") if folder else ():
                 with suppress(FileExistsError):
-                    os.mkdir(name, dir_fd=found)
-                below = os.open(name, OPEN_FOLDER_FLAGS | os.O_NOFOLLOW, dir_fd=found)
-                os.close(found)
-                found = below
+                    os.mkdir(name, dir_fd=fd)
+                child = os.open(name, OPEN_FOLDER_FLAGS | os.O_NOFOLLOW, dir_fd=fd)
+                os.close(fd)
+                fd = child
         except OSError:
-            os.close(found)
+            os.close(fd)
             raise
-        self._parents[folder] = found
-        return found
+        self._parents[folder] = fd
+        return fd
 
     def _close_parents(self) -> None:
         for folder in self._parents.values():
@@ -193,31 +175,31 @@ class FolderTree:
 def _tree_error(path: str, error: OSError) -> OutputExists | OutputFailed:
     if error.errno not in _CONFLICT_ERRNOS:
         return OutputFailed(path, os_error_text(error), remedy=ERRNO_ADVICE.get(error.errno or 0, ""))
-    found = "already exists" if error.errno == errno.EEXIST else f"in the way: {os_error_text(error)}"
+    found = "already exists" if error.errno == errno.EEXIST else f"cannot be created: {os_error_text(error)}"
     remedy = f"Choose another folder, or {choose_text('overwrite=True', '--overwrite files')}."
     return OutputExists(path, found, remedy=remedy)
 
 
 def _write_file(parent: int, name: bytes, blocks: Iterable[bytes | memoryview]) -> None:
-    file = os.open(name, CREATE_FLAGS, 0o666, dir_fd=parent)
+    fd = os.open(name, CREATE_FLAGS, 0o666, dir_fd=parent)
     try:
         for block in blocks:
-            if (done := os.write(file, block)) < len(block):
-                write_all(file, memoryview(block)[done:])
+            if (written := os.write(fd, block)) < len(block):
+                write_all(fd, memoryview(block)[written:])
     except BaseException:
         os.unlink(name, dir_fd=parent)
         raise
     finally:
-        os.close(file)
+        os.close(fd)
 
 
 def _compare_file(parent: int, name: bytes, blocks: Iterable[bytes | memoryview]) -> Literal["whole", "start", ""]:
-    """Return whether a file has all of these bytes, or the first of them and no others; empty: it has others."""
+    """Return `whole` if a file has exactly these bytes, `start` if it is truncated, else ""."""
     with suppress(OSError), LocalFile(os.open(name, READ_PLAIN, dir_fd=parent)) as file:
-        at, size = 0, file.fact().st_size
+        offset, size = 0, file.fact().st_size
         for block in blocks:
-            if file.read(at, len(block)) != bytes(block)[: max(0, size - at)]:
+            if file.read(offset, len(block)) != bytes(block)[: max(0, size - offset)]:
                 return ""
-            at += len(block)
-        return "whole" if at == size else "start" if size < at else ""
+            offset += len(block)
+        return "whole" if offset == size else "start" if size < offset else ""
     return ""

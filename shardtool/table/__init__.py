@@ -1,1 +1,1 @@
-"""Any table becomes Arrow."""
+"""Read any table as Arrow."""

@@ -1,4 +1,4 @@
-"""`Table`, the base of all tables that can be read, `MemoryTable`, and reading with clear errors."""
+"""Base classes of readable tables, and reading with clear errors."""
 
 from __future__ import annotations
 
@@ -13,28 +13,20 @@ from shardtool.entries import arrow
 from shardtool.entries.classes import are_class_names, recorded_names
 from shardtool.errors import InvalidRequest, is_out_of_memory
 from shardtool.storage import paths
-from shardtool.table.limits import (
-    MAX_ROW_BYTES,
-)
+from shardtool.table.limits import MAX_ROW_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping
 
 
-HEADER_BYTES = 2**20  # bytes that surely hold the header
-
-
-READ_BLOCK_BYTES = 2**20  # bytes that a thread reads at a time; a row must fit
-
-
+HEADER_BYTES = 2**20  # read to find the header
+READ_BLOCK_BYTES = 2**20  # per thread; a row must fit
 _NULL_TEXTS = ["", "NA", "N/A", "null", "NULL", "nan", "NaN"]
-
 
 _NUMBER_PATTERNS = (
     (r"^(0|-?[1-9][0-9]{0,17})$", pa.int64()),
     (r"^-?(0|[1-9][0-9]{0,17})(\.[0-9]*)?([eE][+-]?[0-9]{1,3})?$", pa.float64()),
 )
-
 
 _FOREIGN_MARKS = (
     (b"\xff\xfe", "UTF-16"),
@@ -43,28 +35,21 @@ _FOREIGN_MARKS = (
     (b"PK\x03\x04", "a ZIP file"),
 )
 
-
 UTF8_MARK = b"\xef\xbb\xbf"
-
-
-RECODE_HINT = "`iconv -f CP1252 -t UTF-8` turns what Excel writes into it."
+RECODE_HINT = "If Excel wrote the file, convert it: `iconv -f CP1252 -t UTF-8`."
 
 
 class Table:
-    """A table that can be read.
-
-    Args:
-        where: What the user called it: its path, where it is a file or a folder.
-        name: What it is called where it is neither.
+    """A readable table.
 
     Attributes:
-        where: What the user called it.
-        folder: What relative paths in it count from.
-        name: The name of the file, or of the kind of table.
-        schema: Its columns.
-        classes: Of columns of class numbers, or of lists of these: the names of classes.
-        on: The column that names samples, where the format says it; else empty.
-        notes: What people should know of it.
+        where: Its path, or another label for error messages.
+        folder: Base directory of relative paths in the table.
+        name: File name, or kind of table.
+        schema: The columns.
+        classes: Class names of columns that hold class numbers, or lists of them.
+        on: Column that identifies samples, if the format defines one; otherwise empty.
+        notes: Notes to print.
     """
 
     schema: pa.Schema
@@ -77,7 +62,7 @@ class Table:
         self.notes: tuple[str, ...] = ()
 
     def read(self, columns: list[str], text: Collection[str], /) -> pa.Table:
-        """Return some columns, which stand in the order of the table, of none perhaps no rows; `text` stays text."""
+        """Return columns in table order; without columns, the result may have no rows. Columns in `text` stay text."""
         raise NotImplementedError
 
     def count(self) -> int:
@@ -85,14 +70,14 @@ class Table:
         return sum(batch.num_rows for batch in self.batches(self.schema.names[:1]))
 
     def batches(self, columns: list[str]) -> Iterator[pa.RecordBatch]:
-        """Yield record batches of some columns, all rows in order."""
+        """Yield record batches of the columns, with all rows in order."""
         yield from self.read(columns, ()).to_batches()
 
     def parts(self, column: str, part: str) -> Iterator[pa.Array]:
-        """Yield a part of a column of structs, all rows in order."""
-        at = self.schema.field(column).type.get_field_index(part)
+        """Yield one child of a struct column, with all rows in order."""
+        index = self.schema.field(column).type.get_field_index(part)
         for batch in self.batches([column]):
-            yield batch.column(0).flatten()[at]
+            yield batch.column(0).flatten()[index]
 
 
 class MemoryTable(Table):
@@ -103,30 +88,30 @@ class MemoryTable(Table):
         self._table, self.schema = table, table.schema
 
     def read(self, columns: list[str], _text: Collection[str], /) -> pa.Table:
-        """Return some columns."""
+        """Return the selected columns."""
         return self._table.select(columns)
 
     def count(self) -> int:
-        """Return the number of rows, also of a table without columns."""
+        """Return the number of rows, even without columns."""
         return int(self._table.num_rows)
 
 
 def parse_numbers(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Return text as numbers where all of it is what a number is written as; 007 is not, and stays text as it is.
+    """Return a text column as numbers if every value is a number; a column with 007 stays text.
 
-    A gap (an empty cell, NA, null, NaN) among numbers is null.
+    Empty cells, NA, null and NaN become null in a numeric column.
     """
     gaps = pc.is_in(column, value_set=arrow.text_array(_NULL_TEXTS).cast(column.type))
     filled = column.filter(pc.invert(gaps)).drop_null()
-    for pattern, kind in _NUMBER_PATTERNS:
+    for pattern, number_type in _NUMBER_PATTERNS:
         if len(filled) and pc.all(pc.match_substring_regex(filled, pattern)).as_py():
             empty = arrow.text_array([None])[0].cast(column.type)
-            return pc.cast(pc.if_else(gaps, empty, column), kind)
+            return pc.cast(pc.if_else(gaps, empty, column), number_type)
     return column
 
 
 def read_in_blocks(read: Callable[[int], pa.Table]) -> pa.Table:
-    """Return what `read` gives for the smallest size of blocks that holds every row."""
+    """Call `read` with growing block sizes until every row fits into a block."""
     block = READ_BLOCK_BYTES
     while True:
         try:
@@ -138,38 +123,38 @@ def read_in_blocks(read: Callable[[int], pa.Table]) -> pa.Table:
 
 
 def check_text_start(name: str, head: bytes) -> bytes:
-    """Return the start of a text without its byte-order mark."""
+    """Return the start of a text without its byte-order mark, or raise if it is not UTF-8 text."""
     for mark, meaning in _FOREIGN_MARKS:
         if head.startswith(mark):
-            remedy = "`iconv -f UTF-16 -t UTF-8` makes it that." if meaning == "UTF-16" else ""
+            remedy = "Convert it: `iconv -f UTF-16 -t UTF-8`." if meaning == "UTF-16" else ""
             raise InvalidRequest(name, meaning, expected="text in UTF-8", remedy=remedy)
     if b"\0" in head:
-        raise InvalidRequest(name, "bytes that are no text", expected="text in UTF-8")
+        raise InvalidRequest(name, "a NUL byte, so not text", expected="text in UTF-8")
     return head.removeprefix(UTF8_MARK)
 
 
 @contextmanager
 def reading_table(name: str) -> Iterator[None]:
-    """Say of whatever goes wrong in reading a table that it is the table's fault, but for a lack of memory."""
+    """Convert every read error except lack of memory into InvalidRequest."""
     try:
         yield
-    except MemoryError:  # an ArrowException, too
+    except MemoryError:  # pyarrow raises a subclass of both
         raise
     except (pa.ArrowException, OSError, ValueError, TypeError, ArithmeticError) as error:
         if is_out_of_memory(error):
             raise
-        said = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        raise InvalidRequest(name, f"cannot be read: {(said.splitlines() or [type(error).__name__])[0]}") from None
+        message = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise InvalidRequest(name, f"cannot be read: {(message.splitlines() or [type(error).__name__])[0]}") from None
 
 
 def dataset_classes(schema: pa.Schema) -> dict[str, list[str]]:
-    """Return the names of classes of columns of their numbers, as Hugging Face's datasets leave them with a table.
+    """Return the class names that Hugging Face datasets stores in a table's metadata, by column.
 
     Source: huggingface/datasets, `arrow_writer.py` (the key `huggingface`) and `features/features.py` (`ClassLabel`).
     """
     try:
         features = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
-        labels = {name: one["names"] for name, one in features.items() if one.get("_type") == "ClassLabel"}
+        labels = {name: feature["names"] for name, feature in features.items() if feature.get("_type") == "ClassLabel"}
     except (KeyError, ValueError, TypeError, AttributeError, RecursionError):
         return {}
     return {

@@ -1,7 +1,7 @@
 """Parquet, Feather and Arrow files.
 
-Light columns are read whole. Columns of bytes are read again later, a batch at a time; the files must not change
-meanwhile.
+Columns without bytes are read whole. Byte columns are read again later, a batch at a time; the files must not change in
+between.
 """
 
 from __future__ import annotations
@@ -29,61 +29,58 @@ if TYPE_CHECKING:
     import pyarrow.parquet as pq
 
 
-_BUFFER_BYTES = 2**20  # of a file: without one, pyarrow reads a whole column of a row group at once
-
-
-_BATCH_ROWS = 64  # rows of bytes at a time; a page of them, which is what a writer made it, is in memory besides
+_BUFFER_BYTES = 2**20  # without a buffer, pyarrow reads a whole column of a row group at once
+_BATCH_ROWS = 64  # rows of bytes at a time, in addition to one page, whose size the file's writer chose
 
 
 def arrow_input(path: str) -> pa.NativeFile | str:
-    """Return what pyarrow can open: a path as it is, and an address as a file."""
+    """Return the input for pyarrow: a local path unchanged, a URL as an open file."""
     return pa.PythonFile(open_object(path), "r") if address.is_url(path) else path
 
 
 def _file_stat(path: str) -> tuple[int, int, int]:
-    fact = file_info(path)
-    return getattr(fact, "st_ino", 0), fact.st_size, fact.st_mtime_ns
+    info = file_info(path)
+    return getattr(info, "st_ino", 0), info.st_size, info.st_mtime_ns
 
 
 class _FileTable(Table):
-    """A table of files that are read again for their bytes; they must stay as they are meanwhile."""
+    """A table whose files are read again for their bytes and must not change in between."""
 
     def __init__(self, path: str, files: list[str]) -> None:
         super().__init__(path)
         self._files = files
-        self._facts = self._look()
+        self._file_stats = self._stat_files()
 
-    def _look(self) -> list[tuple[int, int, int]]:
+    def _stat_files(self) -> list[tuple[int, int, int]]:
         return list(lookup.map_paths(_file_stat, self._files))
 
     def _check_same(self) -> None:
         try:
-            same = self._look() == self._facts
+            same = self._stat_files() == self._file_stats
         except OSError:
             same = False
         if not same:
-            expected = "a table that stays as it was when the run began"
-            remedy = f"Run it again; {resume_hint()} keeps what is finished."
+            expected = "a table that does not change during the run"
+            remedy = f"Run again; {resume_hint()} keeps the finished shards."
             raise SampleFailed(self.where, "changed while it was read", expected=expected, remedy=remedy)
 
 
 class ParquetTable(_FileTable):
-    """A Parquet file, or the files of a folder; parts of their paths such as `year=2024/` are columns."""
+    """A Parquet file, or the Parquet files of a folder; path parts such as `year=2024/` are columns."""
 
     def __init__(self, path: str, files: list[str]) -> None:
         super().__init__(path, files)
         self._partitions = [_hive_partition(os.path.relpath(file, path)) for file in files] if files != [path] else [{}]
         with reading_table(path):
-            schemas = [file.schema_arrow for _, file in self._each()]
+            schemas = [file.schema_arrow for _, file in self._open_files()]
             self.classes, schema = dataset_classes(schemas[0]), schemas[0].remove_metadata()
             if len(schemas) > 1:
                 schema = pa.unify_schemas(schemas, promote_options="permissive").remove_metadata()
-        for name in sorted({name for one in self._partitions for name in one}):
+        for name in sorted({name for partition in self._partitions for name in partition}):
             schema = schema if name in schema.names else schema.append(pa.field(name, pa.string()))
         self.schema = schema
 
-    def _each(self, **reading: Any) -> Iterator[tuple[str, pq.ParquetFile]]:
-        """Yield the path of each file, and what reads it."""
+    def _open_files(self, **reading: Any) -> Iterator[tuple[str, pq.ParquetFile]]:
         import pyarrow.parquet as pq
 
         for path in self._files:
@@ -91,34 +88,34 @@ class ParquetTable(_FileTable):
                 yield path, file
 
     def read(self, columns: list[str], _text: Collection[str], /) -> pa.Table:
-        """Return some columns."""
-        folders = [name for name in columns if any(name in one for one in self._partitions)]
+        """Return the selected columns."""
+        partition_columns = [name for name in columns if any(name in partition for partition in self._partitions)]
         tables = []
         with reading_table(self.where):
-            for (_, file), partition in zip(self._each(pre_buffer=False), self._partitions, strict=True):
-                own = [name for name in file.schema_arrow.names if name in columns]
-                table = _read_columns(file, own)
-                for name in folders:
-                    if name in partition and name not in own:
-                        same = arrow.number_array(np.zeros(table.num_rows, np.int64))
-                        table = table.append_column(name, arrow.text_array([partition[name]]).take(same))
+            for (_, file), partition in zip(self._open_files(pre_buffer=False), self._partitions, strict=True):
+                file_columns = [name for name in file.schema_arrow.names if name in columns]
+                table = _read_columns(file, file_columns)
+                for name in partition_columns:
+                    if name in partition and name not in file_columns:
+                        zeros = arrow.number_array(np.zeros(table.num_rows, np.int64))
+                        table = table.append_column(name, arrow.text_array([partition[name]]).take(zeros))
                 tables.append(table)
             table = tables[0] if len(tables) == 1 else pa.concat_tables(tables, promote_options="permissive")
         self._check_same()
-        for name in folders:
-            at = table.column_names.index(name)
-            table = table.set_column(at, name, parse_numbers(table.column(at)))
+        for name in partition_columns:
+            index = table.column_names.index(name)
+            table = table.set_column(index, name, parse_numbers(table.column(index)))
         return table.select(columns)
 
     def count(self) -> int:
         """Return the number of rows."""
         with reading_table(self.where):
-            return sum(file.metadata.num_rows for _, file in self._each())
+            return sum(file.metadata.num_rows for _, file in self._open_files())
 
     def batches(self, columns: list[str]) -> Iterator[pa.RecordBatch]:
-        """Yield record batches of some columns."""
+        """Yield record batches of the columns."""
         with reading_table(self.where):
-            for path, file in self._each(pre_buffer=False, buffer_size=_BUFFER_BYTES):
+            for path, file in self._open_files(pre_buffer=False, buffer_size=_BUFFER_BYTES):
                 missing = [name for name in columns if name not in file.schema_arrow.names]
                 if missing:
                     raise InvalidRequest(path, f"no column {format_list([repr(name) for name in missing])}")
@@ -126,8 +123,8 @@ class ParquetTable(_FileTable):
         self._check_same()
 
     def parts(self, column: str, part: str) -> Iterator[pa.Array]:
-        """Yield a part of a column of structs; the others are not read."""
-        for _, file in self._each(pre_buffer=False):
+        """Yield one child of a struct column; the others are not read."""
+        for _, file in self._open_files(pre_buffer=False):
             for group in range(file.num_row_groups):
                 for chunk in file.read_row_group(group, columns=[f"{column}.{part}"], use_threads=False)[0].chunks:
                     yield chunk.flatten()[chunk.type.get_field_index(part)]
@@ -137,13 +134,13 @@ class ParquetTable(_FileTable):
 def _read_columns(file: pq.ParquetFile, names: list[str]) -> pa.Table:
     """Return columns of a Parquet file.
 
-    A column and a row group at a time, each column made one chunk at once: of five million rows that takes 550 MB
-    where reading them as they come takes 750.
+    One column is read and compacted at a time: five million rows take 550 MB, against 750 MB for all columns together.
     """
     schema, columns = file.schema_arrow, []
     for name in names:
         groups = [
-            file.read_row_group(at, columns=[name], use_threads=False).column(name) for at in range(file.num_row_groups)
+            file.read_row_group(group_index, columns=[name], use_threads=False).column(name)
+            for group_index in range(file.num_row_groups)
         ]
         chunks = [chunk for group in groups for chunk in group.chunks]
         del groups
@@ -154,17 +151,16 @@ def _read_columns(file: pq.ParquetFile, names: list[str]) -> pa.Table:
 
 
 def _hive_partition(path: str) -> dict[str, str | None]:
-    """Return what the folders of a path say, Hive's way: `year=2024`."""
-    found: dict[str, str | None] = {}
+    partition: dict[str, str | None] = {}
     for part in path.split("/")[:-1]:
         name, equals, value = part.partition("=")
         if equals:
-            found[unquote(name)] = None if value == "__HIVE_DEFAULT_PARTITION__" else unquote(value)
-    return found
+            partition[unquote(name)] = None if value == "__HIVE_DEFAULT_PARTITION__" else unquote(value)
+    return partition
 
 
 class ArrowTable(_FileTable):
-    """An Arrow file, which is what Feather is, or the stream format, which Hugging Face datasets writes."""
+    """An Arrow file (Feather), or an Arrow stream as written by Hugging Face datasets."""
 
     def __init__(self, path: str) -> None:
         super().__init__(path, [path])
@@ -173,9 +169,9 @@ class ArrowTable(_FileTable):
 
     @contextmanager
     def _reader(
-        self, columns: list[str] | None, local: Callable[[str], pa.NativeFile] = pa.OSFile
+        self, columns: list[str] | None, open_local: Callable[[str], pa.NativeFile] = pa.OSFile
     ) -> Iterator[pa.RecordBatchReader]:
-        with local(self.where) if isinstance(found := arrow_input(self.where), str) else found as file:
+        with open_local(self.where) if isinstance(source := arrow_input(self.where), str) else source as file:
             fields = None if columns is None else [self.schema.get_field_index(name) for name in columns]
             options = pa.ipc.IpcReadOptions(included_fields=fields)
             try:
@@ -186,7 +182,7 @@ class ArrowTable(_FileTable):
             yield reader
 
     def read(self, columns: list[str], _text: Collection[str], /) -> pa.Table:
-        """Return some columns."""
+        """Return the selected columns."""
         if not columns:
             return pa.table({})
         with reading_table(self.where), self._reader(columns) as reader:
@@ -195,11 +191,14 @@ class ArrowTable(_FileTable):
         return table
 
     def batches(self, columns: list[str]) -> Iterator[pa.RecordBatch]:
-        """Yield record batches of some columns."""
-        with reading_table(self.where), self._reader(columns, pa.memory_map) as reader:  # a batch may be the whole file
+        """Yield record batches of the columns."""
+        with (
+            reading_table(self.where),
+            self._reader(columns, pa.memory_map) as reader,
+        ):  # map the file: a batch may be all of it
             if isinstance(reader, pa.RecordBatchFileReader):
-                for at in range(reader.num_record_batches):
-                    yield reader.get_batch(at)
+                for index in range(reader.num_record_batches):
+                    yield reader.get_batch(index)
             else:
                 yield from reader
         self._check_same()

@@ -1,4 +1,4 @@
-"""Column names and types of a table: which hold text or bytes, and which names are not allowed."""
+"""Column names and types of a table: text, bytes, and names that are not allowed."""
 
 from __future__ import annotations
 
@@ -23,43 +23,35 @@ MEDIA_NAMES = (
     "audio", "wav_path", "wav_file", "wav", "media_path", "media_file", "media", "mask_path", "mask_file", "mask",
 )  # fmt: skip
 
-
 PATH_NAMES = (
     "path", "file", "filename", "file_name", "filepath", "file_path", "image_path", "img_path", "image_file",
     "image", "img", *MEDIA_NAMES,
 )  # fmt: skip
 
-
 BAD_FIELD = re.compile(r"[/\x00-\x1f\x7f]|^\.|\.$|^$")
-
-
 _UNTYPABLE = re.compile(r"[=,]|^-|^\s|\s$")
-
-
-RENAME_HINT = "Name them apart."
-
-
-_PANDAS_INDEX = re.compile(r"__index_level_\d+__")  # what pandas makes of an index without a name
+RENAME_HINT = "Use a different name for each."
+_PANDAS_INDEX = re.compile(r"__index_level_\d+__")  # pandas' name for an unnamed index
 
 
 def find_byte_columns(schema: pa.Schema) -> list[str]:
-    """Return the columns that hold bytes, however deep: they are streamed, or never read."""
-    return [one.name for one in schema if any(is_bytes_type(kind) for kind, _ in nested_types(one.type))]
+    """Return the columns that contain bytes at any nesting level; these are streamed or never read."""
+    return [field.name for field in schema if any(is_bytes_type(kind) for kind, _ in nested_types(field.type))]
 
 
 def is_bytes_type(kind: pa.DataType) -> bool:
-    """Tell whether a type is one of bytes."""
+    """Check whether a type is binary."""
     tests = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_fixed_size_binary, pa.types.is_binary_view)
     return any(test(kind) for test in tests)
 
 
 def is_empty_struct(kind: pa.DataType) -> bool:
-    """Tell whether objects without any name are in a type: what JSON's `{}` in all rows becomes."""
-    return any(pa.types.is_struct(one) and not one.num_fields for one, _ in nested_types(kind))
+    """Check whether a type contains a struct without fields, as JSON's `{}` in every row becomes."""
+    return any(pa.types.is_struct(nested) and not nested.num_fields for nested, _ in nested_types(kind))
 
 
 def is_wrapped_bytes(kind: pa.DataType) -> bool:
-    """Tell whether a type is Hugging Face's `struct<bytes, path>`."""
+    """Check for Hugging Face's `struct<bytes, path>`."""
     return (
         bool(pa.types.is_struct(kind))
         and kind.get_field_index("bytes") >= 0
@@ -68,90 +60,92 @@ def is_wrapped_bytes(kind: pa.DataType) -> bool:
 
 
 def is_index_name(column: str) -> bool:
-    """Tell whether a name is what pandas calls the column that it makes of an index without a name."""
+    """Check whether a name is pandas' name for an unnamed index."""
     return _PANDAS_INDEX.match(column) is not None
 
 
 def is_text_type(kind: pa.DataType) -> bool:
-    """Tell whether a type is one of text, behind a dictionary or not."""
+    """Check whether a type is text, with or without dictionary encoding."""
     if pa.types.is_dictionary(kind):
         kind = kind.value_type
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
 
 
 def check_column_names(name: str, columns: list[str]) -> None:
-    """Refuse columns without a name, and several of one.
+    """Refuse unnamed columns and repeated names.
 
     Raises:
-        InvalidRequest: There are such columns.
+        InvalidRequest: A column has no name, or two have the same.
     """
-    without = [str(at) for at, column in enumerate(columns, 1) if not column.strip()]
-    if without:
-        found = f"column {format_list(without)} without a name"
-        remedy = "pandas writes its index like that: df.to_csv(..., index=False) does not."
-        raise InvalidRequest(name, found, expected="a name for each", remedy=remedy)
-    twice = sorted(repr(column) for column, count in Counter(columns).items() if count > 1)
-    if twice:
-        raise InvalidRequest(name, f"columns of the same name: {format_list(twice)}", remedy="Rename them.")
+    unnamed = [str(number) for number, column in enumerate(columns, 1) if not column.strip()]
+    if unnamed:
+        found = f"column {format_list(unnamed)} without a name"
+        remedy = "If pandas wrote it with its index, use df.to_csv(..., index=False)."
+        raise InvalidRequest(name, found, expected="a name for each column", remedy=remedy)
+    repeated = sorted(repr(column) for column, count in Counter(columns).items() if count > 1)
+    if repeated:
+        raise InvalidRequest(
+            name, f"several columns with the same name: {format_list(repeated)}", remedy="Rename them."
+        )
 
 
 def missing_name_error(thing: str, option: str, name: str, names: Sequence[str]) -> InvalidRequest:
-    """Return the error for a column or field that is not there, with the nearest names."""
-    lower = {one.casefold(): one for one in names}
-    near = [lower[one] for one in get_close_matches(name.casefold(), lower, n=3)]
-    remedy = f"Did you mean {' or '.join(map(repr, near))}?" if near else ""
+    """Return the error for an unknown column or field, with the most similar names."""
+    by_lower_case = {candidate.casefold(): candidate for candidate in names}
+    similar = [by_lower_case[candidate] for candidate in get_close_matches(name.casefold(), by_lower_case, n=3)]
+    remedy = f"Did you mean {' or '.join(map(repr, similar))}?" if similar else ""
     if name.isdigit() and thing == "column":
-        remedy = f"{flag_text('no_header')} calls columns of a text by their numbers."
+        remedy = f"To name the columns of a text file by number, use {flag_text('no_header')}."
     return InvalidRequest(
         option, f"no {thing} {name!r}", expected=f"one of {format_list([*names], 100)}", remedy=remedy
     )
 
 
 def check_sidecar_names(where: str, columns: list[str], *, remedy: str) -> None:
-    """Refuse columns of metadata with names that the sidecars have for themselves.
+    """Refuse metadata columns whose names are reserved for the sidecar.
 
     Raises:
-        InvalidRequest: There are such columns.
+        InvalidRequest: A name starts with two underscores.
     """
-    own = [repr(name) for name in columns if name.startswith("__")]
-    if own:
-        found = f"column {format_list(own)}: names that start with two underscores are the sidecar's own"
+    reserved = [repr(name) for name in columns if name.startswith("__")]
+    if reserved:
+        found = f"column {format_list(reserved)}: names that start with two underscores are reserved for the sidecar"
         raise InvalidRequest(where, found, remedy=f"Rename them, or {remedy}.")
 
 
 def check_field_name(where: str, found: str, name: str) -> None:
-    """Refuse a new name that no field can have, or that `--fields` could not say of one.
+    """Refuse a field name that is invalid, or that `--fields` could not express.
 
     Raises:
-        InvalidRequest: It is such.
+        InvalidRequest: The name is not allowed.
     """
     if BAD_FIELD.search(name) or _UNTYPABLE.search(name) or not is_utf8(to_bytes(name)):
-        expected = "an ending, such as jpg, cls or seg.png, without =, a comma, and a - or blank at its ends"
+        expected = "a name such as jpg, cls or seg.png, without '=' or ',', a leading '-', or a space at either end"
         raise InvalidRequest(where, found, expected=expected)
 
 
 def check_field_names(where: str, names: Sequence[str], *, remedy: str = RENAME_HINT) -> None:
-    """Refuse names that no field can have, and one that several columns give to theirs.
+    """Refuse invalid and repeated field names.
 
     Raises:
-        InvalidRequest: There are such names.
+        InvalidRequest: A name is not allowed, or occurs twice.
     """
     for name in names:
-        check_field_name(f"field {name!r}", "no name for a field", name)
-    twice = sorted({repr(name) for name in names if names.count(name) > 1})
-    if twice:
-        raise InvalidRequest(where, f"several columns become the field {format_list(twice)}", remedy=remedy)
+        check_field_name(f"field {name!r}", "not a valid field name", name)
+    repeated = sorted({repr(name) for name in names if names.count(name) > 1})
+    if repeated:
+        raise InvalidRequest(where, f"several columns for the field {format_list(repeated)}", remedy=remedy)
 
 
 def check_labels(classes: Sequence[str], fields: Sequence[tuple[str, str]]) -> None:
-    """Refuse labels that are none of the fields, given as (field, column).
+    """Refuse class labels for a field that does not exist; `fields` are (field, column).
 
     Raises:
-        InvalidRequest: There are such labels.
+        InvalidRequest: A label has no field.
     """
     unknown = [name for name in classes if name not in dict(fields)]
     if unknown:
-        remedy = f"Name its column: {option_text('values', {unknown[0]: 'COLUMN'})}."
+        remedy = f"Choose its column with {option_text('values', {unknown[0]: 'COLUMN'})}."
         raise InvalidRequest(
             option_text("classes"), f"no field {format_list([repr(name) for name in unknown])}", remedy=remedy
         )

@@ -24,7 +24,7 @@ _NESTED_TYPES = ("list", "dict", "tuple", "ndarray")
 
 
 def open_in_memory(source: object) -> MemoryTable:
-    """Return the table that an object is, or gives."""
+    """Return the table of a DataFrame, an Arrow object, or a dict of columns."""
     name = type(source).__name__
     with reading_table(name):
         if isinstance(source, pa.Table):
@@ -38,42 +38,42 @@ def open_in_memory(source: object) -> MemoryTable:
         else:
             expected = "a path, a DataFrame, an Arrow table, or a dict of columns"
             raise InvalidRequest(f"{source!r:.80}", "neither a path nor a table", expected=expected)
-    found = MemoryTable(name, table, name)
-    found.classes = dataset_classes(table.schema)
-    return found
+    opened = MemoryTable(name, table, name)
+    opened.classes = dataset_classes(table.schema)
+    return opened
 
 
 def _from_pandas(name: str, frame: pd.DataFrame) -> pa.Table:
-    """Return a DataFrame as Arrow; an index with names is columns, any other is left out.
-
-    Raises:
-        InvalidRequest: A column holds values of several types.
-    """
+    """Return a DataFrame as Arrow. A named index becomes columns; an unnamed one is dropped."""
     columns = [str(column) for column in frame.columns]
     check_column_names(name, columns)
     keep = all(level is not None for level in frame.index.names)
     try:
         return pa.Table.from_pandas(frame, preserve_index=keep).replace_schema_metadata(None)
     except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError):
-        paths = [at for at in range(len(columns)) if any(isinstance(one, os.PathLike) for one in frame.iloc[:, at])]
-        if paths:
-            return _from_pandas(name, _with_paths_as_text(frame, paths))
-        for at, column in enumerate(columns):
-            _check_frame_column(name, column, frame, at)
+        path_columns = [
+            index
+            for index in range(len(columns))
+            if any(isinstance(value, os.PathLike) for value in frame.iloc[:, index])
+        ]
+        if path_columns:
+            return _from_pandas(name, _with_paths_as_text(frame, path_columns))
+        for index, column in enumerate(columns):
+            _check_frame_column(name, column, frame, index)
         raise
 
 
 def _with_paths_as_text(frame: pd.DataFrame, columns: list[int]) -> pd.DataFrame:
-    """Return a DataFrame with text in place of path objects in some columns."""
-    found: pd.DataFrame = frame.copy(deep=False)
-    for at in columns:
-        found.isetitem(at, [os.fsdecode(one) if isinstance(one, os.PathLike) else one for one in frame.iloc[:, at]])
-    return found
+    converted: pd.DataFrame = frame.copy(deep=False)
+    for index in columns:
+        converted.isetitem(
+            index, [os.fsdecode(value) if isinstance(value, os.PathLike) else value for value in frame.iloc[:, index]]
+        )
+    return converted
 
 
-def _check_frame_column(name: str, column: str, frame: pd.DataFrame, at: int) -> None:
-    """Refuse a column of a DataFrame that Arrow cannot hold."""
-    values = frame.iloc[:, at]
+def _check_frame_column(name: str, column: str, frame: pd.DataFrame, index: int) -> None:
+    values = frame.iloc[:, index]
     try:
         pa.array(values)
     except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError) as error:
@@ -83,11 +83,11 @@ def _check_frame_column(name: str, column: str, frame: pd.DataFrame, at: int) ->
                 kinds.setdefault(type(value).__name__, []).append(row)
         if len(kinds) > 1:
             raise mixed_types_error(name, column, kinds) from None
-        held = printable(next(iter(kinds), "nothing"))
-        found = f"column {column!r} holds {held} in {pluralize(len(values), 'row')}"
+        type_name = printable(next(iter(kinds), "nothing"))
+        found = f"column {column!r} holds {type_name} in {pluralize(len(values), 'row')}"
         if next(iter(kinds), "") not in _NESTED_TYPES:
-            raise InvalidRequest(name, found, expected="values that Arrow knows") from None
-        found += f" whose parts differ in type: {str(error).splitlines()[0]}"
+            raise InvalidRequest(name, found, expected="values that Arrow supports") from None
+        found += f" with elements of different types: {str(error).splitlines()[0]}"
         as_json = f"{option_text('values', {'json': column})} with {option_text('meta', 'none')}"
-        remedy = f"Make it text, frame[{column!r}].map(json.dumps): {as_json} takes it for the field json."
-        raise InvalidRequest(name, found, expected="parts of one type in all rows", remedy=remedy) from None
+        remedy = f"Convert it to text with frame[{column!r}].map(json.dumps), then use {as_json}."
+        raise InvalidRequest(name, found, expected="elements of one type in all rows", remedy=remedy) from None

@@ -1,4 +1,4 @@
-"""Read a large JSON document as a stream: one array element is in memory at a time."""
+"""Read a large JSON document as a stream, with one array element in memory at a time."""
 
 from __future__ import annotations
 
@@ -16,42 +16,28 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 
-_BLOCK_BYTES = 2**20  # bytes at a time
-
-
+_BLOCK_BYTES = 2**20
 _WHITE_SPACE = re.compile(r"[ \t\r\n]*")
-
-
-_MAX_TOKEN_CHARS = 16  # characters that a number, a word or an escape at the end of what was read may lack
-
-
-_NUMBER_CONTINUES = ("", ".", "e", "E")  # what may stand behind the start of a number
-
-
+_MAX_TOKEN_CHARS = 16  # characters by which a block may cut a number, a word or an escape
+_NUMBER_CONTINUES = ("", ".", "e", "E")
 _DECODER = json.JSONDecoder()
-
-
-ROWS_OR_COCO = "an array of objects, a row each, or COCO's images and annotations"
+ROWS_OR_COCO = "an array of objects, one per row, or COCO annotations"
 
 
 class JsonStream:
-    """One JSON document, read piece by piece.
-
-    Args:
-        where: What the user called it.
-        stream: Its bytes.
+    """One JSON document, read piece by piece. Every method may raise.
 
     Raises:
-        InvalidRequest: In every method: it is no JSON, nested too deep, or has a value of more than `MAX_ROW_BYTES`.
+        InvalidRequest: Invalid JSON, nested too deeply, or a value of more than `MAX_ROW_BYTES`.
     """
 
     def __init__(self, where: str, stream: BinaryIO) -> None:
         self._where, self._stream = where, stream
         self._decode = codecs.getincrementaldecoder("utf-8-sig")().decode
-        self._text, self._at, self._start, self._before, self._ended = "", 0, 0, 0, False
+        self._text, self._at, self._start, self._before, self._at_end = "", 0, 0, 0, False
 
     def peek(self) -> str:
-        """Return the next character that is not white space; empty at the end."""
+        """Return the next non-blank character; empty at the end."""
         while True:
             self._at = _WHITE_SPACE.match(self._text, self._at).end()  # type: ignore[union-attr]
             if self._at < len(self._text):
@@ -60,15 +46,15 @@ class JsonStream:
                 return ""
 
     def value(self) -> Any:
-        """Return the next value, whole."""
+        """Read and return the next value."""
         self.peek()
         while True:
             try:
-                found, end = _DECODER.raw_decode(self._text, self._at)
+                value, end = _DECODER.raw_decode(self._text, self._at)
             except RecursionError:
                 raise nesting_error(self._where) from None
             except json.JSONDecodeError as error:
-                problem = self._problem(error.msg, error.pos)  # which counts in what was read until now
+                problem = self._problem(error.msg, error.pos)  # before more text is read: it counts in the current text
                 is_cut = error.msg.startswith("Unterminated") or error.pos > len(self._text) - _MAX_TOKEN_CHARS
                 if not is_cut or not self._fill():
                     raise problem from None
@@ -78,40 +64,40 @@ class JsonStream:
                 is_cut = self._text[end : end + 1] in _NUMBER_CONTINUES and end + _MAX_TOKEN_CHARS > len(self._text)
                 if not is_cut or not self._fill():
                     self._start, self._at = self._at, end
-                    return found
+                    return value
 
     def text(self) -> str:
-        """Return what the last value was written as."""
+        """Return the JSON text of the last value."""
         return self._text[self._start : self._at]
 
     def elements(self) -> Iterator[Any]:
-        """Yield the values of the array that comes next."""
-        return self._parts("[", "]", self.value)
+        """Yield the elements of the next array."""
+        return self._iter_items("[", "]", self.value)
 
     def members(self) -> Iterator[str]:
-        """Yield the names in the object that comes next; before each next one, its value must be read."""
-        return self._parts("{", "}", self._name)
+        """Yield the names of the next object; the caller reads each value before it asks for the next name."""
+        return self._iter_items("{", "}", self._read_name)
 
-    def _parts(self, start: str, end: str, part: Callable[[], Any]) -> Iterator[Any]:
-        self._take(start)
+    def _iter_items(self, start: str, end: str, read_item: Callable[[], Any]) -> Iterator[Any]:
+        self._expect(start)
         if self.peek() == end:
-            self._take(end)
+            self._expect(end)
             return
         while True:
-            yield part()
-            if self._take("," + end) == end:
+            yield read_item()
+            if self._expect("," + end) == end:
                 return
 
-    def _name(self) -> str:
+    def _read_name(self) -> str:
         self.peek()
-        at = self._at
+        position = self._at
         if not isinstance(name := self.value(), str):
-            raise self._problem("no name", at)
-        self._take(":")
+            raise self._problem("not a name", position)
+        self._expect(":")
         return name
 
     def skip(self) -> None:
-        """Pass over the next value: of an array, one element at a time."""
+        """Skip the next value; an array is skipped one element at a time."""
         if self.peek() != "[":
             self.value()
             return
@@ -119,45 +105,44 @@ class JsonStream:
             pass
 
     def end(self) -> None:
-        """Refuse anything that comes behind the last value."""
+        """Raise if anything follows the last value."""
         if self.peek():
             raise self._problem("more than one value", self._at)
 
-    def _take(self, marks: str) -> str:
-        found = self.peek()
-        if not found or found not in marks:
-            raise self._problem(f"no {' or '.join(marks)}" if found else "it ends too early", self._at)
+    def _expect(self, marks: str) -> str:
+        char = self.peek()
+        if not char or char not in marks:
+            raise self._problem(f"'{char}' instead of {' or '.join(marks)}" if char else "it ends too early", self._at)
         self._at += 1
-        return found
+        return char
 
     def _fill(self) -> bool:
-        """Read on; tell whether there was more."""
-        if self._ended:
+        if self._at_end:
             return False
         rest = self._text[self._at :]
         if len(rest) > MAX_ROW_BYTES:
             raise row_size_error(self._where)
         data = self._stream.read(max(_BLOCK_BYTES, len(rest)))
-        self._ended, self._before = not data, self._before + self._at
+        self._at_end, self._before = not data, self._before + self._at
         try:
             self._text, self._at = rest + self._decode(data, not data), 0
         except UnicodeDecodeError:
-            raise InvalidRequest(self._where, "text that is no UTF-8", expected="JSON in UTF-8") from None
-        return not self._ended
+            raise InvalidRequest(self._where, "not valid UTF-8", expected="JSON in UTF-8") from None
+        return not self._at_end
 
-    def _problem(self, found: str, at: int) -> InvalidRequest:
-        shown = printable(self._text[at : at + 40])
-        problem = f"no JSON: {found[:1].lower()}{found[1:80]}, at character {self._before + at + 1:,}"
+    def _problem(self, found: str, position: int) -> InvalidRequest:
+        shown = printable(self._text[position : position + 40])
+        problem = f"invalid JSON: {found[:1].lower()}{found[1:80]}, at character {self._before + position + 1:,}"
         return InvalidRequest(
-            self._where, problem, expected=ROWS_OR_COCO, remedy=f"There stands '{shown}'." * bool(shown)
+            self._where, problem, expected=ROWS_OR_COCO, remedy=f"The text there: '{shown}'." * bool(shown)
         )
 
 
 def to_json_lines(where: str, rows: JsonStream) -> pa.Buffer:
-    """Return an array of objects as JSON lines, packed by LZ4: they are read several times.
+    """Return an array of objects as LZ4-compressed JSON lines: the caller reads them several times.
 
     Raises:
-        InvalidRequest: It is none, or empty.
+        InvalidRequest: The document is not an array of objects, or is empty.
     """
     sink, number = pa.BufferOutputStream(), 0
     with pa.CompressedOutputStream(sink, "lz4") as lines:

@@ -1,4 +1,4 @@
-"""Limits of a table's shape that readers and output files can handle: columns, nesting, row size."""
+"""Limits on a table's columns, nesting and row size, which readers and output files can handle."""
 
 from __future__ import annotations
 
@@ -13,63 +13,59 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-MAX_COLUMNS = 10_000  # each has its own part in the sidecar of each shard
-
-
-MAX_NESTING = 32  # lists and structs in each other: Parquet's reader takes 100 of its own, up to three a level
-
-
-MAX_ROW_BYTES = 2**28  # bytes of text: they are in memory several times, and a few in a compressed file may mean all
+MAX_COLUMNS = 10_000  # each takes space in the sidecar of every shard
+MAX_NESTING = 32  # Parquet's reader accepts 100 levels, and a list or struct takes up to three
+MAX_ROW_BYTES = 2**28  # text is copied several times, and a small compressed file may expand to this
 
 
 def check_shape(where: str, schema: pa.Schema) -> None:
-    """Refuse a table with too many columns, or with one that is nested too deep.
+    """Refuse a table with too many columns, or with too deep nesting.
 
     Raises:
-        InvalidRequest: It has.
+        InvalidRequest: The table exceeds a limit.
     """
     if len(schema) > MAX_COLUMNS:
         raise column_count_error(where, len(schema))
-    for one in schema:
-        left = MAX_COLUMNS
-        for _, level in nested_types(one.type):
+    for field in schema:
+        remaining = MAX_COLUMNS
+        for _, level in nested_types(field.type):
             if level > MAX_NESTING:
-                raise nesting_error(f"{where}, column {one.name!r}")
-            left -= 1
-            if left < 0:
-                found = f"column {one.name!r} with more than {MAX_COLUMNS:,} parts"
+                raise nesting_error(f"{where}, column {field.name!r}")
+            remaining -= 1
+            if remaining < 0:
+                found = f"column {field.name!r} with more than {MAX_COLUMNS:,} nested values"
                 raise InvalidRequest(where, found, expected="fewer")
 
 
 def nested_types(kind: pa.DataType) -> Iterator[tuple[pa.DataType, int]]:
-    """Yield each type within a type and its level, 1 for what lies in a column."""
+    """Yield a type and all types nested in it, with their levels; the type itself has level 0."""
     stack = [(kind, 0)]
     while stack:
-        one, level = stack.pop()
-        yield one, level
-        if isinstance(one, pa.BaseExtensionType):
-            stack.append((one.storage_type, level))
-        elif pa.types.is_dictionary(one):
-            stack.append((one.value_type, level))
-        elif pa.types.is_nested(one):
-            stack += [(one.field(at).type, level + 1) for at in range(one.num_fields)]
+        current, level = stack.pop()
+        yield current, level
+        if isinstance(current, pa.BaseExtensionType):
+            stack.append((current.storage_type, level))
+        elif pa.types.is_dictionary(current):
+            stack.append((current.value_type, level))
+        elif pa.types.is_nested(current):
+            stack += [(current.field(index).type, level + 1) for index in range(current.num_fields)]
 
 
 def column_count_error(where: str, count: int | None = None) -> InvalidRequest:
     """Return the error for a table with too many columns."""
     found = f"more than {MAX_COLUMNS:,} columns" if count is None else f"{count:,} columns"
-    remedy = "Put numbers that belong together into one column of lists."
+    remedy = "Store related numbers in one list column."
     return InvalidRequest(where, found, expected=f"at most {MAX_COLUMNS:,}", remedy=remedy)
 
 
 def nesting_error(where: str) -> InvalidRequest:
-    """Return the error for values that are nested too deep."""
-    found = f"lists or objects more than {MAX_NESTING} deep in each other"
-    return InvalidRequest(where, found, expected=f"at most {MAX_NESTING}", remedy="Write such a value as text.")
+    """Return the error for too deeply nested values."""
+    found = f"lists or objects nested more than {MAX_NESTING} levels deep"
+    return InvalidRequest(where, found, expected=f"at most {MAX_NESTING}", remedy="Store the value as text.")
 
 
 def row_size_error(where: str) -> InvalidRequest:
     """Return the error for a row that is too long."""
     found = f"a row of more than {MAX_ROW_BYTES >> 20} MiB"
-    remedy = f"Write it to a file, and its path into the table ({option_text('files', {'FIELD': 'COLUMN'})})."
-    return InvalidRequest(where, found, expected="less text in a row", remedy=remedy)
+    remedy = f"Store the text in a file and its path in the table ({option_text('files', {'FIELD': 'COLUMN'})})."
+    return InvalidRequest(where, found, expected="a shorter row", remedy=remedy)

@@ -26,9 +26,7 @@ from shardtool.table.columns import PATH_NAMES, check_column_names
 from shardtool.table.delimited import DelimitedTable
 from shardtool.table.in_memory import open_in_memory
 from shardtool.table.json_lines import read_json_lines
-from shardtool.table.limits import (
-    check_shape,
-)
+from shardtool.table.limits import check_shape
 from shardtool.table.rows import TableRows, format_rows
 from shardtool.units import pluralize
 
@@ -39,7 +37,7 @@ if TYPE_CHECKING:
 
 
 def read_list(name: str, data: bytes, column: str) -> pa.Table:
-    """Return a table of one column: paths that end with a newline each, or with a NUL where there are any."""
+    """Return a one-column table of paths that end with newlines, or with NULs if there is any NUL."""
     if b"\0" in data:
         lines = data.removesuffix(b"\0").split(b"\0")
     else:
@@ -48,36 +46,33 @@ def read_list(name: str, data: bytes, column: str) -> pa.Table:
             lines = [line.removesuffix(b"\r") for line in lines]
     bad = [number for number, line in enumerate(lines, 1) if not is_utf8(line)]
     if bad:
-        raise InvalidRequest(name, f"{format_rows(bad)}: no UTF-8", expected="paths in UTF-8")
+        raise InvalidRequest(name, f"{format_rows(bad)}: not valid UTF-8", expected="paths in UTF-8")
     if lines == [b""]:
         lines = []
     return pa.table({column: arrow.text_array([line.decode() for line in lines])})
 
 
-_MAX_SECONDS = 2**63 // 1000 - 1  # Parquet has no seconds: sidecars hold milliseconds
-
-
+_MAX_SECONDS = 2**63 // 1000 - 1  # sidecars store milliseconds, because Parquet has no seconds
 _STDIN_NAME = "stdin"
 
 
 def open_table(source: object, named: Collection[str], form: DelimitedFormat = DEFAULT_FORMAT) -> Table:
-    """Return the table that `source` is.
+    """Open the table `source`.
 
     Args:
-        source: See `is_table`.
-        named: The columns that the request names: where there are any, standard input is a table.
-        form: How it is written, where its name does not say it.
+        source: A path or an object; see `is_table`.
+        named: Columns named in the request. With any, standard input is read as a table.
+        form: Text format, if the file name does not imply it.
 
     Raises:
-        InvalidRequest: There is none, it cannot be read, it is no text where it should be, or it has too many columns,
-            or one that is nested too deep.
+        InvalidRequest: The source cannot be read as a table, or has too many or too deep columns.
     """
     path = os.fspath(source) if isinstance(source, str | os.PathLike) else None
     table = open_in_memory(source) if path is None else _open_path(path, named, form)
     if form != DEFAULT_FORMAT and not isinstance(table, DelimitedTable):
         given = option_text("delimiter" if form.delimiter else "no_header")
-        raise InvalidRequest(table.where, f"used with {given}", expected="a CSV, or other text with delimiters")
-    with reading_table(table.where):  # names may be no UTF-8
+        raise InvalidRequest(table.where, f"used with {given}", expected="CSV or other delimited text")
+    with reading_table(table.where):  # names may be invalid UTF-8
         check_column_names(table.where, table.schema.names)
         check_shape(table.where, table.schema)
     return table
@@ -97,16 +92,11 @@ def _open_path(path: str, named: Collection[str], form: DelimitedFormat) -> Tabl
             return _open_file(path, form)
     files = detect.list_parquet_files(path)
     if not files:
-        raise InvalidRequest(path, "a folder", expected="one that holds Parquet files only")
+        raise InvalidRequest(path, "a folder with other files", expected="a folder of Parquet files only")
     return ParquetTable(path, files)
 
 
 def _refuse_glob(path: str) -> None:
-    """Refuse a glob of tables other than Parquet.
-
-    Raises:
-        InvalidRequest: It matches files.
-    """
     if not any(mark in paths.base_name(path) for mark in "*?["):
         return
     folder = paths.folder_of(path)
@@ -131,12 +121,11 @@ def _open_file(path: str, form: DelimitedFormat) -> Table:
         return DelimitedTable(path, _stream_opener(path), form, detect.DELIMITERS.get(ending, ""))
     if ending in detect.JSON_LINES_ENDINGS:
         return MemoryTable(path, read_json_lines(path, _stream_opener(path)))
-    remedy = f"Of a text, {option_text('delimiter')} says what stands between the values."
-    raise InvalidRequest(path, "no table", expected="CSV, TSV, JSON, Parquet or Feather", remedy=remedy)
+    remedy = f"For delimited text, set the separator with {option_text('delimiter')}."
+    raise InvalidRequest(path, "not a table", expected="CSV, TSV, JSON, Parquet or Feather", remedy=remedy)
 
 
 def _read_json_file(path: str) -> MemoryTable:
-    """Return the table of an array of rows, or of COCO's annotations."""
     from shardtool.table.coco import IMAGE_COLUMN, read_coco
     from shardtool.table.json_stream import JsonStream, to_json_lines
 
@@ -144,9 +133,9 @@ def _read_json_file(path: str) -> MemoryTable:
         document = JsonStream(path, stream)
         if document.peek() == "{":
             table, classes, notes = read_coco(path, document)
-            found = MemoryTable(path, table)
-            found.classes, found.on, found.notes = classes, IMAGE_COLUMN, notes
-            return found
+            opened = MemoryTable(path, table)
+            opened.classes, opened.on, opened.notes = classes, IMAGE_COLUMN, notes
+            return opened
         lines = to_json_lines(path, document)
     return MemoryTable(path, read_json_lines(path, lambda: pa.input_stream(lines, compression="lz4")))
 
@@ -154,33 +143,28 @@ def _read_json_file(path: str) -> MemoryTable:
 def _stream_opener(path: str) -> Callable[[], BinaryIO]:
     if address.is_url(path):
         blob = open_remote(path)
-        data = pa.py_buffer(blob.read(0, blob.size))  # a text is read more than once
-        packed = next(
-            (kind for ending, kind in detect.COMPRESSIONS.items() if paths.base_name(path).lower().endswith(ending)),
+        data = pa.py_buffer(blob.read(0, blob.size))  # text is read more than once
+        compression = next(
+            (codec for ending, codec in detect.COMPRESSIONS.items() if paths.base_name(path).lower().endswith(ending)),
             None,
         )
-        return lambda: pa.input_stream(data, compression=packed)
+        return lambda: pa.input_stream(data, compression=compression)
     return lambda: pa.input_stream(path, compression="detect")
 
 
 def read_columns(table: Table, names: Collection[str], text: Collection[str]) -> dict[str, pa.ChunkedArray]:
-    """Return columns without bytes, an array in its plain type each, in the order of the table.
-
-    Args:
-        table: What to read.
-        names: The columns.
-        text: Where types are inferred, the columns that stay text.
+    """Return columns without bytes, each as one array of a plain type, in table order; columns in `text` stay text.
 
     Raises:
-        InvalidRequest: The table cannot be read, or holds text that is no UTF-8.
+        InvalidRequest: The table cannot be read, or contains invalid UTF-8.
     """
     with reading_table(table.where):
-        found = table.read([name for name in table.schema.names if name in names], text)
+        selected = table.read([name for name in table.schema.names if name in names], text)
         columns = {}
-        columns_left = found.columns[::-1]
-        names_left, found = found.column_names, None
-        for name in names_left:
-            column = columns_left.pop()  # so that it is not in memory twice
+        remaining = selected.columns[::-1]
+        column_names, selected = selected.column_names, None
+        for name in column_names:
+            column = remaining.pop()  # drop each reference, to avoid two copies in memory
             check_column(table.where, name, column)
             columns[name] = arrow.to_one_chunk(arrow.to_plain(column))
             del column
@@ -188,26 +172,26 @@ def read_columns(table: Table, names: Collection[str], text: Collection[str]) ->
 
 
 def _read_standard_input(data: bytes, named: Collection[str], form: DelimitedFormat) -> Table:
-    """Return the table of what came in: paths, a line each, or a CSV or TSV with a header that can only be one."""
+    """Return a table from standard input: paths one per line, or a CSV or TSV recognised by its header."""
     name = "standard input"
     line, _, rest = data.partition(b"\n")
     header = line.decode("utf-8-sig", "replace").strip("\r")
     separator = "\t" if "\t" in header else ","
     cells = {cell.strip('"') for cell in header.split(separator)}
-    usual = {cell.casefold() for cell in cells} & set(PATH_NAMES)
-    if b"\0" not in data and (form != DEFAULT_FORMAT or cells & set(named) or (usual and len(cells) > 1)):
+    path_columns = {cell.casefold() for cell in cells} & set(PATH_NAMES)
+    if b"\0" not in data and (form != DEFAULT_FORMAT or cells & set(named) or (path_columns and len(cells) > 1)):
         with reading_table(name):
             return DelimitedTable(name, lambda: io.BytesIO(data), form, separator, _STDIN_NAME)
-    if usual and b"\0" not in data:  # a column of paths with its header
+    if path_columns and b"\0" not in data:  # a column of paths with its header
         data = rest
     return MemoryTable(name, read_list(name, data, "path"), _STDIN_NAME)
 
 
 def check_column(where: str, name: str, column: pa.ChunkedArray) -> None:
-    """Refuse a column, a chunked array, that is not what its type says, and text that is no UTF-8: no reader looks.
+    """Refuse a column whose values do not fit its type, and invalid UTF-8; no reader checks these.
 
     Raises:
-        InvalidRequest: It is not.
+        InvalidRequest: The column is invalid.
     """
     try:
         column.validate(full=True)
@@ -215,17 +199,17 @@ def check_column(where: str, name: str, column: pa.ChunkedArray) -> None:
         kind = column.type
         if pa.types.is_string(kind) or pa.types.is_large_string(kind):
             column.validate()
-            found = f"column {name!r}: text that is no UTF-8"
+            found = f"column {name!r}: invalid UTF-8"
             TableRows(where, {}, None).refuse(_undecodable_rows(column), found, expected="UTF-8", remedy=RECODE_HINT)
         raise InvalidRequest(where, f"column {name!r}: {str(error).splitlines()[0]}") from None
     if pa.types.is_timestamp(column.type) and column.type.unit == "s":
         seconds = column.cast(pa.int64()).combine_chunks().fill_null(0).to_numpy()
-        found = f"column {name!r}: a time that Parquet cannot hold"
-        expected = "milliseconds since 1970 of 63 bits"
+        found = f"column {name!r}: a time that Parquet cannot store"
+        expected = "milliseconds since 1970 that fit into 63 bits"
         TableRows(where, {}, None).refuse(np.flatnonzero(np.abs(seconds) > _MAX_SECONDS), found, expected=expected)
 
 
 def _undecodable_rows(column: pa.ChunkedArray) -> NDArray[np.int64]:
-    wide = pa.large_binary() if pa.types.is_large_string(column.type) else pa.binary()
-    values = (value for chunk in column.chunks for value in chunk.view(wide).to_pylist())
-    return np.array([at for at, value in enumerate(values) if value is not None and not is_utf8(value)], np.int64)
+    binary_type = pa.large_binary() if pa.types.is_large_string(column.type) else pa.binary()
+    values = (value for chunk in column.chunks for value in chunk.view(binary_type).to_pylist())
+    return np.array([row for row, value in enumerate(values) if value is not None and not is_utf8(value)], np.int64)

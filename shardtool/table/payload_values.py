@@ -1,4 +1,4 @@
-"""Column values as payloads: which values are not allowed, and the types and class numbers of the others.
+"""Column values as payloads: refused values, value types, and class numbers.
 
 Nulls are not checked here; `missing_positions` finds them.
 """
@@ -30,35 +30,35 @@ _MAX_INT64 = 2**63 - 1
 
 
 def missing_positions(column: pa.ChunkedArray) -> NDArray[np.int64]:
-    """Return where a column is null or NaN."""
+    """Return the positions of null and NaN."""
     if pa.types.is_floating(column.type):
         return arrow.true_positions(pc.is_null(column, nan_is_null=True))
     return arrow.true_positions(pc.is_null(column)) if column.null_count else np.zeros(0, np.int64)
 
 
 def nul_positions(column: pa.ChunkedArray) -> NDArray[np.int64]:
-    """Return where a text has a NUL in it."""
+    """Return the positions of text that contains a NUL."""
     if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
         return np.zeros(0, np.int64)
     return arrow.true_positions(pc.match_substring(column, "\0"))
 
 
 def over_int64_positions(column: pa.ChunkedArray) -> NDArray[np.int64]:
-    """Return where a number is more than fits into int64."""
+    """Return the positions of numbers that do not fit into int64."""
     if not pa.types.is_uint64(column.type):
         return np.zeros(0, np.int64)
-    found = np.flatnonzero(arrow.number_values(column) > _MAX_INT64)
-    return np.setdiff1d(found, missing_positions(column), assume_unique=True)  # at a null stands anything
+    too_large = np.flatnonzero(arrow.number_values(column) > _MAX_INT64)
+    return np.setdiff1d(too_large, missing_positions(column), assume_unique=True)  # the value at a null is undefined
 
 
 def infinite_positions(column: pa.Array) -> NDArray[np.int64]:
-    """Return where a column holds an infinite float, however deep."""
+    """Return the positions of values that contain an infinite float at any nesting level."""
     kind = column.type
     if pa.types.is_floating(kind):
         return arrow.true_positions(pc.is_inf(column))
     if not pa.types.is_nested(kind) or not _has_infinite(column):
         return np.zeros(0, np.int64)
-    return np.array([at for at in range(len(column)) if _has_infinite(column.slice(at, 1))], np.int64)
+    return np.array([index for index in range(len(column)) if _has_infinite(column.slice(index, 1))], np.int64)
 
 
 def _has_infinite(column: pa.Array) -> bool:
@@ -73,52 +73,50 @@ def _has_infinite(column: pa.Array) -> bool:
 
 
 def check_payload(
-    name: str, column: pa.ChunkedArray, called: Sequence[str] | None, refuse: Callable[..., None]
+    name: str, column: pa.ChunkedArray, class_names: Sequence[str] | None, refuse: Callable[..., None]
 ) -> None:
-    """Refuse values of a column that no field can hold.
+    """Refuse column values that no field can store.
 
-    Args:
-        name: What the column is called.
-        column: It.
-        called: The names of classes, where the values are their numbers, or lists of these.
-        refuse: Raises for the rows at some places, where there are any: see `Rows.refuse`.
+    `refuse` is `TableRows.refuse` or the like. `class_names` are set if the values are class numbers or lists of them.
 
     Raises:
-        InvalidRequest: There are such values.
+        InvalidRequest: A value is refused.
     """
-    refuse(nul_positions(column), f"column {name!r}: a NUL in the text", expected="text without")
-    refuse(over_int64_positions(column), f"column {name!r}: a number over 2^63", expected="what fits into int64")
-    if called is not None:
-        expected, remedy = f"0 to {len(called) - 1:,}", f"{option_text('where')} can leave such rows out."
-        found = f"column {name!r}: the number of no class"
-        refuse(unknown_class_positions(column, called), found, expected=expected, remedy=remedy)
+    refuse(nul_positions(column), f"column {name!r}: a NUL in the text", expected="text without NUL")
+    refuse(
+        over_int64_positions(column), f"column {name!r}: a number over 2^63", expected="a number that fits into int64"
+    )
+    if class_names is not None:
+        expected, remedy = f"0 to {len(class_names) - 1:,}", f"Exclude such rows with {option_text('where')}."
+        found = f"column {name!r}: a number without a class"
+        refuse(unknown_class_positions(column, class_names), found, expected=expected, remedy=remedy)
     if pa.types.is_nested(column.type):
         infinite = infinite_positions(column)
-        refuse(infinite, f"column {name!r}: an infinite number", expected="what JSON has a form for")
+        refuse(infinite, f"column {name!r}: an infinite number", expected="finite numbers: JSON has no infinity")
 
 
 def unknown_class_positions(column: pa.ChunkedArray, classes: Sequence[str]) -> NDArray[np.int64]:
-    """Return where a number is that of none of some classes; in lists, none is looked for."""
+    """Return the positions of numbers that are not in `classes`; lists are not checked."""
     if not pa.types.is_integer(column.type):
         return np.zeros(0, np.int64)
-    found = arrow.number_values(pc.fill_null(column, 0))
-    return np.flatnonzero((found < 0) | (found >= len(classes)))
+    numbers = arrow.number_values(pc.fill_null(column, 0))
+    return np.flatnonzero((numbers < 0) | (numbers >= len(classes)))
 
 
 def check_list_field(name: str, column: str, kind: pa.DataType) -> None:
-    """Refuse lists of class numbers as a field that readers take for one number.
+    """Refuse lists of class numbers in a field that readers interpret as one number.
 
     Raises:
-        InvalidRequest: The field does not end in json.
+        InvalidRequest: The field name does not end in json.
     """
     if pa.types.is_nested(kind) and name.rpartition(".")[2].lower() != "json":
         found = f"column {column!r} (field {name}) holds lists of class numbers"
-        remedy = f"Call it so: {option_text('values', {f'{column}.json': column})}."
-        raise InvalidRequest(option_text("values"), found, expected="a field that ends in json", remedy=remedy)
+        remedy = f"Use {option_text('values', {f'{column}.json': column})}."
+        raise InvalidRequest(option_text("values"), found, expected="a field name that ends in json", remedy=remedy)
 
 
 def value_type(kind: pa.DataType) -> ValueType:
-    """Return what a value of an Arrow type is, of which a field has the text."""
+    """Return the type of a value of an Arrow type, written as text."""
     if pa.types.is_boolean(kind):
         return "bool"
     return "json" if pa.types.is_nested(kind) else number_type(kind) or "text"
@@ -128,39 +126,45 @@ def renumber_columns(
     column_of: Callable[[str], pa.ChunkedArray],
     classes: dict[str, list[str]],
     fields: Iterable[tuple[str, str]],
-    asked: Collection[str],
-    known: Classes | None,
+    requested_fields: Collection[str],
+    class_lists: Classes | None,
 ) -> Iterator[tuple[str, pa.Array]]:
-    """Yield the columns of class numbers that become fields, numbered as the classes that are known already.
+    """Yield class-number columns that become fields, renumbered to match existing class lists.
 
     Args:
-        column_of: Returns a column.
-        classes: The names of classes of columns; those that are known take their place.
+        column_of: Returns a column by name.
+        classes: Class names by column; updated to the new numbering.
         fields: (field, column).
-        asked: The fields whose labels a list is for that does not grow; empty: for all.
-        known: The numbers that classes have already; None: those of the columns stay.
+        requested_fields: Fields that a fixed class list applies to; empty: all.
+        class_lists: Existing class lists; None: keep the columns' numbers.
 
     Raises:
-        InvalidRequest: A class that a list does not have which does not grow; or it is for none of the fields.
+        InvalidRequest: A class is missing in a fixed list, or a list applies to no field.
     """
-    if known is None:
+    if class_lists is None:
         return
-    if not (asked or known.grows or any(column in classes for _, column in fields)):
+    if not (requested_fields or class_lists.grows or any(column in classes for _, column in fields)):
         raise InvalidRequest(
-            option_text("classes_from"), "no labels to number", expected=f"it with {option_text('classes')}"
+            option_text("classes_from"), "no labels to number", expected=f"{option_text('classes')} in addition"
         )
     for field, column in fields:
-        values = column_of(column) if column in classes and (known.grows or not asked or field in asked) else None
+        values = (
+            column_of(column)
+            if column in classes and (class_lists.grows or not requested_fields or field in requested_fields)
+            else None
+        )
         if values is None or len(unknown_class_positions(values, classes[column])):
             continue
         values = arrow.to_one_chunk(values) if isinstance(values, pa.ChunkedArray) else values
-        is_list, called = pa.types.is_nested(values.type), [*map(unquote_to_bytes, classes[column])]
+        is_list, class_names = pa.types.is_nested(values.type), [*map(unquote_to_bytes, classes[column])]
         flat = values.flatten() if is_list else values
-        if known.grows:  # by all classes of the table, in its order
-            known = known._replace(names={**known.names, field: [*dict.fromkeys([*known.of(field), *classes[column]])]})
-        used = {called[number] for number in pc.unique(flat).drop_null().to_pylist()}
-        place, classes[column] = number_classes(used, field, known)
-        numbers = pa.array([place.get(name) for name in called], pa.int64()).take(flat)
+        if class_lists.grows:  # add all classes of the table, in table order
+            class_lists = class_lists._replace(
+                names={**class_lists.names, field: [*dict.fromkeys([*class_lists.of(field), *classes[column]])]}
+            )
+        used = {class_names[number] for number in pc.unique(flat).drop_null().to_pylist()}
+        number_of, classes[column] = number_classes(used, field, class_lists)
+        numbers = pa.array([number_of.get(name) for name in class_names], pa.int64()).take(flat)
         if len(classes[column]) <= 2 ** (flat.type.bit_width - 1):
             numbers = numbers.cast(flat.type)
         if is_list:
@@ -170,20 +174,19 @@ def renumber_columns(
         yield column, numbers
 
 
-def number_labels(labels: pa.ChunkedArray, field: str, known: Classes | None = None) -> tuple[pa.Array, list[str]]:
-    """Return labels, none of them null, as the numbers of their names, int64, and these.
+def number_labels(
+    labels: pa.ChunkedArray, field: str, class_lists: Classes | None = None
+) -> tuple[pa.Array, list[str]]:
+    """Return labels (none null) as int64 class numbers, and the class names.
 
-    Args:
-        labels: One per sample.
-        field: That they become.
-        known: The numbers that classes have already; None: names are in the order of their bytes.
+    Without `class_lists`, names are in byte order.
 
     Raises:
-        InvalidRequest: A label that is not among these.
+        InvalidRequest: A label is not in the class list.
     """
-    found = labels.dictionary_encode()
-    texts = render_column(pa.table({"": found.dictionary}), render_values)
-    shown = texts.span(0, len(texts)).split(b"\0")[:-1]
-    place, names = number_classes(set(shown), field, known)
-    numbers = np.array([place[label] for label in shown], np.int64)[arrow.number_values(found.indices)]
+    encoded = labels.dictionary_encode()
+    texts = render_column(pa.table({"": encoded.dictionary}), render_values)
+    label_texts = texts.span(0, len(texts)).split(b"\0")[:-1]
+    number_of, names = number_classes(set(label_texts), field, class_lists)
+    numbers = np.array([number_of[label] for label in label_texts], np.int64)[arrow.number_values(encoded.indices)]
     return arrow.number_array(numbers), names

@@ -1,6 +1,6 @@
-"""The values of a column as payloads of a field: the text of each, or, for a field that ends in npy, an array.
+"""Column values as field payloads: text, or an array for a field that ends in npy.
 
-Every path that makes a field of a column uses these functions, so that all of them refuse the same values.
+Every path from a column to a field uses these functions, so all refuse the same values.
 """
 
 from __future__ import annotations
@@ -29,56 +29,48 @@ if TYPE_CHECKING:
     from shardtool.values import ValueType
 
 
-# Arrow's types of numbers, and the dtypes of their arrays.
+# NumPy dtypes of Arrow's number types.
 _DTYPES = {
     "bool": "|b1", "int8": "|i1", "int16": "<i2", "int32": "<i4", "int64": "<i8", "uint8": "|u1", "uint16": "<u2",
     "uint32": "<u4", "uint64": "<u8", "halffloat": "<f2", "float": "<f4", "double": "<f8",
 }  # fmt: skip
-_STEP_BYTES = 2**24  # of texts that are made at a time
+_STEP_BYTES = 2**24  # text rendered at a time
 _HEX = np.frombuffer(bytes(range(256)).hex().encode(), np.uint16)  # two digits for each byte
 
 
 def field_type(field: str, kind: pa.DataType) -> ValueType | None:
-    """Return what the values of a column of this type are in a field; None: bytes."""
+    """Return the value type of a column's values in a field; None: bytes."""
     return None if _ending(field) == "npy" else value_type(kind)
 
 
 def check_field_values(
-    field: str, name: str, column: pa.Array, called: Sequence[str] | None, refuse: Callable[..., None]
+    field: str, name: str, column: pa.Array, class_names: Sequence[str] | None, refuse: Callable[..., None]
 ) -> None:
-    """Refuse a column whose values the field cannot hold; nulls are ignored.
-
-    Args:
-        field: The field.
-        name: The column's name.
-        column: The column, in one chunk.
-        called: The names of classes, where the values are their numbers, or lists of these.
-        refuse: Raises for the rows at some places, where there are any: see `Rows.refuse`.
+    """Refuse a column whose values the field cannot store; nulls are ignored. See `check_payload`.
 
     Raises:
-        InvalidRequest: The field's ending is that of a binary format, and the column holds no arrays of it; or there
-            are values that no field can hold.
+        InvalidRequest: A value is refused, or the field is binary and the column has no suitable arrays.
     """
     ending, kind = _ending(field), column.type
     dtype = _dtype_of(kind) if ending == "npy" else None
     if ending in BINARY_ENDINGS and dtype is None:
-        other = "json" if pa.types.is_nested(kind) else "txt"
-        expected = "lists of numbers of equal length" if ending == "npy" else f"a text format: {ending} is a binary one"
-        remedy = f"Use another field: {option_text('values', {other: name})}."
+        text_ending = "json" if pa.types.is_nested(kind) else "txt"
+        expected = (
+            "lists of numbers of equal length" if ending == "npy" else f"a text format: {ending} is a binary format"
+        )
+        remedy = f"Use another field: {option_text('values', {text_ending: name})}."
         found = f"column {name!r} (field {field}) holds {kind}"
         raise InvalidRequest(option_text("values"), found, expected=expected, remedy=remedy)
     if dtype is None:
-        check_payload(name, column, called, refuse)
+        check_payload(name, column, class_names, refuse)
     else:
         _check_shapes(field, name, column, refuse)
 
 
 def field_texts(field: str, values: pa.Array) -> ArrowStrings:
-    """Return the payload of each value as text; those of `.npy` files are coded (see `shardtool.values`).
+    """Return each value's payload as text; `.npy` files are encoded, see `shardtool.shard_samples`.
 
-    Args:
-        field: The field.
-        values: A column in one chunk, which `check_field_values` accepts.
+    `values` must have passed `check_field_values`.
     """
     if _ending(field) == "npy":
         return _npy_texts(values)
@@ -94,7 +86,7 @@ def _is_list(kind: pa.DataType) -> bool:
 
 
 def _dtype_of(kind: pa.DataType) -> np.dtype[Any] | None:
-    """Return the dtype of the arrays that lists of this type become; None: they become none."""
+    """Return the dtype of arrays built from lists of this type; None: not possible."""
     if not _is_list(kind):
         return None
     while _is_list(kind):
@@ -104,30 +96,25 @@ def _dtype_of(kind: pa.DataType) -> np.dtype[Any] | None:
 
 
 def _check_shapes(field: str, name: str, column: pa.Array, refuse: Callable[..., None]) -> None:
-    """Refuse lists with nulls in them, and lists of different lengths at one level.
-
-    Raises:
-        InvalidRequest: There are such lists.
-    """
-    what = f"column {name!r} (field {field})"
-    remedy = f"Change the values, or use a field of JSON: {option_text('values', {'json': name})}."
+    label = f"column {name!r} (field {field})"
+    remedy = f"Change the values, or use a JSON field: {option_text('values', {'json': name})}."
     level, row = column.drop_null(), arrow.true_positions(pc.is_valid(column))
     while len(level) and _is_list(level.type):
         lengths = arrow.number_values(pc.list_value_length(level))
-        others = np.flatnonzero(lengths != lengths[0])
-        if len(others):
-            found = f"{what}: a list of {lengths[others[0]]:,} where the first has {lengths[0]:,},"
-            refuse(np.unique(row[others]), found, expected="lists of numbers of equal length", remedy=remedy)
+        other_lengths = np.flatnonzero(lengths != lengths[0])
+        if len(other_lengths):
+            found = f"{label}: a list of {lengths[other_lengths[0]]:,} although the first has {lengths[0]:,},"
+            refuse(np.unique(row[other_lengths]), found, expected="lists of numbers of equal length", remedy=remedy)
         level = level.flatten()
         if level.null_count or _is_list(level.type):
             row = np.repeat(row, lengths)
         if level.null_count:
             nulls = np.unique(row[arrow.true_positions(pc.is_null(level))])
-            refuse(nulls, f"{what}: a null in a list", expected="a number in each place", remedy=remedy)
+            refuse(nulls, f"{label}: a null in a list", expected="a number in every position", remedy=remedy)
 
 
 def _npy_texts(values: pa.Array) -> ArrowStrings:
-    """Return the bytes of a `.npy` file for each list of numbers, coded; a null has an array of zeros.
+    """Return an encoded `.npy` file for each list of numbers; a null becomes an array of zeros.
 
     Source: NumPy, `numpy.lib.format`, version 1.0 of the format.
     """
@@ -157,7 +144,6 @@ def _npy_texts(values: pa.Array) -> ArrowStrings:
 
 
 def _numbers_of(level: pa.Array) -> NDArray[Any]:
-    """Return the numbers in lists, end to end."""
     while _is_list(level.type):
         level = level.flatten()
     if pa.types.is_boolean(level.type):

@@ -1,4 +1,4 @@
-"""The selected rows of a table, and how messages name them. Row 1 is the first after the header."""
+"""The selected rows of a table, and their numbers in messages. Row 1 is the first after the header."""
 
 from __future__ import annotations
 
@@ -21,80 +21,81 @@ if TYPE_CHECKING:
     from shardtool.entries.strings import PackedStrings
 
 
-_MAX_LISTED_ROWS = 5  # rows in a message
-
-
-_MAX_EXAMPLES = 3  # values, or keys
-
-
-_MAX_SHOWN_CHARS = 120  # of each value, or key
+_MAX_LISTED_ROWS = 5
+_MAX_EXAMPLES = 3  # values or keys in a message
+_MAX_SHOWN_CHARS = 120  # of a value or key
 
 
 def mixed_types_error(name: str, column: str, kinds: dict[str, list[int]]) -> InvalidRequest:
-    """Return the error for a column with values of several types; `kinds` gives the rows of each."""
+    """Return the error for a column with values of several types; `kinds` maps each type to its rows."""
     most, *rare = sorted(kinds, key=lambda kind: -len(kinds[kind]))
     found = [f"{kind} in {format_rows(kinds[kind])}" for kind in rare]
-    what = f"column {column!r} mixes types: {most} in {pluralize(len(kinds[most]), 'row')}, {format_list(found)}"
-    return InvalidRequest(name, what, expected="values of one type")
+    problem = f"column {column!r} mixes types: {most} in {pluralize(len(kinds[most]), 'row')}, {format_list(found)}"
+    return InvalidRequest(name, problem, expected="values of one type")
 
 
 def format_rows(rows: list[int], *, total: int | None = None) -> str:
-    """Return `row 3`, or `rows 3, 17 and 12 more`, for the numbers of rows, of which there are `total`."""
+    """Return `row 3`, or `rows 3, 17 and 12 more`, from the first row numbers and their total."""
     total = len(rows) if total is None else total
     return f"row{'' if total == 1 else 's'} {format_list([f'{row:,}' for row in rows[:_MAX_LISTED_ROWS]], total=total)}"
 
 
 class TableRows(NamedTuple):
-    """The rows of a table that are left.
+    """The selected rows of a table.
 
     Attributes:
-        where: What the table is called.
-        columns: Those that hold no bytes, an array each.
-        numbers: int64, their numbers in the table, counted from 0; None: all are left.
+        where: Label of the table.
+        columns: Columns without bytes.
+        numbers: int64, row numbers counted from 0; None: all rows.
     """
 
     where: str
     columns: Mapping[str, pa.ChunkedArray]
     numbers: NDArray[np.int64] | None
 
-    def named(self, at: NDArray[np.int64]) -> str:
-        """Return `rows 3, 17 and 12 more` for places among these rows."""
-        first = at[:_MAX_LISTED_ROWS]
+    def format_positions(self, positions: NDArray[np.int64]) -> str:
+        """Return `rows 3, 17 and 12 more` for positions among these rows."""
+        first = positions[:_MAX_LISTED_ROWS]
         shown = (first if self.numbers is None else self.numbers[first]) + 1
-        return format_rows(shown.tolist(), total=len(at))
+        return format_rows(shown.tolist(), total=len(positions))
 
-    def refuse(self, at: NDArray[np.int64], found: str, *, expected: str = "", remedy: str = "") -> None:
-        """Raise for the rows at these places, where there are any.
+    def refuse(self, positions: NDArray[np.int64], found: str, *, expected: str = "", remedy: str = "") -> None:
+        """Raise for the rows at `positions`, if there are any.
 
         Raises:
-            InvalidRequest: There are.
+            InvalidRequest: There are positions.
         """
-        if len(at):
-            raise InvalidRequest(self.where, f"{found} in {self.named(at)}", expected=expected, remedy=remedy)
+        if len(positions):
+            raise InvalidRequest(
+                self.where, f"{found} in {self.format_positions(positions)}", expected=expected, remedy=remedy
+            )
 
     def refuse_repeated_keys(
         self, keys: PackedStrings, which: NDArray[np.int64] | None = None, *, expected: str, remedy: str
     ) -> None:
-        """Raise for rows that share a key, where there are any: among those at the places `which`, or among all.
+        """Raise if keys repeat, among all or among those at the positions `which`.
 
         Raises:
-            InvalidRequest: There are.
+            InvalidRequest: A key repeats.
         """
-        if twice := find_repeated(keys if which is None else keys.take(which)):
-            places = [np.array(at, np.int64) for at in islice(twice.values(), _MAX_EXAMPLES)]
-            rows = [self.named(at if which is None else which[at]) for at in places]
-            some = [f"'{shorten(printable(key))}' ({named})" for key, named in zip(twice, rows, strict=False)]
-            found = (
-                f"{pluralize(len(twice), 'key')} more than once: {format_list(some, _MAX_EXAMPLES, total=len(twice))}"
-            )
+        if repeated := find_repeated(keys if which is None else keys.take(which)):
+            position_lists = [np.array(at, np.int64) for at in islice(repeated.values(), _MAX_EXAMPLES)]
+            rows = [self.format_positions(at if which is None else which[at]) for at in position_lists]
+            examples = [
+                f"'{shorten(printable(key))}' ({row_text})" for key, row_text in zip(repeated, rows, strict=False)
+            ]
+            listed = format_list(examples, _MAX_EXAMPLES, total=len(repeated))
+            found = f"{pluralize(len(repeated), 'key')} more than once: {listed}"
             raise InvalidRequest(self.where, found, expected=expected, remedy=remedy)
 
-    def examples(self, column: pa.ChunkedArray, at: NDArray[np.int64]) -> str:
-        """Return the first few of the values at these places."""
-        values = column.take(arrow.number_array(at[:_MAX_EXAMPLES])).to_pylist()
-        return format_list([f"'{shorten(printable(str(value)))}'" for value in values], _MAX_EXAMPLES, total=len(at))
+    def examples(self, column: pa.ChunkedArray, positions: NDArray[np.int64]) -> str:
+        """Return the first few values at these positions."""
+        values = column.take(arrow.number_array(positions[:_MAX_EXAMPLES])).to_pylist()
+        return format_list(
+            [f"'{shorten(printable(str(value)))}'" for value in values], _MAX_EXAMPLES, total=len(positions)
+        )
 
 
 def shorten(text: str) -> str:
-    """Return the first letters of a text."""
+    """Return a text, truncated to the length allowed in messages."""
     return text if len(text) <= _MAX_SHOWN_CHARS else f"{text[:_MAX_SHOWN_CHARS]}..."

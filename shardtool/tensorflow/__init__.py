@@ -1,8 +1,7 @@
 """Shards for TensorFlow and Keras: TFRecords at the speed of `tf.data`, and batches of any dataset for `fit`.
 
-TensorFlow and Keras are imported when a function is called, and nowhere else in the package. No byte of a TFRecord
-sample
-passes through Python.
+TensorFlow and Keras are imported when a function is called, and nowhere else in the package. Bytes of TFRecords do not
+pass through Python.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
     from shardtool.values import DatasetLike
 
 
-_SHUFFLE_SHARDS = 16  # shards that a shuffle reads from at the same time
+_SHUFFLE_SHARDS = 16  # read in parallel by a shuffle
 
 
 __all__ = ["feature_spec", "keras_sequence", "tf_dataset"]
@@ -42,108 +41,107 @@ def tf_dataset(
     epoch: int | None = None,
     batch_size: int | None = None,
 ) -> Any:
-    """Return TFRecord shards as a `tf.data.Dataset` of dicts, read and parsed by TensorFlow alone.
+    """Return TFRecord shards as a `tf.data.Dataset` of dicts, read and parsed by TensorFlow.
 
-    Its length is known. Its attribute `classes` holds the names of classes: `classes["cls"][3]` is that of number 3
-    of the field `cls`; datasets that are made of this one do not have it. The order is the same in every run, unless
-    `tf.data.Options.deterministic` is set to False on what comes back.
+    Its length is known. Its attribute `classes` holds class names: `classes["cls"][3]` is the name of number 3 of the
+    field `cls`; datasets derived from it lack this attribute. The order is the same in every run, unless you set
+    `tf.data.Options.deterministic` to False.
 
     Args:
-        given: A dataset file, a shard pattern, a glob, a folder, shards, or a list of datasets, which become one: of
-            TFRecords, plain or with gzip. Where no dataset file lists them, they are walked once, to know their fields.
-        fields: Those that a sample has; None: all, and `__key__`.
-        shuffle: False: the order of the dataset. True: shards in a random order, several read at the same time, and
-            samples drawn from a buffer of 256 MB, or of 10,000 samples where these are smaller. A number: how many
-            samples the buffer holds.
-        seed: Of the random order.
-        epoch: Its number, counted from 0: every pass has the order of that epoch. None: every pass has another order.
-        batch_size: Samples in a batch; the last one may be smaller. A batch is parsed at once, which is faster than
-            `.batch()` on single samples. None: no batches.
+        given: A dataset file, a shard pattern, a glob, a folder, shards, or a list of datasets to concatenate. The
+            shards must be TFRecords, plain or with gzip. Without a dataset file, they are scanned once to find their
+            fields.
+        fields: Fields of a sample. None: all, and `__key__`.
+        shuffle: False: the order of the dataset. True: shards in random order, several read in parallel, and a buffer
+            of 256 MB, at most 10,000 samples. A number: samples in the buffer.
+        seed: Seed of the shuffle.
+        epoch: Epoch, counted from 0: every pass has its order. None: every pass has another order.
+        batch_size: Samples per batch; the last batch may be smaller. Parsing whole batches is faster than `.batch()` on
+            single samples. None: no batches.
 
     Returns:
-        A field's value is a scalar of `tf.string`, `tf.int64` or `tf.float32`, in a batch a vector of them. Where a
-        sample lacks the field, it is `""` or -1. A list of values is a `tf.sparse.SparseTensor`.
+        A field is a scalar of `tf.string`, `tf.int64` or `tf.float32`, in a batch a vector. A missing field is `""` or
+        -1. A list of values is a `tf.sparse.SparseTensor`.
 
     Raises:
-        InvalidRequest: TensorFlow is missing, there is no such dataset or field, or these are no TFRecords.
-        CorruptShard: A dataset file is damaged, or a shard that is walked.
+        InvalidRequest: TensorFlow is missing, a dataset or field does not exist, or the shards are not TFRecords.
+        CorruptShard: A dataset file, or a shard that is scanned, is damaged.
     """
     for name, value in (("shuffle", shuffle), ("seed", seed), ("epoch", epoch)):
         if value is not None and (not isinstance(value, Integral) or value < 0):
             raise InvalidRequest(name, repr(value), expected="a whole number, 0 or more")
     if batch_size is not None:
         check_minimum("batch_size", batch_size)
-    found, tf = find_tfrecords(given, fields), import_library("tensorflow")
-    if shuffle:  # shards in a random order, read side by side, and a buffer
-        of_shards, of_samples = np.random.SeedSequence([seed, epoch or 0]).generate_state(2).tolist()
-        shards = tf.data.Dataset.from_tensor_slices([*found.paths])
-        shards = shards.shuffle(len(found.paths), seed=of_shards, reshuffle_each_iteration=epoch is None)
-        records = tf.data.TFRecordDataset(shards, found.packing, num_parallel_reads=_SHUFFLE_SHARDS)
-        records = records.shuffle(found.buffer(shuffle), seed=of_samples, reshuffle_each_iteration=epoch is None)
+    shards, tf = find_tfrecords(given, fields), import_library("tensorflow")
+    if shuffle:
+        shard_seed, sample_seed = np.random.SeedSequence([seed, epoch or 0]).generate_state(2).tolist()
+        shard_paths = tf.data.Dataset.from_tensor_slices([*shards.paths])
+        shard_paths = shard_paths.shuffle(len(shards.paths), seed=shard_seed, reshuffle_each_iteration=epoch is None)
+        records = tf.data.TFRecordDataset(shard_paths, shards.packing, num_parallel_reads=_SHUFFLE_SHARDS)
+        records = records.shuffle(shards.buffer(shuffle), seed=sample_seed, reshuffle_each_iteration=epoch is None)
     else:
-        records = tf.data.TFRecordDataset([*found.paths], found.packing)
-    spec, parse, length = _feature_spec(found.features), tf.io.parse_single_example, found.samples
+        records = tf.data.TFRecordDataset([*shards.paths], shards.packing)
+    spec, parse, length = _feature_spec(shards.features), tf.io.parse_single_example, shards.samples
     if batch_size is not None:
         records = records.batch(batch_size)
-        parse, length = tf.io.parse_example, -(-found.samples // batch_size)
+        parse, length = tf.io.parse_example, -(-shards.samples // batch_size)
     samples = records.map(lambda record: parse(record, spec), num_parallel_calls=tf.data.AUTOTUNE)
     samples = samples.apply(tf.data.experimental.assert_cardinality(length)).prefetch(tf.data.AUTOTUNE)
-    samples.classes = dict(found.classes)
+    samples.classes = dict(shards.classes)
     return samples
 
 
 def feature_spec(given: DatasetLike, fields: Collection[str] | None = None) -> dict[str, Any]:
-    """Return what `tf.io.parse_example` must know of the features of TFRecord shards.
+    """Return the feature specification that `tf.io.parse_example` needs for TFRecord shards.
 
     Args:
         given: As for `tf_dataset`.
-        fields: Those that are wanted; None: all, and `__key__`.
+        fields: As for `tf_dataset`.
 
     Returns:
-        Field to `tf.io.FixedLenFeature`, or to `tf.io.VarLenFeature` where samples have lists of values.
+        Field to `tf.io.FixedLenFeature`, or to `tf.io.VarLenFeature` for lists of values.
 
     Raises:
         InvalidRequest: As for `tf_dataset`.
-        CorruptShard: A dataset file is damaged, or a shard that is walked.
+        CorruptShard: As for `tf_dataset`.
     """
     return _feature_spec(find_tfrecords(given, fields).features)
 
 
 def _feature_spec(features: Mapping[str, TfFeature]) -> dict[str, Any]:
-    """Return what TensorFlow's parser must know of features."""
-    tf, found = import_library("tensorflow"), dict[str, Any]()
-    for name, one in features.items():
-        kind = {"bytes": tf.string, "int64": tf.int64, "float": tf.float32}[one.kind]
-        single: tuple[Any, ...] = () if one.is_list else ([], kind, one.default if one.lacking else None)
-        found[name] = tf.io.FixedLenFeature(*single) if single else tf.io.VarLenFeature(kind)
-    return found
+    tf, spec = import_library("tensorflow"), dict[str, Any]()
+    for name, feature in features.items():
+        kind = {"bytes": tf.string, "int64": tf.int64, "float": tf.float32}[feature.kind]
+        single: tuple[Any, ...] = () if feature.is_list else ([], kind, feature.default if feature.lacking else None)
+        spec[name] = tf.io.FixedLenFeature(*single) if single else tf.io.VarLenFeature(kind)
+    return spec
 
 
 def keras_sequence(
     dataset: SampleSequence, batch_size: int, *, shuffle: bool = True, seed: int = 0, epoch: int = 0, workers: int = 4
 ) -> Any:
-    """Return the batches of a dataset as a `keras.utils.PyDataset`: for `fit`, on any backend of Keras.
+    """Return the batches of a dataset as a `keras.utils.PyDataset` for `fit`, on any backend of Keras.
 
-    Give `shuffle=False` to `fit`: otherwise Keras shuffles the batches once more, in an order that no seed repeats.
+    Pass `shuffle=False` to `fit`: otherwise Keras shuffles the batches again, without a seed.
 
     Args:
-        dataset: What `shardtool.open` gives, of tar or TFRecord shards, with a sample as Keras takes it: a tuple of
-            inputs and targets, or a dict.
-        batch_size: Samples in a batch; the last one may be smaller.
-        shuffle: Whether each epoch has a random order of all samples.
-        seed: Of that order, with the number of the epoch.
-        epoch: The first one, where `fit` goes on with an `initial_epoch`.
-        workers: Threads that read and decode batches.
+        dataset: A dataset from `shardtool.open`, with tar or TFRecord shards, whose samples have the form that Keras
+            expects: a tuple of inputs and targets, or a dict.
+        batch_size: Samples per batch; the last batch may be smaller.
+        shuffle: Use a random order of all samples in each epoch.
+        seed: Seed of the shuffle, combined with the epoch.
+        epoch: First epoch, if `fit` continues at an `initial_epoch`.
+        workers: Number of threads that read and decode batches.
 
     Returns:
-        A sequence of batches: its arrays hold the values of a batch's samples in their own dtype; `int` becomes int64,
-        `float` float32, `str` and `bytes` objects.
+        A sequence of batches. Their arrays keep the samples' dtype; `int` becomes int64, `float` float32, `str` and
+        `bytes` objects.
 
     Raises:
         InvalidRequest: Keras is missing, or a number is too small.
     """
     if not hasattr(dataset, "__getitem__") or isinstance(dataset, str | PathLike | Stream):
-        raise InvalidRequest("the dataset", f"{dataset!r:.80}", expected="what shardtool.open returned")
+        raise InvalidRequest("the dataset", f"{dataset!r:.80}", expected="a dataset from shardtool.open")
     check_minimum("batch_size", batch_size)
     order = OrderOptions("full" if shuffle else False, seed, epoch)
     return keras_sequence_class()(dataset, batch_size, order, workers)

@@ -23,7 +23,7 @@ _OPTIONAL_LIBRARIES = ("keras", "tensorflow")
 
 
 class SampleSequence(Protocol):
-    """What `shardtool.open` gives, or anything else that gives many samples at once."""
+    """A dataset from `shardtool.open`, or another sequence that accepts an array of indexes."""
 
     def __len__(self) -> int: ...
 
@@ -32,7 +32,7 @@ class SampleSequence(Protocol):
 
 @cache
 def keras_sequence_class() -> type[Any]:
-    """Return the class of sequences, which needs Keras: imported when it is first wanted."""
+    """Return the class of sequences; imports Keras."""
     return type("BatchSequence", (BatchSequence, import_library("keras").utils.PyDataset), {})
 
 
@@ -41,7 +41,7 @@ def _new_keras_sequence() -> Any:
 
 
 def import_library(module: str) -> Any:
-    """Return a module that is, or needs, a library which may be missing."""
+    """Return a module that is, or needs, an optional library."""
     try:
         return import_module(module)
     except ModuleNotFoundError as error:
@@ -52,32 +52,31 @@ def import_library(module: str) -> Any:
 
 
 class BatchSequence:
-    """Batches of a dataset by their numbers, in another order in each epoch: what makes a `keras.utils.PyDataset` ours.
+    """Batches of a dataset by number, in another order in each epoch; a mixin for `keras.utils.PyDataset`.
 
-    Keras's worker threads ask for batches at the same time. What they share does not change during an epoch.
-
-    Keras ends an epoch, too, after it has looked at the first batches for their shapes. Its older releases do not say
-    when one begins: there, each end counts.
+    Keras's worker threads request batches concurrently; their shared state is constant during an epoch. Keras also ends
+    an epoch after reading the first batches to find their shapes. Older releases do not report when an epoch starts:
+    there, each end counts.
     """
 
     def __init__(self, samples: SampleSequence, batch_size: int, first: OrderOptions, workers: int) -> None:
-        super().__init__(workers=workers)  # type: ignore[call-arg] # of Keras's class
+        super().__init__(workers=workers)  # type: ignore[call-arg] # Keras's class
         self._samples, self._batch_size, self._options = samples, batch_size, first
-        self._counts_each_end = self._begun = not hasattr(super(), "on_epoch_begin")
+        self._counts_each_end = self._has_started = not hasattr(super(), "on_epoch_begin")
 
     def __reduce__(self) -> tuple[Callable[[], Any], tuple[()], dict[str, object]]:
         return _new_keras_sequence, (), vars(self)
 
     def __len__(self) -> int:
-        """Return how many batches an epoch has; the last one may be smaller."""
+        """Return the number of batches in an epoch."""
         return math.ceil(len(self._samples) / self._batch_size)
 
     def __getitem__(self, number: int) -> Any:
-        """Return a batch: the values of its samples side by side, as tuples and dicts have them.
+        """Return a batch of stacked samples.
 
         Raises:
-            IndexError: There are fewer batches.
-            InvalidRequest: Samples cannot be stacked.
+            IndexError: The number is out of range.
+            InvalidRequest: The samples cannot be stacked.
         """
         if not 0 <= number < len(self):
             raise IndexError(f"batch {number} of {len(self)}")
@@ -87,7 +86,7 @@ class BatchSequence:
         return stack_samples(self._samples[numbers])
 
     def __iter__(self) -> Iterator[Any]:
-        """Yield the batches of an epoch; with the last one, the next epoch is current."""
+        """Yield the batches of an epoch; the last one switches to the next epoch."""
         epoch, count = self._options.epoch, len(self)
         for number in range(count):
             batch = self[number]
@@ -96,42 +95,42 @@ class BatchSequence:
             yield batch
 
     def set_epoch(self, epoch: int) -> None:
-        """Take the order of an epoch."""
+        """Use the order of an epoch."""
         self._options = replace(self._options, epoch=epoch)
 
     def on_epoch_begin(self) -> None:
-        """Note that an epoch begins."""
-        self._begun = True
+        """Record the start of an epoch."""
+        self._has_started = True
 
     def on_epoch_end(self) -> None:
-        """Go on to the order of the next epoch, unless none has begun."""
-        if self._begun:
+        """Use the order of the next epoch, if one had started."""
+        if self._has_started:
             self.set_epoch(self._options.epoch + 1)
-            self._begun = self._counts_each_end
+            self._has_started = self._counts_each_end
 
 
 def stack_samples(samples: Sequence[Any]) -> Any:
-    """Return a batch of samples: of dicts a dict of batches, of tuples a tuple of them, of values an array.
+    """Return a batch of samples: dicts become a dict of batches, tuples a tuple of batches, values an array.
 
     Returns:
-        An array has the samples' shape behind the dimension of the batch, and their dtype: int64 of `int`, float32 of
-        `float`, objects of `str` and `bytes`.
+        Arrays [samples, ...] with the samples' dtype: int64 for `int`, float32 for `float`, objects for `str` and
+        `bytes`.
 
     Raises:
-        InvalidRequest: Samples are of different shapes, or some lack a field.
+        InvalidRequest: The samples differ in their shapes or fields.
     """
     first = samples[0]
     if isinstance(first, dict):
-        names = {name for one in samples for name in one}
-        if lacking := sorted(name for name in names if any(name not in one for one in samples)):
-            found = f"samples of which some lack {lacking[0]!r}"
-            raise InvalidRequest("a batch", found, remedy="Take the fields that all have, or give it a value.")
-        return {name: stack_samples([one[name] for one in samples]) for name in first}
+        names = {name for sample in samples for name in sample}
+        if missing := sorted(name for name in names if any(name not in sample for sample in samples)):
+            found = f"some samples lack the field {missing[0]!r}"
+            raise InvalidRequest("a batch", found, remedy="Select fields that all samples have.")
+        return {name: stack_samples([sample[name] for sample in samples]) for name in first}
     if isinstance(first, tuple):
         return tuple(stack_samples(values) for values in zip(*samples, strict=True))
     if isinstance(first, str | bytes):
         return np.array(samples, object)
-    if len(shapes := {np.shape(one) for one in samples}) > 1:
-        found = f"arrays of the shapes {' and '.join(map(str, sorted(shapes)[:2]))}"
+    if len(shapes := {np.shape(sample) for sample in samples}) > 1:
+        found = f"arrays of shapes {' and '.join(map(str, sorted(shapes)[:2]))}"
         raise InvalidRequest("a batch", found, expected="one shape", remedy="Crop or resize images to one size.")
     return np.asarray(samples, np.float32 if isinstance(first, float) else None)

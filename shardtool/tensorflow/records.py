@@ -1,4 +1,4 @@
-"""TFRecord shards and their features, as the dataset file lists them. TensorFlow is not needed for this."""
+"""TFRecord shards and their features, from the dataset file. Does not import TensorFlow."""
 
 from __future__ import annotations
 
@@ -20,28 +20,27 @@ if TYPE_CHECKING:
     from shardtool.dataset.stored import StoredDataset
 
 
-_SHUFFLE_BUFFER_BYTES = 2**28  # bytes of samples that a shuffle holds, unless a number of samples is given
+_SHUFFLE_BUFFER_BYTES = 2**28
 
 
-_MAX_BUFFER_SAMPLES = 10_000  # samples that it holds then
+_MAX_BUFFER_SAMPLES = 10_000
 
 
-_OPTIONAL_KEY = TfFeature(lacking=True)  # not all tools give their records a key
+_OPTIONAL_KEY = TfFeature(lacking=True)  # some tools write records without a key
 
 
-_COMPRESSION_TYPES = {"": "", "gzip": "GZIP"}  # those that TensorFlow unpacks, and its names of them
+_COMPRESSION_TYPES = {"": "", "gzip": "GZIP"}  # supported by TensorFlow, with its names
 
 
 class TFRecordShards(NamedTuple):
     """TFRecord shards.
 
     Attributes:
-        paths: Where they are, in order.
-        samples: How many there are in all.
-        size: Bytes of all shards, or of their payloads.
-        features: What samples have, by name.
-        classes: The names of classes, by field.
-        packing: How TensorFlow unpacks them: `GZIP`, or an empty text.
+        samples: Total number of samples.
+        size: Total bytes of all shards, or of their payloads.
+        features: Features by name.
+        classes: Class names by field.
+        packing: TensorFlow's name of the compression: `GZIP`, or an empty text.
     """
 
     paths: tuple[str, ...]
@@ -51,48 +50,48 @@ class TFRecordShards(NamedTuple):
     classes: Mapping[str, Sequence[str]] = {}
     packing: str = ""
 
-    def buffer(self, shuffle: bool | int) -> int:  # noqa: FBT001 - as users give it
-        """Return how many samples a shuffle holds."""
+    def buffer(self, shuffle: bool | int) -> int:  # noqa: FBT001 - the public option
+        """Return the number of samples in a shuffle buffer."""
         if shuffle is not True:
             return max(1, int(shuffle))
         return max(1, min(_MAX_BUFFER_SAMPLES, self.samples, _SHUFFLE_BUFFER_BYTES * self.samples // max(1, self.size)))
 
 
 def find_tfrecords(given: DatasetLike, fields: Collection[str] | None) -> TFRecordShards:
-    """Return the TFRecord shards that are meant, and those of their features that are wanted.
+    """Return the matching TFRecord shards, with the requested features.
 
     Raises:
-        InvalidRequest: There is no such dataset or field, or these are no TFRecords.
-        CorruptShard: A dataset file is damaged, or a shard that had to be walked.
+        InvalidRequest: A dataset or field does not exist, or the shards are not TFRecords.
+        CorruptShard: A dataset file, or a shard that is scanned, is damaged.
     """
-    datasets = [open_dataset(one) for one in expand_datasets(given)]
+    datasets = [open_dataset(dataset) for dataset in expand_datasets(given)]
     packing = _compression_of(datasets)
-    parts = [_tfrecords_of(one) for one in datasets]
+    parts = [_tfrecords_of(dataset) for dataset in datasets]
     features = _merge_features([part.features for part in parts])
-    wanted = [*features] if fields is None else list(dict.fromkeys(fields))
-    if (lacking := [name for name in wanted if name not in features]) or not wanted:
-        found = f"no {format_list(lacking)}" if lacking else "none"
+    requested = [*features] if fields is None else list(dict.fromkeys(fields))
+    if (unknown := [name for name in requested if name not in features]) or not requested:
+        found = f"no {format_list(unknown)}" if unknown else "none"
         raise InvalidRequest("fields", found, expected=f"some of {format_list([*features])}")
     classes: dict[str, Sequence[str]] = {}
     for name, names in ((name, names) for part in parts for name, names in part.classes.items()):
         if classes.setdefault(name, names) != names:
-            expected = "the same names in the same order: the numbers in the shards depend on it"
-            raise InvalidRequest(f"the classes of {name!r}", "different ones in two datasets", expected=expected)
+            expected = "the same names in the same order, which class numbers depend on"
+            raise InvalidRequest(f"the classes of {name!r}", "differ between two datasets", expected=expected)
     return TFRecordShards(
         paths=tuple(path for part in parts for path in part.paths),
         samples=sum(part.samples for part in parts),
         size=sum(part.size for part in parts),
-        features={name: features[name] for name in wanted},
+        features={name: features[name] for name in requested},
         classes=classes,
         packing=packing,
     )
 
 
 def _tfrecords_of(dataset: StoredDataset) -> TFRecordShards:
-    """Return what the dataset file says of one dataset; where there is none, its shards are walked.
+    """Return the shards of one dataset, from its dataset file, or from scans without one.
 
     Raises:
-        CorruptShard: A shard that is walked is damaged.
+        CorruptShard: A shard that is scanned is damaged.
     """
     if (file := dataset.file) is not None:
         features = dict(file.features)
@@ -102,12 +101,14 @@ def _tfrecords_of(dataset: StoredDataset) -> TFRecordShards:
         return TFRecordShards(dataset.paths, samples, size, features, file.classes)
     fields, kinds, lists, samples, size = Counter[str](), dict[str, FeatureType](), set[str](), 0, 0
     for path in dataset.paths:
-        found = scan_shard(ShardScanTask(path))
-        if found.error is not None:
-            raise found.error
-        index = scanned_index(found)
+        scan = scan_shard(ShardScanTask(path))
+        if scan.error is not None:
+            raise scan.error
+        index = scanned_index(scan)
         tally, kinds = index.tally(), {**index.kinds, **kinds}
-        lists |= {index_text(found.names[code]) for code, one in found.unlike.items() if one.kind == found.kinds[code]}
+        lists |= {
+            index_text(scan.names[code]) for code, feature in scan.unlike.items() if feature.kind == scan.kinds[code]
+        }
         fields.update(tally.fields)
         samples, size = samples + tally.samples, size + tally.field_bytes
     return TFRecordShards(
@@ -116,44 +117,44 @@ def _tfrecords_of(dataset: StoredDataset) -> TFRecordShards:
 
 
 def _compression_of(datasets: Sequence[StoredDataset]) -> str:
-    """Return how TensorFlow unpacks all shards.
+    """Return TensorFlow's name of the compression of all shards.
 
     Raises:
-        InvalidRequest: They are no TFRecords, or TensorFlow cannot unpack them.
+        InvalidRequest: The shards are not TFRecords, or TensorFlow cannot decompress them.
     """
     kinds: dict[str, str] = {}
     for dataset in datasets:
         for shard in dataset.shards:
             kind = detect_kind(shard.path)
             if kind.format != "tfrecord":
-                where = dataset.dataset_file or shard.path
+                name = dataset.dataset_file or shard.path
                 remedy = (
-                    f"Make TFRecords of them, `shardtool reshard {where} 'out-{{000000..}}.tfrecord'`, or give them to "
-                    "Keras with shardtool.tensorflow.keras_sequence."
+                    f"Convert them with `shardtool reshard {name} 'out-{{000000..}}.tfrecord'`, or use "
+                    "shardtool.tensorflow.keras_sequence with Keras."
                 )
-                expected = "TFRecords, which TensorFlow reads by itself"
-                raise InvalidRequest(where, "tar shards", expected=expected, remedy=remedy)
+                expected = "TFRecords, which TensorFlow can read"
+                raise InvalidRequest(name, "tar shards", expected=expected, remedy=remedy)
             kinds[kind.packing] = shard.path
     for packing, path in kinds.items():
         if packing not in _COMPRESSION_TYPES:
-            found = f"compressed with {packing}, which TensorFlow cannot unpack"
-            raise InvalidRequest(path, found, expected="TFRecords, or such with gzip")
+            found = f"compressed with {packing}, which TensorFlow cannot decompress"
+            raise InvalidRequest(path, found, expected="plain or gzip-compressed TFRecords")
         if len(kinds) > 1 and packing:
-            found = f"compressed with {packing}, and other shards are not"
-            raise InvalidRequest(path, found, expected="all of one kind")
+            found = f"compressed with {packing}, unlike other shards"
+            raise InvalidRequest(path, found, expected="the same compression for all shards")
     return _COMPRESSION_TYPES[next(iter(kinds))]
 
 
 def _merge_features(parts: Sequence[Mapping[str, TfFeature]]) -> dict[str, TfFeature]:
-    """Return the features of the samples of all datasets: what one of them does not have, some samples lack."""
-    found: dict[str, TfFeature] = {}
+    """Return the features of all datasets; one that a dataset lacks may be missing from samples."""
+    merged: dict[str, TfFeature] = {}
     for features in parts:
-        for name, one in features.items():
-            before = found.setdefault(name, one)
-            if before.kind != one.kind:
-                problem = f"{before.kind} in one dataset, {one.kind} in another"
-                raise InvalidRequest(f"the field {name!r}", problem, expected="one kind in all")
-            is_list = before.is_list or one.is_list
-            lacking = not is_list and (before.lacking or one.lacking or any(name not in other for other in parts))
-            found[name] = TfFeature(one.kind, is_list, lacking)
-    return found
+        for name, feature in features.items():
+            earlier = merged.setdefault(name, feature)
+            if earlier.kind != feature.kind:
+                problem = f"{earlier.kind} in one dataset, {feature.kind} in another"
+                raise InvalidRequest(f"the field {name!r}", problem, expected="the same type in all datasets")
+            is_list = earlier.is_list or feature.is_list
+            lacking = not is_list and (earlier.lacking or feature.lacking or any(name not in part for part in parts))
+            merged[name] = TfFeature(feature.kind, is_list, lacking)
+    return merged

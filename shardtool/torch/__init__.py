@@ -1,6 +1,6 @@
 """Shards in PyTorch: datasets for the stock `DataLoader`, a loader that decodes in threads, a prefetcher to the GPU.
 
-PyTorch is an extra (`pip install 'shardtool[torch]'`), and no other room imports it.
+PyTorch is optional (`pip install 'shardtool[torch]'`). No other package imports it.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from importlib.util import find_spec
 
 if find_spec("torch") is None:
-    _MISSING = "shardtool.torch: PyTorch is not installed here. Run `pip install 'shardtool[torch]'`."
+    _MISSING = "shardtool.torch: PyTorch is not installed. Run `pip install 'shardtool[torch]'`."
     raise ModuleNotFoundError(_MISSING, name="torch")
 
 from shardtool.torch.batch_rows import collate

@@ -1,10 +1,8 @@
 """A batch of tensors that threads fill: each sample goes into its row as soon as it is decoded.
 
-Values of a field that are arrays, tensors or images of one shape and type become a tensor [samples, ...], of
-several
-shapes a list of tensors; numbers a tensor of int64, float64 or bool; everything else a list. Tensors use torch's
-own
-memory: its allocator of pinned memory reuses a block only when no copy to a device reads it any more.
+Arrays, tensors or images of one shape and dtype become a tensor [samples, ...], otherwise a list of tensors; numbers a
+tensor of int64, float64 or bool; everything else a list. Torch's allocator of pinned memory reuses a block only when no
+copy to a device reads it.
 """
 
 from __future__ import annotations
@@ -24,63 +22,54 @@ if TYPE_CHECKING:
 _NUMBER_TYPES = (bool, int, float, np.number, np.bool_)
 
 
-_IN_ROW: Any = object()  # stands for a value that lies in its row
+_IN_ROW: Any = object()  # replaces a value that was copied into its row
 
 
 class BatchRows:
-    """The samples of one batch; threads put them in, each into a row of its own.
-
-    Args:
-        count: Rows there are.
-        pin: Whether tensors lie in pinned memory.
-        lists: Fields that become lists.
-    """
+    """The samples of one batch, in pinned memory if `pin` is set; threads fill the rows."""
 
     def __init__(self, count: int, *, pin: bool, lists: ListFields = ()) -> None:
         self._count, self._pin, self._lists, self._lock = count, pin, lists, Lock()
-        self._forms: list[tuple[type, list[object]] | None] = [None] * count  # None: the sample is left out
+        self._forms: list[tuple[type, list[object]] | None] = [None] * count  # None: skipped
         self._fields: dict[object, _FieldRows] = {}
 
     def put(self, row: int, sample: object) -> None:
-        """Put a sample into its row."""
+        """Store a sample in its row."""
         kind, parts = split_sample(sample)
         for name, value in parts.items():
             field = self._fields.get(name)
             if field is None:
                 with self._lock:
-                    made = _FieldRows(self._count, pin=self._pin, listed=name in self._lists)
-                    field = self._fields.setdefault(name, made)
+                    rows = _FieldRows(self._count, pin=self._pin, listed=name in self._lists)
+                    field = self._fields.setdefault(name, rows)
             field.put(row, value)
         self._forms[row] = kind, [*parts]
 
     def batch(self, keys: list[object]) -> object:
-        """Return the batch; None: all of its samples were left out.
-
-        Args:
-            keys: Of the rows, for messages.
+        """Return the batch; None if all samples were skipped. `keys` are for messages.
 
         Raises:
-            InvalidRequest: One of `lists` is no field.
-            SampleFailed: A sample has other fields, or another form, than the first.
+            InvalidRequest: `lists` names an unknown field.
+            SampleFailed: The samples differ in their fields or form.
         """
-        there = [(row, *form) for row, form in enumerate(self._forms) if form is not None]
-        if not there:
+        filled = [(row, *form) for row, form in enumerate(self._forms) if form is not None]
+        if not filled:
             return None
-        check_same_fields([(keys[row], kind, names) for row, kind, names in there])
-        _, kind, names = there[0]
+        check_same_fields([(keys[row], kind, names) for row, kind, names in filled])
+        _, kind, names = filled[0]
         check_lists(self._lists, names)
-        kept = [row for row, *_ in there]
-        return join_sample(kind, {name: self._fields[name].batch(kept) for name in names})
+        rows = [row for row, *_ in filled]
+        return join_sample(kind, {name: self._fields[name].batch(rows) for name in names})
 
 
 class _FieldRows:
-    """The values of one field; those that are listed have no rows."""
+    """The values of one field; listed fields have no rows."""
 
     def __init__(self, count: int, *, pin: bool, listed: bool) -> None:
         self._pin, self._listed, self._lock = pin, listed, Lock()
         self._values: list[Any] = [None] * count
         self._rows: torch.Tensor | None = None
-        self._array: np.ndarray[Any, Any] | None = None  # the same memory
+        self._array: np.ndarray[Any, Any] | None = None  # NumPy view of `_rows`
 
     def put(self, row: int, value: Any) -> None:
         if isinstance(value, torch.Tensor):
@@ -93,37 +82,36 @@ class _FieldRows:
             if array.dtype.kind in "biufc" and array.dtype.isnative:
                 if not self._listed:
                     self._rows_like(array)
-                ours = self._array
-                if ours is not None and array.shape == ours.shape[1:] and array.dtype == ours.dtype:
-                    ours[row] = array
+                row_array = self._array
+                if row_array is not None and array.shape == row_array.shape[1:] and array.dtype == row_array.dtype:
+                    row_array[row] = array
                     array = _IN_ROW
                 else:
-                    tensor = torch.from_numpy(array.copy())  # as the others of its list
+                    tensor = torch.from_numpy(array.copy())  # the other values of its list are tensors
                     array = tensor.pin_memory() if self._pin else tensor
             value = array
         self._values[row] = value
 
     def _rows_like(self, value: Any) -> torch.Tensor:
-        """Return the field's rows; the first value says what they are."""
+        """Return the field's rows, created from its first value."""
         with self._lock:
             if self._rows is None:
-                tensor = isinstance(value, torch.Tensor)
-                dtype = value.dtype if tensor else torch.from_numpy(np.empty(0, value.dtype)).dtype
+                is_tensor = isinstance(value, torch.Tensor)
+                dtype = value.dtype if is_tensor else torch.from_numpy(np.empty(0, value.dtype)).dtype
                 self._rows = torch.empty((len(self._values), *value.shape), dtype=dtype, pin_memory=self._pin)
                 self._array = None if dtype == torch.bfloat16 else self._rows.numpy()
             return self._rows
 
-    def batch(self, kept: list[int]) -> object:
-        values = self._values if len(kept) == len(self._values) else [self._values[row] for row in kept]
+    def batch(self, indexes: list[int]) -> object:
+        values = self._values if len(indexes) == len(self._values) else [self._values[row] for row in indexes]
         if self._rows is not None:
             if all(value is _IN_ROW for value in values):
-                return self._rows if values is self._values else self._rows[kept]
-            return [self._rows[row] if value is _IN_ROW else value for row, value in zip(kept, values, strict=True)]
+                return self._rows if values is self._values else self._rows[indexes]
+            return [self._rows[row] if value is _IN_ROW else value for row, value in zip(indexes, values, strict=True)]
         return values if self._listed else _numbers_as_tensor(values, pin=self._pin)
 
 
 def _numbers_as_tensor(values: list[Any], *, pin: bool) -> object:
-    """Return numbers as a tensor, and other values as they are."""
     kinds = {type(value) for value in values}
     if not all(issubclass(kind, _NUMBER_TYPES) for kind in kinds) or (bool in kinds and len(kinds) > 1):
         return values
@@ -135,15 +123,15 @@ def _numbers_as_tensor(values: list[Any], *, pin: bool) -> object:
 
 
 def collate(samples: list[Any], lists: ListFields = ()) -> Any:
-    """Return samples as one batch, as a loader makes it: the `collate_fn` of a DataLoader.
+    """Return samples as one batch, like `loader`: the `collate_fn` of a DataLoader.
 
     Args:
         samples: Dicts, tuples or values.
-        lists: Fields, or places in tuples, that become a list of tensors in any case: give them by `functools.partial`.
+        lists: Fields, or tuple positions, that always become a list of tensors; pass them with `functools.partial`.
 
     Raises:
-        InvalidRequest: One of `lists` is no field.
-        SampleFailed: A sample has other fields, or another form, than the first.
+        InvalidRequest: `lists` names an unknown field.
+        SampleFailed: The samples differ in their fields or form.
     """
     rows = BatchRows(len(samples), pin=False, lists=lists)
     for row, sample in enumerate(samples):

@@ -1,12 +1,8 @@
-"""Crops of images, as decoders of a field: pixels outside the crop are not decoded where that can be avoided.
+"""Crops of images, as decoders of a field. Pixels outside the crop are not decoded if possible.
 
-A decoder returns uint8 [size, size, 3] in RGB. The rows below the crop of a baseline JPEG are never decoded: its
-header is
-given a smaller height. A JPEG whose crop is at least twice as large as requested is decoded at 1/2, 1/4 or 1/8. The
-crop
-is taken from the decoded image, and no array of the whole image is made. Other images, and JPEGs that need
-rotation, are
-decoded whole. Damage below the crop is not noticed.
+A decoder returns uint8 [size, size, 3] in RGB. The rows below the crop of a baseline JPEG are never decoded: its header
+is given a smaller height. A JPEG whose crop is at least twice as large as requested is decoded at 1/2, 1/4 or 1/8.
+Other images, and JPEGs that need rotation, are decoded whole. Damage below the crop is not noticed.
 
 Source: ITU T.81, B.1.1.3 and B.2.2 (markers, frame header).
 """
@@ -38,55 +34,50 @@ if TYPE_CHECKING:
 Box: TypeAlias = "tuple[int, int, int, int]"  # left, top, right, bottom, in pixels of the whole image
 
 
-_INTERPOLATION_ROWS = 2  # rows below the crop that its last row's colours are interpolated with
+_INTERPOLATION_ROWS = 2  # rows below the crop that affect the colours of its last row
 
 
 _CROP_ATTEMPTS = 10
 
 
 class _Crop:
-    """A decoder that gives a square of an image, and may say beside it where that lies.
+    """A decoder that returns a square part of an image, and optionally its position.
 
     Attributes:
         size: Width and height of the square.
-        place: The field that a sample gets beside the square: int64 [5], the left, top, width and height of what was
-            taken, in pixels of the whole image as a viewer shows it, and whether that was mirrored, 0 or 1; None: none.
+        place: Field for the position: int64 [5], the left, top, width and height of the part in pixels of the whole
+            upright image, and 1 if it was mirrored. None: no such field.
     """
 
     size: int
     place: str | None
 
     def move(self, boxes: ArrayLike, place: ArrayLike) -> NDArray[np.float32]:
-        """Return boxes of the whole image as they lie in the square, cut at its edges: one beside it has no area.
+        """Return boxes of the whole image in coordinates of the square, clipped to it; a box outside has no area.
 
         Args:
-            boxes: [n, 4]: left, top, right and bottom of each, in pixels of the whole image.
-            place: What was taken, as the field `place` says.
+            boxes: [n, 4]: left, top, right, bottom, in pixels.
+            place: The value of the field `place`.
         """
         left, top, width, height, mirrored = np.asarray(place, np.float32)
         whole = np.asarray(boxes, np.float32).reshape(-1, 4)
-        found = (whole - [left, top, left, top]) * np.float32(self.size) / [width, height, width, height]
+        moved = (whole - [left, top, left, top]) * np.float32(self.size) / [width, height, width, height]
         if mirrored:
-            found[:, [0, 2]] = self.size - found[:, [2, 0]]
-        cut_off: NDArray[np.float32] = found.clip(0, self.size).astype(np.float32)
-        return cut_off
+            moved[:, [0, 2]] = self.size - moved[:, [2, 0]]
+        clipped: NDArray[np.float32] = moved.clip(0, self.size).astype(np.float32)
+        return clipped
 
-    def _given(self, square: NDArray[np.uint8], box: Box, *, mirrored: bool = False) -> Any:
-        """Return what the decoder returns: the square, and its place if that is wanted."""
+    def _with_position(self, square: NDArray[np.uint8], box: Box, *, mirrored: bool = False) -> Any:
         if self.place is None:
             return square
         left, top, right, bottom = box
         return DecodedField(square, {self.place: np.array([left, top, right - left, bottom - top, mirrored])})
 
-    def _cropped(self, data: bytes, box_in: Callable[[int, int], Box]) -> tuple[NDArray[np.uint8], Box]:
-        """Return a box of an image as uint8 [size, size, 3], and which.
-
-        Args:
-            data: The bytes of any image.
-            box_in: Says which, by its width and height.
+    def _crop(self, data: bytes, box_in: Callable[[int, int], Box]) -> tuple[NDArray[np.uint8], Box]:
+        """Return a box of an image as uint8 [size, size, 3], and the box. `box_in` returns it for a width and height.
 
         Raises:
-            ValueError: It is no image, or a damaged one.
+            ValueError: The image is invalid or damaged.
         """
         head = read_jpeg_header(data)
         image: NDArray[np.uint8] | Image.Image
@@ -110,9 +101,9 @@ class CenterCrop(_Crop):
 
     Attributes:
         size: Width and height of the crop.
-        shorter: What the shorter side of the whole image is scaled to; None: an image that is large enough keeps its
-            size, and a smaller one becomes `size`.
-        place: A field for what was taken: see `move`.
+        shorter: Length to which the shorter side of the image is scaled first. None: only too small images are scaled,
+            up to `size`.
+        place: Field for the position; see `move`.
     """
 
     size: int
@@ -122,15 +113,15 @@ class CenterCrop(_Crop):
     def __post_init__(self) -> None:
         check_minimum("size", self.size)
         if self.shorter is not None and self.shorter < self.size:
-            raise InvalidRequest("shorter", repr(self.shorter), expected=f"{self.size} or more, as the crop")
+            raise InvalidRequest("shorter", repr(self.shorter), expected=f"at least the crop's size, {self.size}")
 
     def __call__(self, data: bytes) -> Any:
-        """Return the centre of an image, uint8 [size, size, 3], or with `place` that and more.
+        """Return the centre of an image, uint8 [size, size, 3], with its position if `place` is set.
 
         Raises:
-            ValueError: It is no image, or a damaged one.
+            ValueError: The image is invalid or damaged.
         """
-        return self._given(*self._cropped(data, self.box))
+        return self._with_position(*self._crop(data, self.box))
 
     def box(self, width: int, height: int) -> Box:
         """Return the centred square of an image of this size."""
@@ -142,19 +133,19 @@ class CenterCrop(_Crop):
 
 @dataclass(frozen=True)
 class RandomResizedCrop(_Crop):
-    """Decodes a random part of an image, and scales it: the usual augmentation of training on photographs.
+    """Decodes a random part of an image and resizes it: the usual augmentation for photographs.
 
-    The rules are torchvision's: a random share of the area and a random aspect ratio; where ten draws do not fit, the
-    largest centred part of an allowed ratio; bilinear, with antialiasing. It draws from the generator that a stream
-    makes for each position of an epoch: the same crop in any number of threads, workers and ranks, and after a resume;
-    two fields of one sample, such as an image and its depth, are cropped alike.
+    It follows torchvision: a random share of the area and a random aspect ratio; if ten attempts do not fit, the
+    largest centred part of an allowed ratio; bilinear, with antialiasing. The crop depends only on the seed and the
+    position in the epoch, not on threads, workers, ranks or a resume. Two fields of a sample, such as an image and its
+    depth, are cropped alike.
 
     Attributes:
         size: Width and height of the result.
-        scale: Least and greatest share of the area.
-        ratio: Least and greatest width / height.
-        flip: How likely the result is mirrored, left to right.
-        place: A field for what was taken: see `move`.
+        scale: Minimum and maximum share of the area.
+        ratio: Minimum and maximum of width / height.
+        flip: Probability of mirroring left to right.
+        place: Field for the position; see `move`.
 
     Source: C. Szegedy et al., "Going Deeper with Convolutions", section 6; torchvision's `RandomResizedCrop`.
     """
@@ -167,22 +158,23 @@ class RandomResizedCrop(_Crop):
 
     def __post_init__(self) -> None:
         check_minimum("size", self.size)
-        for name, (least, most) in (("scale", self.scale), ("ratio", self.ratio)):
-            if not 0 < least <= most or (name == "scale" and most > 1):
-                raise InvalidRequest(name, f"{(least, most)}", expected="(least, greatest), above 0; shares up to 1")
+        for name, (low, high) in (("scale", self.scale), ("ratio", self.ratio)):
+            if not 0 < low <= high or (name == "scale" and high > 1):
+                raise InvalidRequest(name, f"{(low, high)}", expected="(minimum, maximum), above 0; scale up to 1")
         if not 0 <= self.flip <= 1:
-            raise InvalidRequest("flip", f"{self.flip}", expected="a likelihood, 0 to 1")
+            raise InvalidRequest("flip", f"{self.flip}", expected="a probability, 0 to 1")
 
     def __call__(self, data: bytes, rng: np.random.Generator | None = None) -> Any:
-        """Return a random part of an image, uint8 [size, size, 3], or with `place` that and more.
+        """Return a random part of an image, uint8 [size, size, 3], with its position if `place` is set.
 
         Raises:
-            ValueError: It is no image, or a damaged one.
+            ValueError: The image is invalid or damaged.
         """
         rng = rng or seeded_rng()
-        square, box = self._cropped(data, partial(self.box, rng=rng))
+        square, box = self._crop(data, partial(self.box, rng=rng))
         mirrored = self.flip > 0 and rng.random() < self.flip
-        return self._given(np.ascontiguousarray(square[:, ::-1]) if mirrored else square, box, mirrored=mirrored)
+        square = np.ascontiguousarray(square[:, ::-1]) if mirrored else square
+        return self._with_position(square, box, mirrored=mirrored)
 
     def box(self, width: int, height: int, rng: np.random.Generator) -> Box:
         """Return a random part of an image of this size."""
@@ -193,39 +185,34 @@ class RandomResizedCrop(_Crop):
             if 0 < wide <= width and 0 < high <= height:
                 top, left = int(rng.integers(height - high + 1)), int(rng.integers(width - wide + 1))
                 return left, top, left + wide, top + high
-        least, most = self.ratio
-        wide, high = min(width, max(1, round(height * most))), min(height, max(1, round(width / least)))
+        narrowest, widest = self.ratio
+        wide, high = min(width, max(1, round(height * widest))), min(height, max(1, round(width / narrowest)))
         left, top = (width - wide) // 2, (height - high) // 2
         return left, top, left + wide, top + high
 
 
 def _decode_above(data: bytes, head: JpegHeader, box: Box, size: int) -> tuple[NDArray[np.uint8] | Image.Image, int]:
-    """Return a JPEG down to the crop, decoded at 1, 1/2, 1/4 or 1/8 of its size, and which: the crop is large enough.
-
-    Raises:
-        BadImage: It is damaged.
-    """
-    rows = -(-(box[3] + _INTERPOLATION_ROWS) // head.rows) * head.rows
+    """Return a JPEG down to the crop, decoded at 1/scale of its size, and the scale."""
+    rows = -(-(box[3] + _INTERPOLATION_ROWS) // head.block_rows) * head.block_rows
     if head.baseline and rows < head.height:
         data, head = crop_jpeg_rows(data, head, rows)
     wide, high = box[2] - box[0], box[3] - box[1]
-    least = -(-head.width * size // wide), -(-head.height * size // high)
-    image = decode_jpeg_fast(data, head, least=least)
-    found = to_rgb(decode_image(data, least=least)) if image is None else image
-    return found, round(head.width / (found.width if isinstance(found, Image.Image) else found.shape[1]))
+    min_size = -(-head.width * size // wide), -(-head.height * size // high)
+    image = decode_jpeg_fast(data, head, least=min_size)
+    decoded = to_rgb(decode_image(data, least=min_size)) if image is None else image
+    return decoded, round(head.width / (decoded.width if isinstance(decoded, Image.Image) else decoded.shape[1]))
 
 
 def _pixels_in_box(image: NDArray[np.uint8] | Image.Image, box: Box) -> NDArray[np.uint8]:
-    """Return the pixels in a box, in memory of their own."""
     left, top, right, bottom = box
     return np.array(image.crop(box) if isinstance(image, Image.Image) else image[top:bottom, left:right])
 
 
 def _resize(part: NDArray[np.uint8], size: int, box: tuple[float, float, float, float]) -> NDArray[np.uint8]:
-    """Return what is in a box as uint8 [size, size, 3]: bilinear, and averaged where it becomes smaller."""
+    """Return the pixels in a box as uint8 [size, size, 3]: bilinear, antialiased."""
     if box != (0, 0, part.shape[1], part.shape[0]):
         return np.array(Image.fromarray(part).resize((size, size), Image.Resampling.BILINEAR, box))
-    whole = torch.from_numpy(part).unsqueeze(0).permute(0, 3, 1, 2)  # channels last, as the result: a fifth of Pillow's
+    whole = torch.from_numpy(part).unsqueeze(0).permute(0, 3, 1, 2)  # channels last: a fifth of Pillow's time
     scaled = interpolate(whole, (size, size), mode="bilinear", antialias=True)
-    found: NDArray[np.uint8] = scaled[0].permute(1, 2, 0).numpy()
-    return np.ascontiguousarray(found)
+    pixels: NDArray[np.uint8] = scaled[0].permute(1, 2, 0).numpy()
+    return np.ascontiguousarray(pixels)

@@ -1,4 +1,4 @@
-"""The options that the loader and `StreamDataset` share: what is read, in which order, and the stages for each sample."""
+"""The options that the loader and `StreamDataset` share: dataset, order, and the stages for each sample."""
 
 from __future__ import annotations
 
@@ -39,26 +39,21 @@ StreamableT = TypeVar("StreamableT", bound=Streamable | Stream)
 
 
 def _add_label(labels: Mapping[str, Any], sample: dict[str, object]) -> dict[str, object]:
-    """Return a sample with the label of its key, as its field `label`.
-
-    Raises:
-        InvalidRequest: There is none for its key, or the sample is no dict.
-    """
     if not isinstance(sample, dict):
-        expected = "samples with a key: give labels to select(...), and make a tuple in transform"
+        expected = "dicts: keep the samples dicts, and make tuples in transform"
         raise InvalidRequest("labels", f"a {type(sample).__name__}", expected=expected)
     key = sample["__key__"]
     try:
         return {**sample, "label": labels[str(key)]}
     except KeyError:
-        raise InvalidRequest("labels", f"none for the sample {key}", expected="one for each key") from None
+        raise InvalidRequest("labels", f"no label for sample {key}", expected="one for each key") from None
 
 
 def split_pipeline(source: StreamableT, kinds: tuple[type, ...]) -> tuple[StreamableT, Pipeline]:
-    """Return what is read, without its chain, and the chain.
+    """Return a dataset or stream without its stages, and the stages.
 
     Raises:
-        InvalidRequest: It is none of the kinds that may be given.
+        InvalidRequest: The object is none of these kinds.
     """
     if not isinstance(source, kinds):
         expected = "a dataset that shardtool.open returned"
@@ -74,10 +69,10 @@ def split_pipeline(source: StreamableT, kinds: tuple[type, ...]) -> tuple[Stream
 def extend_pipeline(
     stages: Pipeline, decode: Decoders, labels: Mapping[str, Any] | None, transform: Transform | None
 ) -> Pipeline:
-    """Return a chain with the stages of options added: decode, then label, then transform."""
+    """Return the stages with decode, label and transform added."""
     if decode is not None and decode is not False:
-        given = decode if isinstance(decode, Decode) else Decode(() if decode is True else check_decoders(decode))
-        stages = stages.then(given)
+        decoder = decode if isinstance(decode, Decode) else Decode(() if decode is True else check_decoders(decode))
+        stages = stages.then(decoder)
     if labels is not None:
         if isinstance(labels, (str, Sequence)):
             raise InvalidRequest("labels", f"a {type(labels).__name__}", expected="key to label, such as {'cat/1': 0}")
@@ -90,25 +85,18 @@ _STREAM_OPTIONS = ("shuffle", "seed", "buffer", "parts", "ends", "rank", "world_
 
 @dataclass(eq=False)
 class StreamOptions:
-    """What is read, in which order, and what becomes of each sample.
+    """What to read, in which order, and what to do with each sample.
 
     Attributes:
-        source: A dataset, a mix, or a stream of one, which brings its own order and rank. Its chain (`decode`, `map`,
-            `select`, `tuple`) comes before `decode`.
-        batch_size: Samples of a rank's batch; of `batch(by=...)`, 1.
-        decode: True: all fields by their names, as `Dataset.decode` does; or field to decoder; None: as the chain does.
-        labels: Key to label, which becomes the field `label`.
-        transform: Called with each sample, after all else.
-        shuffle: Whether shards and samples are shuffled; `full`: one random order of all samples.
-        seed: With the epoch, what the shuffle depends on.
-        buffer: Samples that all ranks hold, and shuffle among themselves; None: about 64 MB of each rank, or 32 MB of
-            all where parts are given.
-        parts: Into how many parts the samples are cut, which are read side by side; None: 128 for each rank.
-        ends: What becomes of the last samples where they are no multiple of the ranks: see `Dataset.stream`.
-        rank: None: as torch.distributed says, or else RANK and WORLD_SIZE of the environment, or else 0 of 1.
+        source: A dataset, a mix, or a stream with its own order and rank. Its stages run first.
+        batch_size: Samples per batch of a rank; 1 for batches by size (`batch(by=...)`).
+        decode: True: decode all fields by name; or decoders by field. None: no decoding here.
+        labels: Labels by key, stored in the field `label`.
+        transform: Called with each sample after all other stages.
+        rank: None: from torch.distributed, or RANK and WORLD_SIZE of the environment, or 0 of 1.
         world_size: As `rank`.
-        groups: Into how many groups neighbouring ranks are put, all of one to get the same samples: see
-            `Dataset.stream`.
+
+    The other options are those of `Dataset.stream`.
     """
 
     source: Streamable | Stream
@@ -132,55 +120,51 @@ class StreamOptions:
         bare, stages = split_pipeline(self.source, (Streamable, Stream))
         check_minimum("batch_size", self.batch_size)
         if any(isinstance(stage, Batch) for stage in stages.stages):
-            raise InvalidRequest("batch", "in the dataset's chain", expected="batch_size alone")
+            raise InvalidRequest("batch", "among the dataset's stages", expected="only batch_size")
         if self.batch_size > 1 and any(isinstance(stage, SizeBatches) for stage in stages.stages):
-            raise InvalidRequest("batch_size", f"{self.batch_size} of batches by size", expected="1: one such batch")
+            raise InvalidRequest("batch_size", f"{self.batch_size} for batches by size", expected="1")
         self._stages = extend_pipeline(stages, self.decode, self.labels, self.transform)
         if isinstance(bare, Stream):
-            self._stream = self._checked(bare)
+            self._stream = self._check_stream(bare)
         else:
             rank, world_size = _distributed_rank(self.rank, self.world_size)
             options = {name: getattr(self, name) for name in _STREAM_OPTIONS}
             self._stream = bare.stream(**options | {"rank": rank, "world_size": world_size})
 
     def __new__(cls, *_: object, **options: object) -> Self:
-        """Say what an option of a DataLoader is here."""
-        refuse_dataloader_options(options, {one.name for one in fields(cls)})
+        """Reject options of a DataLoader, and name the equivalent."""
+        refuse_dataloader_options(options, {option.name for option in fields(cls)})
         return super().__new__(cls)
 
     def __getitem__(self, _: object) -> NoReturn:
-        """Refuse a number, which a DataLoader asks for where it is given a loader."""
+        """Raise an error: a DataLoader uses a loader as a map-style dataset."""
         raise no_random_access_error(f"a {type(self).__name__}")
 
-    def _checked_epoch(self, epoch: int) -> int:
-        """Return the number of an epoch.
-
-        Raises:
-            InvalidRequest: It is none.
-        """
+    def _check_epoch(self, epoch: int) -> int:
+        """Return the epoch as an int, or raise InvalidRequest."""
         copy(self._stream).set_epoch(epoch)
         return int(epoch)
 
-    def _checked(self, stream: Stream) -> Stream:
-        """Return a stream that was given, which brings what the options of a dataset's stream say."""
-        for one in fields(StreamOptions):
-            if one.name in _STREAM_OPTIONS and getattr(self, one.name) != one.default:
-                remedy = "Give it to stream(...), or the dataset here."
-                raise InvalidRequest(one.name, "given for a stream", remedy=remedy)
+    def _check_stream(self, stream: Stream) -> Stream:
+        """Return the caller's stream, or raise InvalidRequest if an option of a new stream is given."""
+        for option in fields(StreamOptions):
+            if option.name in _STREAM_OPTIONS and getattr(self, option.name) != option.default:
+                remedy = "Pass it to stream(...), or pass the dataset here."
+                raise InvalidRequest(option.name, "given with a stream", remedy=remedy)
         _, world_size = _distributed_rank(None, None)
-        processes = stream.share.world_size * stream.share.alike
+        processes = stream.share.world_size * stream.share.group_size
         if world_size not in (None, processes):
-            found = f"{processes} of the stream, but torch.distributed has {world_size}"
-            raise InvalidRequest("world_size", found, remedy="Give the dataset itself.")
+            found = f"{processes} in the stream, but torch.distributed has {world_size}"
+            raise InvalidRequest("world_size", found, remedy="Pass the dataset instead of the stream.")
         stream.rewind()
         return stream
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"_stages": self._stages, **vars(self)}  # first: it says which function cannot be pickled
+        return {"_stages": self._stages, **vars(self)}  # first: its error names a function that cannot be pickled
 
 
 def _distributed_rank(rank: int | None, world_size: int | None) -> tuple[int | None, int | None]:
-    """Return what was given, else what torch.distributed says of this process; None where it was not started."""
+    """Return the given rank and world size, or those of torch.distributed, or None."""
     distributed = torch.distributed
     if rank is None and world_size is None and distributed.is_available() and distributed.is_initialized():
         return distributed.get_rank(), distributed.get_world_size()

@@ -1,8 +1,7 @@
-"""Copy a batch to a device: at once, or on a CUDA stream beside the model's.
+"""Copy a batch to a device: synchronously, or on a CUDA stream concurrently with the model's.
 
-`send` returns a function that is called once, on the stream that uses the batch, and returns the batch. `wait`
-returns
-when the memory of the batch that was sent last is no longer read.
+`send` returns a function that is called once, on the stream that uses the batch, and returns the batch. `wait` returns
+when the memory of the last batch is no longer read.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ TensorFunction = Callable[[torch.Tensor], torch.Tensor]
 
 
 def change_tensors(batch: Any, change: TensorFunction) -> Any:
-    """Return `batch` with each tensor changed; arrays of numbers become tensors, and all else stays as it is."""
+    """Return `batch` with each tensor changed; numeric arrays become tensors."""
     if isinstance(batch, torch.Tensor):
         return change(batch)
     if isinstance(batch, np.ndarray):
@@ -33,7 +32,7 @@ def change_tensors(batch: Any, change: TensorFunction) -> Any:
 
 
 def _as_tensor(array: np.ndarray[Any, Any]) -> torch.Tensor:
-    """Return the array as a tensor: of the same memory, where torch can write to it."""
+    """Return an array as a tensor, sharing its memory if torch can write to it."""
     native = array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
     plain = native.flags.writeable and all(step >= 0 for step in native.strides)
     return torch.from_numpy(native if plain else native.copy())
@@ -43,13 +42,13 @@ TakeBatch: TypeAlias = "Callable[[], Any]"
 
 
 class DirectTransfer:
-    """Copies and changes in `send`: what comes out is no memory of the batch's."""
+    """Copies in `send`; returned tensors do not share memory with the batch."""
 
     def __init__(self, device: torch.device, change: TensorFunction) -> None:
         self._device, self._change = device, change
 
     def send(self, batch: Any) -> TakeBatch:
-        """Copy and change the batch now."""
+        """Copy and change the batch."""
         return [change_tensors(batch, self._copy)].pop
 
     def _copy(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -57,60 +56,60 @@ class DirectTransfer:
         return changed.clone() if changed is tensor else changed
 
     def wait(self) -> None:
-        """Return at once: nothing is read after `send`."""
+        """Return immediately."""
 
 
 class StreamTransfer:
-    """Copies and changes on a stream of its own; at most one batch in host memory is being read."""
+    """Copies on its own CUDA stream; at most one batch in host memory is being read."""
 
     def __init__(self, device: torch.device, change: TensorFunction) -> None:
         self._device, self._change = device, change
         self._stream = torch.cuda.Stream(device)
         self._copied: torch.cuda.Event | None = None
-        self._reading: list[torch.Tensor] = []  # pinned memory lives until it was copied, whoever owns it
+        self._reading: list[torch.Tensor] = []  # keeps pinned memory alive until it was copied
 
     def send(self, batch: Any) -> TakeBatch:
-        """Enqueue the copies, and after them the changes."""
-        given = torch.cuda.current_stream(self._device)
+        """Enqueue the copies, then the changes."""
+        caller_stream = torch.cuda.current_stream(self._device)
         with torch.cuda.stream(self._stream):
-            moved = change_tensors(batch, lambda tensor: self._move(tensor, given))
+            moved = change_tensors(batch, lambda tensor: self._move(tensor, caller_stream))
             self._copied = self._event()
             arrived = [change_tensors(moved, self._change)]
             ready = self._event()
 
         def hand_out() -> Any:
-            user = torch.cuda.current_stream(self._device)
-            user.wait_event(ready)
-            return change_tensors(arrived.pop(), lambda tensor: self._receive(tensor, user))
+            consumer = torch.cuda.current_stream(self._device)
+            consumer.wait_event(ready)
+            return change_tensors(arrived.pop(), lambda tensor: self._receive(tensor, consumer))
 
         return hand_out
 
     def wait(self) -> None:
-        """Return when the copies have ended."""
+        """Return when the copies have finished."""
         if self._copied is not None:
             self._copied.synchronize()
         self._copied, self._reading = None, []
 
-    def _move(self, tensor: torch.Tensor, given: torch.cuda.Stream) -> torch.Tensor:
-        if tensor.device == self._device:  # made on the stream of whoever asked for it
-            self._stream.wait_stream(given)
+    def _move(self, tensor: torch.Tensor, caller_stream: torch.cuda.Stream) -> torch.Tensor:
+        if tensor.device == self._device:  # produced on the caller's stream
+            self._stream.wait_stream(caller_stream)
             return _record_use(tensor, self._stream).clone()
         if tensor.device.type != "cpu" or tensor.layout != torch.strided:
-            return tensor  # of another GPU, or sparse: copied when it is handed out
+            return tensor  # on another GPU, or sparse: copied when it is returned
         tensor = tensor if tensor.is_pinned() else tensor.pin_memory()
         self._reading.append(tensor)
         return tensor.to(self._device, non_blocking=True)
 
-    def _receive(self, tensor: torch.Tensor, user: torch.cuda.Stream) -> torch.Tensor:
-        return _record_use(tensor, user) if tensor.device == self._device else tensor.to(self._device)
+    def _receive(self, tensor: torch.Tensor, consumer: torch.cuda.Stream) -> torch.Tensor:
+        return _record_use(tensor, consumer) if tensor.device == self._device else tensor.to(self._device)
 
     def _event(self) -> torch.cuda.Event:
-        event = torch.cuda.Event(blocking=True)  # a thread that waits for it leaves its core to the decoders
+        event = torch.cuda.Event(blocking=True)  # a waiting thread leaves its core to the decoders
         event.record(self._stream)
         return event
 
 
 def _record_use(tensor: torch.Tensor, stream: torch.cuda.Stream) -> torch.Tensor:
-    """Keep the tensor's memory from being given again before `stream` has done what it has been asked for so far."""
+    """Prevent reuse of the tensor's memory until `stream` has finished its current work."""
     tensor.record_stream(stream)
     return tensor

@@ -1,9 +1,8 @@
 """The state of a pass, shared between a DataLoader's workers and their parent process.
 
-A stream's state is the same for all ranks and any number of workers. A worker knows only what it has taken itself,
-and
-reads ahead of training. The loader knows how many batches it returned: with that count, the state of any one worker
-becomes the stream's. Workers report skipped samples, and learn where a pass starts, through shared memory.
+A stream's state is the same for all ranks and any number of workers. A worker knows only what it has read, ahead of
+training. With the number of batches that the loader returned, the state of any worker becomes the stream's. Workers
+report skipped samples, and learn where a pass starts, through shared memory.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
     from shardtool.storage.shared_blocks import SharedBlocks
 
 
-_WORKER_KEY = "shardtool_worker"  # the key that says what the rest is
+_WORKER_KEY = "shardtool_worker"  # identifies a worker's state
 
 
 _STATE_VERSION = 1
@@ -34,17 +33,13 @@ _STATE_VERSION = 1
 
 @dataclass
 class WorkerState:
-    """How far one worker is in a pass.
+    """The progress of one worker in a pass.
 
     Attributes:
-        start: The stream's state where the pass began.
-        end: The position of the epoch where the pass ends.
-        world_size: How many ranks there are.
-        worker: The worker's number.
-        workers: How many there are.
-        batch_size: Samples of a batch.
-        position: The position of the epoch that this worker goes on from.
-        left_out: Samples that were skipped and not replaced: then batches tell no position of the stream.
+        start: The stream's state at the start of the pass.
+        end: Position of the epoch at which the pass ends.
+        position: Position of the epoch at which this worker continues.
+        left_out: Samples skipped and not replaced, so that batches do not determine the stream's position.
     """
 
     start: dict[str, Any]
@@ -57,25 +52,25 @@ class WorkerState:
     left_out: int = 0
 
     def to_json(self) -> dict[str, object]:
-        """Return the state as JSON can hold it."""
+        """Return the state as JSON data."""
         return {_WORKER_KEY: _STATE_VERSION, **asdict(self)}
 
     @classmethod
-    def of(cls, given: Mapping[str, Any]) -> WorkerState | None:
-        """Return the state that `to_json` gave; None: it is no state of a worker.
+    def from_json(cls, state: Mapping[str, Any]) -> WorkerState | None:
+        """Return a state from its JSON data; None if it is not a worker's state.
 
         Raises:
-            InvalidRequest: It is one of another version, or incomplete.
+            InvalidRequest: The state has another version, or is incomplete.
         """
-        if not isinstance(given, Mapping) or _WORKER_KEY not in given:
+        if not isinstance(state, Mapping) or _WORKER_KEY not in state:
             return None
-        names = [one.name for one in fields(cls) if one.name in given or one.name != "left_out"]
-        if given[_WORKER_KEY] != _STATE_VERSION or not all(name in given for name in names):
-            raise InvalidRequest("the state", "a worker's, of another version of shardtool, or incomplete")
-        return cls(**{name: given[name] for name in names})
+        names = [field.name for field in fields(cls) if field.name in state or field.name != "left_out"]
+        if state[_WORKER_KEY] != _STATE_VERSION or not all(name in state for name in names):
+            raise InvalidRequest("the state", "from another version of shardtool, or incomplete")
+        return cls(**{name: state[name] for name in names})
 
     def after(self, batches: int) -> dict[str, object]:
-        """Return the stream's state when each rank was handed so many batches of the pass.
+        """Return the stream's state after each rank got this number of batches of the pass.
 
         Raises:
             InvalidRequest: Samples were skipped and not replaced.
@@ -88,85 +83,82 @@ class WorkerState:
 
 
 def check_no_skipped(where: str, left_out: int) -> None:
-    """Refuse to count batches if samples were skipped and not replaced."""
+    """Raise an error if samples were skipped and not replaced."""
     if left_out:
-        found = f"{pluralize(left_out, 'sample')} skipped and not replaced: batches tell no position"
-        remedy = "Choose samples before you stream them (where, take), give ends='pad', or use a loader."
+        found = f"{pluralize(left_out, 'sample')} skipped and not replaced, so batches do not determine the position"
+        remedy = "Choose samples before you stream them (where, take), use ends='pad', or use a loader."
         raise InvalidRequest(where, found, remedy=remedy)
 
 
-def stream_state(given: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the stream's state in what a loader gave as its own: ours, or torchdata's StatefulDataLoader.
+def stream_state(state: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the stream's state from the state of a shardtool loader or stream, or of torchdata's StatefulDataLoader.
 
     Raises:
-        InvalidRequest: It is the state of a single worker, which does not know what was handed out.
+        InvalidRequest: It is the state of a single worker.
     """
-    if WorkerState.of(given) is not None:
-        remedy = "Take state_at(batches) of the dataset, or the state of the StatefulDataLoader."
-        raise InvalidRequest("the state", "that of one worker, which has read ahead", remedy=remedy)
-    if not isinstance(given, Mapping):
-        return given
-    if "_num_yielded" in given:  # of a StatefulDataLoader without workers
-        return _state_after_batches(given, given["_num_yielded"]) or given
-    snapshot = given.get("_snapshot")
+    if WorkerState.from_json(state) is not None:
+        remedy = "Use state_at(batches) of the dataset, or the state of the StatefulDataLoader."
+        raise InvalidRequest("the state", "belongs to one worker, which has read ahead", remedy=remedy)
+    if not isinstance(state, Mapping):
+        return state
+    if "_num_yielded" in state:  # a StatefulDataLoader without workers
+        return _state_after_batches(state, state["_num_yielded"]) or state
+    snapshot = state.get("_snapshot")
     if not isinstance(snapshot, Mapping):
-        return given
-    batches = snapshot["_snapshot_step"] + given["_steps_since_snapshot"]
+        return state
+    batches = snapshot["_snapshot_step"] + state["_steps_since_snapshot"]
     workers = snapshot["_worker_snapshots"].values()
-    found = [
-        *filter(None, (_state_after_batches(worker, batches) for worker in workers))
-    ]  # of all: any may have left samples out
-    return found[0] if found else given
+    # asks every worker: any of them may have skipped samples, which is an error
+    states = [*filter(None, (_state_after_batches(worker, batches) for worker in workers))]
+    return states[0] if states else state
 
 
 def _state_after_batches(loader: Mapping[str, Any], batches: int) -> dict[str, object] | None:
-    state = WorkerState.of(loader.get("dataset_state") or {})
+    state = WorkerState.from_json(loader.get("dataset_state") or {})
     return state.after(batches) if state else None
 
 
-SKIP_TALLY_BLOCKS = 256  # blocks: where there are more workers, several have one
+SKIP_TALLY_BLOCKS = 256  # workers share blocks if there are more
 
 
-_TALLY_STEP_DIVISOR = (
-    16  # a worker tells again when it has left out a part in so many more: a block is never written over
-)
+_TALLY_STEP_DIVISOR = 16  # a worker reports again after 1/16 more skipped samples: each report uses a new block
 
 
 class SkipCounter(SkippedSamples):
-    """What one worker left out, those before it with its number included; what was not told yet, `tell` tells."""
+    """Counters of one worker number; `publish` shares them."""
 
     def __init__(self, blocks: SharedBlocks, worker: int) -> None:
         super().__init__()
         self._blocks, self._worker = blocks, worker % SKIP_TALLY_BLOCKS
-        self._take(blocks, self._worker)
-        self._told = self.samples
+        self._add_shared(blocks, self._worker)
+        self._published = self.samples
 
     @classmethod
     def total(cls, blocks: SharedBlocks) -> SkippedSamples:
-        """Return what all workers have told."""
-        found = cls(blocks, 0)
+        """Return the sum of all shared counters."""
+        total = cls(blocks, 0)
         for worker in range(1, SKIP_TALLY_BLOCKS):
-            found._take(blocks, worker)
-        return found
+            total._add_shared(blocks, worker)
+        return total
 
     def count_sample(self, error: ShardError, shard: str, *, damaged: bool) -> None:
         """Count a sample."""
         super().count_sample(error, shard, damaged=damaged)
-        if self.samples >= self._told + max(1, self._told // _TALLY_STEP_DIVISOR):
-            self.tell()
+        if self.samples >= self._published + max(1, self._published // _TALLY_STEP_DIVISOR):
+            self.publish()
 
-    def tell(self) -> None:
-        """Tell how many there are."""
-        if self.samples > self._told:
+    def publish(self) -> None:
+        """Share the counters with the other processes."""
+        if self.samples > self._published:
             data = json.dumps([self.samples, self.damaged, self.shards, self.reasons]).encode()
             self._blocks.write(self._worker, len(data), [(0, data)])
-            self._told = self.samples
+            self._published = self.samples
 
-    def _take(self, blocks: SharedBlocks, worker: int) -> None:
-        """Add what a worker has told."""
-        with suppress(ValueError):  # half of it was written yet
-            if (told := blocks.read(worker)) is not None:
-                samples, damaged, shards, reasons = json.loads(bytes(told))
+    def _add_shared(self, blocks: SharedBlocks, worker: int) -> None:
+        """Add the shared counters of a worker."""
+        with suppress(ValueError):  # another process is writing
+            if (block := blocks.read(worker)) is not None:
+                samples, damaged, shards, reasons = json.loads(bytes(block))
                 self.samples += samples
                 self.damaged += damaged
                 self.shards.update(shards)
@@ -176,53 +168,50 @@ class SkipCounter(SkippedSamples):
 _MAX_WORKERS = 1024
 
 
-_STARTED, _FINISHED = 1, 2  # how far a worker is in the pass
+_STARTED, _FINISHED = 1, 2  # progress of a worker in the pass
 
 
 class SharedPassStart:
-    """Where the pass begins that runs now, or comes next, in memory that processes share.
+    """Where the current or next pass starts, in memory shared between processes; `blocks` provide the lock.
 
-    The workers of one pass have a seed that the DataLoader drew for them, and have begun as many passes each. The first
-    of them to begin says where: in the next epoch, if all workers of the last pass came to the end of their shares.
-
-    Args:
-        blocks: What keeps other processes out meanwhile.
+    The workers of one pass have the same seed from the DataLoader and the same number of passes. The first one
+    determines where the pass starts: in the next epoch, if all workers of the last pass finished.
     """
 
     def __init__(self, blocks: SharedBlocks) -> None:
         self._blocks = blocks
-        self._now = torch.zeros(5, dtype=torch.int64).share_memory_()  # epoch, position, and of whom
+        self._now = torch.zeros(5, dtype=torch.int64).share_memory_()  # epoch, position, and the group of workers
         self._workers = torch.zeros(_MAX_WORKERS, dtype=torch.uint8).share_memory_()
 
     @property
-    def place(self) -> tuple[int, int]:
+    def epoch_and_position(self) -> tuple[int, int]:
         """The epoch, and the position in it."""
         epoch, position = self._now[:2].tolist()
         return epoch, position
 
     def go_to(self, epoch: int, position: int, group: Sequence[int] = (0, 0, 0)) -> None:
-        """Let a pass begin somewhere: that of a group of workers, or of whoever comes first."""
+        """Start the next pass here, for a group of workers or the first one that starts."""
         self._now.copy_(torch.tensor([epoch, position, *group]))
         self._workers.zero_()
 
     def set_epoch(self, epoch: int) -> None:
-        """Let the next pass read an epoch from its start; nothing changes in the epoch of a pass that is not over."""
-        with self._blocks.alone():
-            if self._is_over or epoch != self.place[0]:
+        """Start the next pass at the beginning of an epoch, unless an unfinished pass reads it."""
+        with self._blocks.locked():
+            if self._is_over or epoch != self.epoch_and_position[0]:
                 self.go_to(epoch, 0)
 
     def begin(self, worker: int, group: Sequence[int], resumed: Mapping[str, int] | None) -> None:
-        """Note that a worker begins a pass, and where that is, if it is the first.
+        """Record that a worker starts a pass; the first worker determines where.
 
         Args:
-            worker: Its number.
-            group: The seed, how many passes the worker has begun, and how many workers there are.
-            resumed: The state that the pass goes on from.
+            worker: Number of the worker.
+            group: The seed, the number of passes that the worker has started, and the number of workers.
+            resumed: The state from which the pass continues.
         """
-        with self._blocks.alone():
+        with self._blocks.locked():
             if self._now[2:].tolist() != [*group] or self._workers[worker]:
-                epoch, position = self.place
-                if self._now[-1]:  # no longer where a state said
+                epoch, position = self.epoch_and_position
+                if self._now[-1]:  # a pass has started since the last `go_to` without a group
                     epoch, position = epoch + self._is_over, 0
                 if resumed is not None:
                     epoch, position = resumed["epoch"], resumed["position"]
@@ -230,13 +219,13 @@ class SharedPassStart:
             self._workers[worker] = _STARTED
 
     def end(self, worker: int, group: Sequence[int]) -> None:
-        """Note that a worker came to the end of its share, unless another pass has begun."""
-        with self._blocks.alone():
+        """Record that a worker finished its share of the current pass."""
+        with self._blocks.locked():
             if self._now[2:].tolist() == [*group]:
                 self._workers[worker] = _FINISHED
 
     @property
     def _is_over(self) -> bool:
-        """Whether all workers of the pass came to the end."""
+        """Whether all workers of the pass finished their shares."""
         workers = int(self._now[-1])
         return workers > 0 and bool((self._workers[:workers] == _FINISHED).all())

@@ -1,1 +1,1 @@
-"""Transform samples before they are packed: download URLs, convert images, call a function."""
+"""Transform samples before they are packed: download URLs, convert images, call a user function."""

@@ -2,23 +2,18 @@
 
 `change_image` returns the same bytes object if there is nothing to do. Otherwise:
 
-- Without `encode`, the format of the content is kept.
-- The EXIF orientation is always obeyed: bytes that are kept keep their tag; otherwise the pixels are turned and the
-  tag is removed. The ICC profile is kept unless the kind of colours (CMYK, grey, RGB) changes. EXIF, XMP and
-  comments
-  are removed.
+- The content's format is kept, unless `encode` is set.
+- Pixels are turned upright, and EXIF, XMP and comments are removed. The ICC profile is kept unless the colour kind
+  (CMYK, grey, RGB) changes.
 - Values that may be labels or measurements are never blended and never lose bits unless requested. Modes 1, P, PA,
-  I;16, I and F, and GIFs, are resampled with NEAREST and keep their mode in their own format and in PNG; so are the
-  fields in `masks`. Others are resampled with LANCZOS, weighted by alpha. `encode` jpg or webp requests a
-  photograph:
-  palettes become colours, 16 bits become 8 (65535 becomes 255; for 12 bits, 4095 does), and jpg puts alpha on
-  white.
-  Images for which no rule is right are refused (`image-depth`).
-- Several frames or pages pass unchanged or are refused (`animated-image`), never dropped.
+  I;16, I and F, GIFs, and the fields in `masks` are resampled with NEAREST. They keep their mode in their own format
+  and in PNG. Other images are resampled with LANCZOS, weighted by alpha.
+- `encode` jpg or webp requests a photograph: palettes become colours, 16 bits become 8 (65535 becomes 255; for 12 bits,
+  4095 does), and jpg puts alpha on white. Other conversions are refused (`image-depth`).
+- Images with several frames or pages pass unchanged or are refused (`animated-image`).
 - The same build of Pillow and its codecs always returns the same bytes.
 
-Opens no files and starts no processes. For worker processes only: Python's warnings are off during `change_image`,
-and libtiff may print a line about a damaged TIFF to stderr.
+For worker processes only: `change_image` disables Python's warnings, and libtiff may print to stderr.
 """
 
 from __future__ import annotations
@@ -62,24 +57,14 @@ for _name in PILLOW_READERS:
 
 
 _PILLOW_FORMATS = {"jpg": "JPEG", "png": "PNG", "webp": "WEBP"}
-
-
 _FORMAT_ENDINGS = {"jpg": ("jpg", "jpeg", "jpe", "jfif"), "png": ("png",), "webp": ("webp",)}
-
-
-_MAX_SIDES = {"JPEG": 65_500, "WEBP": 16_383, "GIF": 65_535}  # pixels a side, of libjpeg, libwebp and the format
-
-
-_LOSSY_FORMATS = ("JPEG", "WEBP")  # formats of photographs: eight bits, no palette
-
-
+_MAX_SIDES = {"JPEG": 65_500, "WEBP": 16_383, "GIF": 65_535}  # pixels per side; limits of libjpeg, libwebp and GIF
+_LOSSY_FORMATS = ("JPEG", "WEBP")  # formats for photographs: eight bits, no palette
 _LABEL_MODES = WIDE_MODES | {"1", "P", "PA"}
-
-
 _ALPHA_MODES = frozenset({"LA", "La", "PA", "RGBA", "RGBa"})
 
-
-_FORMAT_MODES = {  # the modes that Pillow both reads from a format and writes to it; LAB's signed bands cannot be blended
+# Modes that Pillow both reads and writes in each format, except LAB, whose signed bands cannot be blended.
+_FORMAT_MODES = {
     "PNG": frozenset({"1", "L", "LA", "P", "I;16", "RGB", "RGBA"}),
     "BMP": frozenset({"1", "L", "P", "RGB", "RGBA"}),
     "GIF": frozenset({"1", "L", "P"}),
@@ -87,44 +72,36 @@ _FORMAT_MODES = {  # the modes that Pillow both reads from a format and writes t
     "PPM": frozenset({"1", "L", "I", "F", "RGB"}),
 }
 
-
 _LOSSLESS_TIFF_CODECS = frozenset({"raw", "packbits", "tiff_lzw", "tiff_adobe_deflate", "tiff_deflate"})
-
-
 _DEFAULT_QUALITY = 90
 
-
-# A JPEG is decoded at 1/2, 1/4 or 1/8, and any image averaged first, to no less than this many times the target.
-# Measured on eight photographs, 4 to 16 times smaller: 43 dB or nearer to LANCZOS on all of the pixels (50 dB is
-# usual), where what JPEG 90 then loses by itself is at 29 to 38 dB; 4000 x 3000 to 512 takes a third of the time.
+# A JPEG is decoded at 1/2, 1/4 or 1/8, but to at least this many times the target size.
+# Measured on eight photographs, reduced 4 to 16 times: at least 43 dB (usually 50 dB) against LANCZOS on all pixels;
+# JPEG quality 90 alone is at 29 to 38 dB. Reducing 4000 x 3000 to 512 takes a third of the time.
 _DRAFT_GAP = 2.0
+_REDUCING_GAP = 3.0  # any image is box-averaged first, to at least this many times the target size
 
 
-_REDUCING_GAP = 3.0
-
-
-logging.getLogger("PIL").addHandler(logging.NullHandler())  # its remarks on damaged TIFFs belong on no terminal
+logging.getLogger("PIL").addHandler(logging.NullHandler())  # keep Pillow's remarks on damaged TIFFs off the terminal
 
 
 @dataclass(frozen=True, slots=True)
 class ImageOptions:
-    """The changes that are asked for. With neither `resize` nor `encode` images are only probed.
+    """The requested changes. With neither `resize` nor `encode`, images are only probed.
 
     Attributes:
-        resize: Width and height wanted, in pixels of the image as a viewer shows it.
+        resize: Target width and height in pixels, in display orientation.
         resize_mode: `shorter` scales until the image covers `resize` (256 x 256: the shorter side is 256), `longer`
-            until it fits inside; both keep the aspect ratio, and `exact` does not. `crop` covers and cuts the centre
-            out; `pad` fits and adds black, or what is transparent where the written mode has alpha; a palette that
-            has neither gives its colour 0.
-        only_larger: Never enlarge. An image within `resize` stays as it is, in all modes (`pad` adds nothing to it);
-            a side that is shorter than wanted stays so.
-        encode: The format to write. JPEGs that are CMYK are written anew for `jpg`, as RGB.
-        quality: 1 to 100, of the JPEGs and lossy WebPs that are written; no reason to write one. PNG takes none.
-        fields: The fields that are images; none for all whose last ending is an image's.
-        masks: The fields that hold labels, whatever their mode says: resampled with NEAREST, and not encoded as jpg
-            or webp.
-        probe: Only return width, height and mode. Implied by all else.
-        max_pixels: The most that an image may have, read or written. No more than Pillow's own limit.
+            until it fits inside. Both keep the aspect ratio; `exact` does not. `crop` covers, then cuts out the centre.
+            `pad` fits, then adds transparency if the written mode has alpha, else black; a palette without either adds
+            colour 0.
+        only_larger: Never enlarge or pad. A side shorter than its target keeps its length.
+        encode: Output format. For `jpg`, CMYK JPEGs are re-encoded as RGB.
+        quality: 1 to 100, for JPEGs and lossy WebPs that are written anyway.
+        fields: Fields that are images; empty: all with an image suffix.
+        masks: Fields that contain labels: resampled with NEAREST, never encoded as jpg or webp.
+        probe: Record width, height and mode.
+        max_pixels: Maximum pixels, read or written.
 
     Raises:
         InvalidRequest: A side is out of range.
@@ -144,24 +121,23 @@ class ImageOptions:
         longest = _MAX_SIDES.get(_PILLOW_FORMATS.get(self.encode or "", ""), self.max_pixels)
         for side in self.resize or ():
             if not 1 <= side <= longest:
-                what = f" for {self.encode}" if longest < self.max_pixels else ""
-                raise InvalidRequest(option_text("resize"), f"{side:,} pixels", expected=f"1 to {longest:,}{what}")
+                format_note = f" for {self.encode}" if longest < self.max_pixels else ""
+                raise InvalidRequest(
+                    option_text("resize"), f"{side:,} pixels", expected=f"1 to {longest:,}{format_note}"
+                )
 
     def applies(self, field: str) -> bool:
-        """Tell whether `field` is an image to be looked at."""
+        """Check whether `field` is an image to process."""
         if self.fields or field in self.masks:
             return field in self.fields or field in self.masks
         return _ending(field) in IMAGE_ENDINGS
 
     def encoding(self, field: str) -> ImageFormat | None:
-        """Return the format in which `field` is written; None for that of its content."""
+        """Return the output format of `field`; None: the format of its content."""
         return None if field in self.masks and self.encode != "png" else self.encode
 
     def output_field(self, field: str) -> str:
-        """Return the field's name after encoding: `seg.png` becomes `seg.jpg`, `jpeg` stays `jpeg` for jpg.
-
-        A field whose last ending is no image's keeps its name.
-        """
+        """Return the field name after encoding: `seg.png` becomes `seg.jpg`, `jpeg` stays `jpeg` for jpg."""
         encode = self.encoding(field)
         ending = _ending(field)
         if (
@@ -175,13 +151,7 @@ class ImageOptions:
 
 
 class ImageInfo(NamedTuple):
-    """An image as it is written.
-
-    Attributes:
-        width: As a viewer shows it, which obeys an EXIF orientation.
-        height: As `width`.
-        mode: Pillow's name of what a pixel is: `RGB`, `L`, `P`, `I;16` ...
-    """
+    """The size, in display orientation, and Pillow mode of an output image."""
 
     width: int
     height: int
@@ -193,42 +163,42 @@ def _ending(field: str) -> str:
 
 
 def change_image(data: bytes | memoryview, field: str, options: ImageOptions) -> tuple[bytes | memoryview, ImageInfo]:
-    """Return the image in `data` as asked for, and what it is then.
+    """Return the changed image and its size and mode.
 
-    It is `data` itself where there is nothing to do: the size, the format and the orientation are those wanted, or
-    only a probe is. To probe reads the header only; otherwise the pixels are decoded even if nothing is to be done.
+    If only probing is requested, or nothing has to change, the result is `data` itself. Unless only probing, the pixels
+    are always decoded, to detect damage.
 
     Args:
         data: The bytes of a JPEG, PNG, WebP, BMP, GIF, TIFF or PNM.
-        field: The field's name, which `options` speaks of.
-        options: What is asked for.
+        field: Field name.
+        options: Requested changes.
 
     Raises:
-        BadImage: The image is damaged, cut off or too large, or what is asked for would lose part of it.
+        BadImage: The image is damaged, truncated or too large, or the change would lose part of it.
     """
     with warnings.catch_warnings(), image_errors(data):
-        warnings.simplefilter("ignore")  # what Pillow warns of is refused here, or harmless
+        warnings.simplefilter("ignore")  # Pillow's warnings are harmless, or the image is refused
         return _change_image(data, field, options)
 
 
 def _change_image(data: bytes | memoryview, field: str, options: ImageOptions) -> tuple[bytes | memoryview, ImageInfo]:
     picture = OpenedImage(data, options.max_pixels)
-    fact = ImageInfo(*picture.size, picture.image.mode)
+    info = ImageInfo(*picture.size, picture.image.mode)
     encode = options.encoding(field)
     if not options.resize and not encode:
-        return data, fact
+        return data, info
 
     kind = _PILLOW_FORMATS[encode] if encode else picture.kind
-    frame = _place_pixels(picture.size, options)
-    as_wanted = kind == picture.kind and not (encode and fact.mode == "CMYK")
-    if as_wanted and picture.upright and frame.scaled == frame.canvas == picture.size:
+    placement = _place_pixels(picture.size, options)
+    is_kept_format = kind == picture.kind and not (encode and info.mode == "CMYK")
+    if is_kept_format and picture.upright and placement.scaled == placement.canvas == picture.size:
         decode_pixels(picture, (1, 1))
-        return data, fact
+        return data, info
 
-    _check_output(picture, frame.canvas, kind, options.max_pixels)
-    by_values = kind not in _LOSSY_FORMATS and (fact.mode in _LABEL_MODES or picture.kind == "GIF")
-    nearest = by_values or field in options.masks
-    image, extent = decode_pixels(picture, None if nearest else _draft_goal(picture, frame))
+    _check_output(picture, placement.canvas, kind, options.max_pixels)
+    is_labels = kind not in _LOSSY_FORMATS and (info.mode in _LABEL_MODES or picture.kind == "GIF")
+    nearest = is_labels or field in options.masks
+    image, extent = decode_pixels(picture, None if nearest else _draft_goal(picture, placement))
     if field in options.masks:
         image = to_stored_values(image, picture)
     image = (
@@ -236,20 +206,20 @@ def _change_image(data: bytes | memoryview, field: str, options: ImageOptions) -
         if kind in _LOSSY_FORMATS
         else _to_format_mode(image, kind, nearest=nearest)
     )
-    image = _resample(image, picture, frame, extent, Resampling.NEAREST if nearest else Resampling.LANCZOS)
+    image = _resample(image, picture, placement, extent, Resampling.NEAREST if nearest else Resampling.LANCZOS)
     if picture.turn in TRANSPOSES:
         image = image.transpose(TRANSPOSES[picture.turn])
-    if image.size != frame.canvas:
-        image = _centre(image, frame.canvas)
+    if image.size != placement.canvas:
+        image = _centre(image, placement.canvas)
     if kind == "WEBP" and image.mode == "RGBA" and image.getchannel("A").getextrema() == (255, 255):
-        image = image.convert("RGB")  # libwebp writes no alpha that does nothing
+        image = image.convert("RGB")  # libwebp drops an opaque alpha channel
     return _encode_image(image, picture, kind, options.quality), ImageInfo(*image.size, image.mode)
 
 
 class _Placement(NamedTuple):
-    """The place of the pixels: the centred part `kept` is resampled to `scaled`, which is centred on `canvas`.
+    """Position of the pixels: the centred part `kept` is resampled to `scaled`, which is centred on `canvas`.
 
-    All of it is in the orientation that a viewer shows.
+    All sizes are in display orientation.
     """
 
     kept: tuple[float, float]
@@ -259,58 +229,68 @@ class _Placement(NamedTuple):
 
 def _place_pixels(size: tuple[int, int], options: ImageOptions) -> _Placement:
     width, height = size
-    wide, high = options.resize or size
-    if (width, height) == (wide, high) or (options.only_larger and width <= wide and height <= high):
+    target_width, target_height = options.resize or size
+    if (width, height) == (target_width, target_height) or (
+        options.only_larger and width <= target_width and height <= target_height
+    ):
         return _Placement(size, size, size)
     if options.resize_mode == "exact":
-        target = (min(width, wide), min(height, high)) if options.only_larger else (wide, high)
+        target = (
+            (min(width, target_width), min(height, target_height))
+            if options.only_larger
+            else (target_width, target_height)
+        )
         return _Placement(size, target, target)
 
-    scaled = _scaled_size(size, (wide, high), cover=options.resize_mode in ("shorter", "crop"))
+    scaled = _scaled_size(size, (target_width, target_height), cover=options.resize_mode in ("shorter", "crop"))
     if options.only_larger and (scaled[0] > width or scaled[1] > height):
         scaled = size
     if options.resize_mode == "pad":
-        return _Placement(size, scaled, (wide, high))
+        return _Placement(size, scaled, (target_width, target_height))
     if options.resize_mode == "crop":
-        canvas = (min(wide, scaled[0]), min(high, scaled[1]))
+        canvas = (min(target_width, scaled[0]), min(target_height, scaled[1]))
         if scaled == size:
             return _Placement(size, size, canvas)
-        # Only what is kept is resampled: a strip of 1 x 60,000 that must cover a square would be a bomb.
-        kept = (width, high * width / wide) if wide * height >= high * width else (wide * height / high, height)
+        # Resample only the kept part: a strip of 1 x 60,000 scaled to cover a square would need too much memory.
+        kept = (
+            (width, target_height * width / target_width)
+            if target_width * height >= target_height * width
+            else (target_width * height / target_height, height)
+        )
         return _Placement(kept, canvas, canvas)
     return _Placement(size, scaled, scaled)
 
 
 def _scaled_size(size: tuple[int, int], target: tuple[int, int], *, cover: bool) -> tuple[int, int]:
-    """Return the size that covers `target`, or fits inside, at the same aspect ratio: rounded, and no side is 0."""
-    (width, height), (wide, high) = size, target
-    if (wide * height >= high * width) == cover:
-        return wide, max(1, (2 * height * wide + width) // (2 * width))
-    return max(1, (2 * width * high + height) // (2 * height)), high
+    """Return the rounded size, at least 1 per side, that covers `target` or fits inside, at the same aspect ratio."""
+    (width, height), (target_width, target_height) = size, target
+    if (target_width * height >= target_height * width) == cover:
+        return target_width, max(1, (2 * height * target_width + width) // (2 * width))
+    return max(1, (2 * width * target_height + height) // (2 * height)), target_height
 
 
 def _check_output(picture: OpenedImage, canvas: tuple[int, int], kind: str, max_pixels: int) -> None:
     width, height = canvas
     if width * height > max_pixels or max(canvas) > _MAX_SIDES.get(kind, max_pixels):
-        raise BadImage("image-too-large", f"would become {width:,} x {height:,} pixels: too many for {kind}, or at all")
+        raise BadImage(
+            "image-too-large", f"would become {width:,} x {height:,} pixels, more than {kind} or the pixel limit allows"
+        )
     if picture.kind != "JPEG" and getattr(picture.image, "is_animated", False):
-        raise BadImage("animated-image", f"several frames or pages ({picture.kind}), of which a change would keep one")
+        raise BadImage("animated-image", f"several frames or pages ({picture.kind}); a change would keep only one")
     if picture.deep and kind not in _LOSSY_FORMATS:
-        found = "16 bits a colour, of which Pillow reads 8"
-        raise BadImage("image-depth", f"{found}; encode it as jpg or webp if 8 will do, or leave the field out")
+        found = "16 bits per colour, but Pillow reads only 8"
+        raise BadImage("image-depth", f"{found}; encode it as jpg or webp if 8 bits are enough, or exclude the field")
 
 
-def _draft_goal(picture: OpenedImage, frame: _Placement) -> tuple[int, int] | None:
-    """Return the least size that a JPEG may be decoded at."""
+def _draft_goal(picture: OpenedImage, placement: _Placement) -> tuple[int, int] | None:
     goal = [
         int(_DRAFT_GAP * side * scaled / kept)
-        for side, scaled, kept in zip(picture.size, frame.scaled, frame.kept, strict=True)
+        for side, scaled, kept in zip(picture.size, placement.scaled, placement.kept, strict=True)
     ]
     return (goal[0], goal[1]) if picture.turn < FIRST_SIDEWAYS else (goal[1], goal[0])
 
 
 def _to_photo_mode(image: Image.Image, kind: str, picture: OpenedImage) -> Image.Image:
-    """Return the image in a mode of JPEG (L, RGB) or WebP (RGB, RGBA)."""
     grey = image.mode in GREY_MODES
     if image.mode in WIDE_MODES or not picture.white:
         image = to_eight_bits(image, picture)
@@ -325,11 +305,10 @@ def _to_photo_mode(image: Image.Image, kind: str, picture: OpenedImage) -> Image
 
 
 def _to_format_mode(image: Image.Image, kind: str, *, nearest: bool) -> Image.Image:
-    """Return the image in a mode that `kind` holds, the same one if possible."""
     if image.mode in WIDE_MODES - _FORMAT_MODES[kind]:
         return to_sixteen_bits(image).convert("I;16")
     if not nearest and "transparency" in image.info and image.mode in ("L", "RGB"):
-        image = image.convert("LA" if image.mode == "L" else "RGBA")  # one colour that is transparent must not blend
+        image = image.convert("LA" if image.mode == "L" else "RGBA")  # a single transparent colour must not be blended
     if image.mode in _FORMAT_MODES[kind]:
         return image
     if image.mode == "La":
@@ -338,24 +317,22 @@ def _to_format_mode(image: Image.Image, kind: str, *, nearest: bool) -> Image.Im
 
 
 def _resample(
-    image: Image.Image, picture: OpenedImage, frame: _Placement, extent: tuple[float, float], resampling: Resampling
+    image: Image.Image, picture: OpenedImage, placement: _Placement, extent: tuple[float, float], resampling: Resampling
 ) -> Image.Image:
-    """Return the image, still in its stored orientation, with what is kept at the size that it is scaled to."""
-    size, kept, scaled = picture.size, frame.kept, frame.scaled
+    size, kept, scaled = picture.size, placement.kept, placement.scaled
     if picture.turn >= FIRST_SIDEWAYS:
         size, kept, scaled = size[::-1], kept[::-1], scaled[::-1]
     if size == scaled == image.size:
         return image
-    across, down = (extent[axis] * kept[axis] / size[axis] for axis in (0, 1))
-    left, top = (extent[0] - across) / 2, (extent[1] - down) / 2
-    box = (left, top, min(left + across, image.width), min(top + down, image.height))
+    kept_width, kept_height = (extent[axis] * kept[axis] / size[axis] for axis in (0, 1))
+    left, top = (extent[0] - kept_width) / 2, (extent[1] - kept_height) / 2
+    box = (left, top, min(left + kept_width, image.width), min(top + kept_height, image.height))
     return image.resize(scaled, resampling, box, _REDUCING_GAP)
 
 
 def _centre(image: Image.Image, canvas: tuple[int, int]) -> Image.Image:
-    """Return the centre of the image, or the image in the centre, at the size of `canvas`."""
     left, top = (int((image.size[axis] - canvas[axis]) / 2) for axis in (0, 1))
-    placed = image.crop((left, top, left + canvas[0], top + canvas[1]))  # beyond the image it is 0
+    placed = image.crop((left, top, left + canvas[0], top + canvas[1]))  # 0 outside the image
     fill = _padding_colour(image)
     if fill and (left < 0 or top < 0):
         placed.paste(fill, (0, 0, *canvas))
@@ -364,7 +341,7 @@ def _centre(image: Image.Image, canvas: tuple[int, int]) -> Image.Image:
 
 
 def _padding_colour(image: Image.Image) -> int | tuple[int, ...]:
-    """Return what is transparent, or else black, in the image's mode; 0 if its palette has neither."""
+    """Return the transparent colour, else black, in the image's mode; 0 if its palette has neither."""
     if image.mode == "CMYK":
         return (0, 0, 0, 255)
     if image.mode != "P":
@@ -380,36 +357,34 @@ def _padding_colour(image: Image.Image) -> int | tuple[int, ...]:
 
 
 def _encode_image(image: Image.Image, picture: OpenedImage, kind: str, quality: int | None) -> bytes:
-    """Return the image as a file of `kind`, with its ICC profile and without other metadata."""
-    details: dict[str, object] = {}
+    parameters: dict[str, object] = {}
     if kind == "WEBP" and picture.kind == "WEBP" and _is_lossless_webp(picture.stream.getvalue()):
-        details["lossless"] = True
+        parameters["lossless"] = True
     elif kind in _LOSSY_FORMATS:
-        details["quality"] = quality or _DEFAULT_QUALITY
+        parameters["quality"] = quality or _DEFAULT_QUALITY
     elif kind == "GIF":
-        details["optimize"] = False  # it would number the colours anew
+        parameters["optimize"] = False  # optimizing would renumber the colours
     elif kind == "TIFF":
         compression = picture.image.info.get("compression")
-        details["compression"] = compression if compression in _LOSSLESS_TIFF_CODECS else "tiff_adobe_deflate"
+        parameters["compression"] = compression if compression in _LOSSLESS_TIFF_CODECS else "tiff_adobe_deflate"
     elif kind == "PNG" and image.mode == "P":
         _fill_palette(image)
 
     profile = picture.profile if colour_kind(image.mode) == picture.colours else None
     image.info = {name: value for name, value in image.info.items() if name == "transparency"}
     stream = BytesIO()
-    image.save(stream, kind, icc_profile=profile, **details)
+    image.save(stream, kind, icc_profile=profile, **parameters)
     return stream.getvalue()
 
 
 def _fill_palette(image: Image.Image) -> None:
-    """Give each index that is used a colour: Pillow's PNG writer cuts indices to the bits that the palette needs."""
+    """Give each used index a colour: Pillow's PNG writer truncates indices to the palette's bits."""
     palette = image.getpalette() or []
     if image.getextrema()[1] >= len(palette) // 3:  # type: ignore[operator]
         image.putpalette(palette + [0] * (3 * 256 - len(palette)))
 
 
 def _is_lossless_webp(data: bytes) -> bool:
-    """Tell whether the first bitstream in a WebP's chunks is a lossless one."""
     offset = 12
     while offset + 8 <= len(data):
         name, size = data[offset : offset + 4], int.from_bytes(data[offset + 4 : offset + 8], "little")

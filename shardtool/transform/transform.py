@@ -1,6 +1,6 @@
-"""Describe a transform: plain values that travel to workers.
+"""Describe a transform with plain values, which are sent to workers.
 
-Values found while reading a sample, such as the size of an image, may decide whether it is packed.
+Values found while reading a sample, such as an image size, may decide whether it is packed.
 """
 
 from __future__ import annotations
@@ -29,22 +29,19 @@ PROBED_COLUMNS = {
     "width": "int32",
     "height": "int32",
     "mode": "string",
-}  # the columns of `probe`, and their Arrow types
+}  # columns of `probe`, with Arrow types
 
-
-ORIGINAL_COLUMNS = {"original_width": "int32", "original_height": "int32"}  # the same before a change
-
-
-EXIF_COLUMN = "exif"  # the column of `exif`
+ORIGINAL_COLUMNS = {"original_width": "int32", "original_height": "int32"}  # size before the change
+EXIF_COLUMN = "exif"
 
 
 class ReadCondition(NamedTuple):
-    """What of a query shows only when samples are read.
+    """The part of a query that needs values found while reading samples.
 
     Attributes:
-        query: The rest of it, in the language of `select/query.py`.
-        columns: The columns that it names.
-        classes: The names of the classes whose numbers such a column holds.
+        query: In the language of `select/query.py`.
+        columns: Columns used by the query.
+        classes: Class names of columns that contain class numbers.
     """
 
     query: str
@@ -53,14 +50,14 @@ class ReadCondition(NamedTuple):
 
 
 class Transform(NamedTuple):
-    """The changes to each sample. A plain value that travels to workers.
+    """The changes to each sample. A plain value that is sent to workers.
 
     Attributes:
-        images: What to do to images; None: nothing.
+        images: Image options; None: images are unchanged.
         function: `package.module:function`, called with each sample; empty: none.
-        fetch: How the files of URLs are fetched; None: there are none.
-        found: The columns of metadata that are found as samples are read, and their Arrow types.
-        where: What samples must be to be taken, as far as that shows only then.
+        fetch: Download options; None: there are no URLs.
+        found: Metadata columns found while reading, with Arrow types.
+        where: Condition on these columns.
     """
 
     images: ImageOptions | None = None
@@ -69,23 +66,25 @@ class Transform(NamedTuple):
     found: tuple[tuple[str, str], ...] = ()
     where: ReadCondition | None = None
 
-    def check_fields(self, known: tuple[str, ...]) -> None:
-        """Check that the fields to be changed exist: a typing error would change none.
+    def check_fields(self, existing_fields: tuple[str, ...]) -> None:
+        """Check that the requested fields exist, to detect typing errors.
 
         Raises:
-            InvalidRequest: There are not.
+            InvalidRequest: A field does not exist.
         """
         images = self.images
-        for asked, names in (("images", images.fields), ("masks", images.masks)) if images is not None else ():
-            if missing := [name for name in names if name not in known]:
-                expected = f"one of {', '.join(known)}"
-                raise InvalidRequest(option_text(asked), f"no sample has a field {missing[0]!r}", expected=expected)
+        for option_name, names in (("images", images.fields), ("masks", images.masks)) if images is not None else ():
+            if missing := [name for name in names if name not in existing_fields]:
+                expected = f"one of {', '.join(existing_fields)}"
+                raise InvalidRequest(
+                    option_text(option_name), f"no sample has a field {missing[0]!r}", expected=expected
+                )
 
     def identity(self) -> str:
-        """Return what distinguishes this transform: options, Pillow's version, the function's source.
+        """Return a text that identifies this transform: options, codec versions, the function's source.
 
         Raises:
-            InvalidRequest: There is no such function.
+            InvalidRequest: The function does not exist.
         """
         parts = [repr(self.images), *([] if self.fetch is None else [self.fetch.identity()])]
         if self.images is not None:
@@ -106,10 +105,10 @@ class Transform(NamedTuple):
 
 
 def find_function(name: str) -> Callable[[dict[str, object]], Any]:
-    """Return the function that `package.module:function` names; modules may lie in the current folder.
+    """Return the function `package.module:function`; the current folder is searched too.
 
     Raises:
-        InvalidRequest: There is none.
+        InvalidRequest: There is no such function.
     """
     module, colon, attribute = name.partition(":")
     if not (module and colon and attribute):
@@ -118,19 +117,21 @@ def find_function(name: str) -> Callable[[dict[str, object]], Any]:
         sys.path.append(os.getcwd())
     allow_pandas()
     try:
-        with redirect_stdout(sys.stderr):  # what a module prints is no result of ours
-            found: object = import_module(module) if find_spec(module) else None
-        for part in attribute.split(".") if found else ():
-            found = getattr(found, part)
+        with redirect_stdout(sys.stderr):  # stdout is reserved for results
+            target: object = import_module(module) if find_spec(module) else None
+        for part in attribute.split(".") if target else ():
+            target = getattr(target, part)
     except AttributeError:
         raise InvalidRequest(option_text("map"), f"no {attribute!r} in the module {module!r}") from None
     except MemoryError:
         raise
     except (Exception, SystemExit) as error:  # noqa: BLE001 - the user's module may raise anything
         raise InvalidRequest(option_text("map"), f"cannot import {module!r}: {type(error).__name__}: {error}") from None
-    if found is None:
-        raise InvalidRequest(option_text("map"), f"no module {module!r}", remedy="Run where Python can import it.")
-    if not callable(found):
-        wrong = f"{name!r} is a {type(found).__name__}"
-        raise InvalidRequest(option_text("map"), wrong, expected="a function of one sample")
-    return found
+    if target is None:
+        raise InvalidRequest(
+            option_text("map"), f"no module {module!r}", remedy="Run in a folder from which Python can import it."
+        )
+    if not callable(target):
+        problem = f"{name!r} is a {type(target).__name__}"
+        raise InvalidRequest(option_text("map"), problem, expected="a function that accepts one sample")
+    return target

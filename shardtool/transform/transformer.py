@@ -21,22 +21,18 @@ if TYPE_CHECKING:
 
 
 KEY_ITEM = "__key__"
-
-
 _MAX_TRACE_LINES = 12
-
-
-_INVALID_KEY_PARTS = {"", ".", ".."}  # of a key, between its slashes
+_INVALID_KEY_PARTS = {"", ".", ".."}  # between slashes
 
 
 class BadSample(Exception):
-    """A sample that a transform cannot take.
+    """A sample that a transform cannot process.
 
     Attributes:
-        code: Why, for programs.
-        message: For people.
-        detail: A traceback.
-        field: The field that is at fault; empty: no single one.
+        code: Reason code.
+        message: Explanation for people.
+        detail: Traceback.
+        field: The faulty field, or empty.
     """
 
     def __init__(self, code: SkipCode, message: str, detail: str = "", field: str = "") -> None:
@@ -45,12 +41,7 @@ class BadSample(Exception):
 
 
 class TransformedSample(NamedTuple):
-    """A sample that comes out of a transform.
-
-    Attributes:
-        key: Its name.
-        fields: (name, payload), in the order of the bytes of the names.
-    """
+    """A sample returned by a transform. `fields` are (name, payload), sorted by the bytes of the names."""
 
     key: bytes
     fields: list[tuple[bytes, Payload]]
@@ -61,64 +52,69 @@ def _function_option() -> str:
 
 
 class Transformer:
-    """A transform at work, in a worker."""
+    """Applies a transform in a worker."""
 
     def __init__(self, transform: Transform) -> None:
-        self._images, self._found = transform.images, [name for name, _ in transform.found]
+        self._images, self._found_columns = transform.images, [name for name, _ in transform.found]
         self._function = find_function(transform.function) if transform.function else None
 
     def look(self, fields: Mapping[str, Payload], held: str) -> tuple[Mapping[str, Payload], tuple[object, ...]]:
-        """Return a sample's fields, their images changed, and what was found: a value for each column.
+        """Change a sample's images; return its fields, and a value for each found column.
 
         Args:
-            fields: What the source gives.
-            held: The field that checksums are of.
+            fields: The sample's fields from the source.
+            held: The field whose checksums are computed.
 
         Raises:
-            BadSample: It cannot be taken.
+            BadSample: The sample cannot be processed.
         """
-        found: dict[str, object] = dict.fromkeys(self._found)
-        for name in found.keys() - {*PROBED_COLUMNS, *ORIGINAL_COLUMNS, EXIF_COLUMN}:
-            found[name] = hashlib.new(name, fields[held], usedforsecurity=False).hexdigest()
+        values: dict[str, object] = dict.fromkeys(self._found_columns)
+        for name in values.keys() - {*PROBED_COLUMNS, *ORIGINAL_COLUMNS, EXIF_COLUMN}:
+            values[name] = hashlib.new(name, fields[held], usedforsecurity=False).hexdigest()
         if self._images is not None:
-            if EXIF_COLUMN in found:
+            if EXIF_COLUMN in values:
                 from shardtool.transform.exif import read_exif
 
-                found[EXIF_COLUMN] = next(
+                values[EXIF_COLUMN] = next(
                     (read_exif(data) for name, data in fields.items() if self._images.applies(name)), None
                 )
-            if not found.keys().isdisjoint(ORIGINAL_COLUMNS):
+            if not values.keys().isdisjoint(ORIGINAL_COLUMNS):
                 _, image = _change_images(replace(self._images, resize=None, encode=None), fields)
-                found |= dict(zip(ORIGINAL_COLUMNS, image or (), strict=False))
+                values |= dict(zip(ORIGINAL_COLUMNS, image or (), strict=False))
             fields, image = _change_images(self._images, fields)
-            found |= image._asdict() if image is not None and self._images.probe else {}
-        return fields, tuple(found.values())
+            values |= image._asdict() if image is not None and self._images.probe else {}
+        return fields, tuple(values.values())
 
     def finish(self, key: bytes, fields: Mapping[str, Payload]) -> list[TransformedSample]:
-        """Return what becomes of a sample that was looked at: one, several, or none.
+        """Apply the user's function; return one sample, several, or none.
 
         Raises:
-            BadSample: It cannot be taken.
+            BadSample: The function failed, or returned something invalid.
         """
         if self._function is None:
             return [TransformedSample(key, _sort_fields(fields))]
         sample: dict[str, object] = {KEY_ITEM: to_text(key), **{name: bytes(data) for name, data in fields.items()}}
         try:
-            made = self._function(sample)
-            several = isinstance(made, Iterable) and not isinstance(made, (dict, str, bytes))
-            found = list(made) if several else [] if made is None else [made]
-        except MemoryError:  # of the machine: whether a sample is left out must not depend on it
+            returned = self._function(sample)
+            is_several = isinstance(returned, Iterable) and not isinstance(returned, (dict, str, bytes))
+            results = list(returned) if is_several else [] if returned is None else [returned]
+        except MemoryError:  # whether a sample is skipped must not depend on the machine
             raise
         except (Exception, SystemExit) as error:  # noqa: BLE001 - the user's function may raise anything
-            theirs = error.__traceback__.tb_next if error.__traceback__ else None  # the first frame is ours
-            trace = "".join(traceback.format_exception(type(error), error, theirs)).splitlines()[-_MAX_TRACE_LINES:]
+            user_frames = error.__traceback__.tb_next if error.__traceback__ else None  # skip this module's own frame
+            trace = "".join(traceback.format_exception(type(error), error, user_frames)).splitlines()[
+                -_MAX_TRACE_LINES:
+            ]
             message = f"{_function_option()} raised {type(error).__name__}: {error}"
             raise BadSample("map-failed", message, "\n".join(trace)) from None
         name = to_text(key)
-        return [_parse_returned(one, name, f"{name}-{at}" if several else name) for at, one in enumerate(found)]
+        return [
+            _parse_returned(result, name, f"{name}-{index}" if is_several else name)
+            for index, result in enumerate(results)
+        ]
 
 
-get_transformer = cache(Transformer)  # of this process: importing the user's function may take long
+get_transformer = cache(Transformer)  # importing the user's function may be slow
 
 
 def _change_images(options: ImageOptions, fields: Mapping[str, Payload]) -> tuple[dict[str, Payload], ImageInfo | None]:
@@ -131,48 +127,44 @@ def _change_images(options: ImageOptions, fields: Mapping[str, Payload]) -> tupl
         new, field = data, name
         if options.applies(name):
             try:
-                new, fact = change_image(data, name, options)
+                new, info = change_image(data, name, options)
             except BadImage as error:
                 raise BadSample(error.code, str(error), field=name) from None
-            first, field = first or fact, options.output_field(name)
+            first, field = first or info, options.output_field(name)
         if field in changed:
-            raise BadSample("field-clash", f"two fields become {field!r}", field=name)
+            raise BadSample("field-clash", f"two fields would be named {field!r}", field=name)
         changed[field] = new
     return changed, first
 
 
 def _parse_returned(sample: object, key: str, default_key: str) -> TransformedSample:
-    """Return a sample that the user's function made of the sample `key`.
-
-    Raises:
-        BadSample: It is none.
-    """
     if not isinstance(sample, dict):
-        raise BadSample("map-failed", f"{_function_option()} returned a {type(sample).__name__}, no dict")
-    given = sample.get(KEY_ITEM, key)
-    new = default_key if given == key else given
-    if not _is_text(new) or not _INVALID_KEY_PARTS.isdisjoint(new.split("/")):
-        raise BadSample("map-failed", f"{_function_option()} returned the key {new!r:.80}")
-    if wrong := name_problem(new.encode()):
-        raise BadSample("map-failed", f"{_function_option()} returned the key {new!r:.80}: {wrong}")
+        raise BadSample("map-failed", f"{_function_option()} returned a {type(sample).__name__}, not a dict")
+    returned_key = sample.get(KEY_ITEM, key)
+    new_key = default_key if returned_key == key else returned_key
+    if not _is_text(new_key) or not _INVALID_KEY_PARTS.isdisjoint(new_key.split("/")):
+        raise BadSample("map-failed", f"{_function_option()} returned the key {new_key!r:.80}")
+    if problem := name_problem(new_key.encode()):
+        raise BadSample("map-failed", f"{_function_option()} returned the key {new_key!r:.80}: {problem}")
     fields: dict[str, Payload] = {}
     for name, value in sample.items():
         if name == KEY_ITEM:
             continue
         if not _is_text(name) or not name or "/" in name:
-            raise BadSample("map-failed", f"{_function_option()} returned a field called {name!r:.80}")
-        if wrong := field_problem(name.encode()):
-            raise BadSample("map-failed", f"{_function_option()} returned a field called {name!r:.80}: {wrong}")
+            raise BadSample("map-failed", f"{_function_option()} returned a field named {name!r:.80}")
+        if problem := field_problem(name.encode()):
+            raise BadSample("map-failed", f"{_function_option()} returned a field named {name!r:.80}: {problem}")
         fields[name] = _encode_payload(name, value)
     if not fields:
-        raise BadSample("map-failed", f"{_function_option()} returned a sample without fields; None drops it")
+        raise BadSample(
+            "map-failed", f"{_function_option()} returned a sample without fields; return None to drop the sample"
+        )
     if len(fields) > MAX_FIELDS:
         raise BadSample("map-failed", f"{_function_option()} returned a sample of {len(fields):,} fields")
-    return TransformedSample(new.encode(), _sort_fields(fields))
+    return TransformedSample(new_key.encode(), _sort_fields(fields))
 
 
 def _is_text(value: object) -> TypeGuard[str]:
-    """Tell whether a value is text that can name something: UTF-8, without a NUL."""
     if not isinstance(value, str) or "\0" in value:
         return False
     try:
@@ -183,25 +175,25 @@ def _is_text(value: object) -> TypeGuard[str]:
 
 
 def _encode_payload(name: str, value: object) -> Payload:
-    """Return the bytes of a value: text as UTF-8, numbers as text, as a tar shard has them.
+    """Return the bytes of a value: text as UTF-8, numbers as text, as in a tar shard.
 
-    What the function may change later is copied.
+    Mutable buffers are copied.
     """
     if isinstance(value, bytes):
         return value
     if isinstance(value, (bytearray, memoryview)):
         return bytes(value)
     if getattr(value, "shape", None) == () and hasattr(value, "item"):
-        value = value.item()  # a NumPy number
+        value = value.item()  # NumPy scalar
     if isinstance(value, bool):
         value = int(value)
     try:
         if isinstance(value, (int, float, str)):
             return str(value).encode()
-    except ValueError:  # no UTF-8, or thousands of digits
-        said = f"{value!r:.40}" if isinstance(value, str) else "a number of thousands of digits"
-        raise BadSample("map-failed", f"{_function_option()} returned {name!r}: {said}") from None
-    raise BadSample("map-failed", f"{_function_option()} returned a {type(value).__name__} as {name!r}, no bytes")
+    except ValueError:  # invalid UTF-8, or thousands of digits
+        shown = f"{value!r:.40}" if isinstance(value, str) else "a number of thousands of digits"
+        raise BadSample("map-failed", f"{_function_option()} returned {name!r}: {shown}") from None
+    raise BadSample("map-failed", f"{_function_option()} returned a {type(value).__name__} as {name!r}, not bytes")
 
 
 def _sort_fields(fields: Mapping[str, Payload]) -> list[tuple[bytes, Payload]]:

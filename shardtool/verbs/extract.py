@@ -269,7 +269,7 @@ def _write_files(
         check_file_names(names, folded=True)
     entries, observer = listed.entries, notes.observer
     entries = replace(entries, rows=replace(entries.rows, paths=names))
-    tasks, kept = [*_unpack_tasks(listed, entries, place, pool.most)], 0
+    tasks, kept = [*_unpack_tasks(listed, entries, place, pool.max_tasks)], 0
     tables: dict[str, bytes] = {}
     _check_existing(place, entries, names, options)
     _check_space(place, entries, names)

@@ -1,7 +1,6 @@
-"""`merge`: make one dataset file that lists the shards of all parts. The shards do not change.
+"""`merge`: create one dataset file that lists the shards of all parts. The shards do not change.
 
-Files of the parts are removed only after the merged dataset file exists. An interrupted merge can be repeated:
-parts
+Files of the parts are deleted only after the merged dataset file exists. An interrupted merge can be repeated: parts
 that the dataset file lists are merged already.
 """
 
@@ -13,20 +12,9 @@ from typing import TYPE_CHECKING
 
 from shardtool import names, units
 from shardtool.entries.strings import PackedStrings
-from shardtool.errors import (
-    InvalidRequest,
-    OutputExists,
-    explaining_missing_cwd,
-    format_list,
-    printable,
-)
+from shardtool.errors import InvalidRequest, OutputExists, explaining_missing_cwd, format_list, printable
 from shardtool.messages import flag_text
-from shardtool.pattern import (
-    ShardPattern,
-    abbreviate_names,
-    check_writable,
-    parse_pattern,
-)
+from shardtool.pattern import ShardPattern, abbreviate_names, check_writable, parse_pattern
 from shardtool.publish import join_datasets, listed_files, part_records, skipped_list
 from shardtool.publish.append_target import check_existing_dataset
 from shardtool.publish.dataset_keys import read_dataset_keys
@@ -47,145 +35,145 @@ if TYPE_CHECKING:
     from shardtool.verbs.create.run import OutputNames
 
 
-_MERGED_KEY = "merged"  # in how a dataset was made: the parts that it was made of
+_MERGED_KEY = "merged"  # key of the run record that lists the merged parts
 
 
 @explaining_missing_cwd()
 def merge(output: OutputNames, *, observer: Observer | None = None) -> IndexResult:
-    """Make one dataset of the parts that several writers, or runs of `create`, have written under a pattern.
+    """Create one dataset from the parts that several writers, or runs of `create`, wrote with one pattern.
 
-    Parts of writers that come later are added by another merge.
+    Later parts are added by another merge. The shards stay where they are.
 
     Args:
-        output: The pattern that the writers were given, such as `out-{000000..}.tar`.
-        observer: Gets what the user should know.
-
-    Returns:
-        The dataset: its shards are those of all parts, which stay where they are.
+        output: The pattern of the writers, such as `out-{000000..}.tar`.
+        observer: Receives notes.
 
     Raises:
-        InvalidRequest: There are no parts; some are missing, or have not ended; a key is in two parts; or fields and
-            columns do not go together. Nothing was touched.
+        InvalidRequest: Parts are missing or unfinished, share a key, or have contradictory fields or columns. Nothing
+            was changed.
         CorruptShard: A part is damaged.
-        OutputExists: The dataset file is one that no merge has made, or another run is writing.
-        OutputFailed: The file system refuses.
+        OutputExists: The dataset file is not the result of a merge, or another run is writing.
+        OutputFailed: The file system reports an error.
     """
     pattern = parse_pattern(output)
     check_writable(pattern)
-    there = open_folder(pattern.folder)
-    names = there.names()
+    folder = open_folder(pattern.folder)
+    names = folder.names()
     if any(part_records.find_part_records(pattern, names)):
-        return parts.merge_parts(there, pattern, observer or Observer())
+        return parts.merge_parts(folder, pattern, observer or Observer())
     if not find_writer_parts(pattern, names):
-        found, expected = "no part of a ShardWriter or of a run", "the pattern that these were given"
+        found, expected = "no part of a ShardWriter or of a run", "the pattern of a ShardWriter or of `create`"
         raise InvalidRequest(pattern.text, found, expected=expected)
-    with there.lock(pattern.base):
-        merging = _Merge(there, pattern)
-        dataset = merging.run()
-    return parts.make_merge_result(there, pattern, len(merging.parts), dataset, observer or Observer())
+    with folder.lock(pattern.base):
+        merger = _Merge(folder, pattern)
+        dataset = merger.run()
+    return parts.make_merge_result(folder, pattern, len(merger.parts), dataset, observer or Observer())
 
 
 class _Merge:
-    """A merge, under the lock of the whole dataset.
-
-    Args:
-        folder: Where the parts lie.
-        pattern: The names of the whole dataset.
-    """
+    """A merge of writer parts, under the lock of the dataset."""
 
     def __init__(self, folder: OutputFolder, pattern: ShardPattern) -> None:
         self._folder, self._pattern = folder, pattern
         self.parts = find_writer_parts(pattern, folder.names())
         self._old = self._find_old()
         self._listed = {shard.name for shard in self._old.shards} if self._old else set()
-        before = [] if self._old is None else self._old.made.document[_MERGED_KEY]
-        self._before = [str(tag) for tag in before] if isinstance(before, list) else []
+        old_tags = [] if self._old is None else self._old.made.document[_MERGED_KEY]
+        self._old_tags = [str(tag) for tag in old_tags] if isinstance(old_tags, list) else []
 
     def run(self) -> DatasetFile:
-        """Publish the dataset file of all, and remove those of the parts; return what it says."""
-        new = [part for part in self.parts.values() if not self._is_merged(part)]
-        self._check_whole(new)
-        found = [self._dataset(part) for part in new if part.dataset_file]
-        whole = [*([self._old] if self._old else []), *found]
-        if not whole:
-            raise InvalidRequest(self._pattern.text, "parts without a sample", expected="one sample at least")
-        self._check_keys(whole)
-        skipped: list[Skipped] = reduce(skipped_list.merge_skipped, map(self._skipped, whole), [])
-        rows, tags = (
-            skipped_list.encode_skipped(skipped),
-            [*dict.fromkeys([*self._before, *(part.tag for part in new)])],
-        )
-        dataset = self._joined(whole, skipped, tags)
-        if found:
+        """Publish the merged dataset file, then delete those of the parts."""
+        new_parts = [part for part in self.parts.values() if not self._is_merged(part)]
+        self._check_all_finished(new_parts)
+        new_datasets = [self._read_part_dataset(part) for part in new_parts if part.dataset_file]
+        datasets = [*([self._old] if self._old else []), *new_datasets]
+        if not datasets:
+            raise InvalidRequest(self._pattern.text, "parts without samples", expected="at least one sample")
+        self._check_keys(datasets)
+        skipped: list[Skipped] = reduce(skipped_list.merge_skipped, map(self._read_skipped, datasets), [])
+        rows = skipped_list.encode_skipped(skipped)
+        tags = [*dict.fromkeys([*self._old_tags, *(part.tag for part in new_parts)])]
+        dataset = self._join(datasets, skipped, tags)
+        if new_datasets:
             staged = [self._folder.stage_bytes(self._pattern.skipped_file, rows)] if rows else []
             self._folder.publish(*staged, self._folder.stage_bytes(self._pattern.dataset_file, dataset.encode()))
-        replaced = list[str]()
-        for own in (add_tag(self._pattern, tag) for tag in self.parts):
-            replaced += [own.dataset_file, own.skipped_file, own.base + EMPTY_SUFFIX, journal_name(own.base)]
-        self._folder.remove([*self._folder.facts(replaced)])
+        part_files = list[str]()
+        for part_pattern in (add_tag(self._pattern, tag) for tag in self.parts):
+            part_files += [
+                part_pattern.dataset_file,
+                part_pattern.skipped_file,
+                part_pattern.base + EMPTY_SUFFIX,
+                journal_name(part_pattern.base),
+            ]
+        self._folder.remove([*self._folder.facts(part_files)])
         return dataset
 
     def _find_old(self) -> DatasetFile | None:
-        """Return the dataset of an earlier merge."""
         old = listed_files.read_existing_dataset(self._folder, self._pattern.dataset_file)
         if old is not None and _MERGED_KEY not in old.made.document:
-            where, found = self._folder.full_path(self._pattern.dataset_file), "a dataset file that no merge has made"
-            raise OutputExists(where, found, remedy="Move that dataset away, or give the writers another pattern.")
+            where = self._folder.full_path(self._pattern.dataset_file)
+            found = "a dataset file that is not the result of a merge"
+            raise OutputExists(
+                where, found, remedy="Move that dataset to another folder, or use another pattern for the writers."
+            )
         return old
 
     def _is_merged(self, part: PartFiles) -> bool:
-        """Tell whether an earlier merge has listed a part."""
-        listed = [name for name in part.shards if names.to_output_name(name) in self._listed]
-        if listed and len(listed) < len(part.shards):
-            merged = f"{len(listed):,} were merged before"
-            found = f"{part.tag}: {units.pluralize(len(part.shards), 'shard')}, of which {merged}"
-            raise InvalidRequest(self._pattern.text, found, expected="a part that is whole before it is merged")
-        return bool(listed) or (part.tag in self._before and not part.shards)
+        listed_shards = [name for name in part.shards if names.to_output_name(name) in self._listed]
+        if listed_shards and len(listed_shards) < len(part.shards):
+            summary = f"{len(listed_shards):,} already merged"
+            found = f"{part.tag}: {units.pluralize(len(part.shards), 'shard')}, {summary}"
+            raise InvalidRequest(self._pattern.text, found, expected="a part that does not change after its merge")
+        return bool(listed_shards) or (part.tag in self._old_tags and not part.shards)
 
-    def _check_whole(self, new: Sequence[PartFiles]) -> None:
-        """Refuse to make a dataset of less than all parts, and say which are missing."""
+    def _check_all_finished(self, new_parts: Sequence[PartFiles]) -> None:
         where = self._pattern.text
         counts = {part.parts for part in self.parts.values() if part.parts is not None}
-        open_ = [f"{part.tag} ({units.pluralize(len(part.shards), 'shard')})" for part in new if not part.ended]
-        there = {*self.parts, *self._before}
-        wanted = [make_part_tag(number, count) for count in counts for number in range(count)]
-        missing = [tag for tag in wanted if tag not in there]
-        parts.check_all_finished(where, counts, open_, missing, flag_text("resume"))
+        unfinished = [
+            f"{part.tag} ({units.pluralize(len(part.shards), 'shard')})" for part in new_parts if not part.finished
+        ]
+        known_tags = {*self.parts, *self._old_tags}
+        expected_tags = [make_part_tag(number, count) for count in counts for number in range(count)]
+        missing = [tag for tag in expected_tags if tag not in known_tags]
+        parts.check_all_finished(where, counts, unfinished, missing, flag_text("resume"))
 
-    def _dataset(self, part: PartFiles) -> DatasetFile:
-        """Return what the dataset file of a part says, whose shards are all there."""
-        own = add_tag(self._pattern, part.tag)
-        existing = self._folder.facts(name for name in self._folder.names() if own.owns(name))
+    def _read_part_dataset(self, part: PartFiles) -> DatasetFile:
+        part_pattern = add_tag(self._pattern, part.tag)
+        existing = self._folder.facts(name for name in self._folder.names() if part_pattern.owns(name))
         return check_existing_dataset(
-            self._folder, own, existing, listed_files.read_output_file(self._folder, part.dataset_file)
+            self._folder, part_pattern, existing, listed_files.read_output_file(self._folder, part.dataset_file)
         )
 
-    def _check_keys(self, whole: Iterable[DatasetFile]) -> None:
-        """Refuse keys that two parts have."""
-        names = [read_dataset_keys(self._folder, dataset.shards) for dataset in whole]
-        twice = find_repeated(PackedStrings.parse(b"".join(one.span(0, len(one)) for one in names)))
-        if twice:
-            shown = format_list([printable(key) for key in [*twice][:5]], total=len(twice))
-            found = f"{units.pluralize(len(twice), 'key')} of samples in two parts: {shown}"
-            raise InvalidRequest(self._pattern.text, found, expected="a key of its own for each sample")
+    def _check_keys(self, datasets: Iterable[DatasetFile]) -> None:
+        """Refuse keys that two parts share."""
+        key_lists = [read_dataset_keys(self._folder, dataset.shards) for dataset in datasets]
+        repeated = find_repeated(
+            PackedStrings.parse(b"".join(packed_keys.span(0, len(packed_keys)) for packed_keys in key_lists))
+        )
+        if repeated:
+            examples = format_list([printable(key) for key in [*repeated][:5]], total=len(repeated))
+            found = f"{units.pluralize(len(repeated), 'key')} in two parts: {examples}"
+            raise InvalidRequest(self._pattern.text, found, expected="unique keys")
 
-    def _joined(self, whole: Sequence[DatasetFile], skipped: Sequence[Skipped], tags: list[str]) -> DatasetFile:
-        dataset, given = join_datasets.join_parts(whole, skipped, self._pattern), [one.made.options for one in whole]
-        options = {name: value for name, value in given[0].items() if all(one.get(name) == value for one in given)}
-        if any(one.made.dots == "last" for one in whole):
+    def _join(self, datasets: Sequence[DatasetFile], skipped: Sequence[Skipped], tags: list[str]) -> DatasetFile:
+        dataset = join_datasets.join_parts(datasets, skipped, self._pattern)
+        part_options = [dataset.made.options for dataset in datasets]
+        options = {
+            name: value
+            for name, value in part_options[0].items()
+            if all(options.get(name) == value for options in part_options)
+        }
+        if any(dataset.made.dots == "last" for dataset in datasets):
             options["dots"] = "last"
             if dotted := [name for name in dataset.fields if "." in name]:
                 found = f"keys with dots in their last part, and fields with dots: {format_list(dotted)}"
-                expected = "names that the first dot divides, or the last"
+                expected = "names that can all be split at the first dot, or all at the last"
                 raise InvalidRequest(self._pattern.text, found, expected=expected)
-        pattern, made = (
-            abbreviate_names([shard.name for shard in dataset.shards]),
-            make_writer_record({"options": options, _MERGED_KEY: tags}),
-        )
-        return replace(dataset, name=names.to_output_name(self._pattern.base), pattern=pattern, made=made)
+        pattern = abbreviate_names([shard.name for shard in dataset.shards])
+        record = make_writer_record({"options": options, _MERGED_KEY: tags})
+        return replace(dataset, name=names.to_output_name(self._pattern.base), pattern=pattern, made=record)
 
-    def _skipped(self, dataset: DatasetFile) -> list[Skipped]:
-        """Return what a dataset has left out."""
+    def _read_skipped(self, dataset: DatasetFile) -> list[Skipped]:
         name, where = dataset.skipped_file, self._folder.full_path(dataset.skipped_file)
         data = listed_files.read_output_file(self._folder, name) if self._folder.facts([name]) else b""
         skipped_list.check_skipped_file(data, dataset, where)

@@ -24,139 +24,144 @@ if TYPE_CHECKING:
 
 
 _FAMILY_BY_TYPE: dict[type, str] = {
-    bool: "truths", int: "numbers", float: "numbers", str: "text", list: "lists", tuple: "lists", dict: "objects",
+    bool: "booleans", int: "numbers", float: "numbers", str: "text", list: "lists", tuple: "lists", dict: "objects",
     datetime: "timestamps", date: "dates", time: "times", timedelta: "durations", Decimal: "decimals",
 }  # fmt: skip
 
 
 _ARROW_FAMILIES = (
-    ("truths", pa.types.is_boolean), ("numbers", pa.types.is_integer), ("numbers", pa.types.is_floating),
+    ("booleans", pa.types.is_boolean), ("numbers", pa.types.is_integer), ("numbers", pa.types.is_floating),
     ("text", pa.types.is_string), ("text", pa.types.is_large_string), ("lists", pa.types.is_list),
     ("objects", pa.types.is_struct), ("timestamps", pa.types.is_timestamp), ("dates", pa.types.is_date),
     ("times", pa.types.is_time), ("durations", pa.types.is_duration), ("decimals", pa.types.is_decimal),
 )  # fmt: skip
 
 
-_TYPED_VALUES = (list, tuple, dict, datetime)  # a value of them may not go with another of its family
+_TYPED_VALUES = (list, tuple, dict, datetime)  # two values of such a type may still differ in their Arrow type
 
 
-_MAX_EXACT_INT = 2**53  # whole numbers up to which a float can hold each
+_MAX_EXACT_INT = 2**53  # larger whole numbers are not exact as floats
 
 
-_LONE_SURROGATE = re.compile("[\ud800-\udfff]")  # of a surrogate pair: UTF-8 holds only both
+_LONE_SURROGATE = re.compile("[\ud800-\udfff]")  # not representable in UTF-8
 
 
 class MetadataColumns:
-    """The columns of metadata of a run.
-
-    Attributes:
-        schema: Each column so far and its type; of nulls alone, `null`.
-    """
+    """The metadata columns of a run; `schema` has the columns so far."""
 
     def __init__(self) -> None:
         self.schema = pa.schema([])
         self._families: dict[str, str] = {}
         self._types: dict[str, pa.DataType] = {}
-        self._forms: dict[str, str] = {}  # of numbers: floats, or whole numbers that no float can hold
-        self._found: dict[str, pa.DataType] = {}  # of the row that was checked last
+        self._number_forms: dict[str, str] = {}  # by column: floats, or whole numbers that floats cannot represent
+        self._row_types: dict[str, pa.DataType] = {}  # of the last checked row
 
     def check(self, row: Row, where: str) -> dict[str, object]:
-        """Return the values of a sample, if they go with those before.
+        """Return the values of a sample, if they fit the columns so far.
 
         Raises:
-            SampleRefused: They do not.
+            SampleRefused: They do not fit.
         """
         if not isinstance(row, Mapping):
             raise make_refusal(where, f"metadata of the type {type(row).__name__}", expected="a dict of columns")
-        found, self._found = dict[str, object](), {}
+        values, self._row_types = dict[str, object](), {}
         for name, value in row.items():
-            plain = value.item() if isinstance(value, np.generic) else value
+            scalar = value.item() if isinstance(value, np.generic) else value
             if not isinstance(name, str) or not name.strip() or name.startswith("__"):
-                expected = "a name that does not start with two underscores, which are the sidecar's own"
-                raise make_refusal(where, f"metadata called {name!r}", expected=expected)
-            if _LONE_SURROGATE.search(name) or (type(plain) is str and _LONE_SURROGATE.search(plain)):
-                problem = f"metadata {name!r}: half of a surrogate pair"
-                raise make_refusal(where, problem, expected="text that UTF-8 can hold")
-            found[name] = plain
-            if plain is None:
+                expected = "a name without a leading double underscore, which is reserved for sidecars"
+                raise make_refusal(where, f"metadata named {name!r}", expected=expected)
+            if _LONE_SURROGATE.search(name) or (type(scalar) is str and _LONE_SURROGATE.search(scalar)):
+                problem = f"metadata {name!r}: an unpaired surrogate"
+                raise make_refusal(where, problem, expected="valid Unicode")
+            values[name] = scalar
+            if scalar is None:
                 continue
-            family = _FAMILY_BY_TYPE.get(type(plain), "")
-            known = self._families.get(name, family)
-            if not family or family != known or (type(plain) is int and not -INT64_LIMIT <= plain < INT64_LIMIT):
-                shown = f"a value of the type {type(value).__name__}" if family != "numbers" else f"the number {plain}"
-                before = f"{known}, as in the samples before" if known and family != known else ""
-                expected = before or "what a column can hold"
-                raise make_refusal(where, f"metadata {name!r}: {shown}", expected=expected)
-            if isinstance(plain, _TYPED_VALUES):
-                self._found[name] = self._joined(name, plain, where)
-            elif (form := _get_number_form(plain)) and self._forms.get(name, form) != form:
-                problem = f"metadata {name!r}: {plain}, in a column of {self._forms[name]}"
-                raise make_refusal(where, problem, expected="floats, or whole numbers over 2^53, but not both")
-        return found
+            family = _FAMILY_BY_TYPE.get(type(scalar), "")
+            column_family = self._families.get(name, family)
+            if (
+                not family
+                or family != column_family
+                or (type(scalar) is int and not -INT64_LIMIT <= scalar < INT64_LIMIT)
+            ):
+                description = (
+                    f"a value of the type {type(value).__name__}" if family != "numbers" else f"the number {scalar}"
+                )
+                earlier = f"{column_family}, as in earlier samples" if column_family and family != column_family else ""
+                expected = earlier or "a type that Arrow supports"
+                raise make_refusal(where, f"metadata {name!r}: {description}", expected=expected)
+            if isinstance(scalar, _TYPED_VALUES):
+                self._row_types[name] = self._join_type(name, scalar, where)
+            elif (number_form := _get_number_form(scalar)) and self._number_forms.get(name, number_form) != number_form:
+                problem = f"metadata {name!r}: {scalar} in a column of {self._number_forms[name]}"
+                raise make_refusal(where, problem, expected="either floats or whole numbers over 2^53")
+        return values
 
-    def _joined(self, name: str, value: object, where: str) -> pa.DataType:
-        """Return the type of a column that has a value, too."""
+    def _join_type(self, name: str, value: object, where: str) -> pa.DataType:
         try:
-            found = pa.array([value]).type  # made, since text deep in it may be none that UTF-8 holds
+            value_type = pa.array([value]).type  # built completely to detect invalid nested text
         except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError, UnicodeEncodeError) as error:
-            raise make_refusal(where, f"metadata {name!r}: {error}", expected="what a column can hold") from None
-        known = self._types.get(name, found)
-        if known == found or (isinstance(value, datetime) and bool(known.tz) == bool(found.tz)):
-            return known  # of several time zones, a column has the first
+            raise make_refusal(where, f"metadata {name!r}: {error}", expected="a type that Arrow supports") from None
+        column_type = self._types.get(name, value_type)
+        if column_type == value_type or (isinstance(value, datetime) and bool(column_type.tz) == bool(value_type.tz)):
+            return column_type  # the column keeps its first time zone
         try:
-            return _unify_schemas(pa.schema([(name, known)]), pa.schema([(name, found)]))[0].type
+            return _unify_schemas(pa.schema([(name, column_type)]), pa.schema([(name, value_type)]))[0].type
         except pa.ArrowTypeError:
-            expected = f"{known}, as in the samples before"
-            raise make_refusal(where, f"metadata {name!r}: {found}", expected=expected) from None
+            expected = f"{column_type}, as in earlier samples"
+            raise make_refusal(where, f"metadata {name!r}: {value_type}", expected=expected) from None
 
     def accept(self, row: Row) -> None:
-        """Settle what the columns of a sample hold that will be written."""
+        """Record the column types of a sample that will be written."""
         for name, value in row.items():
             if name not in self._families and value is not None:
                 self._families[name] = _FAMILY_BY_TYPE[type(value)]
-            if form := _get_number_form(value):
-                self._forms[name] = form
-        self._types.update(self._found)
+            if number_form := _get_number_form(value):
+                self._number_forms[name] = number_form
+        self._types.update(self._row_types)
 
     def state(self) -> dict[str, object]:
-        """Return what a journal keeps of the columns: their types, which Parquet does not keep all, and their forms."""
-        return {"schema": b64encode(self.schema.serialize()).decode(), "forms": dict(self._forms)}
+        """Return the state for the journal, which Parquet would not preserve."""
+        return {"schema": b64encode(self.schema.serialize()).decode(), "forms": dict(self._number_forms)}
 
     def restore(self, state: Mapping[str, Any]) -> bool:
-        """Take what an earlier writer knew of the columns: what goes with them is settled. Tell whether it is read."""
+        """Restore such a state; return whether it is readable."""
         try:
             self.schema = pa.ipc.read_schema(pa.py_buffer(b64decode(state["schema"], validate=True)))
-            self._forms = {str(name): str(form) for name, form in state["forms"].items()}
+            self._number_forms = {str(name): str(number_form) for name, number_form in state["forms"].items()}
         except (KeyError, TypeError, ValueError, AttributeError, OSError):
             return False
         self._types = dict(zip(self.schema.names, self.schema.types, strict=True))
         for name, kind in self._types.items():
-            self._families |= [(name, family) for family, fits in _ARROW_FAMILIES if fits(kind)]
+            self._families |= [(name, family) for family, is_type in _ARROW_FAMILIES if is_type(kind)]
         return True
 
     def table(self, rows: Sequence[Row]) -> pa.Table | None:
-        """Return the rows of a shard, a column for each name so far; None where there are none.
+        """Return the rows of a shard with all columns so far; None without columns.
 
         Raises:
-            InvalidRequest: Values of a column cannot stand together.
+            InvalidRequest: The values of a column contradict each other.
         """
-        known = dict.fromkeys(chain(self.schema.names, *rows))
-        if not known:
+        names = dict.fromkeys(chain(self.schema.names, *rows))
+        if not names:
             return None
-        table = pa.table({name: self._array(name, [row.get(name) for row in rows]) for name in known})
+        table = pa.table({name: self._make_array(name, [row.get(name) for row in rows]) for name in names})
         self.schema = _unify_schemas(self.schema, table.schema)
         return table.select(self.schema.names).cast(self.schema)
 
-    def _array(self, name: str, rows: list[object]) -> pa.Array:
-        known = self._types.get(name)
+    def _make_array(self, name: str, rows: list[object]) -> pa.Array:
+        column_type = self._types.get(name)
         try:
-            return pa.array(rows, known if known is not None and pa.types.is_timestamp(known) else None)
+            return pa.array(
+                rows, column_type if column_type is not None and pa.types.is_timestamp(column_type) else None
+            )
         except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as error:
-            raise InvalidRequest(f"metadata {name!r}", f"values that no column can hold: {error}") from None
+            raise InvalidRequest(
+                f"metadata {name!r}", f"values that Arrow cannot store in one column: {error}"
+            ) from None
 
 
 def _get_number_form(value: object) -> str:
-    """Return what a column of numbers that has a value cannot have besides; empty: it can have all."""
+    """Return the form that excludes other numbers from a column; empty if all fit."""
     if type(value) is float:
         return "floats"
     return "whole numbers over 2^53" if type(value) is int and not -_MAX_EXACT_INT <= value <= _MAX_EXACT_INT else ""

@@ -27,7 +27,7 @@ class WriterKeywords(TypedDict, total=False):
 
 @options_class
 class WriterOptions(BaseOptions):
-    """What can be asked of a `ShardWriter`; what `create` has, too, means the same there."""
+    """The options of a `ShardWriter`. Options of `create` have the same meaning."""
 
     max_size: str | int | None = inherit_option(CreateOptions, "max_size")
     max_count: int | None = inherit_option(CreateOptions, "max_count")
@@ -35,17 +35,17 @@ class WriterOptions(BaseOptions):
     dots: values.Dots | None = inherit_option(CreateOptions, "dots")
     target: tuple[values.Target, ...] = inherit_option(CreateOptions, "target")
     on_error: values.OnBadSample = option(
-        "raise", "What happens at a sample that cannot be written: raise, or skip and list it in out.skipped.",
+        "raise", "What to do with a sample that cannot be written: raise, or skip it and list it in out.skipped.",
         recorded=False,
     )  # fmt: skip
     resume: bool = option(
         False,
-        "Go on after the last shard that an earlier writer has published.",
+        "Continue after the last shard that an earlier writer published.",
         conflicts=("overwrite",),
         recorded=False,
     )
-    overwrite: bool = option(False, "Replace the dataset that is there, once the new one is complete.", recorded=False)
+    overwrite: bool = option(False, "Replace the existing dataset once the new one is complete.", recorded=False)
     part: int | str | None = option(
-        None, "This writer's part of a run of several: a number, with `parts`, or a name.", recorded=False
+        None, "Part that this writer writes: a number, with `parts`, or a name.", recorded=False
     )
-    parts: int | None = option(None, "Number of parts.", recorded=False)
+    parts: int | None = option(None, "Total number of parts.", recorded=False)

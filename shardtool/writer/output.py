@@ -1,8 +1,7 @@
 """The dataset of a writer: shards published one by one, then the dataset file.
 
 A sidecar contains the number of shards of its run, and all columns of the dataset. Both are known only at the end.
-Until then each sidecar announces one more shard; at the end, sidecars that differ from the final ones are
-rewritten.
+Until then each sidecar announces one more shard; at the end, sidecars that differ from the final ones are rewritten.
 """
 
 from __future__ import annotations
@@ -64,203 +63,184 @@ if TYPE_CHECKING:
 class WriterOutput:
     """The dataset of a writer, locked until `close`.
 
-    Args:
-        pattern: The names of its shards.
-        options: What was asked for.
-        columns: The metadata so far, which grows.
-
     Attributes:
-        journal: The name of its journal.
-        totals: What the published shards hold.
-        rounded: How many floats of each field were rounded.
-        misreadings: What readers would get wrong about them.
+        rounded: The number of rounded floats per field.
+        reader_problems: Samples that other readers would misread.
 
     Raises:
-        OutputExists: Something is there that the options do not allow to touch, or another writer has it.
+        OutputExists: The options do not allow to change existing files, or another writer holds the lock.
     """
 
     def __init__(self, pattern: ShardPattern, options: WriterOptions, columns: MetadataColumns) -> None:
         self.pattern, self.options, self.columns = pattern, options, columns
         self.folder = open_folder(pattern.folder)
-        self.totals, self.misreadings = DatasetTotals(FieldValues()), ReaderProblems()
+        self.totals, self.reader_problems = DatasetTotals(FieldValues()), ReaderProblems()
         self.rounded: Counter[str] = Counter()
-        asked = {"pattern": names.to_output_name(pattern.text), "replaces": options.overwrite, **options.recorded()}
-        self._asked = json.loads(
-            json.dumps({"version": JOURNAL_VERSION, **asked})
-        )  # another goes on only if it is the same
+        requested = {"pattern": names.to_output_name(pattern.text), "replaces": options.overwrite, **options.recorded()}
+        # Resuming requires equal options.
+        self._journal_options = json.loads(json.dumps({"version": JOURNAL_VERSION, **requested}))
         self.journal, self._started = journal_name(pattern.base), False
         if_exists: values.IfExists = "resume" if options.resume else "overwrite" if options.overwrite else "error"
-        before = Destination(self.folder, pattern, if_exists)
+        destination = Destination(self.folder, pattern, if_exists)
         with ExitStack() as stack:
-            _inspect_destination(before)
+            _inspect_destination(destination)
             self.folder.ready()
             stack.enter_context(self.folder.lock(pattern.base))
-            self.destination = _inspect_destination(before)
+            self.destination = _inspect_destination(destination)
             remove_staged(self.destination)
             self.publisher = Publisher(self.destination)
             self._stack = stack.pop_all()
 
     def find_finished_dataset(self) -> DatasetFile | None:
-        """Return the dataset that is there whole; None: there is none.
+        """Return the complete existing dataset; None if there is none.
 
         Raises:
-            CorruptShard: It is damaged.
-            InvalidRequest: A writer that was to replace it was killed.
+            CorruptShard: The dataset is damaged.
+            InvalidRequest: An interrupted writer was replacing the dataset.
         """
         pattern, existing = self.pattern, self.destination.existing
         if pattern.dataset_file not in existing:
             return None
-        found = self._read_journal()
-        if found is not None:
-            self._check_not_replacing(found[0])
+        journal = self._read_journal()
+        if journal is not None:
+            self._check_not_replacing(journal[0])
         return check_existing_dataset(self.folder, pattern, existing, self.folder.read(pattern.dataset_file))
 
-    def _check_not_replacing(self, asked: Mapping[str, object]) -> None:
-        """Refuse to go on after a writer that was to replace a dataset: what is there may be of both."""
-        if asked.get("replaces") is True:
-            problem = f"a writer that was to replace this dataset ({flag_text('overwrite')}) did not end"
+    def _check_not_replacing(self, requested: Mapping[str, object]) -> None:
+        """Refuse to resume an interrupted `overwrite`, whose files can belong to either dataset."""
+        if requested.get("replaces") is True:
+            problem = f"a writer that was replacing this dataset ({flag_text('overwrite')}) was interrupted"
             remedy = f"Run it again with {flag_text('overwrite')}."
             raise InvalidRequest(self.destination.dataset_file, problem, remedy=remedy)
 
-    def take_back(self, encoder: SampleEncoder, notes: Notes) -> JournalEntry | None:
-        """Add the shards that an earlier writer has finished to an output; return what is known of the last one.
-
-        They are those that its journal lists, up to the first that is not as it says, to the byte: a note names it.
+    def reuse_finished_shards(self, encoder: SampleEncoder, notes: Notes) -> JournalEntry | None:
+        """Add the shards that match the journal of an earlier writer; return the entry of the last one.
 
         Raises:
-            InvalidRequest: It was asked for something else.
-            OutputExists: There are shards, and nothing says whose they are.
+            InvalidRequest: The earlier writer had other options.
+            OutputExists: There are shards without a journal.
         """
-        noted = self._noted()
-        if noted is None:
+        entries = self._read_entries()
+        if entries is None:
             return None
-        kept: list[JournalEntry] = []
-        for number, one in enumerate(noted):
+        reused: list[JournalEntry] = []
+        for number, entry in enumerate(entries):
             name = self.pattern.shard(number)
-            sidecar = self._sound(name, one)
-            if sidecar is None or not self.columns.restore(one.columns):
-                lost = f"{one.shard} is not what its writer has made: it is written again"
-                notes.add(lost if number == len(noted) - 1 else f"{lost}, with all after it")
+            sidecar = self._read_valid_sidecar(name, entry)
+            if sidecar is None or not self.columns.restore(entry.columns):
+                problem = f"{entry.shard} differs from the journal and is written again"
+                notes.add(problem if number == len(entries) - 1 else f"{problem}, with all later shards")
                 break
             data = self.folder.read(sidecar_name(name))
-            encoder.add_known_keys(sidecar.all_keys())
-            self.take(sidecar.fact, data, sidecar.tally(), int(one.digest, 16))
-            self.totals.skipped += [Skipped(key, "", code, message) for key, code, message in one.skipped]  # type: ignore[arg-type]
-            self.rounded.update(one.rounded)
+            encoder.add_existing_keys(sidecar.all_keys())
+            self.add_to_totals(sidecar.fact, data, sidecar.tally(), int(entry.digest, 16))
+            self.totals.skipped += [Skipped(key, "", code, message) for key, code, message in entry.skipped]  # type: ignore[arg-type]
+            self.rounded.update(entry.rounded)
             if self.pattern.format == "tar":
-                self.misreadings.add_shard(sidecar)
-            kept.append(one)
-        if kept:
-            encoder.restore(kept[-1].kinds, inline=kept[-1].inline)
-        self.start_journal(kept)
-        return kept[-1] if kept else None
+                self.reader_problems.add_shard(sidecar)
+            reused.append(entry)
+        if reused:
+            encoder.restore(reused[-1].kinds, inline=reused[-1].inline)
+        self.start_journal(reused)
+        return reused[-1] if reused else None
 
-    def _noted(self) -> list[JournalEntry] | None:
-        """Return the shards that the journal lists; None: there is no journal, and no shard.
-
-        Raises:
-            InvalidRequest: Its writer was asked for something else.
-            OutputExists: There are shards, and nothing says whose they are.
-        """
+    def _read_entries(self) -> list[JournalEntry] | None:
         journal = self._read_journal()
         if journal is None:
             if shards := [name for name in self.destination.existing if name.endswith(f".{self.pattern.format}")]:
-                found = f"{units.pluralize(len(shards), 'shard')}, and no journal of the writer that made them"
-                remedy = f"Choose another name, or replace what is there: {flag_text('overwrite')}."
+                found = f"{units.pluralize(len(shards), 'shard')} without the journal of their writer"
+                remedy = f"Choose another name, or replace the existing shards with {flag_text('overwrite')}."
                 raise OutputExists(self.pattern.text, found, expected=self.journal, remedy=remedy)
             return None
-        asked, noted = journal
-        self._check_not_replacing(asked)
-        if asked != self._asked:
-            named = [f"{name}={value!r}" for name, value in asked.items() if name not in ("version", "replaces")]
-            problem = f"a writer that was asked for something else: {', '.join(named)}"
-            remedy = f"Give it the same options, or replace what is there with {flag_text('overwrite')}."
+        requested, entries = journal
+        self._check_not_replacing(requested)
+        if requested != self._journal_options:
+            earlier_options = [
+                f"{name}={value!r}" for name, value in requested.items() if name not in ("version", "replaces")
+            ]
+            problem = f"a writer with other options: {', '.join(earlier_options)}"
+            remedy = f"Use the same options, or replace the existing shards with {flag_text('overwrite')}."
             raise InvalidRequest(self.pattern.text, problem, remedy=remedy)
-        return noted
+        return entries
 
-    def _sound(self, name: str, noted: JournalEntry) -> shard_index.ShardIndex | None:
-        """Return the sidecar of a shard that is there as the journal says; None where it is not."""
+    def _read_valid_sidecar(self, name: str, entry: JournalEntry) -> shard_index.ShardIndex | None:
+        """Return the sidecar of a shard that matches its entry."""
         try:
-            same = noted.version and self.folder.version(name) == noted.version
-            size, crc = (noted.size, noted.crc) if same else read_crc(self.folder.full_path(name))
-            found = sidecar_read.parse_sidecar(self.folder.read(sidecar_name(name)), name, size)
+            is_same_version = entry.version and self.folder.version(name) == entry.version
+            size, crc = (entry.size, entry.crc) if is_same_version else read_crc(self.folder.full_path(name))
+            index = sidecar_read.parse_sidecar(self.folder.read(sidecar_name(name)), name, size)
         except (OSError, CorruptShard):
             return None
-        if self.pattern.format == "tar" and found.fingerprint() not in (None, int(noted.digest, 16)):
+        if self.pattern.format == "tar" and index.fingerprint() not in (None, int(entry.digest, 16)):
             return None
-        fact: sidecar_schema.ShardFacts = found.fact
-        right = (noted.shard, noted.size, noted.crc)
-        return found if (fact.name, size, crc) == right and (fact.name, fact.size, fact.crc) == right else None
+        facts: sidecar_schema.ShardFacts = index.fact
+        expected = (entry.shard, entry.size, entry.crc)
+        return (
+            index if (facts.name, size, crc) == expected and (facts.name, facts.size, facts.crc) == expected else None
+        )
 
     def add(self, shard: ShardBuilder, encoder: SampleEncoder, skipped: list[Skipped]) -> None:
-        """Publish a shard, with a sidecar that says that another is to come.
-
-        Args:
-            shard: The shard.
-            encoder: Knows the fields of the dataset so far.
-            skipped: What was left out since the shard before.
+        """Publish a shard, with a sidecar that announces another shard.
 
         Raises:
-            InvalidRequest: Its metadata cannot stand together.
-            OutputFailed: The file system refuses.
+            InvalidRequest: The values of a metadata column contradict each other.
+            OutputFailed: The file system reports an error.
         """
-        self.publisher.before(shard.name)
+        self.publisher.prepare_shard(shard.name)
         staged, index, content, crcs, plan = shard.finish(encoder, self.columns)
         first, size, crc = names.to_output_name(self.pattern.shard(0)), shard.file.size, shard.file.crc
-        fact = sidecar_schema.ShardFacts(
+        facts = sidecar_schema.ShardFacts(
             names.to_output_name(shard.name), size, crc, plan, None, first, len(self.totals.shards) + 2
         )
-        data, _ = sidecar_write.encode_sidecar(index, fact)
+        data, _ = sidecar_write.encode_sidecar(index, facts)
         self.publisher.add(staged, data, shard.name)
-        rounded, total = _count_rounded_floats(content), compute_content_fingerprint(content, crcs, ())
-        left_out = [[one.key, one.code, one.message] for one in skipped]
-        known = dict(encoder.kinds), encoder.inline, self.columns.state()
+        rounded, digest = _count_rounded_floats(content), compute_content_fingerprint(content, crcs, ())
+        skipped_rows = [[row.key, row.code, row.message] for row in skipped]
+        encoder_state = dict(encoder.kinds), encoder.inline, self.columns.state()
         version = self.folder.version(shard.name)
-        self._note(JournalEntry(fact.name, size, crc, f"{total:x}", *known, rounded, left_out, version))
-        self.take(fact, data, index.tally(), total)
+        self._append_entry(
+            JournalEntry(facts.name, size, crc, f"{digest:x}", *encoder_state, rounded, skipped_rows, version)
+        )
+        self.add_to_totals(facts, data, index.tally(), digest)
         self.totals.skipped += skipped
         self.rounded.update(rounded)
         if self.pattern.format == "tar":
-            self.misreadings.add_shard(index, content.inline, encoder.numbers)
+            self.reader_problems.add_shard(index, content.inline, encoder.numbers)
 
-    def take(
-        self, fact: sidecar_schema.ShardFacts, sidecar: bytes, tally: sidecar_schema.ShardTally, digest: int
+    def add_to_totals(
+        self, facts: sidecar_schema.ShardFacts, sidecar: bytes, tally: sidecar_schema.ShardTally, digest: int
     ) -> None:
         """Add a published shard to the totals."""
-        self.totals.add(fact, sidecar, tally)
+        self.totals.add(facts, sidecar, tally)
         self.totals.digest += digest
 
-    def finish(self, encoder: SampleEncoder, made: Mapping[str, object]) -> None:
-        """Publish the dataset file, after sidecars that say what is known now.
-
-        Args:
-            encoder: Knows the fields.
-            made: What the dataset file records of how it was made.
+    def finish(self, encoder: SampleEncoder, record: Mapping[str, object]) -> None:
+        """Update the sidecars and publish the dataset file. `record` becomes part of its run record.
 
         Raises:
-            OutputFailed: The file system refuses.
+            OutputFailed: The file system reports an error.
         """
-        self.totals.schema = self._renew()
+        self.totals.schema = self._update_sidecars()
         self.totals.values = FieldValues(types=encoder.types)
-        publish_dataset.publish_dataset(self.totals, self.publisher, make_writer_record(made))
+        publish_dataset.publish_dataset(self.totals, self.publisher, make_writer_record(record))
         self.remove_journal()
 
     def close(self) -> None:
-        """Remove what is staged, and give the lock back; the journal stays only where there are shards to resume.
+        """Delete staged files and release the lock. The journal stays if there are shards to resume.
 
-        After a refusal of a store, which is being raised then, nothing more is asked of it.
+        After a store refused access, no more requests are sent.
         """
         raised = sys.exc_info()
         try:
             remove_staged(self.destination)
-            resumed = self.totals.shards and not self.options.overwrite
-            if self._started and not resumed and not isinstance(raised[1], AccessRefused):
+            can_resume = self.totals.shards and not self.options.overwrite
+            if self._started and not can_resume and not isinstance(raised[1], AccessRefused):
                 self.remove_journal()
         finally:
             self._stack.__exit__(*raised)
 
     def _read_journal(self) -> tuple[dict[str, Any], list[JournalEntry]] | None:
-        """Return what was asked for, and the shards, as far as they can be read; None: there is no journal."""
+        """Return the options and the readable entries."""
         try:
             lines = self.folder.read(self.journal).splitlines(keepends=True)
             with suppress(FileNotFoundError):
@@ -268,76 +248,68 @@ class WriterOutput:
                     lines.append(self.folder.read(f"{self.journal}.{len(lines) - 1}"))
         except OSError:
             return None
-        found: list[Any] = []
+        entries: list[Any] = []
         for line in lines:
             try:
-                one: Any = json.loads(line) if line.endswith(b"\n") else None
-                found.append(parse_entry(one) if found else one)
+                document: Any = json.loads(line) if line.endswith(b"\n") else None
+                entries.append(parse_entry(document) if entries else document)
             except (ValueError, TypeError, AttributeError, RecursionError):
                 break
-        return (found[0], found[1:]) if found and isinstance(found[0], dict) else None
+        return (entries[0], entries[1:]) if entries and isinstance(entries[0], dict) else None
 
-    def start_journal(self, noted: Sequence[JournalEntry] = ()) -> None:
-        """Write the journal anew, with the shards that are kept.
+    def start_journal(self, entries: Sequence[JournalEntry] = ()) -> None:
+        """Write a new journal, with the entries of reused shards.
 
         Raises:
-            OutputFailed: The file system refuses.
+            OutputFailed: The file system reports an error.
         """
-        lines = [self._asked, *map(asdict, noted)]
+        lines = [self._journal_options, *map(asdict, entries)]
         data = b"".join(json.dumps(line).encode() + b"\n" for line in lines)
         self.folder.publish(self.folder.stage_bytes(self.journal, data))
-        self.folder.remove(self._lines())  # after it: a kill between them loses nothing that is proven
+        self.folder.remove(self._list_line_objects())  # only now, so that an interruption loses no entry
         self._started = True
 
-    def _note(self, noted: JournalEntry) -> None:
-        """Note a shard, durably.
-
-        Raises:
-            OutputFailed: The file system refuses.
-        """
-        line = json.dumps(asdict(noted)).encode() + b"\n"
+    def _append_entry(self, entry: JournalEntry) -> None:
+        line = json.dumps(asdict(entry)).encode() + b"\n"
         if isinstance(self.folder, Folder):
             self.folder.append(self.journal, line)
         else:
             self.folder.publish(self.folder.stage_bytes(f"{self.journal}.{len(self.totals.shards)}", line))
 
     def remove_journal(self) -> None:
-        """Remove the journal."""
-        self.folder.remove([self.journal, *self._lines()])
+        """Delete the journal."""
+        self.folder.remove([self.journal, *self._list_line_objects()])
 
-    def _lines(self) -> list[str]:
-        """Return what the lines are called that a store has: the one of each shard by its number."""
-        own = re.compile(re.escape(self.journal) + r"\.[0-9]+")
-        return [] if self.folder.hides else [name for name in self.folder.names() if own.fullmatch(name)]
+    def _list_line_objects(self) -> list[str]:
+        name_pattern = re.compile(re.escape(self.journal) + r"\.[0-9]+")
+        return [] if self.folder.hides else [name for name in self.folder.names() if name_pattern.fullmatch(name)]
 
-    def _renew(self) -> dict[str, str]:
-        """Write the sidecars again that are not those of a finished run; return the columns of all."""
-        entries, renewed, data = self.totals.shards, dict[str, bytes](), b""
+    def _update_sidecars(self) -> dict[str, str]:
+        """Rewrite sidecars that are not final; return the columns of all."""
+        entries, updated, data = self.totals.shards, dict[str, bytes](), b""
         for number, entry in enumerate(entries):
             name = names.to_local_name(entry.name)
-            before = self.publisher.sidecar(name)
-            sidecar = sidecar_read.parse_sidecar(before, entry.sidecar, entry.size)
+            old_data = self.publisher.sidecar(name)
+            sidecar = sidecar_read.parse_sidecar(old_data, entry.sidecar, entry.size)
             table = _add_columns(sidecar.plain_table(), self.columns.schema)
             data = sidecar_write.encode_sidecar_table(table, sidecar.fact._replace(shards=len(entries)))
-            if data != before:
-                renewed[name] = data
+            if data != old_data:
+                updated[name] = data
                 entries[number] = replace(entry, sidecar_size=len(data), sidecar_crc=crc32c(data))
-            if sum(map(len, renewed.values())) > _MAX_HELD_BYTES:
-                self.publisher.renew(renewed)
-                renewed = {}
-        self.publisher.renew(renewed)
-        return sidecar_schema.column_types(
-            pq.read_schema(pa.BufferReader(data))
-        )  # Parquet does not keep all of Arrow's types
+            if sum(map(len, updated.values())) > _MAX_HELD_BYTES:
+                self.publisher.replace_sidecars(updated)
+                updated = {}
+        self.publisher.replace_sidecars(updated)
+        # Read the types back, because Parquet does not keep all Arrow types.
+        return sidecar_schema.column_types(pq.read_schema(pa.BufferReader(data)))
 
 
-_MAX_HELD_BYTES = 2**26  # bytes of sidecars that are held
+_MAX_HELD_BYTES = 2**26
 
 
-def _inspect_destination(before: Destination) -> Destination:
-    """Return what is there, or refuse to touch it, in the words of a writer."""
+def _inspect_destination(destination: Destination) -> Destination:
     try:
-        return inspect_destination(before)
+        return inspect_destination(destination)
     except OutputExists as error:
         remedy = error.remedy.replace(option_text("if_exists", "overwrite"), flag_text("overwrite"))
         remedy = remedy.replace(option_text("if_exists", "resume"), flag_text("resume"))
@@ -345,23 +317,27 @@ def _inspect_destination(before: Destination) -> Destination:
 
 
 def make_writer_record(made: Mapping[str, object]) -> RunRecord:
-    """Return what a dataset file records of how a program made its dataset."""
+    """Return the run record of a writer."""
     return RunRecord({"verb": "create", "source": "ShardWriter", **made, "tool": f"shardtool {__version__}"})
 
 
 def _add_columns(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Return the rows of a sidecar with all columns of metadata that the dataset has, of their types."""
-    own = [name for name in table.column_names if name in sidecar_schema.OWN_COLUMNS]
-    columns = {name: table.column(name) for name in own}
-    for one in schema:
-        there = one.name in table.column_names
-        columns[one.name] = table.column(one.name).cast(one.type) if there else pa.nulls(len(table), one.type)
-    fields = [table.schema.field(name) for name in own] + [pa.field(one.name, one.type) for one in schema]
+    """Add the metadata columns that a sidecar lacks."""
+    own_columns = [name for name in table.column_names if name in sidecar_schema.OWN_COLUMNS]
+    columns = {name: table.column(name) for name in own_columns}
+    for column in schema:
+        exists = column.name in table.column_names
+        columns[column.name] = (
+            table.column(column.name).cast(column.type) if exists else pa.nulls(len(table), column.type)
+        )
+    fields = [table.schema.field(name) for name in own_columns] + [
+        pa.field(column.name, column.type) for column in schema
+    ]
     return pa.Table.from_arrays([*columns.values()], schema=pa.schema(fields))
 
 
 def _count_rounded_floats(content: shard_samples.ShardContent) -> dict[str, int]:
-    """Return how many floats of each field are others now that they have 32 bits."""
+    """Count the floats per field that lose precision with 32 bits."""
     floats = [code for code, kind in content.numbers.items() if kind == "float"]
     if not floats:
         return {}

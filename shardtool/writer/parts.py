@@ -9,16 +9,9 @@ import re
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from shardtool.errors import (
-    InvalidRequest,
-)
+from shardtool.errors import InvalidRequest
 from shardtool.messages import option_text
-from shardtool.pattern import (
-    DATASET_SUFFIX,
-    SIDECAR_SUFFIX,
-    SKIPPED_SUFFIX,
-    ShardPattern,
-)
+from shardtool.pattern import DATASET_SUFFIX, SIDECAR_SUFFIX, SKIPPED_SUFFIX, ShardPattern
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -38,15 +31,15 @@ _TAG_PATTERN = r"part(?:([0-9]{1,7})of([0-9]{1,7})|_[A-Za-z0-9_]{1,40})"
 
 @dataclass
 class PartFiles:
-    """What is there of a part.
+    """The files of a part.
 
     Attributes:
-        tag: What its names have behind the dataset's: `part03of16`, or `part_NAME`.
-        number: Its number; None: it has a name.
-        parts: How many parts there are; None: it has a name.
-        shards: The names of its shards, in order.
-        dataset_file: The name of its dataset file; empty: it has none, so it has not ended.
-        empty: Whether it ended without a sample.
+        tag: The suffix of its names: `part03of16` or `part_NAME`.
+        number: None if it has a name.
+        parts: The total number of parts; None if it has a name.
+        shards: The shard names, in order.
+        dataset_file: Empty if there is none.
+        empty: Whether it finished without samples.
     """
 
     tag: str
@@ -57,27 +50,27 @@ class PartFiles:
     empty: bool = False
 
     @property
-    def ended(self) -> bool:
-        """Whether its writer ended."""
+    def finished(self) -> bool:
+        """Whether its writer has finished."""
         return bool(self.dataset_file) or self.empty
 
 
 def make_part_tag(part: int | str, parts: int | None) -> str:
-    """Return what the names of a part have behind the dataset's.
+    """Return the suffix for the names of a part.
 
     Raises:
-        InvalidRequest: There is no such part.
+        InvalidRequest: The part number or name is invalid.
     """
     if isinstance(part, str):
         if parts is not None:
-            raise InvalidRequest(option_text("parts"), f"used with the name {part!r}", expected="a number as the part")
+            raise InvalidRequest(option_text("parts"), f"used with the part name {part!r}", expected="a part number")
         if not _PART_NAME.fullmatch(part):
             expected = "a number, or a name of up to 40 letters, digits and underscores"
             raise InvalidRequest(option_text("part"), repr(part), expected=expected)
         return f"part_{part}"
     if not isinstance(parts, int) or isinstance(parts, bool) or not 1 <= parts <= _MAX_PARTS:
         raise InvalidRequest(
-            option_text("parts"), repr(parts), expected=f"how many parts there are, up to {_MAX_PARTS:,}"
+            option_text("parts"), repr(parts), expected=f"the total number of parts, from 1 to {_MAX_PARTS:,}"
         )
     if not isinstance(part, int) or isinstance(part, bool) or not 0 <= part < parts:
         raise InvalidRequest(option_text("part"), repr(part), expected=f"a number from 0 to {parts - 1:,}")
@@ -85,45 +78,44 @@ def make_part_tag(part: int | str, parts: int | None) -> str:
 
 
 def make_part_pattern(pattern: ShardPattern, tag: str) -> ShardPattern:
-    """Return the pattern of the names of a part that is to be written, by its tag.
+    """Return the shard pattern of a part.
 
     Raises:
-        InvalidRequest: The pattern has no numbers, or not any number of them.
+        InvalidRequest: The pattern is not an open range.
     """
     if pattern.names is not None or pattern.count is not None:
-        raise InvalidRequest(pattern.text, "names for parts", expected="an open range such as out-{000000..}.tar")
+        raise InvalidRequest(
+            pattern.text, "a closed pattern, used with parts", expected="an open range such as out-{000000..}.tar"
+        )
     return add_tag(pattern, tag)
 
 
 def add_tag(pattern: ShardPattern, tag: str) -> ShardPattern:
-    """Return the pattern of the names of a part, by its tag."""
+    """Return the shard pattern of a part by its tag."""
     prefix = f"{pattern.prefix}{tag}-"
     return replace(pattern, prefix=prefix, text=prefix + pattern.text.removeprefix(pattern.prefix))
 
 
 def find_writer_parts(pattern: ShardPattern, names: Iterable[str]) -> dict[str, PartFiles]:
-    """Return what is there of each part, by its tag, in the order of numbers and names.
-
-    Args:
-        pattern: That of the dataset.
-        names: The names of all files in its folder.
-    """
+    """Return the parts in a folder by tag, sorted by number and name."""
     tags = re.compile(re.escape(pattern.prefix) + f"(?P<tag>{_TAG_PATTERN})")
-    found: dict[str, PartFiles] = {}
+    parts_by_tag: dict[str, PartFiles] = {}
     for name in sorted(names, key=lambda name: (len(name), name)):
         match = tags.match(name)
         if match is None:
             continue
         tag, number, parts = match["tag"], match[2], match[3]
-        own = add_tag(pattern, tag)
-        if not own.owns(name) and name != own.base + EMPTY_SUFFIX:
+        part_pattern = add_tag(pattern, tag)
+        if not part_pattern.owns(name) and name != part_pattern.base + EMPTY_SUFFIX:
             continue
-        part = found.setdefault(tag, PartFiles(tag, *((int(number), int(parts)) if number else (None, None))))
-        if name == own.dataset_file:
+        part = parts_by_tag.setdefault(tag, PartFiles(tag, *((int(number), int(parts)) if number else (None, None))))
+        if name == part_pattern.dataset_file:
             part.dataset_file = name
-        elif name == own.base + EMPTY_SUFFIX:
+        elif name == part_pattern.base + EMPTY_SUFFIX:
             part.empty = True
         elif not name.endswith((SIDECAR_SUFFIX, SKIPPED_SUFFIX, DATASET_SUFFIX)):
             part.shards.append(name)
-    ordered = sorted(found.values(), key=lambda one: (one.number is None, one.number or 0, one.parts or 0, one.tag))
-    return {one.tag: one for one in ordered}
+    ordered = sorted(
+        parts_by_tag.values(), key=lambda part: (part.number is None, part.number or 0, part.parts or 0, part.tag)
+    )
+    return {part.tag: part for part in ordered}

@@ -1,7 +1,7 @@
 """Check a sample of a program by the rules of `create`, and encode it as a record.
 
-`accept` records what a sample fixes for later samples, such as which fields are numbers. Call it once the sample is
-certain to be written.
+`accept` records what a sample determines for later samples, such as which fields are numbers. Call it once the sample
+is certain to be written.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from hashlib import blake2b
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 from shardtool import names, values
-from shardtool import names as names_module
 from shardtool.entries.record_sizes import STORES_NUMBERS
 from shardtool.errors import InvalidRequest, format_list, printable
 from shardtool.format import tfrecord_write
@@ -30,17 +29,17 @@ if TYPE_CHECKING:
 SAMPLE_KEY = "__key__"
 
 
-_SIMPLE_KEY = re.compile(r"[A-Za-z0-9_\-]+(?:/[A-Za-z0-9_\-]+)*", re.ASCII)  # nothing more is to be looked at
+_SIMPLE_KEY = re.compile(r"[A-Za-z0-9_\-]+(?:/[A-Za-z0-9_\-]+)*", re.ASCII)  # keys that need no further checks
 
 
 _BAD_KEY_PART = re.compile(r"(?:^|/)\.{0,2}(?:/|$)")
 
 
-_KEY_HASH_BYTES = 12  # bytes: of 10^9 keys, two share one by chance once in 10^11 runs
+_KEY_HASH_BYTES = 12  # with 10^9 keys, a collision occurs in one of 10^11 runs
 
 
 class SampleRefused(Exception):
-    """A sample that cannot be written: what is raised, and what `out.skipped` says of it."""
+    """A sample that cannot be written: the error, and the reason code for `out.skipped`."""
 
     def __init__(self, error: InvalidRequest, code: SkipCode) -> None:
         super().__init__(error)
@@ -48,65 +47,52 @@ class SampleRefused(Exception):
 
 
 class FieldLayout(NamedTuple):
-    """The fields of samples that have the same ones.
-
-    Attributes:
-        names: The fields, in the order of the bytes of their names, and these bytes.
-        dotted: A field with a dot in its name; empty: there is none.
-    """
+    """The fields of a sample and their encoded names, sorted by these; and a field with a dot, if there is one."""
 
     names: tuple[tuple[str, bytes], ...]
-    dotted: str
+    dotted_field: str
 
 
 class EncodedSample(NamedTuple):
-    """A sample, encoded.
+    """An encoded sample.
 
     Attributes:
-        key: Its key.
-        mark: The hash of its key.
-        fields: What its fields hold.
-        parts: Its record.
-        size: Bytes of its record.
-        layout: Its fields.
-        kinds: What each of these is, as `encode_value` says.
-        inline: Whether the plan of a table would carry a value of it.
-        dotted: Whether its key goes on behind a dot.
+        parts: The record.
+        size: The bytes of the record.
+        kinds: The type of each field, as in `encode_value`.
+        inline: Whether any value is of a type that tables contain.
+        has_early_dot: Whether the last part of the key contains a dot.
     """
 
     key: bytes
-    mark: bytes
+    key_hash: bytes
     fields: list[EncodedField]
     parts: Parts
     size: int
     layout: FieldLayout
     kinds: tuple[str, ...]
     inline: bool
-    dotted: bool
+    has_early_dot: bool
 
 
 class SampleEncoder:
-    """Encodes the samples of a run, and knows what those so far have settled.
-
-    Args:
-        shard_format: `tar` or `tfrecord`.
-        dots: The dot at which keys end in a tar; None: what the names ask for.
+    """Encodes samples, and remembers what they determine for later ones.
 
     Attributes:
-        kinds: Each field so far, and what its values are; empty: bytes, or of several types.
-        inline: Whether any value so far is one that the plan of a table carries.
-        dotted_field: A field so far with a dot in its name; empty: there is none.
-        dotted_key: Whether a key so far goes on behind a dot.
+        kinds: The value type of each field so far; empty for bytes or several types.
+        inline: Whether any value so far is of a type that tables contain.
+        dotted_field: A field so far with a dot in its name; empty if there is none.
+        has_dotted_key: Whether the last part of a key so far contains a dot.
     """
 
     def __init__(self, shard_format: str, dots: values.Dots | None) -> None:
-        self._format, self._tar, self._dots = shard_format, shard_format == "tar", dots
+        self._format, self._is_tar, self._dots = shard_format, shard_format == "tar", dots
         self.kinds: dict[str, str] = {}
-        self.inline = self.dotted_key = False
+        self.inline = self.has_dotted_key = False
         self.dotted_field = ""
-        self._marks: set[bytes] = set()
+        self._key_hashes: set[bytes] = set()
         self._layouts: dict[tuple[str, ...], FieldLayout] = {}
-        self._settled: set[tuple[FieldLayout, tuple[str, ...]]] = set()
+        self._accepted_layouts: set[tuple[FieldLayout, tuple[str, ...]]] = set()
 
     @property
     def numbers(self) -> dict[str, values.NumberType]:
@@ -115,7 +101,7 @@ class SampleEncoder:
 
     @property
     def types(self) -> dict[str, values.ValueType]:
-        """What the values of fields are, of those that are of one type."""
+        """The types of fields whose values have one type."""
         return {name: cast("values.ValueType", kind) for name, kind in self.kinds.items() if kind}
 
     @property
@@ -125,120 +111,118 @@ class SampleEncoder:
         return {names.to_bytes(name): kind for name, kind in stored.items()}
 
     def encode(self, sample: Mapping[str, object]) -> EncodedSample:
-        """Return a sample as its record.
+        """Return the record of a sample.
 
         Raises:
-            Refused: It cannot be written.
+            SampleRefused: The sample cannot be written.
         """
         if type(sample) is not dict and not isinstance(sample, Mapping):
             found = f"a value of the type {type(sample).__name__}"
-            raise make_refusal("a sample", found, expected="a dict of its key and its fields")
-        names = tuple(sample)
-        layout = self._layouts.get(names)
+            raise make_refusal("a sample", found, expected="a dict with a key and fields")
+        field_names = tuple(sample)
+        layout = self._layouts.get(field_names)
         if layout is None:
-            layout = self._layouts[names] = self._lay_out(names)
-        given = sample[SAMPLE_KEY]
-        key, dotted = self._key(given, layout)
-        mark = blake2b(key, digest_size=_KEY_HASH_BYTES).digest()
-        if mark in self._marks:
-            found, remedy = "a key that an earlier sample of this dataset has", "Give each sample a key of its own."
+            layout = self._layouts[field_names] = self._make_layout(field_names)
+        raw_key = sample[SAMPLE_KEY]
+        key, has_early_dot = self._encode_key(raw_key, layout)
+        key_hash = blake2b(key, digest_size=_KEY_HASH_BYTES).digest()
+        if key_hash in self._key_hashes:
+            found, remedy = "a duplicate key", "Give each sample a unique key."
             raise SampleRefused(InvalidRequest(f"key {printable(key)!r}", found, remedy=remedy), "duplicate")
-        fields, kinds, inline = self._fields(key, sample, layout)
+        fields, kinds, inline = self._encode_fields(key, sample, layout)
         numbers = {
-            raw: STORED_TYPES[one] for (_, raw), one in zip(layout.names, kinds, strict=True) if one in STORED_TYPES
+            raw: STORED_TYPES[kind] for (_, raw), kind in zip(layout.names, kinds, strict=True) if kind in STORED_TYPES
         }
         parts = encode_record(self._format, key, fields, numbers)
-        return EncodedSample(key, mark, fields, parts, sum(map(len, parts)), layout, kinds, inline, dotted)
+        return EncodedSample(key, key_hash, fields, parts, sum(map(len, parts)), layout, kinds, inline, has_early_dot)
 
     def accept(self, sample: EncodedSample) -> None:
-        """Settle what a sample does that will be written."""
-        self._marks.add(sample.mark)
-        self.dotted_key = self.dotted_key or sample.dotted
-        settled = sample.layout, sample.kinds
-        if settled not in self._settled:
-            self._settled.add(settled)
-            self.dotted_field = self.dotted_field or sample.layout.dotted
+        """Record what a sample that will be written determines."""
+        self._key_hashes.add(sample.key_hash)
+        self.has_dotted_key = self.has_dotted_key or sample.has_early_dot
+        layout_and_kinds = sample.layout, sample.kinds
+        if layout_and_kinds not in self._accepted_layouts:
+            self._accepted_layouts.add(layout_and_kinds)
+            self.dotted_field = self.dotted_field or sample.layout.dotted_field
             for (name, _), kind in zip(sample.layout.names, sample.kinds, strict=True):
                 self.kinds[name] = kind
         self.inline = self.inline or sample.inline
 
-    def add_known_keys(self, keys: list[bytes]) -> None:
-        """Count keys as those of samples that are written."""
-        self._marks.update(blake2b(key, digest_size=_KEY_HASH_BYTES).digest() for key in keys)
-        self.dotted_key = self.dotted_key or any(map(names.has_early_dot, keys))
+    def add_existing_keys(self, keys: list[bytes]) -> None:
+        """Add the keys of existing samples."""
+        self._key_hashes.update(blake2b(key, digest_size=_KEY_HASH_BYTES).digest() for key in keys)
+        self.has_dotted_key = self.has_dotted_key or any(map(names.has_early_dot, keys))
 
     def restore(self, kinds: Mapping[str, str], *, inline: bool) -> None:
-        """Settle what samples that were written before did."""
+        """Restore what existing samples determined."""
         self.kinds, self.inline = dict(kinds), inline
         self.dotted_field = next((name for name in kinds if "." in name), "")
 
-    def _lay_out(self, names: tuple[str, ...]) -> FieldLayout:
-        """Return the layout of samples with these names, if they can be those of fields."""
-        if SAMPLE_KEY not in names:
-            raise make_refusal("a sample", "no key", "no-field", expected=f"its key as {SAMPLE_KEY!r}")
-        for name in names:
+    def _make_layout(self, field_names: tuple[str, ...]) -> FieldLayout:
+        if SAMPLE_KEY not in field_names:
+            raise make_refusal("a sample", "no key", "no-field", expected=f"a key named {SAMPLE_KEY!r}")
+        for name in field_names:
             if name == SAMPLE_KEY:
                 continue
-            problem = (
-                "" if not isinstance(name, str) else names_module.field_problem(name.encode("utf-8", "surrogatepass"))
-            )
+            problem = "" if not isinstance(name, str) else names.field_problem(name.encode("utf-8", "surrogatepass"))
             if not isinstance(name, str) or BAD_FIELD.search(name) or problem:
-                found = f"no name for a field{f': {problem}' if problem else ''}"
-                expected = "an ending, such as jpg, cls or seg.png"
+                found = f"not a valid field name{f': {problem}' if problem else ''}"
+                expected = "a file extension such as jpg, cls or seg.png"
                 raise make_refusal(f"field {name!r}", found, "unsafe-name", expected=expected)
-        fields = sorted([(name, name.encode()) for name in names if name != SAMPLE_KEY], key=lambda one: one[1])
+        fields = sorted(
+            [(name, name.encode()) for name in field_names if name != SAMPLE_KEY], key=lambda field: field[1]
+        )
         if not fields:
-            raise make_refusal("a sample", "no field", "no-field", expected="one at least, beside its key")
-        if self._tar and len({name.lower() for name, _ in fields}) < len(fields):
-            found = f"fields that differ in case only: {format_list([name for name, _ in fields])}"
+            raise make_refusal("a sample", "no field", "no-field", expected="at least one field in addition to the key")
+        if self._is_tar and len({name.lower() for name, _ in fields}) < len(fields):
+            found = f"fields that differ only in case: {format_list([name for name, _ in fields])}"
             raise make_refusal(
-                "a sample", found, "field-clash", expected="one field of a name in a sample, in any case"
+                "a sample", found, "field-clash", expected="field names that differ without regard to case"
             )
-        if len({*self.kinds, *names}) > names_module.MAX_FIELDS:
-            found = f"more than {names_module.MAX_FIELDS:,} different fields"
-            raise make_refusal("a sample", found, expected="a few")
+        if len({*self.kinds, *field_names}) > names.MAX_FIELDS:
+            found = f"more than {names.MAX_FIELDS:,} different fields"
+            raise make_refusal("a sample", found, expected="fewer fields")
         return FieldLayout(tuple(fields), next((name for name, _ in fields if "." in name), ""))
 
-    def _key(self, given: object, layout: FieldLayout) -> tuple[bytes, bool]:
-        """Return a key's bytes, and whether it goes on behind a dot."""
-        if isinstance(given, int) and not isinstance(given, bool):
-            given = str(given)
-        if not isinstance(given, str):
-            found = f"a key of the type {type(given).__name__}"
-            raise make_refusal("a sample", found, "unsafe-name", expected="text, or a whole number")
-        if _SIMPLE_KEY.fullmatch(given) and len(given) <= names.MAX_NAME_BYTES:
-            return given.encode(), False
-        key = given.encode("utf-8", "surrogatepass")
-        if (problem := names.name_problem(key)) or _BAD_KEY_PART.search(given):
-            found = f"no sound name{f': {problem}' if problem else ''}"
+    def _encode_key(self, raw_key: object, layout: FieldLayout) -> tuple[bytes, bool]:
+        """Return the bytes of a key, and whether its last part contains a dot."""
+        if isinstance(raw_key, int) and not isinstance(raw_key, bool):
+            raw_key = str(raw_key)
+        if not isinstance(raw_key, str):
+            found = f"a key of the type {type(raw_key).__name__}"
+            raise make_refusal("a sample", found, "unsafe-name", expected="text or an integer")
+        if _SIMPLE_KEY.fullmatch(raw_key) and len(raw_key) <= names.MAX_NAME_BYTES:
+            return raw_key.encode(), False
+        key = raw_key.encode("utf-8", "surrogatepass")
+        if (problem := names.name_problem(key)) or _BAD_KEY_PART.search(raw_key):
+            found = f"not a valid name{f': {problem}' if problem else ''}"
             size = f"1 to {names.MAX_NAME_BYTES:,} bytes"
-            expected = f"text of {size}, without control characters and parts such as '', '.' or '..'"
-            raise make_refusal(f"key {given[:80]!r}", found, "unsafe-name", expected=expected)
-        dotted = self._tar and names.has_early_dot(key)
-        if dotted or (layout.dotted and self._tar):
-            self._check_dots(printable(key), layout, dotted=dotted)
-        return key, dotted
+            expected = f"text of {size} without control characters or parts such as '', '.' and '..'"
+            raise make_refusal(f"key {raw_key[:80]!r}", found, "unsafe-name", expected=expected)
+        has_early_dot = self._is_tar and names.has_early_dot(key)
+        if has_early_dot or (layout.dotted_field and self._is_tar):
+            self._check_dots(printable(key), layout, has_early_dot=has_early_dot)
+        return key, has_early_dot
 
-    def _check_dots(self, key: str, layout: FieldLayout, *, dotted: bool) -> None:
-        """Refuse names in a tar that neither the first dot divides, in all samples so far, nor the last."""
-        fields = layout.dotted or self.dotted_field
-        if dotted and self._dots == "first":
-            found, expected = "a dot in the last part of the key", "keys that end at the first dot"
-            remedy = f"Choose {option_text('dots', 'last')}."
+    def _check_dots(self, key: str, layout: FieldLayout, *, has_early_dot: bool) -> None:
+        """Refuse tar names that neither the first nor the last dot splits in all samples."""
+        fields = layout.dotted_field or self.dotted_field
+        if has_early_dot and self._dots == "first":
+            found, expected = "a dot in the last part of the key", "no dot, because keys end at the first dot"
+            remedy = f"Use {option_text('dots', 'last')}."
             raise make_refusal(f"key {key!r}", found, "unsafe-name", expected=expected, remedy=remedy)
-        if fields and (dotted or self.dotted_key or self._dots == "last"):
+        if fields and (has_early_dot or self.has_dotted_key or self._dots == "last"):
             found = f"fields with dots ({fields!r})"
             if self._dots != "last":
                 found = f"keys with dots in their last part, and {found}"
-            expected = "names that the first dot divides, or the last"
-            remedy = "Give the fields other names, or make keys without dots."
+            expected = "names that can all be split at the first dot, or all at the last"
+            remedy = "Rename the fields, or use keys without dots."
             raise make_refusal(f"key {key!r}", found, "unsafe-name", expected=expected, remedy=remedy)
 
-    def _fields(
+    def _encode_fields(
         self, key: bytes, sample: Mapping[str, object], layout: FieldLayout
     ) -> tuple[list[EncodedField], tuple[str, ...], bool]:
-        """Return the fields of a sample, what values of them are, and whether any goes into the plan of a table."""
-        fields, found, any_inline, kinds = [], [], False, self.kinds
+        fields, found_kinds, any_inline, kinds = [], [], False, self.kinds
         for name, raw in layout.names:
             value = sample[name]
             if type(value) is bytes:
@@ -250,33 +234,34 @@ class SampleEncoder:
                     raise make_refusal(_describe_field(key, name), bad.found, expected=bad.expected) from None
                 inline = bool(kind)
                 any_inline = any_inline or inline
-            known = kinds.get(name, kind)
-            if kind != known:
-                data, kind = self._convert_to_known_kind(key, name, data, (kind, known))
+            known_kind = kinds.get(name, kind)
+            if kind != known_kind:
+                data, kind = self._convert_to_known_kind(key, name, data, (kind, known_kind))
             stored = data
-            if kind in STORED_TYPES and not self._tar:
-                stored = self._stored_number(key, name, data, STORED_TYPES[kind])
+            if kind in STORED_TYPES and not self._is_tar:
+                stored = self._encode_number(key, name, data, STORED_TYPES[kind])
             fields.append(EncodedField(raw, len(data), stored, data if inline else b""))
-            found.append(kind)
-        return fields, tuple(found), any_inline
+            found_kinds.append(kind)
+        return fields, tuple(found_kinds), any_inline
 
     def _convert_to_known_kind(self, key: bytes, name: str, data: bytes, kinds: tuple[str, str]) -> tuple[bytes, str]:
-        """Return a value as one of the kind that its field had so far, where that loses nothing; and what both are."""
+        """Convert a value to the type of its field, if that loses nothing."""
         number, known = (STORED_TYPES.get(kind) for kind in kinds)
         if number == known:
             return data, number or ""
         if (number, known) == ("int64", "float"):
             return repr(float(int(data))).encode(), "float"
-        shown = {None: "no number", "int64": "a whole number", "float": "a float"}
-        remedy = "Write floats from the first sample on." if (number, known) == ("float", "int64") else ""
-        found, expected = f"{shown[number]}: {printable(data[:40])}", f"{shown[known]}, as in the samples before"
+        names_by_kind = {None: "not a number", "int64": "an integer", "float": "a float"}
+        remedy = "Write floats in all samples." if (number, known) == ("float", "int64") else ""
+        found = f"{names_by_kind[number]}: {printable(data[:40])}"
+        expected = f"{names_by_kind[known]}, as in earlier samples"
         raise make_refusal(_describe_field(key, name), found, expected=expected, remedy=remedy)
 
-    def _stored_number(self, key: bytes, name: str, text: bytes, number: values.NumberType) -> bytes:
+    def _encode_number(self, key: bytes, name: str, text: bytes, number: values.NumberType) -> bytes:
         try:
             return tfrecord_write.encode_number(text, number)
         except (ValueError, OverflowError):
-            expected = f"a number that TFRecord's {number} can hold"
+            expected = f"a number that fits in the TFRecord type {number}"
             raise make_refusal(_describe_field(key, name), printable(text), expected=expected) from None
 
 
@@ -287,4 +272,5 @@ def _describe_field(key: bytes, field: str) -> str:
 def make_refusal(
     where: str, found: str, code: SkipCode = "bad-value", *, expected: str, remedy: str = ""
 ) -> SampleRefused:
+    """Return a `SampleRefused` with these parts."""
     return SampleRefused(InvalidRequest(where, found, expected=expected, remedy=remedy), code)

@@ -28,20 +28,14 @@ _NO_METADATA: dict[str, object] = {}
 
 
 class SampleWriter(AbstractContextManager["SampleWriter"]):
-    """Takes samples one by one, in one thread of the process that made it, and fills shards with them.
+    """Accepts samples in one thread of the process that created it, and fills shards with them.
 
-    To be used in a `with` block: one that is left with an exception is abandoned, and closed otherwise.
-
-    Args:
-        shard_format: `tar` or `tfrecord`.
-        dots: The dot at which keys end in a tar; None: what the names ask for.
-        room: Bytes of a shard's records at most.
-        most: Samples in a shard at most.
+    Use it in a `with` block, which closes the writer, or abandons it after an exception.
     """
 
-    def __init__(self, shard_format: str, dots: values.Dots | None, room: int, most: int) -> None:
+    def __init__(self, shard_format: str, dots: values.Dots | None, max_bytes: int, max_count: int) -> None:
         self._encoder, self._columns = SampleEncoder(shard_format, dots), MetadataColumns()
-        self._room, self._most = room, most
+        self._max_bytes, self._max_count = max_bytes, max_count
         self._shard: ShardBuilder | None = None
         self._last_key: str | None = None
         self._pid, self._state = os.getpid(), _OPEN
@@ -59,15 +53,15 @@ class SampleWriter(AbstractContextManager["SampleWriter"]):
         """Write a sample.
 
         Args:
-            sample: Its key as `__key__`, and its fields. A value is bytes, or becomes what `create` makes of a table's:
-                numbers and text are text (numbers in TFRecord), dicts and lists JSON, arrays npy, and images of Pillow
-                what the field's ending says.
-            metadata: Further columns of its row in the sidecar.
+            sample: The key as `__key__`, and the fields. Values are bytes, or are encoded as in `create`: numbers and
+                text as text (numbers in TFRecord), dicts and lists as JSON, arrays as npy, Pillow images by the field's
+                extension.
+            metadata: Additional columns of the sample's row in the sidecar.
 
         Raises:
-            InvalidRequest: It cannot be written, and is not to be skipped: the writer goes on without it.
-            OutputFailed: The file system refuses; the writer is closed.
-            OutOfMemory: There is no memory for it; the writer is closed.
+            InvalidRequest: The sample cannot be written. The writer remains usable.
+            OutputFailed: The file system reports an error. The writer is closed.
+            OutOfMemory: There is not enough memory. The writer is closed.
         """
         if self._state != _OPEN or os.getpid() != self._pid:
             self._raise_unusable()
@@ -80,7 +74,7 @@ class SampleWriter(AbstractContextManager["SampleWriter"]):
         except Exception:
             with reporting_memory_errors("a sample"):
                 raise
-        self._state = _BUSY  # until then, nothing of it is written
+        self._state = _BUSY  # nothing was written so far
         try:
             if self._accepts(encoded):
                 self._add(encoded, row)
@@ -94,12 +88,12 @@ class SampleWriter(AbstractContextManager["SampleWriter"]):
         self._state = _OPEN
 
     def close(self) -> None:
-        """Publish what is written. A writer that is closed already stays so.
+        """Publish all samples. Closing a closed writer does nothing.
 
         Raises:
-            InvalidRequest: It cannot be published as it is.
-            SampleFailed: All samples were left out.
-            OutputFailed: The file system refuses.
+            InvalidRequest: The dataset is invalid as a whole, for example empty.
+            SampleFailed: All samples were skipped.
+            OutputFailed: The file system reports an error.
         """
         if self._state == _CLOSED:
             return
@@ -111,7 +105,7 @@ class SampleWriter(AbstractContextManager["SampleWriter"]):
             self.abandon()
 
     def abandon(self) -> None:
-        """Close the writer without what is not published yet."""
+        """Close the writer and discard unpublished samples."""
         if self._state != _CLOSED and os.getpid() == self._pid:
             self._state = _CLOSED
             try:
@@ -121,9 +115,9 @@ class SampleWriter(AbstractContextManager["SampleWriter"]):
                 self._release()
 
     def _add(self, sample: EncodedSample, row: Mapping[str, object]) -> None:
-        """Write a sample that is sound, into a new shard where the one before has no room for it."""
+        """Write a valid sample, into a new shard if the current one is full."""
         shard = self._shard
-        if shard is not None and (shard.size + sample.size > self._room or len(shard) >= self._most):
+        if shard is not None and (shard.size + sample.size > self._max_bytes or len(shard) >= self._max_count):
             self._publish(shard)
             shard = None
         if shard is None:
@@ -135,39 +129,38 @@ class SampleWriter(AbstractContextManager["SampleWriter"]):
         self._last_key = names.to_text(sample.key)
 
     def _raise_unusable(self) -> NoReturn:
-        """Say why nothing can be written with a writer."""
         kind = type(self).__name__
         if os.getpid() != self._pid:
-            found = "this process is a fork of the one that made the writer"
-            raise InvalidRequest(kind, found, remedy=f"Make one here, with {option_text('part')}.")
+            found = "the writer was created before this process was forked"
+            raise InvalidRequest(kind, found, remedy=f"Create a writer in this process, with {option_text('part')}.")
         found = "the writer is closed" if self._state == _CLOSED else "an earlier write was interrupted"
         self.abandon()
-        raise InvalidRequest(kind, found, expected="writes inside of its with block")
+        raise InvalidRequest(kind, found, expected="writes inside its with block")
 
     def _refuse(self, _sample: Mapping[str, object], refused: SampleRefused) -> None:
-        """Raise what is wrong with a sample, or note that it is left out."""
+        """Raise the error of a sample, or record that it is skipped."""
         raise refused.error from None
 
     @abstractmethod
     def _accepts(self, sample: EncodedSample) -> bool:
-        """Return whether a sample gets into a shard; False: it is left out.
+        """Return whether a sample is written; False means that it is skipped.
 
         Raises:
-            SampleRefused: It cannot, and is not to be left out.
+            SampleRefused: The sample cannot be written and is not to be skipped.
         """
 
     @abstractmethod
     def _next_shard(self, sample: EncodedSample) -> ShardBuilder:
-        """Start a shard, whose first sample that is."""
+        """Start a shard whose first sample is `sample`."""
 
     @abstractmethod
     def _publish(self, shard: ShardBuilder) -> None:
-        """Publish a shard, which is then the writer's no more."""
+        """Publish a shard and release it."""
 
     @abstractmethod
     def _finish(self) -> None:
-        """Publish what is written."""
+        """Publish all samples."""
 
     @abstractmethod
     def _release(self) -> None:
-        """Give back what the writer holds, once it is closed."""
+        """Release the resources of a closed writer."""

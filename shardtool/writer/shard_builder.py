@@ -29,21 +29,11 @@ if TYPE_CHECKING:
     FinishedShard = tuple[DurableFile, ShardIndex, shard_samples.ShardContent, bytes, str]
 
 
-_SYNC_STEP_BYTES = 2**25  # bytes: the disk is sent these while more are encoded
+_SYNC_STEP_BYTES = 2**25  # bytes between syncs
 
 
 class ShardBuilder:
-    """A shard being written.
-
-    Args:
-        folder: Where it goes.
-        name: What it will be called.
-        shard_format: `tar` or `tfrecord`.
-
-    Attributes:
-        file: The staged file, its size and checksum.
-        rows: The metadata of each sample.
-    """
+    """A shard being written: its staged file, and the metadata of its samples."""
 
     def __init__(self, folder: OutputFolder, name: str, shard_format: str) -> None:
         self.name, self._format = name, shard_format
@@ -63,25 +53,21 @@ class ShardBuilder:
         """Append a sample.
 
         Raises:
-            OutputFailed: The file system refuses.
+            OutputFailed: The file system reports an error.
         """
         self._records.add(sample.key, sample.parts, sample.size, sample.fields)
         self.rows.append(row)
 
     def finish(self, encoder: SampleEncoder, columns: MetadataColumns) -> FinishedShard:
-        """Make the file whole and durable, and where a folder hides files not visible yet.
-
-        Args:
-            encoder: Knows the fields of the dataset so far.
-            columns: The metadata of the dataset so far.
+        """Make the file complete and durable.
 
         Returns:
-            The file; its index; what it holds, its fields numbered in the order of the bytes of their names; uint32 for
-            each field, the CRC-32C of its bytes in the shard; the fingerprint that a plan of `create` has for it.
+            The staged file; its index; its content, with fields sorted by encoded name; the CRC-32C of each field as
+                uint32; and the plan fingerprint that `create` would record.
 
         Raises:
-            InvalidRequest: Its metadata cannot stand together.
-            OutputFailed: The file system refuses.
+            InvalidRequest: The values of a metadata column contradict each other.
+            OutputFailed: The file system reports an error.
         """
         table = columns.table(self.rows)
         self._records.flush()
@@ -96,37 +82,38 @@ class ShardBuilder:
         return staged, written_index(self._format, content, table, crcs), content, crcs, plan
 
     def abandon(self) -> None:
-        """Remove what was written."""
+        """Delete the staged file."""
         self.file.abandon()
 
 
 class _ChecksummedFile:
-    """A staged file, its size and checksum so far. It leads to no shard: what one holds is freed with it.
+    """A staged file, its size and checksum so far. It holds no reference to the shard, to free memory early.
 
-    Strategy: the disk is sent what was written, some at a time, by a thread beside the one that writes, so that little
-    is left to be waited for at the end of the file. What goes wrong there is raised there: the disk says it once.
+    A thread syncs the file while more is written. `finish` raises its errors, which the file system reports only once.
     """
 
     def __init__(self, staged: StagedFile) -> None:
         self._staged = staged
         self.size = self.crc = 0
-        self._sent = 0
-        self._sending: Thread | None = None
-        self._failed: list[OutputFailed] = []
+        self._synced_bytes = 0
+        self._sync_thread: Thread | None = None
+        self._sync_errors: list[OutputFailed] = []
 
     def write(self, data: bytes | memoryview) -> None:
         self._staged.write(data)
         self.crc = crc32c(data, self.crc)
         self.size += len(data)
-        if self.size - self._sent > _SYNC_STEP_BYTES and (self._sending is None or not self._sending.is_alive()):
-            self._sent = self.size
-            self._sending = Thread(target=_sync, args=(self._staged, self._failed), daemon=True)
-            self._sending.start()
+        if self.size - self._synced_bytes > _SYNC_STEP_BYTES and (
+            self._sync_thread is None or not self._sync_thread.is_alive()
+        ):
+            self._synced_bytes = self.size
+            self._sync_thread = Thread(target=_sync, args=(self._staged, self._sync_errors), daemon=True)
+            self._sync_thread.start()
 
     def finish(self) -> DurableFile:
         self._wait()
-        if self._failed:
-            raise self._failed[0]
+        if self._sync_errors:
+            raise self._sync_errors[0]
         return self._staged.finish()
 
     def abandon(self) -> None:
@@ -134,22 +121,22 @@ class _ChecksummedFile:
         self._staged.abandon()
 
     def _wait(self) -> None:
-        if self._sending is not None:
-            self._sending.join()
+        if self._sync_thread is not None:
+            self._sync_thread.join()
 
 
-def _sync(staged: StagedFile, failed: list[OutputFailed]) -> None:
+def _sync(staged: StagedFile, errors: list[OutputFailed]) -> None:
     try:
         staged.sync()
     except OutputFailed as error:
-        failed.append(error)
+        errors.append(error)
 
 
 def _sort_fields(content: shard_samples.ShardContent) -> shard_samples.ShardContent:
-    """Return the same content, its fields numbered in the order of the bytes of their names."""
+    """Number fields in the order of their encoded names."""
     fields = tuple(sorted(content.fields))
-    place = {name: at for at, name in enumerate(fields)}
-    codes = np.array([place[name] for name in content.fields], np.uint16)
-    numbers = {place[content.fields[code]]: kind for code, kind in content.numbers.items()}
-    again = codes[np.frombuffer(content.codes, np.uint16)].tobytes()
-    return replace(content, fields=fields, codes=again, numbers=numbers)
+    code_by_name = {name: code for code, name in enumerate(fields)}
+    codes = np.array([code_by_name[name] for name in content.fields], np.uint16)
+    numbers = {code_by_name[content.fields[code]]: kind for code, kind in content.numbers.items()}
+    sorted_codes = codes[np.frombuffer(content.codes, np.uint16)].tobytes()
+    return replace(content, fields=fields, codes=sorted_codes, numbers=numbers)

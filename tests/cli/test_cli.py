@@ -1,3 +1,5 @@
+"""Exit codes, stdout and stderr of the command line."""
+
 from __future__ import annotations
 
 import json
@@ -52,7 +54,7 @@ ERRORS: dict[str, tuple[Callable[[Path], None], list[str], int, str, list[str]]]
         "invalid-request",
         ["s/a/000.txt", "no table", "standard input"],
     ),
-    "no pattern": (_nothing, ["s", "out"], 2, "invalid-request", ["out", "no ending", "out-{000000..}.tar"]),
+    "no pattern": (_nothing, ["s", "out"], 2, "invalid-request", ["out", "no file extension", "out-{000000..}.tar"]),
     "open brace": (_nothing, ["s", "out-{000..009.tar"], 2, "invalid-request", ["out-{000..009.tar"]),
     "url": (_nothing, ["s", "s4://bucket/out-{000..}.tar"], 2, "invalid-request", ["s4://bucket", "s3://"]),
     "no samples": (_nothing, ["s", PATTERN, "--include", "*.png"], 2, "invalid-request", ["matched 0 of", "--include"]),
@@ -82,8 +84,8 @@ def place(small: Path, tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("name", ERRORS)
-def test_errors(name: str, place: Path) -> None:
-    """An error is its exit code and one line on stderr that says where, what and what to do; nothing is written."""
+def test_an_error_is_one_line_with_an_exit_code(name: str, place: Path) -> None:
+    """An error is one line on stderr with location, finding and fix; nothing is written."""
     prepare, words, code, _, said = ERRORS[name]
     prepare(place)
     before = sorted(os.listdir(place))
@@ -109,7 +111,7 @@ CODES: dict[int, tuple[Callable[[Path], None], str]] = {
 
 @pytest.mark.parametrize("code", CODES)
 def test_exit_codes_of_a_process(code: int, place: Path) -> None:
-    """Code, stdout and stderr are those of the process, too, and are the same as in a process that goes on."""
+    """A process returns the same exit code, stdout and stderr as a call in this process."""
     prepare, line = CODES[code]
     prepare(place)
     ran = tool(*line.split(), "--quiet", cwd=place)
@@ -120,8 +122,8 @@ def test_exit_codes_of_a_process(code: int, place: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ERRORS)
-def test_errors_as_json(name: str, place: Path) -> None:
-    """With `--json`, an error is one document on stdout with the same code and the same parts."""
+def test_an_error_with_json_is_a_document(name: str, place: Path) -> None:
+    """With `--json`, an error is one document on stdout with the same code and parts."""
     prepare, words, code, kind, said = ERRORS[name]
     prepare(place)
     ran = typed("create", *words, "--workers", "1", "--json", "--quiet", cwd=place)
@@ -134,7 +136,7 @@ def test_errors_as_json(name: str, place: Path) -> None:
 
 @pytest.mark.parametrize("name", USAGE)
 def test_usage_errors(name: str, place: Path) -> None:
-    """What the command line does not understand is 2 and a hint on stderr, or with `--json` a document on stdout."""
+    """A usage error has exit code 2 and a hint on stderr, or a document on stdout with `--json`."""
     words, said = USAGE[name]
     ran = typed(*words, cwd=place)
     assert (ran.code, ran.out) == (2, "")
@@ -149,7 +151,7 @@ def test_usage_errors(name: str, place: Path) -> None:
 
 
 def test_success(place: Path) -> None:
-    """A summary stands on stdout, and notes on stderr, each where it can be read apart."""
+    """A successful run prints a summary on stdout and notes on stderr."""
     ran = typed("create", "s", PATTERN, "--max-count", "5", cwd=place)
     assert (ran.code, ran.err) == (0, "")
     lines = ran.out.splitlines()
@@ -164,7 +166,7 @@ def test_success(place: Path) -> None:
 
 
 def test_quiet_and_verbose(place: Path) -> None:
-    """`--quiet` prints nothing at all; `-v` tells of every shard, on stderr."""
+    """`--quiet` prints nothing; `-v` prints a line per shard on stderr."""
     ran = typed("create", "s", PATTERN, "--quiet", cwd=place)
     assert (ran.code, ran.out, ran.err) == (0, "", "")
     ran = typed("create", "s", PATTERN, "--overwrite", "--max-count", "4", "-v", cwd=place)
@@ -173,7 +175,7 @@ def test_quiet_and_verbose(place: Path) -> None:
 
 
 def test_success_as_json(place: Path) -> None:
-    """With `--json`, a finished run is one document that tells what is there."""
+    """With `--json`, a successful run prints one document with the result."""
     ran = typed("create", "s", PATTERN, "--max-count", "5", "--json", cwd=place)
     assert (ran.code, ran.err) == (0, "")
     told = _document(ran.out)
@@ -196,7 +198,7 @@ def test_success_as_json(place: Path) -> None:
 
 
 def test_dry_run(place: Path) -> None:
-    """A dry run is a table, or a document, of the shards to come, even where output is there; it writes nothing."""
+    """A dry run prints the planned shards as a table or a document, even if output exists; it writes nothing."""
     _finished(place)
     before = identity(place)
     ran = typed("create", "s", PATTERN, "--max-count", "5", "--dry-run", cwd=place)
@@ -215,8 +217,8 @@ def test_dry_run(place: Path) -> None:
     assert (plan["totals"]["samples"], plan["totals"]["skipped"], plan["dataset_file"]) == (12, 0, "out.json")
 
 
-def test_names_cannot_steer_a_terminal(place: Path) -> None:
-    """Whatever a file is called, no control character reaches the terminal."""
+def test_control_characters_in_names_are_escaped(place: Path) -> None:
+    """No control character of a file name reaches the terminal."""
     write_tree(place / "s", {b"evil\x1b[2J\xff.jpg": b"x", b"z\x1b]0;t\x07.jpg": b"x"})
     for words in (["--dry-run", "--portable"], ["--exclude", "*\udcff*", "--dry-run"], []):
         ran = typed("create", "s", PATTERN, *words, cwd=place)
@@ -227,7 +229,7 @@ def test_names_cannot_steer_a_terminal(place: Path) -> None:
 
 @pytest.mark.parametrize("words", [["--help"], ["-h"], ["create", "--help"], ["create", "-h"]])
 def test_help(words: list[str]) -> None:
-    """Help of both levels is on stdout, with examples, no wider than a terminal."""
+    """Both levels of help go to stdout, with examples, and fit a terminal."""
     ran = typed(*words)
     assert (ran.code, ran.err) == (0, "")
     assert ran.out.startswith("Usage: shardtool ")
@@ -236,8 +238,8 @@ def test_help(words: list[str]) -> None:
 
 
 @pytest.mark.parametrize(("words", "verb"), [([], ""), (["create"], " create")])
-def test_nothing_asked(words: list[str], verb: str) -> None:
-    """Asked for nothing, the tool shows how it is used, and that this was no success."""
+def test_without_arguments_the_help_is_shown(words: list[str], verb: str) -> None:
+    """Without arguments, the tool prints its help and exits with an error."""
     ran = typed(*words)
     assert ran.code == 2
     assert f"Usage: shardtool{verb} " in ran.out + ran.err
@@ -255,8 +257,8 @@ _RUNS = ["--help", "--version", "create --help", "create s 'x-{0..}.tar'", "crea
 
 
 @pytest.mark.parametrize("run", _RUNS)
-def test_a_full_stdout(run: str, place: Path) -> None:
-    """A result that cannot be printed is 7 and one line, whatever was asked for; what was written is whole."""
+def test_a_full_stdout_is_an_error(run: str, place: Path) -> None:
+    """If the result cannot be printed, the exit code is 7; the written dataset is complete."""
     ran = shell(f"$T {run} >/dev/full", place)
     lines = [line for line in ran.err.splitlines() if not line.startswith("note: ")]
     assert (ran.code, len(lines)) == (7, 1), ran.err
@@ -267,8 +269,8 @@ def test_a_full_stdout(run: str, place: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("run", [*_RUNS, "create nowhere 'x-{0..}.tar' --json", "create --nope --json"])
-def test_a_closed_stdout(run: str, place: Path) -> None:
-    """With a closed stdout, or a reader that has seen enough, the outcome is the same, and no file gets its number."""
+def test_a_closed_stdout_changes_nothing(run: str, place: Path) -> None:
+    """If stdout is closed, also by its reader, the result is the same; no file gets the number of stdout."""
     expected = 2 if "nowhere" in run or "--nope" in run else 0
     ran = shell(f"$T {run} --quiet >&-" if run.startswith("create s") else f"$T {run} >&-", place)
     assert (ran.code, ran.err) == (expected, "")
@@ -290,15 +292,15 @@ def test_a_closed_stdout(run: str, place: Path) -> None:
     ],
 )
 @pytest.mark.parametrize("where", ["2>/dev/full", "2>&-", ">&- 2>&- <&-"])
-def test_a_full_or_closed_stderr(where: str, run: str, code: int, place: Path) -> None:
-    """Where notes and errors cannot be printed, the run goes on, and its exit code is the same."""
+def test_a_full_or_closed_stderr_changes_nothing(where: str, run: str, code: int, place: Path) -> None:
+    """If notes and errors cannot be printed, the run continues with the same exit code."""
     ran = shell(f"$T {run} {where}", place)
     assert ran.code == code
     assert (place / "x.json").exists() == (code == 0)
 
 
-def test_a_thousand_names_on_the_command_line(place: Path) -> None:
-    """A pattern that the shell expanded is the pattern."""
+def test_a_pattern_expanded_by_the_shell_is_a_pattern(place: Path) -> None:
+    """The expanded names of a pattern mean the pattern."""
     ran = shell("$T create s out-{000..999}.tar --max-count 5 --quiet && $T create s 'q/out-{000..999}.tar' "
                 "--max-count 5 --quiet", place)  # fmt: skip
     assert (ran.code, ran.out, ran.err) == (0, "", "")
@@ -306,7 +308,7 @@ def test_a_thousand_names_on_the_command_line(place: Path) -> None:
 
 
 def test_resume_and_overwrite(place: Path) -> None:
-    """The verbs for existing output do what they say: a plain run is 5, the others end with the same bytes."""
+    """A plain run on existing output exits with 5; `--resume` and `--overwrite` produce the same bytes."""
     words = ("create", "s", PATTERN, "--max-count", "5", "--quiet")
     assert typed(*words, cwd=place).code == 0
     right = read_tree(place)
@@ -315,12 +317,12 @@ def test_resume_and_overwrite(place: Path) -> None:
         assert read_tree(place) == right
 
 
-def test_what_is_left_out_is_told(place: Path) -> None:
-    """With `--on-error skip`, the summary, the document and the exit code tell of what was left out."""
+def test_skipped_samples_are_reported(place: Path) -> None:
+    """With `--on-error skip`, summary, document and exit code report skipped samples."""
     _fifo(place / "s")
     ran = typed("create", "s", PATTERN, "--on-error", "skip", "--max-count", "5", cwd=place)
     assert ran.code == 0
-    assert "1 left out, listed in out.skipped" in ran.out
+    assert "1 skipped, listed in out.skipped" in ran.out
     assert "a/pipe.jpg" in ran.err
     told = _document(
         typed("create", "s", PATTERN, "--on-error", "skip", "--resume", "--overwrite", "--json", cwd=place).out

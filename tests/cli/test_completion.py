@@ -1,4 +1,4 @@
-"""Laws of what a shell completes, where completion was installed as `--help` says."""
+"""Shell completion, installed as described in `--help`."""
 
 from __future__ import annotations
 
@@ -92,8 +92,8 @@ _LINES = {  # what is typed before TAB, and the line that is there then
 
 @pytest.mark.slow
 @pytest.mark.parametrize("shell", _START)
-def test_shells_complete(shell: str, there: Path) -> None:
-    """At a terminal, TAB completes files, datasets, columns, fields and names of options, as installed by the help."""
+def test_tab_completes_in_each_shell(shell: str, there: Path) -> None:
+    """In a terminal, TAB completes files, datasets, columns, fields and option names."""
     if shutil.which(shell) is None:
         pytest.skip(f"no {shell}")
     typed = [f"{line}\t\x01echo " for line in _LINES]  # then, at the start of the line, what prints it
@@ -140,8 +140,8 @@ def test_shells_complete(shell: str, there: Path) -> None:
         ("help create urls ", []),
     ],
 )
-def test_what_completes(line: str, found: list[str], there: Path) -> None:
-    """Names of columns, fields and keys complete wherever one begins; where there are none, nothing is said."""
+def test_columns_fields_and_keys_complete(line: str, found: list[str], there: Path) -> None:
+    """Column names, field names and keys complete wherever one starts; without candidates, nothing is printed."""
     write_tree(there, {"bad.parquet": b"PAR1PAR1", "bad.json": b'{"__kind__": "wids-shard-index-v1"'})
     texts = [one.partition("\t")[0] for one in _completed(f"shardtool {line}")]
     assert [one.removeprefix("plain,") for one in texts if one.startswith("plain,")] == found
@@ -149,8 +149,8 @@ def test_what_completes(line: str, found: list[str], there: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("shell", _START)
-def test_names_that_are_no_text(shell: str, there: Path) -> None:
-    """A line, a file and a folder with bytes that are no UTF-8 complete as far as they can, and nothing is an error."""
+def test_invalid_utf8_is_no_error(shell: str, there: Path) -> None:
+    """A command line, file or folder with invalid UTF-8 completes as far as possible."""
     write_tree(there, {"odd/sub/x": b""})
     os.rename(there / "odd/sub", os.fsencode(there) + b"/odd/\xff")
     for line in (b"verify \xff", b"verify x --html=\xff", b"create odd/\xff", b"verify odd/", b"\xff"):
@@ -160,8 +160,8 @@ def test_names_that_are_no_text(shell: str, there: Path) -> None:
         assert (done.returncode, done.stderr) == (0, b""), line
 
 
-def test_bash_gets_what_it_replaces(there: Path) -> None:
-    """Bash cuts words at = and :, and what it gets is quoted for it; inside of quotes it is not."""
+def test_bash_completions_fit_its_word_breaks(there: Path) -> None:
+    """Bash splits words at = and :; completions are quoted for it, except inside quotes."""
     write_tree(there, {"a b.csv": b"one two,it's\n"})
     line = "shardtool create 'a b.csv' x --field cls="
     assert _completed(line, "bash") == ["plain,one\\ two", "plain,it\\'s"]
@@ -170,8 +170,8 @@ def test_bash_gets_what_it_replaces(there: Path) -> None:
 
 
 @pytest.mark.slow
-def test_completion_is_quick(there: Path) -> None:
-    """Nothing that completes imports pandas; files and options import no NumPy and no pyarrow."""
+def test_completion_imports_nothing_slow(there: Path) -> None:
+    """Completion never imports pandas; for files and options it imports neither NumPy nor pyarrow."""
     for line, heavy in (("create lab", {"numpy", "pyarrow", "pandas"}), ("create labels.csv x --key ", {"pandas"})):
         code = "import sys; from shardtool.cli import main; sys.argv = ['shardtool']; main()"
         env = {**os.environ, "COMP_LINE": f"shardtool {line}", "_SHARDTOOL_COMPLETE": "fish_complete"}
@@ -182,8 +182,8 @@ def test_completion_is_quick(there: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_way_of_before_gives_the_same_script() -> None:
-    """What people have in their files from earlier versions completes as `shardtool completion` does."""
+def test_the_old_way_to_install_gives_the_same_script() -> None:
+    """The installation command of earlier versions gives the script of `shardtool completion`."""
     for shell in _START:
         env = {**os.environ, "_SHARDTOOL_COMPLETE": f"{shell}_source"}
         before = subprocess.run(
@@ -192,8 +192,8 @@ def test_the_way_of_before_gives_the_same_script() -> None:
         assert before.stdout == typed("completion", shell).out
 
 
-def test_all_that_names_a_file_completes_files() -> None:
-    """Each argument and option whose help calls it a file, a table, a folder or a dataset completes files."""
+def test_every_path_option_completes_files() -> None:
+    """Every argument and option for a file, table, folder or dataset completes files."""
     context = click.Context(cli)
     for verb in cli.list_commands(context):
         command = cli.get_command(context, verb)

@@ -1,4 +1,4 @@
-"""Laws of jobs as files: what is typed, written by `--save-config` and read by `--config`, is the same request."""
+"""Job files: `--save-config` and `--config` repeat the same request."""
 
 from __future__ import annotations
 
@@ -63,8 +63,10 @@ def _params(verb: click.Command, words: list[str]) -> tuple[click.Context, dict[
 
 @pytest.mark.parametrize("name", [name for name in VERBS if name not in ("cache", "completion", "help")])
 @given(data=st.data())
-def test_saved_and_loaded_is_the_same(name: str, data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Any command line that is accepted gives the same options once it was saved and loaded, from any folder."""
+def test_saving_and_loading_keeps_the_options(
+    name: str, data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Any accepted command line gives the same options after saving and loading, from any folder."""
     verb = VERBS[name]()
     words = data.draw(words_of_a_verb(verb))
     path = f"{tmp_path_factory.mktemp('job')}/jöb.toml"
@@ -83,8 +85,8 @@ def _source(tmp_path: Path) -> Path:
     return write_tree(tmp_path / "imgs", {f"{name}/{at}.jpg": b"x" * at for name in ("cat", "dog") for at in (1, 2, 3)})
 
 
-def test_a_job_is_done_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file that was saved makes the same bytes, from another folder, too; and what is typed beside it wins."""
+def test_a_saved_job_writes_the_same_dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A saved job writes the same bytes, also from another folder; typed options override it."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "jobs").mkdir()
     asked = ("--label-from-folder", "--shuffle", "--seed=7", "--max-count=2", "--include", "*.jpg", "--workers", "1")
@@ -110,8 +112,8 @@ def test_a_job_is_done_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert {name for name in read_tree(tmp_path / "jobs") if name.endswith(".tar")} == {"y-0.tar"}
 
 
-def test_a_job_written_by_hand(tmp_path: Path) -> None:
-    """Lists are what is repeated, tables are pairs and keys, and all names of the command line are known."""
+def test_a_job_file_can_be_written_by_hand(tmp_path: Path) -> None:
+    """Lists are repeated options, tables are pairs and keys, and all option names are accepted."""
     keys = [f"{name}/{number}" for name in ("cat", "dog") for number in (1, 2, 3)]
     (tmp_path / "labels.csv").write_text("key,kind\n" + "".join(f"{one},{one[0]}\n" for one in keys))
     (tmp_path / "job.toml").write_text(
@@ -131,36 +133,39 @@ def test_a_job_written_by_hand(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('max-sise = "1MB"', "{path}: max-sise: no option of create. Did you mean max-size?"),
-        ('max_size = "1MB"', "{path}: max_size: no option of create. Did you mean max-size?"),
-        ("zzz = 1", "{path}: zzz: no option of create. `shardtool create --help` lists them."),
-        ("select-field = 1", "{path}: select-field: no option of create. `shardtool create --help` lists them."),
-        ("where-not = 1", "{path}: where-not: no option of create. `shardtool create --help` lists them."),
-        ('config = "other.toml"', "{path}: config: no option of create"),
+        ('max-sise = "1MB"', "{path}: max-sise: not an option of create. Did you mean max-size?"),
+        ('max_size = "1MB"', "{path}: max_size: not an option of create. Did you mean max-size?"),
+        ("zzz = 1", "{path}: zzz: not an option of create. `shardtool create --help` lists all options."),
+        (
+            "select-field = 1",
+            "{path}: select-field: not an option of create. `shardtool create --help` lists all options.",
+        ),
+        ("where-not = 1", "{path}: where-not: not an option of create. `shardtool create --help` lists all options."),
+        ('config = "other.toml"', "{path}: config: not an option of create"),
         ('shuffle = "yes"', "{path}: shuffle: 'yes'; expected true or false"),
-        ("max-size = true", "{path}: max-size: true; expected a text or a number"),
-        ("max-size = 1979-05-27", "{path}: max-size: a value of the type date; expected a text or a number"),
+        ("max-size = true", "{path}: max-size: true; expected a string or a number"),
+        ("max-size = 1979-05-27", "{path}: max-size: a value of the type date; expected a string or a number"),
         ("[max-size]\na = 1", "{path}: max-size: a table; expected one value"),
-        ("[field.cls]\na = 1", "{path}: field: a value of the type dict; expected a text or a number"),
+        ("[field.cls]\na = 1", "{path}: field: a value of the type dict; expected a string or a number"),
         (
             "overwrite = true\nappend = true",
-            "--append: used with --overwrite, which replaces what is there; expected one",
+            "--append: used with --overwrite, which replaces the dataset; expected one",
         ),
         ("workers = 'many'", "--workers: 'many'; expected a whole number"),
         ("resize-mode = 'x'", "{path}: resize-mode: 'x' is not one of 'shorter', 'longer', "),
-        ("max-size", "{path}: no TOML: "),
-        ("max-size = 1\nmax-size = 2", "{path}: no TOML: "),
-        ("x = " + "[" * 5000, "{path}: no TOML: "),
+        ("max-size", "{path}: invalid TOML: "),
+        ("max-size = 1\nmax-size = 2", "{path}: invalid TOML: "),
+        ("x = " + "[" * 5000, "{path}: invalid TOML: "),
         (
             "source = 'pipe:echo'",
-            "{path}: source: a command, pipe:echo; expected a file, a folder or an address. No file",
+            "{path}: source: a command, pipe:echo; expected a file, a folder or a URL. Commands",
         ),
-        ("source = ['a', 'pipe:echo']", "{path}: source: a command, pipe:echo; expected a file, a folder or an addr"),
-        ("join = 'pipe:echo'", "{path}: join: a command, pipe:echo; expected a file, a folder or an address. No file"),
+        ("source = ['a', 'pipe:echo']", "{path}: source: a command, pipe:echo; expected a file, a folder or a URL. Co"),
+        ("join = 'pipe:echo'", "{path}: join: a command, pipe:echo; expected a file, a folder or a URL. Commands"),
     ],
 )
-def test_what_is_refused(text: str, message: str, source: Path, tmp_path: Path) -> None:
-    """What no verb can be asked for is an error that names the file and the key; a file runs no command."""
+def test_invalid_job_files_are_refused(text: str, message: str, source: Path, tmp_path: Path) -> None:
+    """An unknown key or invalid value is an error with file and key; commands in files are not run."""
     path = tmp_path / "job.toml"
     path.write_text(text)
     run = typed("create", "--config", path, source, f"{tmp_path}/o/x-{{0..}}.tar")
@@ -169,8 +174,8 @@ def test_what_is_refused(text: str, message: str, source: Path, tmp_path: Path) 
     assert not (tmp_path / "o").exists()
 
 
-def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
-    """A file that is missing, no file, or no UTF-8 is a line of an error, with exit code 2, in JSON too."""
+def test_an_unreadable_job_file_is_an_error(tmp_path: Path) -> None:
+    """A missing file, a folder, or invalid UTF-8 is a one-line error with exit code 2, also in JSON."""
     (tmp_path / "bytes.toml").write_bytes(b"a = '\xff'")
     for name in (f"{tmp_path}/missing.toml", tmp_path, f"{tmp_path}/bytes.toml", "", "-", "https://127.0.0.1:9/x.toml"):
         run = typed("verify", "--config", name, "--json")
@@ -180,27 +185,27 @@ def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
         assert run.code in (2, 5)
 
 
-def test_errors_are_printed_as_the_file_says(tmp_path: Path) -> None:
-    """Where a file asks for JSON, an error is a document on stdout."""
+def test_json_in_the_job_file_applies_to_errors(tmp_path: Path) -> None:
+    """If the job file sets `json`, an error is a document on stdout."""
     (tmp_path / "job.toml").write_text('source = "nowhere"\noutput = "x-{0..}.tar"\njson = true\n')
     run = typed("create", "--config", tmp_path / "job.toml")
     assert (run.code, json.loads(run.out)["error"]["code"], run.err) == (2, "invalid-request", "")
 
 
-def test_what_is_not_saved(source: Path, tmp_path: Path) -> None:
-    """Secrets are left out, with a note; a command, and a request that cannot be, are not saved; nor is a file lost."""
+def test_secrets_and_invalid_requests_are_not_saved(source: Path, tmp_path: Path) -> None:
+    """Secrets are omitted with a note; commands and invalid requests are not saved; no file is overwritten."""
     path, output = tmp_path / "job.toml", f"{tmp_path}/o/x-{{0..}}.tar"
     secret = ("--header", "Authorization: abc", "--address", "ray://me:word@127.0.0.1:9", "--executor", "ray")
     run = typed("create", source, f"{tmp_path}/{{split}}-{{0..}}.tar", *secret, "--save-config", path)
     assert run.code == 2  # that pattern is for --split
     assert not path.exists()
     run = typed("create", source, output, *secret[:2], "--dry-run", "--save-config", path)
-    assert (run.code, run.err) == (0, f"note: header, which may hold secrets, are not in {path}\n")
+    assert (run.code, run.err) == (0, f"note: header may contain secrets and is not saved in {path}\n")
     assert "abc" not in path.read_text()
     before = path.read_text()
     run = typed("create", source, output, "--seed", "3", "--overwrite", "--save-config", path)
     assert (run.code, path.read_text()) == (5, before)
-    assert run.err.startswith(f"shardtool: {path}: already exists. Choose another name, or remove it.")
+    assert run.err.startswith(f"shardtool: {path}: already exists. Choose another name, or delete it.")
     other = ("--save-config", tmp_path / "other.toml")
     assert typed("create", source, output, "--quality", "3", *other).code == 2
     assert typed("verify", "pipe:echo", *other).code == 2
@@ -212,27 +217,30 @@ def test_what_is_not_saved(source: Path, tmp_path: Path) -> None:
     assert "dry" not in path.read_text()
 
 
-def test_a_job_is_kept_once_it_makes_sense(source: Path, tmp_path: Path) -> None:
-    """A request that is refused leaves no file, and so the next one may have its name; a dry run makes no folder."""
+def test_a_job_is_saved_once_the_request_is_valid(source: Path, tmp_path: Path) -> None:
+    """A refused request writes no file, so the name stays free; a dry run creates no folder."""
     path, output = tmp_path / "new" / "job.toml", f"{tmp_path}/o/x-{{0..}}.tar"
     for words in ((tmp_path / "nowhere", output), (source, output, "--where", "nothing == 1"), (source,)):
         assert typed("create", *words, "--save-config", path).code == 2
         assert not path.parent.exists()
     run = typed("create", source, output, "--dry-run", "--save-config", path)
     assert (run.code, path.parent.exists()) == (2, False)
-    assert run.err == f"shardtool: {path}: no folder {path.parent}; expected one, for a dry run makes none\n"
+    assert (
+        run.err
+        == f"shardtool: {path}: no folder {path.parent}; expected an existing folder, because this is a dry run\n"
+    )
     assert typed("create", source, output, "--workers", "1", "--save-config", path).code == 0
     assert "output = " in path.read_text()
     assert typed("verify", f"{tmp_path}/o/x.json", "--save-config", path).code == 5
     before = read_tree(tmp_path / "o")
     run = typed("create", source, f"{tmp_path}/o/y-{{0..}}.tar", "--save-config", f"{tmp_path}/o/y.json")
     assert (run.code, read_tree(tmp_path / "o")) == (2, before)
-    assert run.err == f"shardtool: {tmp_path}/o/y.json: no name of a job; expected one such as job.toml\n"
+    assert run.err == f"shardtool: {tmp_path}/o/y.json: not a name of a job file; expected a name such as job.toml\n"
 
 
 @pytest.mark.slow
-def test_a_killed_run_has_its_job(source: Path, tmp_path: Path) -> None:
-    """A run that is killed while it packs has written its job, by which it is finished."""
+def test_an_interrupted_run_has_saved_its_job(source: Path, tmp_path: Path) -> None:
+    """A run that is killed while packing has saved its job, which continues the run."""
     killed = "import os; hooked_one(self, *sizes); os.kill(os.getpid(), 9)"
     run = start(source, tmp_path / "o", f"--save-config={tmp_path}/job.toml", code=killed).end()
     assert (run.code, [*tmp_path.glob("o/*.json")]) == (-9, [])
@@ -266,8 +274,10 @@ def test_a_killed_run_has_its_job(source: Path, tmp_path: Path) -> None:
         ("no-stat = true\nworkers = 3\nfor = 'dali'", "--no-no-stat --workers 2 --no-target", "--workers 2"),
     ],
 )  # fmt: skip
-def test_what_is_typed_wins(said: str, words: str, same: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is typed takes the place of what a file says, key by key, however either is spelled; and so it is saved."""
+def test_typed_options_override_the_job_file(
+    said: str, words: str, same: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Typed options override the file key by key, in any spelling; this result is saved."""
     asked: list[CreateOptions] = []
 
     def create(_source: object, _output: object, options: CreateOptions, observer: Observer) -> None:
@@ -285,25 +295,26 @@ def test_what_is_typed_wins(said: str, words: str, same: str, tmp_path: Path, mo
     assert asked[0] == asked[1] == asked[2]
 
 
-def test_two_that_exclude_each_other(source: Path, tmp_path: Path) -> None:
-    """Where the file says what cannot stand beside what is typed, the error says how that is taken back."""
+def test_a_conflict_with_the_job_file_names_the_fix(source: Path, tmp_path: Path) -> None:
+    """If a typed option conflicts with one in the file, the error explains how to ignore that one."""
     (tmp_path / "job.toml").write_text("shuffle = true\n")
     asked = ("create", source, f"{tmp_path}/o/x-{{0..}}.tar", "--config", tmp_path / "job.toml", "--sort-by", "size")
-    said = "shardtool: --sort-by: used with --shuffle; expected one of them. --no-KEY takes back what the file says.\n"
+    remedy = "Use --no-KEY to ignore an option from the job file."
+    said = f"shardtool: --sort-by: used with --shuffle; expected one of them. {remedy}\n"
     assert (typed(*asked).code, typed(*asked).err) == (2, said)
     assert typed(*asked, "--no-shuffle", "--dry-run").code == 0
 
 
 @pytest.mark.parametrize("words", ["--no-shuffle", "--no-shuffle=1", "--no-shufle", "--no-", "--no-config"])
-def test_nothing_to_take_back(words: str, source: Path, tmp_path: Path) -> None:
-    """Where no file says it, there is nothing to take back."""
+def test_no_key_without_a_job_file_is_refused(words: str, source: Path, tmp_path: Path) -> None:
+    """`--no-KEY` is refused if no job file sets the option."""
     run = typed("create", source, f"{tmp_path}/o/x-{{0..}}.tar", words)
     assert run.code == 2
     assert run.err.startswith(f"shardtool: {words.partition('=')[0]}: no")
 
 
-def test_links_lead_where_they_did(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Names that were saved mean the same files where the file's folder, or the current one, is a link."""
+def test_saved_paths_work_across_links(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Saved paths name the same files if a folder is a symbolic link."""
     write_tree(tmp_path / "deep/down", {"keep": b""})
     (tmp_path / "jobs").symlink_to(tmp_path / "deep/down")
     (tmp_path / "linked").symlink_to(source)

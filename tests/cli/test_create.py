@@ -1,4 +1,4 @@
-"""Laws of `create SOURCE... OUTPUT`: which arguments are sources, and which are the output."""
+"""Arguments of `create SOURCE... OUTPUT`."""
 
 from __future__ import annotations
 
@@ -21,5 +21,5 @@ from shardtool.cli.arguments import split_sources
     ],
 )
 def test_the_last_argument_is_the_output(arguments: str, sources: object, output: list[str]) -> None:
-    """The last argument is the output, with shards' names before it; no archive among sources is taken for output."""
+    """The last argument and the shard names before it are the output; archives among the sources are not."""
     assert split_sources(tuple(arguments.split())) == (sources, output)

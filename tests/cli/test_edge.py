@@ -1,4 +1,4 @@
-"""The edge of the command line: bugs, interrupts and remedies, as a user meets them; each in a process of its own."""
+"""Bugs, interrupts and missing resources, as a user sees them; each test uses its own process."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ _SLOW_END = "    try:\n        time.sleep(60)\n    finally:\n        time.sleep(
 @pytest.mark.parametrize("verb", _VERBS)
 @pytest.mark.parametrize("code", [_SWALLOWED, _IN_A_DESTRUCTOR], ids=["swallowed", "in a destructor"])
 def test_an_interrupt_is_not_lost(code: str, verb: str, place: Path) -> None:
-    """One Ctrl-C ends any verb, also where a library dropped the exception: it is raised again."""
+    """One Ctrl-C stops any verb, even if a library drops the exception."""
     ended, out, err, elapsed_s = _signalled(_start(place, verb, code), [signal.SIGINT])
     assert (ended, out) == (130, "")
     assert err.startswith("shardtool: interrupted by SIGINT. ")
@@ -120,16 +120,16 @@ def test_an_interrupt_is_not_lost(code: str, verb: str, place: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("signals", [(2, 2), (2, 15), (15, 1)])
-def test_a_second_signal_is_not_ignored(signals: tuple[int, int], place: Path) -> None:
-    """Where removing what is left takes too long, a second signal of any kind ends the process soon."""
+def test_a_second_signal_stops_a_slow_cleanup(signals: tuple[int, int], place: Path) -> None:
+    """If cleanup takes too long, a second signal ends the process soon."""
     ended, out, err, elapsed_s = _signalled(_start(place, "inspect", _SLOW_END, patience_s=0.5), signals)
     assert (ended, out) == (128 + signals[0], "")
     assert f"interrupted by {signal.Signals(signals[0]).name}" in err
     assert elapsed_s < _PATIENCE_S / 2
 
 
-def test_a_second_signal_waits_for_what_is_removed(place: Path) -> None:
-    """What is removed after the first signal is removed, whatever comes while that is done."""
+def test_a_second_signal_does_not_interrupt_cleanup(place: Path) -> None:
+    """Files are deleted after the first signal, whatever signals follow."""
     code = _SLOW_END.replace("    finally:\n        time.sleep(60)", "    finally:\n        time.sleep(0.6)\n"
                              "        print('removed', file=sys.stderr, flush=True)")  # fmt: skip
     ended, _, err, _ = _signalled(_start(place, "create", code), [2, 2, 15, 1, 2])
@@ -140,8 +140,8 @@ def test_a_second_signal_waits_for_what_is_removed(place: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("as_json", [False, True])
 @pytest.mark.parametrize("verb", _VERBS)
-def test_how_to_go_on_after_an_interrupt(verb: str, as_json: bool, place: Path) -> None:  # noqa: FBT001 - a parameter
-    """What an interrupted verb advises names only options that it has; `--json` gives a document."""
+def test_the_hint_after_an_interrupt_fits_the_verb(verb: str, as_json: bool, place: Path) -> None:  # noqa: FBT001 - a parameter
+    """The hint of an interrupted verb mentions only its own options; `--json` prints a document."""
     run = _start(place, verb, "    time.sleep(60)", *(["--json"] if as_json else []))
     ended, out, err, _ = _signalled(run, [signal.SIGTERM])
     error = json.loads(out)["error"] if as_json else {"exit_code": 143}
@@ -156,8 +156,8 @@ def _odd(*_given: object, **_named: object) -> None:
 
 
 @pytest.mark.parametrize("verb", _VERBS)
-def test_a_bug(verb: str, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An error that nothing expects is one line and exit code 1, or a document; its traceback only with `-v`."""
+def test_a_bug_is_one_line(verb: str, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An unexpected exception is one line and exit code 1, or a document; `-v` adds the traceback."""
     module, name = _WHERE[verb]
     monkeypatch.setattr(f"shardtool.{module}.{name}", _odd)
     for more in ((), ("--json",), ("-v",), ("-v", "--json")):
@@ -174,15 +174,15 @@ def test_a_bug(verb: str, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             assert len(ran.err.splitlines()) == 1 or "-v" in more
 
 
-def test_a_bug_ends_the_process(place: Path) -> None:
-    """It is the exit code of the process, too."""
+def test_a_bug_sets_the_exit_code_of_the_process(place: Path) -> None:
+    """The process has the exit code of a bug."""
     run = _start(place, "create", "    raise KeyError('odd')")
     out, err = run.communicate(timeout=_PATIENCE_S)
     assert (run.wait(0), out, len(err.splitlines())) == (1, b"", 2)
 
 
-def test_a_bug_is_no_error_of_the_data() -> None:
-    """What deals with damage or a refused request cannot swallow a mistake in the code, or an interrupt."""
+def test_data_error_handlers_do_not_catch_bugs() -> None:
+    """Handlers of damaged data or invalid requests catch neither bugs nor interrupts."""
     assert not issubclass(Bug, ShardError)
     assert issubclass(CorruptShard, ShardError)
     assert not issubclass(Interrupted, Exception)
@@ -190,7 +190,7 @@ def test_a_bug_is_no_error_of_the_data() -> None:
 
 def test_a_bug_in_a_worker() -> None:
     """An exception in a worker comes out as a bug, with the task in words and the traceback apart."""
-    with LocalPool(1, "fork") as pool, pytest.raises(Bug, match="a worker, odd: KeyError: 'odd'") as caught:
+    with LocalPool(1, "fork") as pool, pytest.raises(Bug, match=r"worker \(odd\): KeyError: 'odd'") as caught:
         list(pool.map(_odd, [1]))
     assert "Traceback" in caught.value.detail
     assert "Traceback" not in caught.value.found
@@ -223,7 +223,7 @@ go_on(0)
 
 @pytest.mark.slow
 def test_nothing_imports_pandas(place: Path) -> None:
-    """A command line without a query never imports pandas: it takes a while, and an interrupt in it was lost."""
+    """A command line without a query never imports pandas, which is slow and would lose an interrupt."""
     ran = subprocess.run(
         [sys.executable, "-c", _ONE_AFTER_THE_OTHER.format(lines=_COMMON)], cwd=place, text=True,
         capture_output=True, check=False, env={"PYTHONPATH": str(_PACKAGE.parent)},
@@ -233,8 +233,8 @@ def test_nothing_imports_pandas(place: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_query_has_its_pandas(place: Path) -> None:
-    """`--where`, and a module of the user's that imports pandas, work under the command line."""
+def test_queries_and_user_modules_can_import_pandas(place: Path) -> None:
+    """`--where` and user modules that import pandas work on the command line."""
     (place / "theirs.py").write_text("import pandas as pd\ndef same(sample):\n    pd.Series([1])\n    return sample\n")
     words = ["create", "in", "new/w-{00..}.tar", "--where", "size > 1 and key != '3'", "--map", "theirs:same"]
     for start in ("fork", "spawn"):
@@ -268,8 +268,8 @@ print(shardtool.open(f"{output}/o/o.json")[0]["txt"])
 
 
 @pytest.mark.slow
-def test_a_current_folder_that_is_gone(tmp_path: Path) -> None:
-    """Relative paths where the current folder was removed: one message, in the library too; absolute ones work."""
+def test_a_deleted_current_folder_is_explained(tmp_path: Path) -> None:
+    """Relative paths in a deleted current folder give one message, also in the library; absolute paths work."""
     write_tree(tmp_path, {"s/a.txt": b"a"})
     create(tmp_path / "s", f"{tmp_path}/o/o-{{0..}}.tar", CreateOptions(workers=1))
     (tmp_path / "gone").mkdir()
@@ -278,7 +278,7 @@ def test_a_current_folder_that_is_gone(tmp_path: Path) -> None:
     assert not ran.returncode, ran.stderr
     *said, read = ran.stdout.splitlines()
     assert (len(said), read) == (3, "b'a'")
-    assert {line.partition(".")[0] for line in said} == {"the current folder: no such folder any more"}
+    assert {line.partition(".")[0] for line in said} == {"the current folder: was deleted"}
     (tmp_path / "gone").mkdir()
     command = f"cd '{tmp_path}/gone'; rmdir '{tmp_path}/gone'; '{sys.executable}' -m shardtool create '{tmp_path}/s'"
     env = {**os.environ, "PYTHONPATH": str(_PACKAGE.parent)}
@@ -291,7 +291,7 @@ def test_a_current_folder_that_is_gone(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("limit_kb", [150_000, 200_000, 250_000, 290_000])
 def test_little_memory_is_one_message(limit_kb: int, tmp_path: Path) -> None:
-    """Where libraries cannot be loaded for want of memory, that is said, with exit code 7; help needs little."""
+    """If libraries cannot be loaded for lack of memory, the exit code is 7 with one message; help still works."""
     write_tree(tmp_path, {"s/a.txt": b"a", "t.csv": b"key,lab\na,x\n"})
     env, tool = (
         {**os.environ, "PYTHONPATH": str(_PACKAGE.parent)},
@@ -309,8 +309,8 @@ def test_little_memory_is_one_message(limit_kb: int, tmp_path: Path) -> None:
     assert shown.returncode == 0
 
 
-def test_a_thread_that_cannot_start_is_no_fault_of_a_table() -> None:
-    """Pyarrow's exception has no kind of its own: it is a lack of memory, never a table that cannot be read."""
+def test_a_thread_that_cannot_start_is_out_of_memory() -> None:
+    """The exception of pyarrow has no class; it is reported as lack of memory, not as an unreadable table."""
     error = pa.ArrowException("Unknown error: Failed to launch worker thread: Resource temporarily unavailable")
     assert is_out_of_memory(error)
     with pytest.raises(pa.ArrowException), reading_table("t.csv"):

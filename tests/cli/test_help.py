@@ -1,4 +1,4 @@
-"""Laws of the help, a screen, all of it, and topics; and of what is said where people type what there is not."""
+"""Help: one screen, all options, topics, and suggestions for unknown names."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ def _words(options: list[VerbOption]) -> set[str]:
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_the_first_help_is_one_screen(verb: str) -> None:
-    """`-h`, and the verb alone, are the same 40 lines of 100 columns: the usage, examples, an option a line."""
+def test_the_short_help_fits_one_screen(verb: str) -> None:
+    """`-h`, and a verb without arguments, print 40 lines of 100 columns: usage, examples, one line per option."""
     ran = typed(verb, "-h")
     assert (ran.code, ran.err) == (0, "")
     lines = ran.out.splitlines()
@@ -67,8 +67,8 @@ def test_the_first_help_is_one_screen(verb: str) -> None:
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_the_whole_help(verb: str) -> None:
-    """`--help`, and `shardtool help VERB`, list all options but those of topics only, a dozen a group at most."""
+def test_the_full_help_lists_all_options(verb: str) -> None:
+    """`--help` and `shardtool help VERB` list all but rare options, a dozen per section, and then examples."""
     ran = typed(verb, "--help")
     assert (ran.code, ran.err, typed("help", verb).out) == (0, "", ran.out)
     assert max(map(len, ran.out.splitlines())) <= _COLUMNS
@@ -78,16 +78,25 @@ def test_the_whole_help(verb: str) -> None:
         assert len(here) <= _GROUP, (topic, [one.name for one in here])
         names = [one.common for one in here]
         assert names == sorted(names, reverse=True)
+        assert ran.out.index(f"\n{help_topics()[topic].title}:\n") < ran.out.index("\nExamples:\n")
 
 
-def test_no_verb_gets_wider() -> None:
-    """`create`, which has the most options, shows 88 at most: for each new one, an old one goes."""
+@pytest.mark.parametrize("verb", VERBS)
+def test_the_first_sentence_of_an_option_is_short(verb: str) -> None:
+    """It has at most 80 characters, because the short help shows only this sentence."""
+    options = [one for one in VERBS[verb].params if isinstance(one, click.Option) and one.help]
+    sentences = {one.help.partition(" [default: ")[0].partition(". ")[0] for one in options if one.help}
+    assert [text for text in sentences if len(text) > 80] == []
+
+
+def test_no_verb_has_more_than_88_options() -> None:
+    """`create` has the most options: 88. A new option must replace an old one."""
     assert max(len(verb.options(rare=True)) for verb in VERBS.values()) <= _MOST
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_every_topic_is_one_of_the_help(verb: str) -> None:
-    """`shardtool help VERB TOPIC` lists the options of its section, rare ones too, and says what is to be known."""
+def test_every_topic_has_its_help(verb: str) -> None:
+    """`shardtool help VERB TOPIC` lists all options of the section with background."""
     shown: set[str] = set()
     for topic in VERBS[verb].topics():
         ran = typed("help", verb, topic)
@@ -105,7 +114,7 @@ def test_every_topic_is_one_of_the_help(verb: str) -> None:
 
 
 def test_an_option_leads_to_its_topic() -> None:
-    """A topic without its verb is said with verbs that have it; an option's name in place of a topic is its topic."""
+    """A topic without a verb suggests verbs; an option name instead of a topic shows its topic."""
     for word in ("fetch", "--url", "max-time"):
         assert typed("help", "create", word).out == typed("help", "create", "urls").out
         assert f"Did you mean `shardtool help create {word}`?" in typed("help", word).err
@@ -115,7 +124,7 @@ def test_an_option_leads_to_its_topic() -> None:
 
 
 def test_every_topic_belongs_to_a_verb() -> None:
-    """No topic is without options, and none that is said of it names an option that no verb has."""
+    """Every topic has options, and every sentence is shown by some verb."""
     used = {topic for verb in VERBS.values() for topic in verb.topics()}
     assert used == {*help_topics()}
     for topic in help_topics():
@@ -126,14 +135,14 @@ def test_every_topic_belongs_to_a_verb() -> None:
 
 
 def test_a_family_has_its_keys_in_its_topic() -> None:
-    """What `--fetch` takes stands in its topic, with each key's own text and default."""
+    """The topic of `--fetch` lists its keys with text and default."""
     ran = typed("help", "create", "urls")
-    assert "  per-host=N          Number of files that all workers fetch at once of one host. [default: 16]" in ran.out
+    assert "  per-host=N          Number of concurrent downloads per host, across all workers. [default: 16]" in ran.out
     assert "  robots=obey|ignore  " in ran.out
 
 
-def test_help_of_all() -> None:
-    """`shardtool`, `-h`, `--help` and `shardtool help` are one screen with every verb; only the first is no success."""
+def test_the_overview_lists_every_verb() -> None:
+    """`shardtool`, `-h`, `--help` and `shardtool help` print one screen with every verb; only the first is an error."""
     ran = typed("--help")
     assert len(ran.out.splitlines()) <= _LINES
     assert all(f"\n  {verb} " in ran.out for verb in cli.list_commands(_CONTEXT))
@@ -144,7 +153,7 @@ def test_help_of_all() -> None:
 
 
 def test_the_help_is_as_wide_as_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In 80 columns no line is longer, but for examples, which are there to be copied."""
+    """In 80 columns only examples are longer, because they are for copying."""
     monkeypatch.setenv("COLUMNS", "80")
     lines = typed("create", "--help").out.splitlines()
     assert [line for line in lines if len(line) > 80 and "shardtool create " not in line and line[:4].strip()] == []
@@ -163,7 +172,7 @@ def test_the_help_is_as_wide_as_the_terminal(monkeypatch: pytest.MonkeyPatch) ->
         ("create a b --maxsize 4", "Did you mean --max-size?"),
         ("create a b --worker 4", "Did you mean --workers?"),
         ("create a b --shufle", "Did you mean --shuffle?"),
-        ("create a b --format tar", "The ending of OUTPUT picks the format: .tar or .tfrecord."),
+        ("create a b --format tar", "The file extension of OUTPUT selects the format: .tar or .tfrecord."),
         ("verify a --exclude x", "It is an option of `shardtool create`."),
         ("copy a b --where x", "It is an option of `shardtool"),
         ("inspect a --dry-run", "It is an option of `shardtool"),
@@ -172,8 +181,8 @@ def test_the_help_is_as_wide_as_the_terminal(monkeypatch: pytest.MonkeyPatch) ->
         ("create a b --splits train=1", "Did you mean --split?"),
     ],
 )
-def test_what_may_be_meant(words: str, said: str) -> None:
-    """An option that a verb does not have is refused with one that is meant, what to do, or which verb has it."""
+def test_an_unknown_option_gets_a_suggestion(words: str, said: str) -> None:
+    """An unknown option is refused with a similar option, an explanation, or the verb that has it."""
     ran = typed(*words.split())
     assert (ran.code, ran.out) == (2, "")
     verb, *rest = words.split()
@@ -182,8 +191,8 @@ def test_what_may_be_meant(words: str, said: str) -> None:
     assert len(ran.err.splitlines()) == 1
 
 
-def test_old_spellings_of_what_is_looked_at(tmp_path: Path) -> None:
-    """`inspect --sample --field` and `verify --format` work as before."""
+def test_old_option_names_work(tmp_path: Path) -> None:
+    """`inspect --sample --field` and `verify --format` still work."""
     write_tree(tmp_path / "s", {"a.txt": b"text"})
     create(tmp_path / "s", f"{tmp_path}/x-{{0..}}.tar", workers=1)
     for old, new in (("--sample a --field txt", "--show a --raw txt"), ("--sample 0", "--show 0")):
@@ -194,17 +203,17 @@ def test_old_spellings_of_what_is_looked_at(tmp_path: Path) -> None:
     assert typed("verify", tmp_path / "x.json", "--format", "junit").out.startswith("<?xml")
 
 
-def test_options_stand_behind_the_verb() -> None:
-    """An option before the verb is refused with where it stands."""
+def test_options_before_the_verb_are_refused() -> None:
+    """An option before the verb is refused with the right order."""
     ran = typed("--json", "create", "a", "b")
     assert "no such option before the verb" in ran.out + ran.err
     assert ran.code == 2
-    assert "one VERB, and one TOPIC of it" in typed("help", "create", "urls", "more").err
+    assert "one VERB and one of its topics" in typed("help", "create", "urls", "more").err
 
 
 @pytest.mark.parametrize("word", ["--zzz", "--a", "--frobnicate", "--x-y-z"])
-def test_nothing_far_off_is_suggested(word: str) -> None:
-    """Where nothing is near, nothing is suggested."""
+def test_no_suggestion_without_a_similar_option(word: str) -> None:
+    """Without a similar option, nothing is suggested."""
     err = typed("create", "a", "b", word).err
     assert err == f"shardtool: {word}: no such option of `shardtool create`. See `shardtool create --help`.\n"
 
@@ -219,16 +228,16 @@ def test_nothing_far_off_is_suggested(word: str) -> None:
         ("validate", "`shardtool verify`"), ("version", "`shardtool --version`"),
     ],
 )  # fmt: skip
-def test_verbs_that_people_guess(word: str, said: str) -> None:
-    """A verb that there is not is refused with the one that does it."""
+def test_an_unknown_verb_gets_a_suggestion(word: str, said: str) -> None:
+    """A verb name of another tool is refused with the verb to use."""
     ran = typed(word, "x")
     assert (ran.code, ran.out) == (2, "")
     assert ran.err == f"shardtool: {word}: no such verb. Did you mean {said}?\n"
     assert "Did you mean" not in typed("qqqq").err
 
 
-def test_what_is_suggested_is_there() -> None:
-    """Each suggestion names options and verbs that there are, and no word that is one."""
+def test_suggested_names_exist() -> None:
+    """Suggestions mention only existing options and verbs, and no existing name is redirected."""
     known = {word for verb in VERBS.values() for word in verb.shown()}
     for typed_here, meant in read_meanings("options"):
         assert {*re.findall(r"--[a-z][a-z-]*", meant)} <= known, meant
@@ -239,8 +248,8 @@ def test_what_is_suggested_is_there() -> None:
         assert meant.startswith("-") or meant.replace(",", "").split()[0] in verbs, meant
 
 
-def test_short_options() -> None:
-    """`-j`, `-n`, `-q`, `-f` and `-v` are what they are in other tools, in every verb that has the long one."""
+def test_short_options_mean_the_same_everywhere() -> None:
+    """`-j`, `-n`, `-q`, `-f` and `-v` exist in every verb with the long option."""
     short = {"--workers": "-j", "--dry-run": "-n", "--quiet": "-q", "--overwrite": "-f", "--verbose": "-v"}
     for verb in VERBS.values():
         for one in verb.options(rare=True):
@@ -248,8 +257,8 @@ def test_short_options() -> None:
             assert found == {short[word] for word in one.opts if word in short}, (verb.name, one.name)
 
 
-def test_one_word_has_one_meaning() -> None:
-    """An option of several verbs takes the same kind of value in each."""
+def test_an_option_has_the_same_value_in_every_verb() -> None:
+    """An option of several verbs has the same kind of value."""
     kinds: dict[str, set[str]] = {}
     for verb in VERBS.values():
         for one in verb.options(rare=True):
@@ -264,7 +273,7 @@ def test_one_word_has_one_meaning() -> None:
         ("create --shuffle", "create: no SOURCE... OUTPUT. See `shardtool create --help`."),
         (
             "create a",
-            "OUTPUT: not given; expected a shard pattern as the last argument, quoted, such as 'out-{000000..}.tar'",
+            "OUTPUT: not given; expected a quoted shard pattern as the last argument, such as 'out-{000000..}.tar'",
         ),
         ("create a b --max-size", "--max-size: requires an argument. See `shardtool create --help`."),
         ("create a b --shuffle=1", "--shuffle: does not take a value. See `shardtool create --help`."),
@@ -272,11 +281,14 @@ def test_one_word_has_one_meaning() -> None:
         ("verify a --report x", "--report: 'x'; expected one of 'text', 'json', 'junit', 'github'"),
         ("verify a --format=x", "--format: 'x'; expected one of 'text', 'json', 'junit', 'github'"),
         ("create a b --retry-for x", "--retry-for: 'x'; expected seconds, such as 300"),
-        ("diff a", "diff: 1 argument; expected two: A and B. Quote patterns, such as 'out-{000000..}.tar'."),
+        (
+            "diff a",
+            "diff: 1 argument; expected two arguments, A and B. Quote patterns, for example 'out-{000000..}.tar'.",
+        ),
     ],
 )
 def test_usage_errors_have_the_form_of_all_errors(words: str, said: str) -> None:
-    """An error of the command line is one line, and with `--json` the same parts as data; the exit code is 2."""
+    """A usage error is one line, or the same parts as data with `--json`; the exit code is 2."""
     ran, as_json = typed(*words.split()), typed(*words.split(), "--json")
     assert (ran.code, ran.out, ran.err) == (2, "", f"shardtool: {said}\n")
     if not words.endswith("--max-size"):

@@ -1,4 +1,4 @@
-"""Every example of every help runs, in a folder that has what it names."""
+"""Every example in the help runs."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def _ready(line: str, made: Path, place: Path) -> str:
 @pytest.mark.slow
 @pytest.mark.parametrize("verb", _examples())
 def test_the_examples_of_the_help_run(verb: str, made: Path, tmp_path: Path) -> None:
-    """What the help shows can be typed: in a folder with such files, each line ends well."""
+    """In a folder with the named files, every example succeeds."""
     lines = [line for line in _examples()[verb] if not any(one in line for one in _ELSEWHERE)]
     environment = {**ENVIRONMENT, "PATH": warm.put_on_path(tmp_path / "bin")}
     failed = []

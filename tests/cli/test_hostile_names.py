@@ -1,4 +1,4 @@
-"""Laws of names that others chose: none steers a terminal, forges a line of output, or ends a verb with a traceback."""
+"""Hostile names: none controls a terminal, forges a line of output, or causes a traceback."""
 
 from __future__ import annotations
 
@@ -78,8 +78,8 @@ def hostile(tmp_path: Path, shown: Shown) -> Path:
     ("index", f"{{}}/{EVIL}-0.tar", "--export", EVIL),
     (EVIL,),
 ])  # fmt: skip
-def test_no_file_name_steers_a_terminal(words: tuple[str, ...], hostile: Path, shown: Shown) -> None:
-    """Whatever a verb says of a shard, in its result, under `-v`, or in an error: control characters are escaped."""
+def test_control_characters_in_file_names_are_escaped(words: tuple[str, ...], hostile: Path, shown: Shown) -> None:
+    """Control characters are escaped in results, with `-v`, and in errors."""
     _, text = shown(*(word.format(hostile) if "{" in word else word for word in words))
     assert text
     assert not STEERS.search(text), text
@@ -87,8 +87,8 @@ def test_no_file_name_steers_a_terminal(words: tuple[str, ...], hostile: Path, s
         assert json.loads(text.partition("\nnote: ")[0])
 
 
-def test_no_key_steers_a_terminal(tmp_path: Path, shown: Shown) -> None:
-    """So it is for the names of samples: in plans, notes, and what is left out."""
+def test_control_characters_in_keys_are_escaped(tmp_path: Path, shown: Shown) -> None:
+    """Control characters of keys are escaped in plans, notes and lists of skipped samples."""
     source = write_tree(tmp_path / "p", {f"{EVIL}/{EVIL}{number}.txt": b"x" for number in range(3)})
     output = tmp_path / "ds" / "out-{0..}.tar"
     for words in (("--dry-run",), ("-v",), ("--resume", "-v"), ()):
@@ -100,8 +100,8 @@ def test_no_key_steers_a_terminal(tmp_path: Path, shown: Shown) -> None:
         assert not STEERS.search(text), text
 
 
-def test_all_output_goes_through_one_place() -> None:
-    """No module of the command line but `cli/output.py` prints, so that none forgets to escape what it was given."""
+def test_only_one_module_prints() -> None:
+    """Only `cli/output.py` prints, so all output is escaped."""
     prints = re.compile(r"click\.(echo|secho)\(|\bprint\(|std(out|err)\.write\(|\.show\(\)")
     for path in (REPO / "shardtool" / "cli").glob("*.py"):
         found = [line.strip() for line in path.read_text(encoding="utf-8").splitlines() if prints.search(line)]
@@ -109,8 +109,8 @@ def test_all_output_goes_through_one_place() -> None:
 
 
 @pytest.mark.parametrize("name", COUNTED)
-def test_digits_of_other_kinds(name: str, tmp_path: Path, shown: Shown) -> None:
-    """A file whose name has digits that `int` does not know is a file like any other, for every verb."""
+def test_non_ascii_digits_in_names_are_accepted(name: str, tmp_path: Path, shown: Shown) -> None:
+    """Every verb accepts file names with digits that `int` does not parse."""
     source = write_tree(tmp_path / "p", {"a.txt": b"x"})
     folder = tmp_path / "ds"
     assert shown("create", source, folder / "out-{0..}.tar", "--quiet")[0] == 0
@@ -127,7 +127,7 @@ def test_digits_of_other_kinds(name: str, tmp_path: Path, shown: Shown) -> None:
 
 @given(st.lists(st.text(alphabet=st.sampled_from("a-_09²³٣Ⅷ①"), max_size=6), max_size=6))
 def test_names_sort_by_their_numbers(names: list[str]) -> None:
-    """Any names can be sorted, those with the digits 0 to 9 by number."""
+    """All names can be sorted; ASCII digits sort as numbers."""
     assert sorted([*names, "s-10", "s-9"], key=natural_key).index("s-9") < sorted(
         [*names, "s-10", "s-9"], key=natural_key
     ).index("s-10")

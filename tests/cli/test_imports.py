@@ -1,4 +1,4 @@
-"""What a command line imports: start-up is most of the work on a small dataset."""
+"""Imports of command lines: start-up time matters for small datasets."""
 
 from __future__ import annotations
 
@@ -49,13 +49,13 @@ def _imported(lines: list[list[str]], watched: tuple[str, ...], folder: Path) ->
 
 
 def test_help_imports_click_only(tmp_path: Path) -> None:
-    """`--help` imports neither NumPy, nor pyarrow, nor any room that does the work of a verb."""
+    """`--help` imports neither NumPy, nor pyarrow, nor a module that does the work of a verb."""
     watched = (*_SLOW, *_READERS, *(f"shardtool.{room}" for room in _VERBS))
     assert _imported([["-h"]], watched, tmp_path) == ["0", "0"]
 
 
 def test_plain_runs_import_nothing_slow(tmp_path: Path) -> None:
-    """Runs that move plain samples import NumPy and pyarrow, and nothing else that is slow and not needed there."""
+    """Runs without transforms import NumPy and pyarrow but no other slow modules."""
     write_tree(tmp_path / "in", {f"cat/{number}.txt": b"text" for number in range(6)})
     with tarfile.open(tmp_path / "theirs.tar", "w") as shard:
         shard.add(tmp_path / "in", "")

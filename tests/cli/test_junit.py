@@ -1,4 +1,4 @@
-"""Laws of the JUnit XML that `verify` prints, which CI systems read."""
+"""JUnit XML of `verify`, for CI systems."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ def _suite(ran: Ran) -> ET.Element:
     return ET.fromstring(ran.out)  # noqa: S314 - our own
 
 
-def test_a_report_says_what_was_not_read(small: Path, tmp_path: Path) -> None:
-    """A case that passed is not all: how much was looked at, and what was not, stands below it."""
+def test_a_report_lists_what_was_checked(small: Path, tmp_path: Path) -> None:
+    """A report of a passed check lists what was checked and what was not."""
     typed("create", small, "out-{000..002}.tar", "--quiet", cwd=tmp_path)
     ran = typed("verify", "out.json", "--sample", "30%", "--format", "junit", cwd=tmp_path)
     assert ran.code == 0
     said = _suite(ran).findtext("system-out") or ""
     assert "not checked: 2 shards of 3" in said
-    assert said.endswith("sound")
+    assert said.endswith("valid")
     for shard in shards(tmp_path):
         flip(shard, 600)
     ran = typed("verify", "out.json", "--sample", "30%", "--format", "junit", cwd=tmp_path)
     assert ran.code == 3
-    assert (_suite(ran).findtext("system-out") or "").splitlines()[-1].startswith("not sound: ")
+    assert (_suite(ran).findtext("system-out") or "").splitlines()[-1].startswith("not valid: ")
 
 
-def test_what_ends_verify_is_an_error_in_the_report(tmp_path: Path) -> None:
-    """A dataset that is not there leaves no empty report, which CI would take for one of no tests, or for no XML."""
+def test_an_error_of_verify_is_in_the_report(tmp_path: Path) -> None:
+    """A missing dataset still gives a report, so CI does not see an empty one."""
     ran = typed("verify", "out.json", "--format", "junit", cwd=tmp_path)
     assert ran.code == 2
     assert ran.err.startswith("shardtool: out.json: no such file")
@@ -44,7 +44,7 @@ def test_what_ends_verify_is_an_error_in_the_report(tmp_path: Path) -> None:
 
 
 def test_a_report_holds_no_secret(tmp_path: Path) -> None:
-    """The name of a case is an address without what may let others in."""
+    """URLs in test case names contain no secrets."""
     ran = typed("verify", "http://u:pass@127.0.0.1:9/x-{0..}.tar?token", "--format", "junit", cwd=tmp_path)
     (case,) = _suite(ran).iter("testcase")
     assert case.get("name") == "http://127.0.0.1:9/x-{0..}.tar?..."

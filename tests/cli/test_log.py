@@ -1,4 +1,4 @@
-"""Laws of `--log`: a line for each event, on stderr, and one for the end, however a run ends."""
+"""`--log`: one line per event on stderr, and one for the end of a run."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ def _lines(text: str) -> list[dict[str, Any]]:
     return found
 
 
-def test_every_shard_and_the_end(small: Path, tmp_path: Path) -> None:
-    """Nothing but lines is on stderr; stdout has what it has without; shards and totals are those of the result."""
+def test_shards_and_the_end_have_lines(small: Path, tmp_path: Path) -> None:
+    """Log lines are all of stderr, stdout is unchanged; shards and totals match the result."""
     create = ("create", str(small), f"{tmp_path}/out-{{0..}}.tar", "--workers", "1", "--max-count", "1")
     ran = typed(*create, "--log", "json", "--json")
     start, *shards, end = [one for one in _lines(ran.err) if one["event"] != "note"]
@@ -67,7 +67,7 @@ def test_every_shard_and_the_end(small: Path, tmp_path: Path) -> None:
     ("more", "code"), [((), "output-exists"), (("--workers", "x"), "invalid-request"), (("--json",), "output-exists")]
 )
 def test_an_error_is_the_last_line(small: Path, tmp_path: Path, more: tuple[str, ...], code: str) -> None:
-    """Whatever ends a run, the last line has the exit code and the error, and says nothing beside it."""
+    """The last line has the exit code and the error; nothing else is printed."""
     create = ("create", str(small), f"{tmp_path}/out-{{0..}}.tar", "--workers", "1")
     assert typed(*create).code == 0
     ran = typed(*create, *more, "--log", "json")
@@ -76,14 +76,14 @@ def test_an_error_is_the_last_line(small: Path, tmp_path: Path, more: tuple[str,
     assert bool(ran.out) == ("--json" in more)
 
 
-def test_one_run_leaves_the_next_alone(small: Path) -> None:
-    """Without the option, messages are for people again."""
+def test_the_log_ends_with_its_run(small: Path) -> None:
+    """A later run without the option prints messages for people."""
     assert typed("verify", str(small / "none.json"), "--log", "json").err.startswith("{")
     assert typed("verify", str(small / "none.json")).err.startswith("shardtool: ")
 
 
 def test_retries_and_waits_are_lines_and_totals() -> None:
-    """A request that is made again has a line; `--json` and the end have how many, and how long they waited."""
+    """Retries have lines; `--json` and the last line have their number and waiting time."""
     with _logged() as logged, closing(terminal.Terminal(quiet=True, verbose=False)) as shown:
         for attempt in (1, 2):
             emit(RequestRetry("s3://bucket/a", "the store answers 503", attempt, 0.25))
@@ -97,8 +97,8 @@ def test_retries_and_waits_are_lines_and_totals() -> None:
     assert (note["text"], end["retries"], end["waited_s"], end["exit_code"]) == ("x", 2, 0.5, 7)
 
 
-def test_a_stall_is_told_from_progress(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A while in which nothing was done is a stall."""
+def test_a_period_without_progress_is_a_stall(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A period without progress is logged as a stall."""
     monkeypatch.setattr(plain_progress, "PERIOD_S", 0.01)
     with _logged() as logged, closing(terminal.Terminal(quiet=False, verbose=False)) as shown:
         shown.start(3, 4000, 4)
@@ -113,7 +113,7 @@ def _quiet_task(seconds: float, _report: Callable[[int], object]) -> None:
 
 
 def test_a_silent_worker_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A worker that reports nothing for a while is what the run waits for, until it does."""
+    """A worker without reports is named until it reports again."""
     monkeypatch.setattr(plain_progress, "PERIOD_S", 0.1)
     monkeypatch.setattr(local_pool, "_SILENT_WORKER_S", 0.05)
     with (
@@ -125,12 +125,12 @@ def test_a_silent_worker_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         for _ in pool.map(_quiet_task, [1.0], lambda *_: None):
             pass
     texts = [one["text"] for one in _lines(logged.getvalue()) if one["event"] == "stall"]
-    assert re.search(r", waiting for a worker, quiet task: nothing from it for \d+ s \(process \d+\)$", texts[-1])
+    assert re.search(r", waiting for worker \(quiet task\): no progress for \d+ s \(process \d+\)$", texts[-1])
 
 
 @pytest.mark.parametrize("logs", [False, True])
-def test_what_is_said_while_a_store_is_silent(logs: bool, caplog: pytest.LogCaptureFixture) -> None:  # noqa: FBT001
-    """It is a note, a line of the log or for people; without the command line, the library logs it."""
+def test_a_silent_store_is_reported(logs: bool, caplog: pytest.LogCaptureFixture) -> None:  # noqa: FBT001
+    """A silent store gives a note, a log line, or a library log message."""
     with _logged() as logged:
         LOG.begin("json" if logs else "")
         with closing(terminal.Terminal(quiet=False, verbose=False)):
@@ -147,8 +147,8 @@ def test_what_is_said_while_a_store_is_silent(logs: bool, caplog: pytest.LogCapt
 
 
 @pytest.mark.slow
-def test_a_signal_is_the_last_line(tmp_path: Path) -> None:
-    """A run that is asked to end says so in its last line."""
+def test_an_interrupted_run_has_a_last_line(tmp_path: Path) -> None:
+    """An interrupted run logs the signal in its last line."""
     command = [sys.executable, "-m", "shardtool", "create", "-", f"{tmp_path}/out-{{0..}}.tar", "--log", "json"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as run:
         time.sleep(2)

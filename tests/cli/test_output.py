@@ -1,4 +1,4 @@
-"""What an output folder may hold already, and what a request may not say."""
+"""Existing files in output folders, and invalid requests."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def options(**asked: Any) -> CreateOptions:
 
 
 @pytest.mark.parametrize("if_exists", ["error", "resume", "overwrite"])
-def test_a_file_of_somebody_else_is_never_replaced(source: Path, tmp_path: Path, if_exists: str) -> None:
-    """What has the dataset file's name but is none is refused, and stays."""
+def test_a_foreign_file_is_never_replaced(source: Path, tmp_path: Path, if_exists: str) -> None:
+    """A file with the dataset file's name that is not a dataset file is kept, and the run is refused."""
     for text in ('{"mine": 1}', "[]", "no JSON", "[" * 100_000):
         (tmp_path / "out.json").write_text(text)
         with pytest.raises(OutputExists, match=r"out\.json"):
@@ -51,7 +51,7 @@ def test_a_file_of_somebody_else_is_never_replaced(source: Path, tmp_path: Path,
     ],
 )
 def test_shards_are_never_orphaned(source: Path, tmp_path: Path, old: Any, new: Any) -> None:
-    """A run whose pattern would leave an earlier dataset's shards behind is refused, and touches nothing."""
+    """A pattern that would leave shards of an earlier dataset behind is refused."""
 
     def placed(names: Any) -> Any:
         return f"{tmp_path}/{names}" if isinstance(names, str) else [f"{tmp_path}/{name}" for name in names]
@@ -66,7 +66,7 @@ def test_shards_are_never_orphaned(source: Path, tmp_path: Path, old: Any, new: 
 
 @pytest.mark.parametrize("name", ["out-1.tar", "out-1.index", "out.json", "out.skipped"])
 def test_a_folder_in_the_way_is_seen_before_anything_is_written(source: Path, tmp_path: Path, name: str) -> None:
-    """A folder under a name of the dataset is refused, and an old dataset stays whole."""
+    """A folder with the name of an output file is refused, and an old dataset stays complete."""
     pattern = f"{tmp_path}/out-{{0..}}.tar"
     create(source, pattern, options(max_count=6))
     before = read_tree(tmp_path)
@@ -78,7 +78,7 @@ def test_a_folder_in_the_way_is_seen_before_anything_is_written(source: Path, tm
 
 
 def test_a_folder_under_a_temporary_name_is_an_error(source: Path, tmp_path: Path) -> None:
-    """What stands where a temporary file should go is named."""
+    """A folder with the name of a temporary file is reported."""
     (tmp_path / ".out-0.index.part" / "kept").mkdir(parents=True)
     with pytest.raises(OutputExists, match=r"out-0\.index\.part: a folder"):
         create(source, f"{tmp_path}/out-{{0..}}.tar", options())
@@ -97,8 +97,8 @@ def test_a_folder_under_a_temporary_name_is_an_error(source: Path, tmp_path: Pat
         {"exclude": b"*.jpg"},
     ],
 )
-def test_options_are_checked(asked: dict[str, Any]) -> None:
-    """A value that an option does not know is refused: none falls through to what another value means."""
+def test_invalid_option_values_are_refused(asked: dict[str, Any]) -> None:
+    """An invalid value of an option is refused."""
     with pytest.raises(InvalidRequest, match=f"^{next(iter(asked))}: "):
         CreateOptions(**asked)
 
@@ -107,15 +107,15 @@ def test_options_are_checked(asked: dict[str, Any]) -> None:
     "pattern",
     ["out-{0..1}{a,b}.tar", "{a,b}/out-{0..1}.tar", "out-*.tar", "out-%s.tar", ".tar", "q" * 245 + "-{0..1}.tar"],
 )
-def test_patterns_that_would_become_odd_names(source: Path, tmp_path: Path, pattern: str) -> None:
-    """What is left of another tool's pattern, or too long for a file system, is refused before the source is listed."""
+def test_misread_patterns_are_refused(source: Path, tmp_path: Path, pattern: str) -> None:
+    """Pattern syntax of other tools and names too long for a file system are refused early."""
     with pytest.raises(InvalidRequest):
         create(source, f"{tmp_path}/{pattern}", options())
     assert [path.name for path in tmp_path.iterdir()] == ["s"]
 
 
-def test_paths_are_patterns(source: Path, tmp_path: Path) -> None:
-    """OUTPUT may be a path object, or several; a folder may have a percent sign in its name."""
+def test_path_objects_are_accepted(source: Path, tmp_path: Path) -> None:
+    """OUTPUT may be a path object, or several; a folder may contain a percent sign."""
     assert create(source, tmp_path / "a%d" / "out-{0..1}.tar", options()).shards == 2
     assert create(source, [tmp_path / "b-0.tar", tmp_path / "b-1.tar"], options()).shards == 2
 

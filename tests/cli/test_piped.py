@@ -64,9 +64,9 @@ def test_shards(words: list[str], place: Path, monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize(
     ("command", "found"),
     [
-        ("pipe:cat s-000.tar; exit 3", "the command ends with the status 3"),
-        ("pipe:true", "nothing; expected a tar"),
-        ("pipe:echo text", "no tar, and no zip"),
+        ("pipe:cat s-000.tar; exit 3", "the command failed with exit code 3"),
+        ("pipe:true", "no data; expected a tar"),
+        ("pipe:echo text", "neither a tar nor a zip"),
         ("pipe:cat s-{000..001}.tar", "a range ({000..001}) in a command"),
     ],
 )
@@ -103,7 +103,7 @@ def test_typed_paths_lead_anywhere(lists: str, tmp_path: Path, monkeypatch: pyte
         return ran.code, ran.err
 
     code, said = run("create", "-", "out/o-{0..}.tar")
-    assert (code, "paths count from" in said) == (0, True)
+    assert (code, "paths are relative to" in said) == (0, True)
     assert [name for name, _ in members(tmp_path / "work/out/o-0.tar")] == [f"{key}.jpg" for key in keys]
     assert run("verify", "out", "--source", "-")[0] == 0
     assert str(tmp_path) not in (tmp_path / "work/out/o.json").read_text(encoding="ascii")
@@ -122,7 +122,7 @@ def test_folders_in_a_list_are_passed_over(tmp_path: Path, monkeypatch: pytest.M
     assert members(tmp_path / "work/out/o-0.tar") == [("v1.0/a.jpg", b"a"), ("b/c.png", b"c")]
     _stdin(monkeypatch, f"{tmp_path}/photos/gone\n{tmp_path}/photos/b/c.png\n".encode())
     ran = typed("create", "-", "new/o-{0..}.tar", "--workers", "1", cwd=tmp_path / "work")
-    assert (ran.code, "a name without an ending" in ran.err) == (2, True)
+    assert (ran.code, "a name without an extension" in ran.err) == (2, True)
 
 
 def test_paths_in_a_table_stay_below_its_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Laws of progress where there is no terminal."""
+"""Progress as lines, without a terminal."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 LINE = re.compile(r"progress: 3 samples: 1 kB of 4 kB \(25%\), shard 1/4, [0-9.]+ k?B/s, [0-9,]+ s left")
 
 FETCHING = re.compile(
-    r"progress: fetching: 100 of 200 samples \(50%\), shard 1/2, 90\.0% fetched, "
+    r"progress: downloading: 100 of 200 samples \(50%\), shard 1/2, 90\.0% fetched, "
     r"[0-9.]+ [kMG]?B/s, [0-9,]+/s, [0-9,]+ s left"
 )
 
@@ -45,8 +45,8 @@ def _told(err: StringIO) -> list[str]:
 
 
 @pytest.mark.usefixtures("often")
-def test_lines_come_while_nothing_is_done() -> None:
-    """Each period has its line: what goes on, how far it is; notes stand between them; none comes after the end."""
+def test_lines_are_printed_while_a_run_waits() -> None:
+    """Each period has a line with step and progress; no line follows the end."""
     with (
         redirect_stderr(StringIO()) as err,
         closing(Terminal(quiet=False, verbose=False, progress="plain")) as terminal,
@@ -67,8 +67,8 @@ def test_lines_come_while_nothing_is_done() -> None:
 
 
 @pytest.mark.usefixtures("often")
-def test_requests_of_before_are_not_counted() -> None:
-    """What this process asked for again before is none of the run's retries."""
+def test_earlier_retries_are_not_counted() -> None:
+    """Retries of earlier runs in this process are not counted."""
     emit(RequestRetry("http://h/a", "busy", 1, 0.1, requests=30))
     with (
         redirect_stderr(StringIO()) as err,
@@ -82,8 +82,8 @@ def test_requests_of_before_are_not_counted() -> None:
 
 @pytest.mark.usefixtures("often")
 @pytest.mark.parametrize(("quiet", "progress"), [(True, "plain"), (False, "auto")])
-def test_silence(quiet: bool, progress: str) -> None:  # noqa: FBT001 - a parameter of the test
-    """Nothing is told with `quiet`, nor where there is no terminal and no lines were asked for."""
+def test_no_lines_without_the_option(quiet: bool, progress: str) -> None:  # noqa: FBT001 - a parameter of the test
+    """Nothing is printed with `quiet`, or without a terminal and the option."""
     with (
         redirect_stderr(StringIO()) as err,
         closing(Terminal(quiet=quiet, verbose=False, progress=progress)) as terminal,
@@ -94,8 +94,8 @@ def test_silence(quiet: bool, progress: str) -> None:  # noqa: FBT001 - a parame
         assert err.getvalue() == ""
 
 
-def test_a_short_run_tells_nothing(small: Path, tmp_path: Path) -> None:
-    """Every verb has the option; results stay on stdout, the only document of `--json` included."""
+def test_a_short_run_prints_no_progress(small: Path, tmp_path: Path) -> None:
+    """Every verb has the option; results stay on stdout."""
     create = ("create", small, f"{tmp_path}/out-{{0..}}.tar", "--workers", 1)
     ran = typed(*map(str, create), "--progress", "plain", "--json")
     assert (ran.code, ran.out[:1], _lines(ran.err)) == (0, "{", [])
@@ -108,13 +108,13 @@ def test_a_short_run_tells_nothing(small: Path, tmp_path: Path) -> None:
 
 
 def test_the_period_is_ten_seconds() -> None:
-    """What the documents say."""
+    """The period is the one in the documentation."""
     assert plain_progress.PERIOD_S == 10
 
 
 @pytest.mark.usefixtures("often")
-def test_fetching_counts_samples_and_says_how_well_it_goes() -> None:
-    """Of files from the web no sizes are known: lines count samples, and say what share was fetched, and how fast."""
+def test_download_progress_counts_samples() -> None:
+    """Downloads have no known size: lines count samples, with success rate and speed."""
     with (
         redirect_stderr(StringIO()) as err,
         closing(Terminal(quiet=False, verbose=False, progress="plain")) as terminal,

@@ -1,4 +1,4 @@
-"""What `shardtool reshard` says: text and JSON, exit codes, what is a dataset and what the output, a way out each."""
+"""`shardtool reshard`: text and JSON output, exit codes, and arguments."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 # What is asked, and what the message must say: for text, and for JSON.
 USAGE: dict[str, tuple[list[str], list[str]]] = {
-    "no output": (["in"], ["not given", "a shard pattern", "'out-{000000..}.tar'"]),
-    "shards alone": (["in/out-000.tar", "in/out-001.tar"], ["cannot be told apart", "quoted"]),
+    "no output": (["in"], ["not given", "a quoted shard pattern", "'out-{000000..}.tar'"]),
+    "shards alone": (["in/out-000.tar", "in/out-001.tar"], ["cannot be distinguished", "quoted"]),
     "unknown option": (["in", OUTPUT, "--shufle"], ["--shufle", "--shuffle"]),
     "an option of create": (["in", OUTPUT, "--label-from-folder"], ["--label-from-folder"]),
     "bad method": (["in", OUTPUT, "--method", "magic"], ["--method", "'scatter'"]),
@@ -48,7 +48,7 @@ USAGE: dict[str, tuple[list[str], list[str]]] = {
 
 @pytest.mark.parametrize("name", USAGE)
 def test_usage_errors(name: str, made: Path) -> None:
-    """What the command line does not understand is 2, what is wrong, and a hint on stderr; nothing is touched."""
+    """A usage error has exit code 2, a message and a hint; no file is changed."""
     words, said = USAGE[name]
     before = identity(made)
     ran = typed("reshard", *words, cwd=made)
@@ -59,7 +59,7 @@ def test_usage_errors(name: str, made: Path) -> None:
 
 
 def test_usage_errors_as_json(made: Path) -> None:
-    """With `--json`, that is a document on stdout."""
+    """With `--json`, a usage error is a document on stdout."""
     words, said = USAGE["no output"]
     ran = typed("reshard", *words, "--json", cwd=made)
     assert (ran.code, ran.err) == (2, "")
@@ -74,7 +74,7 @@ ERRORS: dict[str, tuple[list[str], int, str, list[str]]] = {
     "bad count": (["in", OUTPUT, "--head", "0"], 2, "invalid-request", ["--head: 0", "from 1 to"]),
     "bad seed": (["in", OUTPUT, "--seed", "x"], 2, "invalid-request", ["--seed: 'x'", "a whole number"]),
     "no dataset": (["nowhere.json", OUTPUT], 2, "invalid-request", ["nowhere.json", "a dataset file"]),
-    "no pattern": (["in", "new"], 2, "invalid-request", ["new: no ending", "out-{000000..}.tar"]),
+    "no pattern": (["in", "new"], 2, "invalid-request", ["new: no file extension", "out-{000000..}.tar"]),
     "the source": (["in", "in/out-{000..}.tar", "--overwrite"], 2, "invalid-request", ["in/out-000.tar", "source"]),
     "exists": (["s/../in/out.json", "in/out-{000..}.tar"], 5, "output-exists", ["out-000.tar", "another folder"]),
     "a column": (["in", OUTPUT, "--where", "siez > 3"], 2, "invalid-request", ["--where", "size"]),
@@ -87,7 +87,7 @@ ERRORS: dict[str, tuple[list[str], int, str, list[str]]] = {
 
 @pytest.mark.parametrize("name", ERRORS)
 def test_errors(name: str, made: Path) -> None:
-    """An error is its code, one line on stderr that says where, what and a way out, or the same as JSON on stdout."""
+    """An error has an exit code and one line with location, finding and fix, or the same as JSON."""
     words, code, kind, said = ERRORS[name]
     ran = typed("reshard", *words, "--quiet", cwd=made)
     assert (ran.code, ran.out, ran.err.count("\n")) == (code, "", 1), ran
@@ -100,7 +100,7 @@ def test_errors(name: str, made: Path) -> None:
 
 
 def test_success(made: Path, tmp_path: Path) -> None:
-    """A summary stands on stdout and notes on stderr; with `--json` all of it is one document; a dry run is told."""
+    """A summary goes to stdout and notes to stderr; `--json` prints one document."""
     dry = _document(typed("reshard", "in", OUTPUT, "--max-count", "5", "--dry-run", "--json", cwd=made).out)
     assert [shard["samples"] for shard in dry["shards"]] == [5, 5, 2]
     table = typed("reshard", "in", OUTPUT, "--max-count", "5", "--dry-run", cwd=made)
@@ -121,8 +121,8 @@ def test_success(made: Path, tmp_path: Path) -> None:
     assert "first pass of two" in ran.err
 
 
-def test_patterns_that_a_shell_expanded(made: Path, tmp_path: Path) -> None:
-    """Names of shards that differ in their number are the pattern that a shell made them of, at both ends."""
+def test_expanded_patterns_are_recognised(made: Path, tmp_path: Path) -> None:
+    """Consecutive shard names are the pattern that a shell expanded, for input and output."""
     line = "cd in && $T reshard out-{{000..003}}.tar {out}/a/new-{{000..003}}.tar --quiet"
     ran = shell(line.format(out=tmp_path), made)
     assert (ran.code, ran.out, ran.err) == (0, "", "")
@@ -132,8 +132,8 @@ def test_patterns_that_a_shell_expanded(made: Path, tmp_path: Path) -> None:
     assert len(shards(tmp_path / "a")) == 4
 
 
-def test_nothing_asked() -> None:
-    """Asked for nothing, the verb shows how it is used, with examples, no wider than a terminal."""
+def test_without_arguments_the_help_is_shown() -> None:
+    """Without arguments, the verb prints its help with examples."""
     for words, code in (([], 2), (["--help"], 0)):
         ran = typed("reshard", *words)
         text = ran.out + ran.err
@@ -156,28 +156,28 @@ OUTPUTS = st.sampled_from(["o-{0..}.tar", "o-<0..9>.tar", "%d.tar"])
 
 @given(datasets=DATASETS, output=OUTPUTS)
 def test_the_last_pattern_is_the_output(datasets: list[str], output: str) -> None:
-    """Where the last argument is a pattern, it is the output, and all others are datasets."""
+    """A pattern as the last argument is the output; all others are datasets."""
     found, last = split_datasets((*datasets, output))
     assert (_flat(found), last) == (datasets, [output])
 
 
 @given(datasets=DATASETS, first=st.integers(2, 995), count=st.integers(1, 30), width=st.integers(3, 6))
 def test_an_expanded_pattern_is_the_output(datasets: list[str], first: int, count: int, width: int) -> None:
-    """Where a shell has expanded it, it is the names at the end whose numbers count up."""
+    """After expansion by a shell, the consecutive names at the end are the output."""
     names = [f"o-{number:0{width}d}.tar" for number in range(first, first + count)]
     found, last = split_datasets((*datasets, *names))
     assert (_flat(found), last) == (datasets, names)
 
 
 def test_shards_of_a_folder_are_a_dataset() -> None:
-    """Shards of one folder that follow each other are one dataset; a file, folder or pattern is one by itself."""
+    """Consecutive shards of a folder are one dataset; files, folders and patterns are separate datasets."""
     words = ("a/1.tar", "a/2.tar", "b/1.tar", "out.json", "b/2.tar", "b/{0..}.tar", "b/3.tar", "b/*.tar", "dir")
     together = [["a/1.tar", "a/2.tar"], ["b/1.tar"], "out.json", ["b/2.tar"], "b/{0..}.tar", ["b/3.tar"], *words[-2:]]
     assert split_datasets((*words, "o-{0..}.tar")) == (together, ["o-{0..}.tar"])
 
 
 @pytest.mark.parametrize("words", [("in",), ("o-{0..}.tar",), ("o-000.tar", "o-001.tar"), ("a/o-9.tar",)])
-def test_what_cannot_be_told_apart(words: tuple[str, ...]) -> None:
-    """One argument, or nothing but names that count up, is refused with what to write."""
-    with pytest.raises(InvalidRequest, match="a shard pattern as the last argument, quoted"):
+def test_ambiguous_arguments_are_refused(words: tuple[str, ...]) -> None:
+    """One argument, or only consecutive names, is refused with an example."""
+    with pytest.raises(InvalidRequest, match="a quoted shard pattern as the last argument"):
         split_datasets(words)

@@ -33,7 +33,7 @@ def test_all_is_well(store: Server) -> None:
     check_no_secret(repr(found), store)
     code, said = tool("doctor", at, server=store)
     assert code == 0, said
-    assert "all is well" in said
+    assert "no problems" in said
 
 
 def test_no_such_bucket(store: Server) -> None:
@@ -42,7 +42,7 @@ def test_no_such_bucket(store: Server) -> None:
     wrong = {one.name: one for one in found.checks if one.state == "wrong"}
     assert list(wrong) == ["bucket"], wrong
     assert "no such bucket" in wrong["bucket"].found
-    assert "Make it first" in wrong["bucket"].cure
+    assert "Create the bucket" in wrong["bucket"].cure
 
 
 def test_no_conditions(rclone: Server, use: Callable[[Server], Server]) -> None:

@@ -224,7 +224,7 @@ def test_the_raylet_of_the_driver_dies(tmp_path: Path) -> None:
         os.kill(_raylet(own.cluster.head_node), signal.SIGKILL)
         _, said = driver.communicate(timeout=120)
         assert driver.returncode == 7
-        assert "its raylet, by which we reach the cluster, has ended" in said
+        assert "its raylet, which connects this process to the cluster, has exited" in said
         assert "--resume" in said
     finally:
         own.cluster.shutdown()
@@ -337,7 +337,7 @@ def test_a_node_that_lacks_something(nodes: Nodes, tmp_path: Path, monkeypatch: 
         importlib.invalidate_caches()  # this process saw no such folder while it started that
         for place, output, name, said in (
             (hidden, seen, None, f"{source}; expected a folder, as here"),
-            (seen, hidden, None, f"{hidden}: another folder, or none; expected the folder that this process writes to"),
+            (seen, hidden, None, f"{hidden}: missing, or a different folder; expected the folder that this process writes to"),
             (seen, seen, "installed_here:same", f"{function}; expected the module of this process"),
         ):
             options = shardtool.CreateOptions(executor="ray", map=name)
@@ -374,7 +374,7 @@ def test_a_map_that_only_the_driver_has(nodes: Nodes, tmp_path: Path, monkeypatc
     write_tree(theirs, {"only_here.py": b"def mark(sample):\n    return None\n"})
     with another_view(nodes, {ours: theirs}) as node, pytest.raises(InvalidRequest) as caught:
         shardtool.create(source, seen / "third" / "o-{000..}.tar", options)
-    assert str(caught.value).startswith(f"{node}: only_here:mark: another module only_here")
+    assert str(caught.value).startswith(f"{node}: only_here:mark: a different module only_here")
 
 
 def test_a_node_with_another_version(nodes: Nodes, source: Path, tmp_path: Path) -> None:
@@ -393,7 +393,7 @@ def test_no_cluster(tmp_path: Path) -> None:
     wanted = {
         "127.0.0.1:1": "no Ray cluster: connection refused. Start one with `ray start`",
         "ray://127.0.0.1:1": "no Ray cluster: connection refused. Start one with `ray start`",
-        "head": "no address; expected auto, ray://host:port or host:port",
+        "head": "not an address; expected auto, ray://host:port or host:port",
     }
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     runs = {address: subprocess.Popen([*command, address], **pipes) for address in wanted}
@@ -414,8 +414,8 @@ def test_a_cluster_of_its_own(source: Path, tmp_path: Path) -> None:
         pytest.skip("other processes cannot be hidden here")
     words = [sys.executable, "-m", "shardtool", "create", str(source), str(tmp_path / "o-{0..}.tar"), "--executor=ray"]
     said = {
-        "--workers=1": (0, "one is started on this machine, with 1 core until"),
-        "--address=auto": (2, "no Ray cluster there"),
+        "--workers=1": (0, "starting one on this machine with 1 core, until"),
+        "--address=auto": (2, "no Ray cluster at this address"),
     }
     for word, (code, text) in said.items():
         with TemporaryDirectory(prefix="r") as folder:
@@ -477,5 +477,5 @@ def test_a_token(source: Path, tmp_path: Path, token: str) -> None:
 @pytest.mark.usefixtures("nodes")
 def test_a_connection_that_is_there(source: Path) -> None:
     """A program that is connected to a cluster uses that; to ask for another one is refused."""
-    with pytest.raises(InvalidRequest, match=r"this process is connected to a cluster already\. Leave the address out"):
+    with pytest.raises(InvalidRequest, match=r"this process is already connected to a cluster\. Omit the address"):
         pack(source, "out", address="127.0.0.1:6379")

@@ -98,7 +98,7 @@ def test_what_is_known_before_reading(folder: Path) -> None:
 
 def test_a_large_shard_gives_several_blocks(data: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A shard that is larger than a block of Ray Data's is read a block at a time."""
-    monkeypatch.setattr("shardtool.ray._MAX_BLOCK_BYTES", 10 * shardtool.open(folder / "out.json").fetcher.mean_size)
+    monkeypatch.setattr("shardtool.ray._MAX_BLOCK_BYTES", 10 * shardtool.open(folder / "out.json").reader.mean_size)
     task = shardtool.ray.datasource(shardtool.open(folder / "out.json")).get_read_tasks(1)[0]
     assert [block.num_rows for block in task()] == [10, 5]
     assert data.read_datasource(shardtool.ray.datasource(shardtool.open(folder / "out.json"))).count() == 98
@@ -133,7 +133,7 @@ def test_damage_is_named(data: Any, folder: Path, tmp_path: Path) -> None:
 def test_requests_that_make_no_sense(folder: Path) -> None:
     """A path, stages and unknown fields are refused, with what to do."""
     dataset = shardtool.open(folder / "out.json")
-    with pytest.raises(InvalidRequest, match=r"expected what shardtool\.open returned"):
+    with pytest.raises(InvalidRequest, match=r"expected a dataset from shardtool\.open"):
         shardtool.ray.datasource("out.json")  # type: ignore[arg-type]
     with pytest.raises(InvalidRequest, match="map_batches"):
         shardtool.ray.datasource(dataset.decode())

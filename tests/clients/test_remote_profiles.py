@@ -49,8 +49,8 @@ def config(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable
     ("text", "error", "where"),
     [
         ("[profile other]\nregion = x\n", InvalidRequest, "AWS_PROFILE=p: no such profile"),
-        ("no sections\n", AccessRefused, "config: no configuration of AWS"),
-        (b"[profile p]\nregion = \xff\n", AccessRefused, "config: no configuration of AWS"),
+        ("no sections\n", AccessRefused, "config: not an AWS configuration file"),
+        (b"[profile p]\nregion = \xff\n", AccessRefused, "config: not an AWS configuration file"),
         ("[profile p]\ncredential_process = false secret\n", AccessRefused, "the AWS profile p"),
         ("[profile p]\ncredential_process = /nowhere/secret\n", AccessRefused, "the AWS profile p"),
         ("[profile p]\ncredential_process = echo secret\n", AccessRefused, "the AWS profile p"),

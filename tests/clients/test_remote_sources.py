@@ -144,7 +144,7 @@ def test_other_bytes_than_the_store_has_taken(
     proxy, data = proxies(moto), TREE["large.bin"][:size]
     prefix, _ = _tree(proxy, monkeypatch, {"a.bin": data, "b.bin": data[::-1], "c.bin": data})
     proxy.set(Fault("flip", path=r"b\.bin", times=None))
-    with pytest.raises(SampleFailed, match=r"b\.bin: .*where the store says"):
+    with pytest.raises(SampleFailed, match=r"b\.bin: .*as the store reports"):
         create(prefix, str(tmp_path / OUT), CreateOptions(workers=1))
     proxy.set(Fault("flip", path=r"b\.bin", times=None))
     result = create(prefix, str(tmp_path / OUT), CreateOptions(workers=1, on_error="skip", if_exists="resume"))
@@ -176,11 +176,11 @@ def test_refusals(
     proxy = proxies(moto)
     prefix, _ = _tree(proxy, monkeypatch, {f"{at:03}.jpg": b"x" for at in range(300)})
     proxy.set(Fault("status", path="jpg", times=None, status=403))
-    with pytest.raises(AccessRefused, match=r"\.jpg: the server answers 403"):
+    with pytest.raises(AccessRefused, match=r"\.jpg: the server returned 403"):
         create(prefix, str(tmp_path / OUT), CreateOptions(workers=1))
     assert sum(asked.status == 403 for asked in proxy.log().asked) <= 64  # those in flight, and those queued meanwhile
     proxy.set()
-    with pytest.raises(InvalidRequest, match="nothing lies there"):
+    with pytest.raises(InvalidRequest, match="nothing found"):
         create(f"{prefix}/none", str(tmp_path / OUT))
     with pytest.raises(StoreFailed, match="no such bucket"):
         create("s3://nobucket/x", str(tmp_path / OUT))

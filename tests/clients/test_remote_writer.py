@@ -195,7 +195,7 @@ def test_one_writer_at_a_time(store: Server, monkeypatch: pytest.MonkeyPatch) ->
                 writer.write({"__key__": "b", "txt": "two"})
                 writer.write({"__key__": "c", "txt": "three"})
         assert _files(os.path.dirname(pattern)).keys() <= before.keys()
-    with pytest.raises(InvalidRequest, match="one request of a store"):
+    with pytest.raises(InvalidRequest, match="the limit of the store"):
         ShardWriter(pattern, max_size="6GB")
 
 
@@ -209,7 +209,7 @@ def test_an_overwrite_that_ends_early(store: Server, wanted: dict[str, bytes]) -
     left = _files(folder)
     assert "out.json" not in left
     assert not [name for name in left if ".writer" in name or ".lock" in name]
-    with pytest.raises(OutputExists, match="no journal"):
+    with pytest.raises(OutputExists, match="without the journal"):
         write(f"{folder}/{_PATTERN}.tar", resume=True)
     write(f"{folder}/{_PATTERN}.tar", overwrite=True)
     assert _files(folder) == wanted

@@ -172,7 +172,7 @@ def test_lost_lock(store: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     other = lock.LockHolder("ann@elsewhere, process 1", "2026-01-01", "abc", "another machine", 1, "1")
     with lock.hold_lock(prefix, "out"):
         buckets.put_object(f"{prefix}/.out.lock", other.encode())
-        with pytest.raises(OutputExists, match="another run has taken the lock"):  # noqa: PT012 - once it is renewed
+        with pytest.raises(OutputExists, match="another run has taken over the lock"):  # noqa: PT012 - once it is renewed
             for _ in range(600):
                 lock.check_held(prefix)
                 time.sleep(0.05)
@@ -191,7 +191,7 @@ def test_stopped_holder(store: Server, monkeypatch: pytest.MonkeyPatch) -> None:
         assert folder.names() == []
     with folder.lock("late"):
         (lease,) = lock._held_leases[folder.path]  # noqa: SLF001 - nothing else stops a process for minutes
-        lease._renewed -= 2 * lock.LEASE_S  # noqa: SLF001
+        lease._renewed_s -= 2 * lock.LEASE_S  # noqa: SLF001
         folder.publish(folder.stage_bytes("late.json", b"{}"))
         assert lease._renewals == 1  # noqa: SLF001
 
@@ -376,7 +376,7 @@ def test_reports(store: Server, source: Path, tmp_path: Path) -> None:
         assert _said(store, *words, f"{prefix}/{name}", "--overwrite")[0] == 0
         buckets.put_object(f"{prefix}/{name}", b"of another kind")
         code, said = _said(store, *words, f"{prefix}/{name}", "--overwrite")
-        assert (code, "a file of another kind" in said) == (_EXISTS, True), said
+        assert (code, "another kind of file" in said) == (_EXISTS, True), said
         assert _at(store, prefix)[name] == b"of another kind"
         assert _said(store, *words, f"https://127.0.0.1:9/{name}")[0] == _REQUEST
 
@@ -403,7 +403,7 @@ def test_plan_files(store: Server, source: Path, tmp_path: Path) -> None:
     for data in (b"", b"PAR1", whole[:-1], whole[: len(whole) // 2] + b"PAR1", b"\0" * 2**20):
         buckets.put_object(plan, data)
         code, said = _said(store, *words, output, "--plan", plan, "--resume")
-        assert (code, "no plan, or a damaged one" in said) == (_CORRUPT, True), said
+        assert (code, "not a plan file, or damaged" in said) == (_CORRUPT, True), said
     code, said = _said(store, *words, output, "--plan", f"{prefix}-plans/none.parquet", "--resume")
     assert (code, "no such file" in said) == (_REQUEST, True), said
 
@@ -510,7 +510,7 @@ def test_errors(store: Server, source: Path) -> None:
     for output, code, found in [
         ("s3://there-is-no-such-bucket/out-{000000..}.tar", 7, "no such bucket"),
         ("s4://bucket/out-{000000..}.tar", 2, "Did you mean s3://"),
-        ("https://user:password@example.org/out-{000000..}.tar", 2, "nothing can be written"),
+        ("https://user:password@example.org/out-{000000..}.tar", 2, "read-only"),
     ]:
         ended, said = _said(store, words[0], words[1], output, *words[2:])
         assert (ended, said.count("\n")) == (code, 1), said

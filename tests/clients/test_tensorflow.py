@@ -180,7 +180,7 @@ def test_batches_of_a_sequence(photos: Packed) -> None:
     assert [[key for batch in looped for key in batch["__key__"]] for _ in range(2)] == orders
     looped.set_epoch(0)
     assert [*looped[0]["__key__"]] == orders[0][:40]
-    with pytest.raises(InvalidRequest, match=r"expected what shardtool\.open returned"):
+    with pytest.raises(InvalidRequest, match=r"expected a dataset from shardtool\.open"):
         keras_sequence(dataset.stream(), 40)
     plain = keras_sequence(dataset, 98, shuffle=False)
     assert [*plain[0]["__key__"]] == [*photos.samples]
@@ -215,7 +215,7 @@ def test_values_of_a_batch() -> None:
     assert [one.tolist() for one in pair] == [[[0.0] * 3, [1.0] * 3], [1, 2]]
     with pytest.raises(InvalidRequest, match=r"shapes \(2,\) and \(3,\).*one size"):
         keras_sequence(_Listed([np.zeros(3), np.zeros(2)]), 2)[0]
-    with pytest.raises(InvalidRequest, match="some lack 'b'"):
+    with pytest.raises(InvalidRequest, match="some samples lack the field 'b'"):
         keras_sequence(_Listed([{"a": 1}, {"a": 2, "b": 3}]), 2)[0]
     with pytest.raises(InvalidRequest, match="batch_size: 0; expected a whole number, 1 or more"):
         keras_sequence(_Listed(samples), 0)

@@ -74,5 +74,5 @@ def test_batches_by_length(dataset: shardtool.Dataset) -> None:
     assert [one["__key__"] for one in ours] == [one["__key__"] for one in theirs]
     assert all(isinstance(value, torch.Tensor) for one in ours for value in one["npy"])
     assert all(max(map(len, one["npy"])) * len(one["npy"]) <= 300 for one in ours)
-    with pytest.raises(InvalidRequest, match="batch_size: 8 of batches by size; expected 1"):
+    with pytest.raises(InvalidRequest, match="batch_size: 8 for batches by size; expected 1"):
         loader(batches, 8)

@@ -37,7 +37,7 @@ class Fixed(_Crop):
 
     def __call__(self, data: bytes) -> Any:
         """Return the crop, of an image of `_picture`."""
-        return self._given(*self._cropped(data, self.box))
+        return self._with_position(*self._crop(data, self.box))
 
     def box(self, width: int, height: int) -> Box:
         """Return the place."""
@@ -233,7 +233,7 @@ def test_boxes_move_with_the_crop() -> None:
         crop = RandomResizedCrop(64, scale=(0.5, 1), flip=flip, place="crop")
         for _ in range(20):
             found = crop(data, rng)
-            place = found.beside["crop"]
+            place = found.extra_fields["crop"]
             assert place[4] == flip
             left, top, right, bottom = crop.move([[50, 30, 90, 60]], place)[0]
             down, across = np.nonzero(found.value[..., 0] > 127)
@@ -241,10 +241,10 @@ def test_boxes_move_with_the_crop() -> None:
                 [across.min(), down.min(), across.max() + 1, down.max() + 1], [left, top, right, bottom], atol=1
             )
     centre = CenterCrop(50, place="at")(data)
-    assert centre.beside["at"].tolist() == [55, 35, 50, 50, 0]
-    moved = CenterCrop(50).move([[50, 30, 90, 60], [0, 0, 10, 10]], centre.beside["at"])
+    assert centre.extra_fields["at"].tolist() == [55, 35, 50, 50, 0]
+    moved = CenterCrop(50).move([[50, 30, 90, 60], [0, 0, 10, 10]], centre.extra_fields["at"])
     assert (moved.tolist(), moved.dtype.name) == ([[0, 0, 35, 25], [0, 0, 0, 0]], "float32")
-    assert CenterCrop(50).move([], centre.beside["at"]).shape == (0, 4)
+    assert CenterCrop(50).move([], centre.extra_fields["at"]).shape == (0, 4)
 
 
 def test_in_a_loader(photos: Packed) -> None:
@@ -288,11 +288,11 @@ def test_options_that_make_no_sense() -> None:
     """Each is refused by name."""
     with pytest.raises(InvalidRequest, match=r"^size: 0; expected a whole number, 1 or more"):
         CenterCrop(0)
-    with pytest.raises(InvalidRequest, match=r"^shorter: 100; expected 224 or more"):
+    with pytest.raises(InvalidRequest, match=r"^shorter: 100; expected at least the crop's size, 224"):
         CenterCrop(224, 100)
     with pytest.raises(InvalidRequest, match=r"^scale: \(0, 1\)"):
         RandomResizedCrop(224, scale=(0, 1))
-    with pytest.raises(InvalidRequest, match=r"^flip: 2; expected a likelihood, 0 to 1"):
+    with pytest.raises(InvalidRequest, match=r"^flip: 2; expected a probability, 0 to 1"):
         RandomResizedCrop(224, flip=2)
     with pytest.raises(InvalidRequest, match=r"^ratio: \(2, 1\)"):
         RandomResizedCrop(224, ratio=(2, 1))

@@ -43,8 +43,8 @@ class Numbers:
     def state_dict(self) -> dict[str, object]:
         return {"taken": self.taken}
 
-    def place(self) -> None:
-        """Return no place: nothing takes that of a sample that is left out."""
+    def last_position(self) -> None:
+        """Return no position: skipped samples are not replaced."""
 
     def next_epoch(self, _: Pipeline) -> int:
         return 0
@@ -58,8 +58,8 @@ class _Loader(Loader):
     def __post_init__(self) -> None:
         pass
 
-    def _changed(self, given: tuple[Any, Any]) -> object:
-        return self.transform(given[0]) if self.transform else given[0]
+    def _run_stages(self, positioned: tuple[Any, Any]) -> object:
+        return self.transform(positioned[0]) if self.transform else positioned[0]
 
     def passed(self, source: Any) -> Generator[Any]:
         """Yield the batches of a source, each with the state after it."""
@@ -241,10 +241,10 @@ def test_arrays_of_different_shapes() -> None:
 
 def test_samples_of_other_fields() -> None:
     """A sample that lacks a field, or has one more, is named."""
-    with pytest.raises(SampleFailed, match=r"^sample k1: no field b, as others of its batch have"):
+    with pytest.raises(SampleFailed, match=r"^sample k1: no field b, which other samples of its batch have"):
         _filled({"a": 1, "b": 2}, {"a": 1})
     assert [*_filled({"b": 1, "a": 2}, {"a": 3, "b": 4})] == ["b", "a"]
-    with pytest.raises(SampleFailed, match=r"^sample k1: not of the same form"):
+    with pytest.raises(SampleFailed, match=r"^sample k1: has another form"):
         _filled({"a": 1}, (1,))
 
 

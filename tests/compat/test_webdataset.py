@@ -1,4 +1,4 @@
-"""webdataset's writer by our means; tests/clients holds it against webdataset itself."""
+"""webdataset's writer built on ours; tests/clients compares it with webdataset itself."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def _pattern(folder: Path) -> str:
     return str(folder / "out-%03d.tar")
 
 
-def test_shards_and_post(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Shards start at the number asked for, `post` gets each once it is there, and their names are printed."""
+def test_start_shard_and_post(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Shards start at the requested number, `post` receives each one once it exists, and names are printed."""
     posted: list[tuple[str, bool]] = []
     with ShardWriter(
         _pattern(tmp_path), 2.0, post=lambda path: posted.append((path, tarfile.is_tarfile(path))), start_shard=4
@@ -37,8 +37,8 @@ def test_shards_and_post(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert verify(sink.dataset_file).samples == 5
 
 
-def test_what_is_there_is_kept(tmp_path: Path) -> None:
-    """A second run is refused, unless it is to replace the first: then `post` gets the shards once they are there."""
+def test_existing_shards_are_kept(tmp_path: Path) -> None:
+    """A second run is refused unless it overwrites; then `post` receives the shards at the end."""
     for overwrite in (False, True):
         read: list[bytes] = []
 
@@ -61,23 +61,24 @@ def _read(path: str) -> bytes:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"opener": open}, "opener"), ({"compress": True}, "not compressed"), ({"mtime": 5}, "times in headers"),
+        ({"opener": open}, "opener"), ({"compress": True}, "no compression"),
+        ({"mtime": 5}, "0, so that equal samples"),
         ({"user": "me"}, "no user"), ({"mode": 0o600}, "0644"),
         ({"format": "GNU_FORMAT"}, "ustar"), ({"other": 1}, "other"),
-        ({"encoder": 3}, "encoder"), ({"maxcount": 0}, "maxcount: 0; expected a number from 1"),
+        ({"encoder": 3}, "encoder"), ({"maxcount": 0}, "maxcount: 0; expected a number of at least 1"),
         ({"maxsize": float("nan")}, "maxsize: nan"), ({"maxcount": "5"}, "maxcount: '5'"),
     ],
 )  # fmt: skip
-def test_arguments_that_no_shard_can_follow(tmp_path: Path, options: dict[str, Any], said: str) -> None:
-    """An argument that asks for what no shard of ours is is refused, with the reason."""
+def test_unsupported_arguments_are_refused(tmp_path: Path, options: dict[str, Any], said: str) -> None:
+    """An argument that shardtool's shards do not support is refused, with the reason."""
     with pytest.raises(InvalidRequest, match=said):
         ShardWriter(_pattern(tmp_path), **options)
     assert read_tree(tmp_path) == {}
 
 
-def test_values_that_nothing_encodes(tmp_path: Path) -> None:
-    """A value without an encoder for its ending is refused, and nothing is left of a block that it ends."""
-    with pytest.raises(InvalidRequest, match="nothing encodes the ending"):
+def test_values_without_an_encoder_are_refused(tmp_path: Path) -> None:
+    """A value without an encoder for its extension is refused, and the block leaves nothing."""
+    with pytest.raises(InvalidRequest, match="no encoder for the extension"):
         _write_one(tmp_path, {"__key__": "a", "xyz": 3})
     with pytest.raises(InvalidRequest, match="0 to 1"):
         _write_one(tmp_path, {"__key__": "a", "png": np.full((2, 2), 3.0)})

@@ -1,4 +1,4 @@
-"""Laws of dataset files that are cut short or empty: every verb reports them as damaged, none as absent."""
+"""Truncated and empty dataset files: every verb reports them as damaged, none as missing."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(params=[0, 1, 40, 300])
 def damaged(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Pack a dataset, keep only the first bytes of its dataset file, and return its folder."""
+    """Pack a dataset, truncate its dataset file, and return its folder."""
     monkeypatch.chdir(tmp_path)
     write_tree(tmp_path / "in", {f"{at}.bin": b"%d" % at for at in range(3)})
     create("in", "ds/x-{00..}.tar", workers=1, max_count=2)
@@ -26,34 +26,34 @@ def damaged(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.
 
 @pytest.mark.parametrize("name", ["ds", "ds/x.json", "ds/x-{00..}.tar"])
 @pytest.mark.parametrize(("verb", "words"), [("copy", ["to"]), ("remove", ["--where", "key == '1'"])])
-def test_verbs_that_need_the_file(name: str, verb: str, words: list[str], damaged: Path) -> None:
-    """`copy` and `remove` name the damaged file and how to make it again, and change nothing."""
+def test_copy_and_remove_reject_a_damaged_dataset_file(name: str, verb: str, words: list[str], damaged: Path) -> None:
+    """`copy` and `remove` name the damaged file and how to recreate it, and change nothing."""
     before = read_tree(damaged)
     ran = typed(verb, name, *words)
     assert ran.code == 4
     assert "ds/x.json: a damaged " in ran.err
-    assert "Run the command that made it again with --resume, or `shardtool index`" in ran.err
+    assert "Run the original command with --resume, or `shardtool index`, to recreate it" in ran.err
     assert read_tree(damaged) == before
 
 
-def test_inspect_reports_the_file(damaged: Path) -> None:
-    """`inspect` of the folder shows the shards, and that the dataset file is damaged."""
+def test_inspect_reports_a_damaged_dataset_file(damaged: Path) -> None:
+    """`inspect` of the folder shows the shards, and reports the damaged dataset file."""
     ran = typed("inspect", damaged)
     assert ran.code == 0
-    assert "not known: the dataset file is damaged" in ran.out
+    assert "unknown: the dataset file is damaged" in ran.out
     assert "x.json: damaged" in " ".join(ran.out.split())
     assert "a damaged x.json" in typed("verify", damaged).out
 
 
 @pytest.mark.parametrize("how", ["--resume", "--overwrite"])
-def test_a_run_replaces_the_file(how: str, damaged: Path) -> None:
-    """The command that made the dataset makes the file again."""
+def test_the_original_command_replaces_a_damaged_dataset_file(how: str, damaged: Path) -> None:
+    """The command that created the dataset recreates the file."""
     assert typed("create", "in", "ds/x-{00..}.tar", "--max-count", "2", how, "--quiet").code == 0
     assert typed("verify", damaged).code == 0
 
 
-def test_an_index_keeps_the_name(damaged: Path) -> None:
-    """`index --overwrite`, as the messages advise, replaces the damaged file, also of a single shard."""
+def test_index_overwrite_replaces_a_damaged_dataset_file(damaged: Path) -> None:
+    """`index --overwrite`, which the messages recommend, replaces the damaged file, also for a single shard."""
     for name in ("x-01.tar", "x-01.index"):
         (damaged / name).unlink()
     create("in", "one/x-{00..}.tar", workers=1)
@@ -65,16 +65,16 @@ def test_an_index_keeps_the_name(damaged: Path) -> None:
 
 
 @pytest.mark.parametrize("how", ["--update", "--append"])
-def test_an_update_needs_the_file(how: str, damaged: Path) -> None:
-    """`--update` and `--append` cannot know what is in the dataset, and say that the file is damaged."""
+def test_update_and_append_reject_a_damaged_dataset_file(how: str, damaged: Path) -> None:
+    """`--update` and `--append` need the dataset file, and report that it is damaged."""
     before = read_tree(damaged)
     ran = typed("create", "in", "ds/x-{00..}.tar", how)
     assert (ran.code, "ds/x.json: a damaged " in ran.err) == (4, True), ran.err
     assert read_tree(damaged) == before
 
 
-def test_a_link_is_never_replaced(damaged: Path) -> None:
-    """A symbolic link in the place of the dataset file is refused, even one to an empty file."""
+def test_a_symbolic_link_is_never_replaced(damaged: Path) -> None:
+    """A symbolic link with the dataset file's name is rejected, even if its target is empty."""
     (damaged / "x.json").unlink()
     (damaged.parent / "empty").write_bytes(b"")
     (damaged / "x.json").symlink_to("../empty")

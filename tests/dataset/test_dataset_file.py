@@ -21,31 +21,31 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="session")
 def packed(sample_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Give the shards of the sample photographs, with labels."""
+    """Return the shards of the sample photographs, with labels."""
     folder = tmp_path_factory.mktemp("packed")
     options = CreateOptions(workers=1, max_size="500kB", label_from_folder=True)
     create(sample_data, f"{folder}/out-{{000..}}.tar", options)
     return folder
 
 
-def _is_whole(raw: bytes) -> bool:
-    """Tell whether a dataset file's checksum is right, the way docs/format.md says."""
+def _has_valid_checksum(raw: bytes) -> bool:
+    """Return whether a dataset file's checksum is valid, as docs/format.md defines it."""
     return raw[-4:] == b'"\n}\n' and raw[-12:-4] == b"%08x" % crc32c.crc32c(raw[:-12])
 
 
 def test_the_checksum_covers_every_byte(packed: Path) -> None:
-    """Any flipped, missing or added byte of a dataset file shows in its last line."""
+    """The checksum detects every flipped, missing or added byte of a dataset file."""
     raw = (packed / "out.json").read_bytes()
-    assert _is_whole(raw)
+    assert _has_valid_checksum(raw)
     for at in range(len(raw)):
-        assert not _is_whole(raw[:at] + bytes([raw[at] ^ 1]) + raw[at + 1 :])
-        assert not _is_whole(raw[:at] + raw[at + 1 :])
-        assert not _is_whole(raw[:at] + b" " + raw[at:])
+        assert not _has_valid_checksum(raw[:at] + bytes([raw[at] ^ 1]) + raw[at + 1 :])
+        assert not _has_valid_checksum(raw[:at] + raw[at + 1 :])
+        assert not _has_valid_checksum(raw[:at] + b" " + raw[at:])
     assert json.loads(raw)["checksum"] == f"crc32c:{crc32c.crc32c(raw[:-12]):08x}"
 
 
-def test_what_to_do_about_damage(packed: Path) -> None:
-    """It is right for whatever verb made the dataset."""
+def test_the_advice_for_a_damaged_file_fits_every_verb(packed: Path) -> None:
+    """The advice for a damaged dataset file does not depend on the verb that created the dataset."""
     raw = (packed / "out.json").read_bytes()
     for damaged in (raw[:-1], raw.replace(b"out-000.tar", b"out-001.tar")):
         with pytest.raises(CorruptShard) as caught:
@@ -54,8 +54,8 @@ def test_what_to_do_about_damage(packed: Path) -> None:
         assert "create" not in caught.value.remedy
 
 
-def test_it_is_a_wids_index(packed: Path) -> None:
-    """The keys of a wids index are there, and urls lead to files beside it of the size and count that it says."""
+def test_a_dataset_file_is_a_wids_index(packed: Path) -> None:
+    """The keys of a wids index exist, and URLs lead to files with the listed size and count."""
     document = json.loads((packed / "out.json").read_text(encoding="ascii"))
     assert (document["__kind__"], document["wids_version"], document["name"]) == ("wids-shard-index-v1", 1, "out")
     assert [one["url"] for one in document["shardlist"]] == [shard.name for shard in shards(packed)]
@@ -67,7 +67,7 @@ def test_it_is_a_wids_index(packed: Path) -> None:
 
 
 def test_totals_add_up(packed: Path, sample_data: Path) -> None:
-    """Totals, fields and classes are those of the source."""
+    """Totals, fields and classes match the source."""
     document = json.loads((packed / "out.json").read_bytes())
     ours, listed, source = document["shardtool"], document["shardlist"], read_tree(sample_data)
     keys = sorted(name.rpartition(".")[0] for name in source if name.endswith(".jpg"))
@@ -88,8 +88,8 @@ def test_totals_add_up(packed: Path, sample_data: Path) -> None:
 
 
 @pytest.mark.parametrize("workers", ["1", "2"])
-def test_nothing_of_the_machine_is_inside(workers: str, packed: Path, sample_data: Path, tmp_path: Path) -> None:
-    """Another folder, user, home, time zone, locale, umask and hour give the same bytes, and no path is inside."""
+def test_the_bytes_do_not_depend_on_the_machine(workers: str, packed: Path, sample_data: Path, tmp_path: Path) -> None:
+    """Another folder, user, home, time zone, locale, umask and hour give the same bytes, without paths."""
     output = tmp_path / "elsewhere" / "deep"
     os.symlink(sample_data, tmp_path / "moved")
     before = os.umask(0o077)
@@ -132,10 +132,10 @@ def _texts(value: object) -> list[str]:
         (CreateOptions(workers=1, include=("*.txt", "*.bin")), {"include": ["*.txt", "*.bin"]}),
     ],
 )
-def test_options_that_decide_the_bytes_are_recorded(
+def test_only_options_that_affect_the_bytes_are_recorded(
     options: CreateOptions, recorded: dict[str, object], small: Path, tmp_path: Path
 ) -> None:
-    """The dataset file says how it was made: the options that decide its bytes, in one form, and no others."""
+    """The dataset file records exactly the options that affect its bytes, in one spelling."""
     create(small, str(tmp_path / "out-{000..}.tar"), options)
     made = json.loads((tmp_path / "out.json").read_bytes())["shardtool"]["made"]
     assert (made["verb"], made["source"], made["options"]) == ("create", "small", recorded)
@@ -143,8 +143,8 @@ def test_options_that_decide_the_bytes_are_recorded(
 
 
 @given(st.text(st.characters(exclude_categories=["Cs"])), st.integers(0, 2**63), st.integers(0, 2**32 - 1))
-def test_any_dataset_file(text: str, number: int, crc: int) -> None:
-    """Whatever keys and names there are, a dataset file is ASCII JSON that gives them back, with a right checksum."""
+def test_any_dataset_file_round_trips(text: str, number: int, crc: int) -> None:
+    """For any keys and names, a dataset file is ASCII JSON with a valid checksum that parses to the same values."""
     shard = ShardEntry(text, number, number, crc, text, number, crc, text, text)
     made = {"verb": "create", "source": text, "options": {text: number}}
     file = DatasetFile(
@@ -163,7 +163,7 @@ def test_any_dataset_file(text: str, number: int, crc: int) -> None:
     )
     raw = file.encode()
     assert raw.isascii()
-    assert _is_whole(raw)
+    assert _has_valid_checksum(raw)
     document = json.loads(raw)
     assert document["shardlist"][1] == shard.to_json()
     assert document["shardlist"][0]["crc32c"] == f"{crc:08x}"

@@ -1,4 +1,4 @@
-"""Laws of what is believed of a dataset file: it chooses, and nothing that it names is run, or opened elsewhere."""
+"""Dataset files are untrusted: nothing that they name is executed, or opened outside the dataset."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ _PATTERN = "out-{000..}.tar"
 
 
 def _sealed(document: Any) -> bytes:
-    """Return the bytes of a dataset file that says this, with the checksum of these bytes."""
+    """Return the bytes of a dataset file with this content and a valid checksum."""
     document = {name: value for name, value in document.items() if name != "checksum"}
     body = json.dumps(document, indent=2).removesuffix("\n}").encode() + b',\n  "checksum": "crc32c:'
     return body + b'%08x"\n}\n' % crc32c(body)
@@ -70,7 +70,7 @@ def _verify(dataset: Any, **options: Any) -> Report:
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Give six samples in `photos`, and their dataset of three shards in `ds`: not to be changed."""
+    """Return six samples in `photos`, and their dataset of three shards in `ds`; read-only."""
     folder = tmp_path_factory.mktemp("made")
     write_tree(folder / "photos", {f"{at}.txt": b"%d" % at * 700 for at in range(6)})
     create(folder / "photos", f"{folder}/ds/{_PATTERN}", CreateOptions(max_count=2, **_ONE_WORKER))
@@ -79,7 +79,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def copy(made: Path, tmp_path: Path) -> Path:
-    """Give a copy, to be changed."""
+    """Return a copy that a test may change."""
     shutil.copytree(made, tmp_path / "copy")
     return tmp_path / "copy"
 
@@ -87,8 +87,8 @@ def copy(made: Path, tmp_path: Path) -> Path:
 # What is recorded of a run.
 
 
-def test_every_option_is_decided() -> None:
-    """Recorded options are taken again only where they are listed by name; those of code and places are not."""
+def test_recorded_options_are_reused_only_if_listed() -> None:
+    """Recorded options are reused only if they are listed by name; code and paths are not."""
     families = {"fields", "fetch", "split_by"}  # runs record what they stand for
     known = {name for kind in (CreateOptions, ReshardOptions) for name in option_specs(kind)} - families
     assert known > REPEATABLE_OPTIONS
@@ -101,7 +101,7 @@ def test_every_option_is_decided() -> None:
 
 
 def test_no_verb_runs_recorded_code(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A function that a dataset file names is never imported, by any verb, though its module is on the path."""
+    """No verb imports a function that a dataset file names, even if its module is on the path."""
     write_tree(copy / "ds", {"evil_module.py": b"open(__file__ + '.ran', 'w')\ndef run(sample): return sample\n"})
     _reseal(copy / "ds" / "out.json", lambda file: file["shardtool"]["made"]["options"].update(map="evil_module:run"))
     flip(copy / "ds" / "out-000.tar", 600)
@@ -125,8 +125,8 @@ def test_no_verb_runs_recorded_code(copy: Path, monkeypatch: pytest.MonkeyPatch)
     assert not list(copy.rglob("*.ran"))
 
 
-def test_repair_calls_the_function_that_the_user_names(tmp_path: Path) -> None:
-    """With --map, that very function makes shards again, to the same bytes; another one is refused, and runs not."""
+def test_repair_calls_only_the_function_that_the_user_names(tmp_path: Path) -> None:
+    """With `--map`, the recorded function recreates the same shards; another function is rejected, not called."""
     source = write_tree(tmp_path / "in", {f"{at}.txt": b"%d" % (at * 90) for at in range(6)})
     options = CreateOptions(max_count=2, map="tests.mapped:told", **_ONE_WORKER)
     create(source, f"{tmp_path}/ds/{_PATTERN}", options)
@@ -141,8 +141,8 @@ def test_repair_calls_the_function_that_the_user_names(tmp_path: Path) -> None:
     assert read_tree(tmp_path / "ds") == wanted
 
 
-def test_links_are_followed_only_for_the_user(tmp_path: Path) -> None:
-    """That links lead out of the source is the user's word, not the dataset file's."""
+def test_only_the_user_can_allow_links_out_of_the_source(tmp_path: Path) -> None:
+    """Whether links may lead out of the source is the user's option, and is not read from the dataset file."""
     write_tree(tmp_path / "elsewhere", {"secret.txt": b"s" * 900})
     source = write_tree(tmp_path / "in", {"a.txt": b"a" * 900})
     (source / "b.txt").symlink_to(tmp_path / "elsewhere" / "secret.txt")
@@ -153,8 +153,8 @@ def test_links_are_followed_only_for_the_user(tmp_path: Path) -> None:
     assert _verify(tmp_path / "ds", source=source, symlinks="skip").counts == {"source-extra": 1}
 
 
-def test_the_root_of_a_manifest(tmp_path: Path) -> None:
-    """What relative paths count from is on no record, and can be given: to compare, and to make shards again."""
+def test_the_root_of_a_manifest_is_given_by_the_user(tmp_path: Path) -> None:
+    """The folder of relative paths is not recorded; the user can name it to compare and to recreate shards."""
     files = write_tree(tmp_path / "files", {f"{at}.txt": b"%d" % at * 900 for at in range(4)})
     listed = tmp_path / "lists" / "list.csv"
     write_tree(tmp_path / "lists", {"list.csv": b"path\n" + b"".join(b"%d.txt\n" % at for at in range(4))})
@@ -166,8 +166,8 @@ def test_the_root_of_a_manifest(tmp_path: Path) -> None:
     assert read_tree(tmp_path / "ds") == wanted
 
 
-def test_the_command(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The options of a source are the command's, too, and each is named as in `create`."""
+def test_the_command_line_has_the_options_of_a_source(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command line has the options of a source, with the same names as in `create`."""
     monkeypatch.chdir(copy)
     asked = ["verify", "ds", "--source", "photos", "--workers", "1", "--symlinks", "skip"]
     assert CliRunner().invoke(cli, asked).exit_code == 0
@@ -177,8 +177,8 @@ def test_the_command(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("options", [{"map": "a:b"}, {"map": "a:b", "source": "x"}, {"root": "x"}, {"symlinks": "skip"},
                                      {"allow_outside": True}])  # fmt: skip
-def test_options_about_a_source_want_one(options: dict[str, Any]) -> None:
-    """What is said of a source makes no sense without one, nor a function without a repair."""
+def test_source_options_require_a_source(options: dict[str, Any]) -> None:
+    """Options of a source require a source, and a function requires a repair."""
     with pytest.raises(InvalidRequest):
         VerifyOptions(**options)
 
@@ -221,8 +221,8 @@ _HOSTILE: list[Callable[[Any], object]] = [
 
 
 @pytest.mark.parametrize("change", _HOSTILE)
-def test_what_cannot_be_is_refused_where_it_is_read(change: Callable[[Any], object], copy: Path) -> None:
-    """Names that lead elsewhere, totals that are not those of the shards, and other types are damage, for all verbs."""
+def test_every_verb_reports_invalid_values_as_damage(change: Callable[[Any], object], copy: Path) -> None:
+    """Names outside the folder, wrong totals and wrong types are damage, for all verbs."""
     path = copy / "ds" / "out.json"
     _reseal(path, change)
     with pytest.raises(CorruptShard):
@@ -237,7 +237,7 @@ def test_what_cannot_be_is_refused_where_it_is_read(change: Callable[[Any], obje
 
 @pytest.mark.parametrize("which", range(9))
 def test_repair_stays_in_the_folder(which: int, copy: Path) -> None:
-    """Wherever the names in a dataset file lead, a repair reads, writes and removes nothing there."""
+    """A repair reads, writes and deletes nothing outside the folder, whatever names a dataset file contains."""
     victim = write_tree(copy / "victim", {"out-005.tar": b"p", "out-007.index": b"i", "secret.skipped": b"s"})
     _reseal(copy / "ds" / "out.json", _HOSTILE[which])
     flip(copy / "ds" / "out-000.tar", 600)
@@ -247,8 +247,8 @@ def test_repair_stays_in_the_folder(which: int, copy: Path) -> None:
     assert {path.name for path in copy.iterdir()} == {"ds", "photos", "victim"}
 
 
-def test_repair_removes_nothing_that_is_not_listed(copy: Path) -> None:
-    """A file that has a name of the dataset's, and is none of it, stays as it is; a renamed dataset file does, too."""
+def test_repair_deletes_no_unlisted_file(copy: Path) -> None:
+    """An unlisted file with a name of the dataset is kept, and so is a renamed dataset file."""
     write_tree(copy / "ds", {"out-007.tar": b"precious"})
     flip(copy / "ds" / "out-000.tar", 600)
     before = read_tree(copy)
@@ -263,10 +263,10 @@ def test_repair_removes_nothing_that_is_not_listed(copy: Path) -> None:
     assert read_tree(copy) == before
 
 
-def test_a_name_given_many_times_is_refused_soon() -> None:
-    """To say which of a hundred thousand names stand twice takes no time that grows with their square."""
+def test_duplicate_names_are_found_in_linear_time() -> None:
+    """Duplicates among a hundred thousand names are found without comparing all pairs."""
     begun = time.process_time()
-    with pytest.raises(InvalidRequest, match="given twice"):
+    with pytest.raises(InvalidRequest, match="duplicate names"):
         parse_pattern([f"a-{at // 2}.tar" for at in range(50_000)])
     assert time.process_time() - begun < 10  # of a half; it was minutes
 
@@ -279,10 +279,10 @@ _VALUES = st.recursive(
 )  # fmt: skip
 
 
-def _places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """Return where values stand in a document."""
+def _value_paths(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """Return the paths of all values in a document."""
     inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    return [path, *(place for key, one in inner for place in _places(one, (*path, key)))]
+    return [path, *(place for key, one in inner for place in _value_paths(one, (*path, key)))]
 
 
 def _replaced(document: Any, place: tuple[Any, ...], value: Any) -> Any:
@@ -296,11 +296,13 @@ def _replaced(document: Any, place: tuple[Any, ...], value: Any) -> Any:
 @pytest.mark.slow
 @given(data=st.data())
 @settings(max_examples=15)
-def test_any_sealed_dataset_file(data: st.DataObject, made: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Whatever stands anywhere in it, it is read as typed values that give back its shards, or refused; as in verbs."""
+def test_any_value_in_a_dataset_file_is_parsed_or_rejected(
+    data: st.DataObject, made: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Any value anywhere in a dataset file is parsed to the right types or rejected, also by verbs."""
     document = json.loads((made / "ds" / "out.json").read_bytes())
     for _ in range(data.draw(st.integers(1, 2))):
-        place = data.draw(st.sampled_from([one for one in _places(document) if one]))
+        place = data.draw(st.sampled_from([one for one in _value_paths(document) if one]))
         document = _replaced(document, place, data.draw(_VALUES))
     raw = _sealed(document)
     with suppress(CorruptShard):
@@ -322,8 +324,8 @@ def test_any_sealed_dataset_file(data: st.DataObject, made: Path, tmp_path_facto
     shutil.rmtree(folder)
 
 
-def test_options_that_are_no_utf8(tmp_path: Path) -> None:
-    """A file whose name is no UTF-8 can be left out by that name; every verb takes the dataset file that tells it."""
+def test_options_that_are_not_utf8(tmp_path: Path) -> None:
+    """A file whose name is not UTF-8 can be excluded by name; every verb accepts the resulting dataset file."""
     source = write_tree(tmp_path / "in", {b"a.txt": b"a", b"\xff.txt": b"b"})
     create(source, f"{tmp_path}/ds/{_PATTERN}", CreateOptions(exclude=(os.fsdecode(b"\xff*"),), **_ONE_WORKER))
     assert _verify(tmp_path / "ds", source=source).sound
@@ -335,16 +337,16 @@ def test_options_that_are_no_utf8(tmp_path: Path) -> None:
 # Runs that did not end.
 
 
-def _left(folder: Path, shards: int) -> None:
-    """Leave what a run leaves that was killed after so many shards."""
+def _keep_shards(folder: Path, shards: int) -> None:
+    """Keep what an interrupted run with this many shards leaves."""
     (folder / "out.json").unlink()
     for path in folder.glob("out-*"):
         if int(path.stem[4:]) >= shards:
             path.unlink()
 
 
-def _refused(folder: Path, told: str) -> None:
-    """See that what is there is no dataset for any verb, that this is said, and that nothing is touched."""
+def _assert_incomplete(folder: Path, told: str) -> None:
+    """Assert that every verb rejects an incomplete dataset with this message, and changes nothing."""
     before = read_tree(folder)
     for given_ in (folder, f"{folder}/{_PATTERN}", f"{folder}/out-*.tar", sorted(map(str, folder.glob("out-*.tar")))):
         report = _verify(given_, repair=True)
@@ -357,19 +359,19 @@ def _refused(folder: Path, told: str) -> None:
     assert read_tree(folder) == before
 
 
-def test_an_interrupted_run(made: Path, copy: Path) -> None:
-    """What a killed run has left becomes no dataset: sidecars tell how many shards were to be. --resume goes on."""
-    _left(copy / "ds", 2)
-    _refused(copy / "ds", "2 shards of 3 that were planned from out-000.tar on")
+def test_an_interrupted_run_is_not_a_dataset(made: Path, copy: Path) -> None:
+    """Shards of an interrupted run are no dataset, because sidecars record the planned number. `--resume` continues."""
+    _keep_shards(copy / "ds", 2)
+    _assert_incomplete(copy / "ds", "2 shards of 3 planned, starting with out-000.tar")
     one = copy / "ds" / "out-000.tar"
     assert _verify(one).sound  # who names one shard asks about that alone
     create(copy / "photos", f"{copy}/ds/{_PATTERN}", CreateOptions(max_count=2, if_exists="resume", **_ONE_WORKER))
     assert read_tree(copy / "ds") == read_tree(made / "ds")
 
 
-def test_shards_of_others_beside_an_interrupted_run(made: Path, copy: Path) -> None:
-    """Shards of other datasets in the folder are none of those that lack; the rest of the run's own is."""
-    _left(copy / "ds", 2)
+def test_shards_of_other_datasets_do_not_complete_a_run(made: Path, copy: Path) -> None:
+    """Shards of other datasets in the folder do not count as missing shards; shards of the same run do."""
+    _keep_shards(copy / "ds", 2)
     create(copy / "photos", f"{copy}/ds/other-{{000..}}.tar", CreateOptions(max_count=1, **_ONE_WORKER))
     for given_ in (f"{copy}/ds/out-*.tar", f"{copy}/ds/{_PATTERN}"):
         assert "dataset-incomplete" in _verify(given_, quick=True).counts
@@ -380,8 +382,8 @@ def test_shards_of_others_beside_an_interrupted_run(made: Path, copy: Path) -> N
     assert index(f"{copy}/ds/out-00*[01].tar", IndexOptions(**_ONE_WORKER)).shards == 2
 
 
-def test_all_shards_without_their_dataset_file(copy: Path) -> None:
-    """Where all are there, it is made again; so it is where a sidecar is lost, or was written before they told."""
+def test_index_recreates_the_dataset_file_of_a_complete_run(copy: Path) -> None:
+    """If all shards exist, the dataset file is recreated, even if a sidecar is missing or from an older version."""
     (copy / "ds" / "out.json").unlink()
     assert set(_verify(copy / "ds").counts) == {"dataset-file-missing"}
     assert _verify(copy / "ds", repair=True).sound
@@ -390,8 +392,8 @@ def test_all_shards_without_their_dataset_file(copy: Path) -> None:
     assert index(copy / "ds", IndexOptions(checksum=True, **_ONE_WORKER)).shards == 3
 
 
-def test_a_cut_dataset_file_of_more_shards(copy: Path) -> None:
-    """A dataset file that is cut off after some of its shards is not made again for these alone."""
+def test_a_truncated_dataset_file_is_not_replaced_by_a_smaller_one(copy: Path) -> None:
+    """A truncated dataset file is not recreated for only the shards that are still readable in it."""
     path = copy / "ds" / "out.json"
     raw = path.read_bytes()
     path.write_bytes(raw[: raw.index(b"out-002.tar")] + b'\n"shardtool": {\n    "format_version": 1' + b"\n  " * 3)
@@ -403,22 +405,22 @@ def test_a_cut_dataset_file_of_more_shards(copy: Path) -> None:
         index(path, IndexOptions(**_ONE_WORKER))
 
 
-def test_an_interrupted_append(made: Path, copy: Path, tmp_path: Path) -> None:
-    """What an append that was killed has left is not taken in: it tells of all shards that were to be there."""
+def test_an_interrupted_append_is_not_a_dataset(made: Path, copy: Path, tmp_path: Path) -> None:
+    """The shards of an interrupted append are rejected, because sidecars record the planned number."""
     more = write_tree(tmp_path / "more", {f"m{at}.txt": b"m" * 600 for at in range(4)})
     create(more, f"{copy}/ds/{_PATTERN}", CreateOptions(max_count=2, if_exists="append", **_ONE_WORKER))
     wanted = read_tree(copy / "ds")
     for name in ("out-004.tar", "out-004.index"):
         (copy / "ds" / name).unlink()
     shutil.copy(made / "ds" / "out.json", copy / "ds" / "out.json")
-    with pytest.raises(InvalidRequest, match="1 shard of 2 that were planned from out-003"):
+    with pytest.raises(InvalidRequest, match="1 shard of 2 planned, starting with out-003"):
         index(f"{copy}/ds/out-*.tar", IndexOptions(**_ONE_WORKER))
     create(more, f"{copy}/ds/{_PATTERN}", CreateOptions(max_count=2, if_exists="append-resume", **_ONE_WORKER))
     assert read_tree(copy / "ds") == wanted
 
 
-def test_shards_that_a_transform_adds(tmp_path: Path) -> None:
-    """Where samples that found no room go on into later shards, no part of these looks like all of them."""
+def test_overflow_shards_count_as_planned(tmp_path: Path) -> None:
+    """If samples overflow into additional shards, a subset of the shards does not look complete."""
     source = write_tree(tmp_path / "in", {f"{at:02}.txt": b"[600, 700, %d]" % (at * 90) for at in range(12)})
     options: Any = {"max_size": 12_000, "map": "tests.mapped:told", **_ONE_WORKER}
     create(source, f"{tmp_path}/ds/{_PATTERN}", CreateOptions(**options))
@@ -427,15 +429,15 @@ def test_shards_that_a_transform_adds(tmp_path: Path) -> None:
     wanted = read_tree(tmp_path / "ds")
     for left in range(1, count):
         shutil.copytree(tmp_path / "ds", tmp_path / f"left{left}")
-        _left(tmp_path / f"left{left}", left)
-        with pytest.raises(InvalidRequest, match="planned from out-000"):
+        _keep_shards(tmp_path / f"left{left}", left)
+        with pytest.raises(InvalidRequest, match="planned, starting with out-000"):
             index(tmp_path / f"left{left}", IndexOptions(**_ONE_WORKER))
     create(source, f"{tmp_path}/left1/{_PATTERN}", CreateOptions(if_exists="resume", **options))
     assert read_tree(tmp_path / "left1") == wanted
 
 
-def test_what_sidecars_tell_after_a_source_has_grown(tmp_path: Path) -> None:
-    """Shards that a transform made, and that stay, tell of the new plan: the same bytes as of a fresh run."""
+def test_sidecars_record_the_new_plan_after_a_source_has_grown(tmp_path: Path) -> None:
+    """Kept shards of a transform record the new plan, with the same bytes as in a fresh run."""
     source = write_tree(tmp_path / "in", {f"{at:02}.txt": b"500" for at in range(4)})
     options: Any = {"max_count": 2, "map": "tests.mapped:told", **_ONE_WORKER}
     create(source, f"{tmp_path}/ds/{_PATTERN}", CreateOptions(**options))
@@ -445,8 +447,8 @@ def test_what_sidecars_tell_after_a_source_has_grown(tmp_path: Path) -> None:
     assert read_tree(tmp_path / "ds") == read_tree(tmp_path / "new")
 
 
-def test_shards_that_are_neither_given_nor_there(copy: Path) -> None:
-    """What was not named is no finding, there or not, but is told of; a glob names what the dataset file lists, too."""
+def test_missing_shards_are_reported_only_if_named(copy: Path) -> None:
+    """A shard that was not named is no finding, but is mentioned; a glob also names the shards in the dataset file."""
     folder = copy / "ds"
     some = [f"{folder}/out-00*[01].tar", [str(folder / "out-000.tar"), str(folder / "out-001.tar")]]
     for one in some:
@@ -460,8 +462,8 @@ def test_shards_that_are_neither_given_nor_there(copy: Path) -> None:
     assert [(found.code, found.file) for found in report.findings] == [("shard-missing", "out-002.tar")]
 
 
-def test_a_dataset_file_gives_itself_back(made: Path) -> None:
-    """What is read of a sound dataset file is all that it says."""
+def test_a_dataset_file_round_trips(made: Path) -> None:
+    """Encoding the content of a valid dataset file returns the same bytes."""
     raw = read_small(str(made / "ds" / "out.json"))
     file = parse_dataset(raw, "out.json")
     assert isinstance(file, DatasetFile)

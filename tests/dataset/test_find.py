@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def dataset(small: Path, tmp_path: Path) -> Path:
-    """Give a folder with four shards."""
+    """Return a folder with four shards."""
     create(small, f"{tmp_path}/out/out-{{000..}}.tar", CreateOptions(max_count=3, workers=1))
     return tmp_path / "out"
 
 
-def test_ways_to_name_a_dataset(dataset: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The dataset file, a pattern, a glob, the folder and a list of shards all mean the same shards, in order."""
+def test_every_way_to_name_a_dataset(dataset: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The dataset file, a pattern, a glob, the folder and a list of shards name the same shards, in order."""
     names = [f"{dataset}/out-{number:03}.tar" for number in range(4)]
     ways: list[str | list[str]] = [
         f"{dataset}/out.json", f"{dataset}/out-{{000..003}}.tar", f"{dataset}/out-<000..003>.tar",
@@ -48,8 +48,8 @@ def test_numbers_sort_as_numbers(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["nothing.tar", "nothing", "no-{0..3}.tar", "no-*.tar", "out.json", "pipe:cat x",
                                   "httsp://h/x.tar", "http://", "{a,b}.tar", "x\0.tar"])  # fmt: skip
-def test_what_is_not_there(name: str, tmp_path: Path) -> None:
-    """A name of nothing is the user's mistake, whatever it looks like; nothing is run or fetched."""
+def test_a_missing_name_is_a_usage_error(name: str, tmp_path: Path) -> None:
+    """A name of nothing is a usage error, whatever it looks like; nothing is executed or fetched."""
     with pytest.raises((InvalidRequest, ValueError)) as caught:
         find_dataset(name if "://" in name or ":" in name else f"{tmp_path}/{name}")
     assert isinstance(caught.value, InvalidRequest) or "\0" in name
@@ -57,8 +57,8 @@ def test_what_is_not_there(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("url", ["/etc/passwd", "../x.tar", "a/../../x.tar", "pipe:cat /etc/passwd", "http://host/x.tar",
                                  "x\0.tar", ""])  # fmt: skip
-def test_a_dataset_file_leads_nowhere_else(url: str, tmp_path: Path) -> None:
-    """A dataset file, of ours or of wids, that names what is no file beside it is refused."""
+def test_names_outside_the_folder_are_rejected(url: str, tmp_path: Path) -> None:
+    """A dataset file or wids index with names outside its folder is rejected."""
     document = {"shardlist": [{"url": url, "nsamples": 1}]}
     (tmp_path / "out.json").write_text(json.dumps(document), encoding="ascii")
     with pytest.raises(CorruptShard):
@@ -67,15 +67,15 @@ def test_a_dataset_file_leads_nowhere_else(url: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", "nothing", "[" * 100_000, '{"shardlist": 5}', '{"shardlist": [5]}',
                                   '{"shardlist": [{"url": 1e999}]}', "9" * 5000])  # fmt: skip
-def test_a_file_that_is_no_dataset_file(text: str, tmp_path: Path) -> None:
-    """What is none is said to be none, however deep."""
+def test_other_json_is_not_a_dataset_file(text: str, tmp_path: Path) -> None:
+    """Other JSON is reported as not a dataset file, however deeply nested."""
     (tmp_path / "out.json").write_text(text, encoding="ascii")
     with pytest.raises((CorruptShard, InvalidRequest)):
         find_dataset(tmp_path / "out.json")
 
 
-def test_special_files(tmp_path: Path) -> None:
-    """A FIFO, a folder, or a link to a device or to nothing is no shard, compressed or not; nothing waits for one."""
+def test_special_files_are_rejected_without_waiting(tmp_path: Path) -> None:
+    """A FIFO, a folder, a link to a device and a broken link are not shards, compressed or not, and nothing blocks."""
     os.mkfifo(tmp_path / "a.tar")
     os.mkfifo(tmp_path / "a.tar.gz")
     (tmp_path / "b.tar").mkdir()
@@ -92,13 +92,13 @@ def test_special_files(tmp_path: Path) -> None:
     ("given_", "found"),
     [
         ("none.tar", "no such file"),
-        ("none-%03d.tar", "no shards of that pattern"),
-        ("none-{0..3}.tar", "no shards of that pattern"),
+        ("none-%03d.tar", "no shards match this pattern"),
+        ("none-{0..3}.tar", "no shards match this pattern"),
         ("none", "no such file or folder"),
     ],
 )
-def test_what_is_not_there_is_called_what_was_given(given_: str, found: str, tmp_path: Path) -> None:
-    """A name of one file is not called a pattern, which the user did not give."""
+def test_a_missing_file_is_not_called_a_pattern(given_: str, found: str, tmp_path: Path) -> None:
+    """The message for a missing file mentions a pattern only if the user gave one."""
     with pytest.raises(InvalidRequest) as caught:
         find_dataset(tmp_path / given_)
     assert caught.value.found == found

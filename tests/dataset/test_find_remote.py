@@ -1,4 +1,4 @@
-"""Datasets behind HTTP: found, listed in no way, and never left."""
+"""Datasets behind HTTP are found without listing, and no other address is read."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="module")
 def dataset(small_once: Path, http_files: Server) -> tuple[str, Path]:
-    """Give a folder of the web with a dataset of four shards, and the folder that is served."""
+    """Return the address of a folder with a dataset of four shards, and the served folder."""
     at = http_files.new_prefix()
     create(small_once, f"{http_files.local(at)}/x y#-{{000..}}.tar", CreateOptions(max_count=3, workers=1))
     return at, http_files.local(at)
 
 
-def test_ways_to_name_a_dataset(dataset: tuple[str, Path]) -> None:
-    """A dataset file, a range with its end, and a list of shards mean the same shards and the same dataset file."""
+def test_every_way_to_name_a_dataset(dataset: tuple[str, Path]) -> None:
+    """A dataset file, a range with an end, and a list of shards name the same shards and dataset file."""
     at, folder = dataset
     names = [path.name.replace(" ", "%20").replace("#", "%23") for path in shards(folder)]
     wanted = [f"{at}/{name}" for name in names]
@@ -50,15 +50,15 @@ def test_ways_to_name_a_dataset(dataset: tuple[str, Path]) -> None:
 
 
 def test_a_dataset_of_one_shard(small_once: Path, http_files: Server) -> None:
-    """The dataset file is found beside its only shard, too, and not taken for that of one shard of several."""
+    """The dataset file of a single shard is found, and is not used for a shard of a larger dataset."""
     at = http_files.new_prefix()
     create(small_once, f"{http_files.local(at)}/x-{{000..}}.tar", CreateOptions(workers=1))
     assert find_dataset(f"{at}/x-000.tar").dataset_file == f"{at}/x.json"
     assert find_dataset([f"{at}/x-000.tar"]).own
 
 
-def test_an_index_without_gaps_is_the_same_as_here(dataset: tuple[str, Path]) -> None:
-    """What sidecars and walks say of a dataset behind HTTP is what they say of the same files here."""
+def test_indexes_are_the_same_as_for_local_files(dataset: tuple[str, Path]) -> None:
+    """Sidecars and scans behind HTTP give the same indexes as for local files."""
     at, folder = dataset
     near, far = open_dataset(folder / "x y#.json"), open_dataset(f"{at}/x%20y%23.json")
     assert near.file == far.file
@@ -77,44 +77,44 @@ def test_an_index_without_gaps_is_the_same_as_here(dataset: tuple[str, Path]) ->
 @pytest.mark.parametrize(
     ("name", "found"),
     [
-        ("", "nothing is listed"),
-        ("/none", "nothing is listed"),
+        ("", "cannot be listed"),
+        ("/none", "cannot be listed"),
         ("/x%20y%23-{000..}.tar", "without an end"),
         ("/x%20y%23-*.tar", "a glob on the web"),
-        ("/none-{00..03}.tar", "no shards of that pattern"),
+        ("/none-{00..03}.tar", "no shards match this pattern"),
         ("/none.tar", "no such file"),
         ("/none.json", "no such"),
     ],
 )
-def test_nothing_is_listed(name: str, found: str, dataset: tuple[str, Path]) -> None:
-    """What would need a listing of a folder of the web is the user's mistake, and is said to be."""
+def test_names_that_require_listing_are_usage_errors(name: str, found: str, dataset: tuple[str, Path]) -> None:
+    """A name that requires a listing of a web folder is a usage error."""
     with pytest.raises(InvalidRequest, match=found):
         find_dataset(f"{dataset[0]}{name}")
 
 
-def test_splits_of_the_web_are_not_found() -> None:
-    """`{split}` means what lies there, which a web server does not say."""
+def test_split_patterns_are_rejected_on_the_web() -> None:
+    """`{split}` requires a listing, which web servers do not offer."""
     with pytest.raises(InvalidRequest, match="split"):
         expand_datasets("http://127.0.0.1:9/{split}.json")
 
 
 @pytest.mark.parametrize("url", ["/etc/x.tar", "../x.tar", "a/../../x.tar", "http://127.0.0.1:9/x.tar", "s3://b/x.tar",
                                  "//127.0.0.1:9/x.tar", "file:x.tar"])  # fmt: skip
-def test_a_dataset_file_leads_nowhere_else(
+def test_names_outside_the_folder_are_rejected(
     url: str, http_files: Server, proxies: Callable[[Server], FaultyProxy]
 ) -> None:
-    """A dataset file of the web that names what does not lie below it is refused, and nothing else is asked for."""
+    """A dataset file with names outside its folder is rejected, and no other address is requested."""
     proxy = proxies(http_files)
     at = proxy.server.new_prefix()
     text = json.dumps({"shardlist": [{"url": url, "nsamples": 1}]})
     (proxy.server.local(at) / "out.json").write_text(text, encoding="ascii")
-    with pytest.raises(CorruptShard, match="no shards beside it"):
+    with pytest.raises(CorruptShard, match="do not lead into its folder"):
         find_dataset(f"{at}/out.json")
     assert {one.path for one in proxy.log().asked} == {f"{at.removeprefix(proxy.server.url)}/out.json"}
 
 
-def test_bytes_of_shards(http_files: Server) -> None:
-    """A shard behind HTTP has the bytes that it has here, at any place, summed, and packed."""
+def test_shards_have_the_same_bytes_as_local_files(http_files: Server) -> None:
+    """A shard behind HTTP has the same bytes as the local file, at any offset, in sequence, and compressed."""
     import gzip
 
     at = http_files.new_prefix()
@@ -133,7 +133,7 @@ def test_bytes_of_shards(http_files: Server) -> None:
 
 
 def test_a_missing_shard_is_named(http_files: Server) -> None:
-    """A shard that is not there is an error that names it, as one of a disk is."""
+    """The error of a missing shard names it, as for local files."""
     at = http_files.new_prefix()
     for name in ("x.tar", "x.tar.gz"):
         with pytest.raises(CorruptShard, match=f"{at}/{name}: cannot be opened: no such object"):

@@ -1,4 +1,4 @@
-"""How long audio and video are, by their headers, and never more than their bytes allow."""
+"""Durations of audio and video from headers, bounded by their bytes."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ _FLAC = b"fLaC\0\0\0\x22" + bytes(10) + ((44_100 << 44) | 441_000).to_bytes(8, "
         (b"", 0, None),
     ],
 )
-def test_duration(start: bytes, length: int, seconds: float | None) -> None:
-    """A WAV and a FLAC say how long they are; what is cut off is not counted."""
+def test_wav_and_flac_durations(start: bytes, length: int, seconds: float | None) -> None:
+    """WAV and FLAC headers contain the duration; missing data does not count."""
     assert duration_s(start, length) == (None if seconds is None else pytest.approx(seconds, abs=0.01))
 
 
@@ -40,8 +40,8 @@ def test_duration(start: bytes, length: int, seconds: float | None) -> None:
     st.binary(max_size=80),
     st.none() | st.integers(0, 2**63),
 )
-def test_any_bytes_are_bounded(head: bytes, rest: bytes, length: int | None) -> None:
-    """Whatever a header claims, no audio lasts longer than eight seconds a byte, and nothing fails."""
+def test_any_header_gives_a_bounded_duration(head: bytes, rest: bytes, length: int | None) -> None:
+    """Whatever a header claims, a duration is at most eight seconds per byte, and nothing fails."""
     length = len(head + rest) if length is None else length
     found = duration_s(head + rest, length)
     assert found is None or 0 < found <= 8 * length
@@ -54,8 +54,8 @@ def test_any_bytes_are_bounded(head: bytes, rest: bytes, length: int | None) -> 
         *product(("OPUS",), (8000, 24_000, 48_000)),
     ],
 )
-def test_packed_audio(kind: str, rate: int) -> None:
-    """MP3 and Ogg last as long as what libsndfile packed into them, but for what an encoder pads."""
+def test_mp3_and_ogg_durations(kind: str, rate: int) -> None:
+    """MP3 and Ogg have the duration that libsndfile encoded, plus the encoder's padding."""
     file, form = io.BytesIO(), ("MP3", "MPEG_LAYER_III") if kind.startswith("MP3") else ("OGG", kind)
     constant = {"bitrate_mode": "CONSTANT", "compression_level": 0.5} if "without" in kind else {}
     noise = np.random.default_rng(1).normal(0, 0.1, (int(4.5 * rate), 2))
@@ -78,8 +78,8 @@ def _box(kind: bytes, content: bytes, *, is_large: bool = False) -> bytes:
 
 @pytest.mark.parametrize("version", [0, 1])
 @pytest.mark.parametrize("is_large", [False, True])
-def test_video(version: int, *, is_large: bool) -> None:
-    """An MP4 says how long it is in front of its data or behind it."""
+def test_mp4_durations(version: int, *, is_large: bool) -> None:
+    """An MP4 contains the duration before or after its data."""
     times = (1).to_bytes(8 if version else 4, "big") * 2
     facts = bytes([version, 0, 0, 0]) + times + (600).to_bytes(4, "big") + (7500).to_bytes(len(times) // 2, "big")
     kind, data = _box(b"ftyp", b"isom\0\0\0\0"), _box(b"mdat", bytes(9000), is_large=is_large)

@@ -1,4 +1,4 @@
-"""Laws of damaged shards: what is whole is copied, what is not is listed with its place, nothing is made up."""
+"""Damaged shards: complete samples are copied, others are listed with their offset, and nothing is invented."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
-
 _SKIP = ReshardOptions(on_error="skip", workers=1)
 _KEYS = "abcdef"
 _WHOLE = {key: {"jpg": key.encode() * 700, "json": key.encode() * 90} for key in _KEYS}
@@ -44,7 +43,7 @@ def _places(data: bytes) -> dict[str, int]:
 
 
 def _salvaged(folder: Path, name: str, data: bytes) -> tuple[str, list[tuple[str, str]]]:
-    """Return the keys of what was copied of a shard, whose payloads must be right, and the rows of what was not."""
+    """Return the keys of the copied samples, after a check of their payloads, and the rows of skipped samples."""
     (folder / name).write_bytes(data)
     reshard(folder / name, f"{folder}/out-{{000..}}.tar", _SKIP)
     dataset = folder / "out.json"
@@ -80,24 +79,24 @@ def _flipped(data: bytes, at: int) -> bytes:
         (_DATA + _tar({"g": {}}) + b"\xff" * 5, "abcdef", [""]),
     ],
 )  # fmt: skip
-def test_what_is_whole_of_a_tar(tmp_path: Path, data: bytes, keys: str, rows: list[str]) -> None:
-    """Members behind damage are found again, and a sample that may have lost a field there is left out by name."""
+def test_complete_samples_of_a_damaged_tar_are_copied(tmp_path: Path, data: bytes, keys: str, rows: list[str]) -> None:
+    """Members after damage are found, and a sample that may have lost a field is skipped by name."""
     assert _salvaged(tmp_path, "x.tar", data)[0] == keys
     found = [(row["key"], row["message"]) for row in skipped(tmp_path / "out.json")]
     assert sorted(key for key, _ in found) == rows
     assert all(message.startswith("at ") for _, message in found)
 
 
-def test_without_being_asked(tmp_path: Path) -> None:
-    """By default damage ends the run, with the place, and with the option that leaves it out."""
+def test_damage_is_an_error_by_default(tmp_path: Path) -> None:
+    """By default damage ends the run, with the offset, and with the option that skips it."""
     (tmp_path / "x.tar").write_bytes(_flipped(_DATA, _AT["c.json"] + 40))
-    with pytest.raises(CorruptShard, match=r"at [\d,]+: a header with the checksum.*on_error='skip'"):
+    with pytest.raises(CorruptShard, match=r"at [\d,]+: a header with checksum.*on_error='skip'"):
         reshard(tmp_path / "x.tar", f"{tmp_path}/out-{{000..}}.tar", ReshardOptions(workers=1))
 
 
 @pytest.mark.parametrize(("ending", "pack"), [("gz", gzip.compress), ("xz", lzma.compress)])
-def test_a_compressed_tar_that_is_cut(tmp_path: Path, ending: str, pack: object) -> None:
-    """Of a compressed tar that is cut, what can be unpacked is read, but the last sample of it, which may go on."""
+def test_a_truncated_compressed_tar(tmp_path: Path, ending: str, pack: object) -> None:
+    """A truncated compressed tar is read as far as possible, without the last sample, which may be incomplete."""
     samples = {key: {"jpg": os.urandom(40_000), "json": os.urandom(40_000)} for key in _KEYS}
     data = pack(_tar(samples))  # type: ignore[operator]
     (tmp_path / f"x.tar.{ending}").write_bytes(data[: len(data) * 2 // 3])
@@ -108,8 +107,8 @@ def test_a_compressed_tar_that_is_cut(tmp_path: Path, ending: str, pack: object)
     assert skipped(tmp_path / "out.json")[-1]["code"] == "damaged"
 
 
-def test_long_names_are_not_torn_off(tmp_path: Path) -> None:
-    """A member whose long name was lost with a header before it is left out: its short name is another sample's."""
+def test_a_member_that_lost_its_long_name_is_skipped(tmp_path: Path) -> None:
+    """A member that lost its long name is skipped, because its short name may be another sample's."""
     long = {"x" * 120 + key: {"jpg": key.encode() * 700} for key in _KEYS}
     for form in (tarfile.PAX_FORMAT, tarfile.GNU_FORMAT):
         data = _tar(long, form)
@@ -120,8 +119,8 @@ def test_long_names_are_not_torn_off(tmp_path: Path) -> None:
         assert found == {key: fields for key, fields in long.items() if not key.endswith("c")}
 
 
-def test_shards_that_are_none(tmp_path: Path) -> None:
-    """A shard of which nothing can be read is listed, and the others are copied; alone it is an error."""
+def test_an_unreadable_shard_is_listed(tmp_path: Path) -> None:
+    """An unreadable shard is listed, and the others are copied; a single unreadable shard is an error."""
     for number, data in enumerate((b"\xff" * 3000, b"", _DATA)):
         (tmp_path / f"x-{number}.tar").write_bytes(data)
     reshard(tmp_path, f"{tmp_path}/o/out-{{000..}}.tar", _SKIP)
@@ -131,8 +130,8 @@ def test_shards_that_are_none(tmp_path: Path) -> None:
         reshard(tmp_path / "x-0.tar", f"{tmp_path}/p/out-{{000..}}.tar", _SKIP)
 
 
-def test_a_tar_in_a_tar(tmp_path: Path) -> None:
-    """The members of a tar that is a payload are none of the shard, even where the header before it is damaged."""
+def test_members_of_a_nested_tar_are_not_samples(tmp_path: Path) -> None:
+    """Members of a tar inside a payload are not samples, even if the header before it is damaged."""
     inner = _tar({"inner": {"jpg": b"?" * 700}})
     data = _tar({"a": {"tar": inner}, "b": {"tar": inner}, "c": {"tar": inner}})
     (tmp_path / "x.tar").write_bytes(_flipped(data, _places(data)["b.tar"] + 40))
@@ -162,8 +161,8 @@ _BEFORE, _BEHIND = b"".join(_RECORDS[:2]), b"".join(_RECORDS[3:])
         (tfrecords.frame(b"no Example"), "abdef"),
     ],
 )
-def test_what_is_whole_of_a_tfrecord(tmp_path: Path, damaged: bytes, keys: str) -> None:
-    """Records behind damage are found again: each has checksums, so what is copied is right."""
+def test_complete_records_of_a_damaged_tfrecord_are_copied(tmp_path: Path, damaged: bytes, keys: str) -> None:
+    """Records after damage are found; their checksums verify what is copied."""
     found, rows = _salvaged(tmp_path, "x.tfrecord", _BEFORE + damaged + _BEHIND)
     assert found == keys
     assert rows
@@ -176,8 +175,8 @@ def _salvaged_end(folder: Path, damaged: bytes) -> str:
     return _salvaged(end, "x.tfrecord", _BEFORE + damaged[:200])[0]
 
 
-def test_a_damaged_number(tmp_path: Path) -> None:
-    """A number that has not its checksum costs its sample, like any payload, and not the run."""
+def test_a_damaged_number_skips_its_sample(tmp_path: Path) -> None:
+    """A number with a wrong checksum skips its sample, like any payload, and does not end the run."""
     import pyarrow as pa
 
     table = pa.table({"key": ["a", "b", "c"], "n": [300, 301, 302], "t": ["x", "y", "z"]})
@@ -202,21 +201,23 @@ def _torn(twice: str = "") -> bytes:
 
 
 @pytest.mark.parametrize("ending", ["tar", "tar.gz"])
-def test_fields_that_lie_apart(tmp_path: Path, ending: str) -> None:
-    """A tar with all images before all labels has as many samples as keys: `index` refuses it, `reshard` mends it."""
+def test_interleaved_fields(tmp_path: Path, ending: str) -> None:
+    """A tar with all images before all labels has one sample per key: `index` rejects it, `reshard` fixes it."""
     (tmp_path / f"x.{ending}").write_bytes(_torn() if ending == "tar" else gzip.compress(_torn()))
     reshard(tmp_path / f"x.{ending}", f"{tmp_path}/o/out-{{000..}}.tar", ReshardOptions(workers=1))
     assert contents(sound(tmp_path / "o" / "out.json")) == {
         key: {"jpg": key.encode() * 9, "json": b"{}"} for key in "abc"
     }
     if ending == "tar":
-        with pytest.raises(InvalidRequest, match=r"3 samples lie apart, such as .* 'a' at 0 and at 3,072.*reshard"):
+        with pytest.raises(
+            InvalidRequest, match=r"interleaved fields in 3 samples, for example 'a' at 0 and at 3,072.*reshard"
+        ):
             index(tmp_path / "x.tar")
         assert not [*tmp_path.glob("*.index")]
 
 
-def test_samples_of_one_key_are_not_put_together(tmp_path: Path) -> None:
-    """Where two parts of a key share a field, they are two samples, and none is put together."""
+def test_duplicate_samples_are_not_merged(tmp_path: Path) -> None:
+    """If two parts of a key share a field, they are two samples and are not merged."""
     (tmp_path / "x.tar").write_bytes(_torn(twice="b"))
     with pytest.raises(InvalidRequest, match="3 keys more than once"):
         reshard(tmp_path / "x.tar", f"{tmp_path}/o/out-{{000..}}.tar", ReshardOptions(workers=1))

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 
 @given(st.lists(st.tuples(st.integers(0, 9000), st.integers(0, 5000)), max_size=20))
-def test_reading_at_any_place(tmp_path_factory: pytest.TempPathFactory, places: list[tuple[int, int]]) -> None:
-    """A shard's bytes are its bytes, in whatever order they are read, and the sum is that of the whole file."""
+def test_reading_at_any_offset(tmp_path_factory: pytest.TempPathFactory, places: list[tuple[int, int]]) -> None:
+    """A shard's bytes are correct in any order of reading, and the checksum is that of the whole file."""
     path = tmp_path_factory.getbasetemp() / "any.tar"
     data = bytes(range(256)) * 30
     if not path.exists():
@@ -39,8 +39,8 @@ def test_reading_at_any_place(tmp_path_factory: pytest.TempPathFactory, places: 
         assert summed.crc() == crc32c(data)
 
 
-def test_the_sum_of_a_large_file(tmp_path: Path) -> None:
-    """So it is for files larger than the window, whatever was read on the way."""
+def test_the_checksum_of_a_large_file(tmp_path: Path) -> None:
+    """The checksum is correct for files larger than the window, whatever was read before."""
     data = os.urandom(5 * 2**20 + 77)
     (tmp_path / "x.tar").write_bytes(data)
     for places in ([], [(0, 512), (10, 2**21), (4 * 2**20, 3), (5, 5), (5 * 2**20, 500)], [(6 * 2**20, 10)]):
@@ -72,8 +72,8 @@ def _packed(folder: Path, data: bytes, ending: str) -> str:
 
 
 @pytest.mark.parametrize("ending", PACKERS)
-def test_parts_that_were_packed_alone(ending: str, tmp_path: Path) -> None:
-    """What parallel packers write, one packed part after the other, is read to its end; what is no part is damage."""
+def test_concatenated_compressed_streams(ending: str, tmp_path: Path) -> None:
+    """Concatenated streams of parallel compressors are read completely; other bytes between them are damage."""
     path, pack = tmp_path / f"X.TAR{ending.upper()}", PACKERS[ending]
     path.write_bytes(pack(b"a" * 70_000) + pack(b"b" * 500))
     with CompressedFile(str(path)) as file:
@@ -85,7 +85,7 @@ def test_parts_that_were_packed_alone(ending: str, tmp_path: Path) -> None:
 
 
 def test_an_xz_file_that_claims_much_memory(tmp_path: Path) -> None:
-    """A file of a few bytes that claims 4 GiB for its dictionary is refused, before memory is given to it."""
+    """A small file that claims a dictionary of 4 GiB is rejected before memory is allocated."""
     raw = bytearray(lzma.compress(b"x" * 1000, check=lzma.CHECK_NONE))
     assert raw[14:16] == b"\x21\x01"  # LZMA2, and one byte that tells the dictionary's size
     raw[16] = 40
@@ -98,8 +98,8 @@ def test_an_xz_file_that_claims_much_memory(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ending", PACKERS)
-def test_compressed_shards(ending: str, tmp_path: Path) -> None:
-    """A compressed shard is read in sequence; back beyond the window it is not; its end is its end."""
+def test_a_compressed_shard_is_read_sequentially(ending: str, tmp_path: Path) -> None:
+    """A compressed shard is read sequentially up to its end, and cannot be read before the window."""
     data = os.urandom(3 * 2**20)
     with CompressedFile(_packed(tmp_path, data, ending)) as file:
         assert bytes(file.read(0, 512)) == data[:512]
@@ -111,8 +111,8 @@ def test_compressed_shards(ending: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("ending", PACKERS)
-def test_damaged_compression(ending: str, tmp_path: Path) -> None:
-    """A cut or damaged stream is damage, or ends early; no other error comes of it."""
+def test_a_damaged_compressed_stream(ending: str, tmp_path: Path) -> None:
+    """A truncated or damaged stream is damage or ends early; no other error occurs."""
     path = _packed(tmp_path, os.urandom(5000), ending)
     with open(path, "rb") as whole:
         raw = whole.read()
@@ -147,8 +147,8 @@ CONTENTS = {
 
 
 @pytest.mark.parametrize("name", CONTENTS)
-def test_formats_by_content(name: str, tmp_path: Path) -> None:
-    """Where the name tells nothing, the first bytes do, also of what is packed; a name that tells is believed."""
+def test_the_first_bytes_determine_the_format(name: str, tmp_path: Path) -> None:
+    """If the name does not show the format, the first bytes do, also of compressed files; otherwise the name does."""
     data, shard_format, packing = CONTENTS[name]
     path = tmp_path / name
     path.write_bytes(data)
@@ -156,9 +156,9 @@ def test_formats_by_content(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b"hello", bytes(1024), gzip.compress(b"hello", mtime=0), b"BZh9junk"])
-def test_what_is_no_shard(data: bytes, tmp_path: Path) -> None:
-    """What is neither by its name nor by its content is said to be neither, and so is what is not there."""
+def test_other_files_are_not_shards(data: bytes, tmp_path: Path) -> None:
+    """A file that is not a shard by name or content is rejected, and so is a missing file."""
     (tmp_path / "blob").write_bytes(data)
     for name in ("blob", "none", "a.zip"):
-        with pytest.raises(InvalidRequest, match="neither tar nor TFRecord"):
+        with pytest.raises(InvalidRequest, match="neither a tar nor a TFRecord"):
             detect_kind(str(tmp_path / name))

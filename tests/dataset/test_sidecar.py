@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="session")
 def packed(awkward: Path, ending: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Give the shards of the awkward tree, with labels."""
+    """Return the shards of the awkward tree, with labels."""
     folder = tmp_path_factory.mktemp("packed")
     options = CreateOptions(workers=1, max_size="1.5MB", label_from_folder=True)
     create(awkward, f"{folder}/out-{{000..}}.{ending}", options)
@@ -32,7 +32,7 @@ def packed(awkward: Path, ending: str, tmp_path_factory: pytest.TempPathFactory)
 
 @pytest.fixture(scope="session")
 def many_classes(ending: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Give a shard whose labels are longer as text than as numbers, a large sample among them."""
+    """Return a shard whose labels are longer as text than as numbers, with one large sample."""
     files = {f"{folder:03}/x.bin": bytes(600_000 if folder == 150 else folder) for folder in range(200)}
     source = write_tree(tmp_path_factory.mktemp("classes"), files)
     folder = tmp_path_factory.mktemp("packed")
@@ -41,15 +41,15 @@ def many_classes(ending: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _text(payload: bytes, field: str, shard: Path) -> bytes:
-    """Return what stands for a payload in its source; in a TFRecord, a label is a number."""
+    """Return the source text of a payload; in a TFRecord, a label is a number."""
     if shard.suffix == ".tfrecord" and field == "cls":
         return b"%d" % tfrecords.read_varint(payload, 0)[0]
     return payload
 
 
 @pytest.mark.parametrize("made", ["packed", "many_classes"])
-def test_pandas_reads_it(made: str, ending: str, request: pytest.FixtureRequest) -> None:
-    """A sidecar is read by pandas as it is, one row a sample in shard order, and its offsets point at the payloads."""
+def test_pandas_reads_a_sidecar(made: str, ending: str, request: pytest.FixtureRequest) -> None:
+    """A sidecar is readable with pandas: one row per sample in shard order, with offsets of payloads."""
     folder: Path = request.getfixturevalue(made)
     for shard in shards(folder):
         assert shard.suffix == f".{ending}"
@@ -67,7 +67,7 @@ def test_pandas_reads_it(made: str, ending: str, request: pytest.FixtureRequest)
 
 
 def test_samples_fill_the_shard(packed: Path) -> None:
-    """From offset to offset, samples follow each other without a gap from 0 to a tar's trailer or a TFRecord's end."""
+    """Samples follow each other without a gap, from 0 to a tar's trailer or a TFRecord's end."""
     for shard in shards(packed):
         table = pq.read_table(shard.with_suffix(".index"))
         offsets, sizes = table["__offset__"].to_numpy(), table["__size__"].to_numpy()
@@ -79,7 +79,7 @@ def test_samples_fill_the_shard(packed: Path) -> None:
 
 
 def test_columns_have_the_types_of_the_format(packed: Path) -> None:
-    """Columns have the types that the design states, none of them nullable, in ZSTD."""
+    """Columns have the documented types, are not nullable, and are compressed with ZSTD."""
     index = shards(packed)[0].with_suffix(".index")
     schema = pq.read_schema(index)
     fields = "list<element: struct<name: string not null, offset: uint64 not null, length: uint64 not null, "
@@ -96,8 +96,8 @@ def test_columns_have_the_types_of_the_format(packed: Path) -> None:
     assert {group.column(at).compression for at in range(group.num_columns)} == {"ZSTD"}
 
 
-def test_metadata_tells_of_the_shard(packed: Path) -> None:
-    """A sidecar's metadata holds the version, its shard's name, size and checksum, and how many its run made."""
+def test_metadata_describes_the_shard(packed: Path) -> None:
+    """A sidecar's metadata has the version, the shard's name, size and checksum, and the run's number of shards."""
     for shard in shards(packed):
         raw = shard.read_bytes()
         found = pq.read_metadata(shard.with_suffix(".index")).metadata
@@ -116,7 +116,7 @@ def test_metadata_tells_of_the_shard(packed: Path) -> None:
 
 
 def _pages(index: Path, column: str) -> range:
-    """Return where the bytes of a column's pages lie, their headers left out."""
+    """Return the byte ranges of a column's pages without their headers."""
     group = pq.read_metadata(index).row_group(0)
     for at in range(group.num_columns):
         chunk = group.column(at)
@@ -137,8 +137,8 @@ def _crcs(raw: bytes) -> list[int] | None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("column", [".crc32c", ".offset", ".length", ".name"])
-def test_a_flipped_byte_shows(column: str, packed: Path) -> None:
-    """A flipped byte in a page of the fields is an error when they are read, never another value or another error."""
+def test_a_flipped_byte_is_detected(column: str, packed: Path) -> None:
+    """A flipped byte in a page of the fields is an error when read, never another value or another error."""
     source = shards(packed)[0].with_suffix(".index")
     raw, pages, refused = source.read_bytes(), _pages(source, column), 0
     right = _crcs(raw)
@@ -153,8 +153,8 @@ def test_a_flipped_byte_shows(column: str, packed: Path) -> None:
         assert refused > 0.8 * len(pages)  # what else there is, are page headers with statistics
 
 
-def test_the_last_byte_of_the_checksums_page_is_covered(packed: Path) -> None:
-    """The payload of the page that holds the checksums is refused wherever it was flipped."""
+def test_every_byte_of_the_checksums_page_is_covered(packed: Path) -> None:
+    """The page with the checksums is rejected wherever it was flipped."""
     source = shards(packed)[0].with_suffix(".index")
     for at in _pages(source, ".crc32c")[-20:]:
         with pytest.raises(CorruptShard):
@@ -162,8 +162,8 @@ def test_the_last_byte_of_the_checksums_page_is_covered(packed: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", ["empty", "text", "truncated", "foreign", "newer"])
-def test_what_is_no_sidecar(damage: str, packed: Path, tmp_path: Path) -> None:
-    """What is no sidecar of a known version is `CorruptShard`, by name, whatever it is."""
+def test_other_files_are_not_sidecars(damage: str, packed: Path, tmp_path: Path) -> None:
+    """A file that is not a sidecar of a known version is `CorruptShard`, by name."""
     path, good = tmp_path / "out.index", shards(packed)[0].with_suffix(".index")
     if damage == "newer":
         table = pq.read_table(good)
@@ -181,8 +181,8 @@ def test_what_is_no_sidecar(damage: str, packed: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("columns", [0, 1, 200])
-def test_the_schema_of_a_sidecar(columns: int, tmp_path: Path) -> None:
-    """The columns of a sidecar are read from its footer, however long that is."""
+def test_the_schema_is_read_from_the_footer(columns: int, tmp_path: Path) -> None:
+    """The columns of a sidecar are read from its footer, however long it is."""
     more = {f"column-{at:04}-{'x' * 100}": [at, None] for at in range(columns)}
     table = pa.table({"key": ["a", "b"], "txt": ["x", "y"] if columns else ["", ""], **more})
     create(table, f"{tmp_path}/out-{{0..}}.tar", CreateOptions(values=("txt=txt",), workers=1))
@@ -191,8 +191,8 @@ def test_the_schema_of_a_sidecar(columns: int, tmp_path: Path) -> None:
     assert len(read_sidecar_schema(str(path))) >= 5 + columns
 
 
-def test_a_schema_that_the_machine_does_not_read(packed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the disk fails, that is said, and not that there is no sidecar."""
+def test_a_failing_disk_is_not_a_damaged_sidecar(packed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If the disk fails, the error says so, and does not call the sidecar invalid."""
 
     def fails(*_: int) -> bytes:
         raise OSError(errno.EIO, os.strerror(errno.EIO))

@@ -1,4 +1,4 @@
-"""The one reader of sidecars, over every verb: nothing that a sidecar says takes much memory, or ends in a crash."""
+"""Hostile sidecars with every verb: none takes much memory or causes a crash."""
 
 from __future__ import annotations
 
@@ -57,7 +57,6 @@ VERBS = {
     "create --resume": ["create", "SOURCE", "BESIDE/out-{000..}.tar", "--resume", "--workers", "1", "--quiet"],
     "index": ["index", "DATASET", "--workers", "1", "--quiet"],
 }
-
 # One for each way in which a sidecar is read; the last ones replace it.
 READERS = (
     "verify", "reshard", "inspect --json", "inspect --sample", "inspect --html", "index --export", "create --append",
@@ -67,7 +66,7 @@ READERS = (
 
 @pytest.fixture(scope="module")
 def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Give a folder with a dataset `ds/out.json` of one tar of four samples with metadata, its source, and more."""
+    """Return a folder with a dataset `ds/out.json` of one tar of four samples with metadata, its source, and more."""
     place = tmp_path_factory.mktemp("sound")
     table = {"key": [f"k{at}" for at in range(4)], "txt": ["some text"] * 4, "n": [1, 2, 3, 4], "word": ["a", "b"] * 2}
     pq.write_table(pa.table(table), place / "source.parquet")
@@ -78,7 +77,7 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def dataset(packed: Path, tmp_path: Path) -> Path:
-    """Give a copy of the dataset, to be changed."""
+    """Return a copy of the dataset that a test may change."""
     shutil.copytree(packed, tmp_path / "w")
     return tmp_path / "w" / "ds" / "out.json"
 
@@ -108,7 +107,7 @@ def _written(table: pa.Table, facts: dict[str, str], **options: Any) -> bytes:
 
 
 def _seal(dataset: Path, data: bytes, samples: int | None = None) -> None:
-    """Put another sidecar beside the shard, and list it in the dataset file: every checksum agrees with it."""
+    """Replace the sidecar, and list it in the dataset file, so that every checksum matches."""
     _sidecar(dataset).write_bytes(data)
     document = json.loads(dataset.read_bytes())
     shard = document["shardlist"][0]
@@ -138,7 +137,7 @@ def _set(name: str, change: Callable[[pa.Table], Any]) -> Callable[[pa.Table], p
 
 
 def _index(rows: int, keys: Any, fields: int = 0) -> Callable[[pa.Table], pa.Table]:
-    """Return what makes an index of so many samples, and so many fields in the first one."""
+    """Return a function that makes an index of so many samples, and so many fields in the first one."""
 
     def made(table: pa.Table) -> pa.Table:
         kind = table.schema.field("__fields__").type
@@ -220,7 +219,7 @@ def _arguments(verb: str, dataset: Path) -> list[str]:
 
 
 def _outcome(verb: str, dataset: Path) -> int:
-    """Return the exit code of a verb; whatever is no error of ours, a hang included, fails the test."""
+    """Return the exit code of a verb; undocumented errors and hangs fail the test."""
 
     def hangs(*_: object) -> None:
         raise AssertionError(verb)
@@ -239,7 +238,7 @@ def _outcome(verb: str, dataset: Path) -> int:
 
 @pytest.fixture
 def memory() -> Iterator[_Memory]:
-    """Measure the memory that Arrow, NumPy and Python take."""
+    """Measure the memory of Arrow, NumPy and Python."""
     before = pa.default_memory_pool()
     tracemalloc.start()
     yield _Memory()
@@ -252,13 +251,13 @@ _POOLS: list[pa.MemoryPool] = []  # to the end, since what they gave goes back t
 
 class _Memory:
     def start(self) -> None:
-        """Forget what was taken so far."""
+        """Reset the peak."""
         _POOLS.append(pa.proxy_memory_pool(pa.system_memory_pool()))
         pa.set_memory_pool(_POOLS[-1])
         tracemalloc.reset_peak()
 
     def peak(self) -> int:
-        """Return how many bytes were taken at a time, since then."""
+        """Return the peak number of bytes since `start`."""
         return int(_POOLS[-1].max_memory()) + tracemalloc.get_traced_memory()[1]
 
 
@@ -281,12 +280,12 @@ _BOMBED = [
 @pytest.mark.slow
 @pytest.mark.parametrize(("what", "verbs"), _BOMBED, ids=BOMBS)
 def test_small_sidecars_take_little_memory(what: str, verbs: list[str], dataset: Path, memory: _Memory) -> None:
-    """A sidecar of some kilobytes that unfolds to gigabytes is refused before it does, by every verb alike."""
+    """Every verb rejects a small sidecar that would decompress to gigabytes before it does."""
     _spoil(dataset, BOMBS[what])
     data, size = _sidecar(dataset).read_bytes(), (dataset.parent / "out-000.tar").stat().st_size
     assert len(data) < 200_000
     memory.start()
-    with pytest.raises(CorruptShard, match="no sidecar"):
+    with pytest.raises(CorruptShard, match="not a valid sidecar"):
         parse_sidecar(data, "x.index", size)
     for verb in verbs:
         code = _outcome(verb, dataset)
@@ -298,8 +297,8 @@ def test_small_sidecars_take_little_memory(what: str, verbs: list[str], dataset:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("what", LIES)
-def test_sidecars_that_lie(what: str, dataset: Path) -> None:
-    """A sidecar with nulls, bytes that are no text, or one payload for many fields is refused by name by each verb."""
+def test_inconsistent_sidecars_are_rejected(what: str, dataset: Path) -> None:
+    """A sidecar with nulls, invalid text, or one payload for many fields is rejected by name by each verb."""
     _spoil(dataset, LIES[what])
     assert _outcome("verify", dataset) == 3
     assert _outcome("reshard", dataset) == 4
@@ -309,8 +308,8 @@ def test_sidecars_that_lie(what: str, dataset: Path) -> None:
 
 
 @pytest.mark.parametrize("what", ["fifo", "folder", "device", "dangling link", "link to itself"])
-def test_what_is_no_file(what: str, dataset: Path) -> None:
-    """What has a sidecar's name and is no file holds no verb up, and ends none but by a finding or an error of ours."""
+def test_special_files_with_a_sidecar_name(what: str, dataset: Path) -> None:
+    """A special file with a sidecar's name blocks no verb, and causes only findings or our errors."""
     path = _sidecar(dataset)
     path.unlink()
     if what == "fifo":
@@ -325,8 +324,8 @@ def test_what_is_no_file(what: str, dataset: Path) -> None:
         assert _outcome(verb, dataset) in (0, 2, 3, 4, 5, 7), verb
 
 
-def test_a_large_file_that_is_no_sidecar(dataset: Path, memory: _Memory) -> None:
-    """Nobody reads a file of a gigabyte to learn that it is no Parquet."""
+def test_a_large_file_is_rejected_without_reading_it(dataset: Path, memory: _Memory) -> None:
+    """A file of a gigabyte that is not Parquet is rejected without reading it."""
     os.truncate(_sidecar(dataset), 2**30)
     memory.start()
     assert _outcome("verify", dataset) == 3
@@ -335,24 +334,24 @@ def test_a_large_file_that_is_no_sidecar(dataset: Path, memory: _Memory) -> None
     assert memory.peak() < _MOST
 
 
-def test_values_that_repeat_each_other(dataset: Path) -> None:
-    """An encoding in which a value of no bytes stands for a megabyte of the one before is refused."""
+def test_delta_encoded_values_are_rejected(dataset: Path) -> None:
+    """An encoding in which an empty value repeats a megabyte of the previous one is rejected."""
     column = _with("t", lambda rows: pa.array(["t" * 1_000_000] * rows))
     _spoil(dataset, column, use_dictionary=False, column_encoding={"t": "DELTA_BYTE_ARRAY"})
-    with pytest.raises(CorruptShard, match="an encoding that no sidecar has"):
+    with pytest.raises(CorruptShard, match="an encoding that sidecars do not use"):
         parse_sidecar(_sidecar(dataset).read_bytes(), "x", 4096)
 
 
-def test_pages_that_are_read_many_times(dataset: Path) -> None:
-    """Columns that share their pages, so that reading them takes for ever, are refused by the footer."""
+def test_shared_pages_are_rejected(dataset: Path) -> None:
+    """Columns that share their pages, and would take forever to read, are rejected by the footer."""
     footer = parse_footer(_sidecar(dataset).read_bytes())
     with pytest.raises(ValueError, match="share their pages"):
         leaf_memory(b"PAR1", footer)
 
 
 @pytest.mark.slow
-def test_no_memory_is_no_damage(dataset: Path) -> None:
-    """Where memory ends, the sidecar is not blamed: whoever took that for damage would replace a sound one."""
+def test_a_memory_error_is_not_damage(dataset: Path) -> None:
+    """`MemoryError` is not reported as damage; otherwise a valid sidecar could be replaced."""
     text = np.random.default_rng(0).integers(97, 123, (4, 8_000_000), np.uint8)
     column = pa.array([row.tobytes().decode() for row in text])
     table = pq.read_table(_sidecar(dataset)).append_column("t", column)
@@ -388,8 +387,8 @@ _TIMES = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("what", _TIMES)
-def test_times_that_python_does_not_know(what: str, tmp_path: Path) -> None:
-    """A time beyond the year 9999 in the metadata is shown as text by every verb, and goes along into other shards."""
+def test_times_beyond_year_9999(what: str, tmp_path: Path) -> None:
+    """A time beyond the year 9999 is shown as text by every verb, and is copied to other shards."""
     write_tree(tmp_path, {"a0.txt": b"a"})
     pq.write_table(pa.table({"path": ["a0.txt"], "t": _TIMES[what], "n": [1]}), tmp_path / "source.parquet")
     dataset = tmp_path / "ds" / "out.json"
@@ -401,8 +400,8 @@ def test_times_that_python_does_not_know(what: str, tmp_path: Path) -> None:
     assert first.combine_chunks().equals(second.combine_chunks())
 
 
-def test_times_as_text(tmp_path: Path) -> None:
-    """Only times that Python does not know become text; what it knows looks as it did."""
+def test_only_unsupported_times_become_text(tmp_path: Path) -> None:
+    """Only times that Python does not support become text; others look as before."""
     times = pa.array([2**58, 0], pa.timestamp("us"))
     days = pa.array([0, 1], pa.date32())
     source = pa.table({"key": ["a", "b"], "txt": ["x", "y"], "t": times, "d": days})
@@ -415,8 +414,8 @@ def test_times_as_text(tmp_path: Path) -> None:
 
 
 @given(data=st.data())
-def test_places_that_overlap(data: st.DataObject) -> None:
-    """Payloads pass exactly where no two of them share a byte, in whatever order they lie."""
+def test_overlapping_payloads_are_rejected(data: st.DataObject) -> None:
+    """Payloads are accepted exactly if no two of them share a byte, in any order."""
     payloads = data.draw(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 8)), min_size=1, max_size=8))
     rows = _rows_of([payloads])
     alone = [set(range(start, start + size)) for start, size in payloads]
@@ -444,8 +443,8 @@ def _rows_of(samples: list[list[tuple[int, int]]]) -> Any:
     return rows
 
 
-def test_a_million_fields_are_soon_compared() -> None:
-    """A million payloads out of order are seen not to overlap by sorting them, not by comparing each with each."""
+def test_overlaps_of_a_million_fields_are_found_by_sorting() -> None:
+    """Overlaps among a million unordered payloads are found by sorting, not by comparing all pairs."""
     count = 1_000_000
     rows = _rows_of([[(0, 1)]])
     order = np.random.default_rng(0).permutation(count)
@@ -483,10 +482,10 @@ def _columns(draw: st.DrawFn, rows: int) -> pa.Array:
 
 @settings(max_examples=15)
 @given(data=st.data())
-def test_any_sidecar_over_every_verb(
+def test_any_sidecar_with_every_verb(
     data: st.DataObject, packed: Path, memory: _Memory, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """Whatever bytes or columns a sidecar has, a verb succeeds, or ends with an error that is documented; none is 1."""
+    """For any sidecar, a verb succeeds or exits with a documented error, never with 1."""
     place = tmp_path_factory.mktemp("any") / "w"
     shutil.copytree(packed, place)
     dataset = place / "ds" / "out.json"
@@ -516,8 +515,8 @@ def test_any_sidecar_over_every_verb(
     assert memory.peak() < _MOST
 
 
-def test_a_sound_sidecar_stays_sound(dataset: Path) -> None:
-    """What `create` writes, each verb reads: nested metadata, text that is there many times, and nulls included."""
+def test_valid_sidecars_are_accepted(dataset: Path) -> None:
+    """Each verb reads what `create` writes: nested metadata, repeated text, and nulls."""
     table = pq.read_table(_sidecar(dataset))
     rows = table.num_rows
     table = table.append_column("nested", pa.array([[{"a": "x" * 50, "b": [1, None]}, None]] * rows))

@@ -1,6 +1,6 @@
-"""Laws of the sidecar's versions: every row of version 2 names the shard, and every verb reads version 1, too.
+"""Versions of sidecars: every row of version 2 names the shard, and every verb reads version 1.
 
-`version_1/` is a dataset as shardtool 0.1.0 wrote it, from the files in `SOURCE`.
+`version_1/` is a dataset written by shardtool 0.1.0 from the files in `SOURCE`.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ _FINGERPRINT = "b2:6e55c85253593608cdeb9a4e337bc4d58be52bc52c53c6aab8bec83d2ea42
 
 @pytest.fixture
 def old(tmp_path: Path) -> Path:
-    """Give a copy of the dataset of version 1."""
+    """Return a copy of the dataset of version 1."""
     return Path(shutil.copytree(_COMMITTED, tmp_path / "old"))
 
 
 @pytest.fixture
 def new(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Give the same dataset as it is written now, without the column of labels that version 1 did not have yet."""
+    """Return the same dataset as written now, without the column of labels, which version 1 lacks."""
     with monkeypatch.context() as patch:
         patch.setattr(metadata_columns, "with_number_columns", lambda columns, _more: columns)
         create(write_tree(tmp_path / "src", SOURCE), f"{tmp_path}/new/out-{{0..1}}.tar", _options())
@@ -64,7 +64,7 @@ def _options(**more: Any) -> CreateOptions:
 
 
 def test_every_row_names_the_shard(new: Path) -> None:
-    """Sidecars read as one table say of each row which shard it is of; the column is coded in a dictionary."""
+    """In sidecars that are read as one table, each row names its shard; the column is dictionary-encoded."""
     rows = pq.ParquetDataset([str(path) for path in sorted(new.glob("*.index"))]).read().to_pylist()
     assert [(row["__shard__"], row["__key__"]) for row in rows] == [
         ("out-0.tar", "a/1"), ("out-0.tar", "b/2"), ("out-1.tar", "b/3")
@@ -74,7 +74,7 @@ def test_every_row_names_the_shard(new: Path) -> None:
 
 
 def test_verify_and_inspect_read_version_1(old: Path, new: Path) -> None:
-    """A dataset of version 1 is sound, and is shown as one of version 2 is."""
+    """A dataset of version 1 is valid, and `inspect` shows it like version 2."""
     report = verify(old, VerifyOptions(workers=1))
     assert (report.sound, report.counts, report.unchecked) == (True, {}, ())
     shown = [replace(inspect(folder / "out.json"), dataset="", dataset_file=None) for folder in (old, new)]
@@ -82,7 +82,7 @@ def test_verify_and_inspect_read_version_1(old: Path, new: Path) -> None:
 
 
 def test_reshard_and_export_read_version_1(old: Path, new: Path, tmp_path: Path) -> None:
-    """What is made of a dataset of version 1 has the bytes of what is made of one of version 2."""
+    """A dataset of version 1 gives the same output bytes as version 2."""
     made = [tmp_path / name for name in ("of-old", "of-new")]
     for source, folder in zip((old, new), made, strict=True):
         result = reshard(source / "out.json", f"{folder}/x-{{0..}}.tar", ReshardOptions(workers=1))
@@ -92,21 +92,23 @@ def test_reshard_and_export_read_version_1(old: Path, new: Path, tmp_path: Path)
 
 
 def test_append_to_version_1(old: Path, tmp_path: Path) -> None:
-    """Samples are added to a dataset of version 1 without touching it, and a note names the column that it lacks."""
+    """Samples are appended to a dataset of version 1 without changing it, and a note names the missing column."""
     before = read_tree(old)
     more = write_tree(tmp_path / "more", {"a/9.txt": b"nine"})
     result = create(more, f"{old}/out-{{0..}}.tar", _options(if_exists="append", classes_from=old / "out.json"))
-    assert [note for note in result.notes if "do not have: __shard__" in note and "union_by_name" in note]
+    assert [
+        note for note in result.notes if "sidecars of the dataset lack: __shard__" in note and "union_by_name" in note
+    ]
     after = read_tree(old)
     assert {name for name in before if after[name] != before[name]} == {"out.json"}
     assert verify(old, VerifyOptions(workers=1)).sound
 
 
 @pytest.mark.parametrize("verb", ["index", "create"])
-def test_sidecars_of_version_1_become_those_of_version_2(verb: str, old: Path, new: Path, tmp_path: Path) -> None:
-    """`index` and `--resume` give a dataset of version 1 the bytes of one that is made now, and touch no shard.
+def test_index_and_resume_upgrade_version_1(verb: str, old: Path, new: Path, tmp_path: Path) -> None:
+    """`index` and `--resume` upgrade a dataset of version 1 to the bytes of a new one, and keep the shards.
 
-    `--resume` adds the column of labels, too.
+    `--resume` also adds the column of labels.
     """
     inodes = [path.stat().st_ino for path in shards(old)]
     if verb == "index":
@@ -119,8 +121,8 @@ def test_sidecars_of_version_1_become_those_of_version_2(verb: str, old: Path, n
     assert [path.stat().st_ino for path in shards(old)] == inodes
 
 
-def test_resume_keeps_changed_samples_of_version_1(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Shards of changed samples whose sidecars have version 1 are kept by `--resume`, and get new sidecars."""
+def test_resume_keeps_transformed_shards_of_version_1(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`--resume` keeps shards of transformed samples with sidecars of version 1, and writes new sidecars."""
     source, folder = write_tree(tmp_path / "src", SOURCE), tmp_path / "out"
     monkeypatch.setenv(NOTED, f"{tmp_path}/noted")
     options = CreateOptions(map="tests.mapped:noted", workers=1)
@@ -137,7 +139,7 @@ def test_resume_keeps_changed_samples_of_version_1(tmp_path: Path, monkeypatch: 
 
 
 def _rewritten(path: Path, change: Callable[[pa.Table], pa.Table], **facts: str) -> bytes:
-    """Return a sidecar with other rows, and the facts that it had."""
+    """Return a sidecar with changed rows and the same facts."""
     table = pq.read_table(path)
     known = {name: value for name, value in table.schema.metadata.items() if name.startswith(b"shardtool.")}
     known |= {f"shardtool.{name}".encode(): value.encode() for name, value in facts.items()}
@@ -160,25 +162,25 @@ def _named(*names: str | None) -> Callable[[pa.Table], pa.Table]:
         (_named("x.tar", "x.tar"), {}, "rows of other shards"),
         (_named("out-0.tar", None), {}, "rows of other shards"),
         (_named(None, None), {}, "rows of other shards"),
-        (lambda table: table.drop_columns(["__shard__"]), {}, "other columns than a sidecar's"),
-        (lambda table: table, {"format_version": "1"}, "columns that no sidecar has: __shard__"),
-        (lambda table: table.set_column(1, "__shard__", pa.array([1, 1])), {}, "a column __shard__ of int64"),
-        (lambda table: table.append_column("__shard__", table["__shard__"]), {}, "no sidecar"),
+        (lambda table: table.drop_columns(["__shard__"]), {}, "different columns than a sidecar"),
+        (lambda table: table, {"format_version": "1"}, "columns that sidecars do not have: __shard__"),
+        (lambda table: table.set_column(1, "__shard__", pa.array([1, 1])), {}, "a column __shard__ of type int64"),
+        (lambda table: table.append_column("__shard__", table["__shard__"]), {}, "not a valid sidecar"),
         (lambda table: table, {"shard": "out-1.tar"}, "rows of other shards than out-1.tar"),
     ],
 )
-def test_a_column_that_names_other_shards_is_refused(
+def test_rows_of_other_shards_are_rejected(
     change: Callable[[pa.Table], pa.Table], facts: dict[str, str], found: str, new: Path
 ) -> None:
-    """A sidecar is of one shard: one whose rows do not all name it is `CorruptShard`, whatever they name."""
+    """A sidecar whose rows do not all name its shard is `CorruptShard`."""
     same = _rewritten(new / "out-0.index", lambda table: table)
     assert parse_sidecar(same, "x", None).version == 2
     with pytest.raises(CorruptShard, match=found):
         parse_sidecar(_rewritten(new / "out-0.index", change, **facts), "x", None)
 
 
-def test_a_renamed_shard_gets_a_sidecar_of_its_name(new: Path, tmp_path: Path) -> None:
-    """`index` over shards that were renamed makes sidecars whose rows have the new names."""
+def test_index_of_a_renamed_shard(new: Path, tmp_path: Path) -> None:
+    """`index` of renamed shards writes sidecars whose rows have the new names."""
     for at, path in enumerate(shards(new)):
         (tmp_path / f"y-{at}.tar").write_bytes(path.read_bytes())
     index(f"{tmp_path}/y-{{0..1}}.tar", IndexOptions(workers=1))

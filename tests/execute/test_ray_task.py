@@ -113,7 +113,7 @@ def test_what_a_node_sees(pool: LocalPool, tmp_path: Path) -> None:
         (f"{tmp_path}/b: no such file or directory", "a folder, as here"),
         ("mine:same: no module mine", "the module of this process"),
     ]
-    gone = (f"{tmp_path}: another folder, or none", "the folder that this process writes to")
+    gone = (f"{tmp_path}: missing, or a different folder", "the folder that this process writes to")
     assert rest == [[], [gone], []]
 
 

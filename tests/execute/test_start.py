@@ -44,7 +44,7 @@ def test_pools_are_alike(pool: Pool, tmp_path: Path) -> None:
     """Each pool gives every result with its task's number, passes on errors, and sees what this process sees."""
     pool.check((str(tmp_path),), output=str(tmp_path), function="no.module:function")
     assert sorted(pool.map(halved, range(0, 20, 2))) == [(number, number) for number in range(10)]
-    assert pool.most >= pool.max_per_machine >= 1
+    assert pool.max_tasks >= pool.max_per_machine >= 1
     with pytest.raises(SampleFailed, match="3: odd"):
         list(pool.map(halved, [2, 3]))
 
@@ -89,7 +89,7 @@ def test_without_ray() -> None:
     code = f"{hidden}from shardtool.cli import main; sys.argv[1:] = ['verify', '.', '--executor', 'ray']; main()"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 2
-    remedy = "Run `pip install 'shardtool[ray]'`, here and on each node."
+    remedy = "Run `pip install 'shardtool[ray]'` here and on every node."
     assert done.stderr == f"shardtool: --executor ray: Ray is not installed here. {remedy}\n"
 
 

@@ -1,1 +1,1 @@
-"""Faults injected for real: signals, full disks, files that change, hostile environments. No mocks."""
+"""Real faults: signals, full disks, files that change, hostile environments. No mocks."""

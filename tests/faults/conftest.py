@@ -1,4 +1,4 @@
-"""Folders in memory, and a source that takes long enough to be disturbed in the middle."""
+"""Folders in memory, and a source that is large enough to be disturbed while it is packed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Bulk:
-    """A source of 24 shards of 8 MiB, and what an undisturbed run makes of it."""
+    """A source of 24 shards of 8 MiB, and the output of an undisturbed run."""
 
     source: Path
     options: tuple[str, ...]
@@ -30,13 +30,13 @@ class Bulk:
 
 
 def memory_folder() -> Path:
-    """Return a new folder, in memory where there is room."""
+    """Return a new folder, in memory if there is enough."""
     return Path(tempfile.mkdtemp(prefix="shardtool-faults-", dir=memory_root()))
 
 
 @pytest.fixture
 def place() -> Iterator[Path]:
-    """Give a folder that is removed afterwards, gigabytes and all."""
+    """Yield a folder that is deleted afterwards."""
     folder = memory_folder()
     yield folder
     shutil.rmtree(folder, ignore_errors=True)
@@ -44,7 +44,7 @@ def place() -> Iterator[Path]:
 
 @pytest.fixture(scope="session")
 def bulk() -> Iterator[Bulk]:
-    """Make the large source once."""
+    """Create the large source once."""
     folder = memory_folder()
     source = write_samples(folder / "src", 96, 2 * MEBIBYTE)
     options = ("--max-count", "4", "--workers", "2", "--quiet")
@@ -58,7 +58,7 @@ def bulk() -> Iterator[Bulk]:
 
 @pytest.fixture(scope="session")
 def bulk_records(bulk: Bulk) -> Bulk:
-    """Give the same source, and what an undisturbed run makes of it as TFRecord."""
+    """Return the same source, and the TFRecord output of an undisturbed run."""
     folder, pattern = memory_folder(), PATTERN.replace(".tar", ".tfrecord")
     run = create(bulk.source, folder / pattern, *bulk.options)
     assert run.code == 0, run.err
@@ -69,13 +69,13 @@ def bulk_records(bulk: Bulk) -> Bulk:
 
 @pytest.fixture
 def small(place: Path) -> Path:
-    """Make a source of 12 samples of 60 kB, so of 36 files."""
+    """Create a source of 12 samples of 60 kB (36 files)."""
     return write_samples(place / "src", 12, 60_000)
 
 
 @pytest.fixture
 def disk(place: Path) -> Iterator[Callable[[str], Path]]:
-    """Give a function that mounts a file system in memory with options such as `size=1m`."""
+    """Return a function that mounts a file system in memory with options such as `size=1m`."""
     mounted: list[Path] = []
 
     def mount(options: str) -> Path:
@@ -96,7 +96,7 @@ def disk(place: Path) -> Iterator[Callable[[str], Path]]:
 
 @pytest.fixture(scope="session")
 def reference() -> Iterator[Path]:
-    """Give what an undisturbed run, four samples a shard, makes of `small`."""
+    """Return the output of an undisturbed run on `small`, with four samples per shard."""
     folder = memory_folder()
     source = write_samples(folder / "src", 12, 60_000)
     run = create(source, folder / "out", "--max-count", "4", "--quiet")
@@ -107,5 +107,5 @@ def reference() -> Iterator[Path]:
 
 @pytest.fixture(scope="session")
 def expected(reference: Path) -> dict[str, str]:
-    """Give hashes of those files."""
+    """Return the hashes of those files."""
     return contents(reference)

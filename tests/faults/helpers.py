@@ -1,4 +1,4 @@
-"""Run the command line as a user does, watch it from outside, and compare what it leaves."""
+"""Run the command line in a process, watch it from outside, and compare its output."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 REPO = Path(__file__).resolve().parents[2]
 PATTERN = "out-{000..}.tar"
 MEBIBYTE = 2**20
-PATIENCE_S = 30  # a hang, not slowness: nothing here takes a tenth of it
+PATIENCE_S = 30  # detects a hang: nothing here takes a tenth of it
 _ENDINGS = (".tar", ".tfrecord")
 
 # Runs the command line in-process, after code that may wrap `Terminal.start`, which is called between plan and packing,
@@ -42,7 +42,7 @@ main()
 
 @dataclass
 class Run:
-    """A command line at work, in a session (so a process group) of its own."""
+    """A running command line, in its own session and process group."""
 
     process: subprocess.Popen[bytes] | warm.Warm
     out: str = ""
@@ -50,13 +50,13 @@ class Run:
 
     @property
     def code(self) -> int:
-        """Its exit code; negative for a signal."""
+        """Exit code; negative for a signal."""
         code = self.process.returncode
         assert code is not None
         return code
 
     def end(self) -> Run:
-        """Wait until it has ended, and every holder of its stderr with it."""
+        """Wait until it has exited, and all processes that hold its stderr."""
         self.out, self.err = (data.decode() for data in self.process.communicate(timeout=PATIENCE_S))
         return self
 
@@ -66,7 +66,7 @@ class Run:
             (os.killpg if group else os.kill)(self.process.pid, signum)
 
     def processes(self) -> list[int]:
-        """Return every process of this run that is alive, found by its session, whoever its parent is now."""
+        """Return all live processes of this run's session, whoever their parent is."""
         found = []
         for name in os.listdir("/proc"):
             if name.isdigit():
@@ -82,16 +82,17 @@ class Run:
         return [int(pid) for pid in path.read_text(encoding="ascii").split()]
 
     def all_gone(self) -> bool:
-        """Tell whether soon, on a loaded machine too, no process is left."""
+        """Return whether all processes end within 20 seconds."""
         return settles(lambda: not self.processes(), 20)
 
 
 def start(
     source: Path | str, output: Path | str, *more: str, env: Mapping[str, str] | None = None, **how: object
 ) -> Run:
-    """Start `create`, or another `verb`; `output` is a folder, or a pattern. `code` runs between plan and packing.
+    """Start `create`, or another `verb`; `output` is a folder or a pattern. `code` runs between plan and packing.
 
-    With `hook="phase"`, it runs before the first pass of two. With `cold`, `before` or `env`, Python starts afresh.
+    With `hook="phase"`, `code` runs before the first of two passes. With `cold`, `before` or `env`, a new Python
+    starts.
     """
     target = str(output) if "{" in str(output) else f"{output}/{PATTERN}"
     code, hook, verb = str(how.pop("code", "")), str(how.pop("hook", "start")), str(how.pop("verb", "create"))
@@ -122,7 +123,7 @@ def create(
 
 
 def settles(true: Callable[[], bool], timeout_s: float = PATIENCE_S, step_s: float = 0.02) -> bool:
-    """Tell whether a condition comes true in time."""
+    """Return whether a condition becomes true in time."""
     end = time.monotonic() + timeout_s
     while not true():
         if time.monotonic() > end:
@@ -132,31 +133,31 @@ def settles(true: Callable[[], bool], timeout_s: float = PATIENCE_S, step_s: flo
 
 
 def shards(folder: Path) -> list[str]:
-    """Return the names of the shards that are visible."""
+    """Return the names of the visible shards."""
     with suppress(FileNotFoundError):
         return sorted(name for name in os.listdir(folder) if name.endswith(_ENDINGS) and not name.startswith("."))
     return []
 
 
 def reach(run: Run, folder: Path, count: int) -> None:
-    """Wait until `count` shards are visible, and see that the run is still in the middle."""
+    """Wait until `count` shards are visible, and check that the run is not finished."""
     assert settles(lambda: len(shards(folder)) >= count or run.process.poll() is not None, step_s=0.0005)
     assert not (folder / "out.json").exists(), "the run was over too soon to be disturbed"
 
 
 def hold(run: Run, folder: Path, count: int) -> None:
-    """Stop all processes of a run when `count` shards are visible; `release` lets them go on."""
+    """Stop all processes of a run when `count` shards are visible; `release` continues them."""
     reach(run, folder, count)
     run.signal(signal.SIGSTOP, group=True)
 
 
 def release(run: Run) -> None:
-    """Let a held run go on."""
+    """Continue a stopped run."""
     run.signal(signal.SIGCONT, group=True)
 
 
 def contents(folder: Path) -> dict[str, str]:
-    """Return size and checksum of every file of a folder, hidden ones too, by name."""
+    """Return name to size and checksum of every file in a folder, including hidden ones."""
     found = {}
     for name in sorted(os.listdir(folder)):
         size = crc = 0
@@ -168,13 +169,13 @@ def contents(folder: Path) -> dict[str, str]:
 
 
 def identity(folder: Path, names: list[str]) -> dict[str, tuple[int, int]]:
-    """Return (inode, modification time) of files: what a file that nobody touched keeps."""
+    """Return inode and modification time of files, which change if a file is rewritten."""
     facts = {name: (folder / name).stat() for name in names}
     return {name: (fact.st_ino, fact.st_mtime_ns) for name, fact in facts.items()}
 
 
 def finished(folder: Path) -> list[str]:
-    """Return the shards that have their sidecar, and these."""
+    """Return the shards that have a sidecar, and the sidecars."""
     both = [(name, f"{name.rpartition('.')[0]}.index") for name in shards(folder)]
     return [name for pair in both if (folder / pair[1]).exists() for name in pair]
 
@@ -185,7 +186,7 @@ def hidden(folder: Path) -> list[str]:
 
 
 def write_samples(folder: Path, count: int, size: int) -> Path:
-    """Make `count` samples of a large file, sparse but for its ends, and a few small ones."""
+    """Create `count` samples, each of a large sparse file and a few small ones."""
     folder.mkdir(parents=True)
     for number in range(count):
         with (folder / f"s{number:04}.bin").open("wb") as file:
@@ -199,6 +200,6 @@ def write_samples(folder: Path, count: int, size: int) -> Path:
 
 
 def plain(run: Run) -> None:
-    """See that a run has told its user something, and no traceback."""
+    """Check that a run printed a message and no traceback."""
     assert "Traceback" not in run.err, run.err
     assert "Exception" not in run.err, run.err

@@ -1,4 +1,4 @@
-"""A cache on a disk that is full, or read-only, never stands in the way of a reader."""
+"""A full or read-only disk under a cache never disturbs a reader."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def test_full_disk(place: Path, disk: Callable[[str], Path]) -> None:
-    """On a disk that is smaller than the bound, shards are evicted for others; full of other files, none is copied."""
+    """On a disk smaller than the cache's limit, shards are evicted; on a disk full of other files, none is copied."""
     shards, mounted, noting = made_shards(place), disk(f"size={16 * 4096}"), Noting()
     cache = Cache(mounted / "cache", "1GB", observer=noting)
     assert read_all(cache, [*shards, *shards]) == [True] * 12
@@ -34,8 +34,8 @@ def test_full_disk(place: Path, disk: Callable[[str], Path]) -> None:
     assert read_all(full, shards)
 
 
-def test_fills_while_copying(place: Path, disk: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A disk that is full in the middle of a copy is no error: shards are read at their own place."""
+def test_disk_fills_while_copying(place: Path, disk: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """If the disk becomes full during a copy, shards are read from their original location."""
     shards, mounted, noting = made_shards(place), disk(f"size={16 * 4096}"), Noting()
     cache = Cache(mounted / "cache", "1GB", observer=noting)
     (mounted / "other").write_bytes(bytes(12 * 4096))
@@ -52,8 +52,8 @@ def test_fills_while_copying(place: Path, disk: Callable[[str], Path], monkeypat
     assert read_all(Cache(mounted / "cache", "1GB"), shards[:3]) == [True] * 3
 
 
-def test_read_only(place: Path, disk: Callable[[str], Path]) -> None:
-    """On a disk that is read-only, what is there is read, and the rest at its own place; a note says so."""
+def test_read_only_disk(place: Path, disk: Callable[[str], Path]) -> None:
+    """On a read-only disk, cached shards are read, the others from their original location, with a note."""
     shards, mounted, noting = made_shards(place), disk("size=8m"), Noting()
     read_all(Cache(mounted / "cache"), shards[:2])
     subprocess.run(["mount", "-o", "remount,ro", str(mounted)], check=True)

@@ -1,4 +1,4 @@
-"""A copy whose disk is full or refuses, or that is interrupted, leaves finished files and goes on from them."""
+"""A copy that fails or is interrupted leaves finished files and can be continued."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def _dataset(place: Path, sample: int = 9000, samples: int = 12) -> Path:
     return place / "out"
 
 
-def test_fills_while_copying(place: Path, disk: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A disk that is full in the middle ends the copy by an error; the next one goes on, once there is space."""
+def test_disk_fills_while_copying(place: Path, disk: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk that becomes full fails the copy; the next copy continues once there is space."""
     source, mounted = _dataset(place), disk("size=256k")
     filler = mounted / "other"
     filler.write_bytes(bytes(150_000))
@@ -45,8 +45,8 @@ def test_fills_while_copying(place: Path, disk: Callable[[str], Path], monkeypat
     assert read_tree(mounted / "copy") == read_tree(source)
 
 
-def test_read_only(place: Path, disk: Callable[[str], Path]) -> None:
-    """On a disk that is read-only, a copy is an error that names the place."""
+def test_read_only_disk(place: Path, disk: Callable[[str], Path]) -> None:
+    """A copy to a read-only disk fails and names the folder."""
     source, mounted = _dataset(place), disk("size=1m")
     subprocess.run(["mount", "-o", "remount,ro", str(mounted)], check=True)
     with pytest.raises(OutputFailed, match="read-only"):
@@ -54,7 +54,7 @@ def test_read_only(place: Path, disk: Callable[[str], Path]) -> None:
 
 
 def test_file_size_limit(place: Path) -> None:
-    """A limit on the size of files (`ulimit -f`) is an error that says so; nothing is half there."""
+    """A file size limit (`ulimit -f`) is reported as such; no partial file is visible."""
     source = _dataset(place)
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
@@ -70,8 +70,8 @@ def test_file_size_limit(place: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
-def test_interrupted(signum: signal.Signals, place: Path) -> None:
-    """An interrupt ends a copy soon, with its exit code and no temporary file; the same command finishes it."""
+def test_interrupted_copy_can_be_continued(signum: signal.Signals, place: Path) -> None:
+    """An interrupt ends a copy soon, without temporary files; the same command continues it."""
     source = _dataset(place, 2_000_000, 40)
     command = [sys.executable, "-m", "shardtool", "copy", str(source), str(place / "copy")]
     run = subprocess.Popen(command, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True)
@@ -83,7 +83,7 @@ def test_interrupted(signum: signal.Signals, place: Path) -> None:
     if run.returncode == 0:
         pytest.skip("it was done before the signal came")
     assert run.returncode == 128 + signum
-    assert "Run it again: it goes on" in said
+    assert "Run it again to continue." in said
     there = read_tree(place / "copy")
     assert not [name for name in there if name.startswith(".")]
     assert there.items() < read_tree(source).items()

@@ -1,4 +1,4 @@
-"""Seen with strace: the order of fsync and rename; and every such call failing, or being the last one, in turn."""
+"""Order of fsync and rename, seen with strace; and each such call failing, or being the last one."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _RENAMES = "rename,renameat,renameat2"
 
 @pytest.fixture(scope="session")
 def strace() -> str:
-    """Find strace, and that it may trace."""
+    """Return the path of strace, if it may trace."""
     path = shutil.which("strace")
     if path is None:
         pytest.skip("strace is not installed (apt-get install strace)")
@@ -32,7 +32,7 @@ def strace() -> str:
 
 
 def _events(log: Path, folder: Path) -> list[tuple[str, str]]:
-    """Return (`sync` or `name`, file) of each such call that worked, in order; "" is the folder."""
+    """Return the successful calls in order, as (`sync` or `name`, file); "" is the folder."""
     found = []
     for line in _joined(log.read_text(errors="replace").splitlines()):
         if match := re.search(r"(?:fsync|fdatasync)\(\d+<([^>]*)>\)\s+= 0", line):
@@ -47,7 +47,7 @@ def _events(log: Path, folder: Path) -> list[tuple[str, str]]:
 
 
 def _joined(lines: list[str]) -> list[str]:
-    """Put together calls that strace shows in two halves because another process came between."""
+    """Join calls that strace prints in two parts because another process was scheduled."""
     waiting: dict[str, str] = {}
     whole = []
     for line in lines:
@@ -64,8 +64,8 @@ def _joined(lines: list[str]) -> list[str]:
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", ["1", "2"])
 @pytest.mark.parametrize("verb", ["", "--overwrite"], ids=["fresh", "overwrite"])
-def test_order(strace: str, workers: str, verb: str, small: Path, place: Path) -> None:
-    """Each file is synced before its rename and the folder after; shard before sidecar; the dataset file last."""
+def test_sync_before_rename(strace: str, workers: str, verb: str, small: Path, place: Path) -> None:
+    """Each file is synced before its rename, the folder after; shard, then sidecar, dataset file last."""
     out, log = place / "out", place / "log"
     if verb:
         assert create(small, out, *OPTIONS, "--include", "s000*").code == 0
@@ -89,7 +89,7 @@ def test_order(strace: str, workers: str, verb: str, small: Path, place: Path) -
 
 
 def test_new_folders_are_durable(strace: str, small: Path, place: Path) -> None:
-    """Folders that the run makes are synced into those above them before anything is named in them."""
+    """New folders are synced into their parents before any file in them is renamed."""
     out, log = place / "new" / "deep", place / "log"
     traced = [strace, "-f", "-y", "-qq", "-s", "400", "-e", f"trace=fsync,{_RENAMES}", "-o", str(log)]
     assert create(small, out, *OPTIONS, before=traced).code == 0
@@ -101,7 +101,7 @@ def test_new_folders_are_durable(strace: str, small: Path, place: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [1, 2, 4, 6, 7])
 def test_killed_at_a_rename(strace: str, number: int, small: Path, expected: dict[str, str], place: Path) -> None:
-    """Killed at any of the renames, what has a final name is whole, and resume makes the same bytes."""
+    """After a kill at any rename, every visible file is complete, and resume produces the same bytes."""
     out = place / "out"
     inject = f"inject={_RENAMES}:signal=SIGKILL:when={number}"
     traced = [strace, "-f", "-qq", "-e", f"trace={_RENAMES}", "-e", inject, "-o", str(place / "log")]
@@ -131,10 +131,10 @@ def test_killed_at_a_rename(strace: str, number: int, small: Path, expected: dic
     ],
     ids=lambda fault: f"{fault[0].partition(',')[0]}-{fault[1]}",
 )
-def test_failing_call(
+def test_failing_system_call(
     strace: str, fault: tuple[str, int, str, str], small: Path, expected: dict[str, str], place: Path
 ) -> None:
-    """A failing fsync, rename or the like, whichever, ends the run with 7 and its name; resume makes the same bytes."""
+    """Any failing fsync, rename or similar call ends the run with 7; resume produces the same bytes."""
     out, (call, number, error, said) = place / "out", fault
     inject = f"inject={call}:error={error}:when={number}"
     traced = [strace, "-f", "-qq", "-e", f"trace={call}", "-e", inject, "-o", str(place / "log")]
@@ -154,7 +154,7 @@ def test_failing_call(
 @pytest.mark.slow
 @pytest.mark.parametrize("on_error", ["stop", "skip"])
 def test_source_read_error(strace: str, on_error: str, small: Path, place: Path) -> None:
-    """A read that fails with EIO, as of a bad sector, fails that sample by name; no zeros take its place."""
+    """A read that fails with EIO fails its sample by name; it is not replaced by zeros."""
     bad = small / "s0005.bin"
     inject = "inject=readv,read,pread64,preadv:error=EIO"
     traced = [strace, "-f", "-qq", "-P", str(bad), "-e", "trace=readv,read,pread64,preadv", "-e", inject]

@@ -1,4 +1,4 @@
-"""The same bytes, or a clear error, in whatever surroundings the tool is run."""
+"""The same bytes, or a clear error, in any environment."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
 
 
 def _shell(line: str) -> list[str]:
-    """Return words that run the command that follows them in a line of shell."""
+    """Return a command prefix that runs a line of shell first."""
     return ["sh", "-c", line, "sh"]
 
 
@@ -70,13 +70,13 @@ def _rename_foreign(source: Path) -> Path:
 
 @pytest.fixture
 def foreign(small: Path) -> Path:
-    """Add names that are not ASCII to the source, whose own name is not either."""
+    """Add non-ASCII names to a source with a non-ASCII name."""
     return _rename_foreign(small)
 
 
 @pytest.fixture(scope="session")
 def foreign_expected(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Give what an ordinary run makes of it."""
+    """Return the output of an ordinary run on it."""
     folder = tmp_path_factory.mktemp("foreign")
     assert create(_rename_foreign(write_samples(folder / "src", 12, 60_000)), folder / "out", *OPTIONS).code == 0
     return contents(folder / "out")
@@ -85,7 +85,7 @@ def foreign_expected(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SURROUNDINGS)
 def test_same_bytes(name: str, foreign: Path, foreign_expected: dict[str, str], place: Path) -> None:
-    """Start method, workers, locale, hash seed, time zone, closed streams and limits change no byte of any file."""
+    """Start method, workers, locale, hash seed, time zone, closed streams and limits change no output byte."""
     before, more, options = SURROUNDINGS[name]
     run = create(foreign, place / "out", *OPTIONS, *options, env={**os.environ, **more}, before=before)
     assert (run.code, run.err) == (0, "")
@@ -95,7 +95,7 @@ def test_same_bytes(name: str, foreign: Path, foreign_expected: dict[str, str], 
 
 @pytest.mark.parametrize("locale", ["C.UTF-8", "C"])
 def test_skipped_in_any_locale(locale: str, foreign: Path, place: Path) -> None:
-    """What is left out is listed in the same bytes in a locale that cannot show the names."""
+    """The list of skipped samples has the same bytes in a locale that cannot print the names."""
     code = "import os; os.unlink(b'%s/\\xc3\\x841 \\xe7\\x8c\\xab.jpg' % os.fsencode(sys.argv[2]))"
     env = {**os.environ, "LC_ALL": locale, "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     run = create(foreign, place / "out", *OPTIONS, "--on-error", "skip", env=env, code=code)
@@ -105,7 +105,7 @@ def test_skipped_in_any_locale(locale: str, foreign: Path, place: Path) -> None:
 
 
 def test_empty_environment(small: Path, expected: dict[str, str], place: Path) -> None:
-    """Without any environment variable but PATH, the tool works."""
+    """The tool works with no environment variable but PATH."""
     command = [sys.executable, "-m", "shardtool", "create", str(small), f"{place}/out/{PATTERN}", *OPTIONS]
     path = os.environ.get("PATH", os.defpath)
     run = subprocess.run(["env", "-i", f"PATH={path}", *command], cwd=REPO, capture_output=True, text=True, check=False)
@@ -115,7 +115,7 @@ def test_empty_environment(small: Path, expected: dict[str, str], place: Path) -
 
 @pytest.mark.parametrize(("umask", "mode"), [("077", 0o600), ("000", 0o666)])
 def test_umask(umask: str, mode: int, small: Path, expected: dict[str, str], place: Path) -> None:
-    """Files get the mode that the umask says, all of them, and the same bytes."""
+    """All files get the mode that the umask allows, and the same bytes."""
     run = create(small, place / "out", *OPTIONS, before=_shell(f'umask {umask}; exec "$@"'))
     assert (run.code, run.err) == (0, "")
     assert contents(place / "out") == expected
@@ -123,7 +123,7 @@ def test_umask(umask: str, mode: int, small: Path, expected: dict[str, str], pla
 
 
 def test_relative_paths(small: Path, expected: dict[str, str], place: Path) -> None:
-    """From another folder, relative and absolute paths of source and output give the same bytes."""
+    """Relative and absolute paths of source and output give the same bytes."""
     cwd = place / "elsewhere" / "deep"
     cwd.mkdir(parents=True)
     source = os.path.relpath(small, cwd)
@@ -141,7 +141,7 @@ def test_relative_paths(small: Path, expected: dict[str, str], place: Path) -> N
 
 
 def contents_of_files(folder: Path) -> dict[str, str]:
-    """Return the contents of a folder that holds others, too."""
+    """Return the contents of a folder that also contains other folders."""
     flat = folder / "flat"
     flat.mkdir()
     for entry in folder.iterdir():
@@ -152,7 +152,7 @@ def contents_of_files(folder: Path) -> dict[str, str]:
 
 @pytest.mark.parametrize("start_method", ["fork", "spawn"])
 def test_too_few_descriptors(start_method: str, small: Path, place: Path) -> None:
-    """More workers than the limit of open files allows is a clear error; never a traceback."""
+    """More workers than the limit of open files allows is a clear error without a traceback."""
     limited = _shell('ulimit -n 32; exec "$@"')
     run = create(
         small, place / "out", *OPTIONS, "--max-count", "1", "--workers", "40", "--start-method", start_method,
@@ -165,7 +165,7 @@ def test_too_few_descriptors(start_method: str, small: Path, place: Path) -> Non
 
 
 def _in_own_mounts(mounts: str) -> list[str]:
-    """Return words that run a command in a mount namespace; skip where that is not permitted."""
+    """Return a command prefix for a new mount namespace; skip if that is not permitted."""
     words = ["unshare", "-m", "sh", "-c", f'{mounts} && exec "$@"', "sh"]
     if shutil.which("unshare") is None or subprocess.run([*words, "true"], capture_output=True, check=False).returncode:
         pytest.skip("a mount namespace of one's own is not permitted here")
@@ -183,8 +183,8 @@ def _in_own_mounts(mounts: str) -> list[str]:
     ],
     ids=["tiny-shm", "tiny-shm-spawned", "read-only-shm", "no-proc"],
 )
-def test_container(mounts: str, start_method: str, expected: dict[str, str], small: Path) -> None:
-    """A /dev/shm that holds nothing, or a /proc that is not there, changes nothing."""
+def test_missing_shm_and_proc(mounts: str, start_method: str, expected: dict[str, str], small: Path) -> None:
+    """A full /dev/shm or a missing /proc changes nothing."""
     with tempfile.TemporaryDirectory() as name:  # not in memory: that is hidden
         folder = Path(name)
         shutil.copytree(small, folder / "src")
@@ -196,7 +196,7 @@ def test_container(mounts: str, start_method: str, expected: dict[str, str], sma
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
 def test_full_stdout(small: Path, expected: dict[str, str], place: Path) -> None:
-    """A summary that cannot be written is an error with a code of its own; the dataset is there."""
+    """If the summary cannot be written, the exit code says so, and the dataset is complete."""
     run = create(small, place / "out", *OPTIONS, "--json", before=_shell('exec "$@" >/dev/full'))
     assert run.code == 7
     assert "no space left" in run.err
@@ -205,7 +205,7 @@ def test_full_stdout(small: Path, expected: dict[str, str], place: Path) -> None
 
 
 def test_second_run_is_refused(bulk: Bulk, place: Path) -> None:
-    """While one run writes, any other on the same output gets 5 and touches nothing; the first ends well."""
+    """While a run writes, another on the same output exits with 5 and changes nothing; the first succeeds."""
     folder = place / "out"
     first = start(bulk.source, folder, *bulk.options)
     hold(first, folder, 2)
@@ -222,7 +222,7 @@ def test_second_run_is_refused(bulk: Bulk, place: Path) -> None:
 
 
 def test_locked_before_the_first_shard(small: Path, expected: dict[str, str], place: Path) -> None:
-    """A second run is refused even before the first has published anything."""
+    """A second run is refused even before the first has published a shard."""
     first = start(small, place / "out", *OPTIONS, code="import os, signal; os.kill(0, signal.SIGSTOP)")
     assert settles(lambda: _stopped(first.process.pid))
     second = create(small, place / "out", *OPTIONS)
@@ -238,8 +238,8 @@ def _stopped(pid: int) -> bool:
     return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] == "T"
 
 
-def test_race(bulk: Bulk, place: Path) -> None:
-    """Of runs that start at the same time, one ends with 0 and the others with 0 or 5, over one whole result."""
+def test_runs_started_together(bulk: Bulk, place: Path) -> None:
+    """Of runs that start together, one exits with 0, the others with 0 or 5, and the output is complete."""
     runs = [start(bulk.source, place / "out", *bulk.options, "--resume") for _ in range(3)]
     codes = sorted(run.end().code for run in runs)
     assert codes[0] == 0
@@ -248,7 +248,7 @@ def test_race(bulk: Bulk, place: Path) -> None:
 
 
 def test_two_datasets_in_one_folder(bulk: Bulk, place: Path, small: Path, expected: dict[str, str]) -> None:
-    """Runs of other names in the same folder neither wait for one another nor clean up one another's files."""
+    """Runs of different datasets in one folder neither wait for each other nor delete each other's files."""
     folder = place / "out"
     first = start(bulk.source, folder, *bulk.options)
     hold(first, folder, 2)
@@ -264,8 +264,8 @@ def test_two_datasets_in_one_folder(bulk: Bulk, place: Path, small: Path, expect
     assert tars == [expected[name] for name in sorted(expected) if name.endswith(".tar")]
 
 
-def test_terminal_goes_away(bulk: Bulk, place: Path) -> None:
-    """A reader of stderr that has gone, as of `2>&1 | head`, leaves the dataset whole, or its end no 0 and no bug."""
+def test_closed_stderr(bulk: Bulk, place: Path) -> None:
+    """If the reader of stderr exits, the dataset is complete, or the exit code is not 0 and not a bug."""
     run = start(bulk.source, place / "out", *bulk.options[:-1], "-v")
     assert run.process.stderr is not None
     run.process.stderr.close()

@@ -1,4 +1,4 @@
-"""A disk that is full, or fills up; limits of inodes and file size: a clear error, nothing partial, resumable."""
+"""Full disks, limits of inodes and file size: a clear error, no partial file, and the run can be resumed."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _fill(folder: Path, room: int) -> str:
 
 
 def _refused(run: Run, folder: Path, said: str) -> None:
-    """See that a run ended with 7, said why, and left no temporary file and no dataset file."""
+    """Check that a run exited with 7 and a message, and left no temporary file or dataset file."""
     assert run.code == 7, run.err
     assert said in run.err
     plain(run)
@@ -45,7 +45,7 @@ def _refused(run: Run, folder: Path, said: str) -> None:
 
 @pytest.mark.parametrize("size", ["100k", "300k", "700k", "708k"])
 def test_a_writer_fills_the_disk(disk: Callable[[str], Path], tmp_path: Path, size: str) -> None:
-    """Where a disk is full while a program writes, what is there is whole shards, and another writer goes on."""
+    """A disk that becomes full while a program writes contains complete shards, and another writer continues."""
 
     def write(folder: Path, *, resume: bool) -> None:
         with ShardWriter(folder / "out-{000000..}.tar", max_size=100_000, resume=resume) as writer:
@@ -66,12 +66,12 @@ def test_a_writer_fills_the_disk(disk: Callable[[str], Path], tmp_path: Path, si
 
 
 def _space(folder: Path) -> int:
-    """Return the bytes that the files of a folder take, in whole pages."""
+    """Return the space that the files of a folder need, in whole pages."""
     return sum(-(-os.path.getsize(folder / name) // _PAGE) * _PAGE for name in os.listdir(folder))
 
 
-def test_seen_before(small: Path, disk: Callable[[str], Path]) -> None:
-    """Output that cannot fit is refused before a byte is written, with what is free and what is needed."""
+def test_output_that_cannot_fit_is_refused(small: Path, disk: Callable[[str], Path]) -> None:
+    """Output that cannot fit is refused before writing, with free and needed space."""
     out = disk("size=512k")
     run = create(small, out, *OPTIONS)
     _refused(run, out, "nothing was written")
@@ -81,10 +81,10 @@ def test_seen_before(small: Path, disk: Callable[[str], Path]) -> None:
 
 # Pages too few for all: at -1 the dataset file does not fit, at -2 the last sidecar, then the last shard, and so on.
 @pytest.mark.parametrize("missing", [1, 2, 3, 70, 10_000])
-def test_fills_up(
+def test_disk_fills_up(
     small: Path, expected: dict[str, str], reference: Path, disk: Callable[[str], Path], missing: int
 ) -> None:
-    """However far a run comes before the disk is full, what is published is whole; with space, resume ends the job."""
+    """Wherever the disk becomes full, published files are complete; with space, resume finishes."""
     out = disk("size=8m")
     run = create(small, out, *OPTIONS, code=_fill(out, max(0, _space(reference) - missing * _PAGE)))
     _refused(run, out, "no space left")
@@ -98,8 +98,8 @@ def test_fills_up(
     assert contents(out) == expected
 
 
-def test_shrinks(small: Path, expected: dict[str, str], disk: Callable[[str], Path]) -> None:
-    """A quota that is cut while a run goes on ends it like a full disk."""
+def test_disk_shrinks(small: Path, expected: dict[str, str], disk: Callable[[str], Path]) -> None:
+    """A quota that is reduced during a run has the same effect as a full disk."""
     out = disk("size=8m")
     run = create(small, out, *OPTIONS, code=f"import os; os.system('mount -o remount,size=400k {out}')")
     _refused(run, out, "no space left")
@@ -111,7 +111,7 @@ def test_shrinks(small: Path, expected: dict[str, str], disk: Callable[[str], Pa
 
 @pytest.mark.parametrize("files", [3, 8])
 def test_no_inodes(small: Path, expected: dict[str, str], disk: Callable[[str], Path], files: int) -> None:
-    """A disk out of inodes, not bytes, ends a run the same way."""
+    """A disk without inodes has the same effect as a full disk."""
     out = disk(f"size=8m,nr_inodes={files}")
     run = create(small, out, *OPTIONS)
     _refused(run, out, "no space left")
@@ -125,7 +125,7 @@ def test_no_inodes(small: Path, expected: dict[str, str], disk: Callable[[str], 
 def test_fills_up_while_overwriting(
     small: Path, expected: dict[str, str], disk: Callable[[str], Path], room: int
 ) -> None:
-    """A disk that fills up under `--overwrite` leaves the old dataset to the byte."""
+    """If the disk becomes full during `--overwrite`, the old dataset is unchanged."""
     out = disk("size=8m")
     assert create(small, out, *OPTIONS, "--include", "s000[0-3]*").code == 0
     before = contents(out)
@@ -140,19 +140,19 @@ def test_fills_up_while_overwriting(
 
 
 def test_overwrite_that_cannot_fit(small: Path, disk: Callable[[str], Path]) -> None:
-    """`--overwrite` without room for both datasets is refused before, and says that the old one stays until the end."""
+    """`--overwrite` without space for both datasets is refused, and the error explains why."""
     out = disk("size=1m")
     assert create(small, out, *OPTIONS).code == 0
     before, untouched = contents(out), identity(out, os.listdir(out))
     run = create(small, out, *OPTIONS, "--overwrite")
     assert run.code == 7
-    assert "old dataset stays" in run.err
+    assert "old dataset is kept" in run.err
     assert (contents(out), identity(out, os.listdir(out))) == (before, untouched)
 
 
 @pytest.mark.parametrize("start_method", ["fork", "spawn"])
 def test_file_size_limit(small: Path, place: Path, start_method: str) -> None:
-    """A shard over `ulimit -f` is an error that names the limit, not a process killed by SIGXFSZ."""
+    """A shard above `ulimit -f` is an error that names the limit; SIGXFSZ does not kill the process."""
     out = place / "out"
     limited = ["sh", "-c", 'ulimit -f 200; exec "$@"', "sh"]  # blocks of 512 bytes
     run = create(small, out, *OPTIONS, "--start-method", start_method, before=limited)
@@ -162,8 +162,8 @@ def test_file_size_limit(small: Path, place: Path, start_method: str) -> None:
     assert shards(out) == []
 
 
-def test_read_only(small: Path, disk: Callable[[str], Path]) -> None:
-    """A read-only file system is named, and a traceback is not shown."""
+def test_read_only_file_system(small: Path, disk: Callable[[str], Path]) -> None:
+    """A read-only file system is named, without a traceback."""
     out = disk("size=8m,ro")
     run = create(small, out, *OPTIONS)
     assert run.code == 7

@@ -1,4 +1,4 @@
-"""SIGKILL, at many instants, of everyone: what is visible stays whole, and `--resume` ends the job."""
+"""SIGKILL at many instants: visible files stay complete, and `--resume` finishes the job."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ if TYPE_CHECKING:
 
 
 def _whole(folder: Path, bulk: Bulk) -> None:
-    """See that every file under a final name is the one that an undisturbed run makes."""
+    """Check that every visible file equals that of an undisturbed run."""
     seen = {name: digest for name, digest in contents(folder).items() if not name.startswith(".")}
     assert seen.items() <= bulk.expected.items()
     assert "out.json" not in seen
 
 
 def _resume(folder: Path, bulk: Bulk, *more: str) -> None:
-    """See that `--resume` leaves what is finished alone and ends with an undisturbed run's bytes."""
+    """Check that `--resume` keeps finished files and produces the bytes of an undisturbed run."""
     before = identity(folder, finished(folder))
     run = create(bulk.source, folder / bulk.pattern, *bulk.options, "--resume", *more)
     assert (run.code, run.err) == (0, "")
@@ -55,7 +55,7 @@ def _resume(folder: Path, bulk: Bulk, *more: str) -> None:
     [("bulk", False, 0), ("bulk", False, 1), ("bulk", True, 9), ("bulk", False, 20), ("bulk_records", False, 9)],
 )
 def test_kill_and_resume(made: str, count: int, place: Path, request: pytest.FixtureRequest, *, group: bool) -> None:
-    """Killed after any number of shards, no process is left, nothing partial is visible, resume makes the same."""
+    """After a kill no process and no partial file remains, and resume produces the same bytes."""
     bulk: Bulk = request.getfixturevalue(made)
     run = start(bulk.source, place / "out" / bulk.pattern, *bulk.options)
     reach(run, place / "out", count)
@@ -70,7 +70,7 @@ def test_kill_and_resume(made: str, count: int, place: Path, request: pytest.Fix
 
 @pytest.mark.slow
 def test_kill_at_any_instant(bulk: Bulk, place: Path) -> None:
-    """Killed again and again while it resumes, each run goes on from the last and the end is the same bytes."""
+    """A run that is killed and resumed many times produces the same bytes."""
     folder = place / "out"
     for number in range(5):
         run = start(bulk.source, folder, *bulk.options, "--resume", cold=True)
@@ -85,8 +85,8 @@ def test_kill_at_any_instant(bulk: Bulk, place: Path) -> None:
     _resume(folder, bulk)
 
 
-def test_parts_side_by_side_one_of_them_killed(bulk: Bulk, place: Path) -> None:
-    """Parts at once touch nothing of each other; one that is killed is waited for, and resumed to the same bytes."""
+def test_one_of_several_parts_is_killed(bulk: Bulk, place: Path) -> None:
+    """Parallel parts do not affect each other; a killed part is resumed to the same bytes."""
     for _ in range(5):  # on a machine that is busy, a part may have ended before the signal comes
         shutil.rmtree(place / "out", ignore_errors=True)
         runs = [start(bulk.source, place / "out", *bulk.options, "--part", f"{part}/3") for part in (1, 2, 3)]
@@ -108,7 +108,7 @@ def test_parts_side_by_side_one_of_them_killed(bulk: Bulk, place: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("start_method", ["fork", "spawn"])
 def test_parent_killed_while_workers_are_stopped(bulk: Bulk, place: Path, start_method: str) -> None:
-    """A worker that was stopped when its parent died ends as soon as it goes on, and never publishes."""
+    """A worker that was stopped when its parent died exits once it continues, and never publishes."""
     run = start(bulk.source, place / "out", *bulk.options, "--start-method", start_method)
     hold(run, place / "out", 3)
     run.signal(signal.SIGKILL)
@@ -122,8 +122,8 @@ def test_parent_killed_while_workers_are_stopped(bulk: Bulk, place: Path, start_
 
 
 @pytest.mark.parametrize("start_method", ["fork", "spawn"])
-def test_worker_ends_in_the_middle_of_its_task(place: Path, start_method: str) -> None:
-    """A worker whose parent is killed does not even finish the shard that it is writing."""
+def test_worker_exits_with_its_parent(place: Path, start_method: str) -> None:
+    """A worker whose parent is killed does not finish its shard."""
     source = write_samples(place / "src", 1, 2000 * MEBIBYTE)
     run = start(source, place / "out", "--max-size", "3GB", "--workers", "1", "--start-method", start_method)
     part = place / "out" / ".out-000.tar.part"
@@ -142,7 +142,7 @@ def test_worker_ends_in_the_middle_of_its_task(place: Path, start_method: str) -
 def test_killed_worker_ends_the_run(
     made: str, start_method: str, count: int, place: Path, request: pytest.FixtureRequest
 ) -> None:
-    """A killed worker ends the run with 7, named; finished shards are kept, and nothing temporary is left."""
+    """A killed worker ends the run with 7; finished shards stay, and no temporary file remains."""
     bulk: Bulk = request.getfixturevalue(made)
     folder = place / "out"
     run = start(bulk.source, folder / bulk.pattern, *bulk.options, "--start-method", start_method)
@@ -167,7 +167,7 @@ def test_killed_worker_ends_the_run(
 
 @pytest.mark.parametrize("signum", [signal.SIGBUS, signal.SIGTERM])
 def test_crashed_worker_ends_the_run(bulk: Bulk, place: Path, signum: signal.Signals) -> None:
-    """A worker that crashes, or that somebody ends, ends the run with 7 and the signal's name."""
+    """A worker that crashes or is terminated ends the run with 7 and the name of the signal."""
     run = start(bulk.source, place / "out", *bulk.options)
     reach(run, place / "out", 2)
     os.kill(run.workers()[0], signum)
@@ -181,7 +181,7 @@ def test_crashed_worker_ends_the_run(bulk: Bulk, place: Path, signum: signal.Sig
 
 
 def test_kill_while_overwriting(bulk: Bulk, place: Path) -> None:
-    """Killed while `--overwrite` stages, the old dataset is whole; a second overwrite makes a fresh run's bytes."""
+    """After a kill during `--overwrite`, the old dataset is complete; a second overwrite succeeds."""
     folder = place / "out"
     old = create(bulk.source, folder, "--include", "s000*", *bulk.options)
     assert old.code == 0, old.err
@@ -198,8 +198,8 @@ def test_kill_while_overwriting(bulk: Bulk, place: Path) -> None:
     assert contents(folder) == bulk.expected
 
 
-def test_resume_repairs_what_it_finds(bulk: Bulk, place: Path) -> None:
-    """Resume trusts no file: a damaged shard of the right size, a cut one, and a damaged sidecar are made again."""
+def test_resume_replaces_damaged_files(bulk: Bulk, place: Path) -> None:
+    """Resume replaces a damaged shard of the right size, a truncated one, and a damaged sidecar."""
     folder = place / "out"
     run = start(bulk.source, folder, *bulk.options)
     reach(run, folder, 8)

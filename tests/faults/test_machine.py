@@ -1,4 +1,4 @@
-"""Laws of a machine that fails: what it cannot read is never damage, and nothing is left out because of it."""
+"""Failures of the machine are never reported as damage, and no sample is skipped because of them."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def limit(free):
 
 @pytest.fixture(autouse=True)
 def dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Work in a folder with a source and a dataset of many shards."""
+    """Create a source and a dataset of many shards in the current folder."""
     monkeypatch.chdir(tmp_path)
     write_tree(Path("src"), {f"{number:03}.txt": b"%d" % number for number in range(_SAMPLES)})
     assert typed("create", "src", "ds/out-{000..}.tar", "--max-count", "4").code == 0
@@ -62,7 +62,7 @@ def _run(code: str, *words: str) -> list[str]:
 @pytest.mark.slow
 @pytest.mark.parametrize("free", [0, 1, 2, 3, 5, 9, 30])
 def test_few_open_files_lose_no_sample(free: int) -> None:
-    """Where few files may be open, a stream that skips damage gives all samples, or the error of the machine."""
+    """With a low limit of open files, a stream that skips damage yields all samples or raises the machine's error."""
     assert _run(_STREAM, str(free)) in (["40", "0"], ["7", "store-failed"])
 
 
@@ -75,16 +75,16 @@ def test_few_open_files_lose_no_sample(free: int) -> None:
         "create src new-{0..}.tar --workers 1 --on-error skip",
     ],
 )  # fmt: skip
-def test_few_open_files_are_no_damage(words: str, free: int) -> None:
-    """A verb that may open few files ends well, or with exit code 7, and leaves no sample out."""
+def test_few_open_files_are_not_damage(words: str, free: int) -> None:
+    """With a low limit of open files, a verb succeeds or exits with 7, and skips no sample."""
     assert _run(_VERB, str(free), *words.split())[0] in "07"
     assert not Path("new.skipped").exists()
 
 
 @pytest.mark.parametrize("code", [errno.EMFILE, errno.EIO, errno.EACCES, errno.ENODEV])
 @pytest.mark.parametrize("name", ["out-003.tar", "out-003.index", "out.json"])
-def test_what_the_machine_does_not_open_is_not_damaged(code: int, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the machine does not open a file, a reader ends with exit code 7, or says just that, whatever it skips."""
+def test_failing_open_is_not_damage(code: int, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If the machine cannot open a file, readers exit with 7 or raise that error, whatever they skip."""
     opened = files._open  # noqa: SLF001
 
     def fails(path: str | bytes, flags: int) -> int:
@@ -104,8 +104,8 @@ def test_what_the_machine_does_not_open_is_not_damaged(code: int, name: str, mon
         [*shardtool.open("ds", on_error="skip").stream()]
 
 
-def test_damage_is_still_left_out() -> None:
-    """What is wrong with a file itself stays damage: a skipped shard, and the error of a copy."""
+def test_damage_is_still_skipped() -> None:
+    """Damage of a file is still a skipped shard, and an error for `copy`."""
     Path("ds/out-003.tar").write_bytes(b"")
     stream = shardtool.open("ds/out.json", on_error="skip").stream()
     list(stream)

@@ -1,4 +1,4 @@
-"""Memory does not grow with the size of samples: promise 7, seen in /proc."""
+"""Memory does not grow with the size of samples."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _BASELINE = (
 
 
 def _peak(pid: int) -> int:
-    """Return the most memory that a process has had so far, in bytes; 0 once it is gone."""
+    """Return the peak memory of a process in bytes; 0 if it has exited."""
     with suppress(OSError):
         match = re.search(r"VmHWM:\s*(\d+) kB", Path(f"/proc/{pid}/status").read_text(encoding="ascii"))
         return int(match[1]) * 1024 if match else 0
@@ -33,7 +33,7 @@ def _peak(pid: int) -> int:
 
 
 def _watch(run: Run, part: Path) -> tuple[int, int]:
-    """Return the highest peak of any worker, and how far its output had come when it was last seen."""
+    """Return the highest peak of any worker, and the last observed size of its output."""
     peak = seen = 0
     while run.process.poll() is None:
         with suppress(OSError):
@@ -45,7 +45,7 @@ def _watch(run: Run, part: Path) -> tuple[int, int]:
 
 
 def test_large_sample(place: Path) -> None:
-    """A worker that packs a file of 400 MB takes less than 80 MB more than it took before."""
+    """Packing a 400 MB file needs less than 80 MB of additional memory."""
     source = write_samples(place / "src", 1, _LARGE)
     options = ("--workers", "1", "--max-size", "3GB", "--quiet")
     run = start(source, place / "out", *options, code=_BASELINE)
@@ -58,7 +58,7 @@ def test_large_sample(place: Path) -> None:
 
 
 def test_resume_of_a_large_shard(place: Path) -> None:
-    """A worker that checks a shard of 400 MB when a run is resumed takes no more either."""
+    """Verifying a 400 MB shard on resume needs no more than that."""
     source = write_samples(place / "src", 1, _LARGE)
     options = ("--workers", "1", "--max-size", "3GB", "--quiet")
     assert create(source, place / "out", *options).code == 0

@@ -1,4 +1,4 @@
-"""`reshard` disturbed: killed in either pass, disks that fill up, sources that change; `--resume` ends the job."""
+"""`reshard` disturbed in either pass: kills, full disks, changed sources; `--resume` finishes the job."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _FILL = (
 
 @dataclass(frozen=True)
 class Dataset:
-    """A dataset, how it is resharded, and what an undisturbed run makes of it: the same with either method."""
+    """A dataset, how it is resharded, and the output of an undisturbed run, which is the same for both methods."""
 
     file: Path
     options: tuple[str, ...]
@@ -78,7 +78,7 @@ def _dataset(folder: Path, samples: int, size: int, *options: str) -> Dataset:
 
 @pytest.fixture(scope="session")
 def large() -> Iterator[Dataset]:
-    """Give a dataset of 96 MB, which becomes 16 shards."""
+    """Create a dataset of 96 MB, which is resharded to 16 shards."""
     folder = memory_folder()
     yield _dataset(folder, 48, 2 * MEBIBYTE, "--max-count", "3")
     shutil.rmtree(folder)
@@ -86,27 +86,27 @@ def large() -> Iterator[Dataset]:
 
 @pytest.fixture(scope="session")
 def little() -> Iterator[Dataset]:
-    """Give a dataset of 0.7 MB, which becomes three shards."""
+    """Create a dataset of 0.7 MB, which is resharded to three shards."""
     folder = memory_folder()
     yield _dataset(folder, 12, 60_000, "--max-count", "5")
     shutil.rmtree(folder)
 
 
 def _nothing_left(*folders: Path) -> None:
-    """See that no temporary file is left in folders, if they are there."""
+    """Check that no temporary file remains in folders."""
     for folder in folders:
         assert not folder.exists() or hidden(folder) == []
 
 
 def _whole(folder: Path, dataset: Dataset) -> None:
-    """See that every file under a final name is the one that an undisturbed run makes."""
+    """Check that every visible file equals that of an undisturbed run."""
     seen = {name: digest for name, digest in contents(folder).items() if not name.startswith(".")}
     assert seen.items() <= dataset.expected.items()
     assert "out.json" not in seen
 
 
 def _resume(folder: Path, dataset: Dataset, method: str, *more: str) -> None:
-    """See that `--resume` leaves what is finished alone and ends with an undisturbed run's bytes, and nothing else."""
+    """Check that `--resume` keeps finished files and produces exactly the files of an undisturbed run."""
     before = identity(folder, finished(folder)) if folder.exists() else {}
     run = dataset.run(folder, method, "--resume", *more)
     assert (run.code, run.err) == (0, "")
@@ -120,7 +120,7 @@ def _spooled(folder: Path) -> int:
 
 
 def _reach(run: Run, folder: Path, temp: Path, when: int) -> None:
-    """Wait until so many shards are visible; -1: until the first pass has written something."""
+    """Wait until `count` shards are visible; for -1, until the first pass has written something."""
 
     def reached() -> bool:
         there = _spooled(temp) > MEBIBYTE if when < 0 else len(shards(folder)) >= when
@@ -136,7 +136,7 @@ def _reach(run: Run, folder: Path, temp: Path, when: int) -> None:
     [("gather", 7, "spawn"), ("scatter", -1, "fork"), ("scatter", -1, "spawn"), ("scatter", 11, "fork")],
 )  # fmt: skip
 def test_kill_and_resume(method: str, when: int, start_method: str, large: Dataset, place: Path) -> None:
-    """Killed in the first pass or the second, nothing partial is visible, and resume makes the same bytes."""
+    """After a kill in either pass no partial file is visible, and resume produces the same bytes."""
     out, temp = place / "out", place / "temp"
     temp.mkdir()
     more = ("--temp-dir", str(temp), "--start-method", start_method)
@@ -153,7 +153,7 @@ def test_kill_and_resume(method: str, when: int, start_method: str, large: Datas
 
 @pytest.mark.slow
 def test_kill_at_any_instant(large: Dataset, place: Path) -> None:
-    """Killed again and again, each run goes on from the last with another method, and the end is the same bytes."""
+    """A run that is killed many times and resumed with alternating methods produces the same bytes."""
     out = place / "out"
     for number in range(5):
         run = large.start(out, METHODS[number % 2], "--resume")
@@ -172,7 +172,7 @@ def test_kill_at_any_instant(large: Dataset, place: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("when", [-1, 4])
 def test_killed_worker_ends_the_run(when: int, large: Dataset, place: Path) -> None:
-    """A worker killed in either pass ends the run with 7, named, and nothing temporary is left."""
+    """A worker killed in either pass ends the run with 7, and no temporary file remains."""
     out, temp = place / "out", place / "temp"
     temp.mkdir()
     run = large.start(out, "scatter", "--temp-dir", str(temp))
@@ -191,7 +191,7 @@ def test_killed_worker_ends_the_run(when: int, large: Dataset, place: Path) -> N
 
 @pytest.mark.parametrize(("signum", "when"), [(signal.SIGINT, -1), (signal.SIGTERM, -1), (signal.SIGINT, 2)])
 def test_a_signal_ends_the_run(when: int, signum: int, large: Dataset, place: Path) -> None:
-    """Ctrl-C in either pass is one line, and leaves finished files only."""
+    """Ctrl-C in either pass prints one line and leaves only finished files."""
     out, temp = place / "out", place / "temp"
     temp.mkdir()
     run = large.start(out, "scatter", "--temp-dir", str(temp))
@@ -208,7 +208,7 @@ def test_a_signal_ends_the_run(when: int, signum: int, large: Dataset, place: Pa
 
 
 def test_two_runs_on_one_output(large: Dataset, place: Path) -> None:
-    """The second run on an output is refused, and disturbs neither the first one's shards nor its spool."""
+    """A second run on the same output is refused and does not disturb the first."""
     out = place / "out"
     run = large.start(out, "scatter", code=HOLD, hook="phase")
     assert settles(lambda: out.exists() and any("spool" in name for name in hidden(out)), step_s=0.001)
@@ -230,7 +230,7 @@ def _state(run: Run) -> str:
 
 @pytest.mark.slow
 def test_append_killed_anywhere(large: Dataset, little: Dataset, place: Path) -> None:
-    """An append killed at any instant leaves the old files as they were; resumed, it is what an undisturbed one is."""
+    """An append killed at any instant leaves the old files unchanged, and can be resumed."""
     base, whole = place / "base", place / "whole"
     assert little.run(base, "gather").code == 0
     shutil.copytree(base, whole)
@@ -257,7 +257,7 @@ def test_append_killed_anywhere(large: Dataset, little: Dataset, place: Path) ->
 
 
 def _full(run: Run, where: Path, *folders: Path) -> None:
-    """See that a run ended with 7, named the folder that is full, and left nothing temporary."""
+    """Check that a run exited with 7, named the full folder, and left no temporary file."""
     assert run.code == 7, run.err
     assert f"{where}: " in run.err or "no space left" in run.err
     plain(run)
@@ -266,7 +266,7 @@ def _full(run: Run, where: Path, *folders: Path) -> None:
 
 
 def test_a_temporary_folder_that_is_too_small(little: Dataset, place: Path, disk: Callable[[str], Path]) -> None:
-    """Is refused before a byte is written, by name, with what is free and needed and ways out."""
+    """A temporary folder without enough space is refused before writing, with free and needed space."""
     temp, out = disk("size=256k"), place / "out"
     run = little.run(out, "scatter", "--temp-dir", str(temp))
     _full(run, temp, out, temp)
@@ -278,7 +278,7 @@ def test_a_temporary_folder_that_is_too_small(little: Dataset, place: Path, disk
 
 @pytest.mark.parametrize("room", [0, 300_000])
 def test_a_temporary_folder_that_fills_up(room: int, little: Dataset, place: Path, disk: Callable[[str], Path]) -> None:
-    """Ends the run by name, and leaves nothing; with another folder, the run ends well."""
+    """A temporary folder that becomes full ends the run; with another folder the run succeeds."""
     temp, out = disk("size=4m"), place / "out"
     fill = _FILL.format(folder=str(temp), room=room // _PAGE * _PAGE)
     run = little.run(out, "scatter", "--temp-dir", str(temp), code=fill, hook="phase")
@@ -289,8 +289,8 @@ def test_a_temporary_folder_that_fills_up(room: int, little: Dataset, place: Pat
 
 
 @pytest.mark.parametrize("said", ["no such file", "not a directory"])
-def test_a_temporary_folder_that_is_none(said: str, little: Dataset, place: Path) -> None:
-    """Is named, with ways out."""
+def test_an_invalid_temporary_folder(said: str, little: Dataset, place: Path) -> None:
+    """An invalid temporary folder is named, with alternatives."""
     temp, out = place / "temp", place / "out"
     if "not" in said:
         temp.write_bytes(b"")
@@ -305,7 +305,7 @@ def test_a_temporary_folder_that_is_none(said: str, little: Dataset, place: Path
 def test_an_output_that_fills_up(
     method: str, missing: int, little: Dataset, place: Path, disk: Callable[[str], Path]
 ) -> None:
-    """However far a run comes before the disk is full, what is published is whole; with space, resume ends the job."""
+    """Wherever the disk becomes full, published files are complete; with space, resume finishes."""
     out, temp = disk("size=8m"), place / "temp"
     temp.mkdir()
     needed = sum(-(-int(digest.split(":")[0]) // _PAGE) for digest in little.expected.values())
@@ -319,8 +319,8 @@ def test_an_output_that_fills_up(
     _nothing_left(out, temp)
 
 
-def test_an_output_without_room_for_both_passes(little: Dataset, disk: Callable[[str], Path]) -> None:
-    """Where the spool lies beside the shards, room for both is asked for before a byte is written."""
+def test_an_output_without_space_for_both_passes(little: Dataset, disk: Callable[[str], Path]) -> None:
+    """If the temporary file is on the output's disk, space for both is checked before writing."""
     out = disk("size=1200k")
     run = little.run(out, "scatter")
     _full(run, out, out)
@@ -331,8 +331,8 @@ def test_an_output_without_room_for_both_passes(little: Dataset, disk: Callable[
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_limit_of_file_sizes(method: str, little: Dataset, place: Path) -> None:
-    """A shard, or a spool, over `ulimit -f` is an error, not a process killed by SIGXFSZ."""
+def test_file_size_limit(method: str, little: Dataset, place: Path) -> None:
+    """A shard or temporary file above `ulimit -f` is an error; SIGXFSZ does not kill the process."""
     out = place / "out"
     limited = ["sh", "-c", 'ulimit -f 200; exec "$@"', "sh"]  # blocks of 512 bytes
     run = little.run(out, method, before=limited)
@@ -357,8 +357,8 @@ FAULTS = {
 
 
 @pytest.mark.parametrize(("fault", "method"), [(name, METHODS[at % 2]) for at, name in enumerate(FAULTS)])
-def test_a_shard_that_is_not_the_one_that_was_listed(fault: str, method: str, little: Dataset, place: Path) -> None:
-    """Ends the run with 6, by name; mended, resume makes the same bytes."""
+def test_a_shard_changed_after_listing(fault: str, method: str, little: Dataset, place: Path) -> None:
+    """A source shard that changes after listing ends the run with 6; once restored, resume succeeds."""
     shutil.copytree(little.file.parent, place / "in")
     dataset = Dataset(place / "in" / "out.json", little.options, little.expected)
     at, out = str(place / "in" / "out-001.tar"), place / "out"
@@ -377,8 +377,8 @@ def test_a_shard_that_is_not_the_one_that_was_listed(fault: str, method: str, li
     _resume(out, dataset, method)
 
 
-def test_a_source_that_may_not_be_read(little: Dataset, place: Path) -> None:
-    """A shard or folder without permission is named, and is not called damaged."""
+def test_a_source_without_read_permission(little: Dataset, place: Path) -> None:
+    """A shard or folder without permission is named, and not reported as damaged."""
     shutil.copytree(little.file.parent, place / "in")
     place.chmod(0o755)
     (place / "out").mkdir(mode=0o777)

@@ -1,4 +1,4 @@
-"""SIGINT, SIGTERM and SIGHUP in the middle: the right exit code, one line, nothing left behind."""
+"""SIGINT, SIGTERM and SIGHUP during a run: exit code, one line of output, no files left."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _PROMPTLY_S = 20  # promised: 2; a loaded machine gets more
 
 
 def _ends_well(run: Run, signum: int, folder: Path) -> None:
-    """See that a run that got a signal ends soon, says so in one line, and leaves nothing temporary."""
+    """Check that a run exits soon after a signal, prints one line, and leaves no temporary file."""
     run.process.wait(timeout=_PROMPTLY_S)
     run.end()
     assert run.code == 128 + signum
     assert run.err == (
         f"shardtool: interrupted by {signal.Signals(signum).name}. "
-        "What is there is finished files only; --resume goes on from them.\n"
+        "All files in the output are complete. Run it again with --resume to continue.\n"
     )
     assert not run.out
     assert run.all_gone()
@@ -39,7 +39,7 @@ def _ends_well(run: Run, signum: int, folder: Path) -> None:
 @pytest.mark.parametrize("signum", SIGNALS, ids=lambda one: one.name)
 @pytest.mark.parametrize("group", [False, True], ids=["parent", "group"])
 def test_signal_in_the_middle(bulk: Bulk, place: Path, signum: int, group: bool) -> None:  # noqa: FBT001 - a parameter
-    """A signal to the parent, or to all as a terminal sends it, ends the run with 128 + N; resume makes the same."""
+    """A signal to the parent or the process group ends the run with 128 + N; resume produces the same bytes."""
     run = start(bulk.source, place / "out", *bulk.options)
     reach(run, place / "out", 2)
     run.signal(signum, group=group)
@@ -51,7 +51,7 @@ def test_signal_in_the_middle(bulk: Bulk, place: Path, signum: int, group: bool)
 
 @pytest.mark.parametrize("group", [False, True], ids=["parent", "group"])
 def test_signal_while_spawned_workers_start(bulk: Bulk, place: Path, group: bool) -> None:  # noqa: FBT001 - a parameter
-    """Ctrl-C while workers are still being started prints no traceback, of theirs either."""
+    """Ctrl-C while workers start prints no traceback, in no process."""
     for delay_s in (0, 0.01, 0.02, 0.03):
         run = start(bulk.source, place / "out", *bulk.options, "--start-method", "spawn")
         assert settles(lambda run=run: len(run.processes()) > 1, step_s=0.001)  # type: ignore[misc]
@@ -61,24 +61,24 @@ def test_signal_while_spawned_workers_start(bulk: Bulk, place: Path, group: bool
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM], ids=lambda one: one.name)
-def test_impatient_user(bulk: Bulk, place: Path, signum: int) -> None:
-    """Signals that arrive while the first is answered change nothing: same code, no traceback, nothing left."""
+def test_repeated_signals(bulk: Bulk, place: Path, signum: int) -> None:
+    """Further signals during the shutdown change nothing."""
     for gap_s in (0, 0.001, 0.003):
         run = start(bulk.source, place / "out", *bulk.options, "--resume")
-        assert settles(lambda: any(name.endswith(".part") for name in hidden_if_there(place / "out")), step_s=0.001)
+        assert settles(lambda: any(name.endswith(".part") for name in hidden_if_exists(place / "out")), step_s=0.001)
         for _ in range(3):
             run.signal(signum, group=True)
             time.sleep(gap_s)
         _ends_well(run, signum, place / "out")
 
 
-def hidden_if_there(folder: Path) -> list[str]:
-    """Return the temporary names of a folder that may not be there yet."""
+def hidden_if_exists(folder: Path) -> list[str]:
+    """Return the temporary names in a folder, which may not exist."""
     return hidden(folder) if folder.exists() else []
 
 
-def test_stopped_workers_do_not_hold_up_the_end(bulk: Bulk, place: Path) -> None:
-    """A run whose workers are stopped, as by a debugger or a cgroup, still ends at once at a signal."""
+def test_stopped_workers_do_not_delay_the_exit(bulk: Bulk, place: Path) -> None:
+    """A run whose workers are stopped still exits immediately on a signal."""
     run = start(bulk.source, place / "out", *bulk.options)
     reach(run, place / "out", 2)
     for pid in run.workers():
@@ -88,7 +88,7 @@ def test_stopped_workers_do_not_hold_up_the_end(bulk: Bulk, place: Path) -> None
 
 
 def test_suspended_and_continued(bulk: Bulk, place: Path) -> None:
-    """Ctrl-Z and fg in the middle change no byte."""
+    """Ctrl-Z and fg change no byte."""
     run = start(bulk.source, place / "out", *bulk.options)
     hold(run, place / "out", 2)
     time.sleep(0.3)
@@ -98,7 +98,7 @@ def test_suspended_and_continued(bulk: Bulk, place: Path) -> None:
 
 
 def test_nohup(bulk: Bulk, place: Path) -> None:
-    """Under `nohup` a hang-up to the whole group, as of a closed terminal, does not end the run."""
+    """Under `nohup`, SIGHUP to the whole group does not end the run."""
     run = start(bulk.source, place / "out", *bulk.options, before=["nohup"])
     reach(run, place / "out", 2)
     run.signal(signal.SIGHUP, group=True)
@@ -108,7 +108,7 @@ def test_nohup(bulk: Bulk, place: Path) -> None:
 
 
 def test_signal_while_overwriting(bulk: Bulk, place: Path) -> None:
-    """Interrupted while `--overwrite` stages, the old dataset is there to the byte, and nothing else."""
+    """After an interrupt during `--overwrite`, the old dataset is unchanged, with no other files."""
     old = create(bulk.source, place / "out", "--include", "s000*", *bulk.options)
     assert old.code == 0, old.err
     before = contents(place / "out")

@@ -1,4 +1,4 @@
-"""Files that vanish, change or cannot be read between plan and packing, and while they are packed: promise 4."""
+"""Files that vanish, change or become unreadable after planning."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def _fault(name: str, source: Path) -> str:
 
 
 def _samples(folder: Path) -> dict[str, bytes]:
-    """Return every member of all shards, as Python's tarfile reads them."""
+    """Return all members of all shards, as tarfile reads them."""
     found = {}
     for name in shards(folder):
         with tarfile.open(folder / name) as tar:
@@ -67,15 +67,15 @@ def _samples(folder: Path) -> dict[str, bytes]:
     return found
 
 
-def _mend(source: Path, good: Path) -> None:
+def _restore(source: Path, good: Path) -> None:
     shutil.rmtree(source)
     subprocess.run(["cp", "-a", str(good), str(source)], check=True)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", [name for name in FAULTS if name not in {"is emptied", "becomes a link"}])
-def test_stop(fault: str, small: Path, expected: dict[str, str], place: Path) -> None:
-    """A file that is not what the plan saw ends the run with 6, by name; mended, resume makes the same bytes."""
+def test_changed_file_ends_the_run(fault: str, small: Path, expected: dict[str, str], place: Path) -> None:
+    """A file that differs from the plan ends the run with 6; once restored, resume produces the same bytes."""
     good = place / "good"
     subprocess.run(["cp", "-a", str(small), str(good)], check=True)
     run = create(small, place / "out", *OPTIONS, code=_fault(fault, small))
@@ -89,22 +89,22 @@ def test_stop(fault: str, small: Path, expected: dict[str, str], place: Path) ->
     assert len(shards(place / "out")) < 3
     assert run.all_gone()
     before = identity(place / "out", finished(place / "out"))
-    _mend(small, good)
+    _restore(small, good)
     again = create(small, place / "out", *OPTIONS, "--resume")
     assert (again.code, again.err) == (0, "")
     assert identity(place / "out", list(before)) == before
     assert contents(place / "out") == expected
 
 
-def test_skip(small: Path, place: Path) -> None:
-    """With `--on-error skip` each such sample is left out, all its files with it, and listed; the counts add up."""
+def test_changed_file_is_skipped(small: Path, place: Path) -> None:
+    """With `--on-error skip`, such a sample is skipped with all its files and listed; the counts match."""
     faults = {f"s{number:04}": fault for number, fault in enumerate(FAULTS.values())}
     whole = {file.name: file.read_bytes() for file in small.iterdir() if file.name[:5] not in faults}
     code = "; ".join(["import os", *(fault[0].format(at=f"{small}/{key}.bin") for key, fault in faults.items())])
     run = create(small, place / "out", *OPTIONS, "--on-error", "skip", "--json", code=code)
     assert run.code == 0, run.err
     plain(run)
-    _listed(place / "out", small, [(key, f"{key}.bin", fault[1]) for key, fault in faults.items()])
+    _check_skipped_list(place / "out", small, [(key, f"{key}.bin", fault[1]) for key, fault in faults.items()])
     messages = [json.loads(line)["message"] for line in (place / "out" / "out.skipped").read_text().splitlines()]
     assert all(fault[2] in message for fault, message in zip(faults.values(), messages, strict=True))
     told = json.loads(run.out)
@@ -112,8 +112,8 @@ def test_skip(small: Path, place: Path) -> None:
     assert _samples(place / "out") == whole
 
 
-def _listed(folder: Path, source: Path, rows: list[tuple[str, str, str]]) -> None:
-    """See that `out.skipped` says exactly this, and that in = written + skipped."""
+def _check_skipped_list(folder: Path, source: Path, rows: list[tuple[str, str, str]]) -> None:
+    """Check that `out.skipped` lists exactly these samples, and that in = written + skipped."""
     found = [json.loads(line) for line in (folder / "out.skipped").read_text().splitlines()]
     assert [(row["key"], row["path"], row["code"]) for row in found] == rows
     assert all(row["message"] for row in found)
@@ -124,7 +124,7 @@ def _listed(folder: Path, source: Path, rows: list[tuple[str, str, str]]) -> Non
 
 
 def test_skip_twice_gives_the_same_bytes(small: Path, place: Path) -> None:
-    """The same tree with the same files failing gives the same dataset, with any workers, and after a resume."""
+    """The same failing files give the same dataset, for any number of workers and after a resume."""
     code = "import os; [os.chmod(p, 0) or os.rename(p, p + '~') for p in %r]" % [
         str(small / name) for name in ("s0000.bin", "s0005.txt", "s0011.cls")
     ]
@@ -139,15 +139,15 @@ def test_skip_twice_gives_the_same_bytes(small: Path, place: Path) -> None:
         subprocess.run([sys.executable, "-c", back], check=True)
     assert outcomes[0] == outcomes[1]
     rows = [("s0000", "s0000.bin", "vanished"), ("s0005", "s0005.txt", "vanished"), ("s0011", "s0011.cls", "vanished")]
-    _listed(place / "1", small, rows)
+    _check_skipped_list(place / "1", small, rows)
     os.unlink(place / "1" / "out.json")
     os.unlink(place / "1" / shards(place / "1")[1])
     assert create(small, place / "1", *OPTIONS, "--resume", "--on-error", "skip", code=code).code == 0
     assert contents(place / "1") == outcomes[0]
 
 
-def test_skip_then_mended(small: Path, expected: dict[str, str], place: Path) -> None:
-    """Once the files are mended, resume takes in what was left out, and the list of it goes."""
+def test_skipped_files_restored(small: Path, expected: dict[str, str], place: Path) -> None:
+    """Once the files are restored, resume packs the skipped samples and deletes the list."""
     away = f"import os; os.rename({str(small / FILE)!r}, {str(small / FILE)!r} + '~')"
     assert create(small, place / "out", *OPTIONS, "--on-error", "skip", code=away).code == 0
     os.rename(f"{small / FILE}~", small / FILE)
@@ -156,16 +156,16 @@ def test_skip_then_mended(small: Path, expected: dict[str, str], place: Path) ->
 
 
 def test_a_whole_shard_fails(small: Path, place: Path) -> None:
-    """Where every sample of a shard fails, the others are written and each is listed."""
+    """If every sample of a shard fails, the other shards are written and each sample is listed."""
     code = f"import os; [os.unlink(f'{small}/s{{n:04}}.bin') for n in range(4, 8)]"
     run = create(small, place / "out", *OPTIONS, "--on-error", "skip", code=code)
     assert (run.code, run.err) == (0, "")
-    _listed(place / "out", small, [(f"s{n:04}", f"s{n:04}.bin", "vanished") for n in range(4, 8)])
+    _check_skipped_list(place / "out", small, [(f"s{n:04}", f"s{n:04}.bin", "vanished") for n in range(4, 8)])
     assert len(_samples(place / "out")) == 8 * 3
 
 
 def test_a_folder_vanishes(place: Path) -> None:
-    """A folder that is moved away between plan and packing fails its samples, each by name."""
+    """A folder that is moved away after planning fails its samples, each by name."""
     for name in ("a", "b"):
         write_samples(place / "src" / name, 3, 9000)
     code = f"import os; os.rename({str(place / 'src' / 'a')!r}, {str(place / 'away')!r})"
@@ -183,7 +183,7 @@ _AS_NOBODY = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
 @pytest.mark.parametrize("on_error", ["stop", "skip"])
 @pytest.mark.parametrize("when", ["before", "between"])
 def test_unreadable(on_error: str, when: str, small: Path, place: Path) -> None:
-    """A file without read permission, from the start or since the plan, fails by name and reason."""
+    """A file without read permission fails with its name and reason."""
     mine = os.getuid() != 0
     before = [] if mine else _AS_NOBODY
     python = [*before, sys.executable, "-c", "import shardtool, pyarrow"]
@@ -205,7 +205,7 @@ def test_unreadable(on_error: str, when: str, small: Path, place: Path) -> None:
         assert "permission denied" in run.err
     else:
         assert run.code == 0, run.err
-        _listed(place / "out", small, [(KEY, FILE, "unreadable")])
+        _check_skipped_list(place / "out", small, [(KEY, FILE, "unreadable")])
     assert not hidden(place / "out")
 
 
@@ -214,8 +214,8 @@ def test_unreadable(on_error: str, when: str, small: Path, place: Path) -> None:
     ("fault", "on_error"),
     [("appended", "stop"), ("truncated", "stop"), ("overwritten", "stop"), ("appended", "skip"), ("truncated", "skip")],
 )
-def test_while_it_is_packed(fault: str, on_error: str, place: Path) -> None:
-    """A large file that changes under the reader fails by name, and nothing of it is in a shard."""
+def test_file_changes_while_packed(fault: str, on_error: str, place: Path) -> None:
+    """A large file that changes during the read fails by name, and none of it is in a shard."""
     source = write_samples(place / "src", 2, 9000)
     large = source / "s0001.bin"
     os.truncate(large, 700 * MEBIBYTE)
@@ -237,7 +237,7 @@ def _change(fault: str, large: Path) -> None:
 
 
 def _failed_alone(run: Run, on_error: str, large: Path, folder: Path) -> None:
-    """See that the large file failed, by name, and that nothing else did."""
+    """Check that only the large file failed."""
     plain(run)
     assert not hidden(folder)
     assert run.all_gone()
@@ -247,5 +247,5 @@ def _failed_alone(run: Run, on_error: str, large: Path, folder: Path) -> None:
         assert os.listdir(folder) == []
     else:
         assert run.code == 0, run.err
-        _listed(folder, large.parent, [("s0001", "s0001.bin", "changed")])
+        _check_skipped_list(folder, large.parent, [("s0001", "s0001.bin", "changed")])
         assert sorted(_samples(folder)) == ["s0000.bin", "s0000.cls", "s0000.txt"]

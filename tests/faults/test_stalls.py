@@ -1,4 +1,4 @@
-"""Promise 10: a signal ends every verb, whatever a server does; one that is silent or drips is given up, and named."""
+"""A signal ends every verb, whatever a server does; a silent or slow server is given up and named."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ VERBS = {
 
 @pytest.fixture(scope="module")
 def proxy(http_files: Server, proxies: Callable[[Server], FaultyProxy]) -> FaultyProxy:
-    """Give a server that makes faults."""
+    """Return a server that produces faults."""
     return proxies(http_files)
 
 
 @pytest.fixture
 def at(proxy: FaultyProxy, tmp_path: Path) -> str:
-    """Give the address of a dataset of six shards, and of a manifest of files."""
+    """Return the address of a dataset of six shards, and of a manifest of files."""
     at = proxy.server.new_prefix()
     folder = proxy.server.local(at)
     samples = {f"{number:02}.bin": os.urandom(9000) for number in range(12)}
@@ -83,7 +83,7 @@ def _harm(proxy: FaultyProxy, fault: str) -> None:
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("verb", VERBS)
 def test_a_signal_ends_every_verb(verb: str, fault: str, at: str, proxy: FaultyProxy, tmp_path: Path) -> None:
-    """SIGTERM and SIGINT end a verb that waits for a server; the next run finds nothing in its way."""
+    """SIGTERM and SIGINT end a verb that waits for a server; the next run is not blocked."""
     place = tmp_path / "place"
     for signum in (signal.SIGTERM, signal.SIGINT):
         _harm(proxy, fault)
@@ -102,11 +102,8 @@ def test_a_signal_ends_every_verb(verb: str, fault: str, at: str, proxy: FaultyP
 
 @pytest.mark.skipif(not warm.POSSIBLE, reason="signals to threads")
 @pytest.mark.parametrize("verb", VERBS)
-def test_a_signal_that_wakes_nobody_is_heard(verb: str, at: str, proxy: FaultyProxy, tmp_path: Path) -> None:
-    """A verb ends, too, whose main thread sleeps on when the signal has come: another thread was given it.
-
-    The same happens, once in a hundred times, where it comes between Python's last look and that sleep.
-    """
+def test_a_signal_to_another_thread_is_handled(verb: str, at: str, proxy: FaultyProxy, tmp_path: Path) -> None:
+    """A signal that another thread receives ends the verb, although the main thread sleeps."""
     _harm(proxy, "silent")
     words = [word.format(at=at, place=tmp_path / "place") for word in VERBS[verb]]
     flag = tmp_path / "flag"
@@ -134,7 +131,7 @@ main()
 def test_a_server_that_is_too_slow_is_given_up(
     verb: str, fault: str, at: str, proxy: FaultyProxy, tmp_path: Path
 ) -> None:
-    """Too little in too much time is tried again, and then ends the run, with the server and what was seen."""
+    """A server that is too slow is retried, and then ends the run with a message about the server."""
     _harm(proxy, fault)
     run = _run(verb, at, tmp_path, SHARDTOOL_LEAST_SPEED="1000/0.3", SHARDTOOL_RETRY_FOR="0.6").end()
     assert run.code == 7, run.err
@@ -145,7 +142,7 @@ def test_a_server_that_is_too_slow_is_given_up(
 
 @pytest.mark.parametrize("verb", ["verify", "verify-here"])
 def test_retries_are_shown(verb: str, at: str, proxy: FaultyProxy, tmp_path: Path) -> None:
-    """What is asked for again is told by `-v`, and counted in JSON, whichever process asks."""
+    """Retries are printed with `-v` and counted in JSON, in any process."""
     proxy.set(Fault("status", path=r"\.tar", times=2))
     run = _run(verb, at, tmp_path, more=("-v", "--json")).end()
     assert run.code == 0, run.err

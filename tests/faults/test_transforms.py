@@ -1,4 +1,4 @@
-"""Kills, crashes and endless loops while samples are changed: the promises are those of any run."""
+"""Kills, crashes and endless loops during transforms."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ EVALUATED = ("--map", "tests.mapped:evaluated", "--max-count", "3", "--workers",
 
 @dataclass(frozen=True)
 class Slow:
-    """A source that takes half a second to change, and what an undisturbed run makes of it."""
+    """A source whose transform takes half a second, and the output of an undisturbed run."""
 
     source: Path
     pattern: str
@@ -34,13 +34,13 @@ class Slow:
 
     @property
     def shards(self) -> int:
-        """How many there are."""
+        """Number of shards."""
         return sum(not name.endswith((".index", ".json")) for name in self.expected)
 
 
 @pytest.fixture(scope="module", params=["tar", "tfrecord"])
 def slow(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Slow:
-    """Make the source, and pack it once."""
+    """Create the source, and pack it once."""
     folder, pattern = tmp_path_factory.mktemp("slow"), f"out-{{000..}}.{request.param}"
     source = folder / "src"
     source.mkdir()
@@ -52,7 +52,7 @@ def slow(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 
 def _resume(folder: Path, slow: Slow, *more: str) -> None:
-    """See that what is visible is whole, that `--resume` leaves it alone, and ends with an undisturbed run's bytes."""
+    """Check that visible files are complete, and that `--resume` keeps them and finishes the job."""
     seen = {name: digest for name, digest in contents(folder).items() if not name.startswith(".")}
     assert seen.items() <= slow.expected.items()
     assert "out.json" not in seen
@@ -69,7 +69,7 @@ def _resume(folder: Path, slow: Slow, *more: str) -> None:
     ("slow", "count", "group"), [("tar", 1, False), ("tar", -2, True), ("tfrecord", -2, False)], indirect=["slow"]
 )
 def test_kill_and_resume(slow: Slow, count: int, place: Path, *, group: bool) -> None:
-    """Killed early, or when shards after the planned ones are written, a run is resumed; finished shards stay."""
+    """A killed run can be resumed, also while overflow shards are written; finished shards stay."""
     run = start(slow.source, place / "out" / slow.pattern, *MAP)
     reach(run, place / "out", count if count > 0 else slow.shards + count)
     run.signal(signal.SIGKILL, group=group)
@@ -82,7 +82,7 @@ def test_kill_and_resume(slow: Slow, count: int, place: Path, *, group: bool) ->
 @pytest.mark.slow
 @pytest.mark.parametrize("slow", ["tar"], indirect=True)
 def test_killed_worker_ends_the_run(slow: Slow, place: Path) -> None:
-    """A killed worker ends the run with 7; what is finished is kept, and nothing temporary is left."""
+    """A killed worker ends the run with 7; finished shards stay, and no temporary file remains."""
     run = start(slow.source, place / "out" / slow.pattern, *MAP)
     reach(run, place / "out", 2)
     os.kill(run.workers()[1], signal.SIGKILL)
@@ -98,7 +98,7 @@ def test_killed_worker_ends_the_run(slow: Slow, place: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("slow", ["tar"], indirect=True)
 def test_kill_between_two_splits(slow: Slow, place: Path) -> None:
-    """A run killed after its first split is resumed to the same bytes, and leaves that split's shards as they were."""
+    """A run killed after its first split is resumed to the same bytes; the first split is unchanged."""
     words, pattern = (*MAP, "--split", "a=0.4,b=0.6"), slow.pattern.replace("out", "{split}/out")
     right = create(slow.source, place / "right" / pattern, *words)
     assert right.code == 0, right.err
@@ -121,7 +121,7 @@ def test_kill_between_two_splits(slow: Slow, place: Path) -> None:
 
 
 def _expressions(folder: Path, odd: str) -> Path:
-    """Write twelve samples of which the tenth is what `odd` says, once the output folder is there."""
+    """Write twelve samples; the tenth gets the text `odd` once the output folder exists."""
     source = folder / "src"
     source.mkdir()
     for number in range(12):
@@ -137,7 +137,7 @@ def _expressions(folder: Path, odd: str) -> Path:
     ids=["exits", "crashes"],
 )
 def test_a_function_that_ends_its_process(odd: str, said: str, place: Path) -> None:
-    """It ends the run with 7, without a trace of ours; mended, the run is resumed to a fresh run's bytes."""
+    """A function that ends its process ends the run with 7; once fixed, the run can be resumed."""
     source = _expressions(place, odd)
     run = create(source, place / "out", *EVALUATED)
     assert run.code == 7
@@ -153,7 +153,7 @@ def test_a_function_that_ends_its_process(odd: str, said: str, place: Path) -> N
 
 
 def test_a_function_that_exits(place: Path) -> None:
-    """One that calls `sys.exit`, as scripts do, is an error by the sample's key, as any exception is."""
+    """`sys.exit` in a function is an error that names the sample, like any exception."""
     source = _expressions(place, "__import__('sys').exit(3)")
     run = create(source, place / "out", *EVALUATED)
     assert run.code == 6
@@ -165,8 +165,8 @@ def test_a_function_that_exits(place: Path) -> None:
 @pytest.mark.parametrize(
     ("odd", "signum"), [("endless", signal.SIGTERM), ("stubborn", signal.SIGINT), ("tried", signal.SIGINT)]
 )
-def test_an_interrupt_while_a_function_never_ends(odd: str, signum: signal.Signals, place: Path) -> None:
-    """A signal ends the run soon, even where a function loops for ever, catches everything, or is only tried."""
+def test_a_signal_during_an_endless_function(odd: str, signum: signal.Signals, place: Path) -> None:
+    """A signal ends the run soon, even if a function loops endlessly or catches everything."""
     if odd == "endless":
         source, words = _expressions(place, "[None for _ in iter(int, 1)]"), [*EVALUATED]
     elif odd == "stubborn":
@@ -197,8 +197,8 @@ def _ended_by(run: Run, signum: signal.Signals) -> None:
     assert run.all_gone()
 
 
-def test_no_worker_outlives_a_killed_parent_in_a_loop(place: Path) -> None:
-    """A worker in a function that never ends, and catches everything, ends with its parent."""
+def test_an_endless_function_exits_with_its_parent(place: Path) -> None:
+    """A worker in an endless function exits with its parent."""
     source = _expressions(place, "sample")
     run = start(source, place / "out", "--map", "tests.mapped:stubborn", "--workers", "2")
     assert settles(lambda: len(run.workers()) == 2)

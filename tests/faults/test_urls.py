@@ -1,4 +1,4 @@
-"""SIGKILL while URLs are fetched: what is visible is whole, and `--resume` fetches only what is not there."""
+"""SIGKILL while URLs are fetched: visible files are complete, and `--resume` fetches only missing URLs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 @pytest.mark.slow
 @pytest.mark.parametrize("count", [0, 1, 4])
 def test_kill_and_resume(count: int, tmp_path: Path) -> None:
-    """Killed after any number of shards, a run is finished by the next: each URL is in a shard or in the list."""
+    """A killed run is finished by the next one: each URL is in a shard or in the list of skipped samples."""
     with web_server() as web:
         urls = [web.url(f"later/{at}" if at % 4 else "status/404") for at in range(120)]
         source = tmp_path / "urls.csv"

@@ -35,6 +35,6 @@ def held(fetcher: HttpFetcher) -> int:
     """Return the bytes that were read and not taken yet, behind all that was asked before."""
 
     async def found() -> int:
-        return fetcher._turns.held  # noqa: SLF001 - nobody else need know
+        return fetcher._limits.held  # noqa: SLF001 - nobody else need know
 
     return asyncio.run_coroutine_threadsafe(found(), fetcher._loop).result()  # noqa: SLF001 - where it changes

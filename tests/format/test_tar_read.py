@@ -30,21 +30,21 @@ FILES = {
 }
 
 
-def walked(data: bytes) -> list[tar_read.TarMember]:
+def members(data: bytes) -> list[tar_read.TarMember]:
     """Return the members in a tar's bytes."""
     return list(tar_read.iter_members(lambda offset, length: data[offset : offset + length], "x.tar"))
 
 
 def contents(data: bytes) -> dict[str, bytes]:
-    """Return the plain files in a tar's bytes, `./` left out."""
+    """Return the regular files in a tar's bytes, without `./`."""
     return {
         one.name.decode().removeprefix("./"): data[one.data : one.data + one.size]
-        for one in walked(data) if one.is_file
+        for one in members(data) if one.is_file
     }  # fmt: skip
 
 
-def test_what_is_written_is_walked() -> None:
-    """Members come back with their names, in order, one right behind the other, and the trailer ends them."""
+def test_members_round_trip() -> None:
+    """Members are read back with their names, in order, without gaps, up to the trailer."""
     data, wanted = b"", []
     for number, size in enumerate([0, 1, 511, 512, 513, 70_000]):
         for name in (b"%d.jpg" % number, b"k" * 130 + b"/%d.jpg" % number, b"n" * 200 + b"%d.cls" % number):
@@ -53,7 +53,7 @@ def test_what_is_written_is_walked() -> None:
             wanted.append((name, start, len(data), size))
             data += bytes([number]) * size + bytes(tar_write.padding_size(size))
     data += tar_write.TRAILER
-    found = walked(data)
+    found = members(data)
     assert [(one.name, one.offset, one.data, one.size) for one in found] == wanted
     assert all(one.is_file for one in found)
     assert [one.end for one in found] == [*(one.offset for one in found[1:]), len(data) - len(tar_write.TRAILER)]
@@ -61,7 +61,7 @@ def test_what_is_written_is_walked() -> None:
 
 @pytest.mark.parametrize("kind", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
 def test_python_tarfile(kind: int) -> None:
-    """All that Python's tarfile writes, in each of its formats, is read as it reads it."""
+    """Members that Python's tarfile writes are read the same way, in each of its formats."""
     sink = io.BytesIO()
     with tarfile.open(fileobj=sink, mode="w", format=kind) as out:
         for name, payload in FILES.items():
@@ -81,14 +81,14 @@ def test_python_tarfile(kind: int) -> None:
     data = sink.getvalue()
     with tarfile.open(fileobj=io.BytesIO(data)) as whole:
         wanted = [(one.name, one.offset, one.offset_data, one.size, one.isreg()) for one in whole]
-    assert [(one.name.decode().rstrip("/"), *one[1:5]) for one in walked(data)] == wanted
+    assert [(one.name.decode().rstrip("/"), *one[1:5]) for one in members(data)] == wanted
     assert contents(data)["last.txt"] == b"last"
 
 
 @pytest.mark.parametrize("format_name", ["v7", "oldgnu", "gnu", "ustar", "pax"])
 @pytest.mark.parametrize("prefix", ["", "./"])
 def test_gnu_tar(format_name: str, prefix: str, tmp_path: Path) -> None:
-    """All that GNU tar writes, with folders and links and `./`, is read."""
+    """Members that GNU tar writes are read, with folders, links and `./`."""
     files = dict(FILES)
     if format_name in ("v7", "ustar"):
         files = {name: data for name, data in files.items() if len(name.encode()) < 95}
@@ -105,14 +105,14 @@ def test_gnu_tar(format_name: str, prefix: str, tmp_path: Path) -> None:
         wanted = [one.name.removeprefix("./") for one in whole if one.isreg()]
         offsets = [(one.offset, one.offset_data) for one in whole]
     assert sorted(found) == sorted(wanted)
-    assert [one[1:3] for one in walked(data)] == offsets
+    assert [one[1:3] for one in members(data)] == offsets
     assert all(found[name] == payload for name, payload in files.items() if name in found)
 
 
 @pytest.mark.parametrize("options", [["--format=gnu"], ["--format=pax", "--sparse-version=1.0"],
                                      ["--format=pax", "--sparse-version=0.1"], ["--format=oldgnu"]])  # fmt: skip
 def test_sparse_files(options: list[str], tmp_path: Path) -> None:
-    """A sparse file, whose payload is only a part of it, is no plain member; what follows it is found."""
+    """A sparse file is not a regular member; the members after it are found."""
     with (tmp_path / "holes.bin").open("wb") as file:
         for at in range(40):  # more than the map in a header holds
             file.seek(at * 2**18)
@@ -121,14 +121,14 @@ def test_sparse_files(options: list[str], tmp_path: Path) -> None:
     (tmp_path / "next.txt").write_bytes(b"next")
     subprocess.run(["tar", "cSf", "x.tar", *options, "holes.bin", "next.txt"], cwd=tmp_path, check=True)
     data = (tmp_path / "x.tar").read_bytes()
-    assert [(one.name, one.is_file) for one in walked(data)] == [(b"holes.bin", False), (b"next.txt", True)]
+    assert [(one.name, one.is_file) for one in members(data)] == [(b"holes.bin", False), (b"next.txt", True)]
     assert contents(data) == {"next.txt": b"next"}
 
 
 @pytest.mark.skipif(shutil.which("bsdtar") is None, reason="bsdtar is not installed")
 @pytest.mark.parametrize("format_name", ["ustar", "pax", "gnutar", "v7"])
 def test_bsdtar(format_name: str, tmp_path: Path) -> None:
-    """All that bsdtar writes is read."""
+    """Members that bsdtar writes are read."""
     (tmp_path / "in" / "d").mkdir(parents=True)
     (tmp_path / "in" / "a.txt").write_bytes(b"one")
     (tmp_path / "in" / "d" / "b.txt").write_bytes(b"x" * 513)
@@ -137,7 +137,7 @@ def test_bsdtar(format_name: str, tmp_path: Path) -> None:
 
 
 def _base_256(size: int) -> bytes:
-    """Return a header that tells its size in base 256."""
+    """Return a header with a base-256 size."""
     block = bytearray(tar_write.encode_header(b"huge.bin", 0))
     block[124:136] = b"\x80" + size.to_bytes(11, "big")
     block[148:156] = b" " * 8
@@ -146,7 +146,7 @@ def _base_256(size: int) -> bytes:
 
 
 def test_sizes_in_base_256() -> None:
-    """GNU's way to tell sizes of 8 GiB and more is read."""
+    """GNU's encoding of sizes of 8 GiB and more is read."""
     assert contents(_base_256(3) + b"abc" + bytes(509) + tar_write.TRAILER) == {"huge.bin": b"abc"}
     data = _base_256(2**40)
     members = tar_read.iter_members(lambda offset, length: data[offset : offset + length], "x.tar")
@@ -154,14 +154,14 @@ def test_sizes_in_base_256() -> None:
 
 
 @pytest.mark.parametrize("size", [2**62, 2**70, 2**87 - 1])
-def test_sizes_that_nothing_has(size: int) -> None:
+def test_impossible_sizes_are_damage(size: int) -> None:
     """A size that no file can have is damage."""
     with pytest.raises(CorruptShard):
-        walked(_base_256(size))
+        members(_base_256(size))
 
 
-def test_a_pax_size_that_nothing_has() -> None:
-    """Nor in a pax header, with however many digits."""
+def test_impossible_pax_sizes_are_damage() -> None:
+    """A pax size that no file can have is damage, with any number of digits."""
     for digits in (19, 20, 5000):
         record = b" size=" + b"9" * digits + b"\n"
         body = next(b"%d%b" % (n, record) for n in range(20, 6000) if len(b"%d%b" % (n, record)) == n)
@@ -170,7 +170,7 @@ def test_a_pax_size_that_nothing_has() -> None:
         block[148:156] = b" " * 8
         block[148:156] = b"%06o\0 " % sum(block)
         with pytest.raises(CorruptShard):
-            walked(
+            members(
                 bytes(block) + body + bytes(-len(body) % 512) + tar_write.encode_header(b"a.b", 0) + tar_write.TRAILER
             )
 
@@ -180,28 +180,28 @@ def _small() -> bytes:
     return data + tar_write.encode_header(b"n" * 150 + b".jpg", 600) + b"x" * 600 + bytes(424) + tar_write.TRAILER
 
 
-def test_cut_at_every_byte() -> None:
-    """A tar that ends too early, at any byte, is damage; zeros behind its end are not."""
+def test_truncation_at_every_byte_is_damage() -> None:
+    """A tar truncated at any byte is damage; zeros after its end are not."""
     data = _small()
-    whole = walked(data)
+    whole = members(data)
     for length in range(len(data)):
         with pytest.raises(CorruptShard):
-            walked(data[:length])
-    assert walked(data + bytes(10_240)) == whole
+            members(data[:length])
+    assert members(data + bytes(10_240)) == whole
     for more in (b"x", bytes(700) + b"x", bytes(70_000) + b"x"):
         with pytest.raises(CorruptShard):
-            walked(data + more)
+            members(data + more)
 
 
-def test_any_flipped_bit_of_a_header_shows() -> None:
-    """A flipped bit in a header is damage, but for those that make a zero or a blank of the checksum a blank."""
+def test_any_flipped_bit_of_a_header_is_damage() -> None:
+    """A flipped bit in a header is damage, unless it changes only blanks and zeros of the checksum field."""
     data = bytearray(_small())
-    whole = walked(bytes(data))
+    whole = members(bytes(data))
     for block in (0, 1024, 2048):  # a plain header, a pax header, and the one behind it
         for at in range(block, block + 512):
             data[at] ^= 1 << at % 8
             try:
-                assert walked(bytes(data)) == whole
+                assert members(bytes(data)) == whole
                 assert 148 <= at - block < 156, at
             except CorruptShard:
                 pass
@@ -209,18 +209,18 @@ def test_any_flipped_bit_of_a_header_shows() -> None:
 
 
 @given(st.binary(max_size=3000))
-def test_any_bytes(data: bytes) -> None:
-    """Any bytes are members that follow each other, or damage: nothing else is raised."""
+def test_any_bytes_give_members_or_damage(data: bytes) -> None:
+    """Any bytes are consecutive members or damage; no other error is raised."""
     try:
-        found = walked(data)
+        found = members(data)
     except CorruptShard:
         return
     assert [one.offset for one in found] == [0, *(one.end for one in found)][: len(found)]
 
 
 @given(st.binary(min_size=512, max_size=512), st.binary(max_size=2000), st.sampled_from(b"0xgLKSVDM57\0"))
-def test_any_header_with_a_right_checksum(block: bytes, rest: bytes, kind: int) -> None:
-    """So does whatever stands behind a checksum that is right."""
+def test_any_header_with_a_valid_checksum(block: bytes, rest: bytes, kind: int) -> None:
+    """Any header with a valid checksum is a member or damage; no other error is raised."""
     header = bytearray(block)
     header[156] = kind
     header[148:156] = b" " * 8
@@ -230,6 +230,6 @@ def test_any_header_with_a_right_checksum(block: bytes, rest: bytes, kind: int) 
         header[148:156] = b" " * 8
         header[148:156] = b"%06o\0 " % sum(header)
         with contextlib.suppress(CorruptShard):
-            walked(
+            members(
                 bytes(header) + rest + bytes(-len(rest) % 512) + tar_write.encode_header(b"a.b", 0) + tar_write.TRAILER
             )

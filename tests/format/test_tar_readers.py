@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def _header(name: bytes, size: int = 0, kind: bytes = b"0", fields: dict[int, bytes] | None = None) -> bytes:
-    """Return a header with some of its fields replaced, by their place."""
+    """Return a header with some fields replaced, by offset."""
     block = bytearray(tar_write.encode_header(name, size))
     block[156:157] = kind
     for at, data in (fields or {}).items():
@@ -104,8 +104,8 @@ def _walked(data: bytes) -> tuple[list[tuple[bytes, int]], list[str]]:
 
 
 @pytest.mark.parametrize("name", _ALIKE)
-def test_what_readers_read_alike(name: str, tmp_path: Path) -> None:
-    """Nothing is said of it, and it is read as Python's tarfile and GNU tar read it."""
+def test_headers_that_readers_agree_on(name: str, tmp_path: Path) -> None:
+    """Such headers cause no note, and are read as by Python's tarfile and GNU tar."""
     data = _ALIKE[name] + _LAST + tar_write.TRAILER
     found, notes = _walked(data)
     assert notes == []
@@ -117,8 +117,8 @@ def test_what_readers_read_alike(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", _NOT_ALIKE)
-def test_what_readers_do_not_read_alike(name: str, tmp_path: Path) -> None:
-    """It is a finding of its own, once for each header, and what follows is found."""
+def test_headers_that_readers_disagree_on(name: str, tmp_path: Path) -> None:
+    """Each such header causes one finding, and the members after it are found."""
     (tmp_path / "x.tar").write_bytes(_NOT_ALIKE[name] + _LAST + tar_write.TRAILER)
     report = verify(tmp_path / "x.tar", VerifyOptions(workers=1))
     assert set(report.counts) - {"key-unsafe"} == {"readers-differ"}
@@ -126,20 +126,20 @@ def test_what_readers_do_not_read_alike(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", _REFUSED)
-def test_what_some_readers_refuse(name: str) -> None:
-    """It is damage: GNU tar or bsdtar does not read it."""
+def test_headers_that_some_readers_reject(name: str) -> None:
+    """A header that GNU tar or bsdtar rejects is damage."""
     with pytest.raises(CorruptShard):
         _walked(_REFUSED[name] + _LAST + tar_write.TRAILER)
 
 
-def test_a_pax_path_goes_before_a_long_name() -> None:
-    """As GNU tar, bsdtar and tarfile have it."""
+def test_a_pax_path_takes_precedence_over_a_long_name() -> None:
+    """A pax path takes precedence, as in GNU tar, bsdtar and tarfile."""
     data = _pax((b"path", b"p.txt")) + _long(b"g.txt\0") + _A + tar_write.TRAILER
     assert _walked(data)[0] == [(b"p.txt", 3)]
 
 
 def _unsafe(path: Path, *members: tuple[bytes, bytes, bytes]) -> list[str]:
-    """Return what is found in a tar of a sample and members: name, type and where a link leads."""
+    """Return the findings for a tar of a sample and members: name, type and link target."""
     blocks = b"".join(_header(name, 0, kind, {157: link}) for name, kind, link in members)
     path.write_bytes(_A + blocks + tar_write.TRAILER)
     return [one.code for one in verify(path, VerifyOptions(workers=1)).findings]
@@ -155,8 +155,8 @@ def _unsafe(path: Path, *members: tuple[bytes, bytes, bytes]) -> list[str]:
         [(b"d", b"2", b"e"), (b"d/x.txt", b"0", b"")], [(b"d", b"2", b"e"), (b"d/noext", b"0", b"")],
     ],
 )  # fmt: skip
-def test_members_that_could_do_harm(members: list[tuple[bytes, bytes, bytes]], tmp_path: Path) -> None:
-    """A member besides samples that leads out of the folder, or is a device, is a finding, and so is what it hides."""
+def test_unsafe_members_are_findings(members: list[tuple[bytes, bytes, bytes]], tmp_path: Path) -> None:
+    """A member that leads out of the folder, or is a device, is a finding, and so is a member that it hides."""
     assert _unsafe(tmp_path / "x.tar", *members) == ["member-unsafe"]
 
 
@@ -164,6 +164,6 @@ def test_members_that_could_do_harm(members: list[tuple[bytes, bytes, bytes]], t
     "member", [(b"README", b"0", b""), (b"d/", b"5", b""), (b"l", b"2", b"a.txt"), (b"d/l", b"2", b"../a.txt"),
                (b"h", b"1", b"a.txt"), (b"./", b"5", b"")],
 )  # fmt: skip
-def test_members_that_do_no_harm(member: tuple[bytes, bytes, bytes], tmp_path: Path) -> None:
-    """Plain files, folders, and links within the tar are none."""
+def test_safe_members_are_no_findings(member: tuple[bytes, bytes, bytes], tmp_path: Path) -> None:
+    """Regular files, folders, and links inside the tar are not findings."""
     assert _unsafe(tmp_path / "x.tar", member) == []

@@ -20,23 +20,23 @@ NUMBERS: dict[bytes, NumberType] = {b"cls": "int64", b"score": "float"}
 
 
 def record(key: bytes, fields: list[tuple[bytes, bytes]]) -> bytes:
-    """Return a record as our writer makes it."""
+    """Return a record from our writer."""
     return b"".join(map(bytes, tfrecord_write.encode_tfrecord_sample(key, [*fields], NUMBERS)))
 
 
-def walked(data: bytes) -> list[tfrecord_read.TFRecord]:
+def records(data: bytes) -> list[tfrecord_read.TFRecord]:
     """Return the records in bytes."""
     return list(tfrecord_read.iter_records(lambda offset, length: data[offset : offset + length], "x.tfrecord"))
 
 
-def checked(data: bytes) -> None:
-    """See that all records in bytes are what their checksums say."""
-    for one in walked(data):
+def check_records(data: bytes) -> None:
+    """Check all records in bytes against their checksums."""
+    for one in records(data):
         tfrecord_read.check_record_crc(one, crc32c(data[one.data : one.data + one.size]), "x")
 
 
 def features(data: bytes) -> dict[str, tuple[str, bytes, int]]:
-    """Return what lies in an Example: kind, bytes, and how many values."""
+    """Return the features of an Example: type, bytes, and number of values."""
     return {
         one.name.decode(): (one.kind, data[one.offset : one.offset + one.size], one.values)
         for one in tfrecord_read.parse_features(data, 0, "x")
@@ -45,16 +45,22 @@ def features(data: bytes) -> dict[str, tuple[str, bytes, int]]:
 
 def _data() -> bytes:
     return b"".join(
-        record(b"k%d" % at, [(b"cls", tfrecord_write.encode_number(b"%d" % (at - 2), "int64")), (b"jpg", b"x" * 100 * at),
-                             (b"score", tfrecord_write.encode_number(b"0.5", "float"))])
-        for at in range(5)
-    )  # fmt: skip
+        record(
+            b"k%d" % number,
+            [
+                (b"cls", tfrecord_write.encode_number(b"%d" % (number - 2), "int64")),
+                (b"jpg", b"x" * 100 * number),
+                (b"score", tfrecord_write.encode_number(b"0.5", "float")),
+            ],
+        )
+        for number in range(5)
+    )
 
 
-def test_what_is_written_is_walked() -> None:
-    """Records and their features come back with their places, kinds and bytes."""
+def test_records_round_trip() -> None:
+    """Records and their features are read back with their offsets, types and bytes."""
     data = _data()
-    found = walked(data)
+    found = records(data)
     assert [(one.offset, data[one.data : one.data + one.size]) for one in found] == tfrecords.records(data)
     for at, one in enumerate(found):
         payload = data[one.data : one.data + one.size]
@@ -68,8 +74,8 @@ def test_what_is_written_is_walked() -> None:
 
 
 @given(st.dictionaries(st.text(max_size=20), st.binary(max_size=300), max_size=6))
-def test_independent_reading(fields: dict[str, bytes]) -> None:
-    """The features are those that a reader without any code of ours finds, at the same places."""
+def test_features_match_an_independent_reader(fields: dict[str, bytes]) -> None:
+    """An independent reader finds the same features at the same offsets."""
     names = {f"f{name}": data for name, data in fields.items()}
     data = record(b"key", sorted((name.encode(), payload) for name, payload in names.items()))
     [(start, example)] = tfrecords.records(data)
@@ -80,7 +86,7 @@ def test_independent_reading(fields: dict[str, bytes]) -> None:
 
 
 def test_lists_of_other_writers() -> None:
-    """Several values, numbers one by one, fields in another order and unknown ones: all are read."""
+    """Several values, unpacked numbers, other field orders and unknown fields are read."""
 
     def field(number: int, data: bytes) -> bytes:
         return bytes([number << 3 | 2]) + encode_varint(len(data)) + data
@@ -101,7 +107,7 @@ def test_lists_of_other_writers() -> None:
 
 @given(st.lists(st.integers(-(2**63), 2**63 - 1), max_size=3), st.binary(max_size=12))
 def test_a_single_number(values: list[int], junk: bytes) -> None:
-    """Only what is just one whole number is told as one; any bytes give a number or none."""
+    """Only exactly one integer is returned as a single number; any bytes give a number or None."""
     packed = b"".join(map(tfrecords.varint, values))
     assert tfrecord_read.decode_single_int(packed) == (values[0] if len(values) == 1 else None)
     found = tfrecord_read.decode_single_int(junk)
@@ -109,52 +115,52 @@ def test_a_single_number(values: list[int], junk: bytes) -> None:
         assert tfrecord_read.decode_numbers(tfrecords.part(junk), "int64") == [found]
 
 
-def test_cut_at_every_byte() -> None:
-    """A file that ends within a record is damage; at the end of one it is a shorter file."""
+def test_truncation_inside_a_record_is_damage() -> None:
+    """A file that ends inside a record is damage; one that ends between records is a shorter file."""
     data = _data()
-    ends = [0, *(one.end for one in walked(data))]
+    ends = [0, *(one.end for one in records(data))]
     for length in range(len(data)):
         if length in ends:
-            assert len(walked(data[:length])) == ends.index(length)
+            assert len(records(data[:length])) == ends.index(length)
             continue
         with pytest.raises(CorruptShard):
-            walked(data[:length])
+            records(data[:length])
 
 
-def test_any_flipped_bit_shows() -> None:
-    """A flipped bit anywhere in a record is damage: its length's checksum or its data's tells."""
+def test_any_flipped_bit_is_damage() -> None:
+    """A flipped bit anywhere in a record is damage, by one of its two checksums."""
     data = bytearray(_data())
     for at in range(len(data)):
         data[at] ^= 1 << at % 8
         with pytest.raises(CorruptShard):
-            checked(bytes(data))
+            check_records(bytes(data))
         data[at] ^= 1 << at % 8
 
 
 def test_a_large_record_is_not_held() -> None:
-    """What is read of a record that is too large to hold is the same, by pieces."""
+    """A record too large for memory is read in pieces, with the same result."""
     data = record(b"key", [(b"cls", tfrecord_write.encode_number(b"7", "int64")), (b"jpg", b"x" * 5000)])
-    [one] = walked(data)
+    [one] = records(data)
     far = tfrecord_read.LazyBytes(lambda offset, length: data[offset : offset + length], one)
     near = data[one.data : one.data + one.size]
     assert tfrecord_read.parse_features(far, one.data, "x") == tfrecord_read.parse_features(near, one.data, "x")
 
 
-def test_a_record_of_two_gigabytes_is_refused() -> None:
-    """More than protobuf can parse is no Example, and is not read."""
+def test_a_record_of_two_gigabytes_is_rejected() -> None:
+    """A record larger than protobuf's limit is rejected without reading it."""
     head = bytearray(12)
     tfrecord_write.put_frame_head(head, 0, 2**31 + 16)
     with pytest.raises(CorruptShard, match="2 GiB"):
-        walked(bytes(head))
+        records(bytes(head))
 
 
 @given(st.binary(max_size=400))
-def test_any_bytes(data: bytes) -> None:
-    """Any bytes are records or damage, and any data is features or damage: nothing else is raised."""
+def test_any_bytes_give_records_or_damage(data: bytes) -> None:
+    """Any bytes are records or damage, and any data is features or damage; no other error is raised."""
     with contextlib.suppress(CorruptShard):
-        walked(data)
+        records(data)
     with contextlib.suppress(CorruptShard):
-        walked(tfrecords.frame(data))
+        records(tfrecords.frame(data))
     with contextlib.suppress(CorruptShard):
         for one in tfrecord_read.parse_features(data, 0, "x"):
             assert 0 <= one.offset <= one.offset + one.size <= len(data)
@@ -165,7 +171,7 @@ def test_any_bytes(data: bytes) -> None:
 
 @given(st.data())
 def test_a_damaged_example(data: st.DataObject) -> None:
-    """Nor is anything else raised by an Example of which some bytes are others, and no place leaves it."""
+    """A changed Example raises no other error, and no offset is outside it."""
     [(_, example)] = tfrecords.records(record(b"key", [(b"cls", b"\x07"), (b"jpg", b"xyz" * 10)]))
     damaged = bytearray(example)
     for _ in range(data.draw(st.integers(1, 4))):

@@ -1,4 +1,4 @@
-"""Laws of varints."""
+"""Varints."""
 
 import pytest
 from hypothesis import given
@@ -14,21 +14,21 @@ from tests import tfrecords
      (2**31 - 1, "ffffffff07"), (2**63 - 1, "ffffffffffffffff7f"), (-1, "ffffffffffffffffff01"),
      (-(2**63), "80808080808080808001")],
 )  # fmt: skip
-def test_varints(number: int, encoded: str) -> None:
-    """A varint has seven bits a byte, the lowest first; a negative one has ten bytes."""
+def test_encoded_varints(number: int, encoded: str) -> None:
+    """A varint has seven bits per byte, the lowest first; a negative number takes ten bytes."""
     assert encode_varint(number).hex() == encoded
 
 
 @given(st.integers(-(2**63), 2**63 - 1))
-def test_any_varint(number: int) -> None:
-    """Any number comes back, from no more bytes than it needs."""
+def test_any_varint_is_minimal(number: int) -> None:
+    """Any number is read back from the minimum number of bytes."""
     assert tfrecords.read_varint(encode_varint(number), 0) == (number % 2**64, len(encode_varint(number)))
     assert encode_varint(number) == tfrecords.varint(number)
 
 
 @given(st.lists(st.integers(-(2**63), 2**63 - 1)), st.binary(max_size=3))
-def test_numbers_come_back(numbers: list[int], before: bytes) -> None:
-    """What is encoded is read again, one after the other, with its sign; and counted."""
+def test_varints_round_trip(numbers: list[int], before: bytes) -> None:
+    """Consecutive varints are read back with their sign, and counted."""
     data = before + b"".join(map(encode_varint, numbers))
     at, found = len(before), []
     while at < len(data):
@@ -39,7 +39,7 @@ def test_numbers_come_back(numbers: list[int], before: bytes) -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b"\x80", b"\xff" * 10 + b"\x01", b"\x80" * 20])
-def test_no_varint(data: bytes) -> None:
-    """Data that ends too early, or goes on for more than ten bytes, is refused."""
+def test_invalid_varints_are_rejected(data: bytes) -> None:
+    """Data that ends too early, or continues for more than ten bytes, is rejected."""
     with pytest.raises(ValueError, match=r"^$"):
         read_varint(data, 0, len(data))

@@ -1,4 +1,4 @@
-"""Laws of reading zips: what Python's `zipfile` writes comes back, and any bytes give members or `CorruptShard`."""
+"""Zip archives: what Python's `zipfile` writes is read back, and any bytes give members or `CorruptShard`."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ _FILES = {"a/1.jpg": b"x" * 700_000, "a/1.txt": b"", "b.bin": bytes(range(256)) 
 
 
 class _Pipe(io.BytesIO):
-    """A file that cannot be read again, so that checksums stand behind payloads."""
+    """A file that cannot seek, so that checksums follow the payloads."""
 
     def seekable(self) -> bool:
-        """It cannot."""
+        """Return False."""
         return False
 
     def seek(self, *_: object) -> int:
-        """Refuse."""
+        """Raise an error."""
         raise OSError
 
 
@@ -47,7 +47,7 @@ def _reader(data: bytes) -> Callable[[int, int], bytes]:
 
 
 def _files(data: bytes) -> dict[str, bytes]:
-    """Return what members say they are called, and hold."""
+    """Return the names and contents of members."""
     read, found = _reader(data), {}
     for one in zip_read.iter_zip_members(read, len(data), "z"):
         payload = b"".join(zip_read.iter_zip_payload(read, one.offset, one.size, "z"))
@@ -59,13 +59,13 @@ def _files(data: bytes) -> dict[str, bytes]:
 @pytest.mark.parametrize("before", [b"", b"#!/bin/sh\n"])
 @pytest.mark.parametrize("file", [io.BytesIO, _Pipe])
 @pytest.mark.parametrize("method", _METHODS)
-def test_what_zipfile_writes_comes_back(method: str, file: type[io.BytesIO], before: bytes) -> None:
-    """Every payload comes back, with checksums before or behind it, and whatever stands before the archive."""
+def test_archives_of_zipfile_round_trip(method: str, file: type[io.BytesIO], before: bytes) -> None:
+    """Every payload is read back, with checksums before or after it, and with bytes before the archive."""
     assert _files(before + _zip(method, file())) == _FILES
 
 
-def test_large_archives(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Numbers that do not fit their places are read where zip64 puts them."""
+def test_zip64_numbers_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Numbers that do not fit their fields are read from the zip64 fields."""
     monkeypatch.setattr(zipfile, "ZIP64_LIMIT", 100)
     monkeypatch.setattr(zipfile, "ZIP_FILECOUNT_LIMIT", 1)
     data = _zip("stored")
@@ -73,8 +73,8 @@ def test_large_archives(monkeypatch: pytest.MonkeyPatch) -> None:
     assert _files(data) == _FILES
 
 
-def test_a_flipped_payload_is_found() -> None:
-    """No bit of a payload can differ unseen, stored or deflated."""
+def test_a_flipped_payload_is_damage() -> None:
+    """Any flipped bit of a payload is detected, stored or deflated."""
     for method in _METHODS:
         data = bytearray(_zip(method))
         data[data.index(b"b.bin") + 20] ^= 4
@@ -84,8 +84,8 @@ def test_a_flipped_payload_is_found() -> None:
 
 @given(st.data(), st.sampled_from([*_METHODS]))
 @settings(max_examples=15)
-def test_any_bytes(data: st.DataObject, method: str) -> None:
-    """Whatever is flipped or cut, there are members or `CorruptShard`, and no more bytes than were claimed."""
+def test_any_change_gives_members_or_damage(data: st.DataObject, method: str) -> None:
+    """Whatever is flipped or truncated, the result is members of at most their claimed size, or `CorruptShard`."""
     whole = bytearray(_zip(method))
     tail = max(0, len(whole) - 300)  # the directory: most of the rest is payload
     for _ in range(data.draw(st.integers(1, 4))):
@@ -96,8 +96,8 @@ def test_any_bytes(data: st.DataObject, method: str) -> None:
 
 @given(st.binary(max_size=200))
 @settings(max_examples=15)
-def test_bytes_of_no_zip(data: bytes) -> None:
-    """Bytes that are no zip are `CorruptShard`, or at most the end of an empty one; no payload is read of them."""
+def test_other_bytes_are_not_a_zip(data: bytes) -> None:
+    """Bytes that are not a zip are `CorruptShard`, or at most an empty zip; no payload is read."""
     for start in (b"", b"PK\3\4", b"PK\1\2", b"PK\5\6" + data[:18]):
         with suppress(CorruptShard):
             assert _files(start + data) == {}
@@ -105,25 +105,25 @@ def test_bytes_of_no_zip(data: bytes) -> None:
             b"".join(zip_read.iter_zip_payload(_reader(start + data), 0, 10, "z"))
 
 
-def test_every_cut_is_found() -> None:
-    """A zip that ends too early is never taken for one with fewer members."""
+def test_truncation_is_damage() -> None:
+    """A truncated zip is never read as one with fewer members."""
     data = _zip("deflated")
     for end in range(len(data)):
         with pytest.raises(CorruptShard):
             _files(data[:end])
 
 
-def test_an_end_is_where_its_comment_ends_with_the_file() -> None:
-    """A mark in a comment is no end; two ends that fit the file are refused, for readers would choose differently."""
+def test_ambiguous_end_records_are_rejected() -> None:
+    """An end record inside a comment is ignored; two end records that fit the file are rejected as ambiguous."""
     whole = _zip("stored")
     assert _files(whole[:-2] + b"\x1a\0" + b"PK\5\6" + bytes(18) + b"tail") == _FILES
     assert _files(whole + b"more") == _FILES
-    with pytest.raises(CorruptShard, match="several ends"):
+    with pytest.raises(CorruptShard, match="several end records"):
         _files(whole[:-2] + b"\x16\0" + b"PK\5\6" + bytes(18))
 
 
-def test_no_more_is_read_than_a_member_may_have() -> None:
-    """Whatever a stream of no bytes goes on with, about its packed bytes are read, or what its size can need."""
+def test_reads_are_bounded_by_the_member() -> None:
+    """Only about the member's compressed bytes are read, even if the stream continues."""
     for flags, packed in ((0, 2), (8, 0)):
         head = struct.pack("<4s5H3L2H", b"PK\3\4", 20, flags, 8, 0, 0, 0, packed, 0, 1, 0) + b"a"
         data = head + b"\0\0\0\xff\xff" * 1_000_000 + b"\3\0"

@@ -1,4 +1,4 @@
-"""Laws of the `README.md` that `--export huggingface` writes: it names just the shards, and is never anybody else's."""
+"""The `README.md` of `--export huggingface`: it lists exactly the shards, and never replaces another file."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _pack(folder: Path, name: str = "x-{000..}.tar", **asked: Any) -> Any:
 
 
 def _named(folder: Path) -> dict[str, list[str]]:
-    """Return split to the files that a README names as its data, in order."""
+    """Return for each split the files that a README lists, in order."""
     lines = (folder / "README.md").read_text(encoding="utf-8").split("---\n")[1].splitlines()
     assert lines[:3] == ["configs:", "- config_name: default", "  data_files:"]
     found: dict[str, list[str]] = {}
@@ -40,16 +40,16 @@ def _named(folder: Path) -> dict[str, list[str]]:
 
 
 @pytest.mark.parametrize("name", ["x-{000..}.tar", "x[1]-{000..}.tar", "é ü'-{8..}.tar", "a-{0..}-b.tar"])
-def test_it_names_the_shards(name: str, tmp_path: Path) -> None:
-    """It names all shards and no other file, whatever they are called, and whatever lies beside them."""
+def test_the_readme_lists_exactly_the_shards(name: str, tmp_path: Path) -> None:
+    """The README lists all shards and no other file, for any names and neighbours."""
     write_tree(tmp_path / "out", {"x-old.tar": b"", "x-99.tar": b"", "x1-000.tar": b""})
     before = {path.name for path in shards(tmp_path / "out")}
     _pack(tmp_path / "out", name, export=("huggingface",))
     assert set(_named(tmp_path / "out")["train"]) == {path.name for path in shards(tmp_path / "out")} - before
 
 
-def test_splits_share_it(tmp_path: Path) -> None:
-    """The splits of one run share one README, whatever is exported first; a name that is none there is changed."""
+def test_splits_share_one_readme(tmp_path: Path) -> None:
+    """The splits of one run share one README, whatever is exported first; invalid split names are changed."""
     folder = tmp_path / "out"
     result = _pack(folder, "{split}-{000..}.tar", split="train=0.5,held-out=0.5", export=("huggingface",))
     assert any("called 'held-out'" in note for note in result.notes)
@@ -62,14 +62,14 @@ def test_splits_share_it(tmp_path: Path) -> None:
     for turn in ("held-out.json", "train.json"):
         export(folder / turn, "huggingface", ExportOptions(workers=1))
         assert (folder / "README.md").read_bytes() == right
-    with pytest.raises(InvalidRequest, match="both be a_b"):
+    with pytest.raises(InvalidRequest, match="both be named a_b"):
         _pack(tmp_path / "two", "{split}-{000..}.tar", split="a-b=0.5,a_b=0.5", export=("huggingface",))
     assert not list((tmp_path / "two").glob("*"))
 
 
 @pytest.mark.parametrize("text", ["# Mine\n", "", "signed and changed", "link"])
-def test_the_users_stays(text: str, tmp_path: Path) -> None:
-    """A README that is not ours, or that somebody has changed, is never replaced, whatever is asked; a note says so."""
+def test_a_users_readme_is_kept(text: str, tmp_path: Path) -> None:
+    """A README of the user, or one that was edited, is never replaced; a note says so."""
     folder = tmp_path / "out"
     _pack(folder, export=("huggingface",))
     path = folder / "README.md"
@@ -88,8 +88,8 @@ def test_the_users_stays(text: str, tmp_path: Path) -> None:
     assert path.is_symlink() == (text == "link")
 
 
-def test_that_of_another_dataset_stays(tmp_path: Path) -> None:
-    """A README of ours that names shards of another dataset in the folder stays, and a note says so."""
+def test_the_readme_of_another_dataset_is_kept(tmp_path: Path) -> None:
+    """Our README for another dataset in the folder is kept; a note says so."""
     folder = tmp_path / "out"
     _pack(folder, export=("huggingface",))
     before = (folder / "README.md").read_bytes()
@@ -98,8 +98,8 @@ def test_that_of_another_dataset_stays(tmp_path: Path) -> None:
     assert (folder / "README.md").read_bytes() == before
 
 
-def test_it_is_never_stale(tmp_path: Path) -> None:
-    """Where shards come or go that it does not name by a pattern, it is removed; `verify` finds one that is stale."""
+def test_a_stale_readme_is_deleted(tmp_path: Path) -> None:
+    """If shards change that the README does not match by a pattern, it is deleted; `verify` finds a stale README."""
     folder = tmp_path / "out"
     _pack(folder, "x-{000..}.tar", export=("huggingface",))
     _pack(folder, "x-{000..}.tar", max_count=2, if_exists="overwrite")
@@ -121,8 +121,8 @@ def test_it_is_never_stale(tmp_path: Path) -> None:
 
 
 @given(st.binary(max_size=200))
-def test_only_what_we_wrote_is_ours(data: bytes) -> None:
-    """Nothing but a README as we wrote it, to the byte, is taken for ours."""
+def test_only_unchanged_readmes_are_ours(data: bytes) -> None:
+    """Only a README that is unchanged to the byte counts as ours."""
     assert not is_own_readme(data)
     assert not is_own_readme(data + b"<!-- shardtool crc32c:00000000: x -->\n") or not data
 
@@ -131,20 +131,20 @@ def test_only_what_we_wrote_is_ours(data: bytes) -> None:
     ("names", "found"),
     [
         (["x-0.tar", "x-1.tar", "x-0.index", "x-1.index", "x.json"], ""),
-        (["x-0.tar", "x-0.index", "x.json"], "takes x.json"),
-        (["x-0.tar", "x-1.tar", "x.json", "x-0.tar.idx"], "takes x-0.tar.idx for a tar"),
-        (["x-0.tar", "x-1.tar", "x.json", "x-0.json", "x-1.json"], "takes x"),
-        (["train-0.tar", "train-1.tar", "train.json", "val-0.tar", "val.json"], "takes val.json"),
+        (["x-0.tar", "x-0.index", "x.json"], "reads x.json"),
+        (["x-0.tar", "x-1.tar", "x.json", "x-0.tar.idx"], "reads x-0.tar.idx as a tar"),
+        (["x-0.tar", "x-1.tar", "x.json", "x-0.json", "x-1.json"], "reads x"),
+        (["train-0.tar", "train-1.tar", "train.json", "val-0.tar", "val.json"], "reads val.json"),
         (
             ["train-0.tar", "train-1.tar", "train.json", "held-out-0.tar"],
-            "takes names for splits",
+            "derives splits from names",
         ),
         (["train.index", "notes.txt"], ""),
         ([], ""),
         (["train-0.tar", "train-1.tar", "train.json", "notes.json", "b.json", "c.json"], ""),
     ],
 )
-def test_what_load_dataset_does(names: list[str], found: str) -> None:
-    """The most common ending among a split's files is taken for the data's; JSON wins a draw."""
+def test_describe_misreading(names: list[str], found: str) -> None:
+    """`load_dataset` reads the most common extension of a split's files as data; JSON wins a tie."""
     assert describe_misreading(names).startswith(found)
     assert bool(describe_misreading(names)) == bool(found)

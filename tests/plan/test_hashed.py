@@ -71,18 +71,18 @@ def test_a_number_of_shards_stays_while_it_can() -> None:
     assert _plan(keys[:1010], max_size=50 * _SAMPLE, before=shards).shards == shards
     grown = _plan(keys, max_size=50 * _SAMPLE, before=shards)
     assert grown.shards > shards
-    assert [f"{shards} shards by hash cannot hold" in note for note in grown.notes] == [True]
+    assert [f"{shards} shards by hash can no longer hold" in note for note in grown.notes] == [True]
     assert _plan(keys[:3], before=10**15).shards == 1
 
 
 @pytest.mark.parametrize(
     ("asked", "found"),
     [
-        ({"shards": 900}, "shards by hash without one of"),
+        ({"shards": 900}, "shards by hash would be empty"),
         ({"shards": 2000}, "2,000 shards for 1,000 samples"),
         ({"shards": 20, "max_count": 50}, "samples in one of 20 shards"),
         ({"shards": 20, "max_size": 52 * _SAMPLE}, "in one of 20 shards by hash; expected at most"),
-        ({"shards": 900, "multiple_of": 30}, "shards by hash without one of"),
+        ({"shards": 900, "multiple_of": 30}, "shards by hash would be empty"),
     ],
 )
 def test_a_number_that_cannot_be(asked: dict[str, Any], found: str) -> None:
@@ -97,7 +97,7 @@ def test_a_number_that_cannot_be(asked: dict[str, Any], found: str) -> None:
 def test_no_number_can_be() -> None:
     """Samples so large that any number of shards leaves one over the bounds, or empty, are refused."""
     keys = [b"%05d" % at for at in range(40)]
-    with pytest.raises(InvalidRequest, match=r"^place='hash': 40 samples.*Choose place='order', or larger shards"):
+    with pytest.raises(InvalidRequest, match=r"^place='hash': 40 samples.*Use place='order', or allow larger shards"):
         _plan(keys, max_count=1)
 
 

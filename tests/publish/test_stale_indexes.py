@@ -1,4 +1,4 @@
-"""Laws of the index files of other tools beside shards: none outlives the bytes that it leads into."""
+"""Index files of other tools: none outlives the bytes that it describes."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ def _pack(source: Path, folder: Path, ending: str = "tar", **asked: Any) -> Any:
 
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
-    """Give a folder of samples."""
+    """Return a folder of samples."""
     return write_tree(tmp_path / "source", _files())
 
 
 def _indexes(folder: Path) -> set[str]:
-    """Return the names of all that is neither shard nor sidecar, dataset file, nor a file of the user's to change."""
+    """Return the names of all index files of other tools."""
     ours = {"x.json", ".nv-meta/split.yaml", ".nv-meta/dataset.yaml", "README.md"}
     return {name for name in read_tree(folder) if not name.endswith((".tar", ".tfrecord", ".index"))} - ours
 
@@ -48,29 +48,29 @@ def _codes(folder: Path, **options: Any) -> set[str]:
 
 
 def _check(folder: Path) -> None:
-    """See that what lies there is what an export into an empty folder makes, and that `verify` says so."""
+    """Check that the files equal those of a fresh export, and that `verify` accepts them."""
     assert _codes(folder) == set()
     for name in _indexes(folder):
         assert name == INFO or any(name.startswith(shard.stem) for shard in shards(folder)), name
 
 
 @pytest.mark.parametrize("ending", ["tar", "tfrecord"])
-def test_overwrite_removes_stale_indexes(source: Path, tmp_path: Path, ending: str) -> None:
-    """`--overwrite` by other shards leaves no index of the old ones, and says what it removed."""
+def test_overwrite_deletes_stale_indexes(source: Path, tmp_path: Path, ending: str) -> None:
+    """`--overwrite` with other shards leaves no index of the old ones, and notes what it deleted."""
     folder = tmp_path / "out"
     _pack(source, folder, ending, export=FORMATS[ending])
     before = _indexes(folder)
     result = _pack(source, folder, ending, shuffle=True, seed=3, max_count=5, if_exists="overwrite")
     assert _indexes(folder) < before
-    assert [note for note in result.notes if "indexes removed" in note and f"{FORMATS[ending][0]!r}" in note]
+    assert [note for note in result.notes if "indexes deleted" in note and f"{FORMATS[ending][0]!r}" in note]
     _check(folder)
     result = _pack(source, folder, ending, if_exists="overwrite", export=FORMATS[ending])
     assert (_indexes(folder), [note for note in result.notes if "removed" in note]) == (before, [])
     _check(folder)
 
 
-def test_fewer_shards(source: Path, tmp_path: Path) -> None:
-    """The indexes of shards that a run removes go with them; `reshard` does the same."""
+def test_indexes_of_removed_shards_are_deleted(source: Path, tmp_path: Path) -> None:
+    """A run or a `reshard` that removes shards deletes their indexes."""
     folder = tmp_path / "out"
     _pack(source, folder, export=FORMATS["tar"])
     reshard(_pack(source, tmp_path / "other").dataset_file, f"{folder}/x-{{000..}}.tar",
@@ -79,8 +79,8 @@ def test_fewer_shards(source: Path, tmp_path: Path) -> None:
     _check(folder)
 
 
-def test_resume_removes_only_those_of_changed_shards(source: Path, tmp_path: Path) -> None:
-    """`--resume` after a change removes the indexes of the shards that it writes again, and touches no other."""
+def test_resume_deletes_only_indexes_of_changed_shards(source: Path, tmp_path: Path) -> None:
+    """`--resume` deletes the indexes of the shards that it rewrites, and no others."""
     folder = tmp_path / "out"
     _pack(source, folder, export=("dali-webdataset", "energon", "huggingface"))
     before = identity(folder)
@@ -91,15 +91,15 @@ def test_resume_removes_only_those_of_changed_shards(source: Path, tmp_path: Pat
     assert {name for name in set(before) - gone if before[name] != identity(folder)[name]} == {
         "x-001.tar", "x-001.index", "x.json"
     }  # fmt: skip
-    assert any("3 files of other tools' indexes removed" in note for note in result.notes)
+    assert any("3 files of other tools' indexes deleted" in note for note in result.notes)
     _check(folder)
     export(folder / "x.json", FORMATS["tar"])
     assert {*before} == set(os.listdir(folder))
     _check(folder)
 
 
-def test_an_index_that_stays_right_stays(source: Path, tmp_path: Path) -> None:
-    """Written again to the same bytes, shards keep their indexes; but not hashes, which nobody has taken again."""
+def test_valid_indexes_are_kept(source: Path, tmp_path: Path) -> None:
+    """Shards rewritten with the same bytes keep their indexes, except those with payload hashes."""
     _pack(source, tmp_path / "out", export=("dali-webdataset", "energon"))
     before = _indexes(tmp_path / "out")
     result = _pack(source, tmp_path / "out", if_exists="overwrite")
@@ -118,8 +118,8 @@ USERS = {
 }
 
 
-def test_files_of_the_user_stay(source: Path, tmp_path: Path) -> None:
-    """A file with the name of an index and not its form, or of no shard of the dataset, is never touched."""
+def test_other_files_are_kept(source: Path, tmp_path: Path) -> None:
+    """A file with the name but not the format of an index, or of no shard of the dataset, is never changed."""
     folder = write_tree(tmp_path / "out", USERS)
     _pack(source, folder)
     for if_exists in ("resume-overwrite", "overwrite"):
@@ -130,8 +130,8 @@ def test_files_of_the_user_stay(source: Path, tmp_path: Path) -> None:
     assert [text for text in report.unchecked if "x-000.idx" in text]
 
 
-def test_a_link_is_no_index(source: Path, tmp_path: Path) -> None:
-    """What a link of such a name leads to is neither removed nor taken for an index."""
+def test_a_symbolic_link_is_not_an_index(source: Path, tmp_path: Path) -> None:
+    """The target of a link with the name of an index is neither deleted nor read."""
     _pack(source, tmp_path / "out", export=("dali-webdataset",))
     (tmp_path / "out" / "x-000.idx").rename(tmp_path / "mine.idx")
     (tmp_path / "out" / "x-000.idx").symlink_to(tmp_path / "mine.idx")
@@ -140,14 +140,16 @@ def test_a_link_is_no_index(source: Path, tmp_path: Path) -> None:
     assert (tmp_path / "out" / "x-000.idx").is_symlink()
 
 
-def test_indexes_without_their_shards(source: Path, tmp_path: Path) -> None:
-    """Indexes that earlier shards have left are an error before anything is written; `--overwrite` removes them."""
+def test_leftover_indexes_are_refused(source: Path, tmp_path: Path) -> None:
+    """Indexes of earlier shards are an error before anything is written; `--overwrite` deletes them."""
     folder = tmp_path / "out"
     _pack(source, folder, export=("dali-webdataset",))
     for name in set(os.listdir(folder)) - _indexes(folder):
         (folder / name).unlink()
     before = read_tree(folder)
-    with pytest.raises(OutputExists, match=r"3 files that index earlier shards: x-000\.idx.*if_exists='overwrite'"):
+    with pytest.raises(
+        OutputExists, match=r"3 files with indexes of earlier shards: x-000\.idx.*if_exists='overwrite'"
+    ):
         _pack(source, folder, shuffle=True)
     assert read_tree(folder) == before
     _pack(source, folder, shuffle=True, if_exists="overwrite")
@@ -166,8 +168,8 @@ sys.addaudithook(_audit)
 
 
 @pytest.mark.parametrize("if_exists", ["resume", "overwrite"])
-def test_an_index_goes_before_its_shard_changes(if_exists: str, source: Path, tmp_path: Path) -> None:
-    """Killed at any instant, a run leaves no index beside a shard that it was not made of."""
+def test_an_index_is_deleted_before_its_shard_changes(if_exists: str, source: Path, tmp_path: Path) -> None:
+    """A run killed at any instant leaves no index next to a shard that it does not describe."""
     folder = tmp_path / "out"
     _pack(source, folder, export=FORMATS["tar"])
     (source / "00.bin").write_bytes(b"another size" * 999)
@@ -186,8 +188,8 @@ def test_an_index_goes_before_its_shard_changes(if_exists: str, source: Path, tm
             assert removed < done.index(("os.rename", shard))
 
 
-def test_energons_list_of_the_folder(source: Path, tmp_path: Path) -> None:
-    """`.info.json` goes where a shard has another number of samples than it says, or is new; an append renews it."""
+def test_energons_info_file_is_deleted_or_renewed(source: Path, tmp_path: Path) -> None:
+    """`.info.json` is deleted if a sample count changes or a shard is new; an append renews it."""
     folder = tmp_path / "out"
     _pack(source, folder, export=("energon",))
     _pack(source, folder, shuffle=True, if_exists="overwrite")
@@ -203,8 +205,8 @@ def test_energons_list_of_the_folder(source: Path, tmp_path: Path) -> None:
     assert _indexes(folder) == set()
 
 
-def test_energons_list_knows_no_new_shard(tmp_path: Path) -> None:
-    """Where a run that resumes adds a shard and leaves the others, a list without it does not stay."""
+def test_energons_info_file_without_a_new_shard_is_deleted(tmp_path: Path) -> None:
+    """If a resumed run adds a shard, a list without that shard is deleted."""
     folder, tree = tmp_path / "out", write_tree(tmp_path / "tree", {"a.txt": b"1", "b.txt": b"2"})
     for more in ({}, {"c.txt": b"3"}):
         asked = CreateOptions(max_count=2, workers=1, if_exists="resume", export=() if more else ("energon",))
@@ -222,7 +224,7 @@ def _stale(folder: Path) -> None:
 
 @pytest.mark.parametrize("ending", ["tar", "tfrecord"])
 def test_verify_finds_a_stale_index(source: Path, tmp_path: Path, ending: str) -> None:
-    """An index of another shard is found, by its name, in every format; a right one is none."""
+    """`verify` reports an index of another shard in every format, and accepts a valid one."""
     folder = tmp_path / "out"
     _pack(source, folder, ending, export=FORMATS[ending])
     assert _codes(folder) == set()
@@ -236,7 +238,7 @@ def test_verify_finds_a_stale_index(source: Path, tmp_path: Path, ending: str) -
 
 @pytest.mark.parametrize("suffix", [".idx", ".tar.idx", ".json"])
 def test_verify_finds_a_damaged_index(source: Path, tmp_path: Path, suffix: str) -> None:
-    """A cut or flipped index is found, as long as its start tells what it is."""
+    """`verify` reports a truncated or changed index whose start identifies its format."""
     folder = tmp_path / "out"
     _pack(source, folder, export=FORMATS["tar"])
     path = folder / f"x-001{suffix}"
@@ -250,8 +252,8 @@ def test_verify_finds_a_damaged_index(source: Path, tmp_path: Path, suffix: str)
         path.write_bytes(right)
 
 
-def test_verify_takes_the_indexes_of_other_programs(source: Path, tmp_path: Path) -> None:
-    """DALI's version without names, and what webshart reads of the Hub's JSON, are as good as ours."""
+def test_verify_accepts_indexes_of_other_programs(source: Path, tmp_path: Path) -> None:
+    """`verify` accepts DALI's version without names, and the JSON that webshart reads."""
     folder = tmp_path / "out"
     _pack(source, folder, export=("dali-webdataset", "huggingface"))
     path = folder / "x-000.idx"
@@ -270,7 +272,7 @@ def test_verify_takes_the_indexes_of_other_programs(source: Path, tmp_path: Path
     "data", [b"v1.2 9\n", b"v1.2 4\nbin\n", b'{"files": 7}', b'{"files": ' + b"[" * 100_000, b"7 7\n" * 9]
 )
 def test_verify_of_a_hostile_index(data: bytes, source: Path, tmp_path: Path) -> None:
-    """Whatever has the form of an index at its start is a finding, and nothing else."""
+    """Any content after a valid start is a finding, and never another error."""
     folder = tmp_path / "out"
     _pack(source, folder)
     for name in ("x-000.idx", "x-000.json"):

@@ -1,1 +1,1 @@
-"""Laws of the reader."""
+"""Tests of the reader."""

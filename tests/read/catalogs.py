@@ -1,4 +1,4 @@
-"""Catalogs that are made: what is put in order, without a disk."""
+"""Catalogs without files, to test orders."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def made_catalog(counts: Sequence[int], fingerprint: str = "made") -> Catalog:
-    """Return a catalog of shards with so many samples, of 1,000 bytes each; it has no files."""
+    """Return a catalog of shards with these numbers of samples, 1,000 bytes each, without files."""
     return Catalog(
         name="made",
         shards=(),

@@ -1,4 +1,4 @@
-"""What the tests of the reader share."""
+"""Fixtures of the reader's tests."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture(autouse=True, scope="package")
-def ways_of_reading() -> Iterator[None]:
-    """Have samples of small datasets read in both ways: few of a shard one by one, others as columns."""
+def both_ways_of_reading() -> Iterator[None]:
+    """Lower a limit so that small datasets are read both sample by sample and as columns."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sample_reader, "_MAX_SAMPLES_READ_SINGLY", 6)
         yield

@@ -1,4 +1,4 @@
-"""A dataset for the reader's tests: large and small payloads, empty ones, lacking fields, keys beyond ASCII."""
+"""A dataset with large, small and empty payloads, missing fields, and non-ASCII keys."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from shardtool.read.dataset import Dataset
 
 SAMPLES = 60
-SIZES = (0, 1, 300, 5_000, 70_000)  # of payloads: read together, and alone
+SIZES = (0, 1, 300, 5_000, 70_000)  # payload sizes: some are read together, others alone
 
 
 class Place(NamedTuple):
-    """A sample, its shard, and the offset of its picture there."""
+    """A sample, its shard, and the offset of its picture."""
 
     sample: dict[str, object]
     shard: Path
@@ -38,22 +38,17 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True)
 class Made:
-    """A dataset on disk, and its samples as they must be read.
-
-    Attributes:
-        path: The dataset file.
-        samples: In its order.
-    """
+    """A dataset on disk, and its expected samples in order. `path` is the dataset file."""
 
     path: Path
     samples: list[dict[str, object]]
 
     def open(self, **options: object) -> Dataset:
-        """Return the dataset."""
+        """Return the opened dataset."""
         return open_data(str(self.path), **options)  # type: ignore[arg-type]
 
-    def fetcher(self, **options: object) -> SampleReader:
-        """Return what reads its samples."""
+    def reader(self, **options: object) -> SampleReader:
+        """Return a reader of the samples."""
         return SampleReader(open_catalog(str(self.path)), ReadOptions(**options))  # type: ignore[arg-type]
 
     def shard(self, number: int) -> Path:
@@ -61,7 +56,7 @@ class Made:
         return shards(self.path.parent)[number]
 
     def place(self, size: int) -> Place:
-        """Return where the first picture of so many bytes lies."""
+        """Return the location of the first picture with this size."""
         for sample in self.samples:
             picture = sample["jpg"]
             if isinstance(picture, bytes) and len(picture) == size:
@@ -72,29 +67,23 @@ class Made:
 
 
 def make(folder: Path, ending: str, *, even: bool = False) -> Made:
-    """Pack samples of labels, pictures and texts.
-
-    Args:
-        folder: Where to.
-        ending: Of the shards.
-        even: Whether all have the same fields, and are small.
-    """
+    """Pack samples with labels, pictures and texts; `even`: with equal fields, all small."""
     draw = random.Random(2)  # noqa: S311 - the same each time
     files: dict[str, bytes] = {}
     samples: list[dict[str, object]] = []
-    for at in range(SAMPLES):
-        key = f"{'aäz'[at % 3]}/{at:03d}"
+    for number in range(SAMPLES):
+        key = f"{'aäz'[number % 3]}/{number:03d}"
         sizes = [500 if even else draw.choice(SIZES) for _ in range(2)]
         fields = {"jpg": draw.randbytes(sizes[0])}
-        if even or at % 4:
+        if even or number % 4:
             fields["txt"] = draw.randbytes(sizes[1])
         files.update({f"{key}.{name}": data for name, data in fields.items()})
-        label = sorted("aäz").index("aäz"[at % 3])
+        label = sorted("aäz").index("aäz"[number % 3])
         samples.append({"__key__": key, "cls": label if ending == "tfrecord" else b"%d" % label, **fields})
     source = write_tree(folder / "source", files)
     words = ("create", source, folder / f"data-{{000..}}.{ending}", "--label-from-folder", "--shards", "4")
     assert typed(*words, "--quiet").code == 0
-    return Made(folder / "data.json", sorted(samples, key=lambda one: str(one["__key__"]).encode()))
+    return Made(folder / "data.json", sorted(samples, key=lambda sample: str(sample["__key__"]).encode()))
 
 
 def write_examples(path: Path, examples: Sequence[Mapping[str, Sequence[object]]]) -> None:

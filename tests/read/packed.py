@@ -1,4 +1,4 @@
-"""Datasets of a tree of samples that differ, packed in several ways, and the samples as they were in the tree."""
+"""Small datasets, packed in several ways, and their expected samples."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ def key_of(number: int) -> str:
 
 
 def sample_of(number: int) -> Sample:
-    """Return a sample as it must be read; the sixth ones lack a field."""
+    """Return the expected sample; every sixth one lacks a field."""
     sample: Sample = {"__key__": key_of(number), "bin": bytes([number]) * (300 * number)}
     return sample if number % 6 == 5 else {**sample, "txt": f"caption of {number}".encode()}
 
 
-def packed(folder: Path, name: str = "out-{000..}.tar", *, first: int = 0, count: int = COUNT, **asked: Any) -> str:
-    """Pack samples in the order of their numbers, with two columns of metadata; return the pattern."""
+def packed(folder: Path, name: str = "out-{000..}.tar", *, first: int = 0, count: int = COUNT, **options: Any) -> str:
+    """Pack samples in the order of their numbers, with two metadata columns; return the pattern."""
     rows = [sample_of(number) for number in range(first, first + count)]
     files = {f"{row['__key__']}.{name}": row[name] for row in rows for name in row if name != "__key__"}
     source = write_tree(folder.parent / f"source of {folder.name}", cast("dict[str, bytes]", files))
     numbers = range(first, first + count)
     animals = [("cat", "dog", None)[number % 3] for number in numbers]
     table = pd.DataFrame({"key": [row["__key__"] for row in rows], "number": numbers, "bi": animals})
-    options = {"workers": 1, "max_count": IN_SHARD, "join": table, "on": "key", **asked}
-    create(source, f"{folder}/{name}", CreateOptions(**options))
+    create_options = {"workers": 1, "max_count": IN_SHARD, "join": table, "on": "key", **options}
+    create(source, f"{folder}/{name}", CreateOptions(**create_options))
     return f"{folder}/{name}"

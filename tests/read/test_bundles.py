@@ -1,4 +1,4 @@
-"""Bundles of samples: blocks of tokens, and batches by size; an order of them is divided and resumed as any is."""
+"""Bundles of samples, blocks of tokens and batches by size: divided and resumed like samples."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ TOKENS = 64
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Documents of 0 to 300 tokens: as `.npy` and as plain bytes, with how many there are as a column."""
+    """Documents of 0 to 300 tokens, as `.npy` and as plain bytes, with their lengths as a column."""
     folder = tmp_path_factory.mktemp("bundles")
     random = np.random.default_rng(0)
     lengths = np.minimum(300, random.lognormal(3, 1.2, 150).astype(int))
@@ -57,7 +57,7 @@ def _texts(folder: Path) -> dict[str, NDArray[np.uint16]]:
 
 
 def _read(blocks: list[dict[str, Any]]) -> dict[str, list[NDArray[np.uint16]]]:
-    """Return the pieces of each document that lie in blocks, after a look at each block."""
+    """Check each block, and return the pieces of each document."""
     found = defaultdict(list)
     for block in blocks:
         tokens, segments, positions = block["tokens"], block["segments"], block["positions"]
@@ -84,8 +84,8 @@ def _read(blocks: list[dict[str, Any]]) -> dict[str, list[NDArray[np.uint16]]]:
         pytest.param({"field": "npy", "length": "count"}, marks=pytest.mark.slow),
     ],
 )
-def test_blocks_hold_all_tokens_once(folder: Path, by: Any, shuffle: Any, options: dict[str, Any]) -> None:
-    """An epoch has each token of each document once; whole documents where they fit, nearly all blocks full."""
+def test_blocks_contain_each_token_once(folder: Path, by: Any, shuffle: Any, options: dict[str, Any]) -> None:
+    """An epoch has each token once; documents that fit stay whole, and nearly all blocks are full."""
     packed = _open(folder).pack(TOKENS, by=by, **options)
     stream = packed.stream(shuffle=shuffle, seed=3, rank=0, world_size=1)
     blocks = [*stream]
@@ -103,8 +103,8 @@ def test_blocks_hold_all_tokens_once(folder: Path, by: Any, shuffle: Any, option
 
 
 @given(st.lists(st.integers(0, 60), min_size=1), st.integers(1, 20))
-def test_divided_windows_keep_every_token(lengths: list[int], tokens: int) -> None:
-    """However long documents are, each token is in one piece, and no block has more than it may."""
+def test_rules_keep_every_token(lengths: list[int], tokens: int) -> None:
+    """For any document lengths, each token is in one piece, and no block is too long."""
     sizes = np.array(lengths, np.int64)
     for rule in (bundle_rules.fitted, bundle_rules.concatenated) if any(lengths) else ():
         block, places, starts, counts = rule(tokens, sizes)
@@ -124,8 +124,8 @@ def test_divided_windows_keep_every_token(lengths: list[int], tokens: int) -> No
         assert (kind == one).sum() <= tokens
 
 
-def test_best_fit_is_near_the_least() -> None:
-    """Of a few thousand documents of lengths as in texts, less than one token in a thousand is padding."""
+def test_first_fit_wastes_few_tokens() -> None:
+    """With a few thousand documents of realistic lengths, less than one token in a thousand is padding."""
     lengths = np.maximum(1, np.random.default_rng(0).lognormal(6, 1, 20_000)).astype(np.int64)
     block, *_ = bundle_rules.fitted(4096, lengths)
     assert lengths.sum() / (4096 * (block[-1] + 1)) > 0.999
@@ -147,8 +147,8 @@ _KINDS = ["first-fit", "concat", "mix", "view", "length", "aspect"]
 
 @pytest.mark.parametrize("kind", _KINDS)
 @pytest.mark.parametrize("ends", ["uneven", *(pytest.param(ends, marks=pytest.mark.slow) for ends in ("drop", "pad"))])
-def test_killed_and_resumed_with_other_ranks(folder: Path, kind: str, ends: Any) -> None:
-    """Two ranks, then three, then one: the bundles of the epoch in their order, equal steps on all ranks."""
+def test_resumes_with_other_ranks(folder: Path, kind: str, ends: Any) -> None:
+    """Two ranks, then three, then one: the bundles keep their order, and all ranks perform equal steps."""
 
     def ranks(count: int, state: Any) -> list[Any]:
         found = [_bundled(folder, kind).stream(seed=5, rank=at, world_size=count, ends=ends) for at in range(count)]
@@ -177,8 +177,8 @@ def test_killed_and_resumed_with_other_ranks(folder: Path, kind: str, ends: Any)
 
 
 @pytest.mark.parametrize("kind", ["first-fit", "length"])
-def test_epochs_and_processes(folder: Path, kind: str) -> None:
-    """Each epoch has other bundles of all samples; a pickled stream, as of a worker, goes on in the same order."""
+def test_epochs_differ_and_processes_agree(folder: Path, kind: str) -> None:
+    """Each epoch has other bundles of all samples. A pickled stream continues in the same order."""
     stream = _bundled(folder, kind).stream(seed=5, rank=0, world_size=1)
     epochs = [[tuple(one["__key__"]) for one in stream] for _ in range(2)]
     assert {*epochs[0]} != {*epochs[1]}
@@ -188,8 +188,8 @@ def test_epochs_and_processes(folder: Path, kind: str) -> None:
     assert [tuple(one["__key__"]) for one in again] == epochs[1]
 
 
-def test_a_damaged_document_takes_its_block_along(folder: Path, tmp_path: Path) -> None:
-    """It is an error where it comes; left out, another block comes in the place of its own, and it is counted."""
+def test_a_damaged_document_damages_its_block(folder: Path, tmp_path: Path) -> None:
+    """Its block is an error, or is skipped, counted and replaced by another block."""
     for path in folder.glob("out*"):
         (tmp_path / path.name).write_bytes(path.read_bytes())
     document = max(_texts(folder).items(), key=lambda one: len(one[1]))
@@ -208,7 +208,7 @@ def test_a_damaged_document_takes_its_block_along(folder: Path, tmp_path: Path) 
 
 
 def test_batches_by_length(folder: Path) -> None:
-    """Batches take no more tokens than were asked for, padded; samples go through their stages before."""
+    """A padded batch has at most `tokens` tokens, and its samples pass through their stages."""
     dataset = _open(folder).decode().map(lambda sample: {**sample, "count": len(sample["npy"])}).select("npy", "count")
     batches = [*dataset.batch(by="length", tokens=1000, field="npy").stream(ends="uneven")]
     assert sorted(chain(*(one["__key__"] for one in batches))) == sorted(_open(folder).keys)
@@ -220,7 +220,7 @@ def test_batches_by_length(folder: Path) -> None:
 
 
 def test_batches_by_aspect(folder: Path) -> None:
-    """A batch has images of one aspect, and says which; all are full but the last of each."""
+    """A batch has images of one aspect ratio, which it records; only the last batch of each ratio is smaller."""
     batches = [*_open(folder).batch(8, by="aspect", aspects=[1.5, 0.5, 1]).stream(seed=1, ends="uneven")]
     assert sorted(chain(*(one["__key__"] for one in batches))) == sorted(_open(folder).keys)
     nearest = {0: 0.5, 1: 1.0, 2: 1.5}
@@ -229,8 +229,8 @@ def test_batches_by_aspect(folder: Path) -> None:
     assert sum(len(one["__key__"]) < 8 for one in batches) <= 3
 
 
-def test_batches_go_without_what_stages_leave_out(folder: Path) -> None:
-    """Steps stay as many as `len` says: a batch of which nothing is left gives its place to another."""
+def test_an_empty_batch_is_replaced(folder: Path) -> None:
+    """The number of steps equals `len`, even if all samples of a batch are skipped."""
     lengths = {key: len(text) for key, text in _texts(folder).items()}
     long = {key for key, length in lengths.items() if length > 150}
     for key in (min(lengths), max(lengths, key=lambda one: lengths[one])):
@@ -246,8 +246,8 @@ def test_batches_go_without_what_stages_leave_out(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("ends", ["drop", "uneven"])
-def test_what_stages_leave_out_of_batches_is_counted(folder: Path, ends: Ends) -> None:
-    """Every sample that a filter leaves out of a batch by size is counted, in its shard, whatever is left of it."""
+def test_samples_skipped_from_batches_are_counted(folder: Path, ends: Ends) -> None:
+    """Each sample that a filter removes from a batch by size is counted for its shard."""
     for share in (2, 50):  # of the last, most batches have nothing left
         whole = _open(folder)
         dataset = whole.filter(lambda sample, share=share: int(sample["__key__"]) % share == 0)
@@ -262,24 +262,27 @@ def test_what_stages_leave_out_of_batches_is_counted(folder: Path, ends: Ends) -
     ("asked", "message"),
     [
         (lambda one: one.pack(0), "tokens: 0"),
-        (lambda one: one.pack(TOKENS), "field: not given; expected the field of tokens, one of bin, npy"),
-        (lambda one: one.pack(TOKENS, "txt"), "no txt in the sample 000; expected one of bin, npy"),
-        (lambda one: one.pack(TOKENS, "bin"), "dtype: not given, and field bin holds plain bytes"),
+        (lambda one: one.pack(TOKENS), "field: not given; expected the token field, one of bin, npy"),
+        (lambda one: one.pack(TOKENS, "txt"), "no txt in sample 000; expected one of bin, npy"),
+        (lambda one: one.pack(TOKENS, "bin"), "dtype: not given, but the field bin holds plain bytes"),
         (lambda one: one.pack(TOKENS, "npy", by="first"), "by: 'first'"),
         (
             lambda one: one.pack(TOKENS, "npy", length="tokens"),
-            "column: no tokens of whole numbers; expected one of count",
+            "column: no column tokens of whole numbers; expected one of count",
         ),
-        (lambda one: one.pack(TOKENS, "bin", dtype="uint17"), "dtype: 'uint17'; expected a type of numbers"),
+        (lambda one: one.pack(TOKENS, "bin", dtype="uint17"), "dtype: 'uint17'; expected a numeric type"),
         (lambda one: one.pack(TOKENS, "npy", pad=-100), "pad: -100; expected a token of uint16"),
         (lambda one: one.pack(TOKENS, "npy", pad=70_000), "pad: 70000; expected a token of uint16"),
-        (lambda one: one.decode().pack(TOKENS, "npy"), "pack: something is done to samples before"),
-        (lambda one: one.pack(TOKENS, "npy").pack(TOKENS), "packed or batched before"),
+        (lambda one: one.decode().pack(TOKENS, "npy"), "pack: called after other stages"),
+        (lambda one: one.pack(TOKENS, "npy").pack(TOKENS), "already packed or batched"),
         (lambda one: one.take([]).pack(TOKENS, "npy"), "no samples"),
         (lambda one: one.batch(8, by="size"), "by: 'size'"),
-        (lambda one: one.batch(8, by="length"), "tokens alone"),
+        (lambda one: one.batch(8, by="length"), "expected only tokens"),
         (lambda one: one.batch(by="aspect"), "size: None"),
-        (lambda one: one.batch(8, by="aspect", field="npy"), "batch: by aspect; expected size alone"),
+        (
+            lambda one: one.batch(8, by="aspect", field="npy"),
+            "batch: by='aspect' with other options; expected only size",
+        ),
         (lambda one: one.stream().batch(by="length", tokens=9), "batch: given by, tokens; expected size"),
         (lambda one: one.batch(8, tokens=9, field="npy"), "batch: given tokens, field; expected size"),
         (lambda one: one.stream().batch(), "batch: None; expected 1 or more samples"),
@@ -287,15 +290,15 @@ def test_what_stages_leave_out_of_batches_is_counted(folder: Path, ends: Ends) -
         (lambda one: shardtool.mix([one.pack(TOKENS, "npy")], [1]), "mix first, then batch or pack"),
     ],
 )
-def test_what_cannot_be_bundled(folder: Path, asked: Any, message: str) -> None:
-    """What is not known, or makes no sense, is said when it is asked for."""
+def test_invalid_requests(folder: Path, asked: Any, message: str) -> None:
+    """Unknown sizes and invalid options are rejected immediately."""
     with pytest.raises(InvalidRequest) as caught:
         asked(_open(folder))
     assert message in str(caught.value)
 
 
-def test_a_column_that_is_wrong_is_found(folder: Path) -> None:
-    """A document that is not as long as a column says is an error that names it, and no shifted tokens."""
+def test_a_wrong_length_column_is_detected(folder: Path) -> None:
+    """If a document's length differs from its column, an error names it, and no tokens are shifted."""
     stream = _open(folder).pack(TOKENS, "npy", length="width").stream()
-    with pytest.raises(SampleFailed, match=r"field npy: of another number, type or shape; expected \d+ of uint16"):
+    with pytest.raises(SampleFailed, match=r"field npy: another number, type or shape; expected \d+ of uint16"):
         list(stream)

@@ -1,4 +1,4 @@
-"""Laws of the catalog: it grows with the shards, and never with the samples."""
+"""The catalog: its size depends on the number of shards, not of samples."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ print(used, peak / 1024, len(pickle.dumps(dataset)))
 
 
 def _large(folder: Path) -> Path:
-    """Write the dataset file of 10,000 shards, of which the first is there."""
+    """Write the dataset file of 10,000 shards, of which only the first exists."""
     packed(folder, "out-{000000..}.tar", count=4)
     path = folder / "out.json"
     file = parse_dataset(path.read_bytes(), "out.json")
@@ -57,7 +57,7 @@ def _large(folder: Path) -> Path:
 
 @pytest.mark.slow
 def test_a_hundred_million_samples(tmp_path: Path) -> None:
-    """10,000 shards of 10,000 samples open in a second and 200 MB, and travel as 250 bytes a shard."""
+    """10,000 shards of 10,000 samples open within a second and 200 MB, and pickle to 250 bytes per shard."""
     large = _large(tmp_path / "set")
     catalog = open_catalog(large)
     assert (len(catalog), len(catalog.shards)) == (100_000_000, 10_000)
@@ -69,10 +69,10 @@ def test_a_hundred_million_samples(tmp_path: Path) -> None:
     assert pickled < 250 * 10_000
 
 
-def test_places(tmp_path: Path) -> None:
-    """Each number has its shard and row, and samples by shard are all samples."""
+def test_locates_samples(tmp_path: Path) -> None:
+    """Each number has its shard and row, and grouping by shard loses no sample."""
     catalog = open_catalog(packed(tmp_path / "set"))
-    shards, rows = catalog.places(np.arange(COUNT))
+    shards, rows = catalog.locate(np.arange(COUNT))
     assert [*zip(shards.tolist(), rows.tolist(), strict=True)] == [divmod(at, 4) for at in range(COUNT)]
     asked = np.array([22, 0, 5, 0, 4])
     for shard, some, which in catalog.group_by_shard(asked):
@@ -81,8 +81,8 @@ def test_places(tmp_path: Path) -> None:
     assert [*catalog.group_by_shard(asked[:0])] == []
 
 
-def test_the_fingerprint_is_that_of_the_order(tmp_path: Path) -> None:
-    """Equal content in another order, or in other shards, has another fingerprint; a copy has the same."""
+def test_the_fingerprint_depends_on_the_order(tmp_path: Path) -> None:
+    """Another order or sharding changes the fingerprint; a copy does not."""
     made = [
         open_catalog(packed(tmp_path / name, **asked))
         for name, asked in (("one", {}), ("two", {}), ("three", {"shuffle": True}), ("four", {"max_count": 5}))
@@ -95,7 +95,7 @@ def test_the_fingerprint_is_that_of_the_order(tmp_path: Path) -> None:
 
 
 def test_parts_share_their_indexes(tmp_path: Path) -> None:
-    """What is read of several datasets together is there for each alone, and the other way round."""
+    """An index read through the combined catalog is available to each part, and vice versa."""
     for name, first in (("one", 0), ("two", 10)):
         packed(tmp_path / name, first=first, count=9)
     both = open_catalog([tmp_path / "one", tmp_path / "two"])
@@ -109,4 +109,4 @@ def test_parts_share_their_indexes(tmp_path: Path) -> None:
     assert IndexStore(both).numbers([key_of(15), "no", key_of(2)]).tolist() == [14, -1, 2]
     assert again.shared.read(6) is not None
     assert both.parts[0].fingerprint == open_catalog(tmp_path / "one").fingerprint
-    both.shared.release_lease()
+    both.shared.release_pages()

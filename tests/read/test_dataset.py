@@ -1,4 +1,4 @@
-"""Laws of samples by number, by key, in lists and as views."""
+"""Samples by number and key, in lists and as views."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ SLICES = st.builds(
 
 @pytest.fixture(scope="module")
 def dataset(tmp_path_factory: pytest.TempPathFactory, ending: str) -> Dataset:
-    """Give a dataset of 23 samples in 6 shards."""
+    """A dataset of 23 samples in 6 shards."""
     return shardtool.open(packed(tmp_path_factory.mktemp("read") / ending, f"out-{{000..}}.{ending}"))
 
 
 def test_numbers(dataset: Dataset) -> None:
-    """Each sample is what was packed, by its number from the start or the end; other numbers are an IndexError."""
+    """Each sample is found by its number, from the start or the end; other numbers are an IndexError."""
     assert len(dataset) == COUNT
     assert [dataset[at] for at in range(COUNT)] == SAMPLES
     assert [dataset[at - COUNT] for at in range(COUNT)] == SAMPLES
@@ -47,21 +47,21 @@ def test_numbers(dataset: Dataset) -> None:
 
 
 def test_keys(dataset: Dataset) -> None:
-    """Each sample is found by its key, alone and in lists; a key of no sample is an error that names it."""
+    """Each sample is found by its key, alone and in lists; an error names unknown keys."""
     assert [dataset[key] for key in KEYS] == SAMPLES
     assert dataset[KEYS[::-2]] == SAMPLES[::-2] == dataset[tuple(KEYS[::-2])] == dataset[np.array(KEYS[::-2])]
     assert "a/001" in dataset
     assert "a/1" not in dataset
     assert 1 not in dataset
-    with pytest.raises(UnknownKey, match=r"'a/1': no sample of that key; expected keys such as"):
+    with pytest.raises(UnknownKey, match=r"'a/1': no sample has this key; expected keys such as"):
         dataset["a/1"]
-    with pytest.raises(KeyError, match="'a/1', 'c/000': 2 keys of no sample"):
+    with pytest.raises(KeyError, match="'a/1', 'c/000': 2 keys do not exist"):
         dataset[["a/000", "a/1", "c/000"]]
 
 
 @given(asked=st.lists(PLACES), cut=SLICES)
 def test_lists_and_slices(dataset: Dataset, asked: list[int], cut: slice) -> None:
-    """A list gives its samples, in its order; a slice is a view, with the samples that it has of a list."""
+    """A list returns its samples in order; a slice is a view with the samples of the same list slice."""
     assert dataset[asked] == [SAMPLES[at] for at in asked] == dataset[np.array(asked, np.int32)]
     assert [*dataset[cut]] == SAMPLES[cut]
     assert [*dataset[cut].keys] == KEYS[cut] == dataset.keys[cut]
@@ -69,7 +69,7 @@ def test_lists_and_slices(dataset: Dataset, asked: list[int], cut: slice) -> Non
 
 @given(cuts=st.lists(SLICES, min_size=2, max_size=3), mask=st.lists(st.booleans(), min_size=COUNT, max_size=COUNT))
 def test_views_of_views(dataset: Dataset, cuts: list[slice], mask: list[bool]) -> None:
-    """A view of a view is what a list of a list is; a mask takes those where it is true."""
+    """A view of a view equals a list of a list; a mask selects the samples where it is true."""
     view, expected = dataset.take(np.array(mask)), [one for one, kept in zip(SAMPLES, mask, strict=True) if kept]
     assert dataset[np.array(mask)] == expected
     for cut in cuts:
@@ -82,14 +82,14 @@ def test_views_of_views(dataset: Dataset, cuts: list[slice], mask: list[bool]) -
 
 
 @pytest.mark.parametrize("asked", [1.5, None, [1.5], [None], [[1]], [[1], [1, 2]], ["a/000", 1], b"a/000"])
-def test_other_questions(dataset: Dataset, asked: Any) -> None:
-    """What is neither a number, a key, nor several of them, is refused in a sentence."""
-    with pytest.raises(InvalidRequest, match=r"asked for .*; expected a number, a key, a slice"):
+def test_invalid_indexes(dataset: Dataset, asked: Any) -> None:
+    """Anything but numbers, keys, slices, lists and masks is rejected."""
+    with pytest.raises(InvalidRequest, match=r"invalid index .*; expected a number, a key, a slice"):
         dataset[asked]
 
 
-def test_arrays_of_other_libraries(dataset: Dataset) -> None:
-    """A column of pandas is as good as a list of its values: of numbers, keys, or a mask."""
+def test_pandas_columns_are_indexes(dataset: Dataset) -> None:
+    """A pandas column works like a list of its numbers, keys or booleans."""
     columns: list[tuple[Any, list[object]]] = [
         (pd.Series([2, 1]), [SAMPLES[2], SAMPLES[1]]),
         (pd.Index(KEYS[3:5]), [*SAMPLES[3:5]]),
@@ -100,20 +100,20 @@ def test_arrays_of_other_libraries(dataset: Dataset) -> None:
         assert [*dataset.take(column)] == expected
 
 
-def test_names_of_files_for_keys(dataset: Dataset) -> None:
-    """Who gives the name of a file learns the key; who gives numbers for keys, that keys are texts."""
-    with pytest.raises(UnknownKey, match=r"^'a/001.tar.gz': .* Take 'a/001': a key has no ending\.$"):
+def test_file_names_and_numbers_as_keys(dataset: Dataset) -> None:
+    """An error suggests the key for a file name, and says that keys are text."""
+    with pytest.raises(UnknownKey, match=r"^'a/001.tar.gz': .* Use 'a/001': a key has no extension\.$"):
         dataset["a/001.tar.gz"]
     for unknown in ("a/x.txt", "a.b/001", ".txt", "", "half of a pair: \ud800"):
         assert unknown not in dataset
         with pytest.raises(UnknownKey, match=r"such as those in `\.keys`$"):
             dataset[unknown]
-    with pytest.raises(InvalidRequest, match=r"^keys: 1; expected texts"):
+    with pytest.raises(InvalidRequest, match=r"^keys: 1; expected text"):
         dataset.partition([1, 2])  # type: ignore[list-item]
 
 
-def test_what_it_shows(dataset: Dataset) -> None:
-    """A notebook shows what there is, and what becomes of it."""
+def test_repr(dataset: Dataset) -> None:
+    """The repr shows the contents and stages."""
     assert repr(dataset).endswith(": 23 samples in 6 shards, fields bin, txt>")
     chained = dataset[:9].decode().tuple("bin", "txt").batch(4)
     assert repr(chained).endswith(": 9 of 23 samples in 6 shards, fields bin, txt; decode; tuple; batch>")
@@ -124,22 +124,22 @@ def test_what_it_shows(dataset: Dataset) -> None:
 
 
 def test_masks_of_another_length(dataset: Dataset) -> None:
-    """A mask must say yes or no of every sample."""
-    with pytest.raises(IndexError, match="a mask of 2 for 23 samples"):
+    """A mask needs one value per sample."""
+    with pytest.raises(IndexError, match="a mask of length 2 for 23 samples"):
         dataset[[True, False]]
 
 
 def test_keys_of_a_view(dataset: Dataset) -> None:
-    """A view has only its own keys."""
+    """A view contains only its own keys."""
     view = dataset[3:5]
     assert (KEYS[3] in view, KEYS[2] in view) == (True, False)
     assert view[KEYS[3]] == SAMPLES[3]
-    with pytest.raises(UnknownKey, match="no sample of that key in this view"):
+    with pytest.raises(UnknownKey, match="no sample has this key in this view"):
         view[KEYS[2]]
 
 
 def test_where(dataset: Dataset) -> None:
-    """A query takes samples by metadata, key, and the size and number of their fields; views are queried in order."""
+    """A query selects samples by metadata, key, size and number of fields; in views, their order is kept."""
     assert [*dataset.where("bi == 'dog' and number > 5").keys] == [key_of(at) for at in range(7, COUNT, 3)]
     assert [*dataset.where("fields == 1").keys] == KEYS[5::6]
     assert [*dataset[::-1].where("key.str.startswith('b/')").where("size < 4500").keys] == KEYS[14:9:-1]
@@ -152,11 +152,11 @@ def test_where(dataset: Dataset) -> None:
 
 
 def test_partition(dataset: Dataset) -> None:
-    """A partition by keys has their order, so that labels in a list stay beside their samples."""
+    """A partition by keys keeps the order of the keys."""
     keys = [KEYS[at] for at in (9, 2, 22, 3)]
     assert [*dataset.partition(iter(keys)).keys] == keys
     assert [*dataset.partition(keys)] == dataset[keys]
-    with pytest.raises(UnknownKey, match="'x/1', 'x/2', 'x/3', 'x/4', 'x/5' and 2 more: 7 keys of no sample"):
+    with pytest.raises(UnknownKey, match="'x/1', 'x/2', 'x/3', 'x/4', 'x/5' and 2 more: 7 keys do not exist"):
         dataset.partition([*keys, *(f"x/{at}" for at in range(1, 8))])
     with pytest.raises(InvalidRequest, match="partition: no split 'train'; expected one of out, or keys"):
         dataset.partition("train")
@@ -164,9 +164,9 @@ def test_partition(dataset: Dataset) -> None:
 
 @given(seed=st.integers(0, 99), share=st.integers(1, 99))
 def test_splits_by_shares(dataset: Dataset, seed: int, share: int) -> None:
-    """Splits by shares are a partition in the dataset's order, by the hash of `create --split`; of a view, too."""
+    """Splits partition a dataset or view in its order, by the same hash as `create --split`."""
     shares = {"train": share / 100, "val": 1 - share / 100}
-    divided = shardtool.open([*map(str, dataset.fetcher.catalog.name.split(", "))], splits=shares, seed=seed)
+    divided = shardtool.open([*map(str, dataset.reader.catalog.name.split(", "))], splits=shares, seed=seed)
     options = SplitOptions(parse_shares(f"train={share}%,val={100 - share}%"), seed=seed)
     number = assign_splits(PackedStrings.of(map(str.encode, KEYS)), options).number
     for split, name in enumerate(shares):
@@ -180,29 +180,31 @@ def test_splits_by_shares(dataset: Dataset, seed: int, share: int) -> None:
 @pytest.mark.parametrize(
     ("splits", "said"),
     [
-        ({"a": 0.5}, "0.5 in all"), ({"a/b": 1}, "names that no split can have"), (5, "expected shares such as"),
+        ({"a": 0.5}, "the sum 0.5"), ({"a/b": 1}, "invalid split names"), (5, "expected shares such as"),
         ({}, "expected shares"), ("a=0.5;b=0.5", "expected shares"), ({"a": None}, "a=None"), (["a"], "splits:"),
     ],
 )  # fmt: skip
-def test_splits_that_are_none(dataset: Dataset, splits: Any, said: str) -> None:
-    """Shares that are none are refused before anything is read; so is a split that there is not."""
+def test_invalid_splits(dataset: Dataset, splits: Any, said: str) -> None:
+    """Invalid shares and unknown splits are rejected before anything is read."""
     with pytest.raises(InvalidRequest, match=said):
-        shardtool.open(dataset.fetcher.catalog.name, splits=splits)
+        shardtool.open(dataset.reader.catalog.name, splits=splits)
     with pytest.raises(InvalidRequest, match="no split 'test'; expected one of train, val, or keys"):
-        shardtool.open(dataset.fetcher.catalog.name, splits="train=90,val=10").partition("test")
+        shardtool.open(dataset.reader.catalog.name, splits="train=90,val=10").partition("test")
 
 
 def test_columns(dataset: Dataset) -> None:
-    """A column of the sidecars is a list in the order of the samples, or of a view; one that there is not is named."""
+    """A sidecar column is a list in the order of the samples or the view; an error names an unknown column."""
     assert dataset.column("number") == [*range(COUNT)]
     assert dataset.take([20, 1, 2, 1]).column("bi") == [None, "dog", None, "dog"]
     assert dataset[:0].column("bi") == []
-    with pytest.raises(InvalidRequest, match=r"column 'cls': no such column .* number, bi.*columns_from='cls'"):
+    with pytest.raises(
+        InvalidRequest, match=r"column 'cls': no sidecar has this column; .* number, bi.*columns_from='cls'"
+    ):
         dataset.column("cls")
 
 
 def test_table(dataset: Dataset) -> None:
-    """All sidecars are one table, with the name of each row's shard; that of a view has its rows, in its order."""
+    """All sidecars are one table with shard names; a view's table has its rows, in its order."""
     found = dataset.table().to_table(columns=["__key__", "__shard__", "number", "bi"]).to_pylist()
     assert [row["__key__"] for row in found] == KEYS
     assert [row["number"] for row in found] == [*range(COUNT)]
@@ -214,8 +216,8 @@ def test_table(dataset: Dataset) -> None:
     assert dataset.table().count_rows() == COUNT
 
 
-def test_facts(dataset: Dataset) -> None:
-    """A dataset says which fields it has and how often, what it is called, and what names its content; a view, too."""
+def test_attributes(dataset: Dataset) -> None:
+    """A dataset and a view report fields and their counts, name and fingerprint."""
     assert dataset.fields == {"bin": COUNT, "txt": COUNT - 3}
     assert dataset[:6].fields == {"bin": 6, "txt": 5}
     assert dataset.splits == {"out": COUNT}
@@ -229,8 +231,8 @@ def test_facts(dataset: Dataset) -> None:
     assert "2 of 23 samples" in repr(dataset[:2])
 
 
-def test_pickled(dataset: Dataset) -> None:
-    """A dataset that was read travels as a few bytes a shard, without open files, and gives the same samples."""
+def test_pickle(dataset: Dataset) -> None:
+    """A used dataset pickles to a few bytes per shard, without open files, and returns the same samples."""
     assert dataset[[*range(COUNT)]] == SAMPLES
     data = pickle.dumps(dataset)
     assert len(data) < 1500 + 150 * SHARDS

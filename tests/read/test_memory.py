@@ -1,4 +1,4 @@
-"""Memory of the reader, seen in /proc: what a stream holds, and what workers share."""
+"""Memory of the reader, measured in /proc: streams, and workers."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def _run(code: str, *words: object) -> list[int]:
 
 @pytest.mark.slow
 def test_a_stream_holds_its_buffer(tmp_path: Path) -> None:
-    """A stream of small samples takes 50 MB beside its buffer, at most, whatever the order, and all in one shard."""
+    """A stream of small samples needs at most 50 MB in addition to its buffer, in any order."""
     with ShardWriter(tmp_path / "out-{000..}.tar") as writer:
         for number in range(25_000):
             writer.write({"__key__": f"{number:05}", "bin": bytes(4000)})
@@ -109,6 +109,6 @@ def test_a_stream_holds_its_buffer(tmp_path: Path) -> None:
 
 
 def test_workers_share_an_index() -> None:
-    """Four forked workers on a million samples take the memory of one index, not of four."""
+    """Four forked workers on a million samples need the memory of one index."""
     growth, size = _run(_SHARE)
     assert growth < 2 * size

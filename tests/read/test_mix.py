@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with two datasets: `big`, of 60 samples, and `few`, of 20."""
+    """A folder with two datasets: `big` with 60 samples, and `few` with 20."""
     folder = tmp_path_factory.mktemp("mix")
     for name, count in (("big", 60), ("few", 20)):
         write_tree(folder / name, {f"{name}{at:02}.txt": b"%d" % at for at in range(count)})
@@ -34,8 +34,8 @@ def _open(folder: Path) -> tuple[shardtool.Dataset, shardtool.Dataset]:
     return shardtool.open(folder / "big.json"), shardtool.open(folder / "few.json")
 
 
-def test_killed_and_resumed(folder: Path) -> None:
-    """A mix that is killed in mid-epoch goes on with other ranks: same samples, same order, each where it belongs."""
+def test_resumes_with_other_ranks(folder: Path) -> None:
+    """A mix interrupted within an epoch continues with other ranks, in the same order."""
     mixed = shardtool.mix(_open(folder), weights=[3, 1], stop="all")
     expected = [sample["__key__"] for sample in mixed.stream(seed=4, buffer=30, parts=4, rank=0, world_size=1)]
     assert len(expected) == len(mixed) == 80
@@ -56,8 +56,8 @@ def test_killed_and_resumed(folder: Path) -> None:
     assert (state["epoch"], state["position"]) == (1, 0)
 
 
-def test_mix_of_views_and_mixes(folder: Path) -> None:
-    """Views are mixed as datasets are, and mixes, too; a state of one mix is not taken for that of another."""
+def test_views_and_mixes_can_be_mixed(folder: Path) -> None:
+    """A state of one mix is rejected by another."""
     big, few = _open(folder)
     inner = shardtool.mix([big[:10], few], weights=[1, 1], stop="all")
     outer = shardtool.mix([inner, big[50:]], weights=[2, 1], stop="all")
@@ -65,12 +65,12 @@ def test_mix_of_views_and_mixes(folder: Path) -> None:
     first = {f"big{at:02}" for at in range(10)}
     assert set(counts) == first | {f"few{at:02}" for at in range(20)} | {f"big{at}" for at in range(50, 60)}
     assert {counts[f"few{at:02}"] for at in range(20)} == {1}
-    with pytest.raises(InvalidRequest, match="of other samples"):
+    with pytest.raises(InvalidRequest, match="belongs to other samples"):
         outer.stream(rank=0, world_size=1).load_state_dict(inner.stream(rank=0, world_size=1).state_dict())
 
 
-def test_mixes_travel(folder: Path) -> None:
-    """A mix and its stream are read in another process as here: they are pickled without open files."""
+def test_pickle(folder: Path) -> None:
+    """A mix and its stream are pickled without open files, and read the same samples."""
     mixed = shardtool.mix(_open(folder), weights=[3, 1])
     expected = list(mixed.stream(seed=1, rank=0, world_size=1))
     assert list(pickle.loads(pickle.dumps(mixed)).stream(seed=1, rank=0, world_size=1)) == expected  # noqa: S301 - ours
@@ -82,7 +82,7 @@ def test_mixes_travel(folder: Path) -> None:
 
 
 def test_damage_in_a_mix(folder: Path, tmp_path: Path) -> None:
-    """A damaged shard of a mixed dataset is an error that names it, or skipped and counted, as that dataset says."""
+    """A damaged shard is an error, or skipped and counted, as its dataset's `on_error` says."""
     for path in folder.glob("few*"):
         if path.is_file():
             (tmp_path / path.name).write_bytes(path.read_bytes())
@@ -99,7 +99,7 @@ def test_damage_in_a_mix(folder: Path, tmp_path: Path) -> None:
 
 
 def test_stages_of_a_mix(folder: Path) -> None:
-    """What is done to samples comes after the mix: it counts what it leaves out; before, it is refused."""
+    """Stages after the mix count what they skip; batches before it are rejected."""
     data = shardtool.open(folder / "big.json")
     stream = (
         shardtool.mix([data, data], [1, 1]).stream(rank=0, world_size=1, ends="uneven").select("none", missing="skip")
@@ -108,11 +108,15 @@ def test_stages_of_a_mix(folder: Path) -> None:
     assert stream.skipped.samples > 0
     assert len(shardtool.mix(one for one in (data, data))) == 120
     for wrong in ([data, "big.json"], data, [None], None):
-        with pytest.raises(InvalidRequest, match=r"dataset \d of the mix: a .*; expected what shardtool.open returned"):
+        with pytest.raises(
+            InvalidRequest, match=r"dataset \d of the mix: a .*; expected a dataset from shardtool.open"
+        ):
             shardtool.mix(wrong, weights=[1, 1])  # type: ignore[arg-type]
-    with pytest.raises(InvalidRequest, match="weights: 3; expected one for each dataset"):
+    with pytest.raises(InvalidRequest, match="weights: 3; expected a list with one number per dataset"):
         shardtool.mix([data, data], weights=3)  # type: ignore[arg-type]
-    with pytest.raises(InvalidRequest, match="dataset 1 of the mix: batches; expected samples: mix first, then batch"):
+    with pytest.raises(
+        InvalidRequest, match="dataset 1 of the mix: batches; expected single samples: mix first, then batch"
+    ):
         shardtool.mix([data, data.select("txt").batch(2)], [1, 1])
 
 
@@ -120,8 +124,8 @@ def _shout(sample: dict[str, object]) -> dict[str, object]:
     return {**sample, "txt": f"{sample['txt']}!"}
 
 
-def test_each_dataset_has_a_chain_of_its_own(folder: Path) -> None:
-    """What is done to each dataset comes first, then what is done to the mix: by number, as a stream, and of mixes."""
+def test_each_dataset_has_its_own_stages(folder: Path) -> None:
+    """They run before those of the mix: by number, as a stream, and in nested mixes."""
     big, few = _open(folder)
     inner = shardtool.mix([big.decode().map(_shout), few.select("none", missing="none")]).map(lambda one: (*one,))
     outer = shardtool.mix([few.decode().tuple("txt", "__dataset__"), inner, big], choose=[20, 80, 60]).map(type)
@@ -135,8 +139,8 @@ def test_each_dataset_has_a_chain_of_its_own(folder: Path) -> None:
     assert pickle.loads(pickle.dumps(both))[5] == both[5]  # noqa: S301 - ours
 
 
-def test_what_one_chain_leaves_out(folder: Path) -> None:
-    """A dataset that leaves out samples does so in a mix, and another one's errors stay errors."""
+def test_skipping_per_dataset(folder: Path) -> None:
+    """Samples skipped by one dataset's stages stay skipped; errors of another stay errors."""
     big, few = _open(folder)
     skipping = shardtool.mix([big.select("none", missing="skip"), few])
     stream = skipping.stream(rank=0, world_size=1)
@@ -147,8 +151,8 @@ def test_what_one_chain_leaves_out(folder: Path) -> None:
         list(shardtool.mix([big.select("none"), few.select("none", missing="skip")]))
 
 
-def test_how_much_of_each(folder: Path) -> None:
-    """By size, each sample comes once; `choose` and `repeat` say how many, and the rest comes in epochs to come."""
+def test_samples_per_dataset(folder: Path) -> None:
+    """By default each sample comes once; `choose` and `repeat` set numbers, and later epochs have the rest."""
     big, few = _open(folder)
 
     def epochs(mixed: MixedDataset, count: int) -> list[Counter[str]]:
@@ -169,25 +173,25 @@ def test_how_much_of_each(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("asked", "found"),
     [
-        ({"choose": [1, 2], "stop": "all"}, "choose: given with stop; expected weights and stop, choose, or repeat"),
+        ({"choose": [1, 2], "stop": "all"}, "choose: given with stop; expected only one of: weights"),
         ({"weights": [1, 2], "repeat": [1, 2]}, "weights: given with repeat"),
         ({"choose": [1, 2.5]}, r"choose: \[1, 2.5\]; expected whole numbers"),
         ({"choose": [1]}, "choose: 1 for 2 datasets"),
         ({"repeat": [1, 0]}, "repeat: 0; expected numbers above 0"),
-        ({"repeat": 2}, "repeat: 2; expected one for each dataset"),
+        ({"repeat": 2}, "repeat: 2; expected a list with one number per dataset"),
         ({"stop": 0}, "stop: 0"),
     ],
 )
-def test_shares_that_cannot_be(folder: Path, asked: dict[str, object], found: str) -> None:
-    """What says how much of each dataset is wanted is one thing, with a number above 0 for each."""
+def test_invalid_weights(folder: Path, asked: dict[str, object], found: str) -> None:
+    """Only one kind of weights is allowed, with one number above 0 per dataset."""
     with pytest.raises(InvalidRequest, match=found):
         shardtool.mix(_open(folder), **asked)  # type: ignore[arg-type]
     with pytest.raises(InvalidRequest, match="the mix: 0 for 0 datasets"):
         shardtool.mix([])
 
 
-def test_places_of_a_mix(folder: Path) -> None:
-    """A mix is read by places, which are those of an epoch that is not shuffled."""
+def test_indexes_of_a_mix(folder: Path) -> None:
+    """A mix is indexed by positions of an unshuffled epoch."""
     mixed = shardtool.mix(_open(folder))
     keys = [sample["__key__"] for sample in mixed]
     assert [mixed[at]["__key__"] for at in (0, 3, -1)] == [keys[at] for at in (0, 3, -1)]
@@ -197,5 +201,5 @@ def test_places_of_a_mix(folder: Path) -> None:
         with pytest.raises(IndexError, match="of 80"):
             mixed[wrong]
     for other in ("big00", slice(0, 3), 1.0, [[1]], None):
-        with pytest.raises(InvalidRequest, match=r"the mix: asked for .*; expected a number, or several"):
+        with pytest.raises(InvalidRequest, match=r"the mix: invalid index .*; expected one or several numbers"):
             mixed[other]  # type: ignore[index]

@@ -41,14 +41,14 @@ def _whole(counts: list[int] | np.ndarray[tuple[int], np.dtype[np.int64]], optio
 @settings(max_examples=50, deadline=None)
 @given(counts_of_shards, options_of_orders)
 def test_each_sample_once(counts: list[int], options: OrderOptions) -> None:
-    """An epoch has each sample exactly once, whatever the shards, parts and window."""
+    """An epoch has each sample exactly once, for any shards, parts and window."""
     assert sorted(_whole(counts, options)) == list(range(sum(counts)))
 
 
 @settings(max_examples=50, deadline=None)
 @given(counts_of_shards, options_of_orders)
-def test_positions_in_any_company(counts: list[int], options: OrderOptions) -> None:
-    """A position has the same sample whichever positions it is asked with, and in whichever order."""
+def test_a_position_is_independent_of_others(counts: list[int], options: OrderOptions) -> None:
+    """Its sample does not depend on which positions are requested together."""
     order = epoch_order(np.array(counts, np.int64), options)
     asked = np.random.default_rng(len(counts)).integers(0, order.length, 30)
     whole = np.array(_whole(counts, options))
@@ -58,14 +58,14 @@ def test_positions_in_any_company(counts: list[int], options: OrderOptions) -> N
 
 @pytest.mark.parametrize("shuffle", [True, "full"])
 def test_seeds_and_epochs_differ(shuffle: Shuffle) -> None:
-    """Each seed and each epoch has an order that has nothing to do with any other."""
+    """The orders of different seeds and epochs are unrelated."""
     orders = [_whole([50] * 20, OrderOptions(shuffle, seed, epoch)) for seed in (0, 1, -1) for epoch in (0, 1)]
     same = [sum(one == other for one, other in zip(orders[0], another, strict=True)) for another in orders[1:]]
     assert max(same) < 20  # of 1,000; by chance, about 1
 
 
-def test_orders_are_the_same_everywhere() -> None:
-    """The orders are these, with every NumPy, on every machine: a state of today goes on tomorrow."""
+def test_orders_never_change() -> None:
+    """With any NumPy, machine and version, so that saved states stay valid."""
     assert _whole([5, 0, 7], OrderOptions(seed=1, epoch=2, parts=2, window=3)) == [7, 1, 6, 0, 5, 11, 8, 4, 10, 2, 9, 3]
     assert _whole([5, 0, 7], OrderOptions("full", seed=1, epoch=2)) == [5, 3, 7, 1, 0, 11, 6, 8, 4, 9, 2, 10]
     assert _whole([2, 1], OrderOptions(shuffle=False)) == [0, 1, 2]
@@ -81,8 +81,8 @@ def test_orders_are_the_same_everywhere() -> None:
     ]
 
 
-def test_full_order_is_spread() -> None:
-    """In a full shuffle, samples are as far from their places as in a random permutation, and neighbours, too."""
+def test_a_full_shuffle_is_uniform() -> None:
+    """Samples move as far as in a random permutation, and so do neighbours."""
     count = 100_000
     order = np.array(_whole(HUNDRED, OrderOptions("full")))
     assert abs(np.abs(order - np.arange(count)).mean() / count - 1 / 3) < 0.005
@@ -91,24 +91,24 @@ def test_full_order_is_spread() -> None:
     assert abs(pairs - 1000).max() < 6 * np.sqrt(1000)
 
 
-def test_shuffle_mixes_shards() -> None:
-    """A shuffle has samples of as many shards as parts close together: 64 in a row are of almost as many shards."""
+def test_a_shuffle_mixes_shards() -> None:
+    """64 consecutive samples come from almost as many shards."""
     shards = np.array(_whole(HUNDRED, OrderOptions(window=512))) // 1000
     rows = shards[: len(shards) // 64 * 64].reshape(-1, 64)
     different = np.mean([len(np.unique(row)) for row in rows])
     assert different > 55
 
 
-def test_shuffle_reads_shards_as_a_whole() -> None:
-    """In a shuffle, the samples of a part come window by window: those of a round lie in a few runs of samples."""
+def test_a_shuffle_reads_contiguous_samples() -> None:
+    """The samples of a round are in a few contiguous ranges."""
     options = OrderOptions(window=100)
     order = epoch_order(HUNDRED, options)
     numbers = np.sort(order.numbers(np.arange(3 * options.round, 4 * options.round)))
     assert (np.diff(numbers) > 1).sum() <= 2 * options.parts
 
 
-def test_parts_are_of_one_rank() -> None:
-    """A rank reads whole parts where the ranks divide the parts: no shard is read by more ranks than it has parts."""
+def test_a_rank_reads_whole_parts() -> None:
+    """If the ranks divide the parts, no shard is read by more ranks than it has parts."""
     order = epoch_order(HUNDRED, OrderOptions(parts=64, window=16))
     readers = [set((order.numbers(np.arange(rank, order.length, 8)) // 1000).tolist()) for rank in range(8)]
     assert sum(map(len, readers)) <= 100 + 64
@@ -116,10 +116,10 @@ def test_parts_are_of_one_rank() -> None:
 
 @pytest.mark.parametrize("ranks", [1, 8, 64])
 @pytest.mark.parametrize(("each", "size"), [(500, 14_000), (100, 1000), (100, 14_000)])
-def test_samples_of_one_rank_are_mixed(each: int, size: int, ranks: int) -> None:
-    """Of 200 classes, a shard each, a rank has at least 64 in 256 samples in a row, and in 64; its reads stay large.
+def test_samples_of_a_rank_are_mixed(each: int, size: int, ranks: int) -> None:
+    """With 200 classes, one per shard, 256 consecutive samples of a rank have at least 64 classes; reads stay large.
 
-    A buffer of 5,000 samples has 71, 20 and 3 at most of these (benchmarks/shuffle.py).
+    A buffer of 5,000 samples has at most 71, 20 and 3 of these (benchmarks/shuffle.py).
     """
     view = CatalogSamples(made_catalog([each] * 200))
     parts, window, ranks = parts_window_ranks(view, size, ranks, None, None, copies=False)
@@ -137,16 +137,16 @@ def test_samples_of_one_rank_are_mixed(each: int, size: int, ranks: int) -> None
 
 
 def _classes_in_a_row(classes: np.ndarray[tuple[int], np.dtype[np.int64]]) -> float:
-    """Return how many classes are in 256 samples in a row, in the mean."""
+    """Return the mean number of classes in 256 consecutive samples."""
     rows = classes[: len(classes) // 256 * 256].reshape(-1, 256)
     return float(np.mean([len(np.unique(row)) for row in rows]))
 
 
 @pytest.mark.parametrize("ranks", [1, 8, 64])
-def test_samples_of_one_rank_of_a_mix_are_mixed(ranks: int) -> None:
-    """A rank has samples of many classes of each dataset of a mix, of a small one, too, which is shuffled."""
+def test_samples_of_a_rank_are_mixed_in_a_mix(ranks: int) -> None:
+    """A rank has samples of many classes of each dataset, also of a small one."""
     views = [CatalogSamples(made_catalog([500] * 200)), CatalogSamples(made_catalog([20] * 10))]
-    mix = MixedSamples.of(views, [1, 1], "all")
+    mix = MixedSamples.from_weights(views, [1, 1], "all")
     parts, window, of = parts_window_ranks(mix, 14_000, ranks, None, None, copies=False)
     numbers = mix.order(OrderOptions(parts=parts, window=window, ranks=of)).numbers(np.arange(mix.length))
     large, small = numbers < 100_000, numbers >= 100_000
@@ -156,10 +156,10 @@ def test_samples_of_one_rank_of_a_mix_are_mixed(ranks: int) -> None:
     assert (np.diff(of_small) == 1).sum() < 20
 
 
-def test_cuts() -> None:
-    """Parts are 128 for each rank, fewer where shards are copied; given, as given."""
+def test_default_parts() -> None:
+    """128 parts per rank, fewer if shards are copied; or as given."""
     view = CatalogSamples(made_catalog([500] * 200))
-    mix = MixedSamples.of([view, CatalogSamples(made_catalog([7] * 14))], [1, 1], "first")
+    mix = MixedSamples.from_weights([view, CatalogSamples(made_catalog([7] * 14))], [1, 1], "first")
     cut = partial(parts_window_ranks, buffer=None, parts=None, copies=False)
     assert cut(view, 14_000, 8) == (1024, 32, 8)
     assert cut(view, 14_000, 8, copies=True) == (200, 32, 8)
@@ -175,7 +175,7 @@ def test_cuts() -> None:
 
 
 def test_very_many_samples() -> None:
-    """An order of very many samples takes no memory for them, and puts no two at one place."""
+    """An order of very many samples needs no memory per sample, and repeats none."""
     counts = np.full(10_000, 100_000)
     for shuffle in (True, "full"):
         order = epoch_order(counts, OrderOptions(shuffle))
@@ -187,7 +187,7 @@ def test_very_many_samples() -> None:
 @settings(max_examples=30, deadline=None)
 @given(counts_of_shards, options_of_orders, st.data())
 def test_chosen_samples(counts: list[int], options: OrderOptions, data: st.DataObject) -> None:
-    """An epoch of chosen samples has each of them once, and in the order they were chosen in if not shuffled."""
+    """An epoch has each chosen sample once, in the chosen order if not shuffled."""
     chosen = data.draw(st.lists(st.integers(0, sum(counts) - 1), unique=True, min_size=1))
     view = CatalogSamples(made_catalog(counts), np.array(chosen))
     order = view.order(options)
@@ -199,8 +199,8 @@ def test_chosen_samples(counts: list[int], options: OrderOptions, data: st.DataO
     assert not options.shuffle or again.numbers(np.arange(again.length)).tolist() == found
 
 
-def test_views_have_fingerprints() -> None:
-    """A view has the fingerprint of its samples: another choice, another one; the choice of none, that of the data."""
+def test_fingerprints_of_views() -> None:
+    """Each choice of samples has its own fingerprint."""
     catalog = made_catalog([3, 4])
     chosen = [None, np.array([0, 1]), np.array([0, 2]), np.array([1, 0])]
     prints = [CatalogSamples(catalog, one).fingerprint for one in chosen]
@@ -215,7 +215,7 @@ def test_views_have_fingerprints() -> None:
     [("shuffle", "half"), ("shuffle", 1), ("seed", 1.5), ("seed", None), ("epoch", -1), ("parts", 0), ("window", True)],
 )
 def test_options_out_of_range(name: str, value: object) -> None:
-    """An option of an order that is out of its range is named."""
+    """The error names the option."""
     with pytest.raises(InvalidRequest) as caught:
         replace(OrderOptions(), **{name: value})  # type: ignore[arg-type]
     assert caught.value.where == name
@@ -223,10 +223,7 @@ def test_options_out_of_range(name: str, value: object) -> None:
 
 
 def test_window_of_a_buffer() -> None:
-    """The buffer is divided among the parts; where none is given, it holds about 32 MB.
-
-    And no more than 1,024 samples of a part.
-    """
+    """The buffer is divided among the parts; by default it holds about 32 MB, and at most 1,024 samples of a part."""
     assert window_size(1001, 6400, 64) == 100
     assert window_size(1001, 10, 64) == 1
     assert window_size(1001, None, 64) == 512

@@ -1,4 +1,4 @@
-"""Datasets behind HTTP, read for training: the same samples, few requests, many at once, and every fault named."""
+"""Datasets over HTTP: the same samples, few concurrent requests, and named faults."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ _ORDER: dict[str, Any] = {"seed": 3, "rank": 0, "world_size": 1}
 
 @pytest.fixture(scope="module")
 def proxy(http_files: Server, proxies: Callable[[Server], FaultyProxy]) -> FaultyProxy:
-    """Give a server that makes faults."""
+    """A server that injects faults."""
     return proxies(http_files)
 
 
 @pytest.fixture(scope="module", params=["tar", "tfrecord"])
 def made(request: pytest.FixtureRequest, proxy: FaultyProxy) -> tuple[Made, str]:
-    """Give a dataset, and its address."""
+    """A dataset, and its address."""
     at = proxy.server.new_prefix()
     found = make(proxy.server.local(at), request.param)
     return found, f"{at}/{found.path.relative_to(proxy.server.local(at))}"
@@ -47,7 +47,7 @@ def made(request: pytest.FixtureRequest, proxy: FaultyProxy) -> tuple[Made, str]
 
 @pytest.fixture(scope="module")
 def tar(proxy: FaultyProxy) -> tuple[Made, str]:
-    """Give a dataset of tars, and its address."""
+    """A dataset of tar shards, and its address."""
     at = proxy.server.new_prefix()
     found = make(proxy.server.local(at), "tar")
     return found, f"{at}/{found.path.relative_to(proxy.server.local(at))}"
@@ -60,8 +60,8 @@ def _harmless(proxy: FaultyProxy, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
-def test_samples_are_those_that_lie_there(made: tuple[Made, str]) -> None:
-    """Streams, batches and single samples are those of the same files here, in the same order, with all options."""
+def test_samples_equal_local_ones(made: tuple[Made, str]) -> None:
+    """In streams, batches and single reads, in the same order, with all options."""
     near, far = made
     for options in ({}, {"check": True}, {"metadata": True}):
         one, other = near.open(**options), open_data(far, **options)  # type: ignore[arg-type]
@@ -74,18 +74,18 @@ def test_samples_are_those_that_lie_there(made: tuple[Made, str]) -> None:
     assert list(near.open().select("jpg")) == list(open_data(far).select("jpg"))
 
 
-def test_a_batch_takes_few_requests_and_many_at_once(tar: tuple[Made, str], proxy: FaultyProxy) -> None:
-    """What lies near is one request, and requests of different shards do not wait for each other."""
+def test_requests_are_merged_and_concurrent(tar: tuple[Made, str], proxy: FaultyProxy) -> None:
+    """Neighbouring payloads are one request; shards are requested concurrently."""
     data = open_data(tar[1])
     list(data)
     proxy.set(delay_s=0.1)
     assert len(list(data[np.arange(len(data))])) == len(data)
     log = proxy.log()
-    assert len(log.asked) == log.most == len(data.fetcher.catalog.shards)
+    assert len(log.asked) == log.most == len(data.reader.catalog.shards)
 
 
-def test_a_walk_is_for_all_that_have_no_sidecar(tar: tuple[Made, str], proxy: FaultyProxy) -> None:
-    """Shards alone, plain and compressed, are walked; a pattern names them."""
+def test_shards_without_sidecars_are_scanned(tar: tuple[Made, str], proxy: FaultyProxy) -> None:
+    """Plain and compressed shards are scanned, also if a pattern names them."""
     import gzip
 
     at = proxy.server.new_prefix()
@@ -100,8 +100,8 @@ def test_a_walk_is_for_all_that_have_no_sidecar(tar: tuple[Made, str], proxy: Fa
 
 
 @pytest.mark.parametrize("do", ["status", "cut", "reset", "lost", "refuse"])
-def test_faults_that_pass_are_not_seen(do: str, tar: tuple[Made, str], proxy: FaultyProxy) -> None:
-    """An answer that is an error, cut or lost is asked for again, and the samples are the same."""
+def test_transient_faults_are_retried(do: str, tar: tuple[Made, str], proxy: FaultyProxy) -> None:
+    """After an error, truncated or lost response, the samples are the same."""
     data = open_data(tar[1])
     proxy.set(Fault(do, path="tar", times=None, chance=0.3), seed=4)
     retry.DEFAULT_POLICY = retry.RetryPolicy(first_wait_s=0.01, max_total_s=5)
@@ -109,12 +109,12 @@ def test_faults_that_pass_are_not_seen(do: str, tar: tuple[Made, str], proxy: Fa
     assert any(one.fault for one in proxy.log().asked)
 
 
-def test_nothing_is_begun_after_a_refusal(
+def test_no_scan_starts_after_a_refusal(
     tar: tuple[Made, str], proxy: FaultyProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Once one shard was refused, the threads that read the others finish what they do, and begin no other shard."""
+    """Once a shard is refused, running scans finish and no other scan starts."""
     data = open_data(tar[1])
-    names = [shard.name for shard in data.fetcher.catalog.shards]
+    names = [shard.name for shard in data.reader.catalog.shards]
     with ThreadPoolExecutor(2) as threads:  # in place of AT_ONCE
         monkeypatch.setattr(requests, "caller_threads", lambda: threads)
         proxy.set(
@@ -128,12 +128,12 @@ def test_nothing_is_begun_after_a_refusal(
 
 
 @pytest.mark.parametrize("on_error", ["raise", "skip"])
-def test_a_server_that_fails_ends_the_reading(on_error: str, tar: tuple[Made, str], proxy: FaultyProxy) -> None:
-    """A server that fails time and again is named with the shard, and is never taken for damage that is skipped."""
+def test_a_failing_server_is_an_error(on_error: str, tar: tuple[Made, str], proxy: FaultyProxy) -> None:
+    """A server that keeps failing is named with the shard, and is not skipped as damage."""
     data = open_data(tar[1], on_error=on_error)  # type: ignore[arg-type]
-    shard = data.fetcher.catalog.shards[1]
+    shard = data.reader.catalog.shards[1]
     proxy.set(Fault("status", path=shard.name, times=None))
-    with pytest.raises(StoreFailed, match=f"{shard.path}: the server answers 503, [0-9]+ times"):
+    with pytest.raises(StoreFailed, match=rf"{shard.path}: the server returned 503 \([0-9]+ attempts"):
         list(data.stream(**_ORDER))
     proxy.set(Fault("status", path=shard.name, times=None, status=403))
     with pytest.raises(AccessRefused, match=shard.name):
@@ -145,12 +145,12 @@ def test_a_server_that_fails_ends_the_reading(on_error: str, tar: tuple[Made, st
     [
         (Fault("etag", path="tar", first=2, times=None), "changed while it was read"),
         (Fault("shift", path="tar", times=None), "bytes"),
-        (Fault("whole", path="tar", times=None), "gives whole files only.*shardtool copy"),
-        (Fault("length", path="tar", times=None), "bytes, where"),
+        (Fault("whole", path="tar", times=None), "does not support range requests.*shardtool copy"),
+        (Fault("length", path="tar", times=None), "bytes; expected"),
     ],
 )
-def test_a_server_that_lies_is_noticed(fault: Fault, found: str, tar: tuple[Made, str], proxy: FaultyProxy) -> None:
-    """Other bytes than those that were asked for, or of another version, are an error, never a sample."""
+def test_wrong_bytes_are_detected(fault: Fault, found: str, tar: tuple[Made, str], proxy: FaultyProxy) -> None:
+    """Other bytes than requested, or of another version, are an error."""
     data = open_data(tar[1])
     list(data[:1])
     proxy.set(fault)
@@ -159,14 +159,14 @@ def test_a_server_that_lies_is_noticed(fault: Fault, found: str, tar: tuple[Made
 
 
 def test_a_shard_of_another_size_is_damaged(tar: tuple[Made, str], proxy: FaultyProxy) -> None:
-    """A shard that is not as large as its dataset file says, or gone, costs its samples where damage is skipped."""
+    """A shard with another size, or a deleted one, costs its samples if damage is skipped."""
     at = proxy.server.new_prefix()
     folder = proxy.server.local(at)
     for path in tar[0].path.parent.iterdir():
         if path.is_file():
             (folder / path.name).write_bytes(path.read_bytes())
     data = open_data(f"{at}/{tar[0].path.name}", on_error="skip")
-    catalog = data.fetcher.catalog
+    catalog = data.reader.catalog
     (folder / catalog.shards[0].name).write_bytes(b"short")
     (folder / catalog.shards[1].name).unlink()
     rest = tar[0].samples[int(catalog.firsts[2]) :]
@@ -184,8 +184,8 @@ def _read_in_child(data: Dataset, found: Queue[object]) -> None:
 
 
 @pytest.mark.parametrize("busy", [False, True])
-def test_a_forked_child_reads(tar: tuple[Made, str], *, busy: bool) -> None:
-    """A child that is forked after its parent has read, or while threads of it read, reads the same samples."""
+def test_a_forked_process_reads(tar: tuple[Made, str], *, busy: bool) -> None:
+    """Forked after or during reads in its parent, it reads the same samples."""
     data, stop = open_data(tar[1]), threading.Event()
     wanted = [one["__key__"] for one in data.stream(**_ORDER)]
 
@@ -212,8 +212,8 @@ def test_a_forked_child_reads(tar: tuple[Made, str], *, busy: bool) -> None:
             child.kill()
 
 
-def test_a_cache_holds_what_was_read(tar: tuple[Made, str], proxy: FaultyProxy, tmp_path: Path) -> None:
-    """Through a cache each shard is asked for once, by processes that come later, too; a new version is another one."""
+def test_a_cache_requests_each_shard_once(tar: tuple[Made, str], proxy: FaultyProxy, tmp_path: Path) -> None:
+    """Also for later processes; a new version is requested again."""
     at = proxy.server.new_prefix()
     folder, wanted = proxy.server.local(at), list(tar[0].open().stream(**_ORDER))
     for path in tar[0].path.parent.iterdir():
@@ -231,28 +231,29 @@ def test_a_cache_holds_what_was_read(tar: tuple[Made, str], proxy: FaultyProxy, 
     assert [one["__key__"] for one in open_data(f"{at}/alone.tar", cache=again)] != first
 
 
-def test_a_dataset_travels(tar: tuple[Made, str]) -> None:
-    """A dataset that is pickled, as for a spawned worker, reads the same samples; nothing secret is in it."""
+def test_pickle(tar: tuple[Made, str]) -> None:
+    """A pickled dataset reads the same samples, and contains no secrets."""
     at, _, rest = tar[1].partition("://")
     data = open_data(f"{at}://{rest}?token=sesame")
     assert data[3] == tar[0].open()[3]
     again: Dataset = pickle.loads(pickle.dumps(data))  # noqa: S301 - our own
     assert again[3] == data[3]
-    assert "sesame" not in repr(data) + repr(data.fetcher.catalog.name)
+    assert "sesame" not in repr(data) + repr(data.reader.catalog.name)
 
 
-def test_divided_streams_read_all(tar: tuple[Made, str]) -> None:
-    """Ranks and workers that divide an epoch read each sample once, those that they read of the same files here."""
+def test_divided_streams_read_each_sample_once(tar: tuple[Made, str]) -> None:
+    """Ranks and workers read the same samples as from local files."""
     near, far = tar[0].open(), open_data(tar[1])
     for rank in range(2):
         one, other = (
-            data.stream(seed=5, rank=rank, world_size=2, ends="uneven").divided(1, 2, 4, 0) for data in (near, far)
+            data.stream(seed=5, rank=rank, world_size=2, ends="uneven").worker_stream(1, 2, 4, 0)
+            for data in (near, far)
         )
         assert list(one) == list(other)
 
 
-def test_a_folder_called_as_a_scheme_is_a_path(tmp_path: Path) -> None:
-    """Paths that look like no address stay paths: a folder may be called `http:`."""
+def test_a_folder_named_like_a_scheme(tmp_path: Path) -> None:
+    """A folder named `http:` is a path."""
     folder = tmp_path / "http:"
     folder.mkdir()
     assert len(list(make(folder, "tar").open())) > 0

@@ -1,4 +1,4 @@
-"""Random draws of functions: of the seed, the epoch and a sample's position, and of nothing else."""
+"""Random draws depend on the seed, the epoch and the sample's position, and on nothing else."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SAMPLES = 23
 
 @pytest.fixture(scope="module")
 def dataset(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Return a dataset of 23 samples."""
+    """A dataset of 23 samples."""
     folder: Path = tmp_path_factory.mktemp("drawn")
     with shardtool.ShardWriter(folder / "out-{000000..}.tar", max_count=6) as writer:
         for number in range(SAMPLES):
@@ -36,10 +36,10 @@ def _drawn(sample: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
 
 
 class Drawing:
-    """An object that is called with a generator."""
+    """A callable with a parameter `rng`."""
 
     def __call__(self, sample: Any, *, rng: np.random.Generator) -> Any:
-        """Return a sample with a number more."""
+        """Return a sample with a random number."""
         return _drawn(sample, rng)
 
 
@@ -48,8 +48,8 @@ def _of(stream: Any) -> dict[str, float]:
 
 
 @pytest.mark.parametrize("shuffle", [True, False, "full"])
-def test_the_same_draws_for_any_ranks_and_after_a_resume(dataset: Any, shuffle: Any) -> None:
-    """What functions draw depends on the seed, the epoch and the position, whoever reads it."""
+def test_draws_are_equal_for_any_ranks_and_after_a_resume(dataset: Any, shuffle: Any) -> None:
+    """Draws depend on the seed, the epoch and the position only."""
     chain = dataset.map(_drawn)
     options = {"shuffle": shuffle, "ends": "uneven", "parts": 2, "buffer": 4}
     whole = _of(chain.stream(**options, rank=0, world_size=1))
@@ -68,8 +68,8 @@ def test_the_same_draws_for_any_ranks_and_after_a_resume(dataset: Any, shuffle: 
     assert _of(chain.stream(**options, seed=1)) != whole
 
 
-def test_each_stage_draws_for_itself(dataset: Any) -> None:
-    """Stages of one chain draw other numbers, before a batch and after it; a batch those of its last sample."""
+def test_stages_draw_different_numbers(dataset: Any) -> None:
+    """Stages draw different numbers; a stage after a batch uses the position of its last sample."""
 
     def again(sample: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
         return {**sample, "again": float(rng.random())}
@@ -85,8 +85,8 @@ def test_each_stage_draws_for_itself(dataset: Any) -> None:
     ]
 
 
-def test_who_takes_a_place_draws_what_belongs_to_it(dataset: Any) -> None:
-    """A sample that takes the place of one that is left out is given the generator of the place."""
+def test_a_replacement_draws_the_numbers_of_its_position(dataset: Any) -> None:
+    """It gets the generator of the skipped sample."""
     seen: list[tuple[str, float]] = []
 
     def chosen(sample: dict[str, Any], rng: np.random.Generator) -> bool:
@@ -99,8 +99,8 @@ def test_who_takes_a_place_draws_what_belongs_to_it(dataset: Any) -> None:
     assert seen[at][1] == seen[at + 1][1]
 
 
-def test_by_number_python_says(dataset: Any) -> None:
-    """A sample by its number has no place in an epoch: Python's `random` seeds its generator."""
+def test_draws_by_number_use_python_random(dataset: Any) -> None:
+    """Outside a stream, Python's `random` seeds the generator."""
     chain = dataset.map(Drawing())
     random.seed(4)
     first = [chain[3]["drawn"], chain[3]["drawn"]]
@@ -109,16 +109,16 @@ def test_by_number_python_says(dataset: Any) -> None:
     assert first[0] != first[1]
 
 
-def test_who_asks() -> None:
-    """A function asks by a parameter `rng` that nobody has given yet."""
+def test_detects_the_rng_parameter() -> None:
+    """A function gets a generator if it has an unbound parameter `rng`."""
     generator = np.random.default_rng(0)
     assert all(map(has_rng_parameter, (_drawn, Drawing(), partial(_drawn), lambda data, rng=None: (data, rng))))
     for other in (str.upper, len, int, np.add, partial(_drawn, rng=generator), None, "pil"):
         assert not has_rng_parameter(other)
 
 
-def test_a_decoder_that_makes_more_than_a_field(dataset: Any) -> None:
-    """Other fields stand beside the decoded one, before the stages that come next; errors name the field."""
+def test_a_decoder_can_add_fields(dataset: Any) -> None:
+    """Added fields are available to the next stages; errors name the field."""
 
     def number(data: bytes, rng: np.random.Generator) -> DecodedField:
         return DecodedField(int(data), {"drawn": float(rng.random()), "length": len(data)})
@@ -133,8 +133,8 @@ def _refusing(_: bytes, rng: np.random.Generator) -> None:
     raise ValueError(f"no number {rng.random() < 2}")
 
 
-def test_what_is_drawn_stays() -> None:
-    """Numbers of a place never change: a run that goes on with another version augments as it did."""
+def test_draws_never_change() -> None:
+    """A run that continues with another version draws the same numbers."""
     found = [rng_at(OrderOptions(seed=seed), at, stage).integers(2**32) for seed, at, stage in GOLDEN]
     assert found == list(GOLDEN.values())
 
@@ -142,8 +142,8 @@ def test_what_is_drawn_stays() -> None:
 GOLDEN = {(0, 0, 0): 427472002, (0, 1, 0): 35655685, (0, 0, 1): 4198375598, (7, 10**9, 2): 3330521343}
 
 
-def test_batches_of_a_mix_draw_otherwise_than_its_samples(dataset: Any) -> None:
-    """No stage behind a batch shares its numbers with one of a dataset's own chain, however long that is."""
+def test_stages_after_a_batch_of_a_mix_draw_different_numbers(dataset: Any) -> None:
+    """Also from the longest pipeline of its datasets."""
 
     def noted(value: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
         return {**value, "drawn": [*value.get("drawn", ()), float(rng.random())]}
@@ -158,8 +158,8 @@ def test_batches_of_a_mix_draw_otherwise_than_its_samples(dataset: Any) -> None:
     assert len(set(drawn)) == len(drawn)
 
 
-def test_chains_of_a_mix_and_of_batches_by_size(dataset: Any) -> None:
-    """What is done to samples before they are mixed, or put together by size, draws as surely."""
+def test_draws_in_mixes_and_batches_by_size(dataset: Any) -> None:
+    """Stages of samples before a mix or a batch by size draw reproducibly."""
     for made in (
         shardtool.mix([dataset.map(_drawn), dataset.map(Drawing())]),
         dataset.map(_drawn).batch(by="length", tokens=9),

@@ -24,12 +24,12 @@ def _ranks(share: Share) -> list[Share]:
 
 
 def _positions(share: Share, length: int) -> list[int]:
-    """Return all that a reader takes, from its origin on."""
+    """Return all positions of a reader from its origin on."""
     return list(map(int, share.positions(share.origin, share.end(length), length)))
 
 
 def _batches(share: Share, length: int) -> list[list[int]]:
-    """Return the batches of a rank, in the order in which a loader takes them from its workers, turn by turn."""
+    """Return the batches of a rank in the order in which a loader receives them from its workers."""
     size = share.batch_size
     workers = [_positions(replace(share, worker=worker), length) for worker in range(share.workers)]
     cut = [[one[at : at + size] for at in range(0, len(one), size)] for one in workers]
@@ -37,7 +37,7 @@ def _batches(share: Share, length: int) -> list[list[int]]:
 
 
 def _steps(share: Share, length: int) -> list[list[int]]:
-    """Return what all ranks together take at each step."""
+    """Return the positions of all ranks at each step."""
     ranks = [_batches(rank, length) for rank in _ranks(share)]
     most = max(map(len, ranks), default=0)
     return [sorted(at for one in ranks if step < len(one) for at in one[step]) for step in range(most)]
@@ -49,8 +49,8 @@ def _together(found: Sequence[Sequence[int]]) -> list[int]:
 
 @settings(max_examples=100, deadline=None)
 @given(st.integers(0, 300), st.integers(1, 40), ends_of_epochs, st.data())
-def test_ranks_divide_what_is_left(length: int, world_size: int, ends: Ends, data: st.DataObject) -> None:
-    """From any position on, ranks take each position once: all (`uneven`), but the last few, or some twice (`pad`)."""
+def test_ranks_divide_the_rest(length: int, world_size: int, ends: Ends, data: st.DataObject) -> None:
+    """From any position on, ranks read each position once (`uneven`), except a few, or some twice (`pad`)."""
     origin = data.draw(st.integers(0, max(0, length - 1)))
     share = Share(0, world_size, ends, origin=origin)
     found = [_positions(rank, length) for rank in _ranks(share)]
@@ -65,10 +65,10 @@ def test_ranks_divide_what_is_left(length: int, world_size: int, ends: Ends, dat
 
 @settings(max_examples=100, deadline=None)
 @given(st.integers(1, 400), ends_of_epochs, st.integers(1, 5), st.lists(st.integers(1, 6), min_size=4, max_size=4))
-def test_steps_are_the_same(length: int, ends: Ends, batch: int, numbers: list[int]) -> None:
-    """Step n holds the same positions for any ranks and workers, while the global batch is the same.
+def test_steps_do_not_depend_on_ranks(length: int, ends: Ends, batch: int, numbers: list[int]) -> None:
+    """Step n has the same positions for any ranks and workers with the same global batch size.
 
-    Up to the last whole global batch; what comes after it is divided as `ends` says.
+    This holds up to the last whole global batch. The rest is divided as `ends` requires.
     """
     many, other, workers, more = numbers
     size = batch * many * other
@@ -82,7 +82,7 @@ def test_steps_are_the_same(length: int, ends: Ends, batch: int, numbers: list[i
 @settings(max_examples=100, deadline=None)
 @given(st.integers(1, 300), st.integers(1, 9), ends_of_epochs, st.integers(1, 7), st.integers(1, 7))
 def test_workers_divide_a_rank(length: int, world_size: int, ends: Ends, workers: int, batch: int) -> None:
-    """The batches of a rank's workers, taken in turn, are the rank's samples in their order."""
+    """Batches of a rank's workers, in turn, are the rank's samples in order."""
     share = Share(world_size - 1, world_size, ends, workers=workers, batch_size=batch)
     alone = replace(share, workers=1)
     assert [at for one in _batches(share, length) for at in one] == _positions(alone, length)
@@ -90,8 +90,8 @@ def test_workers_divide_a_rank(length: int, world_size: int, ends: Ends, workers
 
 @settings(max_examples=100, deadline=None)
 @given(st.integers(1, 300), st.integers(1, 9), st.integers(1, 9), st.data())
-def test_another_world_goes_on(length: int, before: int, after: int, data: st.DataObject) -> None:
-    """Ranks that stopped at the same step, and others that go on, take each position once together."""
+def test_resumes_with_other_ranks(length: int, before: int, after: int, data: st.DataObject) -> None:
+    """Ranks that stop at a step, and others that continue, read each position once."""
     first = Share(0, before, "uneven")
     steps = data.draw(st.integers(0, (length - 1) // before))
     taken = [_positions(rank, length)[:steps] for rank in _ranks(first)]
@@ -103,8 +103,8 @@ def test_another_world_goes_on(length: int, before: int, after: int, data: st.Da
 
 @settings(max_examples=100, deadline=None)
 @given(st.integers(1, 300), st.integers(1, 9), ends_of_epochs, st.lists(st.integers(0, 320), max_size=5))
-def test_rounds_are_the_whole(length: int, world_size: int, ends: Ends, cuts: list[int]) -> None:
-    """What a reader takes in rounds, cut anywhere, is what it takes at once."""
+def test_rounds_add_up(length: int, world_size: int, ends: Ends, cuts: list[int]) -> None:
+    """The positions of a reader do not depend on the cuts between rounds."""
     share = Share(world_size // 2, world_size, ends, origin=length // 3)
     end = share.end(length)
     edges = sorted({share.origin, end, *(cut for cut in cuts if share.origin < cut < end)})
@@ -115,19 +115,19 @@ def test_rounds_are_the_whole(length: int, world_size: int, ends: Ends, cuts: li
 
 @settings(max_examples=50, deadline=None)
 @given(st.integers(1, 300), st.integers(1, 6), st.integers(1, 6), ends_of_epochs)
-def test_ranks_of_a_group_are_alike(length: int, groups: int, each: int, ends: Ends) -> None:
-    """All ranks of a group take the same positions, and the groups divide an epoch as so many ranks do."""
+def test_ranks_of_a_group_are_equal(length: int, groups: int, each: int, ends: Ends) -> None:
+    """All ranks of a group read the same positions, and groups divide an epoch like ranks."""
     ranks = [share.in_groups(groups) for share in _ranks(Share(0, groups * each, ends))]
     taken = [_positions(share, length) for share in ranks]
     assert taken == [_positions(rank, length) for rank in _ranks(Share(0, groups, ends)) for _ in range(each)]
-    assert {share.world_size * share.alike for share in ranks} == {groups * each}
+    assert {share.world_size * share.group_size for share in ranks} == {groups * each}
 
 
 @pytest.mark.parametrize(
-    ("groups", "found"), [(3, "groups: 3, of 4 ranks"), (8, "groups: 8"), (0, "groups: 0"), (2.0, "groups: 2.0")]
+    ("groups", "found"), [(3, "groups: 3 for 4 ranks"), (8, "groups: 8"), (0, "groups: 0"), (2.0, "groups: 2.0")]
 )
-def test_groups_that_cannot_be(groups: Any, found: str) -> None:
-    """Groups of unequal size, or none, are refused."""
+def test_invalid_groups(groups: Any, found: str) -> None:
+    """Groups of unequal size, or none, are rejected."""
     with pytest.raises(InvalidRequest, match=found):
         Share(1, 4).in_groups(groups)
     assert Share(1, 4).in_groups(None) == Share(1, 4)
@@ -148,16 +148,16 @@ def test_groups_that_cannot_be(groups: Any, found: str) -> None:
         ({"ends": "even"}, "ends"),
     ],
 )
-def test_shares_that_cannot_be(share: dict[str, object], where: str) -> None:
-    """A rank outside of the world, a world of none, and other numbers that make no sense are named."""
+def test_invalid_shares(share: dict[str, object], where: str) -> None:
+    """The error names the invalid number."""
     with pytest.raises(InvalidRequest) as caught:
         Share(**share)  # type: ignore[arg-type]
     assert caught.value.where == where
     assert caught.value.expected
 
 
-def test_ranks_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where no rank is given, it is the environment's, if that has both numbers; one without the other is refused."""
+def test_ranks_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By default, rank and world size come from the environment if both are set; one alone is rejected."""
     monkeypatch.delenv("RANK", raising=False)
     monkeypatch.setenv("WORLD_SIZE", "4")
     assert rank_and_world_size(None, None) == (0, 1)

@@ -1,4 +1,4 @@
-"""Streams: every sample once, state at any place, no thread and no descriptor left behind."""
+"""Streams: each sample once, exact states, and no thread or descriptor left behind."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="module")
 def made(ending: str, tmp_path_factory: pytest.TempPathFactory) -> Made:
-    """Give a dataset that no test changes."""
+    """A dataset that no test changes."""
     return make(tmp_path_factory.mktemp("stream"), ending)
 
 
@@ -37,8 +37,8 @@ def _descriptors() -> set[str]:
 
 @pytest.mark.parametrize("shuffle", [False, True])
 @pytest.mark.parametrize("buffer", [None, 1, 7, 1000])
-def test_an_epoch_gives_each_sample_once(made: Made, *, shuffle: bool, buffer: int | None) -> None:
-    """Whatever the buffer: in the dataset's order, or all of them in another one."""
+def test_an_epoch_has_each_sample_once(made: Made, *, shuffle: bool, buffer: int | None) -> None:
+    """For any buffer, in the dataset's order or shuffled."""
     got = list(made.open().stream(shuffle=shuffle, buffer=buffer, rank=0, world_size=1))
     if shuffle:
         assert [one["__key__"] for one in got] != [one["__key__"] for one in made.samples]
@@ -49,8 +49,8 @@ def test_an_epoch_gives_each_sample_once(made: Made, *, shuffle: bool, buffer: i
 @pytest.mark.slow
 @settings(max_examples=15)
 @given(taken=st.integers(0, SAMPLES), shuffle=st.booleans(), buffer=st.sampled_from([None, 1, 130]))
-def test_a_state_goes_on_at_the_exact_sample(made: Made, *, taken: int, shuffle: bool, buffer: int | None) -> None:
-    """A stream that loads the state of another one gives what that one would, in the next epoch, too."""
+def test_a_state_resumes_at_the_exact_sample(made: Made, *, taken: int, shuffle: bool, buffer: int | None) -> None:
+    """A stream that loads a state continues like the original, also in the next epoch."""
     stream = made.open().stream(shuffle=shuffle, buffer=buffer, rank=0, world_size=1)
     samples = iter(stream)
     list(islice(samples, taken))
@@ -62,9 +62,9 @@ def test_a_state_goes_on_at_the_exact_sample(made: Made, *, taken: int, shuffle:
 
 
 def test_fewer_samples_than_ranks(made: Made) -> None:
-    """Where no rank would read anything, that is an error, and no epoch that is empty. The other ends give all."""
+    """An error with `drop`; `pad` and `uneven` return all samples."""
     dataset = made.open()[:3]
-    with pytest.raises(InvalidRequest, match=r"^world_size: 3 samples for 4 ranks, and ends='drop'. Give ends='pad'"):
+    with pytest.raises(InvalidRequest, match=r"^world_size: 3 samples for 4 ranks, with ends='drop'. Use ends='pad'"):
         dataset.stream(rank=0, world_size=4)
     for ends, count in (("pad", 4), ("uneven", 3)):
         streams = [dataset.stream(rank=rank, world_size=4, ends=ends) for rank in range(4)]  # type: ignore[arg-type]
@@ -76,8 +76,8 @@ def _keys(samples: Iterable[dict[str, object]]) -> list[object]:
 
 
 @pytest.mark.parametrize("taken", [0, 1, 10, SAMPLES - 1])
-def test_an_iteration_begins_anew(made: Made, taken: int) -> None:
-    """After a `break` the same epoch begins again, in a copy through pickle, too; the state is kept until then."""
+def test_a_break_restarts_the_epoch(made: Made, taken: int) -> None:
+    """Also in a pickled copy; the state stays until then."""
     stream = made.open().stream(seed=3, rank=0, world_size=1)
     whole = _keys(made.open().stream(seed=3, rank=0, world_size=1))
     assert _keys(islice(stream, taken)) == whole[:taken]
@@ -90,8 +90,8 @@ def test_an_iteration_begins_anew(made: Made, taken: int) -> None:
 
 
 @pytest.mark.parametrize("size", [1, 7])
-def test_who_takes_all_is_through(made: Made, size: int) -> None:
-    """An epoch is over when all its batches were given, whether or not a loop asked for one more."""
+def test_an_epoch_ends_with_its_last_batch(made: Made, size: int) -> None:
+    """Even if the loop does not request another batch."""
     stream = made.open().stream(rank=0, world_size=1).select("__key__").batch(size, drop_last=True)
     whole = [
         _keys(islice(made.open().stream(epoch=epoch, rank=0, world_size=1), len(stream) * size)) for epoch in (0, 1)
@@ -101,8 +101,8 @@ def test_who_takes_all_is_through(made: Made, size: int) -> None:
         assert gave == epoch
 
 
-def test_a_state_that_was_loaded_holds_once(made: Made) -> None:
-    """One iteration goes on from a state; after a `break` in it, its epoch begins at the start."""
+def test_a_loaded_state_applies_once(made: Made) -> None:
+    """After a `break`, the epoch starts at its beginning."""
     stream = made.open().stream(rank=0, world_size=1)
     whole = _keys(stream)
     state = {**stream.state_dict(), "epoch": 0, "position": 30}
@@ -118,8 +118,8 @@ def test_a_state_that_was_loaded_holds_once(made: Made) -> None:
         assert _keys(islice(stream, 5)) == (whole[30:35] if epoch == 0 else _keys(made.open().stream(epoch=1))[:5])
 
 
-def test_of_two_iterators_the_last_one_has_the_state(made: Made) -> None:
-    """Two iterators of a stream do not disturb each other; the state is that of the one started last."""
+def test_of_two_iterators_the_newer_has_the_state(made: Made) -> None:
+    """They do not affect each other's samples."""
     stream = made.open().stream(shuffle=False, rank=0, world_size=1)
     first = iter(stream)
     list(islice(first, 5))
@@ -132,8 +132,8 @@ def test_of_two_iterators_the_last_one_has_the_state(made: Made) -> None:
     assert stream.state_dict()["epoch"] == 1
 
 
-def test_an_epoch_set_in_mid_iteration_holds_for_the_next_one(made: Made) -> None:
-    """An iterator ends its epoch as it began it, and leaves alone what was set meanwhile."""
+def test_set_epoch_applies_to_the_next_iteration(made: Made) -> None:
+    """A running iterator finishes its own epoch."""
     stream = made.open().stream(rank=0, world_size=1)
     expected = list(made.open().stream(rank=0, world_size=1))
     samples = iter(stream)
@@ -144,7 +144,7 @@ def test_an_epoch_set_in_mid_iteration_holds_for_the_next_one(made: Made) -> Non
 
 
 def test_a_stream_leaves_nothing_behind(made: Made) -> None:
-    """At its end, after a break, and after an error in the loop, no thread is left; without its dataset, no file."""
+    """After its end, a break or an error, no thread remains; without its dataset, no open file."""
     threads, descriptors = {*threading.enumerate()}, _descriptors()
     data = made.open()
     for taken in (SAMPLES, 1, 30):
@@ -167,15 +167,15 @@ print("going", flush=True)
 """
 
 
-def test_a_process_ends_with_a_stream_in_its_midst(made: Made) -> None:
-    """Neither the end of the interpreter nor Ctrl-C waits for a reader that is asked no more."""
+def test_a_process_exits_during_a_stream(made: Made) -> None:
+    """Neither the exit nor Ctrl-C waits for an unfinished stream."""
     command = [sys.executable, "-c", _UNFINISHED, str(made.path)]
     done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "going\n", "")
 
 
 def test_ctrl_c_ends_a_stream(made: Made) -> None:
-    """Interrupted in a loop, a process ends at once with KeyboardInterrupt."""
+    """An interrupted process exits immediately with KeyboardInterrupt."""
     code = _UNFINISHED + "for _ in iter(int, 1):\n    list(samples)\n"
     command = [sys.executable, "-c", code, str(made.path)]
     with subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as run:
@@ -191,8 +191,8 @@ def test_ctrl_c_ends_a_stream(made: Made) -> None:
     assert said.endswith("KeyboardInterrupt\n")
 
 
-def test_a_forked_process_reads_on(made: Made) -> None:
-    """A process forked while another thread reads has free locks, and shares no file position with its parent."""
+def test_a_forked_process_reads(made: Made) -> None:
+    """Forked while another thread reads, it has free locks and its own file positions."""
     data = made.open()
     stop = threading.Event()
 

@@ -1,4 +1,4 @@
-"""Streams over damage: samples before it come first, the error names it, and skipped it is counted."""
+"""Streams over damage: earlier samples are returned, errors name the sample, skips are counted."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="module")
 def even(ending: str, tmp_path_factory: pytest.TempPathFactory) -> Made:
-    """Give a dataset that no test changes."""
+    """A dataset that no test changes."""
     return make(tmp_path_factory.mktemp("even"), ending, even=True)
 
 
 @pytest.fixture
 def own(ending: str, tmp_path: Path) -> Made:
-    """Give a dataset that a test damages."""
+    """A dataset that a test may damage."""
     return make(tmp_path, ending)
 
 
 @pytest.mark.parametrize("ends", ["drop", "pad"])
-def test_an_error_comes_at_its_sample(own: Made, *, ends: Ends) -> None:
-    """All samples before a damaged one come first; the state then stands before it, and skipping fills its place."""
+def test_an_error_is_raised_at_its_sample(own: Made, *, ends: Ends) -> None:
+    """Earlier samples are returned; the state is before the damage, and skipping replaces the sample."""
     sample, shard, offset = own.place(70_000)
     flip(shard, offset)
     at = own.samples.index(sample)
@@ -64,10 +64,10 @@ def test_an_error_comes_at_its_sample(own: Made, *, ends: Ends) -> None:
 
 
 @pytest.mark.parametrize("shuffle", [True, False])
-def test_a_removed_shard_costs_its_samples_only(own: Made, *, shuffle: bool) -> None:
-    """A shard that is missing leaves out its own samples; every other one comes, and each is counted once."""
+def test_a_deleted_shard_costs_only_its_samples(own: Made, *, shuffle: bool) -> None:
+    """All other samples are returned, and each skipped one is counted once."""
     data = own.open(on_error="skip")
-    firsts = data.fetcher.catalog.firsts.tolist()
+    firsts = data.reader.catalog.firsts.tolist()
     own.shard(2).unlink()
     stream = data.stream(shuffle=shuffle, rank=0, world_size=1, ends="uneven")
     got = sorted(str(one["__key__"]).encode() for one in stream)
@@ -80,10 +80,10 @@ def test_a_removed_shard_costs_its_samples_only(own: Made, *, shuffle: bool) -> 
 
 
 @pytest.mark.parametrize("ends", ["drop", "pad"])
-def test_ranks_make_equal_steps_over_damage(own: Made, ends: Ends) -> None:
-    """Whatever is damaged, each rank gives as many samples as `len` says: each sound one in its own place.
+def test_ranks_perform_equal_steps_over_damage(own: Made, ends: Ends) -> None:
+    """Whatever is damaged, each rank returns as many samples as `len` reports, valid ones in their own positions.
 
-    What is left out is counted once, and what takes its place is the same for any number of ranks.
+    Skipped samples are counted once, and replacements are the same for any number of ranks.
     """
     whole = [one["__key__"] for one in own.open().stream(parts=64, rank=0, world_size=1)]
     own.shard(1).unlink()
@@ -103,8 +103,8 @@ def test_ranks_make_equal_steps_over_damage(own: Made, ends: Ends) -> None:
 @pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(st.data())
-def test_what_takes_a_place_is_a_function_of_the_position(even: Made, data: st.DataObject) -> None:
-    """For any ranks, workers and batches, and after a resume, a padded position gives the same, whatever is dropped."""
+def test_a_replacement_depends_only_on_the_position(even: Made, data: st.DataObject) -> None:
+    """For any ranks, workers and batches, and after a resume."""
     bad = data.draw(st.sets(st.integers(0, SAMPLES - 1), max_size=SAMPLES - 1))
     keys = {str(even.samples[at]["__key__"]) for at in bad}
     world_size, workers, size = (data.draw(st.integers(1, 4)) for _ in range(3))
@@ -125,7 +125,7 @@ def test_what_takes_a_place_is_a_function_of_the_position(even: Made, data: st.D
         stream = made(rank, world_size)
         stream.load_state_dict(state)
         for worker in range(workers):
-            part = stream.divided(worker, workers, size, taken * world_size)
+            part = stream.worker_stream(worker, workers, size, taken * world_size)
             gave = [sample["__key__"] for sample in part]
             local = [at for at in range(len(stream) - taken) if at // size % workers == worker]
             places = [(taken + at) * world_size + rank for at in local]
@@ -134,11 +134,11 @@ def test_what_takes_a_place_is_a_function_of_the_position(even: Made, data: st.D
             assert not {*gave} & keys
 
 
-def test_where_nothing_is_left(even: Made) -> None:
-    """If all samples are dropped, padding is an error that names the first; without padding, the epoch is empty."""
+def test_if_all_samples_are_dropped(even: Made) -> None:
+    """Padding raises an error that names the first; without padding, the epoch is empty."""
     stream = even.open().select("none", missing="skip").stream(rank=0, world_size=1, ends="pad")
     with pytest.raises(
-        SampleFailed, match=rf"^the stream: {SAMPLES} samples in a row are left out, first sample \S+: no"
+        SampleFailed, match=rf"^the stream: {SAMPLES} samples in a row were skipped, first sample \S+: no"
     ):
         list(stream)
     for ends in ("drop", "uneven"):
@@ -148,8 +148,8 @@ def test_where_nothing_is_left(even: Made) -> None:
 @pytest.mark.parametrize("shuffle", [True, False, "full"])
 @pytest.mark.parametrize("ends", [None, "drop", "uneven"])
 @pytest.mark.parametrize("way", ["filter", "map", "missing"])
-def test_one_rank_gives_each_kept_sample_once(even: Made, shuffle: Shuffle, ends: Ends | None, way: str) -> None:
-    """On one rank, dropped samples shorten the epoch: no sample comes twice, also after a resume; `len` is a bound."""
+def test_one_rank_returns_each_kept_sample_once(even: Made, shuffle: Shuffle, ends: Ends | None, way: str) -> None:
+    """Dropped samples shorten its epoch, also after a resume; `len` is an upper bound."""
     kept = sorted(str(one["__key__"]) for one in even.samples if "3" not in str(one["__key__"]))
 
     def made() -> Stream:
@@ -175,15 +175,15 @@ def test_one_rank_gives_each_kept_sample_once(even: Made, shuffle: Shuffle, ends
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
-def test_several_ranks_refuse_to_repeat_many_samples(even: Made, ranks: int) -> None:
-    """If stages drop more than 1 % on one of several ranks, the stream stops with an error that names the choices."""
+def test_several_ranks_reject_many_dropped_samples(even: Made, ranks: int) -> None:
+    """Above 1 % dropped on a rank, the stream raises an error that names the choices."""
     stream = even.open().filter(lambda one: "3" not in one["__key__"]).stream(rank=0, world_size=ranks)
     with pytest.raises(InvalidRequest, match=r"more than 1 % of the samples of rank 0 .*dataset\.take.*ends='pad'"):
         list(stream)
 
 
-def test_several_ranks_replace_rare_samples(tmp_path: Path) -> None:
-    """Up to 1 % of the samples of each rank may be dropped: all ranks then perform as many steps as `len` reports."""
+def test_several_ranks_replace_few_dropped_samples(tmp_path: Path) -> None:
+    """Up to 1 % per rank, all ranks perform as many steps as `len` reports."""
     with ShardWriter(tmp_path / "x-{0..}.tar", max_count=100) as writer:
         for number in range(400):
             writer.write({"__key__": f"{number:03}", "cls": number})
@@ -196,8 +196,8 @@ def test_several_ranks_replace_rare_samples(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])
-def test_padding_marks_what_replaces_dropped_samples(even: Made, ranks: int) -> None:
-    """With `ends="pad"`, ranks perform as many steps as `len` reports; each kept sample comes once without a mark."""
+def test_padding_marks_replacements(even: Made, ranks: int) -> None:
+    """With `ends="pad"`, each kept sample comes once without a mark."""
     chosen = even.open().filter(lambda one: "3" not in one["__key__"])
     streams = [chosen.stream(rank=rank, world_size=ranks, ends="pad") for rank in range(ranks)]
     found = [[*stream] for stream in streams]
@@ -206,8 +206,8 @@ def test_padding_marks_what_replaces_dropped_samples(even: Made, ranks: int) -> 
     assert real == sorted(one["__key__"] for one in chosen)
 
 
-def test_a_warning_names_many_skipped_samples(even: Made, caplog: pytest.LogCaptureFixture) -> None:
-    """If more than 1 % is skipped, one warning says so and what to do; a loop over the dataset gives none."""
+def test_a_warning_reports_many_skipped_samples(even: Made, caplog: pytest.LogCaptureFixture) -> None:
+    """Above 1 %, one warning names a fix; a loop over the dataset gives none."""
     chosen = even.open().filter(lambda one: "3" not in one["__key__"])
     list(chosen)
     assert not caplog.records
@@ -219,8 +219,8 @@ def test_a_warning_names_many_skipped_samples(even: Made, caplog: pytest.LogCapt
     assert "dataset.where(QUERY)" in record.getMessage()
 
 
-def test_a_damaged_sidecar_is_said_once(own: Made, caplog: pytest.LogCaptureFixture) -> None:
-    """Where a sidecar is damaged, its shard is walked, which is said once, not once for each sample or round."""
+def test_a_damaged_sidecar_is_reported_once(own: Made, caplog: pytest.LogCaptureFixture) -> None:
+    """Its shard is scanned with one warning, not one per sample or round."""
     sidecar = own.shard(1).with_suffix(".index")
     flip(sidecar, len(sidecar.read_bytes()) // 2)
     stream = own.open(on_error="skip").stream(shuffle=False, buffer=64, rank=0, world_size=1)
@@ -229,14 +229,14 @@ def test_a_damaged_sidecar_is_said_once(own: Made, caplog: pytest.LogCaptureFixt
     assert [sidecar.name in one.getMessage() for one in caplog.records] == [True]
 
 
-def test_a_policy_must_be_one(own: Made) -> None:
-    """A policy for errors that there is not is refused."""
+def test_unknown_policy(own: Made) -> None:
+    """An unknown `on_error` is rejected."""
     with pytest.raises(InvalidRequest, match="one of raise, skip"):
-        own.fetcher(on_error="ignore")
+        own.reader(on_error="ignore")
 
 
-def test_a_broken_shard_is_walked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stream that skips does not walk a damaged shard again in each of its rounds."""
+def test_a_broken_shard_is_scanned_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stream that skips does not scan a damaged shard in each round."""
     walks = list[object]()
 
     def scan_counted(*args: Any, **options: Any) -> object:
@@ -258,8 +258,8 @@ def test_a_broken_shard_is_walked_once(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize(("missing", "found"), [("none", [50_000] * 3 + [0] * 3), ("skip", [50_000] * 3)])
-def test_a_dataset_file_that_claims_fields_is_not_believed(missing: str, found: list[int], tmp_path: Path) -> None:
-    """A shard whose samples lack a field that the dataset file gives them is read as its index says."""
+def test_wrong_field_counts_in_a_dataset_file(missing: str, found: list[int], tmp_path: Path) -> None:
+    """A shard whose samples lack a listed field is read by its index."""
     with ShardWriter(tmp_path / "x-{0..}.tar", max_count=3) as writer:
         for number in range(6):
             writer.write({"__key__": f"{number}", "jpg" if number < 3 else "png": bytes(50_000), "txt": b"1"})

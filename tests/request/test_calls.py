@@ -1,4 +1,4 @@
-"""How Python calls a verb: its options by their names, as type checkers see them, or by an object that holds them."""
+"""Python calls of verbs, with keyword arguments or an options object."""
 
 from __future__ import annotations
 
@@ -61,8 +61,8 @@ def source(tmp_path: Path) -> Path:
     return write_tree(tmp_path / "imgs", {"cat/1.jpg": b"abc", "dog/2.jpg": b"x" * 3000})
 
 
-def test_every_verb_takes_names() -> None:
-    """Each public function that takes an options object takes its options by their names; `help` shows each of them."""
+def test_every_verb_accepts_keyword_arguments() -> None:
+    """Every function with an options object accepts its options as keyword arguments; `help` lists them."""
     functions = {name: one for name in shardtool.__all__ if signatures.isfunction(one := getattr(shardtool, name))}
     takes = {name for name, one in functions.items() if "options" in signatures.signature(one).parameters}
     assert takes == {*VERBS}
@@ -76,8 +76,8 @@ def test_every_verb_takes_names() -> None:
         assert pickle.loads(pickle.dumps(verb)) is verb  # noqa: S301 - ours
 
 
-def test_names_are_the_object(source: Path, tmp_path: Path) -> None:
-    """Options by their names make the files that the object makes, to the byte."""
+def test_keyword_arguments_equal_an_options_object(source: Path, tmp_path: Path) -> None:
+    """Keyword arguments and an options object write the same bytes."""
     create(source, f"{tmp_path}/a/x-{{0..}}.tar", CreateOptions(max_size=8000, label_from_folder=True, workers=1))
     create(source, f"{tmp_path}/b/x-{{0..}}.tar", max_size=8000, label_from_folder=True, workers=1)
     create(source=source, output=f"{tmp_path}/c/x-{{0..}}.tar", max_size=8000, label_from_folder=True, workers=1)  # type: ignore[call-overload]
@@ -85,8 +85,8 @@ def test_names_are_the_object(source: Path, tmp_path: Path) -> None:
     assert verify(tmp_path / "b/x.json", quick=True, workers=1).sound
 
 
-def test_an_observer_beside_them(source: Path) -> None:
-    """An observer hears of the run beside names, beside the object, and in it, which is the same request."""
+def test_an_observer_can_be_passed_in_three_ways(source: Path) -> None:
+    """An observer works with keyword arguments, with an options object, and inside it."""
     heard = [_Heard(), _Heard(), _Heard()]
     dry_run(source, "o-{0..}.tar", observer=heard[0], workers=1)
     dry_run(source, "o-{0..}.tar", CreateOptions(workers=1), observer=heard[1])
@@ -109,15 +109,15 @@ def test_an_observer_beside_them(source: Path) -> None:
         ({"update": True, "resume": True}, {"if_exists": "update"}),
     ],
 )
-def test_names_of_the_command_line(given: dict[str, Any], same: dict[str, Any]) -> None:
-    """What the command line calls otherwise, Python takes by that name, too: it is the same request."""
+def test_command_line_names_are_aliases(given: dict[str, Any], same: dict[str, Any]) -> None:
+    """Python accepts command-line names as aliases."""
     assert CreateOptions(**given) == CreateOptions(**same)
     assert CreateOptions(**given).recorded() == CreateOptions(**same).recorded()
 
 
 @pytest.mark.parametrize("kind", [CreateOptions, ReshardOptions])
 def test_python_knows_all_names_of_the_command_line(kind: type[Any]) -> None:
-    """Each option has, in Python too, the name that the command line has for it."""
+    """Every command-line option has a Python name."""
     known = {name: one for name, one in option_specs(kind).items() if not one.family}
     typed = {(one.typed.split("/")[0] or name).replace("-", "_") for name, one in known.items() if not one.flags}
     typed |= {flag for one in known.values() for flag in one.flags}
@@ -128,37 +128,40 @@ def test_python_knows_all_names_of_the_command_line(kind: type[Any]) -> None:
     ("given", "message"),
     [
         ({"max_siz": 1}, "create: no option 'max_siz'; expected max_size or "),
-        ({"zzz": 1}, "create: no option 'zzz'. help(shardtool.CreateOptions) lists them."),
-        ({"options": CreateOptions(), "shuffle": True}, "options: used with shuffle; expected either names, or Creat"),
+        ({"zzz": 1}, "create: no option 'zzz'. help(shardtool.CreateOptions) lists all options."),
+        (
+            {"options": CreateOptions(), "shuffle": True},
+            "options: used with shuffle; expected keyword arguments or CreateOptions(...), not both",
+        ),
         (
             {"options": {"shuffle": True}},
-            "options: dict; expected CreateOptions(...), or options by their names. Of a ",
+            "options: dict; expected CreateOptions(...), or keyword arguments. Pass a dict as **options.",
         ),
         (
             {"options": VerifyOptions()},
-            "options: VerifyOptions; expected CreateOptions(...), or options by their names",
+            "options: VerifyOptions; expected CreateOptions(...), or keyword arguments",
         ),
         ({"bytes": {"a": "b"}, "binary": {"a": "b"}}, "bytes: used with binary; expected one of them: they mean the "),
         ({"overwrite": True, "if_exists": "resume"}, "overwrite: used with if_exists; expected one of them"),
         (
             {"overwrite": True, "append": True},
-            "append=True: used with overwrite=True, which replaces what is there; expected one of them",
+            "append=True: used with overwrite=True, which replaces the dataset; expected one of them",
         ),
         (
             {"overwrite": True, "update": True},
-            "update=True: used with overwrite=True, which replaces what is there; expected one of them",
+            "update=True: used with overwrite=True, which replaces the dataset; expected one of them",
         ),
-        ({"include": 5}, "include: 5; expected a text, or several"),
-        ({"include": (b"*.jpg",)}, "include: (b'*.jpg',); expected a text, or several"),
-        ({"values": (None,)}, "values: (None,); expected a text, or several"),
-        ({"classes": {"cls": 1}}, "classes: {'cls': 1}; expected a text, or several"),
+        ({"include": 5}, "include: 5; expected a string, or several"),
+        ({"include": (b"*.jpg",)}, "include: (b'*.jpg',); expected a string, or several"),
+        ({"values": (None,)}, "values: (None,); expected a string, or several"),
+        ({"classes": {"cls": 1}}, "classes: {'cls': 1}; expected a string, or several"),
         ({"split": 0.5}, "split: 0.5; expected shares such as train=0.8"),
         ({"seed": None}, "seed: None; expected a whole number from"),
-        ({"dry_run": True}, "create: no option 'dry_run'. shardtool.dry_run is a function of its own."),
+        ({"dry_run": True}, "create: no option 'dry_run'. Call shardtool.dry_run instead."),
     ],
 )
-def test_what_is_refused(given: dict[str, Any], message: str, source: Path, tmp_path: Path) -> None:
-    """A name that no option has, two requests in one, and what is no object of options are errors; nothing is made."""
+def test_invalid_calls_are_refused(given: dict[str, Any], message: str, source: Path, tmp_path: Path) -> None:
+    """Unknown names, two requests in one call and wrong options objects are errors; nothing is written."""
     with pytest.raises(InvalidRequest) as caught:
         create(source, f"{tmp_path}/o/x-{{0..}}.tar", **given)
     assert str(caught.value).startswith(message)
@@ -176,20 +179,20 @@ def test_what_is_refused(given: dict[str, Any], message: str, source: Path, tmp_
         ({"include": None, "values": None, "shuffle": None, "overwrite": None}, {}),
     ],
 )
-def test_one_text_is_a_list_of_one(one: dict[str, Any], same: dict[str, Any]) -> None:
-    """Where several texts may be given, one may stand alone, and None is none: as messages show options."""
+def test_a_single_string_is_a_list(one: dict[str, Any], same: dict[str, Any]) -> None:
+    """A single string is accepted for a list, and None means not given."""
     assert CreateOptions(**one) == CreateOptions(**same)
     assert CreateOptions(**one).recorded() == CreateOptions(**same).recorded()
 
 
-def test_a_writer_says_the_same(tmp_path: Path) -> None:
-    """`ShardWriter` refuses a name in the same words."""
+def test_the_writer_refuses_names_in_the_same_words(tmp_path: Path) -> None:
+    """`ShardWriter` refuses unknown names with the same message."""
     with pytest.raises(InvalidRequest, match=r"^ShardWriter: no option 'max_sise'; expected max_size$"):
         ShardWriter(f"{tmp_path}/x-{{0..}}.tar", max_sise=3)  # type: ignore[call-arg]
 
 
-def test_arguments_are_pythons(source: Path) -> None:
-    """An argument that is missing, or twice there, is Python's own error."""
+def test_wrong_positional_arguments_are_type_errors(source: Path) -> None:
+    """A missing or duplicate argument is a TypeError."""
     with pytest.raises(TypeError, match="missing 1 required positional argument: 'output'"):
         create(source, shuffle=True)  # type: ignore[call-overload]
     with pytest.raises(TypeError, match="multiple values"):
@@ -220,8 +223,8 @@ text: str = shardtool.reshard("out.json", "new-{0..}.tar", shards=3)
 
 
 @pytest.mark.slow
-def test_a_users_mypy(tmp_path: Path) -> None:
-    """The package says its types: mypy finds wrong names, types and results in a user's file, and nothing else."""
+def test_mypy_checks_calls_of_users(tmp_path: Path) -> None:
+    """A type checker finds wrong names, types and results in a user's file, and nothing else."""
     (tmp_path / "users.py").write_text(_USERS)
     config = tmp_path / "mypy.ini"
     config.write_text(
@@ -236,8 +239,8 @@ def test_a_users_mypy(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("wrong", [5, None, [5], b"x"])
-def test_what_is_no_name_is_refused_by_every_verb(wrong: Any, tmp_path: Path) -> None:
-    """A number, or bytes, in place of a dataset, an output or a folder is the request's mistake, and no traceback."""
+def test_every_verb_refuses_wrong_types_of_names(wrong: Any, tmp_path: Path) -> None:
+    """A number or bytes instead of a dataset, output or folder is an invalid request."""
     file = tmp_path / "o.json"
     number: Any = wrong or 5
     (tmp_path / "in").mkdir()

@@ -1,4 +1,4 @@
-"""Options that are one of a few texts: one definition, in the annotation of the field."""
+"""Options with choices, defined by the annotation of the field."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ MORE: dict[tuple[str, str], dict[str, Any]] = {
 
 
 @pytest.mark.parametrize(("verb", "name"), CHOSEN)
-def test_only_these_texts(verb: str, name: str) -> None:
-    """The library takes the texts of the field and refuses any other; the command line offers just these."""
+def test_only_the_choices_are_accepted(verb: str, name: str) -> None:
+    """Library and command line accept the choices of the annotation and no others."""
     kind = CLASSES[verb]
     several = isinstance(getattr(kind(), name), tuple)
     for text in option_choices(kind, name):
@@ -56,14 +56,14 @@ def test_only_these_texts(verb: str, name: str) -> None:
     ],
 )  # fmt: skip
 def test_values_from_json(name: str, value: object, right: bool) -> None:  # noqa: FBT001 - a column of a table
-    """A value that a dataset file records fits an option if it is of its type; which text it is, the option checks."""
+    """A recorded value fits an option if it has its type; choices are checked by the options class."""
     assert has_option_type(value, CreateOptions, name) == right
 
 
 @pytest.mark.parametrize(("value", "shown"), [(("a", "b"), "'a,b'"), (["a"], "'a'"), ([], "'...'")])
-def test_several_texts_for_one(value: Any, shown: str) -> None:
-    """Several texts where an option is one, and none where it must be one, are refused, with the text to give."""
-    with pytest.raises(InvalidRequest, match=f"meta: .*; expected one text, such as {shown}"):
+def test_a_list_for_a_single_value_is_refused(value: Any, shown: str) -> None:
+    """A list or None for a single value is refused with an example."""
+    with pytest.raises(InvalidRequest, match=f"meta: .*; expected one string, such as {shown}"):
         CreateOptions(meta=value)
 
 
@@ -77,21 +77,21 @@ def test_several_texts_for_one(value: Any, shown: str) -> None:
         ({"address": ""}, "address"),
     ],
 )
-def test_an_empty_text_is_given(given: dict[str, Any], named: str) -> None:
-    """The text of a variable of the shell that was not set is no option left out."""
+def test_an_empty_string_counts_as_given(given: dict[str, Any], named: str) -> None:
+    """An unset shell variable does not count as an option that was not given."""
     with pytest.raises(InvalidRequest, match=named):
         CreateOptions(**given)
 
 
-def test_a_default_that_is_spelled_out_is_the_default() -> None:
-    """A size is one request however it is written: in what a run records, and where an option asks for others."""
+def test_an_explicit_default_is_the_default() -> None:
+    """Equal sizes in different spellings are the same request."""
     assert not CreateOptions(max_file_size="100MB").is_given("max_file_size")
     assert CreateOptions(urls=("jpg=url",), max_file_size="100MB").recorded() == {"urls": ["jpg=url"]}
     assert CreateOptions(max_file_size="0.1GB").recorded() == {}
 
 
-def test_tables_are_not_put_into_words() -> None:
-    """Whether a table is given is no reason to format it: it may be large, or refuse."""
+def test_tables_are_not_formatted() -> None:
+    """Checking whether a table is given does not format it."""
 
     class Table:
         def __str__(self) -> str:
@@ -104,21 +104,21 @@ def test_tables_are_not_put_into_words() -> None:
     ("kind", "given"),
     [(CreateOptions, {"exclude": ["\ud800"]}), (ReshardOptions, {"where": "\ud800 == 1"})],
 )
-def test_half_of_a_surrogate_pair_is_no_text(kind: type, given: dict[str, Any]) -> None:
-    """No dataset file could record it; names of files that are no UTF-8 have other halves, and can be excluded."""
-    with pytest.raises(InvalidRequest, match="text that is Unicode"):
+def test_lone_surrogates_are_refused(kind: type, given: dict[str, Any]) -> None:
+    """Lone surrogates are refused, except those of file names that are not UTF-8."""
+    with pytest.raises(InvalidRequest, match="valid Unicode text"):
         kind(**given)
     assert CreateOptions(exclude=["\udcff*"]).exclude == ("\udcff*",)
 
 
 @pytest.mark.parametrize("given", [{"shuffle": "no"}, {"overwrite": "no"}, {"update": 1}, {"stat": "false"}])
 def test_a_flag_is_true_or_false(given: dict[str, Any]) -> None:
-    """The text `no` is no way to say no: a dataset would be replaced by it."""
+    """A flag accepts only True and False, because the text `no` would count as true."""
     with pytest.raises(InvalidRequest, match="True or False"):
         CreateOptions(**given)
 
 
 @pytest.mark.parametrize("given", [iter(["cat/*"]), {"cat/*"}, (one for one in ["cat/*"])])
-def test_several_texts_are_kept(given: Any) -> None:
-    """What can be gone through once, or has no place in JSON, is several texts all the same."""
+def test_iterators_are_read_once(given: Any) -> None:
+    """Iterators and other iterables become tuples."""
     assert CreateOptions(include=given).include == ("cat/*",)

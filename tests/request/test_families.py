@@ -46,8 +46,8 @@ _FETCHING = [name for name, one in option_specs(CreateOptions).items() if one.fa
         ({"fetch": ("allow-private", "max-file-size=1MB")}, {"allow_private": True, "max_file_size": "1MB"}),
     ],
 )
-def test_a_family_is_its_members(family: dict[str, Any], members: dict[str, Any]) -> None:
-    """What a family is given, its members have: the options are equal, also copied, and so is what a run records."""
+def test_a_family_sets_its_members(family: dict[str, Any], members: dict[str, Any]) -> None:
+    """An option that stands for others sets them: options and records are equal."""
     more = _URLS if "fetch" in family else {}
     options, same = CreateOptions(**family, **more), CreateOptions(**members, **more)
     assert options == same == replace(options) == CreateOptions(**{**members, **family, **more})
@@ -55,8 +55,8 @@ def test_a_family_is_its_members(family: dict[str, Any], members: dict[str, Any]
     assert not {"fields", "fetch", "split_by"} & options.recorded().keys()
 
 
-def test_a_column_called_folder() -> None:
-    """Where shards are the source, `folder` is a column as any other."""
+def test_reshard_can_split_by_a_column_named_folder() -> None:
+    """With shards as source, `folder` is an ordinary column."""
     assert ReshardOptions(split_by="folder") == ReshardOptions(split_column="folder")
 
 
@@ -65,12 +65,12 @@ def test_a_column_called_folder() -> None:
     [
         ({"fetch": "per-host=0", **_URLS}, "--fetch per-host: 0; expected a whole", "per_host: 0; expected a whole"),
         ({"fetch": "per-host=4"}, "--fetch per-host: no URLs", "per_host: no URLs"),
-        ({"fetch": "hosts=4", **_URLS}, "--fetch: 'hosts'; expected some of connections, per-host", "fetch: 'hosts'"),
+        ({"fetch": "hosts=4", **_URLS}, "--fetch: 'hosts'; expected keys connections, per-host", "fetch: 'hosts'"),
         ({"fetch": "per-host", **_URLS}, "--fetch: 'per-host'; expected per-host=VALUE", "fetch: 'per-host'"),
-        ({"fetch": "allow-private=1", **_URLS}, "--fetch: 'allow-private'; expected allow-private, with", "fetch: 'al"),
+        ({"fetch": "allow-private=1", **_URLS}, "--fetch: 'allow-private'; expected allow-private with", "fetch: 'al"),
         ({"fetch": "retries=1,retries=2", **_URLS}, "--fetch: 'retries' more than once", "fetch: 'retries' more than"),
-        ({"fetch": "", **_URLS}, "--fetch: ''; expected some of", "fetch: ''"),
-        ({"fetch": 4, **_URLS}, "--fetch: 4; expected a text", "fetch: 4"),
+        ({"fetch": "", **_URLS}, "--fetch: ''; expected keys", "fetch: ''"),
+        ({"fetch": 4, **_URLS}, "--fetch: 4; expected a string", "fetch: 4"),
         (
             {"fetch": "per-host=4", "per_host": 5, **_URLS},
             "--fetch: used with --per-host;",
@@ -81,7 +81,7 @@ def test_a_column_called_folder() -> None:
             "--fields: used with --select-fields",
             "fields: used with select_",
         ),
-        ({"fields": (1,)}, "--fields: (1,); expected a text", "fields: (1,)"),
+        ({"fields": (1,)}, "--fields: (1,); expected a string", "fields: (1,)"),
         ({"fields": "=a"}, "--fields: '=a'; expected OLD=NEW", "rename_fields: '=a'"),
         ({"split_by": "bi", "split": "a=1"}, "--split-by: used with --split", "split_column: used with split"),
         (
@@ -91,8 +91,8 @@ def test_a_column_called_folder() -> None:
         ),
     ],
 )
-def test_what_is_wrong_with_one(given: dict[str, Any], typed: str, python: str) -> None:
-    """A mistake is refused in the words of who made it: the command line's are those of the family."""
+def test_errors_name_the_option_as_used(given: dict[str, Any], typed: str, python: str) -> None:
+    """Errors name the option as the command line or Python calls it."""
     with use_cli_names(), pytest.raises(InvalidRequest) as refused:
         CreateOptions(**given)
     assert str(refused.value).startswith(typed)
@@ -102,8 +102,8 @@ def test_what_is_wrong_with_one(given: dict[str, Any], typed: str, python: str) 
 
 
 @given(st.lists(st.text(max_size=12), max_size=4), st.sampled_from(["fields", "fetch"]))
-def test_no_text_breaks_a_family(parts: list[str], family: str) -> None:
-    """Whatever the parts are, they are taken, or refused as a request."""
+def test_any_text_is_parsed_or_refused(parts: list[str], family: str) -> None:
+    """Any text is accepted or refused as an invalid request."""
     try:
         CreateOptions(**{family: tuple(parts)}, **_URLS)  # type: ignore[arg-type]
     except InvalidRequest as refused:
@@ -125,8 +125,8 @@ def _made(verb: str, kind: type, words: list[str]) -> Any:
         {"fetch": "per-host=4,require=image,user-agent=us (a, b)", **_URLS},
     ],
 )  # fmt: skip
-def test_what_a_run_records_can_be_typed(given: dict[str, Any]) -> None:
-    """The command line that messages and summaries show of a run makes the options of that run."""
+def test_a_recorded_run_can_be_typed_again(given: dict[str, Any]) -> None:
+    """The command line in messages gives the options of the recorded run."""
     options = CreateOptions(**given)
     words = shlex.split(format_command_line(RunRecord({"verb": "create", "options": options.recorded()})))[1:]
     assert _made("create", CreateOptions, words).recorded() == options.recorded()
@@ -148,15 +148,15 @@ def test_what_a_run_records_can_be_typed(given: dict[str, Any]) -> None:
     ],
 )  # fmt: skip
 def test_old_spellings_work(old: str, new: str) -> None:
-    """What was typed before means what it did."""
+    """Earlier spellings have the same meaning."""
     one, other = (_made("create", CreateOptions, words.split()) for words in (old, new))
     assert {**one.recorded(), "select_fields": 0} == {**other.recorded(), "select_fields": 0}
     assert set(one.select_fields) == set(other.select_fields)
     assert (one.per_host, one.allow_private, one.target) == (other.per_host, other.allow_private, other.target)
 
 
-def test_how_two_runs_differ() -> None:
-    """What a family was given then and now is said as it is typed, or in Python by the option that it went to."""
+def test_differences_name_options_as_used() -> None:
+    """Differences of runs name options as typed, or by their Python names."""
     then, now = CreateOptions(fields="jpg").recorded(), CreateOptions(fields="-json,JPEG=jpg").recorded()
     with use_cli_names():
         said = describe_differences(then, now)
@@ -166,7 +166,7 @@ def test_how_two_runs_differ() -> None:
 
 
 def test_a_member_is_hidden_and_its_family_is_not() -> None:
-    """The command line has each member of a family by its old name, hidden, and lists the family."""
+    """Members are hidden command-line options; the family is listed."""
     assert len(_FETCHING) == 12
     for verb, kind in (("create", CreateOptions), ("reshard", ReshardOptions)):
         command = cli.get_command(click.Context(cli), verb)

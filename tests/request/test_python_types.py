@@ -1,4 +1,4 @@
-"""Options in the types that Python has for them: recorded and carried out as the texts of the command line are."""
+"""Options with Python types instead of text."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ if TYPE_CHECKING:
         ({"resize": (640, 480)}, {"resize": "640x480"}),
     ],
 )
-def test_the_same_request(given: dict[str, Any], text: dict[str, Any]) -> None:
-    """What is given in Python's types is the request that the texts are: equal in what a run records."""
+def test_python_types_equal_texts(given: dict[str, Any], text: dict[str, Any]) -> None:
+    """Python values give the same recorded options as texts."""
     assert CreateOptions(**given).recorded() == CreateOptions(**text).recorded()
     assert json.loads(json.dumps(CreateOptions(**given).recorded())) == CreateOptions(**given).recorded()
 
 
-def test_other_verbs_take_them() -> None:
-    """`reshard` takes pairs and shares, `verify` a function."""
+def test_other_verbs_accept_python_types() -> None:
+    """`reshard` accepts pairs and shares, `verify` a function."""
     options = ReshardOptions(rename_fields={"jpeg": "jpg"}, values={"cls": "bi"}, split={"a": 0.5, "b": 0.5})
     found = {name: options.recorded()[name] for name in ("rename_fields", "values", "split")}
     assert found == {"rename_fields": ["jpeg=jpg"], "values": ["cls=bi"], "split": "a=0.5,b=0.5"}
@@ -55,32 +55,32 @@ _local.__qualname__ = "elsewhere"
 
 
 @pytest.mark.parametrize("function", [lambda one: one, partial(mapped.doubled), _local, mapped.payload("", 1).upper])
-def test_a_function_has_a_name(function: Any) -> None:
-    """A function that workers could not import by its name is refused, with what to do."""
-    with pytest.raises(InvalidRequest, match=r"^map: .* cannot be imported by that name; .*a file of its own"):
+def test_a_function_must_be_importable(function: Any) -> None:
+    """A function that workers cannot import is refused with a fix."""
+    with pytest.raises(InvalidRequest, match=r"^map: .* cannot be imported by this name; .*top level of a module"):
         CreateOptions(map=function)
 
 
 def test_a_function_of_the_script_itself_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`__main__` is another module for a worker, and for who runs it again."""
+    """A function of `__main__` is refused, because workers have another `__main__`."""
     monkeypatch.setattr(mapped.doubled, "__module__", "__main__")
-    with pytest.raises(InvalidRequest, match="cannot be imported by that name"):
+    with pytest.raises(InvalidRequest, match="cannot be imported by this name"):
         CreateOptions(map=mapped.doubled)
 
 
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"values": {"a=b": "c"}}, "values: 'a=b': 'c'; expected two texts, the first without an equals sign"),
-        ({"files": {"jpg": 1}}, "files: 'jpg': 1; expected two texts"),
+        ({"values": {"a=b": "c"}}, "values: 'a=b': 'c'; expected two strings, the first without an equals sign"),
+        ({"files": {"jpg": 1}}, "files: 'jpg': 1; expected two strings"),
         ({"values": "cls"}, "values: 'cls'; expected FIELD=COLUMN"),
-        ({"split": {"a": 0.5}}, "split: shares that are 0.5 in all"),
-        ({"split": {"a b": 1}}, "split: names that no split can have"),
+        ({"split": {"a": 0.5}}, "split: shares with the sum 0.5"),
+        ({"split": {"a b": 1}}, "split: invalid split names"),
         ({"resize": (1, 2, 3)}, "resize: '1x2x3'"),
     ],
 )
-def test_senseless_ones(given: dict[str, Any], said: str) -> None:
-    """What no text could say is refused by the option's name."""
+def test_invalid_python_values_are_refused(given: dict[str, Any], said: str) -> None:
+    """Invalid Python values are refused with the option's name."""
 
     def ask() -> None:
         options = CreateOptions(**given)
@@ -92,8 +92,8 @@ def test_senseless_ones(given: dict[str, Any], said: str) -> None:
     assert str(caught.value).startswith(said)
 
 
-def test_a_table_in_memory_makes_the_same_shards(tmp_path: Path) -> None:
-    """A DataFrame with Python's types gives the bytes that a CSV with options on the command line gives."""
+def test_a_dataframe_writes_the_same_shards_as_a_csv(tmp_path: Path) -> None:
+    """A DataFrame gives the same bytes as a CSV with options on the command line."""
     table = pd.DataFrame({"key": ["a", "b", "c"], "path": ["1.txt", "2.txt", "3.txt"], "bi": ["dog", "cat", "dog"]})
     root = write_tree(tmp_path / "s", {f"{at}.txt": b"%d" % at for at in (1, 2, 3)})
     table.to_csv(root / "t.csv", index=False)
@@ -108,7 +108,7 @@ def test_a_table_in_memory_makes_the_same_shards(tmp_path: Path) -> None:
     assert made[0] == made[1] == {"values": ["cls=bi"], "classes": ["cls"], "map": "tests.mapped:doubled"}
 
 
-def test_folders_are_paths(tmp_path: Path) -> None:
+def test_folders_can_be_path_objects(tmp_path: Path) -> None:
     """A folder may be a path object."""
     write_tree(tmp_path / "s", {"a.txt": b"1"})
     create(tmp_path / "s", f"{tmp_path}/d/in/x-{{0..}}.tar", CreateOptions(workers=1))
@@ -124,7 +124,7 @@ _WITH_OPTIONS = sorted(
 
 @pytest.mark.parametrize("verb", _WITH_OPTIONS)
 def test_options_of_another_kind_are_refused(verb: str, tmp_path: Path) -> None:
-    """Every verb with options says of a dict, and of another verb's options, what it takes; nothing is touched."""
+    """Every verb refuses a dict and options of another verb."""
     run = getattr(shardtool, verb)
     kind = str(signatures.signature(run).parameters["options"].annotation).partition(" ")[0]
     needed = [one for one in signatures.signature(run).parameters.values() if one.default is one.empty]
@@ -138,7 +138,7 @@ def test_options_of_another_kind_are_refused(verb: str, tmp_path: Path) -> None:
 
 
 def test_a_users_type_checker_sees_types(tmp_path: Path) -> None:
-    """The package says that it has types: mypy, which looks for no more here, takes the import for a typed one."""
+    """The package has a py.typed marker, so mypy uses its types."""
     (tmp_path / "user.py").write_text("from shardtool import CreateOptions\n", encoding="ascii")
     words = [sys.executable, "-m", "mypy", "--follow-imports=skip", "--cache-dir", os.devnull, "user.py"]
     found = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)

@@ -1,3 +1,5 @@
+"""Ranges of numbers in options and patterns."""
+
 from __future__ import annotations
 
 from contextlib import suppress
@@ -43,8 +45,8 @@ def _numeric() -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize(("verb", "name"), _numeric())
-def test_no_number_breaks_a_verb(verb: str, name: str) -> None:
-    """Every number, and what only looks like one, is taken within the option's range, or refused by its name."""
+def test_any_number_is_accepted_or_refused(verb: str, name: str) -> None:
+    """Any number is accepted within the range of its option, or refused with its name."""
     command, kind = cli.get_command(click.Context(cli), verb), KINDS[verb]
     assert command is not None
     one = option_specs(kind)[name]
@@ -62,8 +64,8 @@ def test_no_number_breaks_a_verb(verb: str, name: str) -> None:
             assert least <= (parse_size(found) if one.form == "size" else found) <= most
 
 
-def test_no_share_or_side_breaks_a_verb() -> None:
-    """The same of numbers within texts: shares, and the sides of images."""
+def test_any_share_or_image_size_is_accepted_or_refused() -> None:
+    """The same for shares and image sizes."""
     for value in ODD:
         with suppress(InvalidRequest):
             CreateOptions(resize=value).recorded()
@@ -76,8 +78,8 @@ def test_no_share_or_side_breaks_a_verb() -> None:
 
 
 @pytest.mark.parametrize("kind", [CreateOptions, ReshardOptions, VerifyOptions])
-def test_one_rule_for_samples(kind: type) -> None:
-    """A sample is a share above 0 and at most 1, in every verb, however it is written."""
+def test_a_sample_share_is_above_0_and_at_most_1(kind: type) -> None:
+    """`sample` is a share above 0 and at most 1 in every verb."""
     wrong: list[Any] = ["0", "0%", "1.5", "101%", "-1", "", 0, 2, "some"]
     for value in wrong:
         with pytest.raises(InvalidRequest, match=r"^sample: '.*'; expected a share above 0 and at most 1, such as"):
@@ -89,7 +91,7 @@ def test_one_rule_for_samples(kind: type) -> None:
 
 @pytest.mark.parametrize("kind", CLASSES)
 def test_the_library_has_the_same_ranges(kind: type) -> None:
-    """What the command line refuses, the library does: by the option's name, whatever the type of the value."""
+    """The library refuses the same values as the command line."""
     ranges = {name: (*one.range, one.requires) for name, one in option_specs(kind).items() if one.range}
     assert ranges
     for name, (least, most, requires) in ranges.items():
@@ -103,33 +105,33 @@ def test_the_library_has_the_same_ranges(kind: type) -> None:
         export("x.json", "wids", ExportOptions(workers=0))
 
 
-def test_sizes_end_at_an_exabyte() -> None:
-    """A size is from 1 byte to 10^18, as text or as a number."""
+def test_sizes_are_at_most_one_exabyte() -> None:
+    """A size is from 1 byte to 10^18 bytes."""
     assert parse_size("1000PB") == parse_size(10**18) == 10**18
     for value in ("1001PB", 10**18 + 1, 10**5000, "9" * 5000, "99999999999999PB"):
-        with pytest.raises(InvalidRequest, match=r"too large a size|no size"):
+        with pytest.raises(InvalidRequest, match=r"size too large|invalid size"):
             parse_size(value)
-    with pytest.raises(InvalidRequest, match="too large a size"):
+    with pytest.raises(InvalidRequest, match="size too large"):
         CreateOptions(max_size="99999999999999PB")
 
 
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        (f"x-{{0..{'9' * 5000}}}.tar", "too long a number; expected at most 18 digits"),
-        (f"x-{{{'9' * 19}..}}.tar", "too long a number; expected at most 18 digits"),
-        (f"x-<0..{'9' * 400}>.tar", "too long a number; expected at most 18 digits"),
-        ("x-%0999999999d.tar", "999999999 digits a number; expected at most 240"),
+        (f"x-{{0..{'9' * 5000}}}.tar", "number too long; expected at most 18 digits"),
+        (f"x-{{{'9' * 19}..}}.tar", "number too long; expected at most 18 digits"),
+        (f"x-<0..{'9' * 400}>.tar", "number too long; expected at most 18 digits"),
+        ("x-%0999999999d.tar", "numbers of 999999999 digits; expected at most 240"),
     ],
 )
 def test_numbers_in_patterns_are_bounded(name: str, said: str) -> None:
-    """A pattern's numbers have at most 18 digits, and its width fits into a name."""
+    """Numbers in patterns have at most 18 digits, and names have a maximum length."""
     with pytest.raises(InvalidRequest, match=said):
         parse_pattern(name)
 
 
 def test_several_patterns_are_bounded() -> None:
-    """Patterns that mean more names than can be held are refused; a name with a long number is a name."""
+    """Patterns with too many names are refused; a name with a long number is accepted."""
     with pytest.raises(InvalidRequest, match="more than 1,000,000 names"):
         parse_pattern(["a-{0..9999999999}.tar", "b-{0..1}.tar"])
     long = f"a{'1' * 5000}.tar"
@@ -143,7 +145,7 @@ def _pid(_task: Any) -> int:
 
 
 def test_no_more_workers_than_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However many workers may be used, beyond the cores there is one for a task that waits, and no more."""
+    """Beyond the number of cores, there is at most one worker per task."""
     monkeypatch.setattr("os.sched_getaffinity", lambda _pid: {0, 1}, raising=False)
     for tasks in (1, usable_cores() + 2):
         with LocalPool(MAX_WORKERS) as pool:

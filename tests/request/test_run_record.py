@@ -1,4 +1,4 @@
-"""What a dataset file records of runs."""
+"""Run records in dataset files."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _RUN = {"verb": "create", "news": [1], "source": "in", "split": "a", "options": 
 
 
 def test_splits_of_one_run() -> None:
-    """Records are of one run where all is alike but the split; appends since do not matter."""
+    """Records of one run differ only in the split; later appends are ignored."""
     one, other = RunRecord(_RUN), RunRecord({**_RUN, "split": "b", "appended": [{"verb": "create"}]})
     assert one.is_sibling_split_of(other)
     assert other.is_sibling_split_of(one)
@@ -17,16 +17,16 @@ def test_splits_of_one_run() -> None:
         assert not one.is_sibling_split_of(RunRecord(made))
 
 
-def test_what_is_recorded() -> None:
-    """Each is what the record says, and empty or the default where it says nothing."""
+def test_missing_parts_have_defaults() -> None:
+    """Each property has the recorded value, or is empty if nothing is recorded."""
     one, empty = RunRecord(_RUN), RunRecord({})
     assert (one.verb, one.source, one.split, one.tool, one.dots) == ("create", "in", "a", "shardtool 1", "last")
     assert (empty.verb, empty.source, empty.split, empty.tool, empty.dots) == ("", "", "", "", "first")
     assert (one.options, empty.options) == ({"dots": "last"}, {})
 
 
-def test_appends() -> None:
-    """An append is added at the end, without the split if that is the dataset's; names that are not known stay."""
+def test_appends_are_added_at_the_end() -> None:
+    """An append is added at the end, without the split of the dataset; unknown names are kept."""
     once = RunRecord(_RUN).with_append(RunRecord({**_RUN, "source": "more"}))
     twice = once.with_append(RunRecord({**_RUN, "split": "b"}))
     assert [*twice.document.items()][:-1] == [*_RUN.items()]

@@ -16,7 +16,7 @@ from shardtool.skipped import Skipped
 from tests.source.spans import Payload, Sample, entries_of, sample_lists, samples_of
 
 KEYS = st.sampled_from(["a", "a-2", "a-3", "a-2-2", "a-02", "b", "é", "d/a"])
-TAKEN = st.none() | st.lists(KEYS)  # what is appended to may have duplicates of its own
+TAKEN = st.none() | st.lists(KEYS)  # the existing dataset may have duplicates itself
 SHARDS = ("x-0.tar", "x-1.tar", "y-0.tar")
 EARLIER = Skipped("", "x", "no-field", "before")
 
@@ -27,8 +27,8 @@ def names(keys: list[str] | None) -> PackedStrings | None:
 
 
 @given(sample_lists(keys=KEYS), TAKEN)
-def test_the_later_ones_are_renamed(samples: list[Sample], taken: list[str] | None) -> None:
-    """The second of a key gets -2, the third -3 and so on, where nobody has that name; nothing else changes."""
+def test_later_duplicates_are_renamed(samples: list[Sample], taken: list[str] | None) -> None:
+    """The second sample of a key gets -2, the third -3 and so on, avoiding existing keys; nothing else changes."""
     held = [] if taken is None else taken
     known = {*held, *(sample.key for sample in samples)}
     seen, expected, renamed = dict.fromkeys(held, 1), [], []
@@ -52,8 +52,10 @@ def test_the_later_ones_are_renamed(samples: list[Sample], taken: list[str] | No
 
 
 @given(sample_lists(keys=KEYS), TAKEN, st.sampled_from(["first", "last"]))
-def test_one_of_each_is_kept(samples: list[Sample], taken: list[str] | None, rule: Literal["first", "last"]) -> None:
-    """Only the first, or the last, sample of a key stays, and none of those appended to; the others are listed."""
+def test_one_sample_per_key_is_kept(
+    samples: list[Sample], taken: list[str] | None, rule: Literal["first", "last"]
+) -> None:
+    """Only the first, or the last, sample of a key stays, and none whose key exists already; the others are listed."""
     held = None if rule == "last" else taken
     stays: dict[str, int] = {}
     for at, sample in enumerate(samples):
@@ -65,15 +67,15 @@ def test_one_of_each_is_kept(samples: list[Sample], taken: list[str] | None, rul
     kept = sorted(stays.values())
     lost = [sample.key for at, sample in enumerate(samples) if at not in kept]
     assert samples_of(found) == [samples[at] for at in kept]
-    messages = [f"another sample of that key is in {where.get(key, 'the dataset appended to')}" for key in lost]
+    messages = [f"another sample with this key is in {where.get(key, 'the dataset appended to')}" for key in lost]
     rows = [Skipped(key, "", "duplicate", message) for key, message in zip(lost, messages, strict=True)]
     assert (skipped, note) == (tuple(rows), "")
 
 
 @given(sample_lists(keys=KEYS), TAKEN)
 @example([], ["a"])
-def test_several_of_a_key_are_refused(samples: list[Sample], taken: list[str] | None) -> None:
-    """Without a rule, samples whose keys are not their own are an error that names a key; others pass untouched."""
+def test_duplicate_keys_are_refused(samples: list[Sample], taken: list[str] | None) -> None:
+    """Without a rule, duplicate keys are an error that names a key; unique keys pass unchanged."""
     entries = entries_of(samples)
     keys = [sample.key for sample in samples]
     twice = [key for key in dict.fromkeys(keys) if keys.count(key) + (key in (taken or [])) > 1]
@@ -97,36 +99,36 @@ def _refused(samples: list[Sample], taken: list[str] | None = None) -> str:
     return str(caught.value)
 
 
-def test_the_refusal_says_where() -> None:
-    """Keys are named with the shards of their samples, the first few of them, and the ways out."""
+def test_the_error_names_shards() -> None:
+    """The error lists the first few keys with the shards of their samples, and the options."""
     assert _refused([_sample("a", 0, "jpg"), _sample("b", 1, "jpg"), _sample("a", 2, "jpg")]) == (
-        "the datasets: 1 key more than once: 'a' (x-0.tar, y-0.tar); expected a key of its own for each sample. "
-        "on_duplicate='rename' gives the later ones other keys, first or last keeps one of each."
+        "the datasets: 1 key more than once: 'a' (x-0.tar, y-0.tar); expected a unique key for each sample. "
+        "Rename the later samples with on_duplicate='rename', or keep one per key with first or last."
     )
     many = [_sample(key, 0, "jpg") for key in "dcbadcba"]
     assert "4 keys more than once: 'd' (2 times in x-0.tar), 'c' (2 times in x-0.tar)" in _refused(many)
     assert "and 1 more; expected" in _refused(many)
     found = _refused([_sample("a", 0, "jpg"), _sample("b", 1, "jpg")], ["b", "c"])
     assert "1 key more than once: 'b' (x-1.tar, and the dataset appended to)" in found
-    assert "rename' gives the new samples other keys, first leaves them out." in found
+    assert "rename', or skip them with first." in found
 
 
-def test_torn_samples_are_told() -> None:
-    """Samples of one shard without a common field look like the parts of one, and like nothing to be renamed."""
-    hint = "looks like a plain tar in which the fields of a sample lie apart: unpack it, and use `create`"
+def test_interleaved_fields_are_recognised() -> None:
+    """Samples of one shard with the same key and different fields are reported as parts of one sample."""
+    hint = "looks like a plain tar in which the fields of a sample are not adjacent: unpack it, and use `create`"
     torn = [_sample("a", 0, "jpg"), _sample("b", 0, "jpg"), _sample("a", 0, "cls", "json"), _sample("b", 0, "json")]
     assert hint in _refused(torn)
     assert "on_duplicate" not in _refused(torn)
     for other in (
-        [*torn[:3], _sample("b", 0, "jpg")],  # a common field
+        [*torn[:3], _sample("b", 0, "jpg")],  # the same field
         [*torn[:3], _sample("b", 1, "json")],  # another shard
     ):
         assert "lie apart" not in _refused(other)
     assert "lie apart" not in _refused(torn, ["a"])
 
 
-def test_shards_of_one_name_are_two() -> None:
-    """Two datasets may have shards of one name: samples of both are no parts of one sample."""
+def test_shards_with_the_same_name_are_distinct() -> None:
+    """Samples of two datasets are not parts of one sample, even if their shards have the same name."""
     samples = [_sample("a", 0, "jpg"), _sample("a", 1, "json")]
     with pytest.raises(InvalidRequest) as caught:
         resolve_duplicate_keys(entries_of(samples), "error", ["out-0.tar"] * 3)
@@ -134,16 +136,16 @@ def test_shards_of_one_name_are_two() -> None:
     assert "on_duplicate='rename'" in caught.value.remedy
 
 
-def test_nothing_that_is_appended_to_is_replaced() -> None:
-    """`last` would have to rewrite the dataset appended to: it is refused, whether or not a key is there twice."""
+def test_last_is_refused_when_appending() -> None:
+    """`last` would have to rewrite the dataset appended to: it is refused, with or without duplicates."""
     for taken in ([], ["b"], ["a"]):
         with pytest.raises(InvalidRequest) as caught:
             resolve_duplicate_keys(entries_of([_sample("a", 0, "jpg")]), "last", SHARDS, names(taken))
         assert caught.value.where == "on_duplicate"
 
 
-def test_blocks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keys are renamed alike wherever blocks of them end."""
+def test_chunk_boundaries_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keys are renamed in the same way for any chunk size."""
     samples = [_sample(key, 0, "jpg") for key in ["a", "b", "a-2", "a", "c", "b", "a", "d", "a"]]
     expected, _, _ = resolve_duplicate_keys(entries_of(samples), "rename", SHARDS)
     for size in range(1, 10):

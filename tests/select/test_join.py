@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from shardtool.entries.sample_table import SampleTable
     from shardtool.values import NumberType
 
-    Fields = Mapping[str, bytes | None]  # of one sample: the text of a number, or None for what lies in a shard
+    Fields = Mapping[str, bytes | None]  # of one sample: the text of a number, or None for a payload in a shard
 
 _FILES = (SpanFile(b"/data/a.tar", 10**6, 1), SpanFile(b"/data/b.tar", 10**6, 2))
 
@@ -45,7 +45,7 @@ _FILES = (SpanFile(b"/data/a.tar", 10**6, 1), SpanFile(b"/data/b.tar", 10**6, 2)
 def _entries(
     samples: Mapping[str, Fields], columns: Any = None, numbers: Mapping[str, NumberType] | None = None, **more: Any
 ) -> SampleTable:
-    """Return the entries of shards with these samples; the place of a payload is told by its row."""
+    """Return the entries of shards with these samples; the offset of a payload identifies its row."""
     names = sorted({name for fields in samples.values() for name in fields}, key=to_bytes)
     rows = [(name, fields[name]) for fields in samples.values() for name in sorted(fields, key=to_bytes)]
     at = np.arange(len(rows))
@@ -73,7 +73,7 @@ def _entries(
 
 
 def _contents(entries: SampleTable) -> dict[str, dict[str, Any]]:
-    """Return each sample's fields: what was inlined, or the place and the checksum of what lies in a shard."""
+    """Return each sample's fields: the inline text, or the offset and the checksum in a shard."""
     kinds = {"code": "uint16", "kind": "uint8", "file": "uint32"}
     for name in ("first", "code", "kind", "size", "mtime_ns", "changed_ns", "offset", "expected", "file"):
         block = next(one for one in (entries, entries.rows, entries.known_spans) if hasattr(one, name))
@@ -113,7 +113,7 @@ _SAMPLES: dict[str, Fields] = {key: {"jpg": None, "cls": None} for key in ("a", 
 
 
 def _labelled(values: Any = ("old", "old", None, "old"), kind: Any = None) -> SampleTable:
-    """Return samples that have a label already."""
+    """Return samples that already have labels."""
     return _entries(_SAMPLES, pa.table({"label": pa.array(values, kind)}))
 
 
@@ -126,8 +126,8 @@ def _maybe(values: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
 
 
 @given(st.data(), st.integers(1, 4))
-def test_join_is_a_dictionarys(data: st.DataObject, chunk: int) -> None:
-    """Each sample gets the values of the row with its key; without one it keeps what it has, which may be nothing."""
+def test_join_looks_up_rows_by_key(data: st.DataObject, chunk: int) -> None:
+    """Each sample gets the values of the row with its key; without a row, it keeps its old values or null."""
     keys = data.draw(st.lists(_KEYS, min_size=1, max_size=8, unique=True))
     by_column = data.draw(st.booleans())
     which = data.draw(st.lists(_maybe(_KEYS), min_size=len(keys), max_size=len(keys))) if by_column else [*keys]
@@ -168,8 +168,8 @@ _CSV = "key,label,width\n007,cat,3\na,dog,\nzz,bird,5\n"
 
 
 @pytest.mark.parametrize("form", ["csv", "tsv", "jsonl", "parquet", "feather", "frame", "arrow", "categories", "gz"])
-def test_every_form_of_table(tmp_path: Path, form: str) -> None:
-    """Whatever manifest formats there are can be joined, with keys such as 007 as they are written."""
+def test_every_table_format_can_be_joined(tmp_path: Path, form: str) -> None:
+    """All manifest formats can be joined, and keys such as 007 stay as written."""
     rows = [{"key": "007", "label": "cat", "width": 3}, {"key": "a", "label": "dog"}, {"key": "zz", "label": "bird"}]
     frame = pd.DataFrame({"key": ["007", "a", "zz"], "label": ["cat", "dog", "bird"], "width": [3, None, 5]})
     path = tmp_path / f"labels.{form}"
@@ -204,14 +204,14 @@ def test_every_form_of_table(tmp_path: Path, form: str) -> None:
 
 
 def test_a_perfect_match_needs_no_note() -> None:
-    """Where each sample has a row, each row a sample, and nothing was there before, there is nothing to tell."""
+    """If each sample has a row, each row a sample, and no column is replaced, there are no notes."""
     joined = join.join_table(_entries(_SAMPLES), pa.table({"key": [*_SAMPLES], "n": [1, 2, 3, 4]}), "key")
     assert (joined.unmatched, joined.unused, joined.notes) == (0, 0, ())
     assert metadata_of(joined.entries).to_pydict() == {"n": [1, 2, 3, 4]}
 
 
-def test_the_notes_of_many() -> None:
-    """Notes count all, and show three."""
+def test_notes_count_all_and_show_three() -> None:
+    """Notes count all samples or rows, and show three."""
     samples: dict[str, Fields] = {f"s{at}": {"jpg": None} for at in range(2000)}
     table = pa.table({"id": [*(f"s{at}" for at in range(700)), *(f"x{at}" for at in range(1300))], "n": range(2000)})
     assert join.join_table(_entries(samples), table, "id").notes == (
@@ -231,8 +231,8 @@ def test_the_notes_of_many() -> None:
     ],
     ids=lambda column: str(column.type),
 )  # fmt: skip
-def test_numbers_are_keys(column: Any) -> None:
-    """A whole number is the key that it is written as, on both sides."""
+def test_whole_numbers_can_be_keys(column: Any) -> None:
+    """A whole number matches its decimal text, on both sides."""
     entries = _entries({"8": {"jpg": None}, "07": {"jpg": None}, "7": {"jpg": None}})
     found = join.join_table(entries, pa.table({"k": column, "n": [1, 2]}), "k").entries
     assert metadata_of(found).to_pydict() == {"n": [2, None, 1]}
@@ -241,8 +241,8 @@ def test_numbers_are_keys(column: Any) -> None:
         assert metadata_of(join.join_table(by_column, other, "k").entries)["n"].to_pylist() == [1, 2, None]
 
 
-def test_a_column_of_the_dataset_is_asked_first() -> None:
-    """Where the samples have a column of that name, many can match one row; what is no key matches nothing."""
+def test_a_column_of_the_samples_is_matched_first() -> None:
+    """If the samples have a column of that name, many can match one row; values that cannot be keys match nothing."""
     columns = pa.table({"kind": [1.0, math.nan, 2.5, 1.0]})
     table = pa.table({"kind": [1, 2], "name": ["one", "two"]})
     joined = join.join_table(_entries(_SAMPLES, columns), table, "kind")
@@ -256,7 +256,7 @@ def test_a_column_of_the_dataset_is_asked_first() -> None:
 
 
 def test_text_stays_text(tmp_path: Path) -> None:
-    """A CSV's column is text where the dataset's is, and where a value has a leading zero, whatever it becomes."""
+    """A CSV column is text if the dataset's column is, or if a value has a leading zero."""
     path = tmp_path / "t.csv"
     path.write_text("key,label,code,n\n007,1,007,1\n008,NA,8,2\n")
     samples: dict[str, Fields] = {"007": {}, "7": {}, "008": {}}
@@ -287,7 +287,7 @@ def test_text_stays_text(tmp_path: Path) -> None:
     ],
     ids=str,
 )
-def test_types_unite(old: Any, new: Any, united: Any) -> None:
+def test_compatible_types_are_unified(old: Any, new: Any, united: Any) -> None:
     """A replaced column has the type that holds the values of both."""
 
     def values(kind: Any, number: int) -> Any:
@@ -328,13 +328,13 @@ def test_types_unite(old: Any, new: Any, united: Any) -> None:
     ],
     ids=lambda array: str(array.type),
 )  # fmt: skip
-def test_types_that_do_not(old: Any, new: Any) -> None:
-    """What would change a value, or has no common type, is refused with both types."""
+def test_incompatible_types_are_refused(old: Any, new: Any) -> None:
+    """Types without a common type, or whose values would change, are refused, naming both types."""
     columns = pa.table({"v": pa.concat_arrays([old, old])})
     said = _error(join.join_table, _entries({"a": {}, "b": {}}, columns), pa.table({"key": ["a"], "v": new}), "key")
     assert said == (
-        f"Table: column 'v' holds {new.type}; expected {old.type}, as the dataset's column of that name does. "
-        "Give it that type, or another name."
+        f"Table: column 'v' holds {new.type}; expected {old.type}, the type of the dataset's column of that name. "
+        "Convert or rename the column."
     )
 
 
@@ -346,21 +346,24 @@ _NO_KEY = "column 'key': no key (empty, null or NaN) in "
     [
         ({"id": ["a"], "n": [1]}, ("on: no column 'key'; expected one of id, n",)),
         ({"Key": ["a"], "n": [1]}, ("on: no column 'key'", "Did you mean 'Key'?")),
-        ({"key": ["a"]}, ("Table: no column but 'key'; expected columns to be joined",)),
+        ({"key": ["a"]}, ("Table: no column except 'key'; expected columns to join, other",)),
         ({"key": pa.array([], pa.string()), "n": []}, ("Table: no rows; expected a row for each key",)),
         (
             {"key": ["a", None, "b", None], "n": [1, 2, 3, 4]},
-            (f"Table: {_NO_KEY}rows 2, 4; expected a key in each row", "Leave such rows out of the table."),
+            (f"Table: {_NO_KEY}rows 2, 4; expected a key in each row", "Remove these rows from the table."),
         ),
         ({"key": ["a", ""], "n": [1, 2]}, (f"{_NO_KEY}row 2; ",)),
         ({"key": [1.0, math.nan], "n": [1, 2]}, (f"{_NO_KEY}row 2; ",)),
         ({"key": ["a", "a\0"], "n": [1, 2]}, ("column 'key': a NUL in the text in row 2; ",)),
-        ({"key": [1.0, 1.5], "n": [1, 2]}, ("column 'key': a key that is no whole number in row 2; ",)),
+        ({"key": [1.0, 1.5], "n": [1, 2]}, ("column 'key': a key is not a whole number in row 2; ",)),
         (
             {"key": [*"abaacab"], "n": range(7)},
             (
                 "Table: 2 keys more than once: 'a' (rows 1, 3, 4, 6), 'b' (rows 2, 7); ",
-                "expected one row for each value of column 'key'. df.drop_duplicates leaves one of each.",
+                (
+                    "expected one row for each value of column 'key'. "
+                    "Keep one of each, for example with df.drop_duplicates."
+                ),
             ),
         ),
         (
@@ -370,17 +373,20 @@ _NO_KEY = "column 'key': no key (empty, null or NaN) in "
         (
             {"key": ["x", "y"], "n": [1, 2]},
             (
-                "Table: no row matches a sample: column 'key' holds 'x'; expected keys, such as 'a'",
-                "on names another column.",
+                "Table: no row matches a sample: column 'key' contains 'x'; expected keys, such as 'a'",
+                "Choose another column with on.",
             ),
         ),
         ({"key": [b"a"], "n": [1]}, ("Table: column 'key' (key) holds binary; expected text or whole numbers",)),
         ({"key": [True], "n": [1]}, ("Table: column 'key' (key) holds bool; expected text or whole numbers",)),
-        ({"key": ["a"], "jpg": [[b"x"]]}, ("Table: no column but 'key'; expected columns to be joined, which",)),
+        (
+            {"key": ["a"], "jpg": [[b"x"]]},
+            ("Table: no column except 'key'; expected columns to join, other than columns of bytes",),
+        ),
         (
             {"key": ["a"], "__size__": [1]},
             (
-                "Table: column '__size__': names that start with two underscores are the sidecar's own. ",
+                "Table: column '__size__': names that start with two underscores are reserved for the sidecar. ",
                 "Rename them, or leave them out of the table.",
             ),
         ),
@@ -388,57 +394,57 @@ _NO_KEY = "column 'key': no key (empty, null or NaN) in "
     ],
 )
 def test_tables_that_cannot_be_joined(table: dict[str, Any], said: tuple[str, ...]) -> None:
-    """What is wrong with a table is said with its rows, and what to do."""
+    """Errors of a table name the rows and what to do."""
     found = _error(join.join_table, _labelled(), pa.table(table), "key")
     assert all(one in found for one in said), found
 
 
 def test_the_column_key_joins_by_default() -> None:
-    """Without `on`, the column `key` joins the table, and a note names it; without that column, all are listed."""
+    """Without `on`, the column `key` joins the table, with a note; if it is missing, all columns are listed."""
     entries = _entries({"a": {"jpg": None}, "7": {"jpg": None}})
     joined = join.join_table(entries, {"key": ["a", "7"], "n": [1, 2]}, "")
     assert metadata_of(joined.entries).to_pydict() == {"n": [1, 2]}
-    assert joined.notes == ("joined by the column 'key': use on='COLUMN' for another column",)
+    assert joined.notes == ("using key as the key column (change with on='COLUMN')",)
     said = _error(join.join_table, entries, {"name": ["a"], "n": [1]}, "")
-    assert "no column 'key' among name, n; expected a column of keys. Name the column of keys with on='COLUMN'." in said
+    assert "no column 'key' among name, n; expected a key column. Name the key column with on='COLUMN'." in said
 
 
-def test_names_of_files_find_keys() -> None:
-    """Where no key matches, a row's is what its file's name says up to the first dot; not where two say the same."""
+def test_file_names_match_keys() -> None:
+    """If no key matches, a file name up to its first dot is the key, unless two rows have the same."""
     entries = _entries({key: {"jpg": None} for key in ("a", "d/b", "c")}, None)
     joined = join.join_table(entries, pa.table({"file": ["d/b.tar.jpg", "a.png", "x.png"], "n": [1, 2, 3]}), "file")
     assert metadata_of(joined.entries)["n"].to_pylist() == [2, 1, None]
-    assert joined.notes[0].endswith("samples have the row of their key, with an ending")
+    assert joined.notes[0].endswith("rows were matched by the key, with an ending")
     found = _error(join.join_table, entries, pa.table({"file": ["a.png", "a.jpg"], "n": [1, 2]}), "file")
     assert "no row matches a sample" in found
 
 
 def test_bytes_are_not_joined() -> None:
-    """Columns of bytes are no metadata: they are left out, and a note names them."""
+    """Columns of bytes cannot be metadata: they are excluded, with a note."""
     joined = join.join_table(
         _labelled(), pa.table({"key": ["a"], "jpg": [b"x"], "n": [1], "png": [{"bytes": b"x"}]}), "key"
     )
-    assert "columns of bytes in Table left out: jpg, png" in joined.notes
+    assert "columns of bytes in Table excluded: jpg, png" in joined.notes
     assert not {"jpg", "png"} & {*metadata_of(joined.entries).column_names}
 
 
-def test_columns_of_one_name() -> None:
-    """A table that has a column twice is refused."""
+def test_repeated_column_names_are_refused() -> None:
+    """A table with two columns of the same name is refused."""
     table = pa.Table.from_arrays([pa.array(["a"]), pa.array([1]), pa.array([2])], ["key", "n", "n"])
-    assert "columns of the same name: 'n'" in _error(join.join_table, _labelled(), table, "key")
+    assert "several columns with the same name: 'n'" in _error(join.join_table, _labelled(), table, "key")
 
 
-def test_the_datasets_side_is_named(tmp_path: Path) -> None:
-    """Where a column of the dataset is what does not match, it is what the message names."""
+def test_the_samples_column_is_named(tmp_path: Path) -> None:
+    """If a column of the samples does not match, the message names it."""
     table = pa.table({"label": ["x"], "n": [1]})
     assert _error(join.join_table, _labelled((None, "p", "q", "r")), table, "label") == (
-        "Table: no row matches a sample: column 'label' holds 'x'; expected values of the samples' column 'label', "
-        "such as 'p'. on names another column."
+        "Table: no row matches a sample: column 'label' contains 'x'; expected values of the samples' column 'label', "
+        "such as 'p'. Choose another column with on."
     )
     assert _error(join.join_table, _labelled(kind=pa.string(), values=[None] * 4), table, "label").count("such as none")
     dated = _labelled((0, 1, 2, 3), pa.date32())
     assert _error(join.join_table, dated, table, "label") == (
-        "on: the samples' column 'label' holds date32[day]; expected one of text or whole numbers"
+        "on: the samples' column 'label' holds date32[day]; expected a column of text or whole numbers"
     )
     assert "no such file" in _error(join.join_table, _labelled(), str(tmp_path / "no.csv"), "key")
     (tmp_path / "t.csv").write_bytes(b"key,n\na,\xff\n")
@@ -446,7 +452,7 @@ def test_the_datasets_side_is_named(tmp_path: Path) -> None:
 
 
 def test_the_index_of_pandas_is_not_joined(tmp_path: Path) -> None:
-    """What pandas writes for an index without a name is no metadata; an index with a name is a column."""
+    """An unnamed pandas index is not metadata; a named index is a column."""
     frame = pd.DataFrame({"key": ["a", "b"], "n": [3, 4]}, index=[5, 2])
     frame.to_parquet(tmp_path / "t.parquet")
     assert "__index_level_0__" in pq.read_schema(tmp_path / "t.parquet").names
@@ -455,8 +461,8 @@ def test_the_index_of_pandas_is_not_joined(tmp_path: Path) -> None:
     assert metadata_of(join.join_table(_entries(_SAMPLES), frame.set_index("key"), "key").entries).equals(found)
 
 
-def test_keys_of_any_bytes() -> None:
-    """A key that is no UTF-8 is nobody's row, and no trouble."""
+def test_keys_that_are_not_utf8_match_nothing() -> None:
+    """A key that is not valid UTF-8 matches no row."""
     entries = replace(_entries({"a": {}, "b": {}}), keys=PackedStrings.of([b"\xff", "é".encode()]))
     joined = join.join_table(entries, pa.table({"key": ["é", "a"], "n": [1, 2]}), "key")
     assert metadata_of(joined.entries)["n"].to_pylist() == [None, 1]
@@ -474,14 +480,14 @@ _FIELD = st.sampled_from(["txt", "cls", "a.b", "z", "é", "num", "lab"])
 
 
 def _text(value: Any) -> bytes:
-    """Return the payload that a value is."""
+    """Return the payload of a value."""
     if isinstance(value, list):
         return json.dumps(value, separators=(",", ":")).encode()
     return str(int(value) if isinstance(value, bool) else value).encode()
 
 
 @given(st.data())
-def test_fields_are_a_dictionarys(data: st.DataObject) -> None:
+def test_values_replace_fields(data: st.DataObject) -> None:
     """Each sample has the values as fields, in place of those of the names; one without a value keeps what it has.
 
     That may not be where the values, or what is there, are numbers or labels.
@@ -542,7 +548,7 @@ def test_fields_are_a_dictionarys(data: st.DataObject) -> None:
     assert after.metadata is not None
     assert before.metadata is not None
     old = after.metadata.select(before.metadata.column_names)
-    assert repr(old.to_pydict()) == repr(before.metadata.to_pydict())  # a NaN is not itself
+    assert repr(old.to_pydict()) == repr(before.metadata.to_pydict())  # NaN is unequal to itself
     new = after.metadata.column_names[before.metadata.num_columns :]
     assert {*new} == {*classes, *of_values}, "a number field is a column, too"
     for name in new:
@@ -550,8 +556,8 @@ def test_fields_are_a_dictionarys(data: st.DataObject) -> None:
         assert shown == [expected[key][name].decode() for key in keys if name in expected[key]]
 
 
-def test_the_fields_of_a_manifest() -> None:
-    """A column becomes the field that it would have become in `create`: the same texts, numbers and names."""
+def test_fields_equal_those_of_a_manifest() -> None:
+    """A column becomes the same field as in `create`: the same texts, numbers and class names."""
     table = pa.table(
         {
             "key": [*_SAMPLES], "label": ["dog", "cat", "é", "dog"], "score": [1.0, 0.5, 1e-7, 3.0], "n": [1, 2, 3, 4],
@@ -573,11 +579,13 @@ def test_the_fields_of_a_manifest() -> None:
     )
 
 
-def test_what_the_plan_makes_of_it() -> None:
-    """A field that is a value in some samples and lies in the shard of others is planned as what it is in each."""
+def test_replaced_and_kept_payloads_are_planned() -> None:
+    """A field that is a value in some samples and a span in others is planned correctly."""
     entries = _labelled()
     after, notes = set_value_fields(entries, (("cls", "label"),), ())
-    assert notes == ("field 'cls' of column 'label': replaced in 3 samples, kept in 1 sample where that is null",)
+    assert notes == (
+        "field 'cls' from column 'label': replaced in 3 samples, kept in 1 sample where the column is null",
+    )
     assert after.fields == ("cls", "jpg")
     plan = make_plan(after, parse_pattern("out-{000000..}.tar"), ShardBounds(), shuffle_seed=3)
     samples = build_shard_samples(plan, 0)
@@ -589,21 +597,24 @@ def test_what_the_plan_makes_of_it() -> None:
     assert sizes == [3 if text else 7 for text in wanted]
 
 
-def test_the_notes_of_fields() -> None:
-    """It is told how many samples had a field of that name, and how many have now."""
+def test_field_notes_count_samples() -> None:
+    """Notes count the samples in which a field was replaced, added or kept."""
     entries = _entries({"a": {"txt": None}, "b": {"jpg": None}, "c": {"txt": None}}, pa.table({"t": ["x", "y", None]}))
     assert set_value_fields(entries, (("txt", "t"),), ())[1] == (
-        "field 'txt' of column 't': replaced in 1 sample, added to 1 sample, kept in 1 sample where that is null",
+        (
+            "field 'txt' from column 't': replaced in 1 sample, added to 1 sample, "
+            "kept in 1 sample where the column is null"
+        ),
     )
     none = replace(entries, metadata=pa.table({"t": pa.nulls(3, pa.string())}))
     one = none.take(np.array([0]))
     after, notes = set_value_fields(one, (("txt", "t"),), ())
-    assert notes == ("field 'txt' of column 't': kept in 1 sample where that is null",)
+    assert notes == ("field 'txt' from column 't': kept in 1 sample where the column is null",)
     assert after is one
 
 
-def test_what_no_sample_has_is_no_field() -> None:
-    """A name that no row has any more leaves the fields, and whatever is said of it."""
+def test_unused_fields_are_removed() -> None:
+    """A name that no row has any more is removed from the fields."""
     samples: dict[str, Fields] = {"a": {"n": b"1", "x": None}, "b": {"x": None}}
     entries = _entries(samples, pa.table({"v": [5, 6]}), {"n": "int64"}).take(np.array([1]))
     after, _ = set_value_fields(entries, (("x", "v"),), ())
@@ -614,8 +625,8 @@ def test_what_no_sample_has_is_no_field() -> None:
     assert (after.values.classes, after.values.numbers) == ({}, {})
 
 
-def test_paths_and_times_that_nobody_has() -> None:
-    """Values have no path; a time that is the same for all rows stays in no memory."""
+def test_values_have_no_path_and_time() -> None:
+    """Values have no path, and constant times take no memory."""
     samples: dict[str, Fields] = {key: {"jpg": None, "txt": None} for key in "abc"}
     columns = pa.table({"t": ["1", "2", None]})
     entries = _entries(samples, columns, paths=PackedStrings.of(f"{at}".encode() for at in range(6)))
@@ -630,7 +641,7 @@ def test_paths_and_times_that_nobody_has() -> None:
     assert (after.spans, after.rows.paths) == (None, None)
 
 
-_BIG = pa.py_buffer(np.array([1, 2**63, 2**63, 2**64 - 1], np.uint64))  # the third is null, whatever stands there
+_BIG = pa.py_buffer(np.array([1, 2**63, 2**63, 2**64 - 1], np.uint64))  # the third is null, whatever its bytes
 _VALUES = pa.table(
     {
         "label": ["x", None, "y", None], "n": [1, None, 3, 4], "f": [0.5, math.nan, 1.0, 2.0],
@@ -648,7 +659,7 @@ _NO_VALUE = "column 'label': no value (null or NaN) in 2 samples, such as 'b', '
 @pytest.mark.parametrize(
     ("name", "column", "said"),
     [
-        ("txt", "label", f"{_NO_VALUE} that has no field 'txt'. where \"label.notna()\" leaves them out."),
+        ("txt", "label", f"{_NO_VALUE} that has no field 'txt'. Exclude them with where \"label.notna()\"."),
         ("cls!", "label", f"{_NO_VALUE}. "),
         ("num", "label", f"{_NO_VALUE}. "),
         ("lab", "label", f"{_NO_VALUE}. "),
@@ -658,20 +669,20 @@ _NO_VALUE = "column 'label': no value (null or NaN) in 2 samples, such as 'b', '
         (
             "cls",
             "big",
-            "column 'big': a number over 2^63 in 2 samples, such as 'b', 'c'; expected what fits into int64",
+            "column 'big': a number over 2^63 in 2 samples, such as 'b', 'c'; expected a number that fits into int64",
         ),
         ("cls", "b", "column 'b' (field cls) holds binary; expected text or numbers"),
         ("cls", "bs", "column 'bs' (field cls) holds list<item: binary>; expected text or numbers"),
         ("cls!", "list", "column 'list' (labels) holds list<item: int64>; expected text or numbers"),
         ("cls", "labels", "no column 'labels'; expected one of label, n, f, "),
         ("cls", "labels", "Did you mean 'label'"),
-        ("a/b", "n", "field 'a/b': no name for a field; "),
-        ("-a", "n", "field '-a': no name for a field; "),
-        ("a,b", "n", "field 'a,b': no name for a field; "),
+        ("a/b", "n", "field 'a/b': not a valid field name; "),
+        ("-a", "n", "field '-a': not a valid field name; "),
+        ("a,b", "n", "field 'a,b': not a valid field name; "),
     ],
 )
-def test_fields_that_cannot_be(name: str, column: str, said: str) -> None:
-    """What is wrong with a column is said with the keys of its samples, and what to do; `cls!` are labels."""
+def test_invalid_value_columns_are_refused(name: str, column: str, said: str) -> None:
+    """Errors of a column name the samples' keys and what to do; `cls!` are labels."""
     samples: dict[str, Fields] = {key: {"cls": None, "num": b"1", "lab": None} for key in "abzc"}
     entries = _entries(samples, _VALUES, {"num": "int64"}, classes={"lab": ["one"]})
     field = name.removesuffix("!")
@@ -680,26 +691,27 @@ def test_fields_that_cannot_be(name: str, column: str, said: str) -> None:
     assert found.startswith(("values: ", "field '"))
 
 
-def test_remedies_can_be_typed() -> None:
-    """The query that leaves samples out quotes what is no plain name, and is one."""
+def test_suggested_queries_are_valid() -> None:
+    """The suggested query quotes names where needed."""
     entries = _entries({key: {"jpg": None} for key in "abcd"}, _VALUES)
     for column, query in (("my col", "`my col`.notna()"), ("class", "`class`.notna()"), ("label", "label.notna()")):
-        assert f'where "{query}" leaves them out.' in _error(set_value_fields, entries, (("txt", column),), ())
+        assert f'Exclude them with where "{query}".' in _error(set_value_fields, entries, (("txt", column),), ())
         left = entries.take(match_rows(_VALUES, query))
         assert "txt" in set_value_fields(left, (("txt", column),), ())[0].fields
 
 
-def test_fields_that_were_not_asked_for() -> None:
-    """Labels must be fields, fields each one's own, and there must be metadata."""
+def test_contradictory_value_options_are_refused() -> None:
+    """Labels must be requested fields, fields must be unique, and there must be metadata."""
     entries = _labelled()
     assert _error(set_value_fields, entries, (("cls", "label"),), ("cl",)) == (
-        "classes: no field 'cl'. Name its column: values={'cl': 'COLUMN'}."
+        "classes: no field 'cl'. Choose its column with values={'cl': 'COLUMN'}."
     )
     twice = (("cls", "label"), ("cls", "label"))
     assert (
         _error(set_value_fields, entries, twice, ())
-        == "values: several columns become the field 'cls'. Name them apart."
+        == "values: several columns for the field 'cls'. Use a different name for each."
     )
     assert _error(set_value_fields, _entries(_SAMPLES), (("cls", "label"),), ()) == (
-        "values: no column 'label', nor any other. join adds a table's, columns_from those of JSON fields."
+        "values: no column 'label', and no others. "
+        "Add columns from a table with join, or from JSON fields with columns_from."
     )

@@ -51,8 +51,8 @@ _PACKED = [
         ("(.é)_m", "aé_m", "aé", "m"),
     ],
 )
-def test_what_a_pattern_makes_of_a_path(pattern: str, name: str, key: str, left: str) -> None:
-    """The first group is the key, and what is over of the file's name is the field's; else all of it is the key."""
+def test_a_pattern_splits_paths(pattern: str, name: str, key: str, left: str) -> None:
+    """The first group is the key, the rest of the name goes into the field; without a match the path is the key."""
     found, known, which = KeyPattern(pattern).split(PackedStrings.of([name.encode()]))
     assert (found[0].decode(), known[which[0]].decode()) == (key, left)
 
@@ -63,13 +63,15 @@ def test_what_a_pattern_makes_of_a_path(pattern: str, name: str, key: str, left:
     )
 )
 def test_no_file_is_lost_or_moved(stems: list[tuple[str, str]]) -> None:
-    """Each file is in the sample of its key, once, and samples stand in the order of their keys, fields of theirs."""
+    """Each file is in the sample of its key, once; samples are in key order, and fields in field order."""
     names = sorted("".join(one).encode() for one in stems)
     entries = flat_entries(names, [2] * len(names), ("jpg", "png"), root=b"/x/", code=[0, 1] * len(names))
     try:
         found = apply_key_pattern(entries, KeyPattern("(.+)_[ab]*"))
     except InvalidRequest:
-        assert any(name.endswith(b"_") or b"/_" in name for name in names)  # nothing is left over, or for the key
+        assert any(
+            name.endswith(b"_") or b"/_" in name for name in names
+        )  # nothing remains for the field, or for the key
         return
     assert sorted(found.path(row) for row in range(len(found.rows.code))) == sorted(
         name + ending for name in names for ending in (b".jpg", b".png")
@@ -88,7 +90,7 @@ def test_no_file_is_lost_or_moved(stems: list[tuple[str, str]]) -> None:
 
 @pytest.mark.parametrize("kind", ["folder", "zip", "folders"])
 def test_pairs_by_suffix(kind: str, tmp_path: Path) -> None:
-    """Files of one folder, of an archive, and of several folders pair alike; the dataset is sound against each."""
+    """Files of a folder, of an archive, and of several folders are paired alike, and `verify` accepts the dataset."""
     source: Any = write_tree(tmp_path / "pairs", _PAIRS)
     if kind == "zip":
         source = shutil.make_archive(str(tmp_path / "pairs"), "zip", source)
@@ -108,8 +110,8 @@ def test_pairs_by_suffix(kind: str, tmp_path: Path) -> None:
         create(source, f"{tmp_path}/o-{{0..}}.tar", CreateOptions(key_pattern="(.+)_m.*", if_exists="resume"))
 
 
-def test_a_sample_that_lost_a_file_is_left_out_whole(tmp_path: Path) -> None:
-    """A file that cannot be packed takes those with it that the pattern gives the same key."""
+def test_a_sample_with_a_failed_file_is_skipped_whole(tmp_path: Path) -> None:
+    """If a file cannot be packed, all files with the same key by the pattern are skipped."""
     write_tree(tmp_path / "pairs", _PAIRS)
     (tmp_path / "pairs" / "3_mask.png").symlink_to("nowhere")
     made = create(
@@ -122,19 +124,19 @@ def test_a_sample_that_lost_a_file_is_left_out_whole(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("pattern", "said"),
     [
-        ("(.+)_msk", "no file matches; expected a pattern of whole paths without their endings, such as '1'"),
-        (".+_mask", "no group; expected one, which is the key"),
+        ("(.+)_msk", "no file matches; expected a pattern for whole paths without their endings, such as '1'"),
+        (".+_mask", "no group; expected a group for the key"),
         ("(.+", "missing )"),
-        ("(.+)_\udcff", "no UTF-8"),
+        ("(.+)_\udcff", "not valid UTF-8"),
         ("(.{1000}){1000}", "invalid repetition size"),
-        ("(?=x)(.*)", "invalid perl operator: (?=; expected a regular expression of RE2"),
-        ("(?:a/)?(.+)", "files that would be one field of a sample: "),
+        ("(?=x)(.*)", "invalid perl operator: (?=; expected an RE2 regular expression"),
+        ("(?:a/)?(.+)", "files with the same key and field: "),
         ("()_?.*", "the key '' of '1'"),
         ("(.*/)?.*", "the key 'a/' of 'a/2'"),
     ],
 )
-def test_patterns_that_cannot_be(pattern: str, said: str, tmp_path: Path) -> None:
-    """A pattern that means nothing, or makes samples of files that are none, is refused with an example."""
+def test_invalid_patterns_are_refused(pattern: str, said: str, tmp_path: Path) -> None:
+    """Invalid patterns, and patterns that match nothing or merge files, are refused with an example."""
     write_tree(tmp_path / "pairs", _PAIRS | {"a/3.png": b""})
     with pytest.raises(InvalidRequest) as caught:
         create(tmp_path / "pairs", f"{tmp_path}/o-{{0..}}.tar", CreateOptions(key_pattern=pattern))
@@ -142,8 +144,8 @@ def test_patterns_that_cannot_be(pattern: str, said: str, tmp_path: Path) -> Non
     assert [path.name for path in tmp_path.iterdir()] == ["pairs"]
 
 
-def test_no_pattern_takes_long() -> None:
-    """What would take Python's engine longer than the world has stood is done at once: a pattern may be another's."""
+def test_patterns_take_linear_time() -> None:
+    """A pattern with exponential time in Python's engine is fast here, because patterns may be untrusted."""
     began = time.monotonic()
     names = PackedStrings.of(b"a" * 2000 + b"%d" % at for at in range(50))
     assert np.all(np.array(KeyPattern("((a+)+)+b").split(names)[2]) == 0)

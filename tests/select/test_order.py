@@ -43,15 +43,15 @@ def _sampled(keys: list[bytes], share: float | str) -> list[bytes]:
 
 
 @given(KEYS, SHARES)
-def test_a_share_is_of_hashes(keys: list[bytes], share: str) -> None:
-    """A sample is taken if and only if the BLAKE2b hash of its key is, exactly, below the share of 2^64."""
+def test_a_share_selects_by_hash(keys: list[bytes], share: str) -> None:
+    """A sample is selected exactly if the BLAKE2b hash of its key is below the share of 2^64."""
     hashes = {key: int.from_bytes(blake2b(key, digest_size=8).digest(), "little") for key in keys}
     assert _sampled(keys, share) == [key for key in keys if hashes[key] < Fraction(share) * 2**64]
 
 
 @given(KEYS, SHARES, SHARES, st.data())
 def test_a_share_is_stable_and_nested(keys: list[bytes], one: str, two: str, data: st.DataObject) -> None:
-    """Samples stay in or out whoever else is there, in any order, and those of a smaller share are in a larger one."""
+    """Selection does not depend on other samples or order, and a smaller share is part of a larger one."""
     small, large = sorted((one, two), key=float)
     others = data.draw(st.permutations(keys))[: data.draw(st.integers(0, len(keys)))]
     assert set(_sampled(others, small)) == set(_sampled(keys, small)) & set(others)
@@ -60,7 +60,7 @@ def test_a_share_is_stable_and_nested(keys: list[bytes], one: str, two: str, dat
 
 
 def test_a_share_has_its_size() -> None:
-    """Of 200,000 keys that look alike, each share takes its part within five standard deviations, in every range."""
+    """Of 200,000 similar keys, each share is within five standard deviations of its size, in every range."""
     keys = PackedStrings.of(b"imgs/%06d" % at for at in range(200_000))
     for share in (0.001, 0.01, 0.1, 0.5, 0.9):
         found = sample_by_key(keys, share)
@@ -72,7 +72,7 @@ def test_a_share_has_its_size() -> None:
 
 
 def test_a_share_is_independent_of_the_split() -> None:
-    """A sample of the keys has the shares of the splits that all keys have: its hash is another one."""
+    """A share of the samples has the same split proportions as all samples, because the hashes differ."""
     keys = PackedStrings.of(b"imgs/%06d" % at for at in range(50_000))
     found = assign_splits(keys.take(sample_by_key(keys, 0.2)), SplitOptions(parse_shares("train=0.8,val=0.2")))
     val = np.count_nonzero(found.number == 1) / len(found.number)
@@ -85,7 +85,7 @@ def test_a_share_is_independent_of_the_split() -> None:
      (0.01, "0.01"), (1, "1"), (1e-05, "0.00001"), (np.float64(0.1), "0.1"), (Decimal("1E-3"), "0.001")],
 )  # fmt: skip
 def test_shares_are_exact(text: Any, means: str) -> None:
-    """A share is what was written, in any of its forms."""
+    """Shares are parsed exactly, in each notation."""
     keys = [b"%d" % at for at in range(3000)]
     hashes = {key: int.from_bytes(blake2b(key, digest_size=8).digest(), "little") for key in keys}
     assert _sampled(keys, text) == [key for key in keys if Fraction(hashes[key], 2**64) < Fraction(means)]
@@ -96,8 +96,8 @@ def test_shares_are_exact(text: Any, means: str) -> None:
     ["", "0", "0.0", "-0.1", "1.0001", "101%", "0%", "nan", "inf", "one", "1/2", "1_0", "\uff11", "0.5x", "%", ".",
      "9" * 5000, "1e9999", 0, -1, 2, math.nan, math.inf],
 )  # fmt: skip
-def test_shares_that_make_no_sense(share: Any) -> None:
-    """What is no number above 0 and at most 1 is refused."""
+def test_invalid_shares_are_refused(share: Any) -> None:
+    """Values that are not numbers above 0 and at most 1 are refused."""
     with pytest.raises(InvalidRequest) as caught:
         sample_by_key(PackedStrings.of([b"a"]), share)
     assert caught.value.where == "sample"
@@ -129,7 +129,7 @@ SORTED: dict[str, tuple[Any, st.SearchStrategy[Any]]] = {
 
 
 def _model(values: list[Any], *, descending: bool) -> list[int]:
-    """Return the order by Python's stable sort: text by its bytes, what is missing last."""
+    """Return the order of Python's stable sort: text in byte order, missing values last."""
 
     def is_missing(value: Any) -> bool:
         return value is None or value != value  # noqa: PLR0124 - NaN
@@ -143,8 +143,8 @@ def _model(values: list[Any], *, descending: bool) -> list[int]:
 
 @pytest.mark.parametrize("name", SORTED)
 @given(data=st.data())
-def test_order_is_pythons(name: str, data: st.DataObject) -> None:
-    """Either way, values stand as Python's stable sort has them, nulls and NaN last, wherever chunks end."""
+def test_order_equals_pythons_stable_sort(name: str, data: st.DataObject) -> None:
+    """Values are sorted as by Python's stable sort in both directions, nulls and NaN last, for any chunks."""
     kind, values = SORTED[name]
     rows = data.draw(
         st.lists(st.none() | values | st.sampled_from(data.draw(st.lists(values, min_size=1))), max_size=20)
@@ -160,7 +160,7 @@ def test_order_is_pythons(name: str, data: st.DataObject) -> None:
 
 
 def test_order_is_stable_in_large_columns() -> None:
-    """Ties keep their order in columns of many chunks and few values, which are sorted by counting, either way."""
+    """Ties keep their order in columns of many chunks and few values, which are sorted by counting."""
     values = np.random.default_rng(5).integers(0, 7, 100_000)
     for column in (values, values.astype(np.int8), values.astype(np.float64), values.astype(str)):
         parts = pa.chunked_array([pa.array(column[at : at + 9_000]) for at in range(0, len(column), 9_000)])
@@ -180,8 +180,8 @@ def test_order_is_stable_in_large_columns() -> None:
     ],
     ids=lambda values: str(values.type),
 )  # fmt: skip
-def test_what_has_no_order(values: Any) -> None:
-    """Lists, structs, maps, bytes and intervals are refused by the column's name and type."""
+def test_types_without_order_are_refused(values: Any) -> None:
+    """Lists, structs, maps, bytes and intervals are refused, naming the column and its type."""
     with pytest.raises(InvalidRequest) as caught:
         sort_order(pa.chunked_array([values]), "tags")
     assert caught.value.where == "sort_by"
@@ -192,8 +192,8 @@ SHARDS = ("a-0.tar", "a-1.tar", "b\udcff.tar")
 
 
 @given(sample_lists(keys=st.text("ab/é-", min_size=1, max_size=3)))
-def test_the_table_tells_of_samples(samples: list[Sample]) -> None:
-    """Beside the metadata, each row has its sample's key, shard, bytes and number of fields."""
+def test_the_table_has_sample_properties(samples: list[Sample]) -> None:
+    """In addition to metadata, each row has the sample's key, shard, size and number of fields."""
     entries = entries_of(samples)
     table = make_sample_table(entries, SHARDS)
     table.validate(full=True)
@@ -225,14 +225,14 @@ QUERIES: list[tuple[str, Callable[[Sample], bool]]] = [
 @pytest.mark.parametrize(("query", "means"), QUERIES)
 @given(samples=sample_lists(keys=st.text("ab", min_size=1, max_size=2)))
 def test_queries_see_the_table(samples: list[Sample], query: str, means: Callable[[Sample], bool]) -> None:
-    """A query of `--where` takes the samples for which it holds, whichever columns it names."""
+    """`--where` selects the samples that match, by any column of the table."""
     entries = entries_of(samples)
     table = make_sample_table(entries, SHARDS)
     assert match_rows(table, query).tolist() == [at for at, sample in enumerate(samples) if means(sample)]
 
 
-def test_the_table_can_be_sorted_and_divided() -> None:
-    """Samples can be ordered by any column of the table, and divided by it."""
+def test_the_table_can_be_sorted_and_split() -> None:
+    """Samples can be sorted and split by any column of the table."""
     samples = [Sample(key, {"jpg": Payload(size, 0, 0)}, file, 0) for key, size, file in
                (("b", 3, 1), ("a", 2, 0), ("é", 9, 1), ("C", 1, 0))]  # fmt: skip
     entries = entries_of(samples)
@@ -250,23 +250,23 @@ def test_the_table_can_be_sorted_and_divided() -> None:
     assert grouped.number[1] == grouped.number[3]
 
 
-def test_keys_of_a_part_of_a_buffer() -> None:
-    """Keys that are a part of a longer buffer are told alone."""
+def test_keys_in_a_slice_of_a_buffer() -> None:
+    """Keys in a slice of a longer buffer are returned without the rest of the buffer."""
     keys = PackedStrings.of([b"a", b"bc", b"def", b"g"])
     entries = entries_of([Sample("x", {}, 0, 0), Sample("y", {}, 0, 0)])
     entries = replace(entries, keys=PackedStrings(keys.data, keys.starts[1:4]))
     assert make_sample_table(entries, SHARDS).column("key").to_pylist() == ["bc", "def"]
 
 
-def test_metadata_comes_first() -> None:
-    """A metadata column called as one of ours is the one that counts."""
+def test_metadata_takes_precedence() -> None:
+    """A metadata column takes precedence over a sample property of the same name."""
     entries = entries_of([Sample("a", {"jpg": Payload(5, 0, 0)}, 0, 7)])
     entries = replace(entries, metadata=pa.table({"size": ["large"], "shard": [None], "key": [1.5]}))
     assert make_sample_table(entries, SHARDS).to_pylist() == [{"size": "large", "shard": None, "key": 1.5, "fields": 1}]
 
 
-def test_columns_that_are_not_there() -> None:
-    """A column that does not exist, or twice, is refused with those that do and the one that was meant."""
+def test_unknown_columns_are_refused() -> None:
+    """An unknown or repeated column is refused, with the existing columns and a suggestion."""
     entries = entries_of([Sample("a", {}, 0, 7)])
     table = make_sample_table(entries, SHARDS)
     assert table_column(table, "number", "sort_by").to_pylist() == [7]
@@ -284,7 +284,8 @@ import numpy as np
 from shardtool.entries.strings import PackedStrings
 from shardtool.select.duplicate_keys import resolve_duplicate_keys
 from shardtool.select.select_fields import select_fields
-from shardtool.select.sample_table import table_column, sort_order, make_sample_table; from shardtool.select.sampling import sample_by_key
+from shardtool.select.sample_table import table_column, sort_order, make_sample_table
+from shardtool.select.sampling import sample_by_key
 from tests.made import flat_entries
 entries = flat_entries([b"a", b"b"], [1, 1], ("x",), size=[5, 6], offset=[0, 5])
 entries, _ = select_fields(entries, rename=(("x", "y"),))
@@ -298,7 +299,7 @@ print("pandas" in sys.modules, entries.keys.data)
 
 
 def test_pandas_is_not_imported() -> None:
-    """None of this imports pandas, which takes a quarter of a second."""
+    """Sorting and sampling do not import pandas, which takes a quarter of a second."""
     done = subprocess.run(
         [sys.executable, "-c", _WITHOUT_PANDAS], cwd=REPO, env=ENVIRONMENT, capture_output=True, text=True, check=False
     )

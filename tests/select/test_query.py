@@ -84,7 +84,7 @@ TAKEN: list[tuple[str, list[int]]] = [
     ("size == 18446744073709551615", [1]),
     ("size > -1", [0, 1, 3]),
     ("width > part", [0, 3]),
-    # truth
+    # booleans
     ("good", [0, 3]),
     ("not good", [1, 2]),
     ("good == True", [0, 3]),
@@ -160,21 +160,21 @@ TAKEN: list[tuple[str, list[int]]] = [
 
 @pytest.mark.parametrize(("query", "rows"), TAKEN)
 def test_queries(query: str, rows: list[int]) -> None:
-    """Each form of a query takes these rows: a null is unequal to everything, and `not` is the opposite."""
+    """Each form of a query selects these rows: null is unequal to everything, and `not` inverts."""
     found = match_rows(MADE, query)
     assert found.dtype == np.int64
     assert found.tolist() == rows
 
 
 @pytest.mark.parametrize(("query", "rows"), TAKEN)
-def test_a_row_is_judged_by_itself(query: str, rows: list[int]) -> None:
-    """A row is taken or not whatever rows stand beside it: queries have the same answer on any part of a table."""
+def test_rows_are_evaluated_alone(query: str, rows: list[int]) -> None:
+    """Whether a row matches does not depend on other rows."""
     assert [at for at in range(4) if len(match_rows(MADE.slice(at, 1), query))] == rows
     assert match_rows(MADE.slice(0, 0), query).tolist() == []
 
 
 class Meant(NamedTuple):
-    """A part of a query, and what it means for a row of Python values."""
+    """A part of a query, and its value for a row of Python values."""
 
     text: str
     of: Callable[[Row], Any]
@@ -200,13 +200,13 @@ ARITHMETIC = {"+": operator.add, "-": operator.sub, "*": operator.mul}
 
 
 def rows_of(*, nulls: bool) -> st.SearchStrategy[list[Row]]:
-    """Return rows, with nulls or without."""
+    """Return rows, with or without nulls."""
     maybe = {name: st.none() | values if nulls else values for name, values in NAMES.items()}
     return st.lists(st.fixed_dictionaries(maybe), max_size=12)
 
 
 def compared(left: Meant, sign: str, right: Meant) -> Meant:
-    """Return a comparison by the law of nulls."""
+    """Return a comparison, with the rules for nulls."""
 
     def holds(row: Row) -> bool:
         one, two = left.of(row), right.of(row)
@@ -216,7 +216,7 @@ def compared(left: Meant, sign: str, right: Meant) -> Meant:
 
 
 def computed(left: Meant, sign: str, right: Meant) -> Meant:
-    """Return arithmetic; with a null it gives none."""
+    """Return arithmetic; null in, null out."""
 
     def value(row: Row) -> Any:
         one, two = left.of(row), right.of(row)
@@ -236,7 +236,7 @@ def both(one: Meant, two: Meant) -> Meant:
 
 
 def either(one: Meant, two: Meant) -> Meant:
-    """Return `one | two`, without the parentheses that Python would need."""
+    """Return `one | two`, without parentheses around the operands."""
     return Meant(f"({one.text} | {two.text})", lambda row: one.of(row) or two.of(row))
 
 
@@ -278,20 +278,20 @@ def as_table(rows: list[Row]) -> Any:
 
 
 @given(rows_of(nulls=True), QUERIES)
-def test_a_query_is_a_filter_in_python(rows: list[Row], query: Meant) -> None:
-    """Any query takes the rows that the same condition takes in plain Python, where a null is unequal to everything."""
+def test_queries_equal_python_conditions(rows: list[Row], query: Meant) -> None:
+    """A query selects the rows that the same condition selects in plain Python, where null is unequal to everything."""
     assert match_rows(as_table(rows), query.text).tolist() == [at for at, row in enumerate(rows) if query.of(row)]
 
 
 @given(rows_of(nulls=False), QUERIES)
-def test_a_query_is_a_query_of_pandas(rows: list[Row], query: Meant) -> None:
-    """Without nulls, any query takes the rows that `DataFrame.query` takes."""
+def test_queries_equal_pandas(rows: list[Row], query: Meant) -> None:
+    """Without nulls, a query selects the same rows as `DataFrame.query`."""
     frame = as_table(rows).to_pandas()
     assert match_rows(as_table(rows), query.text).tolist() == frame.query(query.text, engine="python").index.tolist()
 
 
 def test_blocks_change_nothing() -> None:
-    """A table of several blocks and chunks gives the rows that NumPy takes, in order."""
+    """Tables of several blocks and chunks give the rows that NumPy selects, in order."""
     width = np.random.default_rng(1).integers(0, 1000, 150_000)
     words = np.array(["dog", "cat", "eel"])[width % 3]
     parts = [
@@ -301,8 +301,8 @@ def test_blocks_change_nothing() -> None:
     assert found.tolist() == np.flatnonzero((words != "cat") & (width % 7 > 2)).tolist()
 
 
-def test_whole_numbers_stay_exact_beside_nulls() -> None:
-    """A null in a column does not make its numbers floats, and no width of integers wraps round."""
+def test_whole_numbers_stay_exact_with_nulls() -> None:
+    """A null does not turn a column into floats, and integers of any width do not overflow."""
     large = table(n=[2**53 + 1, None, 2**53], tiny=pa.array([100, -100, None], pa.int8()))
     assert match_rows(large, "n == 9007199254740993").tolist() == [0]
     assert match_rows(large, "n % 2 == 1").tolist() == [0]
@@ -310,8 +310,8 @@ def test_whole_numbers_stay_exact_beside_nulls() -> None:
     assert match_rows(large, "tiny + tiny + tiny == -300").tolist() == [1]
 
 
-def test_text_that_is_no_utf8_is_unequal() -> None:
-    """Text that is no UTF-8 is text like any other, and equals none that a query can hold."""
+def test_text_that_is_not_utf8_is_unequal() -> None:
+    """Text that is not valid UTF-8 is accepted, and equals no text of a query."""
     raw = pa.StringArray.from_buffers(2, pa.py_buffer(np.array([0, 1, 2], np.int32)), pa.py_buffer(b"\xffa"))
     assert match_rows(table(raw=raw), "raw == 'a'").tolist() == [1]
     assert match_rows(table(raw=raw), "raw != 'a'").tolist() == [0]
@@ -342,7 +342,7 @@ HOSTILE = [
 
 @pytest.mark.parametrize("query", HOSTILE, ids=lambda query: query[:30].encode("unicode_escape").decode())
 def test_hostile_queries_are_refused(query: str) -> None:
-    """What is not in the language is refused in one short line that names the option."""
+    """Anything outside the language is refused in one short line that names the option."""
     with pytest.raises(InvalidRequest) as caught:
         match_rows(MADE, query)
     assert caught.value.where == "where"
@@ -370,8 +370,8 @@ print(refused == len(HOSTILE))
 
 
 @pytest.mark.slow
-def test_nothing_of_a_query_runs() -> None:
-    """No query, hostile or not, executes code, imports, opens a file or starts a program."""
+def test_queries_run_no_code() -> None:
+    """No query executes code, imports, opens a file or starts a program."""
     done = subprocess.run(
         [sys.executable, "-c", _NOTHING_RUNS], cwd=REPO, env=ENVIRONMENT, capture_output=True, text=True, check=False
     )
@@ -381,8 +381,8 @@ def test_nothing_of_a_query_runs() -> None:
 @given(st.text(st.sampled_from("bi width'\"`&|@.()[]=<>!~+-*/%0123,:\\\n é"), max_size=30))
 @example("`a b`>3")
 @example("width>1e999")
-def test_any_text_is_a_query_or_refused(query: str) -> None:
-    """Any text gives rows or an error of ours."""
+def test_any_text_selects_rows_or_is_refused(query: str) -> None:
+    """Any text selects rows or raises InvalidRequest."""
     try:
         rows = match_rows(MADE, query).tolist()
     except InvalidRequest as error:
@@ -395,9 +395,9 @@ def test_any_text_is_a_query_or_refused(query: str) -> None:
     ("query", "found"),
     [
         ("Width > 3", "Width: no such column; expected one of bi, width, part, good"),
-        ("wdith > 3", "Did you mean width? Text stands in quotes"),
+        ("wdith > 3", "Did you mean width? Put text in quotes"),
         ("bi == dog", "dog: no such column"),
-        ("bi == dog", "Text stands in quotes: 'dog'"),
+        ("bi == dog", "Put text in quotes: 'dog'"),
         ("`a  b` > 1", "`a  b`: no such column"),
         ("`a  b` > 1", "Did you mean a b?"),
         ("meta.w > 2", "Write `meta.w` in backticks"),
@@ -407,12 +407,12 @@ def test_any_text_is_a_query_or_refused(query: str) -> None:
         ("bi == good", "bi is text and good is true or false"),
         ("width in 'dog'", "'dog': is text; expected a list"),
         ("day > 5", "day is a time and 5 is a number"),
-        ("day > 'now'", "'now': no time; expected such as '2026-01-31'"),
-        ("day > '12:30'", "'12:30': no time"),
-        ("day > '2020-01-01 12:30 EST'", "no time"),
-        ("day > '2020-13-01'", "'2020-13-01': no time"),
-        ("day > '2020-01-01T00:00Z'", "only one of two times has a time zone"),
-        ("zoned > day", "only one of two times has a time zone"),
+        ("day > 'now'", "'now': not a time; expected such as '2026-01-31'"),
+        ("day > '12:30'", "'12:30': not a time"),
+        ("day > '2020-01-01 12:30 EST'", "not a time"),
+        ("day > '2020-13-01'", "'2020-13-01': not a time"),
+        ("day > '2020-01-01T00:00Z'", "only one of the two times has a time zone"),
+        ("zoned > day", "only one of the two times has a time zone"),
         ("tags == 'a'", "tags holds list<"),
         ("width", "width: is a number; expected true or false"),
         ("width and good", "width: is a number; expected true or false"),
@@ -423,9 +423,9 @@ def test_any_text_is_a_query_or_refused(query: str) -> None:
         ("bi.abs() > 1", "bi: is text; expected a number"),
         ("bi.str.contains(bi)", "bi: is text; expected text in quotes"),
         ("bi == None", "Write column.isna() or column.notna()"),
-        ("@limit > 1", "@ reads a variable of a program"),
-        ("width.mean() > 1", "width.mean(): not in the language of queries; expected columns, numbers, 'text'"),
-        ("width.between(1)", "arguments that it does not take; expected 2 arguments, and inclusive="),
+        ("@limit > 1", "@ would read a Python variable"),
+        ("width.mean() > 1", "width.mean(): not supported in queries; expected columns, numbers, 'text'"),
+        ("width.between(1)", "wrong arguments; expected 2 arguments, and inclusive="),
         ("width.between(1, 2, inclusive='all')", "expected one of both, neither, left, right"),
         ("bi.str.strip('a', 'b') == 'c'", "expected at most 1 argument"),
         ("bi.str.contains('(')", "bi.str.contains('(') cannot be evaluated: "),
@@ -434,20 +434,20 @@ def test_any_text_is_a_query_or_refused(query: str) -> None:
         ("`a b` > 1 and and good", "invalid syntax: `a b` > 1 and <HERE> and good"),
         ("width ==", "invalid syntax: width == <HERE>"),
         ("bi == 'dog", "unterminated string literal (detected at line 1): bi == <HERE> 'dog"),
-        ("class == 1", "names with blanks, or such as class, in `backticks`"),
+        ("class == 1", "names with blanks or such as class in `backticks`"),
         ("bi = 'dog'", "Equality is =="),
     ],
 )
 def test_messages(query: str, found: str) -> None:
-    """An error says which part of the query is wrong, what was found, and what to write instead."""
+    """An error shows the part of the query, what was found, and what to write instead."""
     with pytest.raises(InvalidRequest) as caught:
         match_rows(MADE, query)
     assert caught.value.where == "where"
     assert found in str(caught.value)
 
 
-def test_a_column_twice_is_refused() -> None:
-    """A name that two columns have is refused, if the query names it."""
+def test_repeated_columns_are_refused() -> None:
+    """A query that names a column that exists twice is refused."""
     twice = pa.Table.from_arrays([pa.array([1, 2]), pa.array([3, 4]), pa.array([5, 6])], names=["a", "a", "b"])
     assert match_rows(twice, "b > 5").tolist() == [1]
     with pytest.raises(InvalidRequest, match="2 columns of this name"):

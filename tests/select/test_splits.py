@@ -29,7 +29,7 @@ SEEDS = st.integers(-5, 2**70)
 
 @st.composite
 def shares(draw: st.DrawFn) -> tuple[tuple[str, Decimal], ...]:
-    """Return the shares of one to five splits, 1 in all."""
+    """Return the shares of one to five splits, with sum 1."""
     weights = draw(st.lists(st.integers(1, 40), min_size=1, max_size=5))
     parts = [Decimal(weight * 10**8 // sum(weights)).scaleb(-8) for weight in weights]
     parts[0] += 1 - sum(parts)
@@ -37,7 +37,7 @@ def shares(draw: st.DrawFn) -> tuple[tuple[str, Decimal], ...]:
 
 
 def made_keys(count: int) -> PackedStrings:
-    """Return keys as a manifest has them."""
+    """Return keys as in a manifest."""
     return PackedStrings.of(b"imgs/%06d" % at for at in range(count))
 
 
@@ -49,7 +49,7 @@ def column(values: list[Any], kind: Any = None) -> Any:
 
 
 def by_key(keys: list[bytes], splits: SplitAssignment) -> dict[bytes, str]:
-    """Return the name of each key's split."""
+    """Return the split of each key, by name."""
     return {key: splits.names[number] for key, number in zip(keys, splits.number.tolist(), strict=True)}
 
 
@@ -68,7 +68,7 @@ def by_key(keys: list[bytes], splits: SplitAssignment) -> dict[bytes, str]:
     ],
 )
 def test_shares(text: str, means: list[tuple[str, str]]) -> None:
-    """Shares are read exactly, whether they are 1 or 100 in all, and keep their order."""
+    """Shares that add up to 1 or 100 are parsed exactly, and keep their order."""
     assert parse_shares(text) == tuple((name, Decimal(share)) for name, share in means)
 
 
@@ -101,8 +101,8 @@ def test_shares(text: str, means: list[tuple[str, str]]) -> None:
         ("a=0.000000001,b=0.999999999", "0.000000001".replace("0.000000001", "1E-9")),
     ],
 )
-def test_shares_that_make_no_sense(text: str, found: str) -> None:
-    """Anything but positive shares of safely named splits, each once and 1 or 100 in all, is refused by name."""
+def test_invalid_shares_are_refused(text: str, found: str) -> None:
+    """Shares that are not positive, do not add up, or have invalid or repeated names are refused."""
     with pytest.raises(InvalidRequest) as caught:
         parse_shares(text)
     assert caught.value.where == "split"
@@ -122,15 +122,15 @@ def test_shares_that_make_no_sense(text: str, found: str) -> None:
         ({"split": "a=1", "stratify": "x", "group_by": "y"}, "group_by"),
     ],
 )
-def test_options_that_exclude_each_other(options: dict[str, Any], where: str) -> None:
-    """Options that cannot hold together are refused, and the message says which."""
+def test_conflicting_options_are_refused(options: dict[str, Any], where: str) -> None:
+    """Conflicting options are refused, and the message names them."""
     with pytest.raises(InvalidRequest) as caught:
         CreateOptions(**options).make_split_options()
     assert caught.value.where == where
 
 
 def test_the_column_that_is_read() -> None:
-    """The options tell which column they need, and for which option."""
+    """The options report which column they need, and for which option."""
     assert SplitOptions(THREE).reads is None
     assert SplitOptions(THREE, stratify="x").reads == ("stratify", "x")
     assert SplitOptions(THREE, group_by="x").reads == ("group_by", "x")
@@ -149,7 +149,7 @@ def test_a_sample_keeps_its_split(
 
 
 def test_splits_are_the_same_everywhere() -> None:
-    """A seed divides these keys this way on every machine, in every version."""
+    """A seed splits these keys in the same way on every machine and in every version."""
     keys = made_keys(40)
     splits = assign_splits(keys, SplitOptions(HALVES, seed=7))
     assert "".join(map(str, splits.number.tolist())) == "0100010010110010001010101101001101000110"
@@ -161,7 +161,7 @@ def test_splits_are_the_same_everywhere() -> None:
 
 @given(KEYS, SEEDS)
 def test_few_samples_move_when_shares_change(keys: list[bytes], seed: int) -> None:
-    """A split that grows at its end takes samples from its neighbour only, and loses none."""
+    """A split that grows at its end takes samples only from its neighbour, and loses none."""
     small = by_key(
         keys, assign_splits(PackedStrings.of(keys), SplitOptions(parse_shares("a=0.5,b=0.3,c=0.2"), seed=seed))
     )
@@ -180,7 +180,7 @@ def test_the_hash_is_uniform() -> None:
 
 
 def test_seeds_are_independent() -> None:
-    """The splits of two seeds, or of neighbouring keys, say nothing of each other: chi-square of the joint counts."""
+    """The splits of two seeds, or of neighbouring keys, are independent by chi-square of the joint counts."""
     keys = made_keys(100_000)
     one, two = (assign_splits(keys, SplitOptions(parse_shares("a=50,b=30,c=20"), seed=seed)).number for seed in (1, 2))
     part = np.array([0.5, 0.3, 0.2])
@@ -192,7 +192,7 @@ def test_seeds_are_independent() -> None:
 
 @given(st.lists(st.integers(0, 12), max_size=60), shares(), SEEDS)
 def test_groups_stay_whole(groups: list[int], parts: tuple[tuple[str, Decimal], ...], seed: int) -> None:
-    """All samples of a group are in one split, and it is the same one whatever other groups there are."""
+    """All samples of a group are in one split, which does not depend on other groups."""
     options = SplitOptions(parts, group_by="patient", seed=seed)
     splits = assign_splits(made_keys(len(groups)), options, column(groups, pa.int64()))
     found = dict(zip(groups, splits.number.tolist(), strict=True))
@@ -208,8 +208,8 @@ def test_groups_stay_whole(groups: list[int], parts: tuple[tuple[str, Decimal], 
         pa.dictionary(pa.int8(), pa.string()), pa.dictionary(pa.int32(), pa.int64()),
     ],
 )  # fmt: skip
-def test_a_group_is_its_value_not_its_type(kind: Any) -> None:
-    """The group 7 is in one split whether a format gives a narrow integer, a float, text, bytes or a category."""
+def test_groups_do_not_depend_on_types(kind: Any) -> None:
+    """The group 7 is in the same split as an integer, a float, text, bytes or a category."""
     numbers, options = list(range(10)), SplitOptions(HALVES, group_by="g")
     text = "dictionary<values=string" in str(kind) or kind in (pa.string(), pa.large_string())
     values: list[Any] = [str(one) if text else b"%d" % one if "binary" in str(kind) else one for one in numbers]
@@ -218,8 +218,8 @@ def test_a_group_is_its_value_not_its_type(kind: Any) -> None:
     assert assign_splits(made_keys(10), options, column(values, kind)).number.tolist() == expected.tolist()
 
 
-def test_a_time_is_the_same_in_every_unit_and_zone() -> None:
-    """A group of times does not change with the unit or the time zone that a format gives."""
+def test_times_do_not_depend_on_unit_and_zone() -> None:
+    """A group of times does not change with the unit or the time zone."""
     times = [dt.datetime(2020, 1, day, 12, 30, day, tzinfo=dt.timezone.utc) for day in range(1, 20)]
     kinds = [pa.timestamp(unit, zone) for unit in ("s", "us", "ns") for zone in ("UTC", "Europe/Berlin")]
     options = SplitOptions(HALVES, group_by="g")
@@ -231,8 +231,8 @@ LABELS = st.lists(st.integers(0, 7), max_size=80)
 
 
 @given(LABELS, shares(), SEEDS)
-def test_labels_keep_their_shares(labels: list[int], parts: tuple[tuple[str, Decimal], ...], seed: int) -> None:
-    """Each label has its exact share in each split, rounded down or up, and totals are off by less than two samples."""
+def test_labels_have_exact_shares(labels: list[int], parts: tuple[tuple[str, Decimal], ...], seed: int) -> None:
+    """Each label has its exact share in each split, rounded, and totals are off by less than two samples."""
     splits = assign_splits(
         made_keys(len(labels)), SplitOptions(parts, stratify="x", seed=seed), column(labels, pa.int64())
     )
@@ -255,8 +255,8 @@ def test_labels_keep_their_shares(labels: list[int], parts: tuple[tuple[str, Dec
         ([10, 5, 5], [[8, 1, 1], [4, 1, 0], [4, 0, 1]]),
     ],
 )
-def test_the_largest_remainder(sizes: list[int], counts: list[list[int]]) -> None:
-    """What is left of a label goes to the largest remainders, and many tiny labels do not all go to one split."""
+def test_remainders_go_to_the_largest(sizes: list[int], counts: list[list[int]]) -> None:
+    """Remaining samples of a label go to the largest remainders, and many tiny labels do not all go to one split."""
     labels = [f"{label:02}" for label, size in enumerate(sizes) for _ in range(size)]
     splits = assign_splits(made_keys(len(labels)), SplitOptions(THREE, stratify="x"), column(labels))
     found = Counter(zip(labels, splits.number.tolist(), strict=True))
@@ -274,7 +274,7 @@ def test_ten_thousand_tiny_labels_keep_the_totals() -> None:
 
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=40), st.randoms(use_true_random=False))
 def test_labels_do_not_depend_on_the_order(labels: list[int], random: Any) -> None:
-    """The order of the input changes no sample's split, with labels either."""
+    """With labels, too, the order of the input changes no sample's split."""
     keys = [b"%03d" % at for at in range(len(labels))]
     options = SplitOptions(THREE, stratify="x", seed=3)
     order = random.sample(range(len(labels)), len(labels))
@@ -285,7 +285,7 @@ def test_labels_do_not_depend_on_the_order(labels: list[int], random: Any) -> No
 
 @given(LABELS, shares(), st.sampled_from(["shares", "stratify", "group_by", "column"]))
 def test_splits_are_a_partition(labels: list[int], parts: tuple[tuple[str, Decimal], ...], how: str) -> None:
-    """Each sample is in exactly one split, in order, however samples are divided."""
+    """Each sample is in exactly one split, in order, with any option."""
     options = SplitOptions(**{"shares": parts if how != "column" else (), how: parts if how == "shares" else "x"})  # type: ignore[arg-type]
     splits = assign_splits(made_keys(len(labels)), options, column(labels, pa.int64()))
     samples = [splits.samples(split).tolist() for split in range(len(splits.names))]
@@ -304,8 +304,8 @@ def test_splits_are_a_partition(labels: list[int], parts: tuple[tuple[str, Decim
         (pa.array(["b", "a", "b", "b"]).dictionary_encode(), ("a", "b")),
     ],
 )
-def test_a_column_says_the_split(values: Any, names: tuple[str, ...]) -> None:
-    """The splits are the column's values as text, in the order of their bytes, and each sample is in its own."""
+def test_a_column_names_the_split(values: Any, names: tuple[str, ...]) -> None:
+    """The splits are the column's values as text in byte order, and each sample is in its own."""
     rows = pa.chunked_array([values]) if isinstance(values, pa.Array) else column(values)
     splits = assign_splits(made_keys(len(rows)), SplitOptions(column="part"), rows)
     assert splits.names == names
@@ -328,8 +328,8 @@ def test_a_column_says_the_split(values: Any, names: tuple[str, ...]) -> None:
         ([*map(str, range(1001))], "more than 1,000 different values of part, such as 0, 1, 2"),
     ],
 )
-def test_a_column_that_names_no_splits(values: list[Any], found: str) -> None:
-    """Values that cannot be part of a file name, or far too many of them, are refused by name."""
+def test_invalid_split_names_in_a_column_are_refused(values: list[Any], found: str) -> None:
+    """Values that cannot be part of a file name, or too many different values, are refused."""
     with pytest.raises(InvalidRequest) as caught:
         assign_splits(made_keys(len(values)), SplitOptions(column="part"), column(values))
     assert caught.value.where == "split_column"
@@ -344,7 +344,7 @@ def test_a_column_that_names_no_splits(values: list[Any], found: str) -> None:
     [[None, 1.5], [float("nan"), 1.0], [None, "a"], [None, True], [None, b"a"], [None, dt.date(2020, 1, 1)]],
 )
 def test_samples_without_a_value_are_refused(options: dict[str, Any], missing: list[Any]) -> None:
-    """Nulls and NaN are refused with their number, the keys of the first five, and how to leave them out."""
+    """Nulls and NaN are refused with their number, the first five keys, and how to exclude them."""
     values = [missing[1], *[missing[0]] * 6, missing[1]]
     with pytest.raises(InvalidRequest) as caught:
         assign_splits(made_keys(8), SplitOptions(**options), column(values))
@@ -354,15 +354,15 @@ def test_samples_without_a_value_are_refused(options: dict[str, Any], missing: l
 
 
 def test_nulls_inside_a_category_are_refused() -> None:
-    """A category that is itself null is no value; nor is a column of nothing else."""
+    """A category that is null has no value; nor has a column of only nulls."""
     category = pa.DictionaryArray.from_arrays(pa.array([0, 1], pa.int8()), pa.array(["x", None]))
     for values in (category, pa.nulls(2)):
         with pytest.raises(InvalidRequest, match="without a value of g"):
             assign_splits(made_keys(2), SplitOptions(THREE, group_by="g"), pa.chunked_array([values]))
 
 
-def test_text_that_is_no_utf8_is_a_value() -> None:
-    """A label that is no UTF-8 is divided, and printed safely."""
+def test_text_that_is_not_utf8_is_a_value() -> None:
+    """A label that is not valid UTF-8 is accepted, and printed safely."""
     raw = pa.StringArray.from_buffers(2, pa.py_buffer(np.array([0, 1, 2], np.int32)), pa.py_buffer(b"\xffa"))
     splits = assign_splits(made_keys(2), SplitOptions(THREE, stratify="x"), pa.chunked_array([raw]))
     assert r"\xff (1 sample, none in val, test)" in " ".join(splits.notes)
@@ -390,21 +390,21 @@ def test_text_that_is_no_utf8_is_a_value() -> None:
         ),
         (
             {"shares": HALVES, "group_by": "x"}, ["cat"] * 4,
-            ["1 split without samples: b", "a has 4 of 4 samples instead of 50 % (groups stay whole)"],
+            ["1 split without samples: b", "a has 4 of 4 samples instead of 50 % (groups are not divided)"],
         ),
     ],
 )  # fmt: skip
 def test_notes(options: dict[str, Any], values: list[str], notes: list[str]) -> None:
-    """Notes name splits without samples, labels that are not in every split, and shares that came out far off."""
+    """Notes name empty splits, labels that are missing from a split, and shares that deviate much."""
     assert list(assign_splits(made_keys(len(values)), SplitOptions(**options), column(values)).notes) == notes
 
 
-def test_a_small_dataset_tells_its_shares() -> None:
-    """Where a hash of few keys leaves shares far from what was asked for, the note says so; of many it says nothing."""
+def test_deviating_shares_are_noted() -> None:
+    """A note reports shares that deviate because there are few keys; with many keys there is none."""
     [note] = assign_splits(made_keys(4), SplitOptions(HALVES)).notes
     assert note == (
         "a has 1 of 4 samples instead of 50 %, b has 3 of 4 samples instead of 50 % "
-        "(a hash decides; stratify keeps shares exact)"
+        "(samples are split by hash; use stratify for exact shares)"
     )
     assert assign_splits(made_keys(20_000), SplitOptions(HALVES)).notes == ()
 
@@ -426,7 +426,7 @@ print(*{"pandas", "pyarrow"} & {*sys.modules})
 
 
 @pytest.mark.slow
-def test_keys_are_divided_in_little_memory() -> None:
+def test_splitting_takes_little_memory() -> None:
     """A million keys take well under 100 bytes each and a few seconds, and import neither pyarrow nor pandas."""
     done = subprocess.run(
         [sys.executable, "-c", _MANY], cwd=REPO, env=ENVIRONMENT, capture_output=True, text=True, check=False

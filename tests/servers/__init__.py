@@ -1,1 +1,1 @@
-"""Real servers of files and objects, which tests start on this machine's loopback, and a proxy that makes faults."""
+"""Real file and object servers on the loopback interface, and a proxy that produces faults."""

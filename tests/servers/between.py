@@ -1,4 +1,4 @@
-"""What stands between a client and a server of the tests: a proxy that forwards, and TLS. Threads of this process."""
+"""A forwarding proxy and a TLS server between a client and a server, in threads of this process."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ _HEAD = 2**16
 
 @dataclass
 class Between:
-    """What is listening.
+    """A listening proxy or TLS server.
 
     Attributes:
-        port: Of 127.0.0.1.
-        asked: The first line of each request to a proxy that came, and its `Proxy-Authorization`; of TLS, each attempt.
-        pause_s: How long a handshake of TLS is waited for.
+        port: Port on 127.0.0.1.
+        asked: First line and `Proxy-Authorization` of each request to a proxy; for TLS, each attempt.
+        pause_s: Delay of each TLS handshake.
     """
 
     port: int
@@ -46,7 +46,7 @@ class _Server(socketserver.ThreadingTCPServer):
 
 @contextlib.contextmanager
 def forwarding() -> Iterator[Between]:
-    """Run a proxy as `HTTP_PROXY` and `HTTPS_PROXY` mean it."""
+    """Run a proxy for `HTTP_PROXY` and `HTTPS_PROXY`."""
 
     def answer(client: socket.socket, between: Between) -> None:
         head = b""
@@ -73,7 +73,7 @@ def forwarding() -> Iterator[Between]:
 
 @contextlib.contextmanager
 def tls(port: int, folder: Path) -> Iterator[Between]:
-    """Speak TLS for a server that does not; the certificate of its authority is `folder/authority.pem`."""
+    """Add TLS to a server; the certificate of its authority is `folder/authority.pem`."""
     _make_certificates(folder)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(folder / "server.pem", folder / "server.key")
@@ -111,7 +111,7 @@ def _listening(answer: Callable[[socket.socket, Between], None]) -> Iterator[Bet
 
 
 def _pipe(one: socket.socket, other: socket.socket) -> None:
-    """Pass on what either of two says, until both have ended."""
+    """Copy data in both directions until both sides have closed."""
     back = threading.Thread(target=_pass_on, args=(other, one), daemon=True)
     back.start()
     _pass_on(one, other)
@@ -128,7 +128,7 @@ def _pass_on(source: socket.socket, target: socket.socket) -> None:
 
 
 def _make_certificates(folder: Path) -> None:
-    """Make an authority of the tests, and the certificate that it gives to 127.0.0.1."""
+    """Create a test authority, and a certificate for 127.0.0.1."""
     openssl, new = found("openssl"), ["-newkey", "rsa:2048", "-nodes"]
     extensions = folder / "extensions"
     extensions.write_text("subjectAltName=IP:127.0.0.1\nbasicConstraints=CA:FALSE\nextendedKeyUsage=serverAuth\n")

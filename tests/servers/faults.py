@@ -1,4 +1,4 @@
-"""What the proxy is asked to do, and what it says it was asked: the side of the tests."""
+"""Control of the faulty proxy from tests: set faults, read the log."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Fault:
-    """Harm done to some requests.
+    """A fault applied to some requests.
 
     Attributes:
-        do: `status` answers `status`, `headers` and `body` without asking the server; `redirect` sends the client to
-            the same path behind `to`; `refuse` resets the connection before anything is sent on, `lost` after the
-            server has done what was asked, `upload` in the middle of the client's body, in which `damage` changes one
-            bit; `silent` never answers, `hang` only once the server has done it. Of the server's answer `cut` ends
-            the body early, `reset` resets it there, `stall` sends no more, `flip` changes one bit, `length` says one
-            byte more than there is, `etag` says another ETag, `gzip` compresses unasked. `whole` sends no Range on,
-            so that all comes with status 200; `shift` asks for the range one byte on. `drip` sends the rest a byte
-            at a time; `raw` answers `body`, whatever it is, and then `to` for ever, if that is any.
-        method: A regular expression of the whole method.
-        path: One that is searched for in path and query, as sent: escaped.
-        first: The first matching request that is harmed, counted from 1.
-        times: How many from there on are; None for all.
-        chance: Of each of those to be harmed.
-        at: The byte of the body at which it happens; by default the middle.
-        every_s: Seconds between two pieces of what `drip` and `raw` send.
+        do: `status` answers with `status`, `headers` and `body` without the server; `redirect` redirects to the same
+            path on `to`; `refuse` resets the connection before the request is forwarded, `lost` after the server has
+            processed it, `upload` during the request body, of which `damage` flips one bit; `silent` never answers,
+            `hang` neither, but the server processes the request. In the server's response, `cut` ends the body early,
+            `reset` resets the connection, `stall` stops sending, `flip` flips one bit, `length` announces one byte too
+            many, `etag` changes the ETag, `gzip` compresses unrequested. `whole` removes the Range header, so
+            everything is sent with status 200; `shift` shifts the range by one byte. `drip` sends the rest byte by
+            byte; `raw` answers with `body`, then repeats `to` endlessly if it is not empty.
+        method: Regular expression that matches the whole method.
+        path: Regular expression to find in path and query, as sent (encoded).
+        first: First matching request to which the fault applies, counted from 1.
+        times: Number of requests from there on; None for all.
+        chance: Probability for each of them.
+        at: Byte of the body at which the fault happens; by default the middle.
+        every_s: Seconds between two pieces sent by `drip` and `raw`.
     """
 
     do: str
@@ -49,14 +49,14 @@ class Fault:
 
 @dataclass
 class Asked:
-    """A request that came.
+    """A request that arrived.
 
     Attributes:
-        path: With the query, as sent.
-        range: The header's value; `""` without one.
-        fault: What was done to it; `""` if nothing was.
-        status: Of the answer that the client was given; 0 without one.
-        sent: Bytes of the body that the client was given.
+        path: Path and query, as sent.
+        range: Value of the Range header, or "".
+        fault: Fault that was applied, or "".
+        status: Status of the response to the client; 0 if there was none.
+        sent: Bytes of the body sent to the client.
     """
 
     method: str
@@ -69,7 +69,7 @@ class Asked:
 
 @dataclass(frozen=True)
 class Log:
-    """What came since faults were set, and how many requests were open at once."""
+    """Requests since the faults were set, and the maximum number of open requests."""
 
     asked: list[Asked]
     most: int
@@ -80,25 +80,25 @@ class FaultyProxy:
     """A running proxy.
 
     Attributes:
-        server: The server behind it, as a client sees it through the proxy: with the proxy's address.
+        server: The server behind it, with the address of the proxy.
     """
 
     server: Server
 
     def set(self, *faults: Fault, delay_s: float = 0, bytes_per_s: int = 0, seed: int = 0) -> None:
-        """Do this harm from now on, and forget what was counted.
+        """Set faults, and clear the log.
 
         Args:
-            faults: The first one that matches a request harms it.
-            delay_s: Added to each request.
-            bytes_per_s: What all bodies together are limited to; 0 for no limit.
-            seed: Of the faults that have a chance.
+            faults: The first one that matches a request is applied.
+            delay_s: Delay added to each request.
+            bytes_per_s: Limit for all bodies together; 0 for no limit.
+            seed: For faults with a chance.
         """
         given = {"faults": list(map(asdict, faults)), "delay_s": delay_s, "bytes_per_s": bytes_per_s, "seed": seed}
         self._ask("set", json.dumps(given).encode())
 
     def log(self) -> Log:
-        """Return what came since faults were set."""
+        """Return the requests since the faults were set."""
         said = json.loads(self._ask("log", None))
         return Log([Asked(**one) for one in said["asked"]], said["most"])
 
@@ -110,7 +110,7 @@ class FaultyProxy:
 
 
 def behind(server: Server, port: int) -> Server:
-    """Return a server as a client sees it through the proxy at `port`."""
+    """Return a server with the address of the proxy at `port`."""
     old, new = f"127.0.0.1:{server.port}", f"127.0.0.1:{port}"
     environment = {name: value.replace(old, new) for name, value in server.environment.items()}
     url, bucket = (text.replace(old, new) for text in (server.url, server.bucket))

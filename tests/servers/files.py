@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class FileServer(WebServer):
-    """Serves the files of a folder."""
+    """Serve the files of a folder."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder.resolve()
@@ -55,7 +55,7 @@ async def give_file(
 
 
 def _chosen(request: Head, fact: os.stat_result, etag: str, more: Mapping[str, str]) -> tuple[Head, int, int]:
-    """Return the answer's head, where its bytes start, and how many there are."""
+    """Return head, offset and length of the response."""
     headers = {"ETag": etag, "Accept-Ranges": "bytes", "Last-Modified": formatdate(fact.st_mtime, usegmt=True)}
     headers |= {"Content-Type": "application/octet-stream", **more}
     if (wanted := request.get("if-match")) and wanted not in ("*", etag):

@@ -1,4 +1,4 @@
-"""The servers as fixtures; a conftest imports those that its folder may use."""
+"""The servers as fixtures; a conftest imports those that its folder uses."""
 
 from __future__ import annotations
 
@@ -19,55 +19,55 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="session")
 def http_files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """Give a web server of files that needs Python alone."""
+    """Yield a web server of files that needs only Python."""
     with stores.http_files(tmp_path_factory.mktemp("http-files")) as server:
         yield server
 
 
 @pytest.fixture(scope="session")
 def nginx_ways(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Server]]:
-    """Give nginx, as `plain`, `norange` (all is answered whole) and `gzip`; the files are the same."""
+    """Yield nginx as `plain`, `norange` (no range requests) and `gzip`, with the same files."""
     with stores.nginx(tmp_path_factory.mktemp("nginx")) as servers:
         yield servers
 
 
 @pytest.fixture(scope="session")
 def nginx(nginx_ways: dict[str, Server]) -> Server:
-    """Give nginx, with ranges and without gzip."""
+    """Return nginx with ranges and without gzip."""
     return nginx_ways["plain"]
 
 
 @pytest.fixture(scope="session")
 def moto(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """Give S3 as moto means it."""
+    """Yield the S3 server moto."""
     with stores.moto(tmp_path_factory.mktemp("moto")) as server:
         yield server
 
 
 @pytest.fixture(scope="session")
 def rclone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """Give S3 over a folder, as rclone serves it."""
+    """Yield an S3 server over a folder, by rclone."""
     with stores.rclone(tmp_path_factory.mktemp("rclone")) as server:
         yield server
 
 
 @pytest.fixture(scope="session")
 def gcs(moto: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """Give Google's store as obstore speaks with it; behind it is the bucket of moto."""
+    """Yield a Google store for obstore; its objects are in moto."""
     with stores.gcs(moto, tmp_path_factory.mktemp("gcs")) as server:
         yield server
 
 
 @pytest.fixture(scope="session")
 def azurite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """Give Azure's blobs as azurite means them."""
+    """Yield the Azure emulator azurite."""
     with stores.azurite(tmp_path_factory.mktemp("azurite")) as server:
         yield server
 
 
 @pytest.fixture(scope="session")
 def proxies(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[Server], FaultyProxy]]:
-    """Give a function that puts the proxy before a server, once for each; it does no harm and counts from nothing."""
+    """Return a function that puts a faulty proxy before a server, one per server, without faults."""
     with contextlib.ExitStack() as stack:
         started: dict[int, int] = {}
 
@@ -84,7 +84,7 @@ def proxies(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[Serv
 
 @pytest.fixture
 def use(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Server], Server]]:
-    """Give a function by which this process, and those it starts, reach a server; what was used before is forgotten."""
+    """Return a function that lets this process, and those it starts, use one server."""
     for name in ("SHARDTOOL_ENDPOINT", "AWS_PROFILE", "AWS_SESSION_TOKEN"):
         monkeypatch.delenv(name, raising=False)
 

@@ -1,11 +1,11 @@
-"""Google's store as its XML interface is seen: a server of S3, whose headers are translated.
+"""Google's store with its XML interface: translates headers for an S3 server.
 
     python -m tests.servers.gcs PORT S3_PORT
 
-Google's XML interface has the paths, listings and uploads of S3, and generations where S3 has ETags: each object that
-is seen here gets a number. It says the CRC-32C of an object: here, that of the body that was put. No emulator of
-Google's store was found that knows enough of this interface for obstore: gcp-storage-emulator 2026.7 has no HEAD, no
-DELETE, no listing and no uploads in parts there, and sends no ETag.
+Google's XML interface has the paths, listings and uploads of S3, and generations instead of ETags: the gateway numbers
+each object that it sees. It reports the CRC-32C of an object's uploaded body. No emulator of Google's store supports
+enough of this interface for obstore: gcp-storage-emulator 2026.7 has no HEAD, DELETE, listing or multipart uploads
+there, and sends no ETag.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _COPY = "x-goog-copy-source"
 
 
 class Gateway(WebServer):
-    """Sends requests on to a server of S3, as S3 has them."""
+    """Forward requests to an S3 server, in its form."""
 
     def __init__(self, port: int) -> None:
         self._port = port

@@ -33,7 +33,7 @@ _SIGNATURE = "X-Signature=sesame"
 
 
 class _Refused(Exception):
-    """A status, the name of the error, and what is said of it."""
+    """Status, error name and message of a refusal."""
 
     def __init__(self, status: int, code: str = "", said: str = "") -> None:
         super().__init__(status)
@@ -41,12 +41,12 @@ class _Refused(Exception):
 
 
 class _Repository:
-    """A dataset's repository, as one client sees it.
+    """A dataset repository, as one client sees it.
 
     Args:
-        root: The folder of all repositories.
+        root: Folder of all repositories.
         name: `ORG/NAME`.
-        token: The client's; empty: it sent none.
+        token: Token of the client; empty if it sent none.
     """
 
     def __init__(self, root: Path, name: str, token: str) -> None:
@@ -91,7 +91,7 @@ class _Repository:
 
 
 class HubServer(WebServer):
-    """Serves the repositories of a folder."""
+    """Serve the repositories in a folder."""
 
     def __init__(self, folder: Path) -> None:
         self._root = folder
@@ -177,7 +177,7 @@ def _files(folder: Path) -> Iterator[Path]:
 
 
 def _entry(folder: Path, path: Path) -> dict[str, Any]:
-    """Return what a listing says of a file or a folder."""
+    """Return the listing entry of a file or a folder."""
     name = str(path.relative_to(folder))
     if path.is_dir():
         return {"type": "directory", "oid": "0" * 40, "size": 0, "path": name}
@@ -187,7 +187,7 @@ def _entry(folder: Path, path: Path) -> dict[str, Any]:
 
 
 def _digests(path: Path) -> tuple[str, str]:
-    """Return git's digest of a file, and its SHA-256."""
+    """Return the git digest of a file, and its SHA-256."""
     fact = path.stat()
     return _digests_of(path, fact.st_size, fact.st_mtime_ns)
 

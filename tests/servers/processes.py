@@ -1,4 +1,4 @@
-"""Processes of servers: each gets a free port of 127.0.0.1, and ends with this one, even if that is killed."""
+"""Server processes: each gets a free port of 127.0.0.1, and exits with this process, even if it is killed."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ class Server:
     """A running server.
 
     Attributes:
-        url: `http://127.0.0.1:PORT`, perhaps with a path; without a slash at the end.
-        bucket: What a user writes before a key: `s3://bucket`; of web servers the same as `url`.
-        folder: Where the files of `bucket` lie, if they do.
-        environment: Variables with which obstore, and shardtool in a process of its own, reach it.
-        secrets: What must never be seen in an output.
+        url: `http://127.0.0.1:PORT`, perhaps with a path, without a trailing slash.
+        bucket: Prefix before a key, such as `s3://bucket`; for web servers the same as `url`.
+        folder: Folder of the files in `bucket`, if there is one.
+        environment: Variables with which obstore and shardtool reach the server.
+        secrets: Texts that must not appear in any output.
     """
 
     url: str
@@ -45,15 +45,15 @@ class Server:
 
     @property
     def port(self) -> int:
-        """Return where it listens."""
+        """Port of the server."""
         return urlsplit(self.url).port or 0
 
     def new_prefix(self) -> str:
-        """Return a prefix in the bucket that nothing has used: `s3://bucket/0123abcd`."""
+        """Return an unused prefix in the bucket, such as `s3://bucket/0123abcd`."""
         return f"{self.bucket}/{token_hex(4)}"
 
     def local(self, prefix: str) -> Path:
-        """Return the folder in which a prefix's files lie, made if it was not there."""
+        """Return the folder with the files of a prefix; it is created if necessary."""
         assert self.folder is not None
         path = self.folder / prefix.removeprefix(self.bucket).lstrip("/")
         path.mkdir(parents=True, exist_ok=True)
@@ -61,14 +61,14 @@ class Server:
 
 
 def _free_port() -> int:
-    """Return a port that is free now."""
+    """Return a free port."""
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
         return int(one.getsockname()[1])
 
 
 def found(name: str) -> str:
-    """Return the path of a program, of this environment or on the path, or skip the test."""
+    """Return the path of a program, or skip the test."""
     beside = Path(sys.executable).parent / name
     path = str(beside) if beside.exists() else shutil.which(name)
     if path is None:
@@ -78,7 +78,7 @@ def found(name: str) -> str:
 
 @contextlib.contextmanager
 def running(command: Callable[[int], Sequence[str]], log: Path, **environment: str) -> Iterator[int]:
-    """Run a server; yield its port. What it says is in `log`."""
+    """Run a server and yield its port; its output goes to `log`."""
     port = _free_port()
     env = {**os.environ, **environment}
     with log.open("wb") as said:

@@ -1,10 +1,10 @@
-"""A proxy that stands before any server of the tests, and does harm as it is asked to.
+"""A proxy before a test server, which produces faults on request.
 
     python -m tests.servers.proxy PORT SERVER_PORT
 
-It sends each request on as it came, with its `Host`: a signature holds for the address that the client has, which is
-the proxy's. `POST /-/set` takes faults and forgets what was counted, `GET /-/log` says what was asked since; both are
-JSON, and `tests.servers.faults` speaks it.
+It forwards each request unchanged, with its `Host`: a signature is valid for the client's address, which is that of the
+proxy. `POST /-/set` sets faults and clears the log, `GET /-/log` returns the log; both are JSON, see
+`tests.servers.faults`.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ _NO_BODY = ("204", "304")
 
 
 class _Lost(ConnectionError):
-    """The connection is to be reset."""
+    """The connection must be reset."""
 
 
 class Proxy(WebServer):
-    """Sends requests on to a server of this machine."""
+    """Forward requests to a server on this machine."""
 
     def __init__(self, port: int) -> None:
         self._port = port
@@ -100,7 +100,7 @@ class Proxy(WebServer):
 
 
 class _Exchange:
-    """A request and its answer."""
+    """A request and its response."""
 
     def __init__(self, proxy: Proxy, request: Head, fault: Fault | None, asked: Asked) -> None:
         self._proxy, self._request, self._fault, self._asked = proxy, request, fault, asked

@@ -1,6 +1,6 @@
-"""The servers that others have made: nginx, moto, rclone, azurite; and those of this package.
+"""External servers (nginx, moto, rclone, azurite) and those of this package.
 
-Each function starts one, and is a context that yields it. A test is skipped where the program is not installed.
+Each function is a context manager that starts and yields one. A test is skipped if the program is not installed.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def _module(name: str, *words: str) -> list[str]:
 
 @contextlib.contextmanager
 def http_files(folder: Path) -> Iterator[Server]:
-    """Serve a folder with Python alone."""
+    """Serve a folder with Python only."""
     (files := folder / "files").mkdir()
     command = _module("tests.servers.files")
     with running(lambda port: [*command, str(port), str(files)], folder / "log", PYTHONPATH=str(REPO)) as port:
@@ -60,7 +60,7 @@ def http_files(folder: Path) -> Iterator[Server]:
 
 @contextlib.contextmanager
 def hub(folder: Path) -> Iterator[Server]:
-    """Serve a folder of repositories as Hugging Face's Hub does; a client of it reaches no other server."""
+    """Serve a folder of repositories like Hugging Face's Hub; its clients reach no other server."""
     (files := folder / "repositories").mkdir()
     command = _module("tests.servers.hub")
     with running(lambda port: [*command, str(port), str(files)], folder / "log", PYTHONPATH=str(REPO)) as port:
@@ -77,7 +77,7 @@ def hub(folder: Path) -> Iterator[Server]:
 
 @contextlib.contextmanager
 def proxy(server: Server, folder: Path) -> Iterator[int]:
-    """Run the proxy before a server; yield its port."""
+    """Run the faulty proxy before a server; yield its port."""
     command = _module("tests.servers.proxy")
     with running(lambda port: [*command, str(port), str(server.port)], folder / "log", PYTHONPATH=str(REPO)) as port:
         yield port
@@ -85,7 +85,7 @@ def proxy(server: Server, folder: Path) -> Iterator[int]:
 
 @contextlib.contextmanager
 def nginx(folder: Path) -> Iterator[dict[str, Server]]:
-    """Serve a folder with nginx, in three ways: `plain`, `norange` and `gzip`."""
+    """Serve a folder with nginx in three ways: `plain`, `norange` and `gzip`."""
     program = found("nginx")
     (files := folder / "files").mkdir()
     config = folder / "nginx.conf"
@@ -117,7 +117,7 @@ def _s3(port: int, bucket: str, folder: Path | None = None) -> Server:
 
 @contextlib.contextmanager
 def moto(folder: Path) -> Iterator[Server]:
-    """Run moto: S3 with versions, conditions and uploads in parts, in memory. It takes any key."""
+    """Run moto: S3 with versions, conditional writes and multipart uploads, in memory. It accepts any key."""
     found("moto_server")
     with running(lambda port: _module("moto.server", "-H", "127.0.0.1", "-p", str(port)), folder / "log") as port:
         _put(port, "/moto")
@@ -126,7 +126,7 @@ def moto(folder: Path) -> Iterator[Server]:
 
 @contextlib.contextmanager
 def rclone(folder: Path) -> Iterator[Server]:
-    """Run `rclone serve s3` over a folder. It checks signatures, and sees after 50 ms what is changed behind it."""
+    """Run `rclone serve s3` over a folder. It checks signatures, and notices changes in the folder after 50 ms."""
     program = found("rclone")
     (files := folder / "files" / "rclone").mkdir(parents=True)
     options = ["--auth-key", f"{KEY_ID},{SECRET}", "--config", "", "--dir-cache-time", "50ms", "--no-cleanup"]
@@ -139,7 +139,7 @@ def rclone(folder: Path) -> Iterator[Server]:
 
 @contextlib.contextmanager
 def gcs(server: Server, folder: Path) -> Iterator[Server]:
-    """Let moto speak as Google's store does. Requests and signatures are made with a key, and not checked."""
+    """Run moto as Google's store. Requests are signed, but signatures are not checked."""
     command = [found("openssl"), "genrsa", "2048"]
     key = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     command = _module("tests.servers.gcs")
@@ -175,7 +175,7 @@ def azurite(folder: Path) -> Iterator[Server]:
 
 
 def _make_container(port: int, name: str, **access: str) -> None:
-    """Make a container; source of the signature: "Authorize with Shared Key" of Azure's documentation."""
+    """Create a container; source of the signature: "Authorize with Shared Key" in Azure's documentation."""
     date, version = formatdate(usegmt=True), "2021-08-06"
     path = f"/{ACCOUNT}/{name}"
     headers = {**access, "x-ms-date": date, "x-ms-version": version}

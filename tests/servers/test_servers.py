@@ -1,4 +1,4 @@
-"""The servers that need Python alone, and the processes of all of them."""
+"""The servers that need only Python, and the processes of all servers."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ ESCAPED = "a%20b%23%C3%BC%3F%25.tar"
 
 @pytest.fixture
 def pool() -> Iterator[urllib3.PoolManager]:
-    """Give a client that tries once."""
+    """Return a client that does not retry."""
     with urllib3.PoolManager(retries=False, timeout=60) as client:
         yield client
 
 
 @pytest.fixture
 def url(http_files: Server) -> str:
-    """Give the address of a file."""
+    """Return the address of a file."""
     at = http_files.new_prefix()
     (http_files.local(at) / NAME).write_bytes(DATA)
     return f"{at}/{ESCAPED}"
@@ -46,13 +46,13 @@ def url(http_files: Server) -> str:
 
 @pytest.fixture
 def faulty(http_files: Server, proxies: Callable[[Server], FaultyProxy]) -> FaultyProxy:
-    """Give the proxy before the server of files."""
+    """Return the proxy before the file server."""
     return proxies(http_files)
 
 
 @pytest.fixture
 def through(url: str, http_files: Server, faulty: FaultyProxy) -> str:
-    """Give the file's address through the proxy."""
+    """Return the address of the file through the proxy."""
     return url.replace(http_files.url, faulty.server.url)
 
 
@@ -69,7 +69,7 @@ def through(url: str, http_files: Server, faulty: FaultyProxy) -> str:
     ],
 )
 def test_ranges(url: str, pool: urllib3.PoolManager, asked: str, status: int, span: slice) -> None:
-    """A range gives its bytes with 206, one behind the end 416, and what is no single range the whole."""
+    """A range is sent with 206, one after the end gives 416, and an invalid or multiple range the whole file."""
     answer = pool.request("GET", url, headers={"Range": asked} if asked else {})
     assert (answer.status, answer.data) == (status, DATA[span])
     if status == 206:
@@ -78,7 +78,7 @@ def test_ranges(url: str, pool: urllib3.PoolManager, asked: str, status: int, sp
 
 
 def test_conditions(url: str, http_files: Server, pool: urllib3.PoolManager) -> None:
-    """A file that has changed has another ETag, and `If-Match` with the old one fails."""
+    """A changed file has another ETag, and `If-Match` with the old one fails."""
     head = pool.request("HEAD", url)
     assert (head.status, head.data, head.headers["Content-Length"]) == (200, b"", str(len(DATA)))
     etag = {"If-Match": head.headers["ETag"]}
@@ -90,7 +90,7 @@ def test_conditions(url: str, http_files: Server, pool: urllib3.PoolManager) -> 
 
 
 def test_an_idle_proxy_changes_nothing(faulty: FaultyProxy, through: str, pool: urllib3.PoolManager) -> None:
-    """Without a fault the proxy gives what the server gives, and says what it was asked."""
+    """Without faults, the proxy returns the server's response and logs the request."""
     answer = pool.request("GET", through, headers={"Range": "bytes=5-9"})
     assert (answer.status, answer.data) == (206, DATA[5:10])
     assert pool.request("HEAD", through).headers["Content-Length"] == str(len(DATA))
@@ -104,8 +104,8 @@ def test_an_idle_proxy_changes_nothing(faulty: FaultyProxy, through: str, pool: 
 
 
 @pytest.mark.parametrize("do", ["refuse", "lost", "cut", "reset", "length"])
-def test_broken_answers(faulty: FaultyProxy, through: str, pool: urllib3.PoolManager, do: str) -> None:
-    """An answer that is reset or cut is an error of the client; the next request is well again."""
+def test_broken_responses(faulty: FaultyProxy, through: str, pool: urllib3.PoolManager, do: str) -> None:
+    """A reset or truncated response is an error of the client; the next request succeeds."""
     faulty.set(Fault(do))
     with pytest.raises(urllib3.exceptions.HTTPError):
         pool.request("GET", through)
@@ -114,15 +114,15 @@ def test_broken_answers(faulty: FaultyProxy, through: str, pool: urllib3.PoolMan
 
 
 @pytest.mark.parametrize("do", ["silent", "stall"])
-def test_answers_that_do_not_come(faulty: FaultyProxy, through: str, pool: urllib3.PoolManager, do: str) -> None:
-    """A client that waits for an answer, or the rest of it, waits until its own time is up."""
+def test_missing_responses(faulty: FaultyProxy, through: str, pool: urllib3.PoolManager, do: str) -> None:
+    """A client that waits for a missing response, or the rest of one, runs into its own timeout."""
     faulty.set(Fault(do))
     with pytest.raises(urllib3.exceptions.HTTPError):
         pool.request("GET", through, timeout=0.1)
 
 
-def test_answers_that_lie(faulty: FaultyProxy, through: str, pool: urllib3.PoolManager) -> None:
-    """A flipped bit, another ETag, another range, no range, gzip and a redirect are what they say."""
+def test_wrong_responses(faulty: FaultyProxy, through: str, pool: urllib3.PoolManager) -> None:
+    """Flipped bit, other ETag, other range, no range, gzip and redirect work as documented."""
     faulty.set(Fault("flip", at=3))
     assert pool.request("GET", through).data == DATA[:3] + bytes([DATA[3] ^ 1]) + DATA[4:]
     right = pool.request("HEAD", through).headers["ETag"]
@@ -145,7 +145,7 @@ def test_answers_that_lie(faulty: FaultyProxy, through: str, pool: urllib3.PoolM
 
 
 def test_faults_are_counted(faulty: FaultyProxy, through: str, pool: urllib3.PoolManager) -> None:
-    """A fault harms the requests that it matches, from its first on, so many times."""
+    """A fault applies to the matching requests, from `first` on, `times` times."""
     busy = Fault("status", status=503, headers={"Retry-After": "2"}, body="busy", first=2, times=2, method="GET")
     faulty.set(busy, Fault("status", status=403, path="/nothing", times=None))
     answers = [pool.request(method, through) for method in ("GET", "HEAD", "GET", "GET", "GET")]
@@ -159,7 +159,7 @@ def test_faults_are_counted(faulty: FaultyProxy, through: str, pool: urllib3.Poo
 
 
 def test_delay_and_rate(faulty: FaultyProxy, through: str, pool: urllib3.PoolManager) -> None:
-    """Each request waits, and all bytes together take the line's time."""
+    """Each request is delayed, and the rate of all bodies is limited."""
     faulty.set(delay_s=0.05, bytes_per_s=10_000_000)
     begun = time.monotonic()
     pool.request("GET", through)
@@ -168,7 +168,7 @@ def test_delay_and_rate(faulty: FaultyProxy, through: str, pool: urllib3.PoolMan
 
 @pytest.mark.skipif(sys.platform != "linux", reason="asks the kernel of Linux")
 def test_nothing_outlives_the_tests() -> None:
-    """Where tests are killed, their servers and what they run are killed, too, whatever these do then."""
+    """If tests are killed, their servers and child processes exit."""
     code = (
         "import pathlib, sys, tempfile, time; from tests import warm; from tests.servers import stores\n"
         "with tempfile.TemporaryDirectory() as folder, stores.http_files(pathlib.Path(folder)) as server:\n"
@@ -187,7 +187,7 @@ def test_nothing_outlives_the_tests() -> None:
 
 
 def _with(variable: str) -> list[int]:
-    """Return the processes that were started with a variable in their environment."""
+    """Return the processes that have a variable in their environment."""
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):

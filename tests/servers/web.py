@@ -1,4 +1,4 @@
-"""The part of HTTP/1.1 that the servers of the tests have in common: requests are read, answers are written."""
+"""Common HTTP/1.1 code of the test servers: read requests, write responses."""
 
 from __future__ import annotations
 
@@ -19,34 +19,34 @@ _BACKLOG = 1000
 
 @dataclass(frozen=True)
 class Head:
-    """The first lines of a request or an answer.
+    """The first lines of a request or response.
 
     Attributes:
-        first: The first line's three words: `GET`, `/path?query`, `HTTP/1.1`; or `HTTP/1.1`, `200`, `OK`.
-        headers: Name, as sent, and value, in order.
+        first: The three words of the first line: `GET`, `/path?query`, `HTTP/1.1`; or `HTTP/1.1`, `200`, `OK`.
+        headers: Names, as sent, and values, in order.
     """
 
     first: tuple[str, str, str]
     headers: tuple[tuple[str, str], ...] = ()
 
     def get(self, name: str) -> str:
-        """Return a header's value; `""` if it is not there."""
+        """Return the value of a header, or ""."""
         return next((value for one, value in self.headers if one.lower() == name), "")
 
     def but(self, headers: Mapping[str, str | None]) -> Head:
-        """Return this with other headers; None removes one."""
+        """Return a copy with changed headers; None deletes one."""
         names = {name.lower() for name in headers}
         kept = [(name, value) for name, value in self.headers if name.lower() not in names]
         return Head(self.first, (*kept, *((name, value) for name, value in headers.items() if value is not None)))
 
     def encoded(self) -> bytes:
-        """Return it as it is sent."""
+        """Return the bytes to send."""
         lines = [" ".join(self.first), *(f"{name}: {value}" for name, value in self.headers), "", ""]
         return "\r\n".join(lines).encode("latin-1")
 
 
 def answer(status: int, length: int, headers: Mapping[str, str] | None = None) -> Head:
-    """Return the head of an answer."""
+    """Return the head of a response."""
     all_headers = {"Content-Length": str(length), **(headers or {})}
     return Head(("HTTP/1.1", str(status), HTTPStatus(status).phrase), tuple(all_headers.items()))
 
@@ -77,7 +77,7 @@ async def body_of(head: Head, reader: asyncio.StreamReader) -> AsyncIterator[byt
 
 
 class WebServer(ABC):
-    """Answers the requests of each connection in turn."""
+    """Answer the requests of each connection in order."""
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Answer all requests of a connection."""

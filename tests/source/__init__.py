@@ -1,1 +1,1 @@
-"""Laws of where samples come from."""
+"""Tests of the sources of samples."""

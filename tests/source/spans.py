@@ -1,4 +1,4 @@
-"""Entries as shards give them, from plain values and back: a sample is a key and what each field holds."""
+"""Entries of shards, made from plain values and converted back."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
     from shardtool.entries.sample_table import SampleTable
 
-FIELDS = ("cls", "jpg", "json", "seg.png", "Txt", "é", "\udc80")  # the last is no UTF-8
+FIELDS = ("cls", "jpg", "json", "seg.png", "Txt", "é", "\udc80")  # the last is not valid UTF-8
 
 
 class Payload(NamedTuple):
-    """What a row tells; `text` is that of an INLINE field, None of a SPAN one. `offset` tells rows apart."""
+    """The payload of a row; `text` of an INLINE field, None for a SPAN. `offset` identifies the row."""
 
     size: int
     offset: int
@@ -33,7 +33,7 @@ class Payload(NamedTuple):
 
 @dataclass(frozen=True)
 class Sample:
-    """A sample; `number` stands in its metadata."""
+    """A sample; `number` is in its metadata."""
 
     key: str
     fields: dict[str, Payload]
@@ -42,13 +42,13 @@ class Sample:
 
     @property
     def size(self) -> int:
-        """The bytes of all payloads."""
+        """The size of all payloads."""
         return sum(payload.size for payload in self.fields.values())
 
 
 @st.composite
 def sample_lists(draw: st.DrawFn, *, least: int = 0, keys: st.SearchStrategy[str] | None = None) -> list[Sample]:
-    """Return samples, some without fields as a TFRecord may have them; with keys of their own, or from `keys`."""
+    """Return samples, some without fields as in TFRecords; with unique keys, or with keys from `keys`."""
     found = []
     for number in range(draw(st.integers(least, 10))):
         names = draw(st.lists(st.sampled_from(FIELDS), unique=True, max_size=4))
@@ -63,7 +63,7 @@ def sample_lists(draw: st.DrawFn, *, least: int = 0, keys: st.SearchStrategy[str
 
 
 def entries_of(samples: Sequence[Sample], fields: Sequence[str] = FIELDS, **more: Any) -> SampleTable:
-    """Return samples as `Entries`; `fields` says what codes stand for, and may hold names that nobody uses."""
+    """Return samples as a `SampleTable`; `fields` are the names for its codes, maybe some unused."""
     rows = [
         (name, payload)
         for sample in samples
@@ -99,7 +99,7 @@ def entries_of(samples: Sequence[Sample], fields: Sequence[str] = FIELDS, **more
 
 
 def samples_of(entries: SampleTable) -> list[Sample]:
-    """Return the samples of `Entries`, whose columns must fit each other; fields stand in the order of their rows."""
+    """Return the samples of a `SampleTable`, after checking that its columns fit together."""
     count, rows, spans = len(entries), entries.rows, entries.known_spans
     assert len(entries.first) == count + 1
     assert entries.first.dtype == np.int64

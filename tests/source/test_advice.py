@@ -1,4 +1,4 @@
-"""Laws of the advice where a source is neither a folder nor a manifest: it names what it is, and what to give."""
+"""Errors for sources that are neither folders nor manifests: they name what was found, and what to use instead."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ OUTPUT = "new/o-{0..}.tar"
 
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
-    """Give a folder with a folder of samples, two shards of it, and files of other kinds."""
+    """Return a folder with a folder of samples, two shards of it, and other files."""
     files = {"imgs/a.jpg": b"1", "imgs/b.jpg": b"2", "notes.json": b'{"a": [1]}', "notes.docx": b"x"}
     files |= {"labels.xlsx": b"PK", "files.txt": b"imgs/a.jpg\n"}
     write_tree(tmp_path, files)
@@ -34,23 +34,23 @@ def place(tmp_path: Path) -> Path:
         ("s-{0..1}.tar", "a shard pattern", "`shardtool reshard`"),
         ("https://example.org/data", "on the web, where no folder can be listed", "or a folder of a store: s3://"),
         ("s3://bucket/out-000.tar", "a shard", "`shardtool reshard`"),
-        ("s3://bucket/photos.zip", "an archive that is not on this machine", "'pipe:COMMAND'"),
-        ("imgs/*.jpg", "a glob", "Give the folder, imgs, with --include '*.jpg'."),
-        ("*.docx", "a glob", "Give the folder, ., with --include '*.docx'."),
-        ("im*", "a glob", "Give the folder above, with --include or --exclude."),
-        ("imgs/a.jpg", "a file that is no table", "Give the folder that it lies in, imgs, with --include a.jpg."),
-        ("notes.docx", "a file that is no table", "Give the folder that it lies in, ., with --include notes.docx."),
-        ("labels.xlsx", "a file that is no table", "Save it as CSV or Parquet."),
-        ("files.txt", "a file that is no table", "standard input: `shardtool create - OUTPUT < files.txt`."),
-        ("notes.json", "a file that is no table", "JSON is a table where it is a list"),
+        ("s3://bucket/photos.zip", "an archive on another machine", "'pipe:COMMAND'"),
+        ("imgs/*.jpg", "a glob", "Pack the folder, imgs, with --include '*.jpg'."),
+        ("*.docx", "a glob", "Pack the folder, ., with --include '*.docx'."),
+        ("im*", "a glob", "Pack the parent folder, with --include or --exclude."),
+        ("imgs/a.jpg", "not a table file", "Pack its folder, imgs, with --include a.jpg."),
+        ("notes.docx", "not a table file", "Pack its folder, ., with --include notes.docx."),
+        ("labels.xlsx", "not a table file", "Save it as CSV or Parquet."),
+        ("files.txt", "not a table file", "standard input: `shardtool create - OUTPUT < files.txt`."),
+        ("notes.json", "not a table file", "A JSON table is a list of objects"),
         ("nowhere", "no such file or folder", ""),
         ("no*where", "no such file or folder", ""),
         ("no-{0..1}.tar", "no such file or folder", ""),
-        ("/dev/null", "no folder", ""),
+        ("/dev/null", "not a folder", ""),
     ],
 )
-def test_a_source_that_is_none(source: str, found: str, remedy: str, place: Path) -> None:
-    """The message starts with the path as it was typed, and the remedy is right for what lies there."""
+def test_invalid_sources_are_refused(source: str, found: str, remedy: str, place: Path) -> None:
+    """The message starts with the path as typed, and suggests what to do with what is there."""
     before = read_tree(place)
     ran = typed("create", source, OUTPUT, cwd=place)
     assert (ran.code, ran.out) == (2, "")
@@ -59,30 +59,30 @@ def test_a_source_that_is_none(source: str, found: str, remedy: str, place: Path
     assert read_tree(place) == before
 
 
-def test_several_shards(place: Path) -> None:
-    """Shards one by one, as a shell makes them of a glob, are told apart from folders, and get the same advice."""
+def test_several_shards_are_recognised(place: Path) -> None:
+    """Shards listed one by one, as by a shell's glob, are recognised, and get the same advice."""
     create(place / "imgs", f"{place}/t-{{0..1}}.tar", CreateOptions(workers=1))
     ran = typed("create", "s-0.tar", "t-1.tar", OUTPUT, cwd=place)
-    assert (ran.code, "`shardtool reshard` packs the samples of shards into other shards." in ran.err) == (2, True)
+    assert (ran.code, "Pack the samples of shards with `shardtool reshard`." in ran.err) == (2, True)
     for sidecar in place.glob("*.index"):
         sidecar.unlink()
     ran = typed("create", "s-0.tar", "t-1.tar", OUTPUT, cwd=place)
     assert (ran.code, ran.err.startswith("shardtool: s-0.tar: one of 2 shards; ")) == (2, True)
-    assert "`shardtool reshard` packs" in ran.err
+    assert "Pack the samples of shards with `shardtool reshard`" in ran.err
 
 
-def test_what_the_advice_names_works(place: Path) -> None:
-    """What a remedy says to give is taken."""
+def test_suggested_sources_work(place: Path) -> None:
+    """The suggested source is accepted."""
     for words in (["create", "imgs", OUTPUT, "--include", "*.jpg"], ["reshard", "s-*.tar", "new/r-{0..}.tar"]):
         assert typed(*words, "--workers", "1", "--quiet", cwd=place).code == 0
 
 
-def test_in_the_library_the_advice_is_pythons(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A caller of the library is advised in fields and functions, not in options."""
+def test_the_library_suggests_python(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python callers get suggestions with fields and functions, not with options."""
     monkeypatch.chdir(place)
-    with pytest.raises(InvalidRequest, match=r"Give the folder, imgs, with include=\('\*\.jpg',\)"):
+    with pytest.raises(InvalidRequest, match=r"Pack the folder, imgs, with include=\('\*\.jpg',\)"):
         create("imgs/*.jpg", OUTPUT)
-    with pytest.raises(InvalidRequest, match=r"`reshard` packs"):
+    with pytest.raises(InvalidRequest, match=r"Pack the samples of shards with `reshard`"):
         create("s.json", OUTPUT)
 
 
@@ -92,8 +92,8 @@ def _packed(place: Path, *words: str) -> tuple[int, str]:
 
 
 @pytest.mark.parametrize("kept", ["s.json", "s-1.index", "s-0.index"])
-def test_a_folder_of_a_dataset_is_no_source_of_files(kept: str, place: Path) -> None:
-    """Shards with a dataset file or a sidecar are refused, in any folder; who names them insists."""
+def test_shards_of_a_dataset_are_not_packed_as_files(kept: str, place: Path) -> None:
+    """Shards with a dataset file or a sidecar are refused in any folder, unless `--include` names them."""
     for name in {"s.json", "s-0.index", "s-1.index"} - {kept}:
         (place / name).unlink()
     (place / "below").mkdir()
@@ -107,35 +107,37 @@ def test_a_folder_of_a_dataset_is_no_source_of_files(kept: str, place: Path) -> 
     )
     assert _packed(place, ".", "--exclude", "below")[0] == 0
     code, said = _packed(place, ".", "--include", "*")
-    assert (code, "2 files that are shards, such as below/s-0.tar, packed as any file" in said) == (0, True)
+    assert (code, "2 files that are shards, such as below/s-0.tar, packed like other files" in said) == (0, True)
     assert _packed(place, "imgs", ".")[0] == 2
 
 
-def test_a_folder_of_shards_that_are_no_dataset(place: Path) -> None:
-    """Shards among other files are packed as files, with a note that tells what packs their samples; alone, refused."""
+def test_other_shards_are_packed_with_a_note(place: Path) -> None:
+    """Shards among other files are packed as files, with a note; a folder of only shards is refused."""
     for name in ("s.json", "s-0.index", "s-1.index"):
         (place / name).unlink()
     code, said = _packed(place, ".", "--exclude", "imgs")
     assert (
         code,
-        "2 files that are shards, such as s-0.tar, packed as any file: `shardtool reshard` packs" in said,
+        "2 files that are shards, such as s-0.tar, packed like other files. Pack the samples of shards with `shardtool"
+        in said,
     ) == (0, True)
     assert "shards, such as" not in _packed(place, "imgs")[1]
     (place / "alone").mkdir()
     for one in place.glob("s-*.tar"):
         one.rename(place / "alone" / one.name)
     code, said = _packed(place, "alone")
-    assert (code, "a shard, as all files here are" in said, "`shardtool reshard`" in said) == (2, True, True)
+    assert (code, "a shard, like all files in this folder" in said, "`shardtool reshard`" in said) == (2, True, True)
     assert _packed(place, "alone", "--include", "*")[0] == 0
 
 
 @pytest.mark.parametrize("verb", ["verify", "inspect", "index", "reshard"])
-def test_a_dataset_that_is_none(verb: str, place: Path) -> None:
-    """What reads shards says what makes them of a folder of other files, and which addresses there are."""
+def test_verbs_for_datasets_suggest_create(verb: str, place: Path) -> None:
+    """Verbs that read shards suggest how to create them from other files, and which URLs are supported."""
     more = ["new/r-{0..}.tar"] if verb == "reshard" else []
     assert (
-        "imgs: no shards in it; expected files that end in .tar" in (ran := typed(verb, "imgs", *more, cwd=place)).err
+        "imgs: a folder without shards; expected files that end in .tar"
+        in (ran := typed(verb, "imgs", *more, cwd=place)).err
     )
-    assert (ran.code, "`shardtool create` makes shards of other files." in ran.err) == (2, True)
+    assert (ran.code, "Use `shardtool create` to pack other files." in ran.err) == (2, True)
     ran = typed(verb, "s4://bucket/x.json", *more, cwd=place)
     assert (ran.code, "the scheme s4://; expected a path, or s3://" in ran.err) == (2, True)

@@ -1,4 +1,4 @@
-"""Laws of archives as a source: a zip or a tar gives what the folder does that it unpacks to."""
+"""Archives as sources: a zip or a tar gives the same dataset as the folder that it would unpack to."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _ENDINGS = (".zip", ".ZIP", "-stored.zip", ".tar", ".tar.gz", ".tar.xz")
 
 
 def _pack_up(path: Path, files: Iterable[tuple[str, bytes]]) -> Path:
-    """Write an archive, its kind by the name."""
+    """Write an archive; its name determines its format."""
     if path.suffix.lower() == ".zip":
         method = zipfile.ZIP_STORED if "stored" in path.name else zipfile.ZIP_DEFLATED
         with zipfile.ZipFile(path, "w", method) as archive:
@@ -60,7 +60,7 @@ def _pack(source: Any, folder: Path, **options: Any) -> dict[str, bytes]:
 @pytest.mark.slow
 @pytest.mark.parametrize("ending", _ENDINGS)
 def test_the_same_bytes_as_from_the_folder(ending: str, tmp_path: Path) -> None:
-    """Shards, sidecars and what was left out are those of the folder; only the source's name differs."""
+    """Shards, sidecars and skipped files equal those of the folder; only the source's name differs."""
     folder = write_tree(tmp_path / "in", {**_FILES, **_JUNK})
     archive = _pack_up(tmp_path / f"in{ending}", [*_JUNK.items(), ("./cat/", b""), *reversed(_FILES.items())])
     options = {"label_from_folder": True, "where": "size != 1", "exclude": ("2.*",)}
@@ -75,8 +75,8 @@ def test_the_same_bytes_as_from_the_folder(ending: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("ending", [".zip", ".tar", ".tgz"])
-def test_what_is_done_to_samples(ending: str, tmp_path: Path) -> None:
-    """Formats, transforms, splits and resuming are as of a folder."""
+def test_options_apply_to_archives(ending: str, tmp_path: Path) -> None:
+    """Formats, transforms, splits and resuming work as for a folder."""
     archive = _pack_up(tmp_path / f"in{ending}", _FILES.items())
     create(archive, f"{tmp_path}/x.tfrecord", CreateOptions(workers=1))
     assert sorted(members(tmp_path / "x.tfrecord")) == sorted((k, v) for k, v in _FILES.items() if "README" not in k)
@@ -88,30 +88,30 @@ def test_what_is_done_to_samples(ending: str, tmp_path: Path) -> None:
     assert _pack(archive, tmp_path / "again", if_exists="resume") == before
 
 
-def test_a_folder_of_an_archive(tmp_path: Path) -> None:
-    """A path that goes on behind the archive's names a folder in it, from which keys count; a note advises it."""
+def test_a_folder_inside_an_archive_can_be_packed(tmp_path: Path) -> None:
+    """A path that continues after the archive's names a folder in it; a note suggests it."""
     archive = _pack_up(tmp_path / "in.zip", [(f"top/{name}", data) for name, data in _FILES.items()])
     found = _pack(archive / "top", tmp_path / "out")
     assert found == {name: data for name, data in _FILES.items() if "README" not in name}
     ran = typed("create", "in.zip", "x.tar", "--label-from-folder", "--dry-run", cwd=tmp_path)
-    assert "all files lie in the folder top: name in.zip/top for --label-from-folder to see those in it" in ran.err
+    assert "all files are in the folder top: pack in.zip/top to use --label-from-folder below it" in ran.err
     ran = typed("create", "in.zip/none", "x.tar", cwd=tmp_path)
     assert (ran.code, "no samples" in ran.err) == (2, True), ran.err
 
 
 @pytest.mark.parametrize("name", ["../a.png", "/a.png", "a/../../b.png", "a//b.png", "a/./b.png"])
 @pytest.mark.parametrize("ending", [".zip", ".tar"])
-def test_names_that_lead_elsewhere(name: str, ending: str, tmp_path: Path) -> None:
-    """A name that no file below a folder has is refused, or left out and listed; nothing is written there."""
+def test_unsafe_member_names_are_refused(name: str, ending: str, tmp_path: Path) -> None:
+    """A member name that is not a valid path is refused, or skipped and listed; nothing is written there."""
     archive = _pack_up(tmp_path / f"in{ending}", [(name, b"evil"), ("ok.png", b"ok")])
-    with pytest.raises(SampleFailed, match="a name that no file below a folder can have"):
+    with pytest.raises(SampleFailed, match="a name that is not a valid path below a folder"):
         _pack(archive, tmp_path / "out")
     assert _pack(archive, tmp_path / "out", on_error="skip") == {"ok.png": b"ok"}
     assert json.loads((tmp_path / "out" / "out.skipped").read_text())["code"] == "unsafe-name"
 
 
 def test_links_are_not_followed(tmp_path: Path) -> None:
-    """A link in a tar or a zip is refused by name, or left out where links are; its sample goes with it."""
+    """A link in a tar or a zip is refused, or ignored with `--symlinks skip`; its sample is skipped with it."""
     with tarfile.open(tmp_path / "in.tar", "w") as tar:
         for name, kind in (("a.png", tarfile.SYMTYPE), ("b.png", tarfile.LNKTYPE)):
             info = tarfile.TarInfo(name)
@@ -138,24 +138,24 @@ def _patched(path: Path, at: int, number: int, form: str = "<L") -> Path:
     return path
 
 
-def test_zips_that_claim_too_much(tmp_path: Path) -> None:
-    """Encrypted members, other methods, impossible sizes and members in each other are found in the directory."""
+def test_invalid_zip_directories_are_refused(tmp_path: Path) -> None:
+    """Encrypted members, unsupported methods, impossible sizes and overlapping members are found in the directory."""
     files = [("a.png", b"1" * 500), ("b.png", b"2" * 500)]
-    for at, number, said in ((8, 1, "encrypted"), (10, 14, "compressed by method 14, which is not read")):
+    for at, number, said in ((8, 1, "encrypted"), (10, 14, "unsupported compression method 14")):
         bad = _patched(_pack_up(tmp_path / f"{at}.zip", files), at, number, "<H")
         with pytest.raises(SampleFailed, match=rf"a.png \({said}\)"):
             _pack(bad, tmp_path / "out")
         assert [*_pack(bad, tmp_path / f"skip{at}", on_error="skip")] == ["b.png"]
     for at, number in ((24, 2**31), (20, 2**31), (42, 2**31)):
-        with pytest.raises(CorruptShard, match="a member that claims more bytes than there are"):
+        with pytest.raises(CorruptShard, match="a member that claims more bytes than the file has"):
             _pack(_patched(_pack_up(tmp_path / "x.zip", files), at, number), tmp_path / "out")
     second = _pack_up(tmp_path / "x.zip", files).read_bytes().index(b"PK\3\4", 4)
-    with pytest.raises(CorruptShard, match="a member whose own header tells of another"):
+    with pytest.raises(CorruptShard, match="a member header that contradicts the zip directory"):
         _pack(_patched(tmp_path / "x.zip", 42, second), tmp_path / "out")
 
 
 def _with_extra(names: Sequence[bytes], data: bytes, kernel: bytes, *, described: bool = False) -> bytes:
-    """Return a zip whose members' own headers all lead to the same packed payload."""
+    """Return a zip whose members' local headers all lead to the same compressed payload."""
     flags, heads, entries = 8 * described, b"", b""
     total = sum(30 + len(name) for name in names)
     for name in names:
@@ -168,8 +168,8 @@ def _with_extra(names: Sequence[bytes], data: bytes, kernel: bytes, *, described
     return heads + kernel + entries + end
 
 
-def test_no_payload_is_that_of_two_members(tmp_path: Path) -> None:
-    """Payloads are judged by where they truly lie, behind what their own headers say."""
+def test_overlapping_payloads_are_refused(tmp_path: Path) -> None:
+    """Payloads are located by their local headers."""
     pack = zlib.compressobj(wbits=-15)
     kernel = pack.compress(b"x" * 1000) + pack.flush()
     archive = tmp_path / "x.zip"
@@ -177,14 +177,14 @@ def test_no_payload_is_that_of_two_members(tmp_path: Path) -> None:
     assert _pack(archive, tmp_path / "one") == {"a.png": b"x" * 1000}
     for described in (False, True):
         archive.write_bytes(_with_extra([b"a.png", b"b.png"], b"x" * 1000, kernel, described=described))
-        with pytest.raises(CorruptShard, match="members that lie in each other"):
+        with pytest.raises(CorruptShard, match="overlapping members"):
             _pack(archive, tmp_path / "out")
 
 
 @pytest.mark.parametrize("ending", [".zip", ".tar"])
 @pytest.mark.parametrize("depth", [1200, 30_000])
-def test_deep_folders(ending: str, depth: int, tmp_path: Path) -> None:
-    """However many folders a member lies in, it is packed or left out by name; so are all others."""
+def test_deep_folders_are_packed(ending: str, depth: int, tmp_path: Path) -> None:
+    """Members in any number of nested folders are packed, or skipped by name."""
     name = "d/" * depth + "x.png"
     archive = _pack_up(tmp_path / f"in{ending}", [(name, b"1"), ("good.png", b"2")])
     found = _pack(archive, tmp_path / "out", on_error="skip", max_count=1)
@@ -193,14 +193,14 @@ def test_deep_folders(ending: str, depth: int, tmp_path: Path) -> None:
     assert not [one for one in report.findings if one.code != "key-unsafe"]
 
 
-def test_a_damaged_member_is_left_out(tmp_path: Path) -> None:
-    """A payload without its checksum ends the run by name, or is left out; `verify` finds it where it was packed."""
+def test_a_damaged_member_is_skipped(tmp_path: Path) -> None:
+    """A payload with a wrong checksum fails the run, or is skipped; `verify` finds it in a packed dataset."""
     archive = _pack_up(tmp_path / "in-stored.zip", _FILES.items())
     before = _pack(archive, tmp_path / "before")
     data = bytearray(archive.read_bytes())
     data[data.index(_FILES["dog/3.png"]) + 600_000] ^= 1
     archive.write_bytes(data)
-    with pytest.raises(SampleFailed, match=r"in-stored.zip:dog/3.png: .*does not have the checksum"):
+    with pytest.raises(SampleFailed, match=r"in-stored.zip:dog/3.png: .*does not match its checksum"):
         _pack(archive, tmp_path / "out")
     before.pop("dog/3.png")
     assert _pack(archive, tmp_path / "skip", on_error="skip") == before
@@ -211,8 +211,8 @@ def test_a_damaged_member_is_left_out(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("ending", [".zip", ".tar.gz"])
-def test_archives_that_are_cut(ending: str, tmp_path: Path) -> None:
-    """An archive that ends too early, or is none, is refused, and nothing is written."""
+def test_truncated_archives_are_refused(ending: str, tmp_path: Path) -> None:
+    """A truncated archive, or a file that is not one, is refused, and nothing is written."""
     archive = _pack_up(tmp_path / f"in{ending}", _FILES.items())
     data = archive.read_bytes()
     for cut in (data[:5000], b"no archive", b""):
@@ -222,8 +222,8 @@ def test_archives_that_are_cut(ending: str, tmp_path: Path) -> None:
     assert not [*(tmp_path / "out").glob("*")]
 
 
-def test_a_file_that_is_there_twice(tmp_path: Path) -> None:
-    """Two members of one name are refused: one would be lost."""
+def test_repeated_members_are_refused(tmp_path: Path) -> None:
+    """Two members of the same name are refused: one would be lost."""
     archive = _pack_up(tmp_path / "in.tar", [("a.png", b"1"), ("a.json", b""), ("./a.png", b"2")])
     with pytest.raises(InvalidRequest, match=r"1 name of several members: a\.png; expected each file once"):
         _pack(archive, tmp_path / "out")
@@ -231,19 +231,19 @@ def test_a_file_that_is_there_twice(tmp_path: Path) -> None:
 
 @dataclass
 class _Changing(Observer):
-    """Touches an archive once it was listed."""
+    """An observer that touches an archive after it was listed."""
 
     path: Path
 
     def listed(self, samples: int) -> None:
-        """Do it then."""
+        """Touch the archive."""
         assert samples
         os.utime(self.path, ns=(1, 1))
 
 
 @pytest.mark.parametrize("ending", [".zip", ".tar", ".tar.gz"])
-def test_an_archive_that_changes(ending: str, tmp_path: Path) -> None:
-    """An archive that changes while it is packed ends the run."""
+def test_a_changed_archive_fails_the_run(ending: str, tmp_path: Path) -> None:
+    """An archive that changes while it is packed fails the run."""
     archive = _pack_up(tmp_path / f"in{ending}", _FILES.items())
     options = CreateOptions(workers=1, label_from_folder=True)
     with pytest.raises(SampleFailed, match="changed while it was"):

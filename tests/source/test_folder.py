@@ -35,7 +35,7 @@ KeyField = tuple[bytes, bytes]
 
 
 def _list(root: Path, rules: ScanRules | None = None, parts: int = 32) -> tuple[SampleTable, tuple[Skipped, ...]]:
-    """List a tree the way `create` does, in this process."""
+    """List a tree as `create` does, in this process."""
     rules, top = rules or ScanRules(), ScanPart()
     start = os.fsencode(root) + b"/"
     found = [scan_items(task) for task in make_scan_tasks(start, rules, parts, top)]
@@ -57,7 +57,7 @@ def _names(root: Path, rules: ScanRules | None = None) -> list[str]:
 
 
 def _expected(paths: Iterable[bytes], dots: str) -> tuple[list[KeyField], list[bytes]]:
-    """Return what a tree of these files holds, in order, and which have no field; found by the rule, one by one."""
+    """Return the contents of a tree of these files, in order, and the files without a field, by applying the rules."""
     rows, without = [], []
     for path in paths:
         folder, slash, name = path.rpartition(b"/")
@@ -70,7 +70,7 @@ def _expected(paths: Iterable[bytes], dots: str) -> tuple[list[KeyField], list[b
 
 
 def test_files_and_folders_interleave(tmp_path: Path) -> None:
-    """Samples stand in the order of the bytes of key and field, wherever folders' and files' names cross."""
+    """Samples are in the byte order of key and field, also where names of folders and files interleave."""
     order = ["1.jpg", "2.a.b", "2.cls", "2.jpg", "2 x.jpg", "2-a.jpg", "2/a.jpg", "2/a/b.jpg", "20.jpg", "2x/0.jpg",
              "2é/0.jpg", "3/b.jpg"]  # fmt: skip
     root = write_tree(tmp_path / "s", dict.fromkeys(reversed(order), b"x"))
@@ -82,7 +82,7 @@ _PART = st.text("2a.-/x \x01\udcff~", min_size=1, max_size=7).map(lambda text: t
 
 
 def _makeable(paths: list[bytes]) -> set[bytes]:
-    """Return those of `paths` that can be files of one tree."""
+    """Return those of `paths` that can exist in the same tree."""
     found: set[bytes] = set()
     folders: set[bytes] = set()
     for path in paths:
@@ -115,16 +115,16 @@ def _escaped(paths: list[bytes]) -> list[tuple[bytes, str]]:
     return [(path, "no-field") for path in paths]
 
 
-def test_what_operating_systems_leave_behind(tmp_path: Path) -> None:
-    """Names that Windows and macOS leave in folders are passed over, told of and counted, and listed nowhere."""
+def test_system_files_are_ignored(tmp_path: Path) -> None:
+    """Names that Windows and macOS leave in folders are ignored, counted in a note, and not listed."""
     left = ["Thumbs.db", "a/b/desktop.ini", "a/.DS_Store", "a/b/._0.jpg", "a/b/._1.jpg", "__MACOSX/a/._0.jpg"]
     files = ["a/b/0.jpg", "a/b/1.jpg", "a/.hidden.jpg", "a/My Thumbs.db"]
     root = write_tree(tmp_path / "s", dict.fromkeys([*left, *files], b"x"))
     told = create(root, f"{tmp_path}/o/{PATTERN}", CreateOptions(workers=1))
     assert (told.samples, told.skipped) == (3, 0)
     (note,) = [note for note in told.notes if "operating system" in note]
-    assert note.startswith("6 names that an operating system made, passed over: ._*")
-    assert note.endswith("(hidden=True takes them)")
+    assert note.startswith("6 names from an operating system, ignored: ._*")
+    assert note.endswith("(include them with hidden=True)")
     some = create(root, f"{tmp_path}/p/{PATTERN}", CreateOptions(workers=1, include=("*.jpg",), exclude=("._1*",)))
     assert next(note for note in some.notes if "operating" in note).startswith("1 name ")
     hidden = create(root, f"{tmp_path}/q/{PATTERN}", CreateOptions(workers=1, hidden=True))
@@ -160,7 +160,7 @@ _SHOWN = ["a/0.jpg", "a/0.json", "a/[6].jpg", "a/b/1.jpg", "a/raw/4.jpg", "b/2.j
     ],
 )
 def test_filters(rules: ScanRules, expected: list[str], tmp_path: Path) -> None:
-    """Globs and `hidden` choose files; a glob with a slash inside is about the path, any other about the name."""
+    """Globs and `hidden` select files; a glob with a slash matches paths, any other matches names."""
     root = write_tree(tmp_path / "s", dict.fromkeys(_TREE, b"x"))
     assert _names(root, rules) == expected
 
@@ -200,7 +200,7 @@ _INSIDE = ["a/0.jpg", "a/b/1.jpg", "file.jpg", "folder/0.jpg", "folder/b/1.jpg",
     ],
 )
 def test_links(rules: ScanRules, names: list[str], codes: dict[str, str], tmp_path: Path) -> None:
-    """Links are followed within the tree, or all, but never in a loop; those that are not followed are each named."""
+    """Links are followed within the tree, or all, but never in a loop; other links are reported."""
     entries, skipped = _list(_linked(tmp_path), rules)
     assert [b".".join(row).decode() for row in _rows(entries)] == names
     both = dict.fromkeys(("a/loop", "a/self", "folder/loop", "folder/self"), "link-loop")
@@ -208,8 +208,8 @@ def test_links(rules: ScanRules, names: list[str], codes: dict[str, str], tmp_pa
     assert {one.path: one.code for one in skipped} == both | codes
 
 
-def test_a_link_to_itself(tmp_path: Path) -> None:
-    """A link that leads to itself leads to nothing, and is called that: no fifo or device."""
+def test_a_link_to_itself_is_dangling(tmp_path: Path) -> None:
+    """A link to itself is reported as a link to nothing, not as a special file."""
     root = write_tree(tmp_path / "s", {"a.jpg": b""})
     (root / "b.jpg").symlink_to("c.jpg")
     (root / "c.jpg").symlink_to("b.jpg")
@@ -217,7 +217,7 @@ def test_a_link_to_itself(tmp_path: Path) -> None:
     assert found in ({(name, code) for name in ("b.jpg", "c.jpg")} for code in ("dangling-link", "link-loop"))
 
 
-def test_links_can_be_left_out(tmp_path: Path) -> None:
+def test_links_can_be_ignored(tmp_path: Path) -> None:
     """With `skip`, no link is followed, and none is an error."""
     entries, skipped = _list(_linked(tmp_path), ScanRules(symlinks="skip"))
     assert [b".".join(row).decode() for row in _rows(entries)] == ["a/0.jpg", "a/b/1.jpg"]
@@ -225,7 +225,7 @@ def test_links_can_be_left_out(tmp_path: Path) -> None:
 
 
 def test_a_link_is_packed_as_its_target(tmp_path: Path) -> None:
-    """What a followed link leads to is packed under the link's name."""
+    """The target of a followed link is packed under the link's name."""
     root = write_tree(tmp_path / "s", {"a/0.jpg": b"zero"})
     (root / "b").symlink_to("a")
     (root / "c.jpg").symlink_to("a/0.jpg")
@@ -234,20 +234,20 @@ def test_a_link_is_packed_as_its_target(tmp_path: Path) -> None:
 
 
 def test_a_source_may_be_a_link(tmp_path: Path) -> None:
-    """A source that is itself a link is the folder that it leads to."""
+    """A source that is a link is the folder to which it leads."""
     write_tree(tmp_path / "s", {"a/0.jpg": b"zero"})
     (tmp_path / "link").symlink_to("s")
     assert _names(tmp_path / "link") == ["a/0.jpg"]
 
 
 def test_special_files_are_refused_unopened(tmp_path: Path) -> None:
-    """Fifos and sockets are named and refused before anything is written, and no fifo is ever opened."""
+    """Fifos and sockets are refused before anything is written, and no fifo is opened."""
     root = write_tree(tmp_path / "s", {"a/0.jpg": b"0"})
     os.mkfifo(root / "a" / "pipe.jpg")
     with socket.socket(socket.AF_UNIX) as bound:
         bound.bind(str(root / "a" / "sock"))
     writer = threading.Thread(target=lambda: (root / "a" / "pipe.jpg").open("wb").close(), daemon=True)
-    writer.start()  # it waits until somebody opens the fifo for reading
+    writer.start()  # waits until a reader opens the fifo
     with pytest.raises(SampleFailed, match=r"a/pipe\.jpg.*fifo.*a/sock"):
         create(root, str(tmp_path / PATTERN), CreateOptions(workers=1))
     assert shards(tmp_path) == []
@@ -269,8 +269,8 @@ _TORN = [
 
 
 @pytest.mark.parametrize("names", _TORN)
-def test_torn_names_are_refused(names: list[str], tmp_path: Path) -> None:
-    """Names that the first dot would tear apart are refused with the choice; either choice is then followed."""
+def test_suspicious_dots_are_refused(names: list[str], tmp_path: Path) -> None:
+    """Names that the first dot would split in the wrong place are refused, with the options; either option works."""
     root = write_tree(tmp_path / "s", dict.fromkeys(names, b"x"))
     with pytest.raises(InvalidRequest, match=r"dots='last'.*dots='first'"):
         create(root, str(tmp_path / PATTERN), CreateOptions(workers=1))
@@ -294,14 +294,14 @@ def test_torn_names_are_refused(names: list[str], tmp_path: Path) -> None:
     ],
 )
 def test_fields_with_dots_are_not_refused(names: list[str], tmp_path: Path) -> None:
-    """A field such as `seg.png`, and dots in folders, are what they seem."""
+    """Fields such as `seg.png`, and dots in folder names, are accepted."""
     root = write_tree(tmp_path / "s", dict.fromkeys(names, b"x"))
     create(root, str(tmp_path / PATTERN), CreateOptions(workers=1))
     assert sorted(name for name, _ in members(*shards(tmp_path))) == sorted(names)
 
 
-def test_labels(tmp_path: Path) -> None:
-    """Each sample gets the number of its top folder, in the order of their bytes; the dataset file names them."""
+def test_folders_become_labels(tmp_path: Path) -> None:
+    """Each sample gets the number of its top folder in byte order; the dataset file lists the names."""
     classes = sorted(["Zebra", "ant", "b ee", "é", "dog/x", "dog/y/z", *(f"n{number:02}" for number in range(9))])
     files = {f"{name}/{at}.{field}": b"x" for name in classes for at in range(3) for field in ("bin", "jpg")}
     root = write_tree(tmp_path / "s", files)
@@ -321,20 +321,20 @@ def test_labels(tmp_path: Path) -> None:
     [
         (
             {"a/0.jpg": b"", "beside.jpg": b""},
-            r"1 sample in no such folder: \./beside\.\*; expected .*exclude=\('\./beside\.\*', \.\.\.\)",
+            r"1 sample outside such folders: \./beside\.\*; expected .*exclude=\('\./beside\.\*', \.\.\.\)",
         ),
-        ({"a/0.jpg": b"", "a/0.cls": b"1"}, "have a field 'cls' already"),
+        ({"a/0.jpg": b"", "a/0.cls": b"1"}, "the samples already have a field 'cls'"),
     ],
 )
-def test_labels_are_refused(files: dict[str, bytes], message: str, tmp_path: Path) -> None:
-    """Labels are refused where a sample has no class folder, or a label already."""
+def test_samples_outside_class_folders_are_refused(files: dict[str, bytes], message: str, tmp_path: Path) -> None:
+    """Labels are refused if a sample has no class folder, or a label already."""
     root = write_tree(tmp_path / "s", files)
     with pytest.raises(InvalidRequest, match=message):
         create(root, str(tmp_path / PATTERN), CreateOptions(workers=1, label_from_folder=True))
 
 
-def test_what_labels_complain_of_is_what_exclude_takes(tmp_path: Path) -> None:
-    """All that the message names, given to `exclude` as it stands there, makes the run go through."""
+def test_reported_samples_can_be_excluded(tmp_path: Path) -> None:
+    """The patterns in the message, given to `exclude`, make the run succeed."""
     beside = ["a.jpg", "a.json", "b[1]*.jpg", "c d.e.txt"]
     root = write_tree(tmp_path / "s", dict.fromkeys([*beside, "x/a.jpg", "x/c d.e.txt"], b""))
     with pytest.raises(InvalidRequest, match="3 samples") as caught:
@@ -345,7 +345,7 @@ def test_what_labels_complain_of_is_what_exclude_takes(tmp_path: Path) -> None:
 
 
 def test_names_that_are_not_utf8(tmp_path: Path) -> None:
-    """Such a name is refused, shown as escapes; under `--portable` its bytes come back from the key."""
+    """Such a name is refused and shown with escapes; with `--portable`, the key restores its bytes."""
     raw = {b"a/\xff\xfe.jpg": b"payload", b"a/good.jpg": b"good"}
     root = write_tree(tmp_path / "s", raw)
     with pytest.raises(InvalidRequest, match=r"a/\\xff\\xfe.*portable=True"):
@@ -364,7 +364,7 @@ _SEGMENT = st.text(st.characters(exclude_characters="/\0."), min_size=1, max_siz
 @given(st.lists(st.lists(_SEGMENT, min_size=1, max_size=3).map("/".join), min_size=1, max_size=8, unique=True))
 @example(["scan.2019.01", "SCAN.2019.01", "__meta__/__x__", "100%/a%20b", "a b", "a%20b", "ü/é", "~", "n" * 60])
 def test_portable_names(keys: list[str]) -> None:
-    """Portable names are unique, at most 100 safe bytes, and give the source's keys back, or end in a hash."""
+    """Portable names are unique, at most 100 safe bytes, and restore the source's keys, or end in a hash."""
     raw = {(key + ".jpg").encode("utf-8", "surrogateescape") for key in keys if _fits(key)}
     files = _makeable(sorted(raw))
     if not files:
@@ -394,7 +394,7 @@ def _fits(key: str) -> bool:
 
 @pytest.mark.parametrize("length", range(20, 23))
 def test_portable_names_are_cut_between_escapes(length: int, tmp_path: Path) -> None:
-    """A key that is too long is cut where no escape is torn: a `%` is always followed by two hex digits."""
+    """A key that is too long is cut between escapes: a `%` is always followed by two hex digits."""
     root = write_tree(tmp_path / "s", {"x" * length + "é" * 30 + ".jpg": b"x"})
     key = dry_run(root, str(tmp_path / PATTERN), CreateOptions(workers=1, portable=True)).shards[0].first_key
     shown, tilde, digest = key.partition("~")
@@ -404,7 +404,7 @@ def test_portable_names_are_cut_between_escapes(length: int, tmp_path: Path) -> 
 
 
 def test_portable_names_leave_room_for_a_long_field(tmp_path: Path) -> None:
-    """A field that leaves no room for keys is refused by name; one that leaves a little is not."""
+    """A field that leaves no room for keys is refused by name."""
     for length, fits in ((60, True), (90, False)):
         root = write_tree(tmp_path / f"s{length}", {f"{'k' * 50}{at}.{'f' * length}": b"x" for at in range(5)})
         options = CreateOptions(workers=1, portable=True, dots="first", if_exists="overwrite")
@@ -419,7 +419,7 @@ def test_portable_names_leave_room_for_a_long_field(tmp_path: Path) -> None:
 
 
 def test_portable_fields_are_in_order(tmp_path: Path) -> None:
-    """Fields that `--portable` lower-cases stand in the order of their new names; the same content is the same data."""
+    """Fields that `--portable` lower-cases are in the order of their new names; the content stays the same."""
     upper = write_tree(tmp_path / "upper", {"a.JPG": b"jpg", "a.cls": b"cls", "b.cls": b"0", "b.JPG": b"1"})
     lower = write_tree(tmp_path / "lower", {name.lower(): data for name, data in read_tree(upper).items()})
     results = [
@@ -432,16 +432,16 @@ def test_portable_fields_are_in_order(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("portable", [False, True])
-def test_fields_that_differ_in_case_only(portable: bool, tmp_path: Path) -> None:  # noqa: FBT001 - a parameter
-    """Two fields of a sample that a reader would take for one are refused."""
+def test_fields_that_differ_only_in_case_are_refused(portable: bool, tmp_path: Path) -> None:  # noqa: FBT001 - a parameter
+    """Two fields of a sample that a reader would confuse are refused."""
     root = write_tree(tmp_path / "s", {"a/0.jpg": b"", "a/0.JPG": b""})
-    with pytest.raises(InvalidRequest, match=r"(differ in case only|get the same name): a/0"):
+    with pytest.raises(InvalidRequest, match=r"(differ only in case|get the same name): a/0"):
         create(root, str(tmp_path / PATTERN), CreateOptions(workers=1, portable=portable))
 
 
 @pytest.mark.parametrize("where", ["", "deep/er/"])
-def test_own_output_is_no_sample(where: str, tmp_path: Path) -> None:
-    """Output that lies in the source is not packed, neither finished nor left over; what is called nearly so is."""
+def test_outputs_in_the_source_are_not_packed(where: str, tmp_path: Path) -> None:
+    """Outputs in the source, finished or not, are not packed; files with similar names are."""
     files = {"a/0.jpg": b"0", f"{where}out-24.tar": b"mine", f"{where}x.json": b"{}", "a/out-000.tar": b"mine too"}
     root = write_tree(tmp_path / "s", files)
     options = CreateOptions(workers=1, hidden=True, max_count=1)
@@ -457,7 +457,7 @@ def test_own_output_is_no_sample(where: str, tmp_path: Path) -> None:
 
 
 def test_huge_files_are_planned_to_the_byte(tmp_path: Path) -> None:
-    """A file of 9 GiB is planned with the pax header that it needs, and the reader that cannot take it is named."""
+    """A file of 9 GiB is planned with its pax header, and a reader that cannot read it is named."""
     root = write_tree(tmp_path / "s", {"a/0.bin": b"", "a/1.bin": b""})
     os.truncate(root / "a" / "0.bin", 9 * 2**30)
     plan = dry_run(root, str(tmp_path / PATTERN), CreateOptions(workers=1, max_size="10GiB", target=("wids",)))
@@ -483,7 +483,7 @@ def test_an_empty_tree_is_refused(files: dict[str, bytes], options: CreateOption
 
 
 def test_readers_that_would_misread_are_named(tmp_path: Path) -> None:
-    """Before it writes, `create` says which readers would get which names wrong, with a count and an example."""
+    """Before writing, `create` reports which readers would misread which names, with a count and an example."""
     files = {"a/x y.jpg": b"", "a/__m.jpg": b"", "n" * 110 + ".jpg": b"", "a/up.JPG": b"", "b/only.txt": b""}
     files |= {f"b/{at}.{field}": b"" for at in range(9) for field in ("jpg", "txt")}
     every = get_args(Target)

@@ -1,4 +1,4 @@
-"""Laws of parts that become samples: those of one key are one sample, and no file is lost."""
+"""Parts that become samples: parts with the same key are one sample, and no file is lost."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ _FILES = {"a/1.jpg": b"1", "a/1.txt": b"{}", "a/2.jpg": b"22", "b/3.jpg": b"3", 
 
 @given(st.lists(st.binary(min_size=1, max_size=2).filter(lambda name: b"\0" not in name), max_size=12), st.booleans())
 @settings(max_examples=15)
-def test_groups_are_those_of_equal_keys(keys: list[bytes], by_key: bool) -> None:  # noqa: FBT001 - Hypothesis gives it
-    """Parts belong together where their keys are the same; samples stand in the order of keys, or of first parts."""
+def test_equal_keys_form_groups(keys: list[bytes], by_key: bool) -> None:  # noqa: FBT001 - Hypothesis gives it
+    """Parts with the same key form a group; samples are in the order of keys, or of first parts."""
     groups = group_by_key(PackedStrings.of(keys), by_key=by_key)
     wanted = sorted({*keys}) if by_key else [*dict.fromkeys(keys)]
     assert groups.first.tolist() == [keys.index(key) for key in wanted]
@@ -35,7 +35,7 @@ def test_groups_are_those_of_equal_keys(keys: list[bytes], by_key: bool) -> None
 
 
 def _list_paths(monkeypatch: pytest.MonkeyPatch, source: Path, text: str, folder: Path) -> dict[str, bytes]:
-    """Pack paths that come from standard input; return what is in the shards."""
+    """Pack paths from standard input; return the contents of the shards."""
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
     create("-", f"{folder}/out.tar", CreateOptions(root=source, workers=1))
     return dict(members(*shards(folder)))
@@ -45,7 +45,7 @@ def _list_paths(monkeypatch: pytest.MonkeyPatch, source: Path, text: str, folder
 def test_a_list_of_paths_makes_the_samples_of_a_folder(
     end: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The same files give the same samples, in any order of the list: samples stand where their first files do."""
+    """The same files give the same samples for any order of the list; samples are in the order of their first files."""
     source = write_tree(tmp_path / "in", _FILES)
     paths = ["b/3.txt", "a/1.jpg", "a/2.jpg", "b/3.jpg", "a/1.txt"]
     found = _list_paths(monkeypatch, source, "".join(path + end for path in paths), tmp_path / "list")
@@ -67,7 +67,7 @@ def _table(**columns: Any) -> pa.Table:
 
 
 def test_rows_of_files_with_keys_and_values(tmp_path: Path) -> None:
-    """Rows that share a key in a column are one sample, with the values that all of its rows have; splits hold."""
+    """Rows that share a key in a column are one sample, with the values that its rows share; splits work."""
     source = write_tree(tmp_path / "in", _FILES)
     table = _table(label=["x", "y", "x", None, None], score=[1.5, 2.0, 1.5, np.nan, np.nan])
     options = CreateOptions(root=source, workers=1, meta="none", values=("cls=label",), where="id < 9")
@@ -81,8 +81,8 @@ def test_rows_of_files_with_keys_and_values(tmp_path: Path) -> None:
     assert [name for name, _ in members(tmp_path / "q.tar")] == ["8.jpg", "9.jpg", "9.txt"]
 
 
-def test_rows_of_one_key_that_do_not_agree(tmp_path: Path) -> None:
-    """Rows of a sample that say different things of it, or name the same field, are refused by their numbers."""
+def test_contradictory_rows_are_refused(tmp_path: Path) -> None:
+    """Rows of a sample with different values, or with the same field, are refused with their numbers."""
     source = write_tree(tmp_path / "in", _FILES)
     for values in ([1, 1, 2, 1, 1], [[1], [1], [1], [2], None]):
         with pytest.raises(
@@ -94,8 +94,8 @@ def test_rows_of_one_key_that_do_not_agree(tmp_path: Path) -> None:
         create(again, f"{tmp_path}/out.tar", CreateOptions(root=source, workers=1))
 
 
-def test_a_missing_file_takes_its_sample_along(tmp_path: Path) -> None:
-    """A sample of which one file is gone is left out whole."""
+def test_a_sample_with_a_missing_file_is_skipped(tmp_path: Path) -> None:
+    """A sample with a missing file is skipped whole."""
     source = write_tree(tmp_path / "in", _FILES)
     (source / "a" / "1.txt").unlink()
     create(_table(), f"{tmp_path}/out.tar", CreateOptions(root=source, workers=1, on_error="skip", meta="none"))

@@ -1,4 +1,4 @@
-"""Laws of the notes about folders whose files belong together: one note, whose command packs them as they are meant."""
+"""Notes about folders whose files belong together: one note, whose command packs them as intended."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _parquet(**columns: Any) -> bytes:
 
 
 def _notes(place: Path, *words: str) -> list[tuple[str, str]]:
-    """Return what the notes about the layout found, and their commands."""
+    """Return the observations and the commands of the notes about the layout."""
     ran = typed("create", "src", "plain/x-{0..}.tar", "--workers", "1", *words, cwd=place)
     assert ran.code == 0, ran
     return _COMMAND.findall(ran.err)
@@ -77,7 +77,7 @@ LAYOUTS: dict[str, tuple[dict[str, bytes], str, str, list[str]]] = {
     ),
     "masks in classes": (
         _files("cat/{:04}.png", "cat/{:04}-seg.png", "dog/{:04}.png", "dog/{:04}-seg.png"),
-        "24 samples with png alone; their names differ by -seg",
+        "24 samples with only png; their names differ by -seg",
         "shardtool create src OUTPUT --key-pattern '(.+)-seg'",
         ["cat/0000.png", "cat/0000.seg.png"],
     ),
@@ -89,7 +89,7 @@ LAYOUTS: dict[str, tuple[dict[str, bytes], str, str, list[str]]] = {
     ),
     "a suffix of each": (
         _files("ulm_{}_leftImg8bit.png", "ulm_{}_gtFine_labelIds.png"),
-        "12 samples with png alone; their names differ by _gtFine_labelIds, _leftImg8bit",
+        "12 samples with only png; their names differ by _gtFine_labelIds, _leftImg8bit",
         "shardtool create src OUTPUT --key-pattern '(.+)_(gtFine_labelIds|leftImg8bit)'",
         ["ulm_0.gtFine_labelIds.png", "ulm_0.leftImg8bit.png"],
     ),
@@ -101,7 +101,7 @@ LAYOUTS: dict[str, tuple[dict[str, bytes], str, str, list[str]]] = {
     ),
     "sibling folders in a folder": (
         _files("a/rgb/{:04}.png", "a/depth/{:04}.png"),
-        "12 samples with png alone; files in depth, rgb share their names",
+        "12 samples with only png; files in depth, rgb share their names",
         "shardtool create src/a/depth src/a/rgb OUTPUT",
         ["0000.depth.png", "0000.rgb.png"],
     ),
@@ -207,7 +207,7 @@ LAYOUTS: dict[str, tuple[dict[str, bytes], str, str, list[str]]] = {
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_note_has_the_command_that_packs_the_layout(layout: str, tmp_path: Path) -> None:
-    """The folder is packed as listed, one note counts what samples lack, and its command runs and pairs the files."""
+    """The folder is packed as listed; one note counts incomplete samples, and its command pairs the files."""
     files, found, command, expected = LAYOUTS[layout]
     write_tree(tmp_path / "src", files)
     assert _notes(tmp_path) == [(found, command)]
@@ -236,7 +236,7 @@ NO_LAYOUT = {
 
 @pytest.mark.parametrize("layout", NO_LAYOUT)
 def test_other_folders_have_no_note(layout: str, tmp_path: Path) -> None:
-    """Classes, splits, variants and unrelated tables are no parts of samples."""
+    """Classes, splits, variants and unrelated tables are not parts of samples."""
     write_tree(tmp_path / "src", NO_LAYOUT[layout])
     assert _notes(tmp_path) == []
 
@@ -251,14 +251,14 @@ def test_sample_data_has_no_note(tmp_path: Path) -> None:
     "words",
     [["--key-pattern", "(.+)_mask"], ["--fields", "jpg"], ["--include", "*.jpg"], ["--exclude", "*_mask*"]],
 )
-def test_who_says_what_is_meant_gets_no_note(words: list[str], tmp_path: Path) -> None:
-    """A pattern, and a choice of fields or files, is an answer."""
+def test_explicit_options_suppress_the_note(words: list[str], tmp_path: Path) -> None:
+    """A key pattern, or a choice of fields or files, suppresses the note."""
     write_tree(tmp_path / "src", _files("{:04}.jpg", "{:04}_mask.png"))
     assert _notes(tmp_path, *words) == []
 
 
 def test_the_note_is_in_json_too(tmp_path: Path) -> None:
-    """`--json` has the note among `notes`."""
+    """`--json` has the note in `notes`."""
     write_tree(tmp_path / "src", _files("{:04}.jpg", "{:04}_mask.png"))
     ran = typed("create", "src", "plain/x-{0..}.tar", "--json", cwd=tmp_path)
     (note,) = json.loads(ran.out)["notes"]
@@ -266,7 +266,7 @@ def test_the_note_is_in_json_too(tmp_path: Path) -> None:
 
 
 def test_in_python_the_note_has_a_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The library names its own function, and that call pairs the files."""
+    """The library suggests a call of its own function, which pairs the files."""
     monkeypatch.chdir(tmp_path)
     write_tree(tmp_path / "src", _files("images/{:04}.jpg", "labels/{:04}.txt"))
     (note,) = create("src", "plain/x-{0..}.tar", observer=Observer()).notes
@@ -275,7 +275,7 @@ def test_in_python_the_note_has_a_call(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_an_archive_has_notes_that_work_for_archives(tmp_path: Path) -> None:
-    """Suffixes in a zip are paired by the pattern; folders in a zip are no sources together."""
+    """Suffixes in a zip are paired by a pattern; folders in a zip cannot be separate sources."""
     write_tree(tmp_path, {"src": _zip(*_files("{:04}.jpg", "{:04}_mask.png"))})
     (tmp_path / "src").rename(tmp_path / "a.zip")
     ran = typed("create", "a.zip", "plain/x-{0..}.tar", cwd=tmp_path)
@@ -285,7 +285,7 @@ def test_an_archive_has_notes_that_work_for_archives(tmp_path: Path) -> None:
     assert not _COMMAND.findall(typed("create", "b.zip", "other/x-{0..}.tar", cwd=tmp_path).err)
 
 
-def test_names_that_a_shell_would_read_are_quoted(tmp_path: Path) -> None:
+def test_special_characters_are_quoted(tmp_path: Path) -> None:
     """The command works for a folder with blanks, quotation marks and dollars in its name."""
     write_tree(tmp_path / "my $(x) it's", _files("images/{:04}.jpg", "labels/{:04}.txt"))
     ran = typed("create", "my $(x) it's", "plain/x-{0..}.tar", cwd=tmp_path)
@@ -294,7 +294,7 @@ def test_names_that_a_shell_would_read_are_quoted(tmp_path: Path) -> None:
 
 
 def _entries(names: Iterable[str]) -> SampleTable:
-    """Return samples of one file each, as a listing has them."""
+    """Return samples of one file each, as listed."""
     parts = sorted(tuple(name.rsplit(".", 1)) for name in names)
     fields = sorted({field for _, field in parts})
     none = np.zeros(len(parts), np.int64)
@@ -305,7 +305,7 @@ def _entries(names: Iterable[str]) -> SampleTable:
 
 
 class _CountedNames:
-    """Keys that count how often one is looked at."""
+    """Keys that count how often they are examined."""
 
     def __init__(self, names: PackedStrings) -> None:
         self.names, self.looks = names, 0
@@ -331,8 +331,8 @@ class _CountedNames:
         ((f"{'abcd'[at % 4]}/{at // 4:07}.jpg" for at in range(120_000)), ""),
     ],
 )
-def test_large_folders_cost_a_bounded_number_of_looks(names: Iterable[str], expected: str) -> None:
-    """120,000 names are recognised by looking at few of them, whether there is a layout or not."""
+def test_large_folders_take_bounded_work(names: Iterable[str], expected: str) -> None:
+    """120,000 names are recognised by examining few of them, with or without a layout."""
     entries = _entries(names)
     counted = _CountedNames(entries.keys)
     object.__setattr__(entries, "keys", counted)
@@ -340,7 +340,7 @@ def test_large_folders_cost_a_bounded_number_of_looks(names: Iterable[str], expe
     advice = find_layout(entries, "src")
     assert (advice is not None and expected in advice.command) if expected else advice is None
     assert counted.looks < 100 * SAMPLED_KEYS
-    assert time.perf_counter() - started < 2  # seconds; a hundredth of that is usual
+    assert time.perf_counter() - started < 2  # seconds; usually a hundredth of that
 
 
 @pytest.mark.parametrize(
@@ -352,7 +352,7 @@ def test_large_folders_cost_a_bounded_number_of_looks(names: Iterable[str], expe
     ],
 )
 def test_a_layout_without_a_command_names_a_page(files: dict[str, bytes], page: str, tmp_path: Path) -> None:
-    """Where no command describes the layout, the note names the page about it."""
+    """If no command fits the layout, the note names the page about it."""
     write_tree(tmp_path / "src", files)
     ran = typed("create", "src", "plain/x-{0..}.tar", cwd=tmp_path)
     assert (ran.code, f"packed as a sample: see {page}\n" in ran.err) == (0, True)

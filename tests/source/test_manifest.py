@@ -40,7 +40,7 @@ _FILES = {"imgs/1.jpg": b"one", "imgs/2.png": b"second", "imgs/3.jpg": b"the thi
 
 @dataclass
 class Spool:
-    """Takes what `write_binary` writes."""
+    """Receives the payloads from `write_binary`."""
 
     data: bytes = b""
 
@@ -53,7 +53,7 @@ def _listed(
 ) -> tuple[ManifestSource, SampleTable, tuple[Skipped, ...]]:
     manifest = ManifestSource(source, manifest_options(**options))
     if rows is not None:
-        manifest.keep(np.array(rows, np.int64))
+        manifest.keep_rows(np.array(rows, np.int64))
     listed = list_manifest(manifest)
     return manifest, listed.entries, listed.skipped
 
@@ -63,7 +63,7 @@ def _entries(source: Any, **options: Any) -> tuple[ManifestSource, SampleTable]:
 
 
 def _samples(source: Any, **options: Any) -> dict[str, dict[str, bytes]]:
-    """Return each sample's fields with their payloads, read the way that `Entries` says."""
+    """Return each sample's fields with their payloads, read as the entries describe."""
     manifest, entries = _entries(source, **options)
     spool = Spool()
     manifest.write_binary(spool)
@@ -104,8 +104,8 @@ def _table(path: Path, text: str, files: dict[str, bytes] | None = None) -> Path
 _THREE = "id,path,label,n\n007,imgs/1.jpg,dog,1\n008,imgs/2.png,cat,\n009,imgs/3.jpg,dog,3\n"
 
 
-def test_the_usual_table(tmp_path: Path) -> None:
-    """Columns with the usual names need no option: key, file, and a JSON of all the rest; what was chosen is told."""
+def test_usual_column_names_need_no_option(tmp_path: Path) -> None:
+    """Columns with usual names need no option: key, file, and JSON of the rest; notes report the choices."""
     path = _table(tmp_path / "t.csv", _THREE)
     assert _samples(path) == {
         "007": {"jpg": b"one", "json": b'{"label":"dog","n":1}'},
@@ -115,8 +115,8 @@ def test_the_usual_table(tmp_path: Path) -> None:
     manifest, entries = _entries(path)
     assert manifest.name == "t.csv"
     assert manifest.notes == [
-        "key column: id (key names another)",
-        "columns in the field json: label, n (meta chooses)",
+        "using id as the key (change with key)",
+        "stored in the json field: label, n (choose with meta)",
     ]
     assert metadata_of(entries).to_pydict() == {
         "path": ["imgs/1.jpg", "imgs/2.png", "imgs/3.jpg"], "label": ["dog", "cat", "dog"], "n": [1, None, 3],
@@ -124,7 +124,7 @@ def test_the_usual_table(tmp_path: Path) -> None:
 
 
 def test_every_role(tmp_path: Path) -> None:
-    """Several files, bytes, values and chosen metadata make one sample."""
+    """Files, bytes, values and chosen metadata make one sample."""
     write_tree(tmp_path, _FILES)
     table = pa.table(
         {
@@ -156,7 +156,7 @@ def test_every_role(tmp_path: Path) -> None:
 
 
 def test_the_photos_in_every_format() -> None:
-    """The sample manifests give the same samples from each format, and in each the bytes of the files."""
+    """The sample manifests give the same samples from each format, with the bytes of the files."""
     folder = PHOTOS.parent
     rows = pd.read_csv(folder / "photos.csv")
     expected = _samples(folder / "photos.csv", fields=(("cls", "multi"),), classes=("cls",))
@@ -170,8 +170,8 @@ def test_the_photos_in_every_format() -> None:
     assert _samples(rows, fields=(("cls", "multi"),), classes=("cls",), root=str(folder)) == expected
 
 
-def test_keys_are_paths_where_there_are_none(tmp_path: Path) -> None:
-    """Without a column of keys, or with `--key` naming that of paths, a key is the path without its ending."""
+def test_paths_are_the_default_keys(tmp_path: Path) -> None:
+    """Without a key column, or with `--key` naming the path column, a key is the path without its extension."""
     path = _table(tmp_path / "t.csv", "path\nimgs/1.jpg\n./imgs//2.png\n" + str(tmp_path / "imgs/./3.jpg") + "\n")
     assert list(_samples(path)) == ["imgs/1", "imgs/2", "imgs/3"]
     assert not ManifestSource(path, CreateOptions()).notes
@@ -179,15 +179,15 @@ def test_keys_are_paths_where_there_are_none(tmp_path: Path) -> None:
     assert list(_samples(_table(tmp_path / "t.csv", _THREE), key="path")) == ["imgs/1", "imgs/2", "imgs/3"]
 
 
-def test_the_column_of_paths_as_keys(tmp_path: Path) -> None:
-    """`--key` may name the column of paths where `--file` does, too."""
+def test_the_path_column_can_be_the_key(tmp_path: Path) -> None:
+    """`--key` may name the path column also with `--file`."""
     path = _table(tmp_path / "t.csv", _THREE)
     samples = _samples(path, key="path", files=(("jpg", "path"),), meta="none")
     assert list(samples) == ["imgs/1", "imgs/2", "imgs/3"]
 
 
-def test_a_root_of_any_name(tmp_path: Path) -> None:
-    """Paths below a root whose name means something to a regular expression are found to be below it."""
+def test_the_root_may_contain_regex_characters(tmp_path: Path) -> None:
+    """Paths below a root whose name contains regex characters are recognised."""
     folder = tmp_path / "a b+(c)\n[é]$"
     path = _table(folder / "t.csv", "")
     names = [f"{folder}/imgs/1.jpg", "imgs/2.png", f"{folder}//imgs/./3.jpg"]
@@ -196,16 +196,16 @@ def test_a_root_of_any_name(tmp_path: Path) -> None:
     assert [_entries(path)[1].path(row) for row in range(3)] == [b"imgs/1.jpg", b"imgs/2.png", b"imgs/3.jpg"]
 
 
-def test_the_index_of_pandas_is_no_column(tmp_path: Path) -> None:
-    """What pandas writes for an index without a name is no metadata."""
+def test_the_index_of_pandas_is_not_metadata(tmp_path: Path) -> None:
+    """An unnamed pandas index is not metadata."""
     path = _table(tmp_path / "t.parquet", "")
     pd.DataFrame({"id": [1, 2], "path": ["imgs/1.jpg", "imgs/2.png"], "n": [3, 4]}, index=[5, 2]).to_parquet(path)
     assert "__index_level_0__" in pq.read_schema(path).names
     assert _samples(path)["2"]["json"] == b'{"n":4}'
 
 
-def test_only_what_is_needed_is_read(tmp_path: Path) -> None:
-    """A column that no sample needs is read when it is asked for, for the rows that are left."""
+def test_only_needed_columns_are_read(tmp_path: Path) -> None:
+    """A column is only read when it is needed, and only its remaining rows are returned."""
     table = pa.table({"id": [1, 2, 3], "txt": ["a", "b", "c"], "n": [4, 5, 6]})
     pq.write_table(table, tmp_path / "t.parquet")
     manifest, entries = _entries(tmp_path / "t.parquet", rows=[0, 2], fields=(("txt", "txt"),), meta="none")
@@ -216,12 +216,12 @@ def test_only_what_is_needed_is_read(tmp_path: Path) -> None:
         manifest.column(None, "m")
 
 
-def test_keys_are_row_numbers_where_there_is_nothing_else() -> None:
-    """Bytes without keys and paths are called by the numbers of their rows, whichever rows are chosen."""
+def test_row_numbers_are_the_fallback_keys() -> None:
+    """Bytes without keys and paths have row numbers as keys, also if rows are selected."""
     table = pa.table({"image": [{"bytes": b"a", "path": "x/1.png"}, {"bytes": b"b", "path": None}], "label": [1, 0]})
     assert _samples(table, meta="none") == {"000000000": {"png": b"a"}, "000000001": {"png": b"b"}}
     assert (
-        "bytes column: image, as the field png (binary={'FIELD': 'COLUMN'} names another)"
+        "storing the bytes of image as the field png (change with binary={'FIELD': 'COLUMN'})"
         in ManifestSource(table, CreateOptions()).notes
     )
     assert list(_samples(table, rows=[1])) == ["000000001"]
@@ -238,24 +238,28 @@ def test_keys_are_row_numbers_where_there_is_nothing_else() -> None:
     ],
 )
 def test_keys_are_text(column: Any, expected: list[str]) -> None:
-    """Whole numbers are keys in decimal, also where pandas has made floats of them; text is a key as it is."""
+    """Whole numbers are decimal keys, also if pandas turned them into floats; text stays as it is."""
     assert list(_samples(pa.table({"id": column, "t": ["x", "y"]}), fields=(("txt", "t"),))) == expected
 
 
 def test_a_dry_run_needs_no_files(tmp_path: Path) -> None:
-    """With `stat=False` nothing is looked up: sizes are what a column says."""
+    """With `stat=False`, files are not examined: a column has the sizes."""
     path = _table(tmp_path / "t.csv", "id,path,size\n1,gone/1.jpg,10\n2,gone/2.png,0\n", {})
     _, entries = _entries(path, stat=False, size="size", root="/no/such/folder", meta="none")
     assert entries.rows.size.tolist() == [10, 0]
     assert entries.rows.mtime_ns.tolist() == entries.rows.changed_ns.tolist() == [0, 0]
-    assert "nothing says how large it is; expected size='COLUMN'" in _error(path, stat=False)
-    for value, said in (("-1", "a negative size in row 2"), ("1.5", "no whole number in row 2"), ("x", "no numbers")):
+    assert "their sizes are unknown; expected size='COLUMN'" in _error(path, stat=False)
+    for value, said in (
+        ("-1", "a negative size in row 2"),
+        ("1.5", "not a whole number in row 2"),
+        ("x", "no numbers"),
+    ):
         path.write_text(f"id,path,size\n1,a.jpg,10\n2,b.jpg,{value}\n")
         assert said in _error(path, stat=False, size="size")
 
 
 def test_text_of_any_length_can_be_streamed(tmp_path: Path) -> None:
-    """`--bytes` takes text, too, and then it is not held: such columns are read a batch at a time."""
+    """`--bytes` also accepts text, which is read in batches and never all in memory."""
     table = pa.table({"key": ["a", "b"], "text": ["é", "long"]})
     pq.write_table(table, tmp_path / "t.parquet")
     (tmp_path / "t.csv").write_text("key,text\na,é\nb,long\n")
@@ -265,7 +269,7 @@ def test_text_of_any_length_can_be_streamed(tmp_path: Path) -> None:
 
 
 def test_labels_keep_their_numbers(tmp_path: Path) -> None:
-    """Classes are numbered in the order of their bytes, those of samples that cannot be packed counted too."""
+    """Classes are numbered in byte order, including those of samples that cannot be packed."""
     text = "id,path,label\n1,imgs/1.jpg,é\n2,imgs/gone.jpg,B\n3,imgs/2.png,a\n4,imgs/3.jpg,10%\n"
     path = _table(tmp_path / "t.csv", text)
     _, entries, skipped = _listed(path, fields=(("cls", "label"),), classes=("cls",))
@@ -287,8 +291,10 @@ def test_labels_keep_their_numbers(tmp_path: Path) -> None:
         (["2024-01-01", "2023-01-01"], [b"2024-01-01", b"2023-01-01"], None),
     ],
 )
-def test_a_value_in_a_csv(cells: list[str], payload: list[bytes], number: str | None, tmp_path: Path) -> None:
-    """A column has the type that its values tell, the same as payload and as metadata: 007 is text, True is a truth."""
+def test_types_are_inferred_from_a_csv(
+    cells: list[str], payload: list[bytes], number: str | None, tmp_path: Path
+) -> None:
+    """A column has the type of its values, as payload and as metadata: 007 is text, True is a boolean."""
     path = tmp_path / "t.csv"
     path.write_text("key,v,path\n" + "".join(f"{at},{cell},imgs/1.jpg\n" for at, cell in enumerate(cells)))
     write_tree(tmp_path, _FILES)
@@ -305,36 +311,36 @@ _BAD_ROWS: list[tuple[str, dict[str, Any], str]] = [
     ("id,path\n1,a.jpg\n", {"meta": ("zzz",)}, "meta: no column 'zzz'; expected one of id, path"),
     ("id,path\n", {}, "no rows; expected a row per sample"),
     (",path\n1,a.jpg\n", {}, "column 1 without a name"),
-    ("id,path,id\n1,a.jpg,2\n", {}, "columns of the same name: 'id'"),
+    ("id,path,id\n1,a.jpg,2\n", {}, "several columns with the same name: 'id'"),
     ("name,where\n1,a.jpg\n", {}, "no column with a usual name for paths, among name, where; expected one called"),
     ("id,path\n,a.jpg\n/b,b.jpg\nc/../d,c.jpg\n4,d.jpg\n", {},
      "column 'id': 3 values that cannot be keys, such as '', '/b', 'c/../d', in rows 1, 2, 3"),
     ('id,path\n"a\nb",a.jpg\n', {}, r"column 'id': 1 value that cannot be keys, such as 'a\x0ab', in row 1"),
     ("id,path\n1,a.jpg\n2,b.jpg\n1,c.jpg\n2,d.jpg\n1,e.jpg\n", {},
-     "2 keys more than once: '1' (rows 1, 3, 5), '2' (rows 2, 4); expected a key of its own for each row"),
+     "2 keys more than once: '1' (rows 1, 3, 5), '2' (rows 2, 4); expected a unique key for each row"),
     ("path\na.jpg\na.png\na.jpg\n", {}, "1 key more than once: 'a' (rows 1, 3)"),
     ("id,path,v\n1,a.jpg,x\n1,a.png,y\n", {},
      "column 'v': another value than in the first row of the same key in row 2; expected one value for all files"),
     ("id,path\n1,a.jpg\n2,\n3,\n", {}, "column 'path': an empty path in rows 2, 3"),
-    ("id,path\n1,a.jpg\n2,b\n3,c.\n", {}, "column 'path': a name without an ending, such as 'b', in rows 2, 3"),
+    ("id,path\n1,a.jpg\n2,b\n3,c.\n", {}, "column 'path': a name without an extension, such as 'b', in rows 2, 3"),
     ("id,path\n1,a.jpg\n2,https://x/y.jpg\n", {}, "column 'path': a URL, such as 'https://x/y.jpg', in row 2"),
     ("id,path\n1,../a.jpg\n2,b/../../c.jpg\n3,/etc/d.jpg\n4,b/../e.jpg\n", {},
      "column 'path': a path that leaves the root, such as '../a.jpg', in rows 1, 2, 3; "),
     ("id,path\n1,a.jpg\n2,b.json\n3,c.jpg\n", {"meta": ("id",)},
-     "column 'path': a file whose ending is another column's field 'json' in row 2"),
+     "column 'path': the extension of a file is the field 'json' of another column in row 2"),
     ("id,path,v\n1,a.jpg,x\n", {"fields": (("json", "v"),), "meta": ("id",)},
-     "several columns become the field 'json'. The metadata is the field json: call the other something else, or"),
-    ("id,path,v\n1,a.jpg,x\n", {"files": (("a/b", "path"),)}, "field 'a/b': no name for a field"),
-    ("id,path,v\n1,a.jpg,x\n", {"classes": ("cls",)}, "classes: no field 'cls'. Name its column: values={'cls': "),
-    ("id,path,__v\n1,a.jpg,x\n", {}, "column '__v': names that start with two underscores are the sidecar's own"),
+     "several columns for the field 'json'. The metadata is the field json: call the other something else, or"),
+    ("id,path,v\n1,a.jpg,x\n", {"files": (("a/b", "path"),)}, "field 'a/b': not a valid field name"),
+    ("id,path,v\n1,a.jpg,x\n", {"classes": ("cls",)}, "classes: no field 'cls'. Choose its column with values={'cls': "),
+    ("id,path,__v\n1,a.jpg,x\n", {}, "column '__v': names that start with two underscores are reserved for the sidecar"),
     ("id,path,v\n1,a.jpg,1\n2,b.jpg,\n", {"fields": (("cls", "v"),)}, "column 'v': no value (null or NaN) in row 2"),
     ("id,path,v\n1,a.jpg,1\n2,b.jpg,-inf\n3,c.jpg,inf\n", {}, "column 'v': an infinite number in rows 2, 3"),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("text", "options", "said"), _BAD_ROWS)
-def test_what_a_manifest_may_not_be(text: str, options: dict[str, Any], said: str, tmp_path: Path) -> None:
-    """What is wrong in one way is one error that names all rows, the first after the header being row 1."""
+def test_invalid_manifests_are_refused(text: str, options: dict[str, Any], said: str, tmp_path: Path) -> None:
+    """Each kind of problem is one error that lists all rows; row 1 is the first after the header."""
     path = _table(tmp_path / "t.csv", text, {})
     assert said in _error(path, **options)
 
@@ -342,14 +348,16 @@ def test_what_a_manifest_may_not_be(text: str, options: dict[str, Any], said: st
 _BAD_TABLES: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({"id": [1, 2], "path": ["a.jpg", None]}, {}, "column 'path': no path (null or NaN) in row 2"),
     ({"id": [1.0, float("nan")], "path": ["a.jpg", "b.jpg"]}, {}, "column 'id': no key (null or NaN) in row 2"),
-    ({"id": [1.0, 1.5], "path": ["a.jpg", "b.jpg"]}, {}, "column 'id': a key that is no whole number in row 2"),
+    ({"id": [1.0, 1.5], "path": ["a.jpg", "b.jpg"]}, {}, "column 'id': a key is not a whole number in row 2"),
     ({"id": [True], "path": ["a.jpg"]}, {"key": "id"}, "column 'id' (key) holds bool; expected text or whole numbers"),
     ({"id": [1], "path": [3]}, {"path": "path"}, "column 'path' (path) holds int64; expected text"),
-    ({"id": [1], "path": [b"a"]}, {"path": "path"}, "column 'path' (path) holds binary; expected text. binary takes"),
+    ({"id": [1], "path": [b"a"]}, {"path": "path"},
+     "column 'path' (path) holds binary; expected text. Pack a column of bytes with binary"),
     ({"id": [1], "path": ["a.jpg"], "b": [b"x"]}, {"meta": "b"},
-     "column 'b' (metadata) holds binary; expected what JSON has a form for. Make it a field (binary={'jpg': 'b'})"),
+     ("column 'b' (metadata) holds binary; expected values that JSON can represent. "
+     "Make it a field (binary={'jpg': 'b'})")),
     ({"id": [1], "path": ["a.jpg"], "b": [{}]}, {}, "column 'b' (metadata) holds struct<>; expected objects"),
-    ({"id": [1], "v": [2]}, {"binary": (("jpg", "v"),)}, "column 'v' (bytes) holds int64; expected bytes, or text"),
+    ({"id": [1], "v": [2]}, {"binary": (("jpg", "v"),)}, "column 'v' (bytes) holds int64; expected bytes or text"),
     ({"id": [1], "v": [b"x"]}, {"fields": (("jpg", "v"),)}, "column 'v' (field jpg) holds binary; expected"),
     ({"id": [1, 2], "v": ["a", "b\0c"]}, {"fields": (("txt", "v"),)}, "column 'v': a NUL in the text in row 2"),
     ({"id": [1, 2], "v": pa.array([1, 2**63], pa.uint64())}, {"fields": (("n", "v"),)}, "a number over 2^63 in row 2"),
@@ -359,15 +367,15 @@ _BAD_TABLES: list[tuple[dict[str, Any], dict[str, Any], str]] = [
      "'v': an infinite number in row 2"),
     ({"id": [1, 2, 3], "jpg": [b"x", None, None]}, {}, "column 'jpg': no bytes in rows 2, 3; expected bytes in each"),
     ({"id": [1, 2], "image": [{"bytes": b"x", "path": "a.jpg"}, {"bytes": None, "path": "b.jpg"}]}, {},
-     "column 'image': no bytes in row 2; expected bytes in each row; a path beside them is not followed"),
-    ({"id": [1], "jpg": [b"x"], "png": [b"x"]}, {}, "2 columns of bytes: jpg, png. Say which, and the fields that"),
-    ({"id": [1], "blob": [b"x"]}, {}, "column 'blob' holds bytes, and nothing says of what kind"),
+     "column 'image': no bytes in row 2; expected bytes in each row (a path next to them is not used)"),
+    ({"id": [1], "jpg": [b"x"], "png": [b"x"]}, {}, "2 columns of bytes: jpg, png. Choose one, and its field"),
+    ({"id": [1], "blob": [b"x"]}, {}, "column 'blob' holds bytes of an unknown kind"),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("columns", "options", "said"), _BAD_TABLES)
-def test_what_columns_may_not_be(columns: dict[str, Any], options: dict[str, Any], said: str) -> None:
-    """Types that cannot be what they are used for, nulls, and what cannot be written, are named with their rows."""
+def test_invalid_columns_are_refused(columns: dict[str, Any], options: dict[str, Any], said: str) -> None:
+    """Wrong types, nulls, and values that cannot be written are reported with their rows."""
     assert said in _error(pa.table(columns), **options)
 
 
@@ -387,10 +395,10 @@ def _images(*paths: str | None) -> list[dict[str, Any]]:
     ],
 )
 @pytest.mark.parametrize("kind", ["memory", "parquet", "arrow"])
-def test_paths_beside_bytes_are_keys(
+def test_paths_next_to_bytes_are_keys(
     kind: str, paths: tuple[str | None, ...], keys: list[str] | None, tmp_path: Path
 ) -> None:
-    """Where each row has a sound path of its own, that is its key without its ending, whichever rows are chosen."""
+    """If each row has a valid path of its own, it is the key without its extension, for any selection of rows."""
     table = pa.table({"image": _images(*paths), "n": [1, 2, 3]})
     source: Any = table
     if kind == "parquet":
@@ -415,8 +423,8 @@ def _labelled(labels: list[int | None], names: Any = None) -> Any:
     )
 
 
-def test_names_of_classes_that_hugging_face_leaves(tmp_path: Path) -> None:
-    """A ClassLabel's numbers stay, and their names become the classes; other lists number them."""
+def test_hugging_face_class_names_are_used(tmp_path: Path) -> None:
+    """The numbers of a ClassLabel stay, and its names become the classes; another list renumbers them."""
     table = _labelled([1, 0, 1])
     pq.write_table(table, tmp_path / "t.parquet")
     with pa.ipc.new_file(tmp_path / "t.arrow", table.schema) as writer:
@@ -430,7 +438,7 @@ def test_names_of_classes_that_hugging_face_leaves(tmp_path: Path) -> None:
     _, entries = _entries(table, classes_from=["cow", "100%25%20dog", "cat"], **options)
     assert entries.values.inline["cls"].span(0, 3) == b"1\x002\x001\0"
     for wrong in (-1, 2):
-        assert "column 'label': the number of no class in row 2; expected 0 to 1" in _error(
+        assert "column 'label': a number without a class in row 2; expected 0 to 1" in _error(
             _labelled([0, wrong]), fields=(("cls", "label"),)
         )
     for said in ("x", [1, 2], ["a", "a"], ["\ud800", "b"]):
@@ -438,15 +446,17 @@ def test_names_of_classes_that_hugging_face_leaves(tmp_path: Path) -> None:
         assert not entries.values.classes
 
 
-def test_bytes_that_nobody_asks_for(tmp_path: Path) -> None:
-    """Columns of bytes, however deep, are left out of the metadata, with a note; one that is asked for is a field."""
+def test_unused_columns_of_bytes_are_excluded(tmp_path: Path) -> None:
+    """Columns of bytes, also nested, are excluded from metadata, with a note; a requested one is a field."""
     write_tree(tmp_path, _FILES)
     bytes_of = {"thumb": [b"t", b"u"], "crops": [[{"bytes": b"c", "path": None}], []], "mask": [b"m", b"n"]}
     table = pa.table({"path": ["imgs/1.jpg", "imgs/3.jpg"], "n": [1, 2], **bytes_of})
     found = _samples(table, root=str(tmp_path), path="path", binary=(("png", "mask"),))
     assert found["imgs/1"] == {"jpg": b"one", "json": b'{"n":1}', "png": b"m"}
     manifest, entries = _entries(table, root=str(tmp_path))
-    assert manifest.notes[-1] == "columns of bytes left out: thumb, crops, mask (binary={'FIELD': 'COLUMN'} takes one)"
+    assert (
+        manifest.notes[-1] == "columns of bytes excluded: thumb, crops, mask (add one with binary={'FIELD': 'COLUMN'})"
+    )
     assert metadata_of(entries).column_names == ["path", "n"]
     for unclear in ({"blob": bytes_of["thumb"]}, bytes_of):
         texts = _samples(pa.table({"id": [7, 8], "n": [1, 2], **unclear}), fields=(("txt", "n"),), meta="none")
@@ -454,7 +464,7 @@ def test_bytes_that_nobody_asks_for(tmp_path: Path) -> None:
 
 
 def test_a_table_in_memory_names_files_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its absolute paths, of all columns, count from their common folder; from `root`, where that is named, or stay."""
+    """Its absolute paths are relative to their common folder, or to `root`."""
     write_tree(tmp_path / "data", _FILES)
     write_tree(tmp_path / "here", {"own.png": b"own"})
     monkeypatch.chdir(tmp_path / "here")
@@ -465,7 +475,7 @@ def test_a_table_in_memory_names_files_anywhere(tmp_path: Path, monkeypatch: pyt
         "imgs/1": {"jpg": b"one", "png": b"m"}, "imgs/3": {"jpg": b"the third", "png": b"m"},
     }  # fmt: skip
     manifest, entries = _entries(frame, **options)
-    assert manifest.notes[-1].startswith(f"paths count from {tmp_path}/data, their common folder")
+    assert manifest.notes[-1].startswith(f"paths are relative to {tmp_path}/data, their common folder")
     assert metadata_of(entries)["mask"].to_pylist() == ["masks/1.png"] * 2
     assert _entries(pd.DataFrame({"path": images, "mask": ["own.png"] * 2}), **options)[1].key(0) == "data/imgs/1"
     assert "a path that leaves the root" in _error(frame, root=str(tmp_path / "data" / "imgs"), **options)
@@ -473,27 +483,27 @@ def test_a_table_in_memory_names_files_anywhere(tmp_path: Path, monkeypatch: pyt
     assert "a path that leaves the root" in _error(tmp_path / "here" / "t.csv", **options)
 
 
-def test_text_that_is_no_utf8(tmp_path: Path) -> None:
-    """Text in another encoding is found before anything is done with it, with its rows."""
+def test_text_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
+    """Text in another encoding is reported with its rows."""
     path = tmp_path / "t.csv"
     path.write_bytes("id,path,text\n1,a.jpg,x\n2,b.jpg,é\n3,c.jpg,ü\n".encode("latin-1"))
-    assert "column 'text': text that is no UTF-8 in rows 2, 3; expected UTF-8. `iconv" in _error(path)
+    assert "column 'text': invalid UTF-8 in rows 2, 3; expected UTF-8. `iconv" in _error(path)
 
 
 def test_rows_keep_their_numbers(tmp_path: Path) -> None:
-    """Messages about rows that a query has left name them by their place in the table."""
+    """Messages about rows that a query selected use their numbers in the table."""
     path = _table(tmp_path / "t.csv", "id,path\n1,a.jpg\n2,b.jpg\n2,\n2,c.jpg\n5,imgs/1.jpg\n")
     assert "an empty path in row 3" in _error(path, rows=[1, 2, 4])
     assert "'2' (rows 2, 4)" in _error(path, rows=[1, 3, 4])
-    assert "no row is left" in _error(path, rows=[])
+    assert "no remaining row" in _error(path, rows=[])
     manifest, _, skipped = _listed(path, rows=[3, 4])
     assert [one.message for one in skipped] == ["no such file or directory, row 4"]
     assert manifest.column(None, "path").to_pylist() == ["imgs/1.jpg"]
     assert manifest.table.to_pylist() == [{"id": "5", "path": "imgs/1.jpg"}]
 
 
-def test_files_that_cannot_be_packed(tmp_path: Path) -> None:
-    """A sample with a file that is missing, or is none, is left out whole, once, by name and with its reason."""
+def test_samples_with_failed_files_are_skipped(tmp_path: Path) -> None:
+    """A sample with a missing or invalid file is skipped whole, once, with its reason."""
     rows = ["1,imgs/1.jpg,gone", "2,gone.jpg,gone", "3,imgs/3.jpg,masks/1.png", "4,imgs/1.jpg,imgs",
             "5,imgs/1.jpg/x.jpg,imgs", "6,pipe.jpg,masks/1.png"]  # fmt: skip
     os.mkfifo(tmp_path / "pipe.jpg")
@@ -508,8 +518,8 @@ def test_files_that_cannot_be_packed(tmp_path: Path) -> None:
     assert [entries.path(row) for row in range(2)] == [b"imgs/3.jpg", b"masks/1.png"]
     path.write_text("id,path\n1,x/1.jpg\n2,x/2.jpg\n")
     assert (
-        f"all 2 rows name one that is missing, such as 'x/1.jpg'; expected paths that count from {tmp_path}/. root"
-        in _error(path)
+        f"all 2 rows name a missing file, such as 'x/1.jpg'; expected paths relative to {tmp_path}/. "
+        "Choose another folder with root" in _error(path)
     )
 
 
@@ -532,20 +542,20 @@ def _linked(tmp_path: Path) -> Path:
 
 
 def test_links_stay_inside(tmp_path: Path) -> None:
-    """Links are followed within the root; what leads out of it by one is left out, as are links to nothing."""
+    """Links are followed within the root; links that leave it, and dangling links, are skipped."""
     _, entries, skipped = _listed(_linked(tmp_path), rows=[0, 1, 2, 3, 4, 5, 6, 8, 9, 10])
     assert entries.keys.data == b"0\x001\x002\x008\x009\x00"
     assert entries.rows.kind.tolist() == [LINK, FILE, FILE, LINK, FILE]
     assert entries.rows.size.tolist() == [3, 3, 9, 3, 4]
     always = [int(when) == ALWAYS_CHANGED for when in entries.rows.changed_ns]
-    assert always == [True, True, False, True, True]  # what a link leads to can change without a trace on the way
+    assert always == [True, True, False, True, True]  # the target of a link can change without a trace in the path
     codes = {one.key: one.code for one in skipped}
     assert codes.pop("6") in {"link-loop", "dangling-link"}
     assert codes == {"3": "link-outside", "4": "link-outside", "5": "dangling-link", "10": "link-outside"}
 
 
-def test_outside_where_it_is_allowed(tmp_path: Path) -> None:
-    """`--allow-outside` follows every link and path; an absolute path outside counts from the root, by `..`."""
+def test_allow_outside_follows_everything(tmp_path: Path) -> None:
+    """`--allow-outside` follows every link and path; absolute paths outside become relative to the root, with `..`."""
     path = _linked(tmp_path)
     _, entries = _entries(path, rows=[0, 3, 4, 7], allow_outside=True)
     assert entries.rows.size.tolist() == [3, 7, 7, 7]
@@ -560,8 +570,8 @@ def test_outside_where_it_is_allowed(tmp_path: Path) -> None:
     assert metadata_of(entries)["path"].to_pylist() == [inside[0], *outside, inside[1]]
 
 
-def test_when_a_file_changed(tmp_path: Path) -> None:
-    """The time of change covers the folders on the way, as resuming needs it."""
+def test_change_times_include_folders(tmp_path: Path) -> None:
+    """The change time includes the folders of the path, which resuming needs."""
     path = _table(tmp_path / "t.csv", "id,path\n1,a/b/1.jpg\n", {"a/b/1.jpg": b"x"})
     _, before = _entries(path)
     assert before.rows.mtime_ns.tolist() == [(tmp_path / "a" / "b" / "1.jpg").stat().st_mtime_ns]
@@ -572,8 +582,8 @@ def test_when_a_file_changed(tmp_path: Path) -> None:
         assert after.rows.changed_ns[0] >= before.rows.changed_ns[0]
 
 
-def test_bytes_that_changed(tmp_path: Path) -> None:
-    """Bytes that are others when they are written than when they were measured end the run."""
+def test_changed_bytes_fail_the_run(tmp_path: Path) -> None:
+    """Bytes that change between measuring and writing fail the run."""
     path = tmp_path / "t.parquet"
     pq.write_table(pa.table({"id": [1, 2], "jpg": [b"x", b"y"]}), path)
     manifest, _ = _entries(path)
@@ -583,8 +593,8 @@ def test_bytes_that_changed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("now", "written"), [([1] * 300 + [2] + [1] * 299, 300), ([1] * 601, 600), ([1] * 599, 599)])
-def test_bytes_of_another_length(tmp_path: Path, now: list[int], written: int) -> None:
-    """Nothing is written where it does not belong: other bytes, or more or fewer rows than planned, end the writing."""
+def test_bytes_of_another_length_fail_the_run(tmp_path: Path, now: list[int], written: int) -> None:
+    """Other sizes, or more or fewer rows than planned, stop the writing."""
     pq.write_table(pa.table({"id": range(600), "jpg": [b"x"] * 600}), path := tmp_path / "t.parquet")
     manifest, _ = _entries(path)
     manifest.write_binary(whole := Spool())
@@ -595,8 +605,8 @@ def test_bytes_of_another_length(tmp_path: Path, now: list[int], written: int) -
     assert len(part.data) <= written
 
 
-def test_bytes_of_chosen_rows(tmp_path: Path) -> None:
-    """Only the bytes of rows that are left are written, in order, over any number of batches and columns."""
+def test_only_selected_bytes_are_written(tmp_path: Path) -> None:
+    """Only the bytes of remaining rows are written, in order, for any number of batches and columns."""
     table = pa.table(
         {"id": range(700), "a": [b"%d" % at for at in range(700)], "b": [b"x" * (at % 5) for at in range(700)]}
     )
@@ -612,7 +622,7 @@ _PART = st.text("a.b/+ \né", max_size=6)
 @given(st.lists(_PART, min_size=1, max_size=12), st.sampled_from(["first", "last"]), st.integers(1, 4))
 @example(["a.jpg", "b.jpg", "x/.a", ".a.b", "a..", "..a", "a.b.c", "é/a.b"], "first", 3)
 def test_endings_follow_the_rule_of_folders(paths: list[str], dots: Any, chunk: int) -> None:
-    """A path gives the key and field that a folder's file of that name would have, however many are split at a time."""
+    """A path gives the same key and field as a file of that name in a folder, for any chunk size."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(manifest_paths, "CHUNK_ROWS", chunk)
         endings = manifest_paths.PathEndings("t", pa.array(paths), dots)
@@ -628,7 +638,7 @@ def test_endings_follow_the_rule_of_folders(paths: list[str], dots: Any, chunk: 
     st.lists(st.binary(min_size=0, max_size=3).map(lambda key: key.replace(b"\0", b"")), max_size=40), st.integers(1, 5)
 )
 def test_repeated_keys_are_found(names: list[bytes], chunk: int) -> None:
-    """Exactly the keys that occur more than once are told, with all of their places."""
+    """Exactly the repeated keys are reported, with all their rows."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("shardtool.values.CHUNK_ROWS", chunk)
         found = keys.find_repeated(PackedStrings.of(names))
@@ -638,15 +648,15 @@ def test_repeated_keys_are_found(names: list[bytes], chunk: int) -> None:
     assert found == {name: at for name, at in expected.items() if len(at) > 1}
 
 
-def test_keys_are_told_apart_by_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Hashes only say where to look: keys that share one are not taken for the same."""
+def test_hash_collisions_are_not_duplicates(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keys that share a hash are not confused."""
     monkeypatch.setattr(keys, "hash_keys", lambda names: np.zeros(len(names), np.uint64))
     assert keys.find_repeated(PackedStrings.of([b"a", b"b", b"c", b"b"])) == {b"b": [1, 3]}
 
 
 @given(st.lists(st.text("a./\x01\x7f é", max_size=5), min_size=1, max_size=8))
 @example(["", "a", ".", "a/..", "a//b", "/a", "a/", "...", ".a", "a\x85"])
-def test_what_can_be_a_key(names: list[str]) -> None:
+def test_invalid_keys_are_refused(names: list[str]) -> None:
     """A key has no control characters, and no part that is empty, `.` or `..`."""
     found, bad = keys.gather_keys([pa.array(names)])
     sound = [
@@ -664,7 +674,7 @@ _NAME = st.sampled_from(["jpg", "a.jpg", "json", "png", "z", "é", "B"])
 
 @given(st.sets(_NAME, max_size=3), st.lists(_NAME, unique=True, min_size=1, max_size=4), st.data())
 def test_fields_are_ordered(several: set[str], named: list[str], data: st.DataObject) -> None:
-    """The fields of each sample stand in the order of their bytes, whatever its path's ending, and keep their own."""
+    """The fields of each sample are in byte order, for any extension of its path, with their own values."""
     endings, known = sorted(several - set(named)), named
     count = data.draw(st.integers(1, 6))
     codes = np.array(
@@ -691,7 +701,7 @@ def test_fields_are_ordered(several: set[str], named: list[str], data: st.DataOb
     assert paths.span(0, len(paths)).count(b"\0") == count * width
 
 
-def test_without_pandas(tmp_path: Path) -> None:
+def test_files_need_no_pandas(tmp_path: Path) -> None:
     """A manifest in a file is planned without pandas, whose import takes as long as packing thousands of files."""
     pq.write_table(
         pa.table({"id": [1, 2], "path": ["imgs/1.jpg", "imgs/2.png"], "x": [0.5, None], "n": [1, 2]}),
@@ -717,8 +727,8 @@ def test_without_pandas(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("meta", ["all", "none", ("path",)])
 @pytest.mark.parametrize("outside", [False, True])
-def test_no_output_tells_where_the_root_lies(meta: Any, *, outside: bool, tmp_path: Path) -> None:
-    """The same manifest with another absolute prefix gives the same paths and columns, and none of them is absolute."""
+def test_outputs_do_not_contain_the_root(meta: Any, *, outside: bool, tmp_path: Path) -> None:
+    """The same manifest with another absolute prefix gives the same paths and columns, none of them absolute."""
     found = []
     for name in ("one", "another/place"):
         root = tmp_path / name / "r"
@@ -735,15 +745,15 @@ def test_no_output_tells_where_the_root_lies(meta: Any, *, outside: bool, tmp_pa
     assert found[0][2] == ([] if outside else ["gone.jpg"])
 
 
-def test_a_path_of_any_depth(tmp_path: Path) -> None:
-    """A path of more parts than Python has calls is a file that is not there, like any other."""
+def test_deep_paths_are_missing_files(tmp_path: Path) -> None:
+    """A path with more parts than Python's recursion limit is an ordinary missing file."""
     path = _table(tmp_path / "t.csv", "path\nimgs/1.jpg\n" + "d/" * 1900 + "x.jpg\n")
     _, _, skipped = _listed(path)
     assert [one.code for one in skipped] == ["vanished"]
 
 
-def test_many_columns(tmp_path: Path) -> None:
-    """A table has at most 10,000 columns; up to there they are read, in time that their number sets."""
+def test_the_number_of_columns_is_limited(tmp_path: Path) -> None:
+    """A table has at most 10,000 columns; these are read in linear time."""
     path = _table(tmp_path / "t.csv", "")
     for count, said in (
         (3000, ""),

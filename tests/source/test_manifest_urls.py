@@ -18,8 +18,8 @@ _URLS = st.lists(
 
 @settings(max_examples=100)
 @given(_URLS, st.sampled_from([pa.string(), pa.large_string()]))
-def test_a_column_is_shown_as_its_urls_are(texts: list[str], kind: pa.DataType) -> None:
-    """What is shown of a column is what is shown of each of its URLs, in a column of the same type."""
+def test_a_column_is_redacted_like_its_urls(texts: list[str], kind: pa.DataType) -> None:
+    """A redacted column has the redacted URLs, in the same type."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(paths, "CHUNK_ROWS", 4)
         shown = redact_urls(pa.array(texts, kind))

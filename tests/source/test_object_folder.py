@@ -40,10 +40,10 @@ def _left_behind(parts: list[ScanPart]) -> Counter[bytes]:
 @settings(max_examples=15, deadline=None)
 @given(st.lists(_NAMES.map("/".join).filter(_is_plain), max_size=12, unique=True), st.sampled_from(_RULES))
 @example(["a.b", "a/a.b", "a-a.b", "a!/a.b", "a.a/b.a", ".a/a.b", "Thumbs.db", "__MACOSX/a.b"], ScanRules())
-def test_objects_are_files(paths: list[str], rules: ScanRules) -> None:
-    """Objects give the samples that files of the same names give, in the same order, and leave out the same."""
+def test_objects_equal_files(paths: list[str], rules: ScanRules) -> None:
+    """Objects give the same samples and skipped rows as files of the same names, in the same order."""
     names: list[str] = []
-    for path in sorted(paths):  # a path that is a folder too is none here
+    for path in sorted(paths):  # a path that is also a folder is not a file here
         if not any(path.startswith(f"{one}/") or one.startswith(f"{path}/") for one in names):
             names.append(path)
     with tempfile.TemporaryDirectory() as folder:
@@ -64,8 +64,8 @@ def test_objects_are_files(paths: list[str], rules: ScanRules) -> None:
     assert _left_behind(found) == _left_behind([top, *parts])
 
 
-def test_folder_markers() -> None:
-    """Empty objects that stand for folders are no files, whatever their names; other empty ones are."""
+def test_folder_markers_are_ignored() -> None:
+    """Empty objects that represent folders are not files; other empty objects are."""
     names = {"a": 0, "a.x": 0, "a.x/b.jpg": 3, "a/b.jpg": 1, "c.jpg": 0, "d": 2, "d/e.jpg": 1}
     parts = [collect_objects((BucketEntry(name, size, 1, 1) for name, size in names.items()), ScanRules())]
     entries, skipped = collect_samples(b"s3://b/", parts)
@@ -79,7 +79,7 @@ def test_folder_markers() -> None:
 
 
 def test_samples_stay_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However many files are made columns at a time, those of a sample stay together."""
+    """For any chunk size, the files of a sample stay together."""
     monkeypatch.setattr("shardtool.source.collect_files._SORT_CHUNK_FILES", 2)
     names = [f"{at}.{ending}" for at in range(5) for ending in ("a", "b", "c")]
     parts = [collect_objects((BucketEntry(name, 1, 1, 1) for name in names), ScanRules())]

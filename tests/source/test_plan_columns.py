@@ -1,4 +1,4 @@
-"""The rows of a plan file hold all that a listing says of samples."""
+"""The rows of a plan file store the whole listing of the samples."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ _SAMPLE = st.tuples(_NAME, st.dictionaries(st.integers(0, 2), _ROW, min_size=1))
 
 @settings(max_examples=25)
 @given(samples=st.lists(_SAMPLE, max_size=12), with_paths=st.booleans())
-def test_what_is_written_is_read(samples: list[tuple[bytes, dict[int, Any]]], *, with_paths: bool) -> None:
-    """Whatever samples there are, reading the tables that hold them gives each key, field, number and path back."""
+def test_samples_round_trip(samples: list[tuple[bytes, dict[int, Any]]], *, with_paths: bool) -> None:
+    """Reading the tables of any samples returns each key, field, number and path."""
     flat = [(code, *row) for _, fields in samples for code, row in sorted(fields.items())]
     entries = flat_entries([key for key, _ in samples], [len(fields) for _, fields in samples], _FIELDS)
     names = ("code", "kind", "size", "mtime_ns", "changed_ns")

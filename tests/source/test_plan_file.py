@@ -1,4 +1,4 @@
-"""A run with a plan file is the run without it, and a plan file is held to its source, its options and its bytes."""
+"""A run with a plan file equals the run without it, and a plan file must match its source, options and checksums."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _FACTS = b"shardtool.plan"
 
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
-    """Give a folder with a source of 7 samples, files that are left out, links, and other kinds of sources."""
+    """Return a folder with a source of 7 samples, skipped files, links, and other kinds of sources."""
     files = {f"in/{'ab'[n % 2]}/{n:02}.txt".encode(): b"text of %d" % n for n in range(6)}
     files |= {b"in/a/00.json": b'{"n": 1}', b"in/b/none": b"no ending", b"in/a/\xff.txt": b"no UTF-8"}
     files |= {f"masks/{'ab'[n % 2]}/{n:02}.txt".encode(): b"mask %d" % n for n in range(5)}
@@ -48,15 +48,15 @@ def _options(**more: Any) -> CreateOptions:
     return replace(_OPTIONS, **more)
 
 
-def _planned(source: Any, folder: Path, ending: str = "tar", out: str = "out", **more: Any) -> Path:
-    """Write a plan, and return it."""
+def _write_plan(source: Any, folder: Path, ending: str = "tar", out: str = "out", **more: Any) -> Path:
+    """Write a plan, and return its path."""
     path = folder / "plan.parquet"
     dry_run(source, f"{folder}/{out}/x-{{000..}}.{ending}", _options(plan_only=path, **more))
     return path
 
 
 def _manifest(folder: Path) -> Path:
-    """Write a manifest whose columns are of many types."""
+    """Write a manifest with columns of many types."""
     rows = 5
     columns = {
         "path": pa.array([f"in/{'ab'[n % 2]}/{n:02}.txt" for n in range(rows)]),
@@ -110,7 +110,7 @@ def _archives(place: Path) -> None:
 def test_a_plan_changes_no_byte(
     source: str, more: dict[str, Any], place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With a plan file, a run writes what it writes without one, to the byte; the source is not listed."""
+    """With a plan file, a run writes the same bytes as without, and does not list the source."""
     monkeypatch.chdir(place)
     _manifest(place)
     if more.get("on") == "path":
@@ -140,8 +140,8 @@ def test_a_plan_changes_no_byte(
 
 
 def test_parts_with_and_without_the_plan_fit(place: Path) -> None:
-    """In any order, twice, some with a plan file and some without: the same bytes; a missing one is named."""
-    plan = _planned(place / "in", place, shuffle=True)
+    """Parts with and without a plan file, in any order and repeated, give the same bytes; a missing part is named."""
+    plan = _write_plan(place / "in", place, shuffle=True)
     create(place / "in", f"{place}/one/x-{{000..}}.tar", _options(shuffle=True))
     for order in permutations((1, 2, 3)):
         for number in order:
@@ -158,21 +158,21 @@ def test_parts_with_and_without_the_plan_fit(place: Path) -> None:
 
 
 def test_files_that_changed_since_are_named(place: Path) -> None:
-    """A file that is another than when the plan was written ends the run by name, or is left out: as without a plan."""
+    """A file that changed since the plan was written fails the run, or is skipped, as without a plan."""
     write_tree(place / "sound", {f"{n}.txt": b"text %d" % n for n in range(4)})
-    plan = _planned(place / "sound", place)
+    plan = _write_plan(place / "sound", place)
     (place / "sound/2.txt").write_bytes(b"a longer text")
     (place / "sound/3.txt").unlink()
     with pytest.raises(SampleFailed, match=r"2\.txt"):
-        create(place / "sound", f"{place}/s/x-{{0..}}.tar", _options(plan=_planned_again(place), on_error="stop"))
+        create(place / "sound", f"{place}/s/x-{{0..}}.tar", _options(plan=_strict_plan(place), on_error="stop"))
     left = create(place / "sound", f"{place}/t/x-{{0..}}.tar", _options(plan=plan))
     assert (left.samples, left.skipped) == (2, 2)
     codes = [json.loads(line)["code"] for line in (place / "t/x.skipped").read_text().splitlines()]
     assert codes == ["changed", "vanished"]
 
 
-def _planned_again(place: Path) -> Path:
-    """Return the plan, as if its options had been those that stop at an error."""
+def _strict_plan(place: Path) -> Path:
+    """Return the plan, as if written with options that stop at errors."""
     _reseal(place / "plan.parquet", place / "stops.parquet", facts=lambda facts: facts["options"].pop("on_error"))
     return place / "stops.parquet"
 
@@ -185,7 +185,7 @@ def _reseal(
     rows: Callable[[list[dict[str, Any]]], object] = len,
     writing: Mapping[str, Any] = MappingProxyType({}),
 ) -> Path:
-    """Write another plan file, whose checksums are right."""
+    """Write a modified plan file with valid checksums."""
     table = pq.read_table(plan)
     head = re.compile(rb"([0-9]+) crc32c:[0-9a-f]{8} (.*)", re.DOTALL).fullmatch(
         pq.read_metadata(plan).metadata[_FACTS]
@@ -206,41 +206,41 @@ def _use(place: Path, plan: Path, source: Any = None, **more: Any) -> None:
     create(place / "in" if source is None else source, f"{place}/out/x-{{000..}}.tar", _options(plan=plan, **more))
 
 
-def _sound(place: Path) -> Path:
-    """Write a plan, see that writing it again by hand leaves it sound, and return it."""
-    plan = _planned(place / "in", place)
+def _valid_plan(place: Path) -> Path:
+    """Write a plan, check that resealing it keeps it valid, and return it."""
+    plan = _write_plan(place / "in", place)
     again = _reseal(plan, place / "again.parquet")
     dry_run(place / "in", f"{place}/out/x-{{000..}}.tar", _options(plan=again))
     return plan
 
 
 def test_another_source_is_refused(place: Path) -> None:
-    """A plan of a source of another name or kind, or of which no file is there, is refused, and says what differs."""
-    plan = _planned(place / "in", place)
-    with pytest.raises(InvalidRequest, match="a plan of the folder in; expected one of the folder masks"):
+    """A plan of a source with another name or kind, or without its files, is refused with the difference."""
+    plan = _write_plan(place / "in", place)
+    with pytest.raises(InvalidRequest, match="a plan of the folder in; expected a plan of the folder masks"):
         _use(place, plan, place / "masks")
-    with pytest.raises(InvalidRequest, match="expected one of the folders in, masks"):
+    with pytest.raises(InvalidRequest, match="expected a plan of the folders in, masks"):
         _use(place, plan, [place / "in", place / "masks"])
     write_tree(place / "other/in", {f"{'ab'[n % 2]}/{n:02}.txt": b"other %d" % n for n in range(6)})
-    with pytest.raises(InvalidRequest, match="no file is there as it was listed, such as a/00"):
+    with pytest.raises(InvalidRequest, match="none of whose files exists unchanged, such as a/00"):
         _use(place, plan, place / "other/in")
     shutil.copytree(place / "in", place / "moved/in", symlinks=True)  # with its times: the same source elsewhere
     dry_run(place / "moved/in", f"{place}/out/x-{{000..}}.tar", _options(plan=plan))
     table = _manifest(place)
-    of_table = _planned(table, place / "more")
+    of_table = _write_plan(table, place / "more")
     os.utime(table, ns=(0, 0))
-    with pytest.raises(InvalidRequest, match="before it was changed"):
+    with pytest.raises(InvalidRequest, match="before it changed"):
         _use(place, of_table, table)
     for source in ("-", pa.table({"path": ["a"]})):
         with pytest.raises(InvalidRequest, match=r"a table in memory|standard input"):
             _use(place, plan, source)
         with pytest.raises(InvalidRequest, match=r"a table in memory|standard input"):
-            _planned(source, place / "third")
+            _write_plan(source, place / "third")
 
 
 def test_other_options_are_refused(place: Path) -> None:
-    """A plan is used with the options that it was made with; those that say how to go about it are free."""
-    plan = _planned(place / "in", place, seed=3, shuffle=True)
+    """A plan is used with its own options; options for how the run works are free."""
+    plan = _write_plan(place / "in", place, seed=3, shuffle=True)
     cases: list[tuple[dict[str, Any], str]] = [
         ({"shuffle": False}, "--shuffle differs: given before, now not given"),
         ({"shuffle": True, "seed": 4}, "--seed differs: 3 before, now 4"),
@@ -257,11 +257,11 @@ def test_other_options_are_refused(place: Path) -> None:
 
 
 def test_a_plan_of_another_version_is_refused(place: Path) -> None:
-    """Plans of older and newer versions are refused by their version: they may list a source otherwise."""
-    plan = _sound(place)
+    """Plans of older and newer versions are refused: they may list a source differently."""
+    plan = _valid_plan(place)
     for version in ("0.0.1", "99.0"):
         other = _reseal(plan, place / "other.parquet", facts=lambda facts, to=version: facts.update(tool=to))  # type: ignore[misc]
-        with pytest.raises(InvalidRequest, match=rf"a plan of shardtool {version}; expected one of this version"):
+        with pytest.raises(InvalidRequest, match=rf"a plan of shardtool {version}; expected a plan of this version"):
             _use(place, other)
     data = plan.read_bytes()
     newer = place / "newer.parquet"
@@ -270,34 +270,34 @@ def test_a_plan_of_another_version_is_refused(place: Path) -> None:
         _use(place, newer)
 
 
-def test_addresses_have_no_plan(place: Path) -> None:
-    """A plan file is of a source on a file system; it is written where files can be."""
-    plan = _planned(place / "in", place)
+def test_urls_have_no_plan(place: Path) -> None:
+    """A plan file requires a source and a target on a file system."""
+    plan = _write_plan(place / "in", place)
     for source in ("https://127.0.0.1:1/in.tar", ["s3://bucket/a", "s3://bucket/b"]):
-        with pytest.raises(InvalidRequest, match="an address"):
+        with pytest.raises(InvalidRequest, match="a URL"):
             _use(place, plan, source)
-        with pytest.raises(InvalidRequest, match="an address"):
-            _planned(source, place, if_exists="overwrite")
+        with pytest.raises(InvalidRequest, match="a URL"):
+            _write_plan(source, place, if_exists="overwrite")
     for where, said in (
-        ("s3://bucket/plans/", "no name of a file"),
-        ("-", "no name of a file"),
-        ("https://127.0.0.1:1/plan.parquet", "nothing can be written"),
+        ("s3://bucket/plans/", "not a local file name"),
+        ("-", "not a local file name"),
+        ("https://127.0.0.1:1/plan.parquet", "read-only"),
         ("s3:/bucket/plan.parquet", "s3://"),
     ):
         with pytest.raises(InvalidRequest, match=said):
             dry_run(place / "in", f"{place}/out/x-{{0..}}.tar", _options(plan_only=where))
 
 
-def test_what_is_no_plan_is_refused(place: Path) -> None:
-    """Garbage, other Parquet files, folders and FIFOs are no plans; a missing one is the user's mistake."""
-    plan = _sound(place)
+def test_files_that_are_not_plans_are_refused(place: Path) -> None:
+    """Garbage, other Parquet files, folders and FIFOs are not plans; a missing file is the user's mistake."""
+    plan = _valid_plan(place)
     (place / "fifo").mkdir()
     os.mkfifo(place / "pipe")
     (place / "empty").write_bytes(b"")
     (place / "garbage").write_bytes(b"PAR1" + b"\xff" * 500 + b"PAR1")
     pq.write_table(pa.table({"a": [1]}), place / "other")
     for name in ("fifo", "pipe", "empty", "garbage", "other"):
-        with pytest.raises(CorruptShard, match="no plan, or a damaged one"):
+        with pytest.raises(CorruptShard, match="not a plan file, or damaged"):
             _use(place, place / name)
     with pytest.raises(InvalidRequest, match="no such file; expected a plan"):
         _use(place, place / "none")
@@ -309,9 +309,9 @@ def test_what_is_no_plan_is_refused(place: Path) -> None:
     assert not (place / "out").exists()
 
 
-def test_no_flipped_bit_passes(place: Path) -> None:
-    """A bit that flips anywhere in a plan file either is found, or changes nothing of the dataset."""
-    plan = _sound(place)
+def test_flipped_bits_are_found(place: Path) -> None:
+    """A flipped bit in a plan file is found, or changes nothing in the dataset."""
+    plan = _valid_plan(place)
     _use(place, plan)
     expected = read_tree(place / "out")
     for at in range(4, plan.stat().st_size, 41):
@@ -328,7 +328,7 @@ def test_no_flipped_bit_passes(place: Path) -> None:
 
 
 def _set(**values: Any) -> Callable[[list[dict[str, Any]]], object]:
-    """Return what changes the first field of the first sample, or its key."""
+    """Return a function that changes the first field of the first sample, or its key."""
 
     def change(rows: list[dict[str, Any]]) -> None:
         for name, value in values.items():
@@ -349,9 +349,9 @@ def _set(**values: Any) -> Callable[[list[dict[str, Any]]], object]:
         _set(__fields__=[]),
     ],
 )
-def test_what_no_listing_says_is_refused(rows: Callable[[list[dict[str, Any]]], object], place: Path) -> None:
-    """Sealed plans whose rows make no samples of this source are refused before anything is written."""
-    other = _reseal(_sound(place), place / "other.parquet", rows=rows)
+def test_invalid_rows_are_refused(rows: Callable[[list[dict[str, Any]]], object], place: Path) -> None:
+    """Plans with a valid checksum and invalid rows are refused before anything is written."""
+    other = _reseal(_valid_plan(place), place / "other.parquet", rows=rows)
     with pytest.raises((CorruptShard, InvalidRequest)):
         _use(place, other)
     assert not (place / "out").exists()
@@ -373,20 +373,20 @@ def test_what_no_listing_says_is_refused(rows: Callable[[list[dict[str, Any]]], 
         {"paths": True},
     ],
 )
-def test_facts_that_no_plan_has_are_refused(facts: dict[str, Any], place: Path) -> None:
-    """Sealed plans whose facts are of other types, or do not go with their rows, are refused."""
-    other = _reseal(_sound(place), place / "other.parquet", facts=lambda known: known.update(facts))
+def test_invalid_metadata_is_refused(facts: dict[str, Any], place: Path) -> None:
+    """Plans with a valid checksum and metadata of other types, or that do not match the rows, are refused."""
+    other = _reseal(_valid_plan(place), place / "other.parquet", facts=lambda known: known.update(facts))
     with pytest.raises((CorruptShard, InvalidRequest)):
         _use(place, other)
     assert not (place / "out").exists()
 
 
 @pytest.mark.parametrize("text", [b"\xff0", b"\xffzz", b"\xff00", b"longer"])
-def test_texts_of_payloads_that_are_none_are_refused(text: bytes, place: Path) -> None:
-    """Sealed plans with coded payloads of other digits, or of another size, are refused; valid ones are used."""
+def test_invalid_encoded_payloads_are_refused(text: bytes, place: Path) -> None:
+    """Plans with encoded payloads that are not hexadecimal, or have another size, are refused; valid ones are used."""
     table = place / "t.jsonl"
     table.write_text('{"key": "a", "v": "ab"}\n')
-    plan = _planned(table, place, values=("txt=v",), meta="none")
+    plan = _write_plan(table, place, values=("txt=v",), meta="none")
 
     def use(text: bytes) -> None:
         other = _reseal(plan, place / "other.parquet", rows=lambda rows: rows[0].update({"__inline_0__": text}))
@@ -403,50 +403,50 @@ def test_texts_of_payloads_that_are_none_are_refused(text: bytes, place: Path) -
     ("key", "kind"),
     [(b"../secret/file", 0), (b"a/../../secret/file", 0), (b"out/file", 0), (b"leads", 1), (b"/etc/x", 0)],
 )
-def test_no_path_leads_out_of_the_source(key: bytes, kind: int, place: Path) -> None:
-    """A plan that names files outside of the source, by `..` or by links, is refused, unless links may be followed."""
+def test_paths_stay_in_the_source(key: bytes, kind: int, place: Path) -> None:
+    """A plan with paths out of the source, by `..` or by links, is refused, unless links may be followed."""
     write_tree(place / "secret", {"file.json": b'{"secret": 1}'})
     (place / "in/out").symlink_to(place / "secret")
     (place / "in/leads.json").symlink_to(place / "secret/file.json")
     fact = (place / "secret/file.json").stat()
-    plan = _planned(place / "in", place, on_error="skip")
+    plan = _write_plan(place / "in", place, on_error="skip")
     change = _set(__key__=key, kind=kind, size=fact.st_size, mtime_ns=fact.st_mtime_ns)
     other = _reseal(plan, place / "other.parquet", rows=change)
-    with pytest.raises(InvalidRequest, match="leads out of the source"):
+    with pytest.raises(InvalidRequest, match="leaves the source"):
         _use(place, other)
     assert not (place / "out").exists()
 
 
 def test_a_path_may_have_a_thousand_parts(place: Path) -> None:
-    """However deep a plan's files lie, the folders on the way are looked at."""
-    other = _reseal(_sound(place), place / "other.parquet", rows=_set(__key__=b"a/" * 1500 + b"b"))
+    """The folders of arbitrarily deep paths are examined."""
+    other = _reseal(_valid_plan(place), place / "other.parquet", rows=_set(__key__=b"a/" * 1500 + b"b"))
     assert dry_run(place / "in", f"{place}/out/x-{{000..}}.tar", _options(plan=other)).shards
 
 
-def test_no_path_leads_out_of_several_folders(place: Path) -> None:
-    """Of several folders, each path starts with the name of one of them, and stays there."""
+def test_paths_stay_in_several_folders(place: Path) -> None:
+    """With several folders, each path starts with the name of one of them, and stays inside."""
     both = [place / "in", place / "masks"]
-    plan = _planned(both, place)
+    plan = _write_plan(both, place)
     for path in (b"secret/file", b"file", b"in/../../secret/file", b"/etc/passwd"):
         other = _reseal(plan, place / "other.parquet", rows=_set(path=path))
-        with pytest.raises(InvalidRequest, match="leads out of the source"):
+        with pytest.raises(InvalidRequest, match="leaves the source"):
             _use(place, other, both)
 
 
 def test_a_manifests_paths_stay_below_its_root(place: Path) -> None:
-    """Only `--allow-outside`, typed again, lets the paths of a manifest's plan leave the root."""
+    """Only `--allow-outside`, given again, lets the paths of a manifest's plan leave the root."""
     write_tree(place, {"far/file.txt": b"far away", "near/table.csv": b"key,path\nk,../far/file.txt\n"})
     table, out = place / "near/table.csv", f"{place}/out/x-{{000..}}.tar"
     plan = place / "plan.parquet"
     dry_run(table, out, _options(plan_only=plan, allow_outside=True))
-    with pytest.raises(InvalidRequest, match="leads out of the source"):
+    with pytest.raises(InvalidRequest, match="leaves the source"):
         create(table, out, _options(plan=plan))
     assert create(table, out, _options(plan=plan, allow_outside=True)).samples == 1
 
 
 def test_a_small_file_takes_little_memory(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Plans that unfold to more than their bytes can account for are refused before they are decoded."""
-    plan = _sound(place)
+    """Plans that would expand to far more than their size are refused before they are decoded."""
+    plan = _valid_plan(place)
     monkeypatch.setattr("shardtool.source.plan_file._BASE_MEMORY_BYTES", 2**16)
     for rows, writing in ((_set(__key__=b"k" * 4_000_000), {}), (len, {"use_dictionary": True})):
         other = _reseal(plan, place / "bomb.parquet", rows=rows, writing=writing)
@@ -455,15 +455,15 @@ def test_a_small_file_takes_little_memory(place: Path, monkeypatch: pytest.Monke
             _use(place, other)
 
 
-def test_what_a_plan_is_written_over(place: Path) -> None:
-    """A plan appears whole, and replaces no file unasked; a refused run writes none."""
-    plan = _planned(place / "in", place)
+def test_plans_replace_no_other_files(place: Path) -> None:
+    """A plan appears complete, and replaces no file without `--overwrite`; a refused run writes none."""
+    plan = _write_plan(place / "in", place)
     with pytest.raises(OutputExists, match="already exists"):
-        _planned(place / "in", place)
-    _planned(place / "in", place, if_exists="overwrite")
+        _write_plan(place / "in", place)
+    _write_plan(place / "in", place, if_exists="overwrite")
     before = plan.read_bytes()
     with pytest.raises(InvalidRequest):
-        _planned(place / "in", place, if_exists="overwrite", shards=99)
+        _write_plan(place / "in", place, if_exists="overwrite", shards=99)
     assert plan.read_bytes() == before
     assert [path.name for path in place.iterdir() if path.name.startswith(".")] == []
     with pytest.raises(InvalidRequest, match="a run that writes shards"):
@@ -473,8 +473,8 @@ def test_what_a_plan_is_written_over(place: Path) -> None:
             _options(plan_only=plan, **more)
 
 
-def test_payloads_that_are_unpacked_first_have_no_plan(place: Path) -> None:
-    """Bytes in a table, and compressed archives, are unpacked in the run that packs them: a plan cannot lead there."""
+def test_unpacked_payloads_have_no_plan(place: Path) -> None:
+    """Bytes in a table, and compressed archives, are unpacked by the run that packs them, so they have no plan."""
     table = pa.table({"key": ["a", "b"], "bytes": [b"one", b"two"]})
     pq.write_table(table, place / "bytes.parquet")
     with tarfile.open(place / "all.tar.gz", "w:gz") as tar:
@@ -482,12 +482,12 @@ def test_payloads_that_are_unpacked_first_have_no_plan(place: Path) -> None:
     sources: list[tuple[Path, dict[str, Any]]] = [(place / "all.tar.gz", {})]
     for source, more in [*sources, (place / "bytes.parquet", {"binary": ("jpg=bytes",)})]:
         with pytest.raises(InvalidRequest, match="payloads in a table or a compressed archive"):
-            _planned(source, place, **more)
+            _write_plan(source, place, **more)
     assert not (place / "plan.parquet").exists()
 
 
 def test_the_command_line(place: Path) -> None:
-    """`--plan-only` prints the plan and writes it; `--plan` goes by it; `--json` has the note."""
+    """`--plan-only` prints and writes the plan; `--plan` uses it; `--json` has the note."""
     words: list[str | Path] = [
         "create",
         place / "in",
@@ -507,18 +507,18 @@ def test_the_command_line(place: Path) -> None:
     assert read_tree(place / "out") == read_tree(place / "one")
 
 
-def test_rows_can_be_read_by_others(place: Path) -> None:
-    """A plan file is a plain table: a row a sample, with its key, its fields and their sizes."""
-    table = pq.read_table(_planned(place / "in", place))
+def test_other_tools_can_read_the_rows(place: Path) -> None:
+    """A plan file is a plain table: one row per sample, with its key, its fields and their sizes."""
+    table = pq.read_table(_write_plan(place / "in", place))
     assert table.column("__key__").to_pylist()[:2] == [b"a/00", b"a/02"]
     assert [len(one) for one in table.column("__fields__").to_pylist()] == [2, 1, 1, 1, 1, 1, 1]
     assert np.sum([field["size"] for one in table.column("__fields__").to_pylist() for field in one]) == 71
 
 
-def test_a_resumed_run_ends_as_planned(place: Path) -> None:
-    """With its plan, a killed run goes on: finished shards stay, and what changed of others since is named."""
+def test_a_resumed_run_follows_the_plan(place: Path) -> None:
+    """With its plan, an interrupted run continues: finished shards stay, and files that changed are named."""
     write_tree(place / "sound", {f"{n}.txt": b"text %d" % n for n in range(6)})
-    plan, out = _planned(place / "sound", place), f"{place}/out/x-{{000..}}.tar"
+    plan, out = _write_plan(place / "sound", place), f"{place}/out/x-{{000..}}.tar"
     create(place / "sound", out, _options(plan=plan))
     expected = read_tree(place / "out")
     (place / "out/x-001.tar").unlink()

@@ -25,7 +25,7 @@ OUT = "out-{000..}.tar"
 
 
 def _place(server: Server) -> tuple[str, Path]:
-    """Return a new folder of the server with some files: its address, and where it lies."""
+    """Return a new folder of the server with some files: its URL, and its path."""
     prefix = server.new_prefix()
     local = server.local(prefix)
     write_tree(local, {name: name.encode() * 50 if "empty" not in name else b"" for name in NAMES})
@@ -34,8 +34,8 @@ def _place(server: Server) -> tuple[str, Path]:
 
 
 @pytest.mark.parametrize("name", ["m.csv", "m.jsonl.gz", "m.parquet", "m.feather"])
-def test_same_as_local(name: str, http_files: Server, tmp_path: Path) -> None:
-    """A manifest on the web gives the bytes of a local one, paths counting from where it lies; no query is kept."""
+def test_a_remote_manifest_equals_a_local_one(name: str, http_files: Server, tmp_path: Path) -> None:
+    """A manifest on the web gives the same bytes; its paths are relative to its URL; no query is kept."""
     prefix, local = _place(http_files)
     table = pa.table({"path": NAMES, "n": [*range(len(NAMES))]})
     pq.write_table(table, local / "m.parquet")
@@ -48,14 +48,14 @@ def test_same_as_local(name: str, http_files: Server, tmp_path: Path) -> None:
     assert not any(b"sesame" in data for data in read_tree(tmp_path / "web").values())
 
 
-def test_root(http_files: Server, tmp_path: Path) -> None:
-    """A local manifest's paths may count from an address."""
+def test_the_root_can_be_a_url(http_files: Server, tmp_path: Path) -> None:
+    """The paths of a local manifest may be relative to a URL."""
     prefix, local = _place(http_files)
     create(str(local / "m.csv"), str(tmp_path / "web" / OUT), CreateOptions(root=prefix, meta="none"))
     assert [name for name, _ in members(tmp_path / "web" / "out-000.tar")] == NAMES
 
 
-def test_what_is_not_there(http_files: Server, tmp_path: Path) -> None:
+def test_missing_files_are_reported(http_files: Server, tmp_path: Path) -> None:
     """A missing manifest, missing files and paths that leave the root are errors that name them."""
     prefix, local = _place(http_files)
     with pytest.raises(InvalidRequest, match=r"none\.csv: cannot be read: no such object"):
@@ -68,13 +68,15 @@ def test_what_is_not_there(http_files: Server, tmp_path: Path) -> None:
         with pytest.raises(InvalidRequest, match="a path that leaves the root"):
             create(f"{prefix}/away.csv", str(tmp_path / OUT), CreateOptions(allow_outside=True))
     (local / "stores.csv").write_text("path\ns3://bucket/x.jpg\n")
-    with pytest.raises(InvalidRequest, match=r"a URL, .* such as root='s3://BUCKET', must be named"):
+    with pytest.raises(InvalidRequest, match=r"a URL, .* relative, such as root='s3://BUCKET'"):
         create(f"{prefix}/stores.csv", str(tmp_path / OUT))
     assert not list(tmp_path.glob("*.tar"))
 
 
-def test_changed_meanwhile(http_files: Server, proxies: Callable[[Server], FaultyProxy], tmp_path: Path) -> None:
-    """A file whose version is another when it is packed ends the run, or is left out by that reason."""
+def test_changed_files_fail_the_run(
+    http_files: Server, proxies: Callable[[Server], FaultyProxy], tmp_path: Path
+) -> None:
+    """A file with another version when it is packed fails the run, or is skipped with that reason."""
     proxy = proxies(http_files)
     prefix, _ = _place(http_files)
     prefix = prefix.replace(http_files.url, proxy.server.url)
@@ -88,8 +90,10 @@ def test_changed_meanwhile(http_files: Server, proxies: Callable[[Server], Fault
     assert (result.samples, result.skipped) == (3, 1)
 
 
-def test_trouble_on_the_way(http_files: Server, proxies: Callable[[Server], FaultyProxy], tmp_path: Path) -> None:
-    """What passes is survived, with the same bytes; a refusal ends the run at once, and nothing is asked after it."""
+def test_transient_errors_are_retried(
+    http_files: Server, proxies: Callable[[Server], FaultyProxy], tmp_path: Path
+) -> None:
+    """Transient errors are retried, with the same bytes; a denial fails the run at once, without further requests."""
     proxy = proxies(http_files)
     prefix, local = _place(http_files)
     prefix = prefix.replace(http_files.url, proxy.server.url)
@@ -99,6 +103,6 @@ def test_trouble_on_the_way(http_files: Server, proxies: Callable[[Server], Faul
     create(f"{prefix}/m.csv", str(tmp_path / "web" / OUT), CreateOptions(workers=1))
     assert read_tree(tmp_path / "web") == read_tree(tmp_path / "local")
     proxy.set(Fault("status", status=403, path=one, times=None))
-    with pytest.raises(AccessRefused, match=r"cat/1\.jpg: the server answers 403"):
+    with pytest.raises(AccessRefused, match=r"cat/1\.jpg: the server returned 403"):
         create(f"{prefix}/m.csv", str(tmp_path / "no" / OUT), CreateOptions(workers=1))
     assert sum(asked.status == 403 for asked in proxy.log().asked) == 1

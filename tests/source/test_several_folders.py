@@ -1,4 +1,4 @@
-"""Laws of several folders as one source: files that share a key are one sample, and nothing of this machine is said."""
+"""Several folders as one source: files that share a key are one sample, and outputs contain no absolute paths."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ _MASKS = {"cat/1.png": b"m", "cat/2.png": b"mm", "dog/3.png": b"mmm"}
 
 @pytest.fixture
 def folders(tmp_path: Path) -> list[Path]:
-    """Give folders whose files share keys and endings."""
+    """Return folders whose files share keys and extensions."""
     return [write_tree(tmp_path / "images", _IMAGES), write_tree(tmp_path / "masks", _MASKS)]
 
 
 def _pack(sources: Any, folder: Path, **options: Any) -> dict[str, bytes]:
-    """Pack with one worker; return what is in the shards."""
+    """Pack with one worker; return the contents of the shards."""
     create(sources, f"{folder}/out-{{00..}}.tar", CreateOptions(**{"workers": 1, "max_count": 2, **options}))
     return dict(members(*shards(folder)))
 
 
 def test_files_that_share_a_key_are_one_sample(folders: list[Path], tmp_path: Path) -> None:
-    """Every file is there once; endings that two folders have are called by their folder, others are not."""
+    """Every file is packed once; only extensions in two folders are prefixed with the folder's name."""
     found = _pack(folders, tmp_path / "out")
     wanted = {name.replace(".png", ".images.png"): data for name, data in _IMAGES.items()}
     wanted |= {name.replace(".png", ".masks.png"): data for name, data in _MASKS.items()}
@@ -42,20 +42,20 @@ def test_files_that_share_a_key_are_one_sample(folders: list[Path], tmp_path: Pa
 
 
 def test_endings_that_differ_stay_as_they_are(tmp_path: Path) -> None:
-    """Where no ending is that of two folders, fields are the endings alone."""
+    """If no extension is in two folders, fields are the plain extensions."""
     one, two = write_tree(tmp_path / "a", {"x.jpg": b"1"}), write_tree(tmp_path / "b", {"x.png": b"2"})
     assert _pack((one, two), tmp_path / "out") == {"x.jpg": b"1", "x.png": b"2"}
 
 
-def test_folders_of_one_name_are_told_apart(tmp_path: Path) -> None:
-    """Folders that are called alike are called by the folders above them, too."""
+def test_folders_with_the_same_name_use_their_parents(tmp_path: Path) -> None:
+    """Folders with the same name are named with their parents."""
     sources = [write_tree(tmp_path / side / "images", {"x.png": side.encode()}) for side in ("left", "right")]
     found = _pack(sources, tmp_path / "out")
     assert found == {"x.left_images.png": b"left", "x.right_images.png": b"right"}
 
 
-def test_the_same_bytes_wherever_folders_lie(folders: list[Path], tmp_path: Path) -> None:
-    """Neither where the folders lie nor how many workers there are is in any file."""
+def test_bytes_do_not_depend_on_locations(folders: list[Path], tmp_path: Path) -> None:
+    """Outputs depend neither on the folders' locations nor on the number of workers."""
     _pack(folders, tmp_path / "here", label_from_folder=True)
     elsewhere = tmp_path / "far" / "away" / "masks"
     shutil.copytree(folders[1], elsewhere)
@@ -64,7 +64,7 @@ def test_the_same_bytes_wherever_folders_lie(folders: list[Path], tmp_path: Path
 
 
 def test_labels_queries_and_names_count_below_each_folder(folders: list[Path], tmp_path: Path) -> None:
-    """Classes are the folders below each source; queries see the paths with the sources' names; names are made safe."""
+    """Classes are the folders below each source; queries see paths with the sources' names; names are made portable."""
     found = _pack(folders, tmp_path / "labels", label_from_folder=True)
     assert [found[f"{key}.cls"] for key in ("cat/1", "cat/2", "dog/3")] == [b"0", b"0", b"1"]
     found = _pack(folders, tmp_path / "asked", where="path == 'images/cat/2.png'", exclude=("*.json",))
@@ -73,13 +73,13 @@ def test_labels_queries_and_names_count_below_each_folder(folders: list[Path], t
     assert sorted(found.values()) == sorted([*_IMAGES.values(), *_MASKS.values()])
 
 
-def test_samples_without_a_part_are_named(folders: list[Path], tmp_path: Path) -> None:
-    """A sample that a folder has no file of is packed, with a note; if asked, refused, or left out."""
+def test_incomplete_samples_are_noted(folders: list[Path], tmp_path: Path) -> None:
+    """A sample without a file in one folder is packed with a note, or refused or skipped on request."""
     (folders[1] / "cat" / "2.png").unlink()
     plan = dry_run(folders, f"{tmp_path}/plan.tar", CreateOptions(workers=1))
-    wanted = "1 sample without a file of each folder, packed with what they have: cat/2 (1 without one of masks; "
+    wanted = "1 sample lacks a file in one folder and was packed without it: cat/2 (1 not in masks; "
     assert any(note.startswith(wanted) for note in plan.notes)
-    with pytest.raises(SampleFailed, match=r"images/cat/2.png \(no file of its key in masks\)"):
+    with pytest.raises(SampleFailed, match=r"images/cat/2.png \(no file with its key in masks\)"):
         _pack(folders, tmp_path / "strict", complete=True)
     found = _pack(folders, tmp_path / "out", complete=True, on_error="skip")
     assert not any(name.startswith("cat/2") for name in found)
@@ -87,8 +87,8 @@ def test_samples_without_a_part_are_named(folders: list[Path], tmp_path: Path) -
     assert [json.loads(row)["code"] for row in rows] == ["incomplete"]
 
 
-def test_a_lost_file_takes_its_sample_along(folders: list[Path], tmp_path: Path) -> None:
-    """A file that cannot be packed takes the parts in other folders along, and is listed by the name of its folder."""
+def test_a_failed_file_skips_its_sample(folders: list[Path], tmp_path: Path) -> None:
+    """A file that cannot be packed also skips its sample's other files, and is listed with its folder's name."""
     broken = folders[1] / "cat" / "2.png"
     broken.unlink()
     broken.symlink_to("nothing")
@@ -100,18 +100,18 @@ def test_a_lost_file_takes_its_sample_along(folders: list[Path], tmp_path: Path)
 
 @dataclass
 class _Removing(Observer):
-    """Removes a file when packing starts."""
+    """An observer that removes a file when packing starts."""
 
     path: Path
 
     def start(self, samples: int, size: int, shards: int) -> None:
-        """Remove it."""
+        """Remove the file."""
         assert (samples, shards) == (3, 1), size
         self.path.unlink()
 
 
 def test_a_file_that_vanishes_is_listed_by_its_folder(folders: list[Path], tmp_path: Path) -> None:
-    """What fails while it is packed is listed below the name of its folder, not by a path of this machine."""
+    """A file that fails while it is packed is listed below its folder's name, not with an absolute path."""
     options = CreateOptions(workers=1, on_error="skip")
     create(folders, f"{tmp_path}/out.tar", options, observer=_Removing(folders[1] / "cat" / "2.png"))
     row = json.loads((tmp_path / "out.skipped").read_text())
@@ -119,7 +119,7 @@ def test_a_file_that_vanishes_is_listed_by_its_folder(folders: list[Path], tmp_p
 
 
 def test_resume_verify_and_repair(folders: list[Path], tmp_path: Path) -> None:
-    """A finished run is kept; a changed part is found by `verify`, renewed by `resume`; a shard is made again."""
+    """A finished run is kept; `verify` finds a changed file, `--resume` repacks it, and a shard is recreated."""
     out = tmp_path / "out"
     _pack(folders, out)
     before = read_tree(out)
@@ -146,18 +146,18 @@ def test_resume_verify_and_repair(folders: list[Path], tmp_path: Path) -> None:
         (["images", "other"], "no key is in two of the folders: images has 'cat/1', other has 'z'"),
         (["images", "empty"], "no files in empty"),
         (["images", "images"], "the same folder as images"),
-        (["images", "images/cat"], "lies in images"),
+        (["images", "images/cat"], "is inside images"),
         (["images", "nothing"], "nothing: no such file or folder; expected a folder of samples"),
-        (["images", "images/cat/1.png"], "--include *.jpg takes some"),
+        (["images", "images/cat/1.png"], "To pack some files of a folder, use --include *.jpg"),
         (
             ["images", "masks.zip"],
-            "masks.zip: one of 2 sources, and no folder; expected one source, or several folders",
+            "masks.zip: one of 2 sources, but not a folder; expected one source, or several folders",
         ),
-        (["images", "masks.zip"], "An archive is a source by itself."),
+        (["images", "masks.zip"], "Use an archive as the only source."),
     ],
 )
-def test_folders_that_make_no_samples(names: list[str], said: str, folders: list[Path], tmp_path: Path) -> None:
-    """Folders that share no key, or lie in each other, and what is no folder, are refused; nothing is written."""
+def test_unrelated_folders_are_refused(names: list[str], said: str, folders: list[Path], tmp_path: Path) -> None:
+    """Folders that share no key or contain each other, and other files, are refused; nothing is written."""
     assert folders
     write_tree(tmp_path / "other", {"z.txt": b""})
     (tmp_path / "empty").mkdir()
@@ -168,31 +168,33 @@ def test_folders_that_make_no_samples(names: list[str], said: str, folders: list
 
 
 @pytest.mark.parametrize("source", [None, 5, b"x", [], [None], [{"path": "a.jpg"}], object()])
-def test_what_is_no_source(source: Any, tmp_path: Path) -> None:
-    """An object that is neither paths nor a table is refused in words of ours, with what could stand there."""
-    with pytest.raises(InvalidRequest, match=r"neither a path nor a table|none given|no folder.* Rows are a table: py"):
+def test_other_objects_are_refused(source: Any, tmp_path: Path) -> None:
+    """An object that is neither paths nor a table is refused, with what is expected."""
+    with pytest.raises(
+        InvalidRequest, match=r"neither a path nor a table|none given|not a folder.* Rows are packed as a table: py"
+    ):
         dry_run(source, tmp_path / "out-{0..}.tar")
 
 
 def test_one_folder_is_never_incomplete(folders: list[Path], tmp_path: Path) -> None:
-    """`complete` is refused where there are no several folders, and a list of one is that one."""
-    with pytest.raises(InvalidRequest, match="there is one source"):
+    """`complete` requires several folders, and a list of one folder is that folder."""
+    with pytest.raises(InvalidRequest, match="there is only one source"):
         _pack(folders[0], tmp_path / "out", complete=True)
     with pytest.raises(InvalidRequest, match="the source: none given"):
         _pack([], tmp_path / "out")
     assert _pack(folders[1:], tmp_path / "out") == _MASKS
 
 
-def test_fields_that_would_be_one_are_refused(tmp_path: Path) -> None:
-    """No file is lost to another that would be the same field."""
+def test_clashing_fields_are_refused(tmp_path: Path) -> None:
+    """Files that would be the same field are refused."""
     one = write_tree(tmp_path / "a", {"x.png": b"1", "x.b.png": b"2"})
     two = write_tree(tmp_path / "b", {"x.png": b"3"})
-    with pytest.raises(InvalidRequest, match=r"files of two folders that would be the field 'b.png'"):
+    with pytest.raises(InvalidRequest, match=r"files of two folders with the same field 'b.png'"):
         _pack([one, two], tmp_path / "out")
 
 
-def test_more_fields_than_a_number_has_room_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fields of all folders together are counted: none gets the number of another."""
+def test_the_number_of_fields_is_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fields of all folders count together, so that none gets the code of another."""
     monkeypatch.setattr("shardtool.select.field_rows.MAX_FIELDS", 3)
     one = write_tree(tmp_path / "a", {"x.png": b"1", "x.jpg": b"2"})
     two = write_tree(tmp_path / "b", {"x.txt": b"3", "x.json": b"4"})

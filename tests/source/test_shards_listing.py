@@ -62,19 +62,19 @@ Records = list[tuple[str, list[tuple[str, int, list[Any]]]]]
 
 
 class Here(Pool):
-    """A pool of this process; tasks and results cross it as they cross pipes."""
+    """A pool in this process; tasks and results are pickled, as between processes."""
 
     def map(
         self, function: Callable[..., Any], tasks: Iterable[object], progress: Callable[..., None] | None = None
     ) -> Iterator[tuple[int, Any]]:
-        """Yield the results, the last ones first: order is not promised."""
+        """Yield the results in reverse order, because the order is not guaranteed."""
         assert progress is None
         done = [(number, function(_crossed(task))) for number, task in enumerate(tasks)]
         yield from _crossed(done[::-1])
 
 
 class Asked(Here):
-    """A pool that works only once its machines were asked about files, and knows about which."""
+    """A pool that requires `check` before `map`, and records the checked files."""
 
     asked: tuple[str | bytes, ...] = ()
 
@@ -95,7 +95,7 @@ def _crossed(value: Any) -> Any:
 
 
 class Count(Observer):
-    """Counts what was found."""
+    """Counts the samples found."""
 
     found = 0
 
@@ -104,7 +104,7 @@ class Count(Observer):
 
 
 def listed(*givens: Any, to: str = "tar", **more: Any) -> Listing:
-    """List datasets; what comes back fits together."""
+    """List datasets, and check that the columns fit together."""
     texts = [[str(one) for one in given] if isinstance(given, list) else str(given) for given in givens]
     count = Count()
     found = list_datasets(texts, Here(), count, to_format=to, **more)
@@ -124,7 +124,7 @@ def listed(*givens: Any, to: str = "tar", **more: Any) -> Listing:
 
 
 def contents(found: Listing) -> Samples:
-    """Return what samples hold, read from where the listing says; each payload has the checksum that it must have."""
+    """Return the samples' payloads, read at the listed offsets, and check their checksums."""
     entries, texts = found.entries, {}
     for name, column in entries.values.inline.items():
         texts[name] = column.span(0, len(entries))[:-1].split(b"\0")
@@ -149,7 +149,7 @@ def contents(found: Listing) -> Samples:
 
 
 def unpacked(path: str) -> bytes:
-    """Return the bytes of a shard, which may be compressed."""
+    """Return the bytes of a shard, unpacked if it is compressed."""
     if not path.endswith(("gz", "zst")):
         with open(path, "rb") as file:
             return file.read()
@@ -158,12 +158,12 @@ def unpacked(path: str) -> bytes:
 
 
 def in_order(samples: Samples) -> Samples:
-    """Return samples whose fields stand in the order of their names."""
+    """Return samples with their fields in byte order."""
     return [(key, sorted(fields, key=lambda one: to_bytes(one[0]))) for key, fields in samples]
 
 
 def write_tar(path: Path, samples: Samples, mode: Any = "w", **more: Any) -> Path:
-    """Write a tar shard as another tool does."""
+    """Write a tar shard as other tools do."""
     with tarfile.open(path, mode, **more) as out:
         for key, fields in samples:
             for name, data in fields:
@@ -174,7 +174,7 @@ def write_tar(path: Path, samples: Samples, mode: Any = "w", **more: Any) -> Pat
 
 
 def write_records(path: Path, samples: Records) -> Path:
-    """Write a TFRecord shard as another tool does: each feature is a list."""
+    """Write a TFRecord shard as other tools do: each feature is a list."""
     encode: dict[int, Callable[[Any], bytes]] = {
         BYTES: bytes,
         FLOAT: lambda value: struct.pack("<f", value),
@@ -199,7 +199,7 @@ def delimited(number: int, body: bytes) -> bytes:
 
 
 def manifest(folder: Path, **columns: Sequence[Any]) -> Path:
-    """Write a manifest with a row a sample."""
+    """Write a manifest with one row per sample."""
     count = len(next(iter(columns.values())))
     folder.mkdir(exist_ok=True)
     keys = columns.pop("key", [f"k/{at:04}" for at in range(count)])
@@ -208,18 +208,18 @@ def manifest(folder: Path, **columns: Sequence[Any]) -> Path:
 
 
 def make(source: Path, pattern: Path | str, **options: Any) -> Path:
-    """Make a dataset of ours; return its dataset file."""
+    """Create a dataset; return its dataset file."""
     return type(source)(create(source, str(pattern), CreateOptions(workers=1, **options)).dataset_file)
 
 
 def again(dataset: Path, **changes: Any) -> None:
-    """Let a dataset file of ours tell something else."""
+    """Change values in a dataset file, and renew its checksum."""
     dataset.write_bytes(replace(parse_dataset(dataset.read_bytes(), "x"), **changes).encode())
 
 
 @pytest.fixture(scope="module")
 def ours(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Give the same 7 samples as datasets of ours, of either format: 3 shards with metadata, a label and numbers."""
+    """Create a dataset of the same 7 samples in each format: 3 shards with metadata, a label and numbers."""
     root = tmp_path_factory.mktemp("ours")
     rows: dict[str, Sequence[Any]] = {
         "text": [f"text {at}" for at in range(7)],
@@ -237,7 +237,7 @@ def ours(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def copied(dataset: Path, folder: Path) -> Path:
-    """Return a copy of a dataset of ours in a folder of its own."""
+    """Return a copy of a dataset in its own folder."""
     folder.mkdir(exist_ok=True)
     for path in dataset.parent.glob(f"{dataset.stem}*"):
         shutil.copy2(path, folder)
@@ -245,7 +245,7 @@ def copied(dataset: Path, folder: Path) -> Path:
 
 
 def field(samples: Samples, name: str) -> list[bytes | None]:
-    """Return what each sample has in a field."""
+    """Return a field of each sample."""
     return [dict(fields).get(name) for _, fields in samples]
 
 
@@ -254,10 +254,10 @@ def field(samples: Samples, name: str) -> list[bytes | None]:
     made=st.lists(st.tuples(KEYS, FIELDS, DATA), min_size=1, max_size=3), kind=st.sampled_from([*FORMATS]),
     mode=st.sampled_from(["w", "w:gz"]),
 )  # fmt: skip
-def test_foreign_tar_shards_are_walked(
+def test_foreign_tar_shards_are_scanned(
     made: list[tuple[list[str], list[str], bytes]], kind: str, mode: str, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """The samples of tar shards that another tool made are listed in order, and lie where the listing says."""
+    """The samples of other tools' tar shards are listed in order, with their offsets."""
     folder = tmp_path_factory.mktemp("tars")
     wanted: Samples = []
     paths = []
@@ -278,7 +278,7 @@ def test_foreign_tar_shards_are_walked(
 
 
 def split(name: str) -> tuple[str, str]:
-    """Return key and field of a member, by WebDataset's rule."""
+    """Return the key and field of a member, by WebDataset's rule."""
     folder, slash, base = name.rpartition("/")
     at = base.index(".", 1)
     return folder + slash + base[:at], base[at + 1 :]
@@ -289,10 +289,10 @@ def split(name: str) -> tuple[str, str]:
     keys=KEYS.filter(bool), names=st.lists(st.sampled_from(["jpg", "cls", "ü"]), unique=True, min_size=1), data=DATA,
     ending=st.sampled_from(["tar", "tfrecord"]),
 )  # fmt: skip
-def test_datasets_of_ours(
+def test_listing_equals_what_create_packed(
     tmp_path_factory: pytest.TempPathFactory, keys: list[str], names: list[str], data: bytes, ending: str
 ) -> None:
-    """What `create` made is listed as it was, with the checksums of all payloads; a walk finds the same."""
+    """A created dataset is listed as it was packed, with all checksums; a scan finds the same."""
     folder = tmp_path_factory.mktemp("ours")
     samples = in_order([(f"k{key}", [(name, data + name.encode()) for name in names]) for key in keys])
     files = {f"{key}.{name}": data for key, fields in samples for name, data in fields}
@@ -311,8 +311,8 @@ def test_datasets_of_ours(
         assert contents(walked) == samples
 
 
-def test_datasets_one_after_the_other(ours: dict[str, Path], tmp_path: Path) -> None:
-    """Datasets of any kind make one, in the order given, samples in the order of shards; each one's shard is told."""
+def test_several_datasets_are_concatenated(ours: dict[str, Path], tmp_path: Path) -> None:
+    """Datasets of any kind are listed in the given order, samples in the order of shards, each with its shard."""
     foreign = write_tar(tmp_path / "f.tar", [("f/1", [("txt", b"1")]), ("f/0", [("txt", b"0")])])
     copy = copied(ours["tfrecord"], tmp_path / "copy")
     again(copy, name="other")
@@ -329,8 +329,8 @@ def test_datasets_one_after_the_other(ours: dict[str, Path], tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("given", ["file", "pattern", "glob", "folder", "list"])
-def test_all_ways_to_give_a_dataset(given: str, ending: str, ours: dict[str, Path], tmp_path: Path) -> None:
-    """A dataset is the same, however it is given; only its parts need not be all."""
+def test_all_notations_of_a_dataset_are_equal(given: str, ending: str, ours: dict[str, Path], tmp_path: Path) -> None:
+    """A dataset file, a pattern, a glob, a folder and a list of its shards give the same samples."""
     dataset = copied(ours[ending], tmp_path / "in")
     paths = shards(tmp_path / "in")
     ways: dict[str, Any] = {
@@ -348,12 +348,12 @@ def test_all_ways_to_give_a_dataset(given: str, ending: str, ours: dict[str, Pat
     assert part.digest is None
 
 
-def test_no_dataset(tmp_path: Path) -> None:
-    """What is no dataset is refused by name; an empty shard is one."""
+def test_other_files_are_refused(tmp_path: Path) -> None:
+    """Files that are not datasets are refused by name; an empty shard is one."""
     refused: tuple[tuple[Any, str], ...] = (
         ("s4://b/x.tar", "the scheme s4://"),
         (tmp_path / "x.tar", "no such file"),
-        ([], "nothing given"),
+        ([], "not given"),
     )
     for none, what in refused:
         with pytest.raises(InvalidRequest, match=what):
@@ -367,8 +367,8 @@ def test_no_dataset(tmp_path: Path) -> None:
     assert contents(both) == [("a", [("x", b"1")])]
 
 
-def test_where_workers_do_it(ours: dict[str, Path], tmp_path: Path) -> None:
-    """Worker processes walk and read as this one does; nothing that is imported is pandas."""
+def test_workers_find_the_same(ours: dict[str, Path], tmp_path: Path) -> None:
+    """Worker processes scan and read as this process does, and do not import pandas."""
     write_tar(tmp_path / "a.tar.gz", [(f"{at}", [("txt", b"%d" % at)]) for at in range(50)], "w:gz")
     code = (
         "import sys\n"
@@ -386,15 +386,15 @@ def test_where_workers_do_it(ours: dict[str, Path], tmp_path: Path) -> None:
 
 
 def test_workers_import_nothing_heavy() -> None:
-    """What a worker runs for shards that are not compressed needs neither NumPy nor pyarrow."""
+    """Workers import neither NumPy nor pyarrow for uncompressed shards."""
     modules = "shardtool.source.base, shardtool.dataset.shard_file"
     code = f"import sys, {modules}; print(*{{'numpy', 'pyarrow'}} & {{*sys.modules}})"
     done = subprocess.run([sys.executable, "-c", code], cwd=REPO, env=ENVIRONMENT, capture_output=True, check=True)
     assert done.stdout == b"\n"
 
 
-def test_compressed_shards(ending: str, ours: dict[str, Path], tmp_path: Path) -> None:
-    """Compressed shards are read in sequence: the same samples, at places in what they hold, numbers included."""
+def test_compressed_shards_are_read_in_sequence(ending: str, ours: dict[str, Path], tmp_path: Path) -> None:
+    """Compressed shards give the same samples, with offsets into the unpacked data, including numbers."""
     names = []
     for path in shards(ours[ending].parent):
         if path.suffix == f".{ending}":
@@ -415,8 +415,8 @@ def test_compressed_shards(ending: str, ours: dict[str, Path], tmp_path: Path) -
         assert contents(listed(tmp_path / "z.tar.zst")) == contents(found)[:3]
 
 
-def test_members_that_are_no_fields(tmp_path: Path) -> None:
-    """What a tar holds besides samples is told of, with a reason; folders are not worth a word."""
+def test_other_members_are_skipped(tmp_path: Path) -> None:
+    """Members that are not fields are skipped with a reason; folders are ignored."""
     with tarfile.open(tmp_path / "x.tar", "w") as out:
         for name, kind in (("./", tarfile.DIRTYPE), ("./a.jpg", tarfile.REGTYPE), ("./b", tarfile.DIRTYPE),
                            ("README", tarfile.REGTYPE), ("l.jpg", tarfile.SYMTYPE), ("b/c.jpg", tarfile.REGTYPE),
@@ -434,8 +434,8 @@ def test_members_that_are_no_fields(tmp_path: Path) -> None:
     ]
 
 
-def test_what_counts_as_changed(ours: dict[str, Path], tmp_path: Path) -> None:
-    """Whatever was read and has changed since shows in the time; other files show in the identity."""
+def test_changes_affect_time_or_identity(ours: dict[str, Path], tmp_path: Path) -> None:
+    """A change of a file that was read changes the time; other files change the identity."""
     dataset = copied(ours["tar"], tmp_path / "in")
     before = listed(dataset).entries
     later = before.rows.changed_ns[0] + 10**12
@@ -455,11 +455,8 @@ def test_what_counts_as_changed(ours: dict[str, Path], tmp_path: Path) -> None:
     assert len(listed(dataset).entries.identity) < 50
 
 
-# Damage
-
-
-def test_every_file_that_is_damaged_is_named(ending: str, ours: dict[str, Path], tmp_path: Path) -> None:
-    """A flipped bit in a dataset file or sidecar is an error that names it; of one in a payload its checksum tells."""
+def test_damaged_files_are_named(ending: str, ours: dict[str, Path], tmp_path: Path) -> None:
+    """A flipped bit in a dataset file or sidecar is an error that names it; one in a payload fails its checksum."""
     for number, name in enumerate([f"{ending}.json", f"{ending}-1.index"]):
         for at in (20, -20):
             dataset = copied(ours[ending], tmp_path / f"{number}{at}")
@@ -481,8 +478,8 @@ def test_every_file_that_is_damaged_is_named(ending: str, ours: dict[str, Path],
             listed(dataset.parent)
 
 
-def test_a_damaged_number(ours: dict[str, Path], tmp_path: Path) -> None:
-    """Numbers are read while they are listed: a flipped bit in one is an error with its place, whatever the format."""
+def test_damaged_numbers_are_reported(ours: dict[str, Path], tmp_path: Path) -> None:
+    """Numbers are read while listing: a flipped bit in one is an error with its location, in both formats."""
     for ending, to in (("tfrecord", "tar"), ("tfrecord", "tfrecord"), ("tar", "tfrecord")):
         dataset = copied(ours[ending], tmp_path / f"{ending}{to}")
         path = tmp_path / f"{ending}{to}" / f"{ending}-1.{ending}"
@@ -494,7 +491,7 @@ def test_a_damaged_number(ours: dict[str, Path], tmp_path: Path) -> None:
         assert len(listed(dataset, to=to, without=["n"]).entries) == 7
 
 
-def test_a_shard_that_changes_while_numbers_are_read(tmp_path: Path) -> None:
+def test_a_changed_shard_is_refused(tmp_path: Path) -> None:
     """Numbers are read only from the file that was listed."""
     shard = write_records(tmp_path / "x.tfrecord", [("a", [("n", INT64, [5])])])
     row = listed(shard, without=["n"]).entries
@@ -506,8 +503,8 @@ def test_a_shard_that_changes_while_numbers_are_read(tmp_path: Path) -> None:
         read_number_texts(NumberTask(row.known_spans.files[0], (wanted,)))
 
 
-def test_what_is_missing_or_another(ending: str, ours: dict[str, Path], tmp_path: Path) -> None:
-    """Where a dataset file lists it, a shard or sidecar that is missing, or another one, is an error, never a walk."""
+def test_missing_and_different_files_are_refused(ending: str, ours: dict[str, Path], tmp_path: Path) -> None:
+    """If a dataset file lists it, a missing or different shard or sidecar is an error, never a reason to scan."""
     number = itertools.count()
 
     def changed(change: Callable[[Path], object], what: str, given_as: str = "{dataset}") -> None:
@@ -534,21 +531,21 @@ def test_what_is_missing_or_another(ending: str, ours: dict[str, Path], tmp_path
     changed(without_shard, f"{shard}: cannot be opened: no such file")
     for given_as in (f"{ending}-{{{{0..}}}}.{ending}", f"{ending}-{{{{0..1}}}}.{ending}", f"*.{ending}"):
         changed(without_shard, f"{shard}: cannot be opened: no such file", f"{{folder}}/{given_as}")
-    changed(with_link, "a link to nothing, x")
-    changed(with_fifo, "no plain file")
+    changed(with_link, "a broken link to x")
+    changed(with_fifo, "no plain file|not a regular file")
     changed(lambda folder: os.truncate(folder / shard, 600), f"{shard}: 600 bytes")
     changed(lambda folder: (folder / sidecar).unlink(), f"{sidecar}: no such file")
-    changed(lambda folder: shutil.copy(folder / f"{ending}-0.index", folder / sidecar), f"{sidecar}: .*as the dataset")
+    changed(lambda folder: shutil.copy(folder / f"{ending}-0.index", folder / sidecar), f"{sidecar}: .*as listed")
 
     def another_count(folder: Path) -> None:
         file = parse_dataset((folder / f"{ending}.json").read_bytes(), "x")
         again(folder / f"{ending}.json", shards=(replace(file.shards[0], samples=4), *file.shards[1:]))
 
-    changed(another_count, f"{ending}-0.index: 3 samples.*4, as the dataset file says")
+    changed(another_count, f"{ending}-0.index: 3 samples.*4 samples, as listed in the dataset file")
 
 
-def test_a_sidecar_without_dataset_file(ours: dict[str, Path], tmp_path: Path) -> None:
-    """A sidecar beside a shard must be that shard's: another name, size or place is an error, and damage is one."""
+def test_sidecars_without_a_dataset_file_must_match(ours: dict[str, Path], tmp_path: Path) -> None:
+    """A sidecar must match its shard's name, size and location; damage is an error."""
     dataset = copied(ours["tar"], tmp_path)
     dataset.unlink()
     whole = listed(f"{tmp_path}/tar-*.tar")
@@ -560,8 +557,8 @@ def test_a_sidecar_without_dataset_file(ours: dict[str, Path], tmp_path: Path) -
     page = data.index(b"\x28\xb5\x2f\xfd") + 8  # where ZSTD starts
     for other, what in (
         ((tmp_path / "tar-0.index").read_bytes(), "the index of tar-0.tar"),
-        (data[:-30], "no sidecar"),
-        (data[:page] + bytes([data[page] ^ 1]) + data[page + 1 :], "no sidecar"),
+        (data[:-30], "not a valid sidecar"),
+        (data[:page] + bytes([data[page] ^ 1]) + data[page + 1 :], "not a valid sidecar"),
     ):
         index_file.write_bytes(other)
         with pytest.raises(CorruptShard, match=rf"tar-1\.index.*{what}"):
@@ -578,7 +575,7 @@ def test_a_sidecar_without_dataset_file(ours: dict[str, Path], tmp_path: Path) -
 
 
 def _rewritten(path: Path, change: Callable[[pa.Table], pa.Table]) -> None:
-    """Write a sidecar with another table and the same facts."""
+    """Write a sidecar with another table and the same metadata."""
     facts = pq.read_metadata(path).metadata
     table = change(pq.read_table(path))
     with pq.ParquetWriter(path, table.schema, store_schema=False, write_page_checksum=True) as writer:
@@ -586,8 +583,8 @@ def _rewritten(path: Path, change: Callable[[pa.Table], pa.Table]) -> None:
         writer.add_key_value_metadata({name: value for name, value in facts.items() if name.startswith(b"shardtool")})
 
 
-def test_a_sidecar_that_lies(ours: dict[str, Path], tmp_path: Path) -> None:
-    """A sound Parquet file that tells of what its shard cannot hold is damage, and so is one with other columns."""
+def test_false_sidecars_are_refused(ours: dict[str, Path], tmp_path: Path) -> None:
+    """A valid Parquet file with impossible contents, or with other columns, is an error."""
     dataset = copied(ours["tar"], tmp_path)
     dataset.unlink()
     path = tmp_path / "tar-0.index"
@@ -629,7 +626,7 @@ def test_a_sidecar_that_lies(ours: dict[str, Path], tmp_path: Path) -> None:
 def test_any_bytes_give_samples_or_corrupt_shard(
     data: st.DataObject, ours: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """Whatever bytes a shard, sidecar or dataset file has, there are samples, or an error of ours."""
+    """Any bytes in a shard, sidecar or dataset file give samples or an expected error."""
     ending = data.draw(st.sampled_from(["tar", "tfrecord"]))
     dataset = copied(ours[ending], tmp_path_factory.mktemp("any"))
     bare = data.draw(st.booleans())
@@ -647,8 +644,8 @@ def test_any_bytes_give_samples_or_corrupt_shard(
 
 
 @pytest.mark.parametrize("checksum", [False, True])
-def test_what_index_made(ending: str, *, checksum: bool, ours: dict[str, Path], tmp_path: Path) -> None:
-    """Sidecars without checksums are held against a walk; others are believed, but for what only a walk can tell."""
+def test_sidecars_of_index_are_checked(ending: str, *, checksum: bool, ours: dict[str, Path], tmp_path: Path) -> None:
+    """Sidecars without checksums are compared with a scan; others are used, except for what only a scan can tell."""
     for path in shards(ours[ending].parent):
         if path.suffix == f".{ending}":
             shutil.copy(path, tmp_path)
@@ -686,43 +683,40 @@ def _row_changed(table: pa.Table, name: str, change: Callable[[Any], Any]) -> pa
 
 
 def _renamed(table: pa.Table) -> pa.Table:
-    """Return a table in which the last field of all samples has another name."""
+    """Return a table with another name for the last field of all samples."""
     at = table.schema.get_field_index("__fields__")
     kind, rows = table.schema.field(at), table.column(at).to_pylist()
     return table.set_column(at, kind, pa.array([[*row[:-1], {**row[-1], "name": "zzz"}] for row in rows], kind.type))
 
 
 def _list_again(dataset: Path, sidecar: Path) -> None:
-    """Let a dataset file list a sidecar as it is now."""
+    """Update a dataset file for the current sidecar."""
     data = sidecar.read_bytes()
     entries = parse_dataset(dataset.read_bytes(), "x").shards
     told: Any = {"sidecar_size": len(data), "sidecar_crc": crc32c.crc32c(data)}
     again(dataset, shards=tuple(replace(one, **told) if one.sidecar == sidecar.name else one for one in entries))
 
 
-def test_shards_that_the_dataset_file_does_not_list(ours: dict[str, Path], tmp_path: Path) -> None:
-    """A shard that only a pattern finds is no part of the dataset, and that is said."""
+def test_unlisted_shards_are_excluded(ours: dict[str, Path], tmp_path: Path) -> None:
+    """A shard that only a pattern matches is not part of the dataset, with a note."""
     copied(ours["tar"], tmp_path)
     write_tar(tmp_path / "tar-3.tar", [("more", [("txt", b"")])])
     found = listed(tmp_path / "tar-{0..}.tar")
-    assert found.notes == ("tar.json does not list 1 shard, left out: tar-3.tar",)
+    assert found.notes == ("tar.json does not list 1 shard, excluded: tar-3.tar",)
     assert contents(found) == contents(listed(ours["tar"]))
 
 
-# Names
-
-
 @pytest.mark.parametrize("key", ["a/../b", "/a", "a//b", "./../x", "a\x01b", "a/\x7f", "..", "a/."])
-def test_keys_that_are_no_names(key: str, tmp_path: Path) -> None:
-    """A key that could not be a file's name, or leads elsewhere, is refused by name, whoever wrote it."""
+def test_invalid_keys_are_refused(key: str, tmp_path: Path) -> None:
+    """A key that is not a valid path, or leaves the folder, is refused by name."""
     write_tar(tmp_path / "good.tar", [("good", [("txt", b"")])])
     write_records(tmp_path / "x.tfrecord", [("ok", []), (key, [("txt", BYTES, [b""])])])
     with pytest.raises(InvalidRequest, match=r"x\.tfrecord.*the key"):
         listed(tmp_path / "good.tar", tmp_path / "x.tfrecord")
 
 
-def test_keys_with_zeros(tmp_path: Path) -> None:
-    """A zero byte in a key ends no key; an empty key is none."""
+def test_nul_bytes_in_keys_are_refused(tmp_path: Path) -> None:
+    """A NUL byte does not end a key; an empty key is invalid."""
     for key in ("a\0b", ""):
         write_records(tmp_path / "x.tfrecord", [(key, [("txt", BYTES, [b""])])])
         with pytest.raises(InvalidRequest, match="the key"):
@@ -730,16 +724,16 @@ def test_keys_with_zeros(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["", "a\0b", "a\n"])
-def test_fields_that_are_no_names(name: str, tmp_path: Path) -> None:
-    """A field without a name, or with control characters in it, is refused with its place."""
+def test_invalid_fields_are_refused(name: str, tmp_path: Path) -> None:
+    """A field with an empty name or control characters is refused with its location."""
     shard = write_records(tmp_path / "x.tfrecord", [("a", []), ("b", [("ok", BYTES, [b""]), (name, BYTES, [b""])])])
     with pytest.raises(InvalidRequest, match=r"x\.tfrecord, b: the field"):
         listed(shard)
     assert len(listed(shard, only=["ok"]).entries) == 2
 
 
-def test_names_that_are_no_utf8(tmp_path: Path) -> None:
-    """Names that are no UTF-8 are percent-encoded, as an index has them."""
+def test_names_that_are_not_utf8_are_escaped(tmp_path: Path) -> None:
+    """Names that are not valid UTF-8 are percent-encoded, as in an index."""
     with tarfile.open(tmp_path / "x.tar", "w", encoding="latin-1", format=tarfile.GNU_FORMAT) as out:
         for name in ("k\xff.jpg", "k\xff.\xfe", "b%20.jpg"):
             out.addfile(tarfile.TarInfo(name))
@@ -748,8 +742,8 @@ def test_names_that_are_no_utf8(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
-def test_a_field_twice(tmp_path: Path) -> None:
-    """A sample that has a field twice is named, unless nobody takes that field."""
+def test_repeated_fields_are_refused(tmp_path: Path) -> None:
+    """A sample with a field twice is refused, unless the field is dropped."""
     shard = write_tar(tmp_path / "x.tar", [("a", [("jpg", b"1")]), ("b", [("jpg", b"1"), ("txt", b""), ("jpg", b"2")])])
     with pytest.raises(InvalidRequest, match=r"x\.tar, b: the field 'jpg' twice"):
         listed(shard)
@@ -761,8 +755,8 @@ def test_a_field_twice(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_too_many_fields(tmp_path: Path) -> None:
-    """More fields than can be counted are refused, of a sample and of all."""
+def test_the_number_of_fields_is_limited(tmp_path: Path) -> None:
+    """Too many fields are refused, for a sample and in total."""
     names = [f"f{at:05}" for at in range(2**16)]
     write_records(tmp_path / "x.tfrecord", [("a", [(name, BYTES, [b""]) for name in names])])
     with pytest.raises(CorruptShard, match=r"a tf\.train\.Example of more than 65,536 features"):
@@ -778,27 +772,24 @@ def test_too_many_fields(tmp_path: Path) -> None:
                       ("a.", "last"),
                       ("a..b", "last")]
 )  # fmt: skip
-def test_where_keys_must_end(key: str, dots: str, tmp_path: Path) -> None:
-    """A key with a dot in its name needs the rule of the last one, whatever it comes from."""
+def test_keys_with_dots_need_the_last_dot(key: str, dots: str, tmp_path: Path) -> None:
+    """A key with a dot in its last part needs `dots=last`, from any source."""
     write_records(tmp_path / "x.tfrecord", [("b", []), (key, [("txt", BYTES, [b""])]), ("c", [])])
     assert listed(tmp_path / "x.tfrecord").recorded.get("dots", "first") == dots
 
 
-def test_dots_of_keys_and_fields(tmp_path: Path) -> None:
-    """Where keys and fields both have dots, no rule tells them apart in a tar, and that is said."""
+def test_dots_in_both_keys_and_fields_are_noted(tmp_path: Path) -> None:
+    """If keys and fields both contain dots, no rule separates them in a tar, and a note reports it."""
     write_records(tmp_path / "x.tfrecord", [("a.b", [("seg.png", BYTES, [b""])])])
     assert any("'seg.png'" in note for note in listed(tmp_path / "x.tfrecord").notes)
     assert not listed(tmp_path / "x.tfrecord", to="tfrecord").notes
 
 
-# Numbers
-
-
 @given(st.integers(0, 2**32 - 1) | st.integers(0, 511).map(lambda high: high << 23))
-@example(0x0F800000)  # 2**-96, which most of what rounds to it is larger than
+@example(0x0F800000)  # 2**-96: most numbers that round to it are larger
 @example(1)
 def test_the_text_of_floats(bits: int) -> None:
-    """It is the shortest text that gives the float back, written as Python does; NumPy's is the same number."""
+    """It is the shortest text that restores the float, as Python writes it; NumPy's text is the same number."""
     data = struct.pack("<I", bits)
     value = np.frombuffer(data, np.float32)[0]
     text = float_text(data)
@@ -810,15 +801,15 @@ def test_the_text_of_floats(bits: int) -> None:
 
 @given(st.integers(-(2**63), 2**63 - 1))
 def test_the_text_of_whole_numbers(number: int) -> None:
-    """It is the number, in decimal; of several numbers, or none, there is none."""
+    """It is the decimal number; lists and empty features have none."""
     data = tfrecords.varint(number)
     assert int_text(data) == b"%d" % number
     assert int_text(data + data) is None
     assert int_text(data + b"\x80") is None
 
 
-def test_numbers_of_tfrecords(ours: dict[str, Path], tmp_path: Path) -> None:
-    """Their text is what the tar of the same source has, whether a dataset file tells of them or a walk."""
+def test_numbers_of_tfrecords_equal_the_tar(ours: dict[str, Path], tmp_path: Path) -> None:
+    """Their texts equal those in the tar of the same source, from a dataset file or a scan."""
     wanted = contents(listed(ours["tar"]))
     for to, given_to in itertools.product(("tar", "tfrecord"), (True, False)):
         dataset = copied(ours["tfrecord"], tmp_path / f"{to}{given_to}")
@@ -834,8 +825,8 @@ def test_numbers_of_tfrecords(ours: dict[str, Path], tmp_path: Path) -> None:
         }
 
 
-def test_numbers_that_some_lack(tmp_path: Path) -> None:
-    """A sample without a number has none; its text is empty for whoever asks."""
+def test_missing_numbers_are_empty(tmp_path: Path) -> None:
+    """A sample without a number has an empty text."""
     write_records(tmp_path / "x.tfrecord", [
         ("a", [("n", INT64, [5]), ("t", BYTES, [b"t"])]), ("b", []), ("c", [("t", BYTES, [b"u"])]),
         ("d", [("n", INT64, [-1])]),
@@ -850,8 +841,8 @@ def test_numbers_that_some_lack(tmp_path: Path) -> None:
     (INT64, [1, 2, 3], "3 int64 values"), (FLOAT, [0.5, 1.5], "2 float values"),
     (BYTES, [b"a", b"b"], "2 bytes values"), (INT64, [], "0 int64 values"), (BYTES, [], "0 bytes values"),
 ])  # fmt: skip
-def test_lists_of_values(kind: int, values: list[Any], what: str, tmp_path: Path) -> None:
-    """A feature that is no single value is refused with shard, field and sample, unless nobody takes it."""
+def test_lists_are_refused_in_tars(kind: int, values: list[Any], what: str, tmp_path: Path) -> None:
+    """A feature that is not a single value is refused with shard, field and sample, unless the field is dropped."""
     shard = write_records(
         tmp_path / "x.tfrecord", [("a", [("t", BYTES, [b"1"])]), ("b", [("t", BYTES, [b"2"]), ("l", kind, values)])]
     )
@@ -861,12 +852,12 @@ def test_lists_of_values(kind: int, values: list[Any], what: str, tmp_path: Path
         listed(shard)
     for found in (listed(shard, without=["l"]), listed(shard, only=["t"])):
         assert field(contents(found), "t") == [b"1", b"2"]
-    index(str(shard), IndexOptions(checksum=True, workers=1))  # an index tells of no lists
+    index(str(shard), IndexOptions(checksum=True, workers=1))  # an index does not record lists
     with pytest.raises(InvalidRequest, match="a list of"):
         listed(tmp_path)
 
 
-def test_fields_of_two_kinds(tmp_path: Path) -> None:
+def test_conflicting_types_are_refused(tmp_path: Path) -> None:
     """A field that is a number in one TFRecord and bytes in another is refused with shard, field and sample."""
     one = write_records(tmp_path / "1.tfrecord", [("a", [("n", INT64, [1])])])
     two = write_records(tmp_path / "2.tfrecord", [("b", []), ("c", [("n", BYTES, [b"1"])])])
@@ -884,8 +875,8 @@ def test_fields_of_two_kinds(tmp_path: Path) -> None:
     assert len(listed(one, two, three, without=["n"]).entries) == 5
 
 
-def test_texts_that_stand_for_numbers(ours: dict[str, Path]) -> None:
-    """A tar of ours tells which texts are numbers; they go into TFRecords as such, and into tars as they are."""
+def test_texts_become_numbers(ours: dict[str, Path]) -> None:
+    """A tar's dataset file lists which texts are numbers; they become numbers in TFRecords, and stay texts in tars."""
     file = parse_dataset(ours["tar"].read_bytes(), "x")
     assert file.numbers == {"cls": "int64", "n": "int64", "score": "float"}
     found = listed(ours["tar"], to="tfrecord")
@@ -899,16 +890,16 @@ def test_texts_that_stand_for_numbers(ours: dict[str, Path]) -> None:
 
 
 @pytest.mark.parametrize(("kind", "texts", "note"), [
-    ("float", ["0.5", "0.123456789", "1.0"], "'x' stays text: 1 value would be rounded in TFRecord's 32-bit floats"),
+    ("float", ["0.5", "0.123456789", "1.0"], "'x' stays text: 1 value would be rounded to TFRecord's 32-bit floats"),
     ("float", ["0.5", "1", "1.0"], "'x' stays text: 1 value would be rounded"),
-    ("float", ["0.5", "", "zero"], "'x' stays text: 2 values would be another text after TFRecord's float"),
+    ("float", ["0.5", "", "zero"], "'x' stays text: 2 values would change as TFRecord's float"),
     ("float", ["1e40", "0.5", "nan"], "'x' stays text: 1 value would be rounded"),
-    ("int64", ["1", "01", " 2"], "'x' stays text: 2 values would be another text after TFRecord's int64"),
+    ("int64", ["1", "01", " 2"], "'x' stays text: 2 values would change as TFRecord's int64"),
     ("int64", ["9223372036854775807", "9223372036854775808", "1" * 50], "2 values"),
     ("int64", ["-0", "-1", "+1"], "2 values"),
 ])  # fmt: skip
 def test_texts_that_would_change_stay_texts(kind: str, texts: list[str], note: str, tmp_path: Path) -> None:
-    """A field of which one text is not what a TFRecord would give back stays bytes, all of it, and that is said."""
+    """A field with a text that a TFRecord number would not reproduce stays bytes, with a note."""
     dataset = make(
         write_tree(tmp_path / "in", {f"{at}.x": text.encode() for at, text in enumerate(texts)}),
         tmp_path / "o-{0..}.tar",
@@ -920,8 +911,8 @@ def test_texts_that_would_change_stay_texts(kind: str, texts: list[str], note: s
     assert field(contents(found), "x") == [text.encode() for text in texts]
 
 
-def test_tar_and_tfrecord_with_one_field(ours: dict[str, Path], tmp_path: Path) -> None:
-    """In a tar all is text. In a TFRecord a tar's texts become the number that another shard has, if they can."""
+def test_tar_and_tfrecord_with_the_same_field(ours: dict[str, Path], tmp_path: Path) -> None:
+    """In a tar, the field is text. In a TFRecord, a tar's texts become the numbers of the other shard, if possible."""
     wanted = contents(listed(ours["tar"]))
     foreign = write_tar(tmp_path / "x.tar", [("x", [("n", b"7")])])
     other = write_tar(tmp_path / "y.tar", [("x", [("n", b"7")]), ("y", [("t", b""), ("n", b"seven")])])
@@ -940,8 +931,8 @@ def test_tar_and_tfrecord_with_one_field(ours: dict[str, Path], tmp_path: Path) 
     assert found.notes[0].startswith("'n' stays text: 1 value")
 
 
-def test_numbers_of_other_kinds_in_tars(tmp_path: Path) -> None:
-    """Where two datasets say other things of a field's texts, they stay texts."""
+def test_conflicting_number_types_stay_texts(tmp_path: Path) -> None:
+    """If two datasets list different types for a field's texts, they stay texts."""
     paths = []
     for kind in ("int64", "float"):
         source = write_tree(tmp_path / kind, {f"{kind}.x": b"1"})
@@ -949,12 +940,12 @@ def test_numbers_of_other_kinds_in_tars(tmp_path: Path) -> None:
         again(paths[-1], types={"x": kind})
     found = listed(*paths, to="tfrecord")
     assert found.entries.values.numbers == {}
-    assert found.notes == ("'x' stays text: it stands for float and int64 in different datasets",)
+    assert found.notes == ("'x' stays text: it represents float and int64 in different datasets",)
     assert listed(*paths).entries.values.numbers == {}
 
 
-def test_the_dataset_file_tells_of_numbers(ours: dict[str, Path], tmp_path: Path) -> None:
-    """It does so only where there are such, and is believed only where it makes sense."""
+def test_the_dataset_file_lists_numbers(ours: dict[str, Path], tmp_path: Path) -> None:
+    """It lists number fields only if there are some, and only valid entries are used."""
     told = json.loads(ours["tar"].read_bytes())["shardtool"]
     assert told["numbers"] == {"cls": "int64", "n": "int64", "score": "float"}
     assert "numbers" not in json.loads(ours["tfrecord"].read_bytes())["shardtool"]
@@ -964,12 +955,12 @@ def test_the_dataset_file_tells_of_numbers(ours: dict[str, Path], tmp_path: Path
     assert parse_dataset(file.encode(), "x") == file
     for wrong in ('{"cls": "int32"}', '{"none": "int64"}', '{"cls": ["int64"]}', '["cls"]', "3"):
         raw = file.encode().replace(b'"numbers": {', b'"numbers": %b, "x": {' % wrong.encode())[:-12]
-        with pytest.raises(CorruptShard, match="no dataset file"):
+        with pytest.raises(CorruptShard, match="not a valid dataset file"):
             parse_dataset(raw + b'%08x"\n}\n' % crc32c.crc32c(raw), "x")
 
 
-def test_index_keeps_what_is_told_of_numbers(ours: dict[str, Path], tmp_path: Path) -> None:
-    """A dataset file that is made anew for the same shards tells of the same numbers."""
+def test_index_keeps_number_fields(ours: dict[str, Path], tmp_path: Path) -> None:
+    """A recreated dataset file lists the same number fields."""
     dataset = copied(ours["tar"], tmp_path)
     (tmp_path / "tar-0.index").unlink()
     index(dataset, IndexOptions(workers=1))
@@ -981,10 +972,8 @@ def test_index_keeps_what_is_told_of_numbers(ours: dict[str, Path], tmp_path: Pa
     floats=st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False) | st.just(0.1), min_size=1, max_size=5),
     whole=st.lists(st.integers(-(2**63), 2**63 - 1), min_size=5, max_size=5),
 )
-def test_through_the_other_format_and_back(
-    tmp_path_factory: pytest.TempPathFactory, floats: list[float], whole: list[int]
-) -> None:
-    """A tar made a TFRecord is what the source makes of one, and back it is what it was; so is a TFRecord."""
+def test_formats_round_trip(tmp_path_factory: pytest.TempPathFactory, floats: list[float], whole: list[int]) -> None:
+    """A tar resharded to TFRecord equals the TFRecord of the source, and back again; and vice versa."""
     folder = tmp_path_factory.mktemp("both")
     count = len(floats)
     columns: dict[str, Any] = {
@@ -1006,11 +995,8 @@ def test_through_the_other_format_and_back(
         assert [path.read_bytes() for path in shards(other / "back")] == data[first]
 
 
-# Metadata and classes
-
-
-def test_metadata_comes_along(ending: str, ours: dict[str, Path]) -> None:
-    """The columns of sidecars, lists too, come as they are, a row a sample."""
+def test_metadata_is_kept(ending: str, ours: dict[str, Path]) -> None:
+    """The columns of sidecars, including lists, are kept, one row per sample."""
     found = listed(ours[ending])
     paths = sorted(ours[ending].parent.glob(f"{ending}-*.index"))
     told = pa.concat_tables([pq.read_table(path) for path in paths])
@@ -1021,8 +1007,8 @@ def test_metadata_comes_along(ending: str, ours: dict[str, Path]) -> None:
     assert {column.num_chunks for column in metadata_of(found.entries).columns} == {1}
 
 
-def test_metadata_of_several_datasets(tmp_path: Path) -> None:
-    """Columns are united; what a dataset does not have is null in its rows, whatever the order of datasets."""
+def test_metadata_of_several_datasets_is_merged(tmp_path: Path) -> None:
+    """Columns are merged; missing values are null, in any order of datasets."""
     tables = [
         {"key": ["a", "b"], "n": pa.array([1, 2], pa.int8()), "s": ["x", "y"]},
         {"key": ["c"], "n": pa.array([2**40], pa.int64()), "t": pa.array([[1, 2]])},
@@ -1043,8 +1029,8 @@ def test_metadata_of_several_datasets(tmp_path: Path) -> None:
     assert listed(foreign).entries.metadata is None
 
 
-def test_metadata_that_is_not_alike(tmp_path: Path) -> None:
-    """Types that cannot be one are an error that names column, types and datasets; so are values that would change."""
+def test_conflicting_metadata_is_refused(tmp_path: Path) -> None:
+    """Conflicting types are an error that names column, types and datasets; so are values that would change."""
     paths = {}
     for name, values in (("text", ["1"]), ("whole", pa.array([2**60 + 1])), ("part", [0.5]), ("small", [1])):
         source = manifest(tmp_path / name, key=[name], n=values)
@@ -1056,8 +1042,8 @@ def test_metadata_that_is_not_alike(tmp_path: Path) -> None:
     assert metadata_of(listed(paths["small"], paths["part"]).entries).column("n").to_pylist() == [1.0, 0.5]
 
 
-def test_classes_of_several_datasets(ours: dict[str, Path], tmp_path: Path) -> None:
-    """The same classes stay; other ones are refused by name, unless nobody takes the field; none is told of."""
+def test_conflicting_classes_are_refused(ours: dict[str, Path], tmp_path: Path) -> None:
+    """The same classes stay; others are refused by name, unless the field is dropped."""
     same, other = copied(ours["tar"], tmp_path / "same"), copied(ours["tar"], tmp_path / "other")
     again(other, classes={"cls": ["dog", "cat"]}, name="dogs")
     foreign = write_tar(tmp_path / "f.tar", [("f", [("cls", b"0")])])
@@ -1070,8 +1056,8 @@ def test_classes_of_several_datasets(ours: dict[str, Path], tmp_path: Path) -> N
     assert any("'cls'" in note and "f.tar" in note for note in found.notes)
 
 
-def test_the_sum_of_fingerprints(ours: dict[str, Path], tmp_path: Path) -> None:
-    """The digest is what the same samples in one dataset have; where a text may have been rounded, there is none."""
+def test_fingerprints_are_added(ours: dict[str, Path], tmp_path: Path) -> None:
+    """The digest equals that of the same samples in one dataset; if a text may have been rounded, there is none."""
     source = manifest(tmp_path / "in", n=[1, 2, 3], text=["a", "b", "c"])
     one = make(source, tmp_path / "one-{0..}.tfrecord", values=("txt=text", "cls=n"))
     told = [int(parse_dataset(path.read_bytes(), "x").fingerprint[3:], 16) for path in (ours["tar"], one)]
@@ -1080,22 +1066,22 @@ def test_the_sum_of_fingerprints(ours: dict[str, Path], tmp_path: Path) -> None:
     assert listed(ours["tar"], to="tfrecord").digest == told[0]
 
 
-def test_members_are_those_of_the_source(ours: dict[str, Path]) -> None:
-    """What other tools read from the shards is what is listed."""
+def test_members_equal_the_listing(ours: dict[str, Path]) -> None:
+    """Other tools read from the shards what is listed."""
     found = {f"{key}.{name}": data for key, fields in contents(listed(ours["tar"])) for name, data in fields}
     assert found == dict(members(*(path for path in shards(ours["tar"].parent) if path.suffix == ".tar")))
     assert all((ours["tar"].parent / sidecar_name(path.name)).exists() for path in shards(ours["tar"].parent))
 
 
-def test_machines_are_asked_before_they_read(ours: dict[str, Path]) -> None:
-    """Machines are asked for the shards before any reads numbers there: one that lacks them is told from damage."""
+def test_nodes_are_checked_before_reading(ours: dict[str, Path]) -> None:
+    """Nodes are checked for the shards before numbers are read there, so a missing shard is not reported as damage."""
     pool = Asked()
     list_datasets([str(ours["tfrecord"])], pool, Observer(), to_format="tar")
     assert {*pool.asked} == {str(path) for path in shards(ours["tfrecord"].parent) if path.suffix == ".tfrecord"}
 
 
-def test_a_real_pool(ours: dict[str, Path], tmp_path: Path) -> None:
-    """Workers that are started afresh find what this process does."""
+def test_started_workers_find_the_same(ours: dict[str, Path], tmp_path: Path) -> None:
+    """Newly started workers find what this process finds."""
     shard = write_tar(tmp_path / "x.tar", [("x", [("n", b"7")])])
     with LocalPool(1, "spawn") as pool:
         found = list_datasets([str(ours["tfrecord"]), str(shard)], pool, Observer(), to_format="tfrecord")

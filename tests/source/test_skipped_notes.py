@@ -1,4 +1,4 @@
-"""Laws of the lines that count what was left out."""
+"""Notes that count skipped files and samples."""
 
 from __future__ import annotations
 
@@ -10,6 +10,6 @@ from shardtool.source.base import skipped_notes
 
 @pytest.mark.parametrize(("number", "said"), [(1, "1 part of the shards"), (2, "2 parts of the shards")])
 def test_damage_is_counted_in_plain_words(number: int, said: str) -> None:
-    """Damage that was left out is counted, with its shard and, where it is known, its key."""
+    """Skipped damage is counted, with its shard and, if known, its key."""
     skipped = [Skipped(key, "x.tar", "damaged", "at 0") for key in "kl"[:number]]
-    assert skipped_notes(skipped) == [f"{said} left out as damaged: {', '.join(['x.tar (k)', 'x.tar (l)'][:number])}"]
+    assert skipped_notes(skipped) == [f"{said} skipped as damaged: {', '.join(['x.tar (k)', 'x.tar (l)'][:number])}"]

@@ -1,4 +1,4 @@
-"""Laws of a table's columns of paths that nothing packs: media never get lost silently."""
+"""Unused path columns of a table: media files are never ignored silently."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _SOUNDS = {f"{at}.wav": b"sound %d" % at for at in range(3)}
 
 
 def _table(folder: Path, **columns: list[str]) -> Path:
-    """Write a table, and files beside it."""
+    """Write a table, and files next to it."""
     write_tree(folder, _CLIPS | _SOUNDS)
     rows = [",".join(columns), *map(",".join, zip(*columns.values(), strict=True))]
     (folder / "t.csv").write_text("\n".join(rows) + "\n")
@@ -48,35 +48,35 @@ _TEXT = ["one", "two", "three"]
 
 
 @pytest.mark.parametrize("name", ["movie", "id", "my.file"])
-def test_a_column_of_paths_without_a_usual_name(name: str, tmp_path: Path) -> None:
-    """It is an error that names the column, and the options that pack the files or keep the paths; both work."""
+def test_an_unused_path_column_is_an_error(name: str, tmp_path: Path) -> None:
+    """The error names the column, and the options that pack the files or keep the paths; both work."""
     table = _table(tmp_path, **{name: [*_CLIPS], "caption": _TEXT})
     ran = typed("create", table, f"{tmp_path}/a-{{0..}}.tar", "--field", "txt=caption")
     assert ran.code == 2, ran
     assert f"column '{name}' holds paths of existing files, such as 'clips/0.mp4', which would not be packed" in ran.err
-    assert f"Pack the files: --path {name}. To keep the paths as plain metadata: --meta {name}." in ran.err
+    assert f"Pack the files: --path {name}. To store the paths as metadata only: --meta {name}." in ran.err
     for option, fields in (("--path", {"mp4", "txt"}), ("--meta", {"json", "txt"})):
-        key = ("--key", "caption") if name == "id" and option == "--meta" else ()  # a path is a key, too
+        key = ("--key", "caption") if name == "id" and option == "--meta" else ()  # a path can be a key
         ran = typed("create", table, f"{tmp_path}/{option}-{{0..}}.tar", "--field", "txt=caption", option, name, *key)
         assert ran.code == 0, ran
         assert {field.rpartition(".")[2] for field, _ in members(tmp_path / f"{option}-0.tar")} == fields
 
 
 @pytest.mark.parametrize("name", PATH_NAMES)
-def test_the_usual_names(name: str, tmp_path: Path) -> None:
-    """A column with a usual name is the column of paths, in any case; an option says otherwise."""
+def test_usual_names_are_used(name: str, tmp_path: Path) -> None:
+    """A column with a usual name, in any case, is the path column, unless an option names another."""
     table = _table(tmp_path, **{name.upper(): [*_CLIPS], "caption": _TEXT})
     create(table, f"{tmp_path}/x-{{0..}}.tar", values=("txt=caption",), meta="none", workers=1)
     clips = {name: data for name, data in members(tmp_path / "x-0.tar") if name.endswith(".mp4")}
     assert clips == _CLIPS
 
 
-def test_several_columns_of_paths(tmp_path: Path) -> None:
-    """One that is chosen by its name never hides another: that is an error, whose options pack both."""
+def test_several_path_columns_are_an_error(tmp_path: Path) -> None:
+    """A path column with a usual name does not hide another: the error's options pack both."""
     table = _table(tmp_path, video=[*_CLIPS], audio=[*_SOUNDS], caption=_TEXT)
     found = _error(table)
     assert "column 'audio' holds paths of existing files, such as '0.wav', which would not be packed" in found
-    assert "Pack the files: path='video' files={'audio.wav': 'audio'}. To keep the paths as plain metadata" in found
+    assert "Pack the files: path='video' files={'audio.wav': 'audio'}. To store the paths as metadata only" in found
     assert found.endswith("meta='audio,caption'.")
     assert not _notes(table, path="video", files=(("audio.wav", "audio"),))
     assert not _notes(table, meta="audio,caption")
@@ -90,17 +90,17 @@ def test_several_columns_of_paths(tmp_path: Path) -> None:
     assert "Pack the files: files={'mp4': 'first'} files={'wav': 'second'}." in found
 
 
-def test_an_option_that_names_the_files_decides(tmp_path: Path) -> None:
-    """Where an option names columns of files, others are metadata, and a note names them."""
+def test_an_explicit_option_decides(tmp_path: Path) -> None:
+    """If an option names path columns, others are metadata, with a note."""
     table = _table(tmp_path, movie=[*_CLIPS], sound=[*_SOUNDS])
     for options in ({"path": "movie"}, {"files": (("mp4", "movie"),)}):
         (note,) = _notes(table, **options)
         assert note.startswith("column 'sound' holds paths of existing files, such as '0.wav', which are not packed (")
-        assert "'sound'} packs them)" in note
+        assert "'sound'})" in note
 
 
-def test_the_same_files_twice(tmp_path: Path) -> None:
-    """Another column with the files that are packed, however it writes their paths, loses nothing."""
+def test_the_same_files_in_two_columns(tmp_path: Path) -> None:
+    """Another column with the packed files, in any notation, is not reported."""
     absolute = [str(tmp_path / name) for name in _CLIPS]
     table = _table(tmp_path, path=[*_CLIPS], again=[f"./{name}" for name in _CLIPS], where=absolute)
     assert not _notes(table)
@@ -109,29 +109,29 @@ def test_the_same_files_twice(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "values",
     [
-        ["a cat", "a dog", "clips"],  # a folder is no file
-        ["clips/0.mp4", "none.mp4", "gone.mp4"],  # most are no files
+        ["a cat", "a dog", "clips"],  # a folder is not a file
+        ["clips/0.mp4", "none.mp4", "gone.mp4"],  # most are not files
         ["", "", ""],
         ["x" * 5000, "a/\x01/b", "https://example.com/0.mp4"],
     ],
 )
 def test_other_text_is_metadata(values: list[str], tmp_path: Path) -> None:
-    """Text that is mostly no file's path is plain metadata, without a word."""
+    """Text that is mostly not the path of a file is plain metadata, without a note."""
     write_tree(tmp_path, _CLIPS)
     table = pa.table({"note": values, "caption": _TEXT})
     assert not _notes(table, fields=(("txt", "caption"),), root=str(tmp_path))
 
 
 @pytest.mark.parametrize("meta", ["all", "none", "caption"])
-def test_whatever_is_metadata(meta: str, tmp_path: Path) -> None:
-    """It is found whether the column would be metadata or not, unless an option names it."""
+def test_meta_does_not_matter(meta: str, tmp_path: Path) -> None:
+    """An unused path column is found whether or not it would be metadata, unless an option names it."""
     table = _table(tmp_path, movie=[*_CLIPS], caption=_TEXT, text=_TEXT)
     assert "column 'movie' holds paths" in _error(table, fields=(("txt", "text"),), meta=meta)
     assert not _notes(table, fields=(("txt", "text"),), meta="movie")
 
 
-def test_few_files_are_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A column costs a bounded number of looks, a few if its first texts are no paths; with `stat` off, none."""
+def test_few_files_are_examined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A column takes a bounded number of file checks, few if its first texts are not paths; without `stat`, none."""
     write_tree(tmp_path, {"a.mp4": b""})
     looks, stat = list[str](), os.stat
 
@@ -155,8 +155,8 @@ def test_few_files_are_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert 90 <= count(["a.mp4"] * 3000) <= MAX_CHECKED_ROWS + 10
 
 
-def test_on_a_server(http_files: Server, tmp_path: Path) -> None:
-    """Media beside a table on a server are found with a few requests; other text is not asked for."""
+def test_remote_files_take_few_requests(http_files: Server, tmp_path: Path) -> None:
+    """Media next to a table on a server are found with a few requests; other text takes none."""
     prefix = http_files.new_prefix()
     _table(http_files.local(prefix), movie=[*_CLIPS], caption=["a.b", "c d", "e"])
     with pytest.raises(InvalidRequest, match="column 'movie' holds paths of existing files"):

@@ -1,1 +1,1 @@
-"""Laws of files and folders."""
+"""Tests of files, folders and stores."""

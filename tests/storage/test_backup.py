@@ -1,4 +1,4 @@
-"""Laws of second names."""
+"""Hard links that protect a dataset during a repair."""
 
 from pathlib import Path
 
@@ -8,8 +8,8 @@ from shardtool.errors import OutputFailed
 from shardtool.storage.backup import BackupLinks
 
 
-def test_what_was_kept_comes_back(tmp_path: Path) -> None:
-    """Files that were changed or removed are as they were once they are brought back, and no second name is left."""
+def test_restore_undoes_changes_and_deletions(tmp_path: Path) -> None:
+    """Restoring brings back changed and deleted files, and leaves no links."""
     (tmp_path / "a").write_bytes(b"1")
     (tmp_path / "b").write_bytes(b"2")
     kept = BackupLinks(str(tmp_path), str(tmp_path / ".kept"))
@@ -21,10 +21,10 @@ def test_what_was_kept_comes_back(tmp_path: Path) -> None:
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {"a": b"1", "b": b"2"}
 
 
-def test_what_an_earlier_repair_kept_stays(tmp_path: Path) -> None:
-    """Nothing is kept where an earlier repair was cut off, and what that one kept is untouched."""
+def test_backup_of_an_interrupted_repair_is_not_touched(tmp_path: Path) -> None:
+    """If a backup exists from an interrupted repair, a new backup fails and the old one is unchanged."""
     (tmp_path / ".kept").mkdir()
     (tmp_path / ".kept" / "a").write_bytes(b"1")
-    with pytest.raises(OutputFailed, match="cut off"):
+    with pytest.raises(OutputFailed, match="interrupted"):
         BackupLinks(str(tmp_path), str(tmp_path / ".kept")).keep(["b"])
     assert (tmp_path / ".kept" / "a").read_bytes() == b"1"

@@ -1,4 +1,4 @@
-"""Laws of folders that are written to."""
+"""Output folders."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def test_two_make_one_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A folder that another process makes at the same moment is there, and a file of its name is refused."""
+def test_two_processes_create_the_same_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder that another process creates at the same moment is used; a file of that name is refused."""
     mkdir = os.mkdir
 
     def after_another(path: str, mode: int = 0o777) -> None:
@@ -36,8 +36,8 @@ def test_two_make_one_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
             Folder(str(tmp_path / name)).ready()
 
 
-def test_a_text_means_a_folder() -> None:
-    """A path is a folder of the file system, an address a prefix of a store; both are values."""
+def test_open_folder_accepts_paths_and_addresses() -> None:
+    """A path is a local folder, an address is a prefix of a store; both are values."""
     assert open_folder("a/b") == Folder("a/b")
     assert open_folder("") == Folder("")
     assert open_folder("s3://b/a #%20") == RemoteFolder("s3://b/a #%20")
@@ -45,22 +45,22 @@ def test_a_text_means_a_folder() -> None:
 
 
 @pytest.mark.parametrize("address", ["https://h/a", "ftp://h/a", "s3://b/a//c", "s3://b/../c", "s3://", "az://"])
-def test_an_address_that_nothing_is_written_to(address: str) -> None:
-    """What cannot be written to is refused before anything is asked of it."""
+def test_read_only_addresses_are_refused(address: str) -> None:
+    """An address that cannot be written to is refused before any request."""
     with pytest.raises(InvalidRequest):
         open_folder(address)
 
 
-def test_what_goes_to_folders_only() -> None:
-    """Where a file system is needed, an address is refused, and not taken for the name of a folder."""
+def test_local_folder_refuses_an_address() -> None:
+    """Where a local folder is needed, an address is refused and not used as a folder name."""
     assert local_folder("a") == Folder("a")
     with pytest.raises(InvalidRequest, match="a local folder"):
         local_folder("s3://b/a")
 
 
 @pytest.mark.parametrize("path", ["s3:/b/k", "s3:b/k", "S3:/b/k", "gs:/b/k"])
-def test_a_torn_address_is_no_folder(path: str) -> None:
-    """Nothing is written into a folder called `s3:`, and the address that was meant is named; `./s3:` is a folder."""
+def test_a_mistyped_address_is_refused(path: str) -> None:
+    """`s3:/b/k` is refused with a hint at the intended address; `./s3:` is a folder."""
     meant = f"{path[:2].lower()}://b/k"
     with pytest.raises(InvalidRequest, match=re.escape(f"Did you mean {meant}?")):
         open_folder(path)

@@ -1,4 +1,4 @@
-"""Storage owns the file system: no other room opens, lists, makes, renames or removes files."""
+"""Only `storage/` accesses the file system: no other package opens, lists, creates, renames or deletes files."""
 
 import ast
 from collections.abc import Iterator
@@ -7,12 +7,12 @@ from pathlib import Path
 import shardtool
 
 _PACKAGE = Path(shardtool.__file__).parent
-_OF_PATHS = {
+_OS_FUNCTIONS = {
     "access", "chmod", "chown", "fwalk", "link", "listdir", "lstat", "makedirs", "mkdir", "mkfifo", "open", "readlink",
     "remove", "removedirs", "rename", "renames", "replace", "rmdir", "scandir", "stat", "statvfs", "symlink",
     "truncate", "unlink", "utime", "walk",
 }  # fmt: skip
-_OF_MODULES = {"os": _OF_PATHS, "shutil": {"copy", "copyfile", "copytree", "move", "rmtree"}, "io": {"open"}}
+_FILE_FUNCTIONS = {"os": _OS_FUNCTIONS, "shutil": {"copy", "copyfile", "copytree", "move", "rmtree"}, "io": {"open"}}
 
 # Module to the calls that it may make, each for the reason given.
 _ALLOWED = {
@@ -35,29 +35,30 @@ _ALLOWED = {
 }
 
 
-def _calls(path: Path) -> Iterator[str]:
-    """Yield the functions of files that a module names."""
+def _file_calls(path: Path) -> Iterator[str]:
+    """Yield the file functions that a module calls."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         match node:
             case ast.Call(func=ast.Name(id="open")):
                 yield "open"
-            case ast.Attribute(value=ast.Name(id=module), attr=name) if name in _OF_MODULES.get(module, ()):
+            case ast.Attribute(value=ast.Name(id=module), attr=name) if name in _FILE_FUNCTIONS.get(module, ()):
                 yield f"{module}.{name}"
-            case ast.ImportFrom(module=str(module), names=names) if module in _OF_MODULES:
-                yield from (f"{module}.{one.name}" for one in names if one.name in _OF_MODULES[module])
+            case ast.ImportFrom(module=str(module), names=names) if module in _FILE_FUNCTIONS:
+                yield from (f"{module}.{one.name}" for one in names if one.name in _FILE_FUNCTIONS[module])
 
 
 def test_only_storage_touches_files() -> None:
-    """Outside of `storage/`, the functions that take paths are called by exactly the modules that have a reason."""
+    """Outside of `storage/`, exactly the listed modules call file functions, each for a stated reason."""
     found = {
         name: calls
         for path in sorted(_PACKAGE.rglob("*.py"))
-        if not (name := path.relative_to(_PACKAGE).as_posix()).startswith("storage/") and (calls := {*_calls(path)})
+        if not (name := path.relative_to(_PACKAGE).as_posix()).startswith("storage/")
+        and (calls := {*_file_calls(path)})
     }
     assert found == _ALLOWED
 
 
-def test_the_law_is_looked_for() -> None:
-    """The same search finds what storage calls, so that it cannot pass by finding nothing."""
-    calls = {call for path in (_PACKAGE / "storage").rglob("*.py") for call in _calls(path)}
+def test_the_search_finds_calls_in_storage() -> None:
+    """The same search finds the calls in `storage/`, so it cannot pass by finding nothing."""
+    calls = {call for path in (_PACKAGE / "storage").rglob("*.py") for call in _file_calls(path)}
     assert {"open", "os.open", "os.rename", "os.unlink", "os.listdir", "os.scandir", "shutil.rmtree"} <= calls

@@ -1,4 +1,4 @@
-"""Laws of copies that a store makes: what it is asked for, and what its answers mean."""
+"""Copies inside a store: the request, and the meaning of responses."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _DONE = "<CopyObjectResult><ETag>x</ETag>{}</CopyObjectResult>"
 
 
 class _Store(BaseHTTPRequestHandler):
-    """An object of 100 bytes with an ETag, and an answer to who has it copied."""
+    """An object of 100 bytes with an ETag, in a store that answers copy requests."""
 
     protocol_version = "HTTP/1.1"
     status, body, tag, pause_s = 200, "", '"one"', 0.0
@@ -42,12 +42,12 @@ class _Store(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, *_: object) -> None:
-        """Say nothing."""
+        """Print nothing."""
 
 
 @pytest.fixture
 def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[_Store]]:
-    """Give a store of S3 of this process, which this process reaches."""
+    """Yield a local S3 server."""
     with ThreadingHTTPServer(("127.0.0.1", 0), _Store) as server:
         Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         url = f"http://127.0.0.1:{server.server_port}"
@@ -75,10 +75,10 @@ def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[_Store]]:
         (307, "", "307"),
     ],
 )
-def test_what_an_answer_means(
+def test_responses_to_a_copy_request(
     status: int, body: str, expected: int | str | None, store: type[_Store], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A checksum is what the store says; another object is one failure, a refusal is of all that would come."""
+    """The checksum is the one in the response. A changed object fails one copy, a refusal fails all later ones."""
     monkeypatch.setattr(store, "status", status)
     monkeypatch.setattr(store, "body", body)
     if not isinstance(expected, str):
@@ -90,8 +90,8 @@ def test_what_an_answer_means(
     assert bool(expected) == bool(str(caught.value))
 
 
-def test_a_large_object_is_waited_for(store: type[_Store], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A store may be silent for as long as its object takes; one that is silent for longer is asked for no other."""
+def test_timeout_grows_with_the_object(store: type[_Store], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A store can be silent for as long as copying the object takes; a longer silence stops further requests."""
     monkeypatch.setattr(store, "pause_s", 0.6)
     monkeypatch.setenv("SHARDTOOL_LEAST_SPEED", "1000/0.1")
     with pytest.raises(NotCopied, match="silent"):
@@ -100,8 +100,8 @@ def test_a_large_object_is_waited_for(store: type[_Store], monkeypatch: pytest.M
     assert copy_in_store("s3://b/x", "s3://other/c", 100, 7) is None
 
 
-def test_what_is_asked_for(store: type[_Store], monkeypatch: pytest.MonkeyPatch) -> None:
-    """The object is named by its escaped name, held to the version that was looked at, and signed with all that."""
+def test_headers_of_a_copy_request(store: type[_Store], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The request has the encoded name and the version of the object, and all headers are signed."""
     copy_in_store("s3://b/a b#1", "s3://other/c", 100, 7)
     asked = store.asked
     assert (asked["x-amz-copy-source"], asked["x-amz-copy-source-if-match"]) == ("/b/a%20b%231", '"one"')
@@ -127,6 +127,6 @@ def test_what_is_asked_for(store: type[_Store], monkeypatch: pytest.MonkeyPatch)
      ("gs://a/x", "gs://b/y", False), ("s3://a/x", "gs://a/y", False), ("https://a/x", "https://a/y", False),
      ("/a/x", "s3://a/y", False), ("s3://a/x", "y", False), ("s3://a/x", "", False)],
 )  # fmt: skip
-def test_what_one_store_has(source: str, where: str, expected: bool) -> None:  # noqa: FBT001
-    """A store can be asked to copy from one place to another of its own; Google's, within a bucket."""
+def test_can_copy_inside(source: str, where: str, expected: bool) -> None:  # noqa: FBT001
+    """A store can copy between its own addresses; Google's only within a bucket."""
     assert can_copy_inside(source, where) == expected

@@ -1,4 +1,4 @@
-"""Laws of what an output may take the place of: a file, and of reports one of their kind; nothing else, in any verb."""
+"""An output replaces only regular files, and a report only a report of its kind, in every verb."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _socket(path: Path) -> None:
         one.bind(str(path))
 
 
-def _linked(path: Path) -> None:
+def _link_to_fifo(path: Path) -> None:
     os.mkfifo("fifo")
     path.symlink_to(Path("fifo").absolute())
 
@@ -59,13 +59,13 @@ KINDS: dict[str, Callable[[Path], None]] = {
     "fifo": os.mkfifo,
     "socket": _socket,
     "folder": Path.mkdir,
-    "link": _linked,
+    "link": _link_to_fifo,
 }
 
 
 @pytest.fixture(autouse=True)
 def dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Work in a folder with a source and a dataset."""
+    """Create a source and a dataset in the current folder."""
     monkeypatch.chdir(tmp_path)
     write_tree(Path("src"), {f"{name}.txt": name.encode() for name in "abcde"})
     assert typed("create", "src", "ds/out-{000..}.tar", "--max-count", "2").code == 0
@@ -75,8 +75,8 @@ def dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("name", "words"), OUTPUTS, ids=lambda one: one if isinstance(one, str) else one[0])
-def test_nothing_but_a_file_is_replaced(name: str, words: tuple[str, ...], kind: str) -> None:
-    """A device, a FIFO, a socket, a folder or a link to one where an output goes stays: exit code 5."""
+def test_only_files_are_replaced(name: str, words: tuple[str, ...], kind: str) -> None:
+    """A device, FIFO, socket, folder or link to one in place of an output is not touched: exit code 5."""
     if kind == "device" and os.geteuid():
         pytest.skip("only root makes devices")
     path = Path(name)
@@ -91,8 +91,8 @@ def test_nothing_but_a_file_is_replaced(name: str, words: tuple[str, ...], kind:
 
 
 @pytest.mark.parametrize(("name", "words"), REPORTS, ids=lambda one: one if isinstance(one, str) else one[0])
-def test_a_report_takes_the_place_of_its_kind_only(name: str, words: tuple[str, ...]) -> None:
-    """`--overwrite` replaces what the same option made, and an empty file; no other file, and no link to any."""
+def test_a_report_replaces_only_its_kind(name: str, words: tuple[str, ...]) -> None:
+    """`--overwrite` replaces a report of the same option or an empty file, but no other file and no link."""
     path, mine = Path(name), Path("mine")
     for there in (b"", path.read_bytes() if typed(*words).code == 0 else b"no report"):
         path.write_bytes(there)
@@ -108,8 +108,8 @@ def test_a_report_takes_the_place_of_its_kind_only(name: str, words: tuple[str, 
 
 
 @pytest.mark.parametrize("name", ["out-000.tar", ".out.writer", ".out.lock"])
-def test_a_writer_replaces_files_only(name: str) -> None:
-    """`ShardWriter` holds to the same rule, its own files included."""
+def test_shard_writer_replaces_only_files(name: str) -> None:
+    """`ShardWriter` follows the same rule for all its files."""
     os.mkfifo(f"new/{name}")
     with pytest.raises(OutputExists), ShardWriter("new/out-{000..}.tar", overwrite=True) as writer:
         writer.write({"__key__": "a", "txt": b"x"})

@@ -88,16 +88,16 @@ def test_rows_of_an_array(tmp_path: Path) -> None:
     [
         ("[]", "no rows"),
         ('[{"a": 1}, 3]', "row 2: '3'; expected an object for each row"),
-        ('[{"a": 1} {"a": 2}]', "no JSON: no , or ], at character 11; "),
-        ('[{"a": 1}', "no JSON: it ends too early, at character 10"),
-        ('[{"a": 1}] 2', "no JSON: more than one value, at character 12"),
-        ('[{"a": nul}]', "no JSON: expecting value, at character 8"),
-        ('[{"a": "\udcff"}]', "text that is no UTF-8"),
-        ('[{"a": ' + "[" * 40 + "]" * 40 + "}]", "lists or objects more than 32 deep"),
-        ('[{"a": ' + "[" * 100_000, "lists or objects more than 32 deep"),
-        ('[{"a": ' + "9" * 5000 + "}]", "no JSON: exceeds the limit"),
+        ('[{"a": 1} {"a": 2}]', "invalid JSON: '{' instead of , or ], at character 11; "),
+        ('[{"a": 1}', "invalid JSON: it ends too early, at character 10"),
+        ('[{"a": 1}] 2', "invalid JSON: more than one value, at character 12"),
+        ('[{"a": nul}]', "invalid JSON: expecting value, at character 8"),
+        ('[{"a": "\udcff"}]', "not valid UTF-8"),
+        ('[{"a": ' + "[" * 40 + "]" * 40 + "}]", "lists or objects nested more than 32 levels deep"),
+        ('[{"a": ' + "[" * 100_000, "lists or objects nested more than 32 levels deep"),
+        ('[{"a": ' + "9" * 5000 + "}]", "invalid JSON: exceeds the limit"),
         ('[{"a": 1}, {"a": "x"}]', "column 'a' mixes types: number in 1 row, text in row 2"),
-        ('{"a": [1, 2], "b": {}}', "a JSON object; expected an array of objects, a row each, or COCO"),
+        ('{"a": [1, 2], "b": {}}', "a JSON object; expected an array of objects, one per row, or COCO"),
     ],
 )
 def test_what_is_no_array_of_rows(text: str, said: str, tmp_path: Path) -> None:
@@ -143,7 +143,7 @@ def test_annotations_of_coco(tmp_path: Path) -> None:
     }
     (tmp_path / "t.json").write_bytes(_coco(images=_COCO["images"][:1]))
     some = open_table(tmp_path / "t.json", ())
-    assert some.notes == (f"2 annotations of images that are not in {tmp_path}/t.json, left out",)
+    assert some.notes == (f"2 annotations skipped: {tmp_path}/t.json does not list the image",)
     assert some.read(["labels"], ()).to_pydict() == {"labels": [[2]]}
     (tmp_path / "t.json").write_bytes(_coco(annotations=[], categories=[]))
     assert open_table(tmp_path / "t.json", ()).schema.names == ["file_name", "coco_id", "width"]
@@ -165,7 +165,7 @@ def _with(**part: Any) -> list[dict[str, Any]]:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"annotations": _with(category_id=7)}, "annotation 1: category 7; expected one of the 3 that"),
+        ({"annotations": _with(category_id=7)}, "annotation 1: category 7; expected one of the 3 categories in"),
         (
             {"annotations": [*_COCO["annotations"], *_with(bbox=[1, 2, 3])]},
             "annotations, element 4: bbox is [1, 2, 3]; expected four numbers",
@@ -191,10 +191,10 @@ def _with(**part: Any) -> list[dict[str, Any]]:
             "annotations, element 1: '{\"bbox\": [1, 2, 3, 4]}'; expected an obj",
         ),
         ({"images": [{"id": 5}]}, "images, element 1: '{\"id\": 5}'; expected an object with id and file_name"),
-        ({"images": _COCO["images"] * 2}, "images that share an id"),
-        ({"categories": []}, "annotation 1: category 18; expected one of the 0 that"),
-        ({"categories": [{"id": at, "name": "dog"} for at in (18, 90)]}, "categories called 'dog'"),
-        ({"categories": [{"id": "x", "name": "dog"}]}, "categories with the ids 'x'; expected whole numbers"),
+        ({"images": _COCO["images"] * 2}, "several images with the same id"),
+        ({"categories": []}, "annotation 1: category 18; expected one of the 0 categories in"),
+        ({"categories": [{"id": at, "name": "dog"} for at in (18, 90)]}, "categories: several named 'dog'"),
+        ({"categories": [{"id": "x", "name": "dog"}]}, "categories with ids 'x'; expected whole numbers"),
     ],
 )
 def test_annotations_that_cannot_be(changes: dict[str, Any], said: str, tmp_path: Path) -> None:
@@ -223,7 +223,7 @@ def test_classes_of_coco_as_a_field(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest, match=r"column 'boxes': an infinite number in 1 sample, such as '5'"):
         create(tmp_path / "imgs", f"{tmp_path}/c-{{0..}}.tar", CreateOptions(**given | {"values": {"b.json": "boxes"}}))
     (tmp_path / "coco.json").write_bytes(_coco())
-    with pytest.raises(InvalidRequest, match=r"holds lists of class numbers; expected a field that ends in json"):
+    with pytest.raises(InvalidRequest, match=r"holds lists of class numbers; expected a field name that ends in json"):
         create(tmp_path / "imgs", f"{tmp_path}/c-{{0..}}.tar", CreateOptions(**given | {"values": {"cls": "labels"}}))
 
 

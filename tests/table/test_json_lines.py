@@ -89,7 +89,7 @@ def test_deep_nesting_is_refused(pair: str) -> None:
     opening, closing = pair[:-1], pair[-1]
     for depth in (MAX_NESTING, 100, 1000, 20_000, 200_000):
         line = '{"d":' + opening * depth + "1" + closing * depth + "}"
-        assert f"row 2: lists or objects more than {MAX_NESTING} deep" in _check('{"d":1}\n' + line)
+        assert f"row 2: lists or objects nested more than {MAX_NESTING} levels deep" in _check('{"d":1}\n' + line)
     depth = MAX_NESTING - 1
     line = '{"d":' + opening * depth + "1" + closing * depth + "}"
     assert read_json_lines("t", lambda: io.BytesIO(line.encode())).num_rows == 1

@@ -143,7 +143,7 @@ def test_what_is_no_text_has_no_delimiter(source: Any, tmp_path: Path) -> None:
     """How a text is written is said of no other table."""
     source = _write(tmp_path / source, _TABLE) if isinstance(source, str) else source
     for form, name in ((DelimitedFormat("|"), "delimiter"), (DelimitedFormat(header=False), "no_header")):
-        with pytest.raises(InvalidRequest, match=f"used with {name}; expected a CSV"):
+        with pytest.raises(InvalidRequest, match=f"used with {name}; expected CSV"):
             open_table(source, (), form)
 
 
@@ -269,26 +269,26 @@ def test_a_table_that_changes(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "data", "said"),
     [
-        ("t.csv", b"", "t.csv: empty; expected a first row that names the columns"),
+        ("t.csv", b"", "t.csv: empty; expected a first row with column names"),
         ("t.csv", b"a;b\n1;2\n", "one column, 'a;b': semicolons between the values; expected commas"),
-        ("t.csv", b"a\tb\n1\t2\n", "tabs between the values; expected commas. delimiter='tab' reads it."),
-        ("t.tsv", b"a,b\n1,2\n", "commas between the values; expected tabs. delimiter=',' reads it."),
+        ("t.csv", b"a\tb\n1\t2\n", "tabs between the values; expected commas. Use delimiter='tab'."),
+        ("t.tsv", b"a,b\n1,2\n", "commas between the values; expected tabs. Use delimiter=','."),
         ("t.csv", "a,b\n1,2\n".encode("utf-16"), "UTF-16; expected text in UTF-8"),
-        ("t.csv", "a,b\n1,2\n".encode("utf-16-le"), "bytes that are no text"),
+        ("t.csv", "a,b\n1,2\n".encode("utf-16-le"), "a NUL byte, so not text"),
         ("t.csv", gzip.compress(b"a,b\n1,2\n", mtime=0), "gzip; expected text in UTF-8"),
-        ("t.csv", "ä,b\n1,2\n".encode("latin-1"), "a header that is no UTF-8"),
+        ("t.csv", "ä,b\n1,2\n".encode("latin-1"), "header is not valid UTF-8"),
         ("t.csv", b"a,b\n1,2\n3\n4,5\n6,7,8\n", "values than the header: row 2 has 1, row 4 has 3; expected 2."),
-        ("t.csv", b"a,b\n1,2\n3\n4,5\n6,7,8\n", "; expected 2. Row 2 begins with '3'."),
-        ("t.csv", b'a,b\n1,2\n3,"x\n4,5,6\n7\n', "row 2: a quotation mark that is not closed"),
-        ("t.csv", b'a,b\n"1,2\n3,4\n', "Is a quotation mark not closed there?"),
+        ("t.csv", b"a,b\n1,2\n3\n4,5\n6,7,8\n", "; expected 2. Row 2 starts with '3'."),
+        ("t.csv", b'a,b\n1,2\n3,"x\n4,5,6\n7\n', "row 2: an opening quotation mark that is never closed"),
+        ("t.csv", b'a,b\n"1,2\n3,4\n', "Check for a quotation mark that is not closed."),
         ("t.csv", b"x" * 200_000, "no first row: field larger than field limit"),
         ("t.csv.gz", b"a,b\n", "cannot be read"),
-        ("t.jsonl", b"", "empty; expected one JSON object a line"),
-        ("t.jsonl", b'[{"a":1}]', "row 1: a JSON list; expected one JSON object a line. `jq -c '.[]'`"),
-        ("t.jsonl", b'{"a":1}\n\n{"a":2', "row 2: expecting ',' delimiter; expected one JSON object a line"),
+        ("t.jsonl", b"", "empty; expected one JSON object per line"),
+        ("t.jsonl", b'[{"a":1}]', "row 1: a JSON list; expected one JSON object per line. Convert a JSON array to lines: `jq -c '.[]'`"),
+        ("t.jsonl", b'{"a":1}\n\n{"a":2', "row 2: expecting ',' delimiter; expected one JSON object per line"),
         ("t.jsonl", b'{"a":1}\n{"a":"x"}\n{"a":2}\n{"a":"y"}\n{"a":3}\n',
          "column 'a' mixes types: number in 3 rows, text in rows 2, 4"),
-        ("t.jsonl", b'{"a":true}\n{"a":1}\n{"a":0}\n', "column 'a' mixes types: number in 2 rows, truth in row 1"),
+        ("t.jsonl", b'{"a":true}\n{"a":1}\n{"a":0}\n', "column 'a' mixes types: number in 2 rows, boolean in row 1"),
         ("t.jsonl", b'{"a":[1,"x"]}\n', "cannot be read: Column(/a/[]) changed from number to string"),
         ("t.parquet", b"PAR1....PAR1", "cannot be read"),
         ("t.parquet", b"", "cannot be read"),
@@ -307,7 +307,7 @@ def test_what_cannot_be_read(name: str, data: bytes, said: str, tmp_path: Path) 
 def test_no_such_table(tmp_path: Path) -> None:
     """A missing file, and a folder of something else, are named."""
     assert "no such file or folder" in _error(tmp_path / "gone.csv")
-    assert "expected one that holds Parquet files only" in _error(tmp_path)
+    assert "expected a folder of Parquet files only" in _error(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["t.csv", "t.jsonl"])
@@ -383,7 +383,7 @@ def test_standard_input(
 def test_paths_that_are_no_utf8(monkeypatch: pytest.MonkeyPatch) -> None:
     """A list of paths is UTF-8; which are not is told."""
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"a.jpg\n\xff.jpg\n")))
-    assert "row 2: no UTF-8" in _error("-")
+    assert "row 2: not valid UTF-8" in _error("-")
 
 
 def test_a_frame_of_mixed_types() -> None:
@@ -392,7 +392,7 @@ def test_a_frame_of_mixed_types() -> None:
     assert said == "DataFrame: column 'x' mixes types: str in 2 rows, int in row 2; expected values of one type"
     assert "column 'x' holds object in 1 row" in _error(pd.DataFrame({"x": [object()]}))
     twice = pd.DataFrame([[1, 2]], columns=["a", "a"])
-    assert "columns of the same name: 'a'" in _error(twice)
+    assert "several columns with the same name: 'a'" in _error(twice)
 
 
 def test_a_frame_of_path_objects() -> None:
@@ -407,8 +407,8 @@ def test_a_frame_of_lists_that_differ() -> None:
     """Annotations of several kinds in one column, as COCO has them, are an error that says how they become JSON."""
     kinds = [[{"segmentation": [[1.0, 2.0]]}], [{"segmentation": {"counts": [1], "size": [1, 1]}}]]
     said = _error(pd.DataFrame({"id": [1, 2], "objects": kinds}))
-    assert "column 'objects' holds list in 2 rows whose parts differ in type: cannot mix list and non-list" in said
-    assert "frame['objects'].map(json.dumps): values={'json': 'objects'} with meta='none' takes it" in said
+    assert "column 'objects' holds list in 2 rows with elements of different types: cannot mix list and non-list" in said
+    assert "frame['objects'].map(json.dumps), then use values={'json': 'objects'} with meta='none'" in said
 
 
 def test_numbers_in_text() -> None:
@@ -437,6 +437,6 @@ def test_a_long_cell(size: int, tmp_path: Path) -> None:
 def test_rows_that_do_not_fit_and_are_no_utf8(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """Rows with too many values are named also where they are no UTF-8, and nothing else is printed."""
     (tmp_path / "t.csv").write_bytes(b"path,c\na,x\n\xff,1,2\n" + b"b,y,z\n" * 9)
-    with pytest.raises(InvalidRequest, match=r"10 rows with more or fewer .*row 2 has 3, .*begins with '.xff,1,2'"):
+    with pytest.raises(InvalidRequest, match=r"10 rows with more or fewer .*row 2 has 3, .*starts with '.xff,1,2'"):
         open_table(str(tmp_path / "t.csv"), ()).read(["c"], ())
     assert capfd.readouterr().err == ""

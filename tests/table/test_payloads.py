@@ -93,10 +93,10 @@ def test_lists_of_numbers_are_npy_files(data: st.DataObject) -> None:
         (
             [[1, 2], None, [3], [4]],
             pa.list_(pa.int8()),
-            "a list of 1 where the first has 2, in rows 3, 4; expected lists",
+            "a list of 1 although the first has 2, in rows 3, 4; expected lists",
         ),
-        ([[[1], [2]], [[3], []]], pa.list_(pa.list_(pa.int8())), "a list of 0 where the first has 1, in row 2"),
-        ([[1, 2], [3, None]], pa.list_(pa.float32()), "a null in a list in row 2; expected a number in each place"),
+        ([[[1], [2]], [[3], []]], pa.list_(pa.list_(pa.int8())), "a list of 0 although the first has 1, in row 2"),
+        ([[1, 2], [3, None]], pa.list_(pa.float32()), "a null in a list in row 2; expected a number in every position"),
         ([[1, 2], [None, 3]], pa.list_(pa.int8(), 2), "a null in a list in row 2"),
         ([[[1]], [None]], pa.list_(pa.list_(pa.int8())), "a null in a list in row 2"),
         ([["a"]], pa.list_(pa.string()), "holds list<item: string>; expected lists of numbers of equal length. Use"),

@@ -1,3 +1,5 @@
+"""TFRecord shards for TensorFlow, without importing it."""
+
 from __future__ import annotations
 
 import gzip
@@ -31,8 +33,8 @@ def made(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_the_dataset_file_tells_all(made: Path) -> None:
-    """Features, classes and counts are what the dataset file says, in the order of the shards."""
+def test_features_come_from_the_dataset_file(made: Path) -> None:
+    """Features, classes and counts are those of the dataset file, in shard order."""
     found = find_tfrecords(str(made / "a.json"), None)
     assert dict(found.features) == {"__key__": _KEY, "cls": TfFeature("int64"), "txt": _KEY}
     assert found.classes == {"cls": ["cat", "dog"]}
@@ -44,8 +46,8 @@ def test_the_dataset_file_tells_all(made: Path) -> None:
     }
 
 
-def test_several_datasets_become_one(made: Path) -> None:
-    """A field that one of several datasets does not have is one that some samples lack."""
+def test_several_datasets(made: Path) -> None:
+    """A field that one dataset lacks is optional."""
     found = find_tfrecords([str(made / "a.json"), str(made / "b.json")], None)
     lacking = TfFeature(lacking=True)
     assert dict(found.features) == {
@@ -57,8 +59,8 @@ def test_several_datasets_become_one(made: Path) -> None:
     assert found.samples == 4
 
 
-def test_shards_that_no_dataset_file_lists(made: Path) -> None:
-    """Packed shards, and some of a dataset, are walked: they tell their features, but not whether all have a key."""
+def test_unlisted_shards_are_scanned(made: Path) -> None:
+    """Compressed shards, and some of a dataset, are scanned for their features; the key is optional."""
     (made / "packed").mkdir()
     for path in made.glob("a-*.tfrecord"):
         (made / "packed" / f"{path.name}.gz").write_bytes(gzip.compress(path.read_bytes()))
@@ -67,7 +69,7 @@ def test_shards_that_no_dataset_file_lists(made: Path) -> None:
     assert found.samples == 3
     assert dict(found.features) == {"__key__": TfFeature(lacking=True), "cls": TfFeature("int64"), "txt": _KEY}
     one = find_tfrecords([str(made / "a-1.tfrecord")], ["txt"])
-    with pytest.raises(InvalidRequest, match=r"gz: compressed with gzip, and other shards are not"):
+    with pytest.raises(InvalidRequest, match=r"gz: compressed with gzip, unlike other shards"):
         find_tfrecords([str(made / "packed"), str(made / "a.json")], None)
     assert (one.samples, one.packing) == (1, "")
 
@@ -84,28 +86,28 @@ def test_shards_that_no_dataset_file_lists(made: Path) -> None:
         ("a.json", {"epoch": "1"}, "epoch: '1'; expected a whole number"),
         ("a.json", {"shuffle": -1}, "shuffle: -1"),
         ("nothing.json", {}, "nothing.json: no such file"),
-        ("x.tfrecord.zst", {}, "compressed with zstd, which TensorFlow cannot unpack"),
+        ("x.tfrecord.zst", {}, "compressed with zstd, which TensorFlow cannot decompress"),
     ],
 )
-def test_mistakes_are_said(made: Path, given: str, options: dict[str, Any], message: str) -> None:
-    """What cannot be read is refused before TensorFlow is imported, with what to do."""
+def test_invalid_requests(made: Path, given: str, options: dict[str, Any], message: str) -> None:
+    """They are rejected before TensorFlow is imported, with what to do."""
     shutil.copy(made / "a-0.tfrecord", made / "x.tfrecord.zst")
     with pytest.raises(InvalidRequest, match=message):
         tf_dataset(str(made / given), **options)
 
 
-def test_names_where_a_dataset_is_wanted(made: Path) -> None:
-    """Keras's batches come from an opened dataset: a name of one is refused at once."""
+def test_keras_needs_an_opened_dataset(made: Path) -> None:
+    """A path is rejected."""
     for wrong in (str(made / "a.json"), made / "a.json", None):
-        with pytest.raises(InvalidRequest, match=r"the dataset: .*; expected what shardtool.open returned"):
+        with pytest.raises(InvalidRequest, match=r"the dataset: .*; expected a dataset from shardtool.open"):
             keras_sequence(wrong, 2)  # type: ignore[arg-type]
 
 
-def test_datasets_that_do_not_go_together(made: Path) -> None:
-    """Datasets whose class numbers mean different classes, or whose fields are of different kinds, become none."""
+def test_incompatible_datasets(made: Path) -> None:
+    """Different classes, or fields of different types, are rejected."""
     write_tree(made / "d", {"emu/1.txt": b"1", "ant/2.txt": b"2"})
     create(str(made / "d"), str(made / "d-{0..}.tfrecord"), CreateOptions(label_from_folder=True))
-    with pytest.raises(InvalidRequest, match="classes of 'cls': different ones"):
+    with pytest.raises(InvalidRequest, match="classes of 'cls': differ between two datasets"):
         find_tfrecords([str(made / "a.json"), str(made / "d.json")], None)
     write_tree(made / "e", {"1.cls": b"1"})
     create(str(made / "e"), str(made / "e-{0..}.tfrecord"))
@@ -113,8 +115,8 @@ def test_datasets_that_do_not_go_together(made: Path) -> None:
         find_tfrecords([str(made / "a.json"), str(made / "e.json")], None)
 
 
-def test_a_missing_library_is_said(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without TensorFlow or Keras, the message says what to install."""
+def test_missing_libraries(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without TensorFlow or Keras, the error says what to install."""
     for module in ("keras", "tensorflow"):
         monkeypatch.setitem(sys.modules, module, None)
     for call in (lambda: tf_dataset(str(made / "a.json")), lambda: feature_spec(str(made / "a.json"))):
@@ -124,7 +126,7 @@ def test_a_missing_library_is_said(made: Path, monkeypatch: pytest.MonkeyPatch) 
         keras_sequence([], 1)
 
 
-def test_the_buffer_of_a_shuffle(made: Path) -> None:
-    """A number is how many samples are shuffled; otherwise all of a small dataset are."""
+def test_shuffle_buffer(made: Path) -> None:
+    """A number is the size of the buffer; otherwise a small dataset fits completely."""
     found = find_tfrecords(str(made / "a.json"), None)
     assert [found.buffer(shuffle) for shuffle in (True, 2, 100)] == [3, 2, 100]

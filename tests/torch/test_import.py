@@ -1,4 +1,4 @@
-"""PyTorch is an extra: without it the package says how to get it."""
+"""Without PyTorch, `shardtool.torch` says how to install it."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ assert "torch" not in sys.modules
 """
 
 
-def test_says_how_to_get_torch() -> None:
-    """Without PyTorch the import is an ImportError that names what to install; the package itself needs none."""
+def test_the_error_says_how_to_install_torch() -> None:
+    """Importing it is an ImportError that names what to install; the package itself works."""
     ran = subprocess.run([sys.executable, "-c", _WITHOUT_TORCH], capture_output=True, text=True, check=True)
     name, _, text = ran.stdout.strip().partition("|")
     assert name == "torch"
-    assert text == "shardtool.torch: PyTorch is not installed here. Run `pip install 'shardtool[torch]'`."
+    assert text == "shardtool.torch: PyTorch is not installed. Run `pip install 'shardtool[torch]'`."

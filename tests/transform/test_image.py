@@ -602,7 +602,7 @@ def test_sixteen_bit_colours(name: str) -> None:
     assert change_image(data, "img", ImageOptions())[0] is data
     assert change_image(data, "img", ImageOptions(resize=(16, 1), resize_mode="exact"))[0] is data
     for options in (ImageOptions(resize=(5, 5)), *([] if "png" in name else [ImageOptions(encode="png")])):
-        with pytest.raises(BadImage, match="16 bits a colour") as caught:
+        with pytest.raises(BadImage, match="16 bits per colour") as caught:
             change_image(data, "img", options)
         assert caught.value.code == "image-depth"
     new, _ = change_image(data, "img", ImageOptions(encode="jpg", quality=100))

@@ -124,9 +124,9 @@ def test_what_is_left_to_pillow() -> None:
     plain = _bytes(_picture(40, 30))
     head = jpeg.read_jpeg_header(plain)
     assert head is not None
-    kind = head.at - 4  # of the frame: ff c0, its length, its bits, its height
+    kind = head.height_offset - 4  # of the frame: ff c0, its length, its bits, its height
     assert jpeg.decode_jpeg_fast(_bytes(_picture(40, 30, "CMYK"))) is None
-    assert jpeg.decode_jpeg_fast(plain[: head.at - 1] + b"\x0c" + plain[head.at :]) is None
+    assert jpeg.decode_jpeg_fast(plain[: head.height_offset - 1] + b"\x0c" + plain[head.height_offset :]) is None
     for marker in (0xC3, 0xC5, 0xC9, 0xCA, 0xCB, 0xFF, 0xD0, 0x01):
         assert jpeg.decode_jpeg_fast(plain[:kind] + bytes([marker]) + plain[kind + 1 :]) is None
     stream = io.BytesIO()
@@ -142,7 +142,7 @@ def test_its_memory_is_bounded_by_the_header() -> None:
     assert jpeg.decode_jpeg_fast(data, max_bytes=2**14) is None
     head = jpeg.read_jpeg_header(data)
     assert head is not None
-    huge = data[: head.at] + b"\xff\xff\xff\xff" + data[head.at + 4 :]
+    huge = data[: head.height_offset] + b"\xff\xff\xff\xff" + data[head.height_offset + 4 :]
     assert jpeg.decode_jpeg_fast(huge) is None
     with pytest.raises(BadImage, match="pixels"):
         decode_image(huge)
@@ -154,7 +154,7 @@ def test_a_smaller_height_decodes_less() -> None:
         data = _bytes(_picture(50, 90), subsampling=sampling)
         head = jpeg.read_jpeg_header(data)
         assert head is not None
-        assert head.rows == (8 if sampling == "4:4:4" else 16)
+        assert head.block_rows == (8 if sampling == "4:4:4" else 16)
         found = jpeg.decode_jpeg_fast(*jpeg.crop_jpeg_rows(data, head, 48))
         assert found is not None
         assert np.array_equal(found[:46], _of_pillow(data)[:46])

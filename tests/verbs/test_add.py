@@ -79,13 +79,14 @@ def test_keys_that_only_one_side_has(apart: tuple[Path, Path], tmp_path: Path) -
     """A sample without the fields is an error, or left out and listed; what is not used is counted in a note."""
     first, second = apart
     with pytest.raises(
-        InvalidRequest, match=r"add: 1 of 6 samples not in out: 'b/5'; expected one of each key\. on_er"
+        InvalidRequest,
+        match=r"add: 1 of 6 samples not in out: 'b/5'; expected a sample for each key\. Skip them with on_er",
     ):
         _reshard(first, tmp_path / "x", add=(str(second),))
     made = _reshard(first, tmp_path / "o", add=(str(second),), on_error="skip")
     assert (made.samples, made.skipped) == (5, 1)
     assert '"key": "b/5"' in (tmp_path / "o" / "out.skipped").read_text()
-    assert "2 samples of out not used: no such key here" in made.notes
+    assert "2 samples of out not used: their keys are not here" in made.notes
     dataset = shardtool.open(made.dataset_file)
     assert {*dataset.fields} == {"cls", "n", "npy", "txt"}
     assert len(dataset.where("cls == 'a' and n == 7")) == 3
@@ -98,7 +99,9 @@ def test_fields_of_one_name(apart: tuple[Path, Path], tmp_path: Path) -> None:
     """Nothing decides which of two is meant but the user: one is left out, or gets another name."""
     first, second = apart
     other = _create(tmp_path, "other", {f"{'ab'[at % 2]}/{at}.txt": b"new" for at in range(6)})
-    with pytest.raises(InvalidRequest, match=r"'txt' in out, too; expected fields that the samples lack"):
+    with pytest.raises(
+        InvalidRequest, match=r"exist in both: 'txt' \(also in out\); expected fields that the samples lack"
+    ):
         _reshard(first, tmp_path / "x", add=(str(other),))
     made = _reshard(first, tmp_path / "o", add=other, fields="-txt")
     assert {sample["txt"] for sample in shardtool.open(made.dataset_file)} == {b"new"}
@@ -127,5 +130,5 @@ def test_the_same_again(apart: tuple[Path, Path], tmp_path: Path) -> None:
     again = _reshard(first, tmp_path / "o", if_exists="resume", **asked)
     assert again.fingerprint == made.fingerprint
     assert read_tree(first.parent) | read_tree(second.parent) == before
-    with pytest.raises(InvalidRequest, match="fields of a sample lie in several files"):
+    with pytest.raises(InvalidRequest, match="needs all fields of a sample in one file"):
         ReshardOptions(add=("x",), method="scatter")

@@ -369,7 +369,7 @@ def test_shards_in_a_folder_below(tmp_path: Path) -> None:
     assert verify(tmp_path / "copy").sound
     (tmp_path / "linked").mkdir()
     (tmp_path / "linked/shards").symlink_to(tmp_path)
-    with pytest.raises(OutputExists, match="no folder"):
+    with pytest.raises(OutputExists, match="not a folder"):
         copy(tmp_path / "source", tmp_path / "linked", OVERWRITE)
 
 

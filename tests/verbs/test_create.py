@@ -91,7 +91,7 @@ def test_existing_output_is_refused_and_untouched(left: str, small: Path, tmp_pa
     else:
         _pack(small, folder)
     before, bytes_before = identity(folder), read_tree(folder)
-    with pytest.raises(OutputExists, match=r"if_exists='overwrite'|no dataset file"):
+    with pytest.raises(OutputExists, match=r"if_exists='overwrite'|not a shardtool dataset file"):
         _pack(small, folder)
     assert (identity(folder), read_tree(folder)) == (before, bytes_before)
 

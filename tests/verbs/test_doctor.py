@@ -272,9 +272,9 @@ def test_conditions(keeps: str, bucket: _Bucket) -> None:
     [
         ((403, "SignatureDoesNotMatch"), "credentials", "secret key that belongs to the key id"),
         ((403, "InvalidAccessKeyId"), "credentials", "key id that this server knows"),
-        ((400, "ExpiredToken"), "credentials", "Get new ones"),
+        ((400, "ExpiredToken"), "credentials", "Get new credentials"),
         ((403, "RequestTimeTooSkewed"), "credentials", "Set the clock"),
-        ((404, "NoSuchBucket"), "bucket", "Make it first"),
+        ((404, "NoSuchBucket"), "bucket", "Create the bucket"),
         ((301, "PermanentRedirect"), "bucket", "region"),
         ((307, "TemporaryRedirect"), "bucket", "region"),
         ((400, "AuthorizationHeaderMalformed</Code><Region>eu-central-1</Region><Code>"), "bucket",
@@ -307,7 +307,7 @@ def test_what_azure_says(says: tuple[int, str], wrong: str, bucket: _Bucket, mon
     assert next(iter(found)) == wrong
     assert ("the role Storage Blob Data" in found[wrong].cure) == (wrong == "list")
     kind = {one.name: one.found for one in shardtool.doctor("az://b/x").checks}["credentials"]
-    assert wrong == "credentials" or kind == "key of the account (environment: AZURE_STORAGE_ACCOUNT_KEY)"
+    assert wrong == "credentials" or kind == "account key (environment: AZURE_STORAGE_ACCOUNT_KEY)"
 
 
 @pytest.mark.parametrize(("off_s", "wrong"), [(0, False), (200, False), (1000, True), (-1000, True)])
@@ -376,7 +376,7 @@ def test_a_proxy_that_refuses(scheme: str, status: int, bucket: _Bucket, monkeyp
     found = _wrong("s3://b/x")
     [(name, wrong)] = [(name, one) for name, one in found.items() if name in ("server", "bucket", "list")][:1]
     if scheme == "https":
-        assert (name, wrong.found) == ("server", f"the proxy {bucket.url[7:]}: it answers {status}")
+        assert (name, wrong.found) == ("server", f"the proxy {bucket.url[7:]}: status {status}")
         assert len(bucket.asked) == 1
     assert ("HTTPS_PROXY" in wrong.cure) == (scheme == "https" or status == 407)
 
@@ -483,8 +483,8 @@ def test_a_server_that_is_not_there_is_asked_twice(bucket: _Bucket) -> None:
     ran = tool("doctor", "s3://b/x", SHARDTOOL_ENDPOINT=nowhere, AWS_ACCESS_KEY_ID="a", AWS_SECRET_ACCESS_KEY=_SECRET)
     assert ran.code == 3
     said = " ".join(ran.out.split())  # wherever its lines are folded
-    assert ", 2 times in " in said
-    assert "is its address right" in said
+    assert " (2 attempts in " in said
+    assert "Check the address" in said
 
 
 def test_what_is_printed(bucket: _Bucket) -> None:
@@ -493,7 +493,7 @@ def test_what_is_printed(bucket: _Bucket) -> None:
     ran = typed("doctor", "s3://b/x")
     assert (ran.code, ran.err) == (3, "")
     first, *lines = ran.out.splitlines()
-    assert first == "s3://b/x: 1 of 11 wrong"
+    assert first == "s3://b/x: 1 of 11 checks failed"
     assert max(map(len, lines)) <= 100
     assert " -" in {line[23:25] for line in lines if line[2] == " "}  # a cure; what a slow server folds goes on there
     assert not [line for line in lines if line[23] != " " or line[24] == " "]

@@ -96,7 +96,7 @@ def test_splits_and_datasets(tmp_path: Path) -> None:
     ]
     assert (found.leaks, found.unlike, found.surplus, found.size) == (2, 2, 2, 2)
     ran = typed("inspect", tmp_path / "train.json", tmp_path / "val.json", "--duplicates")
-    assert (ran.code, "train: a = val: c  in several splits  other cls" in ran.out) == (0, True)
+    assert (ran.code, "train: a = val: c  in several splits  different cls" in ran.out) == (0, True)
     document = json.loads(typed("inspect", tmp_path / "train.json", "--duplicates", "--json").out)
     assert (document["counts"]["groups"], document["fields"]) == (0, ["jpg"])
 
@@ -114,7 +114,7 @@ def test_what_create_leaves_out(tmp_path: Path) -> None:
     assert [*shardtool.open(tmp_path / "one/a.json").keys] == ["00", "01", "02", "03", "04", "05", "06", "99"]
     rows = {row["key"]: row for row in map(json.loads, one["a.skipped"].splitlines())}
     assert rows["17"] == {
-        "key": "17", "path": "", "code": "twin", "message": "holds the same as 03, which has another cls"
+        "key": "17", "path": "", "code": "duplicate", "message": "has the same content as 03, which has another cls"
     }  # fmt: skip
     assert len(rows) == 23
     plan = shardtool.dry_run(source, tmp_path / "three/a-{0..}.tar", drop_duplicates=True, plan_only=tmp_path / "p")

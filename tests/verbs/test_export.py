@@ -246,7 +246,7 @@ def test_energons_folder_of_another_dataset(small: Path, tmp_path: Path) -> None
     create(small, f"{tmp_path}/out/b-{{000..}}.tar", CreateOptions(workers=1, max_count=3))
     before = read_tree(tmp_path / "out")
     for overwrite in (False, True):
-        with pytest.raises(OutputExists, match=r"info\.json.*out-000\.tar.*folders of their own"):
+        with pytest.raises(OutputExists, match=r"info\.json.*out-000\.tar.*one folder per dataset"):
             export(tmp_path / "out" / "b.json", "energon", ExportOptions(overwrite=overwrite))
     for if_exists in ("error", "overwrite"):
         asked = CreateOptions(workers=1, export=("energon",), if_exists=if_exists)
@@ -298,7 +298,7 @@ def test_energons_folder_is_no_folder(kind: str, tars: Path, tmp_path: Path) -> 
     else:
         (tars.parent / ".nv-meta").touch()
     before = sorted(os.listdir(tars.parent))
-    with pytest.raises(OutputExists, match="no folder"):
+    with pytest.raises(OutputExists, match="not a folder"):
         export(tars, "energon", ExportOptions(overwrite=True))
     assert (sorted(os.listdir(tars.parent)), os.listdir(tmp_path / "elsewhere")) == (before, [])
 
@@ -309,7 +309,7 @@ def test_names_that_energon_passes_over(name: str, tmp_path: Path) -> None:
     files = {"__a__/b.txt": b"1"} if "/" in name else {"__a.__": b"1"}
     dataset = _made(write_tree(tmp_path / "s", files), tmp_path / "out", "tar")
     before = read_tree(tmp_path / "out")
-    with pytest.raises(InvalidRequest, match=r"out-000\.tar.*energon passes over.*portable=True"):
+    with pytest.raises(InvalidRequest, match=r"out-000\.tar.*energon ignores.*portable=True"):
         export(dataset, "energon")
     assert read_tree(tmp_path / "out") == before
 
@@ -403,7 +403,7 @@ def test_wids_wants_nothing(tars: Path) -> None:
     before = identity(tars.parent)
     result = export(tars, "wids")
     assert (result.files, identity(tars.parent)) == ((), before)
-    assert "nothing to write" in result.notes[0]
+    assert "no other file is needed" in result.notes[0]
 
 
 _ALL = {"tar": ("dali-webdataset", "energon", "huggingface", "wids"), "tfrecord": ("dali-tfrecord", "tfrecord")}
@@ -428,7 +428,7 @@ def test_create_exports_again(small: Path, tmp_path: Path) -> None:
         path.unlink()
     (tmp_path / "out" / "out-001.idx").write_bytes(b"old")
     before = read_tree(tmp_path / "out")
-    with pytest.raises(OutputExists, match=r"7 files that index earlier shards: out-000\.idx"):
+    with pytest.raises(OutputExists, match=r"7 files with indexes of earlier shards: out-000\.idx"):
         _made(small, tmp_path / "out", "tar", export=("energon", "dali-webdataset"))
     assert read_tree(tmp_path / "out") == before
     for if_exists in ("resume", "overwrite"):
@@ -437,7 +437,7 @@ def test_create_exports_again(small: Path, tmp_path: Path) -> None:
         assert read_tree(tmp_path / "out") == right
 
 
-@pytest.mark.parametrize(("name", "found"), [("nope", "'nope'"), ("tfrecord", "these are tar")])
+@pytest.mark.parametrize(("name", "found"), [("nope", "'nope'"), ("tfrecord", "the shards are tar")])
 def test_create_refuses_formats_before_it_writes(name: str, found: str, small: Path, tmp_path: Path) -> None:
     """A format that is unknown, or of other shards, is refused before there is a folder, in a dry run too."""
     for run in (create, dry_run):
@@ -526,7 +526,12 @@ def test_one_run_at_a_time(tars: Path) -> None:
 
 @pytest.mark.parametrize(
     ("formats", "found"),
-    [([], "no format"), (["mds"], "'mds'"), (["tfrecord"], "these are tar"), (["dali-webdataset", "nope"], "nope")],
+    [
+        ([], "no format"),
+        (["mds"], "'mds'"),
+        (["tfrecord"], "the shards are tar"),
+        (["dali-webdataset", "nope"], "nope"),
+    ],
 )
 def test_formats_that_make_no_sense(formats: list[str], found: str, tars: Path) -> None:
     """A format that is unknown, or of other shards, is refused, and the message tells which there are."""

@@ -79,7 +79,7 @@ def test_a_list_goes_before_it_is_wrong(name: str, source: Path, tmp_path: Path)
     assert file.exists()  # as many samples in each shard as before
     result = _pack(source, folder, max_count=4, if_exists="overwrite")
     assert not file.exists()
-    assert [note for note in result.notes if "indexes removed" in note and repr(name) in note]
+    assert [note for note in result.notes if "indexes deleted" in note and repr(name) in note]
     _pack(source, folder, max_count=3, if_exists="overwrite", export=(name,))
     (source / "8.txt").write_bytes(b"8")
     (source / "9.txt").write_bytes(b"9")
@@ -151,22 +151,22 @@ def test_two_datasets_share_no_list(name: str, source: Path, tmp_path: Path) -> 
     folder = tmp_path / "out"
     _pack(source, folder, export=(name,))
     before = read_tree(folder)
-    with pytest.raises(OutputExists, match=rf"{FILES[name]}.*x-0\.tar.*or remove {FILES[name]}"):
+    with pytest.raises(OutputExists, match=rf"{FILES[name]}.*x-0\.tar.*or delete {FILES[name]}"):
         _pack(source, folder, "y-{0..}.tar", export=(name,), if_exists="overwrite")
     assert read_tree(folder) == before
 
 
 def test_names_that_cannot_be(source: Path, tmp_path: Path) -> None:
     """The list is never the dataset file; and no split may have a name that timm takes for shards."""
-    with pytest.raises(InvalidRequest, match=r"sizes\.json, which is the dataset file"):
+    with pytest.raises(InvalidRequest, match=r"sizes\.json, the name of the dataset file"):
         _pack(source, tmp_path / "out", "sizes-{0..}.tar", export=("open-clip",))
     assert not (tmp_path / "out").exists()
     asked: dict[str, Any] = {"split": "start=0.5,rest=0.5"}
-    with pytest.raises(InvalidRequest, match="the split start, which timm takes for the name of shards"):
+    with pytest.raises(InvalidRequest, match="the split start, which timm would read as a shard name"):
         _pack(source, tmp_path / "out", "{split}-{0..}.tar", **asked, export=("timm",))
     assert not (tmp_path / "out").exists()
     _pack(source, tmp_path / "out", "{split}-{0..}.tar", **asked)
-    with pytest.raises(InvalidRequest, match="the split start, which timm takes for the name of shards"):
+    with pytest.raises(InvalidRequest, match="the split start, which timm would read as a shard name"):
         export(tmp_path / "out" / "rest.json", "timm")
 
 

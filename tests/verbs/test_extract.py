@@ -200,7 +200,7 @@ def test_a_disk_that_is_too_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     source = write_tree(tmp_path / "source", {f"{at}.bin": b"x" * 1000 for at in range(4)})
     made = create(source, tmp_path / "o-{0..}.tar", workers=1).dataset_file
     monkeypatch.setattr(Folder, "free_bytes", lambda _: 1500)
-    with pytest.raises(OutputFailed, match=r"free, 4\.\S+ kB needed; nothing was extracted\. Make space"):
+    with pytest.raises(OutputFailed, match=r"free, 4\.\S+ kB needed; nothing was extracted\. Free some space"):
         extract(made, tmp_path / "x")
     assert read_tree(tmp_path / "x") == {}
     write_tree(tmp_path / "x", {f"{at}.bin": b"x" * 1000 for at in range(3)})

@@ -78,7 +78,7 @@ def test_no_sample_falls_into_the_share(is_table: bool, tmp_path: Path) -> None:
     """A share that takes no sample is refused, as in `reshard`."""
     source = write_tree(tmp_path / "in", {"a.txt": b"x"})
     given = pd.DataFrame({"path": [str(source / "a.txt")]}) if is_table else source
-    with pytest.raises(InvalidRequest, match=r"sample: none of 1 samples falls into 0.0000001"):
+    with pytest.raises(InvalidRequest, match=r"sample: 0.0000001 selects none of 1 samples"):
         create(given, tmp_path / "o-{0..}.tar", CreateOptions(sample="0.0000001", root=source if is_table else None))
 
 

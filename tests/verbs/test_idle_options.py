@@ -33,7 +33,7 @@ def test_meta_of_a_folder_is_refused(value: str, place: Path) -> None:
     code, said = _create(place, "src", "--join", "t.csv", "--on", "id", "--meta", value)
     assert (code, len(said)) == (2, 1)
     assert said[0].startswith("shardtool: --meta: the source is a folder; expected a manifest, or not this option. ")
-    assert said[0].endswith("All columns of --join go into the sidecars; --field FIELD=COLUMN makes a field of one.")
+    assert said[0].endswith("--join are stored in the sidecars. Use --field FIELD=COLUMN to create a field from one.")
     with pytest.raises(InvalidRequest, match="meta: the source is a folder; expected a manifest, or not this option"):
         create(place / "src", f"{place}/x-{{0..}}.tar", CreateOptions(meta=value))
 
@@ -51,10 +51,10 @@ def test_meta_all_of_a_table_is_the_default(place: Path) -> None:
 def test_a_join_alone_says_where_its_columns_are(place: Path) -> None:
     """If no option names a column of the joined table, a note says that shards have none, and how they get one."""
     code, said = _create(place, "src", "--join", "t.csv", "--on", "id")
-    assert (code, said) == (0, [f"{IN_SIDECARS} (--field cls=label makes a field of one)"])
+    assert (code, said) == (0, [f"{IN_SIDECARS} (make one a field with --field cls=label)"])
     assert _create(place, "src", "--join", "t.csv", "--on", "id", "--field", "cls=label") == (0, [])
     result = create(place / "src", f"{place}/y-{{0..}}.tar", CreateOptions(join=place / "t.csv", on="id"))
-    assert result.notes[0].endswith("(values={'cls': 'label'} makes a field of one)")
+    assert result.notes[0].endswith("(make one a field with values={'cls': 'label'})")
     ran = typed("reshard", "y.json", "z-{0..}.tar", "--join", "t.csv", "--on", "id", cwd=place)
     assert (ran.code, IN_SIDECARS in ran.err) == (0, True)
 
@@ -68,7 +68,7 @@ def test_the_field_of_the_note_can_be_made(column: str, kind: str, field: str, p
     rows = "".join(f'{{"key": "{at}", "{column}": {kind}}}\n' for at in range(2))
     (place / "t.jsonl").write_text(rows)
     code, said = _create(place, "src", "--join", "t.jsonl", "--on", "key")
-    assert (code, said[0].endswith(f"(--field {field} makes a field of one)")) == (0, True)
+    assert (code, said[0].endswith(f"(make one a field with --field {field})")) == (0, True)
     assert _create(place, "src", "--join", "t.jsonl", "--on", "key", "--field", field.strip("'")) == (0, [])
 
 
@@ -93,10 +93,13 @@ def test_a_join_that_splits_needs_no_note(place: Path) -> None:
     ("words", "note"),
     [
         (["src", "--resize-mode", "crop"], "--resize-mode has no effect without --resize"),
-        (["t.csv", "--field", "txt=caption", "--root", "src"], "--root: no effect, for no column holds paths of files"),
+        (
+            ["t.csv", "--field", "txt=caption", "--root", "src"],
+            "--root: no effect, because no column contains file paths",
+        ),
         (
             ["t.csv", "--field", "txt=caption", "--no-stat", "--dry-run"],
-            "--no-stat: no effect, for no column holds paths of files",
+            "--no-stat: no effect, because no column contains file paths",
         ),
     ],
 )

@@ -1,4 +1,4 @@
-"""Laws of `index`: what a walk over shards finds is what was written, and what is right stays."""
+"""`index`: a scan of shards restores what was written, and valid files stay."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ READ = IndexOptions(workers=1, checksum=True)
 
 @pytest.fixture(scope="module")
 def packed(ending: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Give the folder of a dataset of several shards, with numbers in it, not to be changed."""
+    """Return the folder of a dataset with several shards and numbers, which tests do not change."""
     folder = tmp_path_factory.mktemp("packed")
     options = CreateOptions(max_count=5, label_from_folder=True, workers=1)
     create(write_tree(folder / "in", FILES), f"{folder}/out/out-{{000..}}.{ending}", options)
@@ -47,7 +47,7 @@ def packed(ending: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def dataset(packed: Path, tmp_path: Path) -> Path:
-    """Give a copy of it."""
+    """Return a copy."""
     return shutil.copytree(packed, tmp_path / "out")
 
 
@@ -58,18 +58,18 @@ def _bare(dataset: Path) -> None:
 
 
 @pytest.mark.parametrize("options", [ONE, READ, IndexOptions(workers=2, start_method="spawn")])
-def test_what_is_right_stays(options: IndexOptions, dataset: Path) -> None:
-    """A sound dataset is left as it is, to the byte, whether payloads are read or not."""
+def test_valid_files_are_kept(options: IndexOptions, dataset: Path) -> None:
+    """A valid dataset does not change, whether payloads are read or not."""
     before = read_tree(dataset)
     result = index(dataset / "out.json", options)
     assert (result.shards, result.kept, result.samples, result.notes) == (4, 4, 18, ())
     assert read_tree(dataset) == before
 
 
-def test_what_was_lost_is_found_again(dataset: Path, ending: str) -> None:
+def test_lost_files_are_restored(dataset: Path, ending: str) -> None:
     """Without sidecars and dataset file, reading the shards gives the same rows, checksums and fingerprint.
 
-    The column of labels alone is lost: of which classes numbers are, no shard says.
+    Only the label columns are lost, because shards do not record which numbers are classes.
     """
     rows = [pq.read_table(path.with_suffix(".index")).drop_columns(["cls"]).to_pylist() for path in shards(dataset)]
     before = json.loads((dataset / "out.json").read_bytes())
@@ -85,7 +85,7 @@ def test_what_was_lost_is_found_again(dataset: Path, ending: str) -> None:
 
 
 def test_without_reading_payloads(dataset: Path) -> None:
-    """Places are told without checksums, which are null then; the dataset has no finding, and no fingerprint."""
+    """Offsets are recorded with null checksums; the dataset has no finding, and no fingerprint."""
     rows = [pq.read_table(path.with_suffix(".index")).drop_columns(["cls"]).to_pylist() for path in shards(dataset)]
     _bare(dataset)
     result = index(dataset, ONE)
@@ -100,7 +100,7 @@ def test_without_reading_payloads(dataset: Path) -> None:
 
 
 def test_a_lost_sidecar(dataset: Path) -> None:
-    """Where one sidecar is lost, what the dataset file knew of the others and of the whole stays."""
+    """If one sidecar is lost, the information about other shards and the whole dataset is kept."""
     before = json.loads((dataset / "out.json").read_bytes())
     (dataset / "out-001.index").unlink()
     assert index(dataset, ONE).kept == 3
@@ -112,7 +112,7 @@ def test_a_lost_sidecar(dataset: Path) -> None:
 
 
 def test_a_damaged_shard(dataset: Path) -> None:
-    """A shard that ends too early is an error with its place; so is a payload that its sidecar knows otherwise."""
+    """A truncated shard is an error with its offset, and so is a payload that differs from its sidecar."""
     path = shards(dataset)[2]
     raw = path.read_bytes()
     path.write_bytes(raw[: len(raw) // 2])
@@ -124,7 +124,7 @@ def test_a_damaged_shard(dataset: Path) -> None:
 
 
 def test_shards_of_gnu_tar(tmp_path: Path) -> None:
-    """`./` before names is not counted; folders and names without a field are no samples, and are told of."""
+    """`./` before names is ignored; folders and names without a field are reported and are not samples."""
     with tarfile.open(tmp_path / "x-0.tar", "w", format=tarfile.GNU_FORMAT) as tar:
         for name in ("./", "./a", "./a/1.jpg", "./a/1.json", "./a/README", f"./a/{'n' * 150}.jpg"):
             member = tarfile.TarInfo(name)
@@ -137,13 +137,13 @@ def test_shards_of_gnu_tar(tmp_path: Path) -> None:
     assert [[field["name"] for field in row["__fields__"]] for row in rows] == [["jpg", "json"], ["jpg"]]
     raw = (tmp_path / "x-0.tar").read_bytes()
     assert {raw[one["offset"] : one["offset"] + one["length"]] for row in rows for one in row["__fields__"]} == {b"abc"}
-    assert any("3 members no part of a sample" in note for note in result.notes)
+    assert any("3 members outside of samples" in note for note in result.notes)
 
 
 def test_columns_of_all_shards(tmp_path: Path) -> None:
-    """The dataset file lists the columns of all sidecars, in the order of the shards, however many workers there are.
+    """The dataset file lists the columns of all sidecars in shard order, for any number of workers.
 
-    A column without a value has the type that it has elsewhere; types that differ are told.
+    A column without values has the type of other sidecars; differing types are noted.
     """
     columns: list[dict[str, list[Any]]] = [
         {"a": [None, None]},
@@ -165,8 +165,8 @@ def test_columns_of_all_shards(tmp_path: Path) -> None:
         (tmp_path / "x.json").unlink()
 
 
-def test_requests_that_make_no_sense(tmp_path: Path) -> None:
-    """Compressed shards, two formats at once and a foreign file in the way are refused, and nothing is touched."""
+def test_invalid_requests_are_refused(tmp_path: Path) -> None:
+    """Compressed shards, two formats and a foreign file are refused, and nothing changes."""
     write_tree(tmp_path, {"x-0.tar": bytes(1024), "y-0.tfrecord": b"", "z-0.tar.gz": b"", "x.json": b"{}"})
     for given in (f"{tmp_path}/z-0.tar.gz", [f"{tmp_path}/x-0.tar", f"{tmp_path}/y-0.tfrecord"], f"{tmp_path}/n-*.tar"):
         with pytest.raises(InvalidRequest):
@@ -178,8 +178,8 @@ def test_requests_that_make_no_sense(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("*.index"))
 
 
-def test_the_command(dataset: Path, ending: str) -> None:
-    """The command line makes the same files, tells how many, and its JSON is one document."""
+def test_command_line(dataset: Path, ending: str) -> None:
+    """The command line creates the same files and prints counts; its JSON is one document."""
     _bare(dataset)
     ran = typed("index", dataset, "--checksum", "--json", "--quiet")
     assert (ran.code, json.loads(ran.out)["samples"]) == (0, 18)
@@ -195,33 +195,33 @@ def _made(tmp_path: Path) -> Path:
     return tmp_path / "o" / "x.json"
 
 
-def test_a_dataset_file_that_another_program_wrote_anew(tmp_path: Path) -> None:
-    """JSON on one line is still a dataset file of ours, and damaged: it is no index of wids."""
+def test_a_reformatted_dataset_file_is_damaged(tmp_path: Path) -> None:
+    """JSON on one line is a damaged dataset file, and not a wids index."""
     file = _made(tmp_path)
     file.write_text(json.dumps(json.loads(file.read_bytes())))
     assert {one.code for one in verify(file).findings} == {"dataset-file-damaged"}
-    with pytest.raises(OutputExists, match="another program wrote anew"):
+    with pytest.raises(OutputExists, match="another program rewrote"):
         index(file)
     index(file, IndexOptions(overwrite=True))
     assert verify(file).sound
 
 
 @pytest.mark.parametrize("left", [0, 40])
-def test_a_dataset_file_that_is_cut(tmp_path: Path, left: int) -> None:
-    """What is left of a dataset file that was cut is replaced, if the user says so; other JSON of its name never is."""
+def test_a_truncated_dataset_file(tmp_path: Path, left: int) -> None:
+    """A truncated dataset file is replaced with `overwrite`; other JSON is never replaced."""
     file = _made(tmp_path)
     file.write_bytes(file.read_bytes()[:left])
-    with pytest.raises(OutputExists, match="no JSON: cut or damaged"):
+    with pytest.raises(OutputExists, match="not valid JSON: truncated or damaged"):
         index(file.parent)
     index(file.parent, IndexOptions(overwrite=True))
     assert verify(file).sound
     file.write_text("{}")
-    with pytest.raises(OutputExists, match="no dataset file of shardtool"):
+    with pytest.raises(OutputExists, match="not a shardtool dataset file"):
         index(file.parent, IndexOptions(overwrite=True))
 
 
-def test_a_shard_more_is_taken_in(tmp_path: Path) -> None:
-    """A shard that the dataset file does not list is found once, and taken in as its remedy says."""
+def test_an_unlisted_shard_is_added(tmp_path: Path) -> None:
+    """A shard that the dataset file does not list is one finding, and is added as suggested."""
     file = _made(tmp_path)
     more = write_tree(tmp_path / "more", {"e.txt": b"e"})
     create(more, f"{tmp_path}/p/x-{{04..}}.tar", CreateOptions(workers=1))
@@ -234,26 +234,26 @@ def test_a_shard_more_is_taken_in(tmp_path: Path) -> None:
     assert verify(file).sound
 
 
-def test_a_part_of_a_run_is_said(tmp_path: Path) -> None:
-    """`reshard` takes the shards that a run without an end has left, and says that they are not all."""
+def test_an_unfinished_run_is_reported(tmp_path: Path) -> None:
+    """`reshard` reads the shards of an unfinished run, and notes that some are missing."""
     file = _made(tmp_path)
     for name in ("x.json", "x-03.tar", "x-03.index"):
         (file.parent / name).unlink()
     result = reshard(file.parent, f"{tmp_path}/q/x-{{0..}}.tar", ReshardOptions(workers=1))
-    assert any("3 shards of 4 that were planned" in note for note in result.notes)
+    assert any("3 shards of 4 planned" in note for note in result.notes)
     assert result.samples == 3
 
 
-def test_trust_is_about_what_is_resumed() -> None:
-    """`--trust size` says nothing of a run that takes nothing over."""
+def test_trust_needs_resume() -> None:
+    """`--trust size` has no effect on a run that reuses nothing."""
     with pytest.raises(InvalidRequest, match="trust='size': nothing to resume"):
         CreateOptions(trust="size")
     CreateOptions(trust="size", if_exists="append-resume")
 
 
 @pytest.mark.parametrize("verb", ["verify", "index", "reshard", "inspect"])
-def test_sidecars_say_where_keys_end(tmp_path: Path, verb: str) -> None:
-    """Without the dataset file, keys with dots in the sidecars tell that keys end at the last dot of members' names."""
+def test_sidecars_determine_the_dots_rule(tmp_path: Path, verb: str) -> None:
+    """Without the dataset file, keys with dots in sidecars show that keys end at the last dot."""
     files = {"scan.2019.txt": b"1", "scan.2020.txt": b"2"}
     options = CreateOptions(dots="last", workers=1)
     create(write_tree(tmp_path / "in", files), f"{tmp_path}/o/x-{{0..}}.tar", options)
@@ -271,8 +271,8 @@ def test_sidecars_say_where_keys_end(tmp_path: Path, verb: str) -> None:
         assert typed("inspect", folder, "--keys").out == "scan.2019\nscan.2020\n"
 
 
-def test_an_export_without_a_name_is_refused_before(tmp_path: Path) -> None:
-    """Where a shard's index for another tool would have the dataset file's name, nothing is written."""
+def test_an_export_that_clashes_is_refused_first(tmp_path: Path) -> None:
+    """If an index would have the name of the dataset file, nothing is written."""
     file = _made(tmp_path)
     shutil.copy(file.parent / "x-00.tar", tmp_path / "one.tar")
     done = typed("index", tmp_path / "one.tar", "--export", "huggingface")
@@ -282,8 +282,8 @@ def test_an_export_without_a_name_is_refused_before(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("left", [0, 100])
-def test_a_cut_dataset_file_is_not_reported_as_absent(tmp_path: Path, left: int) -> None:
-    """Reports of a dataset file that was cut say that it is damaged; `index --overwrite` makes it valid again."""
+def test_a_truncated_dataset_file_is_reported_as_damaged(tmp_path: Path, left: int) -> None:
+    """Reports call a truncated dataset file damaged; `index --overwrite` repairs it."""
     file = _made(tmp_path)
     file.write_bytes(file.read_bytes()[:left])
     messages = [one.found for one in verify(file.parent).findings if one.code == "dataset-file-missing"]

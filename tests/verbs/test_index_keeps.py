@@ -1,6 +1,6 @@
-"""Laws of what `index` finds: nothing that is there is replaced, unless it was read, found wrong, and the user says so.
+"""`index` replaces a file only if it was read, is wrong, and the user requests it.
 
-And of a dataset file that lies above its shards: every verb finds them, and nothing leads out of its folder.
+A dataset file above its shards works with every verb, and never refers outside its folder.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ READ = IndexOptions(workers=1, checksum=True)
 
 @pytest.fixture(scope="module")
 def packed(ending: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Give the folder of a dataset of three shards with metadata that only the sidecars have, not to be changed."""
+    """Return the folder of a dataset with three shards and metadata in sidecars only, which tests do not change."""
     table = pa.table(
         {"key": [f"k{at}" for at in range(6)], "txt": [f"{at}" * at for at in range(6)], "score": range(6)}
     )
@@ -56,7 +56,7 @@ def packed(ending: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def dataset(packed: Path, tmp_path: Path) -> Path:
-    """Give a copy of it."""
+    """Return a copy."""
     return shutil.copytree(packed, tmp_path / "ds")
 
 
@@ -89,11 +89,11 @@ def _with_other_places(path: Path) -> None:
 
 @pytest.mark.parametrize("spoil", [_damage, _of_another_shard, _with_other_places])
 @pytest.mark.parametrize("options", [ONE, READ])
-def test_a_wrong_sidecar_stays(spoil: Callable[[Path], None], options: IndexOptions, dataset: Path) -> None:
-    """A sidecar that is wrong is named and stays; with `overwrite` it is made again, and what is lost is told."""
+def test_a_wrong_sidecar_is_kept(spoil: Callable[[Path], None], options: IndexOptions, dataset: Path) -> None:
+    """A wrong sidecar is named and kept; `overwrite` recreates it and lists what is lost."""
     spoil(dataset / "x-1.index")
     before = identity(dataset)
-    with pytest.raises(OutputExists, match=r"x-1\.index.*overwrite=True.*lost"):
+    with pytest.raises(OutputExists, match=r"x-1\.index.*overwrite=True.*loses"):
         index(dataset, options)
     assert identity(dataset) == before
     result = index(dataset, replace(options, overwrite=True))
@@ -104,16 +104,16 @@ def test_a_wrong_sidecar_stays(spoil: Callable[[Path], None], options: IndexOpti
     assert verify(dataset, VerifyOptions(workers=1)).sound
 
 
-def test_all_that_is_wrong_is_named_at_once(dataset: Path) -> None:
-    """One message tells of all wrong sidecars, and of the columns that only they have."""
+def test_all_wrong_sidecars_are_listed_at_once(dataset: Path) -> None:
+    """One message lists all wrong sidecars and the columns that only they contain."""
     _of_another_shard(dataset / "x-1.index")
     _of_another_shard(dataset / "x-2.index")
     with pytest.raises(OutputExists, match=r"x-1\.index .*x-2\.index .*score"):
         index(dataset, ONE)
 
 
-def test_what_is_missing_is_written_beside_what_is_wrong(dataset: Path) -> None:
-    """A missing sidecar needs no permission, and is there though another one is wrong."""
+def test_missing_sidecars_are_written(dataset: Path) -> None:
+    """A missing sidecar is written without `overwrite`, even if another one is wrong."""
     (dataset / "x-0.index").unlink()
     _damage(dataset / "x-1.index")
     with pytest.raises(OutputExists):
@@ -123,8 +123,8 @@ def test_what_is_missing_is_written_beside_what_is_wrong(dataset: Path) -> None:
 
 @pytest.mark.parametrize("name", ["x-1.index", "x.json"])
 @pytest.mark.parametrize("options", [ONE, replace(ONE, overwrite=True)])
-def test_what_cannot_be_read_stays(name: str, options: IndexOptions, dataset: Path) -> None:
-    """A FIFO, a folder or a link to nothing is not known to be wrong: it stays, also with `overwrite`, and is named."""
+def test_unreadable_files_are_kept(name: str, options: IndexOptions, dataset: Path) -> None:
+    """A FIFO, a folder or a broken link cannot be checked, so it is named and kept, also with `overwrite`."""
     (dataset / name).unlink()
     places: list[Callable[[Path], object]] = [os.mkfifo, os.mkdir, lambda path: os.symlink("nothing", path)]
     for place in places:
@@ -136,8 +136,8 @@ def test_what_cannot_be_read_stays(name: str, options: IndexOptions, dataset: Pa
         (dataset / name).rmdir() if (dataset / name).is_dir() else (dataset / name).unlink()
 
 
-def test_checksums_are_added_and_metadata_stays(dataset: Path) -> None:
-    """`--checksum` adds what nobody had read to a sidecar with the same rows: no permission, and nothing is lost."""
+def test_checksums_are_added_and_metadata_is_kept(dataset: Path) -> None:
+    """`--checksum` adds checksums to a matching sidecar without `overwrite`, and nothing is lost."""
     from shardtool.dataset.sidecar_read import parse_facts
     from shardtool.dataset.sidecar_schema import SCHEMA_WITHOUT_CRC
     from shardtool.dataset.sidecar_write import encode_sidecar_table
@@ -163,8 +163,8 @@ def test_checksums_are_added_and_metadata_stays(dataset: Path) -> None:
     assert verify(dataset, VerifyOptions(workers=1)).sound
 
 
-def test_a_checksum_that_is_not_that_of_the_payload(dataset: Path) -> None:
-    """A sidecar with another checksum than a payload has is wrong, which `--checksum` sees."""
+def test_a_wrong_checksum_in_a_sidecar(dataset: Path) -> None:
+    """`--checksum` detects a sidecar whose checksum differs from the payload."""
     from shardtool.dataset.sidecar_read import parse_facts
     from shardtool.dataset.sidecar_schema import SIDECAR_SCHEMA
     from shardtool.dataset.sidecar_write import encode_sidecar_table
@@ -183,8 +183,8 @@ def test_a_checksum_that_is_not_that_of_the_payload(dataset: Path) -> None:
 
 
 @pytest.mark.parametrize("what", ["damaged", "fewer", "other samples"])
-def test_a_wrong_dataset_file_stays(what: str, dataset: Path, tmp_path: Path) -> None:
-    """A dataset file that is damaged, or lists other shards or samples, stays until the user says `overwrite`."""
+def test_a_wrong_dataset_file_is_kept(what: str, dataset: Path, tmp_path: Path) -> None:
+    """A dataset file that is damaged or lists other shards or samples is kept without `overwrite`."""
     path, given = dataset / "x.json", [*map(str, shards(dataset))]
     if what == "damaged":
         flip(path, 300)
@@ -205,16 +205,16 @@ def test_a_wrong_dataset_file_stays(what: str, dataset: Path, tmp_path: Path) ->
     assert verify(dataset, VerifyOptions(workers=1)).sound
 
 
-def test_a_dataset_file_of_more_shards_stays(dataset: Path) -> None:
-    """A dataset file that lists further shards, which are there, is right: it stays, also with `overwrite`."""
+def test_a_dataset_file_with_more_shards_is_kept(dataset: Path) -> None:
+    """A dataset file that lists more existing shards is valid and is kept, also with `overwrite`."""
     before = identity(dataset)
-    with pytest.raises(OutputExists, match="1 shard that are there and were not given"):
+    with pytest.raises(OutputExists, match="1 shard that exist and were not given"):
         index([*map(str, shards(dataset)[:2])], replace(ONE, overwrite=True))
     assert identity(dataset) == before
 
 
 def test_more_shards_than_the_dataset_file_lists(dataset: Path) -> None:
-    """A pattern may find a shard that the dataset file does not list: `index` takes it in if asked, `inspect` tells."""
+    """If a pattern matches an unlisted shard, `index` adds it on request, and `inspect` reports it."""
     folder = dataset if dataset.is_dir() else dataset.parent
     first = shards(folder)[0]
     ending = first.suffix
@@ -227,8 +227,8 @@ def test_more_shards_than_the_dataset_file_lists(dataset: Path) -> None:
     assert index(given, IndexOptions(workers=1, overwrite=True)).shards == len(shards(folder))
 
 
-def test_a_shard_that_is_not_there(dataset: Path) -> None:
-    """A shard that a dataset file lists and that is gone, or no file, is an error that names it; nothing is written."""
+def test_a_missing_shard_is_named(dataset: Path) -> None:
+    """A listed shard that is missing or not a file is an error; nothing is written."""
     gone = shards(dataset)[1]
     places: list[Callable[[Path], object]] = [lambda _: None, os.mkdir, os.mkfifo, lambda path: os.symlink("no", path)]
     for own in (True, False):
@@ -246,10 +246,10 @@ def test_a_shard_that_is_not_there(dataset: Path) -> None:
 
 
 @pytest.mark.parametrize("options", [ONE, replace(ONE, overwrite=True)])
-def test_sidecars_of_other_shards_are_not_taken(
+def test_sidecars_of_other_shards_are_not_replaced(
     options: IndexOptions, dataset: Path, ending: str, tmp_path: Path
 ) -> None:
-    """Shards whose sidecars would have the names of other shards' in the folder are refused, and nothing is touched."""
+    """Shards whose sidecars would have the names of others are refused, and nothing changes."""
     other = "tar" if ending == "tfrecord" else "tfrecord"
     create(write_tree(tmp_path / "in", {"a.txt": b"x"}), f"{tmp_path}/y/x-0.{other}", CreateOptions(workers=1))
     shutil.copy(tmp_path / "y" / f"x-0.{other}", dataset)
@@ -266,8 +266,8 @@ def test_sidecars_of_other_shards_are_not_taken(
     assert identity(dataset) == before
 
 
-def test_shards_of_two_folders(dataset: Path, tmp_path: Path) -> None:
-    """Shards of two folders are no dataset that a dataset file could list."""
+def test_shards_in_two_folders_are_refused(dataset: Path, tmp_path: Path) -> None:
+    """A dataset file cannot list shards in two folders."""
     shutil.copytree(dataset, tmp_path / "dt")
     for path in (*dataset.glob("x*.[ji]*"), *(tmp_path / "dt").glob("x*.[ji]*")):
         path.unlink()
@@ -278,7 +278,7 @@ def test_shards_of_two_folders(dataset: Path, tmp_path: Path) -> None:
 
 @pytest.fixture
 def above(dataset: Path, tmp_path: Path) -> Path:
-    """Give a dataset file, and sidecars, two folders above their shards."""
+    """Return a dataset file and sidecars two folders above their shards."""
     (tmp_path / "all").mkdir()
     (tmp_path / "all" / "deep").mkdir()
     (dataset / "x.json").unlink()
@@ -289,8 +289,8 @@ def above(dataset: Path, tmp_path: Path) -> Path:
     return tmp_path / "all" / "x.json"
 
 
-def test_every_verb_finds_shards_below(above: Path, ending: str, tmp_path: Path) -> None:
-    """A dataset file above its shards is whole for every verb, given as such or by its folder."""
+def test_every_verb_finds_shards_in_a_subfolder(above: Path, ending: str, tmp_path: Path) -> None:
+    """A dataset file above its shards works with every verb, by file or by folder."""
     tars = above.parent / "deep" / "tars"
     assert sorted(read_tree(above.parent)) == [
         *(f"deep/tars/x-{at}.{ending}" for at in range(3)), *(f"x-{at}.index" for at in range(3)), "x.json"
@@ -312,8 +312,8 @@ def test_every_verb_finds_shards_below(above: Path, ending: str, tmp_path: Path)
         export(above, "huggingface", ExportOptions(workers=1))
 
 
-def test_what_is_wrong_below_is_found(above: Path) -> None:
-    """Damage, a lost shard and a further one are found there, too, and a lost or damaged sidecar is mended."""
+def test_damage_in_a_subfolder_is_found(above: Path) -> None:
+    """Damage, missing and additional shards are found; missing or damaged sidecars are repaired."""
     tars = above.parent / "deep" / "tars"
     whole = read_tree(above.parent)
     for path, fixable in ((above.parent / "x-1.index", True), (shards(tars)[1], False)):
@@ -327,8 +327,8 @@ def test_what_is_wrong_below_is_found(above: Path) -> None:
     assert {one.code for one in verify(above, VerifyOptions(workers=1)).findings} == {"shard-extra"}
 
 
-def test_nothing_is_written_to_a_dataset_above_its_shards(above: Path, ending: str, tmp_path: Path) -> None:
-    """`create` neither replaces such a dataset nor appends to it: its new shards would lie elsewhere."""
+def test_a_dataset_above_its_shards_is_not_replaced(above: Path, ending: str, tmp_path: Path) -> None:
+    """`create` neither replaces nor appends to such a dataset, because new shards would be in another folder."""
     source = write_tree(tmp_path / "in", {"new.txt": b"x"})
     before = read_tree(above.parent)
     for if_exists in ("error", "resume", "overwrite", "append"):
@@ -338,9 +338,9 @@ def test_nothing_is_written_to_a_dataset_above_its_shards(above: Path, ending: s
 
 
 @pytest.mark.parametrize("output", ["beside", "ds/below"])
-def test_a_dataset_file_leads_only_downwards(output: str, dataset: Path, tmp_path: Path) -> None:
-    """A folder that is not above the shards is refused, and not made."""
-    with pytest.raises(InvalidRequest, match="does not hold the shards"):
+def test_a_dataset_file_lists_only_shards_below_it(output: str, dataset: Path, tmp_path: Path) -> None:
+    """A folder that is not above the shards is refused, and not created."""
+    with pytest.raises(InvalidRequest, match="does not contain the shards"):
         index(shards(dataset), replace(ONE, output=f"{tmp_path}/{output}"))
     assert not (tmp_path / output).exists()
 
@@ -348,8 +348,8 @@ def test_a_dataset_file_leads_only_downwards(output: str, dataset: Path, tmp_pat
 @pytest.mark.parametrize(
     "folder", ["..", ".", "", "/etc", "deep/../tars", "deep//tars", "deep/tars/", "deep", "a\nb", 5]
 )
-def test_a_folder_that_leads_elsewhere(folder: object, above: Path) -> None:
-    """A sealed dataset file whose `shards_folder` is no path downwards, or not that of its shards, is refused."""
+def test_an_invalid_shards_folder_is_refused(folder: object, above: Path) -> None:
+    """A sealed dataset file with a `shards_folder` outside its folder, or of other shards, is refused."""
     from shardtool.fingerprint import crc32c
 
     data = above.read_bytes().replace(
@@ -365,8 +365,8 @@ def test_a_folder_that_leads_elsewhere(folder: object, above: Path) -> None:
     assert not verify(above, VerifyOptions(workers=1)).sound
 
 
-def test_a_linked_folder_is_not_followed(above: Path, tmp_path: Path) -> None:
-    """Where a folder on the way is a link out of the dataset file's folder, no verb reads there; one inside may be."""
+def test_a_linked_folder_outside_is_not_followed(above: Path, tmp_path: Path) -> None:
+    """No verb follows a link out of the dataset file's folder; a link inside is accepted."""
     (above.parent / "deep").rename(above.parent / "moved")
     (above.parent / "deep").symlink_to("moved")
     assert verify(above, VerifyOptions(workers=1)).sound
@@ -381,8 +381,8 @@ def test_a_linked_folder_is_not_followed(above: Path, tmp_path: Path) -> None:
     assert read_tree(tmp_path / "outside") == before
 
 
-def test_an_index_of_wids_in_the_way(dataset: Path, tmp_path: Path) -> None:
-    """An index of wids is replaced only with `overwrite`, and then by one that finds its shards, in a subfolder."""
+def test_a_wids_index_is_replaced_only_on_request(dataset: Path, tmp_path: Path) -> None:
+    """`overwrite` replaces a wids index by one that finds its shards, in a subfolder."""
     (tmp_path / "w").mkdir()
     for path in (dataset / "x.json", *dataset.glob("*.index")):
         path.unlink()

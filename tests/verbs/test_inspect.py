@@ -322,13 +322,13 @@ def test_the_creation_is_shown_as_a_command_line(tmp_path: Path) -> None:
     write_tree(tmp_path, {"one.csv": table.encode(), "two.csv": b"key,label,txt\nx,b,tx\ny,a,ty\n"})
     asked = ["--field", "cls=label", "--field", "txt=txt", "--classes", "cls"]
     assert typed("create", "one.csv", "one-{0..}.tar", *asked, cwd=tmp_path).code == 0
-    assert _command(tmp_path / "one.json", "made") == ["create", "one.csv", *asked]
+    assert _command(tmp_path / "one.json", "created") == ["create", "one.csv", *asked]
     assert typed("create", "two.csv", "two-{0..}.tar", *asked, cwd=tmp_path).code == 0
     asked = ["--shuffle", "--where", "label != 'c'", "--sample", "0.9", "--fields", "txt,cls",
              "--fields", "txt=caption"]  # fmt: skip
     sources = ["one.json", "two.json"]
     assert typed("reshard", *sources, "new-{0..}.tar", *asked, cwd=tmp_path).code == 0
-    command = _command(tmp_path / "new.json", "made")
+    command = _command(tmp_path / "new.json", "created")
     assert (command[:3], sorted(command[3:])) == (["reshard", "one", "two"], sorted(asked))
     (tmp_path / "again").mkdir()
     again = ["reshard", *(f"../{name}.json" for name in command[1:3]), "new-{0..}.tar", *command[3:]]
@@ -337,7 +337,7 @@ def test_the_creation_is_shown_as_a_command_line(tmp_path: Path) -> None:
     create(tmp_path / "two.csv", f"{tmp_path}/one-{{0..}}.tar", CreateOptions(values=("cls=label", "txt=txt"),
            classes=("cls",), if_exists="append", workers=1))  # fmt: skip
     assert _command(tmp_path / "one.json", "appended")[:2] == ["create", "two.csv"]
-    assert _command(tmp_path / "one.json", "made")[:2] == ["create", "one.csv"]
+    assert _command(tmp_path / "one.json", "created")[:2] == ["create", "one.csv"]
 
 
 @pytest.mark.parametrize("ending", ["tar"], indirect=True)  # the mechanism does not know the format
@@ -591,7 +591,7 @@ def test_a_report_is_not_written_to_standard_output(words: tuple[str, str], phot
     """A page or contact sheet is written to a local file, not to standard output or a file named `-`."""
     ran = typed("inspect", photos, *words, cwd=tmp_path)
     assert (ran.code, ran.out, [*tmp_path.iterdir()]) == (2, "", [])
-    assert ran.err.startswith(f"shardtool: {words[1]}: no name of a file here; expected one such as report.")
+    assert ran.err.startswith(f"shardtool: {words[1]}: not a local file name; expected a file name such as report.")
 
 
 @pytest.mark.parametrize("ending", ["tar"], indirect=True)  # the mechanism does not know the format

@@ -58,7 +58,7 @@ def test_folders_name_splits_and_classes(ending: str, tmp_path: Path) -> None:
         split_from_folder=True, label_from_folder=True
     ))  # fmt: skip
     assert {name: one.samples for name, one in told.splits.items()} == {"train": 3, "val": 2}
-    assert not [note for note in told.notes if "for classes" in note]
+    assert not [note for note in told.notes if "as classes" in note]
     expected = {"train/cat/0": "1", "train/dog/0": "2", "train/dog/1": "2", "val/bee/0": "0", "val/dog/2": "2"}
     assert _labels(tmp_path / "o") == expected
     for split in ("train", "val"):
@@ -73,19 +73,19 @@ def test_folders_name_splits_and_classes(ending: str, tmp_path: Path) -> None:
         (
             ["train/0", "1"],
             {},
-            r"split_from_folder: 1 sample in no such folder: \./1\.\*; expected paths such as SPLIT/FILE",
+            r"split_from_folder: 1 sample outside such folders: \./1\.\*; expected paths such as SPLIT/FILE",
         ),
         (
             ["train/0", "val/a/1"],
             {"label_from_folder": True},
-            r"1 sample in no .*train/0\.\*; expected paths such as SPLIT/CLASS",
+            r"1 sample outside .*train/0\.\*; expected paths such as SPLIT/CLASS",
         ),
-        (["my split/0", "val/1"], {}, r"split_from_folder: names that no split can have: 'my split'"),
+        (["my split/0", "val/1"], {}, r"split_from_folder: invalid split names: 'my split'"),
         (["train/0"], {"split": "a=1"}, r"split_from_folder: used with split; expected one of them"),
     ],
 )
 def test_folders_that_name_no_splits(names: list[str], options: Any, message: str, tmp_path: Path) -> None:
-    """Samples beside the folders, and names that no split can have, are refused by name."""
+    """Samples beside the folders, and invalid split names, are refused by name."""
     source = _tree(tmp_path / "in", *names)
     with pytest.raises(InvalidRequest, match=message):
         create(source, f"{tmp_path}/o/{{split}}-{{0..}}.tar", _options(split_from_folder=True, **options))
@@ -95,7 +95,7 @@ def test_split_from_folder_is_about_folders(tmp_path: Path) -> None:
     """A manifest has no folders; and OUTPUT must have a place for the split."""
     with pytest.raises(InvalidRequest, match="split_from_folder: the source is a manifest"):
         create(pd.DataFrame({"key": ["a"]}), f"{tmp_path}/{{split}}-{{0..}}.tar", _options(split_from_folder=True))
-    with pytest.raises(InvalidRequest, match=r"no \{split\} in it"):
+    with pytest.raises(InvalidRequest, match=r"a pattern without \{split\}"):
         create(_tree(tmp_path / "in", "train/0"), f"{tmp_path}/o-{{0..}}.tar", _options(split_from_folder=True))
     with pytest.raises(InvalidRequest, match=r"split_by='COLUMN' or split_by='folder'"):
         create(tmp_path / "in", f"{tmp_path}/{{split}}-{{0..}}.tar", _options())
@@ -110,7 +110,7 @@ def test_classes_that_are_splits_are_told_of(folders: list[str], told: Any, tmp_
     """Folders that are called like splits are probably no classes: a note says so, and what takes them for splits."""
     source = _tree(tmp_path / "in", *(f"{folder}/cat/{at}" for folder in folders for at in "01"))
     notes = dry_run(source, f"{tmp_path}/o-{{0..}}.tar", _options(label_from_folder=True)).notes
-    assert any("split_from_folder takes them for splits" in note for note in notes) is told
+    assert any("use split_from_folder to make them splits" in note for note in notes) is told
 
 
 # The numbers of classes.
@@ -139,7 +139,7 @@ def test_classes_keep_the_numbers_of_another_run(ending: str, tmp_path: Path) ->
 def test_a_name_of_a_class_is_text(tmp_path: Path) -> None:
     """Half of a surrogate pair is refused: a dataset file that has it is one that nobody reads."""
     source = _tree(tmp_path / "in", "cat/0", "dog/0")
-    with pytest.raises(InvalidRequest, match="what is no name"):
+    with pytest.raises(InvalidRequest, match="an invalid name or no names"):
         create(source, f"{tmp_path}/o/o-{{0..}}.tar", _options(label_from_folder=True, classes_from=["cat", "\ud800"]))
     assert not (tmp_path / "o").exists()
 
@@ -173,7 +173,7 @@ def test_an_append_never_changes_a_number(ending: str, own: bool, added: tuple[s
     assert _labels(tmp_path / "o") == labels
     new = ", ".join(f"{name!r} is number {number}" for number, name in [*enumerate(names)][2:])
     assert [note for note in told.notes if "label" in note] == ([
-        f"{len(names) - 2} label{'s' * (len(names) > 3)} of cls that the dataset does not have: {new}"
+        f"{len(names) - 2} label{'s' * (len(names) > 3)} of cls not in the dataset: {new}"
     ] if new else [])  # fmt: skip
     assert verify(tmp_path / "o", VerifyOptions(workers=1, source=source)).findings == ()
     before = read_tree(tmp_path / "o")
@@ -238,7 +238,7 @@ def test_a_list_of_ones_own_stays_the_list(tmp_path: Path) -> None:
     more = _tree(tmp_path / "b", "ape/1")
     with pytest.raises(InvalidRequest, match="1 label of 'cls' not in the list: 'ape'"):
         create(more, output, _options(**asked, classes_from=["bee", "dog"]))
-    with pytest.raises(InvalidRequest, match="classes_from, with the dataset file"):
+    with pytest.raises(InvalidRequest, match="set classes_from to its dataset file"):
         create(more, output, _options(**asked, classes_from=["ape", "bee"]))
 
 
@@ -256,7 +256,7 @@ def test_files_that_name_classes(text: str, tmp_path: Path) -> None:
     [
         ("cat\ncat\n", "names 'cat' twice"), ("", "what is no name, or none"), ("[1, 2]", "what is no name"),
         ('{"cls": 5}', "no list of names"), ("[" * 10_000, "c.json"), ("[", "c.json"), ("a\n\nb", "what is no name"),
-        ('{"a": ["x"], "b": ["y"]}', "no classes of 'cls' in c.json; expected those of one of its fields: a, b"),
+        ('{"a": ["x"], "b": ["y"]}', "no classes of 'cls' in c.json; expected a field with classes: a, b"),
         ('["bee"]', r"2 labels of 'cls' not in c.json: 'cat', 'dog'; expected one of its 1 name: 'bee'"),
         (None, "c.json: no such file"),
     ],
@@ -309,7 +309,7 @@ def test_shards_sorted_by_class(labels: str, options: Any, told: Any, tmp_path: 
     table = pd.DataFrame({"key": range(4), "label": [*labels]})
     asked = _options(values=("cls=label",), classes=("cls",), **options)
     notes = dry_run(table, f"{tmp_path}/o-{{0..}}.tar", asked).notes
-    assert any("shuffle=True mixes them" in note for note in notes) is told
+    assert any("use shuffle=True to mix them" in note for note in notes) is told
 
 
 @pytest.mark.parametrize(
@@ -331,10 +331,10 @@ def test_text_where_a_reader_wants_numbers(
     table = pd.DataFrame({"key": ["a", "b"], "label": values})
     asked = _options(values=(f"{field}=label",), classes=classes, if_exists="overwrite")
     told_of = create(table, f"{tmp_path}/o-{{0..}}.{ending}", asked)
-    assert any(f"(classes=('{field}',) numbers it)" in note for note in told_of.notes) is told
+    assert any(f"(classes=('{field}',) replaces text by numbers)" in note for note in told_of.notes) is told
     again = ReshardOptions(workers=1, values=(f"{field}=label",), classes=classes)
     told_of = reshard(tmp_path / "o.json", f"{tmp_path}/r/o-{{0..}}.{ending}", again)
-    assert any(f"(classes=('{field}',) numbers it)" in note for note in told_of.notes) is told
+    assert any(f"(classes=('{field}',) replaces text by numbers)" in note for note in told_of.notes) is told
 
 
 def test_what_an_append_makes_uneven(ending: str, tmp_path: Path) -> None:
@@ -353,12 +353,12 @@ def test_what_an_append_makes_uneven(ending: str, tmp_path: Path) -> None:
     append(key=["a", "b"], txt=["1", "2"], score=[1, 2])
     assert append(key=["c"], txt=["1"], score=[3]) == []
     assert append(key=["d"], txt=["1"], cap=["x"], score=[4], more=[5]) == [
-        "fields that the 3 samples of the dataset do not have: cap",
+        "fields that the 3 samples of the dataset lack: cap",
         (
-            "columns that the dataset's sidecars do not have: more; "
-            "who reads all as one table must ask for them (DuckDB: union_by_name)"
+            "columns that the sidecars of the dataset lack: more; "
+            "to read all sidecars as one table, merge the schemas (DuckDB: union_by_name)"
         ),
     ]
     assert append(key=["e"], cap=["x"], score=[4]) == [
-        "fields that all samples of the dataset have, and not all new ones: txt"
+        "fields that all samples of the dataset have, but some new samples lack: txt"
     ]

@@ -387,7 +387,7 @@ def test_lists_are_not_changed_on_the_way(tmp_path: Path) -> None:
     asked: dict[str, Any] = {"workers": 1, "map": "tests.mapped:doubled"}
     with pytest.raises(
         InvalidRequest,
-        match=r"map: lists of values: box; expected single ones\. Leave them out with drop_fields=\('box',\)",
+        match=r"map: lists of values: box; expected single values\. Drop these fields with drop_fields=\('box',\)",
     ):
         reshard(tmp_path / "in", tmp_path / "o-{0..}.tfrecord", ReshardOptions(**asked))
     made = reshard(tmp_path / "in", tmp_path / "o-{0..}.tfrecord", ReshardOptions(drop_fields=("box",), **asked))

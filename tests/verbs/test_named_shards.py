@@ -188,7 +188,7 @@ def test_a_page_and_a_table_are_of_the_part(here: Stored, tmp_path: Path) -> Non
         assert {row["__shard__"] for row in csv.DictReader(file)} == {*here.names(2, 4)}
     assert typed("inspect", given, "--html", tmp_path / "p.html").code == 0
     assert "3 shards of 6" in (tmp_path / "p.html").read_text(encoding="utf-8")
-    assert "these are 3 of its 6 shards" in typed("inspect", given).out
+    assert "3 of the dataset's 6 shards" in typed("inspect", given).out
 
 
 @pytest.mark.parametrize("part", [(0, 2), (3, 3), (0, 5)])
@@ -201,7 +201,7 @@ def test_a_part_is_never_taken_for_the_whole(here: Stored, part: tuple[int, int]
             if whole:
                 act()
             else:
-                with pytest.raises(ShardError, match=r"out\.json.* (Give|`reshard`)"):
+                with pytest.raises(ShardError, match=r"out\.json.* (Index|`reshard`)"):
                     act()
         assert read_tree(here.folder) == before, way
         assert (read_tree(tmp_path / way) if whole else (tmp_path / way).exists()) == (before if whole else False), way

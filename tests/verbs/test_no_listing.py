@@ -67,7 +67,7 @@ def test_what_is_named_needs_no_listing(stored: tuple[str, Path, FaultyProxy], t
         assert inspect(given).samples == len(shardtool.open(given)) == 16
     result = copy(f"{at}/x.json", tmp_path / "copy")
     assert read_tree(tmp_path / "copy") == read_tree(folder)
-    assert "the store does not let us list" in " ".join(result.notes)
+    assert "the store denies listing" in " ".join(result.notes)
     assert reshard(f"{at}/x.json", f"{tmp_path}/y-{{0..}}.tar", ReshardOptions(workers=1)).samples == 16
     flip(folder / "x-003.tar", 700)
     assert {*verify(f"{at}/x.json", VerifyOptions(workers=1)).counts} >= {"shard-checksum", "payload-checksum"}
@@ -82,11 +82,11 @@ def test_what_needs_a_listing_says_so(name: str, stored: tuple[str, Path, Faulty
     """Where a listing is refused and needed, the error says so, and what to allow or to name instead."""
     at, _, _ = stored
     for ask in (lambda: verify(at + name), lambda: inspect(at + name), lambda: copy(at + name, tmp_path / "copy")):
-        with pytest.raises(AccessRefused, match="we may not list") as caught:
+        with pytest.raises(AccessRefused, match="listing is not allowed") as caught:
             ask()
         assert "s3:ListBucket" in caught.value.expected
         assert "dataset file" in caught.value.remedy
-    with pytest.raises(AccessRefused, match="we may not list"):
+    with pytest.raises(AccessRefused, match="listing is not allowed"):
         create(at, f"{tmp_path}/z-{{0..}}.tar", CreateOptions(workers=1))
 
 

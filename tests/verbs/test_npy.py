@@ -78,7 +78,7 @@ def test_other_values_are_refused_alike(tmp_path: Path) -> None:
         (
             "npy",
             "ragged",
-            r"'ragged' \(field npy\): a list of 2 where the first has 1, in (row 2|1 sample, such as 'b')",
+            r"'ragged' \(field npy\): a list of 2 although the first has 1, in (row 2|1 sample, such as 'b')",
         ),
     ):
         chosen = (f"{field}={column}",)

@@ -173,7 +173,7 @@ def test_a_plan_is_read_from_the_web(
         assert read_tree(tmp_path / "there") == read_tree(tmp_path / "here")
     (folder / "large").write_bytes(bytes(2**25))
     proxy.set()
-    with pytest.raises(CorruptShard, match="no plan, or a damaged one"):
+    with pytest.raises(CorruptShard, match="not a plan file, or damaged"):
         create(small_once, f"{tmp_path}/other/y-{{000..}}.tar", replace(options, plan=f"{at}/large"))
     assert sum(one.sent for one in proxy.log().asked) < 2**24
 
@@ -187,9 +187,9 @@ def test_what_mends_a_dataset_elsewhere(dataset: tuple[str, Path]) -> None:
         said, of_folder, stored = (
             render_report(one, "text") for one in (far, near, replace(near, dataset="s3://b/p/x.json"))
         )
-    assert "Mend it where it was written" in said
+    assert "Repair it at its origin" in said
     assert "--repair" in of_folder
-    assert "Mend it where" not in of_folder
-    assert "--resume, or `shardtool copy SOUND s3://b/p`" in stored
-    with pytest.raises(InvalidRequest, match="a server of the web, where nothing can be written"):
+    assert "Repair it at" not in of_folder
+    assert "--resume, or `shardtool copy VALID s3://b/p`" in stored
+    with pytest.raises(InvalidRequest, match="web servers are read-only"):
         verify(f"{at}/x.json", VerifyOptions(workers=1, repair=True))

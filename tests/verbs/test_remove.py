@@ -104,7 +104,7 @@ def test_what_makes_no_sense_touches_nothing(source: Path, words: tuple[str, ...
     assert (ran.code, says in ran.err, identity(dataset.parent)) == (2, True, before), ran
     with pytest.raises(InvalidRequest, match="1 key that no sample has: x"):
         remove(dataset, keys_from=[_KEYS[0], "x"])
-    with pytest.raises(InvalidRequest, match="expected a file with a key a line, or keys"):
+    with pytest.raises(InvalidRequest, match="expected a file with one key per line, or keys"):
         remove(dataset, keys_from=["half of a pair: \ud800"])
     assert identity(dataset.parent) == before
 
@@ -167,17 +167,19 @@ def test_nobody_brings_them_back_unasked(source: Path) -> None:
     again = ("create", source, dataset.parent / "out-{000..}.tar", "--max-count", "7", "--label-from-folder")
     for words in (("--resume",), ("--append", "--on-duplicate", "first")):
         ran = typed(*again, *words)
-        assert (ran.code, "1 sample left out, which `remove` took out of the dataset" in ran.err) == (0, True), ran
+        assert (ran.code, "1 sample skipped, because `remove` removed them from the dataset" in ran.err) == (0, True), (
+            ran
+        )
         assert _keys(dataset) == [key for key in sorted(_KEYS) if key != gone]
         assert hash_key(gone.encode()) in (dataset.parent / "out.skipped").read_text()
         assert verify(dataset, source=source).sound
     assert "were removed before" in "".join(remove(dataset, keys_from=[gone]).notes)
     ran = typed(*again, "--overwrite")
-    assert (ran.code, gone in _keys(dataset), "will be in it again" in ran.err) == (0, True, True)
+    assert (ran.code, gone in _keys(dataset), "will be packed again" in ran.err) == (0, True, True)
 
 
 def test_no_list_names_them_again(tmp_path: Path) -> None:
-    """A run that goes on names a removed sample neither as the twin of another, nor as one that cannot be read."""
+    """A run that goes on names a removed sample neither as the duplicate of another, nor as one that cannot be read."""
     source = write_tree(tmp_path / "source", {f"{name}.jpg": name.encode() for name in ("ann", "bob", "eve", "zoe")})
     other = ", which has another x"
     write_tree(source, {f"{name}.jpg": b"ann" for name in ("ann-2", f"ann-2{other}", "ann-3")})
@@ -192,7 +194,8 @@ def test_no_list_names_them_again(tmp_path: Path) -> None:
         assert ran.code == 0, ran
         rows = [json.loads(line) for line in (tmp_path / "out.skipped").read_text().splitlines()]
         assert sorted(row["key"][:3] for row in rows) == ["ann", "ann", "ann", "b2:", "b2:"]
-        assert {row["message"] for row in rows if row["code"] == "twin"} == {"holds the same as a removed sample"}
+        messages = {row["message"] for row in rows if row["code"] == "duplicate"}
+        assert messages == {"has the same content as a removed sample"}
         assert "bob" not in ran.err + ran.out
 
 

@@ -264,7 +264,7 @@ BOUNDS: list[dict[str, Any]] = [
 
 def test_compressed_shards_are_not_gathered(foreign: tuple[list[Path], Contents], tmp_path: Path) -> None:
     """What can only be read in sequence is never read at its places: that is refused, and nothing written."""
-    with pytest.raises(InvalidRequest, match="method: gather, of compressed shards"):
+    with pytest.raises(InvalidRequest, match="method: gather with compressed shards"):
         run(foreign[0], tmp_path, method="gather", pattern=f"{STEM}.tar")
     assert not [*tmp_path.iterdir()]
 
@@ -488,7 +488,7 @@ def test_samples_that_keep_no_field(place: Path) -> None:
     assert read(place / "out" / "out.json") == {key: {"txt": payload(f"{key}.txt")} for key in "ac"}
     assert [(row["key"], row["code"]) for row in skipped(place / "out" / "out.json")] == [("b", "no-field")]
     assert (result.samples, result.skipped) == (2, 1)
-    assert "1 sample left out, without a field: b" in result.notes
+    assert "1 sample skipped, without a field: b" in result.notes
 
 
 def test_metadata_that_no_reader_takes(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -559,7 +559,7 @@ def test_duplicates_of_sources(rule: str, place: Path) -> None:
     assert keys(place / "out") == expected[rule]
     lost = [(row["key"], row["code"]) for row in skipped(place / "out" / "out.json")]
     assert lost == ([] if rule == "rename" else [("a", "duplicate"), ("b", "duplicate")])
-    assert len([note for note in result.notes if "renamed" in note or "left out" in note]) == 1
+    assert len([note for note in result.notes if "renamed" in note or "skipped" in note]) == 1
     assert str(place) not in (place / "out" / "out.skipped").read_text() if lost else True
     is_sound(place / "out" / "out.json")
 
@@ -760,7 +760,7 @@ def test_the_source_is_never_the_output(name: str, joined: Path, place: Path) ->
         for verb in (reshard, reshard_dry_run):
             with pytest.raises(InvalidRequest, match="a shard of the source") as caught:
                 verb(given, pattern, options)
-            assert "Nothing was touched" in caught.value.remedy
+            assert "Nothing was changed" in caught.value.remedy
     assert (read_tree(place), identity(place / "d")) == (before, untouched)
 
 
@@ -960,7 +960,7 @@ def _foreign(place: Path) -> Iterator[tuple[str, Path, dict[str, Any], Contents 
         {"a": {"x": b""}},
     )
     (place / "p.tar").write_bytes(b"no tar" * 1000)
-    yield "no tar", place / "p.tar", {}, "no tar header"
+    yield "no tar", place / "p.tar", {}, "not a tar header"
     (place / "q.tar").write_bytes(b"")
     yield "an empty file", place / "q.tar", {}, "0 bytes"
     (place / "r.tfrecord").write_bytes(b"")
@@ -1240,7 +1240,7 @@ WRONG: dict[str, tuple[dict[str, Any], str, str]] = {
     "a key without a join": ({"on": "key"}, "on", "join"),
     "no table": ({"join": "nowhere.csv", "on": "key"}, "nowhere.csv", "a table"),
     "an unknown field": ({"select_fields": ("jpeg",)}, "select_fields", "'jpg'"),
-    "a field in both": ({"select_fields": ("jpg",), "drop_fields": ("jpg",)}, "drop_fields", "kept, or left out"),
+    "a field in both": ({"select_fields": ("jpg",), "drop_fields": ("jpg",)}, "drop_fields", "selected or dropped"),
     "no field": ({"drop_fields": ("jpg", "txt", "cls", "n", "json")}, "drop_fields", "inspect"),
     "two of one name": ({"rename_fields": ("jpg=txt",)}, "rename_fields", "txt"),
     "a readers' name": ({"rename_fields": ("jpg=__url__",)}, "rename_fields", "__url__"),
@@ -1259,7 +1259,7 @@ WRONG: dict[str, tuple[dict[str, Any], str, str]] = {
     "strata of nothing": ({"stratify": "label"}, "stratify", "split"),
     "an unknown split": ({"split_column": "prat", "pattern": "{split}-{000..}.tar"}, "prat", "part"),
     "too few names": ({"pattern": "out-{000..001}.tar", "max_count": 7}, "2 names", "open range"),
-    "no ending": ({"pattern": "out"}, "no ending", "out-{000000..}.tar"),
+    "no ending": ({"pattern": "out"}, "no file extension", "out-{000000..}.tar"),
     "a text for fields": ({"select_fields": "no-such"}, "select_fields", "no-such"),
     "another tool's index": ({"export": ("dali-tfrecord",)}, "dali-tfrecord", "energon"),
     "nothing to append to": ({"if_exists": "append"}, "nothing to append to", "append"),

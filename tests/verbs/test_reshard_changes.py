@@ -112,5 +112,5 @@ def test_what_cannot_be_changed(source: Path, tmp_path: Path) -> None:
         reshard(whole, tmp_path / "x-{0..}.tar", ReshardOptions(workers=1, encode="jpg", images=("jpg",)))
     with pytest.raises(SampleFailed, match="txt"):
         reshard(whole, tmp_path / "x-{0..}.tar", ReshardOptions(workers=1, encode="jpg", images=("txt",)))
-    with pytest.raises(InvalidRequest, match="samples whose sizes are known"):
+    with pytest.raises(InvalidRequest, match="samples of known size"):
         ReshardOptions(part="1/2", resize=8)

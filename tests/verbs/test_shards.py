@@ -51,7 +51,7 @@ def test_more_names_than_samples(source: Path, tmp_path: Path, ending: str) -> N
     ran = typed("create", source, output, "--workers", "1")
     assert ran.code == 0
     said = (
-        "1 shard of at most 1 GB; 1,000 shards need at least 1,000 samples; there are 60 (--shards 60 makes the most)"
+        "1 shard of at most 1 GB; 1,000 shards need at least 1,000 samples; there are 60 (--shards 60 is the maximum)"
     )
     assert said in ran.err
     assert [path.name for path in shards(tmp_path / "o")] == [f"out-000.{ending}"]
@@ -97,11 +97,11 @@ def test_so_many_of_each_split(source: Path, tmp_path: Path) -> None:
     [
         (
             "--shards 70",
-            "70 shards for 60 samples; expected at least one sample a shard. At most --shards 60.",
+            "70 shards for 60 samples; expected at least one sample per shard. Use at most --shards 60.",
         ),
         (
             "--shards 2 --max-count 20",
-            "2 shards cannot hold 60 samples within the bounds. Choose --shards 3,",
+            "2 shards cannot hold 60 samples within the limits. Use --shards 3,",
         ),
         ("--shards 0", "--shards: 0; expected a whole number from 1 to"),
         ("--shards 40 --place hash", "expected a sample in each. Choose --shards "),
@@ -124,7 +124,7 @@ def test_samples_that_grow(place: Any, tmp_path: Path) -> None:
     large = {key for key, number in zip(keys, hashes, strict=True) if (number % 2 if place == "hash" else key < "100")}
     write_tree(tmp_path / "in", {f"{key}.txt": b"3000" if key in large else b"1000" for key in keys})
     options = CreateOptions(workers=1, place=place, shards=2, max_size="330kB", map="tests.mapped:told")
-    with pytest.raises(InvalidRequest, match=r"3 shards or more, now .* are known; expected 2.*Raise shards"):
+    with pytest.raises(InvalidRequest, match=r"3 shards or more after transforming; expected 2.*Raise shards"):
         create(tmp_path / "in", f"{tmp_path}/o/{STEM}.tar", options)
     assert not (tmp_path / "o" / "out.json").exists()
 

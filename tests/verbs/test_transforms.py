@@ -265,7 +265,7 @@ def test_a_range_that_is_a_capacity(names: str, pictures: Path, whole: Path, end
         return
     with pytest.raises(InvalidRequest, match=f"{count} names for ") as caught:
         create(pictures, output, options)
-    assert ("sizes are known" in str(caught.value)) == (names == "the planned")
+    assert ("after transforming" in str(caught.value)) == (names == "the planned")
     assert not (tmp_path / "out.json").exists()
     assert not [name for name in os.listdir(tmp_path) if name.startswith(".")]
 

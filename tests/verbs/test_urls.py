@@ -156,9 +156,9 @@ def test_too_many_failures_end_the_run(web: WebServer, tmp_path: Path) -> None:
     with pytest.raises(SampleFailed, match="100 of 100 samples failed") as caught:
         _create(source, tmp_path / "out", max_count=100, max_failed="90%")
     assert "max_failed" in caught.value.remedy
-    with pytest.raises(SampleFailed, match="an address of this machine") as caught:
+    with pytest.raises(SampleFailed, match="not a public address") as caught:
         _create(source, tmp_path / "private", max_failed="90%", allow_private=False)
-    assert caught.value.remedy.startswith("allow_private=True asks these, too")
+    assert caught.value.remedy.endswith("Add allow_private=True to allow private addresses.")
     assert [path.name for path in shards(tmp_path / "out")] == ["out-000.tar", "out-001.tar"]
     assert not (tmp_path / "out" / "out.json").exists()
     done = _create(source, tmp_path / "out", max_count=100, if_exists="resume")
@@ -172,7 +172,7 @@ def test_a_web_that_is_not_there(web: WebServer, tmp_path: Path) -> None:
     source = _manifest(tmp_path / "in", [web.url("ok/a")] * 3)
     with pytest.raises(SampleFailed, match="none of 3 samples could be packed: refused-address 3") as caught:
         _create(source, tmp_path / "out", allow_private=False)
-    assert caught.value.remedy.startswith("allow_private=True asks")
+    assert caught.value.remedy.startswith("Add allow_private=True")
     assert not web.asked
     assert not any((tmp_path / "out").iterdir())
 
@@ -199,7 +199,7 @@ def test_a_dry_run_asks_nothing(web: WebServer, tmp_path: Path) -> None:
     options = CreateOptions(urls={"jpg": "url"})
     plan = dry_run(source, f"{tmp_path}/out-{{0..}}.tar", options)
     assert [shard.samples for shard in plan.shards] == [10_000, 1]
-    assert any("10,001 URLs not asked" in note for note in plan.notes)
+    assert any("10,001 URLs not fetched" in note for note in plan.notes)
     assert not web.asked
 
 
@@ -284,9 +284,9 @@ def test_progress_says_how_well_it_goes(web: WebServer, tmp_path: Path) -> None:
         ({"urls": ("url",)}, "such as jpg=url"),
         ({"part": "1/2", "max_size": 1000}, "sizes are known"),
         ({"plan_only": "p.parquet"}, "one of them"),
-        ({"user_agent": "a\nb"}, "a line of ASCII"),
+        ({"user_agent": "a\nb"}, "one line of ASCII"),
         ({"retry_failed": True}, "nothing to resume"),
-        ({"max_file_size": "big"}, "no size"),
+        ({"max_file_size": "big"}, "invalid size"),
         ({"max_failed": "2"}, "a share from 0 to 1"),
         ({"timeout": 0}, "a whole number from 1"),
     ],
@@ -309,7 +309,7 @@ def test_a_folder_has_no_urls(tmp_path: Path) -> None:
     source = _manifest(tmp_path / "table", ["http://127.0.0.1:1/a"])
     with pytest.raises(InvalidRequest, match="urls") as caught:
         create(source, f"{tmp_path}/out-{{0..}}.tar", CreateOptions(path="url"))
-    assert "fetches them" in caught.value.remedy
+    assert "Fetch them" in caught.value.remedy
 
 
 def test_parts_fetch_their_own(web: WebServer, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Laws of the journal of a writer: it is read as any file that others may have changed."""
+"""The journal of a writer is read like any file that others can change."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
         {"rounded": {"a": "b"}}, {"columns": 1}, {"other": 1},
     ],
 )  # fmt: skip
-def test_a_journal_is_not_believed(change: dict[str, object], tmp_path: Path) -> None:
-    """A line that no writer notes, or that is not of the shard there, is passed over: its shard is written again."""
+def test_an_invalid_journal_line_is_ignored(change: dict[str, object], tmp_path: Path) -> None:
+    """A line that is invalid or does not match its shard is ignored, and the shard is written again."""
     pattern, journal = f"{tmp_path}/out-{{0..}}.tar", tmp_path / ".out.writer"
     writer = shardtool.ShardWriter(pattern, max_count=2)
     for number in range(5):

@@ -1,4 +1,4 @@
-"""Several writers under one pattern, side by side."""
+"""Several writers with one pattern, and their merge."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def _write_part(pattern: Path, part: int | str, parts: int | None, samples: int)
 
 
 @pytest.mark.parametrize("ending", ["tar", "tfrecord"])
-def test_parts_do_not_clash(tmp_path: Path, ending: str) -> None:
-    """Writers of parts run at once in one folder, each makes a whole dataset, and what there is of each is found."""
+def test_parts_are_separate_datasets(tmp_path: Path, ending: str) -> None:
+    """Concurrent writers of parts in one folder each create a complete dataset."""
     pattern = tmp_path / f"out-{{000000..}}.{ending}"
     context = multiprocessing.get_context("fork")
     children = [context.Process(target=_write_part, args=(pattern, part, 11, part % 3 * 2)) for part in range(3)]
@@ -48,13 +48,13 @@ def test_parts_do_not_clash(tmp_path: Path, ending: str) -> None:
         PartFiles("part10of11", 10, 11, shards(names[10], 1), ""),
         PartFiles("part_ray_7", None, None, shards("out-part_ray_7", 2), "out-part_ray_7.json"),
     ]
-    assert [part.ended for part in found.values()] == [True, True, True, False, True]
+    assert [part.finished for part in found.values()] == [True, True, True, False, True]
     for part in found.values():
         assert not part.dataset_file or verify(tmp_path / part.dataset_file).findings == ()
 
 
 def test_a_part_is_resumed(tmp_path: Path) -> None:
-    """A part that was killed goes on as any writer does; one that ended without a sample may be written anew."""
+    """An interrupted part is resumed like any writer; an empty finished part can be written again."""
     pattern = tmp_path / "out-{000000..}.tar"
     _write_part(pattern, 0, 2, 0)
     assert [*read_tree(tmp_path)] == ["out-part0of2.empty"]
@@ -68,8 +68,8 @@ def test_a_part_is_resumed(tmp_path: Path) -> None:
     assert verify(tmp_path / "out-part0of2.json").samples == 3
 
 
-def test_no_names_for_parts(tmp_path: Path) -> None:
-    """Parts take an open range, since nobody knows how many shards they make; other datasets' files are no parts."""
+def test_parts_need_an_open_range(tmp_path: Path) -> None:
+    """Parts need an open range; files of other datasets are not parts."""
     with pytest.raises(InvalidRequest, match="open range"):
         ShardWriter(tmp_path / "out-{000..009}.tar", part=0, parts=2)
     pattern = parse_pattern("out-{000000..}.tar")
@@ -87,7 +87,7 @@ def _write_all(pattern: Path, parts: int, *, which: range | None = None) -> None
 
 @pytest.mark.parametrize("ending", ["tar", "tfrecord"])
 def test_merge(tmp_path: Path, ending: str) -> None:
-    """Parts that have all ended become one dataset of their shards, in order, and nothing else is left of them."""
+    """Finished parts become one dataset with their shards in order, and no other file of the parts remains."""
     pattern = tmp_path / f"out-{{000000..}}.{ending}"
     _write_all(pattern, 6)
     before = {name: data for name, data in read_tree(tmp_path).items() if name.endswith((ending, ".index"))}
@@ -105,8 +105,8 @@ def test_merge(tmp_path: Path, ending: str) -> None:
     ]
 
 
-def test_merge_names_what_is_missing(tmp_path: Path) -> None:
-    """A part that did not end and one of which nothing is there are named, and nothing is touched."""
+def test_merge_lists_missing_parts(tmp_path: Path) -> None:
+    """Unfinished and missing parts are listed, and nothing changes."""
     pattern = tmp_path / "out-{000000..}.tar"
     _write_all(pattern, 6, which=range(1, 4))
     writer = ShardWriter(pattern, part=4, parts=6, max_count=1)
@@ -114,7 +114,7 @@ def test_merge_names_what_is_missing(tmp_path: Path) -> None:
         writer.write({"__key__": key, "jpg": b""})
     writer.abandon()
     before = read_tree(tmp_path)
-    with pytest.raises(InvalidRequest, match=r"did not end: part4of6 \(2 shards\); missing: part0of6, part5of6;"):
+    with pytest.raises(InvalidRequest, match=r"not finished: part4of6 \(2 shards\); missing: part0of6, part5of6;"):
         merge(pattern)
     assert read_tree(tmp_path) == before
     with pytest.raises(InvalidRequest, match="no part"):
@@ -122,7 +122,7 @@ def test_merge_names_what_is_missing(tmp_path: Path) -> None:
 
 
 def test_merge_on_the_command_line(tmp_path: Path) -> None:
-    """`index PATTERN --merge` merges, names what is missing, and goes with no other work on shards."""
+    """`index PATTERN --merge` merges, lists missing parts, and refuses other options for shards."""
     pattern = str(tmp_path / "out-{000000..}.tar")
     _write_part(Path(pattern), 1, 2, 3)
     ran = typed("index", pattern, "--merge")
@@ -134,10 +134,10 @@ def test_merge_on_the_command_line(tmp_path: Path) -> None:
     assert len([*tmp_path.glob("*.idx")]) == 3
 
 
-def test_merge_refuses_what_does_not_go_together(tmp_path: Path) -> None:
-    """A key in two parts, a field of two kinds, and parts of two runs are refused; so is another dataset's file."""
+def test_merge_refuses_contradictory_parts(tmp_path: Path) -> None:
+    """A key in two parts, a field with two types, parts of two runs, and another dataset's file are refused."""
     cases: list[tuple[str, tuple[dict[str, object], ...], str]] = [
-        ("keys", ({"__key__": "a", "n": 1}, {"__key__": "a", "n": 2}), "1 key of samples in two parts: a"),
+        ("keys", ({"__key__": "a", "n": 1}, {"__key__": "a", "n": 2}), "1 key in two parts: a"),
         ("kinds", ({"__key__": "a", "n": 1}, {"__key__": "b", "n": b"x"}), "field n"),
     ]
     for name, samples, said in cases:
@@ -154,12 +154,12 @@ def test_merge_refuses_what_does_not_go_together(tmp_path: Path) -> None:
     _write_part(pattern, "x", None, 1)
     with ShardWriter(pattern) as writer:
         writer.write({"__key__": "a", "jpg": b""})
-    with pytest.raises(OutputExists, match="no merge has made"):
+    with pytest.raises(OutputExists, match="not the result of a merge"):
         merge(pattern)
 
 
 def test_parts_with_names_are_added(tmp_path: Path) -> None:
-    """Parts that come after a merge are added by another; what was left out is in the list of all."""
+    """Parts finished after a merge are added by another merge; skipped samples of all parts are listed."""
     pattern = tmp_path / "out-{000000..}.tar"
     for name in ("b", "a", "c"):
         with ShardWriter(pattern, part=name, on_error="skip") as writer:
@@ -175,8 +175,8 @@ def test_parts_with_names_are_added(tmp_path: Path) -> None:
     )
 
 
-def test_a_part_that_was_merged_stays(tmp_path: Path) -> None:
-    """A job that runs again after the merge finds its part done, and can neither add to it nor write it anew."""
+def test_a_merged_part_cannot_change(tmp_path: Path) -> None:
+    """A job that repeats a merged part finds it finished, and can neither add samples nor rewrite it."""
     pattern = tmp_path / "out-{000000..}.tar"
     for part in range(2):
         _write_part(pattern, part, 2, 5)
@@ -184,7 +184,7 @@ def test_a_part_that_was_merged_stays(tmp_path: Path) -> None:
     before = read_tree(tmp_path)
     with ShardWriter(pattern, part=1, parts=2, max_count=2, resume=True) as writer:
         assert (writer.samples, writer.last_key, len(writer.shards)) == (5, "1/4", 3)
-        with pytest.raises(InvalidRequest, match="had ended"):
+        with pytest.raises(InvalidRequest, match="was finished"):
             writer.write({"__key__": "new", "jpg": b""})
     with pytest.raises(OutputExists, match=r"out.json: part1of2 was merged into this dataset"):
         ShardWriter(pattern, part=1, parts=2, max_count=2, overwrite=True)
@@ -194,8 +194,8 @@ def test_a_part_that_was_merged_stays(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("removed", range(4))
-def test_a_merge_that_was_killed_is_repeated(tmp_path: Path, removed: int) -> None:
-    """Wherever a merge is killed once its dataset file is there, another one ends it, with the same dataset file."""
+def test_an_interrupted_merge_is_repeated(tmp_path: Path, removed: int) -> None:
+    """A merge interrupted after its dataset file is completed by another, with the same dataset file."""
     pattern = tmp_path / "out-{000000..}.tar"
     _write_all(pattern, 4)
     kept = {name: data for name, data in read_tree(tmp_path).items() if name.endswith((".json", ".empty"))}
@@ -208,14 +208,14 @@ def test_a_merge_that_was_killed_is_repeated(tmp_path: Path, removed: int) -> No
 
 
 @pytest.mark.parametrize("name", ["out.json", "out-part0of1.json", "out-part0of1.skipped"])
-def test_what_cannot_be_read_is_said(tmp_path: Path, name: str) -> None:
-    """A folder or a link in the place of a file that a merge reads is named; nothing is touched."""
+def test_unreadable_files_are_named(tmp_path: Path, name: str) -> None:
+    """A folder or a link instead of a file that a merge reads is named; nothing changes."""
     pattern = tmp_path / "out-{000000..}.tar"
     with ShardWriter(pattern, part=0, parts=1) as writer:
         writer.write({"__key__": "a", "txt": "x"})
     (tmp_path / name).unlink(missing_ok=True)
     (tmp_path / name).mkdir()
     before = sorted(tmp_path.iterdir())
-    with pytest.raises(CorruptShard, match=f"{name}: cannot be read: no plain file"):
+    with pytest.raises(CorruptShard, match=f"{name}: cannot be read: not a regular file"):
         merge(pattern)
     assert sorted(tmp_path.iterdir()) == before

@@ -1,4 +1,4 @@
-"""Samples of a program become what `create` makes of the same samples."""
+"""`ShardWriter` writes what `create` writes for the same samples."""
 
 from __future__ import annotations
 
@@ -50,30 +50,30 @@ def _write(pattern: Path, samples: Any, **options: Any) -> ShardWriter:
     return writer
 
 
-def _failing(samples: Samples, error: type[BaseException]) -> Iterator[tuple[dict[str, object], dict[str, object]]]:
-    """Yield samples, and raise."""
+def _then_raise(samples: Samples, error: type[BaseException]) -> Iterator[tuple[dict[str, object], dict[str, object]]]:
+    """Yield samples, then raise."""
     yield from samples
     raise error
 
 
-def _made(folder: Path) -> dict[str, Any]:
-    """Return what a dataset file says, without how it was made."""
+def _content_of(folder: Path) -> dict[str, Any]:
+    """Return the content of a dataset file, without its run record."""
     found = json.loads((folder / "out.json").read_bytes())
     del found["checksum"], found["shardtool"]["made"]
     return dict(found)
 
 
-def _same(ours: Path, theirs: Path) -> None:
-    """Check that two folders hold the same dataset, but for how it was made."""
+def _check_same(ours: Path, theirs: Path) -> None:
+    """Check that two folders contain the same dataset, apart from run records."""
     left, right = read_tree(ours), read_tree(theirs)
     assert list(left) == list(right)
     assert [name for name in left if name != "out.json" and left[name] != right[name]] == []
-    assert _made(ours) == _made(theirs)
+    assert _content_of(ours) == _content_of(theirs)
     assert verify(ours / "out.json").findings == ()
 
 
 def _table(samples: Samples) -> tuple[pa.Table, dict[str, Any]]:
-    """Return samples as a table in memory, and the options by which `create` makes the same of it."""
+    """Return samples as a table in memory, and the options with which `create` packs it."""
     columns: dict[str, list[object]] = {"key": [sample["__key__"] for sample, _ in samples]}
     fields = [name for name in samples[0][0] if name not in ("__key__", "json")]
     columns |= {f"f_{name}": [sample[name] for sample, _ in samples] for name in fields}
@@ -100,10 +100,10 @@ _BOUNDS = st.sampled_from([{}, {"max_count": 2}, {"max_size": 12_000}, {"max_siz
     ending=st.sampled_from(["tar", "tfrecord"]),
 )
 @settings(max_examples=15)
-def test_same_as_create_of_a_table(
+def test_equals_create_from_a_table(
     tmp_path_factory: pytest.TempPathFactory, keys: list[str], data: st.DataObject, bounds: dict[str, Any], ending: str
 ) -> None:
-    """The same samples in the same order give the bytes, sidecars and dataset file of `create` for a table of them."""
+    """The same samples give the bytes, sidecars and dataset file that `create` writes for a table."""
     floats = st.floats(allow_nan=False, width=32)
     samples: Samples = []
     for key in keys:
@@ -120,27 +120,27 @@ def test_same_as_create_of_a_table(
     numbers = ("cls", "score", "good.is")  # fields of which `create` makes columns, too
     told = [(sample, {**metadata, **{name: sample[name] for name in numbers}}) for sample, metadata in samples]
     writer = _write(ours / f"out-{{000000..}}.{ending}", told, **bounds)
-    _same(ours, theirs)
-    assert [note.replace(" (portable=True makes them safe)", "") for note in result.notes] == writer.notes
+    _check_same(ours, theirs)
+    assert [note.replace(" (portable=True renames them)", "") for note in result.notes] == writer.notes
     assert writer.last_key == keys[-1]
 
 
 @pytest.mark.parametrize("ending", ["tar", "tfrecord"])
 @pytest.mark.parametrize("bounds", [{}, {"max_count": 7}, {"max_size": "20KB"}])
-def test_same_as_create_of_a_folder(tmp_path: Path, ending: str, bounds: dict[str, Any]) -> None:
-    """Bytes under the names of files give what `create` gives for a folder of these, where not all have each field."""
+def test_equals_create_from_a_folder(tmp_path: Path, ending: str, bounds: dict[str, Any]) -> None:
+    """Bytes named like files give what `create` writes for a folder, also if samples lack fields."""
     samples: Samples = [({name: value for name, value in one.items() if value}, {}) for one, _ in _BYTES]
     files = {f"{one['__key__']}.{name}": one[name] for one, _ in samples for name in one if name != "__key__"}
     result = create(
         write_tree(tmp_path / "in", files), tmp_path / f"theirs/out-{{000000..}}.{ending}", CreateOptions(**bounds)  # type: ignore[arg-type]
     )  # fmt: skip
     writer = _write(tmp_path / f"ours/out-{{000000..}}.{ending}", samples, **bounds)
-    _same(tmp_path / "ours", tmp_path / "theirs")
+    _check_same(tmp_path / "ours", tmp_path / "theirs")
     assert [*result.notes] == writer.notes
 
 
-def test_metadata_whose_type_grows(tmp_path: Path) -> None:
-    """Columns have the types of a table of all rows, in all sidecars: whole numbers and floats are floats."""
+def test_metadata_types_widen(tmp_path: Path) -> None:
+    """Columns in all sidecars have the types of a table of all rows; integers and floats become floats."""
     rows: list[dict[str, object]] = [
         {"n": 1, "m": None},
         {"n": 2, "m": None},
@@ -154,7 +154,7 @@ def test_metadata_whose_type_grows(tmp_path: Path) -> None:
         table.drop_columns(["n", "m"]), tmp_path / "theirs/out-{000000..}.tar", CreateOptions(max_count=1, **options)
     )
     _write(tmp_path / "ours/out-{000000..}.tar", samples, max_count=1)
-    schema = _made(tmp_path / "ours")["shardtool"]["schema"]
+    schema = _content_of(tmp_path / "ours")["shardtool"]["schema"]
     assert (schema["n"], schema["m"]) == ("double", "string")
     assert (tmp_path / "ours/out-000000.tar").read_bytes() == (tmp_path / "theirs/out-000000.tar").read_bytes()
     assert verify(tmp_path / "ours/out.json").findings == ()
@@ -171,23 +171,23 @@ _NOON = datetime(2026, 1, 1, 12, tzinfo=timezone.utc)
         ([1], [1.5], ["a"], r"list<\w+: string>; expected list<\w+: double>"),
         ({"a": 1}, {"b": [2]}, {"a": "x"}, "struct<a: string>; expected struct<a: int64, b: list<item: int64>>"),
         (_NOON, _NOON.astimezone(timezone(timedelta(hours=1))), _NOON.replace(tzinfo=None), r"us\]; .*tz=UTC\], as"),
-        (1.5, 2, 2**60, "a column of floats; expected floats, or whole numbers over 2"),
+        (1.5, 2, 2**60, "a column of floats; expected either floats or whole numbers over 2"),
         (2**60, 2, 1.5, "a column of whole numbers over"),
         ("x", None, {1: 2}, "expected text"),
         ({"a": 1}, {}, {1: 2}, "dict key of type str"),
         (1, 2, [3], "of the type list"),
-        ("x", "\U0001f600", "a\ud83d", "half of a surrogate pair; expected text that UTF-8 can hold"),
+        ("x", "\U0001f600", "a\ud83d", "an unpaired surrogate; expected valid Unicode"),
         (["x"], ["\u00e9"], ["\ud83d"], "surrogates not allowed"),
     ],
 )
-def test_metadata_that_no_column_holds(
+def test_contradictory_metadata_is_refused(
     tmp_path: Path, cut: int, first: object, fits: object, wrong: object, said: str
 ) -> None:
-    """A value that does not go with those of its column is refused at once, in a writer that resumes, too."""
+    """A value that does not fit its column is refused at once, also by a resumed writer."""
     pattern = tmp_path / "out-{000000..}.tar"
     sound: Samples = [({"__key__": key, "n": 1}, {"m": value}) for key, value in (("a", first), ("b", fits))]
     with pytest.raises(KeyboardInterrupt):
-        _write(pattern, _failing(sound, KeyboardInterrupt), max_count=cut)
+        _write(pattern, _then_raise(sound, KeyboardInterrupt), max_count=cut)
     with ShardWriter(pattern, max_count=cut, resume=True) as writer:
         for sample, metadata in sound[writer.samples :]:
             writer.write(sample, metadata)
@@ -195,14 +195,14 @@ def test_metadata_that_no_column_holds(
             writer.write({"__key__": "c", "n": 1}, {"m": wrong})
         with pytest.raises(InvalidRequest, match="c: metadata of the type list; expected a dict"):
             writer.write({"__key__": "c", "n": 1}, [1])  # type: ignore[arg-type]
-        with pytest.raises(InvalidRequest, match=r"c: metadata 'm.ud83d': half of a surrogate pair"):
+        with pytest.raises(InvalidRequest, match=r"c: metadata 'm.ud83d': an unpaired surrogate"):
             writer.write({"__key__": "c", "n": 1}, {"m\ud83d": 1})
         writer.write({"__key__": "c", "n": 1}, {"m": first})
     assert verify(tmp_path / "out.json").findings == ()
 
 
-def test_values(tmp_path: Path) -> None:
-    """Arrays become npy, images what the ending says, numbers of NumPy and Python the same text."""
+def test_values_are_encoded_by_type_and_extension(tmp_path: Path) -> None:
+    """Arrays become npy, images files of the extension, and numbers of NumPy and Python the same text."""
     from PIL import Image
 
     image = Image.new("RGB", (4, 3), (1, 2, 3))
@@ -232,10 +232,10 @@ _SAMPLE = st.fixed_dictionaries({
 
 @given(sample=_SAMPLE, ending=st.sampled_from(["tar", "tfrecord"]))
 @settings(max_examples=25)
-def test_values_come_back_as_they_were_written(
+def test_decode_returns_the_written_values(
     tmp_path_factory: pytest.TempPathFactory, sample: dict[str, object], ending: str
 ) -> None:
-    """`decode()` gives the values of fields whose names tell nothing; of another format, too, made by `reshard`."""
+    """`decode()` restores values of fields without an extension, also after `reshard` to another format."""
     folder = tmp_path_factory.mktemp("typed")
     _write(folder / f"out-{{0..}}.{ending}", [({"__key__": "a", **sample}, {})])
     stored = shardtool.open(folder / "out.json")[0]
@@ -250,7 +250,7 @@ def test_values_come_back_as_they_were_written(
 
 
 def test_a_field_of_several_types(tmp_path: Path) -> None:
-    """What only some samples hold is not said of a field: truths among numbers are numbers, text among bytes bytes."""
+    """A type is recorded only if all samples have it: booleans and numbers are numbers, text and bytes are bytes."""
     samples: Samples = [
         ({"__key__": "a", "n": True, "x": "text", "f": 0.5}, {}),
         ({"__key__": "b", "n": 7, "x": b"bytes", "f": 1}, {}),
@@ -261,15 +261,15 @@ def test_a_field_of_several_types(tmp_path: Path) -> None:
     assert [[*map(repr, values)] for values in found] == [
         ["0.5", "1", "b'text'"], ["1.0", "7", "b'bytes'"], ["1.0", "0", "b'{\"a\":1}'"]
     ]  # fmt: skip
-    assert "types" not in _made(tmp_path)["shardtool"]
+    assert "types" not in _content_of(tmp_path)["shardtool"]
 
 
 def test_types_after_an_append_and_from_a_table(tmp_path: Path) -> None:
-    """Types are those that all samples agree on, also of a table, a join, a removal, and several datasets as one."""
+    """Types are those on which all samples agree, also from a table, a join, a removal or several datasets."""
     table = pa.table({"key": ["a", "b"], "seen": [True, False], "who": ["x", "y"], "n": [1, 2]})
     values = {"seen": "seen", "who": "who", "n": "n"}
     create(table, tmp_path / "out-{0..}.tar", CreateOptions(key="key", values=values, meta="none", workers=1))
-    assert _made(tmp_path)["shardtool"]["types"] == {"seen": "bool", "who": "text"}
+    assert _content_of(tmp_path)["shardtool"]["types"] == {"seen": "bool", "who": "text"}
     shardtool.remove(tmp_path / "out.json", where="n == 2")
     assert shardtool.open(tmp_path / "out.json").decode()["a"] == {"__key__": "a", "n": 1, "seen": True, "who": "x"}
     more = pa.table({"key": ["c"], "seen": [False], "who": [5], "n": [3]})
@@ -278,13 +278,13 @@ def test_types_after_an_append_and_from_a_table(tmp_path: Path) -> None:
     both = shardtool.open([tmp_path / "out.json", tmp_path / "more.json"]).decode()
     assert [(sample["seen"], sample["who"]) for sample in both] == [(True, b"x"), (False, b"5")]
     create(more, tmp_path / "out-{0..}.tar", replace(options, if_exists="append"))
-    assert _made(tmp_path)["shardtool"]["types"] == {"seen": "bool"}
+    assert _content_of(tmp_path)["shardtool"]["types"] == {"seen": "bool"}
     assert [sample["who"] for sample in shardtool.open(tmp_path / "out.json").decode()] == [b"x", b"5"]
 
 
 @pytest.mark.parametrize("kind", ["code", "int64", 5, None])
-def test_types_that_cannot_be(tmp_path: Path, kind: object) -> None:
-    """A dataset file that says another type, or one of a field that there is not, is refused."""
+def test_invalid_types_in_a_dataset_file_are_refused(tmp_path: Path, kind: object) -> None:
+    """An unknown type, or the type of an unknown field, is refused."""
     _write(tmp_path / "out-{0..}.tar", [({"__key__": "a", "who": "x"}, {})])
     data = (tmp_path / "out.json").read_bytes()
     for told in ({"who": kind}, {"other": "text"}):
@@ -301,11 +301,11 @@ def test_types_that_cannot_be(tmp_path: Path, kind: object) -> None:
         (np.zeros((3, 2, 2), np.uint8), r"an array \[3, 2, 2\] of uint8; expected uint8"),
         (np.zeros((0, 2), np.uint8), r"an array \[0, 2\]"),
         (np.zeros((2, 2, 4), np.uint8), "cannot be written as JPEG"),
-        (np.zeros((2, 2), np.uint16), "cannot be written as JPEG|would lose values"),
+        (np.zeros((2, 2), np.uint16), "cannot be written as JPEG|cannot store without loss"),
     ],
 )
-def test_pixels_that_no_image_has(tmp_path: Path, value: object, said: str) -> None:
-    """Arrays that are no image of the format are refused by name; others come back from a PNG as they were."""
+def test_arrays_that_are_no_image_are_refused(tmp_path: Path, value: object, said: str) -> None:
+    """Arrays that do not fit the image format are refused; others are restored from a PNG."""
     with pytest.raises(InvalidRequest, match=said):
         _write(tmp_path / "bad-{0..}.tar", [({"__key__": "a", "jpg": value}, {})])
     pixels = np.arange(24, dtype=np.uint8).reshape(2, 4, 3)
@@ -320,12 +320,12 @@ def test_pixels_that_no_image_has(tmp_path: Path, value: object, said: str) -> N
     ("mode", "ending"), [("I", "webp"), ("F", "gif"), ("I;16", "webp"), ("I", "ppm"), ("I", "png")]
 )
 def test_no_image_is_clipped(tmp_path: Path, mode: str, ending: str) -> None:
-    """An image whose values its format would clip is refused; as a TIFF it is kept, and so is 16-bit grey as PNG."""
+    """An image whose values its format would clip is refused; TIFF and 16-bit grey PNG are accepted."""
     from PIL import Image
 
     image = Image.fromarray(np.array([[0, 70000]], np.int32) if mode != "I;16" else np.array([[0, 7000]], np.uint16))
     sample = {"__key__": "a", ending: image.convert(mode)}
-    with pytest.raises(InvalidRequest, match="would lose values"):
+    with pytest.raises(InvalidRequest, match="cannot store without loss"):
         _write(tmp_path / "bad-{0..}.tar", [(sample, {})])
     deep = Image.fromarray(np.array([[0, 7000]], np.uint16))
     _write(tmp_path / "out-{0..}.tar", [({"__key__": "a", "tiff": image.convert(mode), "png": deep}, {})])
@@ -339,15 +339,15 @@ def test_no_image_is_clipped(tmp_path: Path, mode: str, ending: str) -> None:
     [
         ({"jpg": b""}, "no key"),
         ({"__key__": "a"}, "no field"),
-        ({"__key__": "a/../b", "jpg": b""}, "no sound name"),
+        ({"__key__": "a/../b", "jpg": b""}, "not a valid name"),
         ({"__key__": "a\n", "jpg": b""}, "control characters"),
-        ({"__key__": "b", "j/pg": b""}, "no name for a field"),
-        ({"__key__": "b", "jpg": b"", "JPG": b""}, "differ in case"),
-        ({"__key__": "first", "jpg": b"", "n": 1}, "a key that an earlier sample"),
-        ({"__key__": "b", "jpg": None, "n": 1}, "no value"),
-        ({"__key__": "b", "jpg": b"", "n": "text"}, "expected a whole number, as in the samples before"),
-        ({"__key__": "b", "jpg": b"", "n": 1.5}, "expected a whole number, as in the samples before"),
-        ({"__key__": "b", "jpg": b"", "n": 2**63}, "over 2^63"),
+        ({"__key__": "b", "j/pg": b""}, "not a valid field name"),
+        ({"__key__": "b", "jpg": b"", "JPG": b""}, "differ only in case"),
+        ({"__key__": "first", "jpg": b"", "n": 1}, "a duplicate key"),
+        ({"__key__": "b", "jpg": None, "n": 1}, "None"),
+        ({"__key__": "b", "jpg": b"", "n": "text"}, "expected an integer, as in earlier samples"),
+        ({"__key__": "b", "jpg": b"", "n": 1.5}, "expected an integer, as in earlier samples"),
+        ({"__key__": "b", "jpg": b"", "n": 2**63}, "outside int64"),
         ({"__key__": "b", "jpg": np.zeros(3), "n": 1}, r"array \[3\] of float64; expected uint8"),
         ({"__key__": "b", "jpg": object(), "n": 1}, "type object"),
         ({"__key__": "b", "jpg": bytes(9000), "n": 1}, "larger than a shard"),
@@ -357,12 +357,12 @@ def test_no_image_is_clipped(tmp_path: Path, mode: str, ending: str) -> None:
             "field 'jpg': a value of the type str; expected the bytes of an image",
         ),
         ({"__key__": "b", "a.npy": [1, 2]}, "field 'a.npy': a value of the type list; expected a NumPy array"),
-        (None, "a dict of its key"),
+        (None, "a dict with a key"),
         ({"__key__": "b", **{f"f{n}": b"" for n in range(2**16)}}, "different fields"),
     ],
 )
-def test_samples_that_are_refused(tmp_path: Path, sample: Any, said: str) -> None:
-    """What `create` refuses is refused, by name; the writer goes on without it, or lists it with `on_error="skip"`."""
+def test_refused_samples(tmp_path: Path, sample: Any, said: str) -> None:
+    """Samples that `create` refuses are refused; the writer continues, or lists them with `on_error="skip"`."""
     first = {"__key__": "first", "jpg": b"1", "n": 1}
     writer = ShardWriter(tmp_path / "a/out-{000000..}.tar", max_size=8000)
     writer.write(first)
@@ -381,7 +381,7 @@ def test_samples_that_are_refused(tmp_path: Path, sample: Any, said: str) -> Non
 
 
 def test_oversize_alone(tmp_path: Path) -> None:
-    """A sample that fits in no shard gets one of its own, and no other shard is over the bound."""
+    """An oversized sample gets its own shard, and no other shard exceeds the limit."""
     samples: Samples = [({"__key__": f"{n}", "jpg": bytes(9000 if n == 2 else 100)}, {}) for n in range(5)]
     writer = _write(tmp_path / "out-{000000..}.tar", samples, max_size=8000, oversize="alone")
     assert [(tmp_path / name).stat().st_size > 8000 for name in writer.shards] == [False, True, False]
@@ -389,7 +389,7 @@ def test_oversize_alone(tmp_path: Path) -> None:
 
 
 def test_no_samples(tmp_path: Path) -> None:
-    """Without a sample there is no dataset, and all that were left out are no dataset either."""
+    """Without samples, or if all were skipped, there is no dataset."""
     with pytest.raises(InvalidRequest, match="no samples"):
         _write(tmp_path / "out-{000000..}.tar", [])
     with pytest.raises(SampleFailed, match="none of 1 samples"):
@@ -397,20 +397,20 @@ def test_no_samples(tmp_path: Path) -> None:
     assert read_tree(tmp_path) == {}
 
 
-def test_an_exception_leaves_whole_shards_only(tmp_path: Path) -> None:
-    """Leaving the block with an exception leaves no dataset file and nothing partial; another writer goes on."""
+def test_an_exception_leaves_only_complete_shards(tmp_path: Path) -> None:
+    """An exception in the block leaves no dataset file and no partial file; another writer continues."""
     pattern = tmp_path / "out-{000000..}.tar"
     with pytest.raises(ZeroDivisionError):
-        _write(pattern, _failing(_BYTES[:17], ZeroDivisionError), max_count=7)
+        _write(pattern, _then_raise(_BYTES[:17], ZeroDivisionError), max_count=7)
     left = ["out-000000.index", "out-000000.tar", "out-000001.index", "out-000001.tar"]
     assert [name for name in read_tree(tmp_path) if not name.startswith(".")] == left
     with pytest.raises(OutputExists, match="resume=True"):
         ShardWriter(pattern)
-    with pytest.raises(InvalidRequest, match="asked for something else"):
+    with pytest.raises(InvalidRequest, match="a writer with other options"):
         ShardWriter(pattern, max_count=8, resume=True)
     with ShardWriter(pattern, max_count=7, resume=True) as writer:
         assert (writer.samples, writer.last_key) == (14, "a/13")
-        with pytest.raises(InvalidRequest, match="earlier sample"):
+        with pytest.raises(InvalidRequest, match="duplicate key"):
             writer.write(_BYTES[3][0])
         for sample, _ in _BYTES[14:]:
             writer.write(sample)
@@ -420,7 +420,7 @@ def test_an_exception_leaves_whole_shards_only(tmp_path: Path) -> None:
 
 
 def _write_or_die(pattern: Path, kill_at: int) -> None:
-    """Go on with a dataset of 60 samples, and kill this process before one of them."""
+    """Continue a dataset of 60 samples, and kill this process before one of them."""
     with ShardWriter(pattern, max_size=20_000, resume=True) as writer:
         for n in range(writer.samples, 60):
             if n == kill_at:
@@ -433,7 +433,7 @@ def _write_or_die(pattern: Path, kill_at: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("ending", ["tar", "tfrecord"])
 def test_a_killed_writer_is_resumed_to_the_same_bytes(tmp_path: Path, ending: str) -> None:
-    """A writer that was killed is resumed after its last shard, and what comes out is as if it had not been."""
+    """A killed writer is resumed after its last shard, with the same bytes as an uninterrupted one."""
 
     def run(pattern: Path, kill_at: int) -> None:
         child = multiprocessing.get_context("fork").Process(target=_write_or_die, args=(pattern, kill_at))
@@ -446,37 +446,35 @@ def test_a_killed_writer_is_resumed_to_the_same_bytes(tmp_path: Path, ending: st
     for at in (37, 50, 60):
         run(again, at)
     assert read_tree(tmp_path / "again") == read_tree(tmp_path / "once")
-    assert _made(tmp_path / "again")["shardtool"]["types"] == {"seen": "bool", "who": "text"}
+    assert _content_of(tmp_path / "again")["shardtool"]["types"] == {"seen": "bool", "who": "text"}
     assert verify(tmp_path / "again/out.json").findings == ()
 
 
 def test_a_damaged_shard_is_written_again(tmp_path: Path) -> None:
-    """What a killed writer left is kept up to the first shard that is not as it was, to the byte; a note says so."""
+    """Shards are reused up to the first one that differs from the journal; a note names it."""
     pattern = tmp_path / "out-{000000..}.tar"
     with pytest.raises(KeyboardInterrupt):
-        _write(pattern, _failing(_BYTES[:17], KeyboardInterrupt), max_count=5)
+        _write(pattern, _then_raise(_BYTES[:17], KeyboardInterrupt), max_count=5)
     shard = tmp_path / "out-000001.tar"
     data = bytearray(shard.read_bytes())
     data[600] ^= 1
     shard.write_bytes(data)
     with ShardWriter(pattern, max_count=5, resume=True) as writer:
         assert writer.last_key == "a/04"
-        assert writer.notes == [
-            "out-000001.tar is not what its writer has made: it is written again, with all after it"
-        ]
+        assert writer.notes == ["out-000001.tar differs from the journal and is written again, with all later shards"]
         for sample, _ in _BYTES[5:]:
             writer.write(sample)
     assert verify(tmp_path / "out.json").findings == ()
 
 
-def test_no_journal(tmp_path: Path) -> None:
-    """To resume where shards lie, and nothing tells who made them, is refused: they may be another tool's."""
+def test_resume_without_a_journal_is_refused(tmp_path: Path) -> None:
+    """Shards without a journal can be another tool's."""
     pattern = tmp_path / "out-{000000..}.tar"
     with pytest.raises(KeyboardInterrupt):
-        _write(pattern, _failing(_BYTES[:17], KeyboardInterrupt), max_count=5)
+        _write(pattern, _then_raise(_BYTES[:17], KeyboardInterrupt), max_count=5)
     (tmp_path / ".out.writer").write_bytes(b"{\n")
     before = read_tree(tmp_path)
-    with pytest.raises(OutputExists, match=r"3 shards, and no journal .*; expected .out.writer. .*overwrite=True"):
+    with pytest.raises(OutputExists, match=r"3 shards without the journal .*; expected .out.writer. .*overwrite=True"):
         ShardWriter(pattern, max_count=5, resume=True)
     assert read_tree(tmp_path) == before
     _write(pattern, _BYTES, max_count=5, overwrite=True)
@@ -484,24 +482,24 @@ def test_no_journal(tmp_path: Path) -> None:
 
 
 def test_a_finished_dataset_is_resumed_without_a_change(tmp_path: Path) -> None:
-    """To resume what has ended says what is there, and changes nothing; more samples are refused."""
+    """Resuming a finished dataset reports its content and changes nothing; more samples are refused."""
     pattern = tmp_path / "out-{000000..}.tar"
     _write(pattern, _BYTES)
     before = read_tree(tmp_path)
     with ShardWriter(pattern, resume=True) as writer:
         assert (writer.samples, writer.last_key) == (30, "a/29")
-        with pytest.raises(InvalidRequest, match="had ended"):
+        with pytest.raises(InvalidRequest, match="was finished"):
             writer.write({"__key__": "new", "jpg": b""})
     assert read_tree(tmp_path) == before
 
 
 def test_overwrite_keeps_the_old_dataset_until_the_end(tmp_path: Path) -> None:
-    """`overwrite` replaces a dataset once the new one is whole; an exception before that leaves the old one."""
+    """`overwrite` replaces a dataset once the new one is complete; an exception before leaves the old one."""
     pattern = tmp_path / "out-{000000..}.tar"
     _write(pattern, _BYTES, max_count=4)
     before = read_tree(tmp_path)
     with pytest.raises(ZeroDivisionError):
-        _write(pattern, _failing(_BYTES, ZeroDivisionError), overwrite=True, max_count=3)
+        _write(pattern, _then_raise(_BYTES, ZeroDivisionError), overwrite=True, max_count=3)
     assert read_tree(tmp_path) == before
     _write(pattern, _BYTES[::-1], overwrite=True, max_count=9)
     assert verify(tmp_path / "out.json").findings == ()
@@ -511,8 +509,8 @@ def test_overwrite_keeps_the_old_dataset_until_the_end(tmp_path: Path) -> None:
     )
 
 
-def test_an_overwrite_that_was_killed_is_not_resumed(tmp_path: Path) -> None:
-    """To resume it is refused with its reason, though nothing else was asked for: what is there may be of both."""
+def test_an_interrupted_overwrite_is_not_resumed(tmp_path: Path) -> None:
+    """Resuming is refused with the reason, because the files can belong to either dataset."""
     pattern = tmp_path / "out-{000000..}.tar"
     writer = ShardWriter(pattern, overwrite=True, max_count=1)
     for sample, _ in _BYTES[:3]:
@@ -520,12 +518,12 @@ def test_an_overwrite_that_was_killed_is_not_resumed(tmp_path: Path) -> None:
     journal = (tmp_path / ".out.writer").read_bytes()
     writer.abandon()
     (tmp_path / ".out.writer").write_bytes(journal)  # as a kill leaves it
-    with pytest.raises(InvalidRequest, match=r"was to replace .*Run it again with overwrite=True"):
+    with pytest.raises(InvalidRequest, match=r"was replacing .*Run it again with overwrite=True"):
         ShardWriter(pattern, resume=True, max_count=1)
 
 
-def test_two_writers_on_one_pattern(tmp_path: Path) -> None:
-    """While one writer is open, a second one is refused; it may come after."""
+def test_a_second_writer_is_refused(tmp_path: Path) -> None:
+    """While one writer is open, a second one is refused; it may start later."""
     pattern = tmp_path / "out-{000000..}.tar"
     writer = ShardWriter(pattern)
     with pytest.raises(OutputExists, match="another run"):
@@ -536,7 +534,7 @@ def test_two_writers_on_one_pattern(tmp_path: Path) -> None:
 
 
 def test_a_fork_and_a_pickle_are_refused(tmp_path: Path) -> None:
-    """A writer belongs to the process that made it."""
+    """A writer belongs to the process that created it."""
     with ShardWriter(tmp_path / "out-{000000..}.tar") as writer:
         writer.write(_BYTES[0][0])
         with pytest.raises(InvalidRequest, match="another process"):
@@ -557,22 +555,22 @@ def _write_in_child(writer: ShardWriter) -> None:
     os._exit(2)
 
 
-def test_names_run_out(tmp_path: Path) -> None:
-    """A pattern with too few names is refused when they run out; what is written by then is whole."""
+def test_too_few_names_are_refused(tmp_path: Path) -> None:
+    """A pattern with too few names is refused when they are used up; finished shards are complete."""
     with pytest.raises(InvalidRequest, match="2 names"):
         _write(tmp_path / "out-{000000..000001}.tar", _BYTES, max_count=3)
     assert _write(tmp_path / "one.tar", _BYTES).samples == 30
 
 
-def test_a_folder_that_refuses(tmp_path: Path) -> None:
-    """A file where a folder must be is in the way of the output."""
+def test_a_file_instead_of_the_output_folder(tmp_path: Path) -> None:
+    """A file in the place of the output folder is an error."""
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(OutputExists, match="a folder"):
         ShardWriter(tmp_path / "file/out-{000000..}.tar")
 
 
-def test_wrong_options(tmp_path: Path) -> None:
-    """Options that make no sense are refused before anything is written."""
+def test_invalid_options_are_refused(tmp_path: Path) -> None:
+    """Invalid options are refused before anything is written."""
     for options in (
         {"max_siz": 1}, {"max_size": "much"}, {"max_count": 0}, {"on_error": "stop"}, {"oversize": "x"}, {"parts": 2},
         {"resume": True, "overwrite": True}, {"part": 2, "parts": 2}, {"part": "a-b"}, {"part": "a", "parts": 2},
@@ -583,8 +581,8 @@ def test_wrong_options(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_memory_a_sample(tmp_path: Path) -> None:
-    """What is kept of a sample, once its shard is published, is a hash: 100 bytes or so, however long its key."""
+def test_memory_per_sample(tmp_path: Path) -> None:
+    """After its shard is published, a sample uses about 100 bytes, however long its key."""
     import tracemalloc
 
     count = 8000

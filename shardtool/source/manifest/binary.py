@@ -1,7 +1,6 @@
 """Payloads stored in the binary columns of a manifest.
 
-They are read twice: measured for the plan, then written end to end for the workers. They are never all in memory.
-The
+They are read twice, and never all in memory: measured for the plan, then written consecutively for the workers. The
 payloads of a row are next to each other, in the order of the field names.
 """
 
@@ -24,11 +23,11 @@ if TYPE_CHECKING:
     from shardtool.source.base import Writable
 
 
-BINARY_BATCH_ROWS = 256  # at a time: some are taken out, which copies them
+BINARY_BATCH_ROWS = 256  # bounds the memory of copies
 
 
 def binary_spans(entries: SampleTable) -> FieldSpans:
-    """Return where the bytes of the table will lie."""
+    """Return the offsets of the payloads in the file that `write_binary_rows` writes."""
     spans = entries.rows.kind == SPAN
     sizes = np.where(spans, entries.rows.size, 0)
     offset = np.where(spans, np.cumsum(sizes) - sizes, 0)
@@ -37,7 +36,7 @@ def binary_spans(entries: SampleTable) -> FieldSpans:
 
 
 def binary_values(array: pa.Array) -> pa.Array:
-    """Return the bytes in a column of them, of text, or of `struct<bytes, path>`."""
+    """Return the bytes of a column of bytes, of text, or of `struct<bytes, path>`."""
     if tables.is_wrapped_bytes(array.type):
         array = array.flatten()[array.type.get_field_index("bytes")]
     array = arrow.to_plain(array)
@@ -45,7 +44,7 @@ def binary_values(array: pa.Array) -> pa.Array:
 
 
 def write_binary_rows(file: Writable, batch: list[pa.Array], lengths: list[NDArray[np.int64]]) -> None:
-    """Write the values of columns, those of a row together."""
+    """Write the values of columns, row by row."""
     if len(batch) == 1:
         file.write(arrow.concat_values(batch[0]))
         return

@@ -1,6 +1,6 @@
 """Check the columns of a manifest.
 
-Each kind of problem is one error that lists the row numbers. Row 1 is the first row after the header.
+Each kind of problem is one error that lists row numbers. Row 1 is the first row after the header.
 """
 
 from __future__ import annotations
@@ -32,38 +32,32 @@ if TYPE_CHECKING:
 
 
 def check_column_types(rows: rows.TableRows, roles: ColumnRoles, classes: Collection[str], schema: pa.Schema) -> None:
-    """Refuse columns whose types cannot be what they are used for.
-
-    Args:
-        rows: The rows of the table.
-        roles: What each column is for.
-        classes: The fields whose values are numbered.
-        schema: The columns of the table, with those of bytes.
+    """Refuse columns whose types do not fit their roles.
 
     Raises:
         InvalidRequest: There are such columns.
     """
-    bytes_remedy, any_text = f"{option_text('binary')} takes a column of bytes.", "text or numbers"
-    not_in_meta = f"leave it out of {option_text('meta')}."
-    wanted: list[tuple[str, str, Callable[[pa.DataType], bool], str, str]] = []
+    bytes_remedy, any_text = f"Pack a column of bytes with {option_text('binary')}.", "text or numbers"
+    not_in_meta = f"exclude it from {option_text('meta')}."
+    requirements: list[tuple[str, str, Callable[[pa.DataType], bool], str, str]] = []
     if roles.key is not None:
-        wanted.append((roles.key, "key", keys.is_key_type, "text or whole numbers", ""))
-    wanted += [(column, "path", tables.is_text_type, "text", bytes_remedy) for column in roles.paths()]
-    wanted += [(column, "URL", tables.is_text_type, "text", "") for column in roles.columns_of("urls")]
-    for one, column in roles.values:
-        wanted.append((column, f"field {one}", render.has_text_form, any_text, bytes_remedy))
-        if one in classes:
-            wanted.append((column, "labels", lambda kind: not pa.types.is_nested(kind), any_text, ""))
+        requirements.append((roles.key, "key", keys.is_key_type, "text or whole numbers", ""))
+    requirements += [(column, "path", tables.is_text_type, "text", bytes_remedy) for column in roles.paths()]
+    requirements += [(column, "URL", tables.is_text_type, "text", "") for column in roles.columns_of("urls")]
+    for name, column in roles.values:
+        requirements.append((column, f"field {name}", render.has_text_form, any_text, bytes_remedy))
+        if name in classes:
+            requirements.append((column, "labels", lambda kind: not pa.types.is_nested(kind), any_text, ""))
     for column in roles.meta:
-        cure = f"Make it a field ({option_text('binary', {'jpg': column})}), or {not_in_meta}"
-        wanted.append((column, "metadata", render.has_text_form, "what JSON has a form for", cure))
-        expected = "objects with a name in some row, as Parquet needs"
-        wanted.append(
+        remedy = f"Make it a field ({option_text('binary', {'jpg': column})}), or {not_in_meta}"
+        requirements.append((column, "metadata", render.has_text_form, "values that JSON can represent", remedy))
+        expected = "objects with a name in at least one row, which Parquet requires"
+        requirements.append(
             (column, "metadata", lambda kind: not tables.is_empty_struct(kind), expected, not_in_meta.capitalize())
         )
-    cure = f"{option_text('values')} takes a column of numbers."
-    wanted += [(column, "bytes", _holds_bytes, "bytes, or text", cure) for column in roles.columns_of("binary")]
-    for column, role, is_right, expected, remedy in wanted:
+    remedy = f"Pack a column of numbers with {option_text('values')}."
+    requirements += [(column, "bytes", _holds_bytes, "bytes or text", remedy) for column in roles.columns_of("binary")]
+    for column, role, is_right, expected, remedy in requirements:
         kind = rows.columns[column].type if column in rows.columns else schema.field(column).type
         if not is_right(kind):
             raise InvalidRequest(
@@ -76,12 +70,7 @@ def _holds_bytes(kind: pa.DataType) -> bool:
 
 
 def check_column_values(rows: rows.TableRows, roles: ColumnRoles, classes: Mapping[str, list[str]]) -> None:
-    """Refuse nulls where a value must be, and values that cannot be written.
-
-    Args:
-        rows: The rows of the table.
-        roles: What each column is for.
-        classes: Of columns of class numbers, or of lists of these: the names of classes.
+    """Refuse nulls in columns that need values, and values that cannot be written.
 
     Raises:
         InvalidRequest: There are such values.
@@ -91,19 +80,19 @@ def check_column_values(rows: rows.TableRows, roles: ColumnRoles, classes: Mappi
     for role, name in needed:
         missing = payload_values.missing_positions(rows.columns[name])
         found = f"column {name!r}: no {role} (null or NaN)"
-        remedy = f"{option_text('where')} can leave such rows out."
+        remedy = f"Exclude such rows with {option_text('where')}."
         rows.refuse(missing, found, expected=f"a {role} in each row", remedy=remedy)
-    for one, name in roles.values:
-        check_field_values(one, name, rows.columns[name], classes.get(name), rows.refuse)
+    for field, name in roles.values:
+        check_field_values(field, name, rows.columns[name], classes.get(name), rows.refuse)
     for name in (*roles.paths(), *roles.columns_of("urls")):
         payload_values.check_payload(name, rows.columns[name], classes.get(name), rows.refuse)
     for name in roles.meta:
         problem = f"column {name!r}: an infinite number"
-        remedy = f"Make it null, or leave the column out of {option_text('meta')}."
+        remedy = f"Make it null, or exclude the column from {option_text('meta')}."
         rows.refuse(
             payload_values.infinite_positions(rows.columns[name]),
             problem,
-            expected="what JSON has a form for",
+            expected="values that JSON can represent",
             remedy=remedy,
         )
 
@@ -112,31 +101,25 @@ def check_sizes(rows: rows.TableRows, name: str) -> NDArray[np.int64]:
     """Return the column of sizes as int64[rows].
 
     Raises:
-        InvalidRequest: It holds something else.
+        InvalidRequest: A value is not a size.
     """
     column = rows.columns.get(name)
     if column is None or not (pa.types.is_integer(column.type) or pa.types.is_floating(column.type)):
-        raise InvalidRequest(option_text("size"), f"column {name!r} holds no numbers", expected="bytes of the file")
+        raise InvalidRequest(option_text("size"), f"column {name!r} has no numbers", expected="bytes of the file")
     rows.refuse(
         payload_values.missing_positions(column),
         f"column {name!r}: no size (null or NaN)",
         expected="bytes of the file",
     )
-    broken = keys.inexact_positions(column)
-    rows.refuse(broken, f"column {name!r}: no whole number", expected="bytes of the file")
+    inexact = keys.inexact_positions(column)
+    rows.refuse(inexact, f"column {name!r}: not a whole number", expected="bytes of the file")
     sizes = arrow.number_values(column).astype(np.int64)
     rows.refuse(np.flatnonzero(sizes < 0), f"column {name!r}: a negative size", expected="bytes of the file")
     return sizes
 
 
-def check_paths(rows: rows.TableRows, name: str, found: pa.Array, *, outside: bool) -> None:
-    """Refuse paths that are empty, are no files' or lead out of the root.
-
-    Args:
-        rows: The rows of the table.
-        name: The column.
-        found: Its paths, relative to the root where they lead into it.
-        outside: Whether they may lead out of it.
+def check_paths(rows: rows.TableRows, name: str, paths: pa.Array, *, outside: bool) -> None:
+    """Refuse paths that are empty, are URLs or leave the root (unless `outside`). `paths` are relative to the root.
 
     Raises:
         InvalidRequest: There are such paths.
@@ -146,50 +129,57 @@ def check_paths(rows: rows.TableRows, name: str, found: pa.Array, *, outside: bo
     empty = np.flatnonzero(arrow.byte_lengths(original) == 0)
     rows.refuse(empty, f"{column}: an empty path", expected="a path in each row")
     is_url = pc.match_substring_regex(original, r"^[A-Za-z][A-Za-z0-9+.-]+://")
-    urls = arrow.true_positions(pc.and_(is_url, pc.match_substring_regex(found, r"^[A-Za-z][A-Za-z0-9+.-]+:/")))
+    urls = arrow.true_positions(pc.and_(is_url, pc.match_substring_regex(paths, r"^[A-Za-z][A-Za-z0-9+.-]+:/")))
     if len(urls):
         problem = f"{column}: a URL, such as {rows.examples(original, urls[:1])},"
-        remedy = f"{option_text('urls', {'jpg': name})} fetches them."
+        remedy = f"Fetch them with {option_text('urls', {'jpg': name})}."
         if pc.all(pc.match_substring_regex(original, "^(?i:s3|gs|az)://")).as_py():
-            remedy = f"What they count from, such as {option_text('root', 's3://BUCKET')}, must be named."
+            remedy = f"Name the address to which they are relative, such as {option_text('root', 's3://BUCKET')}."
         rows.refuse(urls, problem, expected="paths of files", remedy=remedy)
     if outside:
         return
-    away = np.union1d(find_absolute(found), find_upward(found))
-    if len(away):
-        what = f"{column}: a path that leaves the root, such as {rows.examples(original, away[:1])},"
-        cure = f"Name their common folder with {option_text('root')}, or take them with {flag_text('allow_outside')}."
-        rows.refuse(away, what, expected=f"paths below the manifest's folder, or {option_text('root')}", remedy=cure)
+    leaving = np.union1d(find_absolute(paths), find_upward(paths))
+    if len(leaving):
+        problem = f"{column}: a path that leaves the root, such as {rows.examples(original, leaving[:1])},"
+        remedy = (
+            f"Name their common folder with {option_text('root')}, or allow them with {flag_text('allow_outside')}."
+        )
+        expected = f"paths below the manifest's folder, or {option_text('root')}"
+        rows.refuse(leaving, problem, expected=expected, remedy=remedy)
 
 
-def check_path_endings(rows: rows.TableRows, name: str, endings: PathEndings, known: list[str]) -> None:
-    """Refuse paths that name no field, or one that the sample has already.
+def check_path_endings(rows: rows.TableRows, name: str, endings: PathEndings, other_fields: list[str]) -> None:
+    """Refuse paths without an extension, or whose extension is another field of the sample.
 
     Raises:
         InvalidRequest: There are such paths.
     """
     column = rows.columns[name]
     if "" in endings.names:
-        bad = np.flatnonzero(endings.codes == endings.names.index(""))
-        found = f"column {name!r}: a name without an ending, such as {rows.examples(column, bad[:1])},"
-        expected = "an ending that names the field, such as .jpg"
-        rows.refuse(bad, found, expected=expected, remedy=f"Name the field: {option_text('files', {'jpg': name})}.")
-    for one in sorted(set(endings.names) & set(known)):
-        bad = np.flatnonzero(endings.codes == endings.names.index(one))
-        remedy = meta_field_advice() if one == META_FIELD else "Name them apart."
-        rows.refuse(bad, f"column {name!r}: a file whose ending is another column's field {one!r}", remedy=remedy)
+        rows_with_problem = np.flatnonzero(endings.codes == endings.names.index(""))
+        found = f"column {name!r}: a name without an extension, such as {rows.examples(column, rows_with_problem[:1])},"
+        expected = "an extension that names the field, such as .jpg"
+        rows.refuse(
+            rows_with_problem,
+            found,
+            expected=expected,
+            remedy=f"Name the field: {option_text('files', {'jpg': name})}.",
+        )
+    for field in sorted(set(endings.names) & set(other_fields)):
+        rows_with_problem = np.flatnonzero(endings.codes == endings.names.index(field))
+        remedy = meta_field_advice() if field == META_FIELD else "Give the fields different names."
+        rows.refuse(
+            rows_with_problem,
+            f"column {name!r}: the extension of a file is the field {field!r} of another column",
+            remedy=remedy,
+        )
 
 
 def check_keys(rows: rows.TableRows, column: str | None, bad: NDArray[np.int64]) -> None:
-    """Refuse keys that are no sound names.
-
-    Args:
-        rows: The rows of the table.
-        column: Where the keys come from: the column of keys or, without one, of paths; None: they are numbers.
-        bad: The places of those that are no sound names.
+    """Refuse invalid keys, at the positions `bad`. `column` is the key or path column; None: row numbers.
 
     Raises:
-        InvalidRequest: There are such keys.
+        InvalidRequest: There are invalid keys.
     """
     if column is not None and len(bad):
         shown = rows.examples(rows.columns[column], bad)
@@ -201,21 +191,21 @@ def check_keys(rows: rows.TableRows, column: str | None, bad: NDArray[np.int64])
 
 
 def check_endings_differ(
-    rows: rows.TableRows, column: str | None, found: PackedStrings, fields: NDArray[np.int64]
+    rows: rows.TableRows, column: str | None, row_keys: PackedStrings, fields: NDArray[np.int64]
 ) -> None:
-    """Refuse keys that two rows have whose files would be the same field, of which `fields` has a number for each.
+    """Refuse rows with the same key and the same field. `fields` has a number for each row's key and field.
 
     Raises:
-        InvalidRequest: There are such keys.
+        InvalidRequest: There are such rows.
     """
     order = np.argsort(fields, kind="stable")
-    again = np.flatnonzero(np.diff(fields[order]) == 0)
-    if len(again):
-        check_unique(rows, column, found, np.union1d(order[again], order[again + 1]))
+    repeated = np.flatnonzero(np.diff(fields[order]) == 0)
+    if len(repeated):
+        check_unique(rows, column, row_keys, np.union1d(order[repeated], order[repeated + 1]))
 
 
 def check_agreement(rows: rows.TableRows, columns: Iterable[str], groups: SampleGroups) -> None:
-    """Refuse values that differ among the rows of a key, for a sample has one.
+    """Refuse values that differ between the rows of a sample.
 
     Raises:
         InvalidRequest: There are such values.
@@ -225,31 +215,26 @@ def check_agreement(rows: rows.TableRows, columns: Iterable[str], groups: Sample
         column = rows.columns[name]
         if pa.types.is_floating(column.type):
             column = pc.if_else(pc.is_nan(column), pa.scalar(None, column.type), column)
-        wanted = column.take(first)
-        if not column.equals(wanted):
-            bad = [at for at in range(len(column)) if not column[at].equals(wanted[at])]
+        first_values = column.take(first)
+        if not column.equals(first_values):
+            bad = [row for row in range(len(column)) if not column[row].equals(first_values[row])]
             problem = f"column {name!r}: another value than in the first row of the same key"
-            remedy = f"Leave it out of {option_text('meta')}, or of {option_text('values')}."
+            remedy = f"Exclude it from {option_text('meta')}, or from {option_text('values')}."
             rows.refuse(np.array(bad, np.int64), problem, expected="one value for all files of a sample", remedy=remedy)
 
 
 def _key_advice() -> str:
-    return f"{option_text('key', 'COLUMN')} names another; the column of paths means the paths without their endings."
+    key = option_text("key", "COLUMN")
+    return f"Choose another column with {key}; the path column means the paths without their extensions."
 
 
 def check_unique(
-    rows: rows.TableRows, column: str | None, found: PackedStrings, which: NDArray[np.int64] | None = None
+    rows: rows.TableRows, column: str | None, row_keys: PackedStrings, positions: NDArray[np.int64] | None = None
 ) -> None:
-    """Refuse keys that are not each one's own.
-
-    Args:
-        rows: The rows of the table.
-        column: Where the keys come from; see `check_keys`.
-        found: The keys.
-        which: The places of those to look at; None: all.
+    """Refuse repeated keys.
 
     Raises:
-        InvalidRequest: There are such keys.
+        InvalidRequest: A key is repeated.
     """
-    expected = "a key of its own for each row" + (f", from column {column!r}" if column else "")
-    rows.refuse_repeated_keys(found, which, expected=expected, remedy=_key_advice())
+    expected = "a unique key for each row" + (f", from column {column!r}" if column else "")
+    rows.refuse_repeated_keys(row_keys, positions, expected=expected, remedy=_key_advice())

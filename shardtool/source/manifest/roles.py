@@ -1,8 +1,6 @@
-"""Choose what each column of a manifest is: key, path, bytes, URL, value or metadata.
+"""Choose the role of each column of a manifest: key, path, bytes, URL, value or metadata.
 
-The choice depends on names, and on types where they are known. Columns that no option names are found by their
-usual
-names and reported in a note.
+The choice depends on names and types. Columns that no option names are found by their usual names, with a note.
 """
 
 from __future__ import annotations
@@ -44,17 +42,14 @@ _MEDIA_ENDINGS = frozenset({
 
 @dataclass(frozen=True, slots=True)
 class ColumnRoles:
-    """The role of each column; pairs are of a field and the column that it is made of.
+    """The role of each column; pairs are (field, column).
 
     Attributes:
-        key: None: the paths' stems, or the rows' numbers where there are none.
-        path: None: there are none, or their fields are named.
-        files: Columns of paths.
-        binary: Columns of bytes, in the order of the fields' names.
-        urls: Columns of URLs.
+        key: None: keys are the paths without extensions, or row numbers if there are no paths.
+        path: The column of paths whose extensions name the field; None: there is none.
+        binary: Columns of bytes, in the order of the field names.
         values: Columns whose values are the payload.
-        meta: In the order of the table.
-        notes: What was chosen by the usual names.
+        notes: Columns that were chosen by their usual names.
     """
 
     key: str | None
@@ -71,43 +66,39 @@ class ColumnRoles:
         return [column for _, column in getattr(self, role)]
 
     def texts(self) -> list[str]:
-        """Return the columns that must stay text where types are inferred."""
+        """Return the columns that must stay text if types are inferred."""
         keys = [self.key] if self.key is not None else []
         return [*keys, *self.paths(), *self.columns_of("urls"), *self.columns_of("binary")]
 
     def paths(self) -> list[str]:
-        """Return the columns of paths; the one whose endings name the field first."""
+        """Return the columns of paths, starting with `path`."""
         return [*([self.path] if self.path is not None else []), *self.columns_of("files")]
 
     def field_names(self) -> list[str]:
-        """Return the fields whose names are known, `json` among them where there is metadata."""
+        """Return the fields that roles name, with `json` if there is metadata."""
         names = [name for pairs in (self.files, self.urls, self.binary, self.values) for name, _ in pairs]
         return names + ([META_FIELD] if self.meta else [])
 
 
 def requested_columns(options: CreateOptions) -> list[tuple[str, str]]:
-    """Return (option, column) for every column that is asked for."""
-    found = [(name, getattr(options, name)) for name in ("key", "path", "size")]
+    """Return (option, column) for every column that the user names."""
+    columns = [(name, getattr(options, name)) for name in ("key", "path", "size")]
     for name in ("files", "binary", "urls", "values"):
-        found += [(name, column) for _, column in parse_pairs(name, getattr(options, name))]
+        columns += [(name, column) for _, column in parse_pairs(name, getattr(options, name))]
     if options.meta not in (None, "all", "none"):
-        found += [("meta", column) for column in options.meta.split(",")]
-    return [(option_text(name), column) for name, column in found if column is not None]
+        columns += [("meta", column) for column in options.meta.split(",")]
+    return [(option_text(name), column) for name, column in columns if column is not None]
 
 
 def choose_roles(
     where: str, schema: pa.Schema, options: CreateOptions, first_ending: Callable[[str], str]
 ) -> ColumnRoles:
-    """Return what each column is for.
+    """Return the role of each column.
 
-    Args:
-        where: What the manifest is called.
-        schema: Its columns.
-        options: What was asked for.
-        first_ending: Gives, for a column of `struct<bytes, path>`, the ending of the first path, or nothing.
+    `first_ending` returns the extension of the first path in a column of `struct<bytes, path>`, or an empty text.
 
     Raises:
-        InvalidRequest: A column that is not there, no columns that could be samples, or fields that clash.
+        InvalidRequest: A column does not exist, no column has samples, or fields clash.
     """
     for named_by, column in requested_columns(options):
         if column not in schema.names:
@@ -118,26 +109,34 @@ def choose_roles(
     )
     path = options.path
     if path is None and not files and not binary and not urls:
-        asked = {column for _, column in values}
-        if values:  # columns that --meta names stay metadata
-            asked |= {one for one in (options.meta or "").split(",") if one.casefold() in tables.MEDIA_NAMES}
+        named_columns = {column for _, column in values}
+        if values:  # media columns that --meta names stay metadata
+            named_columns |= {name for name in (options.meta or "").split(",") if name.casefold() in tables.MEDIA_NAMES}
         path = _find_usual_column(
-            "path", tables.PATH_NAMES, [one.name for one in schema if tables.is_text_type(one.type)], asked, notes
+            "path",
+            tables.PATH_NAMES,
+            [column.name for column in schema if tables.is_text_type(column.type)],
+            named_columns,
+            notes,
         )
         if path is None:
-            some = [one.name for one in schema if tables.is_bytes_type(one.type) or tables.is_wrapped_bytes(one.type)]
-            some = [one for one in some if one not in asked]
-            binary = _find_bytes_column(where, some, first_ending, notes, needed=not values)
+            candidates = [
+                column.name
+                for column in schema
+                if tables.is_bytes_type(column.type) or tables.is_wrapped_bytes(column.type)
+            ]
+            candidates = [name for name in candidates if name not in named_columns]
+            binary = _find_bytes_column(where, candidates, first_ending, notes, needed=not values)
     payload = {path, *(column for _, column in (*files, *urls, *binary, *values))}
     key = options.key
     if key is None:
         key = _find_usual_column(
-            "key", KEY_NAMES, [one.name for one in schema if _can_be_key(one.type)], payload, notes
+            "key", KEY_NAMES, [column.name for column in schema if _can_be_key(column.type)], payload, notes
         )
-    unasked = [one for one in tables.find_byte_columns(schema) if one not in payload]
-    wanted = {*schema.names} - {key, *payload, *unasked, *filter(tables.is_index_name, schema.names)}
+    unused_bytes = [name for name in tables.find_byte_columns(schema) if name not in payload]
+    meta_columns = {*schema.names} - {key, *payload, *unused_bytes, *filter(tables.is_index_name, schema.names)}
     if options.meta not in (None, "all"):
-        wanted = {*options.meta.split(",")} if options.meta != "none" else set()
+        meta_columns = {*options.meta.split(",")} if options.meta != "none" else set()
     roles = ColumnRoles(
         key=None if key == (path if path is not None else next((column for _, column in files), None)) else key,
         path=path,
@@ -145,7 +144,7 @@ def choose_roles(
         binary=tuple(sorted(binary, key=lambda pair: to_bytes(pair[0]))),
         urls=urls,
         values=values,
-        meta=tuple(one for one in schema.names if one in wanted),
+        meta=tuple(name for name in schema.names if name in meta_columns),
         notes=notes,
     )
     names = roles.field_names()
@@ -154,37 +153,35 @@ def choose_roles(
     tables.check_labels(options.classes, roles.values)
     if not (roles.paths() or roles.binary or urls or values):
         found = f"no column with a usual name for paths, among {format_list(schema.names, 20)}"
-        expected = f"one called {format_list([*tables.PATH_NAMES], len(tables.PATH_NAMES))}"
-        asked_by = [option_text(name, {"jpg": "COLUMN"}) for name in ("files", "urls", "binary")]
-        named = ", ".join([option_text("path", "COLUMN"), *asked_by])
-        remedy = f"Name it: {named}, or {option_text('values', {'txt': 'COLUMN'})}."
+        expected = f"one named {format_list([*tables.PATH_NAMES], len(tables.PATH_NAMES))}"
+        other_options = [option_text(name, {"jpg": "COLUMN"}) for name in ("files", "urls", "binary")]
+        named = ", ".join([option_text("path", "COLUMN"), *other_options])
+        remedy = f"Name the column: {named}, or {option_text('values', {'txt': 'COLUMN'})}."
         raise InvalidRequest(where, found, expected=expected, remedy=remedy)
     _add_notes(roles, options)
-    if unasked := [one for one in unasked if one not in roles.meta]:
-        taken = option_text("binary", {"FIELD": "COLUMN"})
-        notes.append(f"columns of bytes left out: {format_list(unasked)} ({taken} takes one)")
+    if unused_bytes := [name for name in unused_bytes if name not in roles.meta]:
+        add_option = option_text("binary", {"FIELD": "COLUMN"})
+        notes.append(f"columns of bytes excluded: {format_list(unused_bytes)} (add one with {add_option})")
     return roles
 
 
 def meta_field_advice() -> str:
-    """Return what to do where another field is called as the metadata's."""
+    """Return what to do if another field has the name of the metadata field."""
     none = option_text("meta", "none")
-    return f"The metadata is the field json: call the other something else, or leave it out with {none}."
+    return f"The metadata is the field json: rename the other field, or omit the metadata with {none}."
 
 
 def _add_notes(roles: ColumnRoles, options: CreateOptions) -> None:
-    """Add to the notes what no column was found for, and nothing that was asked for says what becomes of that."""
     idle = [option_text(name) for name in PATH_OPTIONS if not roles.paths() and options.is_given(name)]
     if idle:
-        roles.notes.append(f"{format_list(idle)}: no effect, for no column holds paths of files")
+        roles.notes.append(f"{format_list(idle)}: no effect, because no column contains file paths")
     if options.size is not None and options.stat and not roles.urls:
         roles.notes.append(f"{option_text('size')} has no effect without {choose_text('stat=False', '--no-stat')}")
     if roles.key is None and options.key is None and not roles.paths() and not roles.binary:
-        roles.notes.append(f"keys: the numbers of the rows ({option_text('key', 'COLUMN')} names a column)")
+        roles.notes.append(f"using row numbers as keys (change with {option_text('key', 'COLUMN')})")
     if roles.meta and options.meta in (None, "all"):
-        roles.notes.append(
-            f"columns in the field {META_FIELD}: {format_list([*roles.meta], 8)} ({option_text('meta')} chooses)"
-        )
+        columns = format_list([*roles.meta], 8)
+        roles.notes.append(f"stored in the {META_FIELD} field: {columns} (choose with {option_text('meta')})")
 
 
 def _can_be_key(kind: pa.DataType) -> bool:
@@ -194,26 +191,21 @@ def _can_be_key(kind: pa.DataType) -> bool:
 def _find_usual_column(
     role: str, names: Iterable[str], columns: list[str], taken: Collection[str | None], notes: list[str]
 ) -> str | None:
-    """Return the column with the first of some names, in any case; None where there is none that is free."""
     lower = {column.casefold(): column for column in reversed(columns) if column not in taken}
-    found = next((lower[name] for name in names if name in lower), None)
-    if found is not None and found.casefold() != role:
-        notes.append(f"{role} column: {found} ({option_text(role)} names another)")
-    return found
+    column_name = next((lower[name] for name in names if name in lower), None)
+    if column_name is not None and column_name.casefold() != role:
+        notes.append(f"using {column_name} as the {role} (change with {option_text(role)})")
+    return column_name
 
 
 def _find_bytes_column(
     name: str, columns: list[str], first_ending: Callable[[str], str], notes: list[str], *, needed: bool
 ) -> tuple[tuple[str, str], ...]:
-    """Return the one column of bytes, with a field for it; none where there is not one, and no other payload needs it.
-
-    Raises:
-        InvalidRequest: Nothing says which of several columns is meant, or what kind of bytes one holds.
-    """
+    """Return the only column of bytes and its field; nothing if the choice is unclear and not needed."""
     if not columns or (len(columns) > 1 and not needed):
         return ()
     if len(columns) > 1:
-        remedy = f"Say which, and the fields that they become: {option_text('binary', {'jpg': columns[0]})}."
+        remedy = f"Choose one, and its field: {option_text('binary', {'jpg': columns[0]})}."
         raise InvalidRequest(
             name, f"{pluralize(len(columns), 'column of bytes')}: {format_list(columns)}", remedy=remedy
         )
@@ -222,15 +214,15 @@ def _find_bytes_column(
     if not ending and not needed:
         return ()
     if not ending:
-        found = f"column {column!r} holds bytes, and nothing says of what kind"
-        remedy = f"Name the field that they become: {option_text('binary', {'jpg': column})}."
+        found = f"column {column!r} holds bytes of an unknown kind"
+        remedy = f"Name their field: {option_text('binary', {'jpg': column})}."
         raise InvalidRequest(name, found, remedy=remedy)
     other = option_text("binary", {"FIELD": "COLUMN"})
-    notes.append(f"bytes column: {column}, as the field {ending} ({other} names another)")
+    notes.append(f"storing the bytes of {column} as the field {ending} (change with {other})")
     return ((ending, column),)
 
 
 def path_ending(path: str | None, dots: Dots) -> str:
-    """Return the field that a path names; empty where it names none."""
+    """Return the field that a path names by its extension, or an empty text."""
     split = split_name(to_bytes(os.path.basename(path)), dots) if path else None
     return to_text(split[1]) if split else ""

@@ -1,8 +1,7 @@
 """Combine the columns of a manifest into rows of fields, ordered by the bytes of the field names.
 
-All samples have the same columns. Only the path whose ending names the field can differ in name between samples,
-and
-so in its position among the other fields.
+All samples have the same columns. Only the path whose extension names the field can have different field names, and
+so different positions among the other fields.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
 _Number = TypeVar("_Number", bound=np.generic)
 
 
-ScalarOrArray = Union[int, "NDArray[np.integer]"]  # a value for all samples, or one for each
+ScalarOrArray = Union[int, "NDArray[np.integer]"]  # one value for all samples, or one per sample
 
 
 class FieldColumn(NamedTuple):
@@ -47,9 +46,9 @@ class FieldLayout(NamedTuple):
 
     Attributes:
         fields: All names, sorted.
-        code: uint16[endings, parts], the name at each place.
-        part: int64[endings, parts], the part at each place.
-        endings: uint16[samples], or None where there is one for all.
+        code: uint16[endings, parts], the field at each position.
+        part: int64[endings, parts], the part at each position.
+        endings: uint16[samples]; None if all samples have the same.
     """
 
     fields: tuple[str, ...]
@@ -58,7 +57,7 @@ class FieldLayout(NamedTuple):
     endings: NDArray[np.uint16] | None
 
     def rows(self, columns: Sequence[FieldColumn], paths: Sequence[pa.Array], samples: int) -> FieldRows:
-        """Return the rows of samples, of whose parts the first ones have paths."""
+        """Return the rows of samples; the first parts have paths."""
         code = np.empty((samples, self.code.shape[1]), np.uint16)
         code[:] = self.code[0] if self.endings is None else self.code[self.endings]
         kinds, sizes, mtimes, changed = zip(*columns, strict=True)
@@ -72,50 +71,50 @@ class FieldLayout(NamedTuple):
         )
 
     def _spread(self, parts: Sequence[ScalarOrArray], samples: int, kind: type[_Number]) -> NDArray[_Number]:
-        """Return a value for each row, out of an array or one value for each part; where all are 0, in no memory."""
+        """Return a value for each row, from an array or a single value per part; all zeros take no memory."""
         if not any(isinstance(part, np.ndarray) or part for part in parts):
             return np.broadcast_to(kind(0), samples * len(parts))
-        found = np.empty((samples, len(parts)), kind)
+        values_of_rows = np.empty((samples, len(parts)), kind)
         if self.endings is None:
-            for place, part in enumerate(self.part[0].tolist()):
-                found[:, place] = parts[part]
-            return found.reshape(-1)
+            for position, part in enumerate(self.part[0].tolist()):
+                values_of_rows[:, position] = parts[part]
+            return values_of_rows.reshape(-1)
         for part, values in enumerate(parts):
-            found[:, part] = values
+            values_of_rows[:, part] = values
         for first in range(0, samples, CHUNK_ROWS):
-            chunk = found[first : first + CHUNK_ROWS]
+            chunk = values_of_rows[first : first + CHUNK_ROWS]
             chunk[:] = np.take_along_axis(chunk, self.part[self.endings[first : first + CHUNK_ROWS]], axis=1)
-        return found.reshape(-1)
+        return values_of_rows.reshape(-1)
 
 
-def arrange_fields(endings: PathEndings | None, known: Sequence[str]) -> FieldLayout:
-    """Return the layout of samples: `endings` name the first part, unless `known` does, which names the others."""
+def arrange_fields(endings: PathEndings | None, names_of_others: Sequence[str]) -> FieldLayout:
+    """Return the layout of samples. The first part is named by `endings` if given, the others by `names_of_others`."""
     names = [] if endings is None else endings.names
-    fields = tuple(sorted({*names, *known}, key=to_bytes))
-    number = {name: at for at, name in enumerate(fields)}
+    fields = tuple(sorted({*names, *names_of_others}, key=to_bytes))
+    number = {name: index for index, name in enumerate(fields)}
     code, part = [], []
-    for parts in [[ending, *known] for ending in names] or [[*known]]:
-        order = sorted(range(len(parts)), key=lambda at: to_bytes(parts[at]))
-        code.append([number[parts[at]] for at in order])
+    for parts in [[ending, *names_of_others] for ending in names] or [[*names_of_others]]:
+        order = sorted(range(len(parts)), key=lambda index: to_bytes(parts[index]))
+        code.append([number[parts[index]] for index in order])
         part.append(order)
-    several = endings.codes if endings is not None and len(names) > 1 else None
-    return FieldLayout(fields, np.array(code, np.uint16), np.array(part, np.int64), several)
+    codes = endings.codes if endings is not None and len(names) > 1 else None
+    return FieldLayout(fields, np.array(code, np.uint16), np.array(part, np.int64), codes)
 
 
 def merge_stat_results(
     parts: list[StatResult], columns: int
 ) -> tuple[list[FieldColumn], list[Problem], NDArray[np.int64]]:
-    """Return the files that workers found, for each column of paths, and what is wrong with some.
+    """Merge the workers' results into one column of files per column of paths, and a list of problems.
 
     Returns:
-        The columns; (code, message); and int64[samples, columns]: 0, or one more than the place of what is wrong.
+        The columns; (code, message) pairs; and int64[samples, columns]: 0, or one plus the index of the problem.
     """
     kinds = np.frombuffer(b"".join([part.kinds for part in parts]), np.uint8).reshape(-1, columns)
-    facts = [np.frombuffer(part.facts, np.int64).reshape(-1, columns, 4) for part in parts]
-    every, problem = np.concatenate(facts), []
+    arrays = [np.frombuffer(part.facts, np.int64).reshape(-1, columns, 4) for part in parts]
+    all_facts, problem = np.concatenate(arrays), []
     problems: list[Problem] = []
-    for part, fact in zip(parts, facts, strict=True):
-        problem.append(np.where(fact[..., 3] > 0, fact[..., 3] + len(problems), 0))
+    for part, numbers in zip(parts, arrays, strict=True):
+        problem.append(np.where(numbers[..., 3] > 0, numbers[..., 3] + len(problems), 0))
         problems += part.problems
-    found = [FieldColumn(kinds[:, at], *every[:, at, :3].T) for at in range(columns)]
-    return found, problems, np.concatenate(problem)
+    files = [FieldColumn(kinds[:, column], *all_facts[:, column, :3].T) for column in range(columns)]
+    return files, problems, np.concatenate(problem)

@@ -1,8 +1,7 @@
 """List the samples of a manifest.
 
-The whole table is checked before a file is looked at. Columns stay in Arrow; texts are created when a shard needs
-them
-(`ArrowStrings`), so that five million rows need no Python object each.
+The whole table is checked before a file is examined. Columns stay in Arrow, and texts are created when a shard needs
+them (`ArrowStrings`), so rows need no Python objects.
 """
 
 from __future__ import annotations
@@ -85,18 +84,14 @@ if TYPE_CHECKING:
     Problem = tuple[SkipCode, str]
 
 
-_ASSUMED_URL_BYTES = 100_000  # bytes of the file of a URL, where nothing says more
+_ASSUMED_URL_BYTES = 100_000  # size of a URL's file, if unknown
 
 
 class ManifestSource(Source):
     """A table: a file, `-` for standard input, a folder of Parquet files, or a table in memory.
 
-    Attributes:
-        name: The name of the file, or of the kind of table.
-        notes: What was chosen because nothing was said.
-
     Raises:
-        InvalidRequest: The table cannot be read, or a column is not there.
+        InvalidRequest: The table cannot be read, or a column does not exist.
     """
 
     def __init__(self, source: object, options: CreateOptions) -> None:
@@ -109,34 +104,35 @@ class ManifestSource(Source):
         self.notes = [*table.notes, *roles.notes]
         self._root = _resolve_root(options, table.folder)
         self._is_path_list = isinstance(source, str) and source == "-" and table.schema.names == ["path"]
-        is_own = self._is_path_list or not isinstance(
-            source, str | os.PathLike
-        )  # no file says these paths: the user does
+        # The user wrote these paths, not a file of unknown origin.
+        is_own = self._is_path_list or not isinstance(source, str | os.PathLike)
         self._may_leave_root = is_own and options.root is None and not options.allow_outside
         heavy = {*tables.find_byte_columns(table.schema), *roles.columns_of("binary")}
         self._non_binary = [name for name in table.schema.names if name not in heavy]
         if not options.stat and roles.paths() and (options.size is None or len(roles.paths()) > 1):
             raise InvalidRequest(
                 option_text("stat"),
-                "no file is looked at, and nothing says how large it is",
-                expected=f"{option_text('size', 'COLUMN')}, one file a row",
+                "files are not examined, and their sizes are unknown",
+                expected=f"{option_text('size', 'COLUMN')} and one file per row",
             )
-        self._columns: dict[str, pa.Array] = {}  # those that were needed so far, as the rows that are left
-        self._labels: dict[str, pa.Array] = {}  # the numbers of their classes, by field
+        self._columns: dict[str, pa.Array] = {}  # columns read so far, with the remaining rows
+        self._labels: dict[str, pa.Array] = {}  # class numbers, by field
         self._classes: dict[str, list[str]] = {}
-        self._numbers: NDArray[np.int64] | None = None  # of the rows that are left; None: all are
-        self._read(*{*roles.meta, *roles.texts(), *roles.columns_of("values"), options.size} & {*self._non_binary})
+        self._numbers: NDArray[np.int64] | None = None  # of the remaining rows; None: all rows
+        self._read_columns(
+            *{*roles.meta, *roles.texts(), *roles.columns_of("values"), options.size} & {*self._non_binary}
+        )
         self._count = len(next(iter(self._columns.values()))) if self._columns else table.count()
-        self._lengths: list[NDArray[np.int64]] = []  # of the bytes in the table, a column each
+        self._lengths: list[NDArray[np.int64]] = []  # of the payloads in the table, one array per column
 
     @property
     def table(self) -> pa.Table:
-        """The columns that hold no bytes, for the rows that are left."""
-        self._read(*self._non_binary)
+        """The columns without bytes, with the remaining rows."""
+        self._read_columns(*self._non_binary)
         return pa.table(self._columns)
 
-    def column(self, listed: Listing | None, name: str) -> pa.ChunkedArray:  # noqa: ARG002 - not of samples alone
-        """Return a column of the manifest, for the rows that are left.
+    def column(self, listed: Listing | None, name: str) -> pa.ChunkedArray:  # noqa: ARG002 - may be called before listing
+        """Return a column of the manifest, with the remaining rows.
 
         Raises:
             InvalidRequest: There is no such column.
@@ -147,69 +143,74 @@ class ManifestSource(Source):
             name = dict(self._roles.values).get(name, name)
         if name not in self._non_binary:
             raise tables.missing_name_error("column", self._where, name, self._non_binary)
-        self._read(name)
+        self._read_columns(name)
         return pa.chunked_array([self._columns[name]])
 
     def _numbers_of(self, field: str) -> pa.Array | None:
-        """Return what a number field is as a column of metadata; None where it is no such field, or names it has."""
-        column, had = dict(self._roles.values).get(field), self._columns.get(field)
-        if column is None or (had is not None and not metadata_columns.is_number_type(had.type)):
+        """Return a number field as a metadata column; None if it is not a number, or a column has its name."""
+        column, existing = dict(self._roles.values).get(field), self._columns.get(field)
+        if column is None or (existing is not None and not metadata_columns.is_number_type(existing.type)):
             return None
         values = self._labels.get(field, self._columns[column])
         return None if render.number_type(values.type) is None else values
 
-    def keep(self, rows: NDArray[np.int64]) -> None:
-        """Keep only some of the rows that are left; `rows` are their places."""
+    def keep_rows(self, rows: NDArray[np.int64]) -> None:
+        """Keep only some of the remaining rows, by their positions."""
         for columns in (self._columns, self._labels):
             columns.update({name: column.take(arrow.number_array(rows)) for name, column in columns.items()})
         self._lengths = [lengths[rows] for lengths in self._lengths]
         self._numbers, self._count = rows if self._numbers is None else self._numbers[rows], len(rows)
 
     def list_samples(self, pool: Pool, observer: Observer) -> Listing:
-        """Choose rows, check columns, and look at the files in the workers."""
+        """Choose rows, check columns, and examine the files in workers."""
         options, roles, later = self._options, self._roles, None
         if self._is_path_list and not is_address(self._root):
             self._skip_folders()
         if options.where is not None:
             from shardtool.select.query import match_partially
 
-            taken, later = match_partially(add_field_columns(self.table, roles.values), options.where, options.found)
-            self.keep(taken)
+            selected, later = match_partially(add_field_columns(self.table, roles.values), options.where, options.found)
+            self.keep_rows(selected)
         if not self._count:
-            found = "no rows" if self._numbers is None else "no row is left"
+            found = "no rows" if self._numbers is None else "no remaining row"
             raise InvalidRequest(self._where, found, expected="a row per sample")
         rows = table_rows.TableRows(self._where, self._columns, self._numbers)
         check_column_types(rows, roles, options.classes, self._table.schema)
         tables.check_sidecar_names(
-            self._where, self._sidecar_names(), remedy=f"leave them out of {option_text('meta')}"
+            self._where, self._sidecar_names(), remedy=f"exclude them from {option_text('meta')}"
         )
         check_column_values(rows, roles, self._table.classes)
         if options.stat:
             self._check_unused_paths()
         self._number_labels()
-        urls = self._take_urls()
+        urls = self._extract_urls()
         sizes: ScalarOrArray = _ASSUMED_URL_BYTES
         if options.size is not None and (urls or (roles.paths() and not options.stat)):
             sizes = check_sizes(rows, options.size)
-        paths, endings = self._find_paths(rows)
+        paths, endings = self._resolve_paths(rows)
         names, groups = self._find_keys(rows, endings)
-        if options.sample is not None or options.head is not None:  # before a file is looked at
-            some = self._keep_sampled_rows(names, groups)
-            names, groups = names.take(some), None if groups is None else group_by_key(names.take(some), by_key=False)
-            paths, urls = ([one.take(arrow.number_array(some)) for one in columns] for columns in (paths, urls))
-            sizes = sizes if isinstance(sizes, int) else sizes[some]
-            endings = None if endings is None else endings.take(some)
-        self._measure()
-        inline, values = self._values()
-        files, problems, problem = self._look_at(paths, sizes, pool, observer)
+        if options.sample is not None or options.head is not None:  # before files are examined
+            sampled = self._keep_sampled_rows(names, groups)
+            names, groups = (
+                names.take(sampled),
+                None if groups is None else group_by_key(names.take(sampled), by_key=False),
+            )
+            paths, urls = (
+                [column.take(arrow.number_array(sampled)) for column in columns] for columns in (paths, urls)
+            )
+            sizes = sizes if isinstance(sizes, int) else sizes[sampled]
+            endings = None if endings is None else endings.take(sampled)
+        self._measure_bytes()
+        inline, values = self._value_fields()
+        files, problems, problem = self._stat_paths(paths, sizes, pool, observer)
         columns = [
             *files,
             *(FieldColumn(URL, sizes, 0, 0) for _ in urls),
             *(FieldColumn(SPAN, lengths, 0, ALWAYS_CHANGED) for lengths in self._lengths),
             *(FieldColumn(INLINE, text.lengths(), 0, 0) for text in inline.values()),
         ]
-        known = [name for name, _ in (*roles.files, *roles.urls, *roles.binary)] + [*inline]
-        layout = arrange_fields(endings if roles.path is not None else None, known)
+        field_names = [name for name, _ in (*roles.files, *roles.urls, *roles.binary)] + [*inline]
+        layout = arrange_fields(endings if roles.path is not None else None, field_names)
         sidecar = self._sidecar_names()
         entries = SampleTable(
             root=self._root,
@@ -230,57 +231,55 @@ class ManifestSource(Source):
             entries, skipped = self._drop_failed(entries, groups, problems, problem)
         if self._lengths:
             entries = replace(entries, spans=binary_spans(entries))
-        check_skipped(self.name, skipped, options.on_error, f"leave their rows out with {option_text('where')}")
-        pa.default_memory_pool().release_unused()  # what making the texts took, to measure them
+        check_skipped(self.name, skipped, options.on_error, f"exclude their rows with {option_text('where')}")
+        pa.default_memory_pool().release_unused()  # memory of texts that were only measured
         return Listing(entries, skipped, self.name, tuple(self.notes), later=later)
 
     def write_binary(self, file: Writable) -> None:
-        """Write all bytes that the table holds, where the offsets of the samples say, from 0 on.
+        """Write all payloads of the table, consecutively from offset 0.
 
         Raises:
-            SampleFailed: They are not what they were.
+            SampleFailed: The table has changed.
         """
-        done = 0
-        for batch in self._bytes() if self._lengths else ():
-            planned = [column[done : done + len(batch[0])] for column in self._lengths]
+        rows_done = 0
+        for batch in self._iter_bytes() if self._lengths else ():
+            planned = [column[rows_done : rows_done + len(batch[0])] for column in self._lengths]
             self._check_unchanged(same=all(map(np.array_equal, map(arrow.byte_lengths, batch), planned)))
             write_binary_rows(file, batch, planned)
-            done += len(batch[0])
-        self._check_unchanged(same=all(len(lengths) == done for lengths in self._lengths))
+            rows_done += len(batch[0])
+        self._check_unchanged(same=all(len(lengths) == rows_done for lengths in self._lengths))
 
     def _check_unchanged(self, *, same: bool) -> None:
         if not same:
-            found, expected = "changed while it was packed", "a table that stays as it was when the run began"
+            found, expected = "changed while it was packed", "a table that does not change during the run"
             remedy = f"Run again with {option_text('if_exists', 'resume')}."
             raise SampleFailed(self._where, found, expected=expected, remedy=remedy)
 
-    def _bytes(self) -> Iterator[list[pa.Array]]:
-        """Yield the values of the columns of bytes in the rows that are left, some rows at a time."""
-        columns, before = self._roles.columns_of("binary"), 0
+    def _iter_bytes(self) -> Iterator[list[pa.Array]]:
+        columns, row = self._roles.columns_of("binary"), 0
         with reading_table(self._where):
             for batch in self._table.batches(columns):
                 for first in range(0, batch.num_rows, BINARY_BATCH_ROWS):
-                    some = batch.slice(first, BINARY_BATCH_ROWS)
-                    some.validate(full=True)  # offsets that lead elsewhere would be followed
-                    arrays = [binary_values(some.column(at)) for at in range(len(columns))]
+                    piece = batch.slice(first, BINARY_BATCH_ROWS)
+                    piece.validate(full=True)  # pyarrow would follow invalid offsets
+                    arrays = [binary_values(piece.column(column)) for column in range(len(columns))]
                     if self._numbers is not None:
-                        low, high = np.searchsorted(self._numbers, (before, before + len(some)))
-                        wanted = arrow.number_array(self._numbers[low:high] - before)
-                        arrays = [array.take(wanted) for array in arrays]
-                    before += len(some)
+                        low, high = np.searchsorted(self._numbers, (row, row + len(piece)))
+                        kept_rows = arrow.number_array(self._numbers[low:high] - row)
+                        arrays = [array.take(kept_rows) for array in arrays]
+                    row += len(piece)
                     yield arrays
 
-    def _read(self, *names: str | None) -> None:
-        """Read more columns."""
+    def _read_columns(self, *names: str | None) -> None:
         new = [name for name in names if name is not None and name not in self._columns]
         columns = read_columns(self._table, new, self._roles.texts())
         if self._numbers is not None:
             columns = {name: column.take(arrow.number_array(self._numbers)) for name, column in columns.items()}
-        found = self._columns | columns
-        self._columns = {name: found[name] for name in self._table.schema.names if name in found}
+        all_columns = self._columns | columns
+        self._columns = {name: all_columns[name] for name in self._table.schema.names if name in all_columns}
 
     def _first_ending(self, column: str) -> str:
-        """Return the ending of the first path in a column of `struct<bytes, path>`; empty where there is none."""
+        """Return the extension of the first path in a column of `struct<bytes, path>`, or an empty text."""
         kind = self._table.schema.field(column).type
         if tables.is_wrapped_bytes(kind) and kind.get_field_index("path") >= 0:
             with reading_table(self._where):
@@ -292,106 +291,103 @@ class ManifestSource(Source):
         return ""
 
     def _sidecar_names(self) -> list[str]:
-        """Return the columns that go into the sidecars: those that --meta names, or all but the keys and bytes."""
-        roles, wanted = self._roles, {*self._roles.meta}
+        """Return the columns for the sidecars: those of --meta, or all except keys and bytes."""
+        roles, chosen = self._roles, {*self._roles.meta}
         if self._options.meta in (None, "all"):
-            wanted |= {*roles.paths(), *roles.columns_of("urls"), *roles.columns_of("values")}
-        return [name for name in self._columns if name in wanted]
+            chosen |= {*roles.paths(), *roles.columns_of("urls"), *roles.columns_of("values")}
+        return [name for name in self._columns if name in chosen]
 
-    def _take_urls(self) -> list[pa.Array]:
-        """Return the URLs, and keep only what may be seen of them in the columns, of which outputs are made."""
+    def _extract_urls(self) -> list[pa.Array]:
+        """Return the URLs, and redact them in the columns, which are used for outputs."""
         names = self._roles.columns_of("urls")
         urls = [pc.fill_null(self._columns[name], "") for name in names]
         self._columns |= {name: redact_urls(column) for name, column in zip(names, urls, strict=True)}
         return urls
 
     def _skip_folders(self) -> None:
-        """Leave folders out of a list of paths: `find` prints them before what lies in them."""
+        """Remove folders from a list of paths, as `find` prints it."""
         paths, root = self._columns["path"].to_pylist(), os.fsdecode(self._root)
-        above = {os.path.dirname(path) for path in paths}
-        may_be = (at for at, path in enumerate(paths) if path.rstrip("/") in above or "." not in os.path.basename(path))
-        folders = [at for at in may_be if paths[at] and os.path.isdir(os.path.join(root, paths[at]))]
+        parents = {os.path.dirname(path) for path in paths}
+        candidates = (
+            row for row, path in enumerate(paths) if path.rstrip("/") in parents or "." not in os.path.basename(path)
+        )
+        folders = [row for row in candidates if paths[row] and os.path.isdir(os.path.join(root, paths[row]))]
         if folders:
-            self.keep(np.setdiff1d(np.arange(len(paths)), folders))
+            self.keep_rows(np.setdiff1d(np.arange(len(paths)), folders))
 
-    def _find_paths(self, rows: rows.TableRows) -> tuple[list[pa.Array], PathEndings | None]:
-        """Return the paths of files, a column each, as they count from the root, and the fields that they name."""
+    def _resolve_paths(self, rows: rows.TableRows) -> tuple[list[pa.Array], PathEndings | None]:
+        """Return the columns of paths, relative to the root, and the fields that their extensions name."""
         roles, options = self._roles, self._options
         if self._may_leave_root and roles.paths():
             self._use_common_folder()
-        found = [relative_to_root(self._columns[name], self._root) for name in roles.paths()]
-        for name, paths in zip(roles.paths(), found, strict=True):
+        columns = [relative_to_root(self._columns[name], self._root) for name in roles.paths()]
+        for name, paths in zip(roles.paths(), columns, strict=True):
             check_paths(rows, name, paths, outside=options.allow_outside and not is_address(self._root))
         endings = None
-        if found and (roles.path is not None or roles.key is None):
-            endings = PathEndings(self._where, found[0], options.dots or "first")
+        if columns and (roles.path is not None or roles.key is None):
+            endings = PathEndings(self._where, columns[0], options.dots or "first")
         if roles.path is not None and endings is not None:
             check_path_endings(rows, roles.path, endings, roles.field_names())
-        found = [rebase_to_root(paths, self._root) for paths in found]
-        self._columns |= dict(zip(roles.paths(), found, strict=True))  # where the root lies goes into no output
-        return found, endings
+        columns = [rebase_to_root(paths, self._root) for paths in columns]
+        self._columns |= dict(zip(roles.paths(), columns, strict=True))  # outputs must not contain the root
+        return columns, endings
 
     def _use_common_folder(self) -> None:
-        """Let the user's own paths that leave the current folder count from the one above all."""
-        found = {name: relative_to_root(self._columns[name], self._root) for name in self._roles.paths()}
-        leaving = {name: find_upward(paths) for name, paths in found.items()}
-        if not any(len(leaving[name]) or len(find_absolute(paths)) for name, paths in found.items()):
+        """Use the common folder as the root if the user's own paths leave the current folder."""
+        columns = {name: relative_to_root(self._columns[name], self._root) for name in self._roles.paths()}
+        leaving = {name: find_upward(paths) for name, paths in columns.items()}
+        if not any(len(leaving[name]) or len(find_absolute(paths)) for name, paths in columns.items()):
             return
         top = os.path.join(os.path.realpath(os.fsdecode(self._root)), "")
         real = cache(lambda folder: os.path.realpath(os.path.join(top, folder)))
         folders = set[str]()
-        for name, paths in found.items():
+        for name, paths in columns.items():
             texts = paths.to_pylist()
-            for at in leaving[name].tolist():
-                folder, file = os.path.split(texts[at])
-                texts[at] = os.path.join(real(folder), file)
-            texts = [text and os.path.join(top, text) for text in texts]  # absolute ones stay, and empty ones for now
+            for row in leaving[name].tolist():
+                folder, file = os.path.split(texts[row])
+                texts[row] = os.path.join(real(folder), file)
+            texts = [text and os.path.join(top, text) for text in texts]  # keeps absolute and empty paths
             folders |= {os.path.dirname(text) for text in texts if text}
             self._columns[name] = arrow.text_array(texts)
         common = os.path.commonpath(folders)
         self._root = os.fsencode(os.path.join(common, ""))
-        where = f"{printable(common)}, their common folder ({option_text('root')} names another)"
-        self.notes.append(f"paths count from {where}")
+        where = f"{printable(common)}, their common folder (change with {option_text('root')})"
+        self.notes.append(f"paths are relative to {where}")
 
     def _find_keys(
         self, rows: rows.TableRows, endings: PathEndings | None
     ) -> tuple[PackedStrings, SampleGroups | None]:
-        """Return the keys and, where rows are files of which several make a sample, which belong together."""
+        """Return the keys and, if several rows make a sample, their groups."""
         roles = self._roles
         if roles.key is not None:
             column = self._columns[roles.key]
-            problem = f"column {roles.key!r}: a key that is no whole number"
+            problem = f"column {roles.key!r}: a key is not a whole number"
             rows.refuse(keys.inexact_positions(column), problem, expected="text or whole numbers")
-            found, bad = keys.gather_keys(keys.iter_key_texts(column))
+            names, bad = keys.gather_keys(keys.iter_key_texts(column))
         elif endings is not None:
-            found, bad = keys.gather_keys(endings.stems())
+            names, bad = keys.gather_keys(endings.stems())
         else:
             numbers = np.arange(self._count) if self._numbers is None else self._numbers
             stems = self._binary_path_stems()
-            found, bad = (
+            names, bad = (
                 (stems.take(numbers), numbers[:0])
                 if stems is not None
                 else keys.gather_keys(keys.iter_row_numbers(numbers))
             )
             if roles.binary and stems is None:
-                self.notes.append(f"keys: the numbers of the rows ({option_text('key', 'COLUMN')} names a column)")
+                self.notes.append(f"using row numbers as keys (change with {option_text('key', 'COLUMN')})")
         source = roles.key or next(iter(roles.paths()), None)
         check_keys(rows, source, bad)
         if roles.path is None or roles.files or roles.urls or roles.binary or endings is None:
-            check_unique(rows, source, found)
-        elif keys.may_repeat(found):
-            groups = group_by_key(found, by_key=False)
-            check_endings_differ(rows, source, found, groups.of_part * MAX_FIELDS + endings.codes)
+            check_unique(rows, source, names)
+        elif keys.may_repeat(names):
+            groups = group_by_key(names, by_key=False)
+            check_endings_differ(rows, source, names, groups.of_part * MAX_FIELDS + endings.codes)
             check_agreement(rows, [*roles.meta, *roles.columns_of("values")], groups)
-            return found, groups if len(groups.first) < len(found) else None
-        return found, None
+            return names, groups if len(groups.first) < len(names) else None
+        return names, None
 
     def _keep_sampled_rows(self, names: PackedStrings, groups: SampleGroups | None) -> NDArray[np.int64]:
-        """Keep the rows of the samples that `sample` and `head` take; return their places.
-
-        Raises:
-            InvalidRequest: There are none.
-        """
         options = self._options
         keys = names if groups is None else names.take(groups.first)
         samples = np.arange(len(keys))
@@ -400,24 +396,21 @@ class ManifestSource(Source):
             self.notes += notes
         samples = samples[: options.head]
         rows = samples if groups is None else np.flatnonzero(np.isin(groups.of_part, samples))
-        self.keep(rows)
+        self.keep_rows(rows)
         return rows
 
     def _check_unused_paths(self) -> None:
-        """Check that no text column that nothing uses holds the paths of files, which would not be packed.
+        """Check whether an unused text column contains paths of files, which would not be packed.
 
-        Where an option names the payload, such columns are only noted.
-
-        Raises:
-            InvalidRequest: There are such columns.
+        If an option names the payload, such columns are only noted.
         """
         options, roles, schema = self._options, self._roles, self._table.schema
         used = {*roles.paths(), *(name for role in ("urls", "binary", "values") for name in roles.columns_of(role))}
         if options.meta not in (None, "all", "none"):
-            used |= {*roles.meta}  # named by the user
+            used |= {*roles.meta}  # chosen by the user
         if roles.key is not None and (options.key is not None or roles.paths() or roles.binary or roles.urls):
             used.add(roles.key)
-        texts = [one.name for one in schema if tables.is_text_type(one.type) and one.name not in used]
+        texts = [column.name for column in schema if tables.is_text_type(column.type) and column.name not in used]
         values = self._first_texts([*roles.paths(), *texts[:MAX_CHECKED_COLUMNS]])
         packed = [values.pop(name) for name in roles.paths()]
         examples = {name: example for name in values if (example := find_unused_file(self._root, values[name], packed))}
@@ -430,32 +423,33 @@ class ManifestSource(Source):
         subject = f"column {names} holds" if len(examples) == 1 else f"columns {names} hold"
         found = f"{subject} paths of existing files, such as {printable(example)!r},"
         if is_chosen:
-            self.notes.append(f"{found} which are not packed ({pack} packs them)")
+            self.notes.append(f"{found} which are not packed (pack them with {pack})")
             return
         named = [*roles.meta] if options.meta != "none" else []
-        named += [one for one in examples if one not in named]
+        named += [column for column in examples if column not in named]
         kept = option_text("meta", ",".join(named) if len(named) <= MAX_NAMED_COLUMNS else f"{name},...")
-        remedy = f"Pack the files: {pack}. To keep the paths as plain metadata: {kept}."
-        expected = "an option that names the columns of paths"
+        remedy = f"Pack the files: {pack}. To store the paths as metadata only: {kept}."
+        expected = "an option that names the path columns"
         raise InvalidRequest(self._where, f"{found} which would not be packed", expected=expected, remedy=remedy)
 
     def _first_texts(self, names: Sequence[str]) -> dict[str, list[str | None]]:
-        """Return the first texts of some columns."""
-        found = {name: self._columns[name] for name in names if name in self._columns}
-        unread = [name for name in names if name not in found]
+        columns = {name: self._columns[name] for name in names if name in self._columns}
+        unread = [name for name in names if name not in columns]
         if unread:
             with reading_table(self._where):
                 batch = next(iter(self._table.batches(unread)), None)
             if batch is not None and self._numbers is None:
-                found |= {name: batch.column(at) for at, name in enumerate(unread)}
-        heads = {name: column[:MAX_CHECKED_ROWS] for name, column in found.items() if tables.is_text_type(column.type)}
+                columns |= {name: batch.column(index) for index, name in enumerate(unread)}
+        heads = {
+            name: column[:MAX_CHECKED_ROWS] for name, column in columns.items() if tables.is_text_type(column.type)
+        }
         heads = {name: arrow.to_plain(head) for name, head in heads.items()}
         for head in heads.values():
             head.validate(full=True)
         return {name: heads[name].to_pylist() if name in heads else [] for name in names}
 
     def _binary_path_stems(self) -> PackedStrings | None:
-        """Return the paths in a column of `struct<bytes, path>` without their endings, where each row has its own."""
+        """Return the paths of a `struct<bytes, path>` column without extensions, if they are unique and not null."""
         kinds = {name: self._table.schema.field(name).type for name in self._roles.columns_of("binary")}
         column = next(
             (
@@ -474,74 +468,68 @@ class ManifestSource(Source):
         if not parts or not tables.is_text_type(parts[0].type) or any(part.null_count for part in parts):
             return None
         chunks = (
-            pc.cast(part.slice(at, CHUNK_ROWS), pa.large_string())
+            pc.cast(part.slice(start, CHUNK_ROWS), pa.large_string())
             for part in parts
-            for at in range(0, len(part), CHUNK_ROWS)
+            for start in range(0, len(part), CHUNK_ROWS)
         )
-        found, bad = keys.gather_keys(pc.replace_substring_regex(chunk, _LAST_ENDING, r"\1") for chunk in chunks)
-        return None if len(bad) or (keys.may_repeat(found) and keys.find_repeated(found)) else found
+        stems, bad = keys.gather_keys(pc.replace_substring_regex(chunk, _LAST_ENDING, r"\1") for chunk in chunks)
+        return None if len(bad) or (keys.may_repeat(stems) and keys.find_repeated(stems)) else stems
 
-    def _measure(self) -> None:
-        """Find the lengths of the bytes in the table, int64[rows that are left] for each column.
-
-        Raises:
-            InvalidRequest: There is a null.
-        """
+    def _measure_bytes(self) -> None:
         rows, columns = (
             table_rows.TableRows(self._where, self._columns, self._numbers),
             self._roles.columns_of("binary"),
         )
-        found: list[list[NDArray[np.int64]]] = [[np.zeros(0, np.int64)] for _ in columns]
-        for batch in self._bytes() if columns else ():
-            for array, known in zip(batch, found, strict=True):
-                known.append(arrow.byte_lengths(array))
+        lengths_of_columns: list[list[NDArray[np.int64]]] = [[np.zeros(0, np.int64)] for _ in columns]
+        for batch in self._iter_bytes() if columns else ():
+            for array, column_lengths in zip(batch, lengths_of_columns, strict=True):
+                column_lengths.append(arrow.byte_lengths(array))
                 if array.null_count:
-                    known[-1][arrow.true_positions(pc.is_null(array))] = -1
-        self._lengths = [np.concatenate(known) for known in found]
+                    column_lengths[-1][arrow.true_positions(pc.is_null(array))] = -1
+        self._lengths = [np.concatenate(column_lengths) for column_lengths in lengths_of_columns]
         for column, lengths in zip(columns, self._lengths, strict=True):
-            expected = "bytes in each row; a path beside them is not followed"
-            remedy = f"{option_text('files')} takes a column of paths; {option_text('where')} can leave such rows out."
+            expected = "bytes in each row (a path next to them is not used)"
+            files, where = option_text("files"), option_text("where")
+            remedy = f"Pack a column of paths with {files}, or exclude such rows with {where}."
             rows.refuse(np.flatnonzero(lengths < 0), f"column {column!r}: no bytes", expected=expected, remedy=remedy)
 
-    def _look_at(
+    def _stat_paths(
         self, paths: list[pa.Array], sizes: ScalarOrArray, pool: Pool, observer: Observer
     ) -> tuple[list[FieldColumn], list[Problem], NDArray[np.int64]]:
-        """Return the files of each column of paths, of these sizes where none is looked at; see `merge_stat_results`."""
+        """Examine the files of each path column in workers; see `merge_stat_results`. `sizes` are used otherwise."""
         if not paths or not self._options.stat:
             return [FieldColumn(FILE, sizes, 0, 0) for _ in paths], [], np.zeros((0, 1), np.int64)
         parts: dict[int, StatResult] = {}
-        for number, part in pool.map(stat_files, self._tasks(paths)):
+        for number, part in pool.map(stat_files, self._stat_tasks(paths)):
             parts[number] = part
             observer.listed(len(part.kinds) // len(paths))
         return merge_stat_results([parts[number] for number in sorted(parts)], len(paths))
 
     def _number_labels(self) -> None:
-        """Number the labels, also of samples that are left out, so that they keep their numbers."""
-        names, fields, asked = {**self._table.classes}, self._roles.values, self._options.classes
+        """Number the labels before samples are selected, so that numbers do not depend on the selection."""
+        names, fields, label_fields = {**self._table.classes}, self._roles.values, self._options.classes
         for column, numbers in payload_values.renumber_columns(
-            self._columns.__getitem__, names, fields, asked, self._known
+            self._columns.__getitem__, names, fields, label_fields, self._known
         ):
             self._columns[column] = numbers
         for name, column in fields:
-            values, called = self._columns[column], names.get(column)
-            if called is not None:
+            values, class_names = self._columns[column], names.get(column)
+            if class_names is not None:
                 payload_values.check_list_field(name, column, values.type)
-                self._classes[name] = called
-            if name in asked and called is not None:
+                self._classes[name] = class_names
+            if name in label_fields and class_names is not None:
                 self._labels[name] = values.cast(pa.int64())
-            elif name in asked:
+            elif name in label_fields:
                 self._labels[name], self._classes[name] = payload_values.number_labels(values, name, self._known)
 
-    def _tasks(self, paths: list[pa.Array]) -> Iterator[StatTask]:
-        """Yield about `TASKS` tasks, in which workers look at files."""
+    def _stat_tasks(self, paths: list[pa.Array]) -> Iterator[StatTask]:
         size = -(-self._count // TASK_COUNT)
         for first in range(0, self._count, size):
             last = min(first + size, self._count)
             texts = join_paths(paths, first, last)
             yield StatTask(self._root, texts, outside=self._options.allow_outside)
 
-    def _values(self) -> tuple[dict[str, render.ArrowStrings], FieldValues]:
-        """Return the fields that are texts, and what their values were."""
+    def _value_fields(self) -> tuple[dict[str, render.ArrowStrings], FieldValues]:
         texts: dict[str, render.ArrowStrings] = {}
         types: dict[str, ValueType] = {}
         for name, column in self._roles.values:
@@ -558,42 +546,43 @@ class ManifestSource(Source):
     def _drop_failed(
         self, entries: SampleTable, groups: SampleGroups | None, problems: list[Problem], problem: NDArray[np.int64]
     ) -> tuple[SampleTable, tuple[Skipped, ...]]:
-        """Return the samples whose files can all be packed, and why others cannot: see `merge_stat_results`."""
         bad = np.flatnonzero(problem.any(axis=1))
         if len(bad) == self._count and all(code == "vanished" for code, _ in problems):
             first = printable(str(self._columns[self._roles.paths()[0]][0]))
-            found = f"no file is there: all {self._count:,} rows name one that is missing, such as '{first}'"
-            expected = f"paths that count from {printable(self._root)}"
-            remedy = f"{option_text('root')} names another folder."
+            found = f"none of the files exists: all {self._count:,} rows name a missing file, such as '{first}'"
+            expected = f"paths relative to {printable(self._root)}"
+            remedy = f"Choose another folder with {option_text('root')}."
             raise InvalidRequest(self._where, found, expected=expected, remedy=remedy)
         owner = np.arange(self._count) if groups is None else groups.of_part
         numbers, skipped = np.arange(self._count) if self._numbers is None else self._numbers, []
-        for row, which in zip(bad.tolist(), (problem[bad] > 0).argmax(axis=1).tolist(), strict=True):
-            code, message = problems[int(problem[row, which]) - 1]
-            path, where = str(self._columns[self._roles.paths()[which]][row]), f"row {int(numbers[row]) + 1:,}"
+        for row, column in zip(bad.tolist(), (problem[bad] > 0).argmax(axis=1).tolist(), strict=True):
+            code, message = problems[int(problem[row, column]) - 1]
+            path, where = str(self._columns[self._roles.paths()[column]][row]), f"row {int(numbers[row]) + 1:,}"
             skipped.append(Skipped(entries.key(int(owner[row])), path, code, f"{message}, {where}"))
         lost = np.zeros(len(entries), np.bool_)
         lost[owner[bad]] = True
         if groups is not None:
-            left, samples = int((~lost[owner]).sum()), int((~lost).sum())
-            self.notes.append(f"{pluralize(left, 'row')}, a file each, that share keys: {pluralize(samples, 'sample')}")
-            self.keep(groups.first)
+            kept_rows, samples = int((~lost[owner]).sum()), int((~lost).sum())
+            rows_text = f"{pluralize(kept_rows, 'row')} with one file each"
+            self.notes.append(f"{rows_text}, grouped by key: {pluralize(samples, 'sample')}")
+            self.keep_rows(groups.first)
         if len(bad):
             kept = np.flatnonzero(~lost)
             entries = entries.take(kept)
-            self.keep(kept)
+            self.keep_rows(kept)
         return entries, tuple(skipped)
 
 
 def _resolve_root(options: CreateOptions, folder: str) -> bytes:
-    """Return what paths count from, ending in a slash."""
     root = os.fspath(options.root or folder)
     if is_url(root):
-        parse_address(root)  # which refuses what is none
+        parse_address(root)  # checks the address
         return bytes(source_root(root))
     if options.root is not None and options.stat and not os.path.isdir(options.root):
         found = f"no folder {os.fspath(options.root)!r}"
-        raise InvalidRequest(option_text("root"), found, expected="what the manifest's paths count from")
+        raise InvalidRequest(
+            option_text("root"), found, expected="the folder to which the manifest's paths are relative"
+        )
     return os.fsencode(root).rstrip(b"/") + b"/"
 
 

@@ -1,4 +1,4 @@
-"""Find a column of existing files that a table's request would ignore."""
+"""Find a column of existing files that the requested options would not pack."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
     from shardtool.values import Dots
 
 
-MAX_CHECKED_ROWS = 100  # whose texts may be paths of files
+MAX_CHECKED_ROWS = 100
 
 
 MAX_CHECKED_COLUMNS = 100
 
 
-MAX_MISSING_FILES = 10  # of the first texts of a column: if no file exists, the column holds no paths
+MAX_MISSING_FILES = 10  # if none of the first texts of a column is a file, the column does not hold paths
 
 
 MAX_CHECKED_OBJECTS = 3  # each takes a request
@@ -41,14 +41,9 @@ MAX_NAMED_COLUMNS = 8  # in a message
 
 
 def find_unused_file(root: bytes, texts: Sequence[str | None], packed: Sequence[Sequence[str | None]]) -> str:
-    """Return a text that is the path of a file that is not packed; empty: the texts of this column are no such paths.
+    """Return a path in a column that is not packed, or an empty text if the column does not hold such paths.
 
-    They are if most of them are paths of files, and one of these files is none of those that the row names already.
-
-    Args:
-        root: What paths count from.
-        texts: The first texts of a column.
-        packed: The texts of the columns of paths, in the same rows.
+    It does if most of its first `texts` are paths of files, and one of these files is not in the same row of `packed`.
     """
     if is_address(root):
         return _find_unused_object(root, texts, packed)
@@ -56,62 +51,66 @@ def find_unused_file(root: bytes, texts: Sequence[str | None], packed: Sequence[
     for row, text in enumerate(texts):
         if not text:
             continue
-        fact = _regular_file(folder, text)
-        if fact is None:
+        stat_result = _regular_file(folder, text)
+        if stat_result is None:
             missing += 1
             if not files and missing >= MAX_MISSING_FILES:
                 return ""
             continue
         files += 1
-        others = [_regular_file(folder, column[row] or "") for column in packed if row < len(column)]
-        if not example and not any(other is not None and os.path.samestat(fact, other) for other in others):
+        packed_files = [_regular_file(folder, column[row] or "") for column in packed if row < len(column)]
+        if not example and not any(
+            other is not None and os.path.samestat(stat_result, other) for other in packed_files
+        ):
             example = text
     return example if files > missing else ""
 
 
 def _regular_file(folder: str, path: str) -> os.stat_result | None:
-    """Return the facts of a file; None: there is none, or something else."""
     try:
-        fact = stat_file(os.path.join(folder, path))
-    except (OSError, ValueError):  # no file, no path, or a NUL in it
+        stat_result = stat_file(os.path.join(folder, path))
+    except (OSError, ValueError):  # ValueError: a NUL in the path
         return None
-    return fact if stat.S_ISREG(fact.st_mode) else None
+    return stat_result if stat.S_ISREG(stat_result.st_mode) else None
 
 
 def _find_unused_object(root: bytes, texts: Sequence[str | None], packed: Sequence[Sequence[str | None]]) -> str:
-    """Do what `find_unused_file` does in a store or on a server: ask for texts with the ending of a binary format only."""
-    taken = {text for column in packed for text in column}
-    wanted = [
+    """Do the same as `find_unused_file` in a store: check only paths with the extension of a binary format."""
+    packed_texts = {text for column in packed for text in column}
+    candidates = [
         text
         for text in texts
-        if text and text not in taken and "\0" not in text and path_ending(text, "last").lower() in BINARY_ENDINGS
+        if text
+        and text not in packed_texts
+        and "\0" not in text
+        and path_ending(text, "last").lower() in BINARY_ENDINGS
     ][:MAX_CHECKED_OBJECTS]
-    if not wanted:
+    if not candidates:
         return ""
-    paths = [*relative_to_root(arrow.text_array(wanted), root).to_pylist()]
+    paths = [*relative_to_root(arrow.text_array(candidates), root).to_pylist()]
     data = b"".join([to_bytes(path) + b"\0" for path in paths])
     try:
         part = stat_files(StatTask(root, data, outside=False))
-    except StoreFailed:  # what the run needs is asked for again, and named
+    except StoreFailed:  # if the store is needed, the run reports its error later
         return ""
     problems = np.frombuffer(part.facts, np.int64).reshape(-1, 4)[:, 3]
-    return wanted[0] if not problems.any() else ""
+    return candidates[0] if not problems.any() else ""
 
 
 def packing_options(roles: ColumnRoles, examples: Mapping[str, str], dots: Dots) -> str:
-    """Return the options that pack the files of columns, too, of which an example is given."""
+    """Return the options that also pack the files of columns, of which `examples` has a path each."""
     if len(examples) == 1 and not (roles.paths() or roles.binary or roles.urls):
         return option_text("path", next(iter(examples)))
     words = [option_text("path", roles.path)] if roles.path is not None else []
-    taken = {*roles.field_names()}
+    used_fields = {*roles.field_names()}
     for name, example in examples.items():
         ending = path_ending(example, dots) or "FIELD"
         field = (
             ending
-            if ending not in taken and roles.path is None
+            if ending not in used_fields and roles.path is None
             else f"{_UNSAFE_FIELD_CHARACTER.sub('_', name)}.{ending}"
         )
-        taken.add(field)
+        used_fields.add(field)
         words.append(option_text("files", {field: name}))
     return " ".join(words)
 

@@ -1,1 +1,1 @@
-"""Objects in stores and behind HTTP: addresses, requests, and what lies there."""
+"""Object stores and HTTP servers: addresses, requests, objects and locks."""

@@ -1,8 +1,7 @@
 """Remote addresses: `s3://BUCKET/KEY`, `gs://`, `az://CONTAINER/KEY`, `http(s)://`.
 
-An address is a text, like a path. Store keys are written as they are (`s3://b/a b#1.tar`). Web paths are
-percent-encoded, as in a browser (`https://h/a%20b%231.tar`). The query (`?token`) of a web address also applies to
-files next to it.
+An address is a string. Store keys are written unencoded (`s3://b/a b#1.tar`). Web paths are percent-encoded, as in a
+browser (`https://h/a%20b%231.tar`). The query (`?token`) of a web address also applies to files next to it.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ WEB = ("http", "https")
 SCHEMES = (*STORES, *WEB)
 
 
-SCHEME_ALIASES = {
+SCHEME_ALIASES = {  # names that other tools use
     "s3a": "s3",
     "s3n": "s3",
     "gcs": "gs",
@@ -32,16 +31,16 @@ SCHEME_ALIASES = {
     "abfss": "az",
     "wasb": "az",
     "wasbs": "az",
-}  # by others
+}
 
 
-INSTALL_COMMANDS = {"hf": "pip install 'shardtool[hf]'"}  # that have what reads a scheme
+INSTALL_COMMANDS = {"hf": "pip install 'shardtool[hf]'"}  # scheme to the command that installs its library
 
 
-SOURCE_PREFIX, SOURCE_MARKER = (
-    "SHARDTOOL_SOURCE_",
-    "source=",
-)  # before a source's variable, and before its server in an address
+SOURCE_PREFIX = "SHARDTOOL_SOURCE_"  # of environment variables that apply to the source only
+
+
+SOURCE_MARKER = "source="  # precedes the source's server in an address
 
 
 _LOCAL_SCHEMES = ("file", "local", "data")
@@ -57,13 +56,13 @@ _NEAR_URL = re.compile(rf"({'|'.join(SCHEMES)}):/?([^/].*)", re.DOTALL | re.IGNO
 
 
 class Address(NamedTuple):
-    """An address, taken apart.
+    """The parts of an address.
 
     Attributes:
         scheme: One of `SCHEMES`, or one that fsspec reads.
-        host: The bucket, the container, or the server with its port.
-        key: The path in it, without a slash in front; of the web, still percent-encoded.
-        query: What follows `?` in an address of the web, with the `?`; else empty.
+        host: Bucket, container, or server with port.
+        key: Path without a leading slash; percent-encoded for web addresses.
+        query: `?` and the query of a web address, or empty.
     """
 
     scheme: str
@@ -72,76 +71,70 @@ class Address(NamedTuple):
     query: str = ""
 
     def text(self) -> str:
-        """Return it as one text."""
+        """Return the address as a string."""
         return f"{self.scheme}://{self.host}{'/' if self.key or self.query else ''}{self.key}{self.query}"
 
 
 def is_url(text: str) -> bool:
-    """Tell whether a text is a URL of any scheme, rather than a path."""
+    """Return whether a string is a URL of any scheme."""
     return _URL.match(text) is not None
 
 
 def refuse_near_url(path: str) -> None:
-    """Refuse a path that is an address but for a slash, `s3:/b/k` or `s3:b/k`: what is put there would be in no store.
-
-    Raises:
-        InvalidRequest: It is one.
-    """
-    if found := _NEAR_URL.match(path):
-        meant = f"{found[1].lower()}://{found[2]}"
+    """Raise InvalidRequest for a path that is probably a mistyped address, such as `s3:/b/k` or `s3:b/k`."""
+    if match := _NEAR_URL.match(path):
+        intended = f"{match[1].lower()}://{match[2]}"
         raise InvalidRequest(
-            path, "neither an address nor a usual path", expected="://, or ./ before a path",
-            remedy=f"Did you mean {display_address(meant)}?",
+            path, "looks like a mistyped address", expected="`://` in an address, or `./` before a local path",
+            remedy=f"Did you mean {display_address(intended)}?",
         )  # fmt: skip
 
 
 def is_web(text: str) -> bool:
-    """Tell whether a text is an address of the web."""
-    found = _URL.match(text)
-    return found is not None and found[1].lower() in WEB
+    """Return whether a string is an http or https address."""
+    match = _URL.match(text)
+    return match is not None and match[1].lower() in WEB
 
 
 def is_huggingface(text: str) -> bool:
-    """Tell whether a text is of a dataset's repository at Hugging Face: its files have addresses of the web."""
+    """Return whether an address is in a Hugging Face dataset repository, which is read over HTTP."""
     return text[:14].lower() == "hf://datasets/"
 
 
 def uses_fsspec(text: str) -> bool:
-    """Tell whether what an address leads to is read through fsspec."""
+    """Return whether an address is read through fsspec."""
     return parse_address(text).scheme not in SCHEMES and not is_huggingface(text)
 
 
 def is_source_address(address: str) -> bool:
-    """Tell whether an address is one of `stores.as_source`."""
+    """Return whether `source_address_for` created this address."""
     return parse_address(address).host.startswith(SOURCE_MARKER)
 
 
 def parse_address(text: str) -> Address:
-    """Take an address apart.
+    """Split an address into its parts.
 
     Raises:
-        InvalidRequest: It is of a scheme that is not known, or names no bucket or server.
+        InvalidRequest: The scheme is unknown, or the bucket or server is missing.
     """
-    found = _URL.match(text)
-    scheme, rest = (found[1].lower(), found[2]) if found else ("", text)
+    match = _URL.match(text)
+    scheme, tail = (match[1].lower(), match[2]) if match else ("", text)
     if scheme not in SCHEMES and scheme not in fsspec_schemes():
         raise _unknown_scheme(text, scheme)
-    host, _, key = rest.partition("/")
+    host, _, key = tail.partition("/")
     query = ""
     if scheme in WEB:
-        host = _AFTER_HOST.split(rest, maxsplit=1)[0]
-        key, mark, asked = rest[len(host) :].removeprefix("/").partition("#")[0].partition("?")
-        query = mark + asked
+        host = _AFTER_HOST.split(tail, maxsplit=1)[0]
+        key, separator, query_text = tail[len(host) :].removeprefix("/").partition("#")[0].partition("?")
+        query = separator + query_text
     if not host:
-        raise InvalidRequest(
-            text, "nothing behind ://", expected="a bucket" if scheme in STORES else "the name of a server"
-        )
+        raise InvalidRequest(text, "nothing after ://", expected="a bucket" if scheme in STORES else "a server name")
     return Address(scheme, host, key, query)
 
 
 @functools.cache
 def fsspec_schemes() -> frozenset[str]:
-    """Return the schemes that fsspec reads, where it is installed."""
+    """Return the schemes that fsspec reads."""
     try:
         from fsspec import available_protocols
     except ImportError:
@@ -150,33 +143,35 @@ def fsspec_schemes() -> frozenset[str]:
 
 
 def _unknown_scheme(text: str, scheme: str) -> InvalidRequest:
-    near = [SCHEME_ALIASES[scheme]] if scheme in SCHEME_ALIASES else difflib.get_close_matches(scheme, SCHEMES, 1, 0.5)
-    fsspec = "fsspec reads more of them: `pip install fsspec`." if not fsspec_schemes() else ""
+    matches = (
+        [SCHEME_ALIASES[scheme]] if scheme in SCHEME_ALIASES else difflib.get_close_matches(scheme, SCHEMES, 1, 0.5)
+    )
+    fsspec = "fsspec reads more schemes: `pip install fsspec`." if not fsspec_schemes() else ""
     remedy = INSTALL_COMMANDS.get(scheme, fsspec)
-    if near:
-        remedy = f"Did you mean {near[0]}://?"
-    more = f", or, to read, one of fsspec's: {', '.join(sorted(fsspec_schemes()))}" if fsspec_schemes() else ""
+    if matches:
+        remedy = f"Did you mean {matches[0]}://?"
+    more = f", or for reading a scheme of fsspec: {', '.join(sorted(fsspec_schemes()))}" if fsspec_schemes() else ""
     expected = f"a path, or {'://, '.join(SCHEMES)}://{more}"
     return InvalidRequest(text, f"the scheme {scheme}://", expected=expected, remedy=remedy)
 
 
 def display_address(text: str) -> str:
-    """Return an address without what may be secret: user, password and query."""
+    """Return an address without secrets: user, password and query."""
     return redact_secrets(text)
 
 
 def join_address(folder: str, name: str) -> str:
-    """Return the address of `name`, plain text that may have slashes, in a folder's address."""
+    """Return the address of `name` in a folder; `name` is unencoded and may contain slashes."""
     if not name:
         return folder
-    at = parse_address(folder)
-    name = quote(name) if at.scheme in WEB else name
-    above = at.key.rstrip("/")
-    return at._replace(key=f"{above}/{name}" if above else name).text()
+    parts = parse_address(folder)
+    name = quote(name) if parts.scheme in WEB else name
+    folder_key = parts.key.rstrip("/")
+    return parts._replace(key=f"{folder_key}/{name}" if folder_key else name).text()
 
 
 def split_address(text: str) -> tuple[str, str]:
-    """Return the address of the folder that something lies in, and its plain name: the opposite of `join`."""
-    at = parse_address(text)
-    above, _, name = at.key.rpartition("/")
-    return at._replace(key=above).text(), unquote(name) if at.scheme in WEB else name
+    """Return the address of the folder, and the unencoded file name."""
+    parts = parse_address(text)
+    folder_key, _, name = parts.key.rpartition("/")
+    return parts._replace(key=folder_key).text(), unquote(name) if parts.scheme in WEB else name

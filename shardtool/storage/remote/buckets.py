@@ -1,8 +1,8 @@
 """List, write and delete objects in S3 and compatible stores, Google Cloud Storage and Azure, with obstore.
 
-A forked child process must not call this: obstore's request threads do not survive a fork
-(docs/decisions/017-remote-stores.md). Messages of obstore are not shown or chained, because they may contain
-secrets.
+All functions raise AccessRefused if the store denies access, and StoreFailed if it keeps failing. A forked child
+process must not call them: obstore's request threads do not survive a fork (docs/decisions/017-remote-stores.md).
+Messages of obstore are not shown or chained, because they may contain secrets.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ if TYPE_CHECKING:
 _PAGE_KEYS = 1000
 
 
-_requesting_process: dict[str, int] = {}  # the process that made the first request
+_requesting_process: dict[str, int] = {}  # `pid`: the process that made the first request
 
 
 class BucketEntry(NamedTuple):
-    """What lies in a bucket.
+    """An object, or a prefix that acts as a folder.
 
     Attributes:
-        key: The object's key; of a prefix that stands for a folder, without a slash behind.
+        key: Key, without a trailing slash.
         size: Bytes; -1 for a folder.
-        version: Its ETag as a number, as `read_file` has it; 0 where it has none.
-        changed_ns: When it was written, by the store's clock.
+        version: ETag as a number; 0 if there is none.
+        changed_ns: Modification time by the store's clock.
     """
 
     key: str
@@ -51,75 +51,69 @@ class BucketEntry(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Its plain name."""
+        """File name: the key after its last slash."""
         return self.key.rpartition("/")[2]
 
     @property
     def is_folder(self) -> bool:
-        """Whether it is a prefix of other keys."""
+        """Whether this is a prefix of other keys."""
         return self.size < 0
 
 
 def list_objects(address: str, *, below: bool = False) -> Iterator[BucketEntry]:
-    """Yield what lies directly in a folder of a store, or with `below` all objects at any depth, in the store's order.
+    """Yield the entries of a folder in a store, or with `below` all objects at any depth, in the store's order.
 
     Raises:
-        AccessRefused: We may not list it.
-        StoreFailed: It fails time and again.
-        InvalidRequest: It is an address of the web, which nobody can list.
+        InvalidRequest: It is a web address.
     """
-    at = parse_address(address)
+    parts = parse_address(address)
     if is_web(address):
         raise InvalidRequest(
-            display_address(address), "a folder on the web", expected="files: a web server does not list them"
+            display_address(address), "a folder on the web", expected="files: web servers cannot be listed"
         )
-    store, prefix = store_for(address)[0], at.key.rstrip("/")
+    store, prefix = store_for(address)[0], parts.key.rstrip("/")
     if not below:
-        found = _call_obstore(address, lambda: store.list_with_delimiter(prefix or None), lists=True)
-        for folder in found["common_prefixes"]:
+        listing = _call_obstore(address, lambda: store.list_with_delimiter(prefix or None), lists=True)
+        for folder in listing["common_prefixes"]:
             yield BucketEntry(folder.rstrip("/"), -1, 0, 0)
-        yield from (
-            one for one in map(_bucket_entry, found["objects"]) if one.key != prefix
-        )  # which stands for the folder
+        # An object whose key is the prefix represents the folder itself.
+        yield from (entry for entry in map(_bucket_entry, listing["objects"]) if entry.key != prefix)
         return
     yield from _list_below(address, store, prefix)
 
 
 def _list_below(address: str, store: Any, prefix: str) -> Iterator[BucketEntry]:
-    """Yield all objects below a prefix, page by page; a page that fails is asked for again, from the last key on.
+    """Yield all objects below a prefix, page by page; after a failure, continue after the last key.
 
-    The key of an empty object may lack a slash, so that the store would go on elsewhere: another one must be the last.
+    obstore strips the trailing slash of an empty object's key. The listing therefore continues after the last object
+    with content, and skips objects already yielded.
     """
-    attempts, last, done = RetryState(display_address(address)), "", set[str]()
+    attempts, last_key, yielded = RetryState(display_address(address)), "", set[str]()
     while True:
-        pages = store.list(prefix or None, offset=last or None, chunk_size=_PAGE_KEYS)
+        pages = store.list(prefix or None, offset=last_key or None, chunk_size=_PAGE_KEYS)
         try:
             while page := _read_page(address, pages):
-                for one in page:
-                    if one.key not in done:
-                        yield one
-                    if one.size:
-                        last, done = one.key, set()
+                for entry in page:
+                    if entry.key not in yielded:
+                        yield entry
+                    if entry.size:
+                        last_key, yielded = entry.key, set()
                     else:
-                        done.add(one.key)
-                attempts.progress()
-        except TransientError as error:  # such a list is at its end: asked for more it would say that there is none
-            attempts.failed(error)
+                        yielded.add(entry.key)
+                attempts.record_progress()
+        except TransientError as error:  # after a failure, obstore's iterator would end as if the listing were complete
+            attempts.wait_or_give_up(error)
         else:
             return
 
 
 def _check_process(address: str) -> None:
-    """Refuse what would hang: a request of obstore in a process that was forked after its parent had made one.
-
-    Raises:
-        InvalidRequest: This is such a process.
-    """
+    """Refuse a request that would hang, in a child that was forked after the first request."""
     if _requesting_process.setdefault("pid", os.getpid()) != os.getpid():
         raise InvalidRequest(
-            display_address(address), "asked for in a forked process, where a store cannot be listed or written",
-            expected="a process that was started by spawn or forkserver",
-            remedy="Open the dataset before the fork, or name its dataset file.",
+            display_address(address), "a store cannot be listed or written in a forked process",
+            expected="a process started by spawn or forkserver",
+            remedy="Open the dataset before the fork, or use its dataset file.",
         )  # fmt: skip
 
 
@@ -130,63 +124,55 @@ def _read_page(address: str, pages: Any) -> list[BucketEntry]:
 
 
 def put_object(address: str, data: bytes, expected: str | None = None, *, lasting: bool = False) -> str:
-    """Write a small object, whole, and return its version.
+    """Write a small object and return its version.
 
-    Args:
-        address: Where.
-        data: Its bytes.
-        expected: The version of what it replaces; "" where nothing may be there; None: whatever is there.
-        lasting: Whether it is of a dataset, and no lock.
+    `expected` is the version that must be replaced; "" if no object may exist; None to write unconditionally. `lasting`
+    is False for locks, which must not get a storage class that is billed by the month.
 
     Raises:
-        FileExistsError: Something else is there.
-        AccessRefused: We may not.
-        StoreFailed: It fails time and again.
+        FileExistsError: The condition does not hold.
     """
-    at, store = parse_address(address), store_for(address)[0]
-    kind = "version" if at.scheme == "gs" else "e_tag"
-    mode = "overwrite" if expected is None else {kind: expected} if expected else "create"
-    told = put_arguments(address, lasting=lasting)
-    answer = _call_obstore(address, lambda: store.put(at.key, data, mode=mode, use_multipart=False, **told))
-    return answer[kind] or ""
+    parts, store = parse_address(address), store_for(address)[0]
+    version_kind = "version" if parts.scheme == "gs" else "e_tag"
+    mode = "overwrite" if expected is None else {version_kind: expected} if expected else "create"
+    options = put_arguments(address, lasting=lasting)
+    result = _call_obstore(address, lambda: store.put(parts.key, data, mode=mode, use_multipart=False, **options))
+    return result[version_kind] or ""
 
 
 def object_version(address: str, headers: Mapping[str, str]) -> str:
-    """Return the version of an object, as `put` knows it, from the headers of an answer; empty: there is none.
+    """Return the version of an object from response headers, as `put_object` returns it, or "".
 
-    Google's store takes no ETag for a condition of a write.
+    Google's store does not accept an ETag as the condition of a write.
     """
     return headers.get("x-goog-generation" if address.startswith("gs:") else "ETag", "")
 
 
 def delete_objects(folder: str, keys: Sequence[str]) -> None:
-    """Remove objects of the bucket of `folder`; those that are gone already are no error.
-
-    Raises:
-        AccessRefused: We may not.
-        StoreFailed: It fails time and again.
-    """
+    """Delete objects in the bucket of `folder`; missing objects are ignored."""
     store = store_for(folder)[0]
     for first in range(0, len(keys), _PAGE_KEYS):
-        some = list(keys[first : first + _PAGE_KEYS])
+        page = list(keys[first : first + _PAGE_KEYS])
         try:
-            _call_obstore(folder, partial(store.delete, some))
+            _call_obstore(folder, partial(store.delete, page))
         except FileNotFoundError:
-            for key in some:
+            for key in page:
                 with suppress(FileNotFoundError):
                     _call_obstore(folder, partial(store.delete, key))
 
 
-def copy_in_bucket(address: str, where: str) -> None:
-    """Have a store copy an object within its bucket.
+def copy_in_bucket(source: str, destination: str) -> None:
+    """Ask a store to copy an object within its bucket.
 
     Raises:
-        FileNotFoundError: It is not there.
-        AccessRefused: We may not.
-        StoreFailed: It fails time and again.
+        FileNotFoundError: The object does not exist.
     """
-    store, source, key = store_for(where)[0], parse_address(address).key, parse_address(where).key
-    _call_obstore(where, lambda: store.copy(source, key))
+    store, source_key, destination_key = (
+        store_for(destination)[0],
+        parse_address(source).key,
+        parse_address(destination).key,
+    )
+    _call_obstore(destination, lambda: store.copy(source_key, destination_key))
 
 
 def _bucket_entry(meta: Any) -> BucketEntry:
@@ -195,17 +181,16 @@ def _bucket_entry(meta: Any) -> BucketEntry:
 
 
 def version_number(etag: str) -> int:
-    """Return an ETag as a number of 63 bits, the same from a listing and from an answer; 0 where there is none."""
+    """Return an ETag as a 63-bit number, the same for a listing and a response; 0 if there is none."""
     tag = etag.removeprefix("W/").strip('"')  # Azure's listing has no quotes
     return int.from_bytes(blake2b(tag.encode(), digest_size=8).digest(), "little") >> 1 if tag else 0
 
 
-def _call_obstore(address: str, ask: Callable[[], Any], *, lists: bool = False) -> Any:
-    """Return what a call of obstore returns; it is made again where that may help."""
+def _call_obstore(address: str, call: Callable[[], Any], *, lists: bool = False) -> Any:
     _check_process(address)
 
-    def once() -> Any:
+    def attempt() -> Any:
         with obstore_errors(address, lists=lists):
-            return in_thread(ask)
+            return in_thread(call)
 
-    return with_retries(display_address(address), once)
+    return with_retries(display_address(address), attempt)

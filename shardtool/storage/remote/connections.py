@@ -1,12 +1,8 @@
-"""HTTP connections that fail when too little data arrives: urllib3 pools, one set for each process.
+"""HTTP connections that fail when too little data arrives: urllib3 pools, one set per process.
 
-urllib3 and http.client read from a `PacedSocket`. It waits in short slices, in which the thread can be cancelled,
-and
-counts bytes per second of waiting, so silent and slow servers are treated alike. Connections are opened in a
-separate
-thread, because name lookups, TLS handshakes and proxies cannot be interrupted.
-
-A forked child makes its own connections.
+urllib3 and http.client read from a `PacedSocket`. It waits in short slices, checks for cancellation, and measures bytes
+per second of waiting, so silent and slow servers are treated alike. Connections are opened in a separate thread,
+because name lookups, TLS handshakes and proxies cannot be interrupted.
 """
 
 from __future__ import annotations
@@ -39,150 +35,141 @@ if TYPE_CHECKING:
     from urllib3.connection import HTTPConnection
 
 
-MAX_CONNECTIONS_PER_SERVER = 64  # that are kept for one server
+MAX_CONNECTIONS_PER_SERVER = 64
 
 
-_CONNECT_TIMEOUT_S, _SEND_TIMEOUT_S = 10, 60  # how long an answer takes is for `Line`
+_CONNECT_TIMEOUT_S, _SEND_TIMEOUT_S = 10, 60  # `PacedSocket` limits the time of responses
 
 
-_MAX_HEADER_BYTES = 2**18  # bytes of the first lines of an answer, with all that a server says before (100 Continue)
+_MAX_HEADER_BYTES = 2**18  # of response headers, including interim responses (100 Continue)
 
 
 class PacedSocket(io.RawIOBase):
-    """A connected socket as a file; it is left open when this is closed.
+    """A connected socket as a raw file with a minimum speed. Closing it leaves the socket open.
 
-    Args:
-        sock: The socket.
-        peer: Whose it is, for messages.
-        first_s: Seconds in which something must come; None: any time, at the least speed.
+    `peer` is the server, for messages. The first byte must arrive within `first_wait_s`. At most `max_bytes` more bytes
+    are accepted; None means no limit.
 
-    Attributes:
-        most: Bytes that may still come; None: any number.
+    Methods raise TransientError if the server is too slow, and OSError if the connection is lost.
     """
 
     def __init__(self, sock: socket.socket, peer: str, first_wait_s: float | None = None) -> None:
         super().__init__()
-        self._sock, self._peer, self._first_s = sock, peer, first_wait_s
+        self._sock, self._peer, self._first_wait_s = sock, peer, first_wait_s
         self._bytes, self._waited_s = 0, 0.0
-        self._silent_s = 0.0  # of waiting since the last byte
-        self.most: int | None = None
+        self._silent_s = 0.0  # seconds of waiting since the last byte
+        self.max_bytes: int | None = None
 
     def readable(self) -> bool:
-        """Tell that it can be read."""
+        """Return True."""
         return True
 
     def readinto(self, into: Buffer, /) -> int:
-        """Fill `into` with what comes next; return how much there was.
+        """Fill `into` with the next bytes; return their number.
 
         Raises:
-            PassingFailure: Too little comes, or there is no end of headers.
-            TimeoutError: Nothing came in the first seconds.
-            OSError: The connection is lost.
+            TransientError: The server is too slow, or sends more than `max_bytes`.
+            TimeoutError: Nothing arrived within `first_wait_s`.
         """
-        got = self._moved(lambda: self._sock.recv_into(into))
-        if self.most is not None:
-            self.most -= got
-            if self.most < 0:
+        count = self._transfer(lambda: self._sock.recv_into(into))
+        if self.max_bytes is not None:
+            self.max_bytes -= count
+            if self.max_bytes < 0:
                 raise retry.TransientError(f"{self._peer} sends headers without an end", answered=True)
-        return got
+        return count
 
     def write(self, data: Buffer, /) -> int:
-        """Send some of `data`; return how much.
+        """Send some of `data`; return the number of bytes sent."""
+        return self._transfer(lambda: self._sock.send(data))
 
-        Raises:
-            PassingFailure: Too little goes.
-            OSError: The connection is lost.
-        """
-        return self._moved(lambda: self._sock.send(data))
-
-    def _moved(self, move: Callable[[], int]) -> int:
-        """Return how many bytes were moved, at the least speed."""
+    def _transfer(self, move: Callable[[], int]) -> int:
+        """Return the number of bytes that `move` transferred; enforce the minimum speed."""
         if self._sock.gettimeout() != retry.SLICE_S:
             self._sock.settimeout(retry.SLICE_S)
         while True:
             retry.check_cancelled()
-            begun, size = time.monotonic(), 0
+            start_s, count = time.monotonic(), 0
             try:
-                size = move()
+                count = move()
             except TimeoutError:
                 pass
             else:
-                self._first_s = None
-                return size
+                self._first_wait_s = None
+                return count
             finally:
-                self._count(size, time.monotonic() - begun)
+                self._count(count, time.monotonic() - start_s)
 
-    def _count(self, size: int, waited_s: float) -> None:
-        self._bytes += size
+    def _count(self, count: int, waited_s: float) -> None:
+        self._bytes += count
         self._waited_s += waited_s
-        self._silent_s = 0.0 if size else self._silent_s + waited_s
-        if self._first_s is not None and not self._bytes and self._waited_s >= self._first_s:
+        self._silent_s = 0.0 if count else self._silent_s + waited_s
+        if self._first_wait_s is not None and not self._bytes and self._waited_s >= self._first_wait_s:
             raise TimeoutError
-        if self._waited_s < retry.SLICE_S:  # so that no environment is asked for each piece
+        if self._waited_s < retry.SLICE_S:  # reading the environment for each piece would be slow
             return
-        least, speed_window_s = retry.min_speed()
-        if least and self._silent_s >= speed_window_s:
-            when = "too slow" if self._bytes else "no answer in time"
-            found = f"{when}: {self._peer} was silent for {self._silent_s:,.0f} s"
+        min_bytes_per_s, speed_window_s = retry.min_speed()
+        if min_bytes_per_s and self._silent_s >= speed_window_s:
+            problem = "too slow" if self._bytes else "no response in time"
+            found = f"{problem}: {self._peer} was silent for {self._silent_s:,.0f} s"
             raise retry.TransientError(found, stalled_s=self._silent_s)
         if self._waited_s >= speed_window_s:
-            if self._bytes < least * self._waited_s:
-                raise retry.TransientError(self._too_slow(least), stalled_s=self._waited_s)
+            if self._bytes < min_bytes_per_s * self._waited_s:
+                raise retry.TransientError(self._too_slow(min_bytes_per_s), stalled_s=self._waited_s)
             self._bytes, self._waited_s = 0, 0.0
 
-    def _too_slow(self, least: float) -> str:
-        seen = f"{self._peer} moved {self._bytes:,} bytes in {self._waited_s:,.0f} s"
-        return f"too slow: {seen}, where {least:,.0f} a second are the least"
+    def _too_slow(self, min_bytes_per_s: float) -> str:
+        observed = f"{self._peer} moved {self._bytes:,} bytes in {self._waited_s:,.0f} s"
+        return f"too slow: {observed}; expected at least {min_bytes_per_s:,.0f} bytes per second"
 
 
 def peer_name(connection: HTTPConnection) -> str:
-    """Return whose a connection is, for messages."""
+    """Return the server of a connection, for messages."""
     return f"{connection.host}:{connection.port}"
 
 
 @functools.cache
 def _pool_classes() -> dict[str, type[urllib3.HTTPConnectionPool]]:
-    """Return pools whose connections are made apart, and whose answers come through a `Line`; by scheme.
+    """Return pool classes by scheme, which connect in another thread and read through a `PacedSocket`.
 
-    They are made when the first is needed: what they extend takes 50 ms to import.
+    Importing their base classes takes 50 ms.
     """
     import http.client
 
     from urllib3 import HTTPConnectionPool, HTTPSConnectionPool
     from urllib3.connection import HTTPConnection, HTTPSConnection
 
-    class Answer(http.client.HTTPResponse):
-        """An answer whose bytes come through a `Line`."""
+    class Response(http.client.HTTPResponse):
+        """A response read through a `PacedSocket`."""
 
         def __init__(self, peer: str, sock: socket.socket, *args: Any, **kwargs: Any) -> None:
             super().__init__(sock, *args, **kwargs)
-            self._line, self._holds = PacedSocket(sock, peer), self.fp  # which keeps the socket open
-            self._line.most = _MAX_HEADER_BYTES  # of what leads through a proxy, for ever: it has no more than a head
-            self.fp = io.BufferedReader(self._line)
+            self._paced, self._socket_file = PacedSocket(sock, peer), self.fp  # `_socket_file` keeps the socket open
+            self._paced.max_bytes = _MAX_HEADER_BYTES  # never reset for a proxy tunnel, which has headers only
+            self.fp = io.BufferedReader(self._paced)
 
         def begin(self) -> None:
-            """Read the first lines."""
+            """Read the status line and headers."""
             super().begin()
-            self._line.most = None
+            self._paced.max_bytes = None
 
         def _close_conn(self) -> None:
             super()._close_conn()  # type: ignore[misc]
-            self._holds.close()
+            self._socket_file.close()
 
     class Connection(HTTPConnection):
-        """One of HTTP."""
+        """A connection over HTTP."""
 
         def connect(self) -> None:
             """Connect."""
-            self.response_class = partial(Answer, peer_name(self))  # type: ignore[assignment]
+            self.response_class = partial(Response, peer_name(self))  # type: ignore[assignment]
             retry.in_thread(super().connect)
 
     class SecureConnection(Connection, HTTPSConnection):
-        """One of HTTPS."""
+        """A connection over HTTPS."""
 
         def _tunnel(self) -> None:
             super()._tunnel()
-            self.sock.settimeout(self.timeout)  # no slices for the handshake that follows: see above
+            self.sock.settimeout(self.timeout)  # the TLS handshake must not time out after one slice
 
     class Pool(HTTPConnectionPool):
         ConnectionCls = Connection
@@ -193,7 +180,7 @@ def _pool_classes() -> dict[str, type[urllib3.HTTPConnectionPool]]:
     return {"http": Pool, "https": SecurePool}
 
 
-# What all threads of a process have in common is made by one of them: the certificates alone take 75 ms to load.
+# One thread creates the pool that all threads share: loading the certificates alone takes 75 ms.
 _POOL_LOCK = threading.Lock()
 
 
@@ -207,21 +194,21 @@ def _make_pool(_pid: int, scheme: str, proxy: str | None, _environment: tuple[st
     timeout = urllib3.Timeout(connect=_CONNECT_TIMEOUT_S, read=_SEND_TIMEOUT_S)
     is_plain = "https" not in (scheme, urlsplit(proxy or "").scheme)
     options: dict[str, Any] = {"maxsize": MAX_CONNECTIONS_PER_SERVER, "retries": False, "timeout": timeout}
-    # Certificates that the environment names are looked at even where none are needed: they must be some.
+    # Certificates named in the environment are checked even for plain HTTP, to report a wrong file early.
     context = options["ssl_context"] = None if is_plain and not extra_certificates() else tls_context()
     if proxy is None:
-        made = urllib3.PoolManager(**options)
+        pool = urllib3.PoolManager(**options)
     else:
-        made = urllib3.ProxyManager(proxy, proxy_headers=proxy_headers(proxy), proxy_ssl_context=context, **options)
-    made.pool_classes_by_scheme = _pool_classes()
-    return made
+        pool = urllib3.ProxyManager(proxy, proxy_headers=proxy_headers(proxy), proxy_ssl_context=context, **options)
+    pool.pool_classes_by_scheme = _pool_classes()
+    return pool
 
 
 def connections_for(url: str) -> urllib3.PoolManager:
-    """Return this process's connections that lead to a server.
+    """Return this process's connection pools for a URL.
 
     Raises:
-        InvalidRequest: urllib3 is not installed, or the environment names no proxy, or no certificates.
+        InvalidRequest: urllib3 is not installed, or a proxy or certificate file in the environment is invalid.
     """
     try:
         with _POOL_LOCK:

@@ -1,11 +1,10 @@
-"""Addresses of other schemes, such as `hf://` and `sftp://`: listed and read through fsspec, if it is installed.
+"""Addresses of other schemes, such as `hf://` and `sftp://`: read through fsspec, if it is installed.
 
-These locations are read-only. fsspec file systems disagree about versions, so changes are detected by size and
-checksum only.
+These locations are read-only. fsspec file systems disagree about versions, so changes are detected by size and checksum
+only.
 
-Datasets of Hugging Face are listed through fsspec, but their files are read over HTTP: fsspec's own file system
-reads
-5 MB ahead of each range, lists folders to get sizes, and does not notice that a file was replaced.
+Hugging Face datasets are listed through fsspec, but read over HTTP: fsspec's own file system reads 5 MB ahead of each
+range, lists folders to get sizes, and does not notice that a file was replaced.
 """
 
 from __future__ import annotations
@@ -38,41 +37,41 @@ if TYPE_CHECKING:
 _DENIED_STATUSES = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
 
 
-# What clients of HTTP, and Python, call it where no answer came: httpx, requests, aiohttp.
+# Exception names of Python, httpx, requests and aiohttp if there is no response.
 _CONNECTION_ERRORS = {"ConnectionError", "TimeoutError", "TransportError", "Timeout", "ClientConnectionError"}
 
 
 def list_fsspec(address: str, *, below: bool = False) -> Iterator[BucketEntry]:
-    """Yield what lies directly in a folder, or with `below` all at any depth; as `stores.listed` does.
+    """Yield the entries of a folder, or with `below` all files at any depth.
 
     Raises:
-        AccessRefused: We may not list it.
-        InvalidRequest: It names no repository.
-        StoreFailed: It fails, or there is no such repository, or revision of it.
+        AccessRefused: Listing is denied.
+        InvalidRequest: The address names no repository.
+        StoreFailed: The request failed, or the repository or revision does not exist.
     """
     address = parse_address(address).text()
     if is_huggingface(address):
         _split_huggingface(address)
 
-    def ask(files: Any) -> tuple[str, Any]:
-        root = str(files._strip_protocol(address)).strip("/")  # noqa: SLF001 - fsspec's own way to say what it lists
+    def list_files(file_system: Any) -> tuple[str, Any]:
+        root = str(file_system._strip_protocol(address)).strip("/")  # noqa: SLF001 - the prefix of listed names
         detail = {"detail": True, **({"refresh": True} if is_huggingface(address) else {})}
-        return root, files.find(address, **detail).values() if below else files.ls(address, **detail)
+        return root, file_system.find(address, **detail).values() if below else file_system.ls(address, **detail)
 
     try:
-        root, found = call_fsspec(address, ask)
+        root, entries = call_fsspec(address, list_files)
     except FileNotFoundError:
         return
     key = parse_address(address).key.rstrip("/")
-    for one in sorted(found, key=lambda one: str(one["name"])):
-        name = str(one["name"]).strip("/")[len(root) :].strip("/")
-        size = -1 if one["type"] == "directory" else int(one["size"] or 0)
+    for entry in sorted(entries, key=lambda entry: str(entry["name"])):
+        name = str(entry["name"]).strip("/")[len(root) :].strip("/")
+        size = -1 if entry["type"] == "directory" else int(entry["size"] or 0)
         if name:
-            yield BucketEntry(f"{key}/{name}" if key else name, size, _listed_version(address, one), 0)
+            yield BucketEntry(f"{key}/{name}" if key else name, size, _listed_version(address, entry), 0)
 
 
 def _listed_version(address: str, listed: Mapping[str, Any]) -> int:
-    """Return the version of a file in a listing: of a repository, the ETag of its answers; else 0."""
+    """Return the ETag of a listed Hugging Face file as a number; otherwise 0."""
     if not is_huggingface(address) or listed["type"] != "file":
         return 0
     return version_number(str(listed["lfs"].sha256 if listed.get("lfs") else listed.get("blob_id", "")))
@@ -82,23 +81,23 @@ _HUGGINGFACE_PATH = re.compile(r"([^/@]+/[^/@]+)(?:@(refs/(?:pr|convert)/[^/]+|[
 
 
 def _split_huggingface(address: str) -> re.Match[str]:
-    if not (found := _HUGGINGFACE_PATH.fullmatch(parse_address(address).key)):
+    if not (match := _HUGGINGFACE_PATH.fullmatch(parse_address(address).key)):
         raise InvalidRequest(
-            display_address(address), "no repository", expected="hf://datasets/ORG/NAME, and what is in it"
+            display_address(address), "not a dataset repository", expected="hf://datasets/ORG/NAME/PATH"
         )
-    return found
+    return match
 
 
 def huggingface_request(address: str) -> tuple[str, dict[str, str]]:
-    """Return the address of the web of a file in a dataset's repository, and the headers that say who we are.
+    """Return the HTTP URL of a file in a dataset repository, and headers with the user's token.
 
     Source: the grammar of `hf://` in huggingface_hub's `HfFileSystem`.
 
     Raises:
-        InvalidRequest: It names no repository.
-        StoreFailed: huggingface_hub is not installed, or told to stay offline.
+        InvalidRequest: The address names no repository.
+        StoreFailed: huggingface_hub is missing, or in offline mode.
     """
-    found = _split_huggingface(address)
+    match = _split_huggingface(address)
     with _fsspec_errors(address):
         from huggingface_hub import constants, hf_hub_url
         from huggingface_hub.errors import OfflineModeIsEnabled
@@ -106,34 +105,37 @@ def huggingface_request(address: str) -> tuple[str, dict[str, str]]:
 
         if constants.HF_HUB_OFFLINE:
             raise OfflineModeIsEnabled
-        files, revision = _cached_file_system(address), unquote(found[2] or "main")
-        url = hf_hub_url(found[1], found[3] or "", repo_type="dataset", revision=revision, endpoint=files.endpoint)
-        token = get_token_to_send(files.token)
+        file_system, revision = _cached_file_system(address), unquote(match[2] or "main")
+        url = hf_hub_url(
+            match[1], match[3] or "", repo_type="dataset", revision=revision, endpoint=file_system.endpoint
+        )
+        token = get_token_to_send(file_system.token)
     return url, {"Authorization": f"Bearer {token}"} if token else {}
 
 
-def call_fsspec(address: str, ask: Callable[[Any], Result]) -> Result:
-    """Return what a call of fsspec's object returns; it is made again where that may help."""
+def call_fsspec(address: str, call: Callable[[Any], Result]) -> Result:
+    """Return the result of `call` with fsspec's file system; retry transient failures."""
 
-    def once() -> Result:
+    def attempt() -> Result:
         with _fsspec_errors(address):
-            return ask(_cached_file_system(address))
+            return call(_cached_file_system(address))
 
-    return retry.with_retries(display_address(address), once)
+    return retry.with_retries(display_address(address), attempt)
 
 
-def cat_file(address: str, span: Mapping[str, int], files: Any) -> Any:
-    return files.cat_file(address, **span)
+def cat_file(address: str, byte_range: Mapping[str, int], file_system: Any) -> Any:
+    """Return a range of a file."""
+    return file_system.cat_file(address, **byte_range)
 
 
 def _cached_file_system(address: str) -> Any:
-    at = parse_address(address)
-    return _file_system(at.scheme, at.host, os.getpid())
+    parts = parse_address(address)
+    return _file_system(parts.scheme, parts.host, os.getpid())
 
 
 @functools.lru_cache(maxsize=16)
 def _file_system(scheme: str, host: str, _pid: int) -> Any:
-    """Return fsspec's object, made anew in each process: those that ask asynchronously do not survive a fork."""
+    """Return fsspec's file system, one per process: asynchronous ones do not survive a fork."""
     from fsspec.core import url_to_fs
 
     return url_to_fs(f"{scheme}://{host}/", skip_instance_cache=True)[0]
@@ -141,7 +143,7 @@ def _file_system(scheme: str, host: str, _pid: int) -> Any:
 
 @contextmanager
 def _fsspec_errors(address: str) -> Iterator[None]:
-    """Turn what fsspec and its many file systems say, which may hold secrets, into our errors."""
+    """Convert exceptions of fsspec and its file systems, which may contain secrets, to our errors."""
     where = display_address(address)
     try:
         yield
@@ -155,12 +157,12 @@ def _fsspec_errors(address: str) -> Iterator[None]:
         from fsspec.registry import known_implementations
 
         scheme = parse_address(address).scheme
-        wanted = f"{known_implementations.get(scheme, {}).get('err', 'See what fsspec wants for it')}."
-        remedy = INSTALL_COMMANDS.get(scheme, wanted)
+        hint = f"{known_implementations.get(scheme, {}).get('err', 'See the documentation of fsspec')}."
+        remedy = INSTALL_COMMANDS.get(scheme, hint)
         if scheme in SCHEME_ALIASES:
-            remedy = f"Write {SCHEME_ALIASES[scheme]}:// instead, which needs no other library."
-        raise StoreFailed(where, f"what reads {scheme}:// is not installed", remedy=remedy) from None
-    except Exception as error:  # noqa: BLE001 - each of fsspec's file systems has errors of its own
+            remedy = f"Use {SCHEME_ALIASES[scheme]}://, which needs no other library."
+        raise StoreFailed(where, f"the library for {scheme}:// is not installed", remedy=remedy) from None
+    except Exception as error:  # noqa: BLE001 - each of fsspec's file systems raises its own exceptions
         status = _error_status(error)
         if status in _DENIED_STATUSES:
             raise failures.private_error(address) from None
@@ -171,25 +173,24 @@ def _fsspec_errors(address: str) -> Iterator[None]:
         if _CONNECTION_ERRORS.intersection(kinds) and not is_offline:
             raise retry.TransientError("the server cannot be reached") from None
         remedy = "Unset HF_HUB_OFFLINE." if is_offline else ""
-        raise StoreFailed(where, f"fsspec fails ({kinds[0]})", remedy=remedy) from None
+        raise StoreFailed(where, f"fsspec failed ({kinds[0]})", remedy=remedy) from None
 
 
 def _missing_error(address: str, error: FileNotFoundError) -> Exception:
-    """Return what is meant by what is not there: Hugging Face says that of what is private, too."""
-    _file_system.cache_clear()  # it remembers that, and a token may be given, or the repository made, meanwhile
+    """Return the error for a missing file: Hugging Face also reports private repositories as missing."""
+    _file_system.cache_clear()  # fsspec caches the result, but a token or the repository may be added later
     if _error_status(error) in _DENIED_STATUSES:
         return failures.private_error(address)
-    if found := failures.HUGGINGFACE_MISSING.get(
+    if problem := failures.HUGGINGFACE_MISSING.get(
         getattr(_error_response(error), "headers", {}).get("X-Error-Code", "")
     ):
-        return StoreFailed(display_address(address), found, remedy="Check its name.")
+        return StoreFailed(display_address(address), problem, remedy="Check its name.")
     return FileNotFoundError(2, "no such file", display_address(address))
 
 
 def _error_response(error: BaseException) -> Any:
-    """Return the answer of a server that an error, or what caused it, is about; None: it is about none."""
-    answers = (getattr(one, "response", None) for one in (error, error.__cause__))
-    return next((one for one in answers if one is not None), None)
+    responses = (getattr(response, "response", None) for response in (error, error.__cause__))
+    return next((response for response in responses if response is not None), None)
 
 
 def _error_status(error: BaseException) -> int | None:

@@ -47,10 +47,10 @@ _REDIRECT_STATUSES = (301, 302, 303, 307, 308)
 _MAX_REDIRECTS = 5
 
 
-_MAX_REASON_BYTES = 4096  # bytes of an answer that is not wanted that are looked at, or read to keep a connection
+_MAX_REASON_BYTES = 4096  # read from an error response, or to keep the connection of an unused one
 
 
-_MAX_LENGTH_DIGITS = 18  # of a length: no file has more bytes
+_MAX_LENGTH_DIGITS = 18  # of a Content-Length: no file is larger
 
 
 _USER_AGENT = "shardtool"
@@ -60,7 +60,7 @@ _MD5 = re.compile(r"[0-9a-f]{32}")
 
 
 class HuggingFaceLink(NamedTuple):
-    """Where the Hub has led to: a signed address, the ETag that the Hub says it has, and the one that it has there."""
+    """A redirect of the Hub: signed URL on the content server, ETag of the Hub, ETag of the content server."""
 
     target: str
     linked: str
@@ -70,74 +70,65 @@ class HuggingFaceLink(NamedTuple):
 def request_object(
     address: str, headers: Mapping[str, str] | None = None, links: list[HuggingFaceLink] | None = None
 ) -> urllib3.BaseHTTPResponse:
-    """Ask for an object once, and follow redirects; the body of the answer is not read yet.
+    """Send one GET request for an object and follow redirects; the body is not read.
 
-    Args:
-        address: Of the object.
-        headers: More of them.
-        links: Gets where the Hub has led to, and that is asked while it is the same: the Hub allows few requests.
+    `links` caches one redirect of the Hub, which limits the request rate: the function fills and reuses the list.
 
     Returns:
-        The answer, of the status 200, 201, 204, 206, or 416 for a range behind the end. Read it to its end, which
-        gives its connection back, `drop` it, or `close` it.
+        A response with status 200, 201, 204, 206, or 416 for a range after the end. Read it completely, `close` it, or
+            pass it to `discard_response`.
 
     Raises:
-        PassingFailure: What may pass: ask again.
-        FileNotFoundError: There is no such object.
-        FileExistsError: The condition in the headers does not hold.
-        AccessRefused: We may not.
-        StoreFailed: Anything else.
+        TransientError: The request can be retried.
+        FileNotFoundError: The object does not exist.
+        FileExistsError: A condition in the headers does not hold.
+        AccessRefused: Access is denied.
+        StoreFailed: Any other failure.
     """
-    before = next(iter(links or ()), None)
-    if before is not None:
-        target, known = before.target, dict[str, str]()
+    cached_link = next(iter(links or ()), None)
+    if cached_link is not None:
+        target, own_headers = cached_link.target, dict[str, str]()
     elif is_huggingface(address):
-        target, known = huggingface_request(address)
+        target, own_headers = huggingface_request(address)
     else:
         target = sign_url(address, "GET")
-        known = web_headers(target) if is_web(address) else {}
-    answer, link = _follow_redirects(address, target, headers or {}, known)
-    is_given = answer.status in _SUCCESS_STATUSES
-    if before is not None and links is not None:
-        if not is_given or link.tag != before.tag:
-            discard_response(answer)
+        own_headers = web_headers(target) if is_web(address) else {}
+    response, link = _follow_redirects(address, target, headers or {}, own_headers)
+    is_success = response.status in _SUCCESS_STATUSES
+    if cached_link is not None and links is not None:
+        if not is_success or link.tag != cached_link.tag:
+            discard_response(response)
             links.clear()
             return request_object(address, headers, links)
-        link = before
-    if is_given and link.linked and is_huggingface(address):
-        answer.headers["ETag"] = link.linked
+        link = cached_link
+    if is_success and link.linked and is_huggingface(address):
+        response.headers["ETag"] = link.linked
         if links is not None and link.tag:
             links[:] = [link]
-    if is_given:
-        return answer
-    raise failures.status_error(address, "GET", answer.status, answer.headers, _read_reason(answer))
+    if is_success:
+        return response
+    raise failures.status_error(address, "GET", response.status, response.headers, _read_reason(response))
 
 
 def _follow_redirects(
-    address: str, target: str, headers: Mapping[str, str], known: Mapping[str, str]
+    address: str, target: str, headers: Mapping[str, str], own_headers: Mapping[str, str]
 ) -> tuple[urllib3.BaseHTTPResponse, HuggingFaceLink]:
-    """Return the answer at the end of all redirects, and where that is; what servers `known` to us get goes no further.
-
-    Raises:
-        PassingFailure: There is none.
-        StoreFailed: There is none, or there are too many redirects, or one that leads to no place of the web.
-    """
+    """Return the response after all redirects, and its URL. `own_headers` are sent to the first server only."""
     linked = ""
     for _ in range(_MAX_REDIRECTS + 1):
-        answer = _send_request(address, target, {**headers, **known})
-        linked = linked or answer.headers.get("X-Linked-Etag", "")  # of the Hub: the SHA-256, where a CDN has its own
-        if answer.status not in _REDIRECT_STATUSES or "Location" not in answer.headers:
-            return answer, HuggingFaceLink(target, linked, answer.headers.get("ETag", ""))
-        discard_response(answer)
-        there = _redirect_target(address, target, answer.headers["Location"])
-        if not is_same_server(target, there):
-            known = {}
-        target = there
+        response = _send_request(address, target, {**headers, **own_headers})
+        linked = linked or response.headers.get("X-Linked-Etag", "")  # the Hub's ETag is the SHA-256; a CDN has its own
+        if response.status not in _REDIRECT_STATUSES or "Location" not in response.headers:
+            return response, HuggingFaceLink(target, linked, response.headers.get("ETag", ""))
+        discard_response(response)
+        next_target = _redirect_target(address, target, response.headers["Location"])
+        if not is_same_server(target, next_target):
+            own_headers = {}
+        target = next_target
     raise StoreFailed(display_address(address), f"more than {_MAX_REDIRECTS} redirects")
 
 
 def _send_request(address: str, target: str, headers: Mapping[str, str]) -> urllib3.BaseHTTPResponse:
-    """Return the answer of a server, whatever it is."""
     with failures.urllib3_errors(address, target):
         return connections_for(target).request(
             "GET", without_user(target), preload_content=False, decode_content=False, redirect=False, retries=False,
@@ -146,15 +137,15 @@ def _send_request(address: str, target: str, headers: Mapping[str, str]) -> urll
 
 
 class FirstResponse(NamedTuple):
-    """What the first answer of a server shows of the way there, whatever it answers.
+    """What a first request shows about a connection.
 
     Attributes:
-        server: Its address, without a path.
-        proxy: That of the proxy that leads there; empty: none does.
-        headers: Of the answer.
-        trusted_until: When its certificate ends, as it says that; None: what goes there is not encrypted.
-        code: The store's own word for what is wrong; empty: it has none.
-        refused: What the answer means, where it is none of an object that is there.
+        server: URL of the server, without a path.
+        proxy: URL of the proxy, or empty.
+        headers: Response headers.
+        certificate_expiry: As in the certificate; None for plain HTTP.
+        code: The store's error code, or empty.
+        refused: The error that the response means; None if the object exists.
     """
 
     server: str
@@ -166,34 +157,38 @@ class FirstResponse(NamedTuple):
 
 
 def first_response(address: str) -> FirstResponse:
-    """Ask for an object, or what is none, and look at how it is answered.
+    """Request an object, which need not exist, and describe the response.
 
     Raises:
-        PassingFailure: There is no answer.
-        AccessRefused: There are no keys.
-        StoreFailed: The certificate is not trusted, or it is no server of HTTP.
-        InvalidRequest: Keys or the proxy that the environment names are none.
+        TransientError: There is no response.
+        AccessRefused: There are no credentials.
+        StoreFailed: The certificate is not trusted, or the server does not speak HTTP.
+        InvalidRequest: Credentials or proxy in the environment are invalid.
     """
     url = sign_url(address, "GET")
-    at, proxy = urlsplit(without_user(url)), without_user(proxy_for(url) or "")
-    answer = _send_request(address, url, {"Range": "bytes=0-0", **(web_headers(url) if is_web(address) else {})})
-    socket: Any = getattr(answer.connection, "sock", None)
-    until = socket.getpeercert()["notAfter"] if at.scheme == "https" else None
-    good = answer.status < HTTPStatus.BAD_REQUEST and (is_web(address) or answer.status not in _REDIRECT_STATUSES)
-    body = b"" if good else _read_reason(answer)
-    refused = None if good else failures.status_error(address, "GET", answer.status, answer.headers, body)
-    answer.close()
+    server, proxy = urlsplit(without_user(url)), without_user(proxy_for(url) or "")
+    response = _send_request(address, url, {"Range": "bytes=0-0", **(web_headers(url) if is_web(address) else {})})
+    socket: Any = getattr(response.connection, "sock", None)
+    expiry = socket.getpeercert()["notAfter"] if server.scheme == "https" else None
+    is_success = response.status < HTTPStatus.BAD_REQUEST and (
+        is_web(address) or response.status not in _REDIRECT_STATUSES
+    )
+    body = b"" if is_success else _read_reason(response)
+    refused = None if is_success else failures.status_error(address, "GET", response.status, response.headers, body)
+    response.close()
     if isinstance(refused, retry.TransientError):
         raise refused
-    return FirstResponse(f"{at.scheme}://{at.netloc}", proxy, answer.headers, until, failures.error_code(body), refused)
+    return FirstResponse(
+        f"{server.scheme}://{server.netloc}", proxy, response.headers, expiry, failures.error_code(body), refused
+    )
 
 
 def etag_md5(headers: Mapping[str, str]) -> str | None:
-    """Return the MD5 of an object that a store gives in an answer; None: none that can be trusted to be one."""
-    for given in (headers.get("Content-MD5", ""), google_hashes(headers).get("md5", "")):
-        if given:
+    """Return the MD5 of an object from response headers, or None."""
+    for encoded in (headers.get("Content-MD5", ""), google_hashes(headers).get("md5", "")):
+        if encoded:
             try:
-                return base64.b64decode(given, validate=True).hex()
+                return base64.b64decode(encoded, validate=True).hex()
             except ValueError:
                 return None
     tag = headers.get("ETag", "").strip('"')
@@ -201,74 +196,75 @@ def etag_md5(headers: Mapping[str, str]) -> str | None:
 
 
 def object_md5(address: str, headers: Mapping[str, str]) -> str | None:
-    """Return the MD5 of a whole object of a store, as its answer says it; None: it says none.
+    """Return the MD5 of a whole object from a store's response, or None.
 
-    The ETag of S3 is none where the object is encrypted by keys of others, and in directory buckets.
+    The ETag of S3 is not an MD5 if the object is encrypted with KMS or customer keys, or is in a directory bucket.
     """
-    other = headers.get("x-amz-server-side-encryption", "").startswith("aws:kms")
-    other |= "x-amz-server-side-encryption-customer-algorithm" in headers
-    other |= headers.get("x-amz-storage-class", "") == "EXPRESS_ONEZONE"
-    return None if other or is_web(address) or is_huggingface(address) else etag_md5(headers)
+    is_not_md5 = headers.get("x-amz-server-side-encryption", "").startswith("aws:kms")
+    is_not_md5 |= "x-amz-server-side-encryption-customer-algorithm" in headers
+    is_not_md5 |= headers.get("x-amz-storage-class", "") == "EXPRESS_ONEZONE"
+    return None if is_not_md5 or is_web(address) or is_huggingface(address) else etag_md5(headers)
 
 
 def google_hashes(headers: Mapping[str, str]) -> dict[str, str]:
-    """Return what Google's store says of an object's bytes: kind to checksum, in base64."""
+    """Return the checksums in a response of Google's store: algorithm to base64 value."""
     return dict(part.strip().partition("=")[::2] for part in headers.get("x-goog-hash", "").split(","))
 
 
-def _read_reason(answer: urllib3.BaseHTTPResponse) -> bytes:
-    """Return the first bytes of an answer that is not wanted, and close it."""
+def _read_reason(response: urllib3.BaseHTTPResponse) -> bytes:
     try:
         with failures.urllib3_errors(""):
-            return answer.read(_MAX_REASON_BYTES)
+            return response.read(_MAX_REASON_BYTES)
     except (retry.TransientError, StoreFailed):
         return b""
     finally:
-        answer.close()
+        response.close()
 
 
-def iter_body(answer: urllib3.BaseHTTPResponse, address: str, length: int, most: int = PIECE_BYTES) -> Iterator[bytes]:
-    """Yield the body of an answer, which must have `length` bytes, `most` at a time; then it is closed.
+def iter_body(
+    response: urllib3.BaseHTTPResponse, address: str, length: int, max_bytes: int = PIECE_BYTES
+) -> Iterator[bytes]:
+    """Yield the body of a response in pieces of at most `max_bytes`; then close it.
 
     Raises:
-        PassingFailure: It ends early.
+        TransientError: The body is shorter than `length`.
     """
-    got = 0
+    received = 0
     try:
-        while got < length:
+        while received < length:
             with failures.urllib3_errors(address):
-                piece = answer.read(min(most, length - got))
+                piece = response.read(min(max_bytes, length - received))
             if not piece:
-                raise retry.TransientError(f"the answer ends {length - got:,} bytes early", answered=True)
-            got += len(piece)
+                raise retry.TransientError(f"the response ended {length - received:,} bytes early", answered=True)
+            received += len(piece)
             yield piece
     finally:
-        answer.close()  # of one that was read to its end, the connection is given back already
+        response.close()  # after a complete read, the connection is already back in the pool
 
 
-def discard_response(answer: urllib3.BaseHTTPResponse) -> None:
-    """Be done with an answer that is not wanted: a short one is read, so that its connection can be used again."""
-    if (content_length(answer) or _MAX_REASON_BYTES) < _MAX_REASON_BYTES:
-        _read_reason(answer)
-    answer.close()
+def discard_response(response: urllib3.BaseHTTPResponse) -> None:
+    """Close an unneeded response; a short body is read first, which keeps the connection usable."""
+    if (content_length(response) or _MAX_REASON_BYTES) < _MAX_REASON_BYTES:
+        _read_reason(response)
+    response.close()
 
 
-def content_length(answer: urllib3.BaseHTTPResponse) -> int | None:
-    """Return how long an answer says that it is; None: it does not say, or no number that a file has."""
-    length = answer.headers.get("Content-Length", "")
+def content_length(response: urllib3.BaseHTTPResponse) -> int | None:
+    """Return the Content-Length of a response; None if missing or invalid."""
+    length = response.headers.get("Content-Length", "")
     return int(length) if length.isascii() and length.isdigit() and len(length) <= _MAX_LENGTH_DIGITS else None
 
 
-def _redirect_target(address: str, now: str, location: str) -> str:
-    """Return where a redirect leads: never from https to http, and from a store nowhere, for requests are signed."""
+def _redirect_target(address: str, current: str, location: str) -> str:
+    """Return the target of a redirect; refuse one to plain http, and any from a store, whose requests are signed."""
     try:
-        there = urljoin(now, location)
-        urlsplit(there).port  # noqa: B018 - which says whether it is one
+        target = urljoin(current, location)
+        urlsplit(target).port  # noqa: B018 - raises if it is invalid
     except ValueError:
-        raise StoreFailed(display_address(address), "redirected to what is no address", expected="an address") from None
-    found = f"redirected to {redact_secrets(there)[:200]}"
-    if not is_web(there) or (now.startswith("https:") and not there.startswith("https:")):
-        raise StoreFailed(display_address(address), found, expected="an address of https")
+        raise StoreFailed(display_address(address), "redirected to an invalid URL", expected="a URL") from None
+    found = f"redirected to {redact_secrets(target)[:200]}"
+    if not is_web(target) or (current.startswith("https:") and not target.startswith("https:")):
+        raise StoreFailed(display_address(address), found, expected="an https URL")
     if not (is_web(address) or is_huggingface(address)):
         raise StoreFailed(display_address(address), found, remedy=failures.WRONG_REGION_ADVICE)
-    return there
+    return target

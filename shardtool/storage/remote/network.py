@@ -1,7 +1,6 @@
-"""Proxies, trusted certificates and HTTP headers, by the same rules for all requests.
+"""Proxies, trusted certificates and HTTP headers, with the same rules for all requests.
 
-obstore lists and writes small objects, urllib3 reads and uploads; by default they read different environment
-variables. `SSL_CERT_FILE` and `SSL_CERT_DIR` are read by both TLS libraries.
+By default obstore (lists and small objects) and urllib3 (reads and uploads) read different environment variables.
 
 Source of the `NO_PROXY` rule: reqwest, which obstore uses.
 """
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 
-# `SSL_CERT_FILE` and `SSL_CERT_DIR`, in place of the machine's own, are the affair of both TLS libraries.
+# Both TLS libraries read `SSL_CERT_FILE` and `SSL_CERT_DIR`, which replace the machine's own certificates.
 _CA_BUNDLE_VARIABLES = ("AWS_CA_BUNDLE", "REQUESTS_CA_BUNDLE")
 
 
@@ -37,9 +36,7 @@ _CERTIFICATE_SUFFIXES = (".pem", ".crt", ".cer")
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 
 
-HEADERS_VARIABLE = (
-    "SHARDTOOL_HTTP_HEADERS"  # an environment variable, so that workers have it, too: `Name: value`, one a line
-)
+HEADERS_VARIABLE = "SHARDTOOL_HTTP_HEADERS"  # one `Name: value` per line; workers inherit the environment
 
 
 _HEADER = re.compile(r"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*([\t -~\x80-\xff]*)")
@@ -58,30 +55,32 @@ _RESERVED_HEADERS = {
 
 NETWORK_VARIABLES = (
     *_CA_BUNDLE_VARIABLES, "SSL_CERT_FILE", "SSL_CERT_DIR",
-    *(case(f"{one}_proxy") for one in (*WEB, "all", "no") for case in (str.lower, str.upper)),
+    *(case(f"{name}_proxy") for name in (*WEB, "all", "no") for case in (str.lower, str.upper)),
 )  # fmt: skip
 
 
 def proxy_for(url: str) -> str | None:
-    """Return the address of the proxy that leads to a server; None: it is asked itself.
+    """Return the URL of the proxy for a server, or None.
 
     Raises:
-        InvalidRequest: The environment names one that speaks no HTTP.
+        InvalidRequest: The proxy in the environment does not speak HTTP.
     """
     parts = urlsplit(url)
-    named = {name.lower(): (name, value) for name, value in sorted(os.environ.items()) if value}  # small letters win
-    name, proxy = named.get(f"{parts.scheme}_proxy") or named.get("all_proxy") or ("", "")
-    if not proxy or _bypasses_proxy(parts.hostname or "", named.get("no_proxy", ("", ""))[1]):
+    variables = {name.lower(): (name, value) for name, value in sorted(os.environ.items()) if value}  # lower case wins
+    name, proxy = variables.get(f"{parts.scheme}_proxy") or variables.get("all_proxy") or ("", "")
+    if not proxy or _bypasses_proxy(parts.hostname or "", variables.get("no_proxy", ("", ""))[1]):
         return None
     proxy = proxy if "://" in proxy else f"http://{proxy}"
     if urlsplit(proxy).scheme not in WEB:
-        raise InvalidRequest(name, f"a proxy of {urlsplit(proxy).scheme}://", expected="one of http:// or https://")
+        raise InvalidRequest(
+            name, f"a proxy with {urlsplit(proxy).scheme}://", expected="a proxy with http:// or https://"
+        )
     return proxy
 
 
 def proxy_headers(proxy: str) -> dict[str, str]:
-    """Return the headers that say who we are, to a proxy whose address has a user."""
-    return {"Proxy-Authorization": who} if (who := _basic_auth(proxy)) else {}
+    """Return the authorization header for a proxy URL with a user."""
+    return {"Proxy-Authorization": value} if (value := _basic_auth(proxy)) else {}
 
 
 def _basic_auth(url: str) -> str:
@@ -94,13 +93,10 @@ def _encode_basic_auth(name: str, password: str) -> str:
 
 
 def use_headers(lines: Iterable[str]) -> None:
-    """Send more headers to servers of the web, from this process and those it starts.
-
-    Args:
-        lines: `Name: value`.
+    """Send additional `Name: value` headers to web servers, from this process and those it starts.
 
     Raises:
-        InvalidRequest: One is no such line, or would change what is asked for.
+        InvalidRequest: A line is not a header, or is reserved.
     """
     lines = list(lines)
     _parse_headers(lines)
@@ -108,57 +104,61 @@ def use_headers(lines: Iterable[str]) -> None:
 
 
 def _parse_headers(lines: Iterable[str]) -> dict[str, str]:
-    found = {}
+    headers = {}
     for line in lines:
         match = _HEADER.fullmatch(line.strip())
         if match is None or match[1].lower() in _RESERVED_HEADERS:
-            what = "a header of our own" if match else "no header"  # which is not shown: it may be secret
+            problem = "a reserved header" if match else "not a header"  # the line itself may be secret
             raise InvalidRequest(
-                match[1] if match else HEADERS_VARIABLE, what, expected="such as Authorization: Bearer TOKEN"
+                match[1] if match else HEADERS_VARIABLE,
+                problem,
+                expected="a header such as `Authorization: Bearer TOKEN`",
             )
-        found[match[1].title()] = match[2]
-    return found
+        headers[match[1].title()] = match[2]
+    return headers
 
 
 def web_headers(url: str) -> dict[str, str]:
-    """Return the headers for a server of the web: what the environment has, the user in its address, or in `.netrc`.
+    """Return the headers for a web server: from the environment, the user in its URL, or `.netrc`.
 
     Raises:
-        InvalidRequest: The environment holds no headers.
+        InvalidRequest: A header is invalid.
     """
-    found = _parse_headers(filter(None, os.environ.get(HEADERS_VARIABLE, "").splitlines()))
-    file = os.environ.get("NETRC") or os.path.expanduser("~/.netrc")
-    if "Authorization" not in found and (who := _basic_auth(url) or _netrc_auth(urlsplit(url).hostname or "", file)):
-        found["Authorization"] = who
-    return found
+    headers = _parse_headers(filter(None, os.environ.get(HEADERS_VARIABLE, "").splitlines()))
+    netrc_path = os.environ.get("NETRC") or os.path.expanduser("~/.netrc")
+    if "Authorization" not in headers and (
+        authorization := _basic_auth(url) or _netrc_auth(urlsplit(url).hostname or "", netrc_path)
+    ):
+        headers["Authorization"] = authorization
+    return headers
 
 
 def without_user(url: str) -> str:
-    """Return a URL without its user and password."""
+    """Return a URL without user and password."""
     parts = urlsplit(url)
     return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl() if "@" in parts.netloc else url
 
 
 def is_same_server(url: str, other: str) -> bool:
-    """Tell whether what one server may know is for another: it is the same, or the same by https."""
-    one, two = urlsplit(url), urlsplit(other)
-    ports = [(part.scheme, part.port or _DEFAULT_PORTS[part.scheme]) for part in (one, two)]
-    return one.hostname == two.hostname and (ports[0] == ports[1] or ports == [*_DEFAULT_PORTS.items()])
+    """Return whether headers for one URL may be sent to another: same server, or same host by https."""
+    first, second = urlsplit(url), urlsplit(other)
+    ports = [(part.scheme, part.port or _DEFAULT_PORTS[part.scheme]) for part in (first, second)]
+    return first.hostname == second.hostname and (ports[0] == ports[1] or ports == [*_DEFAULT_PORTS.items()])
 
 
 @functools.lru_cache(maxsize=64)
 def _netrc_auth(host: str, path: str) -> str:
-    """Return who we are to a server, as a `.netrc` says; empty where it names no such server, or is none."""
+    """Return the authorization for a host in a `.netrc` file, or ""."""
     if not os.path.isfile(path):
         return ""
     with suppress(OSError, NetrcParseError, UnicodeDecodeError):
-        if found := netrc(path).hosts.get(host):
-            return _encode_basic_auth(found[0], found[2] or "")
+        if entry := netrc(path).hosts.get(host):
+            return _encode_basic_auth(entry[0], entry[2] or "")
     return ""
 
 
 def _bypasses_proxy(host: str, names: str) -> bool:
-    """Tell whether the text of `NO_PROXY` has a server: a name, the end of one, an IP address, or a range of them."""
+    """Return whether `NO_PROXY` lists a host, by name, domain suffix, IP address or range."""
     for name in filter(None, map(str.strip, names.lower().split(","))):
         with suppress(ValueError):
             if ipaddress.ip_address(host) in ipaddress.ip_network(name, strict=False):
@@ -169,32 +169,32 @@ def _bypasses_proxy(host: str, names: str) -> bool:
 
 
 def extra_certificates() -> str:
-    """Return the certificates (PEM) that are trusted beside the machine's own.
+    """Return the PEM certificates that are trusted in addition to the machine's own.
 
     Raises:
-        InvalidRequest: A file that the environment names cannot be read.
+        InvalidRequest: A file cannot be read.
     """
     return "\n".join(_read_certificates(name, path) for name in _CA_BUNDLE_VARIABLES if (path := os.environ.get(name)))
 
 
 def _read_certificates(name: str, path: str) -> str:
-    given = Path(path)
+    location = Path(path)
     try:
         files = (
-            [one for one in sorted(given.iterdir()) if one.suffix in _CERTIFICATE_SUFFIXES]
-            if given.is_dir()
-            else [given]
+            [file for file in sorted(location.iterdir()) if file.suffix in _CERTIFICATE_SUFFIXES]
+            if location.is_dir()
+            else [location]
         )
-        return "\n".join(one.read_text(encoding="ascii", errors="replace") for one in files)
+        return "\n".join(file.read_text(encoding="ascii", errors="replace") for file in files)
     except OSError as error:
-        raise InvalidRequest(f"{name}={path}", os_error_text(error), expected="a file of certificates (PEM)") from None
+        raise InvalidRequest(f"{name}={path}", os_error_text(error), expected="a file with PEM certificates") from None
 
 
 def tls_context() -> ssl.SSLContext:
-    """Return how urllib3 is to know servers: by itself, it would load the certificates anew for each connection.
+    """Return the TLS settings for urllib3, which would otherwise load the certificates for each connection.
 
     Raises:
-        InvalidRequest: A file that the environment names has no certificates, or cannot be read.
+        InvalidRequest: A certificate file is invalid.
     """
     from urllib3.util.ssl_ import create_urllib3_context
 
@@ -203,7 +203,7 @@ def tls_context() -> ssl.SSLContext:
     try:
         if texts := extra_certificates():
             context.load_verify_locations(cadata=texts)
-    except OSError:  # of ssl
+    except OSError:  # includes ssl.SSLError
         where = ", ".join(f"{name}={os.environ[name]}" for name in _CA_BUNDLE_VARIABLES if os.environ.get(name))
-        raise InvalidRequest(where, "no certificates in it", expected="certificates (PEM)") from None
+        raise InvalidRequest(where, "contains no certificates", expected="PEM certificates") from None
     return context

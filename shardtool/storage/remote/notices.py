@@ -8,21 +8,20 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-_listeners: list[Callable[[object], None]] = []  # who hears what is told: one at most
+_listeners: list[Callable[[object], None]] = []  # at most one
 
 
-_totals: list[float] = [0, 0.0]  # requests that were made again, by this process and its workers; seconds of waits
+_totals: list[float] = [0, 0.0]  # retries of this process and its workers, and seconds waited for them
 
 
 class RequestRetry(NamedTuple):
-    """A request that is made again, or the last of several that are.
+    """A retry of one or more `requests`.
 
     Attributes:
-        where: Its address, without secrets.
-        found: Why.
-        attempts: How often it was tried so far.
-        wait_s: Seconds until it is made again; of several, all together.
-        requests: How many are.
+        where: Address, without secrets.
+        found: Why the request failed.
+        attempts: Attempts so far.
+        wait_s: Seconds until the retry, summed over the requests.
     """
 
     where: str
@@ -32,33 +31,33 @@ class RequestRetry(NamedTuple):
     requests: int = 1
 
     def __str__(self) -> str:
-        others = f", as are {self.requests - 1:,} more" if self.requests > 1 else ""
-        return f"{self.where}: {self.found}; asked again in {self.wait_s / self.requests:.1f} s{others}"
+        others = f" ({self.requests - 1:,} more requests are retried)" if self.requests > 1 else ""
+        return f"{self.where}: {self.found}; retrying in {self.wait_s / self.requests:.1f} s{others}"
 
 
 class Notice(NamedTuple):
-    """What the user should know while something is waited for."""
+    """A message for the user while the program waits."""
 
     text: str
 
 
 class Stall(NamedTuple):
-    """What has done nothing for a while, and for how long."""
+    """A message about something that made no progress for a while."""
 
     text: str
 
 
 def emit(event: object) -> None:
-    """Tell who wants to hear what a worker, or this process, has to say while it works; count requests made again."""
+    """Pass an event to the listener, and count retries."""
     if isinstance(event, RequestRetry):
         _totals[0] += event.requests
         _totals[1] += event.wait_s
-    for hear in _listeners:
-        hear(event)
+    for listener in _listeners:
+        listener(event)
 
 
 def warn(text: str) -> None:
-    """Say what the user should know to who hears what is told, otherwise to the library's log."""
+    """Pass a message for the user to the listener, or else log it."""
     if _listeners:
         emit(Notice(text))
         return
@@ -67,20 +66,17 @@ def warn(text: str) -> None:
     getLogger("shardtool").warning("%s", text)
 
 
-def set_listener(of: Callable[[object], None] | None) -> None:
-    """Have `of`, and nothing else, called for each event that is told, in the thread that tells it; None: nothing is.
-
-    Requests that were made again before do not count any more, but for None.
-    """
-    _listeners[:] = [] if of is None else [of]
-    _totals[:] = _totals if of is None else [0, 0.0]
+def set_listener(listener: Callable[[object], None] | None) -> None:
+    """Call `listener` for every event, in the emitting thread, and reset the retry counts; None removes it."""
+    _listeners[:] = [] if listener is None else [listener]
+    _totals[:] = _totals if listener is None else [0, 0.0]
 
 
 def retry_count() -> int:
-    """Return how many requests this process, and its workers on this machine, have made again."""
+    """Return the number of retries of this process and its workers on this machine."""
     return int(_totals[0])
 
 
 def retry_totals() -> dict[str, float]:
-    """Return how many requests were made again, and the seconds of their waits, all together; empty: none was."""
+    """Return the number of retries and the seconds waited; empty if there were none."""
     return {"retries": retry_count(), "waited_s": round(_totals[1], 3)} if retry_count() else {}

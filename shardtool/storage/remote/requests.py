@@ -1,7 +1,6 @@
-"""Run many requests at once, in threads; results keep the order of the items.
+"""Run requests in parallel threads; results keep the order of the items.
 
-Each process has its own
-threads: a fork copies none.
+Each process has its own threads, because a fork copies none.
 """
 
 from __future__ import annotations
@@ -37,71 +36,70 @@ def _thread_pool(name: str, _pid: int) -> ThreadPoolExecutor:
 
 
 def request_threads() -> ThreadPoolExecutor:
-    """Return the threads of this process that make requests, and wait for nothing else."""
+    """Return the threads that make requests; their tasks never wait for other threads."""
     return _thread_pool("shardtool-requests", os.getpid())
 
 
 def caller_threads() -> ThreadPoolExecutor:
-    """Return the threads of this process that may wait for requests, but not for each other."""
+    """Return the threads whose tasks may wait for requests, but not for each other."""
     return _thread_pool("shardtool-callers", os.getpid())
 
 
-def map_requests(ask: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:
-    """Return what `ask`, which may wait for requests, returns for each item, in order; `AT_ONCE` run.
+def map_requests(call: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:
+    """Return the result of `call` for each item, in order; at most `MAX_CONCURRENT_REQUESTS` run.
 
-    Once one has failed, no other is begun. Those that run then, one a thread, end by themselves, and nothing waits for
-    them: a request of theirs may still reach the server after the error was raised.
+    `call` may wait for requests. After a failure no further call is started, and running calls are not awaited.
     """
     failed: list[BaseException] = []
 
-    def one(item: Item) -> Result:
+    def run(item: Item) -> Result:
         if failed:
             raise failed[0]
         try:
-            return ask(item)
+            return call(item)
         except BaseException as error:
             failed.append(error)
             raise
 
     return [
-        retry.wait_interruptibly(found).result() for found in [caller_threads().submit(one, item) for item in items]
+        retry.wait_interruptibly(future).result() for future in [caller_threads().submit(run, item) for item in items]
     ]
 
 
 def imap_requests(
-    ask: Callable[[Item], Result], items: Iterable[Item], at_once: int = MAX_CONCURRENT_REQUESTS
+    call: Callable[[Item], Result], items: Iterable[Item], at_once: int = MAX_CONCURRENT_REQUESTS
 ) -> Generator[Result]:
-    """Yield what `ask` returns for each item, in order; no more than `at_once` run, or wait to be taken.
+    """Yield the result of `call` for each item, in order; at most `at_once` items are running or finished but unread.
 
-    Where one fails, at most the `at_once` behind it were begun, and all have ended when its error is
-    raised. The threads live as long as this is iterated, so that a fork in between finds none of them half alive.
+    An error is raised after all running calls have stopped. The threads live only during the iteration, so a later fork
+    cannot copy a thread's locked state.
     """
     from concurrent.futures import ThreadPoolExecutor
 
-    ended = threading.Event()
+    stopped = threading.Event()
 
-    def one(item: Item) -> Result:
-        with retry.cancel_on(ended):
-            return ask(item)
+    def run(item: Item) -> Result:
+        with retry.cancel_on(stopped):
+            return call(item)
 
     with ThreadPoolExecutor(at_once, "shardtool-requests") as pool:
         try:
-            yield from ordered_results(pool, one, items, at_once)
+            yield from ordered_results(pool, run, items, at_once)
         finally:
-            ended.set()
+            stopped.set()
 
 
 def ordered_results(
-    threads: ThreadPoolExecutor, ask: Callable[[Item], Result], items: Iterable[Item], at_once: int
+    threads: ThreadPoolExecutor, call: Callable[[Item], Result], items: Iterable[Item], at_once: int
 ) -> Iterator[Result]:
-    """Yield what threads get for each item, in order; so many are asked for, or wait to be taken."""
-    left = iter(items)
-    asked: deque[Future[Result]] = deque(threads.submit(ask, item) for item in islice(left, at_once))
+    """Yield results of `call` in order; at most `at_once` items are running or finished but unread."""
+    remaining = iter(items)
+    futures: deque[Future[Result]] = deque(threads.submit(call, item) for item in islice(remaining, at_once))
     try:
-        while asked:
-            result = retry.wait_interruptibly(asked.popleft()).result()
-            asked.extend(threads.submit(ask, item) for item in islice(left, 1))
+        while futures:
+            result = retry.wait_interruptibly(futures.popleft()).result()
+            futures.extend(threads.submit(call, item) for item in islice(remaining, 1))
             yield result
     finally:
-        for one in asked:
-            one.cancel()
+        for future in futures:
+            future.cancel()

@@ -1,11 +1,10 @@
 """Retry requests that failed temporarily, with one policy for all, and cancel them.
 
-Threads that make requests wait in slices of `SLICE_S`, so that they can be cancelled. Calls into libraries that
-cannot be interrupted run in a separate thread, which is abandoned on cancellation.
+Threads wait in slices of `SLICE_S` and check for cancellation. Library calls that cannot be interrupted run in a
+separate thread, which is abandoned on cancellation.
 
-The main thread also waits for them in slices: a signal that arrives between Python's check for signals and a
-blocking
-lock would not wake it (observed once in a hundred runs with six request threads).
+The main thread also waits in slices: a signal that arrives between Python's check for signals and a blocking lock would
+not wake it (observed once in a hundred runs with six request threads).
 """
 
 from __future__ import annotations
@@ -27,38 +26,35 @@ if TYPE_CHECKING:
 Result = TypeVar("Result")
 
 
-RETRY_FOR, MIN_SPEED = "SHARDTOOL_RETRY_FOR", "SHARDTOOL_LEAST_SPEED"  # environment variables: so workers have them
+RETRY_FOR, MIN_SPEED = "SHARDTOOL_RETRY_FOR", "SHARDTOOL_LEAST_SPEED"  # environment variables, inherited by workers
 
 
 _SECONDS_EXPECTED = "seconds, such as 300"
 
 
-MAX_SETTING = 1e9  # of any of these numbers
+MAX_SETTING = 1e9  # for each number in these variables
 
 
 _RETRY_ADVICE = "Try again when the server can be reached."
 
 
-_UNREACHABLE_ADVICE = (
-    "Try again when the server can be reached: is its address right, and no proxy or firewall in the way?"
-)
+_UNREACHABLE_ADVICE = "Check the address, proxy and firewall, or try again later."
 
 
-SLICE_S = 0.2  # between two looks at whether anybody waits
+SLICE_S = 0.2  # between two checks for cancellation
 
 
 class RetryPolicy(NamedTuple):
-    """How often, how long, and how slowly.
+    """Limits for retries, waits and slow servers.
 
     Attributes:
-        tries: Requests in all, until a first one of this process was answered: an endpoint may be none.
-        first_s: Seconds of the first wait, at most; each later one may be twice as long.
-        longest_s: Seconds that a wait has at most, but where the server asks for more.
-        whole_s: Seconds after which no other request is begun.
-        silent_s: The same, until a first request was answered: an endpoint that is none may be silent.
-        notice_s: Seconds after which a first request that waits says so.
-        least: Bytes a second that must come, or go.
-        over_s: Seconds of waiting over which that is counted.
+        tries: Maximum number of attempts until a request of this process is answered: the endpoint may be wrong.
+        first_wait_s: Maximum first wait; it doubles for each retry.
+        max_wait_s: Maximum wait, unless the server requests more.
+        max_total_s: Time after which no retry is started.
+        first_answer_s: The same until a request of this process is answered.
+        notice_s: Time after which the user is told that a first request waits.
+        min_bytes_per_s: Minimum speed, over `speed_window_s` of waiting.
     """
 
     tries: int = 7
@@ -67,33 +63,33 @@ class RetryPolicy(NamedTuple):
     max_total_s: float = 300.0
     first_answer_s: float = 60.0
     notice_s: float = 10.0
-    least: float = 1000.0
+    min_bytes_per_s: float = 1000.0
     speed_window_s: float = 60.0
 
 
 DEFAULT_POLICY = RetryPolicy()
 
 
-_any_answer = threading.Event()  # in this process, or before it was forked
+_any_answer = threading.Event()  # set once a request of this process, or of its parent before the fork, was answered
 
 
-_notice_lock = threading.Lock()  # of requests at the same time, one speaks
+_notice_lock = threading.Lock()  # only one of several waiting requests shows a notice
 
 
-_thread_state = threading.local()  # what says that its requests are not wanted any more, and its own policy
+_thread_state = threading.local()  # `stop`: cancels the thread's requests; `policy`: overrides the default
 
 
-_deadlines: list[float] = []  # when the last request of this process must have ended, once a signal has come
+_deadlines: list[float] = []  # set by a signal: time by which all requests must have stopped
 
 
 class TransientError(Exception):
-    """What may pass: a server that is busy or fails, a connection that is lost.
+    """A failure that a retry may fix: a busy or failing server, or a lost connection.
 
     Attributes:
         found: What happened, without secrets.
-        wait_s: Seconds that the server asks for; None: it does not say.
-        answered: Whether there is a server, which has said so.
-        stalled_s: Seconds without progress, if the request failed because of them.
+        wait_s: Seconds to wait, as the server requests, or None.
+        answered: Whether the server responded.
+        stalled_s: Seconds without progress that caused the failure.
     """
 
     def __init__(
@@ -104,12 +100,12 @@ class TransientError(Exception):
 
 
 class RequestCancelled(Exception):
-    """Nobody wants what this thread would bring."""
+    """The result is no longer needed."""
 
 
 @contextmanager
 def cancel_on(stop: threading.Event) -> Iterator[None]:
-    """Stop the requests of this thread, wherever they are, once an event is set."""
+    """Cancel the requests of this thread when an event is set."""
     before = getattr(_thread_state, "stop", None)
     _thread_state.stop = stop
     try:
@@ -120,7 +116,7 @@ def cancel_on(stop: threading.Event) -> Iterator[None]:
 
 @contextmanager
 def with_policy(policy: RetryPolicy) -> Iterator[None]:
-    """Have the requests of this thread go by this policy, whatever the environment says."""
+    """Use this policy in this thread, and ignore the environment."""
     _thread_state.policy = policy
     try:
         yield
@@ -133,16 +129,12 @@ def _current_policy() -> RetryPolicy:
 
 
 def end_requests(within_s: float) -> None:
-    """Stop all requests of this process, which is about to end; the main thread may give back its locks until then."""
+    """Cancel all requests before the process exits; the main thread has `within_s` to release its locks."""
     _deadlines.append(time.monotonic() + within_s)
 
 
 def check_cancelled() -> None:
-    """See that this thread is to go on.
-
-    Raises:
-        Stopped: It is not.
-    """
+    """Raise RequestCancelled if this thread is cancelled."""
     stop = getattr(_thread_state, "stop", None)
     if stop is not None and stop.is_set():
         raise RequestCancelled
@@ -150,11 +142,11 @@ def check_cancelled() -> None:
         raise RequestCancelled
 
 
-def in_thread(ask: Callable[[], Result]) -> Result:
-    """Return what `ask` returns, which cannot be stopped: a thread calls it, and is left alone if this one is stopped.
+def in_thread(call: Callable[[], Result]) -> Result:
+    """Return the result of `call`, which runs in another thread that is abandoned if this one is cancelled.
 
     Raises:
-        Stopped: This thread is.
+        RequestCancelled: This thread is cancelled.
     """
     from concurrent.futures import Future, wait
 
@@ -163,18 +155,18 @@ def in_thread(ask: Callable[[], Result]) -> Result:
 
     def run() -> None:
         try:
-            future.set_result(ask())
-        except BaseException as error:  # noqa: BLE001 - raised by the thread that waits
+            future.set_result(call())
+        except BaseException as error:  # noqa: BLE001 - raised again by the waiting thread
             future.set_exception(error)
 
-    threading.Thread(target=run, name="shardtool-apart", daemon=True).start()
+    threading.Thread(target=run, name="shardtool-call", daemon=True).start()
     while not wait([future], SLICE_S).done:
         check_cancelled()
     return future.result()
 
 
 def wait_interruptibly(future: Future[Result]) -> Future[Result]:
-    """Return what a thread works on, once it is done."""
+    """Wait for a future in slices, and return it."""
     from concurrent.futures import wait
 
     while not future.done():
@@ -183,135 +175,126 @@ def wait_interruptibly(future: Future[Result]) -> Future[Result]:
 
 
 def pause(seconds: float) -> None:
-    """Wait.
+    """Sleep.
 
     Raises:
-        Stopped: Nobody waits for this thread.
+        RequestCancelled: This thread is cancelled.
     """
     end = time.monotonic() + seconds
-    while (left := end - time.monotonic()) > 0:
+    while (remaining_s := end - time.monotonic()) > 0:
         check_cancelled()
-        time.sleep(min(left, SLICE_S))
+        time.sleep(min(remaining_s, SLICE_S))
 
 
 class RetryState:
-    """The tries of one request.
+    """The attempts of one request; `where` is its address, for messages.
 
-    Time without progress counts against the budget across all tries: a server that sends a little each time and then
-    stalls is given up, too. The budget recovers while data flows, as fast as it was spent.
-
-    Args:
-        where: The address, for messages.
+    Time without progress counts against the budget across all attempts, so a server that repeatedly sends a little and
+    then stalls is given up. The budget recovers while data flows, as fast as it was spent.
     """
 
     def __init__(self, where: str) -> None:
-        self._where, self._failed, self._began = where, 0, time.monotonic()
-        self._moved, self._stalled_s = (
-            self._began,
-            0.0,
-        )  # when data last arrived; seconds without, as of the last failure
-        self._waited_s, self._was_begun = 0.0, False
+        self._where, self._failures, self._start_s = where, 0, time.monotonic()
+        self._progress_s = self._start_s  # time of the last data
+        self._stalled_s = 0.0  # seconds without data, as of the last failure
+        self._waited_s, self._counts_waits_only = 0.0, False
 
-    def later(self, stalled_s: float) -> None:
-        """Count waits and stalls, and not the rest of the tries: these may have taken long until they failed."""
+    def count_waits_only(self, stalled_s: float) -> None:
+        """Count only waits and stalls, because an attempt may have made progress for a long time."""
         self._waited_s += stalled_s
-        self._began, self._was_begun = time.monotonic() - self._waited_s, True
+        self._start_s, self._counts_waits_only = time.monotonic() - self._waited_s, True
 
-    def progress(self) -> None:
-        """Note that something arrived."""
+    def record_progress(self) -> None:
+        """Record that data arrived."""
         now = time.monotonic()
-        if not self._failed:
-            self._stalled_s = max(0.0, self._stalled_s - (now - self._moved))
-        self._failed, self._moved, self._began = 0, now, now - self._stalled_s
+        if not self._failures:
+            self._stalled_s = max(0.0, self._stalled_s - (now - self._progress_s))
+        self._failures, self._progress_s, self._start_s = 0, now, now - self._stalled_s
         _any_answer.set()
 
-    def failed(self, error: TransientError) -> None:
-        """Wait, with jitter, until it may be tried again.
+    def wait_or_give_up(self, error: TransientError) -> None:
+        """Wait with jitter before the next attempt.
 
         Raises:
-            StoreFailed: It was tried for long enough.
+            StoreFailed: The budget is exhausted.
         """
         import random
 
-        self._failed += 1
+        self._failures += 1
         if error.answered or error.wait_s is not None:
             _any_answer.set()
-        known, max_total_s, spent = _any_answer.is_set(), retry_for(), time.monotonic() - self._began
+        was_answered, max_total_s, spent_s = _any_answer.is_set(), retry_for(), time.monotonic() - self._start_s
         policy = _current_policy()
-        left = (max_total_s if known else min(max_total_s, policy.first_answer_s)) - spent
-        is_counted = not known or (self._was_begun and not error.answered)
-        if left <= 0 or (is_counted and self._failed >= policy.tries):
-            times = f", {self._failed} times in {spent:,.0f} s" if self._failed > 1 else ""
-            found, remedy = f"{error.found}{times}", _RETRY_ADVICE if known else _UNREACHABLE_ADVICE
+        remaining_s = (max_total_s if was_answered else min(max_total_s, policy.first_answer_s)) - spent_s
+        has_max_tries = not was_answered or (self._counts_waits_only and not error.answered)
+        if remaining_s <= 0 or (has_max_tries and self._failures >= policy.tries):
+            times = f" ({self._failures} attempts in {spent_s:,.0f} s)" if self._failures > 1 else ""
+            found, remedy = f"{error.found}{times}", _RETRY_ADVICE if was_answered else _UNREACHABLE_ADVICE
             raise StoreFailed(self._where, found, remedy=remedy) from None
-        wait = random.uniform(0, min(policy.max_wait_s, policy.first_wait_s * 2 ** min(self._failed - 1, 30)))  # noqa: S311 - no secret depends on it
-        wait = min(max(wait, error.wait_s or 0), left)
-        emit(RequestRetry(self._where, error.found, self._failed, wait))
-        self._waited_s += wait
-        pause(wait)
-        self._stalled_s = time.monotonic() - self._began
+        wait_s = random.uniform(0, min(policy.max_wait_s, policy.first_wait_s * 2 ** min(self._failures - 1, 30)))  # noqa: S311 - not used for security
+        wait_s = min(max(wait_s, error.wait_s or 0), remaining_s)
+        emit(RequestRetry(self._where, error.found, self._failures, wait_s))
+        self._waited_s += wait_s
+        pause(wait_s)
+        self._stalled_s = time.monotonic() - self._start_s
 
 
 def set_retry_for(text: str) -> None:
-    """Ask for so many seconds again for what fails, in this process and in those it starts.
+    """Set the seconds for which failed requests are retried, in this process and those it starts.
 
     Raises:
-        InvalidRequest: It is no number of seconds.
+        InvalidRequest: The text is not a number.
     """
     _parse_numbers(RETRY_FOR, text, _SECONDS_EXPECTED)
     os.environ[RETRY_FOR] = text
 
 
 def retry_for() -> float:
-    """Return for how many seconds what fails is asked for again.
+    """Return the seconds for which failed requests are retried.
 
     Raises:
-        InvalidRequest: The environment says no number.
+        InvalidRequest: The environment variable is not a number.
     """
     text = "" if hasattr(_thread_state, "policy") else os.environ.get(RETRY_FOR, "")
     return _parse_numbers(RETRY_FOR, text, _SECONDS_EXPECTED)[0] if text else _current_policy().max_total_s
 
 
 def min_speed() -> tuple[float, float]:
-    """Return how many bytes a second must come or go, and over how many seconds of waiting that is counted.
+    """Return the minimum speed in bytes per second, and the seconds over which it is measured.
 
     Raises:
-        InvalidRequest: The environment says no such numbers.
+        InvalidRequest: The environment variable is invalid.
     """
     text, policy = os.environ.get(MIN_SPEED, ""), _current_policy()
     if not text or hasattr(_thread_state, "policy"):
-        return policy.least, policy.speed_window_s
-    least, *speed_window_s = _parse_numbers(MIN_SPEED, text, "bytes a second, and over how many seconds: 1000/60")
-    return least, (speed_window_s[0] if speed_window_s else policy.speed_window_s)
+        return policy.min_bytes_per_s, policy.speed_window_s
+    min_bytes_per_s, *speed_window_s = _parse_numbers(MIN_SPEED, text, "BYTES_PER_SECOND/SECONDS, such as 1000/60")
+    return min_bytes_per_s, (speed_window_s[0] if speed_window_s else policy.speed_window_s)
 
 
 def _parse_numbers(name: str, text: str, expected: str) -> list[float]:
     try:
-        found = [float(part) for part in text.split("/", 1)]
+        numbers = [float(part) for part in text.split("/", 1)]
     except ValueError:
-        found = []
-    if not found or not all(0 <= one <= MAX_SETTING for one in found):
+        numbers = []
+    if not numbers or not all(0 <= number <= MAX_SETTING for number in numbers):
         raise InvalidRequest(name, repr(text[:40]), expected=expected)
-    return found
+    return numbers
 
 
-def with_retries(where: str, ask: Callable[[], Result]) -> Result:
-    """Return what `ask` returns; while it raises `TransientError`, wait, with jitter, and call it again.
-
-    Args:
-        where: The address, for messages.
-        ask: What to do. It must be safe to do twice.
+def with_retries(where: str, call: Callable[[], Result]) -> Result:
+    """Return the result of `call`; while it raises `TransientError`, wait with jitter and call it again.
 
     Raises:
-        StoreFailed: It did not pass.
+        StoreFailed: The failures did not stop.
     """
     attempts = RetryState(where)
     with _waiting_notice(where):
         while True:
             try:
-                result = ask()
+                result = call()
             except TransientError as error:
-                attempts.failed(error)
+                attempts.wait_or_give_up(error)
             else:
                 _any_answer.set()
                 return result
@@ -319,12 +302,12 @@ def with_retries(where: str, ask: Callable[[], Result]) -> Result:
 
 @contextmanager
 def _waiting_notice(where: str) -> Iterator[None]:
-    """Say that a request has no answer after some seconds, where none had one before."""
+    """Tell the user that the first request of this process is still waiting."""
     if _any_answer.is_set() or not _notice_lock.acquire(blocking=False):
         yield
         return
     seconds = DEFAULT_POLICY.notice_s
-    timer = threading.Timer(seconds, warn, (f"{where}: no answer for {seconds:.0f} seconds; still asking",))
+    timer = threading.Timer(seconds, warn, (f"{where}: no response for {seconds:.0f} seconds; still waiting",))
     timer.daemon = True
     timer.start()
     try:

@@ -3,9 +3,6 @@
 obstore signs URLs but not headers. For Azure it signs the encoded name where Azure expects the plain name, so names
 with spaces or non-ASCII letters would be refused. Azure URLs are therefore signed for the whole container.
 
-`sign_url` works in a forked child process; no signature may be in progress during a fork, because obstore's RSA
-(Google) would end the child.
-
 Source: Microsoft, "Create a service SAS", version 2020-12-06 of the string to sign.
 """
 
@@ -43,70 +40,62 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
-_AWS_DEFAULT_PORTS = {"http": ":80", "https": ":443"}  # which no client writes into `Host`
+_AWS_DEFAULT_PORTS = {"http": ":80", "https": ":443"}  # clients omit these ports from `Host`
 
 
 def sign_headers(
     method: str, url: str, headers: Mapping[str, str], keys: Mapping[str, Any], region: str, now: datetime | None = None
 ) -> dict[str, str]:
-    """Return the headers of a request to S3, with those that sign it; all that are given are signed.
+    """Return headers for a request to S3, including a signature of all of them.
 
-    Args:
-        method: Of HTTP.
-        url: Where it goes, with its query (`?uploads`).
-        headers: What it says of the object. `x-amz-content-sha256` is the checksum of a body that is signed, too.
-        keys: Who asks, as obstore has it: `access_key_id`, `secret_access_key`, `token`.
-        region: Where the bucket is.
-        now: When it is sent.
+    `x-amz-content-sha256` among the headers is the checksum of a body that is also signed. `keys` are credentials as
+    obstore provides them: `access_key_id`, `secret_access_key`, `token`.
 
     Source: AWS, "Signature Calculations for the Authorization Header: Transferring Payload in a Single Chunk" (AWS
     Signature Version 4).
     """
-    at, when = urlsplit(url), f"{now or datetime.now(timezone.utc):%Y%m%dT%H%M%SZ}"
-    given = {"x-amz-content-sha256": "UNSIGNED-PAYLOAD", **headers, "x-amz-date": when}
+    parts, timestamp = urlsplit(url), f"{now or datetime.now(timezone.utc):%Y%m%dT%H%M%SZ}"
+    signed = {"x-amz-content-sha256": "UNSIGNED-PAYLOAD", **headers, "x-amz-date": timestamp}
     if keys["token"]:
-        given["x-amz-security-token"] = keys["token"]
-    host = at.netloc.removesuffix(_AWS_DEFAULT_PORTS[at.scheme])
-    lines = {"host": host, **{name.lower(): " ".join(value.split()) for name, value in given.items()}}
+        signed["x-amz-security-token"] = keys["token"]
+    host = parts.netloc.removesuffix(_AWS_DEFAULT_PORTS[parts.scheme])
+    lines = {"host": host, **{name.lower(): " ".join(value.split()) for name, value in signed.items()}}
     names = ";".join(sorted(lines))
-    query = sorted((quote(name, ""), quote(value, "")) for name, value in parse_qsl(at.query, keep_blank_values=True))
+    query = sorted(
+        (quote(name, ""), quote(value, "")) for name, value in parse_qsl(parts.query, keep_blank_values=True)
+    )
     request = "\n".join([
-        method, quote(unquote(at.path)) or "/", "&".join(f"{name}={value}" for name, value in query),
+        method, quote(unquote(parts.path)) or "/", "&".join(f"{name}={value}" for name, value in query),
         *(f"{name}:{lines[name]}" for name in sorted(lines)), "", names, lines["x-amz-content-sha256"],
     ])  # fmt: skip
-    scope = [when[:8], region, "s3", "aws4_request"]
+    scope = [timestamp[:8], region, "s3", "aws4_request"]
     secret = f"AWS4{keys['secret_access_key']}".encode()
     for part in scope:
         secret = hmac.digest(secret, part.encode(), "sha256")
-    text = "\n".join(["AWS4-HMAC-SHA256", when, "/".join(scope), sha256(request.encode()).hexdigest()])
+    text = "\n".join(["AWS4-HMAC-SHA256", timestamp, "/".join(scope), sha256(request.encode()).hexdigest()])
     signature = hmac.digest(secret, text.encode(), "sha256").hex()
     credential = "/".join([keys["access_key_id"], *scope])
-    given["Authorization"] = f"AWS4-HMAC-SHA256 Credential={credential},SignedHeaders={names},Signature={signature}"
-    return given
+    signed["Authorization"] = f"AWS4-HMAC-SHA256 Credential={credential},SignedHeaders={names},Signature={signature}"
+    return signed
 
 
 _SAS_VERSION = "2022-11-02"
 
 
-_CLOCK_SLACK = timedelta(minutes=15)  # by which our clock may be ahead
+_CLOCK_SLACK = timedelta(minutes=15)  # our clock can be ahead by this much
 
 
 SIGNATURE_LIFETIME = timedelta(hours=1)
 
 
-_SAS_PERMISSIONS = {"GET": "r", "PUT": "cwt"}  # t: with tags
+_SAS_PERMISSIONS = {"GET": "r", "PUT": "cwt"}  # t: write tags
 
 
 def azure_signed_url(container: str, key: str, method: str) -> str | None:
-    """Return the signed address of a blob; None where the environment has neither an account's key nor a token.
-
-    Args:
-        container: The container.
-        key: The blob's name.
-        method: Of HTTP.
+    """Return the signed URL of a blob; None if the environment has no account key or SAS token.
 
     Raises:
-        InvalidRequest: The key is none.
+        InvalidRequest: The key is invalid.
     """
     account, token, secret = (
         first_variable(AZURE_ACCOUNT_VARIABLES),
@@ -124,7 +113,9 @@ def _make_sas(account: str, secret: str, container: str, permissions: str, base:
     try:
         raw = base64.b64decode(secret, validate=True)
     except ValueError:
-        raise InvalidRequest(AZURE_KEY_VARIABLES[0], "no key of an account", expected="one in Base64") from None
+        raise InvalidRequest(
+            AZURE_KEY_VARIABLES[0], "not an account key", expected="an account key in Base64"
+        ) from None
     now = datetime.now(timezone.utc)
     start, end = (f"{when:%Y-%m-%dT%H:%M:%SZ}" for when in (now - _CLOCK_SLACK, now + SIGNATURE_LIFETIME))
     protocols = "https" if urlsplit(base).scheme == "https" else "https,http"
@@ -136,7 +127,7 @@ def _make_sas(account: str, secret: str, container: str, permissions: str, base:
     })  # fmt: skip
 
 
-# No signature is under way in a process that forks: obstore's RSA (Google) ends a child that finds one half done.
+# Held during a fork: obstore's RSA (Google) aborts a child that was forked during a signature.
 _SIGNING_LOCK = threading.Lock()
 
 
@@ -146,49 +137,46 @@ os.register_at_fork(
 
 
 def sign_url(address: str, method: str) -> str:
-    """Return where a request goes: an address of the web as it is, one of a store signed. It is secret while it lasts.
+    """Return the URL for a request: a web address unchanged, a store's URL signed. A signed URL is secret while valid.
 
     Raises:
-        AccessRefused: There are no keys.
-        InvalidRequest: obstore is not installed, or the key is none that it takes.
+        AccessRefused: There are no credentials.
+        InvalidRequest: obstore is not installed, or the credentials are invalid.
     """
     if is_web(address):
         return address
-    at = parse_address(address)
-    if at.scheme == "az" and not is_anonymous("az") and (url := azure_signed_url(at.host, at.key, method)):
+    parts = parse_address(address)
+    if parts.scheme == "az" and not is_anonymous("az") and (url := azure_signed_url(parts.host, parts.key, method)):
         return url
-    store, plain = store_for(address)
-    if plain is not None:
-        return f"{plain}/{quote(at.key)}"
+    store, unsigned_url = store_for(address)
+    if unsigned_url is not None:
+        return f"{unsigned_url}/{quote(parts.key)}"
     import obstore
 
-    key = quote(at.key) if at.scheme == "gs" else at.key  # else a name ends at its first #, and another is signed
+    key = quote(parts.key) if parts.scheme == "gs" else parts.key  # otherwise the name is cut at its first `#`
     with _SIGNING_LOCK, obstore_errors(address):
         return str(obstore.sign(store, cast("Any", method), key, SIGNATURE_LIFETIME))
 
 
 def sign_put(address: str, headers: Mapping[str, str]) -> tuple[str, dict[str, str]]:
-    """Return where an object is written, and the headers of that request, signed with what S3 takes no other way.
-
-    Args:
-        address: Of the object, in a store.
-        headers: What is said of the object, and nothing that is changed on the way.
+    """Return the URL and headers for writing an object; `x-amz-` headers are signed, which obstore cannot do.
 
     Raises:
-        AccessRefused: There are no keys, or only such that sign no headers.
-        InvalidRequest: obstore is not installed, or the key is none that it takes.
+        AccessRefused: There are no credentials that can sign headers.
+        InvalidRequest: obstore is not installed, or the credentials are invalid.
     """
     url = sign_url(address, "PUT")
-    asked = dict(parse_qsl(urlsplit(url).query))
-    if "X-Amz-Credential" not in asked or not any(name.startswith("x-amz-") for name in headers):
+    query = dict(parse_qsl(urlsplit(url).query))
+    if "X-Amz-Credential" not in query or not any(name.startswith("x-amz-") for name in headers):
         return url, dict(headers)
-    url = url.partition("?")[0]  # whose server and region are obstore's
-    if payer := asked.get("x-amz-request-payer"):
+    url = url.partition("?")[0]  # keep the server that obstore chose
+    if payer := query.get("x-amz-request-payer"):
         headers = {**headers, "x-amz-request-payer": payer}
-    region = asked["X-Amz-Credential"].split("/")[2]
+    region = query["X-Amz-Credential"].split("/")[2]
     with _SIGNING_LOCK, obstore_errors(address):
         keys = (store_for(address)[0].credential_provider or partial(key_pair, os.environ))()
     if not (keys["access_key_id"] and keys["secret_access_key"]):
-        found, remedy = "keys that come from a server, which obstore keeps to itself", "pip install boto3"
-        raise AccessRefused(display_address(address), found, expected="boto3, which gets them, too", remedy=remedy)
+        found = "credentials from a metadata service cannot sign headers"
+        expected = "boto3, which provides them"
+        raise AccessRefused(display_address(address), found, expected=expected, remedy="pip install boto3")
     return url, sign_headers("PUT", url, headers, keys, region)

@@ -1,7 +1,7 @@
-"""How to reach a bucket: endpoint, region and credentials.
+"""Find endpoint, region and credentials of a bucket.
 
-obstore finds credentials in the usual environment variables of each cloud's tools. boto3, if installed, reads
-profiles and single sign-on of AWS.
+obstore finds credentials in the usual environment variables of each cloud's tools. boto3, if installed, reads profiles
+and single sign-on of AWS.
 """
 
 from __future__ import annotations
@@ -38,17 +38,20 @@ _PORT_PATTERN = r"(?:[0-9]{1,4}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655
 _HOST_PATTERN = re.compile(rf"(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.%]+\])(?::{_PORT_PATTERN})?")
 
 
-ENDPOINT_VARIABLE, ANONYMOUS_VARIABLE = (
-    "SHARDTOOL_ENDPOINT",
-    "SHARDTOOL_ANONYMOUS",
-)  # environment variables: so workers have them, too
+# Environment variables, inherited by workers.
+ENDPOINT_VARIABLE, ANONYMOUS_VARIABLE = "SHARDTOOL_ENDPOINT", "SHARDTOOL_ANONYMOUS"
 
 
 _SKIP_SIGNATURE_VARIABLES = {"s3": "AWS_SKIP_SIGNATURE", "gs": "GOOGLE_SKIP_SIGNATURE", "az": "AZURE_SKIP_SIGNATURE"}
 
 
-_AWS_CREDENTIAL_VARIABLES = ("AWS_ACCESS_KEY_ID", "AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
-         "AWS_CONTAINER_CREDENTIALS_FULL_URI", "AWS_SKIP_SIGNATURE")  # fmt: skip
+_AWS_CREDENTIAL_VARIABLES = (
+    "AWS_ACCESS_KEY_ID",
+    "AWS_WEB_IDENTITY_TOKEN_FILE",
+    "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
+    "AWS_CONTAINER_CREDENTIALS_FULL_URI",
+    "AWS_SKIP_SIGNATURE",
+)
 
 
 _ENDPOINT_VARIABLES = (ENDPOINT_VARIABLE, "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
@@ -57,66 +60,58 @@ _ENDPOINT_VARIABLES = (ENDPOINT_VARIABLE, "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_U
 _REGION_VARIABLES = ("AWS_REGION", "AWS_DEFAULT_REGION")
 
 
-_KEY_PAIR_VARIABLES = (
-    "AWS_ACCESS_KEY_ID",
-    "AWS_SECRET_ACCESS_KEY",
-    "AWS_SESSION_TOKEN",
-)  # the third is not always there
+_KEY_PAIR_VARIABLES = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")  # the token is optional
 
 
 _IDENTITY_VARIABLES = (*_AWS_CREDENTIAL_VARIABLES, *_KEY_PAIR_VARIABLES[1:], "AWS_PROFILE")
 
 
-_SOURCE_VARIABLES = (
+_SOURCE_VARIABLES = (  # supported with `SOURCE_PREFIX`
     *_KEY_PAIR_VARIABLES,
     "AWS_PROFILE",
     "AWS_SKIP_SIGNATURE",
     *_REGION_VARIABLES,
     *_ENDPOINT_VARIABLES[1:],
-)  # that a source may have
+)
 
 
-_STORE_VARIABLES = (  # which server is asked, and who asks: what is set later is not to be missed
-    *_ENDPOINT_VARIABLES, *_IDENTITY_VARIABLES, *_REGION_VARIABLES, "GOOGLE_SERVICE_ACCOUNT", "GOOGLE_SERVICE_ACCOUNT_KEY",
-    "GOOGLE_APPLICATION_CREDENTIALS", *_SKIP_SIGNATURE_VARIABLES.values(), ANONYMOUS_VARIABLE, "AZURE_STORAGE_ENDPOINT",
+_STORE_VARIABLES = (  # part of the cache key of a store: a later change takes effect
+    *_ENDPOINT_VARIABLES, *_IDENTITY_VARIABLES, *_REGION_VARIABLES,
+    "GOOGLE_SERVICE_ACCOUNT", "GOOGLE_SERVICE_ACCOUNT_KEY", "GOOGLE_APPLICATION_CREDENTIALS",
+    *_SKIP_SIGNATURE_VARIABLES.values(), ANONYMOUS_VARIABLE, "AZURE_STORAGE_ENDPOINT",
     "AZURE_STORAGE_ACCOUNT_NAME", "AZURE_STORAGE_ACCOUNT_KEY", "AZURE_STORAGE_SAS_TOKEN", "AWS_CONFIG_FILE",
     "AWS_SHARED_CREDENTIALS_FILE", *STORE_OPTION_VARIABLES, *NETWORK_VARIABLES,
 )  # fmt: skip
 
 
 def use_endpoint(url: str) -> None:
-    """Have requests for `s3://`, `gs://` and `az://` go to another server, in this process and in those it starts.
-
-    Args:
-        url: Its address: `https://minio.example:9000`.
+    """Send requests for `s3://`, `gs://` and `az://` to the server at `url`, in this process and those it starts.
 
     Raises:
-        InvalidRequest: It is none, or holds a user and a password.
+        InvalidRequest: The URL is invalid, or contains a user and a password.
     """
     _check_endpoint(url, url)
     os.environ[ENDPOINT_VARIABLE] = url
 
 
 def _check_endpoint(url: str, where: str) -> None:
-    at = parse_address(url) if is_web(url) else None
-    if at is None or not _HOST_PATTERN.fullmatch(at.host) or at.query:
-        found = "no address of a server" if at is None else "an address with more than a server and a path"
-        if at is not None and "@" not in at.host and not at.query:
-            found = "no name of a server and number of a port"
-        expected = "such as https://minio.example:9000; keys come from the environment"
+    parts = parse_address(url) if is_web(url) else None
+    if parts is None or not _HOST_PATTERN.fullmatch(parts.host) or parts.query:
+        found = "not a server URL" if parts is None else "a URL with a user or a query"
+        if parts is not None and "@" not in parts.host and not parts.query:
+            found = "not a server name with a port number"
+        expected = "a URL such as https://minio.example:9000 (credentials come from the environment)"
         raise InvalidRequest(where, found, expected=expected)
 
 
-def use_anonymous(asked: bool = True) -> None:  # noqa: FBT001, FBT002 - what a flag of the command line gives
-    """Have no request to a store signed, in this process and in those it starts: public buckets need no keys.
-
-    Nobody is asked for keys then: no profile, no metadata service of the machine.
-    """
-    if asked:
+def use_anonymous(enabled: bool = True) -> None:  # noqa: FBT001, FBT002 - the value of a command-line flag
+    """Do not sign requests or look for credentials, in this process and those it starts."""
+    if enabled:
         os.environ[ANONYMOUS_VARIABLE] = "true"
 
 
 def is_anonymous(scheme: str, environment: Mapping[str, str] = os.environ) -> bool:
+    """Return whether requests to stores of a scheme are not signed."""
     return any(
         environment.get(name, "").lower() in ("1", "true")
         for name in (ANONYMOUS_VARIABLE, _SKIP_SIGNATURE_VARIABLES[scheme])
@@ -124,66 +119,70 @@ def is_anonymous(scheme: str, environment: Mapping[str, str] = os.environ) -> bo
 
 
 def source_address_for(address: str, endpoint: str | None) -> str:
-    """Return the address by which something in S3 is read as a source's, where that has its own server or keys.
+    """Return the address through which an S3 source is read if it has its own server or credentials.
 
-    Variables whose names begin with `SHARDTOOL_SOURCE_` take the place of those without. Once there is one, nothing
-    else says which server is asked; and once one says who asks, none without it does.
-
-    Args:
-        address: Where it is.
-        endpoint: Its server; None: what the environment says.
+    Variables that start with `SHARDTOOL_SOURCE_` replace those without the prefix. If one is set, the endpoint comes
+    only from these variables or from `endpoint`; if one sets credentials, all credentials do.
 
     Raises:
-        InvalidRequest: The server is none, or for no address of S3; or a variable is not known, or makes half a key.
+        InvalidRequest: The endpoint is invalid or the address is not in S3, or a variable is unknown or missing.
     """
-    own = [
+    source_variables = [
         name.removeprefix(SOURCE_PREFIX) for name in os.environ if name.startswith(SOURCE_PREFIX) and os.environ[name]
     ]
-    if unknown := {*own}.difference(_SOURCE_VARIABLES, ("ENDPOINT",)):
+    if unknown := {*source_variables}.difference(_SOURCE_VARIABLES, ("ENDPOINT",)):
         expected = f"{SOURCE_PREFIX} before ENDPOINT, {', '.join(_SOURCE_VARIABLES)}"
-        raise InvalidRequest(SOURCE_PREFIX + min(unknown), "a variable that a source has not", expected=expected)
-    if {*own}.intersection(_KEY_PAIR_VARIABLES) and not {*own}.issuperset(_KEY_PAIR_VARIABLES[:2]):
+        raise InvalidRequest(SOURCE_PREFIX + min(unknown), "unknown variable for a source", expected=expected)
+    if {*source_variables}.intersection(_KEY_PAIR_VARIABLES) and not {*source_variables}.issuperset(
+        _KEY_PAIR_VARIABLES[:2]
+    ):
         expected = " and ".join(SOURCE_PREFIX + name for name in _KEY_PAIR_VARIABLES[:2])
-        raise InvalidRequest(f"keys of {SOURCE_PREFIX}*", "half a pair", expected=expected)
+        raise InvalidRequest(f"keys of {SOURCE_PREFIX}*", "half of a key pair", expected=expected)
     if server := endpoint or os.environ.get(f"{SOURCE_PREFIX}ENDPOINT", ""):
         _check_endpoint(server, server)
     if endpoint and not address.startswith("s3://"):
-        found, expected = "not in S3, whose server was given", f"s3://, or no {option_text('source_endpoint')}"
+        found, expected = (
+            "a source endpoint was given, but this is not S3",
+            f"s3://, or no {option_text('source_endpoint')}",
+        )
         raise InvalidRequest(display_address(address), found, expected=expected)
-    is_own = address.startswith("s3://") and (server or own)
+    is_own = address.startswith("s3://") and (server or source_variables)
     return f"s3://{SOURCE_MARKER}{quote(server, '')}@{address[len('s3://') :]}" if is_own else address
 
 
 def _environment_for(server: str) -> dict[str, str]:
-    """Return what says how S3 is reached, and by whom, where `source_address_for` is read, whose server may be known."""
-    own = {name: value for name in _SOURCE_VARIABLES if (value := os.environ.get(SOURCE_PREFIX + name))}
-    others = {*_ENDPOINT_VARIABLES, *(_REGION_VARIABLES if {*own}.intersection(_REGION_VARIABLES) else ())}
-    others |= (
+    """Return the environment variables for a source with this endpoint."""
+    source_values = {name: value for name in _SOURCE_VARIABLES if (value := os.environ.get(SOURCE_PREFIX + name))}
+    hidden = {*_ENDPOINT_VARIABLES, *(_REGION_VARIABLES if {*source_values}.intersection(_REGION_VARIABLES) else ())}
+    hidden |= (
         {*_IDENTITY_VARIABLES, *_REGION_VARIABLES, ANONYMOUS_VARIABLE}
-        if {*own}.intersection(_IDENTITY_VARIABLES)
+        if {*source_values}.intersection(_IDENTITY_VARIABLES)
         else set()
     )
-    kept = {name: os.environ[name] for name in _STORE_VARIABLES if name in os.environ and name not in others}
-    return {**kept, **own, ENDPOINT_VARIABLE: server}
+    kept = {name: os.environ[name] for name in _STORE_VARIABLES if name in os.environ and name not in hidden}
+    return {**kept, **source_values, ENDPOINT_VARIABLE: server}
 
 
 def store_for(address: str) -> tuple[Any, str | None]:
-    """Return the store of the bucket that an address names, and its plain address where requests are not signed.
+    """Return obstore's store for a bucket, and the bucket's URL if requests are not signed, else None.
 
     Raises:
-        InvalidRequest: It is of a scheme that is only read, or obstore is not installed.
+        InvalidRequest: The scheme is read-only, or obstore is not installed.
     """
-    at = parse_address(address)
-    if at.scheme not in STORES:
-        where, expected = f"{at.scheme}://{at.host}", f"{'://, '.join(STORES)}:// or a folder"
-        raise InvalidRequest(where, "a place that is only read", expected=expected)
-    who, _, bucket = at.host.rpartition("@")
-    if who.startswith(SOURCE_MARKER):
+    parts = parse_address(address)
+    if parts.scheme not in STORES:
+        where, expected = f"{parts.scheme}://{parts.host}", f"{'://, '.join(STORES)}:// or a folder"
+        raise InvalidRequest(where, f"{parts.scheme}:// locations are read-only", expected=expected)
+    source, _, bucket = parts.host.rpartition("@")
+    if source.startswith(SOURCE_MARKER):
         return _make_store(
-            at.scheme, bucket, tuple(_environment_for(unquote(who[len(SOURCE_MARKER) :])).items()), from_source=True
+            parts.scheme,
+            bucket,
+            tuple(_environment_for(unquote(source[len(SOURCE_MARKER) :])).items()),
+            from_source=True,
         )
     return _make_store(
-        at.scheme, at.host, tuple((name, os.environ[name]) for name in _STORE_VARIABLES if name in os.environ)
+        parts.scheme, parts.host, tuple((name, os.environ[name]) for name in _STORE_VARIABLES if name in os.environ)
     )
 
 
@@ -193,7 +192,7 @@ AZURE_KEY_VARIABLES = ("AZURE_STORAGE_ACCOUNT_KEY", "AZURE_STORAGE_ACCESS_KEY", 
 AZURE_TOKEN_VARIABLES = ("AZURE_STORAGE_SAS_TOKEN", "AZURE_STORAGE_SAS_KEY")
 
 
-_CREDENTIAL_KINDS = {  # environment variables that have credentials, in the order in which they are looked at, and what these are
+_CREDENTIAL_KINDS = {  # environment variable to kind of credentials, in the order of precedence
     "s3": {
         "AWS_ACCESS_KEY_ID": "key", "AWS_WEB_IDENTITY_TOKEN_FILE": "web identity",
         "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI": "container", "AWS_CONTAINER_CREDENTIALS_FULL_URI": "container",
@@ -201,28 +200,31 @@ _CREDENTIAL_KINDS = {  # environment variables that have credentials, in the ord
     "gs": dict.fromkeys(
         ("GOOGLE_SERVICE_ACCOUNT", "GOOGLE_SERVICE_ACCOUNT_PATH", "GOOGLE_SERVICE_ACCOUNT_KEY"), "service account"
     ) | {"GOOGLE_APPLICATION_CREDENTIALS": "application default"},
-    "az": dict.fromkeys(AZURE_TOKEN_VARIABLES, "shared access signature") | dict.fromkeys(AZURE_KEY_VARIABLES, "key of the account") | {
+    "az": dict.fromkeys(AZURE_TOKEN_VARIABLES, "shared access signature")
+    | dict.fromkeys(AZURE_KEY_VARIABLES, "account key")
+    | {
         "AZURE_FEDERATED_TOKEN_FILE": "web identity", "AZURE_CLIENT_SECRET": "client secret",
     },
 }  # fmt: skip
 
 
 def credentials_kind(address: str) -> str:
-    """Return which credentials requests to a store have, and where these come from; never a secret.
+    """Return the kind and origin of a store's credentials, without secrets.
 
     Raises:
-        AccessRefused: There are none.
-        InvalidRequest: As `store_for`.
+        AccessRefused: There are no credentials.
     """
-    scheme, (store, plain) = parse_address(address).scheme, store_for(address)
-    if plain is not None:
+    scheme, (store, unsigned_url) = parse_address(address).scheme, store_for(address)
+    if unsigned_url is not None:
         return "none: requests are not signed"
     if provider := getattr(store, "credential_provider", None):
         return f"{provider.credentials.method} (profile {os.environ.get('AWS_PROFILE') or 'default'}, by boto3)"
-    found = (
+    kinds = (
         f"{kind} (environment: {name})" for name, kind in _CREDENTIAL_KINDS[scheme].items() if os.environ.get(name)
     )
-    return next(found, f"{'application default of gcloud, or ' * (scheme == 'gs')}metadata service of this machine")
+    return next(
+        kinds, f"{'application default credentials of gcloud, or ' * (scheme == 'gs')}metadata service of this machine"
+    )
 
 
 @functools.lru_cache(maxsize=256)
@@ -235,9 +237,9 @@ def _make_store(
         from obstore import store
     except ImportError:
         raise not_installed_error("obstore") from None
-    client: dict[str, Any] = {"allow_http": True}  # obstore goes by the variables of proxies itself
-    if more := extra_certificates():
-        client["root_certificate"] = more
+    client: dict[str, Any] = {"allow_http": True}  # obstore reads the proxy variables itself
+    if certificates := extra_certificates():
+        client["root_certificate"] = certificates
     options: dict[str, Any] = {"client_options": client, "retry_config": {"max_retries": 0}}
     options["config"] = client_config(scheme)
     anonymous = is_anonymous(scheme, env)
@@ -249,12 +251,12 @@ def _make_store(
         if scheme == "gs":
             if endpoint:
                 options["config"]["base_url"] = endpoint
-            plain = f"{(endpoint or 'https://storage.googleapis.com').rstrip('/')}/{bucket}"
-            return store.GCSStore(bucket, **options), plain if anonymous else None
+            bucket_url = f"{(endpoint or 'https://storage.googleapis.com').rstrip('/')}/{bucket}"
+            return store.GCSStore(bucket, **options), bucket_url if anonymous else None
         if endpoint:
             options["endpoint"] = endpoint
-        made = store.AzureStore(bucket, **options)  # which says what lacks, as the account
-        return made, f"{azure_server()}/{bucket}" if anonymous else None
+        azure_store = store.AzureStore(bucket, **options)  # raises if, for example, the account is missing
+        return azure_store, f"{azure_server()}/{bucket}" if anonymous else None
 
 
 def _make_s3_store(
@@ -272,25 +274,25 @@ def _make_s3_store(
 
         options["credential_provider"] = Boto3CredentialProvider(session)
     region = next(filter(None, map(env.get, _REGION_VARIABLES)), _profile_settings(session).get("region", "us-east-1"))
-    if from_source:  # nothing of the environment that obstore reads itself is about it
+    if from_source:  # obstore must not read the environment, which is for the destination
         endpoint = options["endpoint"] = endpoint or f"https://s3.{region}.amazonaws.com"
         options["config"] |= {"region": region, "skip_signature": anonymous}
         if session is None and env.get("AWS_ACCESS_KEY_ID"):
             options["credential_provider"] = partial(key_pair, env)
-    plain = f"{endpoint.rstrip('/')}/{bucket}" if endpoint else f"https://{bucket}.s3.{region}.amazonaws.com"
-    return S3Store(bucket, **options), plain if anonymous else None
+    bucket_url = f"{endpoint.rstrip('/')}/{bucket}" if endpoint else f"https://{bucket}.s3.{region}.amazonaws.com"
+    return S3Store(bucket, **options), bucket_url if anonymous else None
 
 
 def key_pair(environment: Mapping[str, str]) -> dict[str, Any]:
-    """Return keys that stand in the environment, as obstore asks for them."""
+    """Return the credentials in an environment, in obstore's form."""
     key, secret, token = map(environment.get, _KEY_PAIR_VARIABLES)
     return {"access_key_id": key, "secret_access_key": secret, "token": token, "expires_at": None}
 
 
 def _aws_session(bucket: str, environment: Mapping[str, str]) -> Any:
-    """Return boto3's session that finds keys, or None where obstore finds them by itself.
+    """Return a boto3 session with credentials; None if obstore finds credentials by itself.
 
-    Without keys at hand obstore asks the metadata service of the machine, also where the environment forbids that.
+    Without credentials, obstore would ask the metadata service even if the environment disables that.
     """
     profile = environment.get("AWS_PROFILE")
     if environment.get("AWS_ACCESS_KEY_ID") and not profile:
@@ -306,38 +308,40 @@ def _aws_session(bucket: str, environment: Mapping[str, str]) -> Any:
         with _aws_errors(profile or "default"):
             session = boto3.Session(profile_name=None if profile == os.environ.get("AWS_PROFILE") else profile)
             if (keys := session.get_credentials()) is not None:
-                keys.get_frozen_credentials()  # now, for what obstore says of a failure is not this
+                keys.get_frozen_credentials()  # here, because obstore would report another error
                 return session
-    asked = any(map(environment.get, _AWS_CREDENTIAL_VARIABLES))  # obstore gets them by itself
-    if os.environ.get("AWS_EC2_METADATA_DISABLED", "").lower() == "true" and not asked:
+    has_credentials = any(map(environment.get, _AWS_CREDENTIAL_VARIABLES))  # obstore finds these by itself
+    if os.environ.get("AWS_EC2_METADATA_DISABLED", "").lower() == "true" and not has_credentials:
         raise AccessRefused(
             f"s3://{bucket}", "no credentials", expected="AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or a profile",
-            remedy=f"A public bucket is read with {ANONYMOUS_VARIABLE}=true.",
+            remedy=f"For a public bucket, set {ANONYMOUS_VARIABLE}=true.",
         )  # fmt: skip
     return None
 
 
 @contextmanager
 def _aws_errors(profile: str) -> Iterator[None]:
-    """Say that boto3 cannot read a profile, or get its keys; what it says itself may hold secrets."""
+    """Convert boto3's exceptions, which may contain secrets, to our errors."""
     from botocore.exceptions import BotoCoreError, ClientError, ConfigParseError, ProfileNotFound
 
-    remedy = "`aws sts get-caller-identity`, with this profile, shows what is wrong."
+    remedy = "Run `aws sts get-caller-identity` with this profile to see the problem."
     try:
         yield
     except ProfileNotFound:
-        found, expected = "no such profile", "one of ~/.aws/config, or of the file that AWS_CONFIG_FILE names"
+        found, expected = "no such profile", "a profile in ~/.aws/config, or in the file in AWS_CONFIG_FILE"
         raise InvalidRequest(f"AWS_PROFILE={profile}", found, expected=expected) from None
     except (ConfigParseError, UnicodeDecodeError):
         where = os.environ.get("AWS_CONFIG_FILE") or "~/.aws/config"
-        raise AccessRefused(where, "no configuration of AWS", expected="sections of profiles", remedy=remedy) from None
+        raise AccessRefused(
+            where, "not an AWS configuration file", expected="profile sections", remedy=remedy
+        ) from None
     except (BotoCoreError, ClientError, OSError, ValueError) as error:
-        found = f"no keys are to be had by it ({type(error).__name__})"
+        found = f"cannot get credentials ({type(error).__name__})"
         raise AccessRefused(f"the AWS profile {profile}", found, remedy=remedy) from None
 
 
 def _aws_endpoint(session: Any) -> str:
-    """Return the endpoint that a profile names, for S3 or for all; empty: none, or it is to be ignored."""
+    """Return the endpoint that a profile sets for S3 or all services, or ""."""
     if session is None or os.environ.get("AWS_IGNORE_CONFIGURED_ENDPOINT_URLS", "").lower() == "true":
         return ""
     profile = _profile_settings(session)
@@ -346,19 +350,20 @@ def _aws_endpoint(session: Any) -> str:
 
 
 def _profile_settings(session: Any) -> Mapping[str, Any]:
-    """Return what a profile says."""
-    return {} if session is None else session._session.get_scoped_config()  # noqa: SLF001 - boto3 hands it on nowhere
+    return {} if session is None else session._session.get_scoped_config()  # noqa: SLF001 - boto3 has no public function for this
 
 
 def _check_key_pair(bucket: str, environment: Mapping[str, str]) -> None:
-    """Refuse half a pair of keys, for which obstore would ask the metadata service of the machine."""
-    given = [name for name in _KEY_PAIR_VARIABLES[:2] if environment.get(name)]
-    if given == ["AWS_ACCESS_KEY_ID"] and not any(environment.get(name) for name in _AWS_CREDENTIAL_VARIABLES[1:]):
-        raise AccessRefused(f"s3://{bucket}", "AWS_ACCESS_KEY_ID alone", expected="AWS_SECRET_ACCESS_KEY beside it")
+    """Refuse half of a key pair: obstore would ask the metadata service for credentials."""
+    present = [name for name in _KEY_PAIR_VARIABLES[:2] if environment.get(name)]
+    if present == ["AWS_ACCESS_KEY_ID"] and not any(environment.get(name) for name in _AWS_CREDENTIAL_VARIABLES[1:]):
+        raise AccessRefused(
+            f"s3://{bucket}", "AWS_ACCESS_KEY_ID is set alone", expected="AWS_SECRET_ACCESS_KEY as well"
+        )
 
 
 def not_installed_error(library: str) -> InvalidRequest:
-    """Return the error that a library of the extra `remote` is missing."""
+    """Return the error for a missing library of the extra `remote`."""
     return InvalidRequest(
         library, "not installed", expected="the libraries for remote files", remedy="pip install 'shardtool[remote]'"
     )
@@ -371,7 +376,7 @@ _AZURE_ENDPOINT_VARIABLES = (ENDPOINT_VARIABLE, "AZURE_STORAGE_ENDPOINT", "AZURE
 
 
 def azure_server() -> str:
-    """Return the address of Azure's server, with the account."""
+    """Return the URL of the Azure server, including the account."""
     return (
         first_variable(_AZURE_ENDPOINT_VARIABLES)
         or f"https://{first_variable(AZURE_ACCOUNT_VARIABLES)}.blob.core.windows.net"
@@ -379,4 +384,5 @@ def azure_server() -> str:
 
 
 def first_variable(names: tuple[str, ...]) -> str:
+    """Return the first set environment variable of these, or ""."""
     return next((value for name in names if (value := os.environ.get(name))), "")

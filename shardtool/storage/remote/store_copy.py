@@ -1,7 +1,7 @@
-"""Ask a store to copy its own objects, so that no data passes through this machine.
+"""Ask a store to copy its own objects, so no data passes through this machine.
 
-One conditional request copies one object. If the store refuses or fails, the caller reads and writes the object
-instead. Some stores report a CRC-32C of the copy: Google always, S3 on request.
+If the store refuses or fails, the caller reads and writes the object instead. Some stores report a CRC-32C of the copy:
+Google always, S3 on request.
 
 Source: "CopyObject" of the S3 API; "Copy Blob From URL" and "Put Blob From URL" of Azure.
 """
@@ -27,91 +27,100 @@ from shardtool.storage.remote.connections import connections_for
 from shardtool.storage.remote.objects import RemoteObject, object_crc
 from shardtool.storage.remote.signing import sign_put, sign_url
 from shardtool.storage.remote.store_options import object_headers
-from shardtool.storage.remote.upload import MAX_ANSWER_BYTES
+from shardtool.storage.remote.upload import MAX_RESPONSE_BYTES
 
-_MAX_SYNC_COPY_BYTES = 2**28  # bytes of a blob that "Copy Blob From URL" takes at most
-
-
-_MIN_COPY_BYTES_PER_S = 10**7  # bytes a second that are copied, while a store is silent
+_MAX_SYNC_COPY_BYTES = 2**28  # limit of "Copy Blob From URL"
 
 
-_COPY_RETRY_S = 30.0  # after a silence, in which it is asked again: no longer, for another way is there
+_MIN_COPY_BYTES_PER_S = 10**7  # assumed minimum speed, while the store is silent during a copy
+
+
+_COPY_RETRY_S = 30.0  # retries are short, because the caller can copy the object itself
 
 
 _CRC_ELEMENT = re.compile(rb"<ChecksumCRC32C>([A-Za-z0-9+/]{6}==)</ChecksumCRC32C>")
 
 
 class NotCopied(Exception):
-    """A store has not made a copy; as a text, why it will make none of others either, or nothing where it may."""
+    """The store made no copy. The text says why it will refuse other copies, too; "" if it may accept them."""
 
 
-def can_copy_inside(source: str, where: str) -> bool:
-    """Tell whether one store has two places, and can be asked to copy from the one to the other."""
-    if not (is_url(source) and is_url(where)) or is_source_address(source):
+def can_copy_inside(source: str, target: str) -> bool:
+    """Return whether both addresses are in one store that can copy between them."""
+    if not (is_url(source) and is_url(target)) or is_source_address(source):
         return False
-    one, other = parse_address(source), parse_address(where)
-    return one.scheme == other.scheme in STORES and (one.scheme != "gs" or one.host == other.host)
+    source_parts, target_parts = parse_address(source), parse_address(target)
+    return source_parts.scheme == target_parts.scheme in STORES and (
+        source_parts.scheme != "gs" or source_parts.host == target_parts.host
+    )
 
 
-def copy_in_store(source: str, where: str, size: int, crc: int) -> int | None:
-    """Have a store copy an object; return the CRC-32C that it says of the copy, or None where it says none.
+def copy_in_store(source: str, target: str, size: int, crc: int) -> int | None:
+    """Ask a store to copy an object, replacing `target`; return the CRC-32C that it reports for the copy, or None.
 
-    Args:
-        source: The object, in the store of `where`.
-        where: The copy, which takes the place of what is there.
-        size: Bytes that the object should have.
-        crc: CRC-32C that it should have: where the store knows another before, nothing is copied.
+    Nothing is copied if the object is known to have another size or checksum.
 
     Raises:
-        NotCopied: It has not.
+        NotCopied: The store made no copy.
     """
-    least, speed_window_s = retry.min_speed()
+    min_bytes_per_s, speed_window_s = retry.min_speed()
     speed_window_s = max(speed_window_s, size / _MIN_COPY_BYTES_PER_S)
     policy = retry.RetryPolicy(
-        max_total_s=min(retry.retry_for(), speed_window_s + _COPY_RETRY_S), least=least, speed_window_s=speed_window_s
+        max_total_s=min(retry.retry_for(), speed_window_s + _COPY_RETRY_S),
+        min_bytes_per_s=min_bytes_per_s,
+        speed_window_s=speed_window_s,
     )
     try:
         with retry.with_policy(policy):
             if parse_address(source).scheme != "gs":
-                return retry.with_retries(display_address(where), lambda: _request_copy(source, where, size))
+                return retry.with_retries(display_address(target), lambda: _request_copy(source, target, size))
             if object_crc(source) == crc:
-                copy_in_bucket(source, where)
-                return object_crc(where)
+                copy_in_bucket(source, target)
+                return object_crc(target)
     except StoreFailed as error:
         raise NotCopied(error.found) from None
-    except OSError:  # it is not there, or another one by now
+    except OSError:  # the object was deleted or changed
         pass
     raise NotCopied
 
 
-def _request_copy(source: str, where: str, size: int) -> int | None:
-    blob = RemoteObject(source)
-    if blob.size != size:
+def _request_copy(source: str, target: str, size: int) -> int | None:
+    source_object = RemoteObject(source)
+    if source_object.size != size:
         raise NotCopied
-    url, headers = sign_put(where, _copy_headers(source, where, blob))
-    with failures.urllib3_errors(where, url):
-        answer = connections_for(url).request(
+    url, headers = sign_put(target, _copy_headers(source, target, source_object))
+    with failures.urllib3_errors(target, url):
+        response = connections_for(url).request(
             "PUT", url, headers=headers, preload_content=False, redirect=False, retries=False
         )
-        with closing(answer):
-            body = answer.read(MAX_ANSWER_BYTES)
-    if not 200 <= answer.status < 300:  # noqa: PLR2004 - of HTTP
-        raise failures.status_error(where, "PUT", answer.status, answer.headers, body)
-    if b"<Error>" in body:  # S3 says that it copies before it has
+        with closing(response):
+            body = response.read(MAX_RESPONSE_BYTES)
+    if not 200 <= response.status < 300:  # noqa: PLR2004 - HTTP success
+        raise failures.status_error(target, "PUT", response.status, response.headers, body)
+    if b"<Error>" in body:  # S3 can report an error after sending status 200
         raise NotCopied
-    found = _CRC_ELEMENT.search(body)
-    return int.from_bytes(base64.b64decode(found[1]), "big") if found else None
+    match = _CRC_ELEMENT.search(body)
+    return int.from_bytes(base64.b64decode(match[1]), "big") if match else None
 
 
-def _copy_headers(source: str, where: str, blob: RemoteObject) -> dict[str, str]:
-    at, told = parse_address(source), object_headers(where)
-    if at.scheme == "az":
-        how = {"x-ms-requires-sync": "true"} if blob.size <= _MAX_SYNC_COPY_BYTES else {"x-ms-blob-type": "BlockBlob"}
-        return {"x-ms-copy-source": sign_url(source, "GET"), "x-ms-source-if-match": blob.version, **how, **told}
-    if "x-amz-tagging" in told:
-        told["x-amz-tagging-directive"] = "REPLACE"  # only here: R2 knows nothing of it
+def _copy_headers(source: str, target: str, source_object: RemoteObject) -> dict[str, str]:
+    parts, options = parse_address(source), object_headers(target)
+    if parts.scheme == "az":
+        mode = (
+            {"x-ms-requires-sync": "true"}
+            if source_object.size <= _MAX_SYNC_COPY_BYTES
+            else {"x-ms-blob-type": "BlockBlob"}
+        )
+        return {
+            "x-ms-copy-source": sign_url(source, "GET"),
+            "x-ms-source-if-match": source_object.version,
+            **mode,
+            **options,
+        }
+    if "x-amz-tagging" in options:
+        options["x-amz-tagging-directive"] = "REPLACE"  # only with tags: R2 does not support this header
     return {
-        "x-amz-copy-source": quote(f"/{at.host}/{at.key}"), "x-amz-copy-source-if-match": blob.version,
+        "x-amz-copy-source": quote(f"/{parts.host}/{parts.key}"), "x-amz-copy-source-if-match": source_object.version,
         "x-amz-checksum-algorithm": "CRC32C", "x-amz-metadata-directive": "REPLACE",
-        "Content-Type": "application/octet-stream", **told,
+        "Content-Type": "application/octet-stream", **options,
     }  # fmt: skip

@@ -1,8 +1,8 @@
 """Upload a large object with one signed PUT of a known length.
 
-The object appears when the request completes; an interrupted upload leaves nothing behind. Data is sent as it is
-produced and is not buffered, so a failed upload starts from scratch. Nothing is shared with other requests, so an
-upload works in a forked child process (docs/decisions/017-remote-stores.md).
+The object appears when the request completes; an interrupted upload leaves nothing behind. Data is not buffered, so a
+failed upload starts from scratch. Nothing is shared with other requests, so uploads work in a forked child
+(docs/decisions/017-remote-stores.md).
 """
 
 from __future__ import annotations
@@ -33,79 +33,79 @@ if TYPE_CHECKING:
     from urllib3.connection import HTTPConnection
 
 
-Made = TypeVar("Made")
+Result = TypeVar("Result")
 
 
-MAX_PUT_BYTES = 5 * 10**9  # bytes of one PUT: S3 takes 5 GiB, Azure 5000 MiB
+MAX_PUT_BYTES = 5 * 10**9  # limit of one PUT: 5 GiB in S3, 5000 MiB in Azure
 
 
 _HTTPS_PORT = 443
 
 
-_CONTINUE_TIMEOUT_S = 1  # that a server has to refuse before the body is sent; some do not know what they are asked
+_CONTINUE_TIMEOUT_S = 1  # to wait for an early refusal; some servers ignore `Expect: 100-continue`
 
 
-MAX_ANSWER_BYTES = 65536
+MAX_RESPONSE_BYTES = 65536
 
 
-_MAX_REFUSAL_BYTES = 2**18  # bytes of an answer before the body
+_MAX_REFUSAL_BYTES = 2**18  # of a response before the body is sent
 
 
 _STATUS_LINE = re.compile(rb"^HTTP/1\.[01] (\d{3})\b")
 
 
 class TruncatedUpload(Exception):
-    """Fewer bytes came than were announced: the size has to be found out before."""
+    """Fewer bytes were written than announced: the size must be determined first."""
 
 
-class _Answer(NamedTuple):
+class _Response(NamedTuple):
     status: int
     headers: Mapping[str, str]
     body: bytes
 
 
-def upload(address: str, size: int, fill: Callable[[Upload], Made]) -> Made:
-    """Write an object of a known size, and return what `fill`, which makes its bytes, has returned.
+def upload(address: str, size: int, fill: Callable[[Upload], Result]) -> Result:
+    """Write an object of at most `MAX_PUT_BYTES`, and return the result of `fill`.
 
-    Args:
-        address: Where.
-        size: Its bytes, `LARGEST` at most.
-        fill: Gets the upload, and writes to it; again from the start where the connection was lost.
+    `fill` writes the data; it is called again from the start if the connection is lost.
 
     Raises:
-        Shorter: `fill` wrote less; nothing is there.
-        OutputFailed: There is no such bucket.
-        AccessRefused: We may not.
-        StoreFailed: It failed time and again.
+        TruncatedUpload: `fill` wrote too little; the object does not exist.
+        OutputFailed: The bucket does not exist.
+        AccessRefused: Access is denied.
+        StoreFailed: The upload keeps failing.
     """
     attempts = retry.RetryState(display_address(address))
     while True:
-        begun = False
+        is_connected = False
         try:
-            with Upload(address, size) as one:
-                begun = True
-                made = fill(one)
-                one.finish()
-                return made
+            with Upload(address, size) as request:
+                is_connected = True
+                result = fill(request)
+                request.finish()
+                return result
         except retry.TransientError as error:
-            if begun:
-                attempts.later(error.stalled_s)
-            attempts.failed(error)
+            if is_connected:
+                attempts.count_waits_only(error.stalled_s)
+            attempts.wait_or_give_up(error)
 
 
 class Upload(AbstractContextManager["Upload"]):
-    """An object being written, to be used in a `with` block; one that is left before `finish` is never there."""
+    """An object being written; use it in a `with` block. Without `finish` the object never appears.
+
+    Methods raise TransientError if the connection is lost, AccessRefused, and StoreFailed.
+    """
 
     def __init__(self, address: str, size: int) -> None:
-        self._address, self._size, self._left = address, size, size
+        self._address, self._size, self._remaining = address, size, size
         self._md5, self._crc = hashlib.md5(usedforsecurity=False), 0
-        told = {"Content-Type": "application/octet-stream", **object_headers(address)}
+        object_options = {"Content-Type": "application/octet-stream", **object_headers(address)}
         if parse_address(address).scheme == "az":
-            told["x-ms-blob-type"] = "BlockBlob"
-        self._url, self._headers = sign_put(address, told)
+            object_options["x-ms-blob-type"] = "BlockBlob"
+        self._url, self._headers = sign_put(address, object_options)
         self._connection, target, headers = _new_connection(self._url)
         try:
-            self._begin(target, headers)
+            self._send_headers(target, headers)
         except BaseException:
             self._connection.close()
             raise
@@ -114,103 +114,88 @@ class Upload(AbstractContextManager["Upload"]):
         self._connection.close()
 
     def write(self, data: memoryview | bytes) -> None:
-        """Append `data`, all of it.
-
-        Raises:
-            PassingFailure: The connection is lost.
-            AccessRefused: The store does not take it.
-            StoreFailed: It fails.
-        """
+        """Append all of `data`."""
         size = len(data)
-        if size > self._left:
+        if size > self._remaining:
             raise Bug(display_address(self._address), f"more than the {self._size:,} bytes that were planned")
         self._md5.update(data)
         self._crc = crc32c(data, self._crc)
-        rest = memoryview(data)
+        unsent = memoryview(data)
         try:
-            while rest:
-                rest = rest[self._line.write(rest) :]
+            while unsent:
+                unsent = unsent[self._socket.write(unsent) :]
         except OSError:
-            raise self._stopped() from None
-        self._left -= size
+            raise self._failure_reason() from None
+        self._remaining -= size
 
     def finish(self) -> None:
-        """Wait for the answer, and see that the store has what was sent.
+        """Wait for the response, and verify the checksum of the object.
 
         Raises:
-            Shorter: Bytes are missing.
-            PassingFailure: The connection is lost, or the store has other bytes.
-            AccessRefused: The store does not take it.
-            StoreFailed: It fails.
+            TruncatedUpload: Bytes are missing.
+            TransientError: The connection is lost, or the store has other bytes.
         """
-        if self._left:
+        if self._remaining:
             raise TruncatedUpload
-        answer = self._answered()
-        _check_answer(self._address, answer)
-        self._compare(answer.headers)
+        response = self._read_response()
+        _check_response(self._address, response)
+        self._compare(response.headers)
 
-    def _begin(self, target: str, headers: Mapping[str, str]) -> None:
-        """Send the headers, and give the server time to refuse.
-
-        Raises:
-            PassingFailure: There is no connection.
-            AccessRefused: The store does not let us.
-            StoreFailed: It takes no object here.
-        """
+    def _send_headers(self, target: str, headers: Mapping[str, str]) -> None:
+        """Send the headers, and wait briefly for an early refusal."""
         connection = self._connection
         try:
             with failures.urllib3_errors(self._address, self._url):
                 connection.connect()
             connection.putrequest("PUT", target)
-            size = {"User-Agent": "shardtool", "Content-Length": str(self._size), "Expect": "100-continue"}
-            for name, value in {**headers, **self._headers, **size}.items():
+            framing = {"User-Agent": "shardtool", "Content-Length": str(self._size), "Expect": "100-continue"}
+            for name, value in {**headers, **self._headers, **framing}.items():
                 connection.putheader(name, value)
             connection.endheaders()
         except OSError:
             raise retry.TransientError("the connection was lost") from None
-        self._line, peer = PacedSocket(connection.sock, peer_name(connection)), peer_name(connection)
-        if (answer := _early_refusal(PacedSocket(connection.sock, peer, _CONTINUE_TIMEOUT_S))) is not None:
-            _check_answer(self._address, answer)
-            raise retry.TransientError("the store answered before it had the object")
+        self._socket, peer = PacedSocket(connection.sock, peer_name(connection)), peer_name(connection)
+        if (response := _early_refusal(PacedSocket(connection.sock, peer, _CONTINUE_TIMEOUT_S))) is not None:
+            _check_response(self._address, response)
+            raise retry.TransientError("the store responded before it had the whole object")
 
-    def _answered(self) -> _Answer:
-        """Return what the server answers to the whole."""
-        from http.client import HTTPConnection, HTTPException  # here, for it takes 10 ms: most outputs are folders
+    def _read_response(self) -> _Response:
+        from http.client import HTTPConnection, HTTPException  # takes 10 ms to import, and most outputs are local
 
         from urllib3 import HTTPHeaderDict
 
         try:
-            answer = HTTPConnection.getresponse(self._connection)
-            body = answer.read(MAX_ANSWER_BYTES)
+            response = HTTPConnection.getresponse(self._connection)
+            body = response.read(MAX_RESPONSE_BYTES)
         except (OSError, ValueError, HTTPException):
-            raise retry.TransientError("no answer, once all was sent") from None
-        return _Answer(answer.status, HTTPHeaderDict(answer.headers.items()), body)
+            raise retry.TransientError("no response after all data was sent") from None
+        return _Response(response.status, HTTPHeaderDict(response.headers.items()), body)
 
-    def _stopped(self) -> Exception:
-        """Return why a server takes no more: its answer where there is one."""
+    def _failure_reason(self) -> Exception:
+        """Return why the server stopped reading."""
         try:
-            answer = self._answered()
-            _check_answer(self._address, answer)
+            response = self._read_response()
+            _check_response(self._address, response)
         except retry.TransientError:
             return retry.TransientError("the connection was lost")
         except (ShardError, OSError) as error:
             return error
-        return retry.TransientError("the store answered before it had the object")
+        return retry.TransientError("the store responded before it had the whole object")
 
     def _compare(self, headers: Mapping[str, str]) -> None:
-        """See that the store has what was sent: by its checksum, or where that is another kind, by reading it."""
+        """Verify the object by its MD5, or by reading it."""
         if etag_md5(headers) == self._md5.hexdigest():
             return
-        with suppress(OSError):  # it is not there, or another already
+        with suppress(OSError):  # the object does not exist, or was replaced
             if files.read_crc(self._address) == (self._size, self._crc):
                 return
-        raise retry.TransientError("the store has other bytes than were sent")
+        raise retry.TransientError("the store's copy differs from the data sent")
 
 
 def _new_connection(url: str) -> tuple[HTTPConnection, str, Mapping[str, str]]:
-    """Return a connection that leads to the server of a signed address, not made yet; what to ask for, and headers."""
+    """Return an unopened connection to the server of a signed URL, the request target, and proxy headers."""
     pool: Any = connections_for(url).connection_from_url(url)
-    connection: HTTPConnection = pool._new_conn()  # noqa: SLF001 - one of its own, by the rule for all requests
+    connection: HTTPConnection = pool._new_conn()  # noqa: SLF001 - a separate connection with the settings of the pool
     server, proxy = urlsplit(url), pool.proxy
     if proxy is not None and server.scheme == "http":
         return connection, url, pool.proxy_headers
@@ -219,30 +204,30 @@ def _new_connection(url: str) -> tuple[HTTPConnection, str, Mapping[str, str]]:
     return connection, f"{server.path}?{server.query}" if server.query else server.path, {}
 
 
-def _early_refusal(line: PacedSocket) -> _Answer | None:
-    """Return a server's answer where it refuses before the body; None: it wants it, or says nothing for a while.
+def _early_refusal(socket: PacedSocket) -> _Response | None:
+    """Return a response that arrives before the body is sent, or None.
 
-    http.client takes `100 Continue` for nothing, and goes on to wait for the answer.
+    http.client ignores `100 Continue` and would wait for the final response.
     """
     from http.client import HTTPException, parse_headers
 
     from urllib3 import HTTPHeaderDict
 
-    line.most = _MAX_REFUSAL_BYTES
+    socket.max_bytes = _MAX_REFUSAL_BYTES
     try:
-        [status] = map(int, _STATUS_LINE.findall(line.readline(MAX_ANSWER_BYTES)))
-        headers = HTTPHeaderDict(parse_headers(line).items())
-        body = line.read(max(0, min(MAX_ANSWER_BYTES, int(headers.get("Content-Length", "0"))))) or b""
-    except TimeoutError:  # before the first byte: later, `Line` says what is too slow
+        [status] = map(int, _STATUS_LINE.findall(socket.readline(MAX_RESPONSE_BYTES)))
+        headers = HTTPHeaderDict(parse_headers(socket).items())
+        body = socket.read(max(0, min(MAX_RESPONSE_BYTES, int(headers.get("Content-Length", "0"))))) or b""
+    except TimeoutError:  # before the first byte; after it, `PacedSocket` detects a slow server
         return None
     except (OSError, ValueError, HTTPException):
         raise retry.TransientError("the connection was lost") from None
-    return None if status == HTTPStatus.CONTINUE else _Answer(status, headers, body)
+    return None if status == HTTPStatus.CONTINUE else _Response(status, headers, body)
 
 
-def _check_answer(address: str, answer: _Answer) -> None:
-    if answer.status in (HTTPStatus.MOVED_PERMANENTLY, HTTPStatus.TEMPORARY_REDIRECT, HTTPStatus.PERMANENT_REDIRECT):
+def _check_response(address: str, response: _Response) -> None:
+    if response.status in (HTTPStatus.MOVED_PERMANENTLY, HTTPStatus.TEMPORARY_REDIRECT, HTTPStatus.PERMANENT_REDIRECT):
         raise StoreFailed(display_address(address), "redirected", remedy=failures.WRONG_REGION_ADVICE)
-    if answer.status not in (HTTPStatus.OK, HTTPStatus.CREATED, HTTPStatus.NO_CONTENT):
+    if response.status not in (HTTPStatus.OK, HTTPStatus.CREATED, HTTPStatus.NO_CONTENT):
         with failures.write_conflicts(address):
-            raise failures.status_error(address, "PUT", *answer)
+            raise failures.status_error(address, "PUT", *response)

@@ -231,11 +231,11 @@ class CacheSpace(NamedTuple):
         Raises:
             OSError: The reservation cannot be written.
         """
-        reservation.put(encode_reservation(0, size))
+        reservation.write(encode_reservation(0, size))
         contents = self.scan(ignored_path=reservation.path)
         evicted = self.evict(self.eviction_order(contents.shards), self.excess_bytes(contents, size))
         if evicted is not None:
-            reservation.put(encode_reservation(size, 0))
+            reservation.write(encode_reservation(size, 0))
         return evicted
 
     def excess_bytes(self, contents: CacheContents, size: int) -> int:

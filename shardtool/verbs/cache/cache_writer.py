@@ -74,8 +74,8 @@ class CacheWriter(SampleWriter):
         if options.max_size > space.max_bytes:
             found = f"{format_size(options.max_size)}, but the cache has only {format_size(space.max_bytes)}"
             raise InvalidRequest(option_text("max_size"), found, expected="at most the size of the cache")
-        room = min(options.max_size - TRAILER_SIZE[options.format], MAX_SAMPLE_BYTES[options.format])
-        super().__init__(options.format, None, room, options.max_count)
+        max_bytes = min(options.max_size - TRAILER_SIZE[options.format], MAX_SAMPLE_BYTES[options.format])
+        super().__init__(options.format, None, max_bytes, options.max_count)
         self._space, self._options, self._on_wait, self._counter = space, options, on_wait, counter
         self._folder = Folder(os.path.join(space.folder, WRITTEN))
         self._name = f"grown-part_{options.part}_{token_hex(4)}"
@@ -119,9 +119,9 @@ class CacheWriter(SampleWriter):
         self._reservation.close()
 
     def _accepts(self, sample: EncodedSample) -> bool:
-        if sample.size > self._room:
+        if sample.size > self._max_bytes:
             found = f"{printable(sample.key)} has {format_size(sample.size)}"
-            error = InvalidRequest(option_text("max_size"), found, expected=f"at most {format_size(self._room)}")
+            error = InvalidRequest(option_text("max_size"), found, expected=f"at most {format_size(self._max_bytes)}")
             raise SampleRefused(error, "oversize")
         return True
 

@@ -72,7 +72,7 @@ class CountsFile:
         with self._mutex, suppress(OSError):
             self.counts.add(CacheCounts(**more))
             if self._lock is not None:
-                self._lock.put(json.dumps(asdict(self.counts)).ljust(_COUNTS_BYTES).encode())
+                self._lock.write(json.dumps(asdict(self.counts)).ljust(_COUNTS_BYTES).encode())
 
 
 def read_counts(folder: Folder, name: str) -> CacheCounts:

@@ -64,7 +64,7 @@ def lease_copy(space: CacheSpace, original: OriginalFile) -> FileLock | None:
         except FileNotFoundError:
             return None
         if lock is not None:
-            lock.used(time.time_ns())
+            lock.record_use(time.time_ns())
             if lock.fact.st_size == original.size:
                 return lock
             lock.close()
@@ -127,6 +127,6 @@ def _copy_shard(
         raise
     if lock is None:
         raise _stalled_error(original)
-    lock.used(time.time_ns())
+    lock.record_use(time.time_ns())
     lock.path = folder.full_path(original.name)
     return lock, evicted

@@ -1,7 +1,7 @@
-"""Compare a planned run with the dataset or the shards of an earlier run: samples, shards, options and splits.
+"""Compare a planned run with an earlier run: samples, shards, options and splits.
 
-A finished run is described by its dataset file, an interrupted one by the sidecars of its finished shards. No shard
-is read. Sidecars are read one at a time, and keys are compared by their hashes.
+The dataset file describes a finished run; the sidecars of finished shards describe an interrupted run. No shard is
+read. Sidecars are read one at a time, and keys are compared by their hashes.
 """
 
 from __future__ import annotations
@@ -38,201 +38,202 @@ if TYPE_CHECKING:
     from shardtool.verbs.create.run import Run, RunOutput
 
 
-_MAX_CHECKED_SHARDS = 8  # shards of an earlier run that show whether it had the same plan
+_MAX_CHECKED_SHARDS = 8  # enough to see whether an earlier run had the same plan
 
 
 def count_earlier_shards(output: Destination) -> int | None:
-    """Return how many shards a run by hash that is resumed has made, or was to make; None where that is not known."""
+    """Return the shard count of a resumed run that assigns samples by hash; None if unknown."""
     if not output.resumes or output.appends:
         return None
     if (file := _read_dataset_file(output)) is not None:
         by_hash = file.made.options.get("place") == "hash"
         return (file.appends[0] if file.appends else len(file.shards)) if by_hash else None
-    fact = read_shard_facts(output.folder.full_path(output.pattern.shard(0)))
-    return None if fact is None else fact.shards
+    facts = read_shard_facts(output.folder.full_path(output.pattern.shard(0)))
+    return None if facts is None else facts.shards
 
 
 def find_changes(run: Run) -> ResumeChanges | None:
-    """Return which samples a run would add and remove; None where no earlier one has left anything.
+    """Return which samples a run would add and remove; None if there is no earlier run.
 
-    What a damaged or missing sidecar said is not known; then the number of samples gives a lower bound.
+    Damaged sidecars make the number of removed samples a lower bound.
     """
-    before = [
+    earlier_shards = [
         (output.destination, *earlier) for output in run.outputs for earlier in _list_earlier_shards(output.destination)
     ]
-    if not before:
+    if not earlier_shards:
         return None
     keys_of_source, orders = hash_keys(run.entries.keys), [output.plan.order for output in run.outputs]
-    planned = np.sort(np.concatenate([keys_of_source if one is None else keys_of_source[one] for one in orders]))
+    planned = np.sort(np.concatenate([keys_of_source if order is None else keys_of_source[order] for order in orders]))
     total = removed = 0
-    for there, name, listed in before:
-        samples, keys = _read_packed_keys(run, there, name, listed)
+    for destination, name, entry in earlier_shards:
+        samples, keys = _read_packed_keys(run, destination, name, entry)
         total, removed = total + samples, removed + int(np.count_nonzero(~contains_hashes(keys, planned)))
     removed = max(removed, total - len(planned))
     added = len(planned) - (total - removed)
-    if run.transform is not None:  # what was left out of a shard that stays is not tried again
-        stay = [_read_planned_fact(run, output, shard) for output in run.outputs for shard in output.own_shards]
-        added -= sum(len(fact.made.left_out) for fact in stay if fact and fact.made)
+    if run.transform is not None:  # samples skipped in a kept shard are not tried again
+        kept_facts = [_read_planned_facts(run, output, shard) for output in run.outputs for shard in output.own_shards]
+        added -= sum(len(facts.made.left_out) for facts in kept_facts if facts and facts.made)
     return ResumeChanges(samples_added=added, samples_removed=removed, samples_before=total)
 
 
 def add_planned_counts(changes: ResumeChanges, run: Run) -> ResumeChanges:
-    """Return the same with what would become of shards, as far as sidecars show."""
+    """Add the numbers of shards that would be kept, written and removed."""
     planned = []
     for output in run.outputs:
-        as_planned = sum(_read_planned_fact(run, output, shard) is not None for shard in output.own_shards)
-        planned.append((output, as_planned, [*map(output.shard_name, output.own_shards)]))
+        kept = sum(_read_planned_facts(run, output, shard) is not None for shard in output.own_shards)
+        planned.append((output, kept, [*map(output.shard_name, output.own_shards)]))
     return add_shard_counts(changes, planned)
 
 
 def add_shard_counts(changes: ResumeChanges, shards: Iterable[tuple[RunOutput, int, Sequence[str]]]) -> ResumeChanges:
-    """Return the same with what becomes of shards: of each dataset, how many are kept, and the names of all."""
+    """Add shard counts, given the kept shards and all shard names of each dataset."""
     kept = written = removed = 0
-    for output, stay, names in shards:
-        there = {name for name in output.destination.existing if name.endswith(output.pattern.format)}
-        kept, written, removed = kept + stay, written + len(names) - stay, removed + len(there.difference(names))
+    for output, kept_here, names in shards:
+        existing_shards = {name for name in output.destination.existing if name.endswith(output.pattern.format)}
+        kept += kept_here
+        written += len(names) - kept_here
+        removed += len(existing_shards.difference(names))
     return replace(changes, shards_kept=kept, shards_written=written, shards_removed=removed)
 
 
 def other_plan_notes(run: Run) -> Iterator[str]:
-    """Yield where an earlier run without an end was of another plan, as far as its first shards show."""
+    """Yield the datasets whose unfinished earlier run had another plan."""
     for output in run.outputs:
         existing = output.destination.existing
-        left = [shard for shard in output.own_shards[:_MAX_CHECKED_SHARDS] if output.shard_name(shard) in existing]
-        ended = output.pattern.dataset_file in existing
-        if left and not ended and not any(_read_planned_fact(run, output, shard) for shard in left):
-            other = "left by an earlier run of other options, or of another source"
-            yield f"{output.shard_name(left[0])}: {other}; what it has finished is written again"
+        existing_shards = [
+            shard for shard in output.own_shards[:_MAX_CHECKED_SHARDS] if output.shard_name(shard) in existing
+        ]
+        is_finished = output.pattern.dataset_file in existing
+        if (
+            existing_shards
+            and not is_finished
+            and not any(_read_planned_facts(run, output, shard) for shard in existing_shards)
+        ):
+            cause = "written by an earlier run with other options or another source"
+            yield f"{output.shard_name(existing_shards[0])}: {cause}; its shards are written again"
 
 
-def find_refusal(run: Run, changes: ResumeChanges, most: Fraction) -> OutputExists | None:
-    """Return why a run would replace a dataset by another; None where it goes on with the one that is there.
+def find_refusal(run: Run, changes: ResumeChanges, max_removed: Fraction) -> OutputExists | None:
+    """Return an error if a run would replace a dataset by a different one; otherwise None.
 
-    Args:
-        run: The run.
-        changes: Which samples it would add and remove.
-        most: The share of samples that may go without being asked for.
+    `max_removed` is the share of samples that may be removed without `--overwrite`.
     """
 
     def refused(output: RunOutput, found: str, expected: str) -> OutputExists:
         overwrite = choose_text(f"choose {option_text('if_exists', 'resume-overwrite')}", "add --overwrite")
-        remedy = f"Nothing was touched. If the source is complete and this is what you want, {overwrite}."
+        remedy = f"Nothing was changed. If the source is complete and you want this, {overwrite}."
         remedy = f"{option_text('if_exists', 'resume')} {add_planned_counts(changes, run)}. {remedy}"
         return OutputExists(output.destination.dataset_file, found, expected=expected, remedy=remedy)
 
     for output in run.outputs:
         file = _read_dataset_file(output.destination)
-        if file is not None and (differing := _describe_differences(file.made, run.record(output))):
-            return refused(output, differing, "the options of the first run")
+        if file is not None and (differences := _describe_differences(file.made, run.record(output))):
+            return refused(output, differences, "the options of the first run")
         if file is not None and (renumbered := _describe_renumbering(file.classes, run.entries.values.classes)):
             numbers = option_text("classes_from", output.destination.dataset_file)
-            return refused(output, renumbered, f"the numbers of the first run: {numbers}")
+            return refused(output, renumbered, f"the class numbers of the first run: {numbers}")
     first = run.outputs[0]
-    if lost := find_lost_splits(run):
-        found = f"the source has no sample of {', '.join(map(printable, lost))} any more, of which there are shards"
+    if lost_splits := find_lost_splits(run):
+        found = f"the source has no samples for existing splits: {', '.join(map(printable, lost_splits))}"
         return refused(first, found, "all splits of the first run")
-    if changes.samples_removed <= most * changes.samples_before:
+    if changes.samples_removed <= max_removed * changes.samples_before:
         return None
     share = changes.samples_removed / changes.samples_before
-    gone = f"{changes.samples_removed:,} of {pluralize(changes.samples_before, 'sample')} ({share:.0%})"
-    expected = f"at most {float(100 * most):.4g}% of them ({option_text('max_removed')})"
-    return refused(first, f"{gone} would be removed, for the source has them no more", expected)
+    summary = f"{changes.samples_removed:,} of {pluralize(changes.samples_before, 'sample')} ({share:.0%})"
+    expected = f"at most {float(100 * max_removed):.4g}% ({option_text('max_removed')})"
+    return refused(first, f"{summary} would be removed, because the source no longer has them", expected)
 
 
 def check_same_options(run: Run) -> None:
-    """Refuse an update of a dataset whose samples were chosen and named otherwise; bounds of new shards may differ.
+    """Refuse to update a dataset whose samples were chosen with other options.
 
     Raises:
-        OutputExists: It is such.
+        OutputExists: The options differ.
     """
     for output in run.outputs:
-        old, now = output.destination.old, run.record(output)
-        if old is not None and (differing := _describe_differences(old.made, now, of_shards=False)):
+        old_dataset, new_record = output.destination.old, run.record(output)
+        if old_dataset is not None and (
+            differences := _describe_differences(old_dataset.made, new_record, compare_shards=False)
+        ):
             expected = "the options of the first run"
             append = f"{option_text('if_exists', 'append')} {option_text('on_duplicate', 'first')}"
-            remedy = f"Nothing was touched. {append} adds samples that were chosen or made in another way."
-            raise OutputExists(output.destination.dataset_file, differing, expected=expected, remedy=remedy)
+            remedy = f"Nothing was changed. To add samples with other options, use {append}."
+            raise OutputExists(output.destination.dataset_file, differences, expected=expected, remedy=remedy)
 
 
 def find_lost_splits(run: Run) -> list[str]:
-    """Return the splits that the first run made in this folder, and that this one has no samples for."""
-    there = run.outputs[0].destination
-    file = _read_dataset_file(there)
+    """Return the splits of the first run for which this run has no samples."""
+    destination = run.outputs[0].destination
+    file = _read_dataset_file(destination)
     if file is None:
         return []
-    known = {output.split for output in run.outputs}
-    made = [other.made for other in splits_in(there.folder.path, file.made).values()]
-    return [one.split for one in made if one.split not in known]
+    split_names = {output.split for output in run.outputs}
+    records = [dataset.made for dataset in splits_in(destination.folder.path, file.made).values()]
+    return [record.split for record in records if record.split not in split_names]
 
 
-def _describe_renumbering(before: Mapping[str, list[str]], now: Mapping[str, list[str]]) -> str:
-    """Return which class would get another number; empty: none, though there may be more of them."""
-    for field, names in before.items():
-        for number, (name, other) in enumerate(zip(names, now.get(field, []), strict=False)):
-            if name != other:
-                return f"class {number} of {field} would be {printable(other)!r}, and is {printable(name)!r}"
+def _describe_renumbering(old_classes: Mapping[str, list[str]], new_classes: Mapping[str, list[str]]) -> str:
+    """Return the first class whose number would change; empty if none."""
+    for field, names in old_classes.items():
+        for number, (old_name, new_name) in enumerate(zip(names, new_classes.get(field, []), strict=False)):
+            if old_name != new_name:
+                return f"class {number} of {field} would be {printable(new_name)!r} instead of {printable(old_name)!r}"
     return ""
 
 
 def _read_dataset_file(output: Destination) -> DatasetFile | None:
-    """Return what the dataset file said when the run looked; a damaged one is made again: then the sidecars say."""
+    """Return the existing dataset file; None if it is missing or damaged."""
     return read_valid_dataset(output.dataset_file) if output.pattern.dataset_file in output.existing else None
 
 
 def _list_earlier_shards(output: Destination) -> list[tuple[str, ShardEntry | None]]:
-    """Return the shards of the dataset that is there, or those that a run without an end has finished, unlisted."""
+    """Return the existing shards, with their entries if the run finished."""
     if (file := _read_dataset_file(output)) is not None:
-        return [(to_local_name(one.name), one) for one in file.shards]
-    there = output.existing
-    names = (name for name in sorted(there) if name.endswith(output.pattern.format) and sidecar_name(name) in there)
+        return [(to_local_name(entry.name), entry) for entry in file.shards]
+    existing = output.existing
+    names = (
+        name for name in sorted(existing) if name.endswith(output.pattern.format) and sidecar_name(name) in existing
+    )
     return [(name, None) for name in names]
 
 
 def _read_packed_keys(
-    run: Run, output: Destination, name: str, listed: ShardEntry | None
+    run: Run, output: Destination, name: str, entry: ShardEntry | None
 ) -> tuple[int, NDArray[np.uint64]]:
-    """Return how many samples of the source went into a shard, as far as that is known, and hashes of their keys.
-
-    Where the user's function makes keys, those in the shard say nothing.
-    """
-    index, keys, known = sidecar_name(name), np.zeros(0, np.uint64), 0 if listed is None else listed.samples
+    """Return how many source samples a shard contains, and their key hashes unless a function made the keys."""
+    sidecar, keys, count = sidecar_name(name), np.zeros(0, np.uint64), 0 if entry is None else entry.samples
     try:
-        data = output.folder.read(index)
-        if listed is not None:
-            sidecar_read.check_listed_sidecar(data, index, listed)
+        data = output.folder.read(sidecar)
+        if entry is not None:
+            sidecar_read.check_listed_sidecar(data, sidecar, entry)
         if run.makes_keys:
-            made = sidecar_read.parse_facts(data, index).made
+            made = sidecar_read.parse_facts(data, sidecar).made
             return 0 if made is None else made.consumed, keys
-        size = output.existing[name].size if listed is None else listed.size
-        keys = hash_keys(PackedStrings.of(sidecar_read.parse_sidecar(data, index, size, metadata=False).all_keys()))
+        size = output.existing[name].size if entry is None else entry.size
+        keys = hash_keys(PackedStrings.of(sidecar_read.parse_sidecar(data, sidecar, size, metadata=False).all_keys()))
     except (OSError, CorruptShard):
-        return 0 if run.makes_keys else known, keys
+        return 0 if run.makes_keys else count, keys
     return len(keys), keys
 
 
-def _read_planned_fact(run: Run, output: RunOutput, shard: int) -> sidecar_schema.ShardFacts | None:
-    """Return the facts of a shard that is there and was planned just like this; its content may have changed since."""
-    name, there = output.shard_name(shard), output.destination
-    fact = there.existing.get(name)
-    if fact is None or (said := read_shard_facts(there.folder.full_path(name))) is None:
+def _read_planned_facts(run: Run, output: RunOutput, shard: int) -> sidecar_schema.ShardFacts | None:
+    """Return the facts of an existing shard with the same plan."""
+    name, destination = output.shard_name(shard), output.destination
+    file_info = destination.existing.get(name)
+    if file_info is None or (facts := read_shard_facts(destination.folder.full_path(name))) is None:
         return None
     planned = ShardPlan(run, output.plan, shard, name, build_shard_samples(output.plan, shard))
-    return said if said.size == fact.size and said.plan == planned.fingerprint() else None
+    return facts if facts.size == file_info.size and facts.plan == planned.fingerprint() else None
 
 
-def _describe_differences(before: RunRecord, now: RunRecord, *, of_shards: bool = True) -> str:
-    """Return the options that two runs of `create` or `reshard` do not share; empty: they share all.
+def _describe_differences(old: RunRecord, new: RunRecord, *, compare_shards: bool = True) -> str:
+    """Return the options that differ between two runs; empty if none.
 
-    What `index` has made says nothing of the run before it.
-
-    Args:
-        before: The first run.
-        now: This one.
-        of_shards: Whether those count that say how large shards are, and how samples stand in them.
+    An `index` record contains no options of the original run.
     """
-    if before.verb not in ("create", "reshard"):
+    if old.verb not in ("create", "reshard"):
         return ""
-    if before.verb != now.verb:
-        return f"`{before.verb}` then, `{now.verb}` now"
-    then, asked = (one.options if of_shards else one.choosing for one in (before, now))
-    return "; ".join(describe_differences(then, asked))
+    if old.verb != new.verb:
+        return f"created with `{old.verb}`, not `{new.verb}`"
+    old_options, new_options = (record.options if compare_shards else record.choosing for record in (old, new))
+    return "; ".join(describe_differences(old_options, new_options))

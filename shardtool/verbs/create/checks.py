@@ -1,4 +1,4 @@
-"""Check plans before a byte is written, and the content before a dataset file is published."""
+"""Check plans before anything is written, and the content before a dataset file is published."""
 
 from __future__ import annotations
 
@@ -22,10 +22,6 @@ from shardtool.request.create_options import CreateOptions
 from shardtool.source.base import check_not_empty
 from shardtool.units import format_size
 from shardtool.verbs.create import append
-from shardtool.verbs.create.run import Run, RunOutput
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -37,7 +33,7 @@ def check_listed(run: Run) -> None:
     """Refuse a source without samples.
 
     Raises:
-        InvalidRequest: It has none.
+        InvalidRequest: There are no samples.
     """
     options = run.options
     if not len(run.entries) and isinstance(options, CreateOptions) and (options.include or options.exclude):
@@ -50,36 +46,39 @@ def check_listed(run: Run) -> None:
 
 
 def check_shard_sizes(output: RunOutput) -> None:
-    """Refuse shards that are larger than a file may be where they go.
+    """Refuse shards that exceed the maximum file size of the output.
 
     Raises:
-        InvalidRequest: One is.
+        InvalidRequest: A shard is too large.
     """
-    most, sizes = output.destination.folder.largest, output.plan.sizes
-    if most is not None and len(sizes) and int(sizes.max()) > most:
+    max_bytes, sizes = output.destination.folder.largest, output.plan.sizes
+    if max_bytes is not None and len(sizes) and int(sizes.max()) > max_bytes:
         where = output.destination.folder.full_path(output.shard_name(int(sizes.argmax())))
-        expected = f"at most {format_size(most)}, as one request of a store takes"
+        expected = f"at most {format_size(max_bytes)}, the limit of the store"
         remedy = f"Lower {option_text('max_size')}."
         raise InvalidRequest(where, format_size(int(sizes.max())), expected=expected, remedy=remedy)
 
 
 def check_append(run: Run) -> None:
-    """Refuse samples that do not go with those that are there."""
+    """Refuse samples that do not fit the existing dataset."""
     from shardtool.publish.export_indexes import export_notes
 
     for output in run.outputs:
-        if (old := output.destination.old) is not None:
-            append.check_append_schema(old, output.plan, run.options)
+        if (old_dataset := output.destination.old) is not None:
+            append.check_append_schema(old_dataset, output.plan, run.options)
             if not isinstance(output.destination.append, FinishedAppend):
-                run.notes.add(*append.append_notes(old, output.plan, changed=run.transform is not None))
-            run.notes.add(*export_notes(output.destination.folder, old, run.exports))
-    there = [one.destination for one in (*run.outputs, *run.untouched)]
-    if not any(isinstance(one.append, FinishedAppend) for one in there):
-        run.notes.add(*append.class_notes([one.old for one in there if one.old is not None], run.entries))
+                run.notes.add(*append.append_notes(old_dataset, output.plan, changed=run.transform is not None))
+            run.notes.add(*export_notes(output.destination.folder, old_dataset, run.exports))
+    destinations = [output.destination for output in (*run.outputs, *run.untouched)]
+    if not any(isinstance(destination.append, FinishedAppend) for destination in destinations):
+        run.notes.add(
+            *append.class_notes(
+                [destination.old for destination in destinations if destination.old is not None], run.entries
+            )
+        )
 
 
-# Options that act only together with others. Unlike those with `needs`, they were accepted alone before, and dataset
-# files record some of them.
+# Options that need others. Unlike options with `requires`, earlier versions accepted them alone and recorded them.
 _ACTS_WITH = (("resize_mode", "resize"), ("max_removed", "if_exists=resume"))
 
 
@@ -89,17 +88,17 @@ _ONLY_SCATTER = ("memory", "temp_dir")
 def idle_option_notes(run: Run) -> Iterator[str]:
     """Yield which options have no effect on this run."""
     options = run.options
-    for name, other in _ACTS_WITH:
-        if options.is_given(name) and not options.first_given(other):
-            needed, _, value = other.partition("=")
-            yield f"{option_text(name)} has no effect without {option_text(needed, value or None)}"
+    for name, condition in _ACTS_WITH:
+        if options.is_given(name) and not options.first_given(condition):
+            required, _, value = condition.partition("=")
+            yield f"{option_text(name)} has no effect without {option_text(required, value or None)}"
     if getattr(options, "method", "") == "gather":
         for name in filter(options.is_given, _ONLY_SCATTER):
             yield f"{option_text(name)} has no effect with {option_text('method', 'gather')}"
 
 
 def check_export_targets(run: Run) -> None:
-    """Refuse indexes of other tools that could not be written once the shards are there."""
+    """Refuse indexes of other tools that cannot be written once the shards exist."""
     if not run.exports or run.dry:
         return
     from shardtool.publish.export_indexes import check_index_files
@@ -114,35 +113,37 @@ def check_export_targets(run: Run) -> None:
 
 
 def check_metadata_size(output: RunOutput) -> None:
-    """Refuse metadata that no reader takes, if that shows of the shard that has the most of it for its size.
+    """Refuse metadata too large for a sidecar.
 
-    That one's sidecar is made, with other checksums. Whatever this does not see, is refused when it is written.
+    This encodes the sidecar with most metadata per shard byte. Others are checked when written.
     """
     plan, metadata, excess = output.plan, output.plan.entries.metadata, []
     if metadata is None or not plan.shards:
         return
-    a_row = metadata.nbytes / max(1, len(metadata))
+    row_bytes = metadata.nbytes / max(1, len(metadata))
     for shard, size in enumerate(plan.sizes.tolist()):
         first, last = plan.span(shard)
-        taken = metadata.slice(first, last - first).nbytes if plan.order is None else a_row * (last - first)
-        excess.append(taken - max_metadata_bytes(size))
-    worst = max(range(plan.shards), key=excess.__getitem__)
-    if excess[worst] > 0:
-        samples = build_shard_samples(plan, worst)
+        metadata_bytes = (
+            metadata.slice(first, last - first).nbytes if plan.order is None else row_bytes * (last - first)
+        )
+        excess.append(metadata_bytes - max_metadata_bytes(size))
+    largest = max(range(plan.shards), key=excess.__getitem__)
+    if excess[largest] > 0:
+        samples = build_shard_samples(plan, largest)
         paths = samples.paths if plan.entries.source_paths else b""
-        crcs = shake_128(b"").digest(2 * len(samples.content.codes))  # as hard to compress as others
-        index = sidecar_write.written_index(plan.format, samples.content, plan.metadata(worst), crcs, (), paths)
-        name, size = to_output_name(output.shard_name(worst)), int(plan.sizes[worst])
+        crcs = shake_128(b"").digest(2 * len(samples.content.codes))  # random, because checksums do not compress
+        index = sidecar_write.written_index(plan.format, samples.content, plan.metadata(largest), crcs, (), paths)
+        name, size = to_output_name(output.shard_name(largest)), int(plan.sizes[largest])
         sidecar_write.encode_sidecar(index, sidecar_schema.ShardFacts(name, size, 0, ""))
 
 
 def check_content_fingerprint(run: Run) -> None:
-    """See, before a dataset file is published, that all content is that of the source, if its digest is known.
+    """Check that the written content equals that of the source.
 
     Raises:
-        CorruptShard: It is not.
+        CorruptShard: The content differs.
     """
-    wanted = run.listed.digest
-    if wanted is not None and not any(output.totals.skipped for output in run.outputs):
-        found = sum(output.totals.digest for output in run.outputs)
-        check_fingerprint(run.listed.name, format_fingerprint(found), format_fingerprint(wanted))
+    expected = run.listed.digest
+    if expected is not None and not any(output.totals.skipped for output in run.outputs):
+        actual = sum(output.totals.digest for output in run.outputs)
+        check_fingerprint(run.listed.name, format_fingerprint(actual), format_fingerprint(expected))

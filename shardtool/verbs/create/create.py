@@ -1,10 +1,10 @@
 """`create` and `reshard`: write the samples of a source, or of datasets, as a dataset.
 
-`write_dataset` is the whole run, step by step. `reshard` is the same run with shards as the source; samples that do
-not change are not decoded.
+`write_dataset` is the whole run, step by step. `reshard` is the same run with shards as the source. It copies unchanged
+samples without decoding them.
 
-Workers are forked before NumPy and pyarrow are imported, because importing them takes longer than packing a small
-source. Workers list the source while the parent imports them.
+Workers are forked before NumPy and pyarrow are imported, because these imports take longer than packing a small source.
+Workers list the source while the parent imports them.
 """
 
 from __future__ import annotations
@@ -39,18 +39,11 @@ if TYPE_CHECKING:
 def write_dataset(
     source: object, names: runs.OutputNames, options: CreateOptions | ReshardOptions, observer: Observer
 ) -> CreateResult:
-    """Write the samples of a source into shards, with sidecars and a dataset file.
-
-    Args:
-        source: A folder, a manifest, or datasets.
-        names: A shard pattern, or the shards' names; with `{split}` in it for splits.
-        options: What was asked for.
-        observer: Gets the progress, and what the user should know.
-    """
-    begun, notes = time.time(), Notes(observer)
+    """Write the samples of a source into shards, with sidecars and a dataset file."""
+    started, notes = time.time(), Notes(observer)
     with start_workers(options, notes.observer) as pool, ExitStack() as stack:
-        run = runs.make_run(names, options, pool, notes, begun=begun, dry=False)
-        opened = list_source(run, source)
+        run = runs.make_run(names, options, pool, notes, started=started, dry=False)
+        opened_source = list_source(run, source)
 
         from shardtool.publish import publish_dataset
         from shardtool.verbs.create import checks, new_samples, packing, parts, planning, result
@@ -61,9 +54,9 @@ def write_dataset(
             _export_missing_indexes(run)
             return result.make_result(run)
         is_binary, temporary = run.is_binary, get_spool_location(run)
-        if is_binary:  # workers read binary columns from a file beside the output
+        if is_binary:  # workers read binary columns from a file next to the output
             outputs.open_publishers(run, temporary, stack)
-            _write_binary_spool(run, opened)
+            _write_binary_spool(run, opened_source)
         planning.plan_shards(run)
         if not is_binary:
             outputs.open_publishers(run, temporary, stack)
@@ -83,8 +76,8 @@ def write_dataset(
             )
         outputs.remove_lost_splits(run)
         for output in run.outputs:
-            notes.add(*output.publisher.beside.removal_notes(output.destination.dataset_file, run.exports))
-        notes.add(*(f"split {printable(name)} removed" for name in run.gone))
+            notes.add(*output.publisher.stale_indexes.removal_notes(output.destination.dataset_file, run.exports))
+        notes.add(*(f"split {printable(name)} removed" for name in run.lost_splits))
         _export_indexes(run)
     merged = [parts.merge_if_last(output.destination, notes) for output in run.outputs if run.part]
     return result.make_result(run, merged=bool(merged) and all(merged))
@@ -93,47 +86,51 @@ def write_dataset(
 def plan_dataset(
     source: object, names: runs.OutputNames, options: CreateOptions | ReshardOptions, observer: Observer
 ) -> DryRun:
-    """Return what `write_dataset` would write, to the byte unless samples are changed on the way; write nothing."""
-    begun, notes = time.time(), Notes(observer)
+    """Return what `write_dataset` would write."""
+    started, notes = time.time(), Notes(observer)
     with start_workers(options, notes.observer) as pool:
-        run = runs.make_run(names, options, pool, notes, begun=begun, dry=True)
-        opened = list_source(run, source)
+        run = runs.make_run(names, options, pool, notes, started=started, dry=True)
+        opened_source = list_source(run, source)
 
         from shardtool.verbs.create import new_samples, planning, result
 
         new_samples.choose_samples(run)
         planning.plan_shards(run)
-        if run.asked is not None:
+        if run.plan_request is not None:
             from shardtool.source.plan_file import write_plan
 
             path, overwrite = run.plan_only, "overwrite" in run.options.if_exists
-            size = write_plan(path, run.chosen, run.divides, run.asked, by_key=opened.by_key, overwrite=overwrite)
-            notes.add(f"the plan is in {path} ({format_size(size)}): {option_text('plan', path)} goes by it")
+            size = write_plan(
+                path,
+                run.plan_listing,
+                run.split_values,
+                run.plan_request,
+                by_key=opened_source.by_key,
+                overwrite=overwrite,
+            )
+            notes.add(f"plan written to {path} ({format_size(size)}); use it with {option_text('plan', path)}")
     return result.make_dry_run(run)
 
 
 def start_workers(options: OutputOptions, observer: Observer) -> Pool:
-    """Start the workers, before anything is imported that starts threads: then they can be forked.
-
-    What they need is imported before, once for all of them.
-    """
+    """Fork the workers before an import starts threads, and after the modules that they share."""
     import_module("shardtool.write.pack_shard")
-    again = f"with {option_text('if_exists', 'resume')}" if options.if_exists != "update" else "again"
-    return start_pool(options, f"Run the same command {again}: finished shards are kept.", observer)
+    how = f"with {option_text('if_exists', 'resume')}" if options.if_exists != "update" else "again"
+    return start_pool(options, f"Run the same command {how}: finished shards are reused.", observer)
 
 
 def _write_binary_spool(run: runs.Run, source: Source) -> None:
-    """Write the payloads that lie in a table to a file beside the output for workers; the run removes it."""
+    """Write binary columns of a table to a temporary file, which workers can read."""
     entries = run.entries
     size = int(entries.rows.size[entries.rows.kind == SPAN].sum())
     file = run.outputs[0].publisher.spool(size)
-    source.write_binary(file)  # also of samples that were left out since
+    source.write_binary(file)  # including samples that were skipped later
     spans = replace(entries.known_spans, files=(SpanFile(os.fsencode(file.path), file.size, -1),))
     run.listed = replace(run.listed, entries=replace(entries, spans=spans))
 
 
 def _export_indexes(run: runs.Run) -> None:
-    """Write the indexes of other tools for datasets that are there; those of one appended to are renewed unasked."""
+    """Write the requested indexes, and renew those of a dataset that was appended to."""
     from shardtool.publish.export_indexes import Exporter, renew_exports
 
     for output in run.outputs if run.exports or run.appends else ():
@@ -145,13 +142,13 @@ def _export_indexes(run: runs.Run) -> None:
 
 
 def _export_missing_indexes(run: runs.Run) -> None:
-    """Write indexes of other tools for a dataset that nothing new was found for: the last run may have been killed."""
+    """Write requested indexes that a dataset without new samples lacks."""
     from shardtool.publish.export_indexes import Exporter, find_existing_exports
 
     for output in run.untouched if run.exports else ():
         folder, base = output.destination.folder, output.pattern.base
-        there = find_existing_exports(folder, output.destination.old)
-        if missing := {name: export for name, export in run.exports.items() if name not in there}:
+        existing_exports = find_existing_exports(folder, output.destination.old)
+        if missing := {name: export for name, export in run.exports.items() if name not in existing_exports}:
             with folder.lock(base):
                 exporter = Exporter(folder, output.pattern.dataset_file, missing, run.notes)
                 exporter.write(folder, run.pool, overwrite=True)
@@ -162,22 +159,29 @@ def create(source: object, output: runs.OutputNames, options: CreateOptions, obs
     """Write the samples of `source` into shards, with sidecars and a dataset file.
 
     Args:
-        source: A folder tree, where files that share a key are one sample, or a list of several, whose files share
-            keys; a zip or tar of files; or a manifest, a row per sample or file: a file, `-` for standard input, or a
-            table in memory (pandas, pyarrow, anything with the Arrow C stream interface).
-        output: A shard pattern such as `out-{000000..}.tar`, or the shards' names; with `{split}` in it for splits.
+        source: A folder tree in which files that share a key are one sample, a list of folders whose files share keys,
+            or a zip or tar archive. Or a manifest with one row per sample or file: a path, `-` for standard input, or a
+            table in memory (pandas, pyarrow, or anything with the Arrow C stream interface).
+        output: A shard pattern such as `out-{000000..}.tar`, or a list of shard names, with `{split}` for splits.
         options: See `CreateOptions`.
-        observer: Gets the progress, and what the user should know.
+        observer: Receives progress and notes.
 
     Raises:
-        InvalidRequest: The request makes no sense; nothing was written.
-        OutputExists: The output is there already, or another run is writing it; nothing was touched.
-        SampleFailed: Samples cannot be read or changed; finished shards are kept for `if_exists="resume"`.
+        InvalidRequest: The request is invalid. Nothing was written.
+        OutputExists: The output exists, or another run is writing it. Nothing was changed.
+        SampleFailed: A sample cannot be read or changed during the run. Finished shards are kept for
+            `if_exists="resume"`.
         OutputFailed: The output cannot be written.
-        WorkerDied: A worker was killed.
+        WorkerDied: A worker process was killed.
+
+    Example:
+        ```
+        result = shardtool.create("photos", "out-{000000..}.tar", max_size="500MB")
+        print(result.samples, result.dataset_file)
+        ```
     """
     if not options.stat:
-        expected = choose_text("`dry_run`, which writes nothing", "--dry-run beside it")
+        expected = choose_text("`dry_run`, which writes nothing", "--dry-run with it")
         raise InvalidRequest(option_text("stat"), "a run that writes", expected=expected)
     if options.plan_only is not None:
         expected = "`dry_run`, which writes the plan"
@@ -187,39 +191,43 @@ def create(source: object, output: runs.OutputNames, options: CreateOptions, obs
 
 @accepts_options(CreateOptions)
 def dry_run(source: object, output: runs.OutputNames, options: CreateOptions, observer: Observer) -> DryRun:
-    """Return what `create` would write, to the byte unless samples are changed on the way; write no shard.
+    """Return what `create` would write. Sizes are exact unless samples are transformed.
 
-    With `plan_only`, the file of the plan is written.
+    With `plan_only`, write the plan to that file.
 
     Raises:
-        InvalidRequest: The request makes no sense.
-        SampleFailed: The source has files that cannot be packed.
-        OutputExists: There is a file where the plan is to go.
-        OutputFailed: The plan cannot be written.
+        InvalidRequest: The request is invalid.
+        SampleFailed: The source contains files that cannot be packed.
+        OutputExists: The plan file exists.
+        OutputFailed: The plan file cannot be written.
     """
     return plan_dataset(source, output, options, observer)
 
 
 @accepts_options(ReshardOptions)
 def reshard(datasets: Datasets, output: runs.OutputNames, options: ReshardOptions, observer: Observer) -> CreateResult:
-    """Write the samples of one or several datasets into other shards, with sidecars and a dataset file.
+    """Write the samples of one or more datasets into other shards, with sidecars and a dataset file.
 
-    Bytes are moved and checked, and decoded only where they are to be changed: where an index has a payload's checksum,
-    a payload with another one ends the run. Where all samples stay as they are, the fingerprint of what was written
-    must be that of the source.
+    Payloads are copied without decoding, unless a transform changes them, and compared with their checksums in the
+    index. If no sample changes, the output must have the content fingerprint of the source.
 
     Args:
-        datasets: A dataset, or a list of them: each a dataset file, a pattern, a glob, a folder, or a list of shards.
-        output: A shard pattern such as `out-{000000..}.tar`, or the shards' names; with `{split}` in it for splits.
+        datasets: A dataset file, a pattern, a glob, a folder, a list of shards, or a list of these.
+        output: A shard pattern such as `out-{000000..}.tar`, or a list of shard names, with `{split}` for splits.
         options: See `ReshardOptions`.
-        observer: Gets the progress, and what the user should know.
+        observer: Receives progress and notes.
 
     Raises:
-        InvalidRequest: The request makes no sense; nothing was written.
-        CorruptShard: A dataset is damaged, as far as it was read; nothing damaged was copied.
-        OutputExists: The output is there already, or another run is writing it; nothing was touched.
-        OutputFailed: The output, or the folder of temporary files, cannot be written.
-        WorkerDied: A worker was killed.
+        InvalidRequest: The request is invalid. Nothing was written.
+        CorruptShard: A dataset is damaged. No damaged data was copied.
+        OutputExists: The output exists, or another run is writing it. Nothing was changed.
+        OutputFailed: The output or the folder for temporary files cannot be written.
+        WorkerDied: A worker process was killed.
+
+    Example:
+        ```
+        shardtool.reshard("out.json", "shuffled-{000000..}.tar", shuffle=True, seed=1)
+        ```
     """
     return write_dataset(datasets, output, options, observer)
 
@@ -228,10 +236,10 @@ def reshard(datasets: Datasets, output: runs.OutputNames, options: ReshardOption
 def reshard_dry_run(
     datasets: Datasets, output: runs.OutputNames, options: ReshardOptions, observer: Observer
 ) -> DryRun:
-    """Return what `reshard` would write, to the byte unless samples are changed on the way; write nothing.
+    """Return what `reshard` would write. Sizes are exact unless samples are transformed.
 
     Raises:
-        InvalidRequest: The request makes no sense.
-        CorruptShard: A dataset is damaged, as far as it was read.
+        InvalidRequest: The request is invalid.
+        CorruptShard: A dataset is damaged.
     """
     return plan_dataset(datasets, output, options, observer)

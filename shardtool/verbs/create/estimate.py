@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from shardtool.verbs.create.run import Run
 
 
-_MAX_TRIED_SAMPLES = 64  # samples
+_MAX_TRIED_SAMPLES = 64
 
 
 _SAMPLES_PER_TASK = 8
@@ -44,53 +44,57 @@ _SAMPLES_PER_TASK = 8
 _SAMPLE_SEED = 20
 
 
-_MIN_FITTED_SAMPLES = 8  # fewer say nothing of how the size depends on the source's
+_MIN_FITTED_SAMPLES = 8  # too few points for a slope
 
 
-_SAMPLE_OVERHEAD_BYTES = 512  # what a small sample takes at least, in most formats
+_SAMPLE_OVERHEAD_BYTES = 512  # minimum size of a record in most formats
 
 
 def estimate_sizes(run: Run, transform: Transform) -> NDArray[np.int64]:
-    """Return int64[samples]: about how many bytes the records of each changed sample take."""
+    """Return int64[samples]: the estimated record bytes of each transformed sample."""
     entries = run.entries
     transform.check_fields(entries.fields)
     if lists := [*entries.values.lists]:
-        asked = option_text(next(name for name in TRANSFORM_OPTIONS if getattr(run.options, name)))
-        remedy = f"Leave them out with {option_text('drop_fields', tuple(lists))}."
-        raise InvalidRequest(asked, f"lists of values: {format_list(lists)}", expected="single ones", remedy=remedy)
-    before: NDArray[np.int64] = np.add.reduceat(entries.rows.size, entries.first[:-1]) + _SAMPLE_OVERHEAD_BYTES
-    if run.is_binary or run.fetches or run.listed.compressed or not len(entries):  # a plan asks no server
-        return before
-    tried = np.sort(random_permutation(len(entries), _SAMPLE_SEED)[:_MAX_TRIED_SAMPLES])
-    tries = replace(run.outputs[0].pattern, count=None, names=None)  # nothing gets these names
+        option = option_text(next(name for name in TRANSFORM_OPTIONS if getattr(run.options, name)))
+        remedy = f"Drop these fields with {option_text('drop_fields', tuple(lists))}."
+        raise InvalidRequest(option, f"lists of values: {format_list(lists)}", expected="single values", remedy=remedy)
+    source_sizes: NDArray[np.int64] = np.add.reduceat(entries.rows.size, entries.first[:-1]) + _SAMPLE_OVERHEAD_BYTES
+    if run.is_binary or run.fetches or run.listed.compressed or not len(entries):  # planning sends no requests
+        return source_sizes
+    sample_numbers = np.sort(random_permutation(len(entries), _SAMPLE_SEED)[:_MAX_TRIED_SAMPLES])
+    pattern = replace(run.outputs[0].pattern, count=None, names=None)  # the names are not used
     plan = make_plan(
-        entries, tries, ShardBounds(max_count=_SAMPLES_PER_TASK), which=tried, estimate=np.ones(len(entries), np.int64)
+        entries,
+        pattern,
+        ShardBounds(max_count=_SAMPLES_PER_TASK),
+        which=sample_numbers,
+        estimate=np.ones(len(entries), np.int64),
     )
-    after: dict[int, int] = {}
-    for number, sizes in run.pool.map(measure_samples, _make_tasks(plan, transform)):
-        places = tried[slice(*plan.span(number))].tolist()
-        after |= {place: size for place, size in zip(places, sizes, strict=True) if size >= 0}
-    if not after:
-        return before
-    x = before[list(after)].astype(np.float64)
-    y = np.array(list(after.values()), np.float64)
-    return np.maximum(1, _fit_line(x, y, before)).astype(np.int64)
+    measured: dict[int, int] = {}
+    for task, sizes in run.pool.map(measure_samples, _make_tasks(plan, transform)):
+        numbers = sample_numbers[slice(*plan.span(task))].tolist()
+        measured |= {number: size for number, size in zip(numbers, sizes, strict=True) if size >= 0}
+    if not measured:
+        return source_sizes
+    x = source_sizes[list(measured)].astype(np.float64)
+    y = np.array(list(measured.values()), np.float64)
+    return np.maximum(1, _fit_line(x, y, source_sizes)).astype(np.int64)
 
 
-def _fit_line(x: NDArray[np.float64], y: NDArray[np.float64], at: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Return a least-squares line of `y` over `x`; the mean where there is too little, or the line makes no sense."""
+def _fit_line(x: NDArray[np.float64], y: NDArray[np.float64], points: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Return a least-squares line, or the mean if points are few or the slope is not positive."""
     spread = x - x.mean()
     if len(x) >= _MIN_FITTED_SAMPLES and (square := float(spread @ spread)) > 0:
         slope = float(spread @ y) / square
         base = float(y.mean()) - slope * float(x.mean())
         if slope > 0:
             slope, base = (slope, base) if base > 0 else (float(y.sum()) / float(x.sum()), 0.0)
-            return np.asarray(base + slope * at, np.float64)
-    return np.full(len(at), y.mean(), np.float64)
+            return np.asarray(base + slope * points, np.float64)
+    return np.full(len(points), y.mean(), np.float64)
 
 
 def _make_tasks(plan: Plan, transform: Transform) -> Iterator[ShardTask]:
     work = TransformWork(transform, 2**62, None, "alone")
     for shard in range(plan.shards):
-        samples, own = build_shard_samples(plan, shard), make_shard_work(plan, shard, work)
-        yield ShardTask(shard, "", plan.format, open_folder(""), samples, "skip", 0, "write", own)
+        samples, shard_work = build_shard_samples(plan, shard), make_shard_work(plan, shard, work)
+        yield ShardTask(shard, "", plan.format, open_folder(""), samples, "skip", 0, "write", shard_work)

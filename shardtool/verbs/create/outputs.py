@@ -30,52 +30,52 @@ if TYPE_CHECKING:
     from shardtool.storage.staging import Folder
 
 
-OUTPUT_IS_SOURCE = "a shard of the source, which the output would replace or remove"
+OUTPUT_IS_SOURCE = "a shard of the source, which the output would replace or delete"
 
 
-OTHER_OUTPUT = "an output in another folder, or under other names"
+OTHER_OUTPUT = "an output in another folder, or with other names"
 
 
-NOTHING_CHANGED = "Nothing was touched. The new dataset can take its place once it is complete."
+NOTHING_CHANGED = "Nothing was changed. Write to another name, then rename the complete dataset."
 
 
 def open_outputs(run: Run, splits: Sequence[str] | None = None) -> None:
-    """Find the datasets that a run writes, after a look at what is there; none while their names are unknown.
+    """Find the datasets that a run writes, and check their existing files; none while split names are unknown.
 
-    A dry run looks only at what it would append to or resume.
-
-    Args:
-        run: The run.
-        splits: The names of its splits; None: those that the options name.
+    A dry run inspects only datasets that it would append to or resume. `splits` defaults to the names in the options.
 
     Raises:
-        InvalidRequest: A file could be of two splits, or there is nothing to append to.
-        OutputExists: Something is there that the options do not allow to touch, and the run appends to it or
-            updates it. Otherwise `run.refusal` is this error: a mistake in the source or the query comes first.
-        CorruptShard: What is appended to is damaged.
+        InvalidRequest: The patterns of two splits overlap, or there is no dataset to append to.
+        OutputExists: An append or update may not change existing files. Other runs keep the error in `run.refusal`,
+            because errors in the source and the query come first.
+        CorruptShard: A dataset appended to is damaged.
     """
     if splits is None:
-        splits = [name for name, _ in run.dividing.shares] if run.dividing else [""]
+        splits = [name for name, _ in run.split_options.shares] if run.split_options else [""]
     patterns = {split: parse_output_pattern(run.names, split) for split in splits}
-    for (one, pattern), (other, other_pattern) in permutations(patterns.items(), 2):
-        if shared := other_pattern.find_overlap(pattern):
-            found = f"{shared} may be a file of the splits {one} and {other}"
-            expected = "names that differ, such as out-{split}-{000000..}.tar"
+    for (split_a, pattern), (split_b, pattern_b) in permutations(patterns.items(), 2):
+        if shared := pattern_b.find_overlap(pattern):
+            found = f"{shared} matches the patterns of splits {split_a} and {split_b}"
+            expected = "different names, such as out-{split}-{000000..}.tar"
             raise InvalidRequest(run.names[0], found, expected=expected)
     run.outputs = []
     for split, pattern in patterns.items():
-        there = Destination(open_folder(pattern.folder), pattern, run.options.if_exists, part=run.part)
+        destination = Destination(open_folder(pattern.folder), pattern, run.options.if_exists, part=run.part)
         try:
-            there = inspect_destination(there) if not run.dry or there.appends or there.resumes else there
+            destination = (
+                inspect_destination(destination)
+                if not run.dry or destination.appends or destination.resumes
+                else destination
+            )
         except OutputExists as error:
-            if there.appends or run.updates:
+            if destination.appends or run.updates:
                 raise
             run.refusal = run.refusal or error
-        run.outputs.append(RunOutput(split, there))
+        run.outputs.append(RunOutput(split, destination))
 
 
 def find_existing_splits(run: Run) -> list[str]:
-    """Return the splits that earlier runs have made under the names of this run, whose own only its samples tell.
+    """Return the splits that earlier runs wrote with this pattern.
 
     Raises:
         CorruptShard: A dataset file is damaged.
@@ -84,81 +84,78 @@ def find_existing_splits(run: Run) -> list[str]:
 
 
 def keep_class_numbers(run: Run) -> CreateOptions | ReshardOptions:
-    """Return options by which labels keep the numbers of the dataset that is there, and new ones get the next.
+    """Return options that keep the class numbers of the existing dataset, and number new classes after them.
 
-    So an append numbers them unless a list is given; and the dataset's own dataset file, as that list, means the same,
-    be it that of one of several splits, or one that an update is yet to make.
+    This is the default of an append. Naming the dataset's own dataset file as `classes_from` means the same.
 
     Raises:
-        InvalidRequest: The splits that are there number them differently.
+        InvalidRequest: The existing splits number classes differently.
         CorruptShard: A dataset file is damaged.
     """
-    options, given = run.options, run.options.classes_from
+    options, classes_from = run.options, run.options.classes_from
     if not (options.classes or options.values or getattr(options, "label_from_folder", False)):
         return options
     files = _list_dataset_files(run)
-    own = isinstance(given, str | os.PathLike) and real_path(os.fspath(given)) in map(real_path, files)
-    if not own and (given is not None or not run.appends):
+    is_own_file = isinstance(classes_from, str | os.PathLike) and real_path(os.fspath(classes_from)) in map(
+        real_path, files
+    )
+    if not is_own_file and (classes_from is not None or not run.appends):
         return options
-    there = _read_existing_datasets(run, files)
-    names: dict[str, list[str]] = reduce(merge_classes, (file.classes for file in there), {})
-    if there or (own and run.updates):
+    datasets = _read_existing_datasets(run, files)
+    names: dict[str, list[str]] = reduce(merge_classes, (file.classes for file in datasets), {})
+    if datasets or (is_own_file and run.updates):
         return replace(options, classes_from=Classes("the dataset", names, grows=True) if names else None)
     return options
 
 
 def _read_existing_datasets(run: Run, files: Sequence[str]) -> list[DatasetFile]:
-    """Return what the dataset files of the output say that are there; where its splits are unknown, of any of them."""
-    found = []
+    datasets = []
     for path in files:
         with suppress(FileNotFoundError):
             data = read_small(path)
             if not run.outputs and parse_shard_names(data) is None:
-                continue  # another program's, such as an index
+                continue  # a JSON file of another program
             file = parse_dataset(data, path)
-            named = parse_output_pattern(run.names, file.made.split).dataset_file if file.made.split else ""
-            if run.outputs or os.path.basename(path) == named:
-                found.append(file)
-    return found
+            expected_name = parse_output_pattern(run.names, file.made.split).dataset_file if file.made.split else ""
+            if run.outputs or os.path.basename(path) == expected_name:
+                datasets.append(file)
+    return datasets
 
 
 def _list_dataset_files(run: Run) -> list[str]:
-    """Return the dataset files of the output; of splits that only the samples will name, those that are there."""
+    """Return the dataset files of the output; the existing ones if split names are unknown."""
     if run.outputs:
         return [output.destination.dataset_file for output in run.outputs]
     try:
-        named = datasets_by_split(run.dataset_file).values()
-        return [one for datasets in named for one in datasets if isinstance(one, str)]
-    except InvalidRequest:  # none is there
+        by_split = datasets_by_split(run.dataset_file).values()
+        return [dataset for datasets in by_split for dataset in datasets if isinstance(dataset, str)]
+    except InvalidRequest:  # there are none
         return []
 
 
 def check_source_kept(run: Run) -> None:
-    """Refuse an output that replaces or removes a file that samples lie in; shards that are appended to stay.
+    """Refuse an output that would replace or delete a source file.
 
     Raises:
-        InvalidRequest: There is such a file.
+        InvalidRequest: A source file would be replaced or deleted.
     """
     paths = {file.path for file in (() if run.entries.spans is None else run.entries.spans.files)}
     paths |= {os.path.realpath(path) for path in paths if os.path.islink(path)}
     folders = {os.path.dirname(path) for path in paths}
     for output in run.outputs:
-        there, old = os.path.realpath(os.fsencode(output.pattern.folder or ".")), output.destination.old
-        beside = {folder for folder in folders if os.path.realpath(folder or b".") == there}
-        stay = {to_bytes(shard.name) for shard in old.shards} if old is not None else set()
+        output_folder, old = os.path.realpath(os.fsencode(output.pattern.folder or ".")), output.destination.old
+        same_folders = {folder for folder in folders if os.path.realpath(folder or b".") == output_folder}
+        kept_names = {to_bytes(shard.name) for shard in old.shards} if old is not None else set()
         for path in sorted(paths):
             folder, name = os.path.split(path)
-            if folder in beside and name not in stay and output.pattern.owns(os.fsdecode(name)):
+            if folder in same_folders and name not in kept_names and output.pattern.owns(os.fsdecode(name)):
                 raise InvalidRequest(os.fsdecode(path), OUTPUT_IS_SOURCE, expected=OTHER_OUTPUT, remedy=NOTHING_CHANGED)
 
 
 def open_publishers(run: Run, temporary: tuple[Folder, str] | None, stack: ExitStack) -> None:
-    """Make the folders, take the locks, look again, and remove what a killed run has left.
+    """Lock the outputs, inspect them again, and delete temporary files of interrupted runs.
 
-    Args:
-        run: The run.
-        temporary: The folder and the name of its temporary file; None: it makes none.
-        stack: At its end, what is staged is removed and the locks are given back.
+    `stack` deletes staged files and releases the locks. `temporary` is the folder and the name of the spool.
 
     Raises:
         OutputExists: Another run is writing a dataset, or has changed it.
@@ -166,8 +163,8 @@ def open_publishers(run: Run, temporary: tuple[Folder, str] | None, stack: ExitS
     for output in run.outputs:
         folder, base = output.destination.folder, output.pattern.base
         folder.ready()
-        parts = run.part is not None  # they run side by side, and nothing else does
-        stack.enter_context(folder.lock(base, shared=parts))
+        is_part = run.part is not None  # parts run concurrently
+        stack.enter_context(folder.lock(base, shared=is_part))
         if run.part is not None:
             stack.enter_context(folder.lock(f"{base}.{run.part.tag}"))
             check_part_count(folder, output.pattern, run.part)
@@ -176,12 +173,12 @@ def open_publishers(run: Run, temporary: tuple[Folder, str] | None, stack: ExitS
         run.pool.check(output=path)
     stack.callback(_discard_staged, run, temporary)
     for output in run.outputs:
-        before, output.destination = output.destination, inspect_destination(output.destination)
-        if output.destination.appends != before.appends:  # an update was overtaken by another
-            raise changed_meanwhile_error(before)
+        old_destination, output.destination = output.destination, inspect_destination(output.destination)
+        if output.destination.appends != old_destination.appends:  # a concurrent update created or removed it
+            raise changed_meanwhile_error(old_destination)
         output.publisher = Publisher(output.destination)
         stack.callback(output.publisher.abandon)
-    stack.callback(run.pool.close)  # the first thing that is done: then nothing is staged any more
+    stack.callback(run.pool.close)  # runs first: then no worker stages files
     _discard_staged(run, temporary)
 
 
@@ -194,18 +191,18 @@ def _discard_staged(run: Run, temporary: tuple[Folder, str] | None) -> None:
 
 
 def remove_lost_splits(run: Run) -> None:
-    """Remove the datasets of splits that the run has no samples for, the dataset file of each first.
+    """Remove the datasets of splits without samples.
 
     Raises:
         OutputExists: Another run is writing one of them.
-        OutputFailed: The file system refuses.
+        OutputFailed: The file system reports an error.
     """
-    for name in run.gone:
+    for name in run.lost_splits:
         pattern = parse_output_pattern(run.names, name)
         folder = open_folder(pattern.folder)
         with folder.lock(pattern.base):
-            beside = StaleIndexes(folder, pattern, folder.names(), appends=False)
-            beside.keep_only(())
+            stale_indexes = StaleIndexes(folder, pattern, folder.names(), appends=False)
+            stale_indexes.keep_only(())
             folder.remove([pattern.dataset_file])
-            beside.remove()
-            folder.remove(sorted(one for one in folder.names() if pattern.owns(one)))
+            stale_indexes.remove()
+            folder.remove(sorted(file_name for file_name in folder.names() if pattern.owns(file_name)))

@@ -1,8 +1,8 @@
-"""Parts of a run, and their merge into one dataset.
+"""The parts of a run, and their merge into one dataset.
 
-Parts do not communicate. Each computes the whole plan, writes its own shards, and leaves a record with the
-fingerprint of that plan. The part that finds all records publishes the dataset file. It holds the lock that all
-parts share, exclusively, so no part runs during a merge.
+Parts do not communicate. Each computes the whole plan, writes its own shards, and leaves a record with the fingerprint
+of that plan. The part that finds all records publishes the dataset file. It holds the lock that all parts share,
+exclusively, so no part runs during a merge.
 """
 
 from __future__ import annotations
@@ -57,140 +57,152 @@ if TYPE_CHECKING:
     from shardtool.verbs.create.run import Run, RunOutput
 
 
-_SHOWN_DIGITS = 8  # of a plan's fingerprint
+_SHOWN_DIGITS = 8  # digits of a plan fingerprint in a message
 
 
-_MAX_COMPARED_PARTS = 8  # parts that show whether others have the same plan
+_MAX_COMPARED_PARTS = 8  # a sample of the finished parts
 
 
-def _encode_plan(plan: Plan, made: RunRecord) -> Iterator[bytes | memoryview]:
-    """Yield what a whole plan says, some samples at a time: parts of one plan make one dataset.
-
-    As in the plan fingerprint of a shard, there is no time in it and no folder. No copy of its columns is made.
-
-    Args:
-        plan: The plan of all parts, with all that it leaves out.
-        made: How the dataset is made.
-    """
-    e, values, spans = plan.entries, plan.entries.values, plan.entries.spans
-    facts = [plan.format, e.fields, made.document, values.numbers, values.lists, values.classes, [*values.inline]]
+def _encode_plan(plan: Plan, record: RunRecord) -> Iterator[bytes | memoryview]:
+    """Yield the content of a whole plan in chunks, without times and folders."""
+    entries, values, spans = plan.entries, plan.entries.values, plan.entries.spans
+    facts = [
+        plan.format,
+        entries.fields,
+        record.document,
+        values.numbers,
+        values.lists,
+        values.classes,
+        [*values.inline],
+    ]
     yield json.dumps(facts).encode()
     yield encode_skipped(plan.skipped)
-    columns = [e.first, e.rows.code, e.rows.size, plan.order, plan.ends, None if spans is None else spans.expected]
+    columns = [
+        entries.first,
+        entries.rows.code,
+        entries.rows.size,
+        plan.order,
+        plan.ends,
+        None if spans is None else spans.expected,
+    ]
     for column in columns:
         yield b"" if column is None else np.ascontiguousarray(column).data.cast("B")
-    texts: list[StringColumn] = [e.keys, *([] if e.rows.paths is None else [e.rows.paths]), *values.inline.values()]
+    texts: list[StringColumn] = [
+        entries.keys,
+        *([] if entries.rows.paths is None else [entries.rows.paths]),
+        *values.inline.values(),
+    ]
     for text in texts:
-        for some in chunk_slices(len(text)):
-            yield text.span(some.start, some.stop)
-    rows = pa.table({}) if e.metadata is None else e.metadata
-    for some in chunk_slices(len(rows)):
-        yield memoryview(ipc_stream(rows[some]))
+        for chunk in chunk_slices(len(text)):
+            yield text.span(chunk.start, chunk.stop)
+    rows = pa.table({}) if entries.metadata is None else entries.metadata
+    for chunk in chunk_slices(len(rows)):
+        yield memoryview(ipc_stream(rows[chunk]))
 
 
-def start_part(run: Run, output: RunOutput, mine: RunPart) -> None:
-    """Begin a part, under its lock: it has no record until it ends.
+def start_part(run: Run, output: RunOutput, own_part: RunPart) -> None:
+    """Delete the record of a part, because it is no longer finished.
 
     Raises:
-        InvalidRequest: Parts that have ended are of another plan, and this one does not go on with what is there.
+        InvalidRequest: Finished parts have another plan, and this run does not resume.
     """
-    there, pattern, plans = output.destination, output.pattern, []
-    for part in [one for one in part_records.find_part_records(pattern, there.folder.names())[0] if one != mine][
-        :_MAX_COMPARED_PARTS
-    ]:
-        with suppress(CorruptShard):  # a merge names it
-            plans.append(_get_part_plan(part_records.read_part_record(there.folder, pattern, part)))
-    made = run.record(output)
-    output.plan_fingerprint = hash_columns(b"shardtool parts 1", _encode_plan(output.plan, made))
-    found, expected = _find_other_plan([*plans, (mine, output.plan_fingerprint, made)])
-    if found and not there.resumes:
-        remedy = "Run all parts over the same source with the same options."
+    destination, pattern, plans = output.destination, output.pattern, []
+    for part in [
+        part for part in part_records.find_part_records(pattern, destination.folder.names())[0] if part != own_part
+    ][:_MAX_COMPARED_PARTS]:
+        with suppress(CorruptShard):  # a merge reports the damaged record
+            plans.append(_get_part_plan(part_records.read_part_record(destination.folder, pattern, part)))
+    record = run.record(output)
+    output.plan_fingerprint = hash_columns(b"shardtool parts 1", _encode_plan(output.plan, record))
+    found, expected = _find_other_plan([*plans, (own_part, output.plan_fingerprint, record)])
+    if found and not destination.resumes:
+        remedy = "Run all parts on the same source with the same options."
         raise InvalidRequest(pattern.text, found, expected=expected, remedy=remedy)
     if found:
-        run.notes.add(f"{found}; expected {expected}: all of one plan make a dataset, so run the others again, too")
-    output.publisher.begin()
+        run.notes.add(f"{found}; expected {expected}. Only parts of one plan can be merged: run the others again, too")
+    output.publisher.start_part()
 
 
 def finish_part(run: Run, output: RunOutput, part: RunPart) -> DatasetFile:
-    """Leave the record of a part, whose shards are published; return what the dataset file is to say of these.
+    """Write the record of a part; return a dataset file for its shards.
 
-    Where that is there and says it already, it stays, unless another part finds that it is to say something else.
+    A dataset file that already contains the part is kept.
     """
-    there, planned, made = output.destination, output.plan.shards, run.record(output)
-    skipped, shards = sort_rows(output.totals.skipped), part.shards(planned)
-    dataset = build_dataset_file(output.totals, there.pattern, skipped, made)
+    destination, planned_shards, run_record = output.destination, output.plan.shards, run.record(output)
+    skipped, shards = sort_rows(output.totals.skipped), part.shards(planned_shards)
+    dataset = build_dataset_file(output.totals, destination.pattern, skipped, run_record)
     if shards:
         dataset = replace(dataset, pattern=to_output_name(remaining_names(output.pattern, shards.start).text))
-    content = run.listed.digest if len(run.outputs) == 1 else None  # what all parts together must have
+    content = run.listed.digest if len(run.outputs) == 1 else None  # the content of all parts together
     record = PartRecord(
         part=part,
         plan=output.plan_fingerprint,
-        planned=planned,
-        resumed=there.resumes,
+        planned=planned_shards,
+        resumed=destination.resumes,
         content="" if content is None else format_fingerprint(content),
         dataset=dataset if shards else None,
         skipped=tuple(skipped),
     )
-    old = read_valid_dataset(there.dataset_file)
-    output.publisher.finish_part(record, stays=old is not None and old.made == made and _contains_part(old, record))
+    old_dataset = read_valid_dataset(destination.dataset_file)
+    is_contained = old_dataset is not None and old_dataset.made == run_record and _contains_part(old_dataset, record)
+    output.publisher.finish_part(record, keeps_dataset_file=is_contained)
     return dataset
 
 
 def _contains_part(dataset: DatasetFile, record: PartRecord) -> bool:
-    """Tell whether a dataset has the shards of a part, of as many in all, and was made as that was."""
-    own, found = record.part.shards(record.planned), () if record.dataset is None else record.dataset.shards
-    made = record.dataset is None or record.dataset.made == dataset.made
-    return made and len(dataset.shards) == record.planned and dataset.shards[own.start : own.stop] == found
+    own_range, part_shards = record.part.shards(record.planned), () if record.dataset is None else record.dataset.shards
+    is_same_run = record.dataset is None or record.dataset.made == dataset.made
+    return (
+        is_same_run
+        and len(dataset.shards) == record.planned
+        and dataset.shards[own_range.start : own_range.stop] == part_shards
+    )
 
 
 def merge_if_last(output: Destination, notes: Notes) -> bool:
-    """Publish the dataset file, if all parts have left their records; return whether it is there.
+    """Publish the dataset file if all parts have records; return whether it exists.
 
-    Of parts that end at once, one finds all records and no other at work: the last to give its lock back, or one
-    before it that found the same.
+    If parts finish at the same time, at least one finds all records and no running part.
 
     Raises:
-        InvalidRequest: Parts are of different plans.
-        CorruptShard: What a part has left is damaged.
-        OutputExists: There are shards of no part.
+        InvalidRequest: Parts have different plans.
+        CorruptShard: Files of a part are damaged.
+        OutputExists: Shards belong to no part.
     """
     folder, pattern = output.folder, output.pattern
     if (state := _find_merge_state(output)) is not None:
         if not state and output.part is not None:
-            ended, parts = len(part_records.find_part_records(pattern, folder.names())[0]), output.part.parts
-            notes.add(f"{ended:,} of {parts:,} parts have ended; the dataset file is published after the last")
+            finished, parts = len(part_records.find_part_records(pattern, folder.names())[0]), output.part.parts
+            notes.add(f"{finished:,} of {parts:,} parts have finished; the last one publishes the dataset file")
         return state
     with ExitStack() as stack:
         try:
             stack.enter_context(folder.lock(pattern.base))
         except OutputExists:
-            notes.add("all parts have left their records; a run that holds the lock of the dataset publishes its file")
+            notes.add("all parts have finished; another run holds the lock and publishes the dataset file")
             return False
-        if (state := _find_merge_state(output)) is not None:  # another has merged, or a part was begun again
+        if (state := _find_merge_state(output)) is not None:  # another part has merged, or a part was started again
             return state
         _merge_locked(folder, pattern)
     return True
 
 
 def _find_merge_state(output: Destination) -> bool | None:
-    """Return whether the dataset file is there, with records that stay or gone; None: all records wait for a merge.
-
-    Where only some parts have left a record beside a dataset file, others may yet find a source that has changed.
-    """
+    """Return whether the dataset file exists; None if all records are ready to be merged."""
     names = output.folder.names()
-    ended, _ = part_records.find_part_records(output.pattern, names)
-    all_ended = output.part is not None and len(ended) >= output.part.parts
-    return None if all_ended else output.pattern.dataset_file in names
+    finished, _ = part_records.find_part_records(output.pattern, names)
+    all_finished = output.part is not None and len(finished) >= output.part.parts
+    return None if all_finished else output.pattern.dataset_file in names
 
 
 def merge_parts(folder: OutputFolder, pattern: ShardPattern, observer: Observer) -> IndexResult:
-    """Publish the dataset file of parts that have all ended, and remove their records.
+    """Publish the dataset file of finished parts, and delete their records.
 
     Raises:
-        InvalidRequest: Parts are missing, did not end, or are of different plans. Nothing was touched.
-        CorruptShard: What a part has left is damaged.
-        OutputExists: There are shards of no part, or a part is running.
-        OutputFailed: The file system refuses.
+        InvalidRequest: Parts are missing, unfinished, or have different plans. Nothing was changed.
+        CorruptShard: Files of a part are damaged.
+        OutputExists: Shards belong to no part, or a part is running.
+        OutputFailed: The file system reports an error.
     """
     with folder.lock(pattern.base):
         parts, dataset = _merge_locked(folder, pattern)
@@ -200,7 +212,7 @@ def merge_parts(folder: OutputFolder, pattern: ShardPattern, observer: Observer)
 def make_merge_result(
     folder: OutputFolder, pattern: ShardPattern, parts: int, dataset: DatasetFile, observer: Observer
 ) -> IndexResult:
-    """Return what a merge has made of so many parts, once the observer knows it."""
+    """Return the result of a merge, and notify the observer."""
     samples = sum(shard.samples for shard in dataset.shards)
     note = f"{pluralize(samples, 'sample')} of {pluralize(parts, 'part')}"
     observer.note(note)
@@ -209,80 +221,80 @@ def make_merge_result(
 
 
 def _merge_locked(folder: OutputFolder, pattern: ShardPattern) -> tuple[int, DatasetFile]:
-    """Make one dataset of all parts, under its lock; return how many there were, and what its file says."""
-    ended, begun = part_records.find_part_records(pattern, folder.names())
-    if (there := listed_files.read_existing_dataset(folder, pattern.dataset_file)) is not None:
-        return _finish_earlier_merge(folder, pattern, ended, there)
-    counts = {part.parts for part in (*ended, *begun)}
-    known = {part.number for part in ended}
-    killed = [str(part) for part in begun if part.number not in known]
-    missing = [f"{n}/{count}" for count in counts for n in range(1, count + 1) if n not in known]
-    missing = [one for one in missing if one not in killed]
-    check_all_finished(pattern.text, counts, killed, missing, option_text("if_exists", "resume"))
-    left = [part_records.read_part_record(folder, pattern, part) for part in ended]
-    _check_one_plan(left, pattern)
-    files = [record.dataset for record in left if record.dataset is not None]
+    finished, started = part_records.find_part_records(pattern, folder.names())
+    if (existing_dataset := listed_files.read_existing_dataset(folder, pattern.dataset_file)) is not None:
+        return _finish_earlier_merge(folder, pattern, finished, existing_dataset)
+    counts = {part.parts for part in (*finished, *started)}
+    finished_numbers = {part.number for part in finished}
+    interrupted = [str(part) for part in started if part.number not in finished_numbers]
+    missing = [f"{n}/{count}" for count in counts for n in range(1, count + 1) if n not in finished_numbers]
+    missing = [part_text for part_text in missing if part_text not in interrupted]
+    check_all_finished(pattern.text, counts, interrupted, missing, option_text("if_exists", "resume"))
+    records = [part_records.read_part_record(folder, pattern, part) for part in finished]
+    _check_one_plan(records, pattern)
+    files = [record.dataset for record in records if record.dataset is not None]
     existing = folder.facts(name for name in folder.names() if pattern.owns(name))
-    for record in left:
+    for record in records:
         _check_part_files(folder, pattern, record, existing)
-    names = [pattern.shard(number) for number in range(left[0].planned)]
+    names = [pattern.shard(number) for number in range(records[0].planned)]
     stale = sorted({*existing} - {*names, *map(sidecar_name, names), pattern.skipped_file})
-    if stale and not any(record.resumed for record in left):
-        found = f"{pluralize(len(stale), 'file')} of this pattern that no part has made: {format_list(stale, 3)}"
-        raise OutputExists(folder.path or ".", found, remedy="Move them away, and merge again.")
-    skipped = sort_rows(one for record in left for one in record.skipped)
+    if stale and not any(record.resumed for record in records):
+        found = f"{pluralize(len(stale), 'file')} that match the pattern but belong to no part: {format_list(stale, 3)}"
+        raise OutputExists(folder.path or ".", found, remedy="Move them to another folder and merge again.")
+    skipped = sort_rows(row for record in records for row in record.skipped)
     dataset = join_parts(files, skipped, pattern)
-    if left[0].content and not skipped:
-        check_fingerprint(dataset.made.source, dataset.fingerprint, left[0].content)
+    if records[0].content and not skipped:
+        check_fingerprint(dataset.made.source, dataset.fingerprint, records[0].content)
     if not any(shard.samples for shard in dataset.shards):
-        problem = f"no part could pack a sample: {count_reasons(skipped)}"
+        problem = f"no part packed a sample: {count_reasons(skipped)}"
         raise SampleFailed(pattern.text, problem, remedy="No dataset file was written.")
     output = Destination(folder, pattern, "resume", existing)
     remove_staged(output)
     Publisher(output).finish(names, dataset.encode(), skipped)
-    return len(ended), dataset
+    return len(finished), dataset
 
 
 def _finish_earlier_merge(
-    folder: OutputFolder, pattern: ShardPattern, ended: Sequence[RunPart], dataset: DatasetFile
+    folder: OutputFolder, pattern: ShardPattern, finished: Sequence[RunPart], dataset: DatasetFile
 ) -> tuple[int, DatasetFile]:
-    """Return a dataset that is there: a merge was killed when it removed records, or another came first."""
+    """Return the dataset of an interrupted or concurrent merge, and delete the records."""
     others = [
-        str(part) for part in ended if not _contains_part(dataset, part_records.read_part_record(folder, pattern, part))
+        str(part)
+        for part in finished
+        if not _contains_part(dataset, part_records.read_part_record(folder, pattern, part))
     ]
     if others:
-        found = f"a dataset file of other shards than the parts {format_list(others)} have left"
-        raise OutputExists(folder.full_path(pattern.dataset_file), found, remedy="Move it away, and merge again.")
+        found = f"a dataset file that does not match parts {format_list(others)}"
+        raise OutputExists(
+            folder.full_path(pattern.dataset_file), found, remedy="Move it to another folder and merge again."
+        )
     part_records.remove_part_records(folder, pattern)
-    return len(ended), dataset
+    return len(finished), dataset
 
 
-def check_all_finished(where: str, counts: Collection[int], open_: list[str], missing: list[str], how: str) -> None:
-    """Refuse to make a dataset of less than all parts, and say which are missing.
+def check_all_finished(
+    where: str, counts: Collection[int], unfinished: list[str], missing: list[str], resume_option: str
+) -> None:
+    """Refuse to merge before all parts have finished.
 
-    Args:
-        where: The dataset's pattern.
-        counts: Of how many each part is one.
-        open_: The parts that were begun and did not end.
-        missing: Those of which nothing is there.
-        how: The option by which a part goes on.
+    `counts` are the total numbers in the part names.
 
     Raises:
-        InvalidRequest: Parts are missing, or of different runs.
+        InvalidRequest: Parts are missing, or belong to different runs.
     """
     if len(counts) > 1:
         found = f"parts of runs of {format_list([str(count) for count in sorted(counts)])} parts"
-        raise InvalidRequest(where, found, expected="those of one run", remedy="Move the others away.")
-    wrong = [f"did not end: {format_list(open_)}"] if open_ else []
-    wrong += [f"missing: {format_list(missing)}"] if missing else []
-    if wrong:
-        remedy = f"Write these to their end, with {how} where they were killed, and merge again."
-        raise InvalidRequest(where, f"parts: {'; '.join(wrong)}", expected="all of them, each ended", remedy=remedy)
+        raise InvalidRequest(
+            where, found, expected="parts of one run", remedy="Move the files of other runs to another folder."
+        )
+    problems = [f"not finished: {format_list(unfinished)}"] if unfinished else []
+    problems += [f"missing: {format_list(missing)}"] if missing else []
+    if problems:
+        remedy = f"Run these parts, with {resume_option} if they were interrupted, and merge again."
+        raise InvalidRequest(where, f"parts: {'; '.join(problems)}", expected="all parts finished", remedy=remedy)
 
 
-_PartPlan = tuple[
-    "RunPart", str, "RunRecord | None"
-]  # of a part; how its dataset is made, if it has shards that say it
+_PartPlan = tuple["RunPart", str, "RunRecord | None"]  # part, plan fingerprint, run record if the part has shards
 
 
 def _get_part_plan(record: PartRecord) -> _PartPlan:
@@ -290,47 +302,50 @@ def _get_part_plan(record: PartRecord) -> _PartPlan:
 
 
 def _find_other_plan(parts: Sequence[_PartPlan]) -> tuple[str, str]:
-    """Return which parts are of another plan than most, and what most are of; empty texts: all are of one."""
-    ((plan, most),) = Counter(plan for _, plan, _ in parts).most_common(1)
-    odd = [one for one in parts if one[1] != plan]
-    if not odd:
+    """Return which parts differ from the most frequent plan, and that plan; empty if all agree."""
+    ((plan, count),) = Counter(plan for _, plan, _ in parts).most_common(1)
+    others = [part_plan for part_plan in parts if part_plan[1] != plan]
+    if not others:
         return "", ""
-    usual = next(made for _, one, made in parts if one == plan)
-    _, other, made = odd[0]
-    found = f"another plan in {format_list([str(part) for part, *_ in odd])}: {_describe_difference(usual, made)} ({other[:_SHOWN_DIGITS]})"
-    return found, f"the plan of the other {pluralize(most, 'part')} ({plan[:_SHOWN_DIGITS]})"
+    usual_record = next(record for _, part_plan, record in parts if part_plan == plan)
+    _, other_plan, record = others[0]
+    found = (
+        f"another plan in {format_list([str(part) for part, *_ in others])}: "
+        f"{_describe_difference(usual_record, record)} ({other_plan[:_SHOWN_DIGITS]})"
+    )
+    return found, f"the plan of the other {pluralize(count, 'part')} ({plan[:_SHOWN_DIGITS]})"
 
 
 def _describe_difference(before: RunRecord | None, now: RunRecord | None) -> str:
-    """Say in which of what was asked for two parts differ, as far as is known."""
     if before is None or now is None:
         return "another source, or other options"
-    then, asked = before.options, now.options
-    names = [option_text(name) for name in {**then, **asked} if then.get(name) != asked.get(name)]
+    old_options, new_options = before.options, now.options
+    names = [
+        option_text(name) for name in {**old_options, **new_options} if old_options.get(name) != new_options.get(name)
+    ]
     if names:
         return f"other options: {format_list(names)}"
     if before.source != now.source:
-        return f"the source {now.source}, not {before.source}"
-    return "other samples in the source" if before.document == now.document else f"{now.verb} by {now.tool}"
+        return f"source {now.source} instead of {before.source}"
+    return "other samples in the source" if before.document == now.document else f"{now.verb} with {now.tool}"
 
 
-def _check_one_plan(left: Sequence[PartRecord], pattern: ShardPattern) -> None:
-    """Refuse parts that saw different sources, or were asked for different things."""
-    found, expected = _find_other_plan([*map(_get_part_plan, left)])
+def _check_one_plan(records: Sequence[PartRecord], pattern: ShardPattern) -> None:
+    found, expected = _find_other_plan([*map(_get_part_plan, records)])
     if found:
-        remedy = (
-            f"Run these again with {option_text('if_exists', 'resume')}, over the same source with the same options."
-        )
+        remedy = f"Run these again with {option_text('if_exists', 'resume')}, on the same source with the same options."
         raise InvalidRequest(pattern.text, found, expected=expected, remedy=remedy)
-    made = [record.dataset.made for record in left if record.dataset is not None]
-    if len({(record.planned, record.content) for record in left}) > 1 or any(one != made[0] for one in made):
-        raise CorruptShard(pattern.text, "records of one plan that do not say the same of it")
+    run_records = [record.dataset.made for record in records if record.dataset is not None]
+    if len({(record.planned, record.content) for record in records}) > 1 or any(
+        run_record != run_records[0] for run_record in run_records
+    ):
+        raise CorruptShard(pattern.text, "part records that contradict each other")
 
 
 def _check_part_files(
     folder: OutputFolder, pattern: ShardPattern, record: PartRecord, existing: Mapping[str, EntryInfo]
 ) -> None:
-    """Check that the shards of a part are there, by their sizes, and their sidecars, by their checksums and content."""
+    """Check the sizes of a part's shards, and the content of its sidecars."""
     dataset, content = record.dataset, list[int | None]()
     for shard in () if dataset is None else dataset.shards:
         try:
@@ -340,15 +355,13 @@ def _check_part_files(
         except CorruptShard as error:
             expected = error.expected.partition(", as ")[0] or "its sidecar"
             raise _part_file_error(error.where, record.part, error.found, expected) from None
-    found = format_fingerprint(sum(one for one in content if one is not None))
+    found = format_fingerprint(sum(shard_content for shard_content in content if shard_content is not None))
     is_known = dataset is not None and dataset.format == "tar" and None not in content
     if dataset is not None and is_known and found != dataset.fingerprint:
         where = folder.full_path(part_records.part_record_name(pattern, record.part))
-        raise _part_file_error(
-            where, record.part, f"the fingerprint {dataset.fingerprint}", f"{found}, that of the sidecars"
-        )
+        raise _part_file_error(where, record.part, f"fingerprint {dataset.fingerprint}", f"{found} as in the sidecars")
 
 
 def _part_file_error(where: str, part: RunPart, found: str, expected: str) -> CorruptShard:
     remedy = f"Run {option_text('part', str(part))} again with {option_text('if_exists', 'resume')}."
-    return CorruptShard(where, found, expected=f"{expected}, as the part {part} has left it", remedy=remedy)
+    return CorruptShard(where, found, expected=f"{expected}, as part {part} recorded", remedy=remedy)

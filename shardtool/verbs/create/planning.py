@@ -1,4 +1,4 @@
-"""Plan the shards of each dataset of a run, and note what a user should know before a byte is written."""
+"""Plan the shards of each dataset of a run, and add notes before anything is written."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ from shardtool.shard_samples import INLINE, URL
 from shardtool.source.base import skipped_notes
 from shardtool.units import format_size, parse_size, pluralize
 from shardtool.verbs.create import changes
-from shardtool.verbs.create import changes as create_changes
 from shardtool.verbs.create.advice import folder_notes, loader_notes, name_notes
 from shardtool.verbs.create.checks import (
     check_append,
@@ -43,11 +42,11 @@ if TYPE_CHECKING:
 
 @reporting_memory_errors("planning the shards")
 def plan_shards(run: Run) -> None:
-    """Decide which sample goes into which shard.
+    """Assign samples to shards.
 
     Raises:
-        InvalidRequest: Samples do not fit the bounds, the names, or the dataset that they are appended to.
-        OutputExists: A run that resumes would replace what is there by something else.
+        InvalidRequest: The samples exceed the bounds or the names, or do not fit the dataset appended to.
+        OutputExists: A resumed run would create a different dataset.
     """
     options, entries = run.options, run.entries
     check_listed(run)
@@ -55,45 +54,44 @@ def plan_shards(run: Run) -> None:
         return
     estimate = None if run.transform is None else estimate_sizes(run, run.transform)
     if estimate is not None and run.dry:
-        urls = f"{pluralize(int(np.count_nonzero(entries.rows.kind == URL)), 'URL')} not asked: what they give, and how"
-        fetched = f"{urls} large it is, shows only when they are fetched"
-        run.notes.add(fetched if run.fetches else "sizes are estimates: samples are changed on the way")
+        url_count = f"{pluralize(int(np.count_nonzero(entries.rows.kind == URL)), 'URL')} not fetched"
+        fetched = f"{url_count}: their sizes are unknown until they are fetched"
+        run.notes.add(fetched if run.fetches else "sizes are estimates, because samples are transformed")
         if run.listed.later is not None:
-            run.notes.add(f"which samples have {run.listed.later.query}, shows only when they are read")
+            run.notes.add(
+                f"{run.listed.later.query} is evaluated when samples are read, so the counts are upper bounds"
+            )
     seed = options.seed if options.shuffle else None
     for output in run.outputs:
-        left, bounds = remaining_names(output.pattern, output.destination.first), _make_bounds(run, output)
-        output.plan = make_plan(entries, left, bounds, seed, which=output.which, estimate=estimate)
+        pattern, bounds = remaining_names(output.pattern, output.destination.first), _make_bounds(run, output)
+        output.plan = make_plan(entries, pattern, bounds, seed, which=output.sample_numbers, estimate=estimate)
     for output in run.outputs:
-        output.destination = output.destination.planned(output.plan.shards)
+        output.destination = output.destination.with_shard_count(output.plan.shards)
         check_shard_sizes(output)
     check_append(run)
     _note_changes(run)
     _add_plan_notes(run)
     check_export_targets(run)
-    if run.transform is None and not run.is_binary:  # sizes are known, and where payloads lie
+    if run.transform is None and not run.is_binary:  # sizes and offsets are known
         for output in run.outputs:
             check_metadata_size(output)
-    # What the source left out belongs to no split; the first one's list has it.
+    # Samples that the source skipped belong to no split; the first split lists them.
     first = run.outputs[0]
     first.plan = replace(first.plan, skipped=(*run.listed.skipped, *first.plan.skipped))
 
 
-_MAX_URL_SAMPLES = 10_000  # samples of URLs in a shard, where nothing bounds it: how much that is, is not known
+_MAX_URL_SAMPLES = 10_000  # samples per shard without another bound, because sizes are unknown
 
 
 def _make_bounds(run: Run, output: RunOutput) -> ShardBounds:
-    """Return what limits the shards of an output: where files are fetched, without other limits, their number."""
     options, by_hash = run.options, run.options.place == "hash"
-    bounded = (options.max_size, options.shards, output.pattern.count) != (None, None, None)
+    has_bound = (options.max_size, options.shards, output.pattern.count) != (None, None, None)
     shards = options.shards
     if shards is not None and run.updates and output.destination.appends:
-        shards = min(
-            shards, len(get_sample_numbers(run, output))
-        )  # as many as were asked for once, or what a night can fill
+        shards = min(shards, len(get_sample_numbers(run, output)))  # an update may have fewer samples than shards
     return ShardBounds(
         max_size=None if options.max_size is None else parse_size(options.max_size),
-        max_count=options.max_count or (_MAX_URL_SAMPLES if run.fetches and not bounded else None),
+        max_count=options.max_count or (_MAX_URL_SAMPLES if run.fetches and not has_bound else None),
         shards=shards,
         equal_count=options.equal_count,
         multiple_of=options.shards_multiple_of,
@@ -104,27 +102,29 @@ def _make_bounds(run: Run, output: RunOutput) -> ShardBounds:
 
 
 def _note_changes(run: Run) -> None:
-    """Find what a run that resumes would change, and the splits that go, unless it would make another dataset."""
+    """Find the changes of a resumed run, and refuse one that would create another dataset."""
     if run.updates:
-        run.notes.add(*create_changes.other_plan_notes(run))
+        run.notes.add(*changes.other_plan_notes(run))
     if run.options.if_exists not in ("resume", "resume-overwrite"):
         return
-    changes = create_changes.find_changes(run)
-    run.notes.add(*create_changes.other_plan_notes(run))
-    if changes is None:
+    resume_changes = changes.find_changes(run)
+    run.notes.add(*changes.other_plan_notes(run))
+    if resume_changes is None:
         return
-    most = parse_share("max_removed", run.options.max_removed)
-    if run.options.if_exists == "resume" and (refused := create_changes.find_refusal(run, changes, most)) is not None:
+    max_removed = parse_share("max_removed", run.options.max_removed)
+    if (
+        run.options.if_exists == "resume"
+        and (refused := changes.find_refusal(run, resume_changes, max_removed)) is not None
+    ):
         if not run.dry:
             raise refused
-        run.notes.add(f"this run would be refused: {refused.where}: {refused.found}; expected {refused.expected}")
-    if run.part is None:  # what the whole run changes, no part knows
-        run.gone = tuple(create_changes.find_lost_splits(run)) if run.options.if_exists == "resume-overwrite" else ()
-        run.changes = create_changes.add_planned_counts(changes, run) if run.dry else changes
+        run.notes.add(f"this run would fail: {refused.where}: {refused.found}; expected {refused.expected}")
+    if run.part is None:  # a part does not know the changes of the whole run
+        run.lost_splits = tuple(changes.find_lost_splits(run)) if run.options.if_exists == "resume-overwrite" else ()
+        run.changes = changes.add_planned_counts(resume_changes, run) if run.dry else resume_changes
 
 
 def _add_plan_notes(run: Run) -> None:
-    """Note what the user should know before a byte is written."""
     entries, notes = run.entries, run.notes
     for output in run.outputs:
         notes.add(*output.plan.notes)
@@ -132,23 +132,32 @@ def _add_plan_notes(run: Run) -> None:
     if run.options.is_given("seed") and "seed" not in run.options.recorded():
         notes.add(f"{option_text('seed')} has no effect without {flag_text('shuffle')} or {option_text('split')}")
     notes.add(*idle_option_notes(run), *_small_shard_notes(run))
-    if run.verb == "create" and not run.options.shuffle and not any(one.destination.appends for one in run.outputs):
+    if (
+        run.verb == "create"
+        and not run.options.shuffle
+        and not any(output.destination.appends for output in run.outputs)
+    ):
         from shardtool.entries.classes import sorted_labels_note
 
-        said = {note: None for output in run.outputs if (note := sorted_labels_note(entries, output.plan.order))}
-        notes.add(*said)
+        label_notes = {note: None for output in run.outputs if (note := sorted_labels_note(entries, output.plan.order))}
+        notes.add(*label_notes)
     if run.takes_only_new:
         entries = entries.take(np.sort(np.concatenate([get_sample_numbers(run, output) for output in run.outputs])))
     if run.verb == "create":
         notes.add(*_empty_file_notes(entries), *_label_notes(run))
     if run.format == "tar":
-        found = [
-            one
-            for one in find_reader_problems(entries)
-            if not {*READERS_BY_PROBLEM[one.code]}.isdisjoint(run.options.readers)
+        problems = [
+            problem
+            for problem in find_reader_problems(entries)
+            if not {*READERS_BY_PROBLEM[problem.code]}.isdisjoint(run.options.readers)
         ]
-        safe = "" if run.options.portable else f" ({flag_text('portable')} makes them safe)"
-        notes.add(*(str(replace(one, readers=one.readers + safe) if one.fixable else one) for one in found))
+        fix = "" if run.options.portable else f" ({flag_text('portable')} renames them)"
+        notes.add(
+            *(
+                str(replace(problem, readers=problem.readers + fix) if problem.fixable else problem)
+                for problem in problems
+            )
+        )
     outputs = [(output.destination, output.plan.shards) for output in run.outputs]
     if run.options.shards is None:
         notes.add(*loader_notes(outputs, [int(output.plan.sizes.sum()) for output in run.outputs]))
@@ -157,38 +166,37 @@ def _add_plan_notes(run: Run) -> None:
         notes.add(*folder_notes(outputs, run.exports))
 
 
-_OPTIONAL_TEXT_FIELDS = ("txt", "text")  # a caption, or objects of an image that has none
+_OPTIONAL_TEXT_FIELDS = ("txt", "text")  # captions may be empty
 
 
-_MANY_SHARDS, _FEW_SAMPLES, _SMALL_SHARD_BYTES = 1000, 100, 2**22  # shards, and samples and bytes of one
+_MANY_SHARDS, _FEW_SAMPLES, _SMALL_SHARD_BYTES = 1000, 100, 2**22  # bytes per shard
 
 
 def _empty_file_notes(entries: SampleTable) -> Iterator[str]:
-    """Yield how many fields of samples have no bytes: they are packed, but an interrupted download leaves such."""
-    rows, texts = entries.rows, [code for code, name in enumerate(entries.fields) if name in _OPTIONAL_TEXT_FIELDS]
+    rows, text_codes = entries.rows, [code for code, name in enumerate(entries.fields) if name in _OPTIONAL_TEXT_FIELDS]
     empty = ((rows.size == 0) & (rows.kind != INLINE) & (rows.kind != URL)).nonzero()[0]
-    empty = empty[~np.isin(rows.code[empty], texts)]
+    empty = empty[~np.isin(rows.code[empty], text_codes)]
     if len(empty):
         key, field = printable(entries.key(int(entries.owners(empty[:1])[0]))), entries.fields[rows.code[empty[0]]]
-        where = f"the first as {printable(field)} of '{key}'"
-        yield f"{pluralize(len(empty), 'file without a byte')} among the samples, {where}: interrupted copies leave such"
+        first = f"first: {printable(field)} of '{key}'"
+        yield f"{pluralize(len(empty), 'file of 0 bytes')} ({first}), as interrupted copies leave"
 
 
 def _label_notes(run: Run) -> Iterator[str]:
-    """Yield that the folders whose numbers are wanted are one, as where the source is a folder too high or too low."""
+    """Yield a note if all samples have one class, as with a wrong source folder."""
     for name, names in run.entries.values.classes.items() if getattr(run.options, "label_from_folder", False) else ():
         if len(names) == 1:
-            found = f"all samples have one class of {name}, {printable(names[0])!r}"
-            yield f"{found}: {flag_text('label_from_folder')} numbers the folders that lie in the source"
+            found = f"all samples have the same {name}, {printable(names[0])!r}"
+            yield f"{found}: {flag_text('label_from_folder')} numbers the top folders of the source"
 
 
 def _small_shard_notes(run: Run) -> Iterator[str]:
-    """Yield which datasets have so many shards, of so few samples, that opening them takes longer than reading."""
+    """Yield which datasets have so many tiny shards that opening them dominates reading."""
     bounds = [name for name in ("max_count", "max_size", "shards") if run.options.is_given(name)]
     for output in run.outputs:
         plan = output.plan
         shards, samples, size = plan.shards, len(plan), int(plan.sizes.sum())
         if bounds and shards >= _MANY_SHARDS and samples < shards * _FEW_SAMPLES and size < shards * _SMALL_SHARD_BYTES:
-            each = f"{pluralize(samples // shards, 'sample')} ({format_size(size // shards)}) or so"
-            cure = f"{'a smaller' if bounds == ['shards'] else 'a larger'} {option_text(bounds[0])} makes fewer"
-            yield f"{pluralize(shards, 'shard')} of {each} each are slow to read: {cure}"
+            average = f"about {pluralize(samples // shards, 'sample')} ({format_size(size // shards)})"
+            fix = f"use {'a smaller' if bounds == ['shards'] else 'a larger'} {option_text(bounds[0])}"
+            yield f"{pluralize(shards, 'shard')} of {average} each are slow to read: {fix}"

@@ -1,4 +1,4 @@
-"""Measure the cost of reading: one sample at its offset, and one byte in sequence. Both differ from disk to disk."""
+"""Measure the cost of reading: one sample at its offset, and one byte in sequence. Both depend on the disk."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ if TYPE_CHECKING:
     from shardtool.shard_samples import SpanFile
 
 
-MAX_PROBES = 64  # places read at
+MAX_PROBES = 64
 
 
 _MIN_PROBES = 12
 
 
-_MAX_PROBE_S = 1.0  # at most, but for the first few
+_MAX_PROBE_S = 1.0  # stop after this time once `_MIN_PROBES` are done
 
 
-_DROPPED_OUTLIERS = 8  # the slowest are left out: a pause of the machine is none of the disk's
+_DROPPED_OUTLIERS = 8  # the slowest reads, which measure the machine's pauses
 
 
-_MAX_PROBE_BYTES = 2**20  # bytes at each place: from there on, there is little between them and a sequence
+_MAX_PROBE_BYTES = 2**20  # longer reads cost about as much as sequential ones
 
 
 _SEQUENCE_BYTES = 4 * 2**20
@@ -35,60 +35,56 @@ _SEQUENCE_BYTES = 4 * 2**20
 _READ_STEP_BYTES = 2**18
 
 
-REMOTE_REQUEST_S, REMOTE_BYTE_S = 30e-3, 1 / 100e6  # of a store, as a rule: until an answer begins; and a byte of it
+REMOTE_REQUEST_S, REMOTE_BYTE_S = 30e-3, 1 / 100e6  # typical for object stores
 
 
 class ReadCost(NamedTuple):
-    """The cost of reading: seconds for a sample at its place, and for a byte in sequence."""
+    """Seconds per sample at a random offset, and seconds per byte in sequence."""
 
     sample_s: float
     byte_s: float
 
 
 def measure_read_cost(spans: Sequence[tuple[SpanFile, int]], length: int, *, opening: bool) -> ReadCost:
-    """Read at some places, and some megabytes in sequence, and see how long that takes.
+    """Measure reads of `length` bytes at random offsets, and in sequence.
 
-    Args:
-        spans: Files, and where in them what is to be read starts: in a random order, `PROBES` at least.
-        length: Bytes to be read at each place.
-        opening: Whether a file is opened anew for each.
+    With `opening`, each read opens a file.
 
     Raises:
         OSError: A file cannot be read.
-        SourceFailed: It is not the one that the plan saw.
+        SourceFailed: A file changed after it was planned.
     """
-    taken = min(length, _MAX_PROBE_BYTES)
+    read_bytes = min(length, _MAX_PROBE_BYTES)
     times: list[float] = []
     end = time.monotonic() + _MAX_PROBE_S
     for file, start in spans[:MAX_PROBES]:
-        times.append(_time_read(file, start, taken, opening=opening))
+        times.append(_time_read(file, start, read_bytes, opening=opening))
         if len(times) >= _MIN_PROBES and time.monotonic() > end:
             break
-    kept = sorted(times)[: max(1, len(times) - _DROPPED_OUTLIERS)]
+    fastest = sorted(times)[: max(1, len(times) - _DROPPED_OUTLIERS)]
     byte_s = _time_sequence(*spans[-1])
-    return ReadCost(sum(kept) / len(kept) + (length - taken) * byte_s, byte_s)
+    return ReadCost(sum(fastest) / len(fastest) + (length - read_bytes) * byte_s, byte_s)
 
 
 def _time_read(planned: SpanFile, offset: int, length: int, *, opening: bool) -> float:
-    """Return the seconds that it takes to read at a place, and, if that counts, to open the file."""
-    into = memoryview(bytearray(length))
-    begun = time.perf_counter()
+    buffer = memoryview(bytearray(length))
+    started = time.perf_counter()
     with closing(open_span_file(planned)) as source:
         source.expect_random_reads()
         if not opening:
-            begun = time.perf_counter()
-        source.read_into(into, offset)
-        return time.perf_counter() - begun
+            started = time.perf_counter()
+        source.read_into(buffer, offset)
+        return time.perf_counter() - started
 
 
 def _time_sequence(planned: SpanFile, start: int) -> float:
-    """Return the seconds that a byte takes when many are read in sequence."""
-    into = memoryview(bytearray(_READ_STEP_BYTES))
+    """Return seconds per byte."""
+    buffer = memoryview(bytearray(_READ_STEP_BYTES))
     first = max(0, min(start, planned.size - _SEQUENCE_BYTES))
     with closing(open_span_file(planned)) as source:
         if planned.size > 2 * _READ_STEP_BYTES:
-            first += source.read_into(into, first)  # the way there does not count
-        begun, done = time.perf_counter(), 0
-        for at in range(first, min(first + _SEQUENCE_BYTES, planned.size), _READ_STEP_BYTES):
-            done += source.read_into(into, at)
-        return (time.perf_counter() - begun) / max(1, done)
+            first += source.read_into(buffer, first)  # exclude the seek
+        started, read_bytes = time.perf_counter(), 0
+        for offset in range(first, min(first + _SEQUENCE_BYTES, planned.size), _READ_STEP_BYTES):
+            read_bytes += source.read_into(buffer, offset)
+        return (time.perf_counter() - started) / max(1, read_bytes)

@@ -1,10 +1,9 @@
 """Choose whether to keep, compare or rewrite the shard of an earlier run.
 
-No shard is read for this. The modification time of a shard is shortly before its run listed the source, and its
-nanoseconds identify the root of the source, and in a store also the versions of the shard's objects. Files under
-that root have therefore not changed since, and a copied shard, which has another time, is not trusted. With
-`--trust
-size`, times are ignored.
+No shard is read for this. The modification time of a shard is shortly before its run listed the source. Its nanoseconds
+identify the root of the source and, in a store, the versions of the shard's objects. If the times match, the files
+under that root have not changed since. A copied shard has another time and is not trusted. With `--trust size`, times
+are ignored.
 """
 
 from __future__ import annotations
@@ -34,22 +33,14 @@ if TYPE_CHECKING:
     from shardtool.verbs.create.run import Run, RunOutput
 
 
-_CLOCK_SLACK_S = 60  # by how much the clocks of a source's and an output's file systems may differ
+_CLOCK_SLACK_S = 60  # allowed clock difference between the file systems of source and output
 
 
 _SECOND_NS = 10**9
 
 
 class ShardPlan(NamedTuple):
-    """A shard that is to be there.
-
-    Attributes:
-        run: The run.
-        plan: The plan that it is in.
-        shard: Its number there.
-        name: Its name.
-        samples: Its samples.
-    """
+    """A planned shard: its run, plan, number, file name and samples."""
 
     run: Run
     plan: Plan
@@ -58,12 +49,12 @@ class ShardPlan(NamedTuple):
     samples: ShardSamples
 
     def fingerprint(self) -> str:
-        """Return its plan fingerprint: what goes into it, and what is done to that."""
+        """Return a hash over the samples and their transform."""
         work, plan = self.run.identity, self.plan
         if work:
             work += f" {plan.limits.room} {plan.limits.max_count} {self.run.options.oversize}"
-            work += " last" if self.run.dots == "last" else ""  # other keys of the function's may be in the way
-            if self.run.shuffle is not None:  # of shards: the places of payloads say nothing of what they are
+            work += " last" if self.run.dots == "last" else ""  # the rule affects keys that the function returns
+            if self.run.shuffle is not None:  # offsets in source shards do not identify content
                 work += " " + blake2b(self.samples.spans.expected, digest_size=16).hexdigest()
             if (metadata := plan.metadata(self.shard)) is not None:
                 work += " " + blake2b(ipc_stream(metadata), digest_size=16).hexdigest()
@@ -71,116 +62,112 @@ class ShardPlan(NamedTuple):
 
 
 def get_run_mtime_ns(run: Run) -> int:
-    """Return the modification time of the shards of a run, in nanoseconds."""
-    return (int(run.begun) - _CLOCK_SLACK_S) * _SECOND_NS + _hash_source(run.entries)
+    """Return the modification time of a run's shards."""
+    return (int(run.started) - _CLOCK_SLACK_S) * _SECOND_NS + _hash_source(run.entries)
 
 
 def get_shard_mtime_ns(planned: ShardPlan, mtime_ns: int) -> int:
-    """Return that of one of them; of objects, its nanoseconds name their versions too: a store's clock proves little.
+    """Return the modification time of one shard, given that of the run.
 
-    Args:
-        planned: The shard.
-        mtime_ns: That of all shards of the run.
+    For objects, it also identifies their versions.
     """
     if not planned.plan.entries.is_remote:
         return mtime_ns
-    seconds, stamp = divmod(mtime_ns, _SECOND_NS)
-    return seconds * _SECOND_NS + _hash_to_nanoseconds(planned.samples.mtimes, stamp)
+    seconds, nanoseconds = divmod(mtime_ns, _SECOND_NS)
+    return seconds * _SECOND_NS + _hash_to_nanoseconds(planned.samples.mtimes, nanoseconds)
 
 
 def is_source_unchanged(planned: ShardPlan, mtime_ns: int) -> bool:
-    """Tell whether a shard's modification time proves that its source has not changed since."""
-    of_run = mtime_ns // _SECOND_NS * _SECOND_NS + _hash_source(planned.plan.entries)
-    return planned.plan.changed_ns(planned.shard) < mtime_ns == get_shard_mtime_ns(planned, of_run)
+    """Return whether a shard's modification time shows an unchanged source."""
+    run_mtime_ns = mtime_ns // _SECOND_NS * _SECOND_NS + _hash_source(planned.plan.entries)
+    return planned.plan.changed_ns(planned.shard) < mtime_ns == get_shard_mtime_ns(planned, run_mtime_ns)
 
 
 def choose_action(planned: ShardPlan, output: Destination) -> tuple[ShardAction, shard_index.ShardIndex | None]:
-    """Return what becomes of a shard, as far as what is there and its sidecar say.
-
-    Returns:
-        What a worker is to do, and the index of a shard of changed samples that may be kept; None otherwise.
-    """
-    there, run, samples = output.existing.get(planned.name), planned.run, planned.samples
-    if not output.resumes or there is None:
+    """Return the action for a shard, and the index of a kept shard of transformed samples."""
+    file_info, run, samples = output.existing.get(planned.name), planned.run, planned.samples
+    if not output.resumes or file_info is None:
         return "write", None
-    transform, unread = run.transform, run.options.trust == "size"
-    if transform is None and there.size != planned.plan.sizes[planned.shard]:
-        # Another plan's, or one that left samples out, and would again.
-        lost = run.options.on_error == "skip" and there.size < planned.plan.sizes[planned.shard]
-        return "compare" if lost else "write", None
-    index = _read_matching_index(planned, output) if unread or is_source_unchanged(planned, there.mtime_ns) else None
+    transform, trusts_sizes = run.transform, run.options.trust == "size"
+    if transform is None and file_info.size != planned.plan.sizes[planned.shard]:
+        # The shard has another plan, or it skipped samples and would skip them again.
+        may_lack_samples = run.options.on_error == "skip" and file_info.size < planned.plan.sizes[planned.shard]
+        return "compare" if may_lack_samples else "write", None
+    index = (
+        _read_matching_index(planned, output)
+        if trusts_sizes or is_source_unchanged(planned, file_info.mtime_ns)
+        else None
+    )
     crc = None if index is None else index.fact.crc
     if index is None or crc is None:
         return "compare" if transform is None else "write", None
     if transform is None:
         crcs = b"" if index.crcs is None else index.crcs.tobytes()
-        told = len(crcs) == 2 * len(samples.content.codes) and _has_expected_content(samples, crcs, unread=unread)
-        # Only reading finds numbers that are alone in lists: see `digest`.
-        return KeepShard(crc, crcs, there.size, unread) if told and not samples.content.lists else "compare", None
-    again = transform.fetch is not None and transform.fetch.retry_failed
-    if again and index.fact.made and failed_rows(index.fact.made.left_out):
+        is_as_expected = len(crcs) == 2 * len(samples.content.codes) and _has_expected_content(
+            samples, crcs, accept_unknown=trusts_sizes
+        )
+        # A list of one number looks like a number in the sidecar, so lists are compared by reading.
+        return KeepShard(
+            crc, crcs, file_info.size, trusts_sizes
+        ) if is_as_expected and not samples.content.lists else "compare", None
+    retries = transform.fetch is not None and transform.fetch.retry_failed
+    if retries and index.fact.made and failed_rows(index.fact.made.left_out):
         return "write", None
-    return KeepShard(crc, b"", there.size, unread), index
+    return KeepShard(crc, b"", file_info.size, trusts_sizes), index
 
 
 def _read_matching_index(planned: ShardPlan, output: Destination) -> shard_index.ShardIndex | None:
-    """Return what the sidecar of a shard says; None: it is of another plan, or damaged.
+    """Return the index in a sidecar; None if it is damaged or has another plan.
 
-    Of changed samples it must be as it was written, and nothing may have been left out but what it lists.
+    For transformed samples, it must be unmodified and list every skipped sample.
     """
     name, size = sidecar_name(planned.name), output.existing[planned.name].size
-    changed = planned.run.transform is not None
+    is_transformed = planned.run.transform is not None
     try:
         data = output.folder.read(name)
-        index = sidecar_read.parse_sidecar(data, name, size, metadata=changed)
+        index = sidecar_read.parse_sidecar(data, name, size, metadata=is_transformed)
     except (OSError, CorruptShard):
         return None
-    fact = index.fact
-    if (fact.plan, fact.name, fact.size) != (planned.fingerprint(), to_output_name(planned.name), size):
+    facts = index.fact
+    if (facts.plan, facts.name, facts.size) != (planned.fingerprint(), to_output_name(planned.name), size):
         return None
-    if not changed:
+    if not is_transformed:
         return index
     with suppress(ShardError):
-        if fact.made is not None and len(fact.made.left_out) == fact.made.skipped:
-            again = sidecar_write.encode_sidecar_table(index.plain_table(), fact, index.version)
-            return index if again == data else None  # else no bit flipped in its facts shows
+        if facts.made is not None and len(facts.made.left_out) == facts.made.skipped:
+            encoded = sidecar_write.encode_sidecar_table(index.plain_table(), facts, index.version)
+            return index if encoded == data else None  # detects any flipped bit in the facts
     return None
 
 
 def list_unwritten_sizes(run: Run, output: RunOutput) -> list[int]:
-    """Return the sizes of the shards that are yet to be written, as planned."""
+    """Return the planned sizes of the shards still to be written."""
     existing = output.destination.existing if output.destination.resumes else {}
-    loose = run.options.on_error == "skip" or run.transform is not None
-    found = []
+    may_differ = run.options.on_error == "skip" or run.transform is not None
+    sizes = []
     for shard in output.own_shards:
-        size, there = int(output.plan.sizes[shard]), existing.get(output.shard_name(shard))
-        if there is None or (there.size != size and not loose):
-            found.append(size)
-    return found
+        size, file_info = int(output.plan.sizes[shard]), existing.get(output.shard_name(shard))
+        if file_info is None or (file_info.size != size and not may_differ):
+            sizes.append(size)
+    return sizes
 
 
-def _has_expected_content(samples: ShardSamples, field_crcs: bytes, *, unread: bool) -> bool:
-    """Tell whether payloads are those that are wanted, as far as their checksums do: their places say nothing of that.
-
-    Args:
-        samples: What is planned.
-        field_crcs: uint32 per field, of the shard that is there.
-        unread: Whether payloads without a checksum are taken for right.
-    """
+def _has_expected_content(samples: ShardSamples, field_crcs: bytes, *, accept_unknown: bool) -> bool:
+    """Return whether payloads have the expected checksums. Offsets in source shards do not identify content."""
     spans = np.frombuffer(samples.kinds, np.uint8) == SPAN
     if not spans.any():
         return True
     if not samples.spans.expected:
-        return unread
-    wanted = np.frombuffer(samples.spans.expected, np.int64)[spans]
-    there = np.frombuffer(field_crcs, np.uint32)[spans]
-    return bool(np.all((wanted == there) | (unread & (wanted < 0))))
+        return accept_unknown
+    expected_crcs = np.frombuffer(samples.spans.expected, np.int64)[spans]
+    shard_crcs = np.frombuffer(field_crcs, np.uint32)[spans]
+    return bool(np.all((expected_crcs == shard_crcs) | (accept_unknown & (expected_crcs < 0))))
 
 
 def _hash_source(entries: SampleTable) -> int:
-    """Return nine digits for what the source's path leads to now, such as could be a time's nanoseconds."""
+    """Return a hash of the source's identity in the range of nanoseconds."""
     return _hash_to_nanoseconds((entries.identity or source_identity(entries.root)).encode())
 
 
-def _hash_to_nanoseconds(data: bytes, before: int = 0) -> int:
-    return crc32c(data, before) % (_SECOND_NS - 1) + 1
+def _hash_to_nanoseconds(data: bytes, crc: int = 0) -> int:
+    return crc32c(data, crc) % (_SECOND_NS - 1) + 1

@@ -1,6 +1,6 @@
 """The state of one run of `create` or `reshard`: its options, its samples, and the datasets that it writes.
 
-A `Run` has one `RunOutput` per dataset: a single one, or one per split. The steps of `write_dataset` fill in their
+A `Run` has one `RunOutput` per dataset: one in total, or one per split. The steps of `write_dataset` fill in their
 attributes.
 """
 
@@ -54,24 +54,22 @@ _SPLIT_MARK = "\ue000"  # placeholder for {split} while a pattern is parsed: a p
 
 @dataclass(slots=True, eq=False, repr=False)
 class RunOutput:
-    """One dataset that a run writes: all of it, or a split.
+    """One dataset that a run writes, or one of its splits.
 
     Attributes:
-        split: The split's name; empty without splits.
-        destination: Where it goes, and what was there when the run looked last.
-        which: The places of its samples; None: it gets all.
-        plan: Which samples go into which shard, once that is decided.
-        publisher: What publishes its shards, once it is locked.
-        part_plan: Of a part: the fingerprint of the plan of all parts.
-        totals: What its shards hold, once they are packed.
-        kept: How many of them an earlier run had finished.
-        dropped: How many samples the user's function dropped.
-        dataset: What its dataset file says, at the end.
+        split: Empty without splits.
+        sample_numbers: Its samples; None means all.
+        plan: Set once the shards are planned.
+        publisher: Set once the output is locked.
+        plan_fingerprint: For a part: of the plan that all parts share.
+        totals: Set once the shards are packed.
+        kept: Number of shards reused from an earlier run.
+        dropped: Number of samples that the user's function dropped.
     """
 
     split: str
     destination: Destination
-    which: NDArray[np.int64] | None = None
+    sample_numbers: NDArray[np.int64] | None = None
     plan: Plan = field(init=False)
     publisher: Publisher = field(init=False)
     plan_fingerprint: str = ""
@@ -82,12 +80,12 @@ class RunOutput:
 
     @property
     def pattern(self) -> ShardPattern:
-        """The names of its shards."""
+        """The shard pattern."""
         return self.destination.pattern
 
     @property
     def own_shards(self) -> range:
-        """The planned shards that the run writes: all, or those of its part."""
+        """The numbers of the planned shards that this run writes."""
         part = self.destination.part
         return range(self.plan.shards) if part is None else part.shards(self.plan.shards)
 
@@ -101,39 +99,33 @@ class Run:
     """One run of `create` or `reshard`.
 
     Attributes:
-        names: A shard pattern, or the shards' names; with `{split}` in them if there are splits.
-        options: What was asked for.
-        pool: Its workers.
-        notes: Gets what the user should know; its observer, the progress.
-        begun: When the run began, before the source was listed: seconds since 1970.
-        dry: Whether nothing is written.
-        dividing: How samples are divided into splits; None: they are not.
-        transform: What is done to samples; None: nothing.
-        identity: What distinguishes the transform from any other; empty for none.
-        shuffle: How samples that lie in shards are read in another order; None: they lie in none.
-        exports: The indexes of other tools that are written, too.
-        part: The part of the shards that is written; None: all.
-        outputs: The datasets that it writes; none while their names are unknown.
-        refusal: Existing output that this run may not touch: raised after the source and the query were checked.
-        untouched: Those that an append has nothing new for: they stay as they are.
-        listed: The samples, and what the source says of them.
-        dots: The dot at which keys end in the names of a tar's members.
-        changes: What a run that resumes would change; None: nothing is there.
-        gone: The splits of the first run that the source has no sample of any more: they are to be removed.
-        made_keys: Hashes of the keys that the user's function has given so far.
-        plan_only: Where the plan is written.
-        asked: What the file of the plan is of; None: none is written.
-        chosen: For that file: the samples as the source has listed them.
-        divides: The same: the column that they are divided by; None: there is none.
+        names: A shard pattern, or shard names, with `{split}` for splits.
+        notes: Collects notes; its observer receives progress.
+        started: Seconds since 1970, before the source was listed.
+        split_options: None without splits.
+        transform: None if samples are not transformed.
+        identity: Identifies the transform; empty for none.
+        shuffle: The options of a `reshard`; None for a `create`.
+        part: The part that this run writes; None means all.
+        outputs: Empty while the split names are unknown.
+        refusal: An error for existing output. Errors in the source and the query are reported first.
+        untouched: Outputs of an append without new samples.
+        dots: The dot at which keys end in tar member names.
+        changes: What resuming would change; None without earlier output.
+        lost_splits: Existing splits without samples in the source, which the run removes.
+        made_keys: Hashes of the keys that the user's function has returned.
+        plan_request: The request that the plan file records; None without a plan file.
+        plan_listing: For the plan file: the listing before splitting and renaming.
+        split_values: For the plan file: the column that determines the split.
     """
 
     names: tuple[str, ...]
     options: CreateOptions | ReshardOptions
     pool: Pool
     notes: Notes
-    begun: float
+    started: float
     dry: bool
-    dividing: SplitOptions | None
+    split_options: SplitOptions | None
     transform: Transform | None
     identity: str
     shuffle: ReshardOptions | None
@@ -145,12 +137,12 @@ class Run:
     listed: Listing = field(init=False)
     dots: Dots = "first"
     changes: ResumeChanges | None = None
-    gone: tuple[str, ...] = ()
+    lost_splits: tuple[str, ...] = ()
     made_keys: set[bytes] = field(default_factory=set)
     plan_only: str = ""
-    asked: PlanRequest | None = None
-    chosen: Listing = field(init=False)
-    divides: pa.ChunkedArray | None = None
+    plan_request: PlanRequest | None = None
+    plan_listing: Listing = field(init=False)
+    split_values: pa.ChunkedArray | None = None
 
     @property
     def verb(self) -> str:
@@ -164,39 +156,39 @@ class Run:
 
     @property
     def is_binary(self) -> bool:
-        """Whether payloads lie in a table, from which no worker can read them."""
+        """Whether payloads are in a table in memory, which workers cannot read."""
         return self.entries.spans is not None and not self.entries.spans.files
 
     @property
     def fetches(self) -> bool:
-        """Whether samples have files of the web, of which nothing is known before."""
+        """Whether samples have URLs, whose sizes are unknown."""
         return self.transform is not None and self.transform.fetch is not None
 
     @property
     def makes_keys(self) -> bool:
-        """Whether a function of the user's makes the keys, so that no plan has those of the shards."""
+        """Whether the user's function returns the keys."""
         return self.transform is not None and bool(self.transform.function)
 
     @property
     def appends(self) -> bool:
-        """Whether samples are added to a dataset that is there."""
+        """Whether samples are added to an existing dataset."""
         return self.options.if_exists in ("append", "append-resume", "update")
 
     @property
     def updates(self) -> bool:
-        """Whether the run takes what is new of a source, and makes the datasets that are not there."""
+        """Whether the run adds new samples, or creates missing datasets."""
         return self.options.if_exists == "update"
 
     @property
-    def again(self) -> str:
-        """What finishes a run of this kind that ended too early."""
+    def continue_option(self) -> str:
+        """The option that continues an interrupted run."""
         if self.updates or not self.appends:
             return option_text("if_exists", "update" if self.updates else "resume")
         return option_text("if_exists", "append-resume")
 
     @property
     def takes_only_new(self) -> bool:
-        """Whether samples that the dataset appended to has already are passed over."""
+        """Whether samples that the existing dataset contains are skipped."""
         return self.updates or (self.verb == "create" and self.options.on_duplicate == "first")
 
     @property
@@ -206,20 +198,20 @@ class Run:
 
     @property
     def dataset_file(self) -> str:
-        """The dataset file's path; with `{split}` in it if there are splits."""
+        """The path of the dataset file, with `{split}` for splits."""
         pattern = parse_output_pattern(self.names)
         return open_folder(pattern.folder).full_path(pattern.dataset_file).replace(_SPLIT_MARK, _SPLIT_FIELD)
 
     @property
     def splits(self) -> list[str]:
-        """The names of all splits, in the order that dataset files record."""
+        """The split names, in recorded order."""
         return sorted(output.split for output in (*self.outputs, *self.untouched))
 
     def record(self, output: RunOutput) -> RunRecord:
-        """Return how a dataset is made, as its dataset file says."""
+        """Return the run record for a dataset file."""
         options = {**self.options.recorded(), **self.listed.recorded}
         if self.updates and output.destination.appends:
-            options.setdefault("on_duplicate", "first")  # what an update is, once there is a dataset
+            options.setdefault("on_duplicate", "first")  # an update of an existing dataset implies it
         return RunRecord(
             {
                 "verb": self.verb,
@@ -232,37 +224,39 @@ class Run:
 
 
 def make_run(
-    output: OutputNames, options: CreateOptions | ReshardOptions, pool: Pool, notes: Notes, *, begun: float, dry: bool
+    output: OutputNames, options: CreateOptions | ReshardOptions, pool: Pool, notes: Notes, *, started: float, dry: bool
 ) -> Run:
-    """Return a run, if its options and its output make sense together.
+    """Return a run.
 
     Raises:
-        InvalidRequest: They do not.
+        InvalidRequest: The options and the output contradict each other.
     """
     names = (*list_names("the output", output, OUTPUT_EXAMPLE),)
-    shuffle, dividing = options if isinstance(options, ReshardOptions) else None, options.make_split_options()
+    shuffle, split_options = options if isinstance(options, ReshardOptions) else None, options.make_split_options()
     if shuffle is None and options.on_duplicate != "error":
         updates = options.if_exists == "update"
         options = (
-            replace(options, on_duplicate="error") if updates else _get_first_run_options(names, options, dividing)
+            replace(options, on_duplicate="error") if updates else _get_first_run_options(names, options, split_options)
         )
     transform = options.make_transform()
-    has = [_SPLIT_FIELD in name for name in names]
-    if any(has) and dividing is None:
-        also = f", {option_text('split_by', 'COLUMN')} or {option_text('split_by', 'folder')}"
-        also = also if shuffle is None else f" or {option_text('split_by', 'COLUMN')}"
-        expected = f"{option_text('split', 'train=0.8,val=0.2')}{also}"
+    has_split_field = [_SPLIT_FIELD in name for name in names]
+    if any(has_split_field) and split_options is None:
+        alternatives = f", {option_text('split_by', 'COLUMN')} or {option_text('split_by', 'folder')}"
+        alternatives = alternatives if shuffle is None else f" or {option_text('split_by', 'COLUMN')}"
+        expected = f"{option_text('split', 'train=0.8,val=0.2')}{alternatives}"
         raise InvalidRequest(names[0], "{split} without splits", expected=expected)
-    if dividing is not None and not all(has):
-        raise InvalidRequest(names[0], "no {split} in it", expected="a pattern such as out-{split}-{000000..}.tar")
+    if split_options is not None and not all(has_split_field):
+        raise InvalidRequest(
+            names[0], "a pattern without {split}", expected="a pattern such as out-{split}-{000000..}.tar"
+        )
     return Run(
         names=names,
         options=options,
         pool=pool,
         notes=notes,
-        begun=begun,
+        started=started,
         dry=dry,
-        dividing=dividing,
+        split_options=split_options,
         transform=transform,
         identity=transform.identity() if transform else "",
         shuffle=shuffle,
@@ -272,22 +266,22 @@ def make_run(
 
 
 def _get_first_run_options(
-    names: tuple[str, ...], options: CreateOptions | ReshardOptions, dividing: SplitOptions | None
+    names: tuple[str, ...], options: CreateOptions | ReshardOptions, split_options: SplitOptions | None
 ) -> CreateOptions | ReshardOptions:
-    """Return the options of the first run over a source that grows: there is no dataset yet to append to."""
+    """Return the options of a run that finds no dataset to append to."""
     resumes = options.if_exists == "append-resume"
-    splits = [name for name, _ in dividing.shares] if dividing else [_SPLIT_MARK]
-    if not splits:  # only the samples name them
+    splits = [name for name, _ in split_options.shares] if split_options else [_SPLIT_MARK]
+    if not splits:  # split names are unknown before the samples are listed
         return options
     for pattern in [parse_output_pattern(names, split) for split in splits]:
-        owned = [name for name in open_folder(pattern.folder).names() if pattern.owns(name)]
-        if pattern.dataset_file in owned or (owned and not resumes):
+        existing_names = [name for name in open_folder(pattern.folder).names() if pattern.owns(name)]
+        if pattern.dataset_file in existing_names or (existing_names and not resumes):
             return options
     return replace(options, if_exists="resume" if resumes else "error", on_duplicate="error")
 
 
 def parse_output_pattern(names: Sequence[str], split: str = _SPLIT_MARK) -> ShardPattern:
-    """Return the shard pattern of a split; without its name, what the patterns of all splits have in common."""
+    """Return the shard pattern of a split; by default, what the patterns of all splits share."""
     try:
         pattern = parse_pattern([name.replace(_SPLIT_FIELD, split) for name in names])
     except InvalidRequest as error:

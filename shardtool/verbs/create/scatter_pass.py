@@ -1,9 +1,8 @@
 """The first of two passes of a shuffle: copy the payloads into a spool.
 
-The parent assigns each payload an offset in the spool, and workers copy the payloads. The spool is divided into
-regions that fit in memory. Each region holds the payloads of neighbouring samples of a shard. See
-`write/scatter.py`
-for the workers.
+The parent assigns each payload an offset in the spool, and workers copy the payloads. The spool is divided into regions
+that fit in memory. Each region holds the payloads of neighbouring samples of a shard. See `write/scatter.py` for the
+workers.
 """
 
 from __future__ import annotations
@@ -40,143 +39,126 @@ if TYPE_CHECKING:
     from shardtool.values import OnError
 
 
-_BUFFERS_BYTES = 2 * BUFFER_SIZE + MAX_GAP_BYTES  # what a worker needs of its share besides payloads
+_BUFFERS_BYTES = 2 * BUFFER_SIZE + MAX_GAP_BYTES  # buffers of a worker, part of its share
 
 
-_TARGET_RUN_BYTES = 2**20  # bytes that a write should have on average: less would seek, more gains nothing
+_TARGET_RUN_BYTES = 2**20  # shorter writes seek, longer ones gain nothing
 
 
 _MIN_REGION_BYTES, _MAX_REGION_BYTES = 4 * 2**20, 2**30
 
 
-_CHUNK_ROWS = 2**20  # rows at a time: temporary columns stay small
+_CHUNK_ROWS = 2**20  # limits the memory of temporary columns
 
 
 class SpoolLimits(NamedTuple):
-    """What the first pass may take.
+    """The spool, and the limits of the first pass.
 
     Attributes:
-        folder: Where the spool is written.
-        name: What it is called.
-        memory: Bytes that all workers together may use, now and when they pack, besides what they use anyway.
-        workers: How many there are.
-        besides: Bytes that will be written where the spool lies, before it is removed.
+        memory: Additional bytes for all workers together, in both passes.
+        other_bytes: Bytes written to the same file system before the spool is deleted.
     """
 
     folder: Folder
     name: str
     memory: int
     workers: int
-    besides: int = 0
+    other_bytes: int = 0
 
 
 def scatter_payloads(
-    plans: list[Plan], room: SpoolLimits, pool: Pool, observer: Observer, *, on_error: OnError = "stop"
+    plans: list[Plan], limits: SpoolLimits, pool: Pool, observer: Observer, *, on_error: OnError = "stop"
 ) -> list[Plan]:
-    """First pass: copy all planned payloads into a spool, in shard order; return the plans with offsets into it.
+    """Copy all planned payloads into a spool, in shard order; return the plans with offsets into the spool.
 
-    No sample is in two plans. The caller removes the spool, whatever becomes of this.
-
-    Args:
-        plans: Plans of the same samples.
-        room: What it may take.
-        pool: The workers.
-        observer: Gets the progress.
-        on_error: Whether a payload that is not what its index says ends the run; otherwise its sample stays where it
-            is, so that packing finds that again, and leaves it out. A damaged compressed shard always ends the run.
+    A sample may be in one plan only. The caller deletes the spool. With `on_error="skip"`, samples of damaged payloads
+    stay in their shards, where packing skips them.
 
     Raises:
-        CorruptShard: A payload is not what its index says, or a compressed shard is damaged.
-        SampleFailed: A source file cannot be read, or is not the one that was listed.
+        CorruptShard: A payload differs from its index, or a compressed shard is damaged.
+        SampleFailed: A source file cannot be read, or changed after it was listed.
         OutputFailed: There is no space for the spool, or it cannot be written.
     """
-    first_pass = _ScatterPass(plans, room, observer, stop=on_error == "stop")
+    first_pass = _ScatterPass(plans, limits, observer, stop=on_error == "stop")
     spans, regions = first_pass.run(pool), first_pass.regions if len(first_pass.regions) else None
     return [replace(plan, entries=replace(plan.entries, spans=spans), regions=regions) for plan in plans]
 
 
 def planned_samples(plan: Plan) -> NDArray[np.int64]:
-    """Return the samples of a plan, in its order."""
+    """Return the sample numbers of a plan, in its order."""
     return np.arange(len(plan)) if plan.order is None else plan.order
 
 
 class SpanPositions:
-    """The places of each sample's SPAN rows.
+    """The positions of each sample's SPAN rows.
 
     Attributes:
-        file: Which of the files.
-        start: int64[samples]: where the first of them starts; `NOWHERE` for samples that have none.
-        sizes: int64[samples]: what they hold together.
+        file: The file number of each sample.
+        start: int64[samples]: the first offset; `NOWHERE` without SPAN rows.
+        sizes: int64[samples]: the total bytes.
     """
 
     NOWHERE = 2**62
 
     def __init__(self, entries: SampleTable) -> None:
         rows, spans = entries.rows, entries.known_spans
-        some = np.flatnonzero(entries.counts())  # a sample may have no field
+        with_fields = np.flatnonzero(entries.counts())  # a sample may have no field
         self.file = spans.file
         self.start = np.full(len(entries), self.NOWHERE)
         self.sizes = np.zeros(len(entries), np.int64)
-        if len(some):
-            first, spanned = entries.first[some], rows.kind == SPAN
-            self.start[some] = np.minimum.reduceat(np.where(spanned, spans.offset, self.NOWHERE), first)
-            self.sizes[some] = np.add.reduceat(np.where(spanned, rows.size, 0), first)
+        if len(with_fields):
+            first, spanned = entries.first[with_fields], rows.kind == SPAN
+            self.start[with_fields] = np.minimum.reduceat(np.where(spanned, spans.offset, self.NOWHERE), first)
+            self.sizes[with_fields] = np.add.reduceat(np.where(spanned, rows.size, 0), first)
 
 
 def _assign_buckets(
-    plans: list[Plan], held: NDArray[np.int64], room: int
+    plans: list[Plan], sample_bytes: NDArray[np.int64], max_bucket_bytes: int
 ) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
-    """Return int32[samples], the bucket of each (-1: it is in no plan), and int64[buckets], their bytes.
-
-    Args:
-        plans: Who wants samples.
-        held: int64[samples]: bytes that go into the spool.
-        room: What a bucket may hold, if it is not a single sample.
-    """
-    bucket, sizes, count = np.full(len(held), -1, np.int32), [], 0
+    """Return int32[samples], the bucket of each (-1: in no plan), and int64[buckets], their bytes."""
+    bucket, sizes, bucket_count = np.full(len(sample_bytes), -1, np.int32), [], 0
     for plan in plans:
-        total = cumulative_sizes(held[planned_samples(plan)])
-        ends = _cut_buckets(total, plan.ends, room)
-        numbers = np.arange(count, count + len(ends), dtype=np.int32)
+        total = cumulative_sizes(sample_bytes[planned_samples(plan)])
+        ends = _cut_buckets(total, plan.ends, max_bucket_bytes)
+        numbers = np.arange(bucket_count, bucket_count + len(ends), dtype=np.int32)
         bucket[planned_samples(plan)] = np.repeat(numbers, np.diff(ends, prepend=0))
         sizes.append(np.diff(total[ends], prepend=0))
-        count += len(ends)
+        bucket_count += len(ends)
     return bucket, np.concatenate(sizes)
 
 
-def _assign_offsets(entries: SampleTable, placed: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return int64[all rows]: where they start if `placed` lie end to end, in this order."""
+def _assign_offsets(entries: SampleTable, ordered_rows: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return int64[all rows]: the offsets if `ordered_rows` are stored contiguously."""
     offset: NDArray[np.int64] = entries.known_spans.offset.copy()
-    size, at = entries.rows.size, 0
-    for first in range(0, len(placed), _CHUNK_ROWS):
-        some = placed[first : first + _CHUNK_ROWS]
-        ends = np.cumsum(size[some]) + at
-        offset[some] = ends - size[some]
-        at = int(ends[-1])
+    size, end_offset = entries.rows.size, 0
+    for first in range(0, len(ordered_rows), _CHUNK_ROWS):
+        chunk = ordered_rows[first : first + _CHUNK_ROWS]
+        ends = np.cumsum(size[chunk]) + end_offset
+        offset[chunk] = ends - size[chunk]
+        end_offset = int(ends[-1])
     return offset
 
 
 def _choose_region_bytes(size: int, share: int) -> int:
-    """Return how many bytes of payloads a worker holds at a time: all that it may, or enough for writes of a megabyte.
+    """Return the region size: the worker's share of memory, or less if writes reach a megabyte anyway.
 
-    The first pass writes a run to every region each time that its memory is full: so with M bytes of memory, regions
-    of M bytes and D bytes of data, a run has M * M / D.
+    With M bytes of memory, regions of M bytes and D bytes of data, a write has M * M / D bytes.
     """
-    enough = max(_MIN_REGION_BYTES, min(isqrt(size * _TARGET_RUN_BYTES), _MAX_REGION_BYTES))
-    return min(enough, max(share - _BUFFERS_BYTES, share // 2) * (ROW_OVERHEAD_SHARE - 1) // ROW_OVERHEAD_SHARE)
+    target = max(_MIN_REGION_BYTES, min(isqrt(size * _TARGET_RUN_BYTES), _MAX_REGION_BYTES))
+    return min(target, max(share - _BUFFERS_BYTES, share // 2) * (ROW_OVERHEAD_SHARE - 1) // ROW_OVERHEAD_SHARE)
 
 
-def _cut_buckets(total: NDArray[np.int64], shard_ends: NDArray[np.int64], room: int) -> NDArray[np.int64]:
-    """Return the places after each bucket: as much of a shard as `room` holds, or one sample."""
-    ends, at = [np.zeros(0, np.int64)], 0
+def _cut_buckets(total: NDArray[np.int64], shard_ends: NDArray[np.int64], max_bucket_bytes: int) -> NDArray[np.int64]:
+    """Return the end of each bucket: a piece of one shard within the limit, or one sample."""
+    ends, start = [np.zeros(0, np.int64)], 0
     for end in shard_ends.tolist():
-        ends.append(at + ShardRuns(total[at : end + 1], ShardLimits(planned=room)).fill())
-        at = end
+        ends.append(start + ShardRuns(total[start : end + 1], ShardLimits(planned=max_bucket_bytes)).fill())
+        start = end
     return np.concatenate(ends)
 
 
 def _sort_by_file(entries: SampleTable, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], list[tuple[int, int]]]:
-    """Return rows in the order in which they lie in their files, and of each file, where its rows end."""
+    """Return rows sorted by file and offset, and where the rows of each file end."""
     if not len(rows):
         return rows, []
     spans = entries.known_spans
@@ -190,53 +172,47 @@ def _sort_by_file(entries: SampleTable, rows: NDArray[np.int64]) -> tuple[NDArra
 
 
 class _ScatterPass:
-    """The first pass: where each payload goes in the spool, and how it gets there.
+    """The first pass.
 
-    Args:
-        plans: Who wants them.
-        room: What it may take.
-        observer: Gets the progress.
-        stop: Whether a payload that is not what its index says ends the run.
-
-    Attributes:
-        regions: int64[regions, 2]: where parts of the spool that are read whole start and end.
+    `regions` (int64[regions, 2]) are the start and end offsets of the spool regions that are read whole.
     """
 
-    def __init__(self, plans: list[Plan], room: SpoolLimits, observer: Observer, *, stop: bool) -> None:
+    def __init__(self, plans: list[Plan], limits: SpoolLimits, observer: Observer, *, stop: bool) -> None:
         self._entries = entries = plans[0].entries
-        self._spans, self._place, self._observer, self._stop = entries.known_spans, room, observer, stop
-        held = SpanPositions(entries).sizes
-        self._room = _choose_region_bytes(
-            sum(int(held[planned_samples(plan)].sum()) for plan in plans), room.memory // room.workers
+        self._spans, self._limits, self._observer, self._stop = entries.known_spans, limits, observer, stop
+        sample_bytes = SpanPositions(entries).sizes
+        self._region_bytes = _choose_region_bytes(
+            sum(int(sample_bytes[planned_samples(plan)].sum()) for plan in plans), limits.memory // limits.workers
         )
-        bucket, sizes = _assign_buckets(plans, held, self._room)
-        of_row = np.repeat(bucket, entries.counts())
-        # Those that go into the spool, in the order in which they lie in their files; and where those of each file end.
-        self._rows, self._files = _sort_by_file(entries, np.flatnonzero((of_row >= 0) & (entries.rows.kind == SPAN)))
-        of_row = of_row[self._rows]
+        bucket, sizes = _assign_buckets(plans, sample_bytes, self._region_bytes)
+        row_bucket = np.repeat(bucket, entries.counts())
+        # Rows that go into the spool, sorted by file and offset.
+        self._rows, self._file_ends = _sort_by_file(
+            entries, np.flatnonzero((row_bucket >= 0) & (entries.rows.kind == SPAN))
+        )
+        row_bucket = row_bucket[self._rows]
         if len(sizes) < 2**16:
-            of_row = of_row.astype(np.uint16)  # is sorted several times faster
-        self._offset = _assign_offsets(entries, self._rows[np.argsort(of_row, kind="stable")])  # of all rows
+            row_bucket = row_bucket.astype(np.uint16)  # sorts several times faster
+        self._offset = _assign_offsets(entries, self._rows[np.argsort(row_bucket, kind="stable")])
         ends = np.cumsum(sizes)
-        self.regions = np.column_stack((ends - sizes, ends))[(sizes > 0) & (sizes <= self._room)]
+        self.regions = np.column_stack((ends - sizes, ends))[(sizes > 0) & (sizes <= self._region_bytes)]
         self._buckets, self._size = len(sizes), int(sizes.sum())
-        self._tasks: list[tuple[int, int]] = []  # of each, its first of `_read_rows`, and the one after its last
-        self._told: defaultdict[int, int] = defaultdict(int)
+        self._task_rows: list[tuple[int, int]] = []  # start and stop of each task in `_rows`
+        self._reported: defaultdict[int, int] = defaultdict(int)
 
     def run(self, pool: Pool) -> FieldSpans:
-        """Have workers copy all payloads; return where they lie then: in the spool, but for those that could not be."""
-        spool, bad = self._open_spool(), [np.zeros(0, np.int64)]
-        for number, result in pool.map(scatter_rows, self._make_tasks(spool), self._progress):
-            first, last = self._tasks[number]
+        """Copy all payloads; return the new spans. Failed payloads stay in their shards."""
+        spool, failed = self._open_spool(), [np.zeros(0, np.int64)]
+        for number, result in pool.map(scatter_rows, self._make_tasks(spool), self._advance):
+            first, last = self._task_rows[number]
             rows = self._rows[first:last]
-            self._progress(number, 0, int(self._entries.rows.size[rows].sum()) - self._told[number])
-            bad.append(self._bad(rows, result))
+            self._advance(number, 0, int(self._entries.rows.size[rows].sum()) - self._reported[number])
+            failed.append(self._find_failed_rows(rows, result))
         file = SpanFile(os.fsencode(spool), self._size, -1)
-        return _make_spooled_spans(self._entries, file, np.concatenate(bad), self._offset)
+        return _make_spooled_spans(self._entries, file, np.concatenate(failed), self._offset)
 
     def _open_spool(self) -> str:
-        """Return the spool, if there is space for it and for what is written later."""
-        temp, need = self._place.folder, self._size + self._place.besides
+        temp, need = self._limits.folder, self._size + self._limits.other_bytes
         try:
             free = temp.free_bytes()
         except OutputFailed as error:
@@ -244,78 +220,70 @@ class _ScatterPass:
         if free < need:
             found = f"{format_size(free)} free, {format_size(need)} needed for the two passes of a shuffle"
             raise OutputFailed(temp.path or ".", found, remedy=spool_advice())
-        spool = temp.spool(self._place.name, self._size)
+        spool = temp.spool(self._limits.name, self._size)
         where = f"{format_size(self._size)} to {pluralize(self._buckets, 'bucket')} in {temp.path or '.'}"
         self._observer.log(f"first pass of two: {where}")
         self._observer.phase("first pass", self._size)
         return spool
 
-    def _progress(self, number: int, _samples: int, size: int) -> None:
-        self._told[number] += size
+    def _advance(self, number: int, _samples: int, size: int) -> None:
+        self._reported[number] += size
         self._observer.advance(0, size, 0)
 
     def _make_tasks(self, spool: str) -> Iterator[ScatterTask]:
         spans, size, first = self._spans, self._entries.rows.size, 0
-        for at, end in self._files:
-            source = spans.files[at]
-            packed = is_compressed(os.fsdecode(source.path))
-            for last in [end] if packed else self._parts(first, end):
-                rows = self._rows[first:last]
-                self._tasks.append((first, last))
+        for file_index, end in self._file_ends:
+            source = spans.files[file_index]
+            is_packed = is_compressed(os.fsdecode(source.path))
+            for stop in [end] if is_packed else self._cut_tasks(first, end):
+                rows = self._rows[first:stop]
+                self._task_rows.append((first, stop))
                 offsets, targets = spans.offset[rows].tobytes(), self._offset[rows].tobytes()
                 sizes, expected = size[rows].tobytes(), spans.expected[rows].tobytes()
-                yield ScatterTask(source, packed, spool, offsets, sizes, targets, expected, self._room, self._stop)
-                first = last
+                yield ScatterTask(
+                    source, is_packed, spool, offsets, sizes, targets, expected, self._region_bytes, self._stop
+                )
+                first = stop
 
-    def _parts(self, first: int, end: int) -> list[int]:
-        """Return where to cut what is wanted of one file, so that memory holds each part, or it is one payload."""
+    def _cut_tasks(self, first: int, end: int) -> list[int]:
+        """Cut a file's rows so that each task fits in memory or is a single payload."""
         total = cumulative_sizes(np.maximum(self._entries.rows.size[self._rows[first:end]], MIN_ROW_BYTES))
-        return [first + int(cut) for cut in _cut_buckets(total, np.array([end - first]), self._room)]
+        return [first + int(cut) for cut in _cut_buckets(total, np.array([end - first]), self._region_bytes)]
 
-    def _bad(self, rows: NDArray[np.int64], result: ScatterResult) -> NDArray[np.int64]:
-        """Return those of a task's rows that were not copied.
-
-        Raises:
-            CorruptShard: There are such, and they end the run.
-            SampleFailed: The file cannot be read, and that ends the run.
-        """
+    def _find_failed_rows(self, rows: NDArray[np.int64], result: ScatterResult) -> NDArray[np.int64]:
+        """Return the rows that were not copied, or raise the error if it stops the run."""
         entries, spans = self._entries, self._spans
-        at = rows[result.wrong[0][0] if result.wrong else 0]
-        sample = int(entries.owners(at))
+        row = rows[result.wrong[0][0] if result.wrong else 0]
+        sample = int(entries.owners(row))
         source = spans.files[int(spans.file[sample])]
         ends_run = self._stop or is_compressed(os.fsdecode(source.path))
         if result.wrong and ends_run:
-            crc, name = result.wrong[0][1], entries.fields[int(entries.rows.code[at])]
-            place = f"{entries.key(sample)}: at {int(spans.offset[at]):,}"
-            found = f"{place}: field {name!r} has the CRC-32C {crc:08x}, not {int(spans.expected[at]):08x}"
-            remedy = "Nothing of it was copied. `shardtool verify` shows what else is wrong with that dataset."
+            crc, name = result.wrong[0][1], entries.fields[int(entries.rows.code[row])]
+            where = f"{entries.key(sample)}: at {int(spans.offset[row]):,}"
+            found = f"{where}: field {name!r} has the CRC-32C {crc:08x}, not {int(spans.expected[row]):08x}"
+            remedy = "This file was not copied. Run `shardtool verify` on the source dataset to list all damage."
             raise CorruptShard(to_text(source.path), found, remedy=remedy)
         if result.failed is not None:
             if not ends_run:
                 return rows
             code, message = result.failed
-            expected = "a file that stays as it was when the run began" if code == "changed" else ""
-            again, skips = option_text("if_exists", "resume"), option_text("on_error", "skip")
-            remedy = f"Mend it and run again with {again}, or leave such samples out with {skips}."
+            expected = "a file that does not change during the run" if code == "changed" else ""
+            resume_text, skip_text = option_text("if_exists", "resume"), option_text("on_error", "skip")
+            remedy = f"Fix the file and run again with {resume_text}, or skip such samples with {skip_text}."
             raise SampleFailed(to_text(source.path), message, expected=expected, remedy=remedy)
-        return rows[[row for row, _ in result.wrong]]
+        return rows[[index for index, _ in result.wrong]]
 
 
 def _make_spooled_spans(
-    entries: SampleTable, spool: SpanFile, bad: NDArray[np.int64], offset: NDArray[np.int64]
+    entries: SampleTable, spool: SpanFile, failed: NDArray[np.int64], offset: NDArray[np.int64]
 ) -> FieldSpans:
-    """Return where payloads lie after the first pass: in the spool, but for samples that stay in their shards.
-
-    Args:
-        entries: The samples.
-        spool: The spool, which becomes file 0.
-        bad: Rows that were not copied: their samples stay.
-        offset: int64[all rows]: where they start in the spool.
-    """
-    spans, samples = entries.known_spans, np.unique(entries.owners(bad))
+    """Return spans into the spool, which becomes file 0; samples with failed rows keep theirs."""
+    spans, samples = entries.known_spans, np.unique(entries.owners(failed))
     file = np.zeros(len(entries), np.uint32)
-    used, place = np.unique(spans.file[samples], return_inverse=True)
-    file[samples] = place + 1
+    used_files, file_index = np.unique(spans.file[samples], return_inverse=True)
+    file[samples] = file_index + 1
     rows = entries.rows_of(samples)
     offset[rows] = spans.offset[rows]
-    return replace(spans, files=(spool, *(spans.files[at] for at in used.tolist())), file=file, offset=offset)
+    return replace(
+        spans, files=(spool, *(spans.files[index] for index in used_files.tolist())), file=file, offset=offset
+    )

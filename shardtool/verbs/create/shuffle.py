@@ -1,9 +1,9 @@
 """Choose how to read the samples of a shuffle that exceeds memory.
 
-`gather` reads each sample at its offset: one system call per sample, cheap from memory and fast disks, slow on
-disks
-that seek and in stores, and impossible in compressed files. `scatter` reads each source file once, in sequence, and
-writes every payload to its offset in a spool, which packing reads region by region. Both give the same output.
+`gather` reads each sample at its offset, with one system call per sample. It is cheap in memory and on fast disks, slow
+in stores and on disks that seek, and impossible in compressed files. `scatter` reads each source file once, in
+sequence, and writes every payload to its offset in a spool, which packing reads region by region. Both give the same
+output.
 """
 
 from __future__ import annotations
@@ -36,124 +36,118 @@ if TYPE_CHECKING:
 
 
 def get_spool_location(run: Run) -> tuple[Folder, str] | None:
-    """Return the folder and the name of the temporary file: the same for the same output. None: there is none.
+    """Return the folder and the name of the spool; None if there is none.
 
-    A part has none: it reads its samples where they lie, for it would arrange those of all others, too.
+    A part has none, because a spool would arrange the samples of all parts.
     """
     if run.shuffle is None or run.part is not None:
         return None
-    temp, first, there = run.shuffle.temp_dir, run.outputs[0].pattern, run.outputs[0].destination.folder
-    folder = there.temporary if temp is None else local_folder(temp)
-    whose = os.path.realpath(os.path.join(first.folder, first.base)) if there.hides else there.full_path(first.base)
-    return folder, f"{first.base}-{blake2b(os.fsencode(whose), digest_size=6).hexdigest()}.spool"
+    temp, pattern, output_folder = run.shuffle.temp_dir, run.outputs[0].pattern, run.outputs[0].destination.folder
+    folder = output_folder.temporary if temp is None else local_folder(temp)
+    dataset_path = (
+        os.path.realpath(os.path.join(pattern.folder, pattern.base))
+        if output_folder.hides
+        else output_folder.full_path(pattern.base)
+    )
+    return folder, f"{pattern.base}-{blake2b(os.fsencode(dataset_path), digest_size=6).hexdigest()}.spool"
 
 
 @reporting_memory_errors("arranging the payloads")
 def arrange_payloads(run: Run) -> None:
-    """Bring payloads of datasets into a better order before they are packed, where that pays; outputs are locked."""
+    """Copy source payloads into shard order before packing, if that is cheaper."""
     temporary, compressed = get_spool_location(run), run.listed.compressed
     if run.shuffle is None or temporary is None or run.entries.known_spans.of_row is not None:
         return
     to_write = sum(sum(list_unwritten_sizes(run, output)) for output in run.outputs)
     if not to_write and not compressed:
-        return  # all is there, and is only compared
+        return  # all shards exist and are only compared
     plans = [output.plan for output in run.outputs]
     memory, workers = parse_size(run.shuffle.memory), run.pool.max_per_machine
-    method = choose_read_strategy(plans, workers=workers, packed=compressed, asked=run.shuffle.method)
+    method = choose_read_strategy(plans, workers=workers, is_compressed=compressed, requested=run.shuffle.method)
     if method.note:
         run.notes.observer.log(method.note)
     if method.name == "scatter":
         folder, name = temporary
-        besides = to_write if folder.shares_space(run.outputs[0].destination.folder.path) else 0
-        room = SpoolLimits(folder, name, memory, workers, besides)
-        plans = scatter_payloads(plans, room, run.pool, run.notes.observer, on_error=run.options.on_error)
+        other_bytes = to_write if folder.shares_space(run.outputs[0].destination.folder.path) else 0
+        limits = SpoolLimits(folder, name, memory, workers, other_bytes)
+        plans = scatter_payloads(plans, limits, run.pool, run.notes.observer, on_error=run.options.on_error)
         for output, plan in zip(run.outputs, plans, strict=True):
             output.plan = plan
 
 
 class ReadStrategy(NamedTuple):
-    """The way in which the samples of plans are read.
+    """How the samples of plans are read.
 
     Attributes:
-        name: `order`: they lie as they are wanted; `gather`: each at its place; `scatter`: in two passes.
-        note: For people: what was chosen and why; empty where there was no choice.
+        name: `order`: the input is already in output order. `gather`: read each sample at its offset. `scatter`: sort
+            in two passes through a temporary file.
+        note: The reason, for the log; empty if there was no choice.
     """
 
     name: Literal["order", "gather", "scatter"]
     note: str = ""
 
 
-def choose_read_strategy(plans: list[Plan], *, workers: int, packed: bool, asked: ReadMethod) -> ReadStrategy:
-    """Return how the samples of `plans` should be read.
+def choose_read_strategy(
+    plans: list[Plan], *, workers: int, is_compressed: bool, requested: ReadMethod
+) -> ReadStrategy:
+    """Choose how to read the samples of `plans`.
 
-    Where it is not plain, some samples are read where they lie, and some megabytes in sequence, to learn what costs
-    less. That may differ from machine to machine; what is written does not. In a store nothing is measured, for one
-    request says little of the next: requests and bytes are weighed, so that the same job is done in the same way.
-
-    Args:
-        plans: Of the same samples, in whose order they are wanted.
-        workers: How many processes will read.
-        packed: Whether files are compressed, so that nothing can be read at its place.
-        asked: What the user wants.
+    If several strategies are possible, local reads are measured. For stores, fixed costs are assumed, because requests
+    vary too much. The choice does not change the output.
     """
     entries = plans[0].entries
-    lie = SpanPositions(entries)
-    size = sum(int(lie.sizes[planned_samples(plan)].sum()) for plan in plans)
-    if packed:
+    positions = SpanPositions(entries)
+    size = sum(int(positions.sizes[planned_samples(plan)].sum()) for plan in plans)
+    if is_compressed:
         note = f"two passes over {format_size(size)}: compressed shards can only be read in sequence"
         return ReadStrategy("scatter", note)
-    if all(_is_in_order(plan, lie) for plan in plans):
+    if all(_is_in_order(plan, positions) for plan in plans):
         return ReadStrategy("order")
-    if asked != "auto":
-        return ReadStrategy(asked)
-    return _choose_cheaper(plans, entries.known_spans.files, lie, size, workers)
+    if requested != "auto":
+        return ReadStrategy(requested)
+    return _choose_cheaper(plans, entries.known_spans.files, positions, size, workers)
 
 
-def _is_in_order(plan: Plan, lie: SpanPositions) -> bool:
-    """Tell whether samples lie in the order of a plan, file by file, in whatever order the files are."""
-    which = planned_samples(plan)
-    which = which[lie.start[which] < lie.NOWHERE]
-    file, start = lie.file[which], lie.start[which]
+def _is_in_order(plan: Plan, positions: SpanPositions) -> bool:
+    """Return whether a plan reads each file in sequence, in any order of files."""
+    numbers = planned_samples(plan)
+    numbers = numbers[positions.start[numbers] < positions.NOWHERE]
+    file, start = positions.file[numbers], positions.start[numbers]
     breaks = (file[1:] != file[:-1]) | (start[1:] < start[:-1])
     return int(np.count_nonzero(breaks)) < max(1, int(np.count_nonzero(np.bincount(file))))
 
 
 def _choose_cheaper(
-    plans: list[Plan], files: Sequence[SpanFile], lie: SpanPositions, size: int, workers: int
+    plans: list[Plan], files: Sequence[SpanFile], positions: SpanPositions, size: int, workers: int
 ) -> ReadStrategy:
-    """Return the method that will cost less, by what reading costs here."""
     samples = sum(map(len, plans))
     if samples <= MAX_PROBES or not size:
         return ReadStrategy("gather")
-    read = min(size + samples * MAX_GAP_BYTES, sum(file.size for file in files))  # through what is not wanted
+    scatter_bytes = min(size + samples * MAX_GAP_BYTES, sum(file.size for file in files))  # including gaps
     if is_address(files[0].path):
-        figure = f"{samples:,} requests, one a sample, are weighed as {format_time(REMOTE_REQUEST_S)} each"
+        reason = f"assuming {format_time(REMOTE_REQUEST_S)} for each of {samples:,} requests, one per sample"
         cost = ReadCost(REMOTE_REQUEST_S + size / samples * REMOTE_BYTE_S, REMOTE_BYTE_S)
-        workers = 1  # both ways run in all of them
+        workers = 1  # both methods use all workers
     else:
-        chance = random.Random(0)  # noqa: S311 - seeded: the same places each time
-        orders = [order[lie.sizes[order] > 0] for order in map(planned_samples, plans)]
-        chosen = [int(order[chance.randrange(len(order))]) for order in orders for _ in range(MAX_PROBES) if len(order)]
-        chance.shuffle(chosen)
-        places = [(files[int(lie.file[at])], int(lie.start[at])) for at in chosen]
+        rng = random.Random(0)  # noqa: S311 - seeded, so that runs measure the same offsets
+        orders = [order[positions.sizes[order] > 0] for order in map(planned_samples, plans)]
+        chosen = [int(order[rng.randrange(len(order))]) for order in orders for _ in range(MAX_PROBES) if len(order)]
+        rng.shuffle(chosen)
+        spans = [(files[int(positions.file[number])], int(positions.start[number])) for number in chosen]
         try:
-            cost = measure_read_cost(places, size // samples, opening=len(files) > MAX_OPEN_FILES)
+            cost = measure_read_cost(spans, size // samples, opening=len(files) > MAX_OPEN_FILES)
         except (OSError, SourceFailed):
-            return ReadStrategy("gather")  # packing will meet that too, and say so
-        figure = f"a sample costs {format_time(cost.sample_s)} to read at random here"
-    if is_gathering_cheaper(samples, size, read, workers, cost):
-        return ReadStrategy("gather", f"shuffled by gathering: {figure}")
-    return ReadStrategy("scatter", f"shuffled in two passes over {format_size(size)}: {figure}")
+            return ReadStrategy("gather")  # packing reports the same error
+        reason = f"a random read takes {format_time(cost.sample_s)} per sample"
+    if is_gathering_cheaper(samples, size, scatter_bytes, workers, cost):
+        return ReadStrategy("gather", f"reading samples by offset: {reason}")
+    return ReadStrategy("scatter", f"shuffled in two passes over {format_size(size)}: {reason}")
 
 
-def is_gathering_cheaper(samples: int, size: int, read: int, workers: int, cost: ReadCost) -> bool:
-    """Tell whether it takes no longer to read each sample at its place than to read and write all bytes twice.
+def is_gathering_cheaper(samples: int, size: int, scatter_bytes: int, workers: int, cost: ReadCost) -> bool:
+    """Return whether reads at offsets take no longer than reading and writing all bytes twice.
 
-    Args:
-        samples: How many.
-        size: Their bytes.
-        read: Bytes that a scatter reads of the source, with what lies between samples.
-        workers: How many read at the same time, where each waits for its samples.
-        cost: What reading costs.
+    `scatter_bytes` includes the gaps between samples.
     """
-    return samples * cost.sample_s / workers + size * cost.byte_s <= (read + 3 * size) * cost.byte_s
+    return samples * cost.sample_s / workers + size * cost.byte_s <= (scatter_bytes + 3 * size) * cost.byte_s

@@ -1,1 +1,1 @@
-"""Sidecars, dataset files and other tools' indexes for shards that are there already."""
+"""Create sidecars, dataset files and other tools' indexes for existing shards."""

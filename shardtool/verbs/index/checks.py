@@ -28,168 +28,170 @@ if TYPE_CHECKING:
     from shardtool.storage.folders import OutputFolder
 
 
-_LOST_WITH_DATASET_FILE = "how the dataset was made, what was left out and the names of classes"
+_LOST_WITH_DATASET_FILE = "how the dataset was created, skipped samples and class names"
 
 
-def sort_as_listed(found: StoredDataset) -> StoredDataset:
-    """Return the shards of a dataset in the order in which its file lists them, however they were named."""
-    listed = parse_shard_names(read_small(found.dataset_file)) if found.own and found.dataset_file else None
-    shards = {shard.name: shard for shard in found.shards}
+def sort_as_listed(dataset: StoredDataset) -> StoredDataset:
+    """Sort the shards as in the dataset file, if it lists the same shards."""
+    listed = parse_shard_names(read_small(dataset.dataset_file)) if dataset.own and dataset.dataset_file else None
+    shards = {shard.name: shard for shard in dataset.shards}
     is_all = listed is not None and {*listed} == {*shards}
-    return replace(found, shards=tuple(shards[one] for one in listed or ())) if is_all else found
+    return replace(dataset, shards=tuple(shards[name] for name in listed or ())) if is_all else dataset
 
 
 def read_if_exists(path: str) -> bytes | None:
-    """Return a small file that may have to be replaced; None where there is none.
+    """Return a small file; None if it does not exist.
 
     Raises:
-        OutputExists: It cannot be read, so that it cannot be known whether it is right.
+        OutputExists: The file cannot be read.
     """
     try:
         return read_small(path)
     except OSError as error:
         if isinstance(error, FileNotFoundError) and (is_url(path) or not os.path.islink(path)):
             return None
-        found, remedy = f"cannot be read: {os_error_text(error)}", "Make it readable, or move it away."
-        raise OutputExists(path, found, expected="a file, or none", remedy=remedy) from None
+        found, remedy = f"cannot be read: {os_error_text(error)}", "Make it readable, or move it to another folder."
+        raise OutputExists(path, found, expected="a readable file, or none", remedy=remedy) from None
 
 
-def check_format(found: StoredDataset) -> None:
+def check_format(dataset: StoredDataset) -> None:
     """Check the format of the shards.
 
     Raises:
-        InvalidRequest: There are none, they are compressed, or of two formats.
+        InvalidRequest: There are no shards, or they are compressed or have two formats.
     """
-    if packed := [shard.path for shard in found.shards if shard.packed]:
-        remedy = "Decompress it: nothing can be read at an offset of a compressed file."
-        raise InvalidRequest(packed[0], "a compressed shard", expected="a plain one", remedy=remedy)
-    if not found.shards:
-        raise InvalidRequest(found.where, "no shards", expected="one at least")
-    if blobs := [shard.path for shard in found.shards if not is_shard_name(shard.file_name)]:
-        expected, remedy = (
-            f"one that ends in one of {READABLE_ENDINGS}",
-            "Make a link to it that has such a name, and index that.",
+    if compressed := [shard.path for shard in dataset.shards if shard.packed]:
+        remedy = "Decompress it, because compressed files cannot be read by offset."
+        raise InvalidRequest(compressed[0], "a compressed shard", expected="an uncompressed shard", remedy=remedy)
+    if not dataset.shards:
+        raise InvalidRequest(dataset.where, "no shards", expected="at least one shard")
+    if unnamed := [shard.path for shard in dataset.shards if not is_shard_name(shard.file_name)]:
+        expected = f"a name that ends in one of {READABLE_ENDINGS}"
+        remedy = "Create a link with such a name, and index the link."
+        raise InvalidRequest(unnamed[0], "a name without a shard extension", expected=expected, remedy=remedy)
+    if len({shard.format for shard in dataset.shards}) > 1:
+        raise InvalidRequest(
+            dataset.where, "tar and TFRecord shards", expected="one format", remedy="Index each format separately."
         )
-        raise InvalidRequest(blobs[0], "a name that does not tell what it is", expected=expected, remedy=remedy)
-    if len({shard.format for shard in found.shards}) > 1:
-        raise InvalidRequest(found.where, "tar and TFRecord shards", expected="one format", remedy="Index each alone.")
 
 
 def missing_shard_error(path: str) -> CorruptShard:
-    """Return what is wrong with a shard that is no plain file."""
-    remedy = f"Get it again, or run the command that made it again with {option_text('if_exists', 'resume')}."
+    """Return the error for a shard that is not a regular file."""
+    remedy = f"Restore it, or repeat the command that created it with {option_text('if_exists', 'resume')}."
     found, fetch = describe_missing(path)
     return CorruptShard(path, found, expected="a shard", remedy=fetch or remedy)
 
 
 def get_subfolder(folder: str, shards: list[str]) -> str:
-    """Return the way from the dataset file's folder down to that of the shards; empty: it is the same.
+    """Return the path from the dataset file's folder to the shards.
 
     Raises:
-        InvalidRequest: The shards lie in several folders, or not below: a dataset file leads nowhere else.
+        InvalidRequest: The shards are in several folders, or outside that folder.
     """
     if len(shards) > 1:
         found = f"shards in {len(shards)} folders: {format_list(shards, 3)}"
-        raise InvalidRequest(shards[0] or ".", found, expected="one folder", remedy="Index each alone.")
+        raise InvalidRequest(shards[0] or ".", found, expected="one folder", remedy="Index each folder separately.")
     path = _get_relative_path(folder, shards[0])
     if path == os.curdir:
         return ""
     if path.split(os.sep)[0] == os.pardir:
         alone = choose_text("`export`", "--export alone")
-        problem = f"{folder or '.'}, which does not hold the shards"
-        remedy = f"A dataset file leads to no other place. {alone}, with a dataset file, writes anywhere."
-        raise InvalidRequest(option_text("output"), problem, expected="their folder, or one above it", remedy=remedy)
+        problem = f"{folder or '.'}, which does not contain the shards"
+        remedy = (
+            f"A dataset file lists only shards below it. To write indexes elsewhere, use {alone} with a dataset file."
+        )
+        raise InvalidRequest(
+            option_text("output"), problem, expected="the folder of the shards, or a parent folder", remedy=remedy
+        )
     name = to_output_name(path)
     if printable(name) != name or ":" in name:
-        raise InvalidRequest(path, "a folder that a dataset file cannot name", expected="a name that can be printed")
+        raise InvalidRequest(
+            path, "a folder name that a dataset file cannot store", expected="a printable name without colons"
+        )
     return name
 
 
-def _get_relative_path(folder: str, below: str) -> str:
-    """Return the way from one folder down to another; it starts with `..` where that lies elsewhere."""
-    if not is_url(folder) and not is_url(below):
-        return os.path.relpath(os.path.realpath(below or "."), os.path.realpath(folder or "."))
-    top, place = f"{folder.rstrip('/')}/", f"{below.rstrip('/')}/"
-    return (place[len(top) : -1] or os.curdir) if place.startswith(top) else os.pardir
+def _get_relative_path(folder: str, target: str) -> str:
+    if not is_url(folder) and not is_url(target):
+        return os.path.relpath(os.path.realpath(target or "."), os.path.realpath(folder or "."))
+    prefix, target_prefix = f"{folder.rstrip('/')}/", f"{target.rstrip('/')}/"
+    return (target_prefix[len(prefix) : -1] or os.curdir) if target_prefix.startswith(prefix) else os.pardir
 
 
-def check_rivals(folder: OutputFolder, names: list[str], own: set[str]) -> None:
-    """Refuse a folder in which other shards have sidecars of these names."""
+def check_rivals(folder: OutputFolder, names: list[str], own_names: set[str]) -> None:
+    """Refuse other shards whose sidecars have the same names."""
     sidecars = {*map(sidecar_name, names)}
     others = [name for name in folder.names() if is_shard_name(name) and sidecar_name(name) in sidecars]
-    if rivals := sorted(name for name in others if name not in own):
-        found = f"other shards whose sidecars have these names: {format_list(rivals, 3)}"
-        expected = "none that would share their indexes"
-        raise OutputExists(folder.path or ".", found, expected=expected, remedy="Move one of the datasets away.")
+    if rivals := sorted(name for name in others if name not in own_names):
+        found = f"other shards with the same sidecar names: {format_list(rivals, 3)}"
+        expected = "no shards that would share sidecars"
+        raise OutputExists(folder.path or ".", found, expected=expected, remedy="Move one dataset to another folder.")
 
 
-def read_old_dataset(found: StoredDataset, path: str, data: bytes, *, overwrite: bool) -> DatasetFile | None:
-    """Return what the dataset file at its place says; None where it may be replaced.
+def read_old_dataset(dataset: StoredDataset, path: str, data: bytes, *, overwrite: bool) -> DatasetFile | None:
+    """Return the existing dataset file; None if it may be replaced.
 
     Raises:
-        OutputExists: It is damaged, or none of ours.
+        OutputExists: The file is damaged, or is not a shardtool dataset file.
     """
-    problem, lost = "no JSON: cut or damaged", _LOST_WITH_DATASET_FILE
+    problem, lost = "not valid JSON: truncated or damaged", _LOST_WITH_DATASET_FILE
     if parse_shard_names(data) is not None:
         try:
             return parse_dataset(data, path)
         except CorruptShard as error:
             problem = error.found
-    elif path == found.dataset_file:
-        problem, lost = "an index of wids", "what only it says of the shards"
+    elif path == dataset.dataset_file:
+        problem, lost = "a wids index", "its other information"
     else:
         with suppress(ValueError, RecursionError):
             json.loads(data)
-            remedy = f"Move it away, or choose another {option_text('output')}."
-            raise OutputExists(path, "a file that is no dataset file of shardtool", remedy=remedy)
-    require_finished(found)
+            remedy = f"Move it to another folder, or choose another {option_text('output')}."
+            raise OutputExists(path, "a file that is not a shardtool dataset file", remedy=remedy)
+    require_finished(dataset)
     _check_replaceable(path, problem, lost, overwrite=overwrite)
     return None
 
 
 def check_listed_shards(
-    old: DatasetFile, found: StoredDataset, path: str, shards_folder: str, *, overwrite: bool
+    old: DatasetFile, dataset: StoredDataset, path: str, shards_folder: str, *, overwrite: bool
 ) -> None:
-    """Refuse a dataset file that lists other shards than were given, unless it does so wrongly and may be replaced."""
-    listed, given = {one.name for one in old.shards}, {shard.name for shard in found.shards}
-    others = sorted(listed - given)
+    """Refuse a dataset file that lists other existing shards."""
+    listed, given_names = {entry.name for entry in old.shards}, {shard.name for shard in dataset.shards}
+    others = sorted(listed - given_names)
     folder = join(folder_of(path), to_local_name(old.shards_folder))
-    lies = set(list_folder_names(folder)) if others else set()
-    if there := [name for name in others if to_local_name(name) in lies]:
-        what = f"it lists {pluralize(len(there), 'shard')} that are there and were not given: {format_list(there, 3)}"
+    existing = set(list_folder_names(folder)) if others else set()
+    if ungiven := [name for name in others if to_local_name(name) in existing]:
+        found = f"it lists {pluralize(len(ungiven), 'shard')} that exist and were not given: {format_list(ungiven, 3)}"
         raise OutputExists(
-            path, what, remedy=f"Give all shards of the dataset, or choose another {option_text('output')}."
+            path, found, remedy=f"Index all shards of the dataset, or choose another {option_text('output')}."
         )
-    if given - listed:  # an append that did not end has left them, or one that the dataset file knows nothing of
-        require_finished(found)
-    if listed != given or old.shards_folder != shards_folder:
-        gone = f", {pluralize(len(others), 'shard')} of them not there: {format_list(others, 3)}" if others else ""
-        what = f"it lists {pluralize(len(listed), 'shard')}{gone}; {len(given):,} were given"
-        _check_replaceable(path, what, _LOST_WITH_DATASET_FILE, overwrite=overwrite)
+    if given_names - listed:  # they can be from an interrupted append
+        require_finished(dataset)
+    if listed != given_names or old.shards_folder != shards_folder:
+        missing = f", {pluralize(len(others), 'shard')} of them missing: {format_list(others, 3)}" if others else ""
+        found = f"it lists {pluralize(len(listed), 'shard')}{missing}; {len(given_names):,} were given"
+        _check_replaceable(path, found, _LOST_WITH_DATASET_FILE, overwrite=overwrite)
 
 
 def _check_replaceable(path: str, found: str, lost: str, *, overwrite: bool) -> None:
-    """Refuse to replace a dataset file that was read and found wrong, unless the user asked for that."""
     if not overwrite:
         expected = "the dataset file of these shards"
-        remedy = (
-            f"`index` with {flag_text('overwrite')} replaces it; {lost} is lost then."  # `verify --repair` asks it, too
-        )
+        remedy = f"Replace it with `index` and {flag_text('overwrite')}. This loses {lost}."
         raise OutputExists(path, found, expected=expected, remedy=remedy)
 
 
-def check_not_interleaved(found: ShardScan) -> None:
-    """Refuse a tar in which the fields of samples lie apart: every reader would make several samples of one."""
-    repeated = found.format == "tar" and len({*found.keys}) < len(found.keys)
-    if torn := interleaved_samples(found.keys, found.fields()) if repeated else []:
-        one, other = torn[0]
-        key, places = index_text(found.keys[one]), f"at {found.starts[one]:,} and at {found.starts[other]:,}"
-        what = f"the fields of {pluralize(len(torn), 'sample')} lie apart, such as those of {key!r} {places}"
-        remedy = "`shardtool reshard` writes shards with the fields of each sample together."
-        raise InvalidRequest(found.path, what, expected="the fields of a sample next to each other", remedy=remedy)
+def check_not_interleaved(scan: ShardScan) -> None:
+    """Refuse interleaved fields, which readers split into separate samples."""
+    repeated = scan.format == "tar" and len({*scan.keys}) < len(scan.keys)
+    if interleaved := interleaved_samples(scan.keys, scan.fields()) if repeated else []:
+        first, second = interleaved[0]
+        key, offsets = index_text(scan.keys[first]), f"at {scan.starts[first]:,} and at {scan.starts[second]:,}"
+        found = f"interleaved fields in {pluralize(len(interleaved), 'sample')}, for example {key!r} {offsets}"
+        remedy = "Use `shardtool reshard` to write the fields of each sample next to each other."
+        raise InvalidRequest(scan.path, found, expected="the fields of a sample next to each other", remedy=remedy)
 
 
-def is_same_shard(before: ShardEntry, now: ShardEntry) -> bool:
-    """Return whether what a dataset file says of a shard, without its sidecar, is what was found."""
-    shapes = [(one.name, one.size, one.samples, one.first_key, one.last_key) for one in (before, now)]
-    return shapes[0] == shapes[1] and (None in (before.crc, now.crc) or before.crc == now.crc)
+def is_same_shard(old: ShardEntry, new: ShardEntry) -> bool:
+    """Return whether two entries agree, apart from their sidecars."""
+    identities = [(entry.name, entry.size, entry.samples, entry.first_key, entry.last_key) for entry in (old, new)]
+    return identities[0] == identities[1] and (None in (old.crc, new.crc) or old.crc == new.crc)

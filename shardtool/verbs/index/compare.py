@@ -13,46 +13,42 @@ if TYPE_CHECKING:
 
 
 class DifferingSidecar(NamedTuple):
-    """A sidecar that was read and found wrong: what it is, and the columns that only it has."""
+    """A wrong sidecar: its problem, and the metadata columns that only it contains."""
 
     found: str
     lost: frozenset[str] = frozenset()
 
 
 def compare_sidecar(
-    path: str, walked: ShardIndex, where: str, data: bytes
+    path: str, scanned: ShardIndex, where: str, data: bytes
 ) -> tuple[ShardIndex, bytes | None] | DifferingSidecar:
-    """Return what a sidecar says, with what only it knows: checksums and metadata; or that it is not right.
-
-    Args:
-        path: The shard's path.
-        walked: What a walk found in the shard, with checksums where payloads were read.
-        where: The sidecar's path.
-        data: The sidecar's bytes.
+    """Return the index in a sidecar, completed from the scan, or how the sidecar differs.
 
     Returns:
-        With its bytes; None where it is to be written: with checksums that it lacked, or in the new format.
+        The index and its bytes; no bytes if the sidecar must be rewritten, with new checksums or in the new format.
 
     Raises:
-        CorruptShard: The shard has another checksum than its sidecar says.
+        CorruptShard: The shard's checksum differs from the sidecar.
     """
     from shardtool.dataset.index_differences import compare_indexes
     from shardtool.dataset.sidecar_read import FORMAT_VERSION, parse_sidecar
 
-    seen = walked.fact
+    scanned_facts = scanned.fact
     try:
-        known = parse_sidecar(data, where, seen.size)
+        index = parse_sidecar(data, where, scanned_facts.size)
     except CorruptShard:
         return DifferingSidecar("damaged")
-    fact, lost = known.fact, frozenset(known.metadata.column_names)
-    wrong = next(compare_indexes(known, walked), None)
-    if (fact.name, fact.size) != (seen.name, seen.size) or (wrong is not None and wrong.what != "checksum"):
-        return DifferingSidecar("of another shard", lost)
-    if fact.crc is not None and seen.crc not in (fact.crc, None):
-        what, expected = f"the checksum {seen.crc:08x}", f"{fact.crc:08x}, as its sidecar says"
-        raise CorruptShard(path, what, expected=expected, remedy=RUN_VERIFY)
-    if wrong is not None:
-        return DifferingSidecar("checksums of other payloads", lost)
-    if seen.crc is None or (fact.crc is not None and known.crcs is not None):
-        return known, data if known.version == FORMAT_VERSION else None
-    return replace(known, crcs=walked.crcs, fact=fact._replace(crc=seen.crc)), None
+    facts, columns = index.fact, frozenset(index.metadata.column_names)
+    difference = next(compare_indexes(index, scanned), None)
+    if (facts.name, facts.size) != (scanned_facts.name, scanned_facts.size) or (
+        difference is not None and difference.what != "checksum"
+    ):
+        return DifferingSidecar("of another shard", columns)
+    if facts.crc is not None and scanned_facts.crc not in (facts.crc, None):
+        found, expected = f"checksum {scanned_facts.crc:08x}", f"{facts.crc:08x}, as in its sidecar"
+        raise CorruptShard(path, found, expected=expected, remedy=RUN_VERIFY)
+    if difference is not None:
+        return DifferingSidecar("checksums of other payloads", columns)
+    if scanned_facts.crc is None or (facts.crc is not None and index.crcs is not None):
+        return index, data if index.version == FORMAT_VERSION else None
+    return replace(index, crcs=scanned.crcs, fact=facts._replace(crc=scanned_facts.crc)), None

@@ -30,49 +30,49 @@ if TYPE_CHECKING:
 def export(
     dataset_file: str | os.PathLike[str], formats: str | Sequence[str], options: ExportOptions, observer: Observer
 ) -> ExportResult:
-    """Write the index files that other tools want for the shards of a dataset.
+    """Write the index files that other tools need for the shards of a dataset.
 
     Args:
-        dataset_file: Such as `out.json`.
-        formats: `dali-webdataset`, `energon`, `huggingface`, `timm`, `open-clip`, `wids`, `dali-tfrecord` or
-            `tfrecord`; one or several.
+        dataset_file: The path, such as `out.json`.
+        formats: One or more of `dali-webdataset`, `energon`, `huggingface`, `timm`, `open-clip`, `wids`,
+            `dali-tfrecord` and `tfrecord`.
         options: See `ExportOptions`.
-        observer: Gets progress, and notes for the user.
+        observer: Receives progress and notes.
 
     Raises:
-        InvalidRequest: The request makes no sense.
+        InvalidRequest: The request is invalid.
         CorruptShard: The dataset file, a sidecar or a shard is damaged.
-        OutputExists: There are other files of these names, or another run is writing here; nothing was touched.
-        OutputFailed: They cannot be written.
-        WorkerDied: A worker was killed.
+        OutputExists: Other files have these names, or another run is writing here. Nothing was changed.
+        OutputFailed: The index files cannot be written.
+        WorkerDied: A worker process was killed.
     """
-    notes, given = Notes(observer), os.fspath(dataset_file)
-    source, name = folder_of(given), base_name(given)
-    wanted = select_exports([formats] if isinstance(formats, str) else [*formats])
-    if not wanted:
+    notes, path = Notes(observer), os.fspath(dataset_file)
+    source, name = folder_of(path), base_name(path)
+    exports = select_exports([formats] if isinstance(formats, str) else [*formats])
+    if not exports:
         raise InvalidRequest(choose_text("formats", "--export"), "no format", expected=f"one of {', '.join(EXPORTS)}")
     with ExitStack() as stack:
         pool = None
-        if any(one.hashed for one in wanted.values()):
+        if any(export_format.hashed for export_format in exports.values()):
             pool = stack.enter_context(start_pool(options, observer=notes.observer))
-        exporter = Exporter(open_folder(source), name, wanted, notes)
+        exporter = Exporter(open_folder(source), name, exports, notes)
         exporter.check()
         target = exporter.folder if options.output is None else open_folder(os.fspath(options.output))
         target.ready()
         stack.enter_context(target.lock(name.removesuffix(DATASET_SUFFIX)))
         files, kept = exporter.write(target, pool, overwrite=options.overwrite)
     where, folder = printable(os.fspath(dataset_file)), printable(target.path or ".")
-    return ExportResult(where, folder, tuple(wanted), files, kept, tuple(notes.said))
+    return ExportResult(where, folder, tuple(exports), files, kept, tuple(notes.said))
 
 
 def check_index_names(dataset: DatasetLike, formats: Sequence[str]) -> None:
-    """Check, before shards are indexed, that their indexes for other tools can have names of their own.
+    """Check, before shards are indexed, that the index files of other tools can have unique names.
 
     Raises:
-        InvalidRequest: They cannot, they are indexes of other shards, or there are no such shards.
+        InvalidRequest: Names clash, an index lists other shards, or the shards do not exist.
     """
     found = find_dataset(dataset)
     names = [base_name(path) for path in found.paths]
-    wanted = select_exports(formats, found.shards[0].format if names else "")
+    exports = select_exports(formats, found.shards[0].format if names else "")
     file = found.dataset_file or (parse_pattern(names).dataset_file if names else "")
-    list_index_names(names, wanted, base_name(file))
+    list_index_names(names, exports, base_name(file))

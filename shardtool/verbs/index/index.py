@@ -1,7 +1,7 @@
 """`index`: write sidecars and a dataset file for existing shards of any tool.
 
-A sidecar that agrees with the scan of its shard stays, with the checksums and metadata that only it contains. A
-missing sidecar is written. A wrong one is replaced only with `--overwrite`. Shards never change.
+A sidecar that agrees with the scan of its shard stays, with the checksums and metadata that only it contains. A missing
+sidecar is written. A wrong one is replaced only with `--overwrite`. Shards never change.
 """
 
 from __future__ import annotations
@@ -51,64 +51,54 @@ if TYPE_CHECKING:
 
 
 class Indexer:
-    """Shards to index, and the index of them, which is written under the lock of `folder`.
-
-    Args:
-        dataset: What the user named.
-        options: How to index them.
-        observer: Gets progress and notes.
+    """Indexes shards, under the lock of `folder`.
 
     Attributes:
-        dataset: The shards.
-        pattern: Their pattern.
-        size: Their bytes.
         folder: The folder of the sidecars and the dataset file.
-        shards_folder: The way from there down to the shards; empty: the same folder.
-        dataset_file: The name of the dataset file.
-        old: What a dataset file said of them so far; None where there is none, or it may be replaced.
-        own: Whether that is the dataset file at this very place.
-        dots: Where keys end in members' names: as was asked for, or as the dataset file or the sidecars show.
+        shards_folder: The path from there to the shards; empty for the same folder.
+        old: The existing dataset file; None if there is none or it may be replaced.
+        is_own_file: Whether `old` is the file to be written.
+        dots: The dot at which keys end in member names.
 
     Raises:
-        InvalidRequest: There are no such shards, they are compressed, lie where no dataset file can list them, or are
-            not all that their run was to write.
-        CorruptShard: A shard is not there, or no plain file.
-        OutputExists: Other shards own these names, or there is a dataset file that may not be replaced.
+        InvalidRequest: The shards cannot be indexed, or their run is unfinished.
+        CorruptShard: A shard is missing or not a regular file.
+        OutputExists: Sidecars or the dataset file of other shards may not be replaced.
     """
 
     def __init__(self, dataset: DatasetLike, options: IndexOptions, observer: Observer) -> None:
-        from shardtool.entries.sample_table import FieldValues  # NumPy: once workers are forked
+        from shardtool.entries.sample_table import FieldValues  # imports NumPy, after workers are forked
 
         self.options, self.observer = options, observer
-        found = self.dataset = sort_as_listed(find_dataset(dataset))
-        check_format(found)
-        sizes = plain_sizes(found.paths)
+        stored = self.dataset = sort_as_listed(find_dataset(dataset))
+        check_format(stored)
+        sizes = plain_sizes(stored.paths)
         if None in sizes:
-            raise missing_shard_error(found.paths[sizes.index(None)])
-        names = [shard.file_name for shard in found.shards]
-        if twice := [name for name, count in Counter(map(sidecar_name, names)).items() if count > 1]:
-            raise InvalidRequest(found.folder or ".", f"shards that want the same sidecar: {format_list(twice)}")
+            raise missing_shard_error(stored.paths[sizes.index(None)])
+        names = [shard.file_name for shard in stored.shards]
+        if duplicates := [name for name, count in Counter(map(sidecar_name, names)).items() if count > 1]:
+            raise InvalidRequest(stored.folder or ".", f"shards with the same sidecar name: {format_list(duplicates)}")
         self.pattern, self.size = parse_pattern(names), sum(filter(None, sizes))
-        self.folder = open_folder(found.folder if options.output is None else os.fspath(options.output))
-        self.shards_folder = get_subfolder(self.folder.path, found.folders())
+        self.folder = open_folder(stored.folder if options.output is None else os.fspath(options.output))
+        self.shards_folder = get_subfolder(self.folder.path, stored.folders())
         check_rivals(self.folder, names, set() if self.shards_folder else {*names})
-        file = found.dataset_file or damaged_file(found)
+        file = stored.dataset_file or damaged_file(stored)
         self.dataset_file = base_name(file) if file else self.pattern.dataset_file
         path = self.folder.full_path(self.dataset_file)
         data = read_if_exists(path)
         if data is None:
-            self.old = read_valid_dataset(found.dataset_file or path)  # where `output` is elsewhere
+            self.old = read_valid_dataset(stored.dataset_file or path)  # if `output` is another folder
             if self.old is None:
-                require_finished(found)
+                require_finished(stored)
         else:
-            self.old = read_old_dataset(found, path, data, overwrite=options.overwrite)
+            self.old = read_old_dataset(stored, path, data, overwrite=options.overwrite)
             if self.old is not None:
-                check_listed_shards(self.old, found, path, self.shards_folder, overwrite=options.overwrite)
-        self.own = data is not None and self.old is not None
-        self.dots = options.dots or (recorded_dots(found) if self.old is None else self.old.made.dots)
+                check_listed_shards(self.old, stored, path, self.shards_folder, overwrite=options.overwrite)
+        self.is_own_file = data is not None and self.old is not None
+        self.dots = options.dots or (recorded_dots(stored) if self.old is None else self.old.made.dots)
         self.notes, self.totals, self.kept = Notes(observer), DatasetTotals(FieldValues()), 0
-        self.odd: list[tuple[int, str]] = []  # how many members of a shard are no part of a sample, and the first one
-        self.wrong: list[str] = []
+        self.unrecognised: list[tuple[int, str]] = []  # per shard: unrecognised members, and the first one
+        self.differing: list[str] = []
         self.lost: set[str] = set()
         self.entries: dict[int, ShardEntry] = {}
         self.kinds: dict[int, Mapping[str, FeatureType]] = {}
@@ -118,20 +108,20 @@ class Indexer:
 
     @property
     def base(self) -> str:
-        """The name of the dataset file without its ending."""
+        """The name of the dataset file without its extension."""
         return self.dataset_file.removesuffix(DATASET_SUFFIX)
 
-    def tasks(self) -> list[ShardScanTask]:
-        """Return what the workers do, a task per shard."""
+    def make_tasks(self) -> list[ShardScanTask]:
+        """Return one scan task per shard."""
         self.observer.start(0, self.size, len(self.dataset.paths))
         return [ShardScanTask(path, self.options.checksum, self.dots) for path in self.dataset.paths]
 
-    def add(self, number: int, found: ShardScan) -> None:
-        """Write a shard's sidecar, unless the one that is there is right, or wrong and to be kept.
+    def add(self, number: int, scan: ShardScan) -> None:
+        """Write a shard's sidecar, unless the existing one is valid or must be kept.
 
         Raises:
             CorruptShard: The shard is damaged.
-            InvalidRequest: The fields of a sample lie apart in it.
+            InvalidRequest: The shard has interleaved fields.
             OutputExists: A sidecar cannot be read.
             OutputFailed: The sidecar cannot be written.
         """
@@ -139,123 +129,131 @@ class Indexer:
         from shardtool.dataset.sidecar_schema import column_types, with_shard_column
         from shardtool.dataset.sidecar_write import encode_sidecar_table
 
-        if found.error is not None:
-            raise found.error
-        check_not_interleaved(found)
-        walked, name = scanned_index(found), self.dataset.shards[number].file_name
-        one, data, where = walked, None, self.folder.full_path(sidecar_name(name))
-        if (there := read_if_exists(where)) is not None:
-            known = compare_sidecar(found.path, walked, where, there)
-            if not isinstance(known, DifferingSidecar):
-                one, data = known
-            elif not self._may_replace(sidecar_name(name), known):
+        if scan.error is not None:
+            raise scan.error
+        check_not_interleaved(scan)
+        scanned, name = scanned_index(scan), self.dataset.shards[number].file_name
+        new_index, data, where = scanned, None, self.folder.full_path(sidecar_name(name))
+        if (existing_data := read_if_exists(where)) is not None:
+            comparison = compare_sidecar(scan.path, scanned, where, existing_data)
+            if not isinstance(comparison, DifferingSidecar):
+                new_index, data = comparison
+            elif not self._may_replace(sidecar_name(name), comparison):
                 return
-        table, done = one.plain_table(), "written" if data is None else "kept"
+        table, status = new_index.plain_table(), "written" if data is None else "kept"
         if data is None:
-            data = encode_sidecar_table(table, one.fact)
+            data = encode_sidecar_table(table, new_index.fact)
             self._publish(sidecar_name(name), data)
         else:
             self.kept += 1
-        self.entries[number] = self.totals.add(one.fact, data, walked.tally())
-        self.schemas[number], self.kinds[number] = column_types(with_shard_column(table.schema)), walked.kinds
-        self.lists |= {index_text(found.names[at]) for at, one in found.unlike.items() if one.kind == found.kinds[at]}
-        self.digests.append(found.digest)
-        if found.odd:
-            odd = found.odd[0]
-            self.odd.append((len(found.odd), f"{name} at {odd.offset:,}: {odd.what}"))
+        self.entries[number] = self.totals.add(new_index.fact, data, scanned.tally())
+        self.schemas[number], self.kinds[number] = column_types(with_shard_column(table.schema)), scanned.kinds
+        self.lists |= {
+            index_text(scan.names[code]) for code, value in scan.unlike.items() if value.kind == scan.kinds[code]
+        }
+        self.digests.append(scan.digest)
+        if scan.odd:
+            member = scan.odd[0]
+            self.unrecognised.append((len(scan.odd), f"{name} at {member.offset:,}: {member.what}"))
         samples = self.entries[number].samples
-        self.observer.advance(samples, found.size, 1)
-        self.observer.shard(name, done, samples, found.size)
+        self.observer.advance(samples, scan.size, 1)
+        self.observer.shard(name, status, samples, scan.size)
 
-    def _may_replace(self, name: str, wrong: DifferingSidecar) -> bool:
-        """Return whether a wrong sidecar is to be replaced; `finish` refuses, once all that is wrong is known."""
-        self.wrong.append(f"{name} ({wrong.found})")
-        self.lost |= wrong.lost
+    def _may_replace(self, name: str, differing: DifferingSidecar) -> bool:
+        """Record a wrong sidecar; return whether to replace it."""
+        self.differing.append(f"{name} ({differing.found})")
+        self.lost |= differing.lost
         if self.options.overwrite:
-            self.notes.add(f"{name}: {wrong.found}, so what only it knew is lost: checksums and metadata")
+            self.notes.add(f"{name}: {differing.found}; its checksums and metadata were lost")
         return self.options.overwrite
 
     def finish(self) -> IndexResult:
-        """Write the dataset file, unless the one that is there is right.
+        """Write the dataset file, unless the existing one is valid.
 
         Raises:
-            OutputExists: There are files that are wrong, and the user did not ask to replace them.
-            OutputFailed: It cannot be written.
+            OutputExists: Existing files are wrong, and `overwrite` is not set.
+            OutputFailed: The dataset file cannot be written.
         """
-        old, same, count = self.old, False, len(self.dataset.shards)
+        old, is_unchanged, count = self.old, False, len(self.dataset.shards)
         if old is not None and len(self.entries) == len(old.shards) == count:
-            same = all(is_same_shard(before, self.entries[at]) for at, before in enumerate(old.shards))
-        if self.own and not same and not self.wrong:
-            self.wrong.append(f"{self.dataset_file} (of other shards)")
-        self._refuse_wrong()
-        shards = tuple(self.entries[number] for number in range(count))
-        if same and old is not None:  # what it says of the shards stays a claim, which `verify` holds them to
-            shards = tuple(
-                one if one.crc is not None else replace(one, crc=before.crc)
-                for one, before in zip(shards, old.shards, strict=True)
+            is_unchanged = all(
+                is_same_shard(old_entry, self.entries[number]) for number, old_entry in enumerate(old.shards)
             )
-            if self.own and old.shards == shards:
-                return self._result(shards)
-        file = self._dataset_file(shards)
-        if same and old is not None:  # the shards are the ones that it lists
-            known = replace(old, shards=shards, field_bytes=file.field_bytes, schema=file.schema)
-            file = replace(known, shards_folder=file.shards_folder)
-        elif self.kept:  # sidecars of a run, whose dataset file is gone
-            self.notes.add("how the dataset was made, what was skipped and class names are not known any more")
-        if self.odd:
-            counts, places = zip(*self.odd, strict=True)
-            found = f"{pluralize(sum(counts), 'member')} no part of a sample"
-            self.notes.add(f"{found}, in {pluralize(len(places), 'shard')}, such as {min(places)}")
+        if self.is_own_file and not is_unchanged and not self.differing:
+            self.differing.append(f"{self.dataset_file} (of other shards)")
+        self._refuse_differing()
+        shards = tuple(self.entries[number] for number in range(count))
+        if is_unchanged and old is not None:  # keep unchecked checksums, for `verify`
+            shards = tuple(
+                shard if shard.crc is not None else replace(shard, crc=old_entry.crc)
+                for shard, old_entry in zip(shards, old.shards, strict=True)
+            )
+            if self.is_own_file and old.shards == shards:
+                return self._make_result(shards)
+        file = self._build_dataset_file(shards)
+        if is_unchanged and old is not None:
+            comparison = replace(old, shards=shards, field_bytes=file.field_bytes, schema=file.schema)
+            file = replace(comparison, shards_folder=file.shards_folder)
+        elif self.kept:  # sidecars of a run without its dataset file
+            self.notes.add("how the dataset was created, skipped samples and class names are unknown")
+        if self.unrecognised:
+            counts, examples = zip(*self.unrecognised, strict=True)
+            found = f"{pluralize(sum(counts), 'member')} outside of samples"
+            self.notes.add(f"{found}, in {pluralize(len(examples), 'shard')}, such as {min(examples)}")
         self._publish(self.dataset_file, file.encode())
-        return self._result(shards)
+        return self._make_result(shards)
 
-    def _refuse_wrong(self) -> None:
-        """Refuse to replace what is wrong, unless the user asked for that."""
-        if not self.wrong or self.options.overwrite:
+    def _refuse_differing(self) -> None:
+        if not self.differing or self.options.overwrite:
             return
         columns = f" and the columns {format_list(sorted(self.lost))}" if self.lost else ", metadata"
-        where, found = self.folder.path or ".", f"not what the shards hold: {format_list(self.wrong)}"
+        where, found = self.folder.path or ".", f"files that do not match the shards: {format_list(self.differing)}"
         remedy = (
-            f"{flag_text('overwrite')} makes them again from the shards; what only they know is lost then: checksums"
-            f"{columns}, how the dataset was made. `shardtool verify` shows whether the shards are right."
+            f"Run `shardtool verify` to check the shards. {flag_text('overwrite')} recreates these files from the "
+            f"shards, which loses checksums{columns}, and how the dataset was created."
         )
-        raise OutputExists(where, found, expected="right ones, or none", remedy=remedy)
+        raise OutputExists(where, found, expected="matching files, or none", remedy=remedy)
 
-    def _dataset_file(self, shards: tuple[ShardEntry, ...]) -> DatasetFile:
-        """Return the dataset file of shards of which nothing else is known."""
+    def _build_dataset_file(self, shards: tuple[ShardEntry, ...]) -> DatasetFile:
         from shardtool.entries.sample_table import FieldValues
         from shardtool.publish.totals import build_dataset_file
 
         totals = self.totals
-        kinds = {name: kind for _, known in sorted(self.kinds.items(), reverse=True) for name, kind in known.items()}
+        kinds = {
+            name: kind
+            for _, comparison in sorted(self.kinds.items(), reverse=True)
+            for name, kind in comparison.items()
+        }
         numbers: dict[str, ValueType] = {name: kind for name, kind in kinds.items() if kind != "bytes"}
         totals.values = FieldValues(types=numbers, lists={name: kinds[name] for name in self.lists})
-        totals.shards, totals.schema, totals.digest = [*shards], self._schema(), sum(one or 0 for one in self.digests)
+        totals.shards = [*shards]
+        totals.schema = self._join_schemas()
+        totals.digest = sum(digest or 0 for digest in self.digests)
         shard_format = self.dataset.shards[0].format
-        asked = {"options": {"dots": "last"}} if self.dots == "last" and shard_format == "tar" else {}
-        made = RunRecord({"verb": "index", **asked, "tool": f"shardtool {__version__}"})
-        file = build_dataset_file(totals, self.pattern, (), made, shard_format)
-        known = "" if None in self.digests else file.fingerprint
-        return replace(file, name=to_output_name(self.base), fingerprint=known, shards_folder=self.shards_folder)
+        options = {"options": {"dots": "last"}} if self.dots == "last" and shard_format == "tar" else {}
+        record = RunRecord({"verb": "index", **options, "tool": f"shardtool {__version__}"})
+        file = build_dataset_file(totals, self.pattern, (), record, shard_format)
+        comparison = "" if None in self.digests else file.fingerprint
+        return replace(file, name=to_output_name(self.base), fingerprint=comparison, shards_folder=self.shards_folder)
 
-    def _schema(self) -> dict[str, str]:
-        """Return the columns of all sidecars in the order of the shards, of each the first type that holds values."""
+    def _join_schemas(self) -> dict[str, str]:
+        """Return the columns of all sidecars, with their first type."""
         from shardtool.dataset.sidecar_schema import merge_types
 
-        found, others = dict[str, str](), dict[str, str]()
+        columns, differences = dict[str, str](), dict[str, str]()
         for number, schema in sorted(self.schemas.items()):
             sidecar = sidecar_name(self.dataset.shards[number].file_name)
-            for column, before, kind in merge_types(found, schema):
-                others.setdefault(column, f"{column!r} is {before}, but {kind} in {sidecar}")
-        if others:
-            self.notes.add(f"columns of other types in other sidecars: {format_list([*others.values()])}")
-        return found
+            for name, first_type, other_type in merge_types(columns, schema):
+                differences.setdefault(name, f"{name!r} is {first_type}, but {other_type} in {sidecar}")
+        if differences:
+            self.notes.add(f"columns with different types in some sidecars: {format_list([*differences.values()])}")
+        return columns
 
     def _publish(self, name: str, data: bytes) -> None:
         self.folder.publish(self.folder.stage_bytes(name, data))
 
-    def _result(self, shards: tuple[ShardEntry, ...]) -> IndexResult:
-        path, samples = self.folder.full_path(self.dataset_file), sum(one.samples for one in shards)
+    def _make_result(self, shards: tuple[ShardEntry, ...]) -> IndexResult:
+        path, samples = self.folder.full_path(self.dataset_file), sum(shard.samples for shard in shards)
         return IndexResult(path, len(shards), self.kept, samples, tuple(self.notes.said))
 
 
@@ -266,13 +264,13 @@ def index(dataset: DatasetLike, options: IndexOptions, observer: Observer) -> In
     Args:
         dataset: A dataset file, a shard pattern, a glob, a folder, or shards.
         options: See `IndexOptions`.
-        observer: Gets progress, and notes for the user.
+        observer: Receives progress and notes.
 
     Raises:
-        InvalidRequest: There are no such shards, or they are compressed.
+        InvalidRequest: The shards do not exist or are compressed.
         CorruptShard: A shard is damaged.
-        OutputExists: Another run is writing here, other shards own these names, or there is a sidecar or dataset file
-            that is wrong, and `overwrite` was not asked for.
+        OutputExists: Another run is writing here, other shards have the same sidecar names, or an existing sidecar or
+            dataset file is wrong and `overwrite` is not set.
         OutputFailed: The output cannot be written.
     """
     with start_pool(options, observer=observer) as pool:
@@ -280,7 +278,7 @@ def index(dataset: DatasetLike, options: IndexOptions, observer: Observer) -> In
         pool.check(indexer.dataset.paths)
         indexer.folder.ready()
         with indexer.folder.lock(indexer.base):
-            for number, found in pool.map(scan_shard, indexer.tasks()):
-                indexer.add(number, found)
+            for number, scan in pool.map(scan_shard, indexer.make_tasks()):
+                indexer.add(number, scan)
             pool.close()
             return indexer.finish()

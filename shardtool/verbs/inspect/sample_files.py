@@ -115,4 +115,4 @@ def check_report_path(dataset: StoredDataset, path: str, *, overwrite: bool, end
     if real_path(path) in {real_path(name) for name in dataset_paths if name}:
         raise InvalidRequest(path, "a file of the dataset itself", remedy="Choose another name.")
     begins, holds = _REPORT_FORMATS[ending]
-    check_target(path, overwrite=overwrite, begins=begins, holds=holds, cure=flag_text("overwrite"))
+    check_target(path, overwrite=overwrite, magic=begins, marker=holds, option=flag_text("overwrite"))

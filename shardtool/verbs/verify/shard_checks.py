@@ -46,7 +46,7 @@ def check_shard(case: ShardCheck) -> Iterator[Finding]:
     """Yield what is wrong with the shard as a file: missing, unreadable, of another size or other bytes."""
     if case.size is None:
         found, fetch = describe_missing(case.shard.path)
-        code = "shard-unreadable" if found == "no plain file" else "shard-missing"
+        code = "shard-unreadable" if found == "not a regular file" else "shard-missing"
         yield Finding(code, case.name, found, "what it leads to, fetched" if fetch else "")
         return
     if case.entry is not None and case.size != case.entry.size:

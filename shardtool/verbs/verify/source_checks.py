@@ -19,7 +19,7 @@ from shardtool.messages import option_text
 from shardtool.names import to_bytes
 from shardtool.pattern import parse_pattern
 from shardtool.shard_samples import INLINE, URL
-from shardtool.skipped import is_skipped_key
+from shardtool.skipped import has_same_content, is_skipped_key
 from shardtool.source.checksums import inline_checksums, source_checksums
 from shardtool.source.folder import FolderSource
 from shardtool.storage.paths import join
@@ -85,7 +85,7 @@ class SourceComparison:
         with self._words():
             listed, _ = self.again.list_samples(pool, self.observer)
         self.made = made = self.again.run
-        if made.choosing and any(one.code == "duplicate" for one in listed.skipped):
+        if made.choosing and any(one.code == "duplicate" and not has_same_content(one) for one in listed.skipped):
             unchecked.append(f"the source: keys that several samples have, and {made.of_table}")
             self._not_compared(all_surveys)
             return

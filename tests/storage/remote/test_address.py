@@ -1,4 +1,4 @@
-"""Laws of addresses, taken apart and put together."""
+"""Parsing and joining addresses."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _QUERIES = st.sampled_from(["", "?", "?t", "?t=a/b&c=d%20?"])
 
 @given(_FOLDERS, _QUERIES, _NAMES)
 @example("https://h", "?t", "a")
-def test_join_and_split(folder: str, query: str, name: str) -> None:
-    """A name of any kind lies in the folder that it was put into; on the web a query stays behind it."""
+def test_join_and_split_are_inverse(folder: str, query: str, name: str) -> None:
+    """Any name can be joined to a folder and split off again; a query stays at the end."""
     at = parse_address(folder + (query if folder.startswith("https") else ""))
     there = parse_address(join_address(at.text(), name))
     assert (there.host, there.query) == (at.host, at.query)
@@ -27,16 +27,16 @@ def test_join_and_split(folder: str, query: str, name: str) -> None:
 
 
 @pytest.mark.parametrize(("scheme", "meant"), [("s3a", "s3"), ("gcs", "gs"), ("abfs", "az"), ("wasbs", "az")])
-def test_names_that_others_have_for_a_store(scheme: str, meant: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where nothing reads another tool's name for a store, our own name for it is said."""
+def test_scheme_aliases_are_suggested(scheme: str, meant: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For another tool's scheme that nothing reads, the error suggests ours."""
     monkeypatch.setattr(address, "fsspec_schemes", frozenset)
     with pytest.raises(InvalidRequest) as caught:
         address.parse_address(f"{scheme}://bucket/key")
     assert caught.value.remedy == f"Did you mean {meant}://?"
 
 
-def test_an_address_that_an_extra_reads(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where fsspec is not installed, an address of Hugging Face names what has all that reads it."""
+def test_hugging_face_address_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without fsspec, the error about an `hf://` address names the extra to install."""
     monkeypatch.setattr(address, "fsspec_schemes", frozenset)
     with pytest.raises(InvalidRequest) as caught:
         address.parse_address("hf://datasets/org/name/out.json")

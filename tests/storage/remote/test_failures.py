@@ -1,4 +1,4 @@
-"""Laws of what an answer of a store means."""
+"""Errors for responses of stores."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from shardtool.storage.remote.failures import obstore_errors, status_error, writ
 from shardtool.storage.remote.retry import TransientError
 
 
-def _said(status: int, code: str = "") -> Exception:
+def _error_for(status: int, code: str = "") -> Exception:
     body = f"<Error><Code>{code}</Code><Message>key AKIASECRET</Message></Error>".encode() if code else b""
     return status_error("s3://bucket/key", "PUT", status, {}, body)
 
@@ -17,21 +17,21 @@ def _said(status: int, code: str = "") -> Exception:
 @pytest.mark.parametrize(
     ("status", "code", "kind", "found"),
     [
-        (400, "ExpiredToken", AccessRefused, "400 ExpiredToken: the credentials are valid no more"),
-        (403, "RequestExpired", AccessRefused, "valid no more"),
-        (403, "SignatureDoesNotMatch", AccessRefused, "403 SignatureDoesNotMatch: not allowed"),
-        (401, "", AccessRefused, "401: not allowed"),
-        (400, "AuthorizationHeaderMalformed", StoreFailed, "Is it the region"),
-        (400, "", StoreFailed, "answers 400"),
+        (400, "ExpiredToken", AccessRefused, "400 ExpiredToken: the credentials have expired"),
+        (403, "RequestExpired", AccessRefused, "have expired"),
+        (403, "SignatureDoesNotMatch", AccessRefused, "403 SignatureDoesNotMatch: access denied"),
+        (401, "", AccessRefused, "401: access denied"),
+        (400, "AuthorizationHeaderMalformed", StoreFailed, "Check the region"),
+        (400, "", StoreFailed, "returned 400"),
         (503, "SlowDown", TransientError, "503"),
         (400, "RequestTimeout", TransientError, "400"),
         (404, "NoSuchBucket", FileNotFoundError, "no such object"),
         (412, "PreconditionFailed", FileExistsError, "changed meanwhile"),
     ],
 )
-def test_answers(status: int, code: str, kind: type[Exception], found: str) -> None:
-    """An answer becomes an error of its kind, with the store's own word, and with nothing else that it says."""
-    error = _said(status, code)
+def test_status_error(status: int, code: str, kind: type[Exception], found: str) -> None:
+    """A response becomes an error of the right class, with the store's error code and nothing else from the body."""
+    error = _error_for(status, code)
     assert type(error) is kind
     assert found in str(error)
     assert "AKIASECRET" not in str(error)
@@ -48,8 +48,8 @@ def test_answers(status: int, code: str, kind: type[Exception], found: str) -> N
         ("Account must be specified", InvalidRequest),
     ],
 )
-def test_what_obstore_says(said: str, kind: type[Exception]) -> None:
-    """A refusal is known in what obstore says of one object and of many that are removed at once."""
+def test_obstore_errors(said: str, kind: type[Exception]) -> None:
+    """A refusal is recognised in obstore's messages about one object or many."""
     from obstore.exceptions import GenericError
 
     with pytest.raises(kind), obstore_errors("az://c/k"):
@@ -57,26 +57,26 @@ def test_what_obstore_says(said: str, kind: type[Exception]) -> None:
 
 
 @pytest.mark.parametrize("code", ["EntityTooLarge", "InvalidStorageClass", "NotImplemented"])
-def test_no_wrong_cure(code: str) -> None:
-    """What a store calls something else is no matter of the region, or of the endpoint."""
-    assert str(_said(400, code)) == f"s3://bucket/key: the server answers 400 {code}; expected 200 or 206"
+def test_no_region_advice_for_other_codes(code: str) -> None:
+    """Error codes that are unrelated to region and endpoint get no advice about them."""
+    assert str(_error_for(400, code)) == f"s3://bucket/key: the server returned 400 {code}; expected status 200 or 206"
 
 
 @pytest.mark.parametrize(("at", "name"), [("b", "Set AWS_REGION"), ("source=@b", "Set SHARDTOOL_SOURCE_AWS_REGION")])
-def test_a_bucket_of_another_region(at: str, name: str) -> None:
-    """The cure names the variable that says it: a source has its own."""
+def test_region_advice_names_the_variable(at: str, name: str) -> None:
+    """The advice names the region and its variable, which differs for a source."""
     from obstore.exceptions import GenericError
 
     error = status_error(f"s3://{at}/k", "GET", 301, {"x-amz-bucket-region": "eu-1"})
-    assert f"{name}=eu-1, where the bucket lies" in str(error)
+    assert f"{name}=eu-1, the region of the bucket" in str(error)
     body = "<Error><Code>PermanentRedirect</Code><Region>eu-1</Region></Error>"
     with pytest.raises(StoreFailed, match=f"{name}=eu-1"), obstore_errors(f"s3://{at}/k"):
         raise GenericError(f"Server returned non-2xx status code: 301 Moved Permanently: {body}")
 
 
-def test_writing() -> None:
-    """What is missing where something is written is the bucket, and it is named."""
+def test_write_conflicts() -> None:
+    """If an object cannot be written because the bucket is missing, the error names the bucket."""
     with pytest.raises(OutputFailed, match="no such bucket: bucket"), write_conflicts("s3://bucket/key"):
-        raise _said(404)
-    with pytest.raises(OutputFailed, match="something else is there"), write_conflicts("s3://bucket/key"):
-        raise _said(409)
+        raise _error_for(404)
+    with pytest.raises(OutputFailed, match="another object exists"), write_conflicts("s3://bucket/key"):
+        raise _error_for(409)

@@ -1,4 +1,4 @@
-"""Laws of a lock's arithmetic: how old it is, and whether its holder lives."""
+"""Age and holder of a lock."""
 
 from __future__ import annotations
 
@@ -26,29 +26,29 @@ _DATE = "Sun, 22 Nov 2026 15:00:00 GMT"
         ({"Date": _DATE, "Last-Modified": "yesterday"}, None),
     ],
 )
-def test_age(headers: dict[str, str], age: float | None) -> None:
-    """An object is as old as the store's own clock says; where it says nothing, its age is not known."""
+def test_object_age(headers: dict[str, str], age: float | None) -> None:
+    """The age is computed from the store's clock; without it, the age is unknown."""
     assert object_age_s(headers) == age
 
 
-def test_holder() -> None:
-    """A holder is read as it was written, whatever the renewal, and no two renewals have the same bytes."""
-    me = LockHolder.me()
+def test_holder_round_trip() -> None:
+    """A holder can be parsed from any renewal, and every renewal has different bytes."""
+    me = LockHolder.for_this_process()
     assert parse_holder(me.encode()) == parse_holder(me.encode(7)) == me
     assert me.encode(1) != me.encode(2)
-    assert me.token != LockHolder.me().token
+    assert me.token != LockHolder.for_this_process().token
 
 
 @given(st.binary(max_size=200))
-def test_any_lock(data: bytes) -> None:
-    """Whatever lies where a lock should be is somebody's, who is not known to be dead."""
+def test_any_content_is_a_lock(data: bytes) -> None:
+    """A lock with any content has a holder that is assumed to be alive."""
     assert not parse_holder(data).has_exited()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux says which process is which")
-def test_dead(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A holder is dead when its process is gone, or another has its number; on another machine nobody knows."""
-    me = LockHolder.me()
+def test_has_exited(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A holder has exited if its process is gone or its process id was reused; on another machine this is unknown."""
+    me = LockHolder.for_this_process()
     assert me.has_exited()  # nobody of this process holds it
     monkeypatch.setattr(lock, "_own_tokens", {me.token})
     assert not me.has_exited()

@@ -1,4 +1,4 @@
-"""Proxies, and whose certificates are trusted: one rule for both libraries of HTTP, whatever is asked of a server."""
+"""Proxies and trusted certificates: the same rules for both HTTP libraries and all requests."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from tests.servers.faults import FaultyProxy
     from tests.servers.processes import Server
 
-# What is read, listed, and written by a request of either library.
-_ASKS: dict[str, Callable[[str], object]] = {
+# Reads, listings and writes of both libraries.
+_REQUESTS: dict[str, Callable[[str], object]] = {
     "read": lambda at: read_small(f"{at}/x.txt"),
     "list": list_folder,
     "put": lambda at: put_object(f"{at}/y.txt", b"y"),
@@ -44,7 +44,7 @@ def _plain(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def bucket(http_files: Server, proxies: Callable[[Server], FaultyProxy]) -> tuple[str, str, FaultyProxy]:
-    """Give a bucket of a store that takes nothing, the same of the web, and the server that counts."""
+    """Return a bucket of a read-only store, its web address, and the server that counts requests."""
     proxy, at = proxies(http_files), http_files.new_prefix()
     (http_files.local(at) / "x.txt").write_bytes(b"read")
     name = at.rpartition("/")[2]
@@ -53,50 +53,50 @@ def bucket(http_files: Server, proxies: Callable[[Server], FaultyProxy]) -> tupl
 
 @pytest.fixture(scope="module")
 def between() -> Iterator[Between]:
-    """Give a proxy that forwards."""
+    """Yield a forwarding proxy."""
     with forwarding() as between:
         yield between
 
 
 @pytest.fixture(scope="module")
 def secure(http_files: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Between, Path]]:
-    """Give a store and web server that speaks TLS, and the certificate of the authority that nobody knows."""
+    """Yield a store and web server with TLS, and the certificate of its unknown authority."""
     folder = tmp_path_factory.mktemp("tls")
     with tls(http_files.port, folder) as between:
         yield between, folder / "authority.pem"
 
 
-@pytest.mark.parametrize("kind", _ASKS)
+@pytest.mark.parametrize("kind", _REQUESTS)
 @pytest.mark.parametrize("name", ["HTTP_PROXY", "http_proxy", "ALL_PROXY"])
 def test_every_request_goes_through_the_proxy(
     kind: str, name: str, bucket: tuple[str, str, FaultyProxy], between: Between, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is read, listed and written goes through the proxy that the environment names, with its user."""
+    """Reads, listings and writes use the proxy of the environment, with its user."""
     store, web, proxy = bucket
     monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.server.url)
     monkeypatch.setenv(name, f"http://me:p%40ss@127.0.0.1:{between.port}")
     for at in (store, web) if kind == "read" else (store,):
         between.asked.clear()
         proxy.set()
-        with suppress(ShardError):  # the server takes nothing
-            _ASKS[kind](at)
+        with suppress(ShardError):  # the server is read-only
+            _REQUESTS[kind](at)
         assert len(between.asked) == len(proxy.log().asked) == 1
         assert between.asked[0][1] == "Basic bWU6cEBzcw=="
         monkeypatch.setenv("NO_PROXY", "10.0.0.0/8, 127.0.0.0/8")
         with suppress(ShardError):
-            _ASKS[kind](at)
+            _REQUESTS[kind](at)
         assert (len(between.asked), len(proxy.log().asked)) == (1, 2)
         monkeypatch.delenv("NO_PROXY")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", _ASKS)
+@pytest.mark.parametrize("kind", _REQUESTS)
 @pytest.mark.parametrize("name", ["AWS_CA_BUNDLE", "REQUESTS_CA_BUNDLE", "SSL_CERT_FILE", "folder"])
-def test_a_certificate_is_trusted_by_all_or_none(
+def test_certificates_apply_to_all_requests(
     kind: str, name: str, bucket: tuple[str, str, FaultyProxy], secure: tuple[Between, Path], between: Between,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    """An authority that the environment names is trusted for every request; else the first is the last, and says so."""
+    """An authority named in the environment is trusted by every request; otherwise the first request fails."""
     store, web, _ = bucket
     server, authority = secure
     between.asked.clear()
@@ -105,7 +105,7 @@ def test_a_certificate_is_trusted_by_all_or_none(
     for at in (store, web) if kind == "read" else (store,):
         server.asked.clear()
         with pytest.raises(StoreFailed, match=f"the certificate of 127.0.0.1:{server.port} is not trusted") as caught:
-            _ASKS[kind](at)
+            _REQUESTS[kind](at)
         assert len(server.asked) == 1
         assert "AWS_CA_BUNDLE" in caught.value.remedy
         with monkeypatch.context() as patched:
@@ -117,10 +117,10 @@ def test_a_certificate_is_trusted_by_all_or_none(
                 if proxied:
                     patched.setenv("HTTPS_PROXY", f"127.0.0.1:{between.port}")
                 if kind == "read":
-                    assert _ASKS[kind](at) == b"read"
+                    assert _REQUESTS[kind](at) == b"read"
                 else:
                     with pytest.raises(ShardError, match=r"405|no such bucket"):
-                        _ASKS[kind](at)
+                        _REQUESTS[kind](at)
             assert {*between.asked} == {(f"CONNECT 127.0.0.1:{server.port}", "")}
 
 
@@ -129,10 +129,10 @@ def test_a_certificate_is_trusted_by_all_or_none(
     [("HTTP_PROXY", "socks5://127.0.0.1:9", "socks5://"), ("AWS_CA_BUNDLE", "/nowhere.pem", "no such file"),
      ("AWS_CA_BUNDLE", __file__, "no certificates")],
 )  # fmt: skip
-def test_settings_that_lead_nowhere(
+def test_invalid_settings_are_refused(
     name: str, value: str, found: str, bucket: tuple[str, str, FaultyProxy], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A proxy that speaks no HTTP, and a file without certificates, are named before anything is asked."""
+    """A proxy that does not speak HTTP, or a file without certificates, is an error before any request."""
     _, web, proxy = bucket
     monkeypatch.setenv(name, value)
     with pytest.raises(InvalidRequest, match=found) as caught:
@@ -142,8 +142,8 @@ def test_settings_that_lead_nowhere(
 
 
 @pytest.mark.slow
-def test_a_proxy_that_is_gone(bucket: tuple[str, str, FaultyProxy], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A proxy that cannot be reached is named, and not its password."""
+def test_unreachable_proxy_is_named(bucket: tuple[str, str, FaultyProxy], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error names an unreachable proxy, without its password."""
     _, web, _ = bucket
     monkeypatch.setenv("HTTP_PROXY", "http://me:secret@127.0.0.1:9")
     with pytest.raises(StoreFailed, match=r"the proxy 127\.0\.0\.1:9") as caught:
@@ -153,17 +153,17 @@ def test_a_proxy_that_is_gone(bucket: tuple[str, str, FaultyProxy], monkeypatch:
 
 @pytest.mark.parametrize("status", [403, 407])
 @pytest.mark.parametrize("kind", ["read", "upload"])
-def test_a_proxy_that_refuses(
+def test_refusing_proxy_is_named(
     kind: str, status: int, bucket: tuple[str, str, FaultyProxy], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A proxy that lets nobody through to a server is named at once, with the cure, whatever is asked."""
+    """A proxy that refuses a request is named immediately, with advice."""
     with socket.create_server(("127.0.0.1", 0)) as gate:
         where = f"127.0.0.1:{gate.getsockname()[1]}"
         monkeypatch.setenv("AWS_ENDPOINT_URL", "https://127.0.0.1:9")
         monkeypatch.setenv("HTTPS_PROXY", where)
         Thread(target=_refuse_one, args=(gate, status), daemon=True).start()
-        with pytest.raises(AccessRefused, match=f"the proxy {where}: it answers {status}") as caught:
-            _ASKS[kind](bucket[0])
+        with pytest.raises(AccessRefused, match=f"the proxy {where}: status {status}") as caught:
+            _REQUESTS[kind](bucket[0])
     assert "HTTPS_PROXY" in caught.value.remedy
 
 
@@ -176,11 +176,11 @@ def _refuse_one(gate: socket.socket, status: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["read", "upload"])
-def test_a_handshake_behind_a_proxy_has_its_time(
+def test_slow_tls_handshake_behind_a_proxy(
     kind: str, bucket: tuple[str, str, FaultyProxy], secure: tuple[Between, Path], between: Between,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    """A server that is far behind a proxy may take longer for TLS than one wait of a thread that can be stopped."""
+    """A TLS handshake through a proxy can take longer than one wait slice."""
     store, _, _ = bucket
     server, authority = secure
     monkeypatch.setenv("AWS_ENDPOINT_URL", f"https://127.0.0.1:{server.port}")
@@ -188,7 +188,7 @@ def test_a_handshake_behind_a_proxy_has_its_time(
     monkeypatch.setenv("HTTPS_PROXY", f"127.0.0.1:{between.port}")
     monkeypatch.setattr(server, "pause_s", 3 * SLICE_S)
     if kind == "read":
-        assert _ASKS[kind](store) == b"read"
+        assert _REQUESTS[kind](store) == b"read"
     else:
         with pytest.raises(ShardError, match=r"405|no such bucket"):
-            _ASKS[kind](store)
+            _REQUESTS[kind](store)

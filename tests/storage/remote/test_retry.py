@@ -1,4 +1,4 @@
-"""Laws of requests that are made again."""
+"""Retries of requests."""
 
 from __future__ import annotations
 
@@ -17,31 +17,31 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture(autouse=True)
-def _unheard(monkeypatch: pytest.MonkeyPatch) -> None:
+def _no_answer_yet(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(retry, "_any_answer", threading.Event())
 
 
 def _silent() -> None:
     threading.Event().wait(0.03)
-    raise TransientError("no answer in time")
+    raise TransientError("the response timed out")
 
 
 def test_a_silent_server_is_given_up_early(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A server that never answered is given up long before one that did."""
+    """A server that never answered is given up much earlier than one that did."""
     monkeypatch.setattr(retry, "DEFAULT_POLICY", RetryPolicy(first_wait_s=0, first_answer_s=0.01, max_total_s=0.3))
-    with pytest.raises(StoreFailed, match=r"no answer in time\. Try"):
+    with pytest.raises(StoreFailed, match=r"the response timed out\. Check"):
         with_retries("s3://b/k", _silent)
     with_retries("s3://b/k", lambda: None)
-    with pytest.raises(StoreFailed, match="no answer in time"):
+    with pytest.raises(StoreFailed, match="the response timed out"):
         with_retries("s3://b/k", _silent)
 
 
-def test_waiting_is_said(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    """A first request without an answer says so once while it waits, and not after one was answered."""
+def test_notice_while_waiting(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """A first request without a response is reported once; after any response, waiting is not reported."""
     monkeypatch.setattr(retry, "DEFAULT_POLICY", RetryPolicy(tries=2, first_wait_s=0, max_total_s=0.1, notice_s=0.01))
     with caplog.at_level(logging.WARNING, "shardtool"), pytest.raises(StoreFailed):
         with_retries("s3://b/k", _silent)
-    assert [one.getMessage() for one in caplog.records] == ["s3://b/k: no answer for 0 seconds; still asking"]
+    assert [one.getMessage() for one in caplog.records] == ["s3://b/k: no response for 0 seconds; still waiting"]
     caplog.clear()
     with_retries("s3://b/k", lambda: None)
     with caplog.at_level(logging.WARNING, "shardtool"), pytest.raises(StoreFailed):
@@ -49,31 +49,31 @@ def test_waiting_is_said(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCapt
     assert not caplog.records
 
 
-def test_a_refusal_of_some_time_is_waited_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a server says that it refuses is asked for as long as the budget is, however often; no longer than that."""
+def test_busy_server_is_retried_within_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy server is retried any number of times within the budget, and no longer."""
     monkeypatch.setattr(retry, "DEFAULT_POLICY", RetryPolicy(first_wait_s=0))
-    left = iter(range(30))
+    failures = iter(range(30))
 
     def ask() -> str:
-        if next(left, None) is not None:
-            raise TransientError("the server answers 503", answered=True)
+        if next(failures, None) is not None:
+            raise TransientError("the server returned 503", answered=True)
         return "done"
 
     assert with_retries("s3://b/k", ask) == "done"
     monkeypatch.setenv(retry.RETRY_FOR, "0.2")
-    with pytest.raises(StoreFailed, match=r"503, [0-9]+ times in [0-9]+ s"):
-        with_retries("s3://b/k", lambda: _refused(3600))
+    with pytest.raises(StoreFailed, match=r"503 \([0-9]+ attempts in [0-9]+ s\)"):
+        with_retries("s3://b/k", lambda: _busy(3600))
     monkeypatch.setenv(retry.RETRY_FOR, "soon")
     with pytest.raises(InvalidRequest, match="seconds, such as 300"):
         with_retries("s3://b/k", _silent)
 
 
-def _refused(wait_s: float) -> str:
-    raise TransientError("the server answers 503", wait_s, answered=True)
+def _busy(wait_s: float) -> str:
+    raise TransientError("the server returned 503", wait_s, answered=True)
 
 
-def test_what_nobody_wants_is_stopped() -> None:
-    """A thread that waits, between tries or in a library, ends when it is told to."""
+def test_waits_can_be_cancelled() -> None:
+    """A thread that waits between attempts or in a library stops when it is cancelled."""
     for wait in (lambda: retry.pause(60), lambda: retry.in_thread(lambda: threading.Event().wait(60))):
         stop, ended = threading.Event(), threading.Event()
 
@@ -89,8 +89,8 @@ def test_what_nobody_wants_is_stopped() -> None:
         assert ended.wait(30)
 
 
-def test_stalls_count_across_tries(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A server that sends a little and stalls, again and again, is given up once its stalls exceed the budget."""
+def test_stalls_count_across_attempts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that repeatedly sends a little and stalls is given up once the stalls exceed the budget."""
     now = [0.0]
     monkeypatch.setattr("time.monotonic", lambda: now[0])
     monkeypatch.setattr(retry, "pause", lambda seconds: now.__setitem__(0, now[0] + seconds))
@@ -100,11 +100,11 @@ def test_stalls_count_across_tries(monkeypatch: pytest.MonkeyPatch) -> None:
     def stalls(flowing_s: float, tries: int) -> None:
         attempts = retry.RetryState("s3://b/k")
         for _ in range(tries):
-            attempts.progress()
+            attempts.record_progress()
             now[0] += flowing_s
-            attempts.progress()
+            attempts.record_progress()
             now[0] += 10
-            attempts.failed(TransientError("too slow"))
+            attempts.wait_or_give_up(TransientError("too slow"))
 
     begun = now[0]
     with pytest.raises(StoreFailed, match="too slow"):
@@ -114,17 +114,17 @@ def test_stalls_count_across_tries(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_stalls_of_an_upload_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Seconds that an upload stalled count against the budget, and seconds in which it moved do not."""
+    """Seconds that an upload stalled count against the budget; seconds with progress do not."""
     monkeypatch.setattr(retry, "DEFAULT_POLICY", RetryPolicy(first_wait_s=0))
     with_retries("s3://b/k", lambda: None)
     attempts = retry.RetryState("s3://b/k")
 
     def fail(stalled_s: float) -> None:
-        attempts.later(stalled_s)
-        attempts.failed(TransientError("too slow"))
+        attempts.count_waits_only(stalled_s)
+        attempts.wait_or_give_up(TransientError("too slow"))
 
     for _ in range(4):
         fail(61)
     fail(0)
-    with pytest.raises(StoreFailed, match="too slow, 6 times in 305 s"):
+    with pytest.raises(StoreFailed, match=r"too slow \(6 attempts in 305 s\)"):
         fail(61)

@@ -1,4 +1,4 @@
-"""Laws of requests that are signed with their headers, for S3."""
+"""Signed headers for S3."""
 
 from __future__ import annotations
 
@@ -46,8 +46,10 @@ _HOST = "https://examplebucket.s3.amazonaws.com"
         ),
     ],
 )  # fmt: skip
-def test_the_examples_of_aws(method: str, path: str, headers: dict[str, str], names: str, signature: str) -> None:
-    """A request of the documentation of AWS gets the signature that stands there."""
+def test_examples_of_the_aws_documentation(
+    method: str, path: str, headers: dict[str, str], names: str, signature: str
+) -> None:
+    """The examples in the AWS documentation get the documented signatures."""
     signed = sign_headers(method, _HOST + path, headers, _KEYS, "us-east-1", _THEN)
     assert signed["Authorization"] == (
         "AWS4-HMAC-SHA256 Credential=AKIAIOSFODNN7EXAMPLE/20130524/us-east-1/s3/aws4_request,"
@@ -57,8 +59,8 @@ def test_the_examples_of_aws(method: str, path: str, headers: dict[str, str], na
     assert signed["x-amz-date"] == "20130524T000000Z"
 
 
-def test_a_port_that_goes_without_saying() -> None:
-    """An address with its scheme's own port is signed as without: so clients write it into `Host`."""
+def test_default_port_is_not_signed() -> None:
+    """The default port of a scheme is not signed, because clients omit it from `Host`."""
     assert sign_headers("GET", "https://h:443/k", {}, _KEYS, "us-east-1", _THEN) == sign_headers(
         "GET", "https://h/k", {}, _KEYS, "us-east-1", _THEN
     )
@@ -69,8 +71,8 @@ def test_a_port_that_goes_without_saying() -> None:
     assert len(ports) == 2
 
 
-def test_the_environments_keys_sign_all_that_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keys, token, region and server are those of addresses that are signed; nothing secret goes into the address."""
+def test_sign_put_uses_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`sign_put` uses credentials, region and server of the environment; the URL contains no secret."""
     monkeypatch.delenv("AWS_PROFILE", raising=False)
     for name, value in {
         "SHARDTOOL_ENDPOINT": "http://127.0.0.1:9", "AWS_ACCESS_KEY_ID": "AKIA", "AWS_SECRET_ACCESS_KEY": "hidden",

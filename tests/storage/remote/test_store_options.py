@@ -1,4 +1,4 @@
-"""Laws of what stores are told of objects."""
+"""Store options."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from shardtool.storage.remote.store_options import client_config, object_headers
 
 
 @pytest.fixture(autouse=True)
-def _nothing_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def _no_options(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SHARDTOOL_STORE_OPTIONS", "")
     for name in (
         "SERVER_SIDE_ENCRYPTION",
@@ -29,17 +29,17 @@ def _nothing_said(monkeypatch: pytest.MonkeyPatch) -> None:
         ("sse", "sse="),
         ("", ""),
         ("sse=sse-c", "sse=sse-c"),
-        ("storage-class=GLACIER", "read at once"),
+        ("storage-class=GLACIER", "immediate access"),
         ("storage-class=DEEP_ARCHIVE", "lifecycle rule"),
         ("access-tier=Archive", "access-tier=Archive"),
         ("tags=a", "NAME=VALUE"),
-        ("tags=" + "&".join(f"n{number}=v" for number in range(11)), "ten at most"),
+        ("tags=" + "&".join(f"n{number}=v" for number in range(11)), "at most ten"),
         ("sse-kms-key-id=a\tb", "the name of a key"),
         ("request-payer=true", "expected requester"),
     ],
 )
-def test_what_no_store_takes(line: str, found: str) -> None:
-    """A key that is not known is named beside those that are; a value beside what it may be; and nothing is taken."""
+def test_invalid_store_options(line: str, found: str) -> None:
+    """The error for an unknown key lists the known ones, and for a value the valid ones; no option is set."""
     if not line:
         use_store_options([line])
         return
@@ -52,8 +52,8 @@ def test_what_no_store_takes(line: str, found: str) -> None:
     assert object_headers("s3://b/k") == {}
 
 
-def test_variables_of_aws(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The variables of AWS mean the same for shards, which we upload, as for what its client writes; options win."""
+def test_aws_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    """AWS variables apply to uploads and to obstore's requests; `--store-option` overrides them."""
     for name, value in {
         "SERVER_SIDE_ENCRYPTION": "AES256", "STORAGE_CLASS": "ONEZONE_IA", "REQUEST_PAYER": "True",
     }.items():  # fmt: skip
@@ -74,11 +74,11 @@ def test_variables_of_aws(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_STORAGE_CLASS", "GLACIER")
     with pytest.raises(InvalidRequest, match="AWS_STORAGE_CLASS: storage-class=GLACIER"):
         open_folder("s3://b/p")
-    assert client_config("s3")["sse_kms_key_id"] == "alias/k"  # who only reads needs no class
+    assert client_config("s3")["sse_kms_key_id"] == "alias/k"  # reading needs no storage class
 
 
-def test_a_key_means_its_kind_of_encryption() -> None:
-    """A KMS key is taken where it stands alone, and not beside an encryption that has none."""
+def test_kms_key_implies_kms_encryption() -> None:
+    """A KMS key alone selects KMS encryption; with AES256 it is refused."""
     use_store_options(["sse-kms-key-id=k"])
     assert object_headers("s3://b/k")["x-amz-server-side-encryption"] == "aws:kms"
     use_store_options(["sse-kms-key-id=k", "sse=AES256"])
@@ -87,7 +87,7 @@ def test_a_key_means_its_kind_of_encryption() -> None:
 
 
 def test_tags_are_encoded_once() -> None:
-    """Tags are given as in a URL, and sent so, whatever is in them; a lock has them, and no class paid by the month."""
+    """Tags are given URL-encoded and sent the same way. Locks get tags, but no storage class."""
     use_store_options(["tags=team=a%26b c&größe=&x=y+z", "storage-class=STANDARD_IA"])
     assert object_headers("s3://b/k")["x-amz-tagging"] == "team=a%26b%20c&gr%C3%B6%C3%9Fe=&x=y%20z"
     tags = {"team": "a&b c", "größe": "", "x": "y z"}
@@ -98,28 +98,28 @@ def test_tags_are_encoded_once() -> None:
 @pytest.mark.parametrize(
     ("line", "address", "found"),
     [
-        ("sse=AES256", "gs://b/p", "nothing that gs:// is told; expected its bucket.*default storage class"),
-        ("tags=a=b", "gs://b/p", "nothing that gs:// is told"),
+        ("sse=AES256", "gs://b/p", "not supported by gs://; expected .*default storage class"),
+        ("tags=a=b", "gs://b/p", "not supported by gs://"),
         ("storage-class=STANDARD_IA", "az://c/p", "expected access-tier, tags"),
         ("access-tier=Cool", "s3://b/p", "expected sse, "),
     ],
 )
-def test_what_this_store_is_not_told(line: str, address: str, found: str) -> None:
-    """What a store cannot be told is refused, by its name and with what can be done, before anything is written."""
+def test_unsupported_options_are_refused(line: str, address: str, found: str) -> None:
+    """An option that the store does not support is refused before anything is written."""
     use_store_options([line])
     with pytest.raises(InvalidRequest, match=found):
         open_folder(address)
 
 
-def test_who_pays_for_reading_may_be_of_another_store() -> None:
-    """A copy from S3 that its reader pays for may go anywhere."""
+def test_request_payer_is_ignored_for_other_destinations() -> None:
+    """`request-payer` is for the source in S3, so it is accepted for any destination."""
     use_store_options(["request-payer=requester"])
     for address in ("gs://b/p", "az://c/p"):
         assert "requester" not in object_headers(address).values()
 
 
-def test_who_does_not_pay(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The variable may say no, as it may to other tools; what it cannot mean is refused."""
+def test_request_payer_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """AWS_REQUEST_PAYER can be false, as for other tools; other values are refused."""
     monkeypatch.setenv("AWS_REQUEST_PAYER", "false")
     assert client_config("s3") == {}
     monkeypatch.setenv("AWS_REQUEST_PAYER", "perhaps")

@@ -1,4 +1,4 @@
-"""Laws of what a store says of an object that it has taken."""
+"""Responses of a store to an upload."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ _HEX, _BASE64 = _MD5.hexdigest(), base64.b64encode(_MD5.digest()).decode()
         ({}, None),
     ],
 )
-def test_md5(headers: dict[str, str], md5: str | None) -> None:
-    """The MD5 is found in the header of each store, and nothing that only looks alike is taken for it."""
+def test_etag_md5(headers: dict[str, str], md5: str | None) -> None:
+    """The MD5 is found in the headers of each store; similar values are not mistaken for one."""
     assert etag_md5(headers) == md5
 
 
-class _Taker(BaseHTTPRequestHandler):
-    """Takes what is put, but for what is put below `/none/`."""
+class _AcceptingServer(BaseHTTPRequestHandler):
+    """Accept all uploads, except below `/none/`."""
 
     protocol_version = "HTTP/1.1"
 
@@ -58,20 +58,20 @@ class _Taker(BaseHTTPRequestHandler):
         self.end_headers()
 
     def log_message(self, *_: object) -> None:
-        """Say nothing."""
+        """Print nothing."""
 
 
 @pytest.fixture(scope="module")
-def taker() -> Iterator[str]:
-    """Give the address of a server that takes objects."""
-    with ThreadingHTTPServer(("127.0.0.1", 0), _Taker) as server:
+def accepting_server() -> Iterator[str]:
+    """Yield the URL of a server that accepts objects."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), _AcceptingServer) as server:
         Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         yield f"http://127.0.0.1:{server.server_port}"
         server.shutdown()
 
 
-def test_what_is_missing(taker: str) -> None:
-    """A bucket that is not there is named; a source that is not there is not taken for a bucket."""
+def test_missing_bucket_and_missing_source(accepting_server: str) -> None:
+    """A missing bucket is named; a missing source file is not reported as a missing bucket."""
 
     def fill(to: Sink) -> str:
         to.write(b"abc")
@@ -80,10 +80,10 @@ def test_what_is_missing(taker: str) -> None:
     def vanished(_: Sink) -> str:
         raise FileNotFoundError(2, "no such file", "the source")
 
-    assert RemoteFolder(f"{taker}/there").write("x", fill, 3, 0) == ("made", DurableFile("x", ""))
-    assert RemoteFolder(f"{taker}/there").write("x", fill, None, 0) == ("made", DurableFile("x", ""))
+    assert RemoteFolder(f"{accepting_server}/there").write("x", fill, 3, 0) == ("made", DurableFile("x", ""))
+    assert RemoteFolder(f"{accepting_server}/there").write("x", fill, None, 0) == ("made", DurableFile("x", ""))
     with pytest.raises(OutputFailed, match="no such bucket"):
-        RemoteFolder(f"{taker}/none").write("x", fill, 3, 0)
+        RemoteFolder(f"{accepting_server}/none").write("x", fill, 3, 0)
     for size in (3, None):
         with pytest.raises(FileNotFoundError, match="the source"):
-            RemoteFolder(f"{taker}/there").write("x", vanished, size, 0)
+            RemoteFolder(f"{accepting_server}/there").write("x", vanished, size, 0)

@@ -1,4 +1,4 @@
-"""Who we are to servers of the web: what is sent, to whom, and that it is shown nowhere."""
+"""Headers for web servers: what is sent to which server, and that it is shown nowhere."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ _BASIC = "Basic bWU6cEBzcw=="
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """Sends who asks for `/to/PORT/NAME` to another server; answers 401 to who gives no password for `/closed`."""
+    """Redirect `/to/PORT/NAME` to another server; answer 401 for `/closed` without a password."""
 
     protocol_version = "HTTP/1.1"
-    asked: list[tuple[int, dict[str, str]]]
+    requests: list[tuple[int, dict[str, str]]]
 
     def do_GET(self) -> None:
-        self.asked.append((self.connection.getsockname()[1], dict(self.headers)))
+        self.requests.append((self.connection.getsockname()[1], dict(self.headers)))
         status, more, body = 200, {}, b"read"
         if self.path.startswith("/to/"):
             _, _, port, name = self.path.split("/", 3)
@@ -50,8 +50,8 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def _serving(asked: list[tuple[int, dict[str, str]]]) -> Iterator[int]:
-    with ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"asked": asked})) as server:
+def _serving(requests: list[tuple[int, dict[str, str]]]) -> Iterator[int]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"requests": requests})) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
         thread.start()
         yield server.server_port
@@ -60,25 +60,29 @@ def _serving(asked: list[tuple[int, dict[str, str]]]) -> Iterator[int]:
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[int, dict[str, str]]]:
-    """Give a list of what servers are asked, and by whom."""
+def requests(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[int, dict[str, str]]]:
+    """Return the list of requests, which the servers fill."""
     monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
     monkeypatch.setenv(HEADERS_VARIABLE, "")
     return []
 
 
 @pytest.fixture
-def ports(asked: list[tuple[int, dict[str, str]]]) -> Iterator[list[int]]:
-    """Give two servers."""
+def ports(requests: list[tuple[int, dict[str, str]]]) -> Iterator[list[int]]:
+    """Yield the ports of two servers."""
     with ExitStack() as stack:
-        yield [stack.enter_context(_serving(asked)) for _ in range(2)]
+        yield [stack.enter_context(_serving(requests)) for _ in range(2)]
 
 
 @pytest.mark.parametrize("way", ["address", "header", "variable", "netrc"])
-def test_who_we_are_is_sent_to_the_server_that_was_named_alone(
-    way: str, asked: list[tuple[int, dict[str, str]]], ports: list[int], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+def test_credentials_are_sent_only_to_the_named_server(
+    way: str,
+    requests: list[tuple[int, dict[str, str]]],
+    ports: list[int],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
-    """A user in the address, headers and `.netrc` go to the server that was named, and never where it sends us."""
+    """A user in the URL, headers and `.netrc` are sent to the named server, but not after a redirect to another."""
     user = "me:p%40ss@" if way == "address" else ""
     if way == "header":
         use_headers([f"authorization: {_BASIC}", "X-Token: secret"])
@@ -91,22 +95,22 @@ def test_who_we_are_is_sent_to_the_server_that_was_named_alone(
     with pytest.raises(AccessRefused, match="401") as caught:
         read_small(f"http://{user}127.0.0.1:{ports[0]}/to/{ports[1]}/closed")
     assert not any(secret in str(caught.value) for secret in ("p%40ss", "p@ss", "secret", "me:"))
-    for port, headers in asked:
+    for port, headers in requests:
         named = port == ports[0]
         assert headers.get("Authorization") == (_BASIC if named else None)
         assert headers.get("X-Token") == ("secret" if named and way in ("header", "variable") else None)
 
 
 @pytest.mark.parametrize("line", ["secret", "a b: secret", "Range: bytes=secret", "Host: secret", "X: secret\nY: z"])
-def test_what_is_no_header_is_refused(line: str) -> None:
-    """What is no header, or would change what is asked for, is refused, and not shown."""
+def test_invalid_headers_are_refused(line: str) -> None:
+    """An invalid or reserved header is refused, and its value is not shown."""
     with pytest.raises(InvalidRequest) as caught:
         use_headers([line])
     assert "secret" not in str(caught.value)
 
 
-def test_no_file_shows_them(tmp_path: Path, http_files: Server) -> None:
-    """What is made of a dataset at an address with a user names neither the user nor the password."""
+def test_outputs_contain_no_credentials(tmp_path: Path, http_files: Server) -> None:
+    """Outputs of verbs on a URL with user and password contain neither."""
     at = http_files.new_prefix()
     files = {f"{number}.txt": bytes([number]) * 3000 for number in range(4)}
     create(write_tree(tmp_path / "in", files), f"{http_files.local(at)}/x-{{0..}}.tar", CreateOptions(workers=1))

@@ -29,7 +29,7 @@ def test_status_lists_shards_hit_rate_and_foreign_files(tmp_path: Path) -> None:
         status = json.loads(typed("cache", "status", folder, "--json").out)
         shown = typed("cache", "status", folder).out
         path = os.path.relpath(held.path, folder)
-        assert f"held      {path} by process {os.getpid()}\n" in shown
+        assert f"in use    {path} by process {os.getpid()}\n" in shown
     assert [(one["path"], one["held"]) for one in status["shards"]] == [
         (os.path.relpath(_names(folder)[0], folder), False), (path, True)
     ]  # fmt: skip
@@ -37,7 +37,7 @@ def test_status_lists_shards_hit_rate_and_foreign_files(tmp_path: Path) -> None:
     assert status["hit_rate"] == 2 / 5
     assert status["readers"] == [os.getpid()]
     assert status["foreign"] == ["copied/mine.tar"]
-    assert shown.startswith("2 shards, 23.6 kB; 1 held\nhit rate  40.0%: 2 found, 3 copied; 1 evicted\n")
+    assert shown.startswith("2 shards, 23.6 kB; 1 in use\nhit rate  40.0%: 2 found, 3 copied; 1 evicted\n")
     assert shown.endswith("foreign   copied/mine.tar\n")
 
 
@@ -54,7 +54,7 @@ def test_verify_deletes_damaged_shards(tmp_path: Path) -> None:
     ran = typed("cache", "verify", folder)
     assert ran.code == 3
     assert f"removed   copied/{second.name}: 3 bytes instead of 11,776\n" in ran.out
-    assert f"held      copied/{first.name}: CRC-32C " in ran.out
+    assert f"in use    copied/{first.name}: CRC-32C " in ran.out
     assert first.exists()
     held.close()
     assert len(json.loads(typed("cache", "verify", folder, "--json").out)["removed"]) == 1
@@ -68,7 +68,7 @@ def test_clear_deletes_unused_shards(tmp_path: Path) -> None:
     read_all(cache, shards)
     (folder / "copied" / "mine.tar").write_text("x")
     with cache.open(shards[1]):
-        assert typed("cache", "clear", folder).out.startswith("1 of 2 shards removed, 11.8 kB\nheld      copied/")
+        assert typed("cache", "clear", folder).out.startswith("1 of 2 shards removed, 11.8 kB\nin use    copied/")
         assert copies(folder) == ["mine.tar", shards[1].name]
     assert typed("cache", "clear", folder, "--quiet").out == ""
     assert copies(folder) == ["mine.tar"]

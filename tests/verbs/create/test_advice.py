@@ -1,4 +1,4 @@
-"""Laws of the notes before shards are written: about the readers that count, once, and only where it matters."""
+"""Notes before shards are written: each is printed once, for the selected readers, and only if it matters."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from shardtool.values import Target
 
-FEW = "leaves some without data"
+FEW = "leaves some idle"
 # Names, and who gets them wrong.
 WRONG: dict[str, set[Target]] = {
     "a b.jpg": {"dali"},
@@ -35,8 +35,8 @@ def _notes(source: Path, pattern: str = "o-{0..}.tar", **asked: Any) -> list[str
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_notes_are_about_the_readers_that_count(name: str, tmp_path: Path) -> None:
-    """A name is noted for just those readers that get it wrong, and without a choice if webdataset does."""
+def test_notes_cover_the_selected_readers(name: str, tmp_path: Path) -> None:
+    """A name is noted for exactly the readers that misread it, and by default if webdataset does."""
     source = write_tree(tmp_path / "in", {name: b"x"})
     noted = {reader for reader in READERS if _notes(source, target=(reader,))}
     assert noted == WRONG[name]
@@ -45,7 +45,7 @@ def test_notes_are_about_the_readers_that_count(name: str, tmp_path: Path) -> No
 
 
 def test_the_folder_is_noted_for_hugging_face_only(tmp_path: Path) -> None:
-    """What `load_dataset` makes of the folder is noted, once, where it was asked for; never about files of others."""
+    """How `load_dataset` reads the folder is noted once, if requested; never for other files."""
     source = write_tree(tmp_path / "in", {f"{at}.jpg": b"x" for at in range(3)})
     for number, target in enumerate([(), ("huggingface", "dali"), ("webdataset", "dali")]):
         options = CreateOptions(workers=1, target=target, export=("energon", "timm"))  # type: ignore[arg-type]
@@ -59,7 +59,7 @@ def test_the_folder_is_noted_for_hugging_face_only(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("words", [["--for", "webdataset,dali"], ["--target", "webdataset", "--for", "dali"]])
 def test_for_is_target(words: list[str], tmp_path: Path) -> None:
-    """`--for` and `--target` are one option of `create`, `reshard` and `verify`; it takes commas, and repeats."""
+    """`--for` and `--target` are one option of `create`, `reshard` and `verify`; it accepts commas, and repeats."""
     source = write_tree(tmp_path / "in", {"a.b.jpg": b"x"})
     ran = typed("create", source, tmp_path / "o-{0..}.tar", "--dots", "last", *words, "--workers", "1")
     assert (ran.code, ran.err.count("note:"), "load_dataset" in ran.err) == (0, 1, False)
@@ -69,8 +69,8 @@ def test_for_is_target(words: list[str], tmp_path: Path) -> None:
     assert "webdataset, dali" in found.out
 
 
-def test_a_reader_that_is_unknown(tmp_path: Path) -> None:
-    """A reader that nobody knows is refused by name, on the command line and in the library."""
+def test_an_unknown_reader_is_refused(tmp_path: Path) -> None:
+    """An unknown reader is refused on the command line and in the library."""
     source = write_tree(tmp_path / "in", {"a.jpg": b"x"})
     ran = typed("create", source, tmp_path / "o-{0..}.tar", "--for", "webdataset,tensorflow")
     assert (ran.code, "--for: 'tensorflow'; expected one of" in ran.err) == (2, True)
@@ -79,7 +79,7 @@ def test_a_reader_that_is_unknown(tmp_path: Path) -> None:
 
 
 def _sparse(place: Path, size: int, count: int = 20) -> Path:
-    """Make files that have a size, and take no room."""
+    """Create sparse files."""
     place.mkdir()
     for at in range(count):
         with (place / f"{at:02}.bin").open("wb") as file:
@@ -88,18 +88,18 @@ def _sparse(place: Path, size: int, count: int = 20) -> Path:
 
 
 def test_fewer_shards_than_workers(tmp_path: Path) -> None:
-    """A large dataset of fewer than 8 shards is noted, with the bound that makes 8; a small one is not."""
+    """A large dataset with fewer than 8 shards gets a note with the bound for 8; a small one gets none."""
     source = _sparse(tmp_path / "large", 50_000_000)
     (note,) = (note for note in _notes(source) if FEW in note)
-    assert note.startswith("o.json: 2 shards, and a loader")
-    assert "max_size='125MB' makes 8 or more" in note
+    assert note.startswith("o.json: 2 shards, so a loader")
+    assert "max_size='125MB' gives 8+" in note
     assert not [note for note in _notes(source, max_size="125MB") if FEW in note]
     assert len(dry_run(source, f"{tmp_path}/o-{{0..}}.tar", CreateOptions(workers=1, max_size="125MB")).shards) >= 8
     assert not [note for note in _notes(_sparse(tmp_path / "small", 1000)) if FEW in note]
 
 
-def test_a_number_that_was_asked_for_is_not_noted(tmp_path: Path) -> None:
-    """Whoever asks for three shards gets three, and no advice."""
+def test_a_requested_shard_count_is_not_noted(tmp_path: Path) -> None:
+    """A requested number of shards gets no advice."""
     source = _sparse(tmp_path / "large", 20_000_000, 16)
     assert not [note for note in _notes(source, "o-{0..2}.tar") if FEW in note]
     assert not [note for note in _notes(source, shards=3) if FEW in note]
@@ -109,56 +109,59 @@ def test_a_number_that_was_asked_for_is_not_noted(tmp_path: Path) -> None:
     ("names", "found"),
     [
         (("a.jpg", "a.txt", "b.jpg", "c.jpg"), "1 field that not all samples have (such as 'txt, only in a')"),
-        (("a.jpg", "a.txt", "b.jpg", "c.jpg", "c.txt"), "1 field that not all samples have (such as 'txt, not in b')"),
+        (
+            ("a.jpg", "a.txt", "b.jpg", "c.jpg", "c.txt"),
+            "1 field that not all samples have (such as 'txt, missing in b')",
+        ),
         (("a.x", "b.y", "c.z"), "3 fields that not all samples have (such as 'x, only in a')"),
         (("a.x", "b.x", "c.y", "d.y", "e.y"), "2 fields that not all samples have (such as 'x, only in a and 1 more')"),
     ],
 )
-def test_fields_that_not_all_samples_have_are_one_note(names: tuple[str, ...], found: str, tmp_path: Path) -> None:
-    """However many fields some samples lack, one note says so, with the first of them and where it is or is not."""
+def test_missing_fields_give_one_note(names: tuple[str, ...], found: str, tmp_path: Path) -> None:
+    """One note covers all fields that some samples lack, with the first field and samples as examples."""
     (note,) = _notes(write_tree(tmp_path / "in", dict.fromkeys(names, b"x")), target=("huggingface",))
-    assert note.endswith(f"that the first five samples lack: {found}")
+    assert note.endswith(f"that are missing in the first five samples: {found}")
     assert not _notes(tmp_path / "in")
 
 
 @pytest.mark.parametrize("ending", ["tar", "tfrecord"])
-def test_files_without_a_byte_are_counted(ending: str, tmp_path: Path) -> None:
-    """Empty files are packed as others are, and one note counts them over all splits and names one; texts count not."""
+def test_empty_files_are_counted(ending: str, tmp_path: Path) -> None:
+    """Empty files are packed; one note counts them across all splits and names one. Texts are not counted."""
     files = {f"{name}/{at}.jpg": b"x" * (at > 1) for name in "ab" for at in range(3)}
     source = write_tree(tmp_path / "in", files)
     told = create(source, f"{tmp_path}/o/{{split}}-{{0..}}.{ending}", CreateOptions(workers=1, split_from_folder=True))
     assert told.samples == len(files)
-    assert [note for note in told.notes if "byte" in note] == [
-        "4 files without a byte among the samples, the first as jpg of 'a/0': interrupted copies leave such"
+    assert [note for note in told.notes if "0 bytes" in note] == [
+        "4 files of 0 bytes (first: jpg of 'a/0'), as interrupted copies leave"
     ]
     (tmp_path / "list.csv").write_text("key,path,caption\n1,in/a/2.jpg,\n2,in/b/2.jpg,x\n", encoding="ascii")
-    assert not [note for note in _notes(tmp_path / "list.csv", values=("txt=caption",)) if "byte" in note]
+    assert not [note for note in _notes(tmp_path / "list.csv", values=("txt=caption",)) if "0 bytes" in note]
     write_tree(tmp_path / "yolo", {"1.jpg": b"x", "1.txt": b""})
-    assert not [note for note in _notes(tmp_path / "yolo") if "byte" in note], "no objects"
+    assert not [note for note in _notes(tmp_path / "yolo") if "0 bytes" in note], "no objects"
     table = pa.table({"key": ["a", "b"], "image": [b"x", b""]})
     told = create(table, f"{tmp_path}/t-{{0..}}.{ending}", CreateOptions(workers=1, binary=("jpg=image",)))
-    assert ["the first as jpg of 'b'" in note for note in told.notes if "byte" in note] == [True]
+    assert ["first: jpg of 'b'" in note for note in told.notes if "0 bytes" in note] == [True]
 
 
-def test_one_class_is_noted(tmp_path: Path) -> None:
-    """Where all samples get one number, the source may be a folder too high: that is told; of two classes, nothing."""
+def test_a_single_class_is_noted(tmp_path: Path) -> None:
+    """If all samples have one class, the source may be a parent folder; two classes give no note."""
     source = write_tree(tmp_path / "in", {"imgs/cat/1.jpg": b"x", "imgs/dog/1.jpg": b"x"})
-    assert ["one class of cls, 'imgs'" in note for note in _notes(source, label_from_folder=True)] == [True]
-    assert not [note for note in _notes(source / "imgs", label_from_folder=True) if "one class" in note]
+    assert ["the same cls, 'imgs'" in note for note in _notes(source, label_from_folder=True)] == [True]
+    assert not [note for note in _notes(source / "imgs", label_from_folder=True) if "the same cls" in note]
     assert not _notes(source)
 
 
 def test_many_small_shards_are_noted(tmp_path: Path) -> None:
-    """Thousands of shards of a few samples are told of, with the option that makes fewer; a few shards are not."""
+    """Thousands of tiny shards give a note with the option that reduces them."""
     source = write_tree(tmp_path / "in", {f"{at}.txt": b"x" for at in range(1000)})
-    for name, number, cure in (("max_count", 1, "a larger max_count"), ("shards", 1000, "a smaller shards")):
+    for name, number, fix in (("max_count", 1, "a larger max_count"), ("shards", 1000, "a smaller shards")):
         (note,) = _notes(source, **{name: number})  # type: ignore[arg-type]
-        assert note == f"1,000 shards of 1 sample (2.05 kB) or so each are slow to read: {cure} makes fewer"
+        assert note == f"1,000 shards of about 1 sample (2.05 kB) each are slow to read: use {fix}"
     assert not _notes(source, max_count=2)
 
 
 def test_a_seed_without_effect_is_noted(tmp_path: Path) -> None:
-    """A seed that decides nothing is told of, and one that decides something is not."""
+    """A seed without effect gives a note."""
     source = write_tree(tmp_path / "in", {f"{at}.txt": b"x" for at in range(20)})
     assert ["no effect" in note for note in _notes(source, seed=1)] == [True]
     assert not _notes(source, seed=1, shuffle=True)
@@ -166,8 +169,8 @@ def test_a_seed_without_effect_is_noted(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("form", ["folder", "table"])
-def test_a_share_that_hashes_missed_is_noted(form: str, tmp_path: Path) -> None:
-    """Of few keys, hashes may take far from the share that was asked for; then the number is told, else nothing."""
+def test_a_split_far_from_its_share_is_noted(form: str, tmp_path: Path) -> None:
+    """With few keys, hashing can miss the requested share; then a note gives the actual number."""
     given: Any = write_tree(tmp_path / "in", {f"{at}.txt": b"x" for at in range(20)})
     if form == "table":
         given = pa.table({"key": [str(at) for at in range(20)], "txt": ["x"] * 20})
@@ -175,12 +178,12 @@ def test_a_share_that_hashes_missed_is_noted(form: str, tmp_path: Path) -> None:
         asked = CreateOptions(workers=1, sample=share, values=("txt=txt",) if form == "table" else ())
         told = dry_run(given, f"{tmp_path}/o-{{0..}}.tar", asked)
         taken = sum(shard.samples for shard in told.shards)
-        noted = [f"takes {taken} of 20 samples" in note for note in told.notes if "a hash of each key" in note]
+        noted = [f"selects {taken} of 20 samples" in note for note in told.notes if "selected by hash" in note]
         assert noted == [True] * (abs(taken - 20 * share) > 5 * share)
 
 
 def test_existing_output_is_checked_last(tmp_path: Path) -> None:
-    """A mistake in the source, the query or a column is reported first; existing output only where there is none."""
+    """Errors in the source, the query or a column are reported before existing output."""
     write_tree(tmp_path / "in", {"cat/1.txt": b"1", "dog/2.txt": b"2"})
     output = f"{tmp_path}/out/x-{{000..}}.tar"
     assert typed("create", tmp_path / "in", output, "--quiet").code == 0
@@ -199,8 +202,8 @@ def test_existing_output_is_checked_last(tmp_path: Path) -> None:
     assert read_tree(tmp_path / "out") == before
 
 
-def test_slips_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A slip is answered with what was typed and what to type instead; nothing is written."""
+def test_typing_mistakes_are_explained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A typing mistake is answered with the input and a suggestion; nothing is written."""
     monkeypatch.chdir(tmp_path)
     write_tree(tmp_path / "imgs", {"cat/1.jpg": b"1", "dog/2.jpg": b"2"})
     for name in ("a.csv", "b.csv"):
@@ -209,7 +212,7 @@ def test_slips_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     output = "o/x-{00..}.tar"
     assert typed("create", "imgs", "d/x-{00..}.tar", "--quiet").code == 0
     for words, said in [
-        (["create", "imgs", output, "--max-size", "1", "GB"], "GB was taken for an argument; expected one word. Write"),
+        (["create", "imgs", output, "--max-size", "1", "GB"], "GB is read as an argument; expected one word. Write"),
         (["create", "imgs", output, "-n", "5"], "write --head 5."),
         (["inspect", "d/x.json", "-n", "5"], "Did you mean --head?"),
         (["create", output, "imgs"], "Swap them: imgs 'o/x-{00..}.tar'."),
@@ -217,7 +220,7 @@ def test_slips_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         (["create", "img/cat", output], "Did you mean imgs/cat?"),
         (["inspect", "d/y.json"], "Did you mean d/x.json?"),
         (["inspect", "dd/x.json"], "Did you mean d/x.json?"),
-        (["create", "a.csv", "b.csv", output], "a.csv: one of 2 sources, and a table; expected one table"),
+        (["create", "a.csv", "b.csv", output], "a.csv: one of 2 sources, but a table; expected one table"),
         (["create", "imgs", "a.csv", output], "use --join a.csv."),
         (
             ["create", "?.csv", output],
@@ -231,11 +234,11 @@ def test_slips_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         (["create", "z*.csv", output], "z*.csv: a glob that matches no file"),
         (["create", "o/x.tar", "imgs"], "Swap them: imgs o/x.tar."),
         (["reshard", output, "d/x.json"], "DATASET before OUTPUT. Swap them: d/x.json 'o/x-{00..}.tar'."),
-        (["reshard", "d/x-{00..}.tar", "d/x.json"], "d/x.json: the ending '.json'; expected a pattern"),
+        (["reshard", "d/x-{00..}.tar", "d/x.json"], "d/x.json: the file extension '.json'; expected a pattern"),
         (["copy", "o", "d/x.json"], "DATASET before DEST. Swap them: d/x.json o."),
         (["extract", "imgs", "d/x.json"], "DATASET before DIR. Swap them: d/x.json imgs."),
         (["copy", "d", "d/x.json"], "d/x.json: a file, or a pattern of files; expected a folder"),
-        (["extract", "d/x.json", "o", "-n", "5"], "To choose samples, use --where or --keys-from."),
+        (["extract", "d/x.json", "o", "-n", "5"], "To select samples, use --where or --keys-from."),
         (["extract", "d/x.json", "cat/1"], "cat/1: the key of a sample; expected the folder to write to."),
         (["extract", "d/x.json", "cat/1.jpg"], "a file of a sample; expected the folder to write to."),
         (["extract", "d/x.json", "cat/1"], """give a folder and --where "key == 'cat/1'"."""),
@@ -254,8 +257,8 @@ def test_slips_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     ]  # fmt: skip
 
 
-def test_printed_commands_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A command that joins files, and a query by key, do what the message promises."""
+def test_suggested_commands_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Suggested commands that join files or query by key work."""
     monkeypatch.chdir(tmp_path)
     for name in ("a.csv", "b.csv"):
         (tmp_path / name).write_text(f"key,caption\n{name[0]}'1,x")
@@ -272,22 +275,22 @@ def test_printed_commands_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     ("globs", "said"),
     [
         (["--include", "jpg"], "--include jpg: matched 0 of 3 files in imgs; expected a glob that matches some"),
-        (["--include", "jpg"], "their endings: .jpg (2), .TXT (1). Did you mean --include '*.jpg'?"),
+        (["--include", "jpg"], "their extensions: .jpg (2), .TXT (1). Did you mean --include '*.jpg'?"),
         (["--include", ".jpg"], "Did you mean --include '*.jpg'?"),
         (["--include", "*.JPG"], "Did you mean --include '*.jpg'?"),
         (["--include", "*.txt"], "Did you mean --include '*.TXT'?"),
         (["--include", "cat"], "Did you mean --include 'cat/*'?"),
         (["--include", "./dog/"], "Did you mean --include 'dog/*'?"),
-        (["--include", "*.png"], "their endings: .jpg (2), .TXT (1)\n"),
+        (["--include", "*.png"], "their extensions: .jpg (2), .TXT (1)\n"),
         (["--exclude", "*"], "--exclude '*': excludes all of 3 files in imgs; expected some files to pack"),
         (["--include", "*.jpg", "--exclude", "*.jpg"], "--exclude '*.jpg': excludes all of 3 files"),
     ],
 )
 @pytest.mark.parametrize("exists", [False, True])
-def test_globs_that_leave_nothing(
+def test_globs_without_a_match_are_explained(
     globs: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, exists: bool
 ) -> None:
-    """Globs that leave no file are named, with one that matches, whether the output exists or not."""
+    """Globs without a match are reported with one that matches, with or without existing output."""
     monkeypatch.chdir(tmp_path)
     write_tree(tmp_path / "imgs", {"cat/1.jpg": b"1", "dog/2.jpg": b"2", "3.TXT": b"3", ".hidden.png": b"4"})
     if exists:
@@ -297,7 +300,7 @@ def test_globs_that_leave_nothing(
     assert (tmp_path / "o").exists() == exists
 
 
-def test_similar_names_cannot_steer_the_terminal(tmp_path: Path) -> None:
+def test_control_characters_in_suggestions_are_escaped(tmp_path: Path) -> None:
     """Control characters of a similar name are escaped."""
     write_tree(tmp_path, {"images\x1b/a.jpg": b"1"})
     ran = typed("create", tmp_path / "images", tmp_path / "o-{0..}.tar")

@@ -1,4 +1,4 @@
-"""Parts of a run, side by side or one after the other, make the dataset of one machine."""
+"""Parts of a run, concurrent or one after the other, create the dataset of a single run."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ _PARTS = 3
 
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
-    """Give a folder with a source of 14 samples, and files of every kind that is left out."""
+    """Return a folder with a source of 14 samples, and skipped files of every kind."""
     files = {f"{'ab'[n % 2]}/{n:02}.txt".encode(): b"text of %d" % n for n in range(13)}
     write_tree(tmp_path / "in", {**files, b"b/none": b"no ending", b"a/\xff.txt": b"no UTF-8", b"c/empty.bin": b""})
     (tmp_path / "in/b/gone.txt").symlink_to("nothing")
@@ -76,7 +76,7 @@ def _merge(place: Path, ending: str = "tar") -> None:
 
 @contextmanager
 def _no_merge(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Let parts in the block leave the dataset file to others."""
+    """Prevent parts in the block from merging."""
 
     def never(output: Destination, notes: Notes) -> bool:  # noqa: ARG001
         return False
@@ -91,8 +91,8 @@ def _no_merge(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     "more",
     [{}, {"shuffle": True, "max_count": 1}, {"ending": "tfrecord", "place": "hash", "max_count": None, "shards": 4}],
 )
-def test_parts_make_the_bytes_of_one_machine(place: Path, more: dict[str, Any]) -> None:
-    """In any order, parts leave what one run leaves, to the byte; the last publishes the dataset file by itself."""
+def test_parts_write_the_bytes_of_a_single_run(place: Path, more: dict[str, Any]) -> None:
+    """Parts in any order write the bytes of one run; the last part publishes the dataset file."""
     _pack(place, out="one", **more)
     expected = read_tree(place / "one")
     for order in permutations((1, 2, 3)):
@@ -106,7 +106,7 @@ def test_parts_make_the_bytes_of_one_machine(place: Path, more: dict[str, Any]) 
 
 
 def test_more_parts_than_shards(place: Path) -> None:
-    """A part without a shard ends like any other, and is waited for."""
+    """A part without shards finishes like any other, and is required."""
     _pack(place, out="one", shards=2, max_count=None)
     results = [_pack(place, f"{number}/5", shards=2, max_count=None) for number in range(1, 6)]
     assert [one.shards for one in results] == [0, 0, 1, 0, 1]
@@ -114,7 +114,7 @@ def test_more_parts_than_shards(place: Path) -> None:
 
 
 def test_parts_of_reshard_and_of_splits(place: Path) -> None:
-    """`reshard` works in parts, too, and splits: each gets its own dataset file, and a list of what was left out."""
+    """`reshard` and splits work in parts; each split gets a dataset file and a list of skipped samples."""
     _pack(place, out="source")
     flip(place / "source/x-003.tar", 512)  # a payload, which is found when it is packed
     flip(place / "source/x-001.tar", 512)
@@ -127,8 +127,8 @@ def test_parts_of_reshard_and_of_splits(place: Path) -> None:
     assert sum(data.count(b"corrupt") for name, data in read_tree(place / "out").items() if "skipped" in name) == 2
 
 
-def test_a_part_again(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A part that is there is refused, or kept with `resume`: before the dataset file is there, and after it."""
+def test_a_repeated_part_is_refused_or_resumed(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A finished part is refused, or kept with `resume`, before and after the merge."""
     _pack(place, "2/3")
     before = identity(place / "out")
     with pytest.raises(OutputExists, match=r"already exist: \.x\.part2of3, x-002\.index, x-002\.tar"):
@@ -148,8 +148,8 @@ def test_a_part_again(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert read_tree(place / "out") == whole
 
 
-def test_a_source_that_has_changed(place: Path) -> None:
-    """Where a part finds other content, the dataset file goes until all parts have looked again, in any order."""
+def test_a_changed_source_removes_the_dataset_file(place: Path) -> None:
+    """If a part finds other content, the dataset file is deleted until all parts have run again."""
     _all(place)
     for changed, order in (("a/00.txt", (1, 2, 3)), ("c/empty.bin", (1, 2, 3)), ("b/13.txt", (2, 1, 3))):
         (place / "in" / changed).write_bytes(b"TEXT")
@@ -165,15 +165,15 @@ def test_a_source_that_has_changed(place: Path) -> None:
     assert read_tree(place / "out") == read_tree(place / "one")
 
 
-def test_missing_and_killed_parts_are_named(place: Path) -> None:
-    """A merge names parts that were killed and parts that never ran, and touches nothing; resumed, all is as ever."""
+def test_missing_and_interrupted_parts_are_listed(place: Path) -> None:
+    """A merge lists interrupted and missing parts, and changes nothing; after resuming, it succeeds."""
     _pack(place, out="one")
     _pack(place, "1/3")
     words = ["--max-count", "2", "--label-from-folder", "--on-error", "skip", "--workers", "1", "--part", "2/3"]
     run = start(place / "in", place / "out/x-{000..}.tar", *words, code="import os; os.kill(os.getpid(), 9)").end()
     assert run.code == -signal.SIGKILL
     before = read_tree(place / "out")
-    expected = "did not end: 2/3; missing: 3/3; expected all of them, each ended"
+    expected = "not finished: 2/3; missing: 3/3; expected all parts finished"
     with pytest.raises(InvalidRequest, match=expected):
         _merge(place)
     assert read_tree(place / "out").items() >= {k: v for k, v in before.items() if k != ".x.lock"}.items()
@@ -193,8 +193,8 @@ def test_missing_and_killed_parts_are_named(place: Path) -> None:
         ({"more": "b/none2"}, "other samples in the source"),
     ],
 )  # fmt: skip
-def test_parts_of_other_plans(place: Path, change: dict[str, Any], found: str) -> None:
-    """A part of another source or of other options is named with what differs: before it starts, or in the end."""
+def test_parts_with_another_plan_are_refused(place: Path, change: dict[str, Any], found: str) -> None:
+    """A part with another source or other options is refused before it starts, or at the merge, with the difference."""
     if_exists, change = change.get("if_exists", "error"), {k: v for k, v in change.items() if k != "if_exists"}
     _pack(place, out="one")
     _all(place, (1, 3))
@@ -216,31 +216,31 @@ def test_parts_of_other_plans(place: Path, change: dict[str, Any], found: str) -
     again = partial(_pack, place, if_exists="resume", max_removed=1)
     part = "2/3"
     if if_exists == "resume":  # it has replaced a shard of another part
-        with pytest.raises(CorruptShard, match=r"as the part [13]/3 has left it\. Run part='[13]/3' again") as error:
+        with pytest.raises(CorruptShard, match=r"as part [13]/3 recorded\. Run part='[13]/3' again") as error:
             again("2/3")
         part = re.findall("part='(./3)'", str(error.value))[0]
     assert again(part).merged
     assert read_tree(place / "out") == read_tree(place / "one")
 
 
-def test_parts_of_another_number(place: Path) -> None:
-    """Who divides otherwise is refused, while such a part runs and after it; the lock of a killed one is no matter."""
+def test_another_total_number_of_parts_is_refused(place: Path) -> None:
+    """Another total is refused while such a part runs and after it; the lock of an interrupted part does not matter."""
     folder, base = open_folder(str(place / "out")), "x.part2of4"
     folder.ready()
-    with folder.lock(base), pytest.raises(OutputExists, match="the part 2/4 of this dataset; expected parts of 3"):
+    with folder.lock(base), pytest.raises(OutputExists, match="part 2/4 of this dataset; expected 3 parts in total"):
         _pack(place, "1/3")
     assert read_tree(place / "out").keys() == {".x.lock"}
     (place / f"out/.{base}.lock").touch()
     _pack(place, "1/3")
-    with pytest.raises(OutputExists, match=r"the part 1/3 of this dataset; expected parts of 4, such as part='1/4'"):
+    with pytest.raises(OutputExists, match=r"part 1/3 of this dataset; expected 4 parts in total, as in part='1/4'"):
         _pack(place, "1/4", if_exists="resume")
     shutil.copy(place / "out/.x.part1of3", place / "out/.x.part1of4")
     with pytest.raises(InvalidRequest, match="parts of runs of 3, 4 parts"):
         _merge(place)
 
 
-def test_parts_at_once(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While a part runs, no other run has the dataset; a part that ends leaves the rest to who is still there."""
+def test_concurrent_parts_lock_the_dataset(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While a part runs, no other run can use the dataset; the last running part merges."""
     _pack(place, out="one")
     folder = open_folder(str(place / "out"))
     with _no_merge(monkeypatch):
@@ -252,7 +252,7 @@ def test_parts_at_once(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             _pack(place, if_exists="resume")
         again = _pack(place, "1/3", if_exists="resume")
         assert not again.merged
-        assert any("holds the lock of the dataset" in note for note in again.notes)
+        assert any("holds the lock and publishes" in note for note in again.notes)
     with folder.lock("x.part2of3"), pytest.raises(OutputExists, match=r"\.x\.part2of3\.lock: another run"):
         _pack(place, "2/3", if_exists="resume")
     with folder.lock("x"), pytest.raises(OutputExists, match="another run is writing"):  # a merge at work
@@ -268,8 +268,8 @@ def _pattern(place: Path) -> ShardPattern:
     return parse_pattern(place / "out/x-{000..}.tar")
 
 
-def test_temporary_files_of_others_stay(place: Path) -> None:
-    """A part removes what was left of its own files, and no file of another part that may be at work."""
+def test_temporary_files_of_other_parts_are_kept(place: Path) -> None:
+    """A part deletes its own leftover files, and none of another part that may be running."""
     out = write_tree(place / "out", {f".x-00{n}.{end}.part": b"" for n in range(7) for end in ("tar", "index")})
     _pack(place, "2/3")
     left = {name for name in read_tree(out) if name.endswith(".part")}
@@ -280,8 +280,8 @@ def test_temporary_files_of_others_stay(place: Path) -> None:
     assert not any(name.startswith(".") for name in read_tree(out))
 
 
-def test_a_killed_merge_is_repeated(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Killed once the dataset file is there, a merge is finished by the next; one run clears records away, too."""
+def test_an_interrupted_merge_is_repeated(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A merge interrupted after its dataset file is completed by the next one; a whole run deletes records, too."""
     with _no_merge(monkeypatch):
         _all(place)
     records = {name: data for name, data in read_tree(place / "out").items() if name.startswith(".x.part")}
@@ -302,15 +302,15 @@ def test_a_killed_merge_is_repeated(place: Path, monkeypatch: pytest.MonkeyPatch
         _merge(place)
 
 
-def test_what_parts_left_is_checked(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Any flipped bit of a record is found, and shards or sidecars that are others, before a name changes."""
+def test_records_and_files_of_parts_are_checked(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A merge detects any flipped bit of a record, and changed shards or sidecars, before it renames anything."""
     with _no_merge(monkeypatch):
         _all(place)
     out, before = place / "out", read_tree(place / "out")
     for at in (0, 20, 40, *range(60, len(before[".x.part2of3"]), 211)):
         flip(out / ".x.part2of3", at)
         with pytest.raises(
-            CorruptShard, match=r"part2of3: no record of a part: .* Remove it, and run part='2/3' again"
+            CorruptShard, match=r"part2of3: not a valid part record: .* Delete it, and run part='2/3' again"
         ):
             _merge(place)
         flip(out / ".x.part2of3", at)
@@ -325,11 +325,11 @@ def test_what_parts_left_is_checked(place: Path, monkeypatch: pytest.MonkeyPatch
         _merge(place)
     flip(out / "x-003.index", 50)
     (out / "x-007.tar").touch()
-    with pytest.raises(OutputExists, match=r"no part has made: x-007\.tar"):
+    with pytest.raises(OutputExists, match=r"belong to no part: x-007\.tar"):
         _merge(place)
     (out / "x-007.tar").unlink()
     shutil.copy(out / ".x.part2of3", out / ".x.part1of3")
-    with pytest.raises(CorruptShard, match="part1of3: no record of a part: that of 2/3"):
+    with pytest.raises(CorruptShard, match="part1of3: not a valid part record: the record of part 2/3"):
         _merge(place)
     (out / ".x.part1of3").write_bytes(before[".x.part1of3"])
     assert typed("index", out / "x-{000..}.tar", "--merge").code == 0
@@ -345,21 +345,21 @@ def test_what_parts_left_is_checked(place: Path, monkeypatch: pytest.MonkeyPatch
     ],
 )  # fmt: skip
 def test_a_forged_record_is_refused(place: Path, change: dict[str, Any]) -> None:
-    """A record whose checksum is right is no more trusted: what cannot be is refused as a damaged one is."""
+    """A record with a valid checksum but impossible values is refused like a damaged one."""
     _pack(place, "2/3")
     record = place / "out/.x.part2of3"
     body = json.dumps({**json.loads(record.read_bytes().partition(b"\n")[2]), **change}).encode()
     record.write_bytes(b"shardtool part 1 crc32c:%08x\n%b" % (crc32c(body), body))
-    with pytest.raises(CorruptShard, match="part2of3: no record of a part: "):
+    with pytest.raises(CorruptShard, match="part2of3: not a valid part record: "):
         read_part_record(open_folder(str(place / "out")), _pattern(place), RunPart(2, 3))
     record.write_bytes(b"shardtool part 1 crc32c:%08x\n[]" % crc32c(b"[]"))
-    with pytest.raises(CorruptShard, match="part2of3: no record of a part: "):
+    with pytest.raises(CorruptShard, match="part2of3: not a valid part record: "):
         read_part_record(open_folder(str(place / "out")), _pattern(place), RunPart(2, 3))
 
 
 @pytest.mark.parametrize("forged", ["source", "fingerprint"])
-def test_a_record_is_held_against_what_is_there(place: Path, forged: str) -> None:
-    """A sound record of another origin than the others, or of another content, makes no dataset."""
+def test_a_record_must_match_the_other_parts(place: Path, forged: str) -> None:
+    """A valid record of another source or with another content is refused."""
     _pack(place, "1/3")
     _pack(place, "2/3")
     record = place / "out/.x.part2of3"
@@ -371,13 +371,13 @@ def test_a_record_is_held_against_what_is_there(place: Path, forged: str) -> Non
     document["dataset"] = replace(old, made=made, fingerprint=fingerprint).encode().decode()
     body = json.dumps(document).encode()
     record.write_bytes(b"shardtool part 1 crc32c:%08x\n%b" % (crc32c(body), body))
-    with pytest.raises(CorruptShard, match="do not say the same" if forged == "source" else "that of the sidecars"):
+    with pytest.raises(CorruptShard, match="contradict each other" if forged == "source" else "as in the sidecars"):
         _pack(place, "3/3")
     assert not (place / "out/x.json").exists()
 
 
 def test_metadata_of_a_manifest(place: Path) -> None:
-    """Columns of a manifest, nulls and all, stand in the sidecars of parts as in those of one run."""
+    """Sidecars of parts contain manifest columns, nulls included, as in a single run."""
     rows = {"key": [f"k{n:02}" for n in range(20)], "path": [f"{'ab'[n % 2]}/{n % 13:02}.txt" for n in range(20)]}
     more = {"width": [None if n % 3 else n for n in range(20)], "good": [n % 2 == 0 or None for n in range(20)]}
     options = CreateOptions(max_count=3, root=place / "in", values={"cls": "path"}, classes=("cls",), workers=1)
@@ -387,8 +387,8 @@ def test_metadata_of_a_manifest(place: Path) -> None:
     assert read_tree(place / "out") == read_tree(place / "one")
 
 
-def test_what_is_printed(place: Path) -> None:
-    """The summary and the JSON of a part say which it was, and whether the dataset file is there."""
+def test_summary_and_json(place: Path) -> None:
+    """The summary and the JSON of a part name the part, and whether the dataset file exists."""
     words: list[str | Path] = [
         "create",
         place / "in",
@@ -401,9 +401,10 @@ def test_what_is_printed(place: Path) -> None:
     ]
     ran = typed(*words, "1/2")
     assert re.search(
-        r"samples in 1 shard of part 1/2, .*\n(?:.*\n)*dataset file  .*/x\.json, once all parts have ended\n", ran.out
+        r"samples in 1 shard of part 1/2, .*\n(?:.*\n)*dataset file  .*/x\.json, after all parts have finished\n",
+        ran.out,
     )
-    assert "note: 1 of 2 parts have ended; the dataset file is published after the last" in ran.err
+    assert "note: 1 of 2 parts have finished; the last one publishes the dataset file" in ran.err
     found = json.loads(typed(*words, "2/2", "--json").out)
     assert (found["part"], found["merged"], found["shards"]) == ("2/2", True, 1)
     ran = typed(*words, "slurm")
@@ -411,7 +412,7 @@ def test_what_is_printed(place: Path) -> None:
 
 
 def test_dry_run_of_a_part(place: Path) -> None:
-    """A dry run shows the shards of the part; those of all parts are those of one run."""
+    """A dry run lists the shards of the part; all parts together list those of a single run."""
     pattern = place / "out/x-{000..}.tar"
     whole = dry_run(place / "in", pattern, _OPTIONS)
     found = [dry_run(place / "in", pattern, replace(_OPTIONS, part=f"{number}/3")) for number in (1, 2, 3)]
@@ -421,9 +422,9 @@ def test_dry_run_of_a_part(place: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["0/64", "65/64", "x", "3", "3/", "-1/3", "1/0", "3/64 ", "1/2000000", "٣/64"])
-def test_no_such_part(text: str) -> None:
-    """What is no part is refused, with what one looks like."""
-    with pytest.raises(InvalidRequest, match="expected one such as 3/64, counted from 1, slurm or kubernetes"):
+def test_invalid_parts_are_refused(text: str) -> None:
+    """An invalid part is refused, with an example."""
+    with pytest.raises(InvalidRequest, match="expected K/N such as 3/64, with K from 1 to N, or slurm or kubernetes"):
         CreateOptions(part=text)
 
 
@@ -434,15 +435,15 @@ def test_no_such_part(text: str) -> None:
         {"resize": 64}, {"encode": "png"}, {"probe": True}, {"map": "tests.mapped:told"},
     ],
 )  # fmt: skip
-def test_what_no_part_can_do(place: Path, options: dict[str, Any]) -> None:
-    """What takes the whole dataset, or sizes that are not known before, is refused before anything is written."""
+def test_options_that_need_the_whole_dataset_are_refused(place: Path, options: dict[str, Any]) -> None:
+    """Options that need the whole dataset, or sizes that are unknown, are refused before anything is written."""
     with pytest.raises(InvalidRequest, match="part"):
         _pack(place, "1/2", **options)
     assert not (place / "out").exists()
 
 
-def test_payloads_that_only_one_pass_can_read(place: Path) -> None:
-    """Payloads in a table, a compressed archive or shard, and two passes, are refused in parts; a plain tar is not."""
+def test_payloads_without_offsets_are_refused(place: Path) -> None:
+    """Parts refuse payloads in tables, compressed archives or shards, and two passes; they accept a plain tar."""
     for name, mode in (("a.tar", "w"), ("a.tgz", "w:gz")):
         with tarfile.open(place / name, mode) as tar:  # type: ignore[call-overload]
             tar.add(place / "in/c", "c")
@@ -450,7 +451,7 @@ def test_payloads_that_only_one_pass_can_read(place: Path) -> None:
     for out, part in (("one", None), ("two", "2/2"), ("two", "1/2")):
         create(place / "a.tar", place / out / "x-{0..}.tar", CreateOptions(max_count=1, part=part))
     assert read_tree(place / "two") == read_tree(place / "one")
-    with pytest.raises(InvalidRequest, match="a compressed archive, which are unpacked"):
+    with pytest.raises(InvalidRequest, match="a compressed archive, which must be unpacked"):
         create(place / "a.tgz", place / "out/y-{0..}.tar", CreateOptions(part="1/2"))
     pq.write_table(pa.table({"key": ["a", "b"], "data": [b"1", b"2"]}), place / "t.parquet")
     with pytest.raises(InvalidRequest, match="payloads in a table"):
@@ -469,8 +470,8 @@ def test_payloads_that_only_one_pass_can_read(place: Path) -> None:
         ({"ID": "4", "COUNT": "3"}, ""), ({"ID": "1", "COUNT": "3", "STEP": "0"}, ""), ({"ID": "2"}, ""),
     ],
 )  # fmt: skip
-def test_slurm_says_the_part(environment: dict[str, str], part: str) -> None:
-    """The task of an array is the part of its place in it; of an array with gaps, no part can be told."""
+def test_slurm_array_tasks_determine_the_part(environment: dict[str, str], part: str) -> None:
+    """An array task determines the part; an array with gaps is refused."""
     names = {f"SLURM_ARRAY_TASK_{name}": value for name, value in environment.items()}
     if part:
         assert str(parse_part("slurm", names)) == part
@@ -491,19 +492,19 @@ def test_slurm_says_the_part(environment: dict[str, str], part: str) -> None:
         ("0", "0", ""),
     ],
 )
-def test_kubernetes_says_the_part(index: str, completions: str, part: str) -> None:
-    """The pod of an Indexed Job is the part of its index; without the completions, no part can be told."""
+def test_kubernetes_indexed_jobs_determine_the_part(index: str, completions: str, part: str) -> None:
+    """The index of an Indexed Job determines the part; without the completions, it is refused."""
     names = {"JOB_COMPLETION_INDEX": index, "JOB_COMPLETIONS": completions}
     if part:
         assert str(parse_part("kubernetes", names)) == part
         return
-    with pytest.raises(InvalidRequest, match="with JOB_COMPLETIONS set to the job's completions"):
+    with pytest.raises(InvalidRequest, match="with JOB_COMPLETIONS set to `completions`"):
         parse_part("kubernetes", names)
 
 
 @pytest.mark.parametrize("parts", [1, 2, 7, 64])
-def test_shares_are_all_and_apart(parts: int) -> None:
-    """Each shard is of one part, in order, and no part has two more than another."""
+def test_parts_partition_the_shards(parts: int) -> None:
+    """Each shard belongs to one part, in order, and the sizes of parts differ by at most one."""
     for planned in (1, 5, 64, 1000):
         shares = [RunPart(number, parts).shards(planned) for number in range(1, parts + 1)]
         assert [shard for share in shares for shard in share] == [*range(planned)]
@@ -511,16 +512,16 @@ def test_shares_are_all_and_apart(parts: int) -> None:
 
 
 def test_a_part_owns_its_files_alone(place: Path) -> None:
-    """Before the plan is made nothing is a part's own, then its shards, their sidecars and its record."""
+    """Before planning, a part owns no files; then it owns its shards, their sidecars and its record."""
     output = Destination(open_folder(str(place / "out")), _pattern(place), "error", part=RunPart(2, 3))
     assert not output.owns("x-002.tar")
-    owned = output.planned(7)
+    owned = output.with_shard_count(7)
     names = ["x-001.tar", "x-002.tar", "x-003.index", "x-004.tar", ".x.part2of3", ".x.part1of3", "x.json"]
     assert [name for name in names if owned.owns(name)] == ["x-002.tar", "x-003.index", ".x.part2of3"]
 
 
 def test_the_example_for_slurm(place: Path) -> None:
-    """deploy/slurm.sh does what it says, with Slurm's variables set by a loop."""
+    """deploy/slurm.sh works with Slurm's variables set by a loop."""
     from tests.helpers import REPO, shell
 
     _pack(place, out="one")

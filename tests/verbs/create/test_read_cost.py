@@ -1,4 +1,4 @@
-"""Laws of measuring what it takes to open a file, and of what follows from that."""
+"""Measuring the cost of opening files, and its effects."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ PICTURE = b"P6 2 2 255\n" + bytes(range(12))
 
 
 def _entries(root: Path, files: int) -> SampleTable:
-    """Return samples of a value and a file each."""
+    """Return samples with a value and a file each."""
     return flat_entries(
         [b"%04d" % at for at in range(files)],
         [2] * files,
@@ -42,8 +42,8 @@ def _entries(root: Path, files: int) -> SampleTable:
 
 
 @pytest.mark.parametrize("there", [True, False])
-def test_a_slow_open_is_noticed(*, there: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is measured is what opening takes, also of files that are gone; values in a table do not count."""
+def test_a_slow_open_is_measured(*, there: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The measurement includes opening, also of deleted files, and excludes values in a table."""
     write_tree(tmp_path, {f"{at:04}.txt": b"text" for at in range(100 if there else 0)})
     entries = _entries(tmp_path, 100)
     assert measure_open_seconds(entries) < SLOW_S
@@ -56,8 +56,8 @@ def test_a_slow_open_is_noticed(*, there: bool, tmp_path: Path, monkeypatch: pyt
     assert SLOW_S <= measure_open_seconds(entries) < 10 * SLOW_S
 
 
-def test_nothing_to_open(tmp_path: Path) -> None:
-    """Where no file is read, nothing is measured."""
+def test_nothing_is_measured_without_files(tmp_path: Path) -> None:
+    """If no file is read, nothing is measured."""
     assert measure_open_seconds(flat_entries([], [], ("txt",))) == 0
     assert measure_open_seconds(flat_entries([b"a"], [1], ("cls",), root=os.fsencode(tmp_path), kind=[INLINE])) == 0
 
@@ -66,8 +66,8 @@ def test_nothing_to_open(tmp_path: Path) -> None:
     ("open_seconds", "workers", "reads"),
     [(0.00002, 1, 1), (0.0004, 16, 1), (0.005, 1, 16), (0.005, 4, 16), (0.005, 16, 4), (0.005, 1000, 1)],
 )
-def test_reads_at_once(open_seconds: float, workers: int, reads: int) -> None:
-    """Slow files are read several at a time, and all workers together read no more than a server bears."""
+def test_slow_files_are_read_in_parallel(open_seconds: float, workers: int, reads: int) -> None:
+    """Slow files are read in parallel, within a limit for all workers together."""
     assert parallel_read_count(open_seconds, workers) == reads
 
 
@@ -80,8 +80,8 @@ class _Log(Observer):
 
 
 def _written(source: object, folder: Path, **options: Any) -> tuple[dict[str, bytes], bool]:
-    """Return the files of a dataset, and whether files were read several at a time."""
-    observer, many = _Log(), f"each worker reads {parallel_read_count(1, 1)} at the same time"
+    """Return the files of a dataset, and whether files were read in parallel."""
+    observer, many = _Log(), f"each worker reads {parallel_read_count(1, 1)} files at the same time"
     create(source, str(folder / "out-{000..}.tar"), CreateOptions(workers=1, **options), observer=observer)
     return read_tree(folder), any(many in line for line in observer.lines)
 
@@ -95,10 +95,10 @@ def _written(source: object, folder: Path, **options: Any) -> tuple[dict[str, by
         ({"map": "tests.mapped:doubled"}, False),  # which may fork, and so must find no thread
     ],
 )
-def test_the_same_bytes(
+def test_parallel_reads_write_the_same_bytes(
     options: dict[str, Any], *, slow: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A run that finds files slow writes the same bytes, and says with `--verbose` what it does."""
+    """A run with slow files writes the same bytes, and `--verbose` reports the parallel reads."""
     names = [f"{at:03}.ppm" for at in range(30)]
     source = write_tree(tmp_path / "in", {name: PICTURE[: 23 - at % 2] for at, name in enumerate(names)})
     if "files" in options:
@@ -111,7 +111,7 @@ def test_the_same_bytes(
 
 
 def test_several_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Files of several folders, whose paths start with the folders' names, are opened to measure, and read as well."""
+    """Files of several folders are measured and read."""
     folders = [
         write_tree(tmp_path / name, {f"{at}.{name}": b"%d" % at for at in range(30)}) for name in ("txt", "json")
     ]

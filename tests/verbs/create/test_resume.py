@@ -1,4 +1,4 @@
-"""`--resume` goes on with the dataset that is there, and never puts another in its place without being told to."""
+"""`--resume` continues the existing dataset, and never replaces it by a different one unless requested."""
 
 from __future__ import annotations
 
@@ -48,14 +48,14 @@ def _without(place: Path, numbers: range) -> None:
 
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
-    """Give a folder with a source of 40 samples, `in`, and its ten shards, `out`."""
+    """Return a folder with a source of 40 samples, `in`, and its ten shards, `out`."""
     write_tree(tmp_path / "in", _samples(range(_COUNT)))
     _pack(tmp_path)
     return tmp_path
 
 
 def _interrupted(place: Path) -> None:
-    """Leave what a killed run does: some finished shards, and no dataset file."""
+    """Leave the files of an interrupted run: some finished shards, and no dataset file."""
     (place / "out" / "x.json").unlink()
     for shard in shards(place / "out")[8:]:
         shard.unlink()
@@ -63,8 +63,8 @@ def _interrupted(place: Path) -> None:
 
 
 @pytest.mark.parametrize("before", [lambda _: None, _interrupted], ids=["finished", "interrupted"])
-def test_half_a_source_replaces_no_dataset(before: Callable[[Path], None], place: Path) -> None:
-    """A source that lost most of its samples, as half mounted, is refused with what would go; nothing is touched."""
+def test_a_source_that_lost_most_samples_is_refused(before: Callable[[Path], None], place: Path) -> None:
+    """A source that lost most samples, as if half mounted, is refused with the number; nothing changes."""
     before(place)
     _without(place, range(5, _COUNT))
     there = read_tree(place / "out")
@@ -81,15 +81,15 @@ def test_half_a_source_replaces_no_dataset(before: Callable[[Path], None], place
     assert len(shards(place / "out")) == 2
 
 
-def test_a_dry_run_tells_what_would_change(place: Path) -> None:
-    """`--dry-run` with `--resume` tells shards and samples, and that the run would be refused; it touches nothing."""
+def test_a_dry_run_reports_the_changes(place: Path) -> None:
+    """`--dry-run` with `--resume` reports shards, samples and the refusal; nothing changes."""
     _without(place, range(20, _COUNT))
     write_tree(place / "in", {"new.txt": b"new"})
     there = read_tree(place / "out")
     output = f"{place}/out/x-{{000..}}.tar"
     plan = dry_run(place / "in", output, replace(_OPTIONS, if_exists="resume"))
     assert plan.changes == ResumeChanges(5, 1, 4, 1, 20, 40)
-    assert any("would be refused" in note and "20 of 40" in note for note in plan.notes)
+    assert any("would fail" in note and "20 of 40" in note for note in plan.notes)
     assert plan.to_json()["changes"]["samples_removed"] == 20  # type: ignore[index]
     assert dry_run(place / "in", output, replace(_OPTIONS, if_exists="resume-overwrite")).changes == plan.changes
     assert dry_run(place / "in", output, _OPTIONS).changes is None
@@ -99,8 +99,8 @@ def test_a_dry_run_tells_what_would_change(place: Path) -> None:
 @pytest.mark.parametrize(("most", "gone", "refused"), [
     ("10%", 4, False), ("10%", 5, True), (0, 1, True), (0.5, 20, False), (0.5, 21, True), ("100%", 39, False),
 ])  # fmt: skip
-def test_how_many_may_go(most: str | float, gone: int, refused: bool, place: Path) -> None:  # noqa: FBT001 - a parameter
-    """As many samples may go as `--max-removed` says, and not one more; what has gone is told."""
+def test_max_removed_limits_removed_samples(most: str | float, gone: int, refused: bool, place: Path) -> None:  # noqa: FBT001 - a parameter
+    """As many samples may be removed as `--max-removed` allows, and not one more; the result gives the number."""
     _without(place, range(gone))
     if refused:
         with pytest.raises(OutputExists):
@@ -112,21 +112,21 @@ def test_how_many_may_go(most: str | float, gone: int, refused: bool, place: Pat
 
 
 @given(st.integers(0, 10**6), st.booleans())
-def test_shares(millionths: int, per_cent: bool) -> None:  # noqa: FBT001 - a parameter
-    """A share reads exactly as it is written, as a number or in per cent."""
+def test_shares_are_parsed_exactly(millionths: int, per_cent: bool) -> None:  # noqa: FBT001 - a parameter
+    """A share is exact, as a number or a percentage."""
     text = f"{millionths / 10**4:.4f}%" if per_cent else f"{millionths / 10**6:.6f}"
     assert parse_share("x", text) == Fraction(millionths, 10**6)
 
 
 @pytest.mark.parametrize("text", ["", "x", "-1", "1.5", "101%", "1e9", "nan", "%", "9" * 99])
-def test_what_is_no_share(text: str) -> None:
-    """Anything else is refused by the option's name."""
+def test_invalid_shares_are_refused(text: str) -> None:
+    """Anything else is refused with the name of the option."""
     with pytest.raises(InvalidRequest, match="max_removed"):
         CreateOptions(max_removed=text)
 
 
 def test_other_options_are_refused(place: Path) -> None:
-    """Options that make other shards are refused by name, both values told; how a run goes about it may differ."""
+    """Options that change shards are refused with both values; options about how to run may differ."""
     there = read_tree(place / "out")
     with pytest.raises(OutputExists, match="max_count differs: 4 before, now 5"):
         _pack(place, "resume", max_count=5)
@@ -138,7 +138,7 @@ def test_other_options_are_refused(place: Path) -> None:
 
 @pytest.mark.parametrize("change", ["another list", "a class before the others"])
 def test_classes_keep_their_numbers(change: str, tmp_path: Path) -> None:
-    """A run that would give classes other numbers is refused; more classes after those that there are, are not."""
+    """A run that would change class numbers is refused; new classes are accepted."""
     write_tree(tmp_path / "in", {f"{label}/{at}.txt": b"x" for label in ("cat", "dog") for at in range(6)})
 
     def packed(if_exists: IfExists, classes: list[str] | None = None) -> Mapping[str, list[str]]:
@@ -148,7 +148,7 @@ def test_classes_keep_their_numbers(change: str, tmp_path: Path) -> None:
 
     assert packed("error") == {"cls": ["cat", "dog"]}
     if change == "another list":
-        with pytest.raises(OutputExists, match="class 0 of cls would be 'dog', and is 'cat'"):
+        with pytest.raises(OutputExists, match="class 0 of cls would be 'dog' instead of 'cat'"):
             packed("resume", ["dog", "cat"])
         return
     write_tree(tmp_path / "in", {"ant/1.txt": b"x"})
@@ -157,14 +157,14 @@ def test_classes_keep_their_numbers(change: str, tmp_path: Path) -> None:
     assert packed("resume", ["cat", "dog", "ant"]) == {"cls": ["cat", "dog", "ant"]}
 
 
-def test_a_split_that_is_gone(tmp_path: Path) -> None:
-    """A run over a source that has lost a whole split is refused: its shards would stay as if they were current."""
+def test_a_lost_split_is_refused(tmp_path: Path) -> None:
+    """A source without samples for a split is refused, because its shards would look current."""
     write_tree(tmp_path / "in", {f"{split}/cat/{at}.txt": b"x" for split in ("train", "val") for at in range(4)})
     options = CreateOptions(split_from_folder=True, workers=1)
     create(tmp_path / "in", tmp_path / "out" / "{split}-{0..}.tar", options)
     shutil.rmtree(tmp_path / "in" / "train")
     there = read_tree(tmp_path / "out")
-    with pytest.raises(OutputExists, match="no sample of train any more"):
+    with pytest.raises(OutputExists, match="no samples for existing splits: train"):
         create(tmp_path / "in", tmp_path / "out" / "{split}-{0..}.tar", replace(options, if_exists="resume"))
     assert read_tree(tmp_path / "out") == there
     (tmp_path / "out" / "train-x.tar").touch()
@@ -176,24 +176,24 @@ def test_a_split_that_is_gone(tmp_path: Path) -> None:
     assert {*there} - {*read_tree(tmp_path / "out")} == {"train.json", "train-0.tar", "train-0.index"}
 
 
-def test_an_earlier_run_of_another_plan(place: Path) -> None:
-    """Where a run without an end had other options, a note says that what it has finished is written again."""
+def test_an_unfinished_run_with_another_plan_is_noted(place: Path) -> None:
+    """If an unfinished run had other options, a note says that its shards are written again."""
     (place / "out" / "x.json").unlink()
     assert not any("earlier run" in note for note in _pack(place, "resume").notes)
     (place / "out" / "x.json").unlink()
     done = _pack(place, "resume", max_count=3)
-    assert any("left by an earlier run of other options" in note for note in done.notes)
+    assert any("written by an earlier run with other options" in note for note in done.notes)
 
 
-def test_options_that_nobody_recorded(place: Path) -> None:
-    """A dataset file that `index` made tells nothing of options: the samples decide."""
+def test_a_dataset_without_recorded_options(place: Path) -> None:
+    """A dataset file from `index` records no options, so only samples are compared."""
     (place / "out" / "x.json").unlink()
     index(place / "out")
     assert _pack(place, "resume").kept == 10
 
 
-def test_without_sidecars_the_number_of_samples_tells(place: Path) -> None:
-    """Where sidecars are gone, it is still seen that a plan has fewer samples than the dataset file."""
+def test_without_sidecars_sample_counts_are_compared(place: Path) -> None:
+    """Without sidecars, a plan with fewer samples than the dataset file is detected."""
     for path in (place / "out").glob("*.index"):
         path.unlink()
     assert _pack(place, "resume").changes == ResumeChanges(10, 0, 0, 0, 0, 40)
@@ -204,8 +204,8 @@ def test_without_sidecars_the_number_of_samples_tells(place: Path) -> None:
         _pack(place, "resume")
 
 
-def test_samples_that_a_function_makes(tmp_path: Path) -> None:
-    """With `--map`, whose keys no plan knows, the samples of the source are counted."""
+def test_samples_of_a_function_are_counted_by_source(tmp_path: Path) -> None:
+    """With `--map`, whose keys are unknown, source samples are counted."""
     write_tree(tmp_path / "in", _samples(range(_COUNT)))
     _pack(tmp_path, map="tests.mapped:doubled")
     assert _pack(tmp_path, "resume", map="tests.mapped:doubled").changes is not None
@@ -214,8 +214,8 @@ def test_samples_that_a_function_makes(tmp_path: Path) -> None:
         _pack(tmp_path, "resume", map="tests.mapped:doubled")
 
 
-def test_a_sample_in_another_split_is_not_gone(tmp_path: Path) -> None:
-    """What moves from one split to another is neither added nor removed."""
+def test_a_sample_that_moves_between_splits_is_not_removed(tmp_path: Path) -> None:
+    """A sample that moves to another split is neither added nor removed."""
     rows = [f"{number:03},text{number},{'a' if number < 20 else 'b'}" for number in range(_COUNT)]
     (tmp_path / "m.csv").write_text("key,text,split\n" + "\n".join(rows))
     options = CreateOptions(workers=1, values=("txt=text",), split_column="split", max_count=4)
@@ -228,8 +228,8 @@ def test_a_sample_in_another_split_is_not_gone(tmp_path: Path) -> None:
     assert (done.changes.samples_added, done.changes.samples_removed, done.samples) == (0, 0, _COUNT)
 
 
-def test_nothing_there(tmp_path: Path) -> None:
-    """Where no earlier run has left anything, nothing has changed."""
+def test_without_an_earlier_run_nothing_changes(tmp_path: Path) -> None:
+    """Without an earlier run, there are no changes."""
     write_tree(tmp_path / "in", _samples(range(4)))
     done = _pack(tmp_path, "resume")
     assert done.changes is None
@@ -237,7 +237,7 @@ def test_nothing_there(tmp_path: Path) -> None:
 
 
 def test_the_command_line(place: Path) -> None:
-    """It is exit code 5 with a remedy that works as it is written; the summary and the JSON tell what has gone."""
+    """The exit code is 5, the suggested command works, and summary and JSON report the removed samples."""
     _without(place, range(30, _COUNT))
     words = ["create", "in", "out/x-{000..}.tar", "--max-count", "4", "--workers", "1"]
     ran = typed(*words, "--resume", cwd=place)
@@ -247,7 +247,7 @@ def test_the_command_line(place: Path) -> None:
     assert "would keep 7, write 1 and remove 2 shards; add 0 and remove 10 samples" in planned.out
     done = typed(*words, "--resume", "--overwrite", cwd=place)
     assert done.code == 0
-    assert "removed 10 samples and 2 shards that were there before" in done.out
+    assert "removed 10 samples and 2 shards of the earlier run" in done.out
     _without(place, range(28, 30))
     document = json.loads(typed(*words, "--resume", "--json", cwd=place).out)
     assert document["changes"] == {"shards_kept": 7, "shards_written": 0, "shards_removed": 1, "samples_added": 0,
@@ -255,7 +255,7 @@ def test_the_command_line(place: Path) -> None:
 
 
 def test_trust_by_size_reads_nothing(place: Path) -> None:
-    """`--trust size` keeps shards by sizes and sidecars: other bytes of the same size are not seen, another size is."""
+    """`--trust size` keeps shards by size and sidecar; it detects other sizes, but not other bytes."""
     right = read_tree(place / "out")
     (place / "in" / "005.txt").write_bytes(b"TEXT OF 5")
     os.truncate(place / "out" / "x-003.tar", 0)
@@ -272,7 +272,7 @@ def test_trust_by_size_reads_nothing(place: Path) -> None:
 
 @pytest.mark.slow
 def test_a_compared_shard_is_trusted_from_then_on(tmp_path: Path) -> None:
-    """A shard that was found right by reading its source gets the time of that, so the next run need not read it."""
+    """A shard that was compared with its source gets a new time, so the next run does not read it."""
     source = Path(wsgiref.__file__).parent  # old, and imported by nothing that runs here
     output, options = f"{tmp_path}/x-{{000..}}.tar", CreateOptions(workers=1, include=("*.py",), max_count=2)
     create(source, output, options)

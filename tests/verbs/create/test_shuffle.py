@@ -1,4 +1,4 @@
-"""Laws of the shuffle of more than memory holds: whichever way samples are read, the shards are the same."""
+"""A shuffle larger than memory: both ways of reading give the same shards."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ _GIB = 2**30
 
 @dataclass(frozen=True)
 class Source:
-    """Files with payloads among bytes that nobody wants, and what is known of them."""
+    """Files with payloads among unused bytes, and their samples."""
 
     entries: SampleTable
     payloads: dict[int, bytes]  # of the SPAN rows
@@ -77,7 +77,7 @@ class Source:
 
 
 def write_packed(path: Path, data: bytes) -> None:
-    """Write a file, compressed if its name says so."""
+    """Write a file, compressed according to its name."""
     if path.suffix in (".gz", ".tgz"):
         path.write_bytes(gzip.compress(data, 1))
     elif path.suffix == ".zst":
@@ -87,12 +87,12 @@ def write_packed(path: Path, data: bytes) -> None:
         path.write_bytes(data)
 
 
-def made_source(
+def make_source(
     folder: Path, sizes: Sequence[tuple[int, int]], *, files: int = 2, ending: str = ".tar", gap: int = 700
 ) -> Source:
-    """Write samples of these two payload sizes, every third with a number besides, evenly into files.
+    """Write samples with these two payload sizes, and a number in every third, evenly into files.
 
-    In a file, the fields of a sample lie in another order than that of their names.
+    In a file, the fields of a sample are not sorted by name.
     """
     folder.mkdir(parents=True, exist_ok=True)
     chance = random.Random(len(sizes))  # noqa: S311 - the same bytes each time
@@ -142,7 +142,7 @@ def made_source(
     return Source(entries, payloads)
 
 
-def plan_of(entries: SampleTable, seed: int | None = 1, ending: str = "tar", **more: Any) -> Plan:
+def make_plan_of(entries: SampleTable, seed: int | None = 1, ending: str = "tar", **more: Any) -> Plan:
     """Return a plan for a few shards."""
     bounds = ShardBounds(max_count=more.pop("max_count", 7))
     return make_plan(entries, parse_pattern(f"out-{{000..}}.{ending}"), bounds, seed, **more)
@@ -150,7 +150,7 @@ def plan_of(entries: SampleTable, seed: int | None = 1, ending: str = "tar", **m
 
 @dataclass(frozen=True)
 class Packed:
-    """What became of a shard."""
+    """The content of a packed shard."""
 
     data: bytes
     field_crcs: bytes
@@ -175,13 +175,13 @@ def pack(plan: Plan, folder: Path, on_error: OnError = "stop") -> list[Packed]:
 
 
 @contextmanager
-def scattered(plans: list[Plan], temp: Path, pool: LocalPool, share: int = MEMORY, **more: Any) -> Iterator[list[Plan]]:
-    """Scatter, with `share` bytes of memory for each of as many workers as that takes; clean up as the caller must."""
+def scatter(plans: list[Plan], temp: Path, pool: LocalPool, share: int = MEMORY, **more: Any) -> Iterator[list[Plan]]:
+    """Scatter with `share` bytes of memory per worker; clean up like the caller must."""
     temp.mkdir(exist_ok=True)
     folder = Folder(str(temp))
     try:
         observer = more.pop("observer", Observer())
-        room = SpoolLimits(folder, SPOOL, MEMORY, MEMORY // share, more.pop("besides", 0))
+        room = SpoolLimits(folder, SPOOL, MEMORY, MEMORY // share, more.pop("other_bytes", 0))
         yield scatter_payloads(plans, room, pool, observer, **more)
     finally:
         folder.discard_staged([SPOOL])
@@ -190,7 +190,7 @@ def scattered(plans: list[Plan], temp: Path, pool: LocalPool, share: int = MEMOR
 
 @pytest.fixture
 def place() -> Iterator[Path]:
-    """Give a folder of our own, in memory where there is some: shards are made durable, which a disk takes long for."""
+    """Return a folder in memory if possible, because durable writes to disk are slow."""
     memory = "/dev/shm"  # noqa: S108 - only a place for a private folder
     folder = tempfile.mkdtemp(prefix="shardtool-scatter-", dir=memory if os.access(memory, os.W_OK) else None)
     yield Path(folder)
@@ -199,14 +199,14 @@ def place() -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def pools() -> Iterator[dict[int, LocalPool]]:
-    """Give pools of one, two and three workers."""
+    """Return pools of one, two and three workers."""
     with LocalPool(1, "spawn") as one, LocalPool(2, "spawn") as two, LocalPool(3, "spawn") as three:
         yield {1: one, 2: two, 3: three}
 
 
 @pytest.fixture
 def pool() -> Iterator[LocalPool]:
-    """Give a pool that may be used up by an error."""
+    """Return a pool that an error may make unusable."""
     with LocalPool(2, "fork") as fresh:
         yield fresh
 
@@ -228,26 +228,26 @@ def test_scattering_and_gathering_give_the_same_shards(  # noqa: PLR0913, PLR091
     place: Path, pools: dict[int, LocalPool], sizes: list[tuple[int, int]], seed: int | None, files: int, share: int,
     workers: int, ending: str, source_ending: str, entries_seed: int | None,
 ) -> None:  # fmt: skip
-    """For any memory, number of workers and format, compressed or not, and in whatever order samples are listed."""
-    plain = made_source(place / "plain", sizes, files=files)
-    packed = made_source(place / "packed", sizes, files=files, ending=source_ending)
+    """The shards are the same for any memory, number of workers, format, compression and order of samples."""
+    plain = make_source(place / "plain", sizes, files=files)
+    packed = make_source(place / "packed", sizes, files=files, ending=source_ending)
     order = np.arange(len(sizes)) if entries_seed is None else random_permutation(len(sizes), entries_seed)
-    gathered = pack(plan_of(plain.entries.take(order), seed, ending), place / "out")
-    plan = plan_of(packed.entries.take(order), seed, ending)
-    with scattered([plan], place / "temp", pools[workers], share) as plans:
+    gathered = pack(make_plan_of(plain.entries.take(order), seed, ending), place / "out")
+    plan = make_plan_of(packed.entries.take(order), seed, ending)
+    with scatter([plan], place / "temp", pools[workers], share) as plans:
         assert pack(plans[0], place / "out") == gathered
 
 
 @settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(sizes=SIZES, share=SHARES, shares=st.integers(1, 3))
-def test_every_payload_lies_where_the_plan_says(
+def test_the_spool_is_in_plan_order(
     place: Path, pools: dict[int, LocalPool], sizes: list[tuple[int, int]], share: int, shares: int
 ) -> None:
-    """And regions are no larger than memory allows, each of one shard, one after the other in the order of the plan."""
-    source = made_source(place, sizes)
+    """Payloads are in plan order; each region belongs to one shard and fits in memory."""
+    source = make_source(place, sizes)
     divided = [np.flatnonzero(np.arange(len(sizes)) % shares == at) for at in range(min(shares, len(sizes)))]
-    before = [plan_of(source.entries, 3, which=which) for which in divided]
-    with scattered(before, place / "temp", pools[2], share) as plans:
+    before = [make_plan_of(source.entries, 3, which=which) for which in divided]
+    with scatter(before, place / "temp", pools[2], share) as plans:
         spool = Path(os.fsdecode(plans[0].entries.known_spans.files[0].path)).read_bytes()
         assert len(spool) == sum(map(len, source.payloads.values()))
         end = 0
@@ -273,10 +273,10 @@ def test_every_payload_lies_where_the_plan_says(
                 end = last
 
 
-def test_buckets_are_as_large_as_may_be(place: Path, pools: dict[int, LocalPool]) -> None:
-    """Two regions next to each other, of one shard, are more than memory may hold."""
-    source = made_source(place, [(1000, 500)] * 300)
-    with scattered([plan_of(source.entries, max_count=150)], place / "temp", pools[1], 40_000) as plans:
+def test_buckets_are_as_large_as_possible(place: Path, pools: dict[int, LocalPool]) -> None:
+    """Two neighbouring regions of one shard would not fit in memory."""
+    source = make_source(place, [(1000, 500)] * 300)
+    with scatter([make_plan_of(source.entries, max_count=150)], place / "temp", pools[1], 40_000) as plans:
         regions = [
             np.frombuffer(build_shard_samples(plans[0], at).spans.regions, np.int64).reshape(-1, 2) for at in range(2)
         ]
@@ -289,12 +289,12 @@ def test_buckets_are_as_large_as_may_be(place: Path, pools: dict[int, LocalPool]
 
 @pytest.mark.parametrize("share", [MEMORY, 1000])
 def test_spans_far_apart_empty_or_shared(place: Path, pools: dict[int, LocalPool], share: int) -> None:
-    """What nobody wants may be empty, small or large, and several samples may want the same bytes."""
+    """Unused bytes can have any length, and samples can share bytes."""
     path = place / "in.tar"
     data = np.arange(5_000_000).astype(np.uint32).tobytes()[:5_000_000]
     path.write_bytes(data)
     places = [(0, 10), (10, 0), (10, 5), (4_000_000, 700), (4_000_000, 700), (4_000_100, 3), (4_999_990, 10)]
-    source = made_source(place / "made", [(1, 1)] * len(places))
+    source = make_source(place / "made", [(1, 1)] * len(places))
     entries = changed(
         source.entries.take_rows(np.flatnonzero(source.entries.rows.code == 0)),
         first=np.arange(len(places) + 1),
@@ -304,18 +304,18 @@ def test_spans_far_apart_empty_or_shared(place: Path, pools: dict[int, LocalPool
         files=(SpanFile(os.fsencode(path), len(data), path.stat().st_mtime_ns),),
         file=np.zeros(len(places), np.uint32),
     )
-    with scattered([plan_of(entries)], place / "temp", pools[1], share) as plans:
+    with scatter([make_plan_of(entries)], place / "temp", pools[1], share) as plans:
         spool = (place / "temp" / f".{SPOOL}.part").read_bytes()
         for at, (start, size) in zip(plans[0].entries.known_spans.offset.tolist(), places, strict=True):
             assert spool[at : at + size] == data[start : start + size]
-        assert pack(plans[0], place / "out") == pack(plan_of(entries), place / "out")
+        assert pack(plans[0], place / "out") == pack(make_plan_of(entries), place / "out")
 
 
-def test_remainders_are_read_from_the_spool_too(place: Path, pools: dict[int, LocalPool]) -> None:
-    """A plan for some places of a scattered one has the same bytes: of regions of which it wants much, and little."""
-    source = made_source(place, [(900, 300)] * 100)
-    plan, places = plan_of(source.entries, max_count=50), np.array([3, 60, *range(70, 90)])
-    with scattered([plan], place / "temp", pools[1], 40_000) as plans:
+def test_remaining_samples_are_read_from_the_spool(place: Path, pools: dict[int, LocalPool]) -> None:
+    """A plan for a part of the scattered samples gives the same bytes."""
+    source = make_source(place, [(900, 300)] * 100)
+    plan, places = make_plan_of(source.entries, max_count=50), np.array([3, 60, *range(70, 90)])
+    with scatter([plan], place / "temp", pools[1], 40_000) as plans:
         again = plans[0].again(places)
         assert len(build_shard_samples(again, 0).spans.regions) == 2 * 16, "two of five regions are worth it"
         assert pack(again, place / "out") == pack(plan.again(places), place / "out")
@@ -326,9 +326,9 @@ def _system_calls() -> int:
 
 
 def test_packing_reads_regions_whole(place: Path, pools: dict[int, LocalPool]) -> None:
-    """A system call a region, not one a sample."""
-    source = made_source(place, [(300, 300)] * 600)
-    with scattered([plan_of(source.entries, max_count=200)], place / "temp", pools[1], 100_000) as plans:
+    """Packing uses one system call per region, not one per sample."""
+    source = make_source(place, [(300, 300)] * 600)
+    with scatter([make_plan_of(source.entries, max_count=200)], place / "temp", pools[1], 100_000) as plans:
         regions = sum(len(build_shard_samples(plans[0], shard).spans.regions) // 16 for shard in range(3))
         before = _system_calls()
         pack(plans[0], place / "out")
@@ -336,8 +336,8 @@ def test_packing_reads_regions_whole(place: Path, pools: dict[int, LocalPool]) -
         assert _system_calls() - before < regions + 30  # the test's own
 
 
-def test_a_region_that_cannot_be_read(place: Path) -> None:
-    """Leaves those before it as they are."""
+def test_an_unreadable_region(place: Path) -> None:
+    """Earlier samples are not affected."""
     path = place / "spool"
     path.write_bytes(bytes(range(200)))
     into = memoryview(bytearray(4))
@@ -350,8 +350,8 @@ def test_a_region_that_cannot_be_read(place: Path) -> None:
         assert bytes(into) == bytes(range(10, 14))
 
 
-class _Told(Observer):
-    """Keeps what it is told."""
+class _RecordingObserver(Observer):
+    """Records its calls."""
 
     def __init__(self) -> None:
         self.details: list[str] = []
@@ -371,10 +371,10 @@ class _Told(Observer):
 
 
 @pytest.mark.parametrize("share", [MEMORY, 1000])
-def test_the_first_pass_is_told_of(place: Path, pools: dict[int, LocalPool], share: int) -> None:
-    """Before it begins, with what it moves and where to; then of every byte, once."""
-    source, told = made_source(place, [(300, 700)] * 70), _Told()
-    with scattered([plan_of(source.entries)], place / "temp", pools[2], share, observer=told):
+def test_progress_of_the_first_pass(place: Path, pools: dict[int, LocalPool], share: int) -> None:
+    """The observer learns the size and the location first, then of every byte once."""
+    source, told = make_source(place, [(300, 700)] * 70), _RecordingObserver()
+    with scatter([make_plan_of(source.entries)], place / "temp", pools[2], share, observer=told):
         pass
     buckets = 10 if share == MEMORY else 70
     assert told.details == [f"first pass of two: 70 kB to {buckets} buckets in {place}/temp"]
@@ -390,8 +390,8 @@ def test_the_first_pass_is_told_of(place: Path, pools: dict[int, LocalPool], sha
 def test_a_flipped_byte_is_found_in_the_first_pass(
     place: Path, pool: LocalPool, size: int, ending: str, at: int
 ) -> None:
-    """With its place, whether the payload fits memory or not."""
-    source = made_source(place, [(size, size)] * 12)
+    """The error contains the offset, whether the payload fits in memory or not."""
+    source = make_source(place, [(size, size)] * 12)
     rows = np.flatnonzero(source.entries.rows.code == 2)
     row = int(rows[9])
     offset, path = int(source.entries.known_spans.offset[row]), source.paths[1]
@@ -403,14 +403,14 @@ def test_a_flipped_byte_is_found_in_the_first_pass(
     fact = path.stat()
     files = (source.entries.known_spans.files[0], SpanFile(os.fsencode(path), fact.st_size, fact.st_mtime_ns))
     entries = changed(source.entries, files=files)
-    with pytest.raises(CorruptShard) as raised, scattered([plan_of(entries)], place / "temp", pool, 40_000):
+    with pytest.raises(CorruptShard) as raised, scatter([make_plan_of(entries)], place / "temp", pool, 40_000):
         pass
     payload = bytearray(source.payloads[row])
     payload[at] ^= 1
     wrong, wanted = crc32c(payload), crc32c(source.payloads[row])
     assert raised.value.where == str(path)
     assert raised.value.found == (f"k/00009: at {offset:,}: field 'txt' has the CRC-32C {wrong:08x}, not {wanted:08x}")
-    assert "Nothing of it was copied" in raised.value.remedy
+    assert "This file was not copied" in raised.value.remedy
 
 
 def _flipped(source: Source) -> None:
@@ -443,29 +443,31 @@ def _all(source: Source) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("damage", [_flipped, _touched, _removed, _cut, _all])
 @pytest.mark.parametrize("share", [MEMORY, 3000])
-def test_the_same_is_left_out(place: Path, pool: LocalPool, damage: Callable[[Source], None], share: int) -> None:
-    """Where bad samples may be left out, the same shards come of it, and the same is told of what was left out."""
-    source = made_source(place, [(900, 1500)] * 30, files=3)
+def test_the_same_samples_are_skipped(
+    place: Path, pool: LocalPool, damage: Callable[[Source], None], share: int
+) -> None:
+    """If damaged samples are skipped, both methods give the same shards and the same list."""
+    source = make_source(place, [(900, 1500)] * 30, files=3)
     damage(source)
-    plan = plan_of(source.entries)
+    plan = make_plan_of(source.entries)
     gathered = pack(plan, place / "out", "skip")
     assert any(one.skipped for one in gathered)
-    with scattered([plan], place / "temp", pool, share, on_error="skip") as plans:
+    with scatter([plan], place / "temp", pool, share, on_error="skip") as plans:
         assert pack(plans[0], place / "out", "skip") == gathered
 
 
 @pytest.mark.parametrize("seed", [None, 1])
 def test_a_span_beyond_the_end(place: Path, pool: LocalPool, seed: int | None) -> None:
-    """An index that tells of more than there is ends the first pass, or costs that sample and no other."""
-    source = made_source(place, [(900, 1500)] * 30, files=3)
+    """An offset beyond the end stops the first pass, or skips only that sample."""
+    source = make_source(place, [(900, 1500)] * 30, files=3)
     size = source.entries.rows.size.copy()
     size[-2] += 10_000
-    plan = plan_of(changed(source.entries, size=size), seed, max_count=20)
+    plan = make_plan_of(changed(source.entries, size=size), seed, max_count=20)
     gathered = pack(plan, place / "out", "skip")
     assert sum(len(one.skipped) for one in gathered) == 1
-    with pytest.raises(SampleFailed, match=r"in-2\.tar: ends at .* too early"), scattered([plan], place / "t", pool):
+    with pytest.raises(SampleFailed, match=r"in-2\.tar: ends at .* too early"), scatter([plan], place / "t", pool):
         pass
-    with LocalPool(1, "fork") as another, scattered([plan], place / "t", another, on_error="skip") as plans:
+    with LocalPool(1, "fork") as another, scatter([plan], place / "t", another, on_error="skip") as plans:
         assert pack(plans[0], place / "out", "skip") == gathered
 
 
@@ -478,10 +480,10 @@ def test_a_span_beyond_the_end(place: Path, pool: LocalPool, seed: int | None) -
     ],
 )
 def test_a_source_that_changed(place: Path, pool: LocalPool, damage: Callable[[Source], None], said: str) -> None:
-    """A file that is not the one that was listed ends the first pass, by its name."""
-    source = made_source(place, [(900, 1500)] * 30)
+    """A file that changed after listing stops the first pass and is named."""
+    source = make_source(place, [(900, 1500)] * 30)
     damage(source)
-    with pytest.raises(SampleFailed, match=said) as raised, scattered([plan_of(source.entries)], place / "t", pool):
+    with pytest.raises(SampleFailed, match=said) as raised, scatter([make_plan_of(source.entries)], place / "t", pool):
         pass
     assert raised.value.where in map(str, source.paths)
 
@@ -490,8 +492,8 @@ def test_a_source_that_changed(place: Path, pool: LocalPool, damage: Callable[[S
 @pytest.mark.parametrize("on_error", ["stop", "skip"])
 @pytest.mark.parametrize("ending", ENDINGS[1:])
 def test_a_damaged_compressed_file(place: Path, pool: LocalPool, ending: str, on_error: OnError) -> None:
-    """Ends the run by its name, whatever may be left out: nobody can tell what lies behind the damage."""
-    source = made_source(place, [(900, 1500)] * 30, ending=ending)
+    """It always stops the run, because data after the damage is unreadable."""
+    source = make_source(place, [(900, 1500)] * 30, ending=ending)
     path, file = source.paths[1], source.entries.known_spans.files[1]
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
@@ -499,7 +501,7 @@ def test_a_damaged_compressed_file(place: Path, pool: LocalPool, ending: str, on
     os.utime(path, ns=(file.mtime_ns, file.mtime_ns))
     with (
         pytest.raises(CorruptShard) as raised,
-        scattered([plan_of(source.entries)], place / "temp", pool, on_error=on_error),
+        scatter([make_plan_of(source.entries)], place / "temp", pool, on_error=on_error),
     ):
         pass
     assert raised.value.where == str(path)
@@ -522,9 +524,9 @@ def disk(place: Path) -> Iterator[Path]:
 
 
 def test_a_temporary_folder_that_is_too_small(place: Path, disk: Path, pool: LocalPool) -> None:
-    """Is refused before a byte is written, with what is free and what is needed."""
-    source = made_source(place, [(30_000, 30_000)] * 20)
-    with pytest.raises(OutputFailed) as raised, scattered([plan_of(source.entries)], disk, pool):
+    """It is refused before anything is written, with the free and the required space."""
+    source = make_source(place, [(30_000, 30_000)] * 20)
+    with pytest.raises(OutputFailed) as raised, scatter([make_plan_of(source.entries)], disk, pool):
         pass
     assert raised.value.where == str(disk)
     assert raised.value.found == "1.05 MB free, 1.2 MB needed for the two passes of a shuffle"
@@ -547,12 +549,12 @@ class _Filling(Observer):
 
 @pytest.mark.parametrize("room", [0, 4096, 400_000])
 def test_a_temporary_folder_that_fills_up(place: Path, disk: Path, pool: LocalPool, room: int) -> None:
-    """Ends the run with the folder's name and what to do, and leaves nothing."""
-    source = made_source(place, [(20_000, 20_000)] * 20)
+    """The run fails with the folder and advice, and leaves nothing."""
+    source = make_source(place, [(20_000, 20_000)] * 20)
     observer = _Filling(disk, room)
     with (
         pytest.raises(OutputFailed) as raised,
-        scattered([plan_of(source.entries)], disk, pool, 100_000, observer=observer),
+        scatter([make_plan_of(source.entries)], disk, pool, 100_000, observer=observer),
     ):
         pass
     assert raised.value.where == str(disk)
@@ -562,14 +564,14 @@ def test_a_temporary_folder_that_fills_up(place: Path, disk: Path, pool: LocalPo
 
 
 def test_a_limit_of_file_sizes(place: Path, pool: LocalPool) -> None:
-    """`ulimit -f` is told of in the same way."""
-    source = made_source(place, [(20_000, 20_000)] * 20)
+    """`ulimit -f` gives the same error."""
+    source = make_source(place, [(20_000, 20_000)] * 20)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     try:
         resource.setrlimit(resource.RLIMIT_FSIZE, (500_000, limits[1]))
         with (
             pytest.raises(OutputFailed, match="file too large"),
-            scattered([plan_of(source.entries)], place / "temp", pool),
+            scatter([make_plan_of(source.entries)], place / "temp", pool),
         ):
             pass
     finally:
@@ -578,11 +580,11 @@ def test_a_limit_of_file_sizes(place: Path, pool: LocalPool) -> None:
 
 
 def test_no_temporary_folder(place: Path, pool: LocalPool) -> None:
-    """A folder that is not there is named."""
-    source = made_source(place, [(20, 20)] * 20)
+    """A missing folder is named."""
+    source = make_source(place, [(20, 20)] * 20)
     with pytest.raises(OutputFailed, match="no such file or directory") as raised:
         scatter_payloads(
-            [plan_of(source.entries)], SpoolLimits(Folder(str(place / "gone")), SPOOL, MEMORY, 1), pool, Observer()
+            [make_plan_of(source.entries)], SpoolLimits(Folder(str(place / "gone")), SPOOL, MEMORY, 1), pool, Observer()
         )
     assert raised.value.where == str(place / "gone")
 
@@ -602,12 +604,12 @@ def _children() -> set[int]:
 @pytest.mark.slow
 @pytest.mark.parametrize(("count", "size"), [(1200, 80_000), (100_000, 10)])
 def test_workers_stay_within_the_memory(place: Path, count: int, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both passes take no more of each worker than its share, for many small payloads and for one above all memory."""
+    """Neither pass exceeds a worker's share, with many small payloads or one larger than the memory."""
     monkeypatch.setattr("os.sched_getaffinity", lambda _pid: {0, 1}, raising=False)  # two workers from the start
     path, memory, large = place / "in.tar", 16 * 10**6, 40 * 10**6
     path.touch()
     os.truncate(path, count * size + large)
-    few = made_source(place / "few", [(9, 9)] * 20).entries
+    few = make_source(place / "few", [(9, 9)] * 20).entries
     entries = flat_entries(
         [b"%06d" % at for at in range(count + 1)],
         [1] * (count + 1),
@@ -620,9 +622,9 @@ def test_workers_stay_within_the_memory(place: Path, count: int, size: int, monk
     before = _children()
     with LocalPool(2, "spawn") as pool:
         workers = sorted(_children() - before)
-        _pack_all(plan_of(few), place, pool)
+        _pack_all(make_plan_of(few), place, pool)
         base = _peaks(workers)
-        _both_passes(plan_of(entries, max_count=1000), place, pool, memory)
+        _both_passes(make_plan_of(entries, max_count=1000), place, pool, memory)
         grown = [after - at_first for after, at_first in zip(_peaks(workers), base, strict=True)]
     assert len(grown) == 2
     assert max(grown) <= memory // 2
@@ -649,45 +651,45 @@ def _pack_all(plan: Plan, out: Path, pool: LocalPool) -> None:
 
 
 def _method(source: Source, plans: list[Plan] | None = None, **more: Any) -> Any:
-    asked = {"workers": 2, "packed": False, "asked": "auto", **more}
-    return choose_read_strategy(plans or [plan_of(source.entries)], **asked)
+    arguments = {"workers": 2, "is_compressed": False, "requested": "auto", **more}
+    return choose_read_strategy(plans or [make_plan_of(source.entries)], **arguments)
 
 
-@pytest.mark.parametrize("asked", ["auto", "gather", "scatter"])
-def test_samples_in_the_order_of_their_files(place: Path, asked: str) -> None:
-    """Need no method, whatever the order of the files, and whichever samples are chosen."""
-    source = made_source(place, [(10, 10)] * 100, files=4)
+@pytest.mark.parametrize("method", ["auto", "gather", "scatter"])
+def test_samples_in_file_order_need_no_method(place: Path, method: str) -> None:
+    """This holds for any order of files and any subset of samples."""
+    source = make_source(place, [(10, 10)] * 100, files=4)
     files_swapped = np.concatenate((np.arange(50, 100), np.arange(50)))
     some = np.flatnonzero(random_permutation(100, 1) < 30)
     for order in (None, files_swapped, some):
-        plan = plan_of(source.entries, None, which=order)
-        assert _method(source, [plan], asked=asked).name == "order"
-    swapped = plan_of(source.entries.take(files_swapped), None)
-    assert choose_read_strategy([swapped], workers=1, packed=False, asked="auto").name == "order"
+        plan = make_plan_of(source.entries, None, which=order)
+        assert _method(source, [plan], requested=method).name == "order"
+    swapped = make_plan_of(source.entries.take(files_swapped), None)
+    assert choose_read_strategy([swapped], workers=1, is_compressed=False, requested="auto").name == "order"
     offsets = source.entries.known_spans.offset
     in_turn = np.argsort(offsets[source.entries.rows.code == 2])  # forward in each file, but one a file in turn
     for order in (random_permutation(100, 1), in_turn):
-        assert _method(source, [plan_of(source.entries, None, which=order)], asked="gather").name == "gather"
+        assert _method(source, [make_plan_of(source.entries, None, which=order)], requested="gather").name == "gather"
 
 
-def test_compressed_shards(place: Path) -> None:
-    """Can only be scattered, even in the order in which they lie."""
-    source = made_source(place, [(10, 10)] * 100, ending=".tar.gz")
-    for plan in (plan_of(source.entries), plan_of(source.entries, None)):
-        for asked in ("auto", "scatter"):
-            method = _method(source, [plan], packed=True, asked=asked)
-            assert method.name == "scatter"
-            assert "compressed" in method.note
+def test_compressed_shards_are_scattered(place: Path) -> None:
+    """They cannot be gathered, even in file order."""
+    source = make_source(place, [(10, 10)] * 100, ending=".tar.gz")
+    for plan in (make_plan_of(source.entries), make_plan_of(source.entries, None)):
+        for method in ("auto", "scatter"):
+            strategy = _method(source, [plan], is_compressed=True, requested=method)
+            assert strategy.name == "scatter"
+            assert "compressed" in strategy.note
 
 
-@pytest.mark.parametrize("asked", ["gather", "scatter"])
-def test_who_asks_for_a_method_gets_it(place: Path, asked: str) -> None:
-    """Without measuring anything."""
-    assert _method(made_source(place, [(10, 10)] * 100), asked=asked).name == asked
+@pytest.mark.parametrize("method", ["gather", "scatter"])
+def test_a_requested_method_is_used(place: Path, method: str) -> None:
+    """Nothing is measured."""
+    assert _method(make_source(place, [(10, 10)] * 100), requested=method).name == method
 
 
 def test_little_memory_is_refused() -> None:
-    """With what is needed, before anything else."""
+    """The error gives the required memory, before anything else happens."""
     with pytest.raises(InvalidRequest, match=r"memory: 16 MB; expected 16 MB or more"):
         ReshardOptions(memory=16 * 10**6 - 1)
     with pytest.raises(InvalidRequest, match="memory: 1 MB"):
@@ -695,40 +697,42 @@ def test_little_memory_is_refused() -> None:
 
 
 def test_few_samples_are_gathered(place: Path) -> None:
-    """To measure would cost more."""
-    method = _method(made_source(place, [(10, 10)] * 50))
+    """Measuring would cost more."""
+    method = _method(make_source(place, [(10, 10)] * 50))
     assert (method.name, method.note) == ("gather", "")
 
 
-def test_what_is_measured_is_told(place: Path) -> None:
-    """The note says what a sample costs, and of two passes how much they move."""
-    method = _method(made_source(place, [(1000, 3000)] * 500))
-    cost = r"a sample costs \d+(\.\d+)? [um]s to read at random here"
-    told = {"gather": f"shuffled by gathering: {cost}", "scatter": f"shuffled in two passes over 2 MB: {cost}"}
+def test_measured_costs_are_logged(place: Path) -> None:
+    """The log gives the cost of a sample, and the size of two passes."""
+    method = _method(make_source(place, [(1000, 3000)] * 500))
+    cost = r"a random read takes \d+(\.\d+)? [um]s per sample"
+    told = {"gather": f"reading samples by offset: {cost}", "scatter": f"shuffled in two passes over 2 MB: {cost}"}
     assert re.fullmatch(told[method.name], method.note)
 
 
 def test_a_source_that_cannot_be_measured_is_gathered(place: Path) -> None:
-    """Packing tells better what is wrong with it."""
-    source = made_source(place, [(10, 10)] * 100)
+    """Packing reports the error."""
+    source = make_source(place, [(10, 10)] * 100)
     _removed(source)
     assert _method(source).name == "gather"
 
 
 @pytest.mark.parametrize(("size", "name"), [(10_000, "scatter"), (5_000_000, "gather")])
-def test_in_a_store_requests_are_weighed(size: int, name: str, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of shards in a store nothing is measured: the same job is always done in the same way, which a note says."""
+def test_store_requests_have_an_assumed_cost(
+    size: int, name: str, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is measured in a store, so the same job always makes the same choice, which the log explains."""
     monkeypatch.setattr(read_cost, "measure_read_cost", None)
-    source = made_source(place, [(10, 10)] * 100)
-    plan, spans, rows = plan_of(source.entries), source.entries.known_spans, source.entries.rows
+    source = make_source(place, [(10, 10)] * 100)
+    plan, spans, rows = make_plan_of(source.entries), source.entries.known_spans, source.entries.rows
     files = tuple(one._replace(path=b"s3://bucket/%d.tar" % at, size=100 * size) for at, one in enumerate(spans.files))
     sizes = np.where(rows.kind == SPAN, size, rows.size)
     far = replace(source.entries, rows=replace(rows, size=sizes), spans=replace(spans, files=files))
     plans = [replace(plan, entries=far)]
-    found = [choose_read_strategy(plans, workers=workers, packed=False, asked="auto") for workers in (1, 64)]
+    found = [choose_read_strategy(plans, workers=workers, is_compressed=False, requested="auto") for workers in (1, 64)]
     assert found[0] == found[1]
     assert found[0].name == name
-    assert "100 requests, one a sample, are weighed as 30 ms each" in found[0].note
+    assert "assuming 30 ms for each of 100 requests, one per sample" in found[0].note
 
 
 @pytest.mark.parametrize(
@@ -741,8 +745,8 @@ def test_in_a_store_requests_are_weighed(size: int, name: str, place: Path, monk
         (30e-3, 1 / 100e6, 110_000, False),  # far away
     ],
 )
-def test_what_costs_less(sample_s: float, byte_s: float, size: int, pays: bool) -> None:  # noqa: FBT001 - a table
-    """Samples are gathered where that takes less time than moving all bytes twice."""
+def test_the_cheaper_method_is_chosen(sample_s: float, byte_s: float, size: int, pays: bool) -> None:  # noqa: FBT001 - a table
+    """Samples are gathered if that takes less time than moving all bytes twice."""
     count = 10**6
     assert is_gathering_cheaper(count, count * size, count * size, 2, ReadCost(sample_s, byte_s)) is pays
 
@@ -758,19 +762,19 @@ def test_what_costs_less(sample_s: float, byte_s: float, size: int, pays: bool) 
         (2, "2000 ms"),
     ],
 )
-def test_times_are_shown(seconds: float, shown: str) -> None:
-    """In two digits or so, with a unit."""
+def test_times_are_formatted(seconds: float, shown: str) -> None:
+    """Times have about two digits and a unit."""
     assert format_time(seconds) == shown
 
 
 # The shuffle itself.
 
 
-def _strange(order: NDArray[np.int64]) -> float:
-    """Return how unlikely an order is as a uniform shuffle, in standard deviations: the most of three measures.
+def _measure_bias(order: NDArray[np.int64]) -> float:
+    """Return how unlikely an order is as a uniform shuffle, in standard deviations: the maximum of three measures.
 
-    The correlation of places, a chi-square of tenths of the source by tenths of the target, and another of the orders
-    in which four neighbours come.
+    They are the correlation of positions, a chi-square of tenths of the source by tenths of the target, and one of the
+    orders of four neighbours.
     """
     count = len(order)
     places = np.empty(count, np.int64)
@@ -790,26 +794,26 @@ def _chi_square(counts: NDArray[np.int64], freedom: int) -> float:
 @pytest.mark.parametrize("seed", [0, 1, 2, 7, 12345, -5, 2**40])
 @pytest.mark.parametrize("count", [10_000, 100_000])
 def test_a_shuffle_is_uniform(count: int, seed: int) -> None:
-    """Where a sample comes to lie tells nothing of where it was."""
-    assert _strange(random_permutation(count, seed)) < 5
+    """The position of a sample in the source does not predict its position in the output."""
+    assert _measure_bias(random_permutation(count, seed)) < 5
 
 
-def test_all_orders_are_as_likely() -> None:
-    """Over many seeds, four samples come in each of their 24 orders as often."""
+def test_all_orders_are_equally_likely() -> None:
+    """Over many seeds, four samples appear equally often in each of their 24 orders."""
     orders = np.array([random_permutation(4, seed) for seed in range(6000)]) @ np.array([64, 16, 4, 1])
     patterns = np.unique(orders, return_counts=True)[1]
     assert len(patterns) == 24
     assert _chi_square(patterns, 23) < 5
 
 
-def _within_shards(count: int) -> NDArray[np.int64]:
+def _shuffle_within_shards(count: int) -> NDArray[np.int64]:
     """Shuffle shards, and the samples of each."""
     size = count // 20
     return np.concatenate([shard * size + random_permutation(size, int(shard)) for shard in random_permutation(20, 1)])
 
 
-def _through_a_buffer(count: int) -> NDArray[np.int64]:
-    """Shuffle as streams are: through a buffer of a hundredth of all samples."""
+def _shuffle_through_a_buffer(count: int) -> NDArray[np.int64]:
+    """Shuffle like a stream, through a buffer of a hundredth of all samples."""
     chance, buffer, out = random.Random(1), list(range(count // 100)), []  # noqa: S311
     for sample in range(count // 100, count):
         at = chance.randrange(len(buffer))
@@ -819,20 +823,20 @@ def _through_a_buffer(count: int) -> NDArray[np.int64]:
     return np.array(out + buffer)
 
 
-def _by_pairs(count: int) -> NDArray[np.int64]:
+def _shuffle_by_pairs(count: int) -> NDArray[np.int64]:
     """Shuffle pairs of neighbours."""
     pairs = random_permutation(count // 2, 1)
     return np.column_stack((2 * pairs, 2 * pairs + 1)).ravel()
 
 
 def _cut_deck(count: int) -> NDArray[np.int64]:
-    """Start elsewhere."""
+    """Rotate the order."""
     return np.roll(np.arange(count), count // 3)
 
 
-@pytest.mark.parametrize("broken", [_within_shards, _through_a_buffer, _by_pairs, _cut_deck])
-def test_what_is_no_shuffle_is_found_out(broken: Callable[[int], NDArray[np.int64]]) -> None:
-    """The measures tell a global shuffle from what is often called one."""
+@pytest.mark.parametrize("broken", [_shuffle_within_shards, _shuffle_through_a_buffer, _shuffle_by_pairs, _cut_deck])
+def test_the_measures_detect_weak_shuffles(broken: Callable[[int], NDArray[np.int64]]) -> None:
+    """The measures distinguish a global shuffle from common substitutes."""
     order = broken(10_000)
     assert sorted(order.tolist()) == list(range(10_000))
-    assert _strange(order) > 50
+    assert _measure_bias(order) > 50

@@ -42,7 +42,7 @@ def test_shards_are_scanned_once(dataset: Path, caplog: pytest.LogCaptureFixture
     for path in [dataset, *dataset.parent.glob("*.index")]:
         path.unlink()
     assert read_speed(str(dataset.parent)).shards == 4
-    assert len([one for one in caplog.records if "walked in" in one.getMessage()]) == 1
+    assert len([one for one in caplog.records if "scanned in" in one.getMessage()]) == 1
 
 
 def test_a_speed_is_an_amount_per_second() -> None:
@@ -62,12 +62,12 @@ def test_shards_are_large_enough() -> None:
 
 def test_the_text_reports_speeds_and_a_shard_size() -> None:
     """The text reports each speed, and a better shard size unless there is only one shard."""
-    opening = "opening one takes 1.0 ms, 50% of a stream's time"
+    opening = "opening one takes 1.0 ms, 50% of the reading time"
     assert read_speed_text(_MADE).splitlines() == [
         "out.json",
         "stream          1 GB/s          500 samples/s  shuffled, fields as bytes",
-        "random          2 MB/s          100 samples/s  from anywhere, 64 at a time",
-        f"shards    10 shards of 1 MB on average; {opening}: better 9 MB or more",
+        "random          2 MB/s          100 samples/s  random samples, 64 at a time",
+        f"shards    10 shards of 1 MB on average; {opening}: use 9 MB or more",
     ]
     enough = read_speed_text(_MADE._replace(opening=0.0, decoded=_MADE.random)).splitlines()
     assert "decoded in one thread" in enough[3]

@@ -47,8 +47,8 @@ def test_a_damaged_dataset_file_is_not_called_none(damage: slice, place: Path) -
     for words in (["verify", "o/o.json"], ["copy", "o/o.json", "c"], ["reshard", "o/o.json", "r/r-{0..}.tar"]):
         ran = typed(*words, "--workers", "1", cwd=place)
         assert ran.code in (3, 4)
-        assert "no dataset file" not in ran.out + ran.err
-    assert "coco.json: no dataset file" in typed("verify", "coco.json", cwd=place).err
+        assert "not a dataset file" not in ran.out + ran.err
+    assert "coco.json: not a dataset file" in typed("verify", "coco.json", cwd=place).err
 
 
 @pytest.mark.parametrize("dataset", ["o", "o/o.json", "o/*.json", "o/*.tar", "o/o-{0..}.tar"])

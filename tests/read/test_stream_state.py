@@ -1,4 +1,4 @@
-"""A stream goes on where it was: the state of any rank is that of all."""
+"""A stream resumes: the state of any rank is the state of all."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> shardtool.Dataset:
 
 
 def _steps(streams: list[shardtool.Stream], most: int | None) -> list[str]:
-    """Return the keys that ranks read, a sample each at each step; most: after so many steps they are killed."""
+    """Return the keys that ranks read, one sample per step each, for at most `most` steps."""
     readers = [iter(stream) for stream in streams]
     found: list[str] = []
     while most is None or most:
@@ -57,23 +57,23 @@ def _steps(streams: list[shardtool.Stream], most: int | None) -> list[str]:
 
 
 def test_json() -> None:
-    """A state is a few numbers, and goes through JSON unchanged."""
+    """A state is a few numbers, and survives JSON."""
     given = STATE.to_json()
     assert given == {
         "version": 1, "fingerprint": "made", "shuffle": "full", "seed": 7, "epoch": 3, "parts": 8, "window": 4,
         "position": 42,
     }  # fmt: skip
-    assert StreamState.of(json.loads(json.dumps(given)), VIEW) == STATE
+    assert StreamState.from_json(json.loads(json.dumps(given)), VIEW) == STATE
     of_ranks = STATE._replace(options=replace(STATE.options, ranks=2))
     assert of_ranks.to_json() == {**given, "version": 2, "ranks": 2}
-    assert StreamState.of(json.loads(json.dumps(of_ranks.to_json())), VIEW) == of_ranks
+    assert StreamState.from_json(json.loads(json.dumps(of_ranks.to_json())), VIEW) == of_ranks
 
 
 def test_end_of_an_epoch() -> None:
-    """At the end of an epoch, the state is that of the start of the next one."""
-    assert StreamState.at(VIEW, STATE.options, 99, 100).position == 99
+    """At the end of an epoch, the state is the start of the next one."""
+    assert StreamState.at_position(VIEW, STATE.options, 99, 100).position == 99
     for end in (96, 100, 104):
-        after = StreamState.at(VIEW, STATE.options, end, end)
+        after = StreamState.at_position(VIEW, STATE.options, end, end)
         assert (after.options.epoch, after.position) == (4, 0)
 
 
@@ -86,7 +86,7 @@ def test_end_of_an_epoch() -> None:
         ({"version": 2}, "the state: no ranks"),
         ({"version": 2, "ranks": 3}, "parts: 8; expected a multiple of 3 ranks"),
         ({"version": 2, "ranks": -1}, "ranks: -1"),
-        ({"fingerprint": "b2:other"}, "of other samples: fingerprint b2:other; expected made"),
+        ({"fingerprint": "b2:other"}, "belongs to other samples, with fingerprint b2:other; expected made"),
         ({"fingerprint": 3}, "fingerprint of the state: 3; expected text"),
         ({"position": 100}, "position of the state: 100; expected 0 to 99"),
         ({"position": -1}, "position of the state: -1; expected 0 to 99"),
@@ -99,22 +99,22 @@ def test_end_of_an_epoch() -> None:
         ({"shuffle": [1]}, r"shuffle: \[1\]"),
     ],
 )
-def test_states_that_cannot_be(change: dict[str, object], found: str) -> None:
-    """A state with a value that cannot be, or one of other samples, is refused, and the message says which."""
+def test_invalid_states(change: dict[str, object], found: str) -> None:
+    """The error names the invalid value, or other samples."""
     with pytest.raises(InvalidRequest, match=found):
-        StreamState.of({**STATE.to_json(), **change}, VIEW)
+        StreamState.from_json({**STATE.to_json(), **change}, VIEW)
 
 
-def test_what_is_no_state() -> None:
-    """What is no state at all is refused, and so is one that lacks something, by its name."""
+def test_incomplete_states() -> None:
+    """The error names the missing value."""
     with pytest.raises(InvalidRequest, match="the state: a list; expected a dictionary"):
-        StreamState.of([1], VIEW)
+        StreamState.from_json([1], VIEW)
     with pytest.raises(InvalidRequest, match="version of the state: 'none'"):
-        StreamState.of({}, VIEW)
+        StreamState.from_json({}, VIEW)
     for key in STATE.to_json():
         short = {name: value for name, value in STATE.to_json().items() if name != key}
         with pytest.raises(InvalidRequest, match=key):
-            StreamState.of(short, VIEW)
+            StreamState.from_json(short, VIEW)
 
 
 @settings(max_examples=15, deadline=None)
@@ -124,13 +124,12 @@ def test_what_is_no_state() -> None:
     ranks=st.integers(1, 9),
     parts=st.sampled_from([None, 4]),
 )
-def test_killed_and_resumed(
+def test_resumes_with_other_ranks(
     dataset: shardtool.Dataset, worlds: list[tuple[int, int]], shuffle: Shuffle, ranks: int, parts: int | None
 ) -> None:
-    """Runs that are killed in mid-epoch and go on with other ranks read each sample once, in one order.
+    """Runs interrupted within an epoch and resumed with other ranks read each sample once, in one order.
 
-    Each goes on from the state of a rank of the one before, whatever order it asks for itself, and for however many
-    ranks the order was made first.
+    Each run continues from the state of any rank of the previous one, whatever order it was created with.
     """
     state = dataset.stream(shuffle=shuffle, seed=5, rank=0, world_size=ranks, buffer=40, parts=parts).state_dict()
     first = dataset.stream(rank=0, world_size=1)
@@ -155,7 +154,7 @@ def test_killed_and_resumed(
 
 
 class World(NamedTuple):
-    """Ranks with loader workers, which are killed after some batches."""
+    """Ranks with loader workers, interrupted after some batches."""
 
     ranks: int
     workers: int
@@ -164,9 +163,9 @@ class World(NamedTuple):
 
 
 def _batches(stream: shardtool.Stream, world: World) -> Iterator[list[str]]:
-    """Yield the keys of a rank's batches, as a loader takes them from its workers: turn by turn."""
+    """Yield the keys of a rank's batches in the order in which a loader receives them from its workers."""
     at = cast("int", stream.state_dict()["position"])
-    readers = [iter(stream.divided(worker, world.workers, world.batch, at)) for worker in range(world.workers)]
+    readers = [iter(stream.worker_stream(worker, world.workers, world.batch, at)) for worker in range(world.workers)]
     for reader in cycle(readers):
         batch = [sample["__key__"] for sample in islice(reader, world.batch)]
         if not batch:
@@ -176,10 +175,11 @@ def _batches(stream: shardtool.Stream, world: World) -> Iterator[list[str]]:
 
 @settings(max_examples=10, deadline=None)
 @given(st.lists(st.builds(World, *[st.integers(1, 4)] * 4), min_size=1, max_size=3), st.sampled_from([True, "full"]))
-def test_killed_with_workers_and_resumed(dataset: shardtool.Dataset, worlds: list[World], shuffle: Shuffle) -> None:
-    """With loader workers, too, runs go on with other ranks, workers and batches in the one order of the epoch.
+def test_resumes_with_other_workers(dataset: shardtool.Dataset, worlds: list[World], shuffle: Shuffle) -> None:
+    """With loader workers, too, runs continue with other ranks, workers and batches in the order of the epoch.
 
-    What all ranks take at a step is a piece of the order: the first sample of each rank, then the second, and so on.
+    The samples of all ranks at a step are contiguous in the order: the first sample of each rank, then the second, and
+    so on.
     """
     whole = dataset.stream(shuffle=shuffle, seed=8, rank=0, world_size=1, buffer=32, parts=8)
     state = whole.state_dict()
@@ -200,8 +200,8 @@ def test_killed_with_workers_and_resumed(dataset: shardtool.Dataset, worlds: lis
     assert (state["epoch"], state["position"]) == (1, 0)
 
 
-def test_a_state_of_more_ranks_is_read_in_pieces(dataset: shardtool.Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One rank that goes on where fifty were reads the same samples, and no more at once than four of its rounds."""
+def test_a_state_of_many_ranks_is_read_in_pieces(dataset: shardtool.Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One rank that continues for fifty reads at most four of its rounds at a time."""
     state = dataset.stream(rank=0, world_size=50, parts=50, buffer=100).state_dict()
     sizes: list[list[int]] = []
     read = SampleReader.read_late
@@ -221,8 +221,8 @@ def test_a_state_of_more_ranks_is_read_in_pieces(dataset: shardtool.Dataset, mon
     assert sizes == [[100], [16] * 6 + [4]]
 
 
-def test_lengths_and_what_is_left(dataset: shardtool.Dataset) -> None:
-    """The length of a stream is that of a whole epoch of its rank; what is left after a state is divided anew."""
+def test_lengths_after_a_resume(dataset: shardtool.Dataset) -> None:
+    """The length of a stream is a whole epoch of its rank; the rest after a state is divided again."""
     stream = dataset.stream(rank=0, world_size=1)
     reader = iter(stream)
     before = [next(reader)["__key__"] for _ in range(30)]
@@ -241,7 +241,7 @@ def test_lengths_and_what_is_left(dataset: shardtool.Dataset) -> None:
 
 
 def test_padding_is_marked(dataset: shardtool.Dataset) -> None:
-    """With `pad`, each rank has as many; samples that fill up say so, and are the first ones of the epoch."""
+    """With `pad`, padding samples are marked, and are the first ones of the epoch."""
     ranks = [list(dataset.stream(rank=rank, world_size=7, ends="pad")) for rank in range(7)]
     assert [len(one) for one in ranks] == [15] * 7
     padding = [str(sample["__key__"]) for one in ranks for sample in one if sample["__padding__"]]
@@ -252,17 +252,17 @@ def test_padding_is_marked(dataset: shardtool.Dataset) -> None:
     assert alone["__padding__"]
 
 
-def test_state_of_another_view(dataset: shardtool.Dataset) -> None:
-    """The state of some samples is not taken for that of others, nor of all."""
+def test_a_state_of_another_view_is_rejected(dataset: shardtool.Dataset) -> None:
+    """A state is valid only for the same samples."""
     state = dataset[:50].stream(rank=0, world_size=1).state_dict()
     dataset[0:50].stream(rank=0, world_size=1).load_state_dict(state)
     for other in (dataset, dataset[:51], dataset[1:51]):
-        with pytest.raises(InvalidRequest, match="of other samples"):
+        with pytest.raises(InvalidRequest, match="belongs to other samples"):
             other.stream(rank=0, world_size=1).load_state_dict(state)
 
 
-def test_epoch_that_a_state_is_in(dataset: shardtool.Dataset) -> None:
-    """A loop that sets each epoch goes on from a state in its midst; another epoch begins at its start."""
+def test_setting_the_epoch_of_a_state(dataset: shardtool.Dataset) -> None:
+    """Setting the epoch of the state continues there; another epoch starts at its beginning."""
     stream = dataset.stream(seed=2, rank=0, world_size=1)
     expected = [[sample["__key__"] for sample in stream] for _ in range(3)]
     state = {**stream.state_dict(), "epoch": 1, "position": 60}

@@ -1,4 +1,4 @@
-"""Laws of the index of a shard, whoever says it."""
+"""Differences between indexes of a shard."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def test_differences_of_two_indexes(tmp_path: Path, ending: str) -> None:
-    """What a sidecar says is what a walk finds; of another index it is told where it first differs, and by what."""
+    """A sidecar has the same index as a scan; differences between other indexes are reported by kind and value."""
     write_tree(tmp_path / "in", {f"{at}.{name}": b"x" * at for at in range(1, 6) for name in ("bin", "txt")})
     create(tmp_path / "in", f"{tmp_path}/out-{{0..}}.{ending}", CreateOptions(workers=1))
     (shard,) = open_dataset(tmp_path / "out.json").shards

@@ -1,4 +1,4 @@
-"""Objects behind HTTP, read at any place: what was asked for, of one version, or an error that names it."""
+"""Reading objects over HTTP: the requested bytes of one version, or an error that names the object."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ _DATA = random.Random(0).randbytes(9_000_000)  # noqa: S311 - no secret
 
 @pytest.fixture(scope="module")
 def proxy(http_files: Server, proxies: Callable[[Server], FaultyProxy]) -> FaultyProxy:
-    """Give a server that makes faults."""
+    """Return a server that produces faults."""
     return proxies(http_files)
 
 
 @pytest.fixture(scope="module")
 def object_at(proxy: FaultyProxy) -> str:
-    """Give the address of an object."""
+    """Return the address of an object."""
     at = proxy.server.new_prefix()
     (proxy.server.local(at) / "a b#.bin").write_bytes(_DATA)
     (proxy.server.local(at) / "empty").write_bytes(b"")
@@ -49,8 +49,8 @@ def _harmless(proxy: FaultyProxy, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(retry, "DEFAULT_POLICY", retry.RetryPolicy(first_wait_s=0.01, max_total_s=60))
 
 
-def test_places(object_at: str, proxy: FaultyProxy) -> None:
-    """Places in any order, empty, overlapping, large or behind the end have their bytes; neighbours are one request."""
+def test_read_ranges(object_at: str, proxy: FaultyProxy) -> None:
+    """Ranges in any order, empty, overlapping, large or past the end are read; neighbours share a request."""
     draw = random.Random(1)  # noqa: S311 - no secret
     offsets = [draw.randrange(len(_DATA)) for _ in range(30)] + [0, 100, 100, 7_000, len(_DATA) - 5, len(_DATA)]
     lengths = [draw.choice((0, 1, 500, 70_000)) for _ in range(30)] + [50, 0, 7_000, 5_000_000, 50, 5]
@@ -63,7 +63,7 @@ def test_places(object_at: str, proxy: FaultyProxy) -> None:
 
 
 def test_small_files_are_one_request(object_at: str, proxy: FaultyProxy) -> None:
-    """A whole object, and its end, come by one request each, empty or short ones, too; too large ones are not read."""
+    """A whole object or its end takes one request; an object above the limit is not read."""
     assert files.read_small(object_at) == _DATA
     assert files.read_tail(object_at, 1_000) == _DATA[-1_000:]
     assert files.read_tail(object_at, 10**8) == _DATA
@@ -78,8 +78,8 @@ def test_small_files_are_one_request(object_at: str, proxy: FaultyProxy) -> None
         files.read_tail(f"{object_at}x", 10)
 
 
-def test_a_large_object_is_held_once_beside_what_it_fills(object_at: str, proxy: FaultyProxy) -> None:
-    """What is read of an object as a whole is never put together from pieces, which would take its memory again."""
+def test_read_file_needs_memory_for_one_copy(object_at: str, proxy: FaultyProxy) -> None:
+    """A whole object is not joined from pieces, which would double the memory."""
     size, into = 40_000_000, memoryview(bytearray(40_000_000))
     at = object_at.replace("a%20b%23.bin", "large")
     with (proxy.server.local(object_at.rpartition("/")[0]) / "large").open("wb") as file:
@@ -92,8 +92,8 @@ def test_a_large_object_is_held_once_beside_what_it_fills(object_at: str, proxy:
         tracemalloc.stop()
 
 
-def test_a_size_that_comes_late_is_held_to_its_limit(object_at: str, proxy: FaultyProxy) -> None:
-    """What is too large is refused also where the first answer does not say how large the object is."""
+def test_limit_applies_without_content_length(object_at: str, proxy: FaultyProxy) -> None:
+    """An object above the limit is refused even if the first response has no size."""
     proxy.set(Fault("raw", body="HTTP/1.1 200 OK\r\nConnection: close\r\n\r\nx"))
     with pytest.raises(OSError, match="too large"):
         files.read_small(object_at, 1_000_000)
@@ -101,16 +101,16 @@ def test_a_size_that_comes_late_is_held_to_its_limit(object_at: str, proxy: Faul
     assert files.read_small(object_at) == _DATA
 
 
-def test_an_end_is_read_without_the_rest(object_at: str, proxy: FaultyProxy) -> None:
-    """Of a server that knows ranges, but none that count from the end, the end is read, and not the whole object."""
+def test_read_tail_without_suffix_ranges(object_at: str, proxy: FaultyProxy) -> None:
+    """If a server does not support suffix ranges, the end is still read without the whole object."""
     proxy.set(Fault("whole"))
     assert files.read_tail(object_at, 1_000) == _DATA[-1_000:]
     assert [one.range for one in proxy.log().asked][1:] == ["bytes=0-0", f"bytes={len(_DATA) - 1_000}-{len(_DATA) - 1}"]
 
 
 @pytest.mark.parametrize("do", ["status", "cut", "reset", "lost", "refuse"])
-def test_what_passes_is_tried_again(do: str, object_at: str, proxy: FaultyProxy) -> None:
-    """An answer that fails is asked for again, from the byte on that came."""
+def test_transient_failures_are_retried(do: str, object_at: str, proxy: FaultyProxy) -> None:
+    """A failed response is requested again, starting after the last byte received."""
     proxy.set(Fault(do, times=2))
     assert RemoteObject(object_at).read(0, len(_DATA)) == _DATA
     proxy.set(Fault(do, times=2))
@@ -126,16 +126,16 @@ def test_what_passes_is_tried_again(do: str, object_at: str, proxy: FaultyProxy)
     [
         (Fault("etag", times=None), "changed while it was read"),
         (Fault("shift", times=None), "bytes 1001-"),
-        (Fault("length", times=None), "an answer of"),
-        (Fault("whole", times=None), "whole files only"),
+        (Fault("length", times=None), "a response of"),
+        (Fault("whole", times=None), "does not support range requests"),
         (Fault("gzip", times=None), ""),
-        (Fault("cut", times=None), " times in "),
+        (Fault("cut", times=None), " attempts in "),
     ],
 )
-def test_lies_are_noticed(
+def test_wrong_responses_are_detected(
     fault: Fault, found: str, object_at: str, proxy: FaultyProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An answer of another version, range or length, packed, or cut each time is an error that names the object."""
+    """A response with another version, range, length or encoding, or always cut off, is an error naming the object."""
     blob = RemoteObject(object_at)
     blob.read(0, 10)
     monkeypatch.setenv(retry.RETRY_FOR, "0.5")
@@ -147,13 +147,13 @@ def test_lies_are_noticed(
 
 
 def test_an_object_of_another_size_is_not_read(object_at: str) -> None:
-    """Of an object that must have a size, nothing is taken that has another."""
-    with pytest.raises(OSError, match=r"9,000,000 bytes, where 8,000,000 were expected"):
+    """An object whose size differs from the expected size is not read."""
+    with pytest.raises(OSError, match=r"9,000,000 bytes; expected 8,000,000"):
         RemoteObject(object_at, 8_000_000).read(0, 10)
 
 
-def test_nothing_is_asked_after_a_refusal(object_at: str, proxy: FaultyProxy) -> None:
-    """After 403 the same reader asks for nothing more."""
+def test_no_request_after_a_refusal(object_at: str, proxy: FaultyProxy) -> None:
+    """After status 403, the same reader sends no further request."""
     blob = RemoteObject(object_at)
     proxy.set(Fault("status", status=403, times=None))
     with pytest.raises(AccessRefused):
@@ -161,8 +161,8 @@ def test_nothing_is_asked_after_a_refusal(object_at: str, proxy: FaultyProxy) ->
     assert len(proxy.log().asked) == 1
 
 
-def test_in_order(object_at: str, proxy: FaultyProxy) -> None:
-    """What is read in its order is one request, by a thread that ends when nothing more is wanted; spans are some."""
+def test_sequential_reads_need_few_requests(object_at: str, proxy: FaultyProxy) -> None:
+    """`ReadAheadStream` uses one request and a thread that ends on close; sequential `read_into` uses few requests."""
     blob = RemoteObject(object_at)
     proxy.set()
     ahead, buffer = ReadAheadStream(blob), memoryview(bytearray(700_000))
@@ -187,8 +187,8 @@ def test_in_order(object_at: str, proxy: FaultyProxy) -> None:
     assert len(proxy.log().asked) < 20
 
 
-def test_together() -> None:
-    """Results come in order, an error where its result would be, and no more run at once than may."""
+def test_imap_requests() -> None:
+    """Results are in order, an error is raised in the position of its result, and the limit is kept."""
     running, most, lock = 0, 0, threading.Lock()
 
     def ask(number: int) -> int:
@@ -213,8 +213,8 @@ _CHUNKS = f"1000\r\n{'x' * 4096}\r\n"
 
 
 @pytest.mark.parametrize("head", ["307 Away\r\nLocation: {path}?2", "416 No\r\nContent-Range: bytes */9", "503 Busy"])
-def test_a_body_that_nobody_wants_is_not_read(head: str, object_at: str, proxy: FaultyProxy) -> None:
-    """A redirect, a refusal of a range and an error may have bodies without an end: the next request is made."""
+def test_endless_bodies_of_unused_responses_are_not_read(head: str, object_at: str, proxy: FaultyProxy) -> None:
+    """Redirects, 416 and errors can have endless bodies, which are not read."""
     head = head.format(path=object_at)
     answer = f"HTTP/1.1 {head}\r\nTransfer-Encoding: chunked\r\n\r\n"
     proxy.set(Fault("raw", body=answer, to=_CHUNKS, every_s=0))
@@ -235,10 +235,10 @@ def test_a_body_that_nobody_wants_is_not_read(head: str, object_at: str, proxy: 
         f"HTTP/9{'9' * 5000}",
     ],
 )
-def test_answers_that_are_no_http_are_named(
+def test_invalid_http_is_an_error(
     answer: str, object_at: str, proxy: FaultyProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Addresses, lengths and chunks that no server may send are errors that name the object, however it is read."""
+    """Invalid addresses, lengths and chunks are errors that name the object."""
     monkeypatch.setenv(retry.RETRY_FOR, "0.5")
     proxy.set(Fault("raw", times=None, body=f"HTTP/1.1 {answer}\r\n\r\n"))
     for ask in (
@@ -250,8 +250,8 @@ def test_answers_that_are_no_http_are_named(
             ask(object_at)
 
 
-def test_a_stalled_server_holds_up_no_end() -> None:
-    """A process that stops reading an object ahead ends, whatever its server still owes it."""
+def test_a_stalled_server_does_not_keep_the_process_alive() -> None:
+    """A process that stops reading ahead can exit, whatever the server still has to send."""
     code = """
 import time
 from shardtool.storage.files import ReadAheadStream

@@ -1,4 +1,4 @@
-"""What is taken for an index of another tool."""
+"""Recognise index files of other tools."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def _index(name: str, offset: int) -> ShardIndex:
 
 
 @pytest.mark.parametrize("export", [name for name, one in EXPORTS.items() if one.encode is not None])
-def test_the_index_of_each_export_is_known_again(export: str) -> None:
-    """What an export makes of a shard has the form of its index, and differs from that of other offsets."""
+def test_the_index_of_each_export_is_recognised(export: str) -> None:
+    """The index of an export is recognised by its first bytes, and differs from one with other offsets."""
     made = EXPORTS[export]
     name = f"x-0.{made.shard_format}"
     shard = IndexedShard(_index(name, 0), ShardHashes(0, "0" * 40, "0" * 64, bytes(64)))
@@ -44,8 +44,8 @@ def test_the_index_of_each_export_is_known_again(export: str) -> None:
     assert describe_index_difference(export, data, replace(shard, index=_index(name, 1024)))
 
 
-def test_what_is_known_of_a_million_payloads_is_small(tmp_path: Path) -> None:
-    """What a worker hands back of a shard is the 32 bytes of each hash, and hardly more."""
+def test_hashes_of_a_million_payloads_are_compact(tmp_path: Path) -> None:
+    """A worker returns 32 bytes per payload hash, and little more."""
     with ShardWriter(tmp_path / "x-{0..}.tar") as writer:
         for at in range(1000):
             writer.write({"__key__": f"{at}", "txt": f"{at}"})

@@ -1,4 +1,4 @@
-"""Features of TFRecords, and what the dataset file tells TensorFlow of them."""
+"""Features of TFRecords as the dataset file lists them for TensorFlow."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from shardtool.dataset.features import TfFeature, number_features, tf_features
         (TfFeature("float", is_list=True), "tf.io.VarLenFeature(tf.float32)"),
     ],
 )
-def test_as_text_and_back(feature: TfFeature, text: str) -> None:
-    """A feature is written as the expression that TensorFlow takes, and read from it; no other text is read."""
+def test_a_feature_round_trips(feature: TfFeature, text: str) -> None:
+    """A feature is encoded as a TensorFlow expression and parsed from it; other text is rejected."""
     assert feature.encode() == text
     assert TfFeature.parse(text) == feature
     for other in (text[:-1], text + " ", text.replace("tf.", "os."), ""):
-        with pytest.raises(ValueError, match="the feature"):
+        with pytest.raises(ValueError, match="unknown feature"):
             TfFeature.parse(other)
 
 
 def test_features_of_samples() -> None:
-    """The key comes first, then fields by name; a single value that some samples lack has a default, a list none."""
+    """The key is first, then fields by name; a single value that some samples lack has a default, a list has none."""
     found = tf_features({"n": 2, "b": 1, "ids": 1}, {"n": "int64", "ids": "int64"}, 2, ["ids"])
     wanted = [("__key__", TfFeature()), ("b", TfFeature(lacking=True)), ("ids", TfFeature("int64", is_list=True))]
     assert [*found.items()] == [*wanted, ("n", TfFeature("int64"))]

@@ -1,4 +1,4 @@
-"""Laws of the chain over real shards: order, resuming and counting stay exact, whatever is done to samples."""
+"""Stages over real shards: order, resuming and counting stay exact with any stages."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _BAD = 7  # its class is a word
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A dataset of 30 samples in shards of four; one class is no number, and every fifth sample has no text."""
+    """A dataset of 30 samples in shards of four. One class is not a number, and every fifth sample has no text."""
     root = tmp_path_factory.mktemp("chain")
     files = {f"{at:02}.cls": b"none" if at == _BAD else str(at).encode() for at in range(_SAMPLES)}
     write_tree(root / "in", files | {f"{at:02}.txt": b"text" for at in range(_SAMPLES) if at % 5})
@@ -40,7 +40,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def dataset(folder: Path) -> Dataset:
-    """The dataset, opened anew."""
+    """The dataset, newly opened."""
     return open_data(folder / "out.json")
 
 
@@ -49,8 +49,8 @@ def _keys(stream: Stream) -> list[Any]:
 
 
 @pytest.mark.parametrize("shuffle", [False, True, "full"])
-def test_order_stays(dataset: Dataset, shuffle: Any) -> None:
-    """A stream gives what its stages make of each sample, in the order that it has without them, epoch after epoch."""
+def test_stages_keep_the_order(dataset: Dataset, shuffle: Any) -> None:
+    """A stream yields the results of its stages in the order of the samples, epoch after epoch."""
     plain = dataset.stream(shuffle=shuffle, seed=3)
     chained = (
         dataset.stream(shuffle=shuffle, seed=3).decode({"cls": None}).select("cls").map(lambda one: one["__key__"])
@@ -59,8 +59,8 @@ def test_order_stays(dataset: Dataset, shuffle: Any) -> None:
         assert list(chained) == _keys(plain)
 
 
-def test_a_dataset_hands_its_chain_on(dataset: Dataset) -> None:
-    """What is done to a dataset's samples is done to those of its streams, and the dataset itself stays as it was."""
+def test_a_stream_has_the_stages_of_its_dataset(dataset: Dataset) -> None:
+    """A dataset's stages apply to its streams; the original dataset is unchanged."""
     decoded = dataset.decode({"cls": "text"}).tuple("cls")
     assert sorted(decoded.stream()) == sorted((sample["cls"].decode(),) for sample in dataset)
     assert list(decoded.stream(shuffle=False).map(len)) == [1] * _SAMPLES
@@ -68,8 +68,8 @@ def test_a_dataset_hands_its_chain_on(dataset: Dataset) -> None:
 
 
 @pytest.mark.parametrize(("before", "after"), [((0, 1), (0, 1)), ((0, 2), (1, 3)), ((1, 3), (0, 1))])
-def test_resuming_between_batches(dataset: Dataset, before: tuple[int, int], after: tuple[int, int]) -> None:
-    """A state taken after some batches goes on with the next sample, with another number of ranks, too."""
+def test_resumes_between_batches(dataset: Dataset, before: tuple[int, int], after: tuple[int, int]) -> None:
+    """A state taken after some batches continues with the next sample, also with another number of ranks."""
 
     def batches(rank: int, world_size: int) -> Stream:
         stream = dataset.stream(seed=1, parts=64, rank=rank, world_size=world_size)
@@ -89,8 +89,8 @@ def test_resuming_between_batches(dataset: Dataset, before: tuple[int, int], aft
 
 @pytest.mark.parametrize("drop_last", [False, True])
 @pytest.mark.parametrize("world_size", [1, 4])
-def test_len_counts_what_comes(dataset: Dataset, world_size: int, *, drop_last: bool) -> None:
-    """The length of datasets, views, mixes and streams is that of a loop over them, with batches, too."""
+def test_len_equals_the_number_of_outputs(dataset: Dataset, world_size: int, *, drop_last: bool) -> None:
+    """For datasets, views, mixes and streams, with and without batches."""
     mixed = shardtool.mix([dataset, dataset[:9]], weights=[1, 1])
     for source in (dataset, dataset[:7], mixed):
         for chain in (source, *(source.select("cls").batch(4, drop_last=drop_last).batch(size) for size in (1, 3))):
@@ -101,16 +101,16 @@ def test_len_counts_what_comes(dataset: Dataset, world_size: int, *, drop_last: 
     assert (len(chained[:7]), len(chained.take([True] * _SAMPLES)), len(chained.keys)) == (2, len(chained), _SAMPLES)
 
 
-def test_an_evaluation_by_one_rank_gives_each_sample_once(dataset: Dataset) -> None:
-    """Without a shuffle, one rank gives what a plain loop gives, whatever a filter leaves out."""
+def test_one_rank_without_shuffle_equals_a_plain_loop(dataset: Dataset) -> None:
+    """It yields each sample once, whatever a filter drops."""
     chosen = dataset.select("cls", "__key__").filter(lambda sample: sample["cls"] != b"3")
     stream = chosen.stream(shuffle=False, rank=0, world_size=1)
     assert [*stream] == [*chosen]
     assert 0 < stream.skipped.samples == len(stream) - len([*stream])
 
 
-def test_options_of_a_dataloader_are_refused(dataset: Dataset, tmp_path: Path) -> None:
-    """What belongs to PyTorch's DataLoader, a dataset and its stream refuse with what to write."""
+def test_dataloader_options_are_rejected(dataset: Dataset, tmp_path: Path) -> None:
+    """A dataset and its stream reject options of PyTorch's DataLoader, and name the equivalent."""
     for name in ("batch_size", "num_workers", "sampler", "collate_fn", "drop_last"):
         options: dict[str, Any] = {name: 2}
         with pytest.raises(InvalidRequest, match=rf"^{name}: an option of PyTorch's DataLoader\. .*[(]"):
@@ -125,8 +125,8 @@ def test_options_of_a_dataloader_are_refused(dataset: Dataset, tmp_path: Path) -
         dataset.stream(no_such=1)  # type: ignore[call-arg]
 
 
-def test_what_stages_leave_out_is_counted(dataset: Dataset) -> None:
-    """A stream counts what its stages leave out, by shard and reason, and goes on in the right place."""
+def test_skipped_samples_are_counted(dataset: Dataset) -> None:
+    """A stream counts skipped samples by shard and reason, and its position stays exact."""
     stream = dataset.decode(on_error="skip").tuple("cls", "txt", missing="skip").stream(shuffle=False)
     expected = [at for at in range(_SAMPLES) if at % 5 and at != _BAD]
     assert [number for number, _ in stream] == expected
@@ -134,19 +134,19 @@ def test_what_stages_leave_out_is_counted(dataset: Dataset) -> None:
     assert {name.rpartition("-")[2]: count for name, count in stream.skipped.shards.items()} == {
         "000000.tar": 1, "000001.tar": 2, "000002.tar": 1, "000003.tar": 1, "000005.tar": 1, "000006.tar": 1,
     }  # fmt: skip
-    assert sum("no whole number" in reason for reason in stream.skipped.reasons) == 1
+    assert sum("not a whole number" in reason for reason in stream.skipped.reasons) == 1
 
 
 def test_errors_end_a_stream(dataset: Dataset) -> None:
-    """Where nothing may be left out, the first sample that fails ends the stream by name."""
+    """Unless a stage skips, the first failing sample ends the stream with an error that names it."""
     with pytest.raises(SampleFailed, match="sample 07, field cls"):
         list(dataset.decode().stream(shuffle=False))
     with pytest.raises(SampleFailed, match="sample 00: no field txt; it has cls"):
         list(dataset.stream(shuffle=False).select("txt"))
 
 
-def test_samples_by_number_and_key(dataset: Dataset) -> None:
-    """A sample that is asked for comes as the dataset's stages make it: by number, key, several, or from a view."""
+def test_samples_by_number_and_key_pass_through_stages(dataset: Dataset) -> None:
+    """By number, key, list, or from a view."""
     numbers = dataset.decode({"cls": "text"}).map(lambda sample: sample["cls"])
     assert (numbers[3], numbers[-1], numbers["04"]) == ("3", "29", "04".lstrip("0"))
     assert numbers[[5, 2]] == numbers[["05", "02"]] == ["5", "2"]
@@ -155,20 +155,20 @@ def test_samples_by_number_and_key(dataset: Dataset) -> None:
     assert list(numbers[:0]) == []
 
 
-def test_a_sample_that_is_asked_for_is_not_left_out(dataset: Dataset) -> None:
-    """What a stream would leave out is an error for who asks for that sample, and a batch is nothing to ask one for."""
+def test_a_requested_sample_is_never_skipped(dataset: Dataset) -> None:
+    """It is an error instead; and single batches cannot be requested."""
     tuples = dataset.decode(on_error="skip").tuple("cls", "txt", missing="skip")
     assert tuples[1] == (1, "text")
     for which, where in ((_BAD, "sample 07, field cls"), ("05", "sample 05: no field txt"), ([1, _BAD], "sample 07")):
         with pytest.raises(SampleFailed, match=where):
             tuples[which]
-    with pytest.raises(InvalidRequest, match="batch: one sample was asked for"):
+    with pytest.raises(InvalidRequest, match="batch: one sample was requested"):
         tuples.batch(2)[0]
     assert [len(batch[0]) for batch in tuples.batch(20)] == [20, 3]
 
 
-def test_a_damaged_sample_that_is_asked_for_is_an_error(folder: Path, tmp_path: Path) -> None:
-    """Where damaged samples are skipped, one asked for alone is an error; of several it is left out."""
+def test_a_requested_damaged_sample_is_an_error(folder: Path, tmp_path: Path) -> None:
+    """With `on_error="skip"`, a single damaged sample is an error; in a list it is skipped."""
     for one in folder.glob("out*"):
         (tmp_path / one.name).write_bytes(one.read_bytes())
     (tmp_path / "out-000001.tar").unlink()
@@ -180,7 +180,7 @@ def test_a_damaged_sample_that_is_asked_for_is_an_error(folder: Path, tmp_path: 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory, ending: str) -> Made:
-    """Samples of which each has a label and a picture, and three of four a text."""
+    """Samples with a label and a picture; three of four have a text."""
     return make(tmp_path_factory.mktemp("made"), ending)
 
 
@@ -196,8 +196,8 @@ _CHOSEN: list[Callable[[Any], Any]] = [
 
 
 @pytest.mark.parametrize("chain", _CHOSEN)
-def test_fields_that_are_dropped_make_no_difference(made: Made, chain: Callable[[Any], Any]) -> None:
-    """A sample of chosen fields is what a chain makes of all of its fields: by number, in lists, streams and mixes."""
+def test_selecting_fields_early_changes_nothing(made: Made, chain: Callable[[Any], Any]) -> None:
+    """Selected fields equal those of the whole sample: by number, in lists, streams and mixes."""
     whole, chosen = made.open(), chain(made.open())
     expected = [*chosen.stages.run(whole, lambda _: None)]
     assert [*chosen] == expected
@@ -211,16 +211,16 @@ def test_fields_that_are_dropped_make_no_difference(made: Made, chain: Callable[
         assert [chosen[at] for at in range(len(whole))] == expected == chosen[range(len(whole))]
 
 
-def test_a_lacking_field_is_named_with_those_there(made: Made) -> None:
-    """Where a chosen field is missing, the error names all fields of the sample, not only the chosen ones."""
+def test_a_missing_field_error_lists_all_fields(made: Made) -> None:
+    """The error lists all fields of the sample, not only the selected ones."""
     at = next(at for at, sample in enumerate(made.samples) if "txt" not in sample)
     for lacking in (made.open().tuple("cls", "txt"), made.open().select("cls", "jgp")):
         with pytest.raises(SampleFailed, match=r"no field (txt|jgp); it has cls, jpg"):
             lacking[at]
 
 
-def test_fields_that_are_dropped_are_not_read(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is chosen first is all that is read: a label costs no picture; and only that is checked."""
+def test_unselected_fields_are_not_read(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only fields selected first are read, and only they are checked."""
     read = [0]
 
     def counting(fd: int, length: int, offset: int) -> bytes:

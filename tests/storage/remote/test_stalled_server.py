@@ -1,4 +1,4 @@
-"""A server that sends some bytes of every answer and then stalls."""
+"""A server that sends some bytes of every response and then stalls."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from shardtool.storage.remote.objects import RemoteObject
 
 
 class _Stalling(BaseHTTPRequestHandler):
-    """Sends half of what is asked for, and then nothing."""
+    """Send half of the requested bytes, then nothing."""
 
     protocol_version = "HTTP/1.1"
     size = 64 * PIECE_BYTES
@@ -37,7 +37,7 @@ class _Stalling(BaseHTTPRequestHandler):
         """Print nothing."""
 
 
-def test_a_server_that_stalls_in_every_answer_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_always_stalls_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """Progress before each stall does not renew the budget."""
     monkeypatch.setenv("SHARDTOOL_LEAST_SPEED", "1000/0.4")
     monkeypatch.setenv("SHARDTOOL_RETRY_FOR", "1")

@@ -1,4 +1,4 @@
-"""Laws of how a bucket is reached."""
+"""Endpoint, region and credentials of a bucket."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from shardtool.storage.remote.store_access import source_address_for, store_for,
         "ftp://h",
     ],
 )
-def test_endpoints(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is no address of a server is refused, wherever it comes from, before a library that panics has it."""
+def test_invalid_endpoints(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An invalid endpoint is refused before obstore receives it, which would panic."""
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "a")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "b")
     monkeypatch.delenv("SHARDTOOL_ENDPOINT", raising=False)
@@ -38,25 +38,25 @@ def test_endpoints(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("endpoint", ["http://127.0.0.1:65535", "https://[::1]:9000/", "https://h.example/below"])
-def test_good_endpoints(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Names, addresses of both kinds, ports and paths are taken."""
+def test_valid_endpoints(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Host names, IP addresses, ports and paths are accepted."""
     monkeypatch.setenv("SHARDTOOL_ENDPOINT", "")
     use_endpoint(endpoint)
     assert os.environ["SHARDTOOL_ENDPOINT"] == endpoint
 
 
-def test_half_a_pair(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Half a pair of keys is refused by name; the machine's metadata service is not asked for another."""
+def test_half_of_a_key_pair(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half of a key pair is refused; the metadata service is not asked for another."""
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "a")
     for name in ("AWS_SECRET_ACCESS_KEY", "AWS_PROFILE", "AWS_SKIP_SIGNATURE"):
         monkeypatch.delenv(name, raising=False)
-    with pytest.raises(AccessRefused, match="AWS_ACCESS_KEY_ID alone; expected AWS_SECRET_ACCESS_KEY"):
+    with pytest.raises(AccessRefused, match="AWS_ACCESS_KEY_ID is set alone; expected AWS_SECRET_ACCESS_KEY"):
         store_for("s3://bucket")
 
 
 @pytest.fixture
 def elsewhere(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    """Have the destination's server and keys in the environment, and nothing of a source's."""
+    """Set server and credentials of the destination only."""
     for name in os.environ:
         if name.startswith(("AWS_", "SHARDTOOL_SOURCE_")):
             monkeypatch.delenv(name)
@@ -68,22 +68,22 @@ def elsewhere(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     return monkeypatch
 
 
-def _asked(address: str) -> tuple[str, str, str]:
-    """Return the server that is asked for an address, and in whose name: key and region."""
+def _request_target(address: str) -> tuple[str, str, str]:
+    """Return server and path, key id and region of a request for an address."""
     url = urlsplit(sign_url(address, "GET"))
     credential = parse_qs(url.query)["X-Amz-Credential"][0].split("/")
     assert ("X-Amz-Security-Token" in url.query) == (credential[0] == "OURS")
     return f"{url.netloc}{url.path}", credential[0], credential[2]
 
 
-def test_a_source_of_another_server(elsewhere: pytest.MonkeyPatch) -> None:
-    """What is read goes to its own server, by the same keys where it has none; what is written, as before."""
+def test_source_with_its_own_server(elsewhere: pytest.MonkeyPatch) -> None:
+    """Reads go to the source's server, with the same credentials if it has no own; writes are unchanged."""
     assert source_address_for("s3://b/k", None) == "s3://b/k"
     source = source_address_for("s3://b/k", "http://127.0.0.1:8")
-    assert _asked(source) == ("127.0.0.1:8/b/k", "OURS", "eu-here-1")
-    assert _asked("s3://b/k") == ("127.0.0.1:9/b/k", "OURS", "eu-here-1")
+    assert _request_target(source) == ("127.0.0.1:8/b/k", "OURS", "eu-here-1")
+    assert _request_target("s3://b/k") == ("127.0.0.1:9/b/k", "OURS", "eu-here-1")
     elsewhere.setenv("SHARDTOOL_SOURCE_AWS_DEFAULT_REGION", "eu-there-1")
-    assert _asked(source) == ("127.0.0.1:8/b/k", "OURS", "eu-there-1")
+    assert _request_target(source) == ("127.0.0.1:8/b/k", "OURS", "eu-there-1")
     elsewhere.setenv("SHARDTOOL_SOURCE_ENDPOINT", "http://127.0.0.1:8")
     assert source_address_for("s3://b/k", None) == source
     assert is_source_address(source)
@@ -92,31 +92,35 @@ def test_a_source_of_another_server(elsewhere: pytest.MonkeyPatch) -> None:
     assert join_address(source, "x").endswith("@b/k/x")
     for other in ("gs://b/k", "az://b/k", "/folder", "https://h/k"):
         assert source_address_for(other, None) == other
-        with pytest.raises(InvalidRequest, match="not in S3"):
+        with pytest.raises(InvalidRequest, match="not S3"):
             source_address_for(other, "http://127.0.0.1:8")
 
 
-def test_a_source_with_keys_of_its_own(elsewhere: pytest.MonkeyPatch) -> None:
-    """Who a source says that asks is all of who asks: no token, no region and no server of the destination's."""
+def test_source_with_its_own_credentials(elsewhere: pytest.MonkeyPatch) -> None:
+    """Credentials of a source replace token, region and server of the destination, too."""
     elsewhere.setenv("SHARDTOOL_SOURCE_AWS_ACCESS_KEY_ID", "THEIRS")
-    with pytest.raises(InvalidRequest, match="half a pair"):
+    with pytest.raises(InvalidRequest, match="half of a key pair"):
         source_address_for("s3://b/k", None)
     elsewhere.setenv("SHARDTOOL_SOURCE_AWS_SECRET_ACCESS_KEY", "c")
-    assert _asked(source_address_for("s3://b/k", None)) == ("s3.us-east-1.amazonaws.com/b/k", "THEIRS", "us-east-1")
+    assert _request_target(source_address_for("s3://b/k", None)) == (
+        "s3.us-east-1.amazonaws.com/b/k",
+        "THEIRS",
+        "us-east-1",
+    )
     elsewhere.setenv("SHARDTOOL_SOURCE_AWS_REGION", "eu-there-1")
     elsewhere.setenv("SHARDTOOL_SOURCE_AWS_ENDPOINT_URL", "http://127.0.0.1:8")
-    assert _asked(source_address_for("s3://b/k", None)) == ("127.0.0.1:8/b/k", "THEIRS", "eu-there-1")
+    assert _request_target(source_address_for("s3://b/k", None)) == ("127.0.0.1:8/b/k", "THEIRS", "eu-there-1")
     elsewhere.setenv("AWS_SKIP_SIGNATURE", "true")
-    assert _asked(source_address_for("s3://b/k", None))[1] == "THEIRS"
+    assert _request_target(source_address_for("s3://b/k", None))[1] == "THEIRS"
     assert sign_url("s3://b/k", "GET") == "http://127.0.0.1:9/b/k"
     elsewhere.delenv("AWS_SKIP_SIGNATURE")
     elsewhere.setenv("SHARDTOOL_SOURCE_AWS_SKIP_SIGNATURE", "true")
     assert sign_url(source_address_for("s3://b/k", None), "GET") == "http://127.0.0.1:8/b/k"
-    assert _asked("s3://b/k")[1] == "OURS"
+    assert _request_target("s3://b/k")[1] == "OURS"
 
 
-def test_a_variable_that_a_source_has_not(elsewhere: pytest.MonkeyPatch) -> None:
-    """A variable that is misspelt is refused by name, beside those that are known."""
+def test_unknown_source_variable(elsewhere: pytest.MonkeyPatch) -> None:
+    """The error for a misspelt variable lists the known ones."""
     elsewhere.setenv("SHARDTOOL_SOURCE_ACCESS_KEY_ID", "x")
     with pytest.raises(InvalidRequest, match=r"SHARDTOOL_SOURCE_ACCESS_KEY_ID: .*AWS_ACCESS_KEY_ID"):
         source_address_for("s3://b/k", None)

@@ -1,4 +1,4 @@
-"""Laws of addresses that are signed for Azure."""
+"""Signed URLs for Azure."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def _account(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", "acc")
 
 
-def test_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A key signs the container, whatever the name of the blob, for what is to be done and over which protocol."""
+def test_account_key_signs_the_container(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An account key signs the container, for any blob name, with permissions and protocol of the request."""
     monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_KEY", _SECRET)
     url = urlsplit(azure_signed_url("c", "a b#%20\u00fc.tar", "PUT") or "")
     assert (url.scheme, url.netloc, url.path) == ("https", "acc.blob.core.windows.net", "/c/a%20b%23%2520%C3%BC.tar")
@@ -39,15 +39,15 @@ def test_key(monkeypatch: pytest.MonkeyPatch) -> None:
     assert local.startswith("http://127.0.0.1:1/acc/c/k?sp=r&")
 
 
-def test_token(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A token goes into the address as it was given; without key and token, another has to sign."""
+def test_sas_token_is_used_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A SAS token is appended unchanged; without key and token there is no URL."""
     assert azure_signed_url("c", "k", "GET") is None
     monkeypatch.setenv("AZURE_STORAGE_SAS_TOKEN", "?sv=1&sig=x%3D")
     assert azure_signed_url("c", "k", "GET") == "https://acc.blob.core.windows.net/c/k?sv=1&sig=x%3D"
 
 
-def test_no_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is no key is named by its variable, and not shown."""
+def test_invalid_account_key_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An invalid account key is reported by its variable, without its value."""
     monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_KEY", "not%base64")
     with pytest.raises(InvalidRequest, match="AZURE_STORAGE_ACCOUNT_KEY") as raised:
         azure_signed_url("c", "k", "GET")

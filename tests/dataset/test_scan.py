@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def rows(found: ShardScan) -> list[tuple[str, int, int, list[tuple[str, int, int, int]]]]:
-    """Return what a survey found as rows of a sidecar."""
+    """Return a scan as rows of a sidecar."""
     at, out = 0, []
     crcs = list(found.crcs) or [0] * len(found.codes)
     for key, start, size, count in zip(found.keys, found.starts, found.sizes, found.counts, strict=True):
@@ -40,8 +40,8 @@ def rows(found: ShardScan) -> list[tuple[str, int, int, list[tuple[str, int, int
     return out
 
 
-def test_a_survey_finds_what_the_sidecar_says(awkward: Path, ending: str, tmp_path: Path) -> None:
-    """Keys, places, lengths and checksums are those of the sidecar, and the content is the fingerprint's."""
+def test_a_scan_matches_the_sidecar(awkward: Path, ending: str, tmp_path: Path) -> None:
+    """A scan has the same keys, offsets, lengths and checksums as the sidecar, and the same fingerprint."""
     create(awkward, f"{tmp_path}/o-{{0..}}.{ending}", CreateOptions(max_count=5, workers=1))
     total = 0
     for shard in shards(tmp_path):
@@ -62,7 +62,7 @@ def test_a_survey_finds_what_the_sidecar_says(awkward: Path, ending: str, tmp_pa
 
 
 def test_where_keys_end(tmp_path: Path) -> None:
-    """The key ends where it did when the shard was made: at the first dot, or at the last."""
+    """Keys end at the first or at the last dot, as when the shard was created."""
     source = write_tree(tmp_path / "in", {"v1.5/a.b.jpg": b"1", "v1.5/a.b.txt": b"2", ".c.jpg": b"3"})
     create(source, f"{tmp_path}/o-{{0..}}.tar", CreateOptions(dots="last", hidden=True, workers=1))
     path = str(tmp_path / "o-0.tar")
@@ -70,8 +70,8 @@ def test_where_keys_end(tmp_path: Path) -> None:
     assert scan_shard(ShardScanTask(path)).keys == [b".c", b"v1.5/a"]
 
 
-def test_members_that_are_no_fields(tmp_path: Path) -> None:
-    """Folders, links and names without a field are told of, and are no part of a sample; nor does `./` count."""
+def test_unrecognised_members_are_reported(tmp_path: Path) -> None:
+    """Folders, links and names without a field are reported and are not part of a sample; `./` does not count."""
     with tarfile.open(tmp_path / "x.tar", "w") as out:
         for name, kind in (("./", tarfile.DIRTYPE), ("./a.jpg", tarfile.REGTYPE), ("./a.txt", tarfile.REGTYPE),
                            ("README", tarfile.REGTYPE), ("b.", tarfile.REGTYPE), ("l.jpg", tarfile.SYMTYPE),
@@ -85,12 +85,12 @@ def test_members_that_are_no_fields(tmp_path: Path) -> None:
     assert [(one.name, one.is_file) for one in found.odd] == [
         (b"", False), (b"README", True), (b"b.", True), (b"l.jpg", False)
     ]  # fmt: skip
-    assert found.odd[0].what == "./: no plain file"
+    assert found.odd[0].what == "./: not a regular file"
 
 
 @pytest.mark.parametrize("pack", ["w:gz", "plain gz"])
-def test_compressed_shards(pack: str, awkward: Path, tmp_path: Path) -> None:
-    """A compressed shard is surveyed too, with the offsets of what it holds."""
+def test_a_compressed_tar(pack: str, awkward: Path, tmp_path: Path) -> None:
+    """A compressed tar is scanned, with offsets in its decompressed bytes."""
     create(awkward, f"{tmp_path}/o-{{0..}}.tar", CreateOptions(workers=1))
     data = (tmp_path / "o-0.tar").read_bytes()
     if pack == "plain gz":
@@ -107,7 +107,7 @@ def test_compressed_shards(pack: str, awkward: Path, tmp_path: Path) -> None:
 
 
 def test_a_compressed_tfrecord(tmp_path: Path) -> None:
-    """So are compressed TFRecord files, which TensorFlow writes."""
+    """A compressed TFRecord file is scanned."""
     source = write_tree(tmp_path / "in", {f"{at}.jpg": bytes([at]) * 1000 * at for at in range(20)})
     create(source, f"{tmp_path}/o-{{0..}}.tfrecord", CreateOptions(workers=1))
     (tmp_path / "x.tfrecord.gz").write_bytes(gzip.compress((tmp_path / "o-0.tfrecord").read_bytes()))
@@ -115,8 +115,8 @@ def test_a_compressed_tfrecord(tmp_path: Path) -> None:
     assert (found.error, len(found.keys)) == (None, 20)
 
 
-def test_records_too_large_to_hold(awkward: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is found does not depend on whether records are held in memory."""
+def test_records_too_large_for_memory(awkward: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A scan does not depend on whether records are held in memory."""
     create(awkward, f"{tmp_path}/o-{{0..}}.tfrecord", CreateOptions(workers=1, label_from_folder=True))
     path = str(tmp_path / "o-0.tfrecord")
     held = [scan_shard(ShardScanTask(path, checksum=checksum)) for checksum in (False, True)]
@@ -126,8 +126,8 @@ def test_records_too_large_to_hold(awkward: Path, tmp_path: Path, monkeypatch: p
     assert [one.digest for one in far] == [one.digest for one in held] != [None, None]
 
 
-def test_damage_is_told_with_what_stands_before_it(ending: str, small: Path, tmp_path: Path) -> None:
-    """Of a damaged shard the samples before the damage are told, and the sum of all its bytes."""
+def test_samples_before_damage_are_returned(ending: str, small: Path, tmp_path: Path) -> None:
+    """The scan of a damaged shard has the samples before the damage, and the checksum of the whole file."""
     create(small, f"{tmp_path}/o-{{0..}}.{ending}", CreateOptions(workers=1))
     path = tmp_path / f"o-0.{ending}"
     whole = scan_shard(ShardScanTask(str(path), checksum=True))
@@ -141,7 +141,7 @@ def test_damage_is_told_with_what_stands_before_it(ending: str, small: Path, tmp
 
 
 def test_padding_that_is_not_zero(tmp_path: Path) -> None:
-    """A byte between a payload and the next header is seen."""
+    """A nonzero byte between a payload and the next header is reported."""
     source = write_tree(tmp_path / "in", {"a.jpg": b"x" * 10, "b.jpg": b"y" * (2**20 + 1), "c.jpg": b""})
     create(source, f"{tmp_path}/o-{{0..}}.tar", CreateOptions(workers=1))
     path = tmp_path / "o-0.tar"
@@ -155,14 +155,14 @@ def test_padding_that_is_not_zero(tmp_path: Path) -> None:
 
 
 def test_many_field_names(tmp_path: Path) -> None:
-    """A shard with a field name of its own in each sample is surveyed in the usual time."""
+    """A shard with a different field name in each sample is scanned in the usual time."""
     headers = b"".join(tar_write.encode_header(b"%d.%d" % (at, at), 0) for at in range(70_000))
     found = scan_shard(ShardScanTask(str(_packed(tmp_path / "x.tar", headers + tar_write.TRAILER)), checksum=True))
     assert (len(found.names), found.error, found.digest) == (70_000, None, None)
 
 
-def test_foreign_examples(tmp_path: Path) -> None:
-    """Examples of other writers have the key that they name so, or their shard's name and their number."""
+def test_keys_of_foreign_examples(tmp_path: Path) -> None:
+    """Examples of other writers have a key feature, or else a key from shard name and number."""
 
     def example(**features: bytes) -> bytes:
         def field(number: int, data: bytes) -> bytes:
@@ -180,7 +180,7 @@ def test_foreign_examples(tmp_path: Path) -> None:
 
 
 def _example(*features: tuple[bytes, int, bytes]) -> bytes:
-    """Return a record of features, given as name, kind, and all that their lists hold."""
+    """Return a record of features, given as name, type, and list bytes."""
     entries = b"".join(tfrecords.feature(*one) for one in features)
     return tfrecords.frame(tfrecords.part(entries))
 
@@ -190,8 +190,8 @@ def _packed(path: Path, data: bytes) -> Path:
     return path
 
 
-def _took(path: Path) -> tuple[ShardScan, int]:
-    """Return a survey, and the most bytes that Python's objects took meanwhile."""
+def _scan_and_measure(path: Path) -> tuple[ShardScan, int]:
+    """Return a scan, and the peak memory of Python objects."""
     tracemalloc.start()
     try:
         return scan_shard(ShardScanTask(str(path), checksum=True)), tracemalloc.get_traced_memory()[1]
@@ -202,16 +202,16 @@ def _took(path: Path) -> tuple[ShardScan, int]:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["x.tfrecord", "x.tfrecord.gz"])
 def test_an_example_of_too_many_features(name: str, tmp_path: Path) -> None:
-    """An Example of more features than a sample has fields is damage, found before memory is taken for them."""
+    """An Example with too many features is damage, found before memory is allocated for them."""
     many = tfrecords.frame(tfrecords.part(b"\x0a\x00" * 500_000))
-    found, took = _took(_packed(tmp_path / name, _example((b"a", tfrecords.BYTES, b"")) + many))
+    found, took = _scan_and_measure(_packed(tmp_path / name, _example((b"a", tfrecords.BYTES, b"")) + many))
     assert (len(found.keys), took < 40 * 2**20) == (1, True)
     assert found.error is not None
     assert "more than 65,536 features" in str(found.error)
 
 
-def test_as_many_features_as_a_sample_has(tmp_path: Path) -> None:
-    """An Example of 65,535 fields and a key is sound."""
+def test_the_maximum_number_of_features(tmp_path: Path) -> None:
+    """An Example of 65,535 fields and a key is valid."""
     value = tfrecords.part(b"")
     features = [(b"%05d" % at, tfrecords.BYTES, value) for at in range(2**16 - 1)]
     found = scan_shard(
@@ -223,16 +223,16 @@ def test_as_many_features_as_a_sample_has(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [tfrecords.BYTES, tfrecords.INT64])
 def test_a_list_of_many_values(kind: int, tmp_path: Path) -> None:
-    """A list of many empty values takes no object each."""
+    """A list of many empty values does not need an object per value."""
     inside = (b"\x0a\x00" if kind == tfrecords.BYTES else b"\x08\x07") * 200_000
-    found, took = _took(_packed(tmp_path / "x.tfrecord.gz", _example((b"a", kind, inside))))
+    found, took = _scan_and_measure(_packed(tmp_path / "x.tfrecord.gz", _example((b"a", kind, inside))))
     assert (found.error, list(found.lengths), found.unlike[0].values) == (None, [400_000], 200_000)
     assert took < 10 * 2**20
 
 
 @pytest.mark.slow
-def test_what_a_walk_keeps_is_bounded_by_the_shard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a small compressed file that unfolds to endless names of keys and fields, only so much is kept."""
+def test_the_memory_of_a_scan_is_bounded_by_the_shard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A small compressed file that expands to endless names needs little memory."""
     monkeypatch.setattr(scan, "_BASE_MEMORY_BYTES", 2**20)
     monkeypatch.setattr(scan, "_MEMORY_CHECK_BYTES", 2**16)
     monkeypatch.setattr(scan, "_MEMORY_PER_COMPRESSED_BYTE", 16)
@@ -240,16 +240,16 @@ def test_what_a_walk_keeps_is_bounded_by_the_shard(tmp_path: Path, monkeypatch: 
     for name, record in (("fields.tfrecord.gz", tfrecords.frame(tfrecords.part(b"\x0a\x00" * 1000))),
                          ("samples.tfrecord.gz", tfrecords.frame(b"")),
                          ("fields.tar.gz", long), ("odd.tar.gz", tar_write.encode_header(b"d" * 90, 0))):  # fmt: skip
-        found, took = _took(_packed(tmp_path / name, record * (6_000_000 // len(record))))
+        found, took = _scan_and_measure(_packed(tmp_path / name, record * (6_000_000 // len(record))))
         assert found.error is not None, name
-        assert "more than can be kept" in str(found.error), name
+        assert "need more memory than allowed" in str(found.error), name
         assert took < 16 * 2**20, name
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["x.tar", "x.tar.gz"])
 def test_a_tar_sample_of_too_many_fields(name: str, tmp_path: Path) -> None:
-    """A sample of more members than any that we write is damage."""
+    """A sample with more than the maximum number of fields is damage."""
     header = tar_write.encode_header(b"a.txt", 0)
     found = scan_shard(ShardScanTask(str(_packed(tmp_path / name, header * 2**16 + tar_write.TRAILER))))
     assert "at 0: a sample of 65,536 fields" in str(found.error)
@@ -258,7 +258,7 @@ def test_a_tar_sample_of_too_many_fields(name: str, tmp_path: Path) -> None:
 
 
 def test_a_key_that_is_too_long(tmp_path: Path) -> None:
-    """Keys are never cut, which could make two of them one: one over 1 MiB is damage."""
+    """A key over 1 MiB is damage; truncating keys could make two of them equal."""
     for size, sound in ((2**20, True), (2**20 + 1, False)):
         path = _packed(tmp_path / "x.tfrecord", _example((b"__key__", tfrecords.BYTES, tfrecords.part(b"k" * size))))
         found = scan_shard(ShardScanTask(str(path)))
@@ -266,7 +266,7 @@ def test_a_key_that_is_too_long(tmp_path: Path) -> None:
 
 
 def test_a_large_record_of_a_compressed_shard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A record that is too large to hold is read in a compressed shard as in a plain one, fields in any order."""
+    """A record too large for memory is read from a compressed shard as from a plain one, fields in any order."""
     parts = [tfrecords.part(b"%d" % at * 30_000) for at in range(3)]
     features = [(b"__key__", tfrecords.BYTES, tfrecords.part(b"k")), (b"z", tfrecords.BYTES, parts[0])]
     features += [(b"m", tfrecords.BYTES, parts[1] * 2), (b"a", tfrecords.BYTES, parts[2])]
@@ -277,11 +277,11 @@ def test_a_large_record_of_a_compressed_shard(tmp_path: Path, monkeypatch: pytes
     assert (plain.error, packed.error) == (None, None)
     assert (rows(packed), packed.digest) == (rows(plain), plain.digest)
     cut = scan_shard(ShardScanTask(str(_packed(tmp_path / "y.tfrecord.gz", data[:100_000])), checksum=True))
-    assert "the file ends before" in str(cut.error)
+    assert "the file ends inside a record" in str(cut.error)
 
 
-def test_no_room_for_a_large_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where there is no room for such a record, that is no damage of the shard."""
+def test_a_full_temporary_folder_is_not_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If there is no space for a large record, the shard is not reported as damaged."""
     monkeypatch.setattr(tfrecord_read, "MAX_HELD_RECORD_BYTES", 50)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))
     path = _packed(tmp_path / "x.tfrecord.gz", _example((b"a", tfrecords.BYTES, tfrecords.part(bytes(100)))))

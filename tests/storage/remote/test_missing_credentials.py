@@ -1,4 +1,4 @@
-"""Stores without credentials: said at once, and no store is asked."""
+"""Stores without credentials."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ NOBODY = "http://127.0.0.1:9"
 
 
 @pytest.mark.parametrize("address", ["s3://bucket/key", "az://container/key"])
-def test_no_keys_are_named(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where nothing holds keys, neither the environment nor the machine, this is said, and not that nobody answers."""
+def test_missing_credentials_are_reported(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without credentials in the environment or on the machine, the error says so immediately."""
     for name in os.environ:
         if name.startswith(("AWS_", "AZURE_")):
             monkeypatch.delenv(name)
     for name in ("AWS_METADATA_ENDPOINT", "AZURE_MSI_ENDPOINT", "IDENTITY_ENDPOINT", "SHARDTOOL_ENDPOINT"):
-        monkeypatch.setenv(name, NOBODY)  # who would be asked for keys on a machine of a cloud
+        monkeypatch.setenv(name, NOBODY)  # would be asked for credentials on a cloud machine
     monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", "account")
     for ask in (lookup.list_folder, files.read_small):
         with pytest.raises(AccessRefused, match="no credentials in the environment"):

@@ -1,4 +1,4 @@
-"""Open shards: few descriptors, given back; the lease of a cache; compressed shards unpacked once."""
+"""Open shards: limited descriptors, cache leases, and compressed shards unpacked once."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _open_in(folder: Path) -> int:
 
 
 def test_descriptors_are_bounded(tmp_path: Path) -> None:
-    """However many shards are read, few are open at once, fewer where a process may have few; then none is."""
+    """Few shards are open at a time, fewer with a low descriptor limit, and none afterwards."""
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(80, limits[1]), limits[1]))
     try:
@@ -50,8 +50,8 @@ def test_descriptors_are_bounded(tmp_path: Path) -> None:
         assert _open_in(tmp_path) == 0
 
 
-def test_a_file_lives_as_long_as_it_is_read(tmp_path: Path) -> None:
-    """A shard that is given back while it is read stays readable; its descriptor is not inherited."""
+def test_a_shard_stays_open_while_it_is_read(tmp_path: Path) -> None:
+    """A dropped shard stays readable to its users; its descriptor is not inherited."""
     (shard,) = _shards(tmp_path, 1)
     files = OpenFiles(None)
     file = files.open(shard)
@@ -63,8 +63,8 @@ def test_a_file_lives_as_long_as_it_is_read(tmp_path: Path) -> None:
     assert _open_in(tmp_path) == 0
 
 
-def test_a_shard_that_ends_too_early_is_named(tmp_path: Path) -> None:
-    """Bytes past the end are an error that names shard and offset; so is a file of another size, and no file."""
+def test_a_truncated_shard_is_named(tmp_path: Path) -> None:
+    """Reading past the end, another size, and a missing file are errors that name the shard."""
     (shard,) = _shards(tmp_path, 1)
     with pytest.raises(CorruptShard, match="at 9: the shard ends; expected 21 more bytes") as error:
         [*OpenFile(shard, None).read([4], [26])]
@@ -75,7 +75,7 @@ def test_a_shard_that_ends_too_early_is_named(tmp_path: Path) -> None:
     with pytest.raises(CorruptShard, match="no such file"):
         OpenFile(shard, None)
     os.mkfifo(shard.path)
-    with pytest.raises(CorruptShard, match="no plain file"):
+    with pytest.raises(CorruptShard, match="not a regular file"):
         OpenFile(shard, None)
 
 
@@ -90,7 +90,7 @@ class _Lease:
 
 @dataclass
 class _Copies:
-    """A cache that copies shards into a folder, and notes its leases."""
+    """A cache that copies shards into a folder and records its leases."""
 
     folder: Path
     log: list[str] = field(default_factory=list)
@@ -102,8 +102,8 @@ class _Copies:
         return _Lease(str(copy), self.log)
 
 
-def test_a_lease_is_held_while_a_shard_is_open(tmp_path: Path) -> None:
-    """What is read is the cache's copy; its lease ends with the file, once, and not in a forked process."""
+def test_a_lease_lasts_while_a_shard_is_open(tmp_path: Path) -> None:
+    """The cached copy is read; its lease ends once, with the file, and not in a forked process."""
     (shard,) = _shards(tmp_path, 1)
     (tmp_path / "copies").mkdir()
     cache = _Copies(tmp_path / "copies")
@@ -125,7 +125,7 @@ def test_a_lease_is_held_while_a_shard_is_open(tmp_path: Path) -> None:
 
 @pytest.fixture
 def packed(ending: str, tmp_path: Path) -> tuple[Path, list[dict[str, object]]]:
-    """Give a folder of compressed shards, and their samples."""
+    """A folder of compressed shards, and their samples."""
     made = make(tmp_path / "plain", ending)
     (tmp_path / "packed").mkdir()
     for at in range(4):
@@ -135,19 +135,19 @@ def packed(ending: str, tmp_path: Path) -> tuple[Path, list[dict[str, object]]]:
 
 
 def test_compressed_shards_are_read_in_any_order(packed: tuple[Path, list[dict[str, object]]]) -> None:
-    """Shards that are compressed are unpacked once each, and then read at any place, and as a stream."""
+    """They are unpacked once each, and read at any position and as a stream."""
     folder, samples = packed
     data = open_data(str(folder))
     assert data[[50, 3, 20, 3]] == [samples[at] for at in (50, 3, 20, 3)]
     assert list(data) == samples
 
 
-def test_a_full_disk_is_said_of_compressed_shards(
+def test_a_full_disk_is_reported_for_compressed_shards(
     packed: tuple[Path, list[dict[str, object]]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where there is no room to unpack a shard, the error names the folder, and what to do."""
+    """Where there is no space to decompress a shard, the error names the folder, and what to do."""
     folder, _ = packed
     data = open_data(str(folder))
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "none"))
-    with pytest.raises(OutputFailed, match=r"no room to unpack .*TMPDIR"):
+    with pytest.raises(OutputFailed, match=r"no space to decompress .*TMPDIR"):
         data[[0, 1, 2, 3, 4, 5]]

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 _GIB = 2**30
 _LONG = b"d" * 155 + b"/" + b"n" * 100
-
 # Name, payload bytes, header blocks.
 TABLE: list[tuple[bytes, int, int]] = [
     (b"a.jpg", 0, 1),
@@ -68,7 +67,7 @@ def _text(name: bytes) -> str:
 
 @ROWS
 def test_tarfile_reads_a_header(name: bytes, size: int, blocks: int) -> None:
-    """Python's tarfile reads name and size of every header, and nothing else that could differ between machines."""
+    """Python's tarfile reads name and size of every header, and nothing that could differ between machines."""
     raw = encode_header(name, size)
     with tarfile.open(fileobj=BytesIO(raw), mode="r:", encoding="utf-8", errors="surrogateescape") as tar:
         member = tar.next()
@@ -81,7 +80,7 @@ def test_tarfile_reads_a_header(name: bytes, size: int, blocks: int) -> None:
 
 @pytest.mark.parametrize(("name", "size", "blocks"), [row for row in TABLE if row[1] <= 9 * _GIB])  # sparse files
 def test_gnu_tar_lists_a_header(name: bytes, size: int, blocks: int, tmp_path: Path) -> None:
-    """GNU tar lists name, size, mode, owner and time of a member of any size, and complains of nothing."""
+    """GNU tar lists name, size, mode, owner and time of a member of any size without a warning."""
     shard = tmp_path / "one.tar"
     with shard.open("wb") as file:
         file.write(encode_header(name, size))
@@ -96,15 +95,15 @@ def test_gnu_tar_lists_a_header(name: bytes, size: int, blocks: int, tmp_path: P
 
 
 @ROWS
-def test_a_header_is_known_before_it_is_written(name: bytes, size: int, blocks: int) -> None:
-    """`header_size` gives the exact bytes of a header from the name's length, the size, and whether the name splits."""
+def test_header_size_is_exact(name: bytes, size: int, blocks: int) -> None:
+    """`header_size` returns the exact bytes of a header from name length, size, and whether the name splits."""
     splits = len(name) > 100 and split_prefix(name) is not None
     assert header_size(len(name), size, splits=splits) == len(encode_header(name, size)) == blocks * TAR_BLOCK_BYTES
 
 
 @ROWS
 def test_headers_are_posix(name: bytes, size: int, blocks: int) -> None:
-    """Every header block says `ustar`, has the checksum that POSIX defines, and pax stands only where it is needed."""
+    """Every header block has the ustar magic and the POSIX checksum; pax is used only when needed."""
     raw = encode_header(name, size)
     heads = [raw[:TAR_BLOCK_BYTES]] if blocks == 1 else [raw[:TAR_BLOCK_BYTES], raw[-TAR_BLOCK_BYTES:]]
     assert [head[156:157] for head in heads] == ([b"0"] if blocks == 1 else [b"x", b"0"])
@@ -124,8 +123,8 @@ def _names() -> st.SearchStrategy[bytes]:
 
 
 @given(_names(), st.integers(0, 2**36), st.integers(0, 2000))
-def test_any_header(name: bytes, size: int, at: int) -> None:
-    """Any name and size come back; put in place, a header has the same bytes, and touches no other."""
+def test_any_header_round_trips(name: bytes, size: int, at: int) -> None:
+    """Any name and size are read back; `put_header` writes the same bytes, and no others."""
     raw = encode_header(name, size)
     with tarfile.open(fileobj=BytesIO(raw), mode="r:", encoding="utf-8", errors="surrogateescape") as tar:
         member = tar.next()
@@ -139,8 +138,8 @@ def test_any_header(name: bytes, size: int, at: int) -> None:
 
 
 @given(_names())
-def test_a_divided_name_is_whole_again(name: bytes) -> None:
-    """Prefix and name fit their fields, and with a slash between them are the name."""
+def test_a_split_name_joins_again(name: bytes) -> None:
+    """Prefix and name fit their fields, and are the name when joined by a slash."""
     split = split_prefix(name.rjust(101, b"x"))
     if split is not None:
         assert b"/".join(split) == name.rjust(101, b"x")
@@ -150,14 +149,14 @@ def test_a_divided_name_is_whole_again(name: bytes) -> None:
 
 @given(st.integers(0, 2**50))
 def test_padding(size: int) -> None:
-    """Padding is what is missing to a whole number of blocks, and less than one."""
+    """Padding fills up to a multiple of the block size, and is shorter than a block."""
     assert (size + padding_size(size)) % TAR_BLOCK_BYTES == 0
     assert 0 <= padding_size(size) < TAR_BLOCK_BYTES
 
 
 @given(st.lists(st.tuples(_names(), st.binary(max_size=1500)), max_size=5))
 def test_a_shard_is_headers_payloads_and_a_trailer(samples: list[tuple[bytes, bytes]]) -> None:
-    """Headers, payloads and padding in turn, and two zero blocks at the end, are a tar file that reads back."""
+    """Headers, payloads, padding and two zero blocks are a tar file that reads back."""
     raw = (
         b"".join(encode_header(name, len(data)) + data + bytes(padding_size(len(data))) for name, data in samples)
         + TRAILER

@@ -1,4 +1,4 @@
-"""Laws of `--append`: new samples become new shards, nothing of the old ones changes, and no instant is unsafe."""
+"""`--append`: new samples become new shards, existing shards do not change, and every intermediate state is safe."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ STEM = "out-{000..}"
 
 
 def _tree(root: Path, folder: str, count: int, more: int = 0) -> Path:
-    """Write samples of two fields; every third lacks one."""
+    """Write samples with two fields; every third lacks one."""
     files = {}
     for number in range(count):
         files[f"{folder}/{number:03}.txt"] = f"{folder} {number} ".encode() * (number + 1 + more)
@@ -77,30 +77,30 @@ def _tree(root: Path, folder: str, count: int, more: int = 0) -> Path:
 
 @pytest.fixture(scope="session")
 def old(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Give seven samples."""
+    """Return seven samples."""
     return _tree(tmp_path_factory.mktemp("old"), "old", 7)
 
 
 @pytest.fixture(scope="session")
 def new(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Give five others."""
+    """Return five other samples."""
     return _tree(tmp_path_factory.mktemp("new"), "new", 5)
 
 
 def _options(**asked: Any) -> CreateOptions:
-    """Return options for three samples a shard and one worker, unless asked otherwise."""
+    """Return options for three samples per shard and one worker by default."""
     return CreateOptions(**{"max_count": 3, "workers": 1, **asked})
 
 
 def _create(source: Any, output: Any, **asked: Any) -> Path:
-    """Make a dataset; return its dataset file."""
+    """Create a dataset; return its dataset file."""
     create(source, output, _options(**asked))
     pattern = parse_pattern(output)
     return Path(pattern.folder) / pattern.dataset_file
 
 
 def append(source: Any, output: Any, observer: Observer | None = None, *, resume: bool = False, **asked: Any) -> None:
-    """Append the samples of a source: what `create` does once `if_exists` asks for it."""
+    """Append the samples of a source."""
     options = _options(if_exists="append-resume" if resume else "append", **asked)
     create(source, output, options, observer=observer)
 
@@ -109,8 +109,8 @@ def _read(file: Path) -> DatasetFile:
     return parse_dataset(file.read_bytes(), file.name)
 
 
-def _is_sound(file: Path) -> None:
-    """See that nothing is wrong with a dataset, by `verify` and without any code of ours."""
+def _check_valid(file: Path) -> None:
+    """Check a dataset with `verify`, and without any code of shardtool."""
     report = verify(file)
     assert report.sound, report.findings
     sound(file)
@@ -118,32 +118,34 @@ def _is_sound(file: Path) -> None:
 
 @pytest.fixture
 def pattern(tmp_path: Path, ending: str) -> str:
-    """Give a pattern in an empty folder."""
+    """Return a pattern in an empty folder."""
     return f"{tmp_path}/out/{STEM}.{ending}"
 
 
 @pytest.fixture
 def dataset(old: Path, pattern: str) -> Path:
-    """Give the dataset file of the old samples."""
+    """Return the dataset file of the old samples."""
     return _create(old, pattern)
 
 
 @pytest.fixture
 def tar_pattern(tmp_path: Path) -> str:
-    """Give a pattern of tar shards in an empty folder."""
+    """Return a pattern of tar shards in an empty folder."""
     return f"{tmp_path}/out/{STEM}.tar"
 
 
 @pytest.fixture
 def tars(old: Path, tar_pattern: str) -> Path:
-    """Give the dataset file of the old samples in tar shards."""
+    """Return the dataset file of the old samples in tar shards."""
     return _create(old, tar_pattern)
 
 
-def test_the_result_is_that_of_both_sources(old: Path, new: Path, dataset: Path, pattern: str, tmp_path: Path) -> None:
-    """A dataset that was appended to holds and says what one says that was made of both sources at once."""
+def test_an_append_equals_a_dataset_of_both_sources(
+    old: Path, new: Path, dataset: Path, pattern: str, tmp_path: Path
+) -> None:
+    """After an append, the dataset has the content and the counts of a dataset created from both sources."""
     append(new, pattern)
-    _is_sound(dataset)
+    _check_valid(dataset)
     both = shutil.copytree(old, tmp_path / "both")
     shutil.copytree(new, both, dirs_exist_ok=True)
     whole = _create(both, pattern.replace("/out/", "/whole/"))
@@ -156,8 +158,8 @@ def test_the_result_is_that_of_both_sources(old: Path, new: Path, dataset: Path,
     assert got.appends == (3,)
 
 
-def test_nothing_old_is_touched(new: Path, dataset: Path, pattern: str) -> None:
-    """Of the old dataset, an append replaces the dataset file, and no other file is even opened for writing."""
+def test_existing_shards_are_not_opened_for_writing(new: Path, dataset: Path, pattern: str) -> None:
+    """An append replaces the dataset file and opens no other existing file for writing."""
     before = identity(dataset.parent)
     append(new, pattern)
     after = identity(dataset.parent)
@@ -168,8 +170,8 @@ def test_nothing_old_is_touched(new: Path, dataset: Path, pattern: str) -> None:
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_new_shards_are_those_of_create(new: Path, dataset: Path, pattern: str, workers: int) -> None:
-    """The shards of an append, and their sidecars, are to the byte those that `create` makes under these names."""
+def test_appended_shards_equal_created_shards(new: Path, dataset: Path, pattern: str, workers: int) -> None:
+    """Appended shards and sidecars are byte-identical to those that `create` writes under these names."""
     append(new, pattern, workers=workers)
     alone = pattern.replace("/out/", "/alone/")
     _create(new, alone.replace("{000..}", "{003..}"))
@@ -180,21 +182,21 @@ def test_new_shards_are_those_of_create(new: Path, dataset: Path, pattern: str, 
 
 
 class _Watching(Observer):
-    """Looks at the dataset, as a reader would, whenever a shard is done."""
+    """Reads the dataset, as a reader would, whenever a shard is finished."""
 
     def __init__(self, dataset: Path) -> None:
         self._dataset, self._was, self.times = dataset, dataset.read_bytes(), 0
 
     def advance(self, samples: int, size: int, shards: int) -> None:  # noqa: ARG002 - as it is called
-        """See that the dataset file is the old one, and true."""
+        """Check that the dataset file is the old one, and correct."""
         assert self._dataset.read_bytes() == self._was
         if shards:
-            assert _true(self._dataset.parent, json.loads(self._was))
+            assert _is_listing_correct(self._dataset.parent, json.loads(self._was))
             self.times += 1
 
 
-def _true(folder: Path, listing: Any) -> bool:
-    """Tell whether all that a listing says of its shards is so."""
+def _is_listing_correct(folder: Path, listing: Any) -> bool:
+    """Return whether a dataset file describes its shards correctly."""
     import crc32c
 
     data = [(folder / shard["url"]).read_bytes() for shard in listing["shardlist"]]
@@ -202,18 +204,18 @@ def _true(folder: Path, listing: Any) -> bool:
     return [(len(one), f"{crc32c.crc32c(one):08x}") for one in data] == told
 
 
-def test_readers_go_on(new: Path, tars: Path, tar_pattern: str) -> None:
-    """Who opened the dataset before reads all of it afterwards; who opens it meanwhile gets the old one, whole."""
+def test_readers_see_the_old_or_the_new_dataset(new: Path, tars: Path, tar_pattern: str) -> None:
+    """Readers that opened the old dataset can read all of it; during an append they open the old one."""
     watching = _Watching(tars)
     with tars.open("rb") as opened:
         append(new, tar_pattern, watching)
         listing = json.loads(opened.read())
     assert watching.times == 2
     assert len(listing["shardlist"]) == 3
-    assert _true(tars.parent, listing)
+    assert _is_listing_correct(tars.parent, listing)
     now = json.loads(tars.read_bytes())
     assert now["shardlist"][:3] == listing["shardlist"]
-    assert _true(tars.parent, now)
+    assert _is_listing_correct(tars.parent, now)
 
 
 _KILLED = """
@@ -234,7 +236,7 @@ create(sys.argv[1], sys.argv[2], CreateOptions(max_count=3, on_error="skip", wor
 
 
 def _killed(source: Path, pattern: str, rename: int, *more: str) -> None:
-    """Append, and be killed at a rename, counted from 1."""
+    """Append, and die at rename number N, counted from 1."""
     command = [sys.executable, "-W", "error", "-c", _KILLED, str(source), pattern, str(rename), *more]
     done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == -signal.SIGKILL, done.stderr
@@ -242,7 +244,7 @@ def _killed(source: Path, pattern: str, rename: int, *more: str) -> None:
 
 @pytest.fixture
 def gaps(tmp_path: Path) -> Path:
-    """Give five samples, and two files that cannot be read."""
+    """Return five samples, and two files that cannot be read."""
     source = _tree(tmp_path / "gaps", "gaps", 5)
     os.mkfifo(source / "gaps" / "007.txt")
     os.mkfifo(source / "gaps" / "008.txt")
@@ -251,7 +253,7 @@ def gaps(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def holed(old: Path, tmp_path: Path) -> Path:
-    """Give a dataset that left something out."""
+    """Return a dataset with skipped samples."""
     source = shutil.copytree(old, tmp_path / "holed")
     os.mkfifo(source / "old" / "x\x1b.txt")
     return _create(source, f"{tmp_path}/out/{STEM}.tar", on_error="skip")
@@ -259,8 +261,8 @@ def holed(old: Path, tmp_path: Path) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rename", [1, 2, 3, 4, 5, 6])
-def test_killed_anywhere(gaps: Path, holed: Path, tmp_path: Path, rename: int) -> None:
-    """Killed at any rename, the old dataset is whole, an append is refused, and `--resume` gives the same bytes."""
+def test_an_interrupted_append_is_resumed(gaps: Path, holed: Path, tmp_path: Path, rename: int) -> None:
+    """After a kill at any rename, the old dataset is whole, and `--resume` writes the same bytes."""
     output = f"{tmp_path}/out/{STEM}.tar"
     safe = shutil.copytree(holed.parent, tmp_path / "safe")
     append(gaps, f"{safe}/{STEM}.tar", on_error="skip")
@@ -285,13 +287,13 @@ def test_killed_anywhere(gaps: Path, holed: Path, tmp_path: Path, rename: int) -
     assert read_tree(holed.parent) == expected
     done = {name: fact for name, fact in finished.items() if name.endswith((".tar", ".index")) and name[0] != "."}
     assert {name: fact for name, fact in identity(holed.parent).items() if name in done} == done
-    _is_sound(holed)
+    _check_valid(holed)
     assert len(skipped(holed)) == 3
 
 
 @pytest.mark.slow
-def test_killed_again_and_again(gaps: Path, holed: Path, tmp_path: Path) -> None:
-    """However often an append is killed and resumed, the end is the same bytes."""
+def test_an_append_interrupted_repeatedly_is_resumed(gaps: Path, holed: Path, tmp_path: Path) -> None:
+    """An append that is interrupted any number of times ends with the same bytes."""
     output = f"{tmp_path}/out/{STEM}.tar"
     safe = shutil.copytree(holed.parent, tmp_path / "safe")
     append(gaps, f"{safe}/{STEM}.tar", on_error="skip", workers=2)
@@ -302,27 +304,27 @@ def test_killed_again_and_again(gaps: Path, holed: Path, tmp_path: Path) -> None
     assert read_tree(holed.parent) == read_tree(safe)
 
 
-def test_resumed_with_another_source(new: Path, dataset: Path, pattern: str, tmp_path: Path) -> None:
-    """What a killed append has left is replaced, and what goes beyond the new plan is removed."""
+def test_resume_with_another_source_replaces_shards(new: Path, dataset: Path, pattern: str, tmp_path: Path) -> None:
+    """Shards of an interrupted append are replaced, and shards beyond the new plan are deleted."""
     leftover = _create(_tree(tmp_path / "more", "more", 9), pattern.replace("/out/", "/more/"))
     for number in (0, 2):
         for name in (f"out-{number:03}{shards(dataset.parent)[0].suffix}", f"out-{number:03}.index"):
             shutil.copy(leftover.parent / name, dataset.parent / name.replace(f"{number:03}", f"{number + 3:03}"))
     append(new, pattern, resume=True)
     assert [path.stem for path in shards(dataset.parent)] == [f"out-{number:03}" for number in range(5)]
-    _is_sound(dataset)
+    _check_valid(dataset)
 
 
-def test_resumed_once_it_was_done(new: Path, dataset: Path, pattern: str) -> None:
-    """An append that was killed at its very end, so that it was done, is found done, and nothing is written."""
+def test_a_finished_append_is_detected(new: Path, dataset: Path, pattern: str) -> None:
+    """An append that was interrupted after its dataset file writes nothing when resumed."""
     append(new, pattern)
     before = identity(dataset.parent)
     append(new, pattern, resume=True)
     assert identity(dataset.parent) == before
 
 
-def test_resumed_once_it_was_done_with_gaps(gaps: Path, holed: Path, tmp_path: Path) -> None:
-    """That holds where files and samples were left out, too; with fewer of these, it is another append."""
+def test_a_finished_append_with_skipped_samples_is_detected(gaps: Path, holed: Path, tmp_path: Path) -> None:
+    """This holds with skipped samples; with fewer of them, it is another append."""
     output = f"{tmp_path}/out/{STEM}.tar"
     asked: dict[str, Any] = {"on_error": "skip", "oversize": "skip", "max_size": 8000}
     (gaps / "gaps" / "big.txt").write_bytes(bytes(8000))
@@ -337,8 +339,10 @@ def test_resumed_once_it_was_done_with_gaps(gaps: Path, holed: Path, tmp_path: P
     assert identity(holed.parent) == before
 
 
-def test_done_means_the_same_content(new: Path, tars: Path, tar_pattern: str, tmp_path: Path) -> None:
-    """Other content under the keys of the last append is no append that was done: it is refused."""
+def test_a_finished_append_with_other_content_is_refused(
+    new: Path, tars: Path, tar_pattern: str, tmp_path: Path
+) -> None:
+    """Other content under the keys of the last append is refused."""
     append(new, tar_pattern)
     before = read_tree(tars.parent)
     other = shutil.copytree(new, tmp_path / new.name)
@@ -352,20 +356,20 @@ def test_done_means_the_same_content(new: Path, tars: Path, tar_pattern: str, tm
 
 
 def test_resume_of_other_samples_appends_them(new: Path, tars: Path, tar_pattern: str, tmp_path: Path) -> None:
-    """`--append --resume` where nothing is to be resumed appends, though the last append looked alike."""
+    """`--append --resume` appends if there is nothing to resume, even if the last append had the same options."""
     append(new, tar_pattern)
     append(_tree(tmp_path / new.name, "more", 4), tar_pattern, resume=True)
     assert _read(tars).appends == (3, 5)
     assert len(_read(tars).shards) == 7
-    _is_sound(tars)
+    _check_valid(tars)
 
 
 @pytest.mark.parametrize("resume", [False, True])
-def test_keys_are_new(old: Path, tars: Path, tar_pattern: str, tmp_path: Path, *, resume: bool) -> None:
-    """A key that the dataset has already is refused by name, with the option that leaves it out; nothing is touched."""
-    before, first = identity(tars.parent), "on_duplicate='first' appends only those whose keys are new"
-    asked = "Was this source appended before"
-    with pytest.raises(InvalidRequest, match=rf"all 7 keys already exist: old/000, .* {asked}\? {first}"):
+def test_existing_keys_are_refused(old: Path, tars: Path, tar_pattern: str, tmp_path: Path, *, resume: bool) -> None:
+    """A key that already exists is refused, with the option that skips it; no file changes."""
+    before, first = identity(tars.parent), "on_duplicate='first' appends only samples with new keys"
+    advice = "This source may have been appended before"
+    with pytest.raises(InvalidRequest, match=rf"all 7 keys already exist: old/000, .* {advice}\. {first}"):
         append(old, tar_pattern, resume=resume)
     some = write_tree(tmp_path / "some", {"new/1.txt": b"1", "old/004.txt": b"2", "old/9.txt": b"3"})
     with pytest.raises(InvalidRequest, match=rf"1 key already exists: old/004;.* {first}"):
@@ -377,8 +381,8 @@ def test_keys_are_new(old: Path, tars: Path, tar_pattern: str, tmp_path: Path, *
     st.lists(st.text("ab/\xe9", max_size=3), unique=True, max_size=20),
     st.lists(st.text("ab/\xe9", max_size=3), max_size=20),
 )
-def test_which_keys_are_taken(keys: list[str], taken: list[str]) -> None:
-    """Keys are refused exactly where one of them is taken."""
+def test_keys_are_refused_exactly_if_one_exists(keys: list[str], taken: list[str]) -> None:
+    """Keys are refused exactly if one of them exists."""
     names = PackedStrings.of([key.encode() for key in keys]), PackedStrings.of([key.encode() for key in taken])
     shared = set(keys) & set(taken)
     if not shared:
@@ -391,7 +395,7 @@ def test_which_keys_are_taken(keys: list[str], taken: list[str]) -> None:
 
 
 def test_keys_come_from_sidecars(tars: Path) -> None:
-    """The keys of a dataset are read in the order of its samples, and a flipped bit in any sidecar is damage."""
+    """Keys are read in sample order, and a flipped bit in any sidecar is detected."""
     folder = open_folder(str(tars.parent))
     keys = read_dataset_keys(folder, _read(tars).shards)
     assert [keys[at].decode() for at in range(len(keys))] == list(contents(sound(tars)))
@@ -403,12 +407,12 @@ def test_keys_come_from_sidecars(tars: Path) -> None:
         flip(index, at)
 
 
-def test_resume_alone_removes_nothing(old: Path, new: Path, dataset: Path, pattern: str) -> None:
-    """`--resume` of the first run would remove what was appended since: it is refused, as long as anything tells so."""
+def test_resume_does_not_remove_appended_shards(old: Path, new: Path, dataset: Path, pattern: str) -> None:
+    """`--resume` of the first run is refused if it would delete appended shards."""
     append(new, pattern)
     for at in (-20, 60):
         before = identity(dataset.parent)
-        with pytest.raises(OutputExists, match="shards that were appended"):
+        with pytest.raises(OutputExists, match="appended shards"):
             create(old, pattern, _options(if_exists="resume"))
         assert identity(dataset.parent) == before
         flip(dataset, at)
@@ -425,13 +429,17 @@ def _refused(source: Path, output: Any, folder: Path, error: type[ShardError], s
     assert before == (identity(folder) if folder.exists() else None)
 
 
-def test_there_must_be_a_dataset(new: Path, tar_pattern: str, tars: Path) -> None:
-    """Without a dataset, or with half of one, there is nothing to append to."""
+def test_an_append_needs_a_dataset(new: Path, tar_pattern: str, tars: Path) -> None:
+    """Without a complete dataset, an append is refused."""
     _refused(
-        new, tar_pattern.replace("/out/", "/no/"), tars.parent.with_name("no"), InvalidRequest, "if_exists='append' out"
+        new,
+        tar_pattern.replace("/out/", "/no/"),
+        tars.parent.with_name("no"),
+        InvalidRequest,
+        "without if_exists='append'",
     )
     tars.unlink()
-    _refused(new, tar_pattern, tars.parent, InvalidRequest, "no dataset file, beside 6 files")
+    _refused(new, tar_pattern, tars.parent, InvalidRequest, "no dataset file, but 6 files")
 
 
 def _flip_dataset_file(dataset: Path) -> str:
@@ -469,28 +477,30 @@ def _list_what_was_not(dataset: Path) -> str:
 @pytest.mark.parametrize(
     "damage", [_flip_dataset_file, _cut_shard, _lose_shard, _lose_sidecar, _flip_sidecar, _list_what_was_not]
 )
-def test_what_is_damaged_is_not_built_upon(
+def test_a_damaged_dataset_is_not_appended_to(
     new: Path, tars: Path, tar_pattern: str, damage: Callable[[Path], str]
 ) -> None:
-    """A dataset with a file that is missing, cut or changed is refused, and stays as it is."""
+    """A dataset with a missing, truncated or changed file is refused, and does not change."""
     _refused(new, tar_pattern, tars.parent, CorruptShard, damage(tars))
 
 
 @pytest.mark.parametrize(
     ("output", "error", "said"),
     [
-        ("out-{001..}.tar", InvalidRequest, "the pattern calls a shard out-001.tar.*out-000.tar"),
+        ("out-{001..}.tar", InvalidRequest, "a pattern with a shard out-001.tar.*out-000.tar"),
         ("out-{000..001}.tar", InvalidRequest, "2 names for 3 shards"),
-        ("out-{000..002}.tar", InvalidRequest, "all of its 3 names taken"),
-        ("out-{0..}.tar", InvalidRequest, "calls a shard out-0.tar; expected out-000.tar"),
+        ("out-{000..002}.tar", InvalidRequest, "all 3 names used"),
+        ("out-{0..}.tar", InvalidRequest, "a pattern with a shard out-0.tar; expected out-000.tar"),
         ("out-{000..}.tfrecord", OutputExists, "shards of another format"),
-        (("out-000.tar", "out-002.tar", "out-001.tar", "out-003.tar"), InvalidRequest, "calls a shard out-002.tar"),
+        (
+            ("out-000.tar", "out-002.tar", "out-001.tar", "out-003.tar"),
+            InvalidRequest,
+            "a pattern with a shard out-002.tar",
+        ),
     ],
 )
-def test_the_pattern_is_the_datasets_own(
-    new: Path, tars: Path, output: Any, error: type[ShardError], said: str
-) -> None:
-    """A pattern whose first names are not just those of the dataset's shards, in order, is refused."""
+def test_another_pattern_is_refused(new: Path, tars: Path, output: Any, error: type[ShardError], said: str) -> None:
+    """A pattern that does not produce the names of the existing shards is refused."""
     placed = [f"{tars.parent}/{name}" for name in ([output] if isinstance(output, str) else output)]
     _refused(new, placed, tars.parent, error, said)
 
@@ -499,8 +509,8 @@ def test_the_pattern_is_the_datasets_own(
     ("names", "fits"),
     [("out-{000..004}.tar", True), ("out-{000..003}.tar", False), (tuple("abcde"), True), (tuple("abcd"), False)],
 )
-def test_new_shards_must_fit_the_names(old: Path, new: Path, tmp_path: Path, names: Any, *, fits: bool) -> None:
-    """Of a closed range, and of a list of names, what the dataset left is the capacity."""
+def test_a_closed_range_limits_an_append(old: Path, new: Path, tmp_path: Path, names: Any, *, fits: bool) -> None:
+    """The remaining names of a closed range or a list limit the append."""
     one = isinstance(names, str)
     output = [f"{tmp_path}/{name}" for name in ([names] if one else [f"{name}.tar" for name in names])]
     first = f"{tmp_path}/out-{{000..}}.tar" if one else output[:3]
@@ -515,15 +525,15 @@ def test_new_shards_must_fit_the_names(old: Path, new: Path, tmp_path: Path, nam
 
 
 def test_a_closed_range_is_filled(old: Path, new: Path, tmp_path: Path) -> None:
-    """Where nothing bounds the shards, a closed range asks for as many as it has names left."""
+    """Without a bound, an append fills the remaining names of a closed range."""
     _create(old, f"{tmp_path}/{STEM}.tar")
     append(new, f"{tmp_path}/out-{{000..006}}.tar", max_count=None)
     assert [len(samples) for samples in sound(tmp_path / "out.json")[3:]] == [2, 1, 1, 1]
 
 
 @given(st.integers(0, 2000), st.integers(0, 40), st.integers(1, 60), st.integers(0, 5))
-def test_names_that_are_left(first: int, width: int, count: int, taken: int) -> None:
-    """The names left of a pattern are its own, from where those taken end, and its text means just them."""
+def test_remaining_names(first: int, width: int, count: int, taken: int) -> None:
+    """The remaining pattern contains exactly the unused names, and so does its text."""
     last = f"{first + count - 1:0{width}d}"
     for end in ("", last):
         pattern = parse_pattern(f"a/x{{{first:0{width}d}..{end}}}-0.tar")
@@ -542,7 +552,7 @@ def test_names_that_are_left(first: int, width: int, count: int, taken: int) -> 
 
 @given(st.integers(0, 30), st.integers(0, 12), st.sampled_from(["-0.tar", ".tar", "x1.tar"]))
 def test_later_files(first: int, count: int, suffix: str) -> None:
-    """Of the files that a pattern owns, exactly the shards and sidecars from a number on are later ones."""
+    """Later files are exactly the shards and sidecars from a number on."""
     pattern = parse_pattern(f"{'n'}{{{first:02}..}}{suffix}")
     owned = [pattern.dataset_file, pattern.skipped_file]
     owned += [file for at in range(12) for file in (pattern.shard(at), sidecar_name(pattern.shard(at)))]
@@ -559,8 +569,8 @@ _ROWS = st.lists(st.builds(Skipped, _TEXTS, _TEXTS, st.sampled_from(["x", "y"]),
 
 
 @given(_ROWS, _ROWS)
-def test_lists_of_what_was_left_out(old: list[Skipped], new: list[Skipped]) -> None:
-    """A list is read back as it was written; joined ones hold the rows of both, and give the older one back."""
+def test_skipped_lists_round_trip(old: list[Skipped], new: list[Skipped]) -> None:
+    """A list is read as it was written; a merged list contains both, and can be separated again."""
     rows = parse_skipped(encode_skipped(old), "out.skipped")
     assert encode_skipped(rows) == encode_skipped(old)
     both = merge_skipped(rows, new)
@@ -570,16 +580,18 @@ def test_lists_of_what_was_left_out(old: list[Skipped], new: list[Skipped]) -> N
 
 
 @pytest.mark.parametrize("data", [b"[]\n", b"{}\n", b"no JSON\n", b'{"key": 1}\n', b"\xff\n"])
-def test_no_list_of_what_was_left_out(data: bytes) -> None:
-    """Anything else in its place is damage."""
-    with pytest.raises(CorruptShard, match="list of what was left out"):
+def test_an_invalid_skipped_list_is_refused(data: bytes) -> None:
+    """Anything else under its name is damage."""
+    with pytest.raises(CorruptShard, match="list of skipped samples"):
         parse_skipped(data, "out.skipped")
 
 
 @settings(max_examples=6)
 @given(groups=st.lists(st.sets(st.integers(0, 9), min_size=1), min_size=1, max_size=4))
-def test_any_way_to_append(tmp_path_factory: pytest.TempPathFactory, groups: list[set[int]]) -> None:
-    """However samples come, in one run or several, the dataset tells of the same content."""
+def test_the_content_does_not_depend_on_the_number_of_appends(
+    tmp_path_factory: pytest.TempPathFactory, groups: list[set[int]]
+) -> None:
+    """One run or several appends give the same content fingerprint."""
     root, seen = tmp_path_factory.mktemp("groups"), set[int]()
     fields = ("txt", "bin", "cls")
     for at, group in enumerate(groups):
@@ -605,19 +617,19 @@ def _from_table(table: pa.Table, output: str, **more: Any) -> None:
 
 @pytest.fixture
 def tabled(tmp_path: Path, ending: str) -> str:
-    """Give the pattern of a dataset whose samples have a column `width`."""
+    """Return the pattern of a dataset with a column `width`."""
     pattern = f"{tmp_path}/out/{STEM}.{ending}"
     _create(_table(["a", "b", "c", "d"], width=[1, 2, 3, 4]), pattern, key="key", values=("txt=text",))
     return pattern
 
 
-def test_columns_are_united(tabled: str, tmp_path: Path) -> None:
-    """New samples may lack columns and have others: the schema tells of all, and whatever reads sidecars can."""
+def test_an_append_adds_columns(tabled: str, tmp_path: Path) -> None:
+    """New samples may lack columns and add some; the schema and readers of sidecars include all."""
     _from_table(_table(["e", "f"], caption=["x", "y"], width=[5, 6]), tabled)
     _from_table(_table(["g"]), tabled)
     file = tmp_path / "out" / "out.json"
     assert list(_read(file).schema.items())[6:] == [("width", "int64"), ("caption", "string")]
-    _is_sound(file)
+    _check_valid(file)
     rows = [sample.columns for shard in sound(file) for sample in shard]
     assert [row.pop("text") for row in rows] == [f"text of {key}" for key in "abcdefg"]
     assert rows[3:] == [{"width": 4}, {"width": 5, "caption": "x"}, {"width": 6, "caption": "y"}, {}]
@@ -631,43 +643,43 @@ def test_columns_are_united(tabled: str, tmp_path: Path) -> None:
     assert typed("inspect", file, "--full").code == 0
 
 
-def test_a_column_without_a_value_goes_with_any(tabled: str, tmp_path: Path) -> None:
-    """A column that is all null in the new samples has the type of the old ones, and the other way round."""
+def test_a_column_of_nulls_matches_any_type(tabled: str, tmp_path: Path) -> None:
+    """A column of nulls takes the type of the other samples."""
     _from_table(_table(["e"], width=pa.array([None], pa.null()), more=pa.array([None], pa.null())), tabled)
     _from_table(_table(["f"], more=["x"]), tabled)
     file = tmp_path / "out" / "out.json"
     assert list(_read(file).schema.items())[6:] == [("width", "int64"), ("more", "string")]
-    _is_sound(file)
+    _check_valid(file)
 
 
-def test_a_column_of_another_type(tabled: str, tmp_path: Path) -> None:
-    """A column that has another type is refused by name before a byte is written."""
+def test_a_column_with_another_type_is_refused(tabled: str, tmp_path: Path) -> None:
+    """A column with another type is refused before anything is written."""
     before = identity(tmp_path / "out")
-    found = (
-        r"column width: string in the new samples, such as 'wide' of 'f'; expected int64, .* leave it out with meta\."
-    )
+    found = r"column width: string in the new samples, such as 'wide' in 'f'; expected int64, .* exclude it with meta\."
     with pytest.raises(InvalidRequest, match=found):
         _from_table(_table(["e", "f"], width=["3", "wide"]), tabled)
     assert identity(tmp_path / "out") == before
 
 
-def test_a_column_of_a_folder_of_another_type(tmp_path: Path) -> None:
-    """A sample is named whose value has another type, and what is advised is taken of a folder, too."""
+def test_a_column_from_json_with_another_type_is_refused(tmp_path: Path) -> None:
+    """The error names a sample with another type, and its advice works for a folder."""
     output, source = f"{tmp_path}/o/x-{{0..}}.tar", tmp_path / "in"
     asked = ("--columns-from", "json")
     typed("create", write_tree(source, {"1.json": b'{"w": 1}'}), output, *asked)
     write_tree(source, {"2.json": b'{"w": 2}', "3.json": b'{"w": "three"}'})
     ran = typed("create", source, output, *asked, "--update")
-    assert (ran.code, "such as 'three' of '3'; expected int64" in ran.err) == (2, True), ran.err
-    assert ran.err.endswith("Give it that type, or another name, or leave out --columns-from.\n")
+    assert (ran.code, "such as 'three' in '3'; expected int64" in ran.err) == (2, True), ran.err
+    assert ran.err.endswith("Convert it to that type, or rename it, or remove --columns-from.\n")
     typed("create", write_tree(tmp_path / "one", {"3.json": b'{"w": "three"}'}), tmp_path / "one-{0..}.tar", *asked)
     ran = typed("reshard", tmp_path / "one.json", output, "--append")
-    assert ran.err.endswith("'three' of '3'; expected int64, as in the dataset. Give it that type, or another name.\n")
+    assert ran.err.endswith(
+        "'three' in '3'; expected int64, as in the dataset. Convert it to that type, or rename it.\n"
+    )
     assert typed("create", source, output, "--append", "--on-duplicate", "first").code == 0
 
 
-def test_kinds_of_features_agree(tmp_path: Path) -> None:
-    """A TFRecord's feature is one kind in all samples: another is refused, one that some lack gets a default."""
+def test_tfrecord_features_keep_their_type(tmp_path: Path) -> None:
+    """A TFRecord feature with another type is refused; missing features get a default."""
     pattern, values = f"{tmp_path}/out/{STEM}.tfrecord", ("n=n", "txt=text")
     _create(_table(["a", "b"], n=[1, 2]), pattern, key="key", values=values)
     before = identity(tmp_path / "out")
@@ -685,7 +697,7 @@ def test_kinds_of_features_agree(tmp_path: Path) -> None:
 
 
 def test_numbers_of_tar_shards(tmp_path: Path) -> None:
-    """Of a tar shard, texts stand for numbers where they do in all samples that have the field."""
+    """In tar shards, a field is a number only if it is one in all samples."""
     pattern, values = f"{tmp_path}/out/{STEM}.tar", ("n=n", "m=m")
     _create(_table(["a"], n=[1], m=[2]), pattern, key="key", values=values)
     append(_table(["b"], n=[3], o=["x"], k=[0.5]), pattern, key="key", values=("n=n", "m=o", "k=k"))
@@ -696,15 +708,15 @@ def _labelled(folder: Path, *names: str) -> Path:
     return write_tree(folder, {f"{name}/{folder.name}.txt": name.encode() for name in names})
 
 
-def test_classes_agree(ending: str, tmp_path: Path) -> None:
-    """Class numbers mean the same in all samples: a list may go on, but not tell otherwise."""
+def test_class_numbers_agree(ending: str, tmp_path: Path) -> None:
+    """Class lists may grow, but numbers do not change."""
     pattern = f"{tmp_path}/out/{STEM}.{ending}"
     _create(_labelled(tmp_path / "0", "cat", "dog"), pattern, label_from_folder=True)
     file, before = tmp_path / "out" / "out.json", identity(tmp_path / "out")
-    with pytest.raises(InvalidRequest, match=r"classes of cls: 0 stands for 'dog'.*'cat'"):
+    with pytest.raises(InvalidRequest, match=r"classes of cls: number 0 means 'dog'.*'cat'"):
         append(_labelled(tmp_path / "1", "dog"), pattern, label_from_folder=True, classes_from=["dog"])
     names = ["cat", "cow", "dog"]
-    with pytest.raises(InvalidRequest, match=r"1 stands for 'cow'"):
+    with pytest.raises(InvalidRequest, match=r"number 1 means 'cow'"):
         append(_labelled(tmp_path / "2", *names), pattern, label_from_folder=True, classes_from=names)
     assert identity(tmp_path / "out") == before
     append(_labelled(tmp_path / "3", "cat"), pattern, label_from_folder=True)
@@ -715,8 +727,8 @@ def test_classes_agree(ending: str, tmp_path: Path) -> None:
     assert verify(file).sound
 
 
-def test_keys_end_where_they_did(tmp_path: Path) -> None:
-    """Readers know of one rule for where keys end in a tar: another `--dots` is refused."""
+def test_another_dots_rule_is_refused(tmp_path: Path) -> None:
+    """Readers apply one rule per dataset, so another `--dots` is refused."""
     pattern = f"{tmp_path}/out/{STEM}.tar"
     dataset = _create(write_tree(tmp_path / "0", {"a.b.txt": b"1"}), pattern, dots="last")
     more = write_tree(tmp_path / "1", {"c.d.txt": b"2"})
@@ -726,8 +738,8 @@ def test_keys_end_where_they_did(tmp_path: Path) -> None:
     assert verify(dataset).sound
 
 
-def test_shards_of_another_tool(new: Path, tmp_path: Path) -> None:
-    """A dataset that `index` made of foreign shards can be appended to; what nobody has read stays unknown."""
+def test_an_indexed_dataset_can_be_appended_to(new: Path, tmp_path: Path) -> None:
+    """A dataset that `index` created can be appended to; unknown values stay unknown."""
     folder = tmp_path / "out"
     folder.mkdir()
     for number in range(2):
@@ -748,8 +760,8 @@ def test_shards_of_another_tool(new: Path, tmp_path: Path) -> None:
     assert verify(folder / "out.json").sound
 
 
-def test_foreign_keys(tmp_path: Path) -> None:
-    """A foreign key may hold a NUL: it is one key of its dataset, which no other sample can have."""
+def test_a_foreign_key_may_contain_nul(tmp_path: Path) -> None:
+    """A foreign key that contains NUL is one key, which no new sample can have."""
     for number, key in enumerate((b"a\0b", b"c")):
         features = [(b"__key__", tfrecords.BYTES, key), (b"txt", tfrecords.BYTES, b"x")]
         data = tfrecords.frame(tfrecords.example(features))
@@ -762,20 +774,20 @@ def test_foreign_keys(tmp_path: Path) -> None:
     assert _read(tmp_path / "out" / "out.json").fields == {"txt": 4}
 
 
-def test_the_dataset_must_stay(new: Path, tars: Path, tar_pattern: str, tmp_path: Path) -> None:
-    """A dataset that another run has changed since it was looked at is not replaced."""
+def test_a_concurrently_changed_dataset_is_refused(new: Path, tars: Path, tar_pattern: str, tmp_path: Path) -> None:
+    """A dataset that another run changed since it was inspected is not replaced."""
     parsed = parse_pattern(tar_pattern)
     output = inspect_destination(Destination(open_folder(parsed.folder), parsed, "append"))
     append(_tree(tmp_path / "quick", "quick", 2), tar_pattern)
     before = identity(tars.parent)
-    with pytest.raises(OutputExists, match="changed meanwhile"):
+    with pytest.raises(OutputExists, match="another run changed the dataset"):
         inspect_destination(output)
     assert identity(tars.parent) == before
     append(new, tar_pattern)
 
 
 def test_other_tools_indexes_are_renewed(new: Path, dataset: Path, pattern: str, ending: str) -> None:
-    """An append renews the indexes of other tools that lie beside the shards, but none whose hashes it must read."""
+    """An append renews the indexes of other tools, except those with payload hashes."""
     parsed = parse_pattern(pattern)
     output = inspect_destination(Destination(open_folder(parsed.folder), parsed, "append"))
     assert find_existing_exports(output.folder, output.old) == []
@@ -787,8 +799,8 @@ def test_other_tools_indexes_are_renewed(new: Path, dataset: Path, pattern: str,
     assert verify(dataset).sound
 
 
-def test_hashes_are_not_read_again(new: Path, tars: Path, tar_pattern: str) -> None:
-    """The Hub's index of a dataset that grows needs a word of the user's, since every shard would be read for it."""
+def test_indexes_with_hashes_are_not_renewed(new: Path, tars: Path, tar_pattern: str) -> None:
+    """The Hugging Face index is renewed only on request, because that reads all shards."""
     export(tars, "huggingface")
     parsed = parse_pattern(tar_pattern)
     output = inspect_destination(Destination(open_folder(parsed.folder), parsed, "append"))
@@ -799,8 +811,8 @@ def test_hashes_are_not_read_again(new: Path, tars: Path, tar_pattern: str) -> N
     export(tars, "huggingface")
 
 
-def test_splits_of_a_run_tell_alike(old: Path, new: Path, tmp_path: Path) -> None:
-    """Each split is appended to its own dataset; a key is new to all of them; what is told of the run is the same."""
+def test_each_split_is_appended_to_its_dataset(old: Path, new: Path, tmp_path: Path) -> None:
+    """Keys must be new to all splits, and all splits record the same run."""
     files = {}
     for source, how in ((old, "error"), (new, "append")):
         output = f"{tmp_path}/out/out-{{split}}-{{000..}}.tar"
@@ -815,8 +827,8 @@ def test_splits_of_a_run_tell_alike(old: Path, new: Path, tmp_path: Path) -> Non
     assert sum(len(one.made.appended) for one in files.values()) == 2
 
 
-def _begun(patterns: list[str], keys: list[bytes], made: RunRecord) -> list[Destination]:
-    """Return how far the appends of a run are that adds the first keys to one dataset, and the last to another."""
+def _find_appends(patterns: list[str], keys: list[bytes], made: RunRecord) -> list[Destination]:
+    """Return the appends of a run that adds the first keys to one dataset, and the last to another."""
     outputs = []
     for pattern, which in zip(patterns, ([*range(len(keys) - 1)], [len(keys) - 1]), strict=True):
         parsed = parse_pattern(pattern)
@@ -831,8 +843,8 @@ def _begun(patterns: list[str], keys: list[bytes], made: RunRecord) -> list[Dest
     return [output.destination for output in outputs]
 
 
-def test_killed_between_two_splits(new: Path, tmp_path: Path) -> None:
-    """Of several splits, those that a killed run has finished are found done, and the others are appended to."""
+def test_an_append_interrupted_between_splits_is_resumed(new: Path, tmp_path: Path) -> None:
+    """Finished splits are detected, and the others are appended to."""
     patterns = [f"{tmp_path}/{name}/{STEM}.tar" for name in ("train", "val")]
     for number, pattern in enumerate(patterns):
         _create(write_tree(tmp_path / f"{number}", {f"{number}.txt": b"x"}), pattern)
@@ -840,20 +852,20 @@ def test_killed_between_two_splits(new: Path, tmp_path: Path) -> None:
     told = _read(tmp_path / "train" / "out.json").made.appended[-1]
     added = members(*shards(tmp_path / "train")[1:])
     done = [*dict.fromkeys(name.partition(".")[0].encode() for name, _ in added)]
-    begun = [one.append for one in _begun(patterns, [*done, b"other"], told)]
+    begun = [one.append for one in _find_appends(patterns, [*done, b"other"], told)]
     assert [(type(one), one and one.first) for one in begun] == [(FinishedAppend, 1), (Append, 1)]
     with pytest.raises(InvalidRequest, match=r"train/out\.json: all 1 key already exists: new/000"):
-        _begun(patterns, [*done, done[0]], told)
+        _find_appends(patterns, [*done, done[0]], told)
 
 
-def test_keys_that_a_function_makes(tmp_path: Path) -> None:
-    """A key that `--map` gives, and the dataset has already, ends the append by name; the dataset stays as it is."""
+def test_existing_keys_from_a_function_are_refused(tmp_path: Path) -> None:
+    """An existing key from `--map` stops the append; the dataset does not change."""
     pattern = f"{tmp_path}/out/{STEM}.tar"
     dataset = _create(write_tree(tmp_path / "0", {"a.txt": b"1"}), pattern)
     code = b'{"__key__": %r, "txt": b"x"}'
     source = write_tree(tmp_path / "1", {"n.py": code % "m", "o.py": code % "a"})
     before = dataset.read_bytes()
-    with pytest.raises(SampleFailed, match=r"a: a key .* the dataset appended to has already"):
+    with pytest.raises(SampleFailed, match=r"a: a key .* the existing dataset contains"):
         append(source, pattern, map="tests.mapped:evaluated", max_count=1)
     assert dataset.read_bytes() == before
     (source / "o.py").write_bytes(code % "b")
@@ -866,8 +878,8 @@ def test_keys_that_a_function_makes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("appends", ["[0]", "[2, 2]", "[3]", "[true]", '"x"', "[1.0]", "[-1]"])
-def test_a_dataset_file_that_tells_of_impossible_appends(tars: Path, appends: str) -> None:
-    """An append starts at a shard of the dataset, after the one before it: anything else is damage."""
+def test_impossible_appends_in_a_dataset_file_are_damage(tars: Path, appends: str) -> None:
+    """An append starts at a shard after the previous append."""
     import crc32c
 
     text = tars.read_text(encoding="ascii").replace('"made": {', '"made": {"appended": [{}, {}],')

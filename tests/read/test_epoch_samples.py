@@ -1,4 +1,4 @@
-"""A mix of datasets: shares are exact, each goes through its own epochs, and all of it is a function."""
+"""The order of a mix: exact proportions, own epochs per dataset, and a pure function."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ options_of_orders = st.builds(
 
 
 def _mix(lengths: Sequence[int], weights: Sequence[float], stop: Stop = "first") -> MixedSamples:
-    return MixedSamples.of([CatalogSamples(made_catalog([one])) for one in lengths], weights, stop)
+    return MixedSamples.from_weights([CatalogSamples(made_catalog([one])) for one in lengths], weights, stop)
 
 
 def _numbers(mix: MixedSamples, options: OrderOptions) -> list[int]:
@@ -38,8 +38,8 @@ def _numbers(mix: MixedSamples, options: OrderOptions) -> list[int]:
 
 @settings(max_examples=30, deadline=None)
 @given(lengths_of_datasets, options_of_orders, st.data())
-def test_each_dataset_goes_through_its_epochs(lengths: list[int], options: OrderOptions, data: st.DataObject) -> None:
-    """Over several epochs of a mix, each dataset has every sample once before any twice, and so on."""
+def test_each_dataset_runs_through_its_epochs(lengths: list[int], options: OrderOptions, data: st.DataObject) -> None:
+    """Across epochs of a mix, no sample is repeated before its dataset is exhausted."""
     weights = data.draw(st.lists(st.integers(1, 5), min_size=len(lengths), max_size=len(lengths)))
     stop: Stop = data.draw(st.one_of(st.sampled_from(["first", "all"]), st.integers(1, 100)))
     mix = _mix(lengths, weights, stop)
@@ -57,8 +57,8 @@ def test_each_dataset_goes_through_its_epochs(lengths: list[int], options: Order
 
 @settings(max_examples=50, deadline=None)
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=6), options_of_orders, st.integers(0, 10**9))
-def test_shares_are_exact(weights: list[int], options: OrderOptions, start: int) -> None:
-    """Any piece of the order has each dataset's share, up to parts of two blocks of 64 at its ends."""
+def test_proportions_are_exact(weights: list[int], options: OrderOptions, start: int) -> None:
+    """Any range of the order has exact proportions, up to parts of two blocks of 64 at its ends."""
     mix = _mix([10**6] * len(weights), weights, 2 * 10**9)
     which, _ = mix.turns(options, np.arange(start, start + 3000))
     found = np.bincount(which, minlength=len(weights))
@@ -68,8 +68,8 @@ def test_shares_are_exact(weights: list[int], options: OrderOptions, start: int)
 
 @settings(max_examples=15, deadline=None)
 @given(lengths_of_datasets, options_of_orders)
-def test_positions_in_any_company(lengths: list[int], options: OrderOptions) -> None:
-    """A position has the same sample whichever positions it is asked with, and in whichever order."""
+def test_a_position_is_independent_of_others(lengths: list[int], options: OrderOptions) -> None:
+    """Its sample does not depend on which positions are requested together."""
     mix = _mix(lengths, range(1, len(lengths) + 1), 100)
     whole = np.array(_numbers(mix, options))
     asked = np.random.default_rng(len(lengths)).integers(0, 100, 40)
@@ -87,8 +87,8 @@ def test_positions_in_any_company(lengths: list[int], options: OrderOptions) -> 
         ((100, 1), (99, 1), 51, 101),
     ],
 )
-def test_ends(lengths: tuple[int, ...], weights: tuple[int, ...], first: int, all_seen: int) -> None:
-    """An epoch ends with the last sample of the first dataset that is exhausted, or of the last one, or after n."""
+def test_ends_of_an_epoch(lengths: tuple[int, ...], weights: tuple[int, ...], first: int, all_seen: int) -> None:
+    """An epoch ends when the first or the last dataset is exhausted, or after n samples."""
     counts = {}
     for stop, length in (("first", first), ("all", all_seen), (17, 17)):
         mix = _mix(lengths, weights, stop)  # type: ignore[arg-type]
@@ -99,16 +99,16 @@ def test_ends(lengths: tuple[int, ...], weights: tuple[int, ...], first: int, al
 
 
 @pytest.mark.parametrize("shuffle", [True, False])
-def test_ranks_see_each_dataset(shuffle: bool) -> None:  # noqa: FBT001 - a parameter of pytest
-    """Each rank has each dataset's share, also where a pattern of the weights would meet the number of ranks."""
+def test_each_rank_gets_each_dataset(shuffle: bool) -> None:  # noqa: FBT001 - a parameter of pytest
+    """Also if a pattern of the weights matches the number of ranks."""
     which, _ = _mix([10**6, 10**6], [3, 1], 40_000).turns(OrderOptions(shuffle), np.arange(40_000))
     shares = [which[rank::4].mean() for rank in range(4)]
     assert min(shares) > 0.22
     assert max(shares) < 0.28
 
 
-def test_block_is_shuffled() -> None:
-    """Datasets come in no fixed pattern, and each of a block's places has each dataset by its share."""
+def test_blocks_are_shuffled() -> None:
+    """Datasets have no fixed pattern; each position of a block has each dataset in proportion."""
     mix = _mix([10**6, 10**6], [3, 1], 64_000)
     which, _ = mix.turns(OrderOptions(), np.arange(64_000))
     blocks = which.reshape(-1, 64)
@@ -118,23 +118,23 @@ def test_block_is_shuffled() -> None:
     assert (again != which).mean() > 0.3
 
 
-def test_alike_datasets_are_shuffled_apart() -> None:
-    """Two datasets of the same size do not come in the same order, so that their samples form no pairs."""
+def test_equal_datasets_are_shuffled_differently() -> None:
+    """Two datasets of the same size do not come in the same order."""
     numbers = np.array(_numbers(_mix([5000, 5000], [1, 1], "all"), OrderOptions("full")))
     one, other = numbers[numbers < 5000], numbers[numbers >= 5000] - 5000
     count = min(len(one), len(other))
     assert (one[:count] == other[:count]).sum() < 10
 
 
-def test_orders_are_the_same_everywhere() -> None:
-    """The order is this, with every NumPy, on every machine: a state of today goes on tomorrow."""
+def test_orders_never_change() -> None:
+    """With any NumPy, machine and version, so that saved states stay valid."""
     mix = _mix([4, 3], [2, 1], 12)
     assert _numbers(mix, OrderOptions(seed=1, epoch=1, parts=2, window=2)) == [6, 1, 5, 3, 0, 2, 1, 4, 2, 0, 6, 3]
     assert _numbers(mix, OrderOptions(shuffle=False)) == [0, 1, 4, 5, 6, 2, 3, 0, 1, 2, 4, 3]
 
 
 def test_weights_are_any_numbers() -> None:
-    """Weights count by their ratio: whole or not, small or large, and however unequal."""
+    """Only the ratio of weights counts."""
     alike: list[Sequence[float]] = [
         [3, 1],
         [0.75, 0.25],
@@ -168,19 +168,19 @@ def test_weights_are_any_numbers() -> None:
         ([5, 0], [1, 1], "first", "dataset 1 of the mix: no samples"),
     ],
 )
-def test_mixes_that_cannot_be(lengths: list[int], weights: list[float], stop: Stop, found: str) -> None:
-    """A mix that makes no sense is refused, and the message says why."""
+def test_invalid_mixes(lengths: list[int], weights: list[float], stop: Stop, found: str) -> None:
+    """An error says why."""
     with pytest.raises(InvalidRequest, match=found):
         _mix(lengths, weights, stop)
 
 
 def test_fingerprints_of_mixes() -> None:
-    """A mix has the fingerprint of its samples, weights and length: each of them makes another one."""
+    """Samples, weights and length each change the fingerprint."""
     mixes = [_mix([5, 6], [1, 2]), _mix([5, 6], [2, 1]), _mix([5, 6], [1, 2], "all"), _mix([5], [1])]
-    other = MixedSamples.of(
+    other = MixedSamples.from_weights(
         [CatalogSamples(made_catalog([5], "other")), CatalogSamples(made_catalog([6]))], [1, 2], "first"
     )
-    part = MixedSamples.of(
+    part = MixedSamples.from_weights(
         [CatalogSamples(made_catalog([5])), CatalogSamples(made_catalog([7]), np.arange(6))], [1, 2], "first"
     )
     assert len({one.fingerprint for one in (*mixes, other, part)}) == 6

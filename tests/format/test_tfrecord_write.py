@@ -46,7 +46,6 @@ Kind = Literal["float", "int64"] | None
 Sample = dict[str, bytes]
 KINDS: dict[Kind, int] = {None: BYTES, "float": FLOAT, "int64": INT64}
 NUMBERS: dict[str, Literal["float", "int64"]] = {"cls": "int64", "Score": "float"}
-
 # About every size at which a varint gets longer, once for each of the lengths that stand before a payload.
 EDGES = sorted({max(0, 2**bits - back) for bits in (0, 7, 14, 21, 28) for back in range(-2, 24)} | {MAX_DATA_BYTES})
 NAMES = [b"jpg", b"JPG", b"__key_", b"__key__x", b"seg.png", b"\xc3\xa9", b"n" * 127, b"n" * 128, b"N" * 300]
@@ -54,7 +53,7 @@ NAMES = [b"jpg", b"JPG", b"__key_", b"__key__x", b"seg.png", b"\xc3\xa9", b"n" *
 
 @pytest.mark.parametrize(("data", "stored"), [(b"123456789", 0xC78AB0E5), (b"", 0xA282EAD8), (bytes(8), 0x07980329)])
 def test_checksums_are_masked(data: bytes, stored: int) -> None:
-    """A checksum is stored rotated by 15 bits, and a constant added."""
+    """A checksum is stored rotated by 15 bits plus a constant."""
     assert mask_crc(crc32c.crc32c(data)) == stored
 
 
@@ -66,8 +65,8 @@ def test_an_empty_record() -> None:
 
 
 @given(st.integers(0, MAX_DATA_BYTES), st.integers(0, 2**32 - 1), st.integers(0, 40))
-def test_a_frame_in_place(size: int, crc: int, at: int) -> None:
-    """Head and tail of a record say its data's length and checksum, and touch no other byte."""
+def test_frames_are_written_in_place(size: int, crc: int, at: int) -> None:
+    """Head and tail contain the length and checksum of the data, and no other byte is changed."""
     raw = bytearray(b"\xaa" * (at + 30))
     assert put_frame_head(raw, at, size + 16) == at + FRAME_HEAD_BYTES
     length = struct.pack("<Q", size)
@@ -78,7 +77,7 @@ def test_a_frame_in_place(size: int, crc: int, at: int) -> None:
 
 
 def _check_head(head: bytes, name: bytes, kind: int, size: int) -> None:
-    """See that a head of a feature is a map entry of which only a payload of `size` bytes is missing."""
+    """Assert that a feature's head is a map entry that lacks only a payload of `size` bytes."""
 
     def enter(at: int, tag: int) -> int:
         length, after = tfrecords.read_varint(head, at + 1)
@@ -97,8 +96,8 @@ def _check_head(head: bytes, name: bytes, kind: int, size: int) -> None:
 
 @pytest.mark.parametrize("number", KINDS)
 @pytest.mark.parametrize("name", NAMES)
-def test_a_head_of_any_size(name: bytes, number: Kind) -> None:
-    """The bytes before a payload are the start of a map entry whose lengths are right, whatever the payload's size."""
+def test_the_head_of_a_payload_of_any_size(name: bytes, number: Kind) -> None:
+    """The bytes before a payload start a map entry with correct lengths."""
     head = FeatureHead(name, number)
     for size in EDGES:
         _check_head(head(size), name, KINDS[number], size)
@@ -106,8 +105,8 @@ def test_a_head_of_any_size(name: bytes, number: Kind) -> None:
 
 @pytest.mark.parametrize("number", KINDS)
 @pytest.mark.parametrize("name", NAMES)
-def test_a_list_head_of_any_size(name: bytes, number: Kind) -> None:
-    """Of a list it is just as long and ends before what the list holds: a value's tag and length are the payload's."""
+def test_the_head_of_a_list_of_any_size(name: bytes, number: Kind) -> None:
+    """The head of a whole list ends before the list's content."""
     head, whole = FeatureHead(name, number), FeatureHead(name, number, whole=True)
     for size in EDGES:
         inside = 1 + len(tfrecords.varint(size)) + size
@@ -116,13 +115,13 @@ def test_a_list_head_of_any_size(name: bytes, number: Kind) -> None:
 
 @given(st.binary(min_size=1, max_size=400), st.integers(0, MAX_DATA_BYTES))
 def test_any_head(name: bytes, size: int) -> None:
-    """So they are for any name and size."""
+    """Heads are correct for any name and size."""
     _check_head(FeatureHead(name)(size), name, BYTES, size)
 
 
 @pytest.mark.parametrize("size", [size for size in EDGES if size < 2**20])
-def test_a_feature_comes_back(size: int) -> None:
-    """A head, its payload, and the key's feature are an Example of which all comes back."""
+def test_a_feature_round_trips(size: int) -> None:
+    """A head, its payload, and the key's feature are an Example that reads back."""
     key, payload = b"k" * size, bytes(size)
     features = key_feature(key) + FeatureHead(b"jpg")(size) + payload
     record_size = FRAME_HEAD_BYTES + 1 + len(tfrecords.varint(len(features))) + len(features) + FRAME_TAIL_BYTES
@@ -143,7 +142,7 @@ def test_a_feature_comes_back(size: int) -> None:
 @example(2**28)
 @example(MAX_DATA_BYTES - 6)
 def test_an_example_starts_with_the_length_of_its_features(size: int) -> None:
-    """What is left of a record's size without frame, tag and length is the length that stands there."""
+    """The length at the start of an Example is the record's size without frame, tag and length."""
     length = tfrecords.varint(size)
     assert example_head(FRAME_HEAD_BYTES + 1 + len(length) + size + FRAME_TAIL_BYTES) == b"\x0a" + length
 
@@ -156,14 +155,14 @@ def test_an_example_starts_with_the_length_of_its_features(size: int) -> None:
      (b"0.1", "float", "cdcccc3d"), (b"inf", "float", "0000807f"), (b"nan", "float", "0000c07f"),
      (b"3.4028234663852886e+38", "float", "ffff7f7f")],
 )  # fmt: skip
-def test_numbers(text: bytes, number: Literal["float", "int64"], encoded: str) -> None:
-    """A whole number is a varint, any other a little-endian float of 32 bits."""
+def test_encoded_numbers(text: bytes, number: Literal["float", "int64"], encoded: str) -> None:
+    """An integer is a varint, any other number a little-endian 32-bit float."""
     assert encode_number(text, number).hex() == encoded
 
 
 @given(st.integers(-(2**63), 2**63 - 1), st.floats(width=32, allow_nan=False))
-def test_any_number(whole: int, real: float) -> None:
-    """Any number that fits comes back from what is stored for its text."""
+def test_any_number_round_trips(whole: int, real: float) -> None:
+    """Any number that fits is read back from its text."""
     raw = tfrecords.example([(b"f", FLOAT, encode_number(b"%r" % real, "float")),
                              (b"i", INT64, encode_number(b"%d" % whole, "int64"))])  # fmt: skip
     found_real, found_whole = (one.value for one in tfrecords.parse_example(raw))
@@ -176,8 +175,8 @@ def test_any_number(whole: int, real: float) -> None:
     [(b"", "int64"), (b"1.0", "int64"), (b"dog", "int64"), (b"9223372036854775808", "int64"),
      (b"-9223372036854775809", "int64"), (b"", "float"), (b"dog", "float"), (b"1e39", "float")],
 )  # fmt: skip
-def test_what_is_no_number_or_does_not_fit(text: bytes, number: Literal["float", "int64"]) -> None:
-    """What TFRecord cannot hold as a number is refused, never stored as another one."""
+def test_invalid_numbers_are_rejected(text: bytes, number: Literal["float", "int64"]) -> None:
+    """Text that TFRecord cannot store as a number is rejected, and never stored as another number."""
     with pytest.raises((ValueError, OverflowError)):
         encode_number(text, number)
 
@@ -200,8 +199,8 @@ _KEYS = st.sampled_from([1, 100, 115, 127, 128, 20_000]).map(lambda size: b"k" *
 
 
 @given(st.lists(st.tuples(_KEYS, st.dictionaries(_TEXT_NAMES, _SIZES, min_size=1)), min_size=1, max_size=6))
-def test_records_are_measured_before_a_byte_is_read(samples: list[tuple[bytes, dict[bytes, int]]]) -> None:
-    """What stands before and after each payload follows from names and sizes alone, wherever the key's feature is."""
+def test_record_sizes_follow_from_names_and_sizes(samples: list[tuple[bytes, dict[bytes, int]]]) -> None:
+    """The bytes before and after each payload follow from names and sizes, wherever the key's feature is."""
     payloads = _payloads(samples)
     heads, tails = head_and_tail_sizes("tfrecord", payloads)
     expected: list[tuple[int, int]] = []
@@ -224,7 +223,7 @@ def test_records_are_measured_before_a_byte_is_read(samples: list[tuple[bytes, d
 
 
 def _entries(samples: dict[str, Sample], spool: Path) -> SampleTable:
-    """Return samples whose payloads lie in a spool, but for those of number fields, which the plan carries."""
+    """Return samples whose payloads are in a spool, except number fields, which are in the plan."""
     fields = tuple(sorted({name for sample in samples.values() for name in sample}, key=str.encode))
     rows = [(name, sample[name]) for sample in samples.values() for name in sorted(sample, key=str.encode)]
     sizes = np.array([len(data) for _, data in rows], np.int64)
@@ -264,7 +263,7 @@ def _written(plan: Plan, shard: int) -> bytes:
 
 
 def _encoded(key: str, sample: Sample) -> bytes:
-    """Return the record of a sample, made by the specifications' own encoder."""
+    """Return the record of a sample from an independent encoder."""
     features = [(b"__key__", BYTES, key.encode())]
     for name, data in sample.items():
         number = NUMBERS.get(name)
@@ -294,8 +293,8 @@ _SAMPLES = st.dictionaries(
 
 
 @given(samples=_SAMPLES, seed=st.none() | st.integers(0, 9))
-def test_a_shard_is_what_a_protobuf_encoder_makes(samples: dict[str, Sample], seed: int | None, tmp_path: Path) -> None:
-    """Planned sizes are exact, and each byte is that of the specifications, whatever the names, numbers and sizes."""
+def test_a_shard_matches_an_independent_encoder(samples: dict[str, Sample], seed: int | None, tmp_path: Path) -> None:
+    """Planned sizes are exact, and each byte matches the specification, for any names, numbers and sizes."""
     plan = make_plan(
         _entries(samples, tmp_path / "spool"), parse_pattern("o-{0..}.tfrecord"), ShardBounds(max_count=2), seed
     )
@@ -308,8 +307,8 @@ def test_a_shard_is_what_a_protobuf_encoder_makes(samples: dict[str, Sample], se
 
 
 @pytest.mark.parametrize("size", [0, 3 * _BUFFER])
-def test_numbers_stand_in_samples_of_any_size(size: int, tmp_path: Path) -> None:
-    """Samples that are larger than the writer's buffer have their numbers as numbers, too, and the key in its place."""
+def test_numbers_in_samples_of_any_size(size: int, tmp_path: Path) -> None:
+    """Samples larger than the writer's buffer also store numbers as numbers, and the key at its position."""
     sample = {"Score": b"-0.5", "Zip": bytes(size), "cls": b"-3", "jpg": b"\xff" * size}
     plan = make_plan(
         _entries({"k": sample, "l": sample}, tmp_path / "spool"), parse_pattern("o.tfrecord"), ShardBounds()
@@ -325,8 +324,8 @@ def test_numbers_stand_in_samples_of_any_size(size: int, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("text", [b"dog", b"9223372036854775808"])
-def test_a_number_that_cannot_be_stored_is_refused_by_name(text: bytes, tmp_path: Path) -> None:
-    """A label that is no number of 64 bits ends the plan, with its sample's key; a tar shard holds its text."""
+def test_a_label_that_does_not_fit_is_rejected_by_key(text: bytes, tmp_path: Path) -> None:
+    """A label that is not a 64-bit number is an error with its key for TFRecord; a tar stores its text."""
     samples = {"good": {"cls": b"1"}, "bad/7": {"cls": text}}
     with pytest.raises(InvalidRequest, match=r"bad/7.*cls"):
         make_plan(_entries(samples, tmp_path / "spool"), parse_pattern("o.tfrecord"), ShardBounds())
@@ -334,6 +333,6 @@ def test_a_number_that_cannot_be_stored_is_refused_by_name(text: bytes, tmp_path
 
 
 def test_a_field_cannot_have_the_keys_name(tmp_path: Path) -> None:
-    """A field called `__key__` would be a second feature of that name, so it is refused."""
+    """A field named `__key__` is rejected."""
     with pytest.raises(InvalidRequest, match="__key__"):
         make_plan(_entries({"k": {"__key__": b"x"}}, tmp_path / "spool"), parse_pattern("o.tfrecord"), ShardBounds())

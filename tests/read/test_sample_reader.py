@@ -1,4 +1,4 @@
-"""Samples by their numbers: equal to their source, whatever is asked in whatever order; errors name what is damaged."""
+"""Samples by number, in any order, equal their source; errors name what is damaged."""
 
 from __future__ import annotations
 
@@ -29,133 +29,133 @@ ORDERS = st.lists(st.integers(0, SAMPLES - 1), max_size=80)
 
 @pytest.fixture(scope="module")
 def made(ending: str, tmp_path_factory: pytest.TempPathFactory) -> Made:
-    """Give a dataset that no test changes."""
+    """A dataset that no test changes."""
     return make(tmp_path_factory.mktemp("fetch"), ending)
 
 
 @pytest.fixture
 def own(ending: str, tmp_path: Path) -> Made:
-    """Give a dataset that a test may damage."""
+    """A dataset that a test may damage."""
     return make(tmp_path, ending)
 
 
 @given(asked=ORDERS)
 def test_samples_equal_their_source(made: Made, asked: list[int]) -> None:
-    """Whatever numbers are asked for, in whatever order and however often: each gives its sample, in that order."""
-    assert made.fetcher(check=True).fetch(numbers(asked)) == [made.samples[at] for at in asked]
-    assert [made.fetcher().one(at) for at in asked[:5]] == [made.samples[at] for at in asked[:5]]
+    """Any numbers, in any order and repeated, return their samples in this order."""
+    assert made.reader(check=True).fetch(numbers(asked)) == [made.samples[at] for at in asked]
+    assert [made.reader().read_one(at) for at in asked[:5]] == [made.samples[at] for at in asked[:5]]
 
 
 @settings(max_examples=10)
 @given(asked=ORDERS, fields=st.frozensets(st.sampled_from(["cls", "jpg", "txt", "none"])))
-def test_fields_are_chosen(made: Made, asked: list[int], fields: frozenset[str]) -> None:
-    """With chosen fields, samples have those of them that they have, and their key."""
+def test_selected_fields(made: Made, asked: list[int], fields: frozenset[str]) -> None:
+    """Samples have those of the selected fields that they have, and their key."""
     expected = [{k: v for k, v in made.samples[at].items() if k in {*fields, "__key__"}} for at in asked]
-    fetcher = made.fetcher()
-    assert fetcher.selecting(fields).fetch(numbers(asked)) == expected
-    assert [fetcher.selecting(fields).one(at) for at in asked[:5]] == expected[:5]
+    reader = made.reader()
+    assert reader.with_fields(fields).fetch(numbers(asked)) == expected
+    assert [reader.with_fields(fields).read_one(at) for at in asked[:5]] == expected[:5]
 
 
-def test_samples_of_equal_fields_are_read_as_columns(ending: str, tmp_path: Path) -> None:
-    """Samples that all have the same fields come in the order asked for, too: of one, two, three fields and more."""
+def test_samples_with_equal_fields_are_read_as_columns(ending: str, tmp_path: Path) -> None:
+    """They are returned in the requested order, for any number of fields."""
     made = make(tmp_path, ending, even=True)
     asked = [*range(40, 10, -1), *range(50), 7, 7]
     for fields in ({"jpg"}, {"jpg", "txt"}, {"cls", "jpg", "txt"}, set()):
         expected = [{k: v for k, v in made.samples[at].items() if k in fields | {"__key__"}} for at in asked]
-        assert made.fetcher().selecting(frozenset(fields)).fetch(numbers(asked)) == expected
+        assert made.reader().with_fields(frozenset(fields)).fetch(numbers(asked)) == expected
 
 
-def test_only_wanted_payloads_are_read(own: Made) -> None:
-    """Chosen fields are read alone: damage elsewhere in their samples does not matter."""
+def test_only_selected_payloads_are_read(own: Made) -> None:
+    """Damage in other fields does not matter."""
     sample, shard, offset = own.place(70_000)
     flip(shard, offset + 10_000)
-    labels = own.fetcher(check=True, fields=frozenset({"cls"})).fetch(numbers(range(SAMPLES)))
+    labels = own.reader(check=True, fields=frozenset({"cls"})).fetch(numbers(range(SAMPLES)))
     assert [one["cls"] for one in labels] == [one["cls"] for one in own.samples]
     with pytest.raises(CorruptShard, match=f"{sample['__key__']}, jpg: the checksum"):
-        own.fetcher(check=True).fetch(numbers(range(SAMPLES)))
+        own.reader(check=True).fetch(numbers(range(SAMPLES)))
 
 
 def test_a_flipped_byte_is_found_by_its_checksum(own: Made) -> None:
-    """With checks, a changed payload is an error that names shard, key, field and offset; skipped, it is counted."""
+    """With `check`, an error names shard, key, field and offset; or the sample is skipped and counted."""
     sample, shard, offset = own.place(5_000)
     flip(shard, offset + 17)
     what = rf"{shard}: at {offset:,}: {sample['__key__']}, jpg: the checksum [0-9a-f]{{8}}; expected [0-9a-f]{{8}}"
     with pytest.raises(CorruptShard, match=what) as error:
-        own.fetcher(check=True).fetch(numbers(range(SAMPLES)))
+        own.reader(check=True).fetch(numbers(range(SAMPLES)))
     assert pickle.loads(pickle.dumps(error.value)).offset == offset  # noqa: S301 - our own
-    assert len(own.fetcher().fetch(numbers(range(SAMPLES)))) == SAMPLES
-    fetcher = own.fetcher(check=True, on_error="skip")
-    assert fetcher.fetch(numbers(range(SAMPLES))) == [one for one in own.samples if one is not sample]
-    assert (fetcher.skipped.samples, dict(fetcher.skipped.shards)) == (1, {str(shard): 1})
+    assert len(own.reader().fetch(numbers(range(SAMPLES)))) == SAMPLES
+    reader = own.reader(check=True, on_error="skip")
+    assert reader.fetch(numbers(range(SAMPLES))) == [one for one in own.samples if one is not sample]
+    assert (reader.skipped.samples, dict(reader.skipped.shards)) == (1, {str(shard): 1})
     with pytest.raises(CorruptShard, match=what):
         own.open(check=True, on_error="skip")[own.samples.index(sample)]
 
 
 @pytest.mark.parametrize("how", ["removed", "cut", "stale"])
-def test_a_shard_that_is_gone_or_changed_is_named(own: Made, *, how: str) -> None:
-    """A shard that is missing, cut or longer than its index says is an error; skipped, only its samples are."""
+def test_a_missing_or_changed_shard_is_named(own: Made, *, how: str) -> None:
+    """A missing, truncated or extended shard is an error, or costs only its own samples."""
     shard = own.shard(1)
     if how == "removed":
         shard.unlink()
     else:
         data = shard.read_bytes()
         shard.write_bytes(data[:-2000] if how == "cut" else data + bytes(1024))
-    firsts = own.fetcher().catalog.firsts.tolist()
+    firsts = own.reader().catalog.firsts.tolist()
     with pytest.raises(CorruptShard, match=shard.stem):
-        own.fetcher().fetch(numbers([firsts[1]]))
-    fetcher = own.fetcher(on_error="skip")
+        own.reader().fetch(numbers([firsts[1]]))
+    reader = own.reader(on_error="skip")
     rest = own.samples[: firsts[1]] + own.samples[firsts[2] :]
-    assert fetcher.fetch(numbers(range(SAMPLES))) == rest
-    assert (fetcher.skipped.samples, len(fetcher.skipped.reasons)) == (firsts[2] - firsts[1], 1)
+    assert reader.fetch(numbers(range(SAMPLES))) == rest
+    assert (reader.skipped.samples, len(reader.skipped.reasons)) == (firsts[2] - firsts[1], 1)
 
 
-def test_a_shard_that_is_cut_while_it_is_open_is_found(own: Made) -> None:
-    """Where the bytes of an open shard end too early, the sample is named; samples before that place still come."""
-    fetcher = own.fetcher(on_error="skip")
+def test_a_shard_truncated_while_open_is_detected(own: Made) -> None:
+    """The error names the sample; samples before the end are still read."""
+    reader = own.reader(on_error="skip")
     all_numbers = numbers(range(SAMPLES))
-    assert fetcher.fetch(all_numbers) == own.samples
+    assert reader.fetch(all_numbers) == own.samples
     with own.shard(0).open("r+b") as file:
         file.truncate(60_000)
-    found = fetcher.fetch(all_numbers)
+    found = reader.fetch(all_numbers)
     assert found[0] == own.samples[0]
-    assert len(found) == SAMPLES - fetcher.skipped.samples
-    assert fetcher.skipped.samples > 0
-    assert all("the shard ends" in reason for reason in fetcher.skipped.reasons)
+    assert len(found) == SAMPLES - reader.skipped.samples
+    assert reader.skipped.samples > 0
+    assert all("the shard ends" in reason for reason in reader.skipped.reasons)
 
 
-def test_checks_want_checksums(tmp_path: Path) -> None:
-    """Foreign tar shards have no checksums until they are indexed with them: `check` says so."""
+def test_check_requires_checksums(tmp_path: Path) -> None:
+    """Foreign tar shards have no checksums until they are indexed with them; the error says so."""
     made = make(tmp_path, "tar")
     for index in (*tmp_path.glob("*.index"), made.path):
         index.unlink()
-    fetcher = SampleReader(open_catalog(str(tmp_path)), ReadOptions(check=True))
+    reader = SampleReader(open_catalog(str(tmp_path)), ReadOptions(check=True))
     with pytest.raises(InvalidRequest, match="no checksums are known"):
-        fetcher.fetch(numbers([1, 2]))
+        reader.fetch(numbers([1, 2]))
 
 
 @pytest.mark.parametrize("on_error", ["raise", "skip"])
-def test_a_shard_without_its_sidecar_is_checked_as_a_whole(own: Made, on_error: str) -> None:
-    """With checks, a sound shard whose sidecar is gone is read; a changed one is damaged, by what its dataset says."""
+def test_a_shard_without_a_sidecar_is_checked_as_a_whole(own: Made, on_error: str) -> None:
+    """Its checksum is compared with the dataset file."""
     sidecar = own.shard(1).with_suffix(".index")
     sidecar.unlink()
     everything = numbers(range(SAMPLES))
-    fetcher = own.fetcher(check=True, on_error=on_error)
-    assert fetcher.fetch(everything) == own.samples
-    assert fetcher.skipped.samples == 0
-    offset = own.shard(1).read_bytes().rfind(own.samples[int(fetcher.catalog.firsts[2]) - 1]["jpg"])  # type: ignore[arg-type]
+    reader = own.reader(check=True, on_error=on_error)
+    assert reader.fetch(everything) == own.samples
+    assert reader.skipped.samples == 0
+    offset = own.shard(1).read_bytes().rfind(own.samples[int(reader.catalog.firsts[2]) - 1]["jpg"])  # type: ignore[arg-type]
     flip(own.shard(1), offset)
-    fetcher = own.fetcher(check=True, on_error=on_error)
+    reader = own.reader(check=True, on_error=on_error)
     if on_error == "raise":
-        with pytest.raises(CorruptShard, match=r"the checksum .* as its dataset file says"):
-            fetcher.fetch(everything)
+        with pytest.raises(CorruptShard, match=r"the checksum .* as in its dataset file"):
+            reader.fetch(everything)
     else:
-        first, last = fetcher.catalog.firsts[1:3].tolist()
-        assert fetcher.fetch(everything) == own.samples[:first] + own.samples[last:]
+        first, last = reader.catalog.firsts[1:3].tolist()
+        assert reader.fetch(everything) == own.samples[:first] + own.samples[last:]
 
 
 @pytest.mark.parametrize("indexed", [True, False])
-def test_foreign_records_give_values_and_lists(tmp_path: Path, *, indexed: bool) -> None:
-    """Features of foreign TFRecords are bytes, ints and floats; lists of them where there are several, or none."""
+def test_foreign_records_become_values_and_lists(tmp_path: Path, *, indexed: bool) -> None:
+    """Features are bytes, ints and floats; lists if there are several values, or none."""
     examples: list[dict[str, list[object]]] = [
         {"a": [b"x"], "i": [3], "f": [0.5], "many": [b"p", b"", b"q"], "ints": [1, -1, 300], "none": []},
         {"a": [b"\n\x01z"], "i": [-7], "f": [2.0], "many": [b"\n\x01z"], "ints": [5], "none": []},
@@ -163,16 +163,16 @@ def test_foreign_records_give_values_and_lists(tmp_path: Path, *, indexed: bool)
     write_examples(tmp_path / "x.tfrecord", examples)
     if indexed:
         assert typed("index", tmp_path / "x.tfrecord", "--quiet").code == 0
-    fetcher = SampleReader(open_catalog(str(tmp_path)), ReadOptions())
+    reader = SampleReader(open_catalog(str(tmp_path)), ReadOptions())
     expected = [{name: value[0] if len(value) == 1 else value for name, value in one.items()} for one in examples]
     if indexed:  # the dataset file says what is a list
         expected[1] |= {"many": [b"\n\x01z"], "ints": [5]}
-    found = fetcher.fetch(numbers([1, 0]))
+    found = reader.fetch(numbers([1, 0]))
     assert [{k: v for k, v in one.items() if k != "__key__"} for one in found] == expected[::-1]
 
 
-def test_metadata_comes_on_request(tmp_path: Path) -> None:
-    """With `metadata`, samples have the columns of their sidecar; a field of the same name stays the field."""
+def test_metadata(tmp_path: Path) -> None:
+    """With `metadata`, samples have the sidecar columns; fields take precedence."""
     rows = [{"key": f"k{at}", "file": f"{at}.txt", "width": at * 3, "txt": "column"} for at in range(9)]
     for row in rows:
         (tmp_path / str(row["file"])).write_bytes(str(row["key"]).encode())
@@ -180,53 +180,53 @@ def test_metadata_comes_on_request(tmp_path: Path) -> None:
     words = ("create", tmp_path / "list.jsonl", tmp_path / "out-{000..}.tar", "--shards", "2", "--quiet")
     ran = typed(*words)
     assert ran.code == 0, ran
-    fetcher = SampleReader(open_catalog(str(tmp_path / "out.json")), ReadOptions(metadata=True))
-    found = fetcher.fetch(numbers([8, 0, 4, 1, 2, 3, 5, 6, 7]))
+    reader = SampleReader(open_catalog(str(tmp_path / "out.json")), ReadOptions(metadata=True))
+    found = reader.fetch(numbers([8, 0, 4, 1, 2, 3, 5, 6, 7]))
     assert [(one["__key__"], one["width"], one["txt"]) for one in found[:2]] == [("k8", 24, b"k8"), ("k0", 0, b"k0")]
     (tmp_path / "out-001.index").unlink()
     lost = SampleReader(open_catalog(str(tmp_path / "out.json")), ReadOptions(metadata=True)).fetch(numbers([0, 8]))
     assert [one["width"] for one in lost] == [0, None]
 
 
-def test_threads_and_copies_read_the_same(made: Made) -> None:
-    """A fetcher is read by many threads at once, and comes through pickle without open files."""
-    fetcher = made.fetcher()
+def test_threads_and_pickled_readers_agree(made: Made) -> None:
+    """Many threads can share a reader; it pickles without open files."""
+    reader = made.reader()
     jobs = [numbers([at, SAMPLES - 1 - at, 3]) for at in range(SAMPLES)] * 3
     with ThreadPoolExecutor(4) as threads:
-        found = list(threads.map(fetcher.fetch, jobs))
+        found = list(threads.map(reader.fetch, jobs))
     assert found == [[made.samples[at] for at in job] for job in jobs]
-    assert pickle.loads(pickle.dumps(fetcher)).fetch(jobs[5]) == found[5]  # noqa: S301 - our own
+    assert pickle.loads(pickle.dumps(reader)).fetch(jobs[5]) == found[5]  # noqa: S301 - our own
 
 
 @pytest.mark.parametrize("shared", [True, False])
-def test_single_reads_hold_what_the_stores_hold(own: Made, monkeypatch: pytest.MonkeyPatch, *, shared: bool) -> None:
-    """Reading one by one keeps no shard open, and no index at hand, that the stores have given back."""
+def test_single_reads_keep_only_cached_shards_open(own: Made, monkeypatch: pytest.MonkeyPatch, *, shared: bool) -> None:
+    """Single reads keep no shard or index that the caches have dropped."""
     if not shared:
         monkeypatch.setattr(shared_blocks, "_create_unnamed_file", lambda: None)
     for module, name, value in ((index_store, "_INDEX_CACHE_BYTES", 1), (open_files, "_MAX_OPEN_SHARDS", 1)):
         with monkeypatch.context() as limited:
             limited.setattr(module, name, value)
-            fetcher = own.fetcher()
+            reader = own.reader()
             for number in [*range(SAMPLES), *range(SAMPLES)]:
-                assert fetcher.one(number) == own.samples[number]
-                assert len(fetcher._near) <= 1  # noqa: SLF001
-    fetcher = own.fetcher()
-    assert [fetcher.one(number) for number in range(SAMPLES)] == own.samples
-    assert len(fetcher._near) == len(shards(own.path.parent))  # noqa: SLF001
+                assert reader.read_one(number) == own.samples[number]
+                assert len(reader._open_shards) <= 1  # noqa: SLF001
+    reader = own.reader()
+    assert [reader.read_one(number) for number in range(SAMPLES)] == own.samples
+    assert len(reader._open_shards) == len(shards(own.path.parent))  # noqa: SLF001
 
 
 @pytest.mark.parametrize(("few", "fields"), [(SAMPLES, None), (1, frozenset({"jpg"}))])
-def test_large_samples_are_read_late(
+def test_large_samples_are_read_on_demand(
     own: Made, monkeypatch: pytest.MonkeyPatch, few: int, fields: frozenset[str] | None
 ) -> None:
-    """Large samples are read when they are asked for, one by one or as columns; errors come where they belong."""
+    """One by one or as columns, with errors in their places."""
     monkeypatch.setattr(sample_reader, "_MAX_SAMPLES_READ_SINGLY", few)
     asked = numbers([*range(SAMPLES - 1, -1, -2), *range(0, SAMPLES, 2)])
-    fetcher = own.fetcher().selecting(fields)
-    early, late = fetcher.read(asked), fetcher.read_late(asked)
+    reader = own.reader().with_fields(fields)
+    early, late = reader.read(asked), reader.read_late(asked)
     cut = own.shard(1)
     os.truncate(cut, 100_000)
-    first, last = (int(at) for at in fetcher.catalog.firsts[1:3])
+    first, last = (int(at) for at in reader.catalog.firsts[1:3])
     found = [*zip(asked.tolist(), early, late, strict=True)]
     failed = {number: one for number, _, one in found if isinstance(one, CorruptShard)}
     assert [one for _, _, one in found if one not in failed.values()] == [

@@ -1,4 +1,4 @@
-"""Laws of `--append --on-duplicate first`: a source that grows is packed by key, and what is there stays."""
+"""`--append --on-duplicate first`: a growing source is packed by key, and existing samples stay."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _night(source: Any, output: str, **asked: Any) -> CreateResult:
 
 
 def _tree(root: Path, *keys: str) -> Path:
-    """Write samples of one field, with times of long ago."""
+    """Write samples with one field and old modification times."""
     write_tree(root, {f"{key}.txt": key.encode() for key in keys})
     for key in keys:
         os.utime(root / f"{key}.txt", (_LONG_AGO, _LONG_AGO))
@@ -37,21 +37,21 @@ def _tree(root: Path, *keys: str) -> Path:
 
 @pytest.fixture(params=["tar", "tfrecord"])
 def output(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """Give the pattern of a dataset of the samples `a` and `b` of the folder `source`."""
+    """Return the pattern of a dataset with the samples `a` and `b` of the folder `source`."""
     pattern = f"{tmp_path}/out/out-{{0..}}.{request.param}"
     create(_tree(tmp_path / "source", "a", "b"), pattern, CreateOptions(workers=1))
     return pattern
 
 
-def test_only_what_is_new(output: str, tmp_path: Path) -> None:
-    """Samples with new keys are appended, the others are counted, and the whole is sound against the whole source."""
+def test_only_new_keys_are_appended(output: str, tmp_path: Path) -> None:
+    """Samples with new keys are appended, the others are counted, and `verify` accepts the whole source."""
     source = _tree(tmp_path / "source", "0", "c")
     before = read_tree(tmp_path / "out")
     result = _night(source, output)
     assert (result.samples, result.shards, result.skipped) == (4, 2, 0)
     assert result.appended is not None
     assert result.appended.samples == 2
-    assert "2 samples left out: the dataset has their keys" in result.notes
+    assert "2 samples skipped: the dataset already has their keys" in result.notes
     after = read_tree(tmp_path / "out")
     assert {name: after[name] for name in before if name != "out.json"} == {
         name: data for name, data in before.items() if name != "out.json"
@@ -64,22 +64,22 @@ def test_only_what_is_new(output: str, tmp_path: Path) -> None:
     assert [one.key for one in verify(tmp_path / "out", VerifyOptions(source=source, workers=1)).findings] == ["d"]
 
 
-def test_nothing_new(output: str, tmp_path: Path) -> None:
-    """Where all keys are there, the run succeeds with one line, and no file is touched, not even by `--resume`."""
+def test_a_run_without_new_samples_changes_no_file(output: str, tmp_path: Path) -> None:
+    """If all keys exist, the run succeeds with one note and changes no file, also with `--resume`."""
     before = identity(tmp_path / "out")
     command = ("create", tmp_path / "source", output, "--append", "--on-duplicate", "first", "--workers", "1")
     for more in ((), ("--resume",)):
         done = typed(*command, *more)
         assert (done.code, done.err) == (0, "")
-        assert done.out == f"nothing new: {tmp_path}/out/out.json stays as it is, 2 samples in 1 shard\n"
+        assert done.out == f"nothing new: {tmp_path}/out/out.json is unchanged, 2 samples in 1 shard\n"
     assert json.loads(typed(*command, "--json").out)["appended"] == {"shards": 0, "samples": 0, "size": 0}
     assert typed(*command, "--dry-run").code == 0
     assert identity(tmp_path / "out") == before
 
 
 @pytest.mark.parametrize("change", ["size", "time", "file"])
-def test_what_changed_is_named(output: str, tmp_path: Path, change: str) -> None:
-    """A sample whose files changed keeps what the dataset has of it, and a note names it."""
+def test_changed_samples_are_noted(output: str, tmp_path: Path, change: str) -> None:
+    """A sample whose files changed keeps its old content, and a note names it."""
     source = tmp_path / "source"
     if change == "size":
         write_tree(source, {"b.txt": b"longer"})
@@ -96,7 +96,7 @@ def test_what_changed_is_named(output: str, tmp_path: Path, change: str) -> None
 
 
 def test_changed_samples_are_compared_by_time(tmp_path: Path) -> None:
-    """Where samples are changed on the way, their sizes in shards tell nothing of their files."""
+    """With transforms, sizes in shards are not compared with the source."""
     table = {"key": ["a"], "n": [1]}
     import pyarrow as pa
 
@@ -108,8 +108,8 @@ def test_changed_samples_are_compared_by_time(tmp_path: Path) -> None:
     assert not any("changed" in note for note in result.notes), "a number is no file"
 
 
-def test_splits_grow_apart(tmp_path: Path) -> None:
-    """With splits, each gets what is new of it; one that gets nothing stays as it is, and the result has all."""
+def test_each_split_gets_its_new_samples(tmp_path: Path) -> None:
+    """A split without new samples does not change, and the result contains all splits."""
     pattern, asked = f"{tmp_path}/out/{{split}}-{{0..}}.tar", {"split_from_folder": True}
     source = _tree(tmp_path / "source", "train/a", "val/b")
     create(source, pattern, CreateOptions(workers=1, split_from_folder=True))
@@ -123,8 +123,8 @@ def test_splits_grow_apart(tmp_path: Path) -> None:
         assert verify(tmp_path / "out" / f"{name}.json", VerifyOptions(source=source, workers=1)).sound
 
 
-def test_what_cannot_be_packed(output: str, tmp_path: Path) -> None:
-    """What was listed as left out is not tried and listed every night; a night of failures only changes nothing."""
+def test_skipped_samples_are_not_tried_again(output: str, tmp_path: Path) -> None:
+    """Samples listed as skipped are not listed again in every run."""
     source = _tree(tmp_path / "source", "c", "d")
     result = _night(source, output)
     assert result.samples == 4
@@ -134,12 +134,12 @@ def test_what_cannot_be_packed(output: str, tmp_path: Path) -> None:
     before = identity(tmp_path / "out")
     result = _night(source, output, **bounds)
     assert result.skipped == 1
-    assert "1 sample (large) stay left out" in result.notes[-1]
+    assert "1 sample (large) skipped again" in result.notes[-1]
     assert identity(tmp_path / "out") == before
 
 
-def test_a_night_of_failures(tmp_path: Path) -> None:
-    """Where no new sample can be packed, the run fails, and the next one finds no remains in its way."""
+def test_a_run_in_which_all_new_samples_fail(tmp_path: Path) -> None:
+    """The run fails, and leaves no files that block the next one."""
     pattern, asked = f"{tmp_path}/out/out-{{0..}}.tar", {"on_error": "skip", "encode": "png"}
     source = write_tree(tmp_path / "source", {"a.txt": b"1"})
     create(source, pattern, CreateOptions(workers=1, encode="png"))
@@ -154,8 +154,8 @@ def test_a_night_of_failures(tmp_path: Path) -> None:
     assert verify(tmp_path / "out", VerifyOptions(source=source, workers=1)).sound
 
 
-def test_what_goes_with_it(output: str, tmp_path: Path) -> None:
-    """It is about a dataset that is appended to, and about keys that are known beforehand."""
+def test_on_duplicate_needs_append_and_known_keys(output: str, tmp_path: Path) -> None:
+    """`--on-duplicate first` needs a dataset to append to, and keys that are known before packing."""
     with pytest.raises(InvalidRequest, match="no dataset to compare keys with"):
         CreateOptions(on_duplicate="first")
     with pytest.raises(InvalidRequest, match=r"map.* makes keys"):
@@ -166,8 +166,8 @@ def test_what_goes_with_it(output: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("if_exists", ["append", "append-resume"])
-def test_the_first_night(tmp_path: Path, if_exists: str) -> None:
-    """Where no dataset is there yet, the same command makes it, just as a run without `--append` does."""
+def test_the_first_run_creates_the_dataset(tmp_path: Path, if_exists: str) -> None:
+    """Without a dataset, the command creates one with the bytes of a run without `--append`."""
     source, pattern = _tree(tmp_path / "source", "a", "b"), "out-{0..}.tar"
     _night(source, f"{tmp_path}/out/{pattern}", if_exists=if_exists)
     create(source, f"{tmp_path}/other/{pattern}", CreateOptions(workers=1))
@@ -181,16 +181,16 @@ def test_the_first_night(tmp_path: Path, if_exists: str) -> None:
         assert read_tree(tmp_path / "out") == read_tree(tmp_path / "other")
 
 
-def test_a_source_of_another_name_is_another(output: str, tmp_path: Path) -> None:
-    """Only what was new in the first source lets the whole dataset be compared with it."""
+def test_verify_needs_the_first_source(output: str, tmp_path: Path) -> None:
+    """Only samples that are new in the first source allow `verify --source` for the whole dataset."""
     _night(_tree(tmp_path / "other", "a", "c"), output)
     report = verify(tmp_path / "out", VerifyOptions(source=tmp_path / "source", workers=1))
     assert report.sound
     assert any("first 1 shard" in one for one in report.unchecked)
 
 
-def test_indexes_grow_too(tmp_path: Path) -> None:
-    """The indexes of other tools that lie beside the shards cover what was appended."""
+def test_exported_indexes_cover_appended_samples(tmp_path: Path) -> None:
+    """Indexes of other tools cover the appended samples."""
     pattern = f"{tmp_path}/out/out-{{0..}}.tar"
     create(_tree(tmp_path / "source", "a"), pattern, CreateOptions(workers=1, export=("energon",)))
     _night(_tree(tmp_path / "source", "b"), pattern)

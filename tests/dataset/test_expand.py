@@ -1,4 +1,4 @@
-"""Laws of which datasets are meant: what is given together is divided into the datasets that there are, each once."""
+"""Names expand to datasets, each once."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SPLITS = CreateOptions(split="train=0.5,val=0.5", max_count=3, workers=1)
 
 @pytest.fixture(scope="module")
 def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Give two splits in one folder, and the same in a folder each; not to be changed."""
+    """Return two splits in one folder, and the same in one folder each; read-only."""
     folder = tmp_path_factory.mktemp("splits")
     source = write_tree(folder / "source", {f"{at:02}.txt": b"%d" % at for at in range(12)})
     create(source, f"{folder}/beside/{{split}}-{{0..}}.tar", SPLITS)
@@ -31,7 +31,7 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _named(given: Any, folder: Path) -> list[Any]:
-    """Return the datasets that are meant, by their names in `folder`."""
+    """Return the datasets that are named, by their names in `folder`."""
     found: list[Any] = [*expand_datasets(given)]
     top = f"{folder}/"
     return [one.replace(top, "") if isinstance(one, str) else [name.replace(top, "") for name in one] for one in found]
@@ -59,8 +59,8 @@ APART = ["apart/train", "apart/val"]
         (["beside/train.json", "beside/val.json", "beside/./train.json"], ["beside/./train.json", "beside/val.json"]),
     ],
 )
-def test_the_datasets_that_names_mean(names: list[str], meant: list[str], packed: Path) -> None:
-    """A folder, a glob and a name with `{split}` mean all datasets there; a list, those of each of its names."""
+def test_names_expand_to_datasets(names: list[str], meant: list[str], packed: Path) -> None:
+    """A folder, a glob and a name with `{split}` expand to all matching datasets; a list to those of each name."""
     assert _named([f"{packed}/{name}" for name in names], packed) == meant
     if len(names) == 1:
         assert _named(f"{packed}/{names[0]}", packed) == meant
@@ -70,22 +70,22 @@ def test_the_datasets_that_names_mean(names: list[str], meant: list[str], packed
     "name",
     ["beside/val.json", "apart/val", "beside/*.tar", "beside/val-{0..}.tar", "none", "http://127.0.0.1:9/x.json"],
 )
-def test_one_dataset_is_what_was_given(name: str, packed: Path) -> None:
-    """What means one dataset, or none that is there, comes back as it was given."""
+def test_the_name_of_one_dataset_is_returned(name: str, packed: Path) -> None:
+    """The name of one dataset, or of none, is returned unchanged."""
     given = name if "://" in name else packed / name
     assert expand_datasets(given) == [given]
 
 
-def test_all_that_a_shell_makes_of_a_glob(packed: Path) -> None:
-    """Of all files in a folder, each dataset is meant once, and shards that a dataset file lists with it."""
+def test_a_list_of_all_files_in_a_folder(packed: Path) -> None:
+    """All files in a folder expand to each dataset once, with the shards that its dataset file lists."""
     names = sorted(map(str, (packed / "beside").iterdir()))
     assert _named(names, packed) == BESIDE
     tars = [name for name in names if name.endswith(".tar")]
     assert expand_datasets(tars) == [tars]
 
 
-def test_shards_that_no_dataset_file_tells_of(packed: Path, tmp_path: Path) -> None:
-    """They are a dataset of their own, unless their name is of the pattern of one that is there."""
+def test_unlisted_shards_are_a_dataset(packed: Path, tmp_path: Path) -> None:
+    """Unlisted shards are a dataset of their own, unless their names match the pattern of another one."""
     shutil.copytree(packed / "beside", tmp_path, dirs_exist_ok=True)
     (tmp_path / "val.json").unlink()
     rest = sorted(path.name for path in tmp_path.glob("val-*.tar"))
@@ -96,15 +96,15 @@ def test_shards_that_no_dataset_file_tells_of(packed: Path, tmp_path: Path) -> N
     assert expand_datasets(tmp_path) == [tmp_path]
 
 
-def test_no_such_splits(packed: Path) -> None:
-    """A name with `{split}` that nothing has is an error, not an empty choice."""
+def test_a_split_pattern_without_matches_is_an_error(packed: Path) -> None:
+    """A name with `{split}` that matches nothing is an error."""
     for name in ("beside/x-{split}.json", "none/{split}.json", "beside/{split}-{0..}.tfrecord", "{split}/x.json"):
-        with pytest.raises(InvalidRequest, match="no dataset of such a name"):
+        with pytest.raises(InvalidRequest, match="no dataset has such a name"):
             expand_datasets(packed / name)
 
 
-def test_split_means_the_splits_of_one_run(packed: Path, tmp_path: Path) -> None:
-    """A name with `{split}` means the splits that a run recorded, and no other dataset file that has such a name."""
+def test_a_split_pattern_matches_the_splits_of_one_run(packed: Path, tmp_path: Path) -> None:
+    """A name with `{split}` matches the splits that a run recorded, and no other dataset file."""
     folder = shutil.copytree(packed / "beside", tmp_path / "run")
     create(packed / "source", f"{folder}/other-{{0..}}.tar", workers=1)
     (folder / "foreign.json").write_text("{}")
@@ -113,7 +113,7 @@ def test_split_means_the_splits_of_one_run(packed: Path, tmp_path: Path) -> None
 
 
 def test_a_missing_split_is_named(packed: Path, tmp_path: Path) -> None:
-    """A recorded split without a dataset is an error that names the file; a damaged one is opened, and so reported."""
+    """A recorded split without a dataset is an error that names the file; a damaged one is opened and reported."""
     folder = shutil.copytree(packed / "beside", tmp_path / "run")
     (folder / "val.json").write_bytes((folder / "val.json").read_bytes()[:200])
     assert _named(f"{folder}/{{split}}.json", folder) == ["train.json", "val.json"]
@@ -124,8 +124,8 @@ def test_a_missing_split_is_named(packed: Path, tmp_path: Path) -> None:
         expand_datasets(f"{folder}/{{split}}.json")
 
 
-def test_splits_of_two_runs_are_never_mixed(packed: Path, tmp_path: Path) -> None:
-    """A name with `{split}` that splits of two runs have is an error."""
+def test_splits_of_two_runs_are_rejected(packed: Path, tmp_path: Path) -> None:
+    """A name with `{split}` that matches splits of two runs is an error."""
     folder = shutil.copytree(packed / "beside", tmp_path / "run")
     create(packed / "source", f"{folder}/{{split}}-{{0..}}.tar", split="a=0.5,b=0.5", workers=1)
     with pytest.raises(InvalidRequest, match="splits of 2 runs: a, b; train, val"):
@@ -133,7 +133,7 @@ def test_splits_of_two_runs_are_never_mixed(packed: Path, tmp_path: Path) -> Non
 
 
 def test_splits_that_are_not_recorded(packed: Path, tmp_path: Path) -> None:
-    """Of dataset files that do not list the splits of their run, those are meant that are splits."""
+    """If dataset files do not list the splits of their run, all matching splits are used."""
     folder = shutil.copytree(packed / "beside", tmp_path / "run")
     create(packed / "source", f"{folder}/other-{{0..}}.tar", workers=1)
     for path in (folder / "train.json", folder / "val.json"):
@@ -143,8 +143,8 @@ def test_splits_that_are_not_recorded(packed: Path, tmp_path: Path) -> None:
     assert _named(f"{folder}/{{split}}.json", folder) == ["train.json", "val.json"]
 
 
-def test_an_update_adds_its_splits(tmp_path: Path) -> None:
-    """A split that an update creates belongs to the splits before it, whether these got samples or not."""
+def test_an_update_may_add_splits(tmp_path: Path) -> None:
+    """A split that an update creates belongs to the existing splits, whether these got samples or not."""
     options: Any = {"split_from_folder": True, "workers": 1}
     names = {f"{split}/{at}.txt": b"1" for split in ("train", "val") for at in range(2)}
     source = write_tree(tmp_path / "source", names)

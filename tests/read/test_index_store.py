@@ -1,4 +1,4 @@
-"""Laws of indexes as columns: what they hold, how long, and who shares them."""
+"""Shard indexes as columns: content, lifetime and sharing."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 SAMPLES = st.lists(st.tuples(st.text(max_size=6), st.lists(st.integers(0, 2), max_size=3)), max_size=8)
 
 
-def _noting(read: list[int]) -> Callable[[Catalog, int], ShardIndex]:
-    """Return what reads an index, and notes whose."""
+def _recording(read: list[int]) -> Callable[[Catalog, int], ShardIndex]:
+    """Return a function that reads an index and records its shard."""
 
     def read_one(catalog: Catalog, shard: int) -> ShardIndex:
         read.append(shard)
@@ -40,7 +40,7 @@ def _noting(read: list[int]) -> Callable[[Catalog, int], ShardIndex]:
 
 
 def _rows(samples: list[tuple[str, list[int]]], far: int) -> ShardIndex:
-    """Return the index of samples, each its key and the codes of its fields; the first starts far into the shard."""
+    """Return an index of samples, given as key and field codes; the first sample has a large offset."""
     keys, codes = [key.encode() for key, _ in samples], [code for _, fields in samples for code in fields]
     counts = np.array([len(fields) for _, fields in samples], np.int64)
     return ShardIndex(
@@ -59,8 +59,8 @@ def _rows(samples: list[tuple[str, list[int]]], far: int) -> ShardIndex:
 
 
 @given(samples=SAMPLES, far=st.sampled_from([0, 2**31 - 100, 2**33]))
-def test_a_block_is_the_index(samples: list[tuple[str, list[int]]], far: int) -> None:
-    """An index is the same after it was a block of bytes, and has what the rows have, in as few bytes as fit."""
+def test_an_index_survives_packing(samples: list[tuple[str, list[int]]], far: int) -> None:
+    """An index equals its packed block, which is as small as its values allow."""
     rows = _rows(samples, far)
     made = rows.for_reading()
     parts = made.packed()
@@ -83,21 +83,21 @@ def test_a_block_is_the_index(samples: list[tuple[str, list[int]]], far: int) ->
 
 @given(keys=st.lists(st.text("ab", max_size=4), max_size=12), wanted=st.text("ab", max_size=4))
 def test_rows_of_keys(keys: list[str], wanted: str) -> None:
-    """The row of a key is the first one that has it, and no part of another key."""
+    """A key's row is the first one with this key; parts of keys do not match."""
     index = _rows([(key, []) for key in keys], 0).for_reading()
     assert index.find_row(wanted.encode()) == (keys.index(wanted) if wanted in keys else -1)
 
 
 @pytest.fixture
 def catalog(tmp_path: Path, ending: str) -> Catalog:
-    """Give the catalog of six shards."""
+    """The catalog of six shards."""
     return open_catalog(packed(tmp_path / "set", f"out-{{000..}}.{ending}"))
 
 
 def test_indexes_are_read_once(catalog: Catalog, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A sidecar is read once, for all stores of a catalog and for forked processes, in whatever order."""
+    """A sidecar is read once for all stores of a catalog and for forked processes."""
     read: list[int] = []
-    monkeypatch.setattr(index_store, "read_shard_index", _noting(read))
+    monkeypatch.setattr(index_store, "read_shard_index", _recording(read))
     first, second = IndexStore(catalog), IndexStore(catalog)
     child = os.fork()
     if not child:
@@ -108,20 +108,20 @@ def test_indexes_are_read_once(catalog: Catalog, monkeypatch: pytest.MonkeyPatch
     assert read == [3, 4, 5]
 
 
-def test_an_index_without_room(catalog: Catalog, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where blocks cannot be shared, a store keeps as many indexes as there is room for, the last ones used."""
+def test_without_shared_blocks(catalog: Catalog, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A store then keeps as many recent indexes as fit."""
     monkeypatch.setattr(shared_blocks, "_create_unnamed_file", lambda: None)
     alone = open_catalog(os.path.dirname(catalog.shards[0].path))
     monkeypatch.setattr(index_store, "_INDEX_CACHE_BYTES", 2 * IndexStore(alone).index(0).nbytes + 100)
     store, read = IndexStore(alone), list[int]()
-    monkeypatch.setattr(index_store, "read_shard_index", _noting(read))
+    monkeypatch.setattr(index_store, "read_shard_index", _recording(read))
     for at in (1, 0, 2, 0, 1):
         assert store.index(at).keys_of(np.array([0])) == [key_of(at * IN_SHARD)]
     assert read == [1, 0, 2, 1]
 
 
-def test_few_indexes_are_held(catalog: Catalog, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A store holds so many indexes; those that were let go, pages too, are as they were."""
+def test_few_indexes_are_kept(catalog: Catalog, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A store keeps a limited number of indexes; dropped ones are read again unchanged."""
     monkeypatch.setattr(index_store, "_MAX_CACHED_INDEXES", 2)
     monkeypatch.setattr(index_store, "_INDEX_CACHE_BYTES", 2)
     store = IndexStore(catalog)
@@ -131,7 +131,7 @@ def test_few_indexes_are_held(catalog: Catalog, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_threads(catalog: Catalog) -> None:
-    """Threads that read the same indexes get the same."""
+    """Threads that read the same indexes get equal ones."""
     store, found = IndexStore(catalog), []
 
     def read() -> None:
@@ -146,8 +146,8 @@ def test_threads(catalog: Catalog) -> None:
     assert [key.decode() for keys in found[0] for key in keys] == [key_of(number) for number in range(COUNT)]
 
 
-def test_a_lock_that_was_held_at_the_fork(catalog: Catalog) -> None:
-    """A child reads indexes although a thread of its parent held the store's lock."""
+def test_a_lock_held_at_the_fork(catalog: Catalog) -> None:
+    """A forked process reads indexes although a thread of its parent held the lock."""
     store = IndexStore(catalog)
     with store._lock:  # noqa: SLF001
         child = os.fork()
@@ -157,7 +157,7 @@ def test_a_lock_that_was_held_at_the_fork(catalog: Catalog) -> None:
 
 
 def test_metadata(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Samples have the columns of all sidecars, None where one lacks them; a field of a column's name is the field."""
+    """Samples have the columns of all sidecars, None if theirs lacks one; fields take precedence."""
     packed(tmp_path / "one", count=5)
     packed(tmp_path / "two", first=5, count=5, join=pd.DataFrame({"key": [key_of(7)], "txt": ["of the table"]}))
     monkeypatch.setattr(index_store, "_INDEX_CACHE_BYTES", 1)

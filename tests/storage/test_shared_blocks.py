@@ -1,4 +1,4 @@
-"""Laws of blocks that processes share."""
+"""Memory blocks shared by processes."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _has(blocks: SharedBlocks, number: int, data: bytes) -> bool:
 
 
 def _in_child(work: Callable[[], bool]) -> bool:
-    """Tell whether something is true in a forked process."""
+    """Return the result of `work` in a forked child."""
     child = os.fork()
     if not child:
         os._exit(0 if work() else 1)
@@ -43,17 +43,17 @@ def _in_child(work: Callable[[], bool]) -> bool:
 
 @given(blocks=st.dictionaries(st.integers(0, 9), st.binary(max_size=9000), max_size=10))
 def test_blocks_are_read_as_written(blocks: dict[int, bytes]) -> None:
-    """A block has the bytes that were written, at any time after; there is none before."""
+    """A block does not exist until it is written, and then has the written bytes."""
     made = SharedBlocks()
     for number, data in blocks.items():
         assert made.read(number) is None
         assert bytes(_put(made, number, data) or b"") == data
-    made.release_lease()
+    made.release_pages()
     assert {number: found for number in range(10) if (found := made.read(number)) is not None} == blocks
 
 
-def test_a_block_outlives_what_made_it() -> None:
-    """Bytes that were given stay where they are, whatever grows or goes."""
+def test_a_block_outlives_its_shared_blocks() -> None:
+    """The bytes of a block stay valid when the file grows or the owner is deleted."""
     made = SharedBlocks()
     first = _put(made, 0, b"first" * 100)
     _put(made, 1, bytes(2**20))
@@ -63,20 +63,20 @@ def test_a_block_outlives_what_made_it() -> None:
 
 
 def test_forked_processes_share() -> None:
-    """What a forked process writes is seen by its parent, and the other way round."""
+    """Parent and forked child see each other's blocks."""
     made = SharedBlocks()
     _put(made, 0, b"of the parent")
     assert _in_child(lambda: _has(made, 0, b"of the parent") and _put(made, 1, b"of the child") is not None)
     assert _has(made, 1, b"of the child")
 
 
-def test_a_lock_that_was_held_at_the_fork() -> None:
-    """A child reads and writes, whatever its parent's threads were doing."""
+def test_a_lock_held_during_a_fork_does_not_block_the_child() -> None:
+    """A child can read and write, whatever the threads of its parent were doing."""
     made, held, done = SharedBlocks(), threading.Event(), threading.Event()
     _put(made, 0, b"before")
 
     def hold() -> None:
-        with made.alone():  # both locks, as a thread that writes has them
+        with made.locked():  # both locks, as a thread that writes has them
             held.set()
             assert not _in_child(lambda: False)
             done.wait(10)
@@ -90,8 +90,8 @@ def test_a_lock_that_was_held_at_the_fork() -> None:
     assert _in_child(lambda: _put(made, 1, b"after") is not None)
 
 
-def test_many_writers() -> None:
-    """Blocks of processes that write at the same time do not meet."""
+def test_parallel_writers_do_not_overlap() -> None:
+    """Blocks that several processes write in parallel do not overlap."""
     made = SharedBlocks()
 
     def write(first: int) -> bool:
@@ -110,8 +110,8 @@ def test_many_writers() -> None:
 _CHILD = "import pickle, sys; made = pickle.load(sys.stdin.buffer); print(made.read(0) and bytes(made.read(0)))"
 
 
-def test_other_processes_share_while_it_lives() -> None:
-    """A process that gets blocks as a pickle has them while the one that made them lives, and then has none."""
+def test_unpickled_blocks_are_shared_while_the_creator_lives() -> None:
+    """A process that unpickles the blocks can read them while their creator lives, and then has none."""
     made = SharedBlocks()
     _put(made, 0, b"here")
     data = pickle.dumps(made)
@@ -132,16 +132,16 @@ os.kill(os.getpid(), 9)
 """
 
 
-def test_nothing_is_left(tmp_path: Path) -> None:
-    """The file has no name, so that a process that is killed leaves nothing."""
+def test_a_killed_process_leaves_no_file(tmp_path: Path) -> None:
+    """The file has no name, so a killed process leaves nothing."""
     environment = {**ENVIRONMENT, "TMPDIR": str(tmp_path)}
     done = subprocess.run([sys.executable, "-uc", _KILLED], env=environment, capture_output=True, check=False)
     assert (done.returncode, done.stdout) == (-9, b"[]\n")
     assert [*tmp_path.iterdir()] == []
 
 
-def test_without_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the file may not grow, or there can be none, there are no blocks, and no error."""
+def test_no_blocks_without_space(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If the file must not grow or cannot be created, there are no blocks and no error."""
     monkeypatch.setattr(shared_blocks, "_MAX_TOTAL_BYTES", 10_000)
     made = SharedBlocks()
     assert _put(made, 0, bytes(20_000)) is None
@@ -149,11 +149,11 @@ def test_without_room(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shared_blocks, "_create_unnamed_file", lambda: None)
     made = SharedBlocks()
     assert (_put(made, 0, b"here"), made.read(0)) == (None, None)
-    made.release_lease()
+    made.release_pages()
 
 
-def test_a_closed_descriptor() -> None:
-    """A program that closes all descriptors, and opens other files, loses the blocks; those files stay as they are."""
+def test_a_closed_descriptor_loses_the_blocks() -> None:
+    """A program that closes all descriptors loses the blocks; files that reuse the descriptors are unchanged."""
 
     def close_all() -> bool:
         made = SharedBlocks()

@@ -1,4 +1,4 @@
-"""Reading ahead in a thread: results in order, errors at their place, and no thread that stays."""
+"""Reading ahead in threads: results in order, errors in their place, and no thread left behind."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ import pytest
 from shardtool.read.stream import read_ahead
 
 
-def test_results_come_in_order() -> None:
-    """Each job comes with what was made of it, in order, however many are made ahead; and none without jobs."""
+def test_results_are_in_order() -> None:
+    """Each job is yielded with its result, in order, for any number of jobs ahead."""
     for ahead in (1, 3, 50):
         made = read_ahead(range(20), lambda job: job * job, ahead)
         assert [(job, result.result()) for job, result in made] == [(at, at * at) for at in range(20)]
     assert list(read_ahead([], str)) == []
 
 
-def test_no_more_is_read_than_is_asked_for() -> None:
-    """While a result is used, so many others are made as were asked for, and no more."""
+def test_reads_no_further_ahead_than_requested() -> None:
+    """While one result is used, exactly `ahead` further results are computed."""
     made: list[int] = []
     jobs = count()
     results = read_ahead(jobs, made.append, ahead=2)
@@ -30,8 +30,8 @@ def test_no_more_is_read_than_is_asked_for() -> None:
     assert made == [0, 1, 2, 3][: len(made)]
 
 
-def test_an_error_comes_behind_the_results_before_it() -> None:
-    """What a job raises is raised where its result would be."""
+def test_an_error_is_raised_after_earlier_results() -> None:
+    """A job's error is raised in place of its result."""
     got = []
     with pytest.raises(ZeroDivisionError):  # noqa: PT012 - the results before it, too
         for _, result in read_ahead([3, 2, 1, 0, 5], lambda job: 6 // job, ahead=3):
@@ -40,7 +40,7 @@ def test_an_error_comes_behind_the_results_before_it() -> None:
 
 
 def test_a_break_ends_the_thread() -> None:
-    """However the reading ends, its thread ends with it."""
+    """The thread ends with the generator, however that ends."""
     before = {*threading.enumerate()}
     for _ in read_ahead(count(), str):
         assert len({*threading.enumerate()} - before) == 1
@@ -48,8 +48,8 @@ def test_a_break_ends_the_thread() -> None:
     assert {*threading.enumerate()} <= before
 
 
-def test_what_is_expected() -> None:
-    """Each job is given to a thread so many jobs before it comes, whatever that makes of it; the thread ends."""
+def test_shards_are_prefetched_ahead() -> None:
+    """Each job is passed to a thread a fixed number of jobs ahead, whatever the thread does; the thread ends."""
     seen: list[int] = []
 
     def expect(job: int) -> None:

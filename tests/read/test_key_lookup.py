@@ -1,4 +1,4 @@
-"""Laws of keys: a lazy sequence of them, and where each sample lies."""
+"""Keys: a lazy sequence, and the lookup of samples by key."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ KEYS = [key_of(number) for number in range(COUNT)]
 
 
 class _Counted(IndexStore):
-    """Notes the shards whose sidecars are read."""
+    """Records the shards whose sidecars are read."""
 
     def __init__(self, given: str) -> None:
         super().__init__(open_catalog(given))
@@ -39,7 +39,7 @@ class _Counted(IndexStore):
 
 @given(keys=st.lists(st.binary(max_size=40) | st.binary(min_size=250, max_size=300), max_size=10))
 def test_hashes(keys: list[bytes]) -> None:
-    """A hash depends on the key alone; keys that differ in one byte, or by zeros at the end, have others."""
+    """A hash depends only on the key; keys that differ in one byte, or in trailing zeros, have other hashes."""
     found = hash_keys(keys).tolist()
     assert found == [int(hash_keys([key])[0]) for key in keys]
     assert len({*found}) == len({*keys})
@@ -47,8 +47,8 @@ def test_hashes(keys: list[bytes]) -> None:
     assert not {*found} & {*hash_keys([*{*others} - {*keys}]).tolist()}
 
 
-def test_only_the_shard_that_can_hold_it_is_looked_at(tmp_path: Path) -> None:
-    """Where keys ascend, a lookup reads one sidecar, and one for many keys of it; a missing key reads all, once."""
+def test_only_the_matching_shard_is_searched(tmp_path: Path) -> None:
+    """With ascending keys, a lookup reads one sidecar; a missing key reads all, once."""
     store = _Counted(packed(tmp_path / "set"))
     assert store.numbers([KEYS[9]]).tolist() == [9]
     assert store.read == [9 // IN_SHARD]
@@ -64,7 +64,7 @@ def test_only_the_shard_that_can_hold_it_is_looked_at(tmp_path: Path) -> None:
 @pytest.mark.parametrize("shuffle", [True, False])
 @pytest.mark.parametrize("is_shared", [True, False])
 def test_every_key_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shuffle: bool, is_shared: bool) -> None:  # noqa: FBT001
-    """Keys in any order are found, alone and together, with an index that is shared or not, and of few at a time."""
+    """In any order, alone and together, with shared and private indexes."""
     pattern = packed(tmp_path / "set", shuffle=shuffle)
     if not is_shared:
         monkeypatch.setattr(shared_blocks, "_create_unnamed_file", lambda: None)
@@ -77,8 +77,8 @@ def test_every_key_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shu
     assert [store.numbers([key]).tolist() for key in keys] == [[at] for at in range(COUNT)]
 
 
-def test_a_range_that_lies(tmp_path: Path) -> None:
-    """A key that lies in another shard than the first and last keys say is found all the same."""
+def test_wrong_key_ranges(tmp_path: Path) -> None:
+    """A key outside the range in the dataset file is found nevertheless."""
     table = pd.DataFrame({"key": ["a", "z", "c", "d", "e", "b"], "text": list("azcdeb")})
     options = CreateOptions(values=("txt=text",), max_count=3, workers=1)
     create(table, f"{tmp_path}/out-{{0..}}.tar", options)
@@ -87,16 +87,16 @@ def test_a_range_that_lies(tmp_path: Path) -> None:
     assert [dataset[key]["txt"] for key in "azcdeb"] == [b"a", b"z", b"c", b"d", b"e", b"b"]
 
 
-def test_hashes_that_many_keys_share(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keys of equal hashes are distinguished by their bytes."""
+def test_equal_hashes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keys with equal hashes are distinguished by their bytes."""
     monkeypatch.setattr(index_store, "hash_keys", lambda keys: np.zeros(len(keys), np.uint64))
-    monkeypatch.setattr(IndexStore, "_look_in_ranges", lambda *_: None)
+    monkeypatch.setattr(IndexStore, "_search_ranges", lambda *_: None)
     store = IndexStore(open_catalog(packed(tmp_path / "set")))
     assert store.numbers([*KEYS, "no"]).tolist() == [*range(COUNT), -1]
 
 
 def test_a_key_of_several_samples(tmp_path: Path) -> None:
-    """Of samples with one key in several datasets, the first is found."""
+    """If several datasets have the same key, the first sample is found."""
     for name in ("one", "two"):
         packed(tmp_path / name, count=6)
     dataset = shardtool.open([tmp_path / "one", tmp_path / "two"])
@@ -104,7 +104,7 @@ def test_a_key_of_several_samples(tmp_path: Path) -> None:
 
 
 def test_the_sequence_of_keys(tmp_path: Path) -> None:
-    """Keys are a sequence: a shard is read when one of its keys is asked for."""
+    """A shard is read when one of its keys is requested."""
     dataset = shardtool.open(packed(tmp_path / "set"))
     keys = dataset.keys
     assert (len(keys), keys[0], keys[-1], keys[5:9], [*keys]) == (COUNT, KEYS[0], KEYS[-1], KEYS[5:9], KEYS)

@@ -1,4 +1,4 @@
-"""Laws of `--update`: what is new in a source is added, what is there stays, and no night needs another command."""
+"""`--update`: new samples are added, existing ones stay, and every run uses the same command."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def _night(source: Any, output: str, **asked: Any) -> CreateResult:
 
 
 def _tree(root: Path, *keys: str) -> Path:
-    """Write samples of one field, whose text is their key, with times of long ago."""
+    """Write samples with one field that contains the key, and old modification times."""
     write_tree(root, {f"{key}.txt": key.encode() for key in keys})
     for key in keys:
         os.utime(root / f"{key}.txt", (_LONG_AGO, _LONG_AGO))
@@ -60,7 +60,7 @@ def _classes(folder: Path, name: str = "out") -> list[str]:
 
 
 def _labels(folder: Path) -> dict[str, int]:
-    """Return the number that each sample of a folder's shards has, by its key."""
+    """Return the class number of each sample in a folder's shards, by key."""
     return {name[:-4]: int(data) for name, data in members(*shards(folder)) if name.endswith(".cls")}
 
 
@@ -69,10 +69,10 @@ _KEYS = st.sampled_from([f"{kind}/{number}" for kind in ("ant", "cat", "bee", "d
 
 @settings(max_examples=3)
 @given(st.lists(st.tuples(st.sets(_KEYS, max_size=4), st.booleans()), min_size=1, max_size=3))
-def test_nights(nights: list[tuple[set[str], bool]]) -> None:
-    """Whatever comes and goes, each sample stays as it was packed, with its number, and all are there once.
+def test_repeated_updates(nights: list[tuple[set[str], bool]]) -> None:
+    """Each sample keeps its content and its number, and exists once.
 
-    A night without a new sample changes no file; where nothing has gone, the dataset is sound against its source.
+    A run without new samples changes no file. If nothing was deleted, `verify --source` accepts the dataset.
     """
     with TemporaryDirectory() as place:
         source, out = Path(place, "in"), Path(place, "out")
@@ -100,8 +100,8 @@ def test_nights(nights: list[tuple[set[str], bool]]) -> None:
                 (source / f"{min(more)}.txt").unlink()
 
 
-def test_first_night_is_a_plain_create(tmp_path: Path) -> None:
-    """Where there is no dataset, the bytes are those of a run without the option."""
+def test_the_first_update_equals_create(tmp_path: Path) -> None:
+    """Without a dataset, the bytes are those of a run without the option."""
     source = _tree(tmp_path / "in", "cat/a", "dog/b")
     create(source, f"{tmp_path}/plain/out-{{000..}}.tar", CreateOptions(workers=1, label_from_folder=True))
     _night(source, f"{tmp_path}/out/out-{{000..}}.tar", label_from_folder=True)
@@ -109,7 +109,7 @@ def test_first_night_is_a_plain_create(tmp_path: Path) -> None:
 
 
 def test_command_line(tmp_path: Path) -> None:
-    """One flag: a new class gets the next number, with a note; nothing new is said, and no byte changes."""
+    """A new class gets the next number, with a note; a run without new samples says so and changes no byte."""
     source = _tree(tmp_path / "in", "cat/a", "dog/b")
     command = (
         "create",
@@ -123,7 +123,7 @@ def test_command_line(tmp_path: Path) -> None:
     assert typed(*command, "--quiet").code == 0
     _tree(source, "cow/c")
     done = typed(*command)
-    assert done.err == "note: 1 label of cls that the dataset does not have: 'cow' is number 2\n"
+    assert done.err == "note: 1 label of cls not in the dataset: 'cow' is number 2\n"
     assert done.out.startswith("1 sample in 1 shard appended")
     before = identity(tmp_path / "out")
     for more in ((), ("--append", "--resume"), ("--on-duplicate", "first"), ("--dry-run",)):
@@ -137,8 +137,8 @@ def test_command_line(tmp_path: Path) -> None:
     assert (done.code, "used with --update" in done.err) == (2, True)
 
 
-def test_what_goes_and_changes_is_noted_once(tmp_path: Path) -> None:
-    """Samples that the source has no more, or with other bytes, stay as they are; a line each says how many."""
+def test_deleted_and_changed_samples_are_noted(tmp_path: Path) -> None:
+    """Samples that were deleted or changed in the source stay; one note each gives their number."""
     source, pattern = _tree(tmp_path / "in", "a", "b", "c", "d"), f"{tmp_path}/out/out-{{000..}}.tar"
     _night(source, pattern)
     for gone in ("a", "b"):
@@ -147,20 +147,20 @@ def test_what_goes_and_changes_is_noted_once(tmp_path: Path) -> None:
     os.utime(source / "c.txt", (_LONG_AGO, _LONG_AGO))
     before = identity(tmp_path / "out")
     gone, changed = _night(source, pattern).notes
-    assert gone == "2 samples not in the source any more; the dataset keeps what it has"
-    assert changed.startswith("1 sample (c) changed in files, sizes or times")
+    assert gone == "2 samples no longer in the source; the dataset keeps the old samples"
+    assert changed.startswith("1 sample (c) changed since they were packed")
     assert identity(tmp_path / "out") == before
 
 
-def test_a_list_of_classes_stays_closed(tmp_path: Path) -> None:
-    """A class that the user's own list lacks is an error, and both ways out that it names work."""
+def test_a_class_missing_from_the_list_is_refused(tmp_path: Path) -> None:
+    """A class that the given list lacks is an error, and both suggested fixes work."""
     source, pattern = _tree(tmp_path / "in", "cat/a", "dog/b"), f"{tmp_path}/out/out-{{000..}}.tar"
     names = tmp_path / "names.txt"
     names.write_text("dog\ncat\n")
     asked = {"label_from_folder": True, "classes_from": names}
     _night(source, pattern, **asked)
     _tree(source, "bee/c")
-    with pytest.raises(InvalidRequest, match=r"'bee'.*at the end of a list"):
+    with pytest.raises(InvalidRequest, match=r"'bee'.*Append the new names to a list"):
         _night(source, pattern, **asked)
     safe = shutil.copytree(tmp_path / "out", tmp_path / "safe")
     _night(source, f"{safe}/out-{{000..}}.tar", label_from_folder=True)
@@ -170,7 +170,7 @@ def test_a_list_of_classes_stays_closed(tmp_path: Path) -> None:
 
 
 def test_own_dataset_file_as_the_list(tmp_path: Path) -> None:
-    """`--classes-from` may name the dataset that is yet to be made; of splits, any one stands for all of them."""
+    """`--classes-from` may name the dataset file that the run creates; any split represents all splits."""
     source, out = _tree(tmp_path / "in", *"abcdefgh"), tmp_path / "out"
     for key in "abcdefgh":
         _tree(source, f"k{key}/{key}")
@@ -191,8 +191,8 @@ def test_own_dataset_file_as_the_list(tmp_path: Path) -> None:
     assert [lists[1][number] for number in _labels(out).values()] == [key.partition("/")[0] for key in _labels(out)]
 
 
-def test_splits_of_folders_come_and_go(tmp_path: Path) -> None:
-    """A split that is new is made, one that the source has no more stays, and numbers are those of all splits."""
+def test_splits_from_folders_are_added_and_kept(tmp_path: Path) -> None:
+    """A new split is created, a split without samples stays, and class numbers cover all splits."""
     source, out = _tree(tmp_path / "in", "train/cat/a", "val/dog/b"), tmp_path / "out"
     pattern, asked = f"{out}/{{split}}-{{000..}}.tar", {"label_from_folder": True, "split_by": "folder"}
     _night(source, pattern, **asked)
@@ -212,8 +212,8 @@ def test_splits_of_folders_come_and_go(tmp_path: Path) -> None:
     assert identity(out) == before
 
 
-def test_a_split_may_get_nothing(tmp_path: Path) -> None:
-    """A source that has shrunk to one file is no error, though no share of it falls into one of the splits."""
+def test_a_split_may_get_no_samples(tmp_path: Path) -> None:
+    """A source of one file is valid even if a split gets no sample."""
     source, pattern = _tree(tmp_path / "in", *"abcdefgh"), f"{tmp_path}/out/{{split}}-{{000..}}.tar"
     _night(source, pattern, split="train=0.5,val=0.5")
     before = identity(tmp_path / "out")
@@ -223,8 +223,8 @@ def test_a_split_may_get_nothing(tmp_path: Path) -> None:
     assert identity(tmp_path / "out") == before
 
 
-def test_another_request_is_refused(tmp_path: Path) -> None:
-    """Options that choose or name samples must be those of the first run; bounds of shards may differ."""
+def test_other_options_are_refused(tmp_path: Path) -> None:
+    """Options that choose or name samples must be those of the first run; shard bounds may differ."""
     source, pattern = _tree(tmp_path / "in", "cat/a", "dog/b"), f"{tmp_path}/out/out-{{000..}}.tar"
     _night(source, pattern)
     before = identity(tmp_path / "out")
@@ -241,8 +241,8 @@ def test_another_request_is_refused(tmp_path: Path) -> None:
         _night(source, pattern, map="tests.mapped:evaluated")
 
 
-def test_shards_of_others_stay(tmp_path: Path) -> None:
-    """Shards of another tool are not taken for those of a killed first night, until `index` makes a dataset of them."""
+def test_shards_of_another_tool_are_refused(tmp_path: Path) -> None:
+    """Shards of another tool are not mistaken for those of an interrupted run, until `index` creates a dataset."""
     pattern, out = f"{tmp_path}/out/out-{{000..}}.tar", tmp_path / "out"
     create(_tree(tmp_path / "theirs", "x", "y"), pattern, CreateOptions(workers=1, max_count=1))
     for path in (*out.glob("*.index"), *out.glob("*.json")):
@@ -257,8 +257,8 @@ def test_shards_of_others_stay(tmp_path: Path) -> None:
     assert verify(out).sound
 
 
-def test_one_at_a_time(tmp_path: Path) -> None:
-    """While one update runs, another is refused; one that has waited looks again, and never takes two for one."""
+def test_concurrent_updates_are_refused(tmp_path: Path) -> None:
+    """While one update runs, another is refused; one that waited inspects the dataset again."""
     source, pattern = _tree(tmp_path / "in", "a"), f"{tmp_path}/out/out-{{000..}}.tar"
     (tmp_path / "out").mkdir()
     with open_folder(f"{tmp_path}/out").lock("out"), pytest.raises(OutputExists, match="another run"):
@@ -268,8 +268,8 @@ def test_one_at_a_time(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("form", ["dali-webdataset", "timm"])
-def test_exports_follow(tmp_path: Path, form: str) -> None:
-    """Indexes of other tools tell of all shards after each night; one that is missing is made though nothing is new."""
+def test_exported_indexes_are_updated(tmp_path: Path, form: str) -> None:
+    """Indexes of other tools cover all shards after each run; a missing one is created even without new samples."""
     source, pattern = _tree(tmp_path / "in", "a"), f"{tmp_path}/out/out-{{000..}}.tar"
     _night(source, pattern)
     for more in ((), ("b",)):
@@ -283,7 +283,7 @@ def test_exports_follow(tmp_path: Path, form: str) -> None:
 
 
 def test_reshard(tmp_path: Path) -> None:
-    """`reshard` updates, too: the samples of a dataset that has grown follow it."""
+    """`reshard` updates too: it adds the new samples of a growing dataset."""
     source, pattern = _tree(tmp_path / "in", "a", "b"), f"{tmp_path}/out/out-{{000..}}.tar"
     mixed = f"{tmp_path}/mixed/out-{{000..}}.tar"
     options = ReshardOptions(workers=1, if_exists="update", shuffle=True)
@@ -315,10 +315,10 @@ create(sys.argv[1], sys.argv[2], CreateOptions(if_exists="update", **asked))
 @pytest.mark.slow
 @pytest.mark.parametrize("night", [1, 2])
 @pytest.mark.parametrize("rename", range(1, 10, 2))
-def test_killed_anywhere(tmp_path: Path, night: int, rename: int) -> None:
-    """Killed at any rename of any night, with splits, the next night gives what undisturbed ones give.
+def test_an_interrupted_update_is_completed_by_the_next(tmp_path: Path, night: int, rename: int) -> None:
+    """After a kill at any rename, with splits, the next run gives the same result as uninterrupted runs.
 
-    Samples that came meanwhile are among them, and no shard of an ended night has changed.
+    It includes samples that were added meanwhile, and changes no shard of a finished run.
     """
     source, out = _tree(tmp_path / "in", "train/cat/a", "train/dog/b", "train/dog/c", "val/cat/d"), tmp_path / "out"
     pattern = f"{out}/{{split}}-{{000..}}.tar"

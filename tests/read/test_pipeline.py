@@ -1,4 +1,4 @@
-"""Laws of the chain: what each stage makes of samples, what it leaves out and counts, and what its errors name."""
+"""Stages: results, skipped samples, and errors."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _SAMPLES: list[dict[str, object]] = [
 
 
 class Listed(PipelineMethods):
-    """A chain over samples in memory, which counts those that are asked for and those that are left out."""
+    """Stages over samples in memory; counts those that are read and skipped."""
 
     def __init__(self, samples: list[dict[str, object]]) -> None:
         self.samples = samples
@@ -68,14 +68,14 @@ def _raises(error: BaseException) -> Callable[[object], object]:
 
 
 def test_no_stages() -> None:
-    """Without stages, samples come as they are, and none is touched on the way."""
+    """Without stages, samples are returned unchanged."""
     samples = iter(_SAMPLES)
     assert Pipeline().run(samples, print) is samples
     assert Pipeline().apply(_SAMPLES[0]) is _SAMPLES[0]
 
 
-def test_stages_act_in_their_order() -> None:
-    """Each stage gets what the one before it gives; what was chained before stays as it was."""
+def test_stages_run_in_order() -> None:
+    """Each stage gets the output of the previous one; adding a stage changes no earlier pipeline."""
     first = _listed(0, 2).decode({"jpg": None, "png": None})
     second = first.map(lambda sample: sample["cls"] + 1)
     third = second.map(lambda number: -number).batch(2)
@@ -102,12 +102,12 @@ def test_stages_act_in_their_order() -> None:
     ],
 )
 def test_fields(chain: Callable[[PipelineMethods], Listed], expected: list[object]) -> None:
-    """Fields are taken by name, or by the first of several that a sample has; those it lacks, as was asked."""
+    """Fields are selected by name or alternatives; `missing` decides about missing ones."""
     assert list(chain(_listed(0, 2))) == expected
 
 
-def test_select_keeps_what_tells_of_padding() -> None:
-    """A sample that fills up the last step says so whatever is selected; what says nothing of it is no padding."""
+def test_select_keeps_padding() -> None:
+    """`__padding__` survives any selection; it is False if absent."""
     assert list(_listed(0).tuple("cls", "__padding__")) == [(b"0", False)]
     assert list(Listed([{"__key__": "a", "__padding__": True, "cls": 1, "x": 2}]).select("cls")) == [
         {"__key__": "a", "__padding__": True, "cls": 1}
@@ -116,7 +116,7 @@ def test_select_keeps_what_tells_of_padding() -> None:
 
 @pytest.mark.parametrize("call", [PipelineMethods.tuple, PipelineMethods.select])
 def test_a_missing_field_is_named(call: Callable[..., Listed]) -> None:
-    """A sample that lacks a field is an error that names it, the field, and the fields that are there."""
+    """The error names the sample, the field, and the existing fields."""
     chain = call(_listed(), "jpg", "cls")
     with pytest.raises(SampleFailed) as raised:
         list(chain)
@@ -125,18 +125,18 @@ def test_a_missing_field_is_named(call: Callable[..., Listed]) -> None:
     assert "missing='skip'" in raised.value.remedy
 
 
-def test_filter_and_none_leave_out() -> None:
-    """What `filter` refuses, and what `map` makes None of, is left out and counted, wherever it stands before batch."""
+def test_filter_and_none_skip() -> None:
+    """Samples for which `filter` is false, or `map` returns None, are skipped and counted; not batches."""
     chain = _listed().filter(lambda sample: b"c" not in sample.get("jpg", b"")).map(_unless_b).tuple("__key__")
     assert list(chain) == [("a",), ("d",)]
     assert [str(error) for error in chain.skipped] == ["sample b: dropped by map", "sample c: dropped by filter"]
-    with pytest.raises(SampleFailed, match=r"^sample b: dropped by map\. A stream leaves such samples out\.$"):
+    with pytest.raises(SampleFailed, match=r"^sample b: dropped by map\. Use a stream to skip such samples\.$"):
         chain.stages.apply(_SAMPLES[1])
     assert [len(batch) for batch in _listed().tuple("cls").filter(lambda one: one[0] != b"1").batch(2)] == [1, 1]
-    with pytest.raises(InvalidRequest, match=r"^filter: leaves out batches; expected samples"):
+    with pytest.raises(InvalidRequest, match=r"^filter: would skip batches; expected single samples"):
         _listed().batch(2).filter(len)
     with pytest.raises(
-        InvalidRequest, match=r"^map: None for a batch; expected a batch: leave out samples before batch$"
+        InvalidRequest, match=r"^map: returned None for a batch; expected a batch: skip samples before batch$"
     ):
         list(_listed(0, 2).select("cls").batch(2).map(lambda _: None))
 
@@ -145,8 +145,8 @@ def _unless_b(sample: dict[str, object]) -> dict[str, object] | None:
     return None if sample["__key__"] == "b" else sample
 
 
-def test_an_error_of_a_function_leaves_nothing_out() -> None:
-    """What a function of `filter` or `map` raises passes, be it an error that a stage would leave out."""
+def test_an_error_of_a_function_is_not_skipped() -> None:
+    """Errors of the caller's function pass, even SampleFailed."""
     error = SampleFailed("sample a", "lost")
     for chain in (_listed().filter(_raises(error)), _listed().map(_raises(error))):
         with pytest.raises(SampleFailed, match=r"^sample a: lost$"):
@@ -154,27 +154,27 @@ def test_an_error_of_a_function_leaves_nothing_out() -> None:
 
 
 @pytest.mark.parametrize("word", ["to_tuple", "shuffle", "batched", "rename", "map_tuple", "with_epoch"])
-def test_words_of_other_readers(word: str) -> None:
-    """A method of another reader is an AttributeError that says what it is here; any other one stays as it was."""
-    with pytest.raises(AttributeError, match=rf"^Listed has no {word}\. Here it is \w+\("):
+def test_methods_of_other_libraries(word: str) -> None:
+    """They raise an AttributeError that names the equivalent; other names raise the usual one."""
+    with pytest.raises(AttributeError, match=rf"^Listed has no {word}\. Use \w+\("):
         getattr(_listed(), word)
     with pytest.raises(AttributeError, match=r"^Listed has no others$"):
         _ = _listed().others  # type: ignore[attr-defined]
-    with pytest.raises(InvalidRequest, match=r"^select: .*filter\(function\) chooses samples\.$"):
+    with pytest.raises(InvalidRequest, match=r"^select: .*Use filter\(function\) to choose samples\.$"):
         _listed().select(len)  # type: ignore[arg-type]
 
 
-def test_what_is_left_out_is_counted() -> None:
-    """Each sample that a stream leaves out is handed over with its error, whichever stage it was."""
+def test_skipped_samples_are_reported() -> None:
+    """Each skipped sample is passed on with its error."""
     chain = _listed().decode({"jpg": None}, on_error="skip").tuple("jpg", "cls", missing="skip")
     assert [number for _, number in chain] == [0, 2]
     assert [error.where for error in chain.skipped] == ["sample b", "sample d, field cls"]
 
 
-def test_one_sample_is_never_left_out() -> None:
-    """The error of one that a stream would leave out says so, and not what was asked for already."""
+def test_a_single_sample_is_never_skipped() -> None:
+    """Its error says that a stream would skip it."""
     chain = _listed().decode({"jpg": None}, on_error="skip")
-    with pytest.raises(SampleFailed, match=r"sample d, field cls: .*'none'. A stream leaves such samples out\.$"):
+    with pytest.raises(SampleFailed, match=r"sample d, field cls: .*'none'. Use a stream to skip such samples\.$"):
         chain.stages.apply(_SAMPLES[3])
 
 
@@ -185,19 +185,22 @@ def test_one_sample_is_never_left_out() -> None:
         (lambda one: one.decode({"jpg": "pill"}), "'pill'"),
         (lambda one: one.decode(reduce=224), "reduce: 224; expected width and height"),
         (lambda one: one.decode(reduce=(224, "x")), "reduce: .*; expected width and height"),
-        (lambda one: one.batch(3).decode(), "decode: given after batch; expected samples: decode first, then batch"),
+        (
+            lambda one: one.batch(3).decode(),
+            "decode: called after batch; expected single samples: decode first, then batch",
+        ),
         (lambda one: one.batch("3"), "batch: '3'; expected 1 or more"),
         (lambda one: one.batch(0), "batch: 0; expected 1 or more"),
     ],
 )
-def test_arguments_that_make_no_sense(call: Callable[[PipelineMethods], object], found: str) -> None:
-    """They are refused where the chain is made, before a sample is read."""
+def test_invalid_arguments(call: Callable[[PipelineMethods], object], found: str) -> None:
+    """They are rejected before a sample is read."""
     with pytest.raises(InvalidRequest, match=found):
         call(_listed())
 
 
-def test_one_policy_a_stage() -> None:
-    """What one stage may leave out, another may not."""
+def test_each_stage_has_its_own_policy() -> None:
+    """One stage may skip samples while another does not."""
     with pytest.raises(SampleFailed, match="sample b"):
         list(_listed().decode({"png": None, "jpg": None}, on_error="skip").tuple("jpg", "cls"))
     with pytest.raises(SampleFailed, match="sample d, field cls"):
@@ -205,7 +208,7 @@ def test_one_policy_a_stage() -> None:
 
 
 def test_a_single_sample() -> None:
-    """One sample comes as from a stream; where a stream would leave it out, its error is raised."""
+    """It equals the sample of a stream; if a stream would skip it, its error is raised."""
     stages = _listed().decode({"jpg": None, "png": None}, on_error="skip").tuple("jpg", "cls", missing="skip").stages
     assert stages.apply(_SAMPLES[0]) == (b"ja", 0)
     for at, where in ((1, "sample b"), (3, "sample d, field cls")):
@@ -216,8 +219,8 @@ def test_a_single_sample() -> None:
         stages.then(_listed().batch(2).stages.stages[0]).apply(_SAMPLES[0])
 
 
-def test_fields_that_are_dropped_are_not_decoded() -> None:
-    """Where fields are chosen right after decoding, only they are decoded."""
+def test_unselected_fields_are_not_decoded() -> None:
+    """If fields are selected after decoding, only these are decoded."""
     seen: list[bytes] = []
     own: dict[str, Decoder] = {"jpg": seen.append, "png": len}
     assert list(_listed(2).decode(own).select("cls", "png")) == [{"__key__": "c", "cls": 2, "png": 2}]
@@ -227,8 +230,8 @@ def test_fields_that_are_dropped_are_not_decoded() -> None:
     assert seen == [b"jc"]
 
 
-def test_fields_of_no_sample() -> None:
-    """What has no fields cannot be asked for them, and the error says which call it was."""
+def test_selecting_fields_of_non_dicts() -> None:
+    """The error names the stage."""
     tuples = _listed(0).tuple("jpg", "cls")
     for chain, where in ((tuples.decode(), "decode"), (tuples.select("jpg"), "select"), (tuples.tuple("jpg"), "tuple")):
         with pytest.raises(InvalidRequest) as raised:
@@ -239,8 +242,8 @@ def test_fields_of_no_sample() -> None:
 
 
 @pytest.mark.parametrize("error", [KeyError("x"), ValueError("bad"), MemoryError(), SampleFailed("mine", "bad")])
-def test_errors_of_a_function_pass(error: Exception) -> None:
-    """An error of the caller's function comes out as it was, and names the sample it was called with."""
+def test_errors_of_a_function_name_the_sample(error: Exception) -> None:
+    """The error of the caller's function is unchanged, with a note."""
     with pytest.raises(type(error)) as raised:
         list(_listed(1, 2).tuple("png", "cls").map(_raises(error)))
     assert raised.value is error
@@ -249,23 +252,23 @@ def test_errors_of_a_function_pass(error: Exception) -> None:
 
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="notes are of Python 3.11")
-def test_errors_of_a_function_of_batches() -> None:
-    """An error of a function of batches names the samples of its batch."""
+def test_errors_of_a_batch_function_name_its_samples() -> None:
+    """The note lists the keys of the batch."""
     error = ValueError("bad")
     with pytest.raises(ValueError, match="bad"):
         list(_listed(1, 2).select("png").batch(2).map(_raises(error)))
     assert getattr(error, "__notes__", None) == ["in the batch of b, c"]
 
 
-def test_the_end_of_a_function_is_no_end_of_the_stream() -> None:
-    """A function that raises StopIteration does not end an epoch early without a word."""
+def test_stop_iteration_does_not_end_the_stream() -> None:
+    """A function that raises StopIteration does not end an epoch silently."""
     with pytest.raises(RuntimeError):
         list(_listed().map(_raises(StopIteration())))
 
 
 @given(st.integers(0, 20), st.integers(1, 7), st.booleans())
 def test_batches(count: int, size: int, drop_last: bool) -> None:  # noqa: FBT001 - drawn
-    """Batches hold all samples in order, each `size` but the last; no sample is asked for before it is needed."""
+    """Batches contain all samples in order, and no sample is read early."""
     chain = Listed([{"__key__": str(at), "n": at} for at in range(count)]).tuple("n").batch(size, drop_last=drop_last)
     seen = []
     for (batch,) in chain:
@@ -298,7 +301,7 @@ _ONE, _TWO = np.arange(6, dtype=np.uint8).reshape(2, 3), np.ones((2, 3), np.uint
     ],
 )
 def test_collate(values: list[object], expected: np.ndarray[Any, Any] | None) -> None:
-    """Arrays of one shape and type, and numbers, become one array; all else a list. Dicts stay dicts, tuples tuples."""
+    """Arrays of one shape and dtype, and numbers, become one array; other values a list."""
     of_dicts = collate([{"__key__": str(at), "x": value} for at, value in enumerate(values)])
     assert isinstance(of_dicts, dict)
     assert of_dicts["__key__"] == ["0", "1"]
@@ -319,8 +322,8 @@ class _Pair(NamedTuple):
     b: int
 
 
-def test_collate_samples_of_kindred_types() -> None:
-    """Dicts and tuples of any type make batches together, and fields may be in another order."""
+def test_collate_subclasses() -> None:
+    """Subclasses of dict and tuple can be mixed, and fields may be in another order."""
     dicts = [{"a": 1, "b": 2}, OrderedDict(b=4, a=3)]
     batch = collate(dicts)
     assert isinstance(batch, dict)
@@ -333,12 +336,12 @@ def test_collate_samples_of_kindred_types() -> None:
 
 
 def test_batches_of_values() -> None:
-    """What is neither a dict nor a tuple is batched as a field is."""
+    """Other values are collated like a field."""
     assert [list(batch) for batch in _listed(0, 2).map(len).batch(2)] == [[3, 4]]
 
 
-def test_batches_of_unlike_samples() -> None:
-    """Samples with other fields than the first of their batch make none: the error names sample and field."""
+def test_batches_of_different_samples() -> None:
+    """The error names the sample and the field that differ."""
     for samples, where, field in (
         ((0, 2), "sample a", "png"),
         ((2, 0), "sample a", "png"),
@@ -346,11 +349,14 @@ def test_batches_of_unlike_samples() -> None:
     ):
         with pytest.raises(SampleFailed) as raised:
             list(_listed(*samples).batch(2))
-        assert (raised.value.where, raised.value.found) == (where, f"no field {field}, as others of its batch have")
+        assert (raised.value.where, raised.value.found) == (
+            where,
+            f"no field {field}, which other samples of its batch have",
+        )
     for other in ((1,), [1, 2]):
-        with pytest.raises(SampleFailed, match="not of the same form"):
+        with pytest.raises(SampleFailed, match="another form than the first"):
             collate([(1, 2), other])
-    with pytest.raises(SampleFailed, match=r"^a sample: not of the same form"):
+    with pytest.raises(SampleFailed, match=r"^a sample: has another form than the first"):
         collate([{"a": 1}, (1,)])
 
 
@@ -367,14 +373,14 @@ def test_batches_of_unlike_samples() -> None:
     ],
 )
 def test_bad_requests(call: Callable[[Any], object], where: str) -> None:
-    """What no stage can be is refused where it is chained."""
+    """Invalid stages are rejected immediately."""
     with pytest.raises(InvalidRequest) as raised:
         call(_listed())
     assert raised.value.where == where
 
 
-def test_travels() -> None:
-    """Stages go to another process and do the same there."""
+def test_pickle() -> None:
+    """Pickled stages return the same results."""
     chain = _listed(0, 2).map(_upper).decode({"jpg": len}).select("jpg", "cls", missing="none").tuple("jpg", "cls")
     stages = chain.map(sum).map(partial(_add, more=1)).batch(2, drop_last=True).stages
     again = pickle.loads(pickle.dumps(stages))  # noqa: S301 - our own
@@ -390,8 +396,8 @@ def test_travels() -> None:
         (lambda: _listed().map(_raises(KeyError())), "the function of map", "_raises.<locals>.function"),
     ],
 )
-def test_functions_that_cannot_travel(chain: Callable[[], Listed], where: str, found: str) -> None:
-    """A worker that is spawned cannot get a lambda: the error says which call has it, and what to do."""
+def test_unpicklable_functions(chain: Callable[[], Listed], where: str, found: str) -> None:
+    """For a spawned worker, the error names the call with the lambda, and what to do."""
     process = get_context("spawn").Process(target=print, args=(chain().stages,))
     with pytest.raises(InvalidRequest) as raised:
         process.start()
@@ -401,8 +407,8 @@ def test_functions_that_cannot_travel(chain: Callable[[], Listed], where: str, f
 
 
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=6))
-def test_fields_that_are_lists(counts: list[int]) -> None:
-    """What is named is a list in each batch, whichever shapes meet there; the others are as ever."""
+def test_list_fields(counts: list[int]) -> None:
+    """Fields in `lists` are always lists; others are not affected."""
     samples: list[dict[str, object]] = [
         {"__key__": str(at), "boxes": np.zeros((count, 4), np.float32), "cls": at} for at, count in enumerate(counts)
     ]
@@ -414,11 +420,11 @@ def test_fields_that_are_lists(counts: list[int]) -> None:
     assert pair[1].tolist() == batch["cls"].tolist()
 
 
-def test_lists_of_fields_that_there_are() -> None:
-    """A name that no field has is refused, and one that is given alone."""
+def test_unknown_list_fields() -> None:
+    """An unknown name, and a text instead of a tuple, are rejected."""
     with pytest.raises(InvalidRequest, match=r"^lists: 'box'; expected fields of the samples: jpg, cls"):
         list(_listed(0, 3).batch(2, lists=["box"]))
     with pytest.raises(InvalidRequest, match=r"^lists: 2; expected fields of the samples: 0, 1"):
         list(_listed(0, 3).tuple("jpg", "cls").batch(2, lists=[2]))
-    with pytest.raises(InvalidRequest, match=r"^lists: 'jpg'; expected names of fields: \('jpg',\)"):
+    with pytest.raises(InvalidRequest, match=r"^lists: 'jpg'; expected a tuple of field names: \('jpg',\)"):
         list(_listed(0).batch(2, lists="jpg"))

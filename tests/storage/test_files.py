@@ -1,4 +1,4 @@
-"""Laws of reading files."""
+"""Reading local files."""
 
 import os
 from pathlib import Path
@@ -9,8 +9,8 @@ from shardtool.storage.files import open_source_file, read_head, read_small
 from shardtool.storage.lookup import dangling_target, iter_entries, list_folder_names, plain_size
 
 
-def test_a_file_that_ends_early(tmp_path: Path) -> None:
-    """Reading in parts tells how much there was, and fills no more."""
+def test_read_parts_at_the_end_of_a_file(tmp_path: Path) -> None:
+    """Reading past the end returns the number of bytes read and leaves the remaining buffers unchanged."""
     path = tmp_path / "file"
     path.write_bytes(bytes(range(10)))
     parts = [memoryview(bytearray(b"?" * size)) for size in (4, 0, 4, 4)]
@@ -22,8 +22,8 @@ def test_a_file_that_ends_early(tmp_path: Path) -> None:
         assert source.read_parts(parts, 99, 12) == 0
 
 
-def test_more_than_one_system_call_reads(tmp_path: Path) -> None:
-    """The system reads 2 GiB at most at a time, less one page: what follows comes to its right place too."""
+def test_read_parts_of_more_than_2_gib(tmp_path: Path) -> None:
+    """One system call reads at most 2 GiB minus one page; the bytes after that arrive in the right buffer."""
     path, block, tail = tmp_path / "file", memoryview(bytearray(2**22)), memoryview(bytearray(8))
     blocks = 2**31 // len(block) + 1
     with path.open("wb") as file:
@@ -35,8 +35,8 @@ def test_more_than_one_system_call_reads(tmp_path: Path) -> None:
     assert (bytes(tail), any(block[:100])) == (b"the tail", False)
 
 
-def test_what_lies_in_a_folder(tmp_path: Path) -> None:
-    """Names are sorted, and none where there is no folder; only plain files, and links to them, have a plain size."""
+def test_list_folder_names_and_plain_size(tmp_path: Path) -> None:
+    """Names are sorted, and none if the folder does not exist; only regular files and links to them have a size."""
     for name in ("b", "a"):
         (tmp_path / name).write_bytes(b"12")
     (tmp_path / "c").symlink_to("a")
@@ -51,8 +51,8 @@ def test_what_lies_in_a_folder(tmp_path: Path) -> None:
     assert [plain_size(str(tmp_path / name)) for name in ("a", "c", "none", "d", ".")] == [2, 2, None, None, None]
 
 
-def test_heads_of_files(tmp_path: Path) -> None:
-    """The head of a file is its first bytes, and a file smaller than the limit is read whole."""
+def test_read_head_and_read_small(tmp_path: Path) -> None:
+    """`read_head` returns the first bytes; a file below the limit is read completely."""
     path = tmp_path / "a"
     path.write_bytes(b"0123456789")
     assert read_head(str(path), 4) == (b"0123", 10)
@@ -61,8 +61,8 @@ def test_heads_of_files(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("ending", [b"PAR1", b"0000"])
-def test_large_files_are_read_for_their_ending(ending: bytes, tmp_path: Path) -> None:
-    """A large file with another end than it should have is refused, and so is one over the limit, before it is read."""
+def test_large_files_need_the_expected_ending(ending: bytes, tmp_path: Path) -> None:
+    """A large file with a wrong ending, or above the limit, is refused before it is read."""
     path = tmp_path / "a"
     with path.open("wb") as file:
         file.truncate(2**25 + 1)
@@ -71,7 +71,7 @@ def test_large_files_are_read_for_their_ending(ending: bytes, tmp_path: Path) ->
     if ending == b"PAR1":
         assert read_small(str(path), ending=b"PAR1").endswith(b"PAR1")
     else:
-        with pytest.raises(OSError, match="not what"):
+        with pytest.raises(OSError, match="does not match"):
             read_small(str(path), ending=b"PAR1")
     with pytest.raises(OSError, match="too large"):
         read_small(str(path), 2**25)
