@@ -137,8 +137,7 @@ class CacheSpace(NamedTuple):
 
         Raises:
             InvalidRequest: Another cache version, folders that are links, or no working locks.
-            OutputFailed: The folder cannot be created.
-            OSError: The folder cannot be written.
+            OutputFailed, OSError: The folder cannot be created or written.
         """
         folder = Folder(self.folder)
         self.is_cache()
@@ -225,8 +224,8 @@ class CacheSpace(NamedTuple):
         """Reserve `size` bytes, evicting shards if needed. The folder's lock must be held.
 
         Returns:
-            The number of evicted shards; None if there is not enough space. Then nothing is evicted and the request is
-            recorded.
+            The number of evicted shards; None if there is not enough space. Then no shard is evicted, and the
+            reservation records the request.
 
         Raises:
             OSError: The reservation cannot be written.

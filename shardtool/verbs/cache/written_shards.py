@@ -52,7 +52,7 @@ class CacheShards(Sequence[str]):
         return LeasedShard(shard.path)
 
     def close(self) -> None:
-        """Release the shards, so that they may be evicted."""
+        """Release the shards for eviction."""
         for lock in self._locks:
             lock.close()
 
