@@ -379,16 +379,14 @@ def test_page_and_text_show_the_same_numbers(kind: str, tmp_path: Path, monkeypa
     summary, page = inspect(folder), _page(folder, samples=20)
     rows = {tuple(row) for row in page.reader.rows}
     shards = summary.shard_sizes.count
-    totals = (
-        f"samples {summary.samples:,} {'shards' if shards > 1 else 'shard'} {shards} in all {format_size(summary.size)}"
-    )
+    totals = f"samples {summary.samples:,} {'shards' if shards > 1 else 'shard'} {shards} total size {format_size(summary.size)}"
     assert totals in page.text
     for name, one in summary.fields.items():
         share = (
             "all" if one.samples == summary.samples else f"{one.samples:,} ({100 * one.samples / summary.samples:.3g}%)"
         )
         sizes = map(format_size, (one.size.total, one.size.smallest, one.size.median, one.size.largest))
-        assert (name, share, *sizes, "all of one size" if one.size.smallest == one.size.largest else "") in rows
+        assert (name, share, *sizes, "all the same size" if one.size.smallest == one.size.largest else "") in rows
     titles = {f"{title} {name}" for name in summary.labels for title in ("Labels:", "Column")}
     assert len(titles & set(page.reader.titles)) == len(summary.labels) > 0
     for label in summary.labels.values():
