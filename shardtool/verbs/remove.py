@@ -257,7 +257,7 @@ def _choose_samples(removals: list[Removal], options: RemoveOptions, *, finished
     try:
         for piece in selected_shards([one.dataset for one in removals], options.where):
             piece.raise_damage()
-            keys.append(encode_shard_keys(piece.part))
+            keys.append(encode_shard_keys(piece.shard_index))
             rows.append(piece.rows)
     except InvalidRequest:
         if finished:  # just now, all of them have gone

@@ -184,16 +184,16 @@ class Packer:
             yield from _copy_blocks(file_read.data, view)
             return
         with open_source_file(full_path, flags) as file:
-            before = file.fact()
+            info_before = file.fact()
             for block in file.blocks(view):
                 done += len(block)
                 if done > size:
                     raise SourceFailed(path, "changed", f"grew beyond {size:,} bytes while it was packed")
                 yield block
-            fact = file.fact()
-        if done != size or fact.st_size != size or fact.st_mtime_ns != self.mtimes[row]:
-            raise change_error(path, size, self.mtimes[row], done, fact)
-        if fact.st_ctime_ns != before.st_ctime_ns:
+            info = file.fact()
+        if done != size or info.st_size != size or info.st_mtime_ns != self.mtimes[row]:
+            raise change_error(path, size, self.mtimes[row], done, info)
+        if info.st_ctime_ns != info_before.st_ctime_ns:
             raise SourceTouched(full_path)
 
     def read_payload(self, name: bytes, row: int, payload: memoryview) -> None:
@@ -220,14 +220,14 @@ class Packer:
             OSError: The file cannot be read again.
             SourceFailed: The file has changed.
         """
-        size, mtime_ns, (size_read, fact) = self.sizes[row], self.mtimes[row], read
-        if (size_read, fact.st_size, fact.st_mtime_ns) == (size, size, mtime_ns):
-            if fact.st_ctime_ns <= self.max_ctime_ns:
+        size, mtime_ns, (size_read, info) = self.sizes[row], self.mtimes[row], read
+        if (size_read, info.st_size, info.st_mtime_ns) == (size, size, mtime_ns):
+            if info.st_ctime_ns <= self.max_ctime_ns:
                 return
             flags = READ_PLAIN if self.kinds[row] == FILE else READ_FOLLOWING
-            size_read, fact = read_unchanged(self.root + path, payload, flags)
-        if (size_read, fact.st_size, fact.st_mtime_ns) != (size, size, mtime_ns):
-            raise change_error(path, size, mtime_ns, size_read, fact)
+            size_read, info = read_unchanged(self.root + path, payload, flags)
+        if (size_read, info.st_size, info.st_mtime_ns) != (size, size, mtime_ns):
+            raise change_error(path, size, mtime_ns, size_read, info)
 
     def _planned_files(self) -> Iterator[PlannedFile]:
         end = 0
@@ -235,12 +235,12 @@ class Packer:
             row, end = end, end + count
             if sample in self.skipped:
                 continue
-            for at in range(row, end):
-                kind = self.kinds[at]
+            for field_row in range(row, end):
+                kind = self.kinds[field_row]
                 if kind in (FILE, LINK):
-                    path = key + self.endings[self.codes[at]] if self.paths is None else self.paths[at]
+                    path = key + self.endings[self.codes[field_row]] if self.paths is None else self.paths[field_row]
                     flags = READ_PLAIN if kind == FILE else READ_FOLLOWING
-                    yield PlannedFile(self.root + path, flags, self.sizes[at], self.mtimes[at])
+                    yield PlannedFile(self.root + path, flags, self.sizes[field_row], self.mtimes[field_row])
 
     def skip(self, sample: int, failed: SourceFailed, *, streamed: bool) -> None:
         """Skip a failed sample, or stop the run."""

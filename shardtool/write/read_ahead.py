@@ -76,9 +76,9 @@ class ReadAhead:
         data = self.take(path, len(into), flags)
         if data is None:
             return self._read(path, into, flags)
-        size, fact = data.read.result()
+        size, info = data.read.result()
         into[:] = data.data
-        return size, fact
+        return size, info
 
     def take(self, path: bytes, size: int, flags: int) -> _FileRead | None:
         """Return a file that was read ahead and matches the plan; None if the caller must read it."""
@@ -99,9 +99,9 @@ class ReadAhead:
                     pending.read.exception()
             if error is not None:
                 return None
-            size_read, fact = file_read.read.result()
-            is_planned = (size_read, fact.st_size, fact.st_mtime_ns) == (size, size, file_read.file.mtime_ns)
-            return file_read if is_planned and fact.st_ctime_ns <= self._max_ctime_ns else None
+            size_read, info = file_read.read.result()
+            is_planned = (size_read, info.st_size, info.st_mtime_ns) == (size, size, file_read.file.mtime_ns)
+            return file_read if is_planned and info.st_ctime_ns <= self._max_ctime_ns else None
         return None
 
     def close(self) -> None:

@@ -21,13 +21,13 @@ class SourceFailed(Exception):
         self.path, self.code, self.message, self.detail = path, code, message, detail
 
 
-def describe_change(fact: FileInfo, size: int, mtime_ns: int | None, action: str) -> str:
+def describe_change(info: FileInfo, size: int, mtime_ns: int | None, action: str) -> str:
     """Return how a file differs from the plan (`mtime_ns` None: any time), for messages; empty if it does not."""
-    if fact.st_size != size:
-        return f"changed while it was {action}: {size:,} bytes in the plan, {fact.st_size:,} now"
-    if mtime_ns in (None, fact.st_mtime_ns):
+    if info.st_size != size:
+        return f"changed while it was {action}: {size:,} bytes in the plan, {info.st_size:,} now"
+    if mtime_ns in (None, info.st_mtime_ns):
         return ""
-    property_name = "modification time" if isinstance(fact, os.stat_result) else "version (ETag)"
+    property_name = "modification time" if isinstance(info, os.stat_result) else "version (ETag)"
     return f"changed while it was {action}: its {property_name} differs"
 
 
@@ -57,8 +57,8 @@ def read_error(path: bytes, error: OSError) -> SourceFailed:
     return SourceFailed(path, code, os_error_text(error))
 
 
-def change_error(path: bytes, size: int, mtime_ns: int, size_read: int, fact: FileInfo) -> SourceFailed:
+def change_error(path: bytes, size: int, mtime_ns: int, size_read: int, info: FileInfo) -> SourceFailed:
     """Return the failure for a file that differs from the plan."""
-    if size_read != size == fact.st_size:
+    if size_read != size == info.st_size:
         return SourceFailed(path, "changed", f"contains {size_read:,} bytes, but the file system reports {size:,}")
-    return SourceFailed(path, "changed", describe_change(fact, size, mtime_ns, "packed"))
+    return SourceFailed(path, "changed", describe_change(info, size, mtime_ns, "packed"))

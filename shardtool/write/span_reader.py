@@ -46,10 +46,10 @@ def open_span_file(planned: SpanFile) -> OpenFile:
         SourceFailed: The file differs from the plan.
     """
     source = open_source_file(planned.path)
-    fact = source.fact()
-    is_special = isinstance(fact, os.stat_result) and not stat.S_ISREG(fact.st_mode)
+    info = source.fact()
+    is_special = isinstance(info, os.stat_result) and not stat.S_ISREG(info.st_mode)
     mtime_ns = planned.mtime_ns if planned.mtime_ns >= 0 else None  # spools change during the run
-    problem = "is not a regular file" if is_special else describe_change(fact, planned.size, mtime_ns, "read")
+    problem = "is not a regular file" if is_special else describe_change(info, planned.size, mtime_ns, "read")
     if not problem:
         return source
     source.close()
@@ -64,12 +64,12 @@ def check_unchanged(source: OpenFile, planned: SpanFile, ctime_ns: int | None) -
         SourceTouched: Only its ctime differs from `ctime_ns`. None skips this check, because payload checksums are
             verified.
     """
-    fact = source.fact()
-    if planned.mtime_ns >= 0 and (fact.st_size, fact.st_mtime_ns) != (planned.size, planned.mtime_ns):
+    info = source.fact()
+    if planned.mtime_ns >= 0 and (info.st_size, info.st_mtime_ns) != (planned.size, planned.mtime_ns):
         expected = "a shard that does not change during the run"
         remedy = f"Run the same command with {option_text('if_exists', 'resume')}."
         raise SampleFailed(to_text(planned.path), "changed while it was read", expected=expected, remedy=remedy)
-    if planned.mtime_ns >= 0 and ctime_ns not in (None, fact.st_ctime_ns):
+    if planned.mtime_ns >= 0 and ctime_ns not in (None, info.st_ctime_ns):
         raise SourceTouched(planned.path)
 
 

@@ -69,16 +69,16 @@ class TarPacker(packer.Packer):
                     else:
                         if paths is not None:
                             path = paths[field_row]
-                        size_read, fact = read_file(
+                        size_read, info = read_file(
                             root + path, payload, READ_PLAIN if kind == FILE else READ_FOLLOWING
                         )
                         if (
                             size_read != size
-                            or fact.st_size != size
-                            or fact.st_mtime_ns != mtimes[field_row]
-                            or fact.st_ctime_ns > max_ctime_ns
+                            or info.st_size != size
+                            or info.st_mtime_ns != mtimes[field_row]
+                            or info.st_ctime_ns > max_ctime_ns
                         ):
-                            self.check_read(path, field_row, payload, (size_read, fact))
+                            self.check_read(path, field_row, payload, (size_read, info))
                     crcs.append(crc32c(payload))
                     if expected:
                         self.check_crc(field_row, crcs[-1])

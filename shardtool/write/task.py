@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class KeepShard(NamedTuple):
-    """The existing shard has a valid sidecar and an unchanged source. Keep it if it matches the sidecar.
+    """Keep the existing shard if it matches its sidecar; the source has not changed.
 
     Attributes:
         unread: Whether comparing the size is enough, so that the file is not read.

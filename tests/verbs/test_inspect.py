@@ -1,4 +1,4 @@
-"""Laws of `inspect`: what it says of a dataset is true, it says so from the index, and nothing that it reads hurts."""
+"""`inspect` reports correct facts from the indexes, and no content it reads does harm."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ HOSTILE = ("../out", "/absolute", "a/../../out", "a//b", "n" * 300)
 
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory: pytest.TempPathFactory, ending: str) -> Path:
-    """Give a dataset of 98 photographs with classes, in several shards."""
+    """Return a dataset of 98 photographs with classes, in several shards."""
     folder = tmp_path_factory.mktemp(f"photos-{ending}")
     create(PHOTOS, f"{folder}/out-{{000..}}.{ending}", CreateOptions(max_size="600kB", label_from_folder=True))
     return folder
@@ -53,7 +53,7 @@ def photos(tmp_path_factory: pytest.TempPathFactory, ending: str) -> Path:
 
 @pytest.fixture(scope="module")
 def tabled(tmp_path_factory: pytest.TempPathFactory, ending: str) -> Path:
-    """Give a dataset that was made from a manifest, with metadata."""
+    """Return a dataset created from a manifest, with metadata."""
     folder = tmp_path_factory.mktemp(f"tabled-{ending}")
     options = CreateOptions(max_size="1MB", values=("cls=bi", "w=width"), classes=("cls",), probe=True)
     create(TABLE, f"{folder}/out-{{000..}}.{ending}", options)
@@ -61,7 +61,7 @@ def tabled(tmp_path_factory: pytest.TempPathFactory, ending: str) -> Path:
 
 
 def foreign(dataset: Path, folder: Path) -> Path:
-    """Return a folder with the same shards, and no index."""
+    """Return a folder with the same shards, without sidecars."""
     folder.mkdir()
     for shard in shards(dataset):
         shutil.copy(shard, folder)
@@ -69,7 +69,7 @@ def foreign(dataset: Path, folder: Path) -> Path:
 
 
 def payloads(folder: Path) -> dict[str, list[bytes]]:
-    """Return field to payloads, read without code of ours; of numbers, their text."""
+    """Map fields to payloads, read without shardtool; numbers as text."""
     found: dict[str, list[bytes]] = {}
     for name, data in members(*shards(folder)):
         found.setdefault(name.rpartition("/")[2].partition(".")[2], []).append(data)
@@ -77,7 +77,7 @@ def payloads(folder: Path) -> dict[str, list[bytes]]:
 
 
 def tar_of(path: Path, files: list[tuple[str, bytes]]) -> Path:
-    """Write a tar as Python's tarfile does, whatever the names are."""
+    """Write a tar with `tarfile`, with any member names."""
     with tarfile.open(path, "w", format=tarfile.PAX_FORMAT) as tar:
         for name, data in files:
             info = tarfile.TarInfo(name)
@@ -86,8 +86,8 @@ def tar_of(path: Path, files: list[tuple[str, bytes]]) -> Path:
     return path
 
 
-def test_totals_fields_and_labels_are_those_of_the_shards(photos: Path) -> None:
-    """Every count and size is what another reader finds in the shards."""
+def test_totals_fields_and_labels_match_the_shards(photos: Path) -> None:
+    """Every count and size equals what another reader finds in the shards."""
     summary, held = inspect(photos), payloads(photos)
     assert (summary.samples, summary.shard_sizes.count) == (98, len(shards(photos)))
     assert summary.size == sum(path.stat().st_size for path in shards(photos))
@@ -107,8 +107,8 @@ def test_totals_fields_and_labels_are_those_of_the_shards(photos: Path) -> None:
     assert summary.images["jpg"].modes == {"RGB": 70, "L": 28}
 
 
-def test_equally_frequent_labels_stand_by_name(tmp_path: Path) -> None:
-    """Labels stand by how often they are there, and of equally many by name: numbers as numbers."""
+def test_labels_are_sorted_by_frequency_and_name(tmp_path: Path) -> None:
+    """Labels are sorted by frequency, then by name, with numbers in numeric order."""
     names = [f"c{number}" for number in range(12)]
     rows = [{"key": f"{name}-{at}", "label": name, "n": name[1:]} for name in names for at in range(3)]
     rows.append({"key": "more", "label": "c7", "n": "7"})
@@ -125,8 +125,8 @@ def test_equally_frequent_labels_stand_by_name(tmp_path: Path) -> None:
     assert [one.name for one in inspect(tmp_path).labels["label"].values] == [name[1:] for name in in_order]
 
 
-def test_columns_tell_what_shards_need_not_be_read_for(tabled: Path, tmp_path: Path) -> None:
-    """With metadata, images, splits and labels are told without any shard; and that the shards are gone."""
+def test_metadata_columns_replace_reading_shards(tabled: Path, tmp_path: Path) -> None:
+    """With metadata, image sizes, splits and labels need no shard; missing shards are reported."""
     whole = inspect(tabled)
     assert whole.images["width, height"].modes == {"RGB": 70, "L": 28}
     assert whole.splits == {"train": 74, "val": 14, "test": 10}
@@ -142,8 +142,8 @@ def test_columns_tell_what_shards_need_not_be_read_for(tabled: Path, tmp_path: P
 
 
 @pytest.mark.parametrize("packed", ["", ".gz", ".zst"])
-def test_shards_without_an_index_tell_the_same(photos: Path, tmp_path: Path, packed: str) -> None:
-    """A walk finds what the index has; compressed shards are read in sequence."""
+def test_shards_without_sidecars_are_scanned(photos: Path, tmp_path: Path, packed: str) -> None:
+    """A scan finds the same as the index; compressed shards are read in sequence."""
     folder = foreign(photos, tmp_path / "foreign")
     for shard in shards(folder) if packed else ():
         data = shard.read_bytes()
@@ -159,8 +159,8 @@ def test_shards_without_an_index_tell_the_same(photos: Path, tmp_path: Path, pac
     assert {one.number: one.samples for one in theirs.labels["cls"].values} == counts
 
 
-def test_what_is_missing_is_said_and_the_rest_is_shown(photos: Path, tmp_path: Path) -> None:
-    """A sidecar that is gone, one that is damaged, a shard that was cut: each is a problem, and the exit code is 0."""
+def test_damage_is_listed_and_the_rest_is_shown(photos: Path, tmp_path: Path) -> None:
+    """A missing or damaged sidecar or a truncated shard is a problem, and the exit code is 0."""
     copy = tmp_path / "copy"
     shutil.copytree(photos, copy)
     names = [path.name for path in shards(copy)]
@@ -179,8 +179,8 @@ def test_what_is_missing_is_said_and_the_rest_is_shown(photos: Path, tmp_path: P
     assert f"{names[2]}" in typed("inspect", copy).out
 
 
-def test_nothing_to_read_is_an_error(photos: Path, tmp_path: Path) -> None:
-    """No dataset is exit code 2; a dataset of which nothing can be read is 4."""
+def test_an_unreadable_dataset_is_an_error(photos: Path, tmp_path: Path) -> None:
+    """A missing dataset exits with 2; an unreadable one with 4."""
     assert typed("inspect", tmp_path / "nowhere").code == 2
     assert typed("inspect", tmp_path).code == 2
     (tmp_path / "out.json").write_bytes((photos / "out.json").read_bytes())
@@ -190,8 +190,8 @@ def test_nothing_to_read_is_an_error(photos: Path, tmp_path: Path) -> None:
     assert (ran.code, json.loads(ran.out)["error"]["code"]) == (4, "corrupt-shard")
 
 
-def test_torn_samples_are_told(tmp_path: Path) -> None:
-    """Where the fields of a sample do not lie next to each other, readers see several samples, and inspect says so."""
+def test_interleaved_samples_are_reported(tmp_path: Path) -> None:
+    """If the fields of a sample are not adjacent, readers see several samples, and `inspect` reports it."""
     shard = tar_of(tmp_path / "x.tar", [("a.txt", b"1"), ("b.txt", b"2"), ("a.cls", b"3")])
     summary = inspect(shard)
     assert (summary.samples, [one.code for one in summary.problems]) == (3, ["torn-samples"])
@@ -199,7 +199,7 @@ def test_torn_samples_are_told(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Give the dataset file of 140,000 tiny samples in one shard: more than a row group of a sidecar holds."""
+    """Return the dataset file of 140,000 tiny samples in one shard, more than one row group of a sidecar."""
     folder, number = tmp_path_factory.mktemp("many"), range(140_000)
     table = pa.table({
         "key": [f"{at:06}" for at in number], "label": [("ant", "bee")[at % 2] for at in number],
@@ -211,8 +211,8 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-def test_a_shard_of_many_samples(many: Path) -> None:
-    """However many row groups a sidecar has, each way to read it gives all of it; no shard is walked instead."""
+def test_a_sidecar_of_several_row_groups(many: Path) -> None:
+    """A sidecar with several row groups is read completely, and its shard is not scanned."""
     summary = inspect(many)
     assert (summary.samples, summary.problems, summary.looked.walked) == (140_000, (), 0)
     assert [(one.name, one.samples) for one in summary.labels["cls"].values] == [("ant", 70_000), ("bee", 70_000)]
@@ -240,8 +240,8 @@ def test_a_shard_of_many_samples(many: Path) -> None:
     assert (many.parent / "out-0.idx").read_bytes().count(b"\n") == 140_000
 
 
-def test_columns_that_differ_from_shard_to_shard(tmp_path: Path) -> None:
-    """A column that is in some sidecars only, or of another type in each, is told as it is."""
+def test_columns_may_differ_between_shards(tmp_path: Path) -> None:
+    """A column that some sidecars lack, or whose type differs, is reported as such."""
     columns = [[None, None], [1, 2], [1.5, -2.0], ["a", "b"], [datetime(2020, 1, 1), datetime(2021, 1, 1)], None]  # noqa: DTZ001
     for number, values in enumerate(columns):
         table = {"key": [f"{number}{at}" for at in range(2)], "txt": ["x", "y"], "n": [number, 10 + number]}
@@ -264,7 +264,7 @@ def test_columns_that_differ_from_shard_to_shard(tmp_path: Path) -> None:
 
 
 def test_columns_of_lists(tmp_path: Path) -> None:
-    """A list column has its count, lengths and element type; empty and nested lists, structs and nulls count, too."""
+    """A list column has counts, lengths and an element type; empty and nested lists, structs and nulls count."""
     columns = {
         "emb": pa.array([[0.5] * 3] * 4, pa.list_(pa.float32(), 3)),
         "tags": pa.array([["a", "b"], [], None, ["c"]]),
@@ -296,8 +296,8 @@ def test_columns_of_lists(tmp_path: Path) -> None:
     assert "boxes  [[], [3]]" in sample_text(view_sample(sample), 80)
 
 
-def test_lists_of_another_type_in_each_shard(tmp_path: Path) -> None:
-    """A column of lists in some sidecars only counts all values; lists of several types name each."""
+def test_list_columns_may_change_their_type(tmp_path: Path) -> None:
+    """A list column in some sidecars counts all values; several element types are all named."""
     columns = [[[1], [2, 3]], [["a"], []], ["x", "y"], [None, None]]
     for number, values in enumerate(columns):
         table = pa.table({"key": [f"{number}{at}" for at in range(2)], "txt": ["x", "y"], "w": values})
@@ -310,14 +310,14 @@ def test_lists_of_another_type_in_each_shard(tmp_path: Path) -> None:
 
 
 def _command(dataset: Path, name: str, occurrence: int = 0) -> list[str]:
-    """Return what `inspect` says under a name, as a shell would take it, without the tool."""
+    """Return the command line that `inspect` prints under a name, without the tool."""
     rows = [line[2:].split(None, 1) for line in summary_text(inspect(dataset), 2000).splitlines()]
     found = [row[1] for row in rows if len(row) > 1 and row[0] == name]
     return shlex.split(found[occurrence].partition(": ")[2])
 
 
-def test_how_it_was_made_is_a_command_line(tmp_path: Path) -> None:
-    """Of each verb, and of each append: what a shell takes, and makes the same dataset of."""
+def test_the_creation_is_shown_as_a_command_line(tmp_path: Path) -> None:
+    """For each verb and append, `inspect` prints a command line that recreates the dataset."""
     table = "key,label,txt\n" + "".join(f"{at},{'ab'[at % 2]},t{at}\n" for at in range(9))
     write_tree(tmp_path, {"one.csv": table.encode(), "two.csv": b"key,label,txt\nx,b,tx\ny,a,ty\n"})
     asked = ["--field", "cls=label", "--field", "txt=txt", "--classes", "cls"]
@@ -341,8 +341,8 @@ def test_how_it_was_made_is_a_command_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("ending", ["tar"], indirect=True)  # the mechanism does not know the format
-def test_keys_are_all_keys_one_a_line(photos: Path, tmp_path: Path) -> None:
-    """Every key is printed, in the order of the samples; a reader that has seen enough is no error."""
+def test_keys_prints_one_key_per_line(photos: Path, tmp_path: Path) -> None:
+    """Every key is printed in dataset order; a closed pipe is not an error."""
     expected = [name.partition(".")[0] for name, _ in members(*shards(photos)) if name.endswith(".jpg")]
     assert typed("inspect", photos, "--keys").out.splitlines() == expected
     assert json.loads(typed("inspect", photos, "--keys", "--json").out) == {"keys": expected}
@@ -351,8 +351,8 @@ def test_keys_are_all_keys_one_a_line(photos: Path, tmp_path: Path) -> None:
     assert (ran.code, ran.out, ran.err) == (0, expected[0] + "\n", "")
 
 
-def test_a_key_is_the_same_with_and_without_an_index(tmp_path: Path) -> None:
-    """A key with a per cent sign, as `--portable` makes them, is found by a walk as its sidecar has it."""
+def test_a_key_is_the_same_with_and_without_a_sidecar(tmp_path: Path) -> None:
+    """A key with a per cent sign, as from `--portable`, is the same in a scan and in the sidecar."""
     source = write_tree(tmp_path / "source", {"a b.txt": b"1"})
     create(source, f"{tmp_path}/out-{{0..}}.tar", CreateOptions(portable=True))
     with_index = list(iter_keys([open_dataset(tmp_path / "out.json")]))
@@ -361,7 +361,7 @@ def test_a_key_is_the_same_with_and_without_an_index(tmp_path: Path) -> None:
 
 
 def test_a_sample_is_shown_by_key_or_number(photos: Path) -> None:
-    """Key and number lead to the same sample, whose fields are what the source has."""
+    """Key and number select the same sample, whose fields match the source."""
     found = json.loads(typed("inspect", photos, "--show", "cat/cat-0003", "--json").out)["samples"][0]
     again = json.loads(typed("inspect", photos, "--show", str(found["number"]), "--json").out)["samples"][0]
     assert again == found
@@ -374,18 +374,16 @@ def test_a_sample_is_shown_by_key_or_number(photos: Path) -> None:
     assert (unknown.code, "a number below 98" in unknown.err) == (2, True)
 
 
-def test_a_key_that_is_a_number_is_a_key_first(tmp_path: Path) -> None:
-    """`--sample 1` is the sample called 1, where there is one."""
+def test_a_key_takes_precedence_over_a_number(tmp_path: Path) -> None:
+    """`--show 1` selects the sample with the key 1, if there is one."""
     shard = tar_of(tmp_path / "x.tar", [("7.txt", b"zero"), ("8.txt", b"one"), ("1.txt", b"two")])
     dataset = open_dataset(shard)
     assert [find_sample([dataset], key).key for key in ("1", "0", "2", "8")] == ["1", "7", "1", "8"]
 
 
 @pytest.mark.parametrize("shuffle", [False, True])
-def test_a_key_is_found_by_the_ranges_of_shards(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, shuffle: bool
-) -> None:
-    """Where shards follow the order of keys, one index is read to find a sample; otherwise it is found all the same."""
+def test_key_ranges_limit_the_indexes_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, shuffle: bool) -> None:
+    """If shards are in key order, finding a sample reads one index; otherwise the sample is still found."""
     write_tree(tmp_path / "in", {f"{at:02}.txt": b"%d" % at for at in range(20)})
     options = CreateOptions(max_count=2, workers=1, shuffle=shuffle)
     create(tmp_path / "in", f"{tmp_path}/x-{{00..}}.tar", options)
@@ -408,8 +406,8 @@ def test_a_key_is_found_by_the_ranges_of_shards(
             find_sample([dataset], missing)
 
 
-def test_extract_gives_the_source_back(photos: Path, tmp_path: Path) -> None:
-    """What is extracted is what was packed, to the byte; numbers of a TFRecord are text again."""
+def test_extract_restores_the_source(photos: Path, tmp_path: Path) -> None:
+    """Extracted files equal the source byte for byte; numbers of a TFRecord are text again."""
     ran = typed("inspect", photos, "--head", "98", "--extract", tmp_path / "x")
     assert (ran.code, len(ran.out.splitlines())) == (0, 98)
     expected = {name: data for name, data in read_tree(PHOTOS).items() if name.endswith((".jpg", ".json"))}
@@ -418,8 +416,8 @@ def test_extract_gives_the_source_back(photos: Path, tmp_path: Path) -> None:
     assert found["cat/cat-0001.cls"] == b"2"
 
 
-def test_extract_overwrites_only_when_asked(tmp_path: Path) -> None:
-    """A file, a folder or a link that is there stays as it is; `--overwrite` replaces files, and follows no link."""
+def test_extract_replaces_files_only_with_overwrite(tmp_path: Path) -> None:
+    """Existing files, folders and links are kept; `--overwrite` replaces files and follows no link."""
     shard = tar_of(tmp_path / "x.tar", [("a/b.txt", b"new")])
     outside, into = write_tree(tmp_path / "outside", {"kept": b"old"}), tmp_path / "into"
     write_tree(into, {"a/b.txt": b"old"})
@@ -438,8 +436,8 @@ def test_extract_overwrites_only_when_asked(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_extract_never_leaves_its_folder(tmp_path: Path, name: str) -> None:
-    """A key that leads out of the folder, or is no file's name, is an error, and nothing is written for it."""
+def test_extract_never_writes_outside_its_folder(tmp_path: Path, name: str) -> None:
+    """A key that leads outside the folder, or is not a file name, is an error, and nothing is written."""
     shard = tar_of(tmp_path / "x.tar", [(f"{name}.txt", b"evil")])
     before = read_tree(tmp_path)
     ran = typed("inspect", shard, "--show", "0", "--extract", tmp_path / "deep" / "into")
@@ -447,8 +445,8 @@ def test_extract_never_leaves_its_folder(tmp_path: Path, name: str) -> None:
     assert read_tree(tmp_path) == before
 
 
-def test_output_cannot_steer_a_terminal(tmp_path: Path) -> None:
-    """Control characters of keys, fields, texts, JSON and labels are escaped, however they are looked at."""
+def test_control_characters_are_escaped(tmp_path: Path) -> None:
+    """Control characters in keys, fields, texts, JSON and labels are escaped in every view."""
     steer = "\x1b[31m\x9b2J\u202e"
     body = json.dumps({steer: steer}, ensure_ascii=False).encode()
     files = [(f"k{steer}.json", body), (f"k{steer}.txt", steer.encode()), (f"k{steer}.cls", steer.encode())]
@@ -461,13 +459,13 @@ def test_output_cannot_steer_a_terminal(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("ending", ["tar"], indirect=True)  # the mechanism does not know the format
 @pytest.mark.parametrize("options", [("--show", "1", "--head", "2"), ("--extract", "x"), ("--overwrite",)])
-def test_options_that_make_no_sense_together_are_refused(photos: Path, options: tuple[str, ...]) -> None:
-    """What cannot be meant is a usage error."""
+def test_conflicting_options_are_refused(photos: Path, options: tuple[str, ...]) -> None:
+    """Conflicting options are a usage error."""
     assert typed("inspect", photos, *options).code == 2
 
 
-def test_shares_of_labels_are_told_in_a_narrow_terminal(tmp_path: Path) -> None:
-    """However long the names of labels are, what is counted stands behind them."""
+def test_label_counts_are_shown_in_a_narrow_terminal(tmp_path: Path) -> None:
+    """The counts follow even very long label names."""
     files = [(f"{at}.cls", b"n" * 50 + b"%d" % (at % 3)) for at in range(12)]
     lines = summary_text(inspect(tar_of(tmp_path / "x.tar", files)), 40).splitlines()
     assert sum("4   33.3%  " in line for line in lines) == 3
@@ -475,7 +473,7 @@ def test_shares_of_labels_are_told_in_a_narrow_terminal(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("ending", ["tar"], indirect=True)  # the mechanism does not know the format
 def test_text_fits_the_terminal(tabled: Path) -> None:
-    """But for what must be copied whole (the fingerprint) no line is wider than the terminal."""
+    """No line is wider than the terminal, except the fingerprint, which must be copied whole."""
     summary = inspect(tabled)
     for room in (50, 80, 120):
         lines = summary_text(summary, room).splitlines()
@@ -487,14 +485,14 @@ def test_text_fits_the_terminal(tabled: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ending", ["tar"], indirect=True)  # the mechanism does not know the format
-def test_output_survives_a_terminal_without_unicode(photos: Path) -> None:
-    """Bars and names are written as the terminal's encoding can."""
+def test_output_works_in_a_terminal_without_unicode(photos: Path) -> None:
+    """Bars and names are written in the encoding of the terminal."""
     ran = tool("inspect", photos, PYTHONIOENCODING="ascii")
     assert (ran.code, ran.out.isascii(), "##" in ran.out) == (0, True, True)
 
 
-def test_the_choice_of_samples_is_a_matter_of_the_seed(photos: Path) -> None:
-    """The same seed looks at the same samples, and no more than asked for."""
+def test_the_seed_decides_which_samples_are_inspected(photos: Path) -> None:
+    """The same seed inspects the same samples, at most the requested number."""
     first, again, other = (inspect(photos, InspectOptions(looks=20, seed=seed)).images["jpg"] for seed in (1, 1, 2))
     assert first == again != other
     assert first.images == 20
@@ -503,8 +501,8 @@ def test_the_choice_of_samples_is_a_matter_of_the_seed(photos: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ending", ["tar"], indirect=True)  # the mechanism does not know the format
-def test_a_damaged_footer_cannot_end_the_process(photos: Path, tmp_path: Path) -> None:
-    """Any flipped byte of a sidecar is damage that is told, not an abort inside pyarrow."""
+def test_a_damaged_footer_does_not_abort_the_process(photos: Path, tmp_path: Path) -> None:
+    """A flipped byte of a sidecar is reported as damage and does not abort pyarrow."""
     data = bytearray((photos / "out-000.index").read_bytes())
     size = int.from_bytes(data[-8:-4], "little")
     shard = shards(photos)[0]
@@ -528,10 +526,10 @@ def test_a_damaged_footer_cannot_end_the_process(photos: Path, tmp_path: Path) -
 @pytest.mark.slow
 @settings(max_examples=15)
 @given(data=st.data())
-def test_damage_anywhere_is_an_error_of_ours_or_none(
+def test_any_damage_gives_a_result_or_a_shard_error(
     tabled: Path, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
-    """Whatever happens to a byte of any file, looking at the dataset ends with a result or a `ShardError`."""
+    """Whatever byte of a file changes, `inspect` returns a result or raises a `ShardError`."""
     folder = tmp_path_factory.mktemp("damaged") / "copy"
     shutil.copytree(tabled, folder)
     path = data.draw(st.sampled_from(sorted(folder.iterdir())))
@@ -549,8 +547,8 @@ def test_damage_anywhere_is_an_error_of_ours_or_none(
 
 
 @given(st.lists(st.integers(-(2**63), 2**63 - 1), min_size=1, max_size=5))
-def test_numbers_are_read_packed_or_one_by_one(numbers: list[int]) -> None:
-    """The numbers of a feature are those that were written, in either form of protobuf."""
+def test_numbers_are_read_packed_or_unpacked(numbers: list[int]) -> None:
+    """The numbers of a feature are the same in both encodings of protobuf."""
     packed = b"".join(map(tfrecords.varint, numbers))
     single = b"".join(b"\x08" + tfrecords.varint(number) for number in numbers)
     assert feature_numbers(packed, "int64", len(numbers)) == numbers
@@ -558,8 +556,8 @@ def test_numbers_are_read_packed_or_one_by_one(numbers: list[int]) -> None:
 
 
 @given(st.text(), st.integers(4, 60))
-def test_a_line_is_as_wide_as_told(text: str, room: int) -> None:
-    """No text takes more columns than there are, and none of its characters starts another line."""
+def test_a_line_fits_the_given_width(text: str, room: int) -> None:
+    """No text is wider than the given columns, or contains a line break."""
     shown: Any = fit_line(text, room)
     assert display_width(shown) <= room
     assert len(shown.splitlines()) <= 1
@@ -569,8 +567,8 @@ def test_a_line_is_as_wide_as_told(text: str, room: int) -> None:
 
 
 @pytest.mark.parametrize("ending", ["tar"], indirect=True)  # the mechanism does not know the format
-def test_several_datasets_are_shown_one_after_the_other(photos: Path, tabled: Path) -> None:
-    """The summary of several has that of each, as of it alone, and their sums."""
+def test_several_datasets_are_summarized(photos: Path, tabled: Path) -> None:
+    """The summary of several datasets contains each summary unchanged, and sums."""
     both, alone = inspect([photos / "out.json", tabled]), [inspect(photos), inspect(tabled)]
     assert [*both.datasets] == alone
     assert (both.samples, both.size) == (196, sum(one.size for one in alone))
@@ -589,16 +587,16 @@ def test_several_datasets_are_shown_one_after_the_other(photos: Path, tabled: Pa
     "words", [("--html", "-"), ("--contact-sheet", "-"), ("--html", "s3://b/x/"), ("--html", "x/")]
 )
 @pytest.mark.parametrize("ending", ["tar"], indirect=True)
-def test_a_report_is_a_file_here(words: tuple[str, str], photos: Path, tmp_path: Path) -> None:
-    """A page and a picture go to a file of this machine, not to standard output, and to no file called `-`."""
+def test_a_report_is_not_written_to_standard_output(words: tuple[str, str], photos: Path, tmp_path: Path) -> None:
+    """A page or contact sheet is written to a local file, not to standard output or a file named `-`."""
     ran = typed("inspect", photos, *words, cwd=tmp_path)
     assert (ran.code, ran.out, [*tmp_path.iterdir()]) == (2, "", [])
     assert ran.err.startswith(f"shardtool: {words[1]}: not a local file name; expected a file name such as report.")
 
 
 @pytest.mark.parametrize("ending", ["tar"], indirect=True)  # the mechanism does not know the format
-def test_samples_of_several_datasets_are_one_row(photos: Path, tabled: Path, tmp_path: Path) -> None:
-    """Keys and numbers go on from dataset to dataset; a contact sheet is of one, and nothing is written beside it."""
+def test_samples_of_several_datasets_are_numbered_continuously(photos: Path, tabled: Path, tmp_path: Path) -> None:
+    """Keys and numbers continue from dataset to dataset; a contact sheet accepts one dataset only."""
     opened = [open_dataset(photos), open_dataset(tabled)]
     expected = [key for one in opened for key in iter_keys([one])]
     assert list(iter_keys(opened)) == expected

@@ -1,4 +1,4 @@
-"""Laws of reading several files at the same time, where opening one takes long."""
+"""Reading files ahead in threads, where opening a file is slow."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def _task(source: Path, ending: str) -> ShardTask:
 
 
 def _packed(task: ShardTask) -> tuple[bytes, ShardResult]:
-    """Return the bytes of a shard, and what is said of it."""
+    """Return the bytes of a shard, and its result."""
     result = pack_shard(task, no_report)
     assert result.staged is not None
     task.folder.publish(result.staged)
@@ -97,8 +97,8 @@ def _failure(task: ShardTask) -> str:
 
 @pytest.mark.parametrize("ending", ["tar", "tfrecord"])
 @pytest.mark.parametrize("fault", [None, *FAULTS])
-def test_nothing_shows(fault: str | None, ending: str, source: Path) -> None:
-    """Bytes, checksums, what is left out and why, and the error that ends a run are those of one file at a time."""
+def test_results_do_not_depend_on_reading_ahead(fault: str | None, ending: str, source: Path) -> None:
+    """Bytes, checksums, skipped samples and errors are the same as when reading one file at a time."""
     task, threads = _task(source, ending), {*threading.enumerate()}
     if fault is not None:
         for name in ("s00.b", "s03.a", "s04.a", "s04.b", f"s{LARGE}.a", f"s{SAMPLES - 1}.b"):
@@ -111,8 +111,8 @@ def test_nothing_shows(fault: str | None, ending: str, source: Path) -> None:
         assert _failure(task._replace(reads=READS)) == _failure(task)
 
 
-def test_a_shard_that_is_there_is_compared(source: Path) -> None:
-    """Reading the source again, several files at a time, finds that a shard is right, and that it is not."""
+def test_an_existing_shard_is_compared(source: Path) -> None:
+    """Reading the source again ahead finds whether an existing shard is correct."""
     task = _task(source, "tar")._replace(reads=READS)
     _packed(task)
     assert pack_shard(task._replace(todo="compare"), no_report).compared
@@ -126,8 +126,8 @@ def _planned(source: Path) -> Iterator[PlannedFile]:
 
 
 @pytest.mark.parametrize("left_out", [set[int](), {0}, {1, 2, 3, 10}, set(range(0, SAMPLES, 2))])
-def test_memory(left_out: set[int], tmp_path: Path) -> None:
-    """Files held and in flight never take more than the bound, whichever of them are asked for."""
+def test_memory_is_bounded(left_out: set[int], tmp_path: Path) -> None:
+    """Files read ahead and in flight never exceed the memory bound, whichever files are requested."""
     for at in range(SAMPLES):
         (tmp_path / f"{at:02}").write_bytes(bytes([at]) * (1 + at * BUFFER_SIZE // SAMPLES))
     ahead, most = ReadAhead(_planned(tmp_path), 2), 0
@@ -142,8 +142,8 @@ def test_memory(left_out: set[int], tmp_path: Path) -> None:
     assert BUFFER_SIZE < most <= ahead.memory == 2 * BUFFER_SIZE
 
 
-def test_few_descriptors(source: Path) -> None:
-    """Where fewer files may be open than would be read at the same time, all are read as well."""
+def test_all_files_are_read_with_few_descriptors(source: Path) -> None:
+    """If fewer files can be open than threads, all files are still read."""
     task = _task(source, "tar")
     alone, before = _packed(task), resource.getrlimit(resource.RLIMIT_NOFILE)
     highest = max(map(int, os.listdir("/proc/self/fd")))
@@ -156,8 +156,8 @@ def test_few_descriptors(source: Path) -> None:
 
 
 @pytest.mark.parametrize("possible", [0, 1])
-def test_few_threads(possible: int, source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where fewer threads can be started, or none, all files are read as well."""
+def test_all_files_are_read_with_few_threads(possible: int, source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If few or no threads can be started, all files are still read."""
     task, start, left = _task(source, "tar"), threading.Thread.start, iter(range(possible))
     alone = _packed(task)
 

@@ -1,4 +1,4 @@
-"""Laws of files that change while they are packed and get their old modification time back."""
+"""Files that change while they are packed, and get their old modification time back."""
 
 from __future__ import annotations
 
@@ -78,14 +78,14 @@ ONE = CreateOptions(workers=1)
 def test_a_file_that_changes_is_read_again(
     ending: str, change: Callable[[Path], None], source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A shard contains one version of a file, also if the file's modification time hides a change."""
+    """A shard contains one version of a file, even if the modification time hides a change."""
     _change_during_reads(monkeypatch, lambda: change(source), times=1)
     expected = (b"n" if change is _rewrite else b"o") * source.stat().st_size
     assert _pack(source.parent, ending, ONE) == expected
 
 
 def test_a_file_behind_a_link_is_read_again(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The law holds for symbolic links, whose target can change without a trace in the listing."""
+    """The same holds for symbolic links, whose targets can change unnoticed by the listing."""
     links = tmp_path / "other"
     links.mkdir()
     (links / "x.bin").symlink_to(source)
@@ -94,7 +94,7 @@ def test_a_file_behind_a_link_is_read_again(source: Path, tmp_path: Path, monkey
 
 
 def test_a_file_that_changes_during_every_read_fails(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After a few reads a file that never stops changing fails, with its path."""
+    """A file that never stops changing fails after a few reads, with its path."""
     _change_during_reads(monkeypatch, lambda: _rewrite(source), times=100)
     with pytest.raises(SampleFailed, match=r"in/x\.bin: changed while it was packed"):
         _pack(source.parent, "tar", ONE)

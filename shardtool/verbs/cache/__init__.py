@@ -20,5 +20,5 @@ central account could become wrong.
 **Order.** Leasing sets a shard's access time, copying its modification time. Eviction order follows from these.
 
 **Failures.** If the cache cannot be used (disk full, read-only, all shards in use), the reader gets the path of the
-original shard, and the user one note. Only invalid requests are errors.
+original shard, and the user gets one note. Only invalid requests are errors.
 """

@@ -49,13 +49,9 @@ class Cache:
         max_bytes: Maximum total size, in bytes or as a size such as `50GB`. Each process applies its own bound when it
             adds a shard.
         policy: Which shards to evict first. `least-used`: the least recently used. `oldest`: the first added. `keep`:
-            none; shards that do not fit are read from their original location. `keep` is best if the dataset is larger
-            than the cache and read in whole epochs.
+            none; shards that do not fit are read from their original location. Use `keep` if the dataset is larger than
+            the cache and read in whole epochs.
         observer: Receives notes; without one, notes are warnings.
-
-    Attributes:
-        max_bytes: Maximum total size in bytes.
-        policy: Which shards to evict first.
 
     Raises:
         InvalidRequest: The folder is a URL, has another cache version, contains something else, or does not support
@@ -110,7 +106,7 @@ class Cache:
         return self._counter.counts
 
     def total(self) -> CacheCounts:
-        """Return the statistics of all processes, including ended ones.
+        """Return the statistics of all processes so far.
 
         Raises:
             OutputFailed: The folder cannot be locked.
@@ -128,10 +124,10 @@ class Cache:
         return f"Cache({self.folder!r}, max_bytes={self.max_bytes}, policy={self.policy!r})"
 
     def open(self, shard: StoredShard) -> LeasedShard:
-        """Return a shard's copy, copying the shard first if needed, or else its original.
+        """Return a shard's copy, or its original if the cache cannot be used.
 
-        The copy is not evicted until the result is closed. If several processes open a shard, one copies it and the
-        others wait.
+        The first process that opens a shard copies it, while others wait. A copy is not evicted until the result is
+        closed.
 
         Raises:
             InvalidRequest: The shard is larger than the cache.

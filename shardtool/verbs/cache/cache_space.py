@@ -116,8 +116,8 @@ class CacheSpace(NamedTuple):
         folder = self.folder
         if os.path.exists(folder) and not os.path.isdir(folder):
             raise InvalidRequest(folder, "a file", expected="a folder, or a path that does not exist")
-        for name, fact in Folder(folder).facts(FOLDERS).items():
-            if not fact.is_folder:
+        for name, info in Folder(folder).facts(FOLDERS).items():
+            if not info.is_folder:
                 path, expected = os.path.join(folder, name), "a folder"
                 raise InvalidRequest(path, "a link or a file", expected=expected)
         path = os.path.join(folder, MARK_NAME)
@@ -137,8 +137,7 @@ class CacheSpace(NamedTuple):
 
         Raises:
             InvalidRequest: Another cache version, folders that are links, or no working locks.
-            OutputFailed: The folder cannot be created.
-            OSError: The folder cannot be written.
+            OutputFailed, OSError: The folder cannot be created or written.
         """
         folder = Folder(self.folder)
         self.is_cache()
@@ -172,11 +171,11 @@ class CacheSpace(NamedTuple):
             # Files by copy or writer.
             groups: dict[str, dict[str, os.stat_result]] = defaultdict(dict)
             for entry in scan_folder(os.path.join(folder, part)):
-                owner, fact = owner_of(entry.name), file_facts(entry)
-                if owner is None or fact is None:
+                owner, info = owner_of(entry.name), file_facts(entry)
+                if owner is None or info is None:
                     contents.foreign.append(f"{part}/{entry.name}")
                 else:
-                    groups[owner][entry.name] = fact
+                    groups[owner][entry.name] = info
             for owner, files in groups.items():
                 for name in (
                     [owner] if part == COPIED else [name for name in files if WRITTEN_SHARD_NAME.fullmatch(name)]
@@ -225,8 +224,8 @@ class CacheSpace(NamedTuple):
         """Reserve `size` bytes, evicting shards if needed. The folder's lock must be held.
 
         Returns:
-            The number of evicted shards; None if there is not enough space. Then nothing is evicted and the request is
-            recorded.
+            The number of evicted shards; None if there is not enough space. Then no shard is evicted, and the
+            reservation records the request.
 
         Raises:
             OSError: The reservation cannot be written.

@@ -34,7 +34,7 @@ class LeasedShard(AbstractContextManager["LeasedShard"]):
         self.close()
 
     def close(self) -> None:
-        """Release the lease, so that the shard may be evicted. May be called more than once."""
+        """Release the lease, for eviction. May be called more than once."""
         if self.lock is not None:
             self.lock.close()
 

@@ -170,8 +170,8 @@ def _find_damage(path: str, shard: CachedFile) -> str:
     """Return what is wrong with a leased shard; empty if nothing is, or its checksum is unknown."""
     try:
         if (expected := shard.facts) is None:
-            fact = parse_facts(load_sidecar(sidecar_path(path, None)), shard.sidecar)
-            expected = fact.size, fact.crc
+            facts = parse_facts(load_sidecar(sidecar_path(path, None)), shard.sidecar)
+            expected = facts.size, facts.crc
         size, crc = expected
         with ChecksummedFile(path) as file:
             if file.size != size:

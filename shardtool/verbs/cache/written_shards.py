@@ -33,10 +33,10 @@ class CacheShards(Sequence[str]):
     @overload
     def __getitem__(self, index: int) -> str: ...
     @overload
-    def __getitem__(self, which: slice) -> list[str]: ...
+    def __getitem__(self, index: slice) -> list[str]: ...
 
-    def __getitem__(self, which: int | slice) -> str | list[str]:
-        return self._paths[which]
+    def __getitem__(self, index: int | slice) -> str | list[str]:
+        return self._paths[index]
 
     def __len__(self) -> int:
         return len(self._paths)
@@ -52,7 +52,7 @@ class CacheShards(Sequence[str]):
         return LeasedShard(shard.path)
 
     def close(self) -> None:
-        """Release the shards, so that they may be evicted."""
+        """Release the shards for eviction."""
         for lock in self._locks:
             lock.close()
 

@@ -39,13 +39,13 @@ class SelectedShard(NamedTuple):
     """A shard and its selected samples.
 
     Attributes:
-        part: The index of the shard.
+        shard_index: The index of the shard.
         first: Number of its first sample, counted from 0 over all datasets.
     """
 
     dataset: StoredDataset
     shard: StoredShard
-    part: ShardIndex
+    shard_index: ShardIndex
     first: int
     rows: NDArray[np.int64]
 
@@ -55,8 +55,8 @@ class SelectedShard(NamedTuple):
         Raises:
             CorruptShard: The shard is damaged.
         """
-        if self.part.problems:
-            raise self.part.problems[-1]
+        if self.shard_index.problems:
+            raise self.shard_index.problems[-1]
 
 
 def selected_shards(
@@ -77,13 +77,13 @@ def selected_shards(
     first = matches = 0
     for dataset in datasets:
         for shard in dataset.shards:
-            part = shard.index(metadata=metadata or where is not None)
-            rows = np.arange(len(part))
+            shard_index = shard.index(metadata=metadata or where is not None)
+            rows = np.arange(len(shard_index))
             if where is not None:
                 classes = dataset.file.classes if dataset.file else {}
-                rows = match_rows(queryable_table(shard, part, columns, classes), where, classes)
-            yield SelectedShard(dataset, shard, part, first, rows)
-            first, matches = first + len(part), matches + len(rows)
+                rows = match_rows(queryable_table(shard, shard_index, columns, classes), where, classes)
+            yield SelectedShard(dataset, shard, shard_index, first, rows)
+            first, matches = first + len(shard_index), matches + len(rows)
     if where is not None and not matches:
         raise InvalidRequest(option_text("where"), f"no sample matches {where}", expected="at least one match")
 
@@ -110,7 +110,7 @@ _MAX_NUMBER_DIGITS = 18  # of a sample number
 def iter_keys(datasets: Sequence[StoredDataset], where: str | None = None) -> Iterator[str]:
     """Yield the keys of all samples, or of those that match a query."""
     for selected in selected_shards(datasets, where):
-        column = selected.part.table.column("__key__")
+        column = selected.shard_index.table.column("__key__")
         yield from (column if where is None else column.take(selected.rows)).to_pylist()
         selected.raise_damage()
 
@@ -122,7 +122,7 @@ def first_samples(
     remaining = sys.maxsize if max_samples is None else max_samples
     for selected in selected_shards(datasets, where, metadata=True):
         for row in selected.rows[:remaining].tolist():
-            yield _stored_sample(selected.dataset, selected.shard, selected.part, row, selected.first + row)
+            yield _stored_sample(selected.dataset, selected.shard, selected.shard_index, row, selected.first + row)
         remaining -= len(selected.rows)
         if remaining <= 0:
             return
@@ -143,19 +143,19 @@ def find_sample(datasets: Sequence[StoredDataset], key: str) -> StoredSample:
     damage: list[CorruptShard] = []
     for dataset, shard in ((stored, shard) for stored in datasets for shard in stored.shards):
         try:
-            part = shard.index()
+            shard_index = shard.index()
         except CorruptShard as error:
             damage.append(error)
             continue
-        damage += part.problems
-        column = part.table.column("__key__")
+        damage += shard_index.problems
+        column = shard_index.table.column("__key__")
         row = column.index(key).as_py()
         if row >= 0:
-            return _stored_sample(dataset, shard, part if part.walk else None, row, first_number + row)
-        if first_number <= sample_number < first_number + len(part):
-            match = (dataset, shard, part if part.walk else None, sample_number - first_number)
-        example = example or (column[0].as_py() if len(part) else "")
-        first_number += len(part)
+            return _stored_sample(dataset, shard, shard_index if shard_index.walk else None, row, first_number + row)
+        if first_number <= sample_number < first_number + len(shard_index):
+            match = (dataset, shard, shard_index if shard_index.walk else None, sample_number - first_number)
+        example = example or (column[0].as_py() if len(shard_index) else "")
+        first_number += len(shard_index)
     if match is not None:
         return _stored_sample(*match, sample_number)
     if damage:
@@ -184,26 +184,28 @@ def _find_in_key_ranges(datasets: Sequence[StoredDataset], key: str) -> StoredSa
     if index is None:
         return None
     try:
-        part = shards[index].index()
+        shard_index = shards[index].index()
     except CorruptShard:
         return None
-    row = part.table.column("__key__").index(key).as_py()
+    row = shard_index.table.column("__key__").index(key).as_py()
     first_number = sum(entry.samples for entry in entries[:index])
     return (
         None
         if row < 0
-        else _stored_sample(datasets[0], shards[index], part if part.walk else None, row, first_number + row)
+        else _stored_sample(
+            datasets[0], shards[index], shard_index if shard_index.walk else None, row, first_number + row
+        )
     )
 
 
 def _stored_sample(
-    dataset: StoredDataset, shard: StoredShard, part: ShardIndex | None, row: int, number: int
+    dataset: StoredDataset, shard: StoredShard, shard_index: ShardIndex | None, row: int, number: int
 ) -> StoredSample:
     """Return a sample with all columns of its index; `part` None: read the index first."""
-    part = shard.index(metadata=True) if part is None else part
-    sample = stored_samples(shard, part, np.array([row]), first=number - row)[0]
-    kinds = part.kinds
-    if shard.format == "tfrecord" and part.walk is None:
+    shard_index = shard.index(metadata=True) if shard_index is None else shard_index
+    sample = stored_samples(shard, shard_index, np.array([row]), first=number - row)[0]
+    kinds = shard_index.kinds
+    if shard.format == "tfrecord" and shard_index.walk is None:
         kinds = (
             number_features(dataset.file.features) if dataset.file else _record_kinds(shard, sample.offset, sample.size)
         )

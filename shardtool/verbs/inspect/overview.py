@@ -198,36 +198,36 @@ class DatasetOverview:
             step = max(1, -(-sum(shard.samples for shard in file.shards) // MAX_READ_SAMPLES))
         for shard in self.dataset.shards[::step]:
             try:
-                part = shard.index(metadata=True)
+                shard_index = shard.index(metadata=True)
             except CorruptShard as error:
                 self.damage.append(error)
                 continue
-            yield shard, part, self._add(shard, part)
+            yield shard, shard_index, self._add(shard, shard_index)
 
-    def _add(self, shard: StoredShard, part: ShardIndex) -> dict[str, FieldPayloads]:
-        self.damage += part.problems
-        self.counts[shard.number] = len(part)
-        self.scanned += part.walk is not None
-        self.kinds |= {name: kind for name, kind in part.kinds.items() if kind != "bytes"}
-        if part.walk is not None and (keys := len({*part.all_keys()})) < len(part):
-            self.interleaved.append((shard, len(part), keys))
-        self._add_columns(part)
-        fields = self._payloads(shard, part) if len(part) else {}
+    def _add(self, shard: StoredShard, shard_index: ShardIndex) -> dict[str, FieldPayloads]:
+        self.damage += shard_index.problems
+        self.counts[shard.number] = len(shard_index)
+        self.scanned += shard_index.walk is not None
+        self.kinds |= {name: kind for name, kind in shard_index.kinds.items() if kind != "bytes"}
+        if shard_index.walk is not None and (keys := len({*shard_index.all_keys()})) < len(shard_index):
+            self.interleaved.append((shard, len(shard_index), keys))
+        self._add_columns(shard_index)
+        fields = self._payloads(shard, shard_index) if len(shard_index) else {}
         for name, payloads in fields.items():
             self.fields.setdefault(name, FieldTally()).add(shard.number, payloads)
-        if len(part):
-            self._choose_samples(shard, part)
-        self.observer.listed(len(part))
-        self.observer.log(f"{shard.path}: {len(part):,} samples{', scanned' if part.walk else ''}")
+        if len(shard_index):
+            self._choose_samples(shard, shard_index)
+        self.observer.listed(len(shard_index))
+        self.observer.log(f"{shard.path}: {len(shard_index):,} samples{', scanned' if shard_index.walk else ''}")
         return fields
 
-    def _add_columns(self, part: ShardIndex) -> None:
-        for arrow_field in part.schema:
+    def _add_columns(self, shard_index: ShardIndex) -> None:
+        for arrow_field in shard_index.schema:
             if arrow_field.name.startswith("__"):
                 continue
             column = self.columns.setdefault(arrow_field.name, ColumnTally(str(arrow_field.type)))
             column.add_type(str(arrow_field.type))
-            values = part.table.column(arrow_field.name)
+            values = shard_index.table.column(arrow_field.name)
             if not is_scalar_type(arrow_field.type):
                 column.add_nested(values)
                 continue
@@ -236,16 +236,16 @@ class DatasetOverview:
                 numbers = values.combine_chunks().drop_null().to_numpy(zero_copy_only=False)
                 self.pixels[arrow_field.name == "height"].add(numbers[numbers >= 0].astype(np.uint64))
 
-    def _payloads(self, shard: StoredShard, part: ShardIndex) -> dict[str, FieldPayloads]:
-        order = np.argsort(part.codes, kind="stable")
-        bounds = np.searchsorted(part.codes[order], np.arange(len(part.names) + 1))
-        offsets, lengths = part.offsets.view(np.uint64), part.lengths.view(np.uint64)
-        crcs = None if part.crcs is None else part.crcs.astype(np.uint64)
-        ends, parents = part_ends(part.lengths), part.owners()
-        self.sample_sizes.add(np.diff(ends[part.firsts]).astype(np.uint64))
+    def _payloads(self, shard: StoredShard, shard_index: ShardIndex) -> dict[str, FieldPayloads]:
+        order = np.argsort(shard_index.codes, kind="stable")
+        bounds = np.searchsorted(shard_index.codes[order], np.arange(len(shard_index.names) + 1))
+        offsets, lengths = shard_index.offsets.view(np.uint64), shard_index.lengths.view(np.uint64)
+        crcs = None if shard_index.crcs is None else shard_index.crcs.astype(np.uint64)
+        ends, parents = part_ends(shard_index.lengths), shard_index.owners()
+        self.sample_sizes.add(np.diff(ends[shard_index.firsts]).astype(np.uint64))
         payloads: dict[str, FieldPayloads] = {}
         free_fields = _MAX_FIELDS - len(self.fields)
-        for code, name in enumerate(part.names):
+        for code, name in enumerate(shard_index.names):
             rows = order[bounds[code] : bounds[code + 1]]
             if len(rows) and (name in self.fields or free_fields > 0):
                 free_fields -= name not in self.fields
@@ -271,19 +271,19 @@ class DatasetOverview:
             return None
         return crcs
 
-    def _choose_samples(self, shard: StoredShard, part: ShardIndex) -> None:
+    def _choose_samples(self, shard: StoredShard, shard_index: ShardIndex) -> None:
         """Keep the samples with the smallest random numbers."""
         max_chosen = self.options.looks
         if max_chosen < 1:
             return
-        ranks = shard_random_numbers(self.options.seed, shard.number, len(part))
+        ranks = shard_random_numbers(self.options.seed, shard.number, len(shard_index))
         rows = np.argpartition(ranks, max_chosen)[:max_chosen] if len(ranks) > max_chosen else np.arange(len(ranks))
         for row in rows.tolist():
             rank = -float(ranks[row])
             if len(self._chosen) >= max_chosen and rank <= self._chosen[0][0]:
                 continue
             push = heapq.heappush if len(self._chosen) < max_chosen else heapq.heapreplace
-            push(self._chosen, (rank, shard.number, row, stored_samples(shard, part, np.array([row]), ())[0]))
+            push(self._chosen, (rank, shard.number, row, stored_samples(shard, shard_index, np.array([row]), ())[0]))
 
     def inspect_samples(self, *, images: bool = True) -> None:
         """Read images, and labels that no index holds, from the chosen samples."""

@@ -108,11 +108,11 @@ class ReadSpeed(NamedTuple):
         }
 
 
-def read_speed(given: DatasetLike, *, decode: bool = False, seed: int = 0) -> ReadSpeed:
+def read_speed(datasets: DatasetLike, *, decode: bool = False, seed: int = 0) -> ReadSpeed:
     """Read a dataset for a few seconds per measurement and return the speeds.
 
     Args:
-        given: A dataset, as for `shardtool.open`.
+        datasets: One or several datasets, as for `shardtool.open`.
         decode: Also measure a decoded stream.
         seed: Seed of the order.
 
@@ -121,7 +121,7 @@ def read_speed(given: DatasetLike, *, decode: bool = False, seed: int = 0) -> Re
         CorruptShard: A shard is missing or damaged.
         SampleFailed: A field cannot be decoded.
     """
-    catalog = open_catalog(given)
+    catalog = open_catalog(datasets)
     filled = np.flatnonzero(np.diff(catalog.firsts))
     if not len(filled):
         raise InvalidRequest(catalog.name, "no samples", expected="at least one sample")

@@ -95,24 +95,24 @@ class StatisticsScope:
 
 @dataclass(frozen=True, kw_only=True)
 class Summary:
-    """The content of a dataset.
+    """The content of a dataset. The names are those of `--json` (docs/json.md).
 
     Attributes:
-        dataset: The dataset file or the argument given.
+        dataset: The dataset file, or the path given.
         size: Bytes of all shards, as listed or found.
         field_bytes: Bytes of all payloads; None if only some sidecars were read and there is no dataset file.
         skipped: Number of samples skipped when the dataset was created.
-        complete: Whether all files listed in the dataset file exist; None without one.
+        complete: Whether all files in the dataset file exist; None without one.
         fingerprint: Content fingerprint; None if unknown.
-        made: How the dataset was created, as its dataset file records it.
+        made: How the dataset was created, from its dataset file.
         looked: What the statistics below cover.
         images: Image sizes by field, or by the columns they come from.
         labels: Labels by field or column, the likeliest first.
         splits: Maps splits to numbers of samples.
-        siblings: Maps the other splits to their dataset files in the same folder.
-        part_of: Number of shards in the whole dataset, if only some were named; None otherwise.
-        datasets: For several datasets, the summary of each. The combined summary then has sizes, counts, `complete` and
-            `problems` only.
+        siblings: Maps the other splits to their dataset files.
+        part_of: Number of shards in the whole dataset, if only some were named.
+        datasets: For several datasets, the summary of each; the combined summary has only sizes, counts, `complete` and
+            `problems`.
     """
 
     dataset: str

@@ -104,7 +104,7 @@ def _shard_tables(datasets: Sequence[StoredDataset], where: str | None, schema: 
 
 
 def _shard_table(selected: SelectedShard, schema: pa.Schema, *, all_rows: bool) -> pa.Table:
-    stored = selected.part.table if all_rows else selected.part.table.take(selected.rows)
+    stored = selected.shard_index.table if all_rows else selected.shard_index.table.take(selected.rows)
     rows = stored.num_rows
     if unlisted := [name for name in stored.column_names if name not in schema.names]:
         raise CorruptShard(selected.shard.sidecar, f"a column that the dataset file does not list: {unlisted[0]}")

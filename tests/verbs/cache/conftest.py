@@ -1,4 +1,4 @@
-"""Datasets to copy, and caches that speak up."""
+"""Datasets to copy, and an observer that records notes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SHARD = 11_776  # bytes of each shard: seven samples, each a header, 1,000 bytes
 
 
 class Noting(shardtool.Observer):
-    """Keeps the notes."""
+    """Records notes."""
 
     def __init__(self) -> None:
         self.notes: list[str] = []
@@ -30,12 +30,12 @@ class Noting(shardtool.Observer):
 
 @pytest.fixture(scope="session")
 def shards(tmp_path_factory: pytest.TempPathFactory) -> tuple[StoredShard, ...]:
-    """Give six shards of one size, each of other bytes."""
+    """Return six shards of equal size with different bytes."""
     return made_shards(tmp_path_factory.mktemp("slow"))
 
 
 def made_shards(folder: Path, count: int = 6, salt: str = "") -> tuple[StoredShard, ...]:
-    """Return shards of one size, each of other bytes."""
+    """Write shards of equal size with different bytes."""
     files = {f"{at:03d}.bin": f"{salt}{at:04d}".encode() * 250 for at in range(count * 7)}
     write_tree(folder / "src", files)
     shardtool.create(folder / "src", folder / "out-{000000..}.tar", shardtool.CreateOptions(max_count=7))
@@ -44,5 +44,5 @@ def made_shards(folder: Path, count: int = 6, salt: str = "") -> tuple[StoredSha
 
 @pytest.fixture
 def noting() -> Noting:
-    """Give an observer that keeps the notes."""
+    """Return an observer that records notes."""
     return Noting()

@@ -1,4 +1,4 @@
-"""Look at a cache's folder from outside, and run programs that use one."""
+"""Inspect the folder of a cache, and run programs that use one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from shardtool import Cache
     from shardtool.dataset.stored import StoredShard
 
-# The head of a program that puts functions into its own code which kill it there.
+# The start of a program that patches its own functions so that they kill it.
 KILLING = """
 import os, signal
 
@@ -33,12 +33,12 @@ def after(function):
 
 
 def copies(folder: str | Path) -> list[str]:
-    """Return the shards' own names of the copies in a cache, and whatever else lies with them."""
+    """Return the original names of the copies in a cache, and all other files next to them."""
     return sorted(path.name.split("-", 3)[-1] for path in (Path(folder) / "copied").iterdir())
 
 
 def read_all(cache: Cache, shards: Sequence[StoredShard]) -> list[bool]:
-    """Read shards through a cache, hold their bytes against the shards' own, and return which were copies."""
+    """Read shards through a cache, check their bytes, and return which were copies."""
     found = []
     for shard in shards:
         with cache.open(shard) as one:
@@ -48,7 +48,7 @@ def read_all(cache: Cache, shards: Sequence[StoredShard]) -> list[bool]:
 
 
 def python(code: str, *words: str | Path) -> str:
-    """Run a program in a process of its own, and return what it prints."""
+    """Run a program in its own process, and return its output."""
     done = subprocess.run(
         [sys.executable, "-c", code, *map(str, words)],
         cwd=REPO, env=ENVIRONMENT, capture_output=True, text=True, timeout=PATIENCE_S, check=False,

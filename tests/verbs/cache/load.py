@@ -1,6 +1,6 @@
-"""Writers and readers at work on one cache, some of them killed, while its bytes are watched.
+"""Run writers and readers on one cache, kill some of them, and check the size of the cache.
 
-Run as a program, for minutes: `python -m tests.verbs.cache.load --seconds 120 --writers 4 --readers 2` (`make soak`).
+For longer runs: `python -m tests.verbs.cache.load --seconds 120 --writers 4 --readers 2` (`make soak`).
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ ENDED = 77  # exit code: what a reader has seen was wrong
 
 
 class Quiet(shardtool.Observer):
-    """Takes the notes of a full cache, which are no news here."""
+    """Ignores the notes of a full cache."""
 
 
 @dataclass(frozen=True)
 class Load:
-    """How much is asked of a cache.
+    """The load on a cache.
 
     Attributes:
-        writers: Processes that write shards.
-        readers: Processes that read what was written, and a slow dataset through the cache.
-        seconds: For how long at least.
-        kill_s: Between two kills.
-        epochs: How many times readers must read all that is there, before it ends.
+        writers: Number of processes that write shards.
+        readers: Number of processes that read written shards, and a slow dataset through the cache.
+        seconds: Minimum duration.
+        kill_s: Seconds between two kills.
+        epochs: Minimum number of times that readers read all shards.
     """
 
     writers: int
@@ -56,7 +56,7 @@ class Load:
 
 
 def payload(number: int) -> bytes:
-    """Return the bytes of a sample, which its number decides."""
+    """Return the bytes of sample `number`."""
     return number.to_bytes(8, "little") * (SAMPLE // 8)
 
 
@@ -69,7 +69,7 @@ def write(folder: str, part: int) -> None:
 
 
 def read(folder: str, slow: str, seed: int) -> None:
-    """Read what there is, again and again, until killed; a wrong sample ends it."""
+    """Read all shards repeatedly until killed; a wrong sample stops the process."""
     choice = random.Random(seed)  # noqa: S311
     cache = shardtool.Cache(folder, BOUND - (seed % 2) * 2 * SHARD, observer=Quiet())
     shards = open_dataset(slow).shards
@@ -90,7 +90,7 @@ def _right(sample: dict[str, object]) -> bool:
 
 
 class Crew:
-    """The processes at work."""
+    """The running processes."""
 
     def __init__(self, load: Load, folder: Path, slow: Path) -> None:
         self._context, self._given = multiprocessing.get_context("fork"), (str(folder), str(slow))
@@ -105,26 +105,26 @@ class Crew:
         return number, writes, process
 
     def kill_one(self) -> None:
-        """Kill one, and start another in its place."""
+        """Kill one process and start another one."""
         number, writes, process = self._at_work.pop(random.randrange(len(self._at_work)))  # noqa: S311
         process.kill()
         process.join()
         self._at_work.append(self._start(number, writes))
 
     def check(self) -> None:
-        """Fail if one has ended by itself."""
+        """Fail if a process has ended by itself."""
         ended = {number: process.exitcode for number, _, process in self._at_work if process.exitcode is not None}
         assert not ended, ended
 
     def end(self) -> None:
-        """Kill all."""
+        """Kill all processes."""
         for _, _, process in self._at_work:
             process.kill()
             process.join()
 
 
 def size_of(folder: Path) -> int:
-    """Return the bytes in a cache, with its lock held: what is renamed meanwhile counts once."""
+    """Return the bytes in a cache, under its lock, so that a file being renamed counts once."""
     sizes: Counter[str] = Counter()
     with CacheSpace(str(folder), BOUND, "oldest").locked():
         for part in (COPIED, WRITTEN):
@@ -139,10 +139,10 @@ def size_of(folder: Path) -> int:
 
 
 def run(load: Load, place: Path) -> dict[str, object]:
-    """Put a cache under load; fail where a law is broken.
+    """Put a cache under load, and fail if a law is broken.
 
     Returns:
-        What was seen: the most bytes, kills, shards that were evicted, epochs that were read.
+        Maximum bytes, kills, evicted shards, and epochs read.
     """
     folder, slow = place / "cache", place / "out.json"
     making = multiprocessing.get_context("fork").Process(target=make_slow, args=(place,))
@@ -166,14 +166,14 @@ def run(load: Load, place: Path) -> dict[str, object]:
 
 
 def make_slow(place: Path) -> None:
-    """Make the dataset that readers read through the cache."""
+    """Write the dataset that readers read through the cache."""
     with shardtool.ShardWriter(place / "out-{000000..}.tar", max_count=COUNT) as writer:
         for number in range(20 * COUNT):
             writer.write({"__key__": f"slow/{number}", "bin": payload(number)})
 
 
 def left_behind(folder: Path) -> dict[str, object]:
-    """Check that after the last kill a cache holds whole shards only, none of them held, and return its counts."""
+    """Check that a cache contains only complete, unused shards after the last kill, and return its statistics."""
     shardtool.Cache(folder, BOUND)
     status, checked = cache_status(folder), cache_verify(folder)
     assert not any(one.held for one in status.shards)
@@ -186,12 +186,12 @@ def left_behind(folder: Path) -> dict[str, object]:
 
 
 def epochs(place: Path) -> int:
-    """Return how many times readers have read all that was there."""
+    """Return how many times readers have read all shards."""
     return sum(path.stat().st_size for path in place.glob("epochs-*"))
 
 
 def main() -> None:
-    """Run it as the command line asks."""
+    """Run the load of the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=120)
     parser.add_argument("--writers", type=int, default=4)

@@ -31,7 +31,7 @@ Shards = tuple["StoredShard", ...]
 
 
 def test_a_shard_is_copied_once(tmp_path: Path, shards: Shards) -> None:
-    """The first reader copies a shard, every other one reads the copy, in this process or in another's cache."""
+    """The first reader copies a shard; all others read the copy, in this process or another one."""
     first = Cache(tmp_path / "cache")
     assert read_all(first, shards) == [True] * 6
     assert (first.counts.copies, first.counts.hits) == (6, 0)
@@ -43,8 +43,8 @@ def test_a_shard_is_copied_once(tmp_path: Path, shards: Shards) -> None:
     assert copies(tmp_path / "cache") == [shard.name for shard in shards]
 
 
-def test_the_interpreter_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A lease and a cache that outlive the modules they need, as when a program ends, say nothing."""
+def test_deletion_at_interpreter_exit_is_silent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leases and caches that are deleted after their modules, at interpreter exit, report nothing."""
     counter, lock = (
         CountsFile(Cache(tmp_path / "cache").folder),
         take_lock(str(tmp_path / "cache" / "lock"), shared=True),
@@ -58,8 +58,8 @@ def test_the_interpreter_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     lock.close()
 
 
-def test_a_copy_needs_no_source(tmp_path: Path) -> None:
-    """What was copied is read from the copy alone, for as long as the sidecars are there."""
+def test_a_copy_does_not_need_the_original(tmp_path: Path) -> None:
+    """A copied shard is read from the copy alone, as long as the sidecars exist."""
     shards = made_shards(tmp_path, 1)
     cache = Cache(tmp_path / "cache")
     read_all(cache, shards)
@@ -71,7 +71,7 @@ def test_a_copy_needs_no_source(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("policy", "stay"), [("least-used", [0, 3, 4]), ("oldest", [2, 3, 4]), ("keep", [0, 1, 2])])
 def test_the_bound_holds(tmp_path: Path, shards: Shards, policy: Policy, stay: list[int], noting: Noting) -> None:
-    """There is never more than the bound: what was used least recently goes first, or what came first, or nothing."""
+    """The cache never exceeds its bound; the policy decides which shards are evicted, if any."""
     cache = Cache(tmp_path / "cache", 3 * SHARD, policy, observer=noting)
     for number in (0, 1, 2, 0, 3, 4):
         with cache.open(shards[number]) as one:
@@ -82,8 +82,8 @@ def test_the_bound_holds(tmp_path: Path, shards: Shards, policy: Policy, stay: l
     assert len(noting.notes) == (policy == "keep")
 
 
-def test_two_bounds(tmp_path: Path, shards: Shards) -> None:
-    """Each process keeps to its own bound when it adds a shard, whatever others have put there."""
+def test_each_process_applies_its_own_bound(tmp_path: Path, shards: Shards) -> None:
+    """Each process applies its own bound when it adds a shard."""
     large, small = Cache(tmp_path / "cache", 6 * SHARD), Cache(tmp_path / "cache", 2 * SHARD)
     read_all(large, shards[:5])
     assert len(copies(tmp_path / "cache")) == 5
@@ -91,8 +91,8 @@ def test_two_bounds(tmp_path: Path, shards: Shards) -> None:
     assert copies(tmp_path / "cache") == [shards[4].name, shards[5].name]
 
 
-def test_no_shard_that_is_held_is_evicted(tmp_path: Path, shards: Shards, noting: Noting) -> None:
-    """A shard that is held stays; where all are held, the next is read at its own place, and a note says so."""
+def test_a_shard_in_use_is_not_evicted(tmp_path: Path, shards: Shards, noting: Noting) -> None:
+    """A shard in use is not evicted; if all are in use, the original is read, with one note."""
     cache = Cache(tmp_path / "cache", 2 * SHARD, observer=noting)
     held = [cache.open(shards[0]), cache.open(shards[1])]
     assert read_all(Cache(tmp_path / "cache", 2 * SHARD, observer=noting), shards[2:4]) == [False] * 2
@@ -104,8 +104,8 @@ def test_no_shard_that_is_held_is_evicted(tmp_path: Path, shards: Shards, noting
     assert len(noting.notes) == 1
 
 
-def test_a_shard_that_is_read_soon(tmp_path: Path) -> None:
-    """A shard that a reader expects is copied if it has room, and evicts none; its first opening counts as the copy."""
+def test_an_expected_shard_is_copied_if_it_fits(tmp_path: Path) -> None:
+    """An expected shard is copied only if it fits without eviction; its first opening counts as a copy."""
     shards = made_shards(tmp_path / "slow", 4)
     cache = Cache(tmp_path / "cache", 2 * SHARD)
     for shard in shards[:3]:
@@ -124,7 +124,7 @@ def test_a_shard_that_is_read_soon(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("mixed", [1, 2])
 def test_a_stream_copies_ahead(tmp_path: Path, mixed: int) -> None:
-    """While a program uses one sample, the shards of those that come are copied; what has no room is read in place."""
+    """A stream copies the next shards ahead; shards that do not fit are read from their original location."""
     caches, datasets = [], []
     for at in range(mixed):
         made_shards(tmp_path / f"slow{at}", 6)
@@ -141,8 +141,8 @@ def test_a_stream_copies_ahead(tmp_path: Path, mixed: int) -> None:
     assert [(cache.counts.copies, cache.counts.evicted) for cache in caches] == [(4, 0)] * mixed
 
 
-def test_all_wait_for_one_copy(tmp_path: Path, shards: Shards) -> None:
-    """Threads and caches that want a shard at once get the one copy of it."""
+def test_concurrent_readers_share_one_copy(tmp_path: Path, shards: Shards) -> None:
+    """Threads and caches that open a shard at the same time get the same copy."""
     caches = [Cache(tmp_path / "cache") for _ in range(4)]
     threads = [threading.Thread(target=read_all, args=(cache, shards)) for cache in caches for _ in range(2)]
     for thread in threads:
@@ -153,8 +153,8 @@ def test_all_wait_for_one_copy(tmp_path: Path, shards: Shards) -> None:
     assert sum(cache.counts.hits for cache in caches) == 7 * len(shards)
 
 
-def test_equal_names(tmp_path: Path) -> None:
-    """Equal names in two datasets, and a shard that was written anew, have copies of their own."""
+def test_equal_names_have_separate_copies(tmp_path: Path) -> None:
+    """Shards of equal names in two datasets, and a rewritten shard, have separate copies."""
     cache = Cache(tmp_path / "cache")
     one, other = made_shards(tmp_path / "a", 1, "a"), made_shards(tmp_path / "b", 1, "b")
     read_all(cache, [*one, *other])
@@ -164,8 +164,8 @@ def test_equal_names(tmp_path: Path) -> None:
     assert len(copies(tmp_path / "cache")) == 2
 
 
-def test_shards_without_sidecars(tmp_path: Path) -> None:
-    """A shard without a sidecar is known by its place, size and time: changed, it is copied again."""
+def test_a_changed_shard_without_a_sidecar_is_copied_again(tmp_path: Path) -> None:
+    """A shard without a sidecar is identified by path, size and time; if it changes, it is copied again."""
     shards = made_shards(tmp_path, 1)
     Path(shards[0].sidecar).unlink()
     read_all(Cache(tmp_path / "cache"), shards)
@@ -175,8 +175,8 @@ def test_shards_without_sidecars(tmp_path: Path) -> None:
     assert len(copies(tmp_path / "cache")) == 2
 
 
-def test_damaged_shard(tmp_path: Path, noting: Noting) -> None:
-    """What is not the shard that its sidecar describes is not copied: it is read at its own place, with a note."""
+def test_a_damaged_shard_is_not_copied(tmp_path: Path, noting: Noting) -> None:
+    """A shard that does not match its sidecar is not copied but read from its original location, with a note."""
     shards = made_shards(tmp_path, 2)
     flip(Path(shards[0].path), 700)
     with Path(shards[1].path).open("ab") as file:
@@ -187,8 +187,8 @@ def test_damaged_shard(tmp_path: Path, noting: Noting) -> None:
     assert ["not copied" in note and shard.name in note for note, shard in zip(noting.notes, shards, strict=True)]
 
 
-def test_damaged_copy(tmp_path: Path, shards: Shards, noting: Noting) -> None:
-    """A copy that was cut is made again; one that a reader found damaged too, or, held, is passed by."""
+def test_a_damaged_copy_is_made_again(tmp_path: Path, shards: Shards, noting: Noting) -> None:
+    """A truncated or damaged copy is made again, or not used while other processes hold it."""
     cache = Cache(tmp_path / "cache", observer=noting)
     with cache.open(shards[0]) as one:
         path = Path(one.path)
@@ -206,8 +206,8 @@ def test_damaged_copy(tmp_path: Path, shards: Shards, noting: Noting) -> None:
 
 @pytest.mark.parametrize("ending", ["tar", "tfrecord"])
 @pytest.mark.parametrize("others", [0, 1])
-def test_a_damaged_copy_is_read_again(tmp_path: Path, ending: str, others: int, noting: Noting) -> None:
-    """A reader that checks drops a copy with a flipped bit, and reads the shard anew; a damaged source is an error."""
+def test_a_verifying_reader_drops_a_damaged_copy(tmp_path: Path, ending: str, others: int, noting: Noting) -> None:
+    """A verifying reader drops a copy with a flipped bit and reads the shard again; a damaged original is an error."""
     with shardtool.ShardWriter(tmp_path / f"out-{{000000..}}.{ending}", max_count=10) as writer:
         for n in range(20):
             writer.write({"__key__": f"{n:02}", "bin": b"%02d" % n * 500, "n": n})
@@ -228,8 +228,8 @@ def test_a_damaged_copy_is_read_again(tmp_path: Path, ending: str, others: int, 
         shardtool.open(tmp_path / "out.json", cache=Cache(tmp_path / "second", observer=noting), check=True)[5]
 
 
-def test_foreign_files(tmp_path: Path, shards: Shards, noting: Noting) -> None:
-    """Files that are not the cache's stay, whatever has to be evicted, and a note names them; no link is followed."""
+def test_foreign_files_are_kept_and_noted(tmp_path: Path, shards: Shards, noting: Noting) -> None:
+    """Foreign files are never deleted, a note lists them, and no link is followed."""
     folder = tmp_path / "cache"
     (folder / "copied").mkdir(parents=True)
     victim = tmp_path / "victim"
@@ -248,8 +248,8 @@ def test_foreign_files(tmp_path: Path, shards: Shards, noting: Noting) -> None:
     assert sum(one in noting.notes[0] for one in foreign) >= 4
 
 
-def test_refused(tmp_path: Path, shards: Shards, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another version's cache, a file, folders that are links, bounds below a shard, and no locks are refused."""
+def test_invalid_folders_are_refused(tmp_path: Path, shards: Shards, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another cache version, a file, linked folders, a bound below a shard, and missing locks are refused."""
     with pytest.raises(InvalidRequest, match=r"max_bytes: .*out-000000.tar has 11,776 bytes, the cache only 11,775"):
         Cache(tmp_path / "cache", SHARD - 1).open(shards[0])
     with pytest.raises(InvalidRequest, match="folder: None; expected the path of a folder"):
@@ -279,8 +279,10 @@ def test_refused(tmp_path: Path, shards: Shards, monkeypatch: pytest.MonkeyPatch
         Cache(tmp_path / "other")
 
 
-def test_a_stopped_copier(tmp_path: Path, shards: Shards, noting: Noting, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who waits for a process that copies nothing more reads the shard at its own place in the end."""
+def test_a_reader_does_not_wait_forever_for_a_stopped_copier(
+    tmp_path: Path, shards: Shards, noting: Noting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that waits for a stopped copier finally reads the original."""
     monkeypatch.setattr(cache_space, "MAX_WAIT_S", 0.05)
     cache = Cache(tmp_path / "cache", observer=noting)
     with cache.open(shards[0]) as one:
@@ -327,7 +329,7 @@ assert {name[-6:] for name in os.listdir(folder + "/copied")} == {"03.tar", "04.
 )
 
 
-def test_killed_anywhere(tmp_path: Path) -> None:
-    """A copier that is killed at any instant leaves nothing that others see, wait for, or that outlives the next."""
+def test_a_killed_copier_leaves_nothing(tmp_path: Path) -> None:
+    """A copier killed at any point leaves nothing visible, and nothing that blocks or outlives the next process."""
     made_shards(tmp_path)
     python(_KILLED, tmp_path / "cache", tmp_path / "out.json")

@@ -1,4 +1,4 @@
-"""Datasets to show, written without any code of ours: images, texts, and what somebody hostile would put in."""
+"""Datasets to show, written without shardtool: images, texts, and hostile content."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ HOSTILE_KEYS = (
 
 @contextmanager
 def showing(samples: int | None) -> Iterator[None]:
-    """Have pages show so many samples, however many labels there are; None: as many as ever."""
+    """Make pages show this number of samples, however many labels there are; None: the default."""
     with ExitStack() as stack:
         for name in ("_MAX_SAMPLES", "_DEFAULT_SAMPLES") if samples is not None else ():
             stack.enter_context(patch(f"shardtool.verbs.inspect.page.page.{name}", samples))
@@ -40,14 +40,14 @@ def showing(samples: int | None) -> Iterator[None]:
 
 
 def image(number: int, kind: str = "JPEG", size: tuple[int, int] = (60, 40)) -> bytes:
-    """Return an image of one colour."""
+    """Return an image of a single colour."""
     out = io.BytesIO()
     Image.new("RGB", size, (number * 37 % 256, number * 91 % 256, 120)).save(out, kind)
     return out.getvalue()
 
 
 def noise(seed: int, side: int) -> bytes:
-    """Return an image that no codec makes much smaller."""
+    """Return an image that hardly compresses."""
     out = io.BytesIO()
     pixels = random.Random(seed).randbytes(side * side * 3)  # noqa: S311 - no secret
     Image.frombytes("RGB", (side, side), pixels).save(out, "PNG", compress_level=0)
@@ -55,16 +55,16 @@ def noise(seed: int, side: int) -> bytes:
 
 
 def mask(values: Sequence[int], mode: str = "L", size: tuple[int, int] = (60, 40)) -> bytes:
-    """Return a PNG whose pixels have these values, in stripes."""
-    out, found = io.BytesIO(), Image.new(mode, size)
+    """Return a PNG with these pixel values, in stripes."""
+    out, picture = io.BytesIO(), Image.new(mode, size)
     for at, value in enumerate(values):
-        found.paste(value, (at * size[0] // len(values), 0, size[0], size[1]))
-    found.save(out, "PNG")
+        picture.paste(value, (at * size[0] // len(values), 0, size[0], size[1]))
+    picture.save(out, "PNG")
     return out.getvalue()
 
 
 def sound(seconds: float, rate: int = 8000) -> bytes:
-    """Return a WAV of one channel and 16 bits."""
+    """Return a WAV file with one channel of 16 bits."""
     out = io.BytesIO()
     with wave.open(out, "wb") as file:
         file.setnchannels(1)
@@ -87,7 +87,7 @@ def write_shard(path: Path, samples: Mapping[str, Mapping[str, bytes]]) -> Path:
 
 
 def labelled(numbers: range, labels: int) -> dict[str, dict[str, bytes]]:
-    """Return samples with an image and the number of a class."""
+    """Return samples with an image and a class number."""
     return {f"{at:05}": {"jpg": image(at), "cls": b"%d" % (at % labels)} for at in numbers}
 
 

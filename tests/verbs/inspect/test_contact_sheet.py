@@ -1,4 +1,4 @@
-"""The contact sheet is one picture of the samples, in rows, with what cannot be shown marked."""
+"""The contact sheet is one image with rows of samples; samples that cannot be shown are marked."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def _colours(path: Path) -> set[tuple[int, ...]]:
     return {colour for _, colour in found if isinstance(colour, tuple)}
 
 
-def test_more_samples_more_rows(tmp_path: Path) -> None:
-    """The width follows the columns and the height the rows; the same dataset gives the same bytes."""
+def test_the_size_depends_on_the_number_of_samples(tmp_path: Path) -> None:
+    """The width depends on the columns and the height on the rows; the same dataset gives the same bytes."""
     write_shard(tmp_path / "d" / "s-000000.tar", labelled(range(30), 3))
     write_shard(tmp_path / "few" / "s-000000.tar", labelled(range(4), 3))
     write_shard(tmp_path / "many" / "s-000000.tar", labelled(range(130), 3))
@@ -41,8 +41,8 @@ def test_more_samples_more_rows(tmp_path: Path) -> None:
     assert (tmp_path / "c.png").read_bytes() == (tmp_path / "d.png").read_bytes()
 
 
-def test_pictures_are_drawn(tmp_path: Path) -> None:
-    """Each sample's own colour is in the sheet; nothing is marked where all are sound."""
+def test_images_are_drawn(tmp_path: Path) -> None:
+    """Each sample's colour is in the sheet; nothing is marked if all samples are valid."""
     write_shard(tmp_path / "d" / "s-000000.tar", labelled(range(3), 3))
     write_contact_sheet(open_dataset(tmp_path / "d"), str(tmp_path / "s.png"))
     colours = _colours(tmp_path / "s.png")
@@ -52,15 +52,15 @@ def test_pictures_are_drawn(tmp_path: Path) -> None:
     assert _BAD not in colours
 
 
-def test_broken_image_is_marked(tmp_path: Path) -> None:
-    """What cannot be decoded is marked, and ends nothing."""
+def test_a_damaged_image_is_marked(tmp_path: Path) -> None:
+    """An image that cannot be decoded is marked and is not an error."""
     write_shard(tmp_path / "d" / "s-000000.tar", {**labelled(range(3), 3), "bad": {"jpg": b"none"}})
     write_contact_sheet(open_dataset(tmp_path / "d"), str(tmp_path / "s.png"))
     assert _BAD in _colours(tmp_path / "s.png")
 
 
-def test_hostile_and_textual_samples(tmp_path: Path) -> None:
-    """Hostile keys and samples without a picture are drawn like any other: none is marked as broken or left out."""
+def test_hostile_keys_and_texts_are_drawn(tmp_path: Path) -> None:
+    """Samples with hostile keys, or without an image, are drawn and not marked as damaged."""
     hostile(tmp_path / "d")
     count = len(HOSTILE_KEYS) + 1 + 3
     write_shard(
@@ -76,8 +76,8 @@ def test_hostile_and_textual_samples(tmp_path: Path) -> None:
     assert len(colours) > count
 
 
-def test_existing_file_stays(tmp_path: Path) -> None:
-    """A file that is there is not replaced unless asked for."""
+def test_an_existing_file_is_not_replaced(tmp_path: Path) -> None:
+    """An existing file is not replaced without `overwrite`."""
     write_shard(tmp_path / "d" / "s-000000.tar", labelled(range(3), 3))
     (tmp_path / "s.png").write_text("mine")
     with pytest.raises(OutputExists):

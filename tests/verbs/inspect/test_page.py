@@ -1,4 +1,4 @@
-"""The page holds all that it shows, lets nothing in it run, and tells the truth about what it left out."""
+"""The page is self-contained and safe, and reports what it does not show."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _FIVE_MB = 5_000_000
 
 
 class _Reader(HTMLParser):
-    """Reads a page as a browser would, and keeps what laws speak of."""
+    """Parses a page and keeps the parts that tests check."""
 
     def __init__(self) -> None:
         super().__init__(convert_charrefs=True)
@@ -87,12 +87,12 @@ class _Reader(HTMLParser):
 
 @dataclass
 class _Page:
-    """A page that was read."""
+    """A parsed page."""
 
     html: str
     reader: _Reader
     samples: list[dict[str, Any]] = field(default_factory=list)
-    odd: list[dict[str, Any]] = field(default_factory=list)
+    unusual: list[dict[str, Any]] = field(default_factory=list)
 
     @property
     def text(self) -> str:
@@ -122,7 +122,7 @@ def _page(given: Path, samples: int | None = None, **options: Any) -> _Page:
 
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory: pytest.TempPathFactory, sample_data: Path) -> Path:
-    """Give the dataset file of the sample photographs, labelled by folder."""
+    """Return the dataset file of the sample photographs, labelled by folder."""
     folder = tmp_path_factory.mktemp("photos")
     ran = typed("create", sample_data, folder / "p-{000000..}.tar", "--max-size", "500kB", "--label-from-folder")
     assert ran.code == 0, ran
@@ -131,13 +131,13 @@ def photos(tmp_path_factory: pytest.TempPathFactory, sample_data: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def photo_page(photos: Path) -> _Page:
-    """Give the page of the sample photographs."""
+    """Return the page of the sample photographs."""
     return _page(photos, samples=40)
 
 
 @pytest.mark.slow
 def test_nothing_is_fetched(photo_page: _Page) -> None:
-    """No element points outside of the page: pictures are data, links are anchors, and there is no style attribute."""
+    """Images are data URLs, links are anchors, and there is no style attribute, so a browser fetches nothing."""
     for tag, attributes in photo_page.reader.tags:
         assert not {"style", "onclick", "onload", "onerror", "srcset", "action"} & set(attributes), tag
         if "src" in attributes:
@@ -150,8 +150,8 @@ def test_nothing_is_fetched(photo_page: _Page) -> None:
     assert "https://" not in photo_page.html
 
 
-def test_policy_lets_only_its_own_script_run(photo_page: _Page) -> None:
-    """The policy names the hashes of exactly the script and the style sheet that are there, and allows nothing else."""
+def test_the_policy_allows_only_the_pages_own_script(photo_page: _Page) -> None:
+    """The policy contains the hashes of exactly the page's script and style sheet, and allows nothing else."""
     policy = next(one["content"] for one in photo_page.tags("meta") if one.get("http-equiv"))
     runs = [text for kind, text in photo_page.reader.scripts if kind.get("type") != "application/json"]
     hashes = [base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in runs]
@@ -163,18 +163,18 @@ def test_policy_lets_only_its_own_script_run(photo_page: _Page) -> None:
     )
 
 
-def test_anchors_lead_somewhere(photo_page: _Page) -> None:
-    """Every link and every label of the page leads to an element with that id, and ids are unique."""
+def test_every_link_has_a_target(photo_page: _Page) -> None:
+    """Every link leads to an element with that id, and ids are unique."""
     ids = [attributes["id"] for _, attributes in photo_page.reader.tags if attributes.get("id")]
     assert len(ids) == len(set(ids))
     assert {str(one["href"])[1:] for one in photo_page.tags("a")} <= set(ids)
 
 
-def test_pictures_and_numbers_need_no_script(photo_page: _Page) -> None:
-    """The pictures with a text each, the totals, the classes and the fingerprint stand in the HTML itself."""
+def test_images_and_numbers_need_no_script(photo_page: _Page) -> None:
+    """The images with alternative texts, the totals, labels and fingerprint are in the HTML itself."""
     pictures = photo_page.tags("img")
     assert len(photo_page.samples) == 40
-    for one, shown in zip(pictures, photo_page.samples + photo_page.odd, strict=True):
+    for one, shown in zip(pictures, photo_page.samples + photo_page.unusual, strict=True):
         label = re.escape(f"{shown['key']}, {shown['labels']['cls']}")
         assert re.fullmatch(rf"{label}, JPEG image, \d+ by \d+ pixels", str(one["alt"]))
     for said in ("98", "samples", "astronaut", "rocket", "b2:", "complete", "40 of 98", "label from folder"):
@@ -182,8 +182,8 @@ def test_pictures_and_numbers_need_no_script(photo_page: _Page) -> None:
 
 
 @pytest.mark.slow
-def test_same_dataset_same_page(photos: Path, tmp_path: Path) -> None:
-    """The same files, of the same dates, give the same bytes wherever they lie and whenever; another seed others."""
+def test_pages_are_reproducible(photos: Path, tmp_path: Path) -> None:
+    """The same files give the same bytes, wherever and whenever; another seed gives another page."""
     moved = tmp_path / "elsewhere"
     moved.mkdir()
     for file in photos.parent.glob("p*"):
@@ -198,7 +198,7 @@ def test_same_dataset_same_page(photos: Path, tmp_path: Path) -> None:
 
 
 def test_every_label_is_shown(photo_page: _Page) -> None:
-    """With as many samples as labels or more, each label has as many samples as the others, or all that it has."""
+    """With at least as many samples as labels, every label has equally many samples, or all it has."""
     counts: dict[str, int] = {}
     for one in photo_page.samples:
         counts[one["labels"]["cls"]] = counts.get(one["labels"]["cls"], 0) + 1
@@ -206,23 +206,23 @@ def test_every_label_is_shown(photo_page: _Page) -> None:
     assert len(counts) == 8
 
 
-def test_rare_label_is_shown(tmp_path: Path) -> None:
-    """One sample in a thousand is shown where it is the only one of its label."""
+def test_a_rare_label_is_shown(tmp_path: Path) -> None:
+    """One sample in a thousand is shown if it is the only one with its label."""
     samples = {f"{at:04}": {"txt": b"text", "cls": b"7" if at == 613 else b"1"} for at in range(1000)}
     write_shard(tmp_path / "d" / "s-000000.tar", samples)
     assert "0613" in {one["key"] for one in _page(tmp_path / "d", samples=4).samples}
 
 
-def test_all_shards_take_part(tmp_path: Path) -> None:
-    """Without labels, as many samples as shards come from every shard, large or small."""
+def test_samples_are_spread_over_shards(tmp_path: Path) -> None:
+    """Without labels, samples are spread over all shards, large or small."""
     for number in range(6):
         keys = range(1 + 40 * (number % 2))
         write_shard(tmp_path / "d" / f"s-{number:06}.tar", {f"{number}-{at:03}": {"txt": b"some text"} for at in keys})
     assert {one["shard"] for one in _page(tmp_path / "d", samples=6).samples} == {f"s-{at:06}.tar" for at in range(6)}
 
 
-def test_label_of_another_type_in_each_shard(tmp_path: Path) -> None:
-    """A column called a label that holds texts, nothing, or lists is shown as far as it is a label."""
+def test_a_label_column_may_change_its_type(tmp_path: Path) -> None:
+    """A label column with another type in each shard is shown as far as it is a label."""
     for number, values in enumerate((["a", "b"], [None, None], [["a"], ["b", "c"]], [1, 2])):
         table = pa.table({"key": [f"{number}{at}" for at in range(2)], "txt": ["x", "y"], "label": values})
         create(table, f"{tmp_path}/d/s-{number}.tar", CreateOptions(values=("txt=txt",), workers=1))
@@ -233,8 +233,8 @@ def test_label_of_another_type_in_each_shard(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("samples", [1, 7, 36, 50])
-def test_the_page_says_how_many_it_shows(tmp_path: Path, samples: int) -> None:
-    """As many samples are shown as there is room for, or all; the page says how many of how many."""
+def test_the_page_reports_how_many_samples_it_shows(tmp_path: Path, samples: int) -> None:
+    """The page shows the requested number of samples, or all, and reports both numbers."""
     write_shard(tmp_path / "d" / "s-000000.tar", labelled(range(20), 3))
     write_shard(tmp_path / "d" / "s-000001.tar", labelled(range(20, 36), 3))
     page = _page(tmp_path / "d", samples=samples)
@@ -244,7 +244,7 @@ def test_the_page_says_how_many_it_shows(tmp_path: Path, samples: int) -> None:
 
 
 def test_hostile_content_is_text(tmp_path: Path) -> None:
-    """Keys, labels, texts and field names add no element, no attribute and no script, and steer no text."""
+    """Keys, labels, texts and field names add no element, attribute or script."""
     page = _page(hostile(tmp_path / "d"))
     assert len(page.samples) == len(HOSTILE_KEYS) + 1
     names = {name for _, attributes in page.reader.tags for name in attributes}
@@ -257,15 +257,15 @@ def test_hostile_content_is_text(tmp_path: Path) -> None:
 
 
 @given(st.text(st.characters(exclude_categories=()), max_size=60))
-def test_any_text_stays_one(text: str) -> None:
-    """Whatever a metadata value is, the JSON in the page reads back, and cannot end its script element."""
+def test_any_text_survives_in_the_script_data(text: str) -> None:
+    """Any text survives in the page's JSON and cannot end its script element."""
     document = script_json([text])
     assert json.loads(document) == [text]
     assert not set("<>&\u2028\u2029") & set(document)
 
 
-def test_problem_samples_are_marked(tmp_path: Path) -> None:
-    """What cannot be decoded is a marked tile that says what is wrong; sound samples beside it are shown."""
+def test_damaged_samples_are_marked(tmp_path: Path) -> None:
+    """A sample that cannot be decoded is marked with its problem; other samples are shown."""
     sound = image(1, size=(200, 200))
     samples = {
         "cut": {"jpg": sound[: len(sound) // 2]},
@@ -283,8 +283,8 @@ def test_problem_samples_are_marked(tmp_path: Path) -> None:
     assert len(page.tags("img")) == 1
 
 
-def test_damaged_shard_is_told(photos: Path, tmp_path: Path) -> None:
-    """With a shard missing and another without its index, the page is written, and names both."""
+def test_missing_files_are_named(photos: Path, tmp_path: Path) -> None:
+    """The page is written although a shard and a sidecar are missing, and names both."""
     for file in photos.parent.glob("p*"):
         (tmp_path / file.name).write_bytes(file.read_bytes())
     (tmp_path / "p-000001.tar").unlink()
@@ -297,8 +297,8 @@ def test_damaged_shard_is_told(photos: Path, tmp_path: Path) -> None:
     assert len(page.samples) == 8
 
 
-def test_page_stays_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Noise that no codec makes smaller, long texts and many labels do not take the page beyond 5 MB."""
+def test_the_page_stays_below_five_megabytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Incompressible images, long texts and many labels do not make the page larger than 5 MB."""
     monkeypatch.setattr(masks, "encode_thumbnail", lru_cache(masks.encode_thumbnail))
     pictures = [noise(seed, 230) for seed in range(3)]
     samples = {
@@ -309,8 +309,8 @@ def test_page_stays_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert (tmp_path / "page.html").stat().st_size < _FIVE_MB
 
 
-def test_sampled_shards_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where only some of the indexes are read, the page says on how many its numbers rest, and knows the total."""
+def test_the_page_reports_which_shards_were_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If only some indexes are read, the page reports how many, and the total."""
     monkeypatch.setattr("shardtool.verbs.inspect.overview.MAX_READ_SAMPLES", 15)
     tree = write_tree(tmp_path / "tree", {f"{at:03}.txt": b"text" for at in range(50)})
     ran = typed("create", tree, tmp_path / "s-{000000..}.tar", "--max-count", "5")
@@ -321,8 +321,8 @@ def test_sampled_shards_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert "from 3 of 10 shards" in page.text
 
 
-def test_tfrecord_labels_have_names(sample_data: Path, tmp_path: Path) -> None:
-    """The packed numbers of a TFRecord dataset are shown by their classes' names, and counted."""
+def test_class_numbers_in_tfrecords_have_names(sample_data: Path, tmp_path: Path) -> None:
+    """The class numbers of a TFRecord dataset are shown with class names, and counted."""
     ran = typed("create", sample_data, tmp_path / "r-{000000..}.tfrecord", "--label-from-folder", "--max-size", "900kB")
     assert ran.code == 0, ran
     page = _page(tmp_path / "r.json", samples=8)
@@ -331,8 +331,8 @@ def test_tfrecord_labels_have_names(sample_data: Path, tmp_path: Path) -> None:
     assert "astronaut 16 16.3%" in page.text
 
 
-def test_existing_file_stays(tmp_path: Path) -> None:
-    """A file that is there is not replaced unless asked for; the dataset's own never are."""
+def test_an_existing_file_is_not_replaced(tmp_path: Path) -> None:
+    """An existing file is not replaced without `overwrite`; files of the dataset never are."""
     shard = write_shard(tmp_path / "d" / "s-000000.tar", labelled(range(3), 2))
     before, dataset = shard.read_bytes(), open_dataset(tmp_path / "d")
     out = tmp_path / "page.html"
@@ -351,7 +351,7 @@ def test_existing_file_stays(tmp_path: Path) -> None:
 
 
 def _dataset(kind: str, folder: Path) -> Path:
-    """Write a dataset whose labels come from folders, classes, columns, a field, or from shards without an index."""
+    """Write a dataset whose labels come from folders, classes, columns, a field, or shards without sidecars."""
     options, ending = {
         "folders": (CreateOptions(label_from_folder=True, max_size="900kB"), "tar"),
         "tfrecord": (CreateOptions(label_from_folder=True, max_size="900kB"), "tfrecord"),
@@ -374,21 +374,19 @@ def _dataset(kind: str, folder: Path) -> Path:
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["folders", "tfrecord", "classes", "columns", "species", "foreign"])
 def test_page_and_text_show_the_same_numbers(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Totals, fields, labels, splits and columns on the page are those of `inspect`, on the terminal and as JSON."""
+    """The page has the same totals, fields, labels, splits and columns as the text and JSON of `inspect`."""
     folder = _dataset(kind, tmp_path / "d")
     summary, page = inspect(folder), _page(folder, samples=20)
     rows = {tuple(row) for row in page.reader.rows}
     shards = summary.shard_sizes.count
-    totals = (
-        f"samples {summary.samples:,} {'shards' if shards > 1 else 'shard'} {shards} in all {format_size(summary.size)}"
-    )
+    totals = f"samples {summary.samples:,} {'shards' if shards > 1 else 'shard'} {shards} total size {format_size(summary.size)}"
     assert totals in page.text
     for name, one in summary.fields.items():
         share = (
             "all" if one.samples == summary.samples else f"{one.samples:,} ({100 * one.samples / summary.samples:.3g}%)"
         )
         sizes = map(format_size, (one.size.total, one.size.smallest, one.size.median, one.size.largest))
-        assert (name, share, *sizes, "all of one size" if one.size.smallest == one.size.largest else "") in rows
+        assert (name, share, *sizes, "all the same size" if one.size.smallest == one.size.largest else "") in rows
     titles = {f"{title} {name}" for name in summary.labels for title in ("Labels:", "Column")}
     assert len(titles & set(page.reader.titles)) == len(summary.labels) > 0
     for label in summary.labels.values():
@@ -405,8 +403,8 @@ def test_page_and_text_show_the_same_numbers(kind: str, tmp_path: Path, monkeypa
     assert json.loads(typed("inspect", folder, "--json").out) == json.loads(json.dumps(summary.to_json()))
 
 
-def test_splits_side_by_side(tmp_path: Path) -> None:
-    """Of several datasets the page has the samples of each, and the shares of their labels beside each other."""
+def test_several_datasets_are_compared(tmp_path: Path) -> None:
+    """A page of several datasets shows samples of each, and compares their labels."""
     for name, labels, count in (("train", 4, 40), ("test", 2, 10)):
         write_shard(tmp_path / name / f"{name}-000000.tar", labelled(range(count), labels))
     ran = typed("inspect", tmp_path / "train", tmp_path / "test", "--html", tmp_path / "page.html")
@@ -423,7 +421,7 @@ def test_splits_side_by_side(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("labels", [1000, 30])
 def test_each_class_has_a_sample(tmp_path: Path, labels: int) -> None:
-    """Unless another number is asked for, each class is reachable: it has a link to a sample of it, rare ones too."""
+    """By default, each class has a sample on the page, with a link to it."""
     samples = {f"{at:05}": {"txt": b"t", "cls": b"%d" % (at % labels)} for at in range(labels + 107)}
     for number in range(3):
         part = dict([*samples.items()][number::3])
@@ -436,16 +434,16 @@ def test_each_class_has_a_sample(tmp_path: Path, labels: int) -> None:
     assert linked == {str(at) for at in range(labels)}
 
 
-def test_anchors_tell_keys(tmp_path: Path) -> None:
-    """A sample's anchor follows from its key, whatever else is shown; keys that are there twice get a number."""
+def test_anchors_follow_from_keys(tmp_path: Path) -> None:
+    """A sample's anchor follows from its key alone; repeated keys get a number."""
     write_shard(tmp_path / "d" / "s-000000.tar", {"cat/a b": {"txt": b"1"}, '"><i>': {"txt": b"2"}})
     write_shard(tmp_path / "d" / "s-000001.tar", {"cat/a b": {"txt": b"3"}, "k" * 300: {"txt": b"4"}})
     names = [one["id"] for one in _page(tmp_path / "d").samples]
     assert names == ["s-cat/a%20b", "s-%22%3E%3Ci%3E", "s-cat/a%20b~2", "s-" + "k" * 120]
 
 
-def test_one_bar_is_a_sentence(tmp_path: Path) -> None:
-    """One shard, one label, one size: a sentence each, and no chart."""
+def test_a_single_value_is_a_sentence(tmp_path: Path) -> None:
+    """A single shard, label or size is a sentence instead of a chart."""
     write_shard(tmp_path / "d" / "s-000000.tar", {f"{at}": {"txt": b"text", "cls": b"7"} for at in range(9)})
     page = _page(tmp_path / "d")
     assert "One shard, s-000000.tar: " in page.text
@@ -467,7 +465,7 @@ _STRIPES = {  # values, mode, field: whether it is a mask beside a photograph, a
 
 @pytest.mark.parametrize("case", _STRIPES)
 def test_masks_are_coloured(case: str, tmp_path: Path) -> None:
-    """A mask has the colours that its legend says, nothing for 0, and lies over its photograph; other images stay."""
+    """A mask has the colours of its legend and is laid over its photograph; other images are not."""
     values, mode, name, beside, alone = _STRIPES[case]
     data = mask(values, mode, (200, 20))
     small = {"both": {name: data, "jpg": image(1, size=(200, 20))}, "one": {name: data}}
@@ -486,8 +484,8 @@ def test_masks_are_coloured(case: str, tmp_path: Path) -> None:
         assert [value for value, _ in page.samples[1]["images"][0]["colours"]] == [*values]
 
 
-def test_palettes_stay(tmp_path: Path) -> None:
-    """A mask that has a palette of colours keeps it."""
+def test_a_coloured_palette_is_kept(tmp_path: Path) -> None:
+    """A mask with a coloured palette keeps it."""
     own = Image.new("P", (30, 10), 1)
     own.putpalette([0, 0, 0, 200, 10, 30, 9, 8, 250])
     own.paste(2, (0, 0, 9, 9))
@@ -497,8 +495,8 @@ def test_palettes_stay(tmp_path: Path) -> None:
     assert _page(tmp_path / "d").samples[0]["images"][1]["colours"] == [[1, "#c80a1e"], [2, "#0908fa"]]
 
 
-def test_audio_and_video_play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What browsers play is in the page, as much as a page may hold, from all over; the rest says how long it is."""
+def test_clips_are_included_up_to_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Playable clips are in the page, up to its limit and from all over the dataset; others show their duration."""
     monkeypatch.setattr("shardtool.verbs.inspect.page.page._MEDIA_BYTES", 600_000)
     kinds = {
         "mp4": b"\0\0\0\x20ftypisom",
@@ -532,8 +530,8 @@ def test_audio_and_video_play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert any("audio, 10.0 s, the first" in one[0] for one in said.values() if one)
 
 
-def test_deep_json_is_not_laid_out_beyond_what_is_shown(tmp_path: Path) -> None:
-    """Each number in lists in lists stands on a line of blanks: laid out whole, 100 kB would be 30 MB."""
+def test_deep_json_needs_bounded_memory(tmp_path: Path) -> None:
+    """Only the shown part of deeply nested JSON is indented: 100 kB would become 30 MB."""
     deep = b"[" * 300 + b",".join([b"1"] * 50_000) + b"]" * 300
     shard = write_shard(tmp_path / "x-000.tar", {"deep": {"json": deep}, "flat": {"json": b'{"a": [1]}'}})
     _page(shard)  # and what is imported for it
@@ -548,8 +546,8 @@ def test_deep_json_is_not_laid_out_beyond_what_is_shown(tmp_path: Path) -> None:
 
 
 @given(data=st.binary(max_size=60), head=st.sampled_from([b"RIFF....WAVE", b"fLaC", b"\x1a\x45\xdf\xa3webm", b"...."]))
-def test_any_audio_is_cut(data: bytes, head: bytes) -> None:
-    """Whatever is cut keeps its length, and a WAV says how much there is of it."""
+def test_cut_audio_has_a_matching_header(data: bytes, head: bytes) -> None:
+    """Cut audio keeps its length, and a WAV header has the actual data length."""
     cut = media.trim_audio(head + data)
     assert len(cut) == len(head + data)
     at = cut.find(b"data", 12)
@@ -557,8 +555,8 @@ def test_any_audio_is_cut(data: bytes, head: bytes) -> None:
         assert int.from_bytes(cut[at + 4 : at + 8], "little") == len(cut) - at - 8
 
 
-def test_torn_audio_is_told(tmp_path: Path) -> None:
-    """Audio at which its shard ends is a problem of its sample, and those before it play."""
+def test_truncated_audio_is_a_problem(tmp_path: Path) -> None:
+    """Audio cut off by the end of a shard is a problem of its sample; samples before it play."""
     path = write_shard(tmp_path / "d" / "s-000000.tar", {"a": {"wav": sound(1)}, "b": {"wav": sound(60)}})
     for size in (17_500, 18_000, 60_000):
         data = path.read_bytes()
@@ -569,8 +567,8 @@ def test_torn_audio_is_told(tmp_path: Path) -> None:
         assert "problem" in page.text
 
 
-def test_odd_ones(tmp_path: Path) -> None:
-    """The smallest and largest sample, the widest and tallest image, and those that are alike are found."""
+def test_unusual_samples_are_found(tmp_path: Path) -> None:
+    """The smallest and largest sample, the widest and tallest image, and duplicates are found."""
     rows = range(200)
     shapes = {17: (900, 3), 101: (4, 800)}
     table = pa.table({
@@ -581,24 +579,24 @@ def test_odd_ones(tmp_path: Path) -> None:
     })  # fmt: skip
     create(table, f"{tmp_path}/d/s-{{0..}}.tar", CreateOptions(values=("txt=txt",), max_count=60, workers=1))
     page = _page(tmp_path / "d", samples=5)
-    found = [(one["key"], one["why"]) for one in page.odd]
+    found = [(one["key"], one["why"]) for one in page.unusual]
     assert found == [
         ("007", "smallest: 29 B"), ("151", "largest: 10 kB"), ("017", "widest: 900 by 3"),
         ("101", "tallest: 4 by 800"), ("000", "4 identical"), ("050", "4 identical"),
     ]  # fmt: skip
     assert "3 samples repeat the largest field of an earlier sample" in page.text
     assert len(page.samples) == 5
-    assert len({one["id"] for one in page.samples + page.odd}) == 11
+    assert len({one["id"] for one in page.samples + page.unusual}) == 11
 
 
-def test_nothing_is_odd_where_all_are_alike(tmp_path: Path) -> None:
-    """Of samples of one size, of no shape, and without a twin none is odd."""
+def test_uniform_datasets_have_no_unusual_samples(tmp_path: Path) -> None:
+    """If all samples have one size, no shape and no duplicates, none is unusual."""
     write_shard(tmp_path / "d" / "s-000000.tar", {f"{at:03}": {"txt": b"%0100d" % at} for at in range(60)})
-    assert _page(tmp_path / "d", samples=5).odd == []
+    assert _page(tmp_path / "d", samples=5).unusual == []
 
 
 @pytest.mark.parametrize("name", DEPTHS)
-def test_a_picture_of_any_depth(name: str) -> None:
-    """An image whose values no rule turns into colours is shown from its least to its greatest, and none is clipped."""
+def test_deep_images_are_scaled(name: str) -> None:
+    """An image with more than 8 bits is scaled from its smallest to its largest value, without clipping."""
     found = thumbnails.make_thumbnail(DEPTHS[name][0], "m.tif", 64)
     assert len(set(Image.open(io.BytesIO(found.data)).convert("L").tobytes())) > 1

@@ -1,4 +1,4 @@
-"""Laws of `inspect --read-speed`: what is measured, and what is said of the size of shards. No speed is asserted."""
+"""`inspect --read-speed`: what is measured, and the advice on shard sizes. No test asserts a speed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _MADE = ReadSpeed("out.json", 10, 1_000_000, 0.001, Speed(500, 10**9, 1.0), Spee
 
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Read one sample of each kind, unless a test says otherwise."""
+    """Read one sample per measurement by default."""
     monkeypatch.setattr(module, "_MEASURE_S", 0.0)
 
 
@@ -37,21 +37,21 @@ def dataset(tmp_path: Path) -> Path:
     return tmp_path / "out.json"
 
 
-def test_shards_are_walked_once(dataset: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Shards without sidecars are walked for the measurement once."""
+def test_shards_are_scanned_once(dataset: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Shards without sidecars are scanned only once."""
     for path in [dataset, *dataset.parent.glob("*.index")]:
         path.unlink()
     assert read_speed(str(dataset.parent)).shards == 4
     assert len([one for one in caplog.records if "scanned in" in one.getMessage()]) == 1
 
 
-def test_speeds() -> None:
-    """A speed is what was read in a second."""
+def test_a_speed_is_an_amount_per_second() -> None:
+    """A speed is an amount per second."""
     assert (_MADE.random.samples_per_s, _MADE.random.bytes_per_s) == (100, 2_000_000)
 
 
 def test_shards_are_large_enough() -> None:
-    """A shard is large enough where opening it takes a tenth of a stream's time at most; the advice is that size."""
+    """A shard is large enough if opening it takes at most a tenth of a stream's time; the advised size is that size."""
     assert _MADE.opening_share == pytest.approx(0.5)
     assert not _MADE.large_enough
     assert _MADE.advised_size == 9_000_000
@@ -60,8 +60,8 @@ def test_shards_are_large_enough() -> None:
     assert _MADE._replace(shards=1).large_enough
 
 
-def test_text() -> None:
-    """People are told each speed, and what size of a shard is better, unless there is only one."""
+def test_the_text_reports_speeds_and_a_shard_size() -> None:
+    """The text reports each speed, and a better shard size unless there is only one shard."""
     opening = "opening one takes 1.0 ms, 50% of the reading time"
     assert read_speed_text(_MADE).splitlines() == [
         "out.json",
@@ -75,8 +75,8 @@ def test_text() -> None:
     assert read_speed_text(_MADE._replace(shards=1)).splitlines()[-1] == "shards    1 shard of 1 MB"
 
 
-def test_each_kind_of_reading_reads(dataset: Path) -> None:
-    """However short the time, each kind reads a sample, and its bytes are those of its fields before decoding."""
+def test_each_measurement_reads_at_least_one_sample(dataset: Path) -> None:
+    """However short the time, each measurement reads a sample, and counts its bytes before decoding."""
     speed = read_speed(dataset, decode=True)
     assert (speed.dataset, speed.shards) == (str(dataset), 4)
     assert speed.mean_size == sum(one.stat().st_size for one in dataset.parent.glob("*.tar")) // 4
@@ -87,14 +87,14 @@ def test_each_kind_of_reading_reads(dataset: Path) -> None:
     assert read_speed(dataset).decoded is None
 
 
-def test_epochs_follow_each_other(dataset: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A dataset that is read in less than the time is read again."""
+def test_a_small_dataset_is_read_again(dataset: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A small dataset is read again until the time is over."""
     monkeypatch.setattr(module, "_MEASURE_S", 0.3)
     assert read_speed(dataset).stream.samples > 8
 
 
-def test_what_cannot_be_decoded_is_named(tmp_path: Path) -> None:
-    """A field that cannot be decoded ends it with the sample's name, with `--decode` only."""
+def test_a_decoding_error_names_the_sample(tmp_path: Path) -> None:
+    """With `--decode`, a field that cannot be decoded is an error that names the sample."""
     write_tree(tmp_path / "in", {"a.cls": b"none"})
     create(tmp_path / "in", str(tmp_path / "out-{000000..}.tar"), CreateOptions(workers=1))
     read_speed(tmp_path / "out.json")
@@ -102,8 +102,8 @@ def test_what_cannot_be_decoded_is_named(tmp_path: Path) -> None:
         read_speed(tmp_path / "out.json", decode=True)
 
 
-def test_command(dataset: Path) -> None:
-    """`inspect --read-speed` prints a line for each kind of reading, or the same as JSON."""
+def test_the_command_prints_text_or_json(dataset: Path) -> None:
+    """`inspect --read-speed` prints one line per measurement, or the same as JSON."""
     lines = typed("inspect", dataset, "--read-speed", "--decode").out.splitlines()
     assert [line.split()[0] for line in lines] == [str(dataset), "stream", "random", "decoded", "shards"]
     document = json.loads(typed("inspect", dataset, "--read-speed", "--json").out)
@@ -120,15 +120,15 @@ def test_command(dataset: Path) -> None:
         (["--read-speed", "--where", "a > 1"], 2, "--where: nothing to choose for"),
     ],
 )
-def test_what_does_not_go_together(dataset: Path, words: list[str], code: int, message: str) -> None:
-    """Options that make no sense beside it are refused."""
+def test_conflicting_options_are_refused(dataset: Path, words: list[str], code: int, message: str) -> None:
+    """Conflicting options are refused."""
     ran = typed("inspect", dataset, *words)
     assert ran.code == code
     assert message in ran.err
 
 
-def test_a_missing_shard(dataset: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A shard that is missing ends it with an error that names it."""
+def test_a_missing_shard_is_named(dataset: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A missing shard is an error that names it."""
     monkeypatch.setattr(module, "_MEASURE_S", 0.05)
     shard = dataset.parent / "out-000002.tar"
     shard.unlink()
@@ -137,8 +137,8 @@ def test_a_missing_shard(dataset: Path, monkeypatch: pytest.MonkeyPatch) -> None
     assert shard.name in ran.err
 
 
-def test_no_samples(tmp_path: Path) -> None:
-    """Where there is nothing to read, no speed is told."""
+def test_a_dataset_without_samples_is_an_error(tmp_path: Path) -> None:
+    """A dataset without samples is an error."""
     with tarfile.open(tmp_path / "out-000000.tar", "w"):
         pass
     with pytest.raises(InvalidRequest, match="no samples"):

@@ -1,4 +1,4 @@
-"""Sizes are counted in bounded memory; what is said of them is true, however they were divided."""
+"""Statistics of sizes and values are correct in bounded memory, however the values are divided."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from shardtool.verbs.inspect.statistics import SizeTally, ValueCounts
 
 @given(st.lists(st.integers(0, 2**63), min_size=1, max_size=50), st.integers(1, 60))
 def test_sizes_add_up(values: list[int], cut: int) -> None:
-    """A spread is that of the numbers, however they were divided."""
+    """A spread does not depend on how the numbers were divided."""
     sizes = SizeTally()
     for at in range(0, len(values), cut):
         sizes.add(np.array(values[at : at + cut], np.uint64))
@@ -26,8 +26,8 @@ def test_sizes_add_up(values: list[int], cut: int) -> None:
 
 @given(st.integers(0, 2**40), st.integers(0, 2**32 - 1))
 @example(0, 0)
-def test_the_median_of_many_is_near(largest: int, seed: int) -> None:
-    """Of more numbers than are kept, the median is right within 0.2 per cent, and a histogram holds them all."""
+def test_the_median_of_many_numbers_is_within_two_permille(largest: int, seed: int) -> None:
+    """With more numbers than are kept, the median is within 0.2 per cent, and a histogram counts all of them."""
     values = np.random.default_rng(seed).integers(0, largest + 1, 2**17 + 10, dtype=np.uint64)
     sizes = SizeTally()
     for part in np.array_split(values, 3):
@@ -38,19 +38,19 @@ def test_the_median_of_many_is_near(largest: int, seed: int) -> None:
 
 
 @given(st.lists(st.integers(0, 2**50), min_size=1, max_size=50), st.integers(1, 40))
-def test_columns_hold_all(sizes: list[int], most: int) -> None:
-    """The columns of a histogram hold every size but zero, in order, and are no more than asked for."""
-    found = SizeTally()
-    found.add(np.array(sizes, np.uint64))
-    columns = found.columns(most)
+def test_a_histogram_counts_all_sizes(sizes: list[int], max_columns: int) -> None:
+    """A histogram counts every size but zero, in order, in at most the requested number of columns."""
+    tally = SizeTally()
+    tally.add(np.array(sizes, np.uint64))
+    columns = tally.columns(max_columns)
     assert sum(count for *_, count in columns) == sum(size > 0 for size in sizes)
-    assert len(columns) <= most
+    assert len(columns) <= max_columns
     assert all(low < up for low, up, _ in columns)
-    assert all(one[1] == other[0] for one, other in pairwise(columns))
+    assert all(column[1] == following[0] for column, following in pairwise(columns))
 
 
-def test_too_many_values_are_no_labels() -> None:
-    """Counts end at their bound, and at prose."""
+def test_too_many_or_too_long_values_are_not_labels() -> None:
+    """Counting stops at too many values, and at long texts."""
     few, many, prose = ValueCounts[str](max_values=3), ValueCounts[int](max_values=3), ValueCounts[str]()
     few.add([("a", 2), ("b", 1)])
     few.add([("a", 1)])

@@ -1,4 +1,4 @@
-"""Laws of what is asked of samples by `inspect`: tables of them, queries over them, and the bytes of a field."""
+"""`inspect`: tables of samples, queries, and the bytes of a field."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="module")
 def packed(tmp_path_factory: pytest.TempPathFactory, ending: str) -> Path:
-    """Give a dataset of 30 samples with metadata in ten shards; not to be changed."""
+    """Return a dataset of 30 samples with metadata in ten shards; do not change it."""
     folder = tmp_path_factory.mktemp(f"packed-{ending}")
     table = pa.table({
         "key": [f"{at:03}" for at in range(30)], "text": ["x" * at for at in range(30)], "width": [*range(30)],
@@ -41,8 +41,8 @@ def _sidecars(folder: Path) -> list[dict[str, Any]]:
     return [row for table in tables for row in table.to_pylist()]
 
 
-def test_a_table_is_what_the_sidecars_say(packed: Path, tmp_path: Path) -> None:
-    """In Parquet, its rows are those of all sidecars, each with the path of its shard."""
+def test_a_table_has_the_rows_of_all_sidecars(packed: Path, tmp_path: Path) -> None:
+    """A Parquet table has the rows of all sidecars, each with the path of its shard."""
     assert write_table([open_dataset(packed)], f"{tmp_path}/t.parquet") == 30
     rows = parquet.read_table(tmp_path / "t.parquet").to_pylist()
     paths = [row.pop("__shard__") for row in rows]
@@ -51,7 +51,7 @@ def test_a_table_is_what_the_sidecars_say(packed: Path, tmp_path: Path) -> None:
 
 
 def test_a_csv_has_the_same_values(packed: Path, tmp_path: Path) -> None:
-    """Text of any kind stays as it is; lists are JSON, and what is null is empty."""
+    """In CSV, texts are unchanged, lists are JSON, and null is empty."""
     write_table([open_dataset(packed)], f"{tmp_path}/t.csv")
     with (tmp_path / "t.csv").open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
@@ -64,8 +64,8 @@ def test_a_csv_has_the_same_values(packed: Path, tmp_path: Path) -> None:
     assert [row["seen"] for row in rows[:3]] == ["1970-01-01 00:00:00.000", "1970-01-02 00:00:00.000", ""]
 
 
-def test_columns_that_some_shards_lack(packed: Path, tmp_path: Path, ending: str) -> None:
-    """They are null there, with an index and without; numbers of two types become one that holds both."""
+def test_columns_missing_in_some_shards_are_null(packed: Path, tmp_path: Path, ending: str) -> None:
+    """Missing columns are null, with or without sidecars; two number types become one that fits both."""
     folder = tmp_path / "mixed"
     shutil.copytree(packed, folder)
     (folder / "out-00.index").unlink()
@@ -84,8 +84,8 @@ def test_columns_that_some_shards_lack(packed: Path, tmp_path: Path, ending: str
 
 
 @pytest.mark.parametrize("name", ["t.parquet", "t.csv"])
-def test_a_table_appears_whole_or_not_at_all(name: str, packed: Path, tmp_path: Path) -> None:
-    """A query that nothing matches, or damage in a late shard, leaves no file; what is there stays unless asked."""
+def test_a_table_is_written_completely_or_not_at_all(name: str, packed: Path, tmp_path: Path) -> None:
+    """A query without a match, or damage in a late shard, leaves no file; an existing file needs `--overwrite`."""
     folder = tmp_path / "x"
     shutil.copytree(packed, folder)
     path, opened = tmp_path / name, [open_dataset(folder)]
@@ -113,8 +113,8 @@ QUERIES = (
 
 @pytest.mark.slow
 @pytest.mark.parametrize("query", QUERIES)
-def test_a_query_takes_what_reshard_takes(query: str, packed: Path, tmp_path: Path) -> None:
-    """`--where` of `inspect` and of `reshard` choose the same samples, for keys, samples and tables."""
+def test_a_query_selects_the_same_samples_as_reshard(query: str, packed: Path, tmp_path: Path) -> None:
+    """`--where` of `inspect` and of `reshard` select the same samples, for keys, samples and tables."""
     reshard(packed, f"{tmp_path}/r-{{0..}}.tar", ReshardOptions(where=query, workers=1))
     expected = list(iter_keys([open_dataset(tmp_path / "r.json")]))
     opened = [open_dataset(packed)]
@@ -127,8 +127,8 @@ def test_a_query_takes_what_reshard_takes(query: str, packed: Path, tmp_path: Pa
     assert parquet.read_table(tmp_path / "t.parquet").column("__key__").to_pylist() == expected
 
 
-def test_a_query_on_the_command_line(packed: Path, tmp_path: Path) -> None:
-    """It chooses for `--head`, `--keys` and `--extract`; the first ones of a large dataset need no later shard."""
+def test_a_query_works_with_head_keys_and_extract(packed: Path, tmp_path: Path) -> None:
+    """`--where` works with `--head`, `--keys` and `--extract`; `--head` reads no later shards."""
     query = ("--where", "width >= 10")
     assert typed("inspect", packed, "--keys", *query).out.split() == [f"{at:03}" for at in range(10, 30)]
     assert len(typed("inspect", packed, "--head", "4", *query).out.splitlines()) == 4
@@ -154,15 +154,15 @@ def test_a_query_on_the_command_line(packed: Path, tmp_path: Path) -> None:
      ("--keys", "--extract", "x"),
      ("--table", "x.csv", "--extract", "x", "--where", "width > 1"), ("--show", "1", "--raw", "png")],
 )  # fmt: skip
-def test_what_cannot_be_meant(words: tuple[str, ...], packed: Path) -> None:
-    """Options that do not go together, and a field that is not there, are refused, and nothing is written."""
+def test_conflicting_options_are_refused(words: tuple[str, ...], packed: Path) -> None:
+    """Conflicting options and a missing field are refused, and nothing is written."""
     before = read_tree(packed)
     assert typed("inspect", packed, *words, cwd=packed).code == 2
     assert read_tree(packed) == before
 
 
-def test_the_bytes_of_a_field(packed: Path, tmp_path: Path) -> None:
-    """`--field` writes just the payload; damage in it is an error, and a terminal is refused."""
+def test_raw_writes_the_payload_of_a_field(packed: Path, tmp_path: Path) -> None:
+    """`--raw` writes only the payload; damage is an error."""
     payloads = dict(members(*shards(packed)))
     for key in ("000", "007", "29"):
         ran = typed("inspect", packed, "--show", key, "--raw", "txt")

@@ -61,18 +61,18 @@ class UnusualSamples:
         self._hash_count = 0
         self._content_hashes: list[tuple[int, NDArray[np.uint64]]] = []
 
-    def add(self, number: int, part: ShardIndex, fields: Mapping[str, FieldPayloads]) -> None:
+    def add(self, number: int, shard_index: ShardIndex, fields: Mapping[str, FieldPayloads]) -> None:
         """Add the samples of a shard with the payloads of its fields."""
-        sizes = np.diff(part_ends(part.lengths)[part.firsts])
+        sizes = np.diff(part_ends(shard_index.lengths)[shard_index.firsts])
         for reason, value, sign in (("smallest", sizes, -1.0), ("largest", sizes, 1.0)):
             self._update_extreme(reason, sign * value, number, lambda row: format_size(int(sizes[row])))
-        widths, heights = (_whole_numbers(part, name) for name in ("width", "height"))
+        widths, heights = (_whole_numbers(shard_index, name) for name in ("width", "height"))
         log_ratios = np.log(np.where((widths > 0) & (heights > 0), widths / np.maximum(heights, 1), np.nan))
         for reason, sign in (("widest", 1.0), ("tallest", -1.0)):
             self._update_extreme(
                 reason, sign * log_ratios, number, lambda row: f"{widths[row]:,.0f} by {heights[row]:,.0f}"
             )
-        largest, hashes = np.full(len(part), MAX_LABEL_BYTES, np.uint64), np.zeros(len(part), np.uint64)
+        largest, hashes = np.full(len(shard_index), MAX_LABEL_BYTES, np.uint64), np.zeros(len(shard_index), np.uint64)
         for payloads in fields.values():
             is_larger = payloads.lengths > largest[payloads.rows]
             largest[payloads.rows[is_larger]] = payloads.lengths[is_larger]
@@ -126,10 +126,10 @@ class UnusualSamples:
         return duplicates
 
 
-def _whole_numbers(part: ShardIndex, name: str) -> NDArray[np.float64]:
-    if name in part.metadata.column_names and pt.is_integer(part.metadata.field(name).type):
-        return np.asarray(part.metadata.column(name).to_numpy(zero_copy_only=False), np.float64)
-    return np.full(len(part), np.nan)
+def _whole_numbers(shard_index: ShardIndex, name: str) -> NDArray[np.float64]:
+    if name in shard_index.metadata.column_names and pt.is_integer(shard_index.metadata.field(name).type):
+        return np.asarray(shard_index.metadata.column(name).to_numpy(zero_copy_only=False), np.float64)
+    return np.full(len(shard_index), np.nan)
 
 
 _CANDIDATE_ORDER = itemgetter(0, 1, 2, 3)
@@ -174,13 +174,13 @@ def choose_samples(
     spread: set[str] = set()
     pool: list[_Candidate] = []
     unusual = UnusualSamples()
-    for shard, part, fields in overview.read():
-        if len(part):
-            unusual.add(shard.number, part, fields)
-            name, codes, strata = _strata_of(shard, part, fields, overview.label_names())
+    for shard, shard_index, fields in overview.read():
+        if len(shard_index):
+            unusual.add(shard.number, shard_index, fields)
+            name, codes, strata = _strata_of(shard, shard_index, fields, overview.label_names())
             spread.add(name)
             pool = _first_candidates(
-                pool + _candidates(shard, part, codes, strata, (seed, max_samples, pool)), max_samples
+                pool + _candidates(shard, shard_index, codes, strata, (seed, max_samples, pool)), max_samples
             )
     overview.inspect_samples(images=False)
     summary = summarize(overview, _MAX_STRATA)
@@ -193,25 +193,25 @@ def choose_samples(
 
 
 def _strata_of(
-    shard: StoredShard, part: ShardIndex, fields: Mapping[str, FieldPayloads], labels: Sequence[str]
+    shard: StoredShard, shard_index: ShardIndex, fields: Mapping[str, FieldPayloads], labels: Sequence[str]
 ) -> tuple[str, NDArray[np.int64], list[str]]:
     """Return the label to spread over, a stratum number per sample, and the strata."""
     for name in labels:
         if name in fields and fields[name].crcs is not None:
-            codes = np.full(len(part), -1, np.int64)
+            codes = np.full(len(shard_index), -1, np.int64)
             groups, codes[fields[name].rows] = np.unique(fields[name].groups(), return_inverse=True)
             return name, codes, [*map(str, groups.tolist()), ""]
-        if name in part.schema.names and is_scalar_type(part.schema.field(name).type):
-            values = part.table.column(name).combine_chunks()
+        if name in shard_index.schema.names and is_scalar_type(shard_index.schema.field(name).type):
+            values = shard_index.table.column(name).combine_chunks()
             values = values if pt.is_dictionary(values.type) else values.dictionary_encode()
             codes = values.indices.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
             return name, codes, [*map(str, values.dictionary.to_pylist()), ""]
-    return "", np.zeros(len(part), np.int64), [f"shard {shard.number}"]
+    return "", np.zeros(len(shard_index), np.int64), [f"shard {shard.number}"]
 
 
 def _candidates(
     shard: StoredShard,
-    part: ShardIndex,
+    shard_index: ShardIndex,
     codes: NDArray[np.int64],
     strata: list[str],
     drawn: tuple[int, int, list[_Candidate]],
@@ -235,7 +235,7 @@ def _candidates(
         ]
     return [
         (strata[codes[sample.number]], float(priority[sample.number]), shard.number, sample.number, sample)
-        for sample in stored_samples(shard, part, best)
+        for sample in stored_samples(shard, shard_index, best)
     ]
 
 

@@ -55,7 +55,7 @@ def set_anchors(views: Sequence[DatasetView]) -> None:
     counts: Counter[str] = Counter()
     for sample in all_samples(views):
         anchor = "s-" + quote(sample.chosen.key, safe="/", errors="replace")[:_MAX_ANCHOR_CHARS]
-        anchor += f"~{sample.why.partition(':')[0].replace(' ', '-')}" if sample.why and anchor in counts else ""
+        anchor += f"~{sample.reason.partition(':')[0].replace(' ', '-')}" if sample.reason and anchor in counts else ""
         counts[anchor] += 1
         sample.anchor = f"{anchor}~{counts[anchor]}" if counts[anchor] > 1 else anchor
     if len(views) > 1:

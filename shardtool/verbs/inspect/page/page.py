@@ -68,10 +68,10 @@ def write_page(
     ):
         unusual_shown = [*show_samples(choice, budget, [sample for _, sample in unusual_pairs])]
         for sample, (reason, _) in zip(unusual_shown, unusual_pairs, strict=True):
-            sample.why = reason
+            sample.reason = reason
         shown = [*show_samples(choice, budget)]
         if choice.summary.samples > _MAX_SAMPLES_WITHOUT_UNUSUAL and not any(
-            sample.why.startswith("widest") for sample in unusual_shown
+            sample.reason.startswith("widest") for sample in unusual_shown
         ):
             unusual_shown += _extreme_image_shapes(shown)
         view_number = number if len(stored_datasets) > 1 else 0
@@ -106,6 +106,6 @@ def _extreme_image_shapes(shown: Sequence[ShownSample]) -> list[ShownSample]:
         return []
     extremes = (("widest", by_ratio[max(by_ratio)]), ("tallest", by_ratio[min(by_ratio)]))
     return [
-        replace(sample, why=f"{reason} shown: {sample.images[0].full[0]:,} by {sample.images[0].full[1]:,}")
+        replace(sample, reason=f"{reason} shown: {sample.images[0].full[0]:,} by {sample.images[0].full[1]:,}")
         for reason, sample in extremes
     ]

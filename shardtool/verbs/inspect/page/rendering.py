@@ -69,11 +69,11 @@ def _shared_labels(views: Sequence[DatasetView]) -> list[_Compared]:
     compared = []
     for name in dict.fromkeys(name for view in views for name in view.summary.labels):
         labels = [view.summary.labels.get(name) for view in views]
-        if sum(one is not None for one in labels) < 2:  # noqa: PLR2004 - at least two
+        if sum(label is not None for label in labels) < 2:  # noqa: PLR2004 - at least two
             continue
-        counts = [{value.name: value.samples for value in one.values} if one else {} for one in labels]
+        counts = [{value.name: value.samples for value in label.values} if label else {} for label in labels]
         counts_and_totals = [
-            (count, max(one.samples, 1) if one else 1) for one, count in zip(labels, counts, strict=True)
+            (count, max(label.samples, 1) if label else 1) for label, count in zip(labels, counts, strict=True)
         ]
         rows = []
         for value in {value for count in counts for value in count}:
@@ -145,7 +145,7 @@ def script_json(value: object) -> str:
 def _sample_json(sample: ShownSample) -> dict[str, object]:
     return {
         "id": sample.anchor,
-        "why": sample.why,
+        "why": sample.reason,
         "key": sample.key,
         "labels": sample.labels,
         "shard": shorten_text(sample.chosen.shard.file_name, 200),
@@ -190,7 +190,7 @@ def _plain_text(value: object) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, list):
-        return ", ".join(_plain_text(one) for one in value)
+        return ", ".join(_plain_text(item) for item in value)
     if isinstance(value, int):
         return f"{value:,}"
     return value if isinstance(value, str) else json.dumps(value)

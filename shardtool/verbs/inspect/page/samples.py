@@ -81,7 +81,7 @@ class ShownSample:
         labels: Maps fields or columns to label texts, the likeliest first.
         notes: Why a valid field is not shown.
         anchor: Element id on the page.
-        why: Why the sample is unusual; empty: it is not.
+        reason: Why the sample is unusual; empty: it is not.
     """
 
     chosen: StoredSample
@@ -92,7 +92,7 @@ class ShownSample:
     problems: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     anchor: str = ""
-    why: str = ""
+    reason: str = ""
 
     @property
     def key(self) -> str:
@@ -297,9 +297,8 @@ def _numbers_at_start(start: bytes, kind: str) -> str | None:
         return None
     end = len(start) // 4 * 4
     if kind == "int64":
-        end = max(
-            (index + 1 for index, byte in enumerate(start) if byte < CONTINUATION_BIT), default=0
-        )  # the last byte of a varint
+        last_bytes = (index for index, byte in enumerate(start) if byte < CONTINUATION_BIT)  # of varints
+        end = max((index + 1 for index in last_bytes), default=0)
     try:
         numbers = feature_numbers(start[:end], kind)
     except ValueError:

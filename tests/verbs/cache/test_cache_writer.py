@@ -27,14 +27,14 @@ if TYPE_CHECKING:
 SIZE = 12_000  # bytes of a shard at most: seven samples of 1,000 bytes in a tar
 
 
-def grow(writer: CacheWriter, numbers: Iterable[int]) -> None:
-    """Write samples whose fields tell their number."""
+def write_samples(writer: CacheWriter, numbers: Iterable[int]) -> None:
+    """Write samples whose fields contain their number."""
     for number in numbers:
         writer.write({"__key__": f"{number}", "bin": b"%04d" % number * 250}, {"number": number})
 
 
 def numbers_in(paths: Iterable[str]) -> list[int]:
-    """Return the numbers of all samples in shards, each of which is whole."""
+    """Return the numbers of all samples in shards, and check each sample."""
     found = []
     for sample in shardtool.open([*paths], check=True):
         number = int(str(sample["__key__"]))
@@ -43,45 +43,45 @@ def numbers_in(paths: Iterable[str]) -> list[int]:
     return found
 
 
-def test_what_is_finished_is_there(tmp_path: Path, ending: ShardFormat) -> None:
-    """A trainer finds just the shards that are finished: each when the next begins, or at the end of the block."""
+def test_a_trainer_sees_only_finished_shards(tmp_path: Path, ending: ShardFormat) -> None:
+    """A trainer sees only finished shards: each when the next starts, or at the end of the block."""
     cache = Cache(tmp_path / "cache", "1MB")
     with cache.writer(3, format=ending, max_size=SIZE, max_count=6) as writer:
         assert [*cache.refresh()] == []
-        grow(writer, range(13))
+        write_samples(writer, range(13))
         assert numbers_in(cache.refresh()) == [*range(12)]
         writer.publish()
         assert numbers_in(cache.refresh()) == [*range(13)]
-        grow(writer, [0])  # a sampler may give a sample again
+        write_samples(writer, [0])  # a sampler may give a sample again
     assert numbers_in(cache.paths()) == [*range(13), 0]
     assert (writer.shards, writer.samples) == (4, 14)
     assert len(os.listdir(tmp_path / "cache" / "written")) == 8
 
 
-def test_a_block_that_fails(tmp_path: Path) -> None:
-    """A block that ends with an exception leaves the shards that were full, and nothing else."""
+def test_a_failed_block_leaves_only_full_shards(tmp_path: Path) -> None:
+    """A block that ends with an exception leaves the full shards and nothing else."""
     cache = Cache(tmp_path / "cache", "1MB")
     writer = cache.writer(max_count=4, max_size=SIZE)
     numbers = chain(range(7), map(int, ["no number"]))
     with pytest.raises(ValueError, match="no number"), writer:
-        grow(writer, numbers)
+        write_samples(writer, numbers)
     assert numbers_in(cache.refresh()) == [0, 1, 2, 3]
     assert len(os.listdir(tmp_path / "cache" / "written")) == 2
     with pytest.raises(InvalidRequest, match="closed"):
-        grow(writer, [8])
+        write_samples(writer, [8])
 
 
-def test_the_oldest_goes(tmp_path: Path) -> None:
-    """Growing shards, and copies, count in the one bound, and go by the policy; new ones, read by none, go last."""
+def test_the_policy_covers_written_shards_and_copies(tmp_path: Path) -> None:
+    """Written shards and copies share one bound and one policy; shards that no process has read are evicted last."""
     shards = made_shards(tmp_path, 2)
     cache = Cache(tmp_path / "cache", 60_000)
     read_all(cache, shards)
     with cache.writer(max_size=SIZE) as writer:
-        grow(writer, range(14))
+        write_samples(writer, range(14))
         writer.publish()
         assert len(cache.refresh()) == 2
         cache.refresh().close()
-        grow(writer, range(14, 35))
+        write_samples(writer, range(14, 35))
     total = sum(path.stat().st_size for path in (tmp_path / "cache").rglob("*.*"))
     assert total <= 60_000
     assert list((tmp_path / "cache" / "copied").iterdir()) == []
@@ -89,23 +89,23 @@ def test_the_oldest_goes(tmp_path: Path) -> None:
 
 
 def test_writers_wait_for_trainers(tmp_path: Path, noting: Noting, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a trainer has taken stays for its epoch; a writer waits where there is nothing else.
+    """A trainer's shards stay for its epoch, and a writer waits if there is no other space.
 
-    It says so once, and gets room at the next refresh. Two trainers that take turns cannot keep a shard that must go:
-    once it is to go, neither takes it again.
+    The writer notes it once, and gets space at the next refresh. A shard due for eviction is not leased again, so two
+    trainers that take turns cannot keep it.
     """
     monkeypatch.setattr(cache_writer, "_WAIT_NOTE_S", 0.01)
     monkeypatch.setattr(cache_writer, "_POLL_S", 0.01)
     first, second = (Cache(tmp_path / "cache", 5 * SIZE, "oldest", observer=noting) for _ in range(2))
     with first.writer(max_size=SIZE) as writer:
-        grow(writer, range(28))
+        write_samples(writer, range(28))
     taken = first.refresh(), second.refresh()
     assert [len(one) for one in taken] == [4, 4]
     sampler = Cache(tmp_path / "cache", 5 * SIZE, "oldest", observer=noting)
 
     def sample() -> None:
         with sampler.writer(max_size=SIZE) as writer:
-            grow(writer, range(28, 42))
+            write_samples(writer, range(28, 42))
 
     thread = threading.Thread(target=sample)
     thread.start()
@@ -122,13 +122,13 @@ def test_writers_wait_for_trainers(tmp_path: Path, noting: Noting, monkeypatch: 
     assert ["is waiting for space" in note for note in noting.notes] == [True]
 
 
-def test_open(tmp_path: Path) -> None:
-    """`shardtool.open` of a cache is a dataset of what is finished by now, which stays as long as the dataset does."""
+def test_open_reads_the_finished_shards(tmp_path: Path) -> None:
+    """`shardtool.open` of a cache returns a dataset of the finished shards, and holds them as long as it exists."""
     cache = Cache(tmp_path / "cache", 5 * SIZE, "oldest")
     with pytest.raises(InvalidRequest, match="no finished shards yet"):
         shardtool.open(cache)
     with cache.writer(max_size=SIZE) as writer:
-        grow(writer, range(21))
+        write_samples(writer, range(21))
     dataset = shardtool.open(Cache(tmp_path / "cache", 5 * SIZE))
     assert read_all(cache, made_shards(tmp_path / "slow", 3)) == [True] * 3
     assert sorted(int(str(sample["__key__"])) for sample in dataset.stream(rank=0, world_size=1)) == [*range(21)]
@@ -153,26 +153,26 @@ print(len(cache.refresh()))
 """
 
 
-def test_more_shards_than_descriptors(tmp_path: Path) -> None:
-    """A process that may not open as many files as there are shards gets an error with a remedy, and holds none."""
+def test_too_many_shards_for_the_descriptor_limit(tmp_path: Path) -> None:
+    """If a process cannot open all shards, it gets an error with a fix and holds none."""
     refused, taken = python(_FEW, tmp_path).splitlines()
     assert "too many open files. Write larger shards" in refused
     assert taken == "20"
 
 
-def test_a_part_of_the_room(tmp_path: Path) -> None:
-    """A trainer that takes no more than so many bytes takes the newest shards, and leaves room for writers."""
+def test_refresh_can_be_limited_to_the_newest_shards(tmp_path: Path) -> None:
+    """`refresh` with a limit returns the newest shards, and leaves space for writers."""
     cache = Cache(tmp_path / "cache", 5 * SIZE)
     with cache.writer(max_size=SIZE) as writer:
-        grow(writer, range(28))
+        write_samples(writer, range(28))
     assert numbers_in(cache.refresh(2 * 15_000)) == [*range(14, 28)]
 
 
-def test_shards_travel(tmp_path: Path, noting: Noting) -> None:
-    """What was taken is held in another process that gets it, too, and no more after its end."""
+def test_unpickled_shards_are_leased(tmp_path: Path, noting: Noting) -> None:
+    """Pickled shards are leased in the process that unpickles them, until it closes them."""
     cache = Cache(tmp_path / "cache", "1MB")
     with cache.writer(max_size=SIZE) as writer:
-        grow(writer, range(14))
+        write_samples(writer, range(14))
     shards = cache.refresh()
     again = pickle.loads(pickle.dumps(shards))  # noqa: S301 - our own
     assert again[:] == shards[:]
@@ -188,19 +188,19 @@ def test_shards_travel(tmp_path: Path, noting: Noting) -> None:
     assert not any(os.path.exists(path) for path in again)
 
 
-def test_what_was_taken_is_one_dataset_in_any_process(tmp_path: Path, noting: Noting) -> None:
-    """What a process took opens, there and in others, as the shards of then: held as long as a dataset reads them.
+def test_pickled_shards_are_the_same_dataset_in_any_process(tmp_path: Path, noting: Noting) -> None:
+    """Pickled shards open as the same dataset in any process, and stay as long as a dataset reads them.
 
-    Of one that was evicted meanwhile, each process is told; none goes on with fewer.
+    If a shard was evicted meanwhile, each process gets an error; none continues with fewer shards.
     """
     cache = Cache(tmp_path / "cache", "1MB", "oldest")
     small = Cache(tmp_path / "cache", SIZE, "oldest", observer=noting)
     with cache.writer(max_size=SIZE) as writer:
-        grow(writer, range(14))
+        write_samples(writer, range(14))
         writer.publish()
         data = pickle.dumps(cache.refresh())
         dataset = shardtool.open(pickle.loads(data))  # noqa: S301 - our own
-        grow(writer, range(14, 28))
+        write_samples(writer, range(14, 28))
     assert len(shardtool.open(cache)) == 28
     cache.refresh().close()
     slow = made_shards(tmp_path, 1)
@@ -218,8 +218,8 @@ def test_what_was_taken_is_one_dataset_in_any_process(tmp_path: Path, noting: No
     ("options", "problem"),
     [({"part": "a/b"}, "part: 'a/b'"), ({"format": "zip"}, "format: 'zip'"), ({"max_size": "2GB"}, "max_size: 2 GB")],
 )
-def test_refused(tmp_path: Path, options: dict[str, str], problem: str) -> None:
-    """A writer whose shards have no name, format, room or folder is refused, and one where nothing is evicted."""
+def test_invalid_writers_are_refused(tmp_path: Path, options: dict[str, str], problem: str) -> None:
+    """A writer is refused if its shards have an invalid name, format, size or folder, or the cache evicts nothing."""
     with pytest.raises(InvalidRequest, match=problem):
         Cache(tmp_path / "cache", "1GB").writer(**options)  # type: ignore[arg-type]
     with pytest.raises(InvalidRequest, match="policy='keep': a cache that never evicts shards"):
@@ -230,37 +230,37 @@ def test_refused(tmp_path: Path, options: dict[str, str], problem: str) -> None:
         cache.writer()
 
 
-def test_samples_that_cannot_be_written(tmp_path: Path) -> None:
-    """A sample that is too large, or none, is refused by name, and the writer goes on without it."""
+def test_the_writer_continues_after_an_invalid_sample(tmp_path: Path) -> None:
+    """An invalid or too large sample is refused by name, and the writer continues."""
     cache = Cache(tmp_path / "cache", "1MB")
     with cache.writer(max_size=SIZE) as writer:
-        grow(writer, [1])
+        write_samples(writer, [1])
         with pytest.raises(InvalidRequest, match=r"max_size: 2 has 21 kB; expected at most 11 kB"):
             writer.write({"__key__": "2", "bin": bytes(20_000)})
         with pytest.raises(InvalidRequest, match="a duplicate key"):
-            grow(writer, [1])
-        grow(writer, [3])
+            write_samples(writer, [1])
+        write_samples(writer, [3])
     assert numbers_in(cache.refresh()) == [1, 3]
 
 
-def test_metadata_that_no_sidecar_holds(tmp_path: Path) -> None:
-    """A shard whose metadata cannot stand together is lost, as a sample that is refused is: the writer goes on."""
+def test_the_writer_continues_after_incompatible_metadata(tmp_path: Path) -> None:
+    """A shard with incompatible metadata is lost, and the writer continues."""
     cache = Cache(tmp_path / "cache", "1MB")
     with cache.writer(max_count=2, max_size=SIZE) as writer:
         for number, value in [(1, Decimal("1e60")), (2, Decimal("1e-60"))]:  # more digits than a column has
             writer.write({"__key__": f"{number}", "bin": b"%04d" % number * 250}, {"c": value})
         with pytest.raises(InvalidRequest, match="cannot store in one column"):
-            grow(writer, [3])
-        grow(writer, [4, 5, 6])
+            write_samples(writer, [3])
+        write_samples(writer, [4, 5, 6])
         with pytest.raises(OutOfMemory, match="a sample"):
             writer.write({"__key__": "7", "bin": _TooLarge()})
-        grow(writer, [8])
+        write_samples(writer, [8])
     assert numbers_in(cache.refresh()) == [4, 5, 6, 8]
     assert writer.samples == 6
 
 
 class _TooLarge:
-    """A value for which there is no memory."""
+    """A value that needs more memory than there is."""
 
     def __array__(self, *_: object) -> None:
         raise MemoryError
@@ -308,14 +308,14 @@ for number, (place, name, function) in enumerate(instants):
 )
 
 
-def test_killed_anywhere(tmp_path: Path) -> None:
-    """A writer that is killed at any instant, an eviction's among them, leaves finished shards only."""
+def test_a_killed_writer_leaves_only_finished_shards(tmp_path: Path) -> None:
+    """A writer killed at any point, also during an eviction, leaves only finished shards."""
     python(_KILLED, tmp_path / "cache")
     assert set(numbers_in(Cache(tmp_path / "cache", 60_000).refresh())) <= {*range(100)}
 
 
-def test_a_forked_sampler(tmp_path: Path) -> None:
-    """A sampler that a trainer forked does not wait for what the trainer held when it forked."""
+def test_a_forked_sampler_does_not_wait_for_its_parent(tmp_path: Path) -> None:
+    """A forked sampler does not wait for shards that its parent held."""
     code = """
 import os, sys
 from shardtool import Cache

@@ -19,8 +19,8 @@ def _names(folder: Path) -> list[Path]:
     return sorted((folder / "copied").iterdir(), key=lambda path: path.name[-10:])
 
 
-def test_status(tmp_path: Path) -> None:
-    """`cache status` tells what is there, who holds it, how often it was there, and what is foreign."""
+def test_status_lists_shards_hit_rate_and_foreign_files(tmp_path: Path) -> None:
+    """`cache status` lists the shards, their processes, the hit rate, and foreign files."""
     shards, folder = made_shards(tmp_path, 3), tmp_path / "cache"
     cache = Cache(folder, 2 * SHARD)
     read_all(cache, [*shards, shards[2]])
@@ -41,8 +41,8 @@ def test_status(tmp_path: Path) -> None:
     assert shown.endswith("foreign   copied/mine.tar\n")
 
 
-def test_verify(tmp_path: Path) -> None:
-    """`cache verify` removes what is damaged, names it, and ends with 3; what is held stays until it is let go."""
+def test_verify_deletes_damaged_shards(tmp_path: Path) -> None:
+    """`cache verify` deletes and names damaged shards, and exits with 3; shards in use remain."""
     shards, folder = made_shards(tmp_path, 3), tmp_path / "cache"
     cache = Cache(folder)
     read_all(cache, shards)
@@ -61,8 +61,8 @@ def test_verify(tmp_path: Path) -> None:
     assert copies(folder) == [shards[2].name]
 
 
-def test_clear(tmp_path: Path) -> None:
-    """`cache clear` removes what no process holds, and no foreign file."""
+def test_clear_deletes_unused_shards(tmp_path: Path) -> None:
+    """`cache clear` deletes shards that no process uses, and no foreign file."""
     shards, folder = made_shards(tmp_path, 2), tmp_path / "cache"
     cache = Cache(folder)
     read_all(cache, shards)
@@ -75,8 +75,8 @@ def test_clear(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("action", ["status", "verify", "clear"])
-def test_no_cache(tmp_path: Path, action: str) -> None:
-    """A folder that is no cache is refused, and stays as it is."""
+def test_a_folder_that_is_not_a_cache_is_refused(tmp_path: Path, action: str) -> None:
+    """A folder that is not a cache is refused and not changed."""
     (tmp_path / "a").write_text("x")
     ran = typed("cache", action, tmp_path)
     assert (ran.code, list(tmp_path.iterdir())) == (2, [tmp_path / "a"])
