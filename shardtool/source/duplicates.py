@@ -208,4 +208,6 @@ def drop_duplicate_samples(
 
 
 def _skip_duplicate(entries: SampleTable, sample: int, first: int, differ: tuple[str, ...]) -> Skipped:
-    return Skipped(to_text(entries.keys[sample]), "", "duplicate", duplicate_message(printable(entries.keys[first]), differ))
+    return Skipped(
+        to_text(entries.keys[sample]), "", "duplicate", duplicate_message(printable(entries.keys[first]), differ)
+    )

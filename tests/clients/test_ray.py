@@ -337,7 +337,12 @@ def test_a_node_that_lacks_something(nodes: Nodes, tmp_path: Path, monkeypatch: 
         importlib.invalidate_caches()  # this process saw no such folder while it started that
         for place, output, name, said in (
             (hidden, seen, None, f"{source}; expected a folder, as here"),
-            (seen, hidden, None, f"{hidden}: missing, or a different folder; expected the folder that this process writes to"),
+            (
+                seen,
+                hidden,
+                None,
+                f"{hidden}: missing, or a different folder; expected the folder that this process writes to",
+            ),
             (seen, seen, "installed_here:same", f"{function}; expected the module of this process"),
         ):
             options = shardtool.CreateOptions(executor="ray", map=name)
