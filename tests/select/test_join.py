@@ -387,7 +387,7 @@ _NO_KEY = "column 'key': no key (empty, null or NaN) in "
             {"key": ["a"], "__size__": [1]},
             (
                 "Table: column '__size__': names that start with two underscores are reserved for the sidecar. ",
-                "Rename them, or leave them out of the table.",
+                "Rename them, or remove them from the table.",
             ),
         ),
         ({"key": ["a"], " ": [1]}, ("Table: column 2 without a name; ",)),
