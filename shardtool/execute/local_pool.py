@@ -100,7 +100,7 @@ class _Worker:
 class LocalPool(Pool):
     """Worker processes, for use in a `with` block, which kills them at its end.
 
-    One worker per core starts at once; more start only if there are tasks for them. The start method `auto` forks if no
+    One worker per core starts now; more start only if there are tasks for them. The start method `auto` forks if no
     other thread runs. `advice` is printed if a worker dies.
 
     Raises:
@@ -178,7 +178,7 @@ class LocalPool(Pool):
                 worker.number = None
                 if kind == FAILED:
                     raise value
-                # Before the caller uses the result, so that the worker does not idle.
+                # Before the caller uses the result: the worker does not idle.
                 self._feed(worker, function, queue, reports=reports)
                 yield number, value
             if reports:

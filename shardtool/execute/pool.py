@@ -41,7 +41,7 @@ class Pool:
         """Refuse machines that cannot see the files, folder or module that this process sees.
 
         Args:
-            paths: Files and folders, of which a few are checked; paths that do not exist here are ignored.
+            paths: Files and folders; a few of them are checked, if they exist here.
             output: Folder that workers write to; None: not checked.
             function: The user's function, `module:name`; empty: none.
 
@@ -89,7 +89,7 @@ def describe_task(function: Callable[..., object], task: object) -> str:
 
 
 def as_reportable(location: str, error: Exception) -> Exception:
-    """Convert an exception that ended a task to the one raised in the parent."""
+    """Convert an exception of a task to the one raised in the parent."""
     if isinstance(error, PlainError):
         return error
     if is_out_of_memory(error):

@@ -69,7 +69,7 @@ MAX_ATTEMPTS = 5
 _REPORT_INTERVAL_S = 0.5
 _SLOT_COUNT_INTERVAL_S = 5.0  # nodes may join or leave
 _CANCEL_TIMEOUT_S = 10.0
-_MAX_EXTRA_TASKS = 8  # submitted beyond the slots, so that none is free while this process is busy
+_MAX_EXTRA_TASKS = 8  # submitted beyond the slots, to keep all busy while this process is
 
 
 class RayPool(Pool):
@@ -168,7 +168,7 @@ class RayPool(Pool):
         self.max_per_machine = min(self.max_tasks, max((node.slots for node in nodes), default=1))
 
     def close(self) -> None:
-        """Cancel the running tasks and wait for them, so that nothing is staged any more; then disconnect."""
+        """Cancel the running tasks, wait until none of them stages files, then disconnect."""
         if self._lost_node:
             return  # any call to Ray would now end this process
         running, self._running = [ref for ref, _ in self._running.values()], {}
@@ -288,7 +288,7 @@ class RayPool(Pool):
                     remedy=self._advice,
                 )
             result = self._result(self._running.pop(number)[1], future)
-            feed()  # before the caller uses the result, so that no slot idles
+            feed()  # before the caller uses the result: no slot idles
             if reports is not None:
                 reports.end(number)
             yield number, cast("Result", result)
@@ -316,7 +316,7 @@ class RayPool(Pool):
         return answer.result
 
     def _count_actor(self) -> Any:
-        """Return the counting actor. It runs near this process, so that it lives as long."""
+        """Return the counting actor, which runs on this node to live as long as this process."""
         if self._counts is None:
             near = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
             actor = ray.remote(num_cpus=0, max_restarts=-1)(TaskCounts)

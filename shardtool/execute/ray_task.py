@@ -137,7 +137,7 @@ class _SentModules:
 
 
 class TaskResult(NamedTuple):
-    """The result of a task, or the error that ended it: Ray would change the type of a raised exception."""
+    """The result of a task, or its error: Ray would change the type of a raised exception."""
 
     result: object = None
     error: Exception | None = None

@@ -254,8 +254,9 @@ def test_files_that_name_classes(text: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("cat\ncat\n", "contains 'cat' twice"), ("", "an invalid name or no names"), ("[1, 2]", "an invalid name or no names"),
-        ('{"cls": 5}', "does not contain a list of names"), ("[" * 10_000, "c.json"), ("[", "c.json"), ("a\n\nb", "an invalid name or no names"),
+        ("cat\ncat\n", "contains 'cat' twice"), ("", "an invalid name or no names"),
+        ("[1, 2]", "an invalid name or no names"), ('{"cls": 5}', "does not contain a list of names"),
+        ("[" * 10_000, "c.json"), ("[", "c.json"), ("a\n\nb", "an invalid name or no names"),
         ('{"a": ["x"], "b": ["y"]}', "no classes of 'cls' in c.json; expected a field with classes: a, b"),
         ('["bee"]', r"2 labels of 'cls' not in c.json: 'cat', 'dog'; expected one of its 1 name: 'bee'"),
         (None, "c.json: no such file"),
