@@ -27,7 +27,7 @@ WAYS: dict[str, dict[str, Any]] = {"`parts=64`": {"parts": 64}, "default": {}}
 
 def forget(dataset: shardtool.Dataset) -> None:
     """Have the system drop what it holds of the shards."""
-    for shard in dataset.fetcher.catalog.shards:
+    for shard in dataset.reader.catalog.shards:
         fd = os.open(shard.path, os.O_RDONLY)
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
         os.close(fd)

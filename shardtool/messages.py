@@ -98,7 +98,8 @@ def export_call_text(dataset_file: str, forms: Sequence[str], *, overwrite: bool
 
 def recreate_hint() -> str:
     """Return how to recreate a file that a resumed run or `index` can write."""
-    return f"Run the original command with {option_text('if_exists', 'resume')}, or `shardtool index`, to recreate it."
+    resume = option_text("if_exists", "resume")
+    return f"Run the original command with {resume}, or `shardtool index`, to write it again."
 
 
 def shell_word(text: str) -> str:

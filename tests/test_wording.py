@@ -173,8 +173,8 @@ def test_messages_use_the_naming_functions() -> None:
         (
             recreate_hint,
             (
-                "Run the original command with if_exists='resume', or `shardtool index`, to recreate it.",
-                "Run the original command with --resume, or `shardtool index`, to recreate it.",
+                "Run the original command with if_exists='resume', or `shardtool index`, to write it again.",
+                "Run the original command with --resume, or `shardtool index`, to write it again.",
             ),
         ),
     ],
@@ -192,9 +192,10 @@ def test_an_error_in_both_forms(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest) as caught:
         create(tmp_path / "s", f"{tmp_path}/o/x-{{0..}}.tar", CreateOptions(max_size=4000, workers=1))
     assert caught.value.where == "max_size"
-    assert caught.value.remedy == "Raise max_size, or use oversize='alone' (one shard per such sample) or oversize='skip'."
+    remedy = "Raise max_size, or use oversize='alone' (one shard per such sample) or oversize='skip'."
+    assert caught.value.remedy == remedy
     words = ("create", tmp_path / "s", f"{tmp_path}/o/x-{{0..}}.tar", "--max-size", "4000", "--workers", "1")
-    assert "--max-size: 1 sample larger" in typed(*words).err
+    assert "--max-size: 1 sample too large" in typed(*words).err
     remedy = "Raise --max-size, or use --oversize alone (one shard per such sample) or --oversize skip."
     assert remedy in typed(*words).err
     assert f'"remedy": "{remedy}"' in typed(*words, "--json").out

@@ -272,8 +272,8 @@ def parse_local_shards(data: bytes) -> tuple[list[str], str]:
 
 
 def _not_a_dataset_file(name: str, data: bytes, expected: str = "a dataset file of shardtool") -> CorruptShard:
-    remedy = f"Repeat the command that created it with {option_text('if_exists', 'resume')}, "
-    remedy += f"or run `shardtool index` on the shards with {flag_text('overwrite')}."
+    remedy = f"Run the original command with {option_text('if_exists', 'resume')}, or `shardtool index` on the shards "
+    remedy += f"with {flag_text('overwrite')}, to write it again."
     if is_own_dataset_file(data):
         return CorruptShard(name, f"a damaged dataset file of {len(data):,} bytes", remedy=remedy)
     if _WIDS_HEAD.startswith(data):

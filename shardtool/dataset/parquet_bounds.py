@@ -87,19 +87,19 @@ class LeafMemory(NamedTuple):
     Attributes:
         leaf: The leaf.
         values: Number of values, with nulls and empty lists.
-        unfolded: Bytes of its decompressed pages.
+        uncompressed: Bytes of its decompressed pages.
         coded: Whether values are dictionary indices, so that text may exceed its pages.
     """
 
     leaf: ParquetLeaf
     values: int
-    unfolded: int
+    uncompressed: int
     coded: bool
 
     @property
     def memory(self) -> int:
         """Upper bound in bytes; dictionary text counts once."""
-        return self.unfolded + self.values * (self.leaf.width + _LEVEL_BYTES * self.leaf.depth)
+        return self.uncompressed + self.values * (self.leaf.width + _LEVEL_BYTES * self.leaf.depth)
 
 
 def parse_footer(data: bytes) -> ParquetFooter:
@@ -134,8 +134,8 @@ def leaf_memory(data: bytes, footer: ParquetFooter) -> tuple[LeafMemory, ...]:
     leaves = []
     for index, leaf in enumerate(footer.leaves):
         parts = [_leaf_memory(data, chunks[index], leaf, rows) for rows, chunks in footer.chunks]
-        values, unfolded = sum(part.values for part in parts), sum(part.unfolded for part in parts)
-        leaves.append(LeafMemory(leaf, values, unfolded, any(part.coded for part in parts)))
+        values, uncompressed = sum(part.values for part in parts), sum(part.uncompressed for part in parts)
+        leaves.append(LeafMemory(leaf, values, uncompressed, any(part.coded for part in parts)))
     return tuple(leaves)
 
 
@@ -194,8 +194,8 @@ def _key_values(footer: _Struct) -> dict[str, str]:
 
 def _leaf_memory(data: bytes, chunk: _Struct, leaf: ParquetLeaf, rows: int) -> LeafMemory:
     """Add up the page headers of a leaf in one row group."""
-    values = unfolded = 0
-    is_coded = False
+    values = uncompressed = 0
+    is_dictionary = False
     offset = _number(chunk, _DATA_OFFSET, _I64)
     if _DICTIONARY_OFFSET in chunk and (dictionary_offset := _number(chunk, _DICTIONARY_OFFSET, _I64)):
         offset = min(offset or dictionary_offset, dictionary_offset)  # a row group without rows has its data page at 0
@@ -206,11 +206,11 @@ def _leaf_memory(data: bytes, chunk: _Struct, leaf: ParquetLeaf, rows: int) -> L
         head, offset = _parse_struct(data, offset)
         size = _number(head, _UNCOMPRESSED, _I32)
         offset += _number(head, _COMPRESSED, _I32)
-        unfolded += size
+        uncompressed += size
         for page_type in _ENCODING.keys() & head.keys():
             count = _page(head, page_type)
             if page_type == _DICTIONARY_PAGE:
-                is_coded = True
+                is_dictionary = True
                 if count * leaf.width > size:
                     raise ValueError(f"a dictionary of {count:,} values in {size:,} bytes")
             else:
@@ -222,7 +222,7 @@ def _leaf_memory(data: bytes, chunk: _Struct, leaf: ParquetLeaf, rows: int) -> L
         raise ValueError(f"pages of {leaf.path} with {values:,} values, but {recorded} in the footer")
     if values < rows or (values > rows and not leaf.repeated):
         raise ValueError(f"{values:,} values of {leaf.path} in {rows:,} rows")
-    return LeafMemory(leaf, values, unfolded, is_coded)
+    return LeafMemory(leaf, values, uncompressed, is_dictionary)
 
 
 def _page(head: _Struct, field: int) -> int:

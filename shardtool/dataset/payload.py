@@ -173,10 +173,11 @@ def _mp4_seconds(data: bytes) -> float:
     return 0.0
 
 
+# Layer III of MPEG-2 and 2.5, and of MPEG-1.
 _KILOBITS = (
     (8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 144, 160),
     (32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320),
-)  # layer III of MPEG-2 and 2.5, and of MPEG-1
+)
 _SAMPLE_RATES = (44_100, 48_000, 32_000)  # Hz, for MPEG-1; a half for MPEG-2, a quarter for 2.5
 
 

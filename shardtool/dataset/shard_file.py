@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 FETCH_ADVICE = "Fetch the target: run `git annex get` or `dvc pull`, or repeat the download."
 _WINDOW_BYTES = 2**20
-_STEP_BYTES = 2**14  # decompressed per call; damage loses the whole step
+_STEP_BYTES = 2**14  # decompressed per call; damage makes its whole step unreadable
 _SIGNATURES = {b"\x1f\x8b": "gzip", b"BZh": "bz2", b"\xfd7zXZ\0": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
 _MAX_XZ_MEMORY_BYTES = 2**27  # limit of the decompressor: `xz -9` needs half; a file may claim 4 GiB
 
@@ -108,7 +108,7 @@ class ChecksummedFile(ShardFile):
         super().__init__(path)
         self._stream = self.stream()
         self._view = memoryview(bytearray(2 * _WINDOW_BYTES))
-        self._crc = self._end = self._held = 0  # of the bytes before `_end`; bytes in the window
+        self._crc = self._end = self._held = 0  # CRC of the bytes before `_end`; number of bytes in the window
 
     def read(self, offset: int, length: int) -> bytes | memoryview:
         """Return `length` bytes at `offset`; fewer only at the end of the file.

@@ -249,9 +249,9 @@ def _check_counts(leaves: Sequence[LeafMemory], own_columns: Sequence[str], rows
 def _check_index_memory(leaves: Sequence[LeafMemory], limit: int) -> None:
     """Check the memory of the index: `limit`, and a constant per field."""
     index_leaves = [part for part in leaves if part.leaf.top in OWN_COLUMNS]
-    unfolded, values = sum(part.unfolded for part in index_leaves), max(part.values for part in index_leaves)
-    if unfolded > limit + _INDEX_BYTES_PER_FIELD * values:
-        raise ValueError(f"{unfolded:,} bytes of index, too many for the sizes of sidecar and shard")
+    uncompressed, values = sum(part.uncompressed for part in index_leaves), max(part.values for part in index_leaves)
+    if uncompressed > limit + _INDEX_BYTES_PER_FIELD * values:
+        raise ValueError(f"{uncompressed:,} bytes of index, too many for the sizes of sidecar and shard")
 
 
 def _check_metadata_memory(size: int, limit: int) -> None:
@@ -286,9 +286,7 @@ def _index_columns(table: pa.Table, limit: int) -> ShardIndex:
     if keys.null_count or lists.null_count:
         raise ValueError("a sample without a key or fields")
     list_offsets = number_values(lists.offsets).astype(np.int64)
-    fields = lists.values[
-        int(list_offsets[0]) : int(list_offsets[-1])
-    ]  # like `flatten`, which would import pyarrow.compute
+    fields = lists.values[int(list_offsets[0]) : int(list_offsets[-1])]  # `flatten` would import pyarrow.compute
     names = fields.field("name")
     if not pt.is_dictionary(names.type):
         names = names.dictionary_encode()
@@ -342,7 +340,7 @@ def _to_numbers(column: pa.Array) -> NDArray[np.int64]:
         raise ValueError("a null instead of a number")
     values = number_values(column)
     if len(values) and values.max() >= 2**63:
-        raise ValueError(f"the number {values.max()}")
+        raise ValueError(f"a number above 2**63: {values.max()}")
     return np.asarray(values.view(np.int64))
 
 

@@ -103,7 +103,7 @@ def merge_classes(old: Mapping[str, list[str]], new: Mapping[str, list[str]]) ->
         if existing[:shared] != names[:shared]:
             number = next(number for number in range(shared) if existing[number] != names[number])
             found = f"number {number} means {names[number]!r} in the new samples"
-            expected = f"{existing[number]!r}, as in the dataset: {format_list([repr(one) for one in existing])}"
+            expected = f"{existing[number]!r}, as in the dataset: {format_list([*map(repr, existing)])}"
             remedy = f"To reuse the dataset's numbers, set {option_text('classes_from')} to its dataset file."
             raise InvalidRequest(f"classes of {name}", found, expected=expected, remedy=remedy)
         classes[name] = max(existing, names, key=len)

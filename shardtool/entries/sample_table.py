@@ -53,7 +53,7 @@ class FieldRows:
     paths: StringColumn | None = None
 
     @classmethod
-    def joined(cls, parts: Sequence[FieldRows], codes: Sequence[NDArray[np.uint16]]) -> FieldRows:
+    def concat(cls, parts: Sequence[FieldRows], codes: Sequence[NDArray[np.uint16]]) -> FieldRows:
         """Return the concatenated rows of all parts, without paths; `codes` are the new codes of each part."""
         return cls(
             code=np.concatenate(codes),
@@ -81,7 +81,7 @@ class FieldSpans:
         expected: int64[rows], expected CRC-32C; -1: unknown.
         whole: bool[rows], whether the payload is the field's complete list, or numbers packed as one value; None:
             never.
-        of_row: uint32[rows], index in `files` of each row, if a sample's rows are in several files; None: use `file`.
+        row_file: uint32[rows], index in `files` of each row, if a sample's rows are in several files; None: use `file`.
     """
 
     files: tuple[SpanFile, ...]
@@ -89,7 +89,7 @@ class FieldSpans:
     offset: NDArray[np.int64]
     expected: NDArray[np.int64]
     whole: NDArray[np.bool_] | None = None
-    of_row: NDArray[np.uint32] | None = None
+    row_file: NDArray[np.uint32] | None = None
 
     def take(self, samples: NDArray[np.int64], rows: NDArray[np.int64]) -> FieldSpans:
         """Return the spans of `samples` and their `rows`, in that order."""
@@ -98,8 +98,8 @@ class FieldSpans:
     def take_rows(self, rows: NDArray[np.int64]) -> FieldSpans:
         """Return the spans of `rows`, in that order, for the same samples."""
         whole = None if self.whole is None else self.whole[rows]
-        of_row, expected = None if self.of_row is None else self.of_row[rows], take_values(self.expected, rows)
-        return replace(self, offset=self.offset[rows], expected=expected, whole=whole, of_row=of_row)
+        row_file, expected = None if self.row_file is None else self.row_file[rows], take_values(self.expected, rows)
+        return replace(self, offset=self.offset[rows], expected=expected, whole=whole, row_file=row_file)
 
 
 _NO_VALUES: Mapping[str, Any] = {}
@@ -126,17 +126,17 @@ class FieldValues(NamedTuple):
         """Number types of fields whose text is a number; INLINE rows are stored as numbers if possible."""
         return number_fields(self.types)
 
-    def renamed(self, names: Mapping[str, str]) -> FieldValues:
+    def rename(self, names: Mapping[str, str]) -> FieldValues:
         """Return the fields in `names` (old to new name), in that order, under their new names."""
         renamed: list[Any] = [{new: by_name[old] for old, new in names.items() if old in by_name} for by_name in self]
         return FieldValues(*renamed)
 
-    def only(self, names: Collection[str]) -> FieldValues:
+    def select(self, names: Collection[str]) -> FieldValues:
         """Return the values of some fields."""
         selected: list[Any] = [{name: by_name[name] for name in by_name if name in names} for by_name in self]
         return FieldValues(*selected)
 
-    def with_more(self, other: FieldValues) -> FieldValues:
+    def merge(self, other: FieldValues) -> FieldValues:
         """Return these values updated with others, which take precedence."""
         merged: list[Any] = [{**mine, **theirs} for mine, theirs in zip(self, other, strict=True)]
         return FieldValues(*merged)
@@ -217,14 +217,16 @@ class SampleTable:
         keys = self.keys.gather(self.owners(rows))[:-1].split(b"\0")
         return [key + endings[code] for key, code in zip(keys, self.rows.code[rows].tolist(), strict=True)]
 
-    def place(self, row: int) -> bytes:
+    def file_path(self, row: int) -> bytes:
         """Return the path from which a row's file is read."""
         return self.root + resolve_source_path(self.path(row), self.folders)
 
     def files(self) -> tuple[bytes, ...]:
         """Return the first, middle and last of the files that contain payloads."""
         file_rows = np.flatnonzero(self.rows.kind <= LINK)
-        paths = [self.place(int(file_rows[index])) for index in (0, len(file_rows) // 2, -1)] if len(file_rows) else []
+        paths = (
+            [self.file_path(int(file_rows[index])) for index in (0, len(file_rows) // 2, -1)] if len(file_rows) else []
+        )
         spans = () if self.spans is None else self.spans.files
         paths += [spans[index].path for index in (0, len(spans) // 2, -1)] if spans else []
         return tuple(dict.fromkeys(paths))
@@ -252,7 +254,7 @@ class SampleTable:
     def file_numbers(self, rows: NDArray[np.int64]) -> NDArray[np.uint32]:
         """Return the index in `known_spans.files` of each of `rows`."""
         spans = self.known_spans
-        return spans.file[self.owners(rows)] if spans.of_row is None else spans.of_row[rows]
+        return spans.file[self.owners(rows)] if spans.row_file is None else spans.row_file[rows]
 
     def rows_of(self, samples: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the rows of `samples`, in that order."""

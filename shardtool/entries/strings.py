@@ -30,11 +30,11 @@ class StringColumn(Protocol):
     def span(self, first: int, last: int, /) -> bytes:
         """Return strings `first` to `last` (exclusive), each followed by a NUL."""
 
-    def gather(self, which: NDArray[np.int64], /) -> bytes:
-        """Return the strings at the positions `which`, in that order, each followed by a NUL."""
+    def gather(self, positions: NDArray[np.int64], /) -> bytes:
+        """Return the strings at these positions, in that order, each followed by a NUL."""
 
-    def take(self, which: NDArray[np.int64], /) -> StringColumn:
-        """Return the strings at the positions `which`, in that order."""
+    def take(self, positions: NDArray[np.int64], /) -> StringColumn:
+        """Return the strings at these positions, in that order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,22 +82,26 @@ class PackedStrings:
         for chunk in chunk_slices(len(self)):
             yield chunk.start, self.span(chunk.start, chunk.stop)[:-1].split(b"\0")
 
-    def gather(self, which: NDArray[np.int64]) -> bytes:
-        """Return the strings at the positions `which`, in that order, each followed by a NUL."""
-        if len(which) and which[-1] - which[0] == len(which) - 1 and (np.diff(which) == 1).all():  # contiguous
-            return self.span(int(which[0]), int(which[-1]) + 1)
-        if len(self) >= _MIN_ARROW_STRINGS and len(which) > _MAX_SLICED_STRINGS:
-            return self._gather_many(which)
-        starts, ends = self.starts[which].tolist(), self.starts[which + 1].tolist()
+    def gather(self, positions: NDArray[np.int64]) -> bytes:
+        """Return the strings at these positions, in that order, each followed by a NUL."""
+        if (
+            len(positions) and positions[-1] - positions[0] == len(positions) - 1 and (np.diff(positions) == 1).all()
+        ):  # contiguous
+            return self.span(int(positions[0]), int(positions[-1]) + 1)
+        if len(self) >= _MIN_ARROW_STRINGS and len(positions) > _MAX_SLICED_STRINGS:
+            return self._gather_many(positions)
+        starts, ends = self.starts[positions].tolist(), self.starts[positions + 1].tolist()
         return b"".join([self.data[start:end] for start, end in zip(starts, ends, strict=True)])
 
-    def _gather_many(self, which: NDArray[np.int64]) -> bytes:
+    def _gather_many(self, positions: NDArray[np.int64]) -> bytes:
         """Gather with Arrow, in a third of the time for scattered strings."""
         import pyarrow as pa
 
-        positions = pa.Array.from_buffers(pa.int64(), len(which), [None, pa.py_buffer(np.ascontiguousarray(which))])
-        _, offsets, data = self.array().take(positions).buffers()
-        return bytes(memoryview(data)[: np.frombuffer(offsets, np.int64)[len(which)]])
+        indexes = pa.Array.from_buffers(
+            pa.int64(), len(positions), [None, pa.py_buffer(np.ascontiguousarray(positions))]
+        )
+        _, offsets, data = self.array().take(indexes).buffers()
+        return bytes(memoryview(data)[: np.frombuffer(offsets, np.int64)[len(positions)]])
 
     def array(self) -> pa.LargeBinaryArray:
         """Return an Arrow array of the strings, including their NULs."""
@@ -107,9 +111,9 @@ class PackedStrings:
             pa.large_binary(), len(self), [None, pa.py_buffer(self.starts), pa.py_buffer(self.data)]
         )
 
-    def take(self, which: NDArray[np.int64]) -> PackedStrings:
-        """Return the strings at the positions `which`, in that order."""
-        return PackedStrings.parse(b"".join([self.gather(which[chunk]) for chunk in chunk_slices(len(which))]))
+    def take(self, positions: NDArray[np.int64]) -> PackedStrings:
+        """Return the strings at these positions, in that order."""
+        return PackedStrings.parse(b"".join([self.gather(positions[chunk]) for chunk in chunk_slices(len(positions))]))
 
     def sorted_order(self) -> NDArray[np.int64]:
         """Return the positions that sort the strings by their bytes."""

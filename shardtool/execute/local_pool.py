@@ -124,13 +124,13 @@ class LocalPool(Pool):
         try:
             self._workers.append(self._launch_worker(fork=fork))
         except OSError as error:
-            where, reason = f"worker {len(self._workers) + 1} of {self.max_tasks}", os_error_text(error)
+            worker_name, reason = f"worker {len(self._workers) + 1} of {self.max_tasks}", os_error_text(error)
             self.close()
             if is_out_of_memory(error):
                 raise OutOfMemory(
-                    where, "not enough memory to start it", remedy=f"{MEMORY_FIX} {_fewer_workers()}"
+                    worker_name, "not enough memory to start it", remedy=f"{MEMORY_FIX} {_fewer_workers()}"
                 ) from None
-            raise WorkerDied(where, f"cannot start: {reason}", remedy=_fewer_workers()) from None
+            raise WorkerDied(worker_name, f"cannot start: {reason}", remedy=_fewer_workers()) from None
         except BaseException:
             self.close()
             raise

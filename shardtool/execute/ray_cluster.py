@@ -63,10 +63,10 @@ def refuse_nodes(problems: list[tuple[str, str, str]], remedy: str) -> None:
         InvalidRequest: There are problems.
     """
     if problems:
-        where, found, expected = problems[0]
-        others = len({name for name, _, _ in problems}) - 1
-        more = f" (and {others:,} more nodes)" if others else ""
-        raise InvalidRequest(where + more, found, expected=expected, remedy=remedy)
+        node_name, found, expected = problems[0]
+        other_nodes = len({name for name, _, _ in problems}) - 1
+        suffix = f" (and {other_nodes:,} more nodes)" if other_nodes else ""
+        raise InvalidRequest(node_name + suffix, found, expected=expected, remedy=remedy)
 
 
 def check_reachable(address: str | None) -> None:
@@ -93,13 +93,13 @@ def check_reachable(address: str | None) -> None:
 
 def unreachable_error(address: str | None, error: Exception) -> InvalidRequest:
     """Return the error for a failed connection."""
-    where = option_text("executor", "ray") if address is None else option_text("address", address)
+    option = option_text("executor", "ray") if address is None else option_text("address", address)
     text = " ".join(str(error).split())
     if "Version mismatch" in text or "version mismatch" in text:
-        return InvalidRequest(where, text, remedy="Install the same Ray and the same Python on all nodes.")
+        return InvalidRequest(option, text, remedy="Install the same Ray and the same Python on all nodes.")
     if NO_CLUSTER_TEXT in text:
-        return InvalidRequest(where, "no Ray cluster at this address", remedy=_START_ADVICE)
-    return InvalidRequest(where, f"cannot connect: {text[:300]}", remedy=_CONNECT_ADVICE)
+        return InvalidRequest(option, "no Ray cluster at this address", remedy=_START_ADVICE)
+    return InvalidRequest(option, f"cannot connect: {text[:300]}", remedy=_CONNECT_ADVICE)
 
 
 def connect_ray(address: str, **options: Any) -> Exception | None:

@@ -51,7 +51,7 @@ class HttpFetcher:
         self._thread = threading.Thread(target=self._loop.run_forever, name="shardtool-fetch", daemon=True)
         self._thread.start()
 
-    def begin(self, urls: Sequence[str], samples: int = 0, on_wait: Callable[[], object] = int) -> None:
+    def start(self, urls: Sequence[str], samples: int = 0, on_wait: Callable[[], object] = int) -> None:
         """Start to download other files; cancel the remaining ones.
 
         Args:
@@ -61,7 +61,7 @@ class HttpFetcher:
         """
         if self._urls:
             self._report_progress(len(self._urls))
-        asyncio.run_coroutine_threadsafe(self._begin(urls), self._loop).result()
+        asyncio.run_coroutine_threadsafe(self._replace_urls(urls), self._loop).result()
         self._samples, self._on_wait, self._started, self._waited_s = samples, on_wait, time.monotonic(), 0.0
         self._next_report = self._started + _PROGRESS_INTERVAL_S
 
@@ -97,7 +97,7 @@ class HttpFetcher:
         return None
 
     def _report_progress(self, taken: int) -> None:
-        now, files, remaining = time.monotonic(), len(self._urls), self._times.left()
+        now, files, remaining = time.monotonic(), len(self._urls), self._times.estimate()
         elapsed_s = now - self._started
         if elapsed_s > 2 * self._waited_s:  # packing is the bottleneck
             remaining = max(remaining, ((elapsed_s - self._waited_s) * (files - taken) / max(taken, 1), "", 0, 0, 0.0))
@@ -132,12 +132,12 @@ class HttpFetcher:
                 self._ready.notify()
 
     async def _close(self) -> None:
-        await self._begin(())
+        await self._replace_urls(())
         if self._client is not None:
             await self._client.close()
         await self._loop.shutdown_default_executor()
 
-    async def _begin(self, urls: Sequence[str]) -> None:
+    async def _replace_urls(self, urls: Sequence[str]) -> None:
         self._urls, tasks = (), [*self._tasks]  # prevents new downloads while these are cancelled
         for task in tasks:
             task.cancel()
@@ -175,7 +175,7 @@ class HttpFetcher:
             result = await self._client.get(self._urls[number], number, limits)
         except Exception as error:  # noqa: BLE001 - raised by take()
             result = error
-        self._times.done(number)
+        self._times.file_done(number)
         if number < limits.head:  # skipped by the caller
             limits.release(len(result) if isinstance(result, bytes) else 0)
             return

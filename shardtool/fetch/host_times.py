@@ -34,21 +34,21 @@ class HostTimes:
             self._finished.clear()
             self._seconds.clear()
 
-    def begin(self, number: int) -> None:
+    def request_started(self, number: int) -> None:
         """Note the start of a request for a file."""
         self._active[number] = self._now()
 
-    def end(self, number: int) -> None:
+    def request_ended(self, number: int) -> None:
         """Note the end of the request."""
         self._seconds[self._hosts[number]] += self._now() - self._active.pop(number)
 
-    def done(self, number: int) -> None:
+    def file_done(self, number: int) -> None:
         """Note that a file is complete, or failed."""
         host = self._hosts[number]
         self._finished[host] += 1
         self._remaining[number // (AHEAD_FACTOR * self._options.connections)][host] -= 1
 
-    def left(self) -> tuple[float, str, int, int, float]:
+    def estimate(self) -> tuple[float, str, int, int, float]:
         """Return the estimated seconds until all files are complete, and the slowest host, as in `FetchProgress`.
 
         Concurrent downloads take the slowest host's time, or the total time divided by the connections if longer.

@@ -71,11 +71,11 @@ class DownloadLimits:
             take()
         else:
             await self._wait(download, self._host_queues.setdefault(host, deque()), 0, take)
-        self._times.begin(download.number)
+        self._times.request_started(download.number)
         try:
             yield
         finally:
-            self._times.end(download.number)
+            self._times.request_ended(download.number)
             self._end_request(host)
 
     async def hold(self, download: Download, size: int) -> None:
@@ -136,11 +136,7 @@ class DownloadLimits:
 
 
 class PausableTimeout:
-    """Cancels its `with` block after some seconds, not counting the time between `stop` and `start`.
-
-    Raises:
-        asyncio.TimeoutError: The timeout expired.
-    """
+    """Raises `asyncio.TimeoutError` in its `with` block after some seconds, not counting pauses."""
 
     def __init__(self, seconds: float) -> None:
         self._loop, self._task = asyncio.get_running_loop(), asyncio.current_task()

@@ -135,19 +135,19 @@ def _to_yaml(text: str) -> str:
 def describe_misreading(names: Iterable[str]) -> str:
     """Return how `load_dataset` misreads tar shards in a folder with these files; empty: it does not."""
     considered = [name for name in names if not name.startswith(".") and name not in _IGNORED_FILES and "." in name]
-    split_patterns = [rf"(?:^|[-._ 0-9])(?:{'|'.join(item)})[-._ 0-9]" for item in _SPLIT_WORDS]
-    splits = [[name for name in considered if re.search(item, name)] for item in split_patterns]
-    for group in [item for item in splits if item] or [considered]:
+    split_patterns = [rf"(?:^|[-._ 0-9])(?:{'|'.join(words)})[-._ 0-9]" for words in _SPLIT_WORDS]
+    splits = [[name for name in considered if re.search(pattern, name)] for pattern in split_patterns]
+    for group in [split for split in splits if split] or [considered]:
         counts = Counter(extension.lower() for name in group for extension in name.split(".")[1:])
         extension_counts = {extension: counts[extension] for extension in _KNOWN_ENDINGS if counts[extension]}
         if not extension_counts:
             continue
         winner = max(
             extension_counts,
-            key=lambda item: (
-                extension_counts[item],
-                _PREFERRED_ENDINGS.index(item) if item in _PREFERRED_ENDINGS else -1,
-                item,
+            key=lambda ending: (
+                extension_counts[ending],
+                _PREFERRED_ENDINGS.index(ending) if ending in _PREFERRED_ENDINGS else -1,
+                ending,
             ),
         )
         if winner != "tar":
@@ -158,7 +158,7 @@ def describe_misreading(names: Iterable[str]) -> str:
     ignored = [
         name
         for name in considered
-        if name.endswith(".tar") and any(splits) and not any(name in item for item in splits)
+        if name.endswith(".tar") and any(splits) and not any(name in split for split in splits)
     ]
     return f"derives splits from names and ignores {min(ignored)}" if ignored else ""
 

@@ -104,9 +104,8 @@ class ReaderProblems:
         self._found: dict[tuple[str, str], NameProblem] = {}  # by code and `what`
         self._samples, self._first = 0, b""  # number of samples, and the first key
         self._fields: Counter[str] = Counter()
-        self._uneven: tuple[str, bytes, bytes] | None = (
-            None  # a field, the key of a sample that has it, and of one that lacks it
-        )
+        # A field, the key of a sample that has the field, and of one that lacks it.
+        self._uneven: tuple[str, bytes, bytes] | None = None
 
     def add(self, entries: SampleTable) -> None:
         """Add samples."""
@@ -126,9 +125,8 @@ class ReaderProblems:
             problems.append(NameProblem("large-member", readers, "field", len(large_rows), example, fixable=False))
         for problem in problems:
             previous = self._found.get((problem.code, problem.what))
-            self._found[problem.code, problem.what] = (
-                replace(previous, count=previous.count + problem.count) if previous else problem
-            )
+            merged = replace(previous, count=previous.count + problem.count) if previous else problem
+            self._found[problem.code, problem.what] = merged
         self._add_fields(entries, {name: count for name, count in zip(entries.fields, counts, strict=True) if count})
 
     def add_shard(self, index: ShardIndex, texts: bytes = b"", numbers: Mapping[str, NumberType] | None = None) -> None:
@@ -167,13 +165,10 @@ class ReaderProblems:
             holders = np.zeros(0, np.int64)
             if count > 0:
                 holders = entries.owners(np.flatnonzero(entries.rows.code == entries.fields.index(name)))
-            lacking_rows = np.setdiff1d(np.arange(len(entries)), holders)[:1].tolist()
+            others = np.setdiff1d(np.arange(len(entries)), holders)[:1].tolist()
             having = self._first if previous[name] else entries.keys[int(holders[0])]
-            self._uneven = (
-                name,
-                having,
-                self._first if self._samples and not previous[name] else entries.keys[lacking_rows[0]],
-            )
+            lacking = self._first if self._samples and not previous[name] else entries.keys[others[0]]
+            self._uneven = name, having, lacking
         self._samples = total
 
     def problems(self) -> list[NameProblem]:
@@ -186,11 +181,9 @@ class ReaderProblems:
             if (other_count := min(self._fields[name], self._samples - self._fields[name]) - 1) > 0:
                 where += f" and {other_count:,} more"
             readers = "Hugging Face datasets rejects or drops fields that are missing in the first five samples"
-            what, field_count = (
-                "field that not all samples have",
-                sum(problem < self._samples for problem in self._fields.values()),
-            )
-            problems.append(NameProblem("missing-field", readers, what, field_count, f"{name}, {where}", fixable=False))
+            what = "field that not all samples have"
+            number = sum(count < self._samples for count in self._fields.values())
+            problems.append(NameProblem("missing-field", readers, what, number, f"{name}, {where}", fixable=False))
         order = [*READERS_BY_PROBLEM]
         return sorted(problems, key=lambda problem: order.index(problem.code))
 

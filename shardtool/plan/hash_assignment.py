@@ -90,7 +90,7 @@ class HashAssignment:
 
     def _choose_count(self) -> tuple[int, tuple[str, ...]]:
         """Return a number of shards that can hold the samples, and a note if it cannot stay as before."""
-        before = self._bounds.before
+        before = self._bounds.current_shards
         if before is not None and self._can_hold(before, 1):
             return before, ()
         count = self._first_valid(self._counts_upward(1, _HEADROOM), _HEADROOM) or self._first_valid(

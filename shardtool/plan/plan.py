@@ -129,7 +129,7 @@ class Plan:
         """Return the latest time at which any input of a shard may have changed, in nanoseconds since 1970."""
         return int(np.max(self.entries.rows.changed_ns[self.rows(shard)]))
 
-    def again(self, positions: NDArray[np.int64]) -> Plan:
+    def subset(self, positions: NDArray[np.int64]) -> Plan:
         """Return a plan for the samples at some positions of this plan, in that order, with the same limits."""
         order = positions if self.order is None else self.order[positions]
         total = cumulative_sizes(np.diff(self.total), positions)
@@ -158,7 +158,8 @@ def make_plan(
 
     Args:
         entries: At least one sample.
-        pattern: Shard names. Without other limits, their number is the number of shards, otherwise the maximum.
+        pattern: Shard names. Without other limits, and with enough samples, their number is the number of shards;
+            otherwise it is the maximum.
         bounds: Limits of a shard.
         shuffle_seed: Shuffle the samples with this seed.
         which: Samples to plan, in order; None: all.
@@ -289,9 +290,9 @@ def _encoded_sizes(
         try:
             yield len(encode_number(text, number))
         except (ValueError, OverflowError):
-            where = f"{printable(entries.key(sample))}, field {name!r}"
+            location = f"{printable(entries.key(sample))}, field {name!r}"
             expected = f"a number that fits into TFRecord's {number}"
-            raise InvalidRequest(where, repr(printable(text)), expected=expected) from None
+            raise InvalidRequest(location, repr(printable(text)), expected=expected) from None
 
 
 def _apply_oversize(

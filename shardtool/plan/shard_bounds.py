@@ -30,7 +30,7 @@ class ShardBounds(NamedTuple):
         multiple_of: The number of shards must be a multiple of this.
         oversize: What to do with a sample larger than `max_size`.
         by_hash: Assign samples to shards by the hash of their keys.
-        before: Number of existing shards by hash, which is kept if possible.
+        current_shards: Number of existing shards by hash, which is kept if possible.
     """
 
     max_size: int | None = None
@@ -40,7 +40,7 @@ class ShardBounds(NamedTuple):
     multiple_of: int = 1
     oversize: Oversize = "error"
     by_hash: bool = False
-    before: int | None = None
+    current_shards: int | None = None
 
 
 class RequestedShards(NamedTuple):

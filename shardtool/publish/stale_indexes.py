@@ -2,7 +2,7 @@
 
 A reader with an outdated index returns wrong bytes, mostly without an error. So a stale index is deleted before its
 shard changes: a crash in between leaves a missing index, never a wrong one. Only a file with both the name and the
-format of an index of this dataset's shards is deleted (`interop.indexes`).
+format of an index of this dataset's shards is deleted (`interop/exports.py`).
 """
 
 from __future__ import annotations

@@ -30,24 +30,15 @@ from shardtool.read.sample_reader import SampleReader, SkippedSamples
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from shardtool.read.bundle_rules import Pieces
     from shardtool.read.catalog import Numbers
     from shardtool.read.options import Sample, Samples
 
-    Pieces = tuple[Numbers, Numbers, Numbers, Numbers]
-
 
 _MIN_BUNDLES_IN_WINDOW = 64  # fewer bundles are packed and shuffled worse
-
-
 _SAMPLES_IN_KIND_WINDOW = 2**17  # each window ends with one smaller batch per kind
-
-
 _MAX_CACHED_WINDOWS = 4
-
-
 _MAX_BUNDLES_IN_EPOCH = 2**40  # a bundle number encodes its order and its position in that order
-
-
 _order_numbers = count()
 
 
@@ -232,11 +223,7 @@ class BundleReader:
 
 
 StreamReader = SampleReader | MixedReader | BundleReader
-
-
 StreamSamples = EpochSamples | BundleReader
-
-
 StreamOrder = Order | BundleOrder
 
 

@@ -43,8 +43,6 @@ if TYPE_CHECKING:
 
 
 _SCAN_THREADS = 4  # several help on storage with high latency
-
-
 logger = logging.getLogger("shardtool")
 
 

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
 
 ListFields: TypeAlias = Sequence[str | int]
-
-
 _ARRAY_DTYPES = {int: np.int64, float: np.float64, bool: np.bool_}
 
 

@@ -35,12 +35,10 @@ if TYPE_CHECKING:
     from shardtool.read.options import ShardCache
     from shardtool.values import DatasetLike, OnBadSample
 
-    Several = Sequence[int] | list[str] | tuple[str, ...] | NDArray[np.generic]
+    SampleIndexes = Sequence[int] | list[str] | tuple[str, ...] | NDArray[np.generic]
 
 
 _KEY_BLOCK_SAMPLES = 2**16
-
-
 _EXPECTED_INDEX = "a number, a key, a slice, a list of numbers or keys, or a boolean mask of all samples"
 
 
@@ -129,9 +127,9 @@ class Dataset(Streamable):
     @overload
     def __getitem__(self, which: slice) -> Dataset: ...
     @overload
-    def __getitem__(self, which: Several) -> list[Any]: ...
+    def __getitem__(self, which: SampleIndexes) -> list[Any]: ...
 
-    def __getitem__(self, which: int | str | slice | Several) -> Any:
+    def __getitem__(self, which: int | str | slice | SampleIndexes) -> Any:
         """Return one sample by number or key, a list for several, or a view for a slice.
 
         Samples pass through the stages. A sample that a stream would skip is an error here.
@@ -151,7 +149,7 @@ class Dataset(Streamable):
         if isinstance(which, str):
             return self._read_sample(int(self._resolve_keys([which])[0]))
         if isinstance(which, Sequence) or np.ndim(which):  # arrays, tensors, pandas
-            samples = self.reader.fetch(self._resolve_many(cast("Several", which)))
+            samples = self.reader.fetch(self._resolve_many(cast("SampleIndexes", which)))
             return [self.stages.apply(sample) for sample in samples] if self.stages.stages else samples
         try:
             position = operator.index(which)
@@ -165,7 +163,7 @@ class Dataset(Streamable):
             raise sample
         return self.stages.apply(sample) if self.stages.stages else sample
 
-    def _resolve_many(self, which: Several) -> Numbers:
+    def _resolve_many(self, which: SampleIndexes) -> Numbers:
         try:
             indexes = np.asarray(which)
         except ValueError:  # nested lists of different lengths
@@ -211,7 +209,7 @@ class Dataset(Streamable):
         view.source = CatalogSamples(self.reader.catalog, chosen)
         return view
 
-    def take(self, which: Several) -> Dataset:
+    def take(self, which: SampleIndexes) -> Dataset:
         """Return a view of samples given by numbers, keys or a boolean mask, in this order.
 
         Raises:

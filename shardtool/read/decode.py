@@ -36,38 +36,16 @@ if TYPE_CHECKING:
 
 
 _log = logging.getLogger("shardtool")
-
-
 ImageType = Literal["numpy", "pil"]
-
-
 Named = Literal["numpy", "pil", "mask", "audio", "int", "float", "bool", "text", "json", "npy"]
-
-
 Decoder: TypeAlias = "Function | Named | None"
-
-
 _INT_FIELDS = frozenset(("cls", "cls2", "index", "inx", "id"))  # as in webdataset; a `label` may be text
-
-
 _MAX_SHOWN_BYTES = 40  # of a payload in an error
-
-
 _NPY_VERSIONS = ((1, 0), (2, 0))
-
-
 _BOOLEANS = {b"1": True, b"0": False, b"true": True, b"false": False, 1: True, 0: False}
-
-
 _BAND_PIXELS = 2**18  # pixels converted to an array at a time
-
-
 _MAX_ERROR_CHARS = 200  # of another library's message
-
-
 NewRng: TypeAlias = "Callable[[], np.random.Generator]"
-
-
 RngOf: TypeAlias = "Callable[[int], np.random.Generator]"  # by the stage's position in the pipeline
 
 
@@ -311,11 +289,7 @@ class Audio(NamedTuple):
 
 
 _AUDIO_COPIES = 2  # decoded audio, and its transposed copy
-
-
 _UNKNOWN_FRAMES = 2**62  # frames or more: claimed by a FLAC that was written to a pipe
-
-
 _STREAMED_WAV_BYTES = 2**31 - 2**16  # bytes or more, or 0: claimed by a WAV that was written to a pipe
 
 
@@ -404,6 +378,4 @@ _DECODERS: Mapping[str, Function] = {
 
 
 _NUMBER_DECODERS = (float, _decode_bool)  # these also convert an int from a TFRecord
-
-
 Size = tuple[int, int]

@@ -31,14 +31,8 @@ if TYPE_CHECKING:
 
 
 _BUFFER_BYTES = 2**25
-
-
 _MAX_WINDOW_SAMPLES = 1024
-
-
 _PARTS_PER_RANK = 128  # 256 samples of a rank then come from as many locations: mixes more than a buffer of 5,000
-
-
 _COPIED_PARTS_PER_RANK = 32  # fewer if shards are copied first: the cache must hold them at the same time
 
 
@@ -138,21 +132,13 @@ def _chosen_at(chosen: Numbers, indexes_at: Callable[[Numbers], Numbers], positi
 
 
 Stop = int | Literal["first", "all"]
-
-
 Position = TypeVar("Position", int, "Numbers")
-
-
 _MIX_BLOCK_POSITIONS = 64  # positions shuffled together
 
 
 # bounds that keep every product of a weight and a position below 2^63
 _MAX_WEIGHT = 2**20
-
-
 _MAX_POSITIONS = 2**40
-
-
 _MAX_PRODUCT = 2**61
 
 

@@ -34,31 +34,18 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    Numbers = NDArray[np.int64]
+    from shardtool.read.catalog import Numbers
+
     Hashes = NDArray[np.uint64]
 
 
 _INDEX_CACHE_BYTES = 2**25  # bytes of shared indexes mapped by a process, or of its own indexes
-
-
 _MAX_CACHED_INDEXES = 4096
-
-
 _VERIFY_FIX = "Run `shardtool verify`."
-
-
 _MAX_KEYS_SEARCHED_SINGLY = 16
-
-
 _MAX_HASHES_IN_MEMORY = 2**22
-
-
 _HASH_BYTES = 8
-
-
 Key = TypeVar("Key")
-
-
 Value = TypeVar("Value")
 
 

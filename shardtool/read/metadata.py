@@ -20,12 +20,9 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
 
     import pyarrow.dataset as pads
-    from numpy.typing import NDArray
 
     from shardtool.dataset.stored import StoredShard
-    from shardtool.read.catalog import Catalog
-
-    Numbers = NDArray[np.int64]
+    from shardtool.read.catalog import Catalog, Numbers
 
 
 def queryable_table(

@@ -20,13 +20,9 @@ from shardtool.units import pluralize
 from shardtool.values import common_type
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from shardtool.read.catalog import Numbers
     from shardtool.read.epoch_samples import EpochSamples, Stop
     from shardtool.read.mixed_reader import AnySampleReader
-
-    Several = Sequence[int] | list[str] | tuple[str, ...] | NDArray[np.generic]
 
 
 class MixedDataset(Streamable):

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
 
 Sample = dict[str, object]
-
-
 Samples: TypeAlias = "Iterable[Sample | ShardError]"  # an error replaces a sample that cannot be read
 
 

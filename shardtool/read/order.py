@@ -23,11 +23,7 @@ if TYPE_CHECKING:
 
 
 Shuffle = bool | Literal["full"]
-
-
 DEFAULT_PARTS = 64
-
-
 _MIN_SAMPLES_IN_PART = 4
 
 

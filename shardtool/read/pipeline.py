@@ -26,11 +26,7 @@ if TYPE_CHECKING:
 
 
 OnMissing = Literal["error", "skip", "none"]
-
-
 SkipHandler: TypeAlias = "Callable[[SampleFailed], object]"
-
-
 _RESERVED_FIELDS = ("__key__", "__dataset__", "__padding__")  # kept by `select`
 
 

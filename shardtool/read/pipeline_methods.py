@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
 
 _Params = ParamSpec("_Params")
-
-
 _ReturnT = TypeVar("_ReturnT")
 
 
@@ -48,8 +46,6 @@ _EQUIVALENT_METHODS = {  # methods of webdataset, wids, torchvision and datasets
 
 
 _WORKERS_HINT = "Pass it to DataLoader(StreamDataset(dataset, batch_size), batch_size, ...); loader(...) has threads=."
-
-
 _SAMPLER_HINT = "Pass it to DataLoader(MapDataset(dataset), ...); a stream has shuffle= and seed=."
 
 

@@ -29,11 +29,7 @@ if TYPE_CHECKING:
 
 
 _float = Struct("<f")
-
-
 _RESERVED_NAMES = frozenset(map(bytes.decode, RESERVED_NAMES))
-
-
 _FIRST_LONG_VARINT = 0x80  # smaller numbers are varints of one byte
 
 
@@ -85,8 +81,6 @@ def parse_record(record: bytes, start: int, where: str, lists: frozenset[str]) -
 
 
 LATE_SAMPLE_BYTES = 2**12  # larger samples are read one by one, on demand (measured)
-
-
 _MAX_SINGLE_READ_BYTES = 2**15  # up to this size, one system call reads all fields of a sample
 
 

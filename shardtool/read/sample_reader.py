@@ -44,14 +44,8 @@ if TYPE_CHECKING:
 
 
 _MIN_OWN_READ_BYTES = 2**12  # payloads from this size are read by their own system call (measured)
-
-
 _MAX_GAP_BYTES = 2**13  # reading a gap of this size costs less than another system call
-
-
 _MAX_BLOCK_BYTES = 2**18  # approximate size of a block of small payloads
-
-
 _NOT_A_NUMBER = "does not match its feature type"
 
 
@@ -212,14 +206,8 @@ def _starts_read(offsets: Numbers, lengths: Numbers) -> NDArray[np.bool_]:
 
 
 _MAX_REASONS = 1000
-
-
 _REMOTE_READS = 4
-
-
 _FREED_BLOCK_BYTES = 2**24
-
-
 _MAX_SAMPLES_READ_SINGLY = 50  # per shard: up to here, single reads cost less than column arithmetic (measured)
 
 

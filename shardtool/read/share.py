@@ -21,11 +21,7 @@ if TYPE_CHECKING:
 
 
 Ends = Literal["drop", "pad", "uneven"]
-
-
 MAX_REPLACEMENTS = 10_000
-
-
 _NEAR_POSITIONS = 64
 
 

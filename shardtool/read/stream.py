@@ -23,9 +23,8 @@ from shardtool.read.stream_state import StreamState
 from shardtool.units import pluralize
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Generator, Iterable, Iterator
 
-    from numpy.typing import NDArray
     from typing_extensions import Self
 
     from shardtool.read.bundles import StreamOrder, StreamReader, StreamSamples
@@ -35,15 +34,9 @@ if TYPE_CHECKING:
     from shardtool.read.pipeline import Pipeline
     from shardtool.read.share import Share
 
-    Several = Sequence[int] | list[str] | tuple[str, ...] | NDArray[np.generic]
-
 
 _log = logging.getLogger("shardtool")
-
-
 Job = TypeVar("Job")
-
-
 Result = TypeVar("Result")
 
 
@@ -70,29 +63,13 @@ def read_ahead(
 
 
 _READ_BYTES = 2**23  # read together by default; fits into a processor's cache
-
-
 _LATE_READ_BYTES = 2**25  # large samples located together; each is read on demand
-
-
 _MAX_SAMPLES_PER_READ = 2**12
-
-
 _STEPS_AHEAD = 2
-
-
 _CONCURRENT_ROUNDS = 2  # reads of shuffled remote samples: one starts while the last requests of another finish
-
-
 _ROUNDS_PER_READ = 2  # rounds of each rank in such a read; fewer would mean many small requests
-
-
 _MAX_ROUND_GROWTH = 4  # limits memory when a state from more ranks is loaded
-
-
 _PREFETCH_BYTES = 2**30  # distance at which shards are copied into a cache: enough to hide a large shard
-
-
 _MAX_PREFETCH_JOBS = 2**8
 
 
@@ -423,6 +400,4 @@ _WHERE_FIX = (
 
 
 _PAD_FIX = "or use ends='pad', which repeats samples and marks them with `__padding__`, or ends='uneven'"
-
-
 _VERIFY_FIX = "Run `shardtool verify` to list the damage"

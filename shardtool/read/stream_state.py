@@ -12,14 +12,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 _NUMBER_KEYS = ("seed", "epoch", "parts", "window", "position")
-
-
 _KEYS_BY_VERSION = {1: _NUMBER_KEYS, 2: (*_NUMBER_KEYS, "ranks")}
-
-
 _OTHER_KEYS = ("version", "fingerprint", "shuffle")
-
-
 _STATE_FIX = "Pass the unchanged result of `state_dict`."
 
 

@@ -48,8 +48,8 @@ def merge_fields(entries: SampleTable, other: SampleTable) -> SampleTable:
         entries,
         first=first,
         fields=tuple(names),
-        rows=FieldRows.joined([entries.rows, other.rows], codes).take(order),
-        values=entries.values.with_more(other.values),
+        rows=FieldRows.concat([entries.rows, other.rows], codes).take(order),
+        values=entries.values.merge(other.values),
         spans=_merge_spans(entries, other).take_rows(order),
         metadata=columns,
         identity=f"{entries.identity} {other.identity}",
@@ -69,5 +69,5 @@ def _merge_spans(entries: SampleTable, other: SampleTable) -> FieldSpans:
         offset=np.concatenate((spans.offset, other_spans.offset)),
         expected=concat_columns((spans.expected, other_spans.expected)),
         whole=None if spans.whole is None and other_spans.whole is None else np.concatenate(whole_flags),
-        of_row=np.concatenate((file_numbers[0], file_numbers[1] + np.uint32(len(spans.files)))),
+        row_file=np.concatenate((file_numbers[0], file_numbers[1] + np.uint32(len(spans.files)))),
     )

@@ -80,9 +80,9 @@ def add_fields(entries: SampleTable, new_fields: Sequence[NewField]) -> SampleTa
 
     if spans is not None:  # it lacks the new rows
         whole = None if spans.whole is None else extend(spans.whole, 0)
-        of_row = None if spans.of_row is None else extend(spans.of_row, 0)
+        row_file = None if spans.row_file is None else extend(spans.row_file, 0)
         offset, expected = extend(spans.offset, 0), extend(spans.expected, -1)
-        spans = replace(spans, offset=offset, expected=expected, whole=whole, of_row=of_row)
+        spans = replace(spans, offset=offset, expected=expected, whole=whole, row_file=row_file)
 
     def is_one_type(field: NewField) -> bool:
         """Check whether all values of a field are of one type; samples that do not get it may have another."""
@@ -105,7 +105,7 @@ def add_fields(entries: SampleTable, new_fields: Sequence[NewField]) -> SampleTa
             changed_ns=extend(rows.changed_ns, 0),
             paths=None if rows.paths is None else _extend_paths(rows.paths, order - new_rows),
         ),
-        values=values.only({*fields} - names).with_more(field_values),
+        values=values.select({*fields} - names).merge(field_values),
         spans=spans,
         metadata=metadata_columns.with_number_columns(
             entries.metadata, {field.name: field.column for field in new_fields}

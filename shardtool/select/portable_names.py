@@ -61,7 +61,7 @@ def make_portable(entries: SampleTable, *, by_key: bool = True) -> SampleTable:
         fields=unique,
         rows=replace(entries.rows, code=new_code[entries.rows.code], paths=list_source_paths(entries)),
         # In class order, in which the dataset file lists the class names.
-        values=entries.values.renamed({name: _portable_field(name) for name in (*typed_fields, *entries.fields)}),
+        values=entries.values.rename({name: _portable_field(name) for name in (*typed_fields, *entries.fields)}),
         source_paths=True,
     )
     check_case(renamed)

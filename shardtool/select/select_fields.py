@@ -123,7 +123,7 @@ def _merged_names(new_names: dict[str, str]) -> dict[str, list[str]]:
 
 def _rename_values(values: FieldValues, new_names: dict[str, str]) -> FieldValues:
     """Rename the fields in `values`; a merged field keeps what all its parts agree on."""
-    renamed = values.renamed(new_names)
+    renamed = values.rename(new_names)
     inline, types = {**renamed.inline}, {**renamed.types}
     for new, names in _merged_names(new_names).items():
         columns = [values.inline[name] for name in names if name in values.inline]

@@ -62,7 +62,9 @@ def measure_open_seconds(entries: SampleTable) -> float:
         if (kind := int(rows.kind[row])) in (FILE, LINK):
             start = time.perf_counter()
             with suppress(OSError):
-                files.read_file(entries.place(row), buffer, files.READ_PLAIN if kind == FILE else files.READ_FOLLOWING)
+                files.read_file(
+                    entries.file_path(row), buffer, files.READ_PLAIN if kind == FILE else files.READ_FOLLOWING
+                )
             times.append(time.perf_counter() - start)
     return sorted(times)[len(times) // 2] if times else 0.0
 

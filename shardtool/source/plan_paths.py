@@ -82,7 +82,7 @@ def _check_any_exists(entries: SampleTable, where: str) -> None:
     probed = [row for row in sorted(rows) if kind[row] == FILE]
     for row in probed:
         try:
-            file_stat = os.stat(entries.place(row))
+            file_stat = os.stat(entries.file_path(row))
         except (OSError, ValueError):
             continue
         if (file_stat.st_size, file_stat.st_mtime_ns) == (int(entries.rows.size[row]), int(entries.rows.mtime_ns[row])):

@@ -44,7 +44,7 @@ def shards_note(entries: SampleTable, *, named: bool) -> str:
     rows = [row for code in codes for row in (entries.rows.code == code).nonzero()[0][:_MAX_PROBED_SHARDS].tolist()]
     first = printable(entries.path(rows[0]))
     only_shards = total == len(entries.rows.code)
-    for path in () if named else (os.fsdecode(entries.place(row)) for row in rows):
+    for path in () if named else (os.fsdecode(entries.file_path(row)) for row in rows):
         if only_shards or _is_dataset_shard(path):
             found = "a shard, like all files in this folder" if only_shards else "a shard of a dataset"
             exclude, include = option_text("exclude"), include_advice("*")

@@ -46,7 +46,7 @@ _EXPECTED_VALUES = {
 }  # fmt: skip
 
 
-def read_coco(where: str, document: JsonStream) -> tuple[pa.Table, dict[str, list[str]], tuple[str, ...]]:
+def read_coco(location: str, document: JsonStream) -> tuple[pa.Table, dict[str, list[str]], tuple[str, ...]]:
     """Return the images as a table, the classes of its column `labels`, and notes.
 
     Raises:
@@ -57,26 +57,26 @@ def read_coco(where: str, document: JsonStream) -> tuple[pa.Table, dict[str, lis
         if name not in _REQUIRED_NAMES or document.peek() != "[":
             document.skip()
             continue
-        objects = _read_objects(where, document, name)
+        objects = _read_objects(location, document, name)
         if name == "images":
             rows = [[item.get(part) for part in _IMAGE_PROPERTIES] for item in objects]
             images = {part: [row[index] for row in rows] for index, part in enumerate(_IMAGE_PROPERTIES)}
         elif name == "annotations":
-            annotations = _read_annotations(objects, where)
+            annotations = _read_annotations(objects, location)
         else:
             id_names = [(item["id"], item["name"]) for item in objects]
             categories = dict(id_names)
             if len(categories) < len(id_names):
                 raise InvalidRequest(
-                    where, "several categories with the same id", expected="a unique id for each category"
+                    location, "several categories with the same id", expected="a unique id for each category"
                 )
     document.end()
     if not images or not annotations:
-        raise InvalidRequest(where, "a JSON object", expected=ROWS_OR_COCO)
+        raise InvalidRequest(location, "a JSON object", expected=ROWS_OR_COCO)
     ids = [*map(str, images["id"])]
     if len({*ids}) < len(ids):
-        raise InvalidRequest(where, "several images with the same id", expected="a unique id for each image")
-    names, annotations["category_id"] = _number_labels(where, categories, annotations["category_id"])
+        raise InvalidRequest(location, "several images with the same id", expected="a unique id for each image")
+    names, annotations["category_id"] = _number_labels(location, categories, annotations["category_id"])
     image_index = arrow.number_values(
         pc.fill_null(pc.index_in(annotations["image_id"], value_set=arrow.text_array(ids).cast(pa.string())), -1)
     )
@@ -96,20 +96,20 @@ def read_coco(where: str, document: JsonStream) -> tuple[pa.Table, dict[str, lis
         if annotations[name].null_count < len(annotations[name]):
             table[column] = pa.ListArray.from_arrays(offsets, annotations[name].take(annotation_order))
     orphans = pluralize(len(image_index) - len(order), "annotation")
-    notes = (f"{orphans} skipped: {where} does not list the image",) if len(order) < len(image_index) else ()
+    notes = (f"{orphans} skipped: {location} does not list the image",) if len(order) < len(image_index) else ()
     return pa.table(table), {"labels": names} if "labels" in table else {}, notes
 
 
-def _read_objects(where: str, document: JsonStream, name: str) -> Iterator[dict[str, Any]]:
+def _read_objects(location: str, document: JsonStream, name: str) -> Iterator[dict[str, Any]]:
     for index, item in enumerate(document.elements(), 1):
         required_names = _REQUIRED_NAMES[name]
         if not isinstance(item, dict) or any(item.get(property_name) is None for property_name in required_names):
             found = f"{name}, element {index:,}: '{printable(document.text()[:80])}'"
-            raise InvalidRequest(where, found, expected=f"an object with {' and '.join(required_names)}")
+            raise InvalidRequest(location, found, expected=f"an object with {' and '.join(required_names)}")
         for property_name in required_names:
             if not _is_int64(item[property_name]) and not is_unicode_text(item[property_name]):
                 raise _value_error(
-                    where, name, index, (property_name, item[property_name]), f"{_WHOLE_NUMBER}, or text"
+                    location, name, index, (property_name, item[property_name]), f"{_WHOLE_NUMBER}, or text"
                 )
         for property_name in _SIDE_NAMES if name == "images" else ():
             if (
@@ -117,7 +117,7 @@ def _read_objects(where: str, document: JsonStream, name: str) -> Iterator[dict[
                 and not _is_int64(item[property_name])
                 and not isinstance(item[property_name], float)
             ):
-                raise _value_error(where, name, index, (property_name, item[property_name]), "a number")
+                raise _value_error(location, name, index, (property_name, item[property_name]), "a number")
         yield item
 
 
@@ -126,13 +126,13 @@ def _is_int64(value: object) -> bool:
 
 
 def _value_error(
-    where: str, name: str, index: int, property_value: tuple[str, object], expected: str
+    location: str, name: str, index: int, property_value: tuple[str, object], expected: str
 ) -> InvalidRequest:
     shown = f"{name}, element {index:,}: {property_value[0]} is {printable(json.dumps(property_value[1])[:60])}"
-    return InvalidRequest(where, shown, expected=expected)
+    return InvalidRequest(location, shown, expected=expected)
 
 
-def _read_annotations(objects: Iterator[dict[str, Any]], where: str) -> dict[str, pa.Array]:
+def _read_annotations(objects: Iterator[dict[str, Any]], location: str) -> dict[str, pa.Array]:
     columns = {property_name: [pa.array([], kind)] for property_name, kind in _ARROW_TYPES.items()}
     while annotations := [
         {**annotation, "image_id": str(annotation["image_id"])} for annotation in islice(objects, _CHUNK_ANNOTATIONS)
@@ -143,13 +143,13 @@ def _read_annotations(objects: Iterator[dict[str, Any]], where: str) -> dict[str
                     [annotation.get(property_name) for annotation in annotations],
                     property_name,
                     sum(map(len, chunks)) + 1,
-                    where,
+                    location,
                 )
             )
     return {property_name: pa.concat_arrays(chunks) for property_name, chunks in columns.items()}
 
 
-def _to_array(values: list[Any], property_name: str, first: int, where: str) -> pa.Array:
+def _to_array(values: list[Any], property_name: str, first: int, location: str) -> pa.Array:
     """Return one property of annotations as an array; `first` is the number of the first annotation.
 
     Raises:
@@ -164,24 +164,24 @@ def _to_array(values: list[Any], property_name: str, first: int, where: str) -> 
     except (TypeError, ValueError, OverflowError):
         pass
     if len(values) == 1:
-        raise _value_error(where, "annotations", first, (property_name, values[0]), expected)
+        raise _value_error(location, "annotations", first, (property_name, values[0]), expected)
     return pa.concat_arrays(
-        [_to_array([value], property_name, number, where) for number, value in enumerate(values, first)]
+        [_to_array([value], property_name, number, location) for number, value in enumerate(values, first)]
     )
 
 
-def _number_labels(where: str, categories: dict[Any, Any], category_ids: pa.Array) -> tuple[list[str], pa.Array]:
+def _number_labels(location: str, categories: dict[Any, Any], category_ids: pa.Array) -> tuple[list[str], pa.Array]:
     if not all(isinstance(category_id, int) for category_id in categories):
         found = f"categories with ids {format_list([*map(repr, categories)])}"
-        raise InvalidRequest(where, found, expected="whole numbers")
+        raise InvalidRequest(location, found, expected="whole numbers")
     sorted_ids = sorted(categories)
     names = [categories[category_id] for category_id in sorted_ids]
     if not are_class_names(names):
         found = next((f"several named {name!r}" for name in names if names.count(name) > 1), "a name that is not text")
-        raise InvalidRequest(where, f"categories: {found}", expected="a unique name for each")
+        raise InvalidRequest(location, f"categories: {found}", expected="a unique name for each")
     labels = pc.index_in(category_ids, value_set=pa.array(sorted_ids, pa.int64()))
     bad = arrow.true_positions(pc.and_(pc.is_null(labels), pc.is_valid(category_ids)))
     if len(bad):
         problem = f"annotation {int(bad[0]) + 1:,}: category {category_ids[int(bad[0])]}"
-        raise InvalidRequest(where, problem, expected=f"one of the {len(names):,} categories in {where}")
+        raise InvalidRequest(location, problem, expected=f"one of the {len(names):,} categories in {location}")
     return recorded_names(names), labels

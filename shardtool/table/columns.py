@@ -101,7 +101,7 @@ def missing_name_error(thing: str, option: str, name: str, names: Sequence[str])
     )
 
 
-def check_sidecar_names(where: str, columns: list[str], *, remedy: str) -> None:
+def check_sidecar_names(location: str, columns: list[str], *, remedy: str) -> None:
     """Refuse metadata columns whose names are reserved for the sidecar.
 
     Raises:
@@ -110,10 +110,10 @@ def check_sidecar_names(where: str, columns: list[str], *, remedy: str) -> None:
     reserved = [repr(name) for name in columns if name.startswith("__")]
     if reserved:
         found = f"column {format_list(reserved)}: names that start with two underscores are reserved for the sidecar"
-        raise InvalidRequest(where, found, remedy=f"Rename them, or {remedy}.")
+        raise InvalidRequest(location, found, remedy=f"Rename them, or {remedy}.")
 
 
-def check_field_name(where: str, found: str, name: str) -> None:
+def check_field_name(location: str, found: str, name: str) -> None:
     """Refuse a field name that is invalid, or that `--fields` could not express.
 
     Raises:
@@ -121,10 +121,10 @@ def check_field_name(where: str, found: str, name: str) -> None:
     """
     if BAD_FIELD.search(name) or _UNTYPABLE.search(name) or not is_utf8(to_bytes(name)):
         expected = "a name such as jpg, cls or seg.png, without '=' or ',', a leading '-', or a space at either end"
-        raise InvalidRequest(where, found, expected=expected)
+        raise InvalidRequest(location, found, expected=expected)
 
 
-def check_field_names(where: str, names: Sequence[str], *, remedy: str = RENAME_HINT) -> None:
+def check_field_names(location: str, names: Sequence[str], *, remedy: str = RENAME_HINT) -> None:
     """Refuse invalid and repeated field names.
 
     Raises:
@@ -134,7 +134,7 @@ def check_field_names(where: str, names: Sequence[str], *, remedy: str = RENAME_
         check_field_name(f"field {name!r}", "not a valid field name", name)
     repeated = sorted({repr(name) for name in names if names.count(name) > 1})
     if repeated:
-        raise InvalidRequest(where, f"several columns for the field {format_list(repeated)}", remedy=remedy)
+        raise InvalidRequest(location, f"several columns for the field {format_list(repeated)}", remedy=remedy)
 
 
 def check_labels(classes: Sequence[str], fields: Sequence[tuple[str, str]]) -> None:

@@ -112,7 +112,7 @@ _MIN_CELL_LIMIT = 5 * 10**7  # allowed for any file: half a gigabyte
 _CELLS_PER_BYTE = 2  # a value takes at least six bytes in the file, and eight in memory
 
 
-def check_json_lines(where: str, open_stream: Opened) -> int:
+def check_json_lines(location: str, open_stream: Opened) -> int:
     """Return the number of non-blank lines, or raise for lines that pyarrow's reader cannot handle.
 
     Raises:
@@ -120,10 +120,10 @@ def check_json_lines(where: str, open_stream: Opened) -> int:
     """
     names, rows, size = set[bytes](), 0, 0
     with open_stream() as stream:
-        for block in read_line_blocks(where, stream):
+        for block in read_line_blocks(location, stream):
             data, size = block.strip(_WHITE), size + len(block)
             if not _is_plain_block(data):
-                block_names, rows = _collect_names(where, rows, data)
+                block_names, rows = _collect_names(location, rows, data)
                 names |= block_names
             else:
                 rows += data.count(b"\n") + 1
@@ -131,16 +131,16 @@ def check_json_lines(where: str, open_stream: Opened) -> int:
                     [part.rpartition(b'"')[2] for part in data.split(b'":')[:-1]]
                 )  # may include text before a colon
             if _has_too_many_cells(len(names), rows, size):
-                return _check_each_line(where, open_stream)
+                return _check_each_line(location, open_stream)
     return rows
 
 
-def _collect_names(where: str, rows: int, data: bytes) -> tuple[set[bytes], int]:
+def _collect_names(location: str, rows: int, data: bytes) -> tuple[set[bytes], int]:
     name_paths = set[tuple[str, ...]]()
     for line in data.split(b"\n"):
         if line.strip(_WHITE):
             rows += 1
-            _add_names(_read_line(where, rows, line), (), name_paths)
+            _add_names(_read_line(location, rows, line), (), name_paths)
     return {path[-1].encode("utf-8", "surrogatepass") for path in name_paths}, rows
 
 
@@ -167,7 +167,7 @@ def _is_deep(line: bytes) -> bool:
     return bool(brackets)
 
 
-def read_line_blocks(where: str, stream: BinaryIO) -> Iterator[bytes]:
+def read_line_blocks(location: str, stream: BinaryIO) -> Iterator[bytes]:
     """Yield whole lines, about 1 MiB at a time, without a byte-order mark.
 
     Raises:
@@ -184,36 +184,36 @@ def read_line_blocks(where: str, stream: BinaryIO) -> Iterator[bytes]:
             parts, buffered, data = [], 0, data[end:]
         buffered += len(data)
         if buffered > MAX_ROW_BYTES:
-            raise row_size_error(where)
+            raise row_size_error(location)
         parts.append(data)
     if buffered:
         yield b"".join(parts)
 
 
-def _iter_rows(where: str, open_stream: Opened) -> Iterator[tuple[int, dict[str, object], int]]:
+def _iter_rows(location: str, open_stream: Opened) -> Iterator[tuple[int, dict[str, object], int]]:
     """Yield each non-blank line's number and object, and the number of bytes read so far."""
     number = size = 0
     with open_stream() as stream:
-        for data in read_line_blocks(where, stream):
+        for data in read_line_blocks(location, stream):
             size += len(data)
             for line in data.split(b"\n"):
                 if line.strip(_WHITE):
                     number += 1
-                    yield number, _read_line(where, number, line), size
+                    yield number, _read_line(location, number, line), size
 
 
-def _read_line(where: str, number: int, line: bytes) -> dict[str, object]:
+def _read_line(location: str, number: int, line: bytes) -> dict[str, object]:
     try:
         row = json.loads(line)
     except RecursionError:
-        raise nesting_error(f"{where}, row {number:,}") from None
+        raise nesting_error(f"{location}, row {number:,}") from None
     except ValueError as error:
         message = str(error).partition(":")[0]
-        raise _line_error(where, number, line, message[:1].lower() + message[1:]) from None
+        raise _line_error(location, number, line, message[:1].lower() + message[1:]) from None
     if not isinstance(row, dict):
-        raise _line_error(where, number, line, f"a JSON {_json_type(row)}")
+        raise _line_error(location, number, line, f"a JSON {_json_type(row)}")
     if _nesting_depth(row) > MAX_NESTING:
-        raise nesting_error(f"{where}, row {number:,}")
+        raise nesting_error(f"{location}, row {number:,}")
     return row
 
 
@@ -230,31 +230,31 @@ def _json_type(value: object) -> str:
     return names.get(type(value), "null")
 
 
-def _line_error(where: str, number: int, line: bytes, found: str) -> InvalidRequest:
+def _line_error(location: str, number: int, line: bytes, found: str) -> InvalidRequest:
     remedy = f"It starts with '{printable(line[:60].strip())}'."
     if number == 1 and line.lstrip()[:1] == b"[":
         remedy = "Convert a JSON array to lines: `jq -c '.[]'`."
-    return InvalidRequest(where, f"row {number:,}: {found}", expected="one JSON object per line", remedy=remedy)
+    return InvalidRequest(location, f"row {number:,}: {found}", expected="one JSON object per line", remedy=remedy)
 
 
 def _has_too_many_cells(count: int, rows: int, size: int) -> bool:
     return count > MAX_COLUMNS or count * rows > max(_MIN_CELL_LIMIT, _CELLS_PER_BYTE * size)
 
 
-def _check_each_line(where: str, open_stream: Opened) -> int:
+def _check_each_line(location: str, open_stream: Opened) -> int:
     top_names, names = set[str](), set[tuple[str, ...]]()
     rows = 0
     size = 0
-    for rows, row, size in _iter_rows(where, open_stream):
+    for rows, row, size in _iter_rows(location, open_stream):
         top_names.update(row)
         _add_names(row, (), names)
         if len(top_names) > MAX_COLUMNS:
-            raise column_count_error(where)
+            raise column_count_error(location)
         if _has_too_many_cells(len(names), rows, size):
             found = f"{len(names):,} different names in objects of the first {rows:,} rows"
             expected = f"the same names in most rows, {MAX_COLUMNS:,} at most"
             remedy = "Store names that differ from row to row as a list of names and a list of values."
-            raise InvalidRequest(where, f"{found}, most without a value", expected=expected, remedy=remedy)
+            raise InvalidRequest(location, f"{found}, most without a value", expected=expected, remedy=remedy)
     return rows
 
 

@@ -31,8 +31,8 @@ class JsonStream:
         InvalidRequest: Invalid JSON, nested too deeply, or a value of more than `MAX_ROW_BYTES`.
     """
 
-    def __init__(self, where: str, stream: BinaryIO) -> None:
-        self._where, self._stream = where, stream
+    def __init__(self, location: str, stream: BinaryIO) -> None:
+        self._location, self._stream = location, stream
         self._decode = codecs.getincrementaldecoder("utf-8-sig")().decode
         self._text, self._at, self._start, self._before, self._at_end = "", 0, 0, 0, False
 
@@ -52,7 +52,7 @@ class JsonStream:
             try:
                 value, end = _DECODER.raw_decode(self._text, self._at)
             except RecursionError:
-                raise nesting_error(self._where) from None
+                raise nesting_error(self._location) from None
             except json.JSONDecodeError as error:
                 problem = self._problem(error.msg, error.pos)  # before more text is read: it counts in the current text
                 is_cut = error.msg.startswith("Unterminated") or error.pos > len(self._text) - _MAX_TOKEN_CHARS
@@ -121,24 +121,24 @@ class JsonStream:
             return False
         rest = self._text[self._at :]
         if len(rest) > MAX_ROW_BYTES:
-            raise row_size_error(self._where)
+            raise row_size_error(self._location)
         data = self._stream.read(max(_BLOCK_BYTES, len(rest)))
         self._at_end, self._before = not data, self._before + self._at
         try:
             self._text, self._at = rest + self._decode(data, not data), 0
         except UnicodeDecodeError:
-            raise InvalidRequest(self._where, "not valid UTF-8", expected="JSON in UTF-8") from None
+            raise InvalidRequest(self._location, "not valid UTF-8", expected="JSON in UTF-8") from None
         return not self._at_end
 
     def _problem(self, found: str, position: int) -> InvalidRequest:
         shown = printable(self._text[position : position + 40])
         problem = f"invalid JSON: {found[:1].lower()}{found[1:80]}, at character {self._before + position + 1:,}"
         return InvalidRequest(
-            self._where, problem, expected=ROWS_OR_COCO, remedy=f"The text there: '{shown}'." * bool(shown)
+            self._location, problem, expected=ROWS_OR_COCO, remedy=f"The text there: '{shown}'." * bool(shown)
         )
 
 
-def to_json_lines(where: str, rows: JsonStream) -> pa.Buffer:
+def to_json_lines(location: str, rows: JsonStream) -> pa.Buffer:
     """Return an array of objects as LZ4-compressed JSON lines: the caller reads them several times.
 
     Raises:
@@ -149,9 +149,9 @@ def to_json_lines(where: str, rows: JsonStream) -> pa.Buffer:
         for number, row in enumerate(rows.elements(), 1):
             if not isinstance(row, dict):
                 found = f"row {number:,}: '{printable(rows.text()[:60])}'"
-                raise InvalidRequest(where, found, expected="an object for each row")
+                raise InvalidRequest(location, found, expected="an object for each row")
             lines.write(rows.text().replace("\n", " ").replace("\r", " ").encode() + b"\n")
     rows.end()
     if not number:
-        raise InvalidRequest(where, "no rows", expected="an object for each row")
+        raise InvalidRequest(location, "no rows", expected="an object for each row")
     return sink.getvalue()

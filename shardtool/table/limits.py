@@ -18,23 +18,23 @@ MAX_NESTING = 32  # Parquet's reader accepts 100 levels, and a list or struct ta
 MAX_ROW_BYTES = 2**28  # text is copied several times, and a small compressed file may expand to this
 
 
-def check_shape(where: str, schema: pa.Schema) -> None:
+def check_shape(location: str, schema: pa.Schema) -> None:
     """Refuse a table with too many columns, or with too deep nesting.
 
     Raises:
         InvalidRequest: The table exceeds a limit.
     """
     if len(schema) > MAX_COLUMNS:
-        raise column_count_error(where, len(schema))
+        raise column_count_error(location, len(schema))
     for field in schema:
         remaining = MAX_COLUMNS
         for _, level in nested_types(field.type):
             if level > MAX_NESTING:
-                raise nesting_error(f"{where}, column {field.name!r}")
+                raise nesting_error(f"{location}, column {field.name!r}")
             remaining -= 1
             if remaining < 0:
                 found = f"column {field.name!r} with more than {MAX_COLUMNS:,} nested values"
-                raise InvalidRequest(where, found, expected="fewer")
+                raise InvalidRequest(location, found, expected="fewer")
 
 
 def nested_types(kind: pa.DataType) -> Iterator[tuple[pa.DataType, int]]:
@@ -51,21 +51,21 @@ def nested_types(kind: pa.DataType) -> Iterator[tuple[pa.DataType, int]]:
             stack += [(current.field(index).type, level + 1) for index in range(current.num_fields)]
 
 
-def column_count_error(where: str, count: int | None = None) -> InvalidRequest:
+def column_count_error(location: str, count: int | None = None) -> InvalidRequest:
     """Return the error for a table with too many columns."""
     found = f"more than {MAX_COLUMNS:,} columns" if count is None else f"{count:,} columns"
     remedy = "Store related numbers in one list column."
-    return InvalidRequest(where, found, expected=f"at most {MAX_COLUMNS:,}", remedy=remedy)
+    return InvalidRequest(location, found, expected=f"at most {MAX_COLUMNS:,}", remedy=remedy)
 
 
-def nesting_error(where: str) -> InvalidRequest:
+def nesting_error(location: str) -> InvalidRequest:
     """Return the error for too deeply nested values."""
     found = f"lists or objects nested more than {MAX_NESTING} levels deep"
-    return InvalidRequest(where, found, expected=f"at most {MAX_NESTING}", remedy="Store the value as text.")
+    return InvalidRequest(location, found, expected=f"at most {MAX_NESTING}", remedy="Store the value as text.")
 
 
-def row_size_error(where: str) -> InvalidRequest:
+def row_size_error(location: str) -> InvalidRequest:
     """Return the error for a row that is too long."""
     found = f"a row of more than {MAX_ROW_BYTES >> 20} MiB"
     remedy = f"Store the text in a file and its path in the table ({option_text('files', {'FIELD': 'COLUMN'})})."
-    return InvalidRequest(where, found, expected="a shorter row", remedy=remedy)
+    return InvalidRequest(location, found, expected="a shorter row", remedy=remedy)

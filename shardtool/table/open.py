@@ -187,7 +187,7 @@ def _read_standard_input(data: bytes, named: Collection[str], form: DelimitedFor
     return MemoryTable(name, read_list(name, data, "path"), _STDIN_NAME)
 
 
-def check_column(where: str, name: str, column: pa.ChunkedArray) -> None:
+def check_column(location: str, name: str, column: pa.ChunkedArray) -> None:
     """Refuse a column whose values do not fit its type, and invalid UTF-8; no reader checks these.
 
     Raises:
@@ -200,13 +200,13 @@ def check_column(where: str, name: str, column: pa.ChunkedArray) -> None:
         if pa.types.is_string(kind) or pa.types.is_large_string(kind):
             column.validate()
             found = f"column {name!r}: invalid UTF-8"
-            TableRows(where, {}, None).refuse(_undecodable_rows(column), found, expected="UTF-8", remedy=RECODE_HINT)
-        raise InvalidRequest(where, f"column {name!r}: {str(error).splitlines()[0]}") from None
+            TableRows(location, {}, None).refuse(_undecodable_rows(column), found, expected="UTF-8", remedy=RECODE_HINT)
+        raise InvalidRequest(location, f"column {name!r}: {str(error).splitlines()[0]}") from None
     if pa.types.is_timestamp(column.type) and column.type.unit == "s":
         seconds = column.cast(pa.int64()).combine_chunks().fill_null(0).to_numpy()
         found = f"column {name!r}: a time that Parquet cannot store"
         expected = "milliseconds since 1970 that fit into 63 bits"
-        TableRows(where, {}, None).refuse(np.flatnonzero(np.abs(seconds) > _MAX_SECONDS), found, expected=expected)
+        TableRows(location, {}, None).refuse(np.flatnonzero(np.abs(seconds) > _MAX_SECONDS), found, expected=expected)
 
 
 def _undecodable_rows(column: pa.ChunkedArray) -> NDArray[np.int64]:

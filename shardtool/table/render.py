@@ -63,9 +63,9 @@ class ArrowStrings:
     def __len__(self) -> int:
         return self.count if self.which is None else len(self.which)
 
-    def take(self, which: NDArray[np.int64]) -> ArrowStrings:
-        """Return the texts at the positions `which`, in that order."""
-        return replace(self, which=which if self.which is None else self.which[which])
+    def take(self, positions: NDArray[np.int64]) -> ArrowStrings:
+        """Return the texts at these positions, in that order."""
+        return replace(self, which=positions if self.which is None else self.which[positions])
 
     def lengths(self) -> NDArray[np.int64]:
         """Return the bytes of each payload, without the NUL, and after decoding."""
@@ -81,9 +81,9 @@ class ArrowStrings:
         """Return texts `first` to `last` (exclusive), each followed by a NUL."""
         return b"".join([arrow.concat_values(part) for part in self._iter_chunks(first, last)])
 
-    def gather(self, which: NDArray[np.int64]) -> bytes:
-        """Return the texts at the positions `which`, in that order, each followed by a NUL."""
-        return self.take(which).span(0, len(which))
+    def gather(self, positions: NDArray[np.int64]) -> bytes:
+        """Return the texts at these positions, in that order, each followed by a NUL."""
+        return self.take(positions).span(0, len(positions))
 
     def _iter_chunks(self, first: int, last: int) -> Iterator[pa.Array]:
         for start in range(first, last, self.step):
@@ -94,10 +94,10 @@ class ArrowStrings:
 def render_column(table: pa.Table, render: Render) -> ArrowStrings:
     """Return a text for each row of a table with one-chunk columns; `render` renders the rows of a table."""
 
-    def texts(which: NDArray[np.int64] | slice) -> pa.Array:
-        if isinstance(which, slice):
-            return render(table.slice(which.start, which.stop - which.start))
-        return render(table.take(arrow.number_array(which)))
+    def texts(rows: NDArray[np.int64] | slice) -> pa.Array:
+        if isinstance(rows, slice):
+            return render(table.slice(rows.start, rows.stop - rows.start))
+        return render(table.take(arrow.number_array(rows)))
 
     row_bytes = table.nbytes // max(1, table.num_rows) + 1
     return ArrowStrings(table.num_rows, texts, max(1, min(_CHUNK_ROWS, _CHUNK_BYTES // row_bytes)))

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
 
 _SHUFFLE_SHARDS = 16  # read in parallel by a shuffle
-
-
 __all__ = ["feature_spec", "keras_sequence", "tf_dataset"]
 
 

@@ -21,14 +21,8 @@ if TYPE_CHECKING:
 
 
 _SHUFFLE_BUFFER_BYTES = 2**28
-
-
 _MAX_BUFFER_SAMPLES = 10_000
-
-
 _OPTIONAL_KEY = TfFeature(lacking=True)  # some tools write records without a key
-
-
 _COMPRESSION_TYPES = {"": "", "gzip": "GZIP"}  # supported by TensorFlow, with its names
 
 

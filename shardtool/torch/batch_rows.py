@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
 
 _NUMBER_TYPES = (bool, int, float, np.number, np.bool_)
-
-
 _IN_ROW: Any = object()  # replaces a value that was copied into its row
 
 

@@ -32,11 +32,7 @@ if TYPE_CHECKING:
 
 
 Box: TypeAlias = "tuple[int, int, int, int]"  # left, top, right, bottom, in pixels of the whole image
-
-
 _INTERPOLATION_ROWS = 2  # rows below the crop that affect the colours of its last row
-
-
 _CROP_ATTEMPTS = 10
 
 

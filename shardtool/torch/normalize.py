@@ -17,14 +17,8 @@ if TYPE_CHECKING:
 
 
 ChannelValues: TypeAlias = "float | Sequence[float] | torch.Tensor"  # one number, or one per channel
-
-
 _CHANNEL_COUNTS = (1, 3, 4)
-
-
 _BATCH_DIMENSIONS = 4
-
-
 _MAX_PIXEL_VALUE = 255.0
 
 

@@ -30,11 +30,7 @@ if TYPE_CHECKING:
 
 
 Decoders: TypeAlias = "bool | Mapping[str, Decoder] | Decode | None"
-
-
 Transform: TypeAlias = Callable[[Any], Any]
-
-
 StreamableT = TypeVar("StreamableT", bound=Streamable | Stream)
 
 

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
 
 _WORKER_KEY = "shardtool_worker"  # identifies a worker's state
-
-
 _STATE_VERSION = 1
 
 
@@ -119,8 +117,6 @@ def _state_after_batches(loader: Mapping[str, Any], batches: int) -> dict[str, o
 
 
 SKIP_TALLY_BLOCKS = 256  # workers share blocks if there are more
-
-
 _TALLY_STEP_DIVISOR = 16  # a worker reports again after 1/16 more skipped samples: each report uses a new block
 
 
@@ -166,8 +162,6 @@ class SkipCounter(SkippedSamples):
 
 
 _MAX_WORKERS = 1024
-
-
 _STARTED, _FINISHED = 1, 2  # progress of a worker in the pass
 
 

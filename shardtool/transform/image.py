@@ -95,13 +95,14 @@ class ImageOptions:
             until it fits inside. Both keep the aspect ratio; `exact` does not. `crop` covers, then cuts out the centre.
             `pad` fits, then adds transparency if the written mode has alpha, else black; a palette without either adds
             colour 0.
-        only_larger: Never enlarge or pad. A side shorter than its target keeps its length.
+        only_larger: Never enlarge. An image within `resize` is unchanged in all modes, even by `pad`. A side shorter
+            than its target keeps its length.
         encode: Output format. For `jpg`, CMYK JPEGs are re-encoded as RGB.
         quality: 1 to 100, for JPEGs and lossy WebPs that are written anyway.
         fields: Fields that are images; empty: all with an image suffix.
         masks: Fields that contain labels: resampled with NEAREST, never encoded as jpg or webp.
         probe: Record width, height and mode.
-        max_pixels: Maximum pixels, read or written.
+        max_pixels: Maximum pixels, read or written; Pillow's own limit also applies.
 
     Raises:
         InvalidRequest: A side is out of range.

@@ -58,19 +58,21 @@ class Transformer:
         self._images, self._found_columns = transform.images, [name for name, _ in transform.found]
         self._function = find_function(transform.function) if transform.function else None
 
-    def look(self, fields: Mapping[str, Payload], held: str) -> tuple[Mapping[str, Payload], tuple[object, ...]]:
+    def change_fields(
+        self, fields: Mapping[str, Payload], checksum_field: str
+    ) -> tuple[Mapping[str, Payload], tuple[object, ...]]:
         """Change a sample's images; return its fields, and a value for each found column.
 
         Args:
             fields: The sample's fields from the source.
-            held: The field whose checksums are computed.
+            checksum_field: The field whose checksums are computed.
 
         Raises:
             BadSample: The sample cannot be processed.
         """
         values: dict[str, object] = dict.fromkeys(self._found_columns)
         for name in values.keys() - {*PROBED_COLUMNS, *ORIGINAL_COLUMNS, EXIF_COLUMN}:
-            values[name] = hashlib.new(name, fields[held], usedforsecurity=False).hexdigest()
+            values[name] = hashlib.new(name, fields[checksum_field], usedforsecurity=False).hexdigest()
         if self._images is not None:
             if EXIF_COLUMN in values:
                 from shardtool.transform.exif import read_exif
@@ -85,7 +87,7 @@ class Transformer:
             values |= image._asdict() if image is not None and self._images.probe else {}
         return fields, tuple(values.values())
 
-    def finish(self, key: bytes, fields: Mapping[str, Payload]) -> list[TransformedSample]:
+    def call_function(self, key: bytes, fields: Mapping[str, Payload]) -> list[TransformedSample]:
         """Apply the user's function; return one sample, several, or none.
 
         Raises:

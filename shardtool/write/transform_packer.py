@@ -115,13 +115,13 @@ class TransformPacker(packer.Packer):
             self._urls = {row: number for number, row in enumerate(rows)}
             self._fetcher = get_fetcher(work.transform.fetch)
             urls = [to_text(self._path(b"", row)) for row in rows]
-            self._fetcher.begin(urls, len(self.keys), lambda: self.report_progress(self._current_index))
+            self._fetcher.start(urls, len(self.keys), lambda: self.report_progress(self._current_index))
 
     def close(self) -> None:
         """Close all source files, and cancel unused downloads."""
         super().close()
         if self._fetcher is not None:
-            self._fetcher.begin(())
+            self._fetcher.start(())
 
     def extra_progress(self) -> tuple[int, ...]:
         """Return the number of samples whose URLs failed since the last report."""
@@ -174,7 +174,7 @@ class TransformPacker(packer.Packer):
     def _read(self, sample_index: int, rows: range) -> ReadSample:
         try:
             fields = self._fields(self.keys[sample_index], rows)
-            return ReadSample(sample_index, rows, *self._change.look(fields, self._main_field(rows)))
+            return ReadSample(sample_index, rows, *self._change.change_fields(fields, self._main_field(rows)))
         except (source_errors.SourceFailed, BadSample) as error:
             return ReadSample(sample_index, rows, {}, rejection=error)
 
@@ -217,7 +217,7 @@ class TransformPacker(packer.Packer):
         """
         if sample.rejection is not None:
             raise sample.rejection
-        changed = self._change.finish(self.keys[sample.sample_index], sample.fields)
+        changed = self._change.call_function(self.keys[sample.sample_index], sample.fields)
         self._check_dots(changed)
         return changed, [self._encode(transformed) for transformed in changed]
 

@@ -52,7 +52,7 @@ ERRORS: dict[str, tuple[Callable[[Path], None], list[str], int, str, list[str]]]
         ["s/a/000.txt", PATTERN],
         2,
         "invalid-request",
-        ["s/a/000.txt", "no table", "standard input"],
+        ["s/a/000.txt", "not a table", "standard input"],
     ),
     "no pattern": (_nothing, ["s", "out"], 2, "invalid-request", ["out", "no file extension", "out-{000000..}.tar"]),
     "open brace": (_nothing, ["s", "out-{000..009.tar"], 2, "invalid-request", ["out-{000..009.tar"]),

@@ -194,7 +194,7 @@ def test_shards_alone(server: Server, tmp_path: Path) -> None:
         ("o/open@v9/train.json", 2, "no such revision"),
         ("o/open@v9", 7, "no such revision"),
         ("o/open/none.json", 2, "no such object"),
-        ("o/open/none", 2, "none below it"),
+        ("o/open/none", 2, "no objects below it"),
         ("o", 2, "no repository; expected hf://datasets/ORG/NAME"),
     ],
 )

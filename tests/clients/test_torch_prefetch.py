@@ -302,5 +302,5 @@ def test_options_that_make_no_sense() -> None:
     _failing("^mean: .*nan", mean=float("nan"))
     _failing("^device: 'nowhere'", device="nowhere")
     _failing("^device: 'cuda:99', but torch can use", device="cuda:99")
-    _failing("^a batch: no images to normalise", batch=torch.ones(4, 3, 8, 8), mean=MEAN)
+    _failing("^a batch: has no images to normalise", batch=torch.ones(4, 3, 8, 8), mean=MEAN)
     _failing(r"^a batch of images \[2, 3, 8, 3\]: the second and the last", batch=_images(0, (2, 3, 8, 3)), mean=MEAN)

@@ -32,7 +32,7 @@ def test_copy_and_remove_reject_a_damaged_dataset_file(name: str, verb: str, wor
     ran = typed(verb, name, *words)
     assert ran.code == 4
     assert "ds/x.json: a damaged " in ran.err
-    assert "Run the original command with --resume, or `shardtool index`, to recreate it" in ran.err
+    assert "Run the original command with --resume, or `shardtool index` on the shards" in ran.err
     assert read_tree(damaged) == before
 
 

@@ -49,8 +49,8 @@ def looked(task: tuple[TaskEnvironment, dict[str | bytes, str], str | None, str,
     return inspect_node(*task)
 
 
-def test_each_attempt_has_a_file_of_its_own(pool: LocalPool, tmp_path: Path) -> None:
-    """Attempts at a task write side by side, where the parent is; what one wrote is published, and all others go."""
+def test_each_attempt_has_its_own_file(pool: LocalPool, tmp_path: Path) -> None:
+    """Attempts at a task stage separate files; the parent publishes one, and the others are deleted."""
     (tmp_path / "out").mkdir()
     there, folder = TaskEnvironment.here()._replace(folder=str(tmp_path)), Folder(str(tmp_path / "out"))
     tasks = [(there, staged, ("out", data)) for data in ("late", "right", "early")]
@@ -70,8 +70,8 @@ def told(_: str) -> dict[str, str]:
     return object_headers("s3://bucket/key")
 
 
-def test_a_node_tells_stores_what_the_parent_does(pool: LocalPool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What options say of stores goes with a task; no keys do, which are the node's own affair."""
+def test_store_options_reach_the_nodes(pool: LocalPool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Options for remote stores are sent with a task; credentials are not."""
     monkeypatch.setenv("SHARDTOOL_STORE_OPTIONS", "sse=AES256")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hidden")
     here = TaskEnvironment.here()
@@ -81,8 +81,8 @@ def test_a_node_tells_stores_what_the_parent_does(pool: LocalPool, monkeypatch: 
     assert answer.result == {"x-amz-server-side-encryption": "AES256"}
 
 
-def test_what_fails_is_an_answer(pool: LocalPool) -> None:
-    """An error of the data comes back as it is, and any other as a mistake of ours with its traceback."""
+def test_errors_are_returned(pool: LocalPool) -> None:
+    """A data error is returned unchanged, any other as Bug with its traceback."""
     here = TaskEnvironment.here()
     (_, odd), (_, bug) = pool.map(served, [(here, failing, "7"), (here, failing, "")])
     assert (type(odd.error), str(odd.error)) == (SampleFailed, "7: odd")
@@ -90,8 +90,8 @@ def test_what_fails_is_an_answer(pool: LocalPool) -> None:
     assert "KeyError" in bug.error.detail
 
 
-def test_what_a_node_sees(pool: LocalPool, tmp_path: Path) -> None:
-    """A node says what is there otherwise than here, of a path, the parent's folder, or a function; else nothing."""
+def test_inspect_node_reports_differences(pool: LocalPool, tmp_path: Path) -> None:
+    """A node reports paths, the output folder and modules that differ from the parent's."""
     (tmp_path / "a").write_bytes(b"123")
     (tmp_path / "mine.py").write_text("")
     os.utime(tmp_path / "a", ns=(0, 10**9 + 1))
@@ -117,8 +117,8 @@ def test_what_a_node_sees(pool: LocalPool, tmp_path: Path) -> None:
     assert rest == [[], [gone], []]
 
 
-def test_counts_keep_the_latest() -> None:
-    """Of a task that runs again, what its latest attempt has done counts; what was taken is not given twice."""
+def test_counts_are_those_of_the_latest_attempt() -> None:
+    """If a task runs again, its latest attempt counts; counts are returned once."""
     counts = TaskCounts()
     for samples in (5, 9, 2):
         counts.add(3, samples, samples * 10)

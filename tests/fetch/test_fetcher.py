@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 def _all(fetcher: HttpFetcher, urls: Sequence[str]) -> list[bytes | str]:
     """Return the file of each URL, or the code of its failure."""
-    fetcher.begin(urls)
+    fetcher.start(urls)
     found: list[bytes | str] = []
     for number in range(len(urls)):
         try:
@@ -43,7 +43,7 @@ def _one(url: str, **options: Any) -> bytes | str:
 
 
 def test_files_come_in_order(web: WebServer) -> None:
-    """Files are given in the order in which they are asked for, whichever arrives first; connections stay open."""
+    """Files are returned in the requested order, whichever arrives first; connections are reused."""
     names = [f"{'later' if number % 3 else 'ok'}/{number}" for number in range(60)]
     with fetching(connections=8) as fetcher:
         for _ in range(2):
@@ -66,8 +66,8 @@ def test_files_come_in_order(web: WebServer) -> None:
         ("gzip/a", b""), ("deflate/a", b""), ("to/%2Fok%2Fa", b""), ("ok/a b%20ü", b""), ("ok/%C3%BC", b""),
     ],
 )  # fmt: skip
-def test_what_an_answer_means(web: WebServer, path: str, code: str | bytes) -> None:
-    """Each answer is a file, or a reason why there is none."""
+def test_responses_become_files_or_reason_codes(web: WebServer, path: str, code: str | bytes) -> None:
+    """Each response is a file, or a failure with a reason code."""
     found = _one(web.url(path))
     assert found == code if isinstance(code, str) else isinstance(found, bytes) and found
 
@@ -82,13 +82,13 @@ def test_what_an_answer_means(web: WebServer, path: str, code: str | bytes) -> N
         ("http://a..localhost/", "bad-url"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_asked(url: str, code: str) -> None:
-    """What is no URL of the web, or leads to no server, has its own reason."""
+def test_invalid_urls(url: str, code: str) -> None:
+    """An invalid URL, or one without a server, has its own reason code."""
     assert _one(url) == code
 
 
-def test_a_host_without_an_address(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A name that the name service does not know has its own reason."""
+def test_an_unknown_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An unknown host name has its own reason code."""
 
     def unknown(*_: object, **__: object) -> list[object]:
         raise socket.gaierror(socket.EAI_NONAME, "unknown")
@@ -97,8 +97,8 @@ def test_a_host_without_an_address(monkeypatch: pytest.MonkeyPatch) -> None:
     assert _one("http://gone.example/a") == "no-host"
 
 
-def test_a_name_service_that_is_busy(web: WebServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A name that is not known for now is asked for again."""
+def test_temporary_dns_failures_are_retried(web: WebServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A temporary DNS failure is retried."""
     monkeypatch.setattr("shardtool.fetch.client._FIRST_WAIT_S", 0.01)
     asked, real = [], socket.getaddrinfo
 
@@ -113,15 +113,15 @@ def test_a_name_service_that_is_busy(web: WebServer, monkeypatch: pytest.MonkeyP
     assert asked == ["here.example"] * 2
 
 
-def test_too_many_open_files_are_no_fault_of_a_server(web: WebServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What this machine lacks ends the run: it is not listed as a failure of a URL."""
+def test_too_many_open_files_stop_the_run(web: WebServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lack of file descriptors stops the run, instead of counting as a failed URL."""
 
     def none_left(*_: object) -> socket.socket:
         raise OSError(errno.EMFILE, "Too many open files")
 
     with fetching() as fetcher:
         monkeypatch.setattr("shardtool.fetch.client.socket.socket", none_left)
-        fetcher.begin([web.url("ok/a")])
+        fetcher.start([web.url("ok/a")])
         with pytest.raises(OutputFailed, match="too many open files") as caught:
             fetcher.take(0)
         monkeypatch.undo()
@@ -129,25 +129,25 @@ def test_too_many_open_files_are_no_fault_of_a_server(web: WebServer, monkeypatc
 
 
 @pytest.mark.parametrize("host", ["2130706433", "0"])
-def test_numbers_are_no_hosts(web: WebServer, host: str) -> None:
-    """An address of this machine that is written as one number is no host."""
+def test_numeric_hosts_are_refused(web: WebServer, host: str) -> None:
+    """An address written as a single number is not a valid host."""
     assert _one(web.url("ok/a", host)) == "bad-url"
 
 
-def test_https_to_what_speaks_no_tls(web: WebServer) -> None:
-    """A server that cannot prove who it is gives no file."""
+def test_https_requires_tls(web: WebServer) -> None:
+    """A server without valid TLS gives no file."""
     assert _one(web.url("ok/a").replace("http:", "https:")) == "bad-certificate"
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "0x7f.1", "0.0.0.0", "[::ffff:127.0.0.1]"])  # noqa: S104
 def test_private_addresses_are_refused(web: WebServer, host: str) -> None:
-    """However an address of this machine is written, it is not asked, unless that is allowed."""
+    """An address of this machine is refused in any notation, unless allowed."""
     assert _one(web.url("ok/a", host), allow_private=False) == "refused-address"
     assert not web.asked
 
 
 def test_redirects_to_private_addresses_are_refused(web: WebServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each address on the way is checked: a server of the web cannot send us to this machine."""
+    """Each redirect is checked: a public server cannot redirect to this machine."""
     monkeypatch.setattr("shardtool.fetch.client.is_public", lambda address: address == "127.0.0.1")
     target = web.url("ok/a", "127.0.0.2").replace("/", "%2F")
     assert _one(web.url(f"to/{target}"), allow_private=False) == "refused-address"
@@ -155,8 +155,8 @@ def test_redirects_to_private_addresses_are_refused(web: WebServer, monkeypatch:
     assert _one(web.url("ok/a"), allow_private=False) == body("a")
 
 
-def test_the_address_that_is_connected_to_is_checked(web: WebServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A name that resolves to a private address is refused at the connection, whatever was said of it before."""
+def test_the_connected_address_is_checked(web: WebServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A name that resolves to a private address is refused when connecting, whatever an earlier lookup returned."""
     seen = []
 
     def look(address: str) -> bool:
@@ -171,8 +171,8 @@ def test_the_address_that_is_connected_to_is_checked(web: WebServer, monkeypatch
 
 @pytest.mark.slow
 @pytest.mark.parametrize("path", ["sized/2000", "endless/a", "bomb/a", "gzip/abc"])
-def test_a_file_is_not_larger_than_the_limit(web: WebServer, path: str) -> None:
-    """A file over the limit is given up while it is read, as sent and as unpacked; nothing of it stays held."""
+def test_large_files_are_refused(web: WebServer, path: str) -> None:
+    """A file over the limit is refused while it is read, as sent and as decompressed; none of it stays held."""
     limit = 1000 if path != "gzip/abc" else len(body("abc")) - 1
     with fetching(max_bytes=limit) as fetcher:
         assert _all(fetcher, [web.url(path), web.url("ok/a")])[0] == "too-large"
@@ -180,8 +180,8 @@ def test_a_file_is_not_larger_than_the_limit(web: WebServer, path: str) -> None:
     assert _one(web.url("sized/2000"), max_bytes=2000) == bytes(2000)
 
 
-def test_a_bomb_takes_no_memory(web: WebServer) -> None:
-    """Of a packed body, no more is unpacked than the limit allows."""
+def test_decompression_stops_at_the_limit(web: WebServer) -> None:
+    """A compressed body is decompressed only up to the limit."""
     begun = time.process_time()
     assert _one(web.url("bomb/a"), max_bytes=BOMB // 100) == "too-large"
     assert time.process_time() - begun < 2
@@ -190,7 +190,7 @@ def test_a_bomb_takes_no_memory(web: WebServer) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("path", "options"), [("stall/a", {"timeout_s": 2}), ("drip/a", {"max_time_s": 2})])
 def test_time_is_limited(web: WebServer, path: str, options: dict[str, float]) -> None:
-    """A server that is silent, or sends a byte now and then, is given up; files of others arrive meanwhile."""
+    """A silent or slow server times out; other files arrive meanwhile."""
     with fetching(**options) as fetcher:
         assert _all(fetcher, [web.url(path), web.url("ok/a")]) == ["timeout", body("a")]
 
@@ -206,13 +206,13 @@ def test_time_is_limited(web: WebServer, path: str, options: dict[str, float]) -
         ("chunk-name", {"timeout", "bad-response", "cut-short"}),
     ],
 )  # fmt: skip
-def test_a_hostile_answer_ends(web: WebServer, path: str, codes: set[str | bytes]) -> None:
-    """An answer that never ends, or has impossible lengths, is a reason like others, within the limit of time."""
+def test_hostile_responses_end(web: WebServer, path: str, codes: set[str | bytes]) -> None:
+    """An endless response, or one with impossible lengths, fails within the time limit."""
     assert _one(web.url(f"hostile/{path}"), max_time_s=3) in codes
 
 
-def test_what_may_pass_is_tried_again(web: WebServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A busy server, and a body that was cut, are tried again as often as asked; what is for good is not."""
+def test_temporary_failures_are_retried(web: WebServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy server and a truncated body are retried; permanent failures are not."""
     monkeypatch.setattr("shardtool.fetch.client._FIRST_WAIT_S", 0.01)
     paths = ["busy/2/a", "busy/3/a", "cut/once/a", "status/404"]
     with fetching(retries=2) as fetcher:
@@ -222,8 +222,8 @@ def test_what_may_pass_is_tried_again(web: WebServer, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.slow
-def test_a_server_that_asks_to_wait(web: WebServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Retry-After is obeyed; where it asks for more than the time that is left, the file is given up at once."""
+def test_retry_after(web: WebServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Retry-After is obeyed; if it exceeds the remaining time, the file fails at once."""
     monkeypatch.setattr("shardtool.fetch.client._FIRST_WAIT_S", 0.001)
     begun = time.monotonic()
     assert _one(web.url("later_than/1"), retries=1) == "http-429"
@@ -236,16 +236,16 @@ def test_a_server_that_asks_to_wait(web: WebServer, monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("connections", "per_host", "most"), [(4, 64, 4), (16, 3, 3), (1, 1, 1)])
-def test_requests_at_once_are_limited(web: WebServer, connections: int, per_host: int, most: int) -> None:
-    """No more requests go on at once than may, nor to one host; one more for the file that is asked for next."""
+def test_concurrent_requests_are_limited(web: WebServer, connections: int, per_host: int, most: int) -> None:
+    """Concurrent requests stay within the limits in total and per host, plus one for the next file."""
     with fetching(connections=connections, per_host=per_host) as fetcher:
         found = _all(fetcher, [web.url(f"later/{number}") for number in range(40)])
     assert found == [body(str(number)) for number in range(40)]
     assert most <= max(web.most.values()) + (most > 3) <= most + 2
 
 
-def test_hosts_are_limited_each(web: WebServer) -> None:
-    """A host that has all its requests holds back its own files only: those of another come meanwhile."""
+def test_a_busy_host_delays_only_its_own_files(web: WebServer) -> None:
+    """A host at its limit delays only its own files."""
     urls = [web.url(f"later/{number}", "localhost" if number % 10 else "127.0.0.1") for number in range(40)]
     with fetching(connections=8, per_host=2) as fetcher:
         found = _all(fetcher, urls)
@@ -254,10 +254,10 @@ def test_hosts_are_limited_each(web: WebServer) -> None:
 
 
 def test_memory_is_limited(web: WebServer) -> None:
-    """Bytes that are held, and not taken, stay below the limit, but for the file that is asked for next."""
+    """Held bytes stay below the limit, except for the next file."""
     size, memory = 50_000, 200_000
     with fetching(connections=32, memory=memory, timeout_s=5) as fetcher:
-        fetcher.begin([web.url("sized/50000")] * 40)
+        fetcher.start([web.url("sized/50000")] * 40)
         assert settles(lambda: held(fetcher) > memory // 2)
         most = 0
         for number in range(40):
@@ -268,31 +268,31 @@ def test_memory_is_limited(web: WebServer) -> None:
 
 
 @pytest.mark.slow
-def test_waiting_for_memory_takes_no_time(web: WebServer) -> None:
-    """The clock of a file stands still while it waits for others to be taken."""
+def test_waiting_for_memory_does_not_time_out(web: WebServer) -> None:
+    """A file's timeout is paused while it waits for memory."""
     with fetching(connections=8, memory=60_000, max_time_s=2, timeout_s=5) as fetcher:
-        fetcher.begin([web.url("sized/50000")] * 6)
+        fetcher.start([web.url("sized/50000")] * 6)
         time.sleep(2.5)
         assert [len(fetcher.take(number)) for number in range(6)] == [50_000] * 6
 
 
-def test_files_are_passed_over_and_given_up(web: WebServer) -> None:
-    """What is not asked for is dropped, and so is all of a list when another begins; nothing of it stays held."""
+def test_skipped_files_are_released(web: WebServer) -> None:
+    """Skipped files are dropped, and so is a whole list when another starts; nothing stays held."""
     with fetching(connections=4, memory=200_000) as fetcher:
-        fetcher.begin([web.url("sized/50000")] * 40)
+        fetcher.start([web.url("sized/50000")] * 40)
         assert fetcher.take(9) == bytes(50_000)
         assert fetcher.take(30) == bytes(50_000)
-        fetcher.begin([web.url("ok/a"), web.url("stall/a"), web.url("ok/b")])
+        fetcher.start([web.url("ok/a"), web.url("stall/a"), web.url("ok/b")])
         assert fetcher.take(0) == body("a")
         assert fetcher.take(2) == body("b")
-        fetcher.begin(())
+        fetcher.start(())
         assert settles(lambda: held(fetcher) == 0)
 
 
-def test_what_is_given_up_is_asked_for_no_more(web: WebServer) -> None:
-    """No file of a list begins once another list has begun, and none of it is taken for a file of that one."""
+def test_a_new_list_cancels_the_old_one(web: WebServer) -> None:
+    """No file of a list starts after another list has started, and results are never mixed up."""
     with fetching(connections=8) as fetcher:
-        fetcher.begin([web.url(f"later/old-{number}") for number in range(200)])
+        fetcher.start([web.url(f"later/old-{number}") for number in range(200)])
         fetcher.take(3)
         assert _all(fetcher, [web.url(f"later/{number}") for number in range(60)]) == [
             body(f"{number}") for number in range(60)
@@ -300,8 +300,8 @@ def test_what_is_given_up_is_asked_for_no_more(web: WebServer) -> None:
     assert sum("old" in path for path in web.asked) < 32
 
 
-def test_what_is_sent(web: WebServer) -> None:
-    """A request says who asks, and asks for plain bytes; a password of a URL goes to its host, and no further."""
+def test_request_headers(web: WebServer) -> None:
+    """A request has the User-Agent and asks for an unencoded body; a URL's password is only sent to its host."""
     with fetching(user_agent="me/1") as fetcher:
         url = web.url("ok/a").replace("://", "://user:secret@")
         assert _all(fetcher, [url]) == [body("a")]
@@ -312,8 +312,8 @@ def test_what_is_sent(web: WebServer) -> None:
     assert FetchOptions().user_agent.startswith("shardtool/")
 
 
-def test_images_are_asked_for(web: WebServer) -> None:
-    """With `images`, what begins as no image does is no file."""
+def test_images_only(web: WebServer) -> None:
+    """With `images`, content that does not start like an image is refused."""
     assert _one(web.url("text/a"), images=True) == "not-an-image"
     assert _one(web.url("ok/a"), images=True) == body("a")
     assert _one(web.url("text/a")) == b"<html>no picture</html>"
@@ -323,25 +323,25 @@ def _all_taken(fetcher: HttpFetcher, count: int) -> list[bytes]:
     return [fetcher.take(number) for number in range(count)]
 
 
-def test_a_lack_of_memory_beside_files_is_raised(web: WebServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where there is no memory to begin another file, who asks for it hears of that, and does not wait for ever."""
+def test_lack_of_memory_is_raised(web: WebServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If there is no memory to start a download, the caller gets the error instead of waiting forever."""
 
     def no_memory(_self: HttpFetcher) -> None:
         raise MemoryError
 
     with fetching(connections=1) as fetcher:
-        fetcher.begin([web.url("later/a"), web.url("ok/b"), *([web.url("ok/c")] * 20)])
+        fetcher.start([web.url("later/a"), web.url("ok/b"), *([web.url("ok/c")] * 20)])
         monkeypatch.setattr("shardtool.fetch.fetcher.HttpFetcher._start_more", no_memory)
         with pytest.raises(MemoryError):
             _all_taken(fetcher, 22)
         monkeypatch.undo()
 
 
-def test_no_thread_is_left(web: WebServer) -> None:
-    """Closing ends the thread, also while files are fetched."""
+def test_close_stops_the_thread(web: WebServer) -> None:
+    """Closing stops the thread, even during downloads."""
     before = threading.active_count()
     with fetching() as fetcher:
-        fetcher.begin([web.url("stall/a")] * 3)
+        fetcher.start([web.url("stall/a")] * 3)
         time.sleep(0.05)
     web.stalled.set()
     assert all(one.name != "shardtool-fetch" for one in threading.enumerate())
@@ -359,14 +359,14 @@ _KINDS = ("ok", "later", "sized", "status", "other", "cut")
     }),
     passed=st.sets(st.integers(0, 29)),
 )  # fmt: skip
-def test_something_always_goes_on(kinds: list[str], limits: dict[str, int], passed: set[int]) -> None:
-    """Whatever waits for a turn, a host that redirects to another, or memory: each file that is asked for comes."""
+def test_downloads_never_deadlock(kinds: list[str], limits: dict[str, int], passed: set[int]) -> None:
+    """Whatever waits for connections, redirects or memory, each requested file arrives."""
     with web_server() as web, fetching(**limits, max_time_s=20) as fetcher:
         paths = {
             "ok": "ok/{}", "later": "later/{}", "sized": "sized/9000", "status": "status/404", "cut": "cut/{}",
             "other": "to/" + web.url("later/{}", "localhost").replace("/", "%2F"),
         }  # fmt: skip
-        fetcher.begin([web.url(paths[kind].format(number)) for number, kind in enumerate(kinds)])
+        fetcher.start([web.url(paths[kind].format(number)) for number, kind in enumerate(kinds)])
         for number, kind in enumerate(kinds):
             if number in passed:
                 continue

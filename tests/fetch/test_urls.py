@@ -36,8 +36,8 @@ _PART = st.text(st.characters(categories=("L", "N")), min_size=1, max_size=5)
         ("", ""),
     ],
 )
-def test_what_is_shown(url: str, shown: str) -> None:
-    """User, password, fragment and parameters that are secret by name are left out; what tells files apart stays."""
+def test_urls_are_redacted(url: str, shown: str) -> None:
+    """User, password, fragment and secret parameters are removed; the parts that identify the file stay."""
     assert redact_url(url) == shown
     assert redact_url(shown) == shown
 
@@ -45,11 +45,11 @@ def test_what_is_shown(url: str, shown: str) -> None:
 @settings(max_examples=100)
 @given(_PART, _PART, st.sampled_from(["token", "Signature", "X-Amz-Security-Token", "api_key", "PASSWORD"]))
 def test_no_secret_is_shown(user: str, word: str, name: str) -> None:
-    """Whatever it is, a password or the value of a secret parameter is not in what is shown."""
+    """A password, or the value of a secret parameter, is never shown."""
     secret = f"<{word}>"
     assert secret not in redact_url(f"https://{user}:{secret}@example.org/x?a=1&{name}={secret}#{secret}")
 
 
-def test_long_ones_are_cut() -> None:
+def test_long_urls_are_truncated() -> None:
     """A picture in a `data:` URL does not fill the list."""
     assert len(redact_url("data:image/png;base64," + "A" * 10**6)) < 3000

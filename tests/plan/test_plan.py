@@ -75,8 +75,8 @@ def _check_whole(plan: Plan, samples: Sizes, without: frozenset[int] = frozenset
 
 
 @given(SAMPLES, st.integers(8000, 30_000), st.none() | st.integers(1, 9), SEEDS)
-def test_bounded(samples: Sizes, max_size: int, max_count: int | None, seed: int | None) -> None:
-    """Each sample is in exactly one shard, no shard is over a bound, and none could have taken the next sample."""
+def test_shards_are_within_the_limits(samples: Sizes, max_size: int, max_count: int | None, seed: int | None) -> None:
+    """Each sample is in exactly one shard; no shard exceeds a limit, and none could hold the next sample too."""
     samples = [[size // 3 for size in sizes] for sizes in samples]
     plan = make_plan(made_entries(samples), OPEN, ShardBounds(max_size, max_count), seed)
     exact, places, sizes = _check_whole(plan, samples), _places(plan), _sizes(samples)
@@ -87,8 +87,8 @@ def test_bounded(samples: Sizes, max_size: int, max_count: int | None, seed: int
 
 
 @given(SAMPLES)
-def test_the_bound_is_exact(samples: Sizes) -> None:
-    """A bound of just what all samples take, trailer included, makes one shard; a byte less makes two."""
+def test_the_size_limit_is_exact(samples: Sizes) -> None:
+    """A limit of the exact total, trailer included, makes one shard; one byte less makes two."""
     total = sum(_sizes(samples)) + len(TRAILER)
     assert make_plan(made_entries(samples), OPEN, ShardBounds(total)).sizes.tolist() == [total]
     if len(samples) > 1:
@@ -99,8 +99,8 @@ def test_the_bound_is_exact(samples: Sizes) -> None:
 
 
 @given(SAMPLES)
-def test_the_bound_is_exact_for_tfrecord(samples: Sizes) -> None:
-    """So it does of a TFRecord, which has no trailer: its bytes are those of its records."""
+def test_the_size_limit_is_exact_for_tfrecord(samples: Sizes) -> None:
+    """A TFRecord shard has no trailer: its size is that of its records."""
     total = sum(_sizes(samples, _record_bytes))
     assert make_plan(made_entries(samples), RECORDS, ShardBounds(total)).sizes.tolist() == [total]
     if len(samples) > 1:
@@ -111,8 +111,8 @@ def test_the_bound_is_exact_for_tfrecord(samples: Sizes) -> None:
 
 
 @pytest.mark.parametrize("oversize", ["error", "alone", "skip"])
-def test_a_record_may_have_all_that_protobuf_parses(oversize: Oversize) -> None:
-    """An Example of 2^31 - 1 bytes is planned; one of a byte more is refused, or left out, by name."""
+def test_the_tfrecord_record_limit_is_exact(oversize: Oversize) -> None:
+    """An Example of 2^31 - 1 bytes is planned; one byte more is refused or skipped."""
     limit = 2**31 - 1
     most = limit - (_record_bytes(b"00000000", [0]) - 16) - 5 * 4  # each of five lengths takes 5 bytes, not 1
     fits = make_plan(made_entries([[most]]), RECORDS, ShardBounds(2**40, oversize=oversize))
@@ -126,8 +126,8 @@ def test_a_record_may_have_all_that_protobuf_parses(oversize: Oversize) -> None:
         make_plan(entries, RECORDS, bounds)
 
 
-def test_the_default_bound_is_a_gigabyte() -> None:
-    """Where nothing bounds a shard, it is 10^9 bytes at most; a count bounds it alone."""
+def test_the_default_limit_is_a_gigabyte() -> None:
+    """Without other limits, a shard has at most 10^9 bytes; with a count, only the count limits it."""
     samples = [[99_999_000]] * 25
     assert make_plan(made_entries(samples), OPEN, ShardBounds()).sizes.tolist() == [
         999_998_464,
@@ -139,7 +139,7 @@ def test_the_default_bound_is_a_gigabyte() -> None:
 
 @given(SAMPLES, st.integers(1, 12), SEEDS)
 def test_equal_count(samples: Sizes, max_count: int, seed: int | None) -> None:
-    """With `equal_count`, shards hold equally many samples, give or take one, within the bounds."""
+    """With `equal_count`, sample counts differ by at most one, within the limits."""
     bounds = ShardBounds(max(_sizes(samples)) * 4 + 1024, max_count, equal_count=True)
     plan = make_plan(made_entries(samples), OPEN, bounds, seed)
     exact, counts = _check_whole(plan, samples), [len(shard) for shard in _places(plan)]
@@ -163,11 +163,8 @@ def _plan_or_reason(samples: Sizes, bounds: ShardBounds, seed: int | None = None
 
 @given(SAMPLES, st.integers(1, 6), st.integers(1024, 5000), st.integers(1, 9))
 @example([[4608], [0], [4608], [512]], 3, 1536, 9)
-def test_multiple_of(samples: Sizes, multiple: int, room: int, max_count: int) -> None:
-    """The number of shards is a multiple of what was asked for, within the bounds.
-
-    It is refused only where no multiple lies between what the bounds need and a sample a shard.
-    """
+def test_shard_count_is_a_multiple(samples: Sizes, multiple: int, room: int, max_count: int) -> None:
+    """The number of shards is a multiple of the requested number, within the limits, or refused if there is none."""
     max_size = max(_sizes(samples)) + room
     least = make_plan(made_entries(samples), OPEN, ShardBounds(max_size, max_count)).shards
     plan = _plan_or_reason(samples, ShardBounds(max_size, max_count, multiple_of=multiple))
@@ -182,8 +179,8 @@ def test_multiple_of(samples: Sizes, multiple: int, room: int, max_count: int) -
 
 @given(SAMPLES, st.integers(1, 6), st.integers(2, 9))
 @example([[1000]] * 50 + [[100_000]] * 50, 4, 10)
-def test_multiple_of_adds_no_more_than_it_must(samples: Sizes, multiple: int, max_count: int) -> None:
-    """The number of shards is the least multiple that is not below what the bounds need."""
+def test_shard_count_is_the_smallest_multiple(samples: Sizes, multiple: int, max_count: int) -> None:
+    """The number of shards is the smallest multiple that satisfies the limits."""
     least = make_plan(made_entries(samples), OPEN, ShardBounds(max_count=max_count)).shards
     plan = _plan_or_reason(samples, ShardBounds(max_count=max_count, multiple_of=multiple))
     if -(-least // multiple) * multiple <= len(samples):
@@ -193,7 +190,7 @@ def test_multiple_of_adds_no_more_than_it_must(samples: Sizes, multiple: int, ma
 
 @given(SAMPLES, st.integers(1, 6), st.integers(1, 9))
 def test_multiple_of_with_equal_counts(samples: Sizes, multiple: int, max_count: int) -> None:
-    """Both at once hold too, or are refused because of the multiple."""
+    """Both requirements hold, or the multiple is refused."""
     bounds = ShardBounds(max(_sizes(samples)) + 3000, max_count, equal_count=True, multiple_of=multiple)
     plan = _plan_or_reason(samples, bounds)
     if isinstance(plan, str):
@@ -207,8 +204,8 @@ def test_multiple_of_with_equal_counts(samples: Sizes, multiple: int, max_count:
 
 
 @given(SAMPLES, st.integers(1, 40), SEEDS)
-def test_exactly_as_many_as_named(samples: Sizes, count: int, seed: int | None) -> None:
-    """A bare closed range makes exactly as many shards, each at most a sample off its share of the bytes."""
+def test_a_closed_range_is_filled(samples: Sizes, count: int, seed: int | None) -> None:
+    """A closed range makes exactly that many shards, each at most one sample off its share of the bytes."""
     count = min(count, len(samples))
     plan = make_plan(made_entries(samples), parse_pattern(f"out-{{1..{count}}}.tar"), ShardBounds(), seed)
     exact = _check_whole(plan, samples)
@@ -219,8 +216,8 @@ def test_exactly_as_many_as_named(samples: Sizes, count: int, seed: int | None) 
 
 
 @given(SAMPLES, st.integers(1, 40))
-def test_exactly_as_many_as_named_with_equal_counts(samples: Sizes, count: int) -> None:
-    """A bare closed range with `equal_count` makes that many shards that differ by one sample at most."""
+def test_a_closed_range_is_filled_with_equal_counts(samples: Sizes, count: int) -> None:
+    """With `equal_count`, sample counts of a closed range differ by at most one."""
     count = min(count, len(samples))
     plan = make_plan(made_entries(samples), parse_pattern(f"out-{{1..{count}}}.tar"), ShardBounds(equal_count=True))
     _check_whole(plan, samples)
@@ -245,8 +242,8 @@ def test_exactly_as_many_as_named_with_equal_counts(samples: Sizes, count: int) 
         ("out-{0..}.tar", ShardBounds(max_size=1024, oversize="skip"), "max_size"),
     ],
 )
-def test_refusals(output: str, bounds: ShardBounds, where: str) -> None:
-    """Ten samples that the names, the multiple or the bound cannot hold are refused, and the message says by which."""
+def test_impossible_requests_are_refused(output: str, bounds: ShardBounds, where: str) -> None:
+    """The error names the pattern, multiple or limit that cannot hold the ten samples."""
     with pytest.raises(InvalidRequest) as caught:
         make_plan(made_entries([[1]] * 10), parse_pattern(output), bounds)
     assert caught.value.where == where
@@ -254,8 +251,8 @@ def test_refusals(output: str, bounds: ShardBounds, where: str) -> None:
 
 
 @given(SAMPLES, st.integers(1, 40), st.none() | st.integers(1, 9), st.booleans())
-def test_as_many_shards_as_asked_for(samples: Sizes, count: int, max_count: int | None, equal_count: bool) -> None:  # noqa: FBT001 - a parameter
-    """`shards` makes exactly so many, within the bounds; or else its message names a number that the bounds allow."""
+def test_the_requested_shard_count(samples: Sizes, count: int, max_count: int | None, equal_count: bool) -> None:  # noqa: FBT001 - a parameter
+    """`shards` makes exactly that many within the limits; otherwise the error suggests a possible number."""
     bounds = ShardBounds(max(_sizes(samples)) + 3000, max_count, shards=count, equal_count=equal_count)
     plan = _plan_or_error(samples, bounds)
     if isinstance(plan, InvalidRequest):
@@ -269,7 +266,7 @@ def test_as_many_shards_as_asked_for(samples: Sizes, count: int, max_count: int 
 
 @given(SAMPLES, st.integers(1, 60))
 def test_a_range_with_more_names_than_samples(samples: Sizes, more: int) -> None:
-    """The default bound then says how many of the names are used, from the first on, and a note says it."""
+    """With too few samples, the default limit decides how many names are used, with a note."""
     count = len(samples) + more
     plan = make_plan(made_entries(samples), parse_pattern(f"out-{{1..{count}}}.tar"), ShardBounds())
     assert plan.ends.tolist() == make_plan(made_entries(samples), OPEN, ShardBounds()).ends.tolist()
@@ -290,7 +287,7 @@ _LARGE = st.lists(st.sampled_from([100, 1500, 9000, 20_000]).map(lambda size: [s
 
 @given(_LARGE, SEEDS)
 def test_oversize_error(samples: Sizes, seed: int | None) -> None:
-    """A sample that fits in no shard is an error that names it."""
+    """A sample too large for a shard is an error that names the sample."""
     large = [at for at, sizes in enumerate(samples) if sizes[0] >= 9000]
     if large:
         with pytest.raises(InvalidRequest) as caught:
@@ -304,7 +301,7 @@ def test_oversize_error(samples: Sizes, seed: int | None) -> None:
 @given(_LARGE, SEEDS, st.integers(1, 3), st.sampled_from(["bytes", "count"]))
 @example([[9000], [100], [100], [100], [9000], [100]], None, 2, "bytes")
 def test_oversize_alone(samples: Sizes, seed: int | None, multiple: int, even: str) -> None:
-    """With `alone`, a shard over the bound holds one sample, whatever else was asked for, and nothing is left out."""
+    """With `alone`, a shard over the limit has one sample, and no sample is skipped."""
     bounds = ShardBounds(8000, multiple_of=multiple, equal_count=even == "count", oversize="alone")
     plan = _plan_or_reason(samples, bounds, seed)
     if isinstance(plan, str):
@@ -319,7 +316,7 @@ def test_oversize_alone(samples: Sizes, seed: int | None, multiple: int, even: s
 
 @given(_LARGE, SEEDS)
 def test_oversize_skip(samples: Sizes, seed: int | None) -> None:
-    """With `skip`, a sample that fits in no shard is left out and listed, and in = planned + left out."""
+    """With `skip`, a sample too large for a shard is listed as skipped: in = planned + skipped."""
     large = frozenset(at for at, sizes in enumerate(samples) if sizes[0] >= 9000)
     if len(large) == len(samples):
         return
@@ -330,14 +327,14 @@ def test_oversize_skip(samples: Sizes, seed: int | None) -> None:
 
 @given(st.lists(st.integers(1, 130).map(lambda size: b"k" * size), min_size=1, max_size=12, unique=True))
 def test_sizes_are_exact_for_long_names(keys: list[bytes]) -> None:
-    """A plan counts the headers that long names need, with and without a slash to divide them at."""
+    """Sizes include the headers of long names, with and without a slash to split at."""
     keys = sorted([*keys, *(b"folder/" + key for key in keys)])
     plan = make_plan(made_entries([[1, 513]] * len(keys), keys), OPEN, ShardBounds())
     assert plan.sizes.tolist() == [sum(_sample_bytes(key, [1, 513]) for key in keys) + len(TRAILER)]
 
 
 def test_sizes_are_exact_for_huge_files() -> None:
-    """A plan counts the pax header that a payload of 8 GiB needs."""
+    """Sizes include the pax header of an 8 GiB payload."""
     sizes = [8 * 2**30 - 1, 8 * 2**30]
     plan = make_plan(made_entries([sizes]), parse_pattern("out.tar"), ShardBounds())
     assert plan.sizes.tolist() == [512 + 8 * 2**30 + 3 * 512 + 8 * 2**30 + 1024]
@@ -345,7 +342,7 @@ def test_sizes_are_exact_for_huge_files() -> None:
 
 @given(st.integers(0, 3000), st.integers())
 def test_a_shuffle_is_a_permutation(count: int, seed: int) -> None:
-    """A shuffle has every place once, for any seed, and the same for the same seed."""
+    """A shuffle contains every position once, and is the same for the same seed."""
     order = random_permutation(count, seed)
     assert sorted(order.tolist()) == list(range(count))
     assert order.tolist() == random_permutation(count, seed).tolist()
@@ -361,19 +358,19 @@ def test_a_shuffle_is_a_permutation(count: int, seed: int) -> None:
     ],
 )
 def test_a_shuffle_is_the_same_everywhere(seed: int, order: list[int]) -> None:
-    """A seed gives this order on every machine, in every version of Python and NumPy."""
+    """A seed gives this order on every machine, with every version of Python and NumPy."""
     assert random_permutation(10, seed).tolist() == order
 
 
 def test_a_large_shuffle_is_the_same_everywhere() -> None:
-    """So does it of 100,000 places."""
+    """The same is true of 100,000 positions."""
     raw = random_permutation(100_000, 7).astype("<i8").tobytes()
     assert hashlib.sha256(raw).hexdigest() == "60da1813bd0e4dc6d770cdaae343928c3a2c142169fbf9ab50095c3fd9bcc7b0"
 
 
 @pytest.mark.parametrize("seed", range(6))
 def test_a_shuffle_is_random(seed: int) -> None:
-    """Where a sample stands says nothing of where it stood: chi-square, correlation, neighbours, and other seeds."""
+    """New positions are independent of old ones: chi-square, correlation, neighbours, and other seeds."""
     count, bins = 2**16, 16
     order = random_permutation(count, seed)
     table = np.zeros((bins, bins))
@@ -402,8 +399,8 @@ def test_a_shuffled_plan_is_in_the_shuffled_order(samples: Sizes, seed: int) -> 
 
 
 @given(SAMPLES, SAMPLES)
-def test_plan_fingerprints_tell_plans_apart(one: Sizes, two: Sizes) -> None:
-    """A shard's plan fingerprint differs where sizes, fields or formats do, and not by where the source lies."""
+def test_plan_hashes_distinguish_plans(one: Sizes, two: Sizes) -> None:
+    """A shard's plan hash depends on sizes, fields and format, but not on the source's location."""
     prints = [
         hash_shard_plan(
             pattern.format, build_shard_samples(make_plan(made_entries(samples), pattern, ShardBounds()), 0)
@@ -430,7 +427,7 @@ print(plan.shards, len(build_shard_samples(plan, 0).content.keys) > 0)
 
 
 def test_a_plan_opens_no_file() -> None:
-    """A plan of made entries opens no file and lists no folder."""
+    """Planning opens no file and lists no folder."""
     done = subprocess.run(
         [sys.executable, "-c", _NO_FILES], cwd=REPO, env=ENVIRONMENT, capture_output=True, text=True, check=False
     )

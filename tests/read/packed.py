@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 COUNT = 23
 IN_SHARD = 4
-SHARDS = 6  # of COUNT samples
+SHARDS = 6  # shards of COUNT samples
 
 
 def key_of(number: int) -> str:

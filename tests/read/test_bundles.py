@@ -248,7 +248,7 @@ def test_an_empty_batch_is_replaced(folder: Path) -> None:
 @pytest.mark.parametrize("ends", ["drop", "uneven"])
 def test_samples_skipped_from_batches_are_counted(folder: Path, ends: Ends) -> None:
     """Each sample that a filter removes from a batch by size is counted for its shard."""
-    for share in (2, 50):  # of the last, most batches have nothing left
+    for share in (2, 50):  # with 50, most batches are empty
         whole = _open(folder)
         dataset = whole.filter(lambda sample, share=share: int(sample["__key__"]) % share == 0)
         stream = dataset.batch(4, by="aspect").stream(seed=2, rank=0, world_size=1, ends=ends)

@@ -303,7 +303,7 @@ def test_memory_is_bounded(name: str, images: str, tmp_path: Path) -> None:
     (tmp_path / "image").write_bytes(data)
     command = [sys.executable, "-c", _MEMORY, str(tmp_path / "image"), images]
     took = int(subprocess.run(command, check=True, capture_output=True, text=True, env=ENVIRONMENT).stdout)
-    most = int(took * 0.9) - 2**20  # what an allocator keeps
+    most = int(took * 0.9) - 2**20  # memory that the allocator keeps
     how = {"own": (("png", "mask"),)} if images == "mask" else {"images": images}
     assert "may take" in failure("png", data, max_bytes=most, **how).found
 

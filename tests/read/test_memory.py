@@ -14,7 +14,7 @@ from tests.helpers import ENVIRONMENT, PATIENCE_S
 if TYPE_CHECKING:
     from pathlib import Path
 
-_BUFFER, _MORE = 2**25, 50_000_000  # of a stream: held and shuffled by default, and allowed beside it
+_BUFFER, _MORE = 2**25, 50_000_000  # the default shuffle buffer, and the memory allowed in addition
 
 _STREAM = """
 import re, sys
@@ -56,7 +56,7 @@ def pss(pids):
     return sum(int(re.search(r"^Pss:\\s*(\\d+)", text, re.M)[1]) * 1024 for text in texts)
 
 index_store.read_shard_index = made
-index_store._INDEX_CACHE_BYTES = 2**40  # no pages are given back
+index_store._INDEX_CACHE_BYTES = 2**40  # release no pages
 store = index_store.IndexStore(replace(made_catalog([COUNT] * SHARDS), shared=SharedBlocks()))
 
 def worker(begin, done):

@@ -66,7 +66,7 @@ def test_shards_without_sidecars_are_scanned(folder: Path, ending: str, caplog: 
     assert "6 shards without a valid sidecar, such as out-000" in caplog.text
     for shard in shards(folder):
         shard.rename(shard.with_suffix(".away"))
-    assert [*dataset.keys] == [one["__key__"] for one in SAMPLES]  # of shards that are not there any more
+    assert [*dataset.keys] == [one["__key__"] for one in SAMPLES]  # the shards were deleted
     for shard in folder.glob("*.away"):
         shard.rename(shard.with_suffix(f".{ending}"))
     assert [*dataset] == SAMPLES
@@ -249,7 +249,7 @@ def test_a_dataset_replaced_while_open(tmp_path: Path, ending: str, *, listed: b
         if content == b"old":
             dataset = shardtool.open(tmp_path)
             assert dataset[0]["txt"] == content
-    assert dataset[1]["txt"] == b"old"  # its index is known, and its shard is open
+    assert dataset[1]["txt"] == b"old"  # its index is loaded, and its shard is open
     with pytest.raises(
         CorruptShard, match=r"out-1.*: the checksum .*; expected .*Open the dataset again if it was replaced"
     ):
@@ -271,7 +271,7 @@ def test_a_missing_sidecar(folder: Path, caplog: pytest.LogCaptureFixture) -> No
 
 def test_another_number_of_samples(folder: Path) -> None:
     """A shard and sidecar of the same size with other samples are an error."""
-    first, last = shards(folder)[0], shards(folder)[-1]  # of four samples, and three
+    first, last = shards(folder)[0], shards(folder)[-1]  # with four and three samples
     for path in (first, folder / sidecar(first.name)):
         path.unlink()
     data = last.read_bytes()

@@ -25,12 +25,12 @@ options_of_orders = st.builds(
     parts=st.integers(1, 70),
     window=st.integers(1, 50),
 )
-options_of_orders = st.builds(  # and those of orders that were made for some ranks
+options_of_orders = st.builds(  # including orders for several ranks
     lambda options, ranks: replace(options, parts=options.parts * max(1, ranks), ranks=ranks),
     options_of_orders,
     st.integers(0, 5),
 )
-HUNDRED = np.full(100, 1000)  # samples of each of a hundred shards
+HUNDRED = np.full(100, 1000)  # a hundred shards of 1,000 samples
 
 
 def _whole(counts: list[int] | np.ndarray[tuple[int], np.dtype[np.int64]], options: OrderOptions) -> list[int]:
@@ -61,7 +61,7 @@ def test_seeds_and_epochs_differ(shuffle: Shuffle) -> None:
     """The orders of different seeds and epochs are unrelated."""
     orders = [_whole([50] * 20, OrderOptions(shuffle, seed, epoch)) for seed in (0, 1, -1) for epoch in (0, 1)]
     same = [sum(one == other for one, other in zip(orders[0], another, strict=True)) for another in orders[1:]]
-    assert max(same) < 20  # of 1,000; by chance, about 1
+    assert max(same) < 20  # of 1,000 positions; about 1 by chance
 
 
 def test_orders_never_change() -> None:
@@ -132,7 +132,7 @@ def test_samples_of_a_rank_are_mixed(each: int, size: int, ranks: int) -> None:
     assert few >= 40
     own = np.sort(order.numbers(np.arange(ranks // 2, min(options.round, order.length), ranks)))
     pieces = 1 + np.count_nonzero(np.diff(own) > 1)
-    assert pieces <= 2 * options.parts // ranks  # a window may lie at the border of two shards
+    assert pieces <= 2 * options.parts // ranks  # a window may span two shards
     assert len(own) * size <= 2**26
 
 

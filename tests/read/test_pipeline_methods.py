@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from tests.read.made_data import Made
 
 _SAMPLES = 30
-_BAD = 7  # its class is a word
+_BAD = 7  # its class is not a number
 
 
 @pytest.fixture(scope="module")

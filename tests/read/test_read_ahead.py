@@ -33,7 +33,7 @@ def test_reads_no_further_ahead_than_requested() -> None:
 def test_an_error_is_raised_after_earlier_results() -> None:
     """A job's error is raised in place of its result."""
     got = []
-    with pytest.raises(ZeroDivisionError):  # noqa: PT012 - the results before it, too
+    with pytest.raises(ZeroDivisionError):  # noqa: PT012 - includes earlier results
         for _, result in read_ahead([3, 2, 1, 0, 5], lambda job: 6 // job, ahead=3):
             got.append(result.result())
     assert got == [2, 3, 6]

@@ -115,10 +115,10 @@ def test_no_scan_starts_after_a_refusal(
     """Once a shard is refused, running scans finish and no other scan starts."""
     data = open_data(tar[1])
     names = [shard.name for shard in data.reader.catalog.shards]
-    with ThreadPoolExecutor(2) as threads:  # in place of AT_ONCE
+    with ThreadPoolExecutor(2) as threads:  # instead of AT_ONCE
         monkeypatch.setattr(requests, "caller_threads", lambda: threads)
         proxy.set(
-            Fault("status", path=names[0], headers={"Retry-After": "1"}),  # for a second, the other thread is alone
+            Fault("status", path=names[0], headers={"Retry-After": "1"}),  # only the other thread runs for a second
             Fault("status", path=r"\.tar", times=None, status=403),
         )
         with pytest.raises(AccessRefused, match=r"data-000\.tar|data-001\.tar"):
@@ -179,7 +179,7 @@ def test_a_shard_of_another_size_is_damaged(tar: tuple[Made, str], proxy: Faulty
 def _read_in_child(data: Dataset, found: Queue[object]) -> None:
     try:
         found.put([one["__key__"] for one in data.stream(**_ORDER)])
-    except Exception as error:  # noqa: BLE001 - what went wrong is what is asked
+    except Exception as error:  # noqa: BLE001 - the test compares any error
         found.put(repr(error))
 
 
@@ -223,7 +223,7 @@ def test_a_cache_requests_each_shard_once(tar: tuple[Made, str], proxy: FaultyPr
     assert list(open_data(f"{at}/data.json", cache=cache).stream(**_ORDER)) == wanted
     proxy.set()
     assert list(open_data(f"{at}/data.json", cache=cache).stream(**_ORDER)) == wanted
-    assert all(one.sent <= 1 for one in proxy.log().asked if ".tar" in one.path)  # their sizes are asked for
+    assert all(one.sent <= 1 for one in proxy.log().asked if ".tar" in one.path)  # only their sizes are requested
     (folder / "alone.tar").write_bytes(shards(folder)[0].read_bytes())
     first = [one["__key__"] for one in open_data(f"{at}/alone.tar", cache=cache)]
     (folder / "alone.tar").write_bytes(shards(folder)[2].read_bytes())

@@ -165,7 +165,7 @@ def test_foreign_records_become_values_and_lists(tmp_path: Path, *, indexed: boo
         assert typed("index", tmp_path / "x.tfrecord", "--quiet").code == 0
     reader = SampleReader(open_catalog(str(tmp_path)), ReadOptions())
     expected = [{name: value[0] if len(value) == 1 else value for name, value in one.items()} for one in examples]
-    if indexed:  # the dataset file says what is a list
+    if indexed:  # the dataset file records which features are lists
         expected[1] |= {"many": [b"\n\x01z"], "ints": [5]}
     found = reader.fetch(numbers([1, 0]))
     assert [{k: v for k, v in one.items() if k != "__key__"} for one in found] == expected[::-1]

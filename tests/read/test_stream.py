@@ -182,7 +182,7 @@ def test_ctrl_c_ends_a_stream(made: Made) -> None:
         assert run.stdout is not None
         assert run.stdout.readline() == "going\n"
         said = ""
-        for _ in range(4):  # Python loses an interrupt that falls into a weakref's callback, and says so
+        for _ in range(4):  # Python may lose an interrupt in a weakref callback
             run.send_signal(signal.SIGINT)
             with suppress(subprocess.TimeoutExpired):
                 _, said = run.communicate(timeout=10)

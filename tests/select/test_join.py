@@ -448,7 +448,7 @@ def test_the_samples_column_is_named(tmp_path: Path) -> None:
     )
     assert "no such file" in _error(join.join_table, _labelled(), str(tmp_path / "no.csv"), "key")
     (tmp_path / "t.csv").write_bytes(b"key,n\na,\xff\n")
-    assert "text that is no UTF-8 in row 1" in _error(join.join_table, _labelled(), str(tmp_path / "t.csv"), "key")
+    assert "invalid UTF-8 in row 1" in _error(join.join_table, _labelled(), str(tmp_path / "t.csv"), "key")
 
 
 def test_the_index_of_pandas_is_not_joined(tmp_path: Path) -> None:

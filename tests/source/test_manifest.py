@@ -487,7 +487,7 @@ def test_text_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
     """Text in another encoding is reported with its rows."""
     path = tmp_path / "t.csv"
     path.write_bytes("id,path,text\n1,a.jpg,x\n2,b.jpg,é\n3,c.jpg,ü\n".encode("latin-1"))
-    assert "column 'text': invalid UTF-8 in rows 2, 3; expected UTF-8. `iconv" in _error(path)
+    assert "column 'text': invalid UTF-8 in rows 2, 3; expected UTF-8. If Excel" in _error(path)
 
 
 def test_rows_keep_their_numbers(tmp_path: Path) -> None:

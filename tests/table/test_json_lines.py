@@ -45,15 +45,15 @@ def _read(text: str) -> str:
 @given(st.lists(st.dictionaries(NAMES, VALUES, max_size=4), max_size=6), st.sampled_from(["\n", "\r\n", " \n\n\t"]))
 @example([{"a": '\\" [[', "b": [[1], [2]]}, {"[": "]", "{": {}}], "\n")
 @example([{}], "\n")
-def test_objects_pass(rows: list[dict[str, object]], newline: str) -> None:
-    """Whatever an object holds, its line passes: marks within texts are none, and white space around it is nothing."""
+def test_lines_with_one_object_are_accepted(rows: list[dict[str, object]], newline: str) -> None:
+    """Any object is accepted: brackets inside text and white space around it are ignored."""
     for separators in ((",", ":"), (", ", " : ")):
         assert _check(newline.join(json.dumps(row, separators=separators) for row in rows)) == ""
 
 
 @given(st.lists(VALUES, min_size=1, max_size=5), st.integers(0, 6))
-def test_a_line_that_is_no_object_is_named(rows: list[object], spaces: int) -> None:
-    """Exactly lines that are one object pass; the first other one is named by its row, in the words of its kind."""
+def test_the_first_invalid_line_is_reported(rows: list[object], spaces: int) -> None:
+    """Exactly the lines with one object are accepted; the error names the first other row and its type."""
     text = "\n".join(" " * spaces + json.dumps(row) for row in rows)
     bad = next((at for at, row in enumerate(rows, 1) if not isinstance(row, dict)), None)
     assert _read(text).startswith(f"t.jsonl: row {bad}: a JSON ") if bad else _check(text) == ""
@@ -75,8 +75,8 @@ def test_a_line_that_is_no_object_is_named(rows: list[object], spaces: int) -> N
         ('{"a":{}\n{"b":1}}', "expecting"),
     ],
 )
-def test_what_is_no_object(line: str, said: str) -> None:
-    """A line that is no single object is refused before a table's reader sees it, wherever it stands."""
+def test_lines_without_exactly_one_object_are_refused(line: str, said: str) -> None:
+    """A line that is not a single object is refused before pyarrow sees it, in any position."""
     for before in (0, 1, 40_000):
         found = _read('{"a":1}\n' * before + line)
         assert found.startswith(f"t.jsonl: row {before + 1:,}: ")
@@ -85,7 +85,7 @@ def test_what_is_no_object(line: str, said: str) -> None:
 
 @pytest.mark.parametrize("pair", ["[]", '{"a":}'])
 def test_deep_nesting_is_refused(pair: str) -> None:
-    """What lies deeper than the limit is refused, by row, however deep; up to the limit it is read."""
+    """Values nested deeper than the limit are refused by row; values up to the limit are read."""
     opening, closing = pair[:-1], pair[-1]
     for depth in (MAX_NESTING, 100, 1000, 20_000, 200_000):
         line = '{"d":' + opening * depth + "1" + closing * depth + "}"
@@ -96,8 +96,8 @@ def test_deep_nesting_is_refused(pair: str) -> None:
 
 
 @pytest.mark.slow
-def test_names_are_bounded() -> None:
-    """Names that most rows lack take room in a table for every row: they are in proportion to the file, or refused."""
+def test_sparse_names_are_limited() -> None:
+    """Names missing in most rows are refused unless they are in proportion to the file size."""
     wide = {f"k{at}": at for at in range(MAX_COLUMNS)}
     assert _check(json.dumps(wide)) == ""
     assert f"more than {MAX_COLUMNS:,} columns" in _check(json.dumps(wide | {"one": 1}))

@@ -65,7 +65,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=80, deadline=None)
 @given(seed=st.integers(0, 2**32), ending=st.sampled_from(ENDINGS), options=st.sampled_from(OPTIONS))
 def test_any_file_is_a_manifest_or_refused(seed: int, ending: str, options: dict[str, Any], folder: Path) -> None:
-    """Whatever bytes a manifest has, it is packed, or refused in a line of ours: nothing else comes of it."""
+    """Any bytes as a manifest are packed, or refused with a one-line error."""
     path = folder / f"odd{ending}"
     path.write_bytes(odd_file(Random(seed), ending))  # noqa: S311
     _use(str(path), options)
@@ -74,14 +74,14 @@ def test_any_file_is_a_manifest_or_refused(seed: int, ending: str, options: dict
 @settings(max_examples=50, deadline=None)
 @given(seed=st.integers(0, 2**32), options=st.sampled_from(OPTIONS))
 def test_any_table_in_memory_is_a_manifest_or_refused(seed: int, options: dict[str, Any]) -> None:
-    """Whatever types and names the columns of a table have, it is a manifest, or refused in a line of ours."""
+    """A table with any types and names is packed, or refused with a one-line error."""
     _use(odd_table(Random(seed)), options)  # noqa: S311
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=50, deadline=None)
 @given(seed=st.integers(0, 2**32), ending=st.sampled_from(ENDINGS))
 def test_any_file_is_joined_or_refused(seed: int, ending: str, folder: Path) -> None:
-    """The same of a table that is joined, and of fields that are made of its columns."""
+    """Any bytes as a `--join` table are joined, or refused with a one-line error."""
     path = folder / f"join{ending}"
     path.write_bytes(odd_file(Random(seed), ending))  # noqa: S311
     entries = joinable({"a.txt": {}, "b.txt": {}}, pa.table({"v": ["x", "y"]}))

@@ -93,7 +93,7 @@ def _error(source: Any) -> str:
     "name", ["t.csv", "t.csv.gz", "t.tsv", "t.jsonl", "t.ndjson.gz", "t.parquet", "t.feather", "t.arrow"]
 )
 def test_one_table_in_every_format(name: str, tmp_path: Path) -> None:
-    """A table reads the same from each format: keys stay text, `NA` in text is text, elsewhere a gap is null."""
+    """A table reads the same from each format: keys stay text; `NA` is text in text columns and null in others."""
     path = _write(tmp_path / name, _TABLE)
     assert is_table(path)
     assert is_table(str(path))
@@ -109,8 +109,8 @@ LJ3|"open at the end|1
 @pytest.mark.parametrize(
     "form", [DelimitedFormat("|", header=False), DelimitedFormat("|"), DelimitedFormat(";", header=False)]
 )
-def test_texts_with_other_delimiters(form: DelimitedFormat, tmp_path: Path) -> None:
-    """Columns without names are numbers from 1 on; between bars, quotation marks are text, elsewhere they quote."""
+def test_other_delimiters(form: DelimitedFormat, tmp_path: Path) -> None:
+    """Columns without names are numbered from 1; with bars, quotation marks are plain text."""
     rows, quoted = _LJSPEECH, form.delimiter != "|"
     if quoted:
         rows = 'LJ1;"""Yes,"" he said; No. 2";007\n"LJ2";in being comparatively "modern.";\nLJ3;"a\nb";1\n'
@@ -126,8 +126,8 @@ def test_texts_with_other_delimiters(form: DelimitedFormat, tmp_path: Path) -> N
     assert found["3"] == ["007", "", "1"]
 
 
-def test_rows_without_a_header_count_from_the_first(tmp_path: Path) -> None:
-    """A row with another number of values is named by its number in the file, which has no header."""
+def test_row_numbers_without_a_header(tmp_path: Path) -> None:
+    """Without a header, errors count rows from the first line."""
     path = tmp_path / "t.csv"
     path.write_text("a;b\nc;d;e\n")
     with pytest.raises(InvalidRequest, match="1 row with more or fewer values than row 1: row 2 has 3; expected 2"):
@@ -139,8 +139,8 @@ def test_rows_without_a_header_count_from_the_first(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("source", ["t.parquet", "t.jsonl", _TABLE])
-def test_what_is_no_text_has_no_delimiter(source: Any, tmp_path: Path) -> None:
-    """How a text is written is said of no other table."""
+def test_delimiter_is_refused_for_other_formats(source: Any, tmp_path: Path) -> None:
+    """A text format is only allowed for delimited text."""
     source = _write(tmp_path / source, _TABLE) if isinstance(source, str) else source
     for form, name in ((DelimitedFormat("|"), "delimiter"), (DelimitedFormat(header=False), "no_header")):
         with pytest.raises(InvalidRequest, match=f"used with {name}; expected CSV"):
@@ -148,15 +148,15 @@ def test_what_is_no_text_has_no_delimiter(source: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("given", "kept"), [("tab", "\t"), ("\\t", "\t"), ("\t", "\t"), ("|", "|"), (" ", " ")])
-def test_delimiters(given: str, kept: str) -> None:
-    """A tab has a name, and what means the same is recorded as the same."""
+def test_delimiter_spellings(given: str, kept: str) -> None:
+    """A tab has a name, and equivalent spellings are recorded in the same way."""
     assert CreateOptions(delimiter=given).text_form == DelimitedFormat(kept)
     assert CreateOptions(delimiter=given, no_header=True).recorded() == {"delimiter": kept, "no_header": True}
 
 
 @pytest.mark.parametrize("given", ["", ";;", '"', "\n", "§"])
-def test_what_no_delimiter_is(given: str) -> None:
-    """One character of ASCII that can stand between values is asked for."""
+def test_invalid_delimiters_are_refused(given: str) -> None:
+    """A delimiter must be one ASCII character that can separate values."""
     with pytest.raises(InvalidRequest, match="expected one character, such as"):
         CreateOptions(delimiter=given)
 
@@ -175,20 +175,20 @@ def test_what_no_delimiter_is(given: str) -> None:
     ids=["table", "batch", "stream", "arrow-frame", "frame", "named-index", "nameless-index"],
 )
 def test_tables_in_memory(source: Any) -> None:
-    """A table in memory is read as it is; an index with a name is a column, one without is nothing."""
+    """A table in memory is read unchanged; a named index is a column, an unnamed one is dropped."""
     found = _read(source)
     assert sorted(found.column_names) == sorted(_SCHEMA.names)
     assert found.select(_SCHEMA.names).to_pylist() == _ROWS
 
 
-def test_a_reader_is_read_once() -> None:
-    """A stream of batches is a table, too."""
+def test_a_batch_stream_is_a_table() -> None:
+    """A stream of batches is a table, and is read once."""
     reader = _TABLE.to_reader()
     assert _read(reader).to_pylist() == _ROWS
 
 
-def test_what_is_no_manifest(tmp_path: Path) -> None:
-    """Folders of samples, other files and other objects are no manifests."""
+def test_other_sources_are_not_tables(tmp_path: Path) -> None:
+    """Folders of samples, other files and other objects are not tables."""
     (tmp_path / "mixed" / "deep").mkdir(parents=True)
     _write(tmp_path / "mixed" / "deep" / "t.parquet", _TABLE)
     (tmp_path / "mixed" / "a.jpg").write_bytes(b"")
@@ -212,8 +212,8 @@ def test_what_is_no_manifest(tmp_path: Path) -> None:
     assert is_table("gone.csv")
 
 
-def test_nothing_heavy_for_the_question() -> None:
-    """Asking whether a source is a manifest, and looking at files, imports neither NumPy, pyarrow nor pandas."""
+def test_detection_imports_nothing_heavy() -> None:
+    """Detecting tables and looking at files imports neither NumPy, pyarrow nor pandas."""
     code = (
         "import sys, shardtool.source.scan; from shardtool.table.detect import is_table; "
         "assert not is_table('.'); print({'numpy', 'pyarrow', 'pandas'} & set(sys.modules))"
@@ -223,7 +223,7 @@ def test_nothing_heavy_for_the_question() -> None:
 
 
 def test_a_folder_of_parquet_files(tmp_path: Path) -> None:
-    """The files of a folder are one table, in the order of their paths; Hive's folder names are columns."""
+    """The files of a folder are one table in path order; Hive partitions are columns."""
     for year, name in ((2025, "b"), (2024, "b"), (2024, "a")):
         folder = tmp_path / "data" / f"year={year}" / "kind=x%20y"
         folder.mkdir(parents=True, exist_ok=True)
@@ -243,7 +243,7 @@ def test_a_folder_of_parquet_files(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["t.parquet", "t.feather", "t.arrow"])
 def test_bytes_are_streamed(name: str, tmp_path: Path) -> None:
-    """Columns of bytes need not be read whole: they come in batches, in order."""
+    """Byte columns can be read in batches, in order."""
     path = _write(tmp_path / name, _BYTES)
     table = open_table(path, ())
     assert table.schema.names == ["id", "jpg"]
@@ -257,8 +257,8 @@ def test_bytes_are_streamed(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["t.parquet", "t.feather", "t.arrow"])
-def test_a_table_that_changes(name: str, tmp_path: Path) -> None:
-    """A file that is another when it is read again is an error, not other bytes."""
+def test_a_changed_table_is_an_error(name: str, tmp_path: Path) -> None:
+    """If a file changes before it is read again, the run fails."""
     path = _write(tmp_path / name, _BYTES)
     table = open_table(path, ())
     _write(path, pa.table({"id": [1, 2, 3], "jpg": [b"ONE!", b"", b"three"]}))
@@ -284,7 +284,8 @@ def test_a_table_that_changes(name: str, tmp_path: Path) -> None:
         ("t.csv", b"x" * 200_000, "no first row: field larger than field limit"),
         ("t.csv.gz", b"a,b\n", "cannot be read"),
         ("t.jsonl", b"", "empty; expected one JSON object per line"),
-        ("t.jsonl", b'[{"a":1}]', "row 1: a JSON list; expected one JSON object per line. Convert a JSON array to lines: `jq -c '.[]'`"),
+        ("t.jsonl", b'[{"a":1}]',
+         "row 1: a JSON list; expected one JSON object per line. Convert a JSON array to lines: `jq -c '.[]'`"),
         ("t.jsonl", b'{"a":1}\n\n{"a":2', "row 2: expecting ',' delimiter; expected one JSON object per line"),
         ("t.jsonl", b'{"a":1}\n{"a":"x"}\n{"a":2}\n{"a":"y"}\n{"a":3}\n',
          "column 'a' mixes types: number in 3 rows, text in rows 2, 4"),
@@ -296,30 +297,30 @@ def test_a_table_that_changes(name: str, tmp_path: Path) -> None:
         ("t.arrow", b"", "cannot be read"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_read(name: str, data: bytes, said: str, tmp_path: Path) -> None:
-    """A table that is broken is an error that names the file, what is wrong, and the rows."""
+def test_broken_tables_are_refused(name: str, data: bytes, said: str, tmp_path: Path) -> None:
+    """The error for a broken table names the file, the problem and the rows."""
     path = tmp_path / name
     path.write_bytes(data)
     assert f"{path}: " in _error(path)
     assert said in _error(path)
 
 
-def test_no_such_table(tmp_path: Path) -> None:
-    """A missing file, and a folder of something else, are named."""
+def test_missing_tables_are_refused(tmp_path: Path) -> None:
+    """The error names a missing file, or a folder of other files."""
     assert "no such file or folder" in _error(tmp_path / "gone.csv")
     assert "expected a folder of Parquet files only" in _error(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["t.csv", "t.jsonl"])
-def test_a_byte_order_mark_is_nothing(name: str, tmp_path: Path) -> None:
-    """What Windows programs write before UTF-8 is no part of the first column's name."""
+def test_a_byte_order_mark_is_ignored(name: str, tmp_path: Path) -> None:
+    """A byte-order mark is not part of the first column's name."""
     path = _write(tmp_path / name, _TABLE)
     path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
     assert _read(path).to_pylist() == _ROWS
 
 
-def test_what_a_csv_can_be(tmp_path: Path) -> None:
-    """Windows line ends, empty lines, quoted commas and newlines, a header alone: all of them are CSV."""
+def test_csv_variants(tmp_path: Path) -> None:
+    """CSV may have Windows line ends, empty lines, quoted commas and newlines, or only a header."""
     path = tmp_path / "t.csv"
     path.write_bytes(b'\r\nid,n\r\n"a,b",1\r\n\r\n"c\nd",2')
     assert _read(path).to_pylist() == [{"id": "a,b", "n": 1}, {"id": "c\nd", "n": 2}]
@@ -331,15 +332,15 @@ def test_what_a_csv_can_be(tmp_path: Path) -> None:
     assert _read(path).to_pylist() == [{"id": "1", "n": "a\n"}]
 
 
-def test_long_numbers_stay_whole(tmp_path: Path) -> None:
-    """A number with more digits than a float has is not rounded: its column stays text."""
+def test_long_numbers_are_not_rounded(tmp_path: Path) -> None:
+    """A column with more digits than a float holds stays text."""
     path = tmp_path / "t.csv"
     path.write_bytes(b"hash,x\n12345678901234567891,1e300\n5,0.5\n")
     assert _read(path).to_pylist() == [{"hash": "12345678901234567891", "x": 1e300}, {"hash": "5", "x": 0.5}]
 
 
 def test_text_in_json_stays_text(tmp_path: Path) -> None:
-    """Text that looks like a time is no time, as pyarrow takes it for; in lists and objects too."""
+    """Text that looks like a time stays text, in lists and objects too."""
     path = tmp_path / "t.jsonl"
     path.write_bytes(b'{"a":"2024-01-01","b":["2024-01-01"],"c":{"d":"2024-01-01 10:00"}}\n')
     expected = [{"a": "2024-01-01", "b": ["2024-01-01"], "c": {"d": "2024-01-01 10:00"}}]
@@ -347,7 +348,7 @@ def test_text_in_json_stays_text(tmp_path: Path) -> None:
 
 
 def test_lines_longer_than_a_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A line of JSON may be of any length."""
+    """A JSON line may be longer than a block."""
     monkeypatch.setattr(base, "READ_BLOCK_BYTES", 64)
     path = tmp_path / "t.jsonl"
     long = "x" * 5000
@@ -373,21 +374,21 @@ def test_lines_longer_than_a_block(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_standard_input(
     data: bytes, named: tuple[str, ...], expected: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Standard input is a path a line, or a NUL after each; with a header that can be nothing else it is a table."""
+    """Standard input is a list of paths, or a table if its first line is clearly a header."""
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data)))
     table = open_table("-", named)
     assert table.name == "stdin"
     assert table.read(["path"], ["path"])["path"].to_pylist() == expected
 
 
-def test_paths_that_are_no_utf8(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A list of paths is UTF-8; which are not is told."""
+def test_paths_must_be_utf8(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error names the lines that are not valid UTF-8."""
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"a.jpg\n\xff.jpg\n")))
     assert "row 2: not valid UTF-8" in _error("-")
 
 
 def test_a_frame_of_mixed_types() -> None:
-    """A column of Python objects of several types is an error that tells which rows hold what."""
+    """The error for a column of several Python types lists the rows of each type."""
     said = _error(pd.DataFrame({"id": [1, 2, 3, 4], "x": ["a", 1, None, "b"]}))
     assert said == "DataFrame: column 'x' mixes types: str in 2 rows, int in row 2; expected values of one type"
     assert "column 'x' holds object in 1 row" in _error(pd.DataFrame({"x": [object()]}))
@@ -396,23 +397,24 @@ def test_a_frame_of_mixed_types() -> None:
 
 
 def test_a_frame_of_path_objects() -> None:
-    """What `Path.rglob` gives is paths, as their text would be; the frame itself stays as it is."""
+    """Path objects are read as text; the frame is unchanged."""
     frame = pd.DataFrame({"path": [Path("a/1.jpg"), None, "b.jpg"], "mask": map(Path, ("x", "y", "z")), "n": [1, 2, 3]})
     table = open_table(frame, ()).read(["path", "mask", "n"], [])
     assert table.to_pydict() == {"path": ["a/1.jpg", None, "b.jpg"], "mask": ["x", "y", "z"], "n": [1, 2, 3]}
     assert frame.path[0] == Path("a/1.jpg")
 
 
-def test_a_frame_of_lists_that_differ() -> None:
-    """Annotations of several kinds in one column, as COCO has them, are an error that says how they become JSON."""
+def test_a_frame_of_mixed_lists() -> None:
+    """The error for lists of different types says how to convert them to JSON."""
     kinds = [[{"segmentation": [[1.0, 2.0]]}], [{"segmentation": {"counts": [1], "size": [1, 1]}}]]
     said = _error(pd.DataFrame({"id": [1, 2], "objects": kinds}))
-    assert "column 'objects' holds list in 2 rows with elements of different types: cannot mix list and non-list" in said
+    expected = "column 'objects' holds list in 2 rows with elements of different types: cannot mix list and non-list"
+    assert expected in said
     assert "frame['objects'].map(json.dumps), then use values={'json': 'objects'} with meta='none'" in said
 
 
 def test_numbers_in_text() -> None:
-    """Text is numbers where every value is written as one is; 007 is not, and gaps among numbers are null."""
+    """Text becomes numbers if every value is one; 007 is not, and gaps become null."""
     for values, expected in (
         (["1", "-20", "0"], [1, -20, 0]),
         (["1", "NA", ""], [1, None, None]),
@@ -428,14 +430,14 @@ def test_numbers_in_text() -> None:
 
 @pytest.mark.parametrize("size", [3_000_000, 10_000_000])
 def test_a_long_cell(size: int, tmp_path: Path) -> None:
-    """A cell of some megabytes is read like any other: blocks grow until a row fits."""
+    """Blocks grow until a cell of several megabytes fits."""
     (tmp_path / "t.csv").write_text(f"path,c\na,x\nb,{'x' * size}\nc,y\n")
     found = open_table(str(tmp_path / "t.csv"), ()).read(["c"], ())
     assert [len(text) for text in found.column("c").to_pylist()] == [1, size, 1]
 
 
-def test_rows_that_do_not_fit_and_are_no_utf8(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """Rows with too many values are named also where they are no UTF-8, and nothing else is printed."""
+def test_invalid_rows_that_are_not_utf8(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Rows with too many values are reported even if they are not UTF-8, and nothing else is printed."""
     (tmp_path / "t.csv").write_bytes(b"path,c\na,x\n\xff,1,2\n" + b"b,y,z\n" * 9)
     with pytest.raises(InvalidRequest, match=r"10 rows with more or fewer .*row 2 has 3, .*starts with '.xff,1,2'"):
         open_table(str(tmp_path / "t.csv"), ()).read(["c"], ())

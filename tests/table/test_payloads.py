@@ -56,7 +56,7 @@ def _list_types(number: pa.DataType, shape: list[int]) -> st.SearchStrategy[pa.D
 
 @given(st.data())
 def test_lists_of_numbers_are_npy_files(data: st.DataObject) -> None:
-    """A list of any depth is the file that `numpy.save` writes of it: sizes are exact, in any slice and order."""
+    """A nested list becomes the file that `numpy.save` writes: sizes are exact, in any slice and order."""
     number = data.draw(st.sampled_from([*_NUMBERS]))
     shape = data.draw(st.lists(st.integers(0 if number != pa.bool_() else 1, 3), min_size=1, max_size=3))
     values: st.SearchStrategy[Any] = _NUMBERS[number]
@@ -105,8 +105,8 @@ def test_lists_of_numbers_are_npy_files(data: st.DataObject) -> None:
         ([1.5], None, "holds double; expected lists of numbers"),
     ],
 )
-def test_nothing_else_is_an_array(values: list[Any], kind: pa.DataType | None, said: str) -> None:
-    """Other lists, text and numbers are refused, with the column, the field, the rows and a field that takes them."""
+def test_other_values_are_not_arrays(values: list[Any], kind: pa.DataType | None, said: str) -> None:
+    """Other lists, text and numbers are refused; the error names the column, field, rows and a suitable field."""
     found = _error(pa.array(values, kind))
     assert "column 'v' (field npy)" in found
     assert said in found
@@ -114,8 +114,8 @@ def test_nothing_else_is_an_array(values: list[Any], kind: pa.DataType | None, s
 
 
 @pytest.mark.parametrize("ending", sorted(BINARY_ENDINGS))
-def test_text_is_no_binary_format(ending: str) -> None:
-    """No text, number or object becomes a field whose ending is that of a binary format; text formats take them."""
+def test_text_is_refused_for_binary_formats(ending: str) -> None:
+    """Text, numbers and objects are refused for fields of binary formats, and accepted for text formats."""
     for column, other in ((pa.array(["a"]), "txt"), (pa.array([1]), "txt"), (pa.array([{"a": 1}]), "json")):
         found = _error(column, f"x.{ending.upper()}")
         assert f"column 'v' (field x.{ending.upper()}) holds {column.type}; expected " in found
@@ -124,8 +124,8 @@ def test_text_is_no_binary_format(ending: str) -> None:
         assert field_type(other, column.type) is not None
 
 
-def test_coded_texts() -> None:
-    """Text stands for itself, whatever it is; a coded one of other digits is an error."""
+def test_encoded_payloads() -> None:
+    """Text is its own payload; an encoded payload with invalid digits is an error."""
     assert inline_payload("\xff é".encode()) == "\xff é".encode()
     assert inline_payload(b"") == b""
     assert inline_payload(b"\xff00ff") == b"\x00\xff"

@@ -576,8 +576,8 @@ def test_sixteen_bits_to_eight() -> None:
         ("F", [0.0, 0.5], "jpg"),
     ],
 )
-def test_no_rule_for_the_depth(mode: str, values: list[float], encode: Literal["jpg", "png", "webp"]) -> None:
-    """Integers stored in more than 16 bits, and floats, are not guessed into a range: refused, or as they are."""
+def test_values_without_a_conversion(mode: str, values: list[float], encode: Literal["jpg", "png", "webp"]) -> None:
+    """Integers of more than 16 bits, and floats, are refused or unchanged; their range is never guessed."""
     array = np.array([values], "int32" if mode == "I" else "float32")
     data = file_of(Image.frombytes(mode, (2, 1), array.tobytes()), "TIFF")
     with pytest.raises(BadImage) as caught:
@@ -634,8 +634,8 @@ def test_alpha_is_laid_on_white() -> None:
             assert abs(np.asarray(opened(new).convert("RGB")).astype(int) - colour).max() <= 4
 
 
-def test_what_is_transparent_does_not_blend() -> None:
-    """Resampling is weighted by alpha, and a transparent colour becomes alpha first: no fringe of a hidden colour."""
+def test_transparent_pixels_do_not_blend() -> None:
+    """Resampling is weighted by alpha, and a transparent colour becomes alpha first: no fringes."""
     image = Image.new("RGBA", (40, 40), (255, 0, 0, 0))
     image.paste((0, 0, 255, 255), (0, 0, 23, 40))
     keyed = Image.new("RGB", (40, 40), (255, 0, 0))
@@ -753,8 +753,8 @@ def test_icc_profile() -> None:
     assert "icc_profile" not in opened(change_image(grey, "jpg", ImageOptions(encode="webp"))[0]).info
 
 
-def test_other_metadata_goes() -> None:
-    """No EXIF, XMP or comment is carried into what is written."""
+def test_other_metadata_is_removed() -> None:
+    """EXIF, XMP and comments are removed from output images."""
     secret = b"taken at home"
     for data in (
         file_of(photo(), "JPEG", comment=secret, exif=exif(1), xmp=b"<x>" + secret + b"</x>"),
@@ -785,16 +785,16 @@ def test_other_metadata_goes() -> None:
     ],
     ids=["png", "below-pillows-limit", "pgm", "bmp"],
 )
-def test_bombs(data: bytes) -> None:
-    """More pixels than the limit are refused by the header alone, for a probe too; no warning escapes."""
+def test_oversized_images_are_refused_by_the_header(data: bytes) -> None:
+    """Images over the pixel limit are refused from the header alone, without warnings."""
     for options in (ImageOptions(probe=True, max_pixels=100_000_000), ImageOptions(resize=(5, 5), max_pixels=10**6)):
         with pytest.raises(BadImage, match="pixels") as caught:
             change_image(data, "img", options)
         assert caught.value.code == "image-too-large"
 
 
-def test_limit_of_pixels() -> None:
-    """As many pixels as the limit are taken, one row more is not."""
+def test_the_pixel_limit_is_exact() -> None:
+    """An image at the limit is accepted, one more row is not."""
     data = file_of(photo(), "PNG")
     assert change_image(data, "png", ImageOptions(max_pixels=64 * 48))[0] is data
     with pytest.raises(BadImage):
@@ -809,8 +809,8 @@ def test_limit_of_pixels() -> None:
         ((1, 70_000), ImageOptions(encode="jpg")),
     ],
 )
-def test_bombs_of_our_own(size: Size, options: ImageOptions) -> None:
-    """What would become larger than the limit, or than its format can be, is refused before it is made."""
+def test_oversized_results_are_refused(size: Size, options: ImageOptions) -> None:
+    """A result over the limit, or too large for its format, is refused before it is created."""
     with pytest.raises(BadImage, match="would become") as caught:
         change_image(file_of(Image.new("L", size), "PNG"), "png", options)
     assert caught.value.code == "image-too-large"
@@ -823,8 +823,8 @@ CUT = {"gif": 3}  # bytes at the end that may be missing without a pixel: a GIF'
     "name",
     ["jpg-RGB", "jpg-progressive", "png-RGB", "png-P", "webp", "bmp-RGB", "gif", "ppm-RGB", "tiff-lzw"],
 )
-def test_truncated(name: str) -> None:
-    """A file that is cut off anywhere is an error, whether it would be written anew or pass through."""
+def test_truncated_files_are_errors(name: str) -> None:
+    """A file truncated anywhere is an error, even if it would pass unchanged."""
     data = files()[name]
     stored = ImageOptions(resize=opened(data).size, resize_mode="exact", only_larger=True)
     for options in (ImageOptions(resize=(10, 10)), stored):
@@ -860,8 +860,8 @@ def _blocks(form: str) -> tuple[bytes, int]:
 
 @pytest.mark.parametrize("form", ["rgb", "bit", "woven"])
 @given(st.data())
-def test_rows_that_are_not_there(form: str, data: st.DataObject) -> None:
-    """A PNG whose data end, well-formed, before its last row is refused however much is missing; one of all is not."""
+def test_png_with_missing_rows(form: str, data: st.DataObject) -> None:
+    """A PNG whose well-formed data end before its last row is refused; a complete one is not."""
     header, size = _blocks(form)
     there = data.draw(st.one_of(st.integers(0, size), st.sampled_from([size, size - 1])))
     cuts = sorted(data.draw(st.lists(st.integers(0, 40), max_size=3)))
@@ -875,7 +875,7 @@ def test_rows_that_are_not_there(form: str, data: st.DataObject) -> None:
         change_image(image, "png", ImageOptions(resize=(8, 8)))
 
 
-def test_strips_that_are_not_there() -> None:
+def test_tiff_with_missing_strips() -> None:
     """A TIFF that lists fewer strips than its rows need is refused."""
     whole = file_of(photo((64, 400)), "TIFF", tiffinfo={278: 100}, strip_size=64 * 3 * 100)
     assert decoded_pixels(whole).size == (64, 400)
@@ -971,8 +971,8 @@ def test_multi_picture_jpeg() -> None:
         b"%PDF-1.4\n",
     ],
 )
-def test_no_image(data: bytes) -> None:
-    """What is none of the seven formats is refused, in words that are the same each time."""
+def test_other_formats_are_refused(data: bytes) -> None:
+    """Other formats are refused, with the same message each time."""
     told = []
     for _ in range(2):
         with pytest.raises(BadImage) as caught:
@@ -983,13 +983,15 @@ def test_no_image(data: bytes) -> None:
     assert "0x" not in told[0]
 
 
-def test_no_other_decoder() -> None:
-    """No decoder of another format is even imported, nor pyarrow, pandas or numpy."""
+def test_other_decoders_are_not_imported() -> None:
+    """Decoders of other formats, pyarrow, pandas and NumPy are not imported."""
     script = (
         "import sys; from io import BytesIO; from PIL import Image\n"
-        "from shardtool.transform.image_decode import BadImage; from shardtool.transform.image import ImageOptions, change_image\n"
+        "from shardtool.transform.image_decode import BadImage\n"
+        "from shardtool.transform.image import ImageOptions, change_image\n"
         "stream = BytesIO(); Image.new('RGB', (9, 9)).save(stream, 'PNG')\n"
-        "for encode in 'jpg', 'png', 'webp': change_image(stream.getvalue(), 'png', ImageOptions((5, 5), encode=encode))\n"
+        "for encode in 'jpg', 'png', 'webp':\n"
+        "    change_image(stream.getvalue(), 'png', ImageOptions((5, 5), encode=encode))\n"
         "try: change_image(b'%!PS', 'eps', ImageOptions())\n"
         "except BadImage: pass\n"
         "print(*sorted(Image.OPEN)); print({'pyarrow', 'pandas', 'numpy'} & set(sys.modules))\n"
@@ -1006,13 +1008,15 @@ def test_error_crosses_processes() -> None:
     assert (error.code, error.message, str(error)) == ("bad-image", r"red \x1b[31m", r"red \x1b[31m")
 
 
-def test_no_noise() -> None:
-    """What Pillow logs of a damaged file is not printed by the way."""
+def test_pillow_logs_are_not_printed() -> None:
+    """Pillow's log messages about damaged files are not printed."""
     data = bytearray(file_of(photo(), "TIFF"))
     at = data.index(struct.pack("<HHI", 277, 3, 1))  # SamplesPerPixel
     data[at + 8 : at + 10] = b"\xff\xff"
     script = (
-        "import sys; from shardtool.transform.image_decode import BadImage; from shardtool.transform.image import ImageOptions, change_image\n"
+        "import sys\n"
+        "from shardtool.transform.image_decode import BadImage\n"
+        "from shardtool.transform.image import ImageOptions, change_image\n"
         "try: change_image(sys.stdin.buffer.read(), 'tiff', ImageOptions((5, 5)))\n"
         "except BadImage as error: print(error.code)\n"
     )
@@ -1020,8 +1024,8 @@ def test_no_noise() -> None:
     assert (done.stdout, done.stderr) == (b"bad-image\n", b"")
 
 
-def test_foreign_filters_stay() -> None:
-    """The filters of warnings are afterwards what they were."""
+def test_warning_filters_are_restored() -> None:
+    """Warning filters are restored afterwards."""
     before = list(warnings.filters)
     change_image(file_of(photo(), "PNG"), "png", ImageOptions(encode="jpg"))
     assert list(warnings.filters) == before
@@ -1031,7 +1035,7 @@ def test_foreign_filters_stay() -> None:
     data=st.binary(max_size=200),
     head=st.sampled_from([b"", b"\xff\xd8\xff", b"RIFF", b"BM", b"GIF89a", b"II*\0", b"P6 "]),
 )
-def test_any_bytes(data: bytes, head: bytes) -> None:
+def test_any_bytes_give_an_image_or_an_error(data: bytes, head: bytes) -> None:
     """Any bytes give an image or a BadImage."""
     for options in EVERYTHING:
         _either(head + data, options)
@@ -1044,14 +1048,14 @@ def test_any_bytes(data: bytes, head: bytes) -> None:
     end=st.floats(0, 1) | st.just(1.0),
     options=st.sampled_from(EVERYTHING),
 )
-def test_damaged(
+def test_damaged_images_give_an_image_or_an_error(
     name: str,
     flips: list[tuple[float, int]],
     header: bool,  # noqa: FBT001 - a column
     end: float,
     options: ImageOptions,
 ) -> None:
-    """A damaged image, its header above all, gives an image or a BadImage."""
+    """A damaged image, especially its header, gives an image or a BadImage."""
     data = bytearray(files()[name])
     reach = min(len(data), 120) if header else len(data)
     for at, value in flips:
@@ -1078,8 +1082,8 @@ def _either(data: bytes, options: ImageOptions) -> None:
 
 
 @pytest.mark.parametrize("options", EVERYTHING[1:])
-def test_same_bytes(options: ImageOptions) -> None:
-    """The same request of the same bytes gives the same bytes, from `bytes` and from a view of them."""
+def test_output_is_deterministic(options: ImageOptions) -> None:
+    """The same request gives the same bytes, from `bytes` and from a view."""
     for data in files().values():
         try:
             once = change_image(data, "img", options)
@@ -1091,8 +1095,8 @@ def test_same_bytes(options: ImageOptions) -> None:
 
 
 @pytest.mark.parametrize("size", [(40, 40), (64, 64), (100, 100), (250, 250)])
-def test_as_good_as_lanczos(size: Size) -> None:
-    """What is resized differs from LANCZOS on all pixels by less than eyes see, however far a JPEG is reduced."""
+def test_resized_images_match_lanczos(size: Size) -> None:
+    """Results differ from LANCZOS on all pixels by less than eyes see, however far a JPEG is reduced."""
     for path in sorted(PHOTOS.glob("*/*-0003.jpg")):
         with Image.open(path) as image:
             data = file_of(image.resize((800, 600)), "JPEG", quality=95)

@@ -51,10 +51,10 @@ _WRITTEN = st.fixed_dictionaries(
 
 
 @given(_SIZES, st.sampled_from(["4:4:4", "4:2:2", "4:2:0", None]), _WRITTEN, _SIZES | st.none())
-def test_the_pixels_of_pillow(
+def test_pixels_equal_pillow(
     size: tuple[int, int], sampling: str | None, written: dict[str, Any], least: tuple[int, int] | None
 ) -> None:
-    """Of any size, sampling of colours, order of scans and fraction, the pixels are Pillow's, in memory of its own."""
+    """For any size, subsampling, scan order and fraction, the pixels equal Pillow's, in their own memory."""
     image = _picture(*size, "L" if sampling is None else "RGB")
     more = {} if sampling is None else {"subsampling": sampling}
     data = _bytes(image, **written, **more)
@@ -65,8 +65,8 @@ def test_the_pixels_of_pillow(
 
 
 @pytest.mark.parametrize("sampling", ["444", "422", "420", "440", "411", "Gray"])
-def test_samplings_that_pillow_does_not_write(sampling: str) -> None:
-    """Those of video cameras (4:1:1) and of turned photographs (4:4:0) have Pillow's pixels, too, at any fraction."""
+def test_rare_subsampling_equals_pillow(sampling: str) -> None:
+    """Subsamplings of video cameras (4:1:1) and turned photographs (4:4:0) equal Pillow's pixels."""
     for size in ((33, 65), (70, 31)):
         given = np.asarray(_picture(*size, "L" if sampling == "Gray" else "RGB"))
         made = given[..., None] if sampling == "Gray" else given
@@ -79,8 +79,8 @@ def test_samplings_that_pillow_does_not_write(sampling: str) -> None:
 
 
 @given(st.binary(max_size=40), st.integers(0, 2000), st.sampled_from([True, False]))
-def test_damage_is_judged_by_pillow(noise: bytes, at: int, cut: object) -> None:
-    """Of bytes that were changed or cut, it gives what Pillow gives, or leaves them to Pillow."""
+def test_damaged_jpegs_are_left_to_pillow(noise: bytes, at: int, cut: object) -> None:
+    """Changed or truncated bytes give Pillow's result, or are left to Pillow."""
     whole = _bytes(_picture(64, 48), quality=60)
     data = whole[: at % len(whole)] + noise + (b"" if cut else whole[at % len(whole) + len(noise) :])
     found = jpeg.decode_jpeg_fast(data)
@@ -89,8 +89,8 @@ def test_damage_is_judged_by_pillow(noise: bytes, at: int, cut: object) -> None:
 
 
 @pytest.mark.parametrize("progressive", [False, True])
-def test_one_that_ends_too_early_is_refused(progressive: object) -> None:
-    """A JPEG that is cut anywhere is left to Pillow, which refuses it; bytes behind its end do no harm."""
+def test_truncated_jpegs_are_refused(progressive: object) -> None:
+    """A truncated JPEG is left to Pillow, which refuses it; bytes after the end are harmless."""
     data = _bytes(_picture(64, 48), progressive=progressive)
     for end in range(len(data) - 1, 0, -7):
         assert jpeg.decode_jpeg_fast(data[:end]) is None
@@ -103,8 +103,8 @@ def test_one_that_ends_too_early_is_refused(progressive: object) -> None:
 
 
 @pytest.mark.parametrize("order", ["big", "little"])
-def test_what_must_be_turned(order: str) -> None:
-    """Only an upright JPEG is taken, whatever says so; `Decode` gives each as a viewer shows it."""
+def test_rotated_jpegs_are_left_to_pillow(order: str) -> None:
+    """Only upright JPEGs are decoded; `Decode` returns display orientation."""
     for orientation in range(10):
         data = _oriented(orientation, order)
         upright = orientation not in range(2, 9)
@@ -119,8 +119,8 @@ def test_what_must_be_turned(order: str) -> None:
     assert _decoded(noted).shape == (40, 30, 3)
 
 
-def test_what_is_left_to_pillow() -> None:
-    """Four colours, twelve bits, arithmetic coding, other frames, no JPEG: none is decoded, or by no other rule."""
+def test_unusual_jpegs_are_left_to_pillow() -> None:
+    """Four colours, twelve bits, arithmetic coding, other frames and other formats are left to Pillow."""
     plain = _bytes(_picture(40, 30))
     head = jpeg.read_jpeg_header(plain)
     assert head is not None
@@ -135,8 +135,8 @@ def test_what_is_left_to_pillow() -> None:
         assert jpeg.decode_jpeg_fast(data) is None
 
 
-def test_its_memory_is_bounded_by_the_header() -> None:
-    """What may take more than it may is not begun: Pillow's rule says whether it is refused."""
+def test_memory_is_limited_by_the_header() -> None:
+    """A JPEG that may exceed the memory limit is left to Pillow."""
     data = _bytes(_picture(64, 48))
     assert jpeg.decode_jpeg_fast(data, max_bytes=2**20) is not None
     assert jpeg.decode_jpeg_fast(data, max_bytes=2**14) is None
@@ -148,8 +148,8 @@ def test_its_memory_is_bounded_by_the_header() -> None:
         decode_image(huge)
 
 
-def test_a_smaller_height_decodes_less() -> None:
-    """The first rows alone are those of the whole image, down to what the rows below are mixed with."""
+def test_reduced_height_decodes_less() -> None:
+    """The first rows equal those of the whole image, except next to the cut."""
     for sampling in ("4:4:4", "4:2:0"):
         data = _bytes(_picture(50, 90), subsampling=sampling)
         head = jpeg.read_jpeg_header(data)
@@ -162,8 +162,8 @@ def test_a_smaller_height_decodes_less() -> None:
         assert jpeg.decode_jpeg_fast(whole[:-20], less) is None  # what is missing may be missing in these rows
 
 
-def test_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where it is not installed, Pillow decodes: the same arrays."""
+def test_without_simplejpeg(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without simplejpeg, Pillow decodes the same arrays."""
     data = _bytes(_picture(64, 48))
     there = _decoded(data)
     monkeypatch.setitem(sys.modules, "simplejpeg", None)

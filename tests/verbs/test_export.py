@@ -1,4 +1,4 @@
-"""`index --export`: index files of other tools, from a dataset file and its sidecars, whatever these hold."""
+"""`index --export`: index files of other tools, from any dataset file and sidecars."""
 
 from __future__ import annotations
 
@@ -54,15 +54,15 @@ _ODD = {
 }
 
 
-def _made(source: Path, folder: Path, ending: str, **options: Any) -> Path:
-    """Pack three samples a shard; return the dataset file."""
+def _pack(source: Path, folder: Path, ending: str, **options: Any) -> Path:
+    """Pack three samples per shard; return the dataset file."""
     asked = CreateOptions(**{"workers": 1, "max_count": 3, **options})
     create(source, f"{folder}/out-{{000..}}.{ending}", asked)
     return folder / "out.json"
 
 
 def _foreign(folder: Path) -> Path:
-    """Make a dataset of a shard with names that only another tool writes, with tabs and lines; return its file."""
+    """Create a dataset of a shard with names that only another tool writes, with tabs and newlines; return its file."""
     folder.mkdir()
     with tarfile.open(folder / "out-0.tar", "w") as tar:
         for number, name in enumerate(("x\ty/a b.txt", "x\ty/a b.bin", "v\vw\n.txt")):
@@ -74,32 +74,32 @@ def _foreign(folder: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def packed_once(small_once: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Give the folder of four shards of each format, not to be changed."""
+    """Return the folder of four shards of each format, which tests do not change."""
     folders = {ending: tmp_path_factory.mktemp(ending) for ending in ("tar", "tfrecord")}
-    return {ending: _made(small_once, folder, ending).parent for ending, folder in folders.items()}
+    return {ending: _pack(small_once, folder, ending).parent for ending, folder in folders.items()}
 
 
 @pytest.fixture
 def packed(packed_once: dict[str, Path], ending: str, tmp_path: Path) -> Path:
-    """Give a dataset file."""
+    """Return a dataset file."""
     return shutil.copytree(packed_once[ending], tmp_path / "out") / "out.json"
 
 
 @pytest.fixture
 def tars(packed_once: dict[str, Path], tmp_path: Path) -> Path:
-    """Give the dataset file of four tars."""
+    """Return the dataset file of four tars."""
     return shutil.copytree(packed_once["tar"], tmp_path / "out") / "out.json"
 
 
 def _sign(dataset: Path, document: Any) -> None:
-    """Write a dataset file whose checksum is right, whatever it says."""
+    """Write a dataset file with a valid checksum and any content."""
     document = {name: value for name, value in document.items() if name != "checksum"}
     body = json.dumps(document, indent=2).removesuffix("\n}").encode() + b',\n  "checksum": "crc32c:'
     dataset.write_bytes(body + b'%08x"\n}\n' % crc32c.crc32c(body))
 
 
-def _list_anew(dataset: Path, at: int) -> None:
-    """Have the dataset file list a sidecar as it is now."""
+def _update_entry(dataset: Path, at: int) -> None:
+    """Update the entry of a sidecar in the dataset file."""
     document = json.loads(dataset.read_bytes())
     index = document["shardlist"][at]["index"]
     raw = (dataset.parent / index["name"]).read_bytes()
@@ -109,9 +109,9 @@ def _list_anew(dataset: Path, at: int) -> None:
 
 @pytest.mark.parametrize("tree", ["small", "odd"])
 def test_a_tfrecord_index_has_every_record(tree: str, small: Path, tmp_path: Path) -> None:
-    """Offset and size of every record stand in both kinds of TFRecord index, a line each, in order."""
+    """Both kinds of TFRecord index contain offset and size of every record, one per line, in order."""
     source = small if tree == "small" else write_tree(tmp_path / "odd", _ODD)
-    dataset = _made(source, tmp_path / "out", "tfrecord")
+    dataset = _pack(source, tmp_path / "out", "tfrecord")
     result = export(dataset, ["dali-tfrecord", "tfrecord"])
     for shard in shards(tmp_path / "out"):
         found = tfrecords.records(shard.read_bytes())
@@ -122,13 +122,13 @@ def test_a_tfrecord_index_has_every_record(tree: str, small: Path, tmp_path: Pat
 
 
 @pytest.mark.parametrize("tree", ["small", "odd", "foreign"])
-def test_a_webdataset_index_leads_to_every_payload(tree: str, small: Path, tmp_path: Path) -> None:
-    """Words that no white space tears apart give field, offset, length and name of every payload, a line a sample."""
+def test_a_webdataset_index_locates_every_payload(tree: str, small: Path, tmp_path: Path) -> None:
+    """Each line has field, offset, length and name of every payload of a sample, without unescaped white space."""
     if tree == "foreign":
         dataset = _foreign(tmp_path / "out")
     else:
         source = small if tree == "small" else write_tree(tmp_path / "odd", _ODD)
-        dataset = _made(source, tmp_path / "out", "tar", label_from_folder=tree == "small")
+        dataset = _pack(source, tmp_path / "out", "tar", label_from_folder=tree == "small")
     export(dataset, "dali-webdataset")
     for shard in shards(tmp_path / "out"):
         raw, found = shard.read_bytes(), []
@@ -145,10 +145,10 @@ def test_a_webdataset_index_leads_to_every_payload(tree: str, small: Path, tmp_p
 
 @pytest.mark.parametrize("tree", ["small", "odd"])
 def test_energons_offsets(tree: str, small: Path, tmp_path: Path) -> None:
-    """Beside each shard stand the offsets of its samples, and of the zero block behind the last, as uint64."""
+    """Each index has the offsets of the samples, and of the zero block after the last, as uint64."""
     long = {f"{'d' * 120}/{'n' * 150}.{field}": b"1" for field in ("txt", "bin")}  # a pax header before each
     source = small if tree == "small" else write_tree(tmp_path / "odd", {**_ODD, **long})
-    export(_made(source, tmp_path / "out", "tar"), "energon")
+    export(_pack(source, tmp_path / "out", "tar"), "energon")
     for shard in shards(tmp_path / "out"):
         with tarfile.open(shard) as tar:
             firsts = {member.name.split(".")[0]: member.offset for member in reversed(tar.getmembers())}
@@ -157,7 +157,7 @@ def test_energons_offsets(tree: str, small: Path, tmp_path: Path) -> None:
 
 
 def test_energons_folder(tars: Path) -> None:
-    """A dataset that was never split is `train`, with the number of samples of each shard."""
+    """A dataset without splits is `train`, with the sample count of each shard."""
     assert export(tars, "energon").files[-3:] == tuple(_META)
     info, split, crude = _meta(tars.parent)
     names = {shard.name: 3 for shard in shards(tars.parent)}
@@ -181,7 +181,7 @@ def _split(small: Path, folder: Path, **options: Any) -> list[Path]:
 
 
 def test_energons_folder_has_all_splits(small: Path, tmp_path: Path) -> None:
-    """The splits of one run share a folder, whatever is exported first, and however often; `create` makes the same."""
+    """The splits of one run share a folder, in any order of exports, and `create` writes the same."""
     found = []
     for turn in ((0, 1), (1, 0, 0, 1)):
         datasets = _split(small, tmp_path / f"out{turn[0]}")
@@ -197,8 +197,8 @@ def test_energons_folder_has_all_splits(small: Path, tmp_path: Path) -> None:
 
 
 def test_exports_after_an_append(small: Path, tmp_path: Path) -> None:
-    """Indexes of other tools cover what was appended, at once or when they are made again; those of old shards stay."""
-    dataset, more = _made(small, tmp_path / "out", "tar"), tmp_path / "more"
+    """Indexes cover appended samples, at once or when they are recreated; those of old shards stay."""
+    dataset, more = _pack(small, tmp_path / "out", "tar"), tmp_path / "more"
     formats = ["energon", "dali-webdataset", "huggingface"]
     export(dataset, formats)
     before = read_tree(dataset.parent)
@@ -225,7 +225,7 @@ def test_exports_after_an_append(small: Path, tmp_path: Path) -> None:
 
 
 def test_energons_folder_after_an_append_to_a_split(small: Path, tmp_path: Path) -> None:
-    """Splits that one run made stay those of one folder, whatever was appended to one of them."""
+    """Splits of one run remain in one folder after an append to one of them."""
     folder = tmp_path / "out"
     options = CreateOptions(split="train=0.5,val=0.5", workers=1, max_count=3, export=("energon",))
     create(small, f"{folder}/{{split}}-{{000..}}.tar", options)
@@ -241,8 +241,8 @@ def test_energons_folder_after_an_append_to_a_split(small: Path, tmp_path: Path)
 
 
 def test_energons_folder_of_another_dataset(small: Path, tmp_path: Path) -> None:
-    """What covers the shards of another dataset is never replaced, and `create` says so before it writes."""
-    export(_made(small, tmp_path / "out", "tar"), "energon")
+    """Files that cover another dataset are never replaced, and `create` refuses before it writes."""
+    export(_pack(small, tmp_path / "out", "tar"), "energon")
     create(small, f"{tmp_path}/out/b-{{000..}}.tar", CreateOptions(workers=1, max_count=3))
     before = read_tree(tmp_path / "out")
     for overwrite in (False, True):
@@ -261,8 +261,8 @@ def test_energons_folder_of_another_dataset(small: Path, tmp_path: Path) -> None
     assert "out-" not in "".join(_meta(tmp_path / "out"))
 
 
-def test_what_the_user_changed_for_energon(tars: Path) -> None:
-    """A changed split is replaced only where asked; a `dataset.yaml` that is there stays."""
+def test_energon_files_changed_by_the_user_are_kept(tars: Path) -> None:
+    """A changed split is replaced only with `overwrite`; an existing `dataset.yaml` is kept."""
     export(tars, "energon")
     split, crude = (tars.parent / name for name in (_META[1], _META[0]))
     right = split.read_text()
@@ -278,8 +278,8 @@ def test_what_the_user_changed_for_energon(tars: Path) -> None:
 @pytest.mark.parametrize(
     "info", [b"", b"[1]", b'{"shard_counts": 7}', b"[" * 100_000, b"\xff", b'{"shard_counts":["\\u0000"]}']
 )
-def test_a_hostile_info(info: bytes, tars: Path) -> None:
-    """Whatever stands where energon's `.info.json` should, it is refused, and replaced where asked."""
+def test_an_invalid_energon_info_file(info: bytes, tars: Path) -> None:
+    """Any content of energon's `.info.json` is refused, and replaced with `overwrite`."""
     export(tars, "energon")
     before = read_tree(tars.parent)
     (tars.parent / _META[2]).write_bytes(info)
@@ -290,8 +290,8 @@ def test_a_hostile_info(info: bytes, tars: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["link", "file"])
-def test_energons_folder_is_no_folder(kind: str, tars: Path, tmp_path: Path) -> None:
-    """Where `.nv-meta` is a link to a folder, or a file, nothing is written."""
+def test_nv_meta_is_not_a_folder(kind: str, tars: Path, tmp_path: Path) -> None:
+    """If `.nv-meta` is a link to a folder, or a file, nothing is written."""
     (tmp_path / "elsewhere").mkdir()
     if kind == "link":
         (tars.parent / ".nv-meta").symlink_to(tmp_path / "elsewhere")
@@ -304,18 +304,18 @@ def test_energons_folder_is_no_folder(kind: str, tars: Path, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("name", ["__a__/b.txt", "a.__x__"])
-def test_names_that_energon_passes_over(name: str, tmp_path: Path) -> None:
+def test_members_that_energon_ignores_are_refused(name: str, tmp_path: Path) -> None:
     """A member that energon would not read is refused, and nothing is written."""
     files = {"__a__/b.txt": b"1"} if "/" in name else {"__a.__": b"1"}
-    dataset = _made(write_tree(tmp_path / "s", files), tmp_path / "out", "tar")
+    dataset = _pack(write_tree(tmp_path / "s", files), tmp_path / "out", "tar")
     before = read_tree(tmp_path / "out")
     with pytest.raises(InvalidRequest, match=r"out-000\.tar.*energon ignores.*portable=True"):
         export(dataset, "energon")
     assert read_tree(tmp_path / "out") == before
 
 
-def test_a_shard_name_that_energons_yaml_cannot_hold(small: Path, tmp_path: Path) -> None:
-    """A name with a quote is refused, and nothing is written."""
+def test_a_shard_name_with_a_quote_is_refused_for_energon(small: Path, tmp_path: Path) -> None:
+    """Nothing is written."""
     create(small, f'{tmp_path}/out/a"b-{{0..}}.tar', CreateOptions(workers=1))
     before = read_tree(tmp_path / "out")
     with pytest.raises(InvalidRequest, match="without quotes"):
@@ -324,11 +324,11 @@ def test_a_shard_name_that_energons_yaml_cannot_hold(small: Path, tmp_path: Path
 
 
 @pytest.mark.parametrize("tree", ["small", "odd", "large"])
-def test_the_hubs_index(tree: str, small: Path, tmp_path: Path) -> None:
-    """Beside each shard stand the place and SHA-256 of every member, and the shard's own SHA-256 and git blob id."""
+def test_the_hugging_face_index(tree: str, small: Path, tmp_path: Path) -> None:
+    """The index has offset and SHA-256 of every member, and the SHA-256 and git blob id of the shard."""
     large = {"l/a.bin": b"abc" * 700_000, "l/a.txt": b"", "l/b.bin": b"x" * (2**20 - 512)}  # over several blocks
     source = small if tree == "small" else write_tree(tmp_path / "s", _ODD if tree == "odd" else large)
-    result = export(_made(source, tmp_path / "out", "tar"), "huggingface", ExportOptions(workers=1))
+    result = export(_pack(source, tmp_path / "out", "tar"), "huggingface", ExportOptions(workers=1))
     assert result.files == (*(path.with_suffix(".json").name for path in shards(tmp_path / "out")), "README.md")
     assert result.notes == ()
     for shard in shards(tmp_path / "out"):
@@ -371,7 +371,7 @@ SHARD_DAMAGE: dict[str, Callable[[Path], object]] = {
 
 @pytest.mark.parametrize("damage", SHARD_DAMAGE)
 def test_hashes_of_a_damaged_shard(damage: str, tars: Path) -> None:
-    """No hashes are written of a shard that is not the one which the dataset file lists; none of others either."""
+    """If a shard differs from the dataset file, no index with hashes is written for any shard."""
     SHARD_DAMAGE[damage](tars.parent / "out-001.tar")
     before = sorted(os.listdir(tars.parent))
     with pytest.raises(CorruptShard, match=r"out-001\.tar"):
@@ -379,8 +379,8 @@ def test_hashes_of_a_damaged_shard(damage: str, tars: Path) -> None:
     assert sorted(os.listdir(tars.parent)) == before
 
 
-def test_the_dataset_files_name_is_taken(small: Path, tmp_path: Path) -> None:
-    """An index never takes the place of a dataset file, its own or another's; `create` says so before it writes."""
+def test_an_index_never_replaces_a_dataset_file(small: Path, tmp_path: Path) -> None:
+    """This holds for any dataset file, and `create` refuses before it writes."""
     create(small, f"{tmp_path}/out/out.tar", CreateOptions(workers=1))
     before = read_tree(tmp_path / "out")
     with pytest.raises(InvalidRequest, match=r"the dataset file would both be out\.json; expected .*number"):
@@ -398,8 +398,8 @@ def test_the_dataset_files_name_is_taken(small: Path, tmp_path: Path) -> None:
         )
 
 
-def test_wids_wants_nothing(tars: Path) -> None:
-    """The dataset file is what wids wants, so nothing is written, and a note says so."""
+def test_wids_reads_the_dataset_file(tars: Path) -> None:
+    """Nothing is written for wids, and a note says so."""
     before = identity(tars.parent)
     result = export(tars, "wids")
     assert (result.files, identity(tars.parent)) == ((), before)
@@ -410,8 +410,8 @@ _ALL = {"tar": ("dali-webdataset", "energon", "huggingface", "wids"), "tfrecord"
 
 
 def test_create_exports(small: Path, ending: str, tmp_path: Path) -> None:
-    """`create` writes the same indexes as `export` does later, tells of them, and records nothing of it."""
-    export(_made(small, tmp_path / "later", ending), _ALL[ending], ExportOptions(workers=1))
+    """`create` writes the same indexes as a later `export`, reports them, and records nothing."""
+    export(_pack(small, tmp_path / "later", ending), _ALL[ending], ExportOptions(workers=1))
     words = [word for name in _ALL[ending] for word in ("--export", name)]
     output = f"{tmp_path}/out/out-{{000..}}.{ending}"
     ran = typed("create", small, output, "--max-count", "3", *words, "--json")
@@ -421,51 +421,51 @@ def test_create_exports(small: Path, ending: str, tmp_path: Path) -> None:
 
 
 def test_create_exports_again(small: Path, tmp_path: Path) -> None:
-    """Index files that are there are an error before anything is written; `--resume` and `--overwrite` renew them."""
-    dataset = _made(small, tmp_path / "out", "tar", export=("energon", "dali-webdataset"))
+    """Existing index files are an error before anything is written; `--resume` and `--overwrite` renew them."""
+    dataset = _pack(small, tmp_path / "out", "tar", export=("energon", "dali-webdataset"))
     right = read_tree(tmp_path / "out")
     for path in [dataset, *shards(tmp_path / "out"), *(tmp_path / "out").glob("*.index")]:
         path.unlink()
     (tmp_path / "out" / "out-001.idx").write_bytes(b"old")
     before = read_tree(tmp_path / "out")
     with pytest.raises(OutputExists, match=r"7 files with indexes of earlier shards: out-000\.idx"):
-        _made(small, tmp_path / "out", "tar", export=("energon", "dali-webdataset"))
+        _pack(small, tmp_path / "out", "tar", export=("energon", "dali-webdataset"))
     assert read_tree(tmp_path / "out") == before
     for if_exists in ("resume", "overwrite"):
         (tmp_path / "out" / "out-002.idx").write_bytes(b"old")
-        _made(small, tmp_path / "out", "tar", export=("energon", "dali-webdataset"), if_exists=if_exists)
+        _pack(small, tmp_path / "out", "tar", export=("energon", "dali-webdataset"), if_exists=if_exists)
         assert read_tree(tmp_path / "out") == right
 
 
 @pytest.mark.parametrize(("name", "found"), [("nope", "'nope'"), ("tfrecord", "the shards are tar")])
 def test_create_refuses_formats_before_it_writes(name: str, found: str, small: Path, tmp_path: Path) -> None:
-    """A format that is unknown, or of other shards, is refused before there is a folder, in a dry run too."""
+    """An unknown format, or one for other shards, is refused before a folder is created, also in a dry run."""
     for run in (create, dry_run):
         with pytest.raises(InvalidRequest, match=found):
             run(small, f"{tmp_path}/out/out-{{0..}}.tar", CreateOptions(workers=1, export=(name,)))
     assert not (tmp_path / "out").exists()
 
 
-def test_names_with_percent_signs_stay_apart(tmp_path: Path) -> None:
-    """A name that looks encoded is not taken for another's encoding."""
+def test_names_with_percent_signs_do_not_clash(tmp_path: Path) -> None:
+    """A name that looks encoded differs from the encoding of another name."""
     source = write_tree(tmp_path / "s", {"a b.txt": b"1", "a%20b.txt": b"2", "c.x%y": b"3"})
-    export(_made(source, tmp_path / "out", "tar"), "dali-webdataset")
+    export(_pack(source, tmp_path / "out", "tar"), "dali-webdataset")
     names = (tmp_path / "out" / "out-000.idx").read_bytes().split()[2:][3::4]
     assert [unquote_to_bytes(name) for name in names] == [b"a b.txt", b"a%20b.txt", b"c.x%y"]
     assert len(set(names)) == 3
 
 
 def test_a_field_that_dali_cannot_name_is_refused(tmp_path: Path) -> None:
-    """A field with white space in its name has no place in DALI's index, and nothing is written."""
-    dataset = _made(write_tree(tmp_path / "s", {"a.t t": b"1"}), tmp_path / "out", "tar")
+    """DALI's index cannot contain a field name with white space, so nothing is written."""
+    dataset = _pack(write_tree(tmp_path / "s", {"a.t t": b"1"}), tmp_path / "out", "tar")
     before = read_tree(tmp_path / "out")
     with pytest.raises(InvalidRequest, match=r"out-000\.tar.*'t t'.*portable=True"):
         export(dataset, "dali-webdataset")
     assert read_tree(tmp_path / "out") == before
 
 
-def test_what_is_there_and_the_same_stays(packed: Path, ending: str) -> None:
-    """Made again, the files are the same, and none is touched; what a killed run has left is removed."""
+def test_identical_files_are_kept(packed: Path, ending: str) -> None:
+    """A repeated export changes no file, and deletes temporary files of an interrupted run."""
     first = export(packed, FORMATS[ending])
     before = identity(packed.parent)
     (packed.parent / f".{first.files[0]}.part").write_bytes(b"cut")
@@ -474,8 +474,8 @@ def test_what_is_there_and_the_same_stays(packed: Path, ending: str) -> None:
     assert identity(packed.parent) == before
 
 
-def test_other_files_are_replaced_only_where_asked(packed: Path, ending: str) -> None:
-    """A file of one of the names with other bytes is refused, and no file is touched; `overwrite` replaces it."""
+def test_differing_files_are_replaced_only_with_overwrite(packed: Path, ending: str) -> None:
+    """A file with other bytes is refused, and no file changes; `overwrite` replaces it."""
     names = export(packed, FORMATS[ending]).files
     right = read_tree(packed.parent)
     (packed.parent / names[-1]).write_bytes(right[names[-1]][::-1])
@@ -489,7 +489,7 @@ def test_other_files_are_replaced_only_where_asked(packed: Path, ending: str) ->
 
 
 def test_another_folder(packed: Path, ending: str, tmp_path: Path) -> None:
-    """With `output`, they lie in that folder, which is made, and nothing changes beside the shards."""
+    """`output` creates that folder, and nothing changes next to the shards."""
     before, output = identity(packed.parent), tmp_path / "deep" / "indexes"
     result = export(packed, FORMATS[ending], ExportOptions(output=output))
     assert sorted(read_tree(output)) == sorted(result.files)
@@ -497,7 +497,7 @@ def test_another_folder(packed: Path, ending: str, tmp_path: Path) -> None:
 
 
 def test_a_link_is_replaced_and_not_followed(tars: Path, tmp_path: Path) -> None:
-    """Where a link has one of the names, what it leads to is neither taken for it nor overwritten."""
+    """The target of a link with the name of an index is neither compared nor overwritten."""
     (tmp_path / "elsewhere").write_bytes(b"mine")
     (tars.parent / "out-000.idx").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(OutputExists, match=r"out-000\.idx"):
@@ -507,8 +507,8 @@ def test_a_link_is_replaced_and_not_followed(tars: Path, tmp_path: Path) -> None
     assert not (tars.parent / "out-000.idx").is_symlink()
 
 
-def test_a_folder_in_the_way(tars: Path) -> None:
-    """A folder of one of the names is refused, and nothing is written."""
+def test_a_folder_instead_of_an_index_file(tars: Path) -> None:
+    """It is refused, and nothing is written."""
     (tars.parent / "out-002.idx").mkdir()
     before = read_tree(tars.parent)
     for overwrite in (False, True):
@@ -518,7 +518,7 @@ def test_a_folder_in_the_way(tars: Path) -> None:
 
 
 def test_one_run_at_a_time(tars: Path) -> None:
-    """While another run writes this dataset, nothing is made."""
+    """While another run writes this dataset, nothing is written."""
     with Folder(str(tars.parent)).lock("out"), pytest.raises(OutputExists, match="another run"):
         export(tars, "dali-webdataset")
     assert not list(tars.parent.glob("*.idx"))
@@ -533,26 +533,26 @@ def test_one_run_at_a_time(tars: Path) -> None:
         (["dali-webdataset", "nope"], "nope"),
     ],
 )
-def test_formats_that_make_no_sense(formats: list[str], found: str, tars: Path) -> None:
-    """A format that is unknown, or of other shards, is refused, and the message tells which there are."""
+def test_invalid_formats_are_refused(formats: list[str], found: str, tars: Path) -> None:
+    """An unknown format, or one for other shards, is refused with the list of formats."""
     with pytest.raises(InvalidRequest, match=f"{found}.*dali-webdataset"):
         export(tars, formats)
     assert not list(tars.parent.glob("*.idx"))
 
 
 @pytest.mark.parametrize("name", ["nowhere.json", "nowhere/out.json", "out-000.tar", "", "folder.json"])
-def test_what_is_no_dataset_file(name: str, tars: Path) -> None:
-    """What is no file, or no dataset file by its name, is a request that makes no sense."""
+def test_only_a_dataset_file_can_be_exported(name: str, tars: Path) -> None:
+    """A missing file, or another file name, is an invalid request."""
     (tars.parent / "folder.json").mkdir()
     with pytest.raises(InvalidRequest, match=r"dataset file|out\.json"):
         export(f"{tars.parent}/{name}", "dali-webdataset", ExportOptions(output=tars.parent / "new"))
     assert not (tars.parent / "new").exists()
 
 
-def test_readers_that_want_more_samples_are_told_of(tmp_path: Path) -> None:
-    """A shard that holds fewer samples than a reader's index needs is noted, by name, and its index is made."""
+def test_shards_with_too_few_samples_are_noted(tmp_path: Path) -> None:
+    """A shard with fewer samples than a reader needs is noted, and its index is written."""
     source = write_tree(tmp_path / "s", {"a.txt": b"1", "b.txt": b"2", "c.txt": b"3"})
-    dataset = _made(source, tmp_path / "out", "tfrecord", max_count=2)
+    dataset = _pack(source, tmp_path / "out", "tfrecord", max_count=2)
     assert export(dataset, "dali-tfrecord").notes == ()
     (note,) = export(dataset, "tfrecord").notes
     assert "out-001.tfrecord" in note
@@ -561,7 +561,7 @@ def test_readers_that_want_more_samples_are_told_of(tmp_path: Path) -> None:
 
 
 def test_any_flipped_byte_of_the_dataset_file(tars: Path) -> None:
-    """A dataset file with any byte flipped, missing or added is `CorruptShard`, and so is anything else."""
+    """A dataset file with any byte flipped, missing or added is `CorruptShard`."""
     raw = tars.read_bytes()
     parse_dataset(raw, "out.json")
     for at in range(len(raw)):
@@ -576,8 +576,8 @@ def test_any_flipped_byte_of_the_dataset_file(tars: Path) -> None:
 
 
 @pytest.mark.parametrize("text", [b"", b"{}", b"[]", b"[" * 100_000, b'{"wids_version": 1}', b"\xff\xfe", b"null"])
-def test_what_was_never_a_dataset_file(text: bytes, tars: Path) -> None:
-    """A file that is no dataset file of ours is `CorruptShard`."""
+def test_a_file_that_is_not_a_dataset_file(text: bytes, tars: Path) -> None:
+    """It is `CorruptShard`."""
     tars.write_bytes(text)
     with pytest.raises(CorruptShard, match=r"out\.json"):
         export(tars, "dali-webdataset")
@@ -601,7 +601,7 @@ _NO_NAMES = [
 @pytest.mark.parametrize("name", _NO_NAMES, ids=repr)
 @pytest.mark.parametrize("what", ["shard", "sidecar"])
 def test_names_cannot_lead_out_of_the_folder(what: str, name: Any, tars: Path, tmp_path: Path) -> None:
-    """A name in a dataset file that is no plain file name is `CorruptShard`; nothing is read or written by it."""
+    """A name in a dataset file that is not a plain file name is `CorruptShard`; it is neither read nor written."""
     for path in tars.parent.glob("out-000.*"):
         shutil.copy(path, tmp_path)
     document = json.loads(tars.read_bytes())
@@ -631,7 +631,7 @@ def _places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 
 @given(data=st.data(), value=_JSON)
 def test_any_signed_dataset_file(data: st.DataObject, value: Any, tars: Path) -> None:
-    """Whatever stands anywhere in a dataset file with a right checksum, the outcome is a result or `CorruptShard`."""
+    """Any content of a dataset file with a valid checksum gives a result or `CorruptShard`."""
     raw = tars.read_bytes()
     document = json.loads(raw)
     place = data.draw(st.sampled_from(_places(document)))
@@ -692,7 +692,7 @@ DAMAGE: dict[str, Callable[[Path], object]] = {
 
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_a_damaged_sidecar(damage: str, packed: Path, ending: str) -> None:
-    """A sidecar that is not the one that the dataset file lists is named, and no file appears, not even of others."""
+    """A sidecar that differs from the dataset file is named, and no index file is published."""
     DAMAGE[damage](packed.parent)
     before = sorted(os.listdir(packed.parent))
     with pytest.raises(CorruptShard, match=r"out-001\.index"):
@@ -753,11 +753,11 @@ HOSTILE: dict[str, Callable[[Any], Any]] = {
 
 @pytest.mark.parametrize("how", HOSTILE)
 def test_a_hostile_sidecar(how: str, packed: Path, ending: str) -> None:
-    """A sidecar that tells of what no shard could hold is refused, though every checksum of it is right."""
+    """A sidecar with impossible values is refused, even with valid checksums."""
     path = packed.parent / "out-001.index"
     facts = {name: value for name, value in pq.read_metadata(path).metadata.items() if name.startswith(b"shardtool")}
     path.write_bytes(_rewritten(HOSTILE[how](pq.read_table(path)), facts))
-    _list_anew(packed, 1)
+    _update_entry(packed, 1)
     with pytest.raises(CorruptShard, match=r"out-001\.index"):
         export(packed, FORMATS[ending])
 
@@ -774,17 +774,17 @@ def test_a_hostile_sidecar(how: str, packed: Path, ending: str) -> None:
     ],
 )
 def test_hostile_facts(fact: str, value: str, tars: Path) -> None:
-    """So is one whose facts are not those of its shard."""
+    """A sidecar whose facts differ from its shard is refused."""
     path = tars.parent / "out-001.index"
     facts = {name: text for name, text in pq.read_metadata(path).metadata.items() if name.startswith(b"shardtool")}
     path.write_bytes(_rewritten(pq.read_table(path), facts | {f"shardtool.{fact}".encode(): value.encode()}))
-    _list_anew(tars, 1)
+    _update_entry(tars, 1)
     with pytest.raises(CorruptShard, match=r"out-001\.index"):
         export(tars, "dali-webdataset")
 
 
-def test_the_command(tars: Path) -> None:
-    """The command line says how many files are where; as JSON, their names, too."""
+def test_command_line(tars: Path) -> None:
+    """The command prints how many files it wrote and where; the JSON has their names."""
     ran = typed("index", "out.json", "--export", "dali-webdataset", cwd=tars.parent)
     assert (ran.code, ran.out, ran.err) == (0, "4 files in .\n", "")
     ran = typed("index", tars, "--export", "dali-webdataset", "--json")
@@ -812,10 +812,10 @@ def test_the_command(tars: Path) -> None:
         (["--export", "nope"], lambda _: None, 2, "invalid-request"),
     ],
 )
-def test_the_commands_errors(
+def test_command_line_errors(
     words: list[str], prepare: Callable[[Path], object], code: int, kind: str, tars: Path
 ) -> None:
-    """Each error is its exit code and a message on stderr, or with `--json` a document with its code."""
+    """Each error has its exit code and a message on stderr, or with `--json` a document with its code."""
     prepare(tars.parent)
     ran = typed("index", "out.json", *words, cwd=tars.parent)
     assert (ran.code, ran.out) == (code, "")

@@ -1,4 +1,4 @@
-"""Laws of the lists of shards and their samples that timm and open_clip read, a file each folder."""
+"""The lists of shards and sample counts that timm and open_clip read, one file per folder."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FILES = {"timm": "_info.json", "open-clip": "sizes.json"}
 
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
-    """Give a folder of seven samples."""
+    """Return a folder of seven samples."""
     return write_tree(tmp_path / "source", {f"{at}.txt": b"%d" % at for at in range(7)})
 
 
@@ -36,13 +36,13 @@ def _lists(folder: Path) -> tuple[Any, Any]:
 
 
 def _counts(folder: Path, split: str) -> dict[str, int]:
-    """Return the shards of a split and how many samples each has, as its dataset file says."""
+    """Return the sample counts of a split's shards, from its dataset file."""
     listed = json.loads((folder / f"{split}.json").read_bytes())["shardlist"]
     return {one["url"]: one["nsamples"] for one in listed}
 
 
-def test_the_lists_of_a_dataset(source: Path, tmp_path: Path) -> None:
-    """In them timm finds the split `train`, its shards and their samples, and open_clip the samples of each shard."""
+def test_timm_and_open_clip_read_the_lists(source: Path, tmp_path: Path) -> None:
+    """The split `train`, its shards and sample counts are found."""
     _pack(source, tmp_path / "out")
     result = export(tmp_path / "out" / "x.json", FORMATS)
     assert result.files == ("_info.json", "sizes.json")
@@ -53,8 +53,8 @@ def test_the_lists_of_a_dataset(source: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("made_by", ["create", "index"])
-def test_the_lists_have_all_splits(made_by: str, source: Path, tmp_path: Path) -> None:
-    """All splits of a run are in the lists, whether `create` writes them or `index` does, of any of them."""
+def test_the_lists_contain_all_splits(made_by: str, source: Path, tmp_path: Path) -> None:
+    """All splits of a run are in the lists, whether `create` writes them or `index` does."""
     folder = tmp_path / "out"
     _split(source, folder, export=FORMATS if made_by == "create" else ())
     if made_by == "index":
@@ -71,8 +71,8 @@ def test_the_lists_have_all_splits(made_by: str, source: Path, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_a_list_goes_before_it_is_wrong(name: str, source: Path, tmp_path: Path) -> None:
-    """A run that gives a shard another number of samples removes the list, and says how to make it again."""
+def test_a_stale_list_is_deleted(name: str, source: Path, tmp_path: Path) -> None:
+    """A run that changes the sample count of a shard deletes the list, and says how to recreate it."""
     folder, file = tmp_path / "out", tmp_path / "out" / FILES[name]
     _pack(source, folder, export=(name,))
     _pack(source, folder, shuffle=True, if_exists="overwrite")
@@ -90,8 +90,8 @@ def test_a_list_goes_before_it_is_wrong(name: str, source: Path, tmp_path: Path)
     assert verify(folder, VerifyOptions(workers=1)).sound
 
 
-def test_a_list_of_fewer_shards_than_there_are_goes(source: Path, tmp_path: Path) -> None:
-    """A list that is right of each shard that it has, and lacks one, is removed by a run, and `verify` finds it."""
+def test_an_incomplete_list_is_deleted(source: Path, tmp_path: Path) -> None:
+    """A list that lacks a shard is deleted by a run, and reported by `verify`."""
     folder = tmp_path / "out"
     _pack(source, folder)
     (folder / "sizes.json").write_text('{"x-0.tar": 3, "x-1.tar": 3}')
@@ -102,7 +102,7 @@ def test_a_list_of_fewer_shards_than_there_are_goes(source: Path, tmp_path: Path
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_after_an_append(name: str, source: Path, tmp_path: Path) -> None:
-    """An append renews the list that covers its dataset, and touches no list of others, nor a user's file."""
+    """An append renews the list that covers its dataset, and changes no other list or file."""
     folder = tmp_path / "out"
     _pack(source, folder, export=(name,))
     more = write_tree(tmp_path / "more", {"new.txt": b"1"})
@@ -119,7 +119,7 @@ def test_after_an_append(name: str, source: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_wrong_list_is_a_finding(name: str, source: Path, tmp_path: Path) -> None:
-    """`verify` finds a list that gives a shard another number of samples than it has."""
+    """`verify` reports a list with a wrong sample count."""
     folder = tmp_path / "out"
     _pack(source, folder, export=(name,))
     path = folder / FILES[name]
@@ -133,8 +133,8 @@ def test_a_wrong_list_is_a_finding(name: str, source: Path, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("content", ['{"small": 1, "large": 2}', "[1]", "{", "[" * 5000, '{"splits": [1]}', "null"])
 @pytest.mark.parametrize("name", FORMATS)
-def test_files_of_the_user_stay(name: str, content: str, source: Path, tmp_path: Path) -> None:
-    """A file of that name which lists none of the dataset's shards is never touched, nor a finding."""
+def test_other_files_are_kept(name: str, content: str, source: Path, tmp_path: Path) -> None:
+    """A file of that name that lists no shard of the dataset is neither changed nor reported."""
     folder = tmp_path / "out"
     path = write_tree(folder, {FILES[name]: content.encode()}) / FILES[name]
     _pack(source, folder)
@@ -146,8 +146,8 @@ def test_files_of_the_user_stay(name: str, content: str, source: Path, tmp_path:
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_two_datasets_share_no_list(name: str, source: Path, tmp_path: Path) -> None:
-    """A list of another dataset's shards is never replaced, before anything is written."""
+def test_two_datasets_cannot_share_a_list(name: str, source: Path, tmp_path: Path) -> None:
+    """A list of another dataset's shards is refused before anything is written."""
     folder = tmp_path / "out"
     _pack(source, folder, export=(name,))
     before = read_tree(folder)
@@ -156,8 +156,8 @@ def test_two_datasets_share_no_list(name: str, source: Path, tmp_path: Path) -> 
     assert read_tree(folder) == before
 
 
-def test_names_that_cannot_be(source: Path, tmp_path: Path) -> None:
-    """The list is never the dataset file; and no split may have a name that timm takes for shards."""
+def test_clashing_names_are_refused(source: Path, tmp_path: Path) -> None:
+    """The list cannot have the name of the dataset file, nor a split a name that timm reads as shards."""
     with pytest.raises(InvalidRequest, match=r"sizes\.json, the name of the dataset file"):
         _pack(source, tmp_path / "out", "sizes-{0..}.tar", export=("open-clip",))
     assert not (tmp_path / "out").exists()
@@ -170,8 +170,8 @@ def test_names_that_cannot_be(source: Path, tmp_path: Path) -> None:
         export(tmp_path / "out" / "rest.json", "timm")
 
 
-def test_an_index_names_them_among_the_formats(source: Path, tmp_path: Path) -> None:
-    """Shards of another tool get them too, and `--help` shows both."""
+def test_index_writes_the_lists(source: Path, tmp_path: Path) -> None:
+    """Shards of another tool get the lists too, and `--help` shows both formats."""
     _pack(source, tmp_path / "ours")
     (tmp_path / "theirs").mkdir()
     for path in shards(tmp_path / "ours"):

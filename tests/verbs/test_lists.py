@@ -32,7 +32,7 @@ from shardtool.write.task import ShardTask
 from tests import tfrecords
 from tests.helpers import read_tree, shards, sidecar
 from tests.made import changed
-from tests.source.test_shards_listing import Count, Here
+from tests.source.test_shard_listing import Count, Here
 from tests.tfrecords import BYTES, FLOAT, INT64
 
 if TYPE_CHECKING:
@@ -221,7 +221,7 @@ SPEC = {
 
 
 def test_the_dataset_file_tells_of_lists(place: Path) -> None:
-    """`parse_features` is what TensorFlow must be told, whether `reshard` or `index` wrote it; numbers alone stay numbers."""
+    """`reshard` and `index` write the same `parse_features` for TensorFlow; single numbers stay numbers."""
     source = _typical(place)
     assert _run(source, place / "a")["features"] == SPEC
     index(source, IndexOptions(workers=1))

@@ -290,7 +290,7 @@ def test_globs_of_dataset_files(small_once: Path, tmp_path: Path) -> None:
     assert [one["dataset_file"] for one in json.loads(ran.out)["datasets"]] == files
     assert read_tree(tmp_path) == before
     (tmp_path / "b-0.index").unlink()
-    assert "right already" in typed("index", glob, "--overwrite", "--workers", "1").out
+    assert "already valid" in typed("index", glob, "--overwrite", "--workers", "1").out
     assert verify(glob, _HOW).sound
 
 

@@ -242,7 +242,7 @@ def test_a_dot_that_only_the_last_can_tell(tmp_path: Path) -> None:
         asked = _options(key="key", values=("txt=text",), meta="none", if_exists=if_exists)
         told = create(table, f"{tmp_path}/o-{{0..}}.tar", asked)
         assert any("last dot" in note and "'a.b'" in note for note in told.notes)
-    with pytest.raises(InvalidRequest, match="Choose dots='last', or make the keys safe with portable=True"):
+    with pytest.raises(InvalidRequest, match="Use dots='last', or make the keys safe with portable=True"):
         create(table, f"{tmp_path}/p-{{0..}}.tar", _options(key="key", values=("txt=text",), meta="none", dots="first"))
     plain = create(table.slice(1), f"{tmp_path}/q-{{0..}}.tar", _options(key="key", values=("txt=text",), meta="none"))
     assert not any("dot" in note for note in plain.notes)

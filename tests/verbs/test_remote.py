@@ -190,6 +190,6 @@ def test_what_mends_a_dataset_elsewhere(dataset: tuple[str, Path]) -> None:
     assert "Repair it at its origin" in said
     assert "--repair" in of_folder
     assert "Repair it at" not in of_folder
-    assert "--resume, or `shardtool copy VALID s3://b/p`" in stored
+    assert "--resume, or copy a valid dataset: `shardtool copy VALID s3://b/p`" in stored
     with pytest.raises(InvalidRequest, match="web servers are read-only"):
         verify(f"{at}/x.json", VerifyOptions(workers=1, repair=True))

@@ -500,7 +500,7 @@ def test_metadata_that_no_reader_takes(place: Path, monkeypatch: pytest.MonkeyPa
     short, long = (pa.table({"key": names, "text": ["x" * length] * 300}) for length in (6_000, 20_000))
     source, found = (
         place / "in" / "out.json",
-        r"out-000.tfrecord: 6,000,000 bytes of metadata, more than \d,\d{3},\d{3}",
+        r"out-000.tfrecord: 6,000,000 bytes of metadata, more than the \d,\d{3},\d{3}",
     )
     for shuffle in (False, True):
         error = refused(source, place / "out", join=long, on="key", ending="tfrecord", shuffle=shuffle)

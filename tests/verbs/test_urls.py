@@ -282,7 +282,7 @@ def test_progress_says_how_well_it_goes(web: WebServer, tmp_path: Path) -> None:
         ({"urls": {"jpg": "nothing"}}, "no column 'nothing'"),
         ({"urls": {"jpg": "url"}, "files": {"jpg": "url"}}, "jpg"),
         ({"urls": ("url",)}, "such as jpg=url"),
-        ({"part": "1/2", "max_size": 1000}, "sizes are known"),
+        ({"part": "1/2", "max_size": 1000}, "samples of known size"),
         ({"plan_only": "p.parquet"}, "one of them"),
         ({"user_agent": "a\nb"}, "one line of ASCII"),
         ({"retry_failed": True}, "nothing to resume"),

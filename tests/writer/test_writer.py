@@ -290,7 +290,7 @@ def test_invalid_types_in_a_dataset_file_are_refused(tmp_path: Path, kind: objec
     for told in ({"who": kind}, {"other": "text"}):
         body = data[:-12].replace(b'"who": "text"', json.dumps(told)[1:-1].encode())
         (tmp_path / "out.json").write_bytes(body + b'%08x"\n}\n' % crc32c(body))
-        with pytest.raises(CorruptShard, match="no dataset file"):
+        with pytest.raises(CorruptShard, match="not a valid dataset file"):
             shardtool.open(tmp_path / "out.json")
 
 

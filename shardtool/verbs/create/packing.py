@@ -112,7 +112,7 @@ class Packing:
             if not len(remaining):
                 break
             self._first_number += self._plan.shards
-            self._plan = self._plan.again(remaining)
+            self._plan = self._plan.subset(remaining)
             self._round_shards = range(self._plan.shards)
             self._check_names()
         if self._finished_samples != samples:

@@ -97,7 +97,7 @@ def _make_bounds(run: Run, output: RunOutput) -> ShardBounds:
         multiple_of=options.shards_multiple_of,
         oversize=options.oversize,
         by_hash=by_hash,
-        before=changes.count_earlier_shards(output.destination) if by_hash else None,
+        current_shards=changes.count_earlier_shards(output.destination) if by_hash else None,
     )
 
 

@@ -56,7 +56,7 @@ def get_spool_location(run: Run) -> tuple[Folder, str] | None:
 def arrange_payloads(run: Run) -> None:
     """Copy source payloads into shard order before packing, if that is cheaper."""
     temporary, compressed = get_spool_location(run), run.listed.compressed
-    if run.shuffle is None or temporary is None or run.entries.known_spans.of_row is not None:
+    if run.shuffle is None or temporary is None or run.entries.known_spans.row_file is not None:
         return
     to_write = sum(sum(list_unwritten_sizes(run, output)) for output in run.outputs)
     if not to_write and not compressed:

@@ -158,7 +158,7 @@ def test_on_duplicate_needs_append_and_known_keys(output: str, tmp_path: Path) -
     """`--on-duplicate first` needs a dataset to append to, and keys that are known before packing."""
     with pytest.raises(InvalidRequest, match="no dataset to compare keys with"):
         CreateOptions(on_duplicate="first")
-    with pytest.raises(InvalidRequest, match=r"map.* makes keys"):
+    with pytest.raises(InvalidRequest, match=r"map.* creates keys"):
         CreateOptions(on_duplicate="first", if_exists="append", map="tests.mapped:evaluated")
     source = _tree(tmp_path / "source", "c")
     asked = CreateOptions(workers=1, if_exists="append", on_duplicate="first")

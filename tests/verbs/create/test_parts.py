@@ -476,7 +476,7 @@ def test_slurm_array_tasks_determine_the_part(environment: dict[str, str], part:
     if part:
         assert str(parse_part("slurm", names)) == part
         return
-    with pytest.raises(InvalidRequest, match="Give part='NUMBER/PARTS', such as part='3/64'"):
+    with pytest.raises(InvalidRequest, match="Use part='K/N', such as part='3/64'"):
         parse_part("slurm", names)
 
 

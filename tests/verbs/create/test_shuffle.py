@@ -316,9 +316,9 @@ def test_remaining_samples_are_read_from_the_spool(place: Path, pools: dict[int,
     source = make_source(place, [(900, 300)] * 100)
     plan, places = make_plan_of(source.entries, max_count=50), np.array([3, 60, *range(70, 90)])
     with scatter([plan], place / "temp", pools[1], 40_000) as plans:
-        again = plans[0].again(places)
+        again = plans[0].subset(places)
         assert len(build_shard_samples(again, 0).spans.regions) == 2 * 16, "two of five regions are worth it"
-        assert pack(again, place / "out") == pack(plan.again(places), place / "out")
+        assert pack(again, place / "out") == pack(plan.subset(places), place / "out")
 
 
 def _system_calls() -> int:
@@ -690,7 +690,7 @@ def test_a_requested_method_is_used(place: Path, method: str) -> None:
 
 def test_little_memory_is_refused() -> None:
     """The error gives the required memory, before anything else happens."""
-    with pytest.raises(InvalidRequest, match=r"memory: 16 MB; expected 16 MB or more"):
+    with pytest.raises(InvalidRequest, match=r"memory: 16 MB; expected at least 16 MB"):
         ReshardOptions(memory=16 * 10**6 - 1)
     with pytest.raises(InvalidRequest, match="memory: 1 MB"):
         ReshardOptions(memory="1MB")

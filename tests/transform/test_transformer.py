@@ -52,7 +52,7 @@ def _png(width: int, height: int) -> bytes:
 def _made(transform: Transform, key: bytes, fields: Mapping[str, Any]) -> list[TransformedSample]:
     """Return what a transform makes of a sample."""
     work = Transformer(transform)
-    return work.finish(key, work.look(fields, next(iter(fields)))[0])
+    return work.call_function(key, work.change_fields(fields, next(iter(fields)))[0])
 
 
 def _given(value: Any) -> list[TransformedSample]:
@@ -61,8 +61,8 @@ def _given(value: Any) -> list[TransformedSample]:
 
 
 @given(st.dictionaries(TEXTS, st.binary(max_size=20), min_size=1, max_size=6), KEYS)
-def test_a_sample_goes_in_and_comes_out(fields: dict[str, bytes], key: str) -> None:
-    """A function gets the key and all fields as bytes, and what it gives back is the same sample, fields in order."""
+def test_a_function_gets_and_returns_samples(fields: dict[str, bytes], key: str) -> None:
+    """A function gets the key and all fields as bytes; its result is a sample with sorted fields."""
     SEEN.clear()
     views = {name: memoryview(data) for name, data in fields.items()}
     (made,) = _made(Transform(function=f"{__name__}:see"), key.encode(), views)
@@ -84,7 +84,7 @@ ANYTHING = st.recursive(
 
 @given(st.dictionaries(TEXTS.filter(lambda name: name != KEY_ITEM), VALUES, min_size=1))
 def test_values_become_bytes_or_are_refused(fields: dict[str, Any]) -> None:
-    """Bytes stay as they are, text is UTF-8, numbers are their text; all else is refused, and in one way."""
+    """Bytes stay unchanged, text becomes UTF-8, numbers become text; other values are refused."""
     try:
         (made,) = _given(fields)
     except BadSample as bad:
@@ -98,8 +98,8 @@ def test_values_become_bytes_or_are_refused(fields: dict[str, Any]) -> None:
 
 
 @given(st.one_of(ANYTHING, st.dictionaries(NAMES, st.text("ab./\0\ud800é", max_size=6), max_size=3)))
-def test_whatever_is_returned(value: Any) -> None:
-    """Whatever a function returns is samples with sound names and bytes, or is refused as such."""
+def test_any_result_is_valid_or_refused(value: Any) -> None:
+    """Any result is samples with valid names and bytes, or BadSample."""
     try:
         made = _given(value)
     except BadSample as bad:
@@ -150,8 +150,8 @@ BAD: dict[str, tuple[Any, str]] = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_what_no_function_may_return(name: str) -> None:
-    """What is no sample is refused, and the message says what is wrong with it, not with us."""
+def test_invalid_results_are_refused(name: str) -> None:
+    """The error for an invalid result says what is wrong with it."""
     value, said = BAD[name]
     with pytest.raises(BadSample, match=f"the function of map returned.*{said}|{said}.*") as caught:
         _given(value)
@@ -159,16 +159,16 @@ def test_what_no_function_may_return(name: str) -> None:
     assert "raised" not in str(caught.value)
 
 
-def test_what_comes_out_is_its_own() -> None:
-    """What a function returned does not change with what it was made of."""
+def test_results_are_copied() -> None:
+    """A result does not change when the function's buffers change."""
     memory = bytearray(b"first")
     (made,) = _given({"a": memoryview(memory), "b": memory})
     memory[:] = b"later"
     assert [bytes(data) for _, data in made.fields] == [b"first", b"first"]
 
 
-def test_memory_of_other_items_than_bytes() -> None:
-    """A view of memory is all of its bytes, whatever its items are and however they lie."""
+def test_memoryviews_of_other_items() -> None:
+    """A memoryview contributes all its bytes, whatever its item type and strides."""
     numbers = memoryview(b"\1\0\0\0\2\0\0\0").cast("I")
     (made,) = _given({"a": numbers, "b": memoryview(b"abcdef")[::-2], "c": memoryview(b"abcd").cast("B", (2, 2))})
     assert [(len(data), bytes(data)) for _, data in made.fields] == [
@@ -176,43 +176,43 @@ def test_memory_of_other_items_than_bytes() -> None:
     ]  # fmt: skip
 
 
-def test_nothing_and_several() -> None:
-    """None and an empty list drop a sample; of several, each without a key of its own gets a number behind it."""
+def test_a_function_may_drop_or_multiply_samples() -> None:
+    """None and an empty list drop a sample; several samples get numbered keys unless they have their own."""
     assert _given(None) == _given([]) == _given(iter(())) == []
     several = [{"a": 1}, {KEY_ITEM: "other", "a": 2}, {KEY_ITEM: "k", "a": 3}]
     assert [one.key for one in _given(several)] == [b"k-0", b"other", b"k-2"]
 
 
-def test_images_first_then_the_function() -> None:
-    """A function sees images as they are to be written; the size of the first one is found before."""
+def test_images_are_changed_before_the_function() -> None:
+    """A function sees changed images; the size of the first image is measured before."""
     SEEN.clear()
     images = ImageOptions(resize=(4, 4), encode="jpg", probe=True)
     work = Transformer(Transform(images, f"{__name__}:see", found=(*PROBED_COLUMNS.items(),)))
-    fields, found = work.look({"png": _png(8, 6), "txt": b"text"}, "png")
+    fields, found = work.change_fields({"png": _png(8, 6), "txt": b"text"}, "png")
     assert SEEN == []
-    work.finish(b"k", fields)
+    work.call_function(b"k", fields)
     assert set(SEEN[0]) == {KEY_ITEM, "jpg", "txt"}
     assert Image.open(BytesIO(SEEN[0]["jpg"])).size == (5, 4)
     assert found == (5, 4, "RGB")
 
 
 def test_images_without_a_function() -> None:
-    """What is no image passes as it is, and the very bytes of an image do where nothing is to be done."""
+    """Other fields pass unchanged, and so do images without changes."""
     image, text = _png(8, 8), b"text"
     (made,) = _made(Transform(ImageOptions(resize=(8, 8))), b"k", {"txt": text, "png": image})
     assert made.fields == [(b"png", image), (b"txt", text)]
     assert made.fields[0][1] is image
 
 
-def test_two_fields_that_become_one() -> None:
-    """Neither takes the other's place."""
+def test_fields_with_the_same_output_name_are_refused() -> None:
+    """Neither field replaces the other."""
     with pytest.raises(BadSample, match="'jpg'") as caught:
         _made(Transform(ImageOptions(encode="jpg")), b"k", {"png": _png(8, 8), "jpg": _png(8, 8)})
     assert caught.value.code == "field-clash"
 
 
-def test_an_identity_is_that_of_the_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two transforms have one identity where they make the same: options and the function's source decide."""
+def test_identity_depends_on_options_and_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Equal options and function sources have the same identity."""
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
     images = ImageOptions(resize=(8, 8))
@@ -232,15 +232,15 @@ def test_an_identity_is_that_of_the_work(tmp_path: Path, monkeypatch: pytest.Mon
     assert len(found) == 2
 
 
-def test_a_transform_travels() -> None:
+def test_a_transform_can_be_pickled() -> None:
     """A transform is a plain value."""
     work = Transform(ImageOptions(resize=(8, 8), fields=("a", "b")), f"{__name__}:see")
     assert pickle.loads(pickle.dumps(work)) == work  # noqa: S301 - our own
     assert hash(work) == hash(pickle.loads(pickle.dumps(work)))  # noqa: S301
 
 
-def test_what_find_function_finds() -> None:
-    """Functions, methods and anything else that can be called are found by name, in packages too."""
+def test_find_function() -> None:
+    """Functions, methods and other callables are found by name, in packages too."""
     assert find_function(f"{__name__}:see") is see
     assert find_function("os.path:join").__name__ == "join"
     assert find_function("builtins:str.upper")("a") == "A"  # type: ignore[arg-type]
@@ -253,7 +253,7 @@ def test_what_find_function_finds() -> None:
         "nowhere.more:x", "os.nowhere:x", ".os:x", "os..path:x", "os:path:join", "o\0s:x", "os/path:join",
     ],
 )  # fmt: skip
-def test_what_find_function_refuses(name: str) -> None:
-    """All else is an error of the request, and no other."""
+def test_find_function_refuses_other_names(name: str) -> None:
+    """Other names raise InvalidRequest."""
     with pytest.raises(InvalidRequest, match=r"^map: "):
         find_function(name)

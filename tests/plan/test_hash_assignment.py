@@ -36,8 +36,8 @@ def _number(key: bytes, count: int) -> int:
 
 
 @given(KEYS, SEEDS, st.none() | st.integers(4, 40))
-def test_the_hash_of_the_key_says_the_shard(keys: list[bytes], seed: int | None, max_count: int | None) -> None:
-    """Each sample lies in the shard that its key's hash says, in the order of keys, and none is empty or too full."""
+def test_the_hash_of_the_key_chooses_the_shard(keys: list[bytes], seed: int | None, max_count: int | None) -> None:
+    """Each sample is in the shard given by its key's hash, in key order; no shard is empty or too full."""
     try:
         plan = _plan(keys, seed, max_count=max_count)
     except InvalidRequest as error:
@@ -55,7 +55,7 @@ def test_the_hash_of_the_key_says_the_shard(keys: list[bytes], seed: int | None,
 
 @given(KEYS, st.integers(0, 10**6), SEEDS)
 def test_one_key_more_changes_one_shard(keys: list[bytes], more: int, seed: int | None) -> None:
-    """In the others nothing moves, shuffled or not; and no order of the source matters."""
+    """A new key changes only its own shard, shuffled or not; the order of the source is irrelevant."""
     key = b"%07d+" % more
     plan = _plan(keys, seed, max_count=max(4, len(keys) // 8)) if len(keys) > 100 else _plan(keys, seed)
     before, after = _keys(plan), _keys(_plan([key, *reversed(keys)], seed, shards=plan.shards))
@@ -64,15 +64,15 @@ def test_one_key_more_changes_one_shard(keys: list[bytes], more: int, seed: int 
     assert after[:at] + after[at + 1 :] == before[:at] + before[at + 1 :]
 
 
-def test_a_number_of_shards_stays_while_it_can() -> None:
-    """Where it is free, it leaves room to grow; once it holds no more, another is chosen, and a note says so."""
+def test_the_shard_count_stays_if_possible() -> None:
+    """A free shard count leaves room to grow; once shards are too full, another is chosen, with a note."""
     keys = [b"%05d" % at for at in range(2000)]
     shards = _plan(keys[:1000], max_size=50 * _SAMPLE).shards
-    assert _plan(keys[:1010], max_size=50 * _SAMPLE, before=shards).shards == shards
-    grown = _plan(keys, max_size=50 * _SAMPLE, before=shards)
+    assert _plan(keys[:1010], max_size=50 * _SAMPLE, current_shards=shards).shards == shards
+    grown = _plan(keys, max_size=50 * _SAMPLE, current_shards=shards)
     assert grown.shards > shards
     assert [f"{shards} shards by hash can no longer hold" in note for note in grown.notes] == [True]
-    assert _plan(keys[:3], before=10**15).shards == 1
+    assert _plan(keys[:3], current_shards=10**15).shards == 1
 
 
 @pytest.mark.parametrize(
@@ -85,8 +85,8 @@ def test_a_number_of_shards_stays_while_it_can() -> None:
         ({"shards": 900, "multiple_of": 30}, "shards by hash would be empty"),
     ],
 )
-def test_a_number_that_cannot_be(asked: dict[str, Any], found: str) -> None:
-    """A number of shards of which one is empty, or over a bound, is refused; the remedy names one that is not."""
+def test_impossible_shard_counts_are_refused(asked: dict[str, Any], found: str) -> None:
+    """A count that leaves a shard empty or over a limit is refused; the error suggests one that works."""
     keys = [b"%05d" % at for at in range(1000)]
     with pytest.raises(InvalidRequest, match=found) as caught:
         _plan(keys, **asked)
@@ -94,21 +94,21 @@ def test_a_number_that_cannot_be(asked: dict[str, Any], found: str) -> None:
     assert _plan(keys, **{**asked, "shards": number}).shards == number
 
 
-def test_no_number_can_be() -> None:
-    """Samples so large that any number of shards leaves one over the bounds, or empty, are refused."""
+def test_samples_that_fit_no_shard_count() -> None:
+    """If every count leaves a shard empty or over the limits, the plan is refused."""
     keys = [b"%05d" % at for at in range(40)]
     with pytest.raises(InvalidRequest, match=r"^place='hash': 40 samples.*Use place='order', or allow larger shards"):
         _plan(keys, max_count=1)
 
 
 @pytest.mark.parametrize(("names", "shards"), [("{00..19}", 20), ("{0000..4999}", 1)])
-def test_a_range_says_the_number(names: str, shards: int) -> None:
-    """A closed range without a bound is the number of shards, where there are as many samples."""
+def test_a_closed_range_sets_the_shard_count(names: str, shards: int) -> None:
+    """A closed range without other limits sets the shard count, if there are enough samples."""
     plan = _plan([b"%05d" % at for at in range(1000)], pattern=parse_pattern(f"out-{names}.tar"))
     assert (plan.shards, len(plan.notes)) == (shards, shards == 1)
 
 
-def test_the_multiple_holds() -> None:
-    """With a number that is free, too, it is a multiple of what is asked for."""
+def test_hash_shard_count_is_a_multiple() -> None:
+    """A free shard count is a multiple of the requested number too."""
     plan = _plan([b"%05d" % at for at in range(1000)], max_count=60, multiple_of=8)
     assert plan.shards % 8 == 0

@@ -13,16 +13,16 @@ from shardtool.fetch.options import FetchFailed
 
 
 @pytest.mark.parametrize("form", ["JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF", "JPEG2000"])
-def test_images_begin_as_such(form: str) -> None:
-    """What Pillow writes in each format is taken for an image."""
+def test_images_are_recognised(form: str) -> None:
+    """Images written by Pillow in each format are recognised."""
     file = io.BytesIO()
     Image.new("RGB", (8, 8)).save(file, form)
     assert is_image(file.getvalue())
 
 
 @pytest.mark.parametrize("data", [b"", b"\xff", b"<html>", b"RIFF1234WAVE", b"\0\0\0 ftypisom", b"%PDF", b"{}"])
-def test_others_do_not(data: bytes) -> None:
-    """Pages, sounds, films and nothing are none."""
+def test_other_content_is_not_an_image(data: bytes) -> None:
+    """Web pages, audio, video and empty files are not images."""
     assert not is_image(data)
 
 
@@ -35,14 +35,14 @@ def test_others_do_not(data: bytes) -> None:
         (["googlebot: noindex, noai"], ""), (["unavailable_after: 25 Jun 2010 15:00:00 PST"], ""),
     ],
 )  # fmt: skip
-def test_robots(headers: list[str], word: str) -> None:
-    """A directive counts where it is for all robots, or for ours."""
+def test_robots_directives(headers: list[str], word: str) -> None:
+    """A directive applies if it is for all robots, or for this one."""
     assert refusing_directive(headers, "shardtool/1.0 (+https://example.org)") == word
 
 
 @pytest.mark.parametrize("wbits", [zlib.MAX_WBITS, -zlib.MAX_WBITS])
 def test_both_kinds_of_deflate(wbits: int) -> None:
-    """`deflate` is unpacked with and without the wrapper that some servers leave out, byte by byte."""
+    """`deflate` is decoded with and without the zlib wrapper, byte by byte."""
     packer = zlib.compressobj(wbits=wbits)
     packed = packer.compress(b"text" * 99) + packer.flush()
     unpacker = BodyDecoder("Deflate")
@@ -53,6 +53,6 @@ def test_both_kinds_of_deflate(wbits: int) -> None:
 
 
 def test_an_unknown_coding_is_refused() -> None:
-    """What cannot be unpacked is no file."""
+    """An unsupported Content-Encoding is refused."""
     with pytest.raises(FetchFailed, match="br"):
         BodyDecoder("br")

@@ -1,111 +1,19 @@
 from __future__ import annotations
 
-import io
 import json
 from typing import TYPE_CHECKING, Any
 
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 import shardtool
 from shardtool import CreateOptions, InvalidRequest, create, verify
 from shardtool.table.detect import is_table
-from shardtool.table.json_stream import JsonStream
 from shardtool.table.open import open_table
 from tests.helpers import members, write_tree
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-_VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers(-(10**20), 10**20) | st.floats(allow_nan=False) | st.text(max_size=9),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=4), inner, max_size=4),
-    max_leaves=12,
-)
-
-
-class Trickle(io.BytesIO):
-    """Gives a few bytes at a time, as a pipe may."""
-
-    def __init__(self, data: bytes, step: int) -> None:
-        super().__init__(data)
-        self._step = step
-
-    def read(self, _size: int | None = -1, /) -> bytes:
-        return super().read(self._step)
-
-
-def _stream(data: bytes, step: int = 2**20) -> JsonStream:
-    return JsonStream("t.json", Trickle(data, step))
-
-
-@given(values=st.lists(_VALUES, max_size=5), step=st.integers(1, 40), indent=st.sampled_from([None, 2]))
-def test_an_array_is_read_piece_by_piece(values: list[Any], step: int, indent: int | None) -> None:
-    """However the bytes come, elements are those that Python's own reader finds, and nothing is read twice."""
-    data = json.dumps(values, indent=indent, ensure_ascii=bool(indent)).encode()
-    stream = _stream(data, step)
-    assert [*stream.elements()] == values
-    stream.end()
-    stream = _stream(json.dumps({str(at): value for at, value in enumerate(values)}).encode(), step)
-    assert [(name, stream.value()) for name in stream.members()] == [(str(at), one) for at, one in enumerate(values)]
-    stream.end()
-
-
-@given(data=st.binary(max_size=40) | st.text('[]{}",:\\u0e1- tn', max_size=30).map(str.encode), step=st.integers(1, 9))
-def test_any_bytes_are_json_or_refused(data: bytes, step: int) -> None:
-    """What Python's reader refuses is a mistake of the user, and nothing else comes of it."""
-    try:
-        expected = [json.loads(data.decode("utf-8-sig"))]
-    except ValueError:
-        expected = []
-    try:
-        stream = _stream(data, step)
-        found = [stream.value()]
-        stream.end()
-    except InvalidRequest:
-        found = []
-    assert json.dumps(found) == json.dumps(expected)
-
-
-def test_rows_of_an_array(tmp_path: Path) -> None:
-    """A JSON array of objects is the table that JSON lines of them are, packed or not, however it is laid out."""
-    rows = [{"id": 7, "text": 'a "b"\n', "box": [1, 2.5]}, {"id": 8, "text": "é", "box": []}]
-    (tmp_path / "t.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    for indent in (None, 2):
-        (tmp_path / "t.json").write_text(json.dumps(rows, indent=indent, ensure_ascii=False))
-        assert is_table(tmp_path / "t.json")
-        table, lines = open_table(tmp_path / "t.json", ()), open_table(tmp_path / "t.jsonl", ())
-        assert table.schema == lines.schema
-        assert table.read(table.schema.names, ()).to_pylist() == rows
-    create(tmp_path / "t.json", f"{tmp_path}/o-{{0..}}.tar", CreateOptions(values={"txt": "text"}, meta="box"))
-    assert members(tmp_path / "o-0.tar")[:2] == [("7.json", b'{"box":[1.0,2.5]}'), ("7.txt", b'a "b"\n')]
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("[]", "no rows"),
-        ('[{"a": 1}, 3]', "row 2: '3'; expected an object for each row"),
-        ('[{"a": 1} {"a": 2}]', "invalid JSON: '{' instead of , or ], at character 11; "),
-        ('[{"a": 1}', "invalid JSON: it ends too early, at character 10"),
-        ('[{"a": 1}] 2', "invalid JSON: more than one value, at character 12"),
-        ('[{"a": nul}]', "invalid JSON: expecting value, at character 8"),
-        ('[{"a": "\udcff"}]', "not valid UTF-8"),
-        ('[{"a": ' + "[" * 40 + "]" * 40 + "}]", "lists or objects nested more than 32 levels deep"),
-        ('[{"a": ' + "[" * 100_000, "lists or objects nested more than 32 levels deep"),
-        ('[{"a": ' + "9" * 5000 + "}]", "invalid JSON: exceeds the limit"),
-        ('[{"a": 1}, {"a": "x"}]', "column 'a' mixes types: number in 1 row, text in row 2"),
-        ('{"a": [1, 2], "b": {}}', "a JSON object; expected an array of objects, one per row, or COCO"),
-    ],
-)
-def test_what_is_no_array_of_rows(text: str, said: str, tmp_path: Path) -> None:
-    """What is wrong with a file is said with its place."""
-    (tmp_path / "t.json").write_text(text, "utf-8", "surrogateescape")
-    with pytest.raises(InvalidRequest) as caught:
-        open_table(tmp_path / "t.json", ())
-    assert said in str(caught.value)
 
 
 _COCO: dict[str, Any] = {
@@ -125,8 +33,8 @@ def _coco(**changes: Any) -> bytes:
     return json.dumps(_COCO | changes).encode()
 
 
-def test_annotations_of_coco(tmp_path: Path) -> None:
-    """A row is an image, with lists of what its annotations say in their order; classes count from 0 by their ids."""
+def test_coco_images_become_rows(tmp_path: Path) -> None:
+    """Each image is a row, with lists of annotation values in order; classes are numbered by category id."""
     (tmp_path / "t.json").write_bytes(_coco())
     assert is_table(tmp_path / "t.json")
     table = open_table(tmp_path / "t.json", ())
@@ -149,8 +57,8 @@ def test_annotations_of_coco(tmp_path: Path) -> None:
     assert open_table(tmp_path / "t.json", ()).schema.names == ["file_name", "coco_id", "width"]
 
 
-def test_numbers_that_tools_write_in_another_way(tmp_path: Path) -> None:
-    """A whole number may have a point, a side be a fraction, and ids be texts beside numbers."""
+def test_coco_accepts_unusual_numbers(tmp_path: Path) -> None:
+    """An integer may be written with a point, a side may be fractional, and ids may mix texts and numbers."""
     images = [{"id": "2", "file_name": "2.jpg", "width": 9.5}, {"id": 5, "file_name": "5.jpg", "width": 9}]
     (tmp_path / "t.json").write_bytes(_coco(images=images, annotations=_with(category_id=18.0)))
     table = open_table(tmp_path / "t.json", ())
@@ -197,16 +105,16 @@ def _with(**part: Any) -> list[dict[str, Any]]:
         ({"categories": [{"id": "x", "name": "dog"}]}, "categories with ids 'x'; expected whole numbers"),
     ],
 )
-def test_annotations_that_cannot_be(changes: dict[str, Any], said: str, tmp_path: Path) -> None:
-    """What is missing or of another kind is named by its place in the file."""
+def test_invalid_coco_is_refused(changes: dict[str, Any], said: str, tmp_path: Path) -> None:
+    """The error for missing or wrong values gives the location in the file."""
     (tmp_path / "t.json").write_bytes(_coco(**changes))
     with pytest.raises(InvalidRequest) as caught:
         open_table(tmp_path / "t.json", ())
     assert said in str(caught.value)
 
 
-def test_classes_of_coco_as_a_field(tmp_path: Path) -> None:
-    """Lists of class numbers are a field of JSON, with the names in the dataset file, by either way."""
+def test_coco_classes_as_a_field(tmp_path: Path) -> None:
+    """Lists of class numbers become a JSON field, with the class names in the dataset file."""
     write_tree(tmp_path, {"imgs/2.jpg": b"x", "imgs/3.jpg": b"y", "imgs/5.jpg": b"z", "coco.json": _coco()})
     given: dict[str, Any] = {"join": tmp_path / "coco.json", "values": {"labels.json": "labels"}}
     made = create(tmp_path / "imgs", f"{tmp_path}/a-{{0..}}.tar", CreateOptions(**given))
@@ -227,8 +135,8 @@ def test_classes_of_coco_as_a_field(tmp_path: Path) -> None:
         create(tmp_path / "imgs", f"{tmp_path}/c-{{0..}}.tar", CreateOptions(**given | {"values": {"cls": "labels"}}))
 
 
-def test_classes_of_coco_that_come_later(tmp_path: Path) -> None:
-    """A category with a lower id gets the next number, in the field and in the sidecar; those that are there stay."""
+def test_new_coco_categories_are_appended(tmp_path: Path) -> None:
+    """On append, a new category gets the next number, even with a lower id; existing numbers stay."""
     write_tree(tmp_path / "imgs", {f"{number}.jpg": b"%d" % number for number in (2, 3, 5)})
     given: dict[str, Any] = {"join": tmp_path / "coco.json", "values": {"labels.json": "labels"}, "workers": 1}
     few = {
@@ -251,8 +159,8 @@ def test_classes_of_coco_that_come_later(tmp_path: Path) -> None:
     assert verify(tmp_path / "a.json", source=tmp_path / "imgs", workers=1).sound
 
 
-def test_a_list_of_classes_for_coco(tmp_path: Path) -> None:
-    """Numbers go by a list that is given, of which the categories are some; verify goes by the dataset's."""
+def test_coco_with_a_class_list(tmp_path: Path) -> None:
+    """Class numbers follow a given list that includes the categories; verify uses the dataset's list."""
     write_tree(tmp_path / "imgs", {f"{number}.jpg": b"%d" % number for number in (2, 3, 5)})
     (tmp_path / "coco.json").write_bytes(_coco())
     given: dict[str, Any] = {"values": {"labels.json": "labels"}, "root": tmp_path / "imgs", "workers": 1}

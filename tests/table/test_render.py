@@ -77,22 +77,22 @@ def _values(array: Any) -> list[str]:
 
 @given(_ROWS, st.integers(0, 3))
 @example([dict.fromkeys(_ROW.names)], 0)
-def test_json_is_pythons(rows: list[dict[str, Any]], skipped: int) -> None:
-    """The text of a row is what Python's json makes of it, wherever the row stands in its table."""
+def test_rows_equal_python_json(rows: list[dict[str, Any]], skipped: int) -> None:
+    """The text of a row equals `json.dumps`, at any position in its table."""
     table = pa.Table.from_pylist(rows, _ROW).slice(skipped)
     assert _rows(table) == [_dumps(row) for row in table.to_pylist()]
 
 
 @given(st.lists(_FLOAT, min_size=1))
 @example([1e-4, 9.9e-5, 1e10, 1e15, 1e16, 5e-324, -0.0, 0.1, 100.0, 1.7976931348623157e308])
-def test_floats_are_pythons(values: list[float]) -> None:
-    """A float is written as `repr` does: whole ones keep `.0`, so that they stay floats."""
+def test_floats_equal_python_repr(values: list[float]) -> None:
+    """Floats are written like `repr`: integral values keep `.0`."""
     assert _values(pa.array(values)) == [repr(value) for value in values]
 
 
 @given(st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=1))
-def test_narrow_floats_are_short(values: list[float]) -> None:
-    """A float32 is written with no more digits than tell it from other float32s, and reads back as itself."""
+def test_float32_text_is_shortest(values: list[float]) -> None:
+    """A float32 has the fewest digits that read back as itself."""
     array = np.array(values, np.float32)
     found = _values(pa.array(array))
     assert [np.float32(text) for text in found] == array.tolist()
@@ -100,7 +100,7 @@ def test_narrow_floats_are_short(values: list[float]) -> None:
 
 
 def test_nan_is_null() -> None:
-    """JSON has no NaN: it is null, in lists too."""
+    """NaN is null, in lists too."""
     table = pa.table({"a": [math.nan, 1.0], "b": [[math.nan], [2.0]]})
     assert _rows(table) == ['{"a":null,"b":[null]}', '{"a":1.0,"b":[2.0]}']
 
@@ -130,8 +130,8 @@ _DAY = dt.datetime(2024, 1, 2, 3, 4, 5)  # noqa: DTZ001 - a time without a zone 
     ],
     ids=lambda value: str(value.type) if isinstance(value, pa.Array) else "",
 )
-def test_what_json_has_no_type_for(array: Any, expected: str) -> None:
-    """Dates, times and durations are ISO 8601 text, whatever their unit; decimals are numbers with all digits."""
+def test_types_without_a_json_form(array: Any, expected: str) -> None:
+    """Dates, times and durations are ISO 8601 text in every unit; decimals are numbers with all digits."""
     null = pa.nulls(1, array.type)
     table = pa.table({"a": pa.chunked_array([array, null])}).combine_chunks()
     assert _rows(table) == [f'{{"a":{expected}}}', '{"a":null}']
@@ -152,8 +152,8 @@ def test_what_json_has_no_type_for(array: Any, expected: str) -> None:
     ],
     ids=lambda value: str(value.type) if isinstance(value, pa.Array) else "",
 )
-def test_plain_types(array: Any, kind: Any) -> None:
-    """What Polars and pandas hold in types of their own has the same values in a plain one, in one chunk or several."""
+def test_special_types_become_plain(array: Any, kind: Any) -> None:
+    """Types specific to Polars and pandas become plain types with the same values, in one chunk or several."""
     assert arrow.to_plain(array).type == kind
     assert arrow.to_plain(array).to_pylist() == array.to_pylist()
     several = arrow.to_plain(pa.chunked_array([array, array]))
@@ -161,8 +161,8 @@ def test_plain_types(array: Any, kind: Any) -> None:
     assert arrow.to_one_chunk(several).to_pylist() == 2 * array.to_pylist()
 
 
-def test_values_stand_alone() -> None:
-    """A value that is payload has no quotes, a truth is 0 or 1, and a list is JSON."""
+def test_single_values_have_no_quotes() -> None:
+    """A payload value has no quotes, a boolean is 0 or 1, and a list is JSON."""
     assert _values(pa.array(['a "b"\n', ""])) == ['a "b"\n', ""]
     assert _values(pa.array([True, False])) == ["1", "0"]
     assert _values(pa.array([-5, 7], pa.int8())) == ["-5", "7"]
@@ -171,8 +171,8 @@ def test_values_stand_alone() -> None:
 
 
 @given(st.lists(_TEXT.filter(lambda text: "\0" not in text), max_size=20), st.data(), st.integers(1, 5))
-def test_a_column_of_texts(values: list[str], data: st.DataObject, chunk: int) -> None:
-    """Spans, gathered and taken texts are the same texts, however many are made at a time."""
+def test_texts_do_not_depend_on_the_step(values: list[str], data: st.DataObject, chunk: int) -> None:
+    """Spans, gathered and taken texts are the same, whatever the chunk size."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(render, "_CHUNK_ROWS", chunk)
         column = render_column(pa.table({"a": pa.array(values, pa.string())}), render_values)
@@ -203,6 +203,6 @@ def test_a_column_of_texts(values: list[str], data: st.DataObject, chunk: int) -
     ],
     ids=str,
 )
-def test_what_has_a_text(kind: Any, *, expected: bool) -> None:
-    """Bytes and intervals have no text, in lists either."""
+def test_types_with_a_text_form(kind: Any, *, expected: bool) -> None:
+    """Bytes and intervals have no text form, in lists either."""
     assert has_text_form(kind) is expected

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-def test_what_is_the_same_for_all_takes_no_memory() -> None:
-    """A value that all rows or samples share stays one value when samples are taken; others are theirs, in order."""
+def test_constant_columns_take_no_memory() -> None:
+    """A value shared by all rows stays one value when samples are taken; other values follow their samples."""
     entries = changed(
         flat_entries([b"a", b"b", b"c"], [1, 2, 1], ("jpg", "txt"), code=[0, 0, 1, 1], offset=[7, 8, 9, 10]),
         files=(SpanFile(b"in.tar", 99, 1),),
@@ -38,7 +38,7 @@ def test_what_is_the_same_for_all_takes_no_memory() -> None:
 
 
 def test_a_path_costs_the_same_among_many_fields() -> None:
-    """A plan of a million links asks for as many paths, one by one: none looks at all of 65,536 fields."""
+    """The cost of a path does not depend on the number of fields: a plan of a million links reads paths one by one."""
 
     class Fields(tuple[str, ...]):
         """Names that are only asked for by their places."""
@@ -53,7 +53,7 @@ def test_a_path_costs_the_same_among_many_fields() -> None:
     assert [found.path(row) for row in range(3)] == entries.paths(np.arange(3)) == [b"a.txt", b"b/c.jpg", b"b/c.txt"]
 
 
-def test_samples_that_lie_in_no_shards() -> None:
-    """Whoever asks where they lie has a fault: that is no error of a user's."""
+def test_spans_of_a_source_without_shards_are_a_bug() -> None:
+    """Requesting spans of a source without SPAN rows raises Bug, not a user's error."""
     with pytest.raises(Bug):
         _ = made_entries([[1]]).known_spans

@@ -29,20 +29,20 @@ _PUBLIC = (
 
 
 @pytest.mark.parametrize("address", _PRIVATE)
-def test_others_are_not(address: str) -> None:
-    """Loopback, local, link-local, shared, multicast and reserved addresses are none, nor what leads to them."""
+def test_special_addresses_are_not_public(address: str) -> None:
+    """Loopback, local, link-local, shared, multicast, reserved and embedding addresses are not public."""
     assert not is_public(address)
 
 
 @pytest.mark.parametrize("address", _PUBLIC)
-def test_public_ones(address: str) -> None:
-    """Addresses of the internet are public, in either form."""
+def test_internet_addresses_are_public(address: str) -> None:
+    """Internet addresses are public, in IPv4 and IPv6."""
     assert is_public(address)
 
 
 @given(st.one_of(st.ip_addresses(v=4), st.ip_addresses(v=6)))
-def test_every_python_says_the_same(address: IPv4Address | IPv6Address) -> None:
-    """What this Python calls public is judged by our table alone: where the two differ, we refuse more, never less."""
+def test_public_addresses_agree_with_python(address: IPv4Address | IPv6Address) -> None:
+    """Where the table differs from this Python, it refuses more, never less."""
     assert address.is_global or not is_public(str(address)) or _holds_another(address)
 
 
@@ -53,7 +53,7 @@ def _holds_another(address: IPv4Address | IPv6Address) -> bool:
 
 @pytest.mark.parametrize("form", ["::ffff:{0:x}:{1:x}", "64:ff9b::{0:x}:{1:x}", "2002:{0:x}:{1:x}::7"])
 @given(address=st.ip_addresses(v=4))
-def test_an_address_inside_another(form: str, address: IPv4Address) -> None:
-    """An IPv6 address that leads to an IPv4 one is public if that is."""
+def test_embedded_ipv4_addresses(form: str, address: IPv4Address) -> None:
+    """An IPv6 address that embeds an IPv4 address is public if the latter is."""
     inside = form.format(int(address) >> 16, int(address) & 0xFFFF)
     assert is_public(inside) == is_public(str(address))

@@ -56,8 +56,8 @@ class _Fetches:
             if ends > until:
                 break
             busy[self.hosts[number]] -= 1
-            self.times.end(number)
-            self.times.done(number)
+            self.times.request_ended(number)
+            self.times.file_done(number)
             self._begin(waiting, going, busy)
         return self.now
 
@@ -66,7 +66,7 @@ class _Fetches:
             while numbers and busy[host] < self.options.per_host and len(going) < self.options.connections:
                 number = numbers.popleft()
                 busy[host] += 1
-                self.times.begin(number)
+                self.times.request_started(number)
                 heappush(going, (self.now + SECONDS[host] * self._draw.uniform(0.5, 1.5), number))
 
 
@@ -75,7 +75,7 @@ class _Fetches:
     st.integers(0, 9),
 )  # fmt: skip
 def test_one_slow_host(order: str, half: int, per_host: int, seed: int) -> None:
-    """With a host that takes ten times as long, wherever its files stand, a third of the way shows how long."""
+    """With one host ten times slower, a third of the run gives a good estimate, wherever its files are."""
     hosts = ["slow"] * half + ["fast"] * half
     if order == "mixed":
         np.random.default_rng(seed).shuffle(hosts)
@@ -85,7 +85,7 @@ def test_one_slow_host(order: str, half: int, per_host: int, seed: int) -> None:
     took = _Fetches(hosts, options, seed).run(inf)
     again = _Fetches(hosts, options, seed)
     again.run(took / 3)
-    remaining_s, host, done, files, seconds_per_file = again.times.left()
+    remaining_s, host, done, files, seconds_per_file = again.times.estimate()
     assert 1 / 1.5 < remaining_s / (took * 2 / 3) < 1.5
     assert (host, files) == ("slow", half)
     assert 0 < done < half
@@ -93,46 +93,46 @@ def test_one_slow_host(order: str, half: int, per_host: int, seed: int) -> None:
 
 
 @given(st.lists(st.sampled_from(("slow", "fast")), min_size=500, max_size=500), st.sampled_from((16, 64)))
-def test_more_than_are_begun_together(hosts: list[str], connections: int) -> None:
-    """The law holds where files of the one host wait for those of the other, since no more are begun."""
+def test_estimate_with_more_files_than_started(hosts: list[str], connections: int) -> None:
+    """The estimate also holds if files of one host wait for those of the other."""
     options = FetchOptions(per_host=8, connections=connections)
     took = _Fetches(hosts, options, 0).run(inf)
     again = _Fetches(hosts, options, 0)
     again.run(took / 3)
-    assert 1 / 1.5 < again.times.left()[0] / (took * 2 / 3) < 1.5
+    assert 1 / 1.5 < again.times.estimate()[0] / (took * 2 / 3) < 1.5
 
 
-def test_a_host_that_has_not_answered() -> None:
-    """It takes as long as has passed, at least; and nothing is left of what was never begun."""
+def test_estimate_for_a_silent_host() -> None:
+    """A silent host takes at least as long as it has already; files that never started do not count."""
     now = [0.0]
     times = HostTimes(FetchOptions(per_host=2), lambda: now[0])
-    assert times.left() == (0, "", 0, 0, 0)
+    assert times.estimate() == (0, "", 0, 0, 0)
     times.start(["a", "b", "a", "a"])
-    times.begin(1)
-    times.begin(0)
+    times.request_started(1)
+    times.request_started(0)
     now[0] = 8
-    times.end(1)
-    times.done(1)
-    assert times.left() == (8 * 3 / 2, "a", 0, 3, 8)
+    times.request_ended(1)
+    times.file_done(1)
+    assert times.estimate() == (8 * 3 / 2, "a", 0, 3, 8)
 
 
-def test_a_file_that_hangs() -> None:
-    """What is left of a host takes as long as it has taken, once nothing else of it shows how long files take."""
+def test_estimate_for_a_hanging_file() -> None:
+    """The last files of a host take at least as long as they have already."""
     now = [0.0]
     times = HostTimes(FetchOptions(per_host=2), lambda: now[0])
     times.start(["a"] * 4)
     for number in (0, 1):
-        times.begin(number)
+        times.request_started(number)
         now[0] += 1
-        times.end(number)
-        times.done(number)
-    times.begin(2)
+        times.request_ended(number)
+        times.file_done(number)
+    times.request_started(2)
     now[0] += 9
-    assert times.left() == (1, "a", 2, 4, 1)
-    times.begin(3)
-    times.end(3)
-    times.done(3)
-    assert times.left() == (9 / 2, "a", 3, 4, 9)
+    assert times.estimate() == (1, "a", 2, 4, 1)
+    times.request_started(3)
+    times.request_ended(3)
+    times.file_done(3)
+    assert times.estimate() == (9 / 2, "a", 3, 4, 9)
 
 
 @pytest.mark.parametrize(
@@ -143,13 +143,13 @@ def test_a_file_that_hangs() -> None:
         ("https://bucket.s3.org/a?X-Amz-Signature=b@c", "bucket.s3.org"),
     ],
 )  # fmt: skip
-def test_a_host_is_no_secret(url: str, host: str) -> None:
-    """What is told of a URL is its host: no user, no password, no query."""
+def test_only_the_host_is_shown(url: str, host: str) -> None:
+    """Progress shows only the host of a URL: no user, password or query."""
     assert url_host(url) == host
 
 
-def test_workers_make_one_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Shards that are not begun take as long as those that are; two workers take them as they are free."""
+def test_estimates_of_workers_are_combined(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shards that have not started take as long as those that have; two workers share them."""
     monkeypatch.setattr(plain_progress, "PERIOD_S", 1000)
     with redirect_stderr(StringIO()), closing(Terminal(quiet=False, verbose=False, progress="plain")) as terminal:
         terminal.start(600, 0, 6)
@@ -166,34 +166,34 @@ def test_workers_make_one_time(monkeypatch: pytest.MonkeyPatch) -> None:
         assert fetched.left().endswith(" s left")
 
 
-def test_packing_that_takes_longer(web: WebServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where files are there before they are asked for, no host is waited for."""
+def test_packing_may_be_the_bottleneck(web: WebServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If files arrive before they are needed, no host is reported as slow."""
     monkeypatch.setattr(fetcher, "_PROGRESS_INTERVAL_S", 0.0)
     told: list[object] = []
     set_listener(told.append)
     with fetching() as client:
         began = time.monotonic()
-        client.begin([web.url(f"ok/{number}") for number in range(20)], 20)
+        client.start([web.url(f"ok/{number}") for number in range(20)], 20)
         for number in range(20):
             client.take(number)
             time.sleep((time.monotonic() - began) / 10)  # longer than any wait before
-        client.begin(())
+        client.start(())
     set_listener(None)
     *_, late, _ = (one for one in told if isinstance(one, FetchProgress))
     assert (late.host, late.share < 1, late.remaining_s > 0) == ("", True, True)
 
 
-def test_what_is_told(web: WebServer) -> None:
-    """A worker tells how far it is, to its end, and of each request that is made again, without secrets."""
+def test_progress_and_retries_are_reported(web: WebServer) -> None:
+    """A worker reports its progress to the end, and each retry, without secrets."""
     told: list[object] = []
     set_listener(told.append)
     urls = [web.url(f"busy/1/{number}?X-Amz-Signature=secret").replace("//", "//me:secret@") for number in range(30)]
     with fetching(retries=2, connections=64) as fetcher:
         waits: list[int] = []
-        fetcher.begin(urls, 30, lambda: waits.append(1))
+        fetcher.start(urls, 30, lambda: waits.append(1))
         for number in range(30):
             fetcher.take(number)
-        fetcher.begin(())
+        fetcher.start(())
     set_listener(None)
     assert waits
     again = [one for one in told if isinstance(one, RequestRetry)]

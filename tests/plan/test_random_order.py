@@ -13,14 +13,14 @@ KEY = np.uint64(derive_state("a test", 1))
 
 
 @pytest.mark.parametrize("size", [*range(1, 70), 127, 128, 129, 255, 256, 257, 300])
-def test_places_are_permuted(size: int) -> None:
-    """Each place goes to another place, for any number of places."""
+def test_positions_are_permuted(size: int) -> None:
+    """For any size, positions map to different positions."""
     assert sorted(permute_positions(np.arange(size), size, KEY).tolist()) == list(range(size))
 
 
 @pytest.mark.parametrize("size", [10**9, 2**40 + 1])
-def test_many_places_are_permuted(size: int) -> None:
-    """Of very many places, no two of 100,000 go to the same one, and they are spread evenly."""
+def test_many_positions_are_permuted(size: int) -> None:
+    """Of very many positions, 100,000 map to different ones, spread evenly."""
     places = np.concatenate((np.arange(50_000), np.arange(size - 50_000, size)))
     found = permute_positions(places, size, KEY)
     assert len(np.unique(found)) == len(places)
@@ -31,7 +31,7 @@ def test_many_places_are_permuted(size: int) -> None:
 
 @pytest.mark.parametrize("size", [2, 3, 4, 5])
 def test_orders_are_equally_frequent(size: int) -> None:
-    """Of few places, each order comes about as often as any other: chi-squared is within six standard deviations."""
+    """For small sizes, all orders are equally frequent: chi-squared is within six standard deviations."""
     drawn = 20_000
     keys = random_numbers(derive_state("keys", size), drawn)
     orders = np.stack([permute_positions(np.full(drawn, place), size, keys) for place in range(size)], 1)
@@ -43,7 +43,7 @@ def test_orders_are_equally_frequent(size: int) -> None:
 
 
 def test_keys_choose_the_permutation() -> None:
-    """Places that come with their own keys go where each key's permutation puts them, in any company."""
+    """Each position is moved by the permutation of its key, whatever the other keys are."""
     keys = random_numbers(3, 200)
     places = np.arange(200) % 100
     found = permute_positions(places, 100, keys)
@@ -51,7 +51,7 @@ def test_keys_choose_the_permutation() -> None:
 
 
 def test_numbers_are_the_same_everywhere() -> None:
-    """The numbers are these, with every NumPy, on every machine."""
+    """The numbers are fixed for every NumPy and machine."""
     assert random_numbers(1234567, 2).tolist() == [6457827717110365317, 3203168211198807973]  # of SplitMix64's authors
     assert random_at(1234567, np.array([1], np.uint64)).tolist() == [3203168211198807973]
     assert permute_positions(np.arange(10), 10, KEY).tolist() == [1, 2, 7, 0, 5, 8, 6, 3, 4, 9]

@@ -40,8 +40,8 @@ def pool(request: pytest.FixtureRequest) -> Iterator[Pool]:
         yield found
 
 
-def test_pools_are_alike(pool: Pool, tmp_path: Path) -> None:
-    """Each pool gives every result with its task's number, passes on errors, and sees what this process sees."""
+def test_all_pools_behave_alike(pool: Pool, tmp_path: Path) -> None:
+    """Each pool returns every result with its task number, passes on errors, and sees what this process sees."""
     pool.check((str(tmp_path),), output=str(tmp_path), function="no.module:function")
     assert sorted(pool.map(halved, range(0, 20, 2))) == [(number, number) for number in range(10)]
     assert pool.max_tasks >= pool.max_per_machine >= 1
@@ -50,7 +50,7 @@ def test_pools_are_alike(pool: Pool, tmp_path: Path) -> None:
 
 
 def test_pools_do_not_wait_for_each_other() -> None:
-    """A worker that is slow to take its task holds up no other pool of the process, and none that is forked then."""
+    """A worker that is slow to read its task delays no other pool of the process."""
     reads, writes = os.pipe()
     ended = threading.Event()
 
@@ -76,15 +76,15 @@ def test_pools_do_not_wait_for_each_other() -> None:
     assert found == [[(0, 1)]]
 
 
-def test_progress_has_the_numbers_of_tasks() -> None:
-    """What a task reports comes with its number, in this process too."""
+def test_progress_has_task_numbers() -> None:
+    """Progress reports have task numbers, in this process too."""
     told: list[tuple[int, int, int]] = []
     assert list(Pool().map(halved, [4, 8], lambda *one: told.append(one))) == [(0, 2), (1, 4)]
     assert told == [(0, 1, 4), (1, 1, 8)]
 
 
-def test_without_ray() -> None:
-    """Where Ray is missing, asking for it says what to install."""
+def test_missing_ray_is_reported() -> None:
+    """Without Ray, the error says what to install."""
     hidden = "import sys; sys.modules['ray'] = None\n"
     code = f"{hidden}from shardtool.cli import main; sys.argv[1:] = ['verify', '.', '--executor', 'ray']; main()"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
@@ -97,7 +97,7 @@ def test_without_ray() -> None:
     "options", [shardtool.CreateOptions, shardtool.ReshardOptions, shardtool.VerifyOptions, shardtool.IndexOptions]
 )
 def test_an_address_needs_a_cluster(options: type[shardtool.VerifyOptions]) -> None:
-    """An address is refused where no cluster is asked for, and so is another executor; neither is recorded."""
+    """An address is refused without a cluster, and so is an unknown executor; neither is recorded."""
     with pytest.raises(InvalidRequest, match="address: no cluster to use; expected executor='ray', too"):
         options(address="auto")
     with pytest.raises(InvalidRequest, match="expected one of local, ray"):
@@ -106,14 +106,14 @@ def test_an_address_needs_a_cluster(options: type[shardtool.VerifyOptions]) -> N
     assert asked.recorded() == shardtool.CreateOptions().recorded()
 
 
-def test_one_place_decides() -> None:
-    """The choice of an executor gives its pool."""
+def test_start_pool_follows_the_executor() -> None:
+    """The executor option chooses the pool."""
     with start_pool(shardtool.VerifyOptions(workers=1, start_method="fork")) as found:
         assert isinstance(found, LocalPool)
 
 
-def test_what_is_compared() -> None:
-    """Of many files three are looked at."""
+def test_three_paths_are_checked() -> None:
+    """Of many files, three are checked."""
     assert sample_paths([]) == []
     assert sample_paths(["a"]) == ["a"]
     assert sample_paths([str(number) for number in range(9)]) == ["0", "4", "8"]

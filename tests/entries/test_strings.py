@@ -8,8 +8,8 @@ from shardtool.entries.strings import PackedStrings
 
 
 @pytest.mark.parametrize("count", [0, 1, 3, 4, 7])
-def test_names_come_in_chunks(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Chunks hold each name once, in order, with the place of the first of them; and no more than a chunk may."""
+def test_strings_come_in_chunks(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Chunks contain each string once, in order, with the position of the first; no chunk is too large."""
     monkeypatch.setattr("shardtool.values.CHUNK_ROWS", 3)
     texts = [b"n%d" % at for at in range(count)]
     names = PackedStrings.of(texts)
@@ -19,8 +19,8 @@ def test_names_come_in_chunks(count: int, monkeypatch: pytest.MonkeyPatch) -> No
     assert names.take(np.arange(count)).data == names.data
 
 
-def test_many_names_are_gathered_alike(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a large column, names are gathered in another way, and are the same: in any order, twice, and of no bytes."""
+def test_gathering_with_arrow_is_equivalent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Large columns are gathered in another way with the same result: any order, repeats, empty strings."""
     names = PackedStrings.of([b"n" * (at % 7) for at in range(50)])
     which = np.array([3, 49, 0, 7, 7, 14, 48, 1])
     expected = [names.gather(which), names.gather(which[:0]), names.take(which[::-1]).data]
