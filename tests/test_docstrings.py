@@ -23,7 +23,7 @@ _ENTRY = re.compile(r"^ {4}(\w[\w., ]*): ", re.MULTILINE)
 _NAME = re.compile(r"`([A-Za-z_][A-Za-z0-9_]*(?:\.[A-Za-z_][A-Za-z0-9_]*)*)(?:\(\))?`")
 # Names of other libraries and tools, and parts of example names, that the package's code does not contain.
 _FOREIGN = {
-    "EST", "HfFileSystem", "Host", "Options", "SparseTensor", "TarWriter", "a_mask", "arrow_writer",
+    "EST", "HfFileSystem", "Host", "Options", "SparseTensor", "TarWriter", "a_mask", "arrow_writer", "py",
     "base_plus_ext", "deterministic", "encode_based_on_extension1", "initial_epoch", "is_global", "l", "labelIds",
     "lockf", "make_handlers", "multi", "nohup", "part03of16", "part03of64", "part_NAME", "_SUCCESS", "__url__",
 }  # fmt: skip

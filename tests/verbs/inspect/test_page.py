@@ -379,14 +379,9 @@ def test_page_and_text_show_the_same_numbers(kind: str, tmp_path: Path, monkeypa
     summary, page = inspect(folder), _page(folder, samples=20)
     rows = {tuple(row) for row in page.reader.rows}
     shards = summary.shard_sizes.count
-<<<<<<< HEAD
     noun = "shards" if shards > 1 else "shard"
     totals = f"samples {summary.samples:,} {noun} {shards} total size {format_size(summary.size)}"
     assert totals in page.text
-=======
-    counts = f"samples {summary.samples:,} {'shards' if shards > 1 else 'shard'} {shards}"
-    assert f"{counts} total size {format_size(summary.size)}" in page.text
->>>>>>> pg
     for name, one in summary.fields.items():
         share = (
             "all" if one.samples == summary.samples else f"{one.samples:,} ({100 * one.samples / summary.samples:.3g}%)"
