@@ -55,7 +55,10 @@ _FETCH = FetchOptions()
 _BOUNDS = {  # what a row of `docs/security.md` begins with: the bounds that it names, by the constants of the code
     "a request that fails": (f"{DEFAULT_POLICY.max_total_s:.0f} seconds",),
     "a server that has never": (f"{DEFAULT_POLICY.first_answer_s:.0f} seconds", f"{DEFAULT_POLICY.tries} tries"),
-    "headers, bodies": (f"{DEFAULT_POLICY.min_bytes_per_s:,.0f} bytes a second", f"{DEFAULT_POLICY.speed_window_s:.0f} seconds"),
+    "headers, bodies": (
+        f"{DEFAULT_POLICY.min_bytes_per_s:,.0f} bytes a second",
+        f"{DEFAULT_POLICY.speed_window_s:.0f} seconds",
+    ),
     "a connection": (f"{CLIENT_CONNECT_S} seconds",),
     "a lock": (f"{lock.LEASE_S} seconds",),
     "the end of a verb": (f"{_CLEANUP_LIMIT_S:.0f} seconds",),

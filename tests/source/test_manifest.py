@@ -331,10 +331,8 @@ _BAD_ROWS: list[tuple[str, dict[str, Any], str]] = [
     ("id,path,v\n1,a.jpg,x\n", {"fields": (("json", "v"),), "meta": ("id",)},
      "several columns for the field 'json'. The metadata is the field json: rename the other field, or"),
     ("id,path,v\n1,a.jpg,x\n", {"files": (("a/b", "path"),)}, "field 'a/b': not a valid field name"),
-    ("id,path,v\n1,a.jpg,x\n", {"classes": ("cls",)},
-     "classes: no field 'cls'. Choose its column with values={'cls': "),
-    ("id,path,__v\n1,a.jpg,x\n", {},
-     "column '__v': names that start with two underscores are reserved for the sidecar"),
+    ("id,path,v\n1,a.jpg,x\n", {"classes": ("cls",)}, "classes: no field 'cls'. Choose its column with values={'cls': "),  # noqa: E501
+    ("id,path,__v\n1,a.jpg,x\n", {}, "column '__v': names that start with two underscores are reserved for the sidecar"),  # noqa: E501
     ("id,path,v\n1,a.jpg,1\n2,b.jpg,\n", {"fields": (("cls", "v"),)}, "column 'v': no value (null or NaN) in row 2"),
     ("id,path,v\n1,a.jpg,1\n2,b.jpg,-inf\n3,c.jpg,inf\n", {}, "column 'v': an infinite number in rows 2, 3"),
 ]  # fmt: skip

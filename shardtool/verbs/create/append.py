@@ -181,14 +181,16 @@ def append_notes(old: DatasetFile, plan: Plan, *, changed: bool) -> Iterator[str
         if incomplete_fields := sorted(
             (name for name in complete_fields if new_counts.get(name, 0) < len(plan)), key=to_bytes
         ):
-            yield f"fields that all samples of the dataset have, but some new samples lack: {format_list(incomplete_fields)}"
+            incomplete = format_list(incomplete_fields)
+            yield f"fields that all samples of the dataset have, but some new samples lack: {incomplete}"
     columns = [
         sidecar_schema.SHARD_COLUMN.name,
         *([] if plan.entries.metadata is None else plan.entries.metadata.column_names),
     ]
     if new_columns := [name for name in columns if name not in old.schema]:
         yield (
-            f"columns that the sidecars of the dataset lack: {format_list(new_columns)}; to read all sidecars as one table, "
+            f"columns that the sidecars of the dataset lack: {format_list(new_columns)}; "
+            "to read all sidecars as one table, "
             "merge the schemas (DuckDB: union_by_name)"
         )
 

@@ -379,7 +379,8 @@ def test_page_and_text_show_the_same_numbers(kind: str, tmp_path: Path, monkeypa
     summary, page = inspect(folder), _page(folder, samples=20)
     rows = {tuple(row) for row in page.reader.rows}
     shards = summary.shard_sizes.count
-    totals = f"samples {summary.samples:,} {'shards' if shards > 1 else 'shard'} {shards} total size {format_size(summary.size)}"
+    noun = "shards" if shards > 1 else "shard"
+    totals = f"samples {summary.samples:,} {noun} {shards} total size {format_size(summary.size)}"
     assert totals in page.text
     for name, one in summary.fields.items():
         share = (
@@ -392,8 +393,8 @@ def test_page_and_text_show_the_same_numbers(kind: str, tmp_path: Path, monkeypa
     for label in summary.labels.values():
         for value in label.values if label.distinct > 1 else ():
             assert (value.name, "", f"{value.samples:,}", f"{100 * value.samples / label.samples:.3g}%") in rows
-    counts = {(row[0], row[2]) for row in rows if len(row) == 4}
-    assert counts >= {(name, f"{samples:,}") for name, samples in summary.splits.items()}
+    split_counts = {(row[0], row[2]) for row in rows if len(row) == 4}
+    assert split_counts >= {(name, f"{samples:,}") for name, samples in summary.splits.items()}
     assert all(f"{name} ({one.type})" in page.text for name, one in summary.columns.items())
     read = page.html[page.html.index("import shardtool") :].partition("</pre>")[0]
     monkeypatch.chdir(folder)

@@ -1,0 +1,93 @@
+"""Docstrings and comments name things that exist."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import io
+import keyword
+import re
+import sys
+import tokenize
+from functools import cache
+from typing import TYPE_CHECKING
+
+from tests.helpers import REPO
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+_PACKAGE = REPO / "shardtool"
+_ENTRY = re.compile(r"^ {4}(\w[\w., ]*): ", re.MULTILINE)
+_NAME = re.compile(r"`([A-Za-z_][A-Za-z0-9_]*(?:\.[A-Za-z_][A-Za-z0-9_]*)*)(?:\(\))?`")
+# Names of other libraries and tools, and parts of example names, that the package's code does not contain.
+_FOREIGN = {
+    "EST", "HfFileSystem", "Host", "Options", "SparseTensor", "TarWriter", "a_mask", "arrow_writer", "py",
+    "base_plus_ext", "deterministic", "encode_based_on_extension1", "initial_epoch", "is_global", "l", "labelIds",
+    "lockf", "make_handlers", "multi", "nohup", "part03of16", "part03of64", "part_NAME", "_SUCCESS", "__url__",
+}  # fmt: skip
+
+
+@cache
+def _modules() -> dict[Path, ast.Module]:
+    return {path: ast.parse(path.read_text(encoding="utf-8")) for path in sorted(_PACKAGE.rglob("*.py"))}
+
+
+def _docstrings(tree: ast.Module) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            yield ast.get_docstring(node) or ""
+
+
+def _comments(path: Path) -> Iterator[str]:
+    for token in tokenize.generate_tokens(io.StringIO(path.read_text(encoding="utf-8")).readline):
+        if token.type == tokenize.COMMENT:
+            yield token.string
+
+
+@cache
+def _known_names() -> frozenset[str]:
+    """Return every identifier of the package's code, and every word of its texts that are not docstrings."""
+    names = {*dir(builtins), *keyword.kwlist, *sys.stdlib_module_names, *_FOREIGN}
+    for path, tree in _modules().items():
+        names.update(path.relative_to(REPO).with_suffix("").parts)
+        docstrings = {
+            id(node.body[0].value)
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+            and node.body and isinstance(node.body[0], ast.Expr)
+        }  # fmt: skip
+        for node in ast.walk(tree):
+            for field in ("id", "attr", "arg", "name", "asname", "module"):
+                if isinstance(value := getattr(node, field, None), str):
+                    names.update(value.split("."))
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings:
+                names.update(re.findall(r"[A-Za-z_][A-Za-z0-9_]*", node.value))
+    return frozenset(names)
+
+
+def test_exceptions_under_raises_exist() -> None:
+    """Every exception named under `Raises:` is a builtin or a class of the package."""
+    classes = {node.name for tree in _modules().values() for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
+    unknown = []
+    for path, tree in _modules().items():
+        for text in _docstrings(tree):
+            section = text.partition("Raises:\n")[2].split("\n\n")[0]
+            for names in _ENTRY.findall(section):
+                unknown += [
+                    f"{path.relative_to(REPO)}: {name}"
+                    for name in re.split(r", |\.(?=[A-Z])", names)
+                    if name not in classes and not hasattr(builtins, name)
+                ]
+    assert unknown == []
+
+
+def test_names_in_backticks_exist() -> None:
+    """Every Python name in backticks, in a docstring or comment, is a name of the code."""
+    unknown = []
+    for path, tree in _modules().items():
+        for text in (*_docstrings(tree), *_comments(path)):
+            for match in _NAME.finditer(text):
+                unknown += [f"{path.relative_to(REPO)}: {match[0]}"] * (not {*match[1].split(".")} <= _known_names())
+    assert unknown == []
