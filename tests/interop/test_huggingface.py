@@ -52,7 +52,7 @@ def test_splits_share_one_readme(tmp_path: Path) -> None:
     """The splits of one run share one README, whatever is exported first; invalid split names are changed."""
     folder = tmp_path / "out"
     result = _pack(folder, "{split}-{000..}.tar", split="train=0.5,held-out=0.5", export=("huggingface",))
-    assert any("called 'held-out'" in note for note in result.notes)
+    assert any("does not accept split 'held-out'" in note for note in result.notes)
     wanted = {"train": "train-", "held_out": "held-out-"}
     found = _named(folder)
     assert {split: [*{name[: -len("000.tar")] for name in names}] for split, names in found.items()} == {
@@ -82,7 +82,7 @@ def test_a_users_readme_is_kept(text: str, tmp_path: Path) -> None:
         path.write_text(text)
     before = path.read_bytes()
     result = export(folder / "x.json", "huggingface", ExportOptions(overwrite=True, workers=1))
-    assert any("README.md is not ours, and stays" in note for note in result.notes)
+    assert any("README.md was not written by shardtool and is kept" in note for note in result.notes)
     _pack(folder, shuffle=True, max_count=6, if_exists="overwrite", export=("huggingface",))
     assert path.read_bytes() == before
     assert path.is_symlink() == (text == "link")

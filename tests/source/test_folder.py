@@ -489,7 +489,7 @@ def test_readers_that_would_misread_are_named(tmp_path: Path) -> None:
     every = get_args(Target)
     plan = dry_run(write_tree(tmp_path / "s", files), str(tmp_path / PATTERN), CreateOptions(workers=1, target=every))
     fixable = ("white space", "two underscores", "over 100 bytes", "upper case")
-    for what in (*fixable, "fields that not all samples have", "takes out.json for the data"):
+    for what in (*fixable, "fields that not all samples have", "reads out.json as the data"):
         assert sum(what in note for note in plan.notes) == 1, what
     safe = dry_run(tmp_path / "s", str(tmp_path / PATTERN), CreateOptions(workers=1, portable=True, target=every))
     assert not any(what in note for note in safe.notes for what in fixable)

@@ -353,7 +353,7 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
     refused: tuple[tuple[Any, str], ...] = (
         ("s4://b/x.tar", "the scheme s4://"),
         (tmp_path / "x.tar", "no such file"),
-        ([], "nothing given"),
+        ([], "no name"),
     )
     for none, what in refused:
         with pytest.raises(InvalidRequest, match=what):

@@ -402,7 +402,7 @@ def test_a_record_over_2_gib_is_refused_by_name(oversize: str, small: Path, tmp_
     for name, size in (("film", _TWO_GIB), ("clip", _TWO_GIB - 2 * _FRAMED)):
         with (small / "a" / f"{name}.mp4").open("wb") as file:
             file.truncate(size)
-    with pytest.raises(InvalidRequest, match=r"1 sample larger.*a/film.*oversize='skip'"):
+    with pytest.raises(InvalidRequest, match=r"1 sample too large for a TFRecord: a/film.*oversize='skip'"):
         _pack(small, tmp_path / "out", ending="tfrecord", oversize=oversize, max_size="5GB")
     assert not (tmp_path / "out").exists()
     asked = CreateOptions(workers=1, max_size="5GB", oversize="skip")
