@@ -33,7 +33,7 @@ def test_all_is_done_and_counted(threads: int) -> None:
             running[0] += 1
             most[0] = max(most[0], running[0])
         time.sleep(0.001)
-        meter.took(task)
+        meter.add(task)
         with lock:
             running[0] -= 1
         return task * task
@@ -60,9 +60,9 @@ def test_as_many_run_as_gain_something(asked: int | None, gains: int, numbers: l
     """More run at once as long as more is done in a second, also where no bytes are moved; what was asked for stays."""
     pace, now, found = ThreadCount(asked), time.monotonic(), list[int]()
     for _ in numbers:
-        found.append(pace.at_once)
-        ended = 40 * pace.at_once
-        now += ended / min(pace.at_once, gains)  # each takes a second
+        found.append(pace.limit)
+        ended = 40 * pace.limit
+        now += ended / min(pace.limit, gains)  # each takes a second
         pace.note(ended * size, ended, now)
     assert found == numbers
 
@@ -71,12 +71,12 @@ def test_a_moment_changes_nothing() -> None:
     """Neither a moment nor a few tasks change how many run: they may be chance."""
     pace, now = ThreadCount(None), time.monotonic()
     pace.note(10**9, 100, now + 0.5)
-    assert pace.at_once == 4
+    assert pace.limit == 4
     pace = ThreadCount(None)
     pace.note(10**9, 3, now + 50)
-    assert pace.at_once == 4
+    assert pace.limit == 4
     pace.note(0, 1, now + 51)
-    assert pace.at_once == 8
+    assert pace.limit == 8
 
 
 def test_more_run_after_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,7 +85,7 @@ def test_more_run_after_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
     together = threading.Barrier(8, timeout=PATIENCE_S)
 
     def work(task: int, meter: ByteMeter) -> int:
-        meter.took(1000)
+        meter.add(1000)
         if 4 <= task < 12:
             together.wait()
         return task
@@ -120,7 +120,7 @@ def test_an_error_ends_all() -> None:
             raise ValueError(task)
         try:
             while True:
-                meter.took(1)
+                meter.add(1)
                 time.sleep(0.001)
         finally:
             ended.set()
@@ -149,7 +149,7 @@ def test_tasks_are_drawn_late() -> None:
 def test_no_more_bytes_a_second_than_were_allowed() -> None:
     """Threads together wait until what they took fits the limit; a rate of nothing, or none, is refused."""
     begun = time.monotonic()
-    list(run_in_threads(lambda size, meter: meter.took(size), [10_000] * 20, CopyOptions(limit="1MB/s"), Observer()))
+    list(run_in_threads(lambda size, meter: meter.add(size), [10_000] * 20, CopyOptions(limit="1MB/s"), Observer()))
     assert time.monotonic() - begun >= 0.2  # 200 kB: a machine may be slower, never faster
     for limit in ("0", "fast", "1MB/h"):
         with pytest.raises(InvalidRequest, match="limit"):

@@ -254,8 +254,9 @@ def _without_table(recorded: dict[str, Any], kind: type[Any]) -> tuple[dict[str,
         if kind is ReshardOptions:  # without the table, several samples may have the same key
             valid["on_duplicate"] = "first"
     made_fields = tuple(field for field, _ in parse_pairs("values", values))
+    selecting_options = tuple(map(option_text, selecting))
     return valid, {
-        "table": printable(str(table))[:80], "made_fields": made_fields, "selecting_options": tuple(map(option_text, selecting)),
+        "table": printable(str(table))[:80], "made_fields": made_fields, "selecting_options": selecting_options,
     }  # fmt: skip
 
 

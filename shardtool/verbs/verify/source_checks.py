@@ -191,7 +191,7 @@ class SourceComparison:
         """Compare the fields of samples on both sides: names, lengths and checksums."""
         shards, fields = [*scans.values()], [*map(to_bytes, entries.fields)]
         names = [name for one in shards for name in one.names]
-        added = {*names}.difference(fields) if self.recorded.added else set[bytes]()
+        added = {*names}.difference(fields) if self.recorded.has_added_fields else set[bytes]()
         self.findings.uncompared += sorted(map(index_text, added))
         ignored = {*map(to_bytes, self.recorded.made_fields), *added}
         name_ids = {
@@ -277,7 +277,7 @@ def field_ids(
 
 
 def match_ids(ours: Rows, theirs: Rows) -> tuple[Rows, Rows, Rows, Rows]:
-    """Return indexes of ids on both sides, ordered by id, then of ids only in `ours`, then only in `theirs`; skip -1."""
+    """Return indexes of ids on both sides, ordered by id, and of ids only in `ours` or only in `theirs`; skip -1."""
     # `np.intersect1d` and `np.setdiff1d` take ten times as long.
     mine, other = _first_positions(ours), _first_positions(theirs)
     ids, other_ids = ours[mine], theirs[other]
