@@ -142,7 +142,7 @@ def _is_sound(given_: Path) -> bool:
 def _case(dataset: Path, number: int) -> ShardCheck:
     entry = parse_dataset((dataset / "out.json").read_bytes(), "out.json").shards[number]
     shard = StoredShard(f"{dataset}/{entry.name}", entry=entry)
-    return ShardCheck(shard, wanted=True, size=(dataset / entry.name).stat().st_size)
+    return ShardCheck(shard, sidecar_required=True, size=(dataset / entry.name).stat().st_size)
 
 
 @pytest.mark.slow

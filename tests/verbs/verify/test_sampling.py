@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def _cases(sizes: list[int | None]) -> list[ShardCheck]:
-    return [ShardCheck(StoredShard(f"{at}.tar"), wanted=False, size=size) for at, size in enumerate(sizes)]
+    return [ShardCheck(StoredShard(f"{at}.tar"), sidecar_required=False, size=size) for at, size in enumerate(sizes)]
 
 
 SIZES = st.lists(st.none() | st.integers(0, 10**9), max_size=12)
