@@ -294,7 +294,7 @@ def _write_files(
 
 
 def _unpack_tasks(listing: Listing, entries: SampleTable, folder: Folder, workers: int) -> Iterator[ShardTask]:
-    """Yield tasks of consecutive samples of one shard; compressed shards are not split, because they are read in sequence.
+    """Yield tasks of consecutive samples of one shard; a compressed shard is one task, because it is read in sequence.
 
     With many shards, tasks are large, so workers rarely compete for the same folder. With few shards, tasks are small.
     """
@@ -415,7 +415,7 @@ def _mark_unfinished(folder: Folder, listing: Listing, names: PackedStrings, *, 
         previous = b""
     if previous not in (b"", mark) and not overwrite:
         found = f"an unfinished {printable(previous.splitlines()[0])[:200]}"
-        remedy = f"Run that command again to finish it, or use {flag_text('overwrite')}, which keeps the files it has written."
+        remedy = f"Run that command again to finish it, or use {flag_text('overwrite')}; its files stay."
         raise OutputExists(
             folder.full_path(_UNFINISHED_NAME), found, expected="none, or a run with the same samples", remedy=remedy
         )

@@ -209,7 +209,7 @@ def test_files_of_others_are_not_replaced(packed: Path, tmp_path: Path) -> None:
     copy(packed, tmp_path / "copy", OVERWRITE)
     assert read_tree(tmp_path / "copy") == read_tree(packed)
     write_tree(tmp_path / "other", {"out.json": b"{}"})
-    with pytest.raises(OutputExists, match="no dataset file"):
+    with pytest.raises(OutputExists, match="not a dataset file"):
         copy(packed, tmp_path / "other", OVERWRITE)
 
 

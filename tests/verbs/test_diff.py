@@ -186,12 +186,12 @@ def test_what_cannot_be_compared_with_a_source(tmp_path: Path) -> None:
     source = write_tree(tmp_path / "in", {"a.txt": b"a"})
     for name in ("a", "b"):
         shardtool.create(source, tmp_path / f"{name}-{{0..}}.tar", workers=1)
-    with pytest.raises(InvalidRequest, match="not made by the run of the others"):
+    with pytest.raises(InvalidRequest, match="created by another run than the others"):
         shardtool.diff([tmp_path / "a.json", tmp_path / "b.json"], source)
     with pytest.raises(InvalidRequest, match="no such file or folder"):
         shardtool.diff(tmp_path / "a.json", tmp_path / "nowhere")
     shardtool.reshard(tmp_path / "a.json", tmp_path / "c-{0..}.tar", workers=1)
-    with pytest.raises(InvalidRequest, match=r"c\.json was made by reshard a; B is that source"):
+    with pytest.raises(InvalidRequest, match=r"c\.json was created by reshard a; B is that source"):
         shardtool.diff(tmp_path / "c.json", source)
 
 

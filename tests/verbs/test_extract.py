@@ -172,7 +172,7 @@ def test_files_that_others_have_as_their_folder(tmp_path: Path) -> None:
     """What cannot be in one folder is refused before anything is written; a shard without samples, too."""
     shard = tar_of(tmp_path / "x.tar", [("a.txt", b"1"), ("a.txt/b/c.txt", b"2")])
     ran = typed("extract", shard, tmp_path / "out")
-    assert (ran.code, "a.txt: names of files that others have as their folder" in ran.err) == (2, True)
+    assert (ran.code, "a.txt: both a file and a folder" in ran.err) == (2, True)
     ran = typed("extract", tar_of(tmp_path / "empty.tar", []), tmp_path / "out")
     assert (ran.code, "no samples" in ran.err, (tmp_path / "out").exists()) == (2, True, False)
 
@@ -248,11 +248,11 @@ def test_a_killed_run_is_finished_by_the_next(tmp_path: Path) -> None:
 
 
 def test_names_of_its_own_files_are_refused(tmp_path: Path) -> None:
-    """A sample's file never takes the place of a table, a lock or a mark of extract's own."""
+    """A sample's file never takes the place of a table, a lock or a mark reserved by extract."""
     for name in (".manifest.parquet", ".metadata.parquet", ".extract.lock", ".extract.unfinished"):
         write_tree(tmp_path / name / "in", {name: b"mine", "q.txt": b"q"})
         create(tmp_path / name / "in", f"{tmp_path}/{name}/o-{{0..}}.tar", CreateOptions(hidden=True))
-        with pytest.raises(InvalidRequest, match="of extract's own"):
+        with pytest.raises(InvalidRequest, match="reserved by extract"):
             extract(tmp_path / name / "o.json", tmp_path / name / "files")
         assert not (tmp_path / name / "files").exists()
 

@@ -131,7 +131,7 @@ class RecordedRun(NamedTuple):
     @property
     def selection_problem(self) -> str:
         """Why the recorded selection of samples cannot be repeated."""
-        reason = f"depended on {option_text('join')} {self._missing_table}" if self.table else "saw a smaller source"
+        reason = f"depended on {option_text('join')} {self._missing_table}" if self.table else "selected from a smaller source"
         return f"{' and '.join(self.selecting_options)} {reason}"
 
     @property

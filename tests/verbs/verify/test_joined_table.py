@@ -206,5 +206,5 @@ def test_a_wrong_table_is_named(joined: str, words: list[str]) -> None:
     Path("kept/other.csv").write_text("id,caption\na/0,x\n", encoding="ascii")
     ran = typed(*words, joined, "--join", "kept/other.csv")
     assert ran.code == 2
-    assert ran.err.startswith("shardtool: --join kept/other.csv: no column 'key', the column of keys;")
+    assert ran.err.startswith("shardtool: --join kept/other.csv: no column 'key', the key column;")
     assert "--on" not in ran.err

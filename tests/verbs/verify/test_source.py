@@ -281,7 +281,7 @@ def test_the_source_of_an_append(ending: str, tmp_path: Path) -> None:
     _create(_table("c", 6), pattern, if_exists="append")
     report = _verify(tmp_path / "out", _table("c", 6))
     assert (report.counts, "the source" in report.checked) == ({}, False)
-    assert any("appended from" in text for text in report.unchecked)
+    assert any("source of appended samples" in text for text in report.unchecked)
     grown = pa.concat_tables([_table("a", 12), _table("c", 6)])
     assert _verify(tmp_path / "out", grown).counts == {}
     assert _found(tmp_path / "out", pa.concat_tables([grown, _table("d", 3).slice(0, 1)])) == {
@@ -327,7 +327,7 @@ def test_splits_of_labels_without_the_other_one(tmp_path: Path) -> None:
         path.unlink()
     report = _verify(tmp_path / "train.json", _table("a", 81))
     assert (report.counts, len(_unchecked(report))) == ({}, 1)
-    assert "may be in val, which is not beside" in report.unchecked[0]
+    assert "may be in val, which is missing" in report.unchecked[0]
     assert not diff(tmp_path / "train.json", _table("a", 81), workers=1).added
 
 
@@ -349,7 +349,7 @@ def test_the_first_samples_of_a_source_that_grows(tmp_path: Path) -> None:
         _create(rows, f"{tmp_path}/out-{{0..}}.tar", head=4, if_exists="update")
     report = _verify(tmp_path / "out.json", rows)
     assert (report.counts, report.samples, len(_unchecked(report))) == ({}, 8, 1)
-    assert "may have chosen them of fewer" in report.unchecked[0]
+    assert "selected from a smaller source" in report.unchecked[0]
     assert _verify(tmp_path / "out.json", rows[1:]).counts == {"source-extra": 1}
 
 

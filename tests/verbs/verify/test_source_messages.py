@@ -28,7 +28,7 @@ def test_a_source_that_is_none(source: str, place: Path) -> None:
     """A dataset, a file and a name that is nowhere are refused with what was meant, in no other verb's words."""
     ran = typed("verify", "o", "--source", source, "--workers", "1", cwd=place)
     assert (ran.code, ran.out) == (2, "")
-    assert "--source takes what the dataset was made from, as its dataset file says: create imgs." in ran.err
+    assert "--source accepts the source of the dataset. Its dataset file records: create imgs." in ran.err
     assert "reshard" not in ran.err
     assert "--include" not in ran.err
 
