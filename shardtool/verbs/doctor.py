@@ -175,9 +175,8 @@ class _Steps:
 
 
 def _check_connection(address: str, steps: _Steps) -> FirstResponse:
-    """Check the connection to a server by requesting an address; return the response."""
     request = partial(with_retries, display_address(address), partial(first_response, address))
-    response = steps.need("server", request, lambda one: one.server)
+    response = steps.need("server", request, lambda first: first.server)
     expiry = response.certificate_expiry
     steps.check("proxy", lambda: response.proxy or "none")
     steps.check("certificate", lambda: f"trusted; expires {expiry}" if expiry else "none: http:// is not encrypted")

@@ -60,7 +60,7 @@ MANIFEST = ".manifest.parquet"  # a hidden name, so `create` ignores it
 METADATA = ".metadata.parquet"
 _LOCK_NAME = "extract"
 _UNFINISHED_NAME = ".extract.unfinished"
-_RESERVED_NAMES = {one.encode() for one in (MANIFEST, METADATA, _UNFINISHED_NAME, f".{_LOCK_NAME}.lock")}
+_RESERVED_NAMES = {name.encode() for name in (MANIFEST, METADATA, _UNFINISHED_NAME, f".{_LOCK_NAME}.lock")}
 _LABEL_FIELD = "cls"
 _PATHS_COLUMN = "source_paths"
 _MAX_TASK_SAMPLES, _MAX_TASK_BYTES = 2**12, 2**26  # with few shards
@@ -144,14 +144,14 @@ def _list_samples(datasets: Sequence[StoredDataset], options: ExtractOptions, po
         map(_labels_from_folders, datasets)
     )  # `create` adds the labels and their column again
     request = ReshardOptions(where=options.where, fields=f"-{_LABEL_FIELD}" if adds_labels else options.fields)
-    source = DatasetSource([one.given for one in datasets], request, "tar")
+    source = DatasetSource([dataset.given for dataset in datasets], request, "tar")
     listing = source.list_samples(pool, notes.observer)
     if not len(listing.entries):
         raise InvalidRequest(listing.where, "no samples", expected="one or more")
     if options.keys_from is not None:
         positions = find_samples_by_key(listing.entries.keys, options.keys_from)
         listing = replace(listing, entries=listing.entries.take(positions))
-    where = [to_text(one.path) for one in listing.entries.known_spans.files]
+    where = [to_text(shard.path) for shard in listing.entries.known_spans.files]
     resolve_duplicate_keys(listing.entries, "error", where, where=listing.where)
     metadata = listing.entries.metadata
     if adds_labels and metadata is not None and _LABEL_FIELD in metadata.column_names:
@@ -185,7 +185,6 @@ def _labels_from_folders(dataset: StoredDataset) -> bool:
 
 
 def _file_paths(entries: SampleTable, *, by_key: bool) -> PackedStrings:
-    """Return the path of each field's file, relative to the folder."""
     from shardtool.entries.strings import PackedStrings
     from shardtool.select.field_rows import list_source_paths
 

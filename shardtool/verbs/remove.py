@@ -130,14 +130,14 @@ def _finish_interrupted_runs(given: Any, notes: Notes) -> bool:
     paths = list_names("the dataset", given, EXPECTED_DATASET)
     folders = [path if is_folder(path) else folder_of(path) for path in paths if not is_url(path)]
     plan = re.compile(re.escape(replacement_plan_name("\0")).replace("\0", "(.+)"), re.DOTALL)
-    found = False
+    any_finished = False
     for folder in map(local_folder, dict.fromkeys(folders)):
         for match in filter(None, map(plan.fullmatch, folder.names())):
             with folder.lock(match[1], finishes=True):
                 _carry_out_plan(folder, match[1])
             notes.add(f"{match[1]}{DATASET_SUFFIX}: an interrupted removal was finished")
-            found = True
-    return found
+            any_finished = True
+    return any_finished
 
 
 def _carry_out_plan(folder: Folder, base: str) -> None:
@@ -156,10 +156,10 @@ def _carry_out_plan(folder: Folder, base: str) -> None:
     except OSError as error:
         raise CorruptShard(where, f"not a removal plan: {os_error_text(error)}", remedy="Move it away.") from None
     file = parse_dataset(data, where)
-    sizes = {to_local_name(one.name): one.size for one in file.shards}
-    sizes |= {to_local_name(one.sidecar): one.sidecar_size for one in file.shards}
-    staged = [one for one in folder.staged() if one.name in sizes or one.name == file.skipped_file]
-    published = sizes.keys() - {one.name for one in staged}
+    sizes = {to_local_name(entry.name): entry.size for entry in file.shards}
+    sizes |= {to_local_name(entry.sidecar): entry.sidecar_size for entry in file.shards}
+    staged = [new for new in folder.staged() if new.name in sizes or new.name == file.skipped_file]
+    published = sizes.keys() - {new.name for new in staged}
     existing = {name: fact.size for name, fact in folder.facts(published).items()}
     for name in sorted(published):
         if existing.get(name) != sizes[name]:
@@ -324,7 +324,7 @@ class Removal:
 
     def removed_hashes(self) -> set[str]:
         """Return the key hashes of samples that earlier runs removed."""
-        return {one.key for one in read_skipped_rows(self.file, self.folder.path) if one.code == "removed"}
+        return {row.key for row in read_skipped_rows(self.file, self.folder.path) if row.code == "removed"}
 
     @reporting_memory_errors("removing samples")
     def carry_out(self, pool: Pool, notes: Notes, *, dry: bool) -> RemovalSummary:
@@ -373,7 +373,6 @@ class Removal:
         return replace(result, fingerprint=file.fingerprint)
 
     def _replace(self, plan: Plan, removed: SampleTable, pool: Pool, notes: Notes) -> DatasetFile:
-        """Stage the new files and replace the old ones; return the new dataset file."""
         folder, stale_indexes = self.folder, self.stale_indexes
         self._discard_temporary_files()
         check_space(folder, int(plan.sizes.sum()), "written")

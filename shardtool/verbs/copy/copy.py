@@ -118,7 +118,6 @@ def _target_folders(sources: Sequence[CopySource], where: str) -> list[str]:
 
 
 def _copy_dataset(source: CopySource, where: str, options: CopyOptions, notes: Notes) -> CopiedDataset:
-    """Copy a dataset into a folder; with `dry_run`, only return what would be copied."""
     target, indexes = open_target(source, where), 0
     if options.dry_run:
         pending = shards_to_copy(target, options, notes)

@@ -116,10 +116,10 @@ def shards_to_copy(target: CopyTarget, options: CopyOptions, notes: Notes) -> li
     Raises:
         OutputExists: Another dataset or other files would be replaced, and `overwrite` is not set.
     """
-    pairs, (beside, below) = target.source.pairs, target.facts
-    existing = [pair for pair in pairs if pair.shard.name in below or pair.sidecar.name in beside]
+    pairs, (folder_facts, shard_facts) = target.source.pairs, target.facts
+    existing = [pair for pair in pairs if pair.shard.name in shard_facts or pair.sidecar.name in folder_facts]
     if existing:
-        sizes = [below[pair.shard.name].size for pair in existing if pair.shard.name in below]
+        sizes = [shard_facts[pair.shard.name].size for pair in existing if pair.shard.name in shard_facts]
         notes.observer.phase("comparing", sum(sizes))
     compared, compare = dict[str, ShardCopy](), partial(_compare_shard, target, options.trust)
     for pair, state in run_in_threads(compare, existing, options, notes.observer):

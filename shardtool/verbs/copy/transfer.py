@@ -108,7 +108,6 @@ class Transfer:
         return None
 
     def _source_error(self, original: OriginalFile, error: OSError | errors.CorruptShard) -> errors.CorruptShard:
-        """Return the error for a source file that differs from the dataset file or cannot be read."""
         remedy = "`shardtool verify` shows what is damaged at the source."
         if self.target.source.has_changed():
             remedy = "The source was changed while it was copied: run the same command again."
@@ -118,7 +117,6 @@ class Transfer:
         return errors.CorruptShard(original.path, error.problem, expected=expected, remedy=remedy)
 
     def _publish(self, staged: Sequence[StagedPair]) -> None:
-        """Publish shards, then their sidecars."""
         self._stale_indexes.remove()
         for folder, part in ((self.target.below, 0), (self.target.folder, 1)):
             if files := [file for pair in staged for file in pair[part]]:

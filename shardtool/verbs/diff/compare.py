@@ -111,7 +111,6 @@ class SideComparison:
         return np.concatenate((ours[only_a], theirs[only_b], ours[index_a[self._payloads_differ(index_a, index_b)]]))
 
     def _payloads_differ(self, rows_a: Rows, rows_b: Rows) -> NDArray[np.bool_]:
-        """Return, for fields on both sides, whether their payloads differ."""
         a, b, as_numbers = self._a, self._b, self._excluded.as_numbers
         sizes, sums = zip(
             *(inline_checksums(side.entries, rows, as_numbers=as_numbers) for side, rows in ((a, rows_a), (b, rows_b))),

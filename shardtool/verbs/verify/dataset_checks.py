@@ -47,7 +47,6 @@ def check_totals(subject: VerifiedDataset, scans: Mapping[int, ShardScan]) -> No
 
 
 def _check_duplicate_keys(subject: VerifiedDataset, scans: Mapping[int, ShardScan]) -> None:
-    """Find duplicate keys by their hashes, 16 bytes per sample."""
     import numpy as np
 
     pairs = subject.hashes()

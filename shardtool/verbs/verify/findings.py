@@ -1,4 +1,4 @@
-"""Findings of `verify`: a stable code, the location, what was found, what was expected, and how to fix it.
+"""Findings of `verify`: a stable code, the location, the problem, the expected state, and the fix.
 
 docs/findings.md explains each code in `FINDING_KINDS`, with causes and fixes.
 """
@@ -122,8 +122,8 @@ class Finding:
     Attributes:
         code: A key of `FINDING_KINDS`.
         file: The name of the shard, sidecar or dataset file.
-        found: What was found.
-        expected: What was expected; may be empty.
+        found: The problem.
+        expected: The expected state; may be empty.
         offset: The offset in the file, in bytes; None: the whole file.
         key: The sample's key, or empty.
         field: The field's name, or empty.
@@ -184,8 +184,8 @@ class Findings:
         listed: Pairs of a shard number (-1: the whole dataset) and a finding; at most `MAX_LISTED_PER_FILE` for each
             code and file.
         counts: Number of findings by code.
-        checked: What was checked.
-        unchecked: What was not checked, and why.
+        checked: The checks done.
+        unchecked: Omitted checks, with reasons.
         uncompared: Fields that were not compared with the source.
     """
 
@@ -236,13 +236,13 @@ class Report:
         dataset: The dataset file, or else the folder.
         findings: Problems in the order of the shards; at most `MAX_LISTED_PER_FILE` for each code and file.
         counts: Number of findings by code.
-        checked: What was checked.
-        unchecked: What was not checked, and why.
+        checked: The checks done.
+        unchecked: Omitted checks, with reasons.
         shards: Number of shards.
         samples: Number of samples read.
         size: Size of the shards in bytes.
         readable: False if nothing could be read.
-        repaired: What was repaired.
+        repaired: The repairs done.
         seconds: Duration.
         read: With `sample`, the number of shards read and their bytes; None: all.
         datasets: The reports of several datasets; the other attributes then cover all of them.
@@ -274,7 +274,7 @@ class Report:
     def to_json(self) -> dict[str, object]:
         """Return the report as `--json` prints it."""
         name, parts = ("datasets", self.datasets) if self.datasets else ("findings", self.findings)
-        found: dict[str, object] = {name: [one.to_json() for one in parts], "counts": self.counts}
+        found: dict[str, object] = {name: [part.to_json() for part in parts], "counts": self.counts}
         if not self.datasets:
             found |= {name: list(getattr(self, name)) for name in ("checked", "unchecked", "repaired")}
         return {

@@ -135,7 +135,6 @@ def _is_one_file(given: DatasetLike) -> bool:
 
 
 def _find_extra_files(file: DatasetFile, names: set[str], listed: set[str]) -> Iterator[Finding]:
-    """Find unlisted files whose names match the dataset's pattern."""
     if (pattern := expand.recorded_range(file)) is None:
         return
     listed_files = listed.union(shard.sidecar for shard in file.shards)
@@ -180,7 +179,6 @@ def _missing_numbers(names: list[str]) -> Iterator[Finding]:
 
 
 def _check_skipped_list(folder: str, file: DatasetFile) -> Iterator[Finding]:
-    """Compare the list of skipped samples with the dataset file."""
     name = f"{file.name}.skipped"
     try:
         data = read_small(join(folder, os.fsdecode(to_bytes(name))))

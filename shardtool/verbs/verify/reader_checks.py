@@ -65,7 +65,6 @@ def check_readers(subject: VerifiedDataset, shards: Sequence[ShardScan], targets
 
 
 def _check_names(subject: VerifiedDataset, shards: Sequence[ShardScan], targets: Sequence[str]) -> Iterator[Finding]:
-    """Find keys and fields that a reader misreads."""
     from shardtool.dataset.shard_index import scanned_index
     from shardtool.interop.readers import READERS_BY_PROBLEM, ReaderProblems
 

@@ -64,7 +64,6 @@ def verify_options_in_errors(source: object, join: object, remedy: str) -> Itera
 
 
 def _display_path(given: object) -> str:
-    """Return a path for messages, or an empty text if `given` is not a path."""
     return redact_secrets(printable(os.fspath(given))) if isinstance(given, str | os.PathLike) else ""
 
 
@@ -131,7 +130,11 @@ class RecordedRun(NamedTuple):
     @property
     def selection_problem(self) -> str:
         """Why the recorded selection of samples cannot be repeated."""
-        reason = f"depended on {option_text('join')} {self._missing_table}" if self.table else "selected from a smaller source"
+        reason = (
+            f"depended on {option_text('join')} {self._missing_table}"
+            if self.table
+            else "selected from a smaller source"
+        )
         return f"{' and '.join(self.selecting_options)} {reason}"
 
     @property
@@ -261,7 +264,6 @@ def _without_table(recorded: dict[str, Any], kind: type[Any]) -> tuple[dict[str,
 
 
 def _with_user_options(recorded: dict[str, Any], given: VerifyOptions | DiffOptions) -> CreateOptions:
-    """Return options of `create`: the recorded options, and the user's options about the source."""
     if given.symlinks is not None:
         recorded["symlinks"] = given.symlinks
     elif recorded.get("symlinks") == "follow":
@@ -273,7 +275,6 @@ def _with_user_options(recorded: dict[str, Any], given: VerifyOptions | DiffOpti
 
 
 def _with_classes(options: CreateOptions | ReshardOptions, file: DatasetFile | None) -> CreateOptions | ReshardOptions:
-    """Return options that keep the class numbers of a dataset file."""
     if (
         file is None
         or not file.classes
@@ -286,7 +287,6 @@ def _with_classes(options: CreateOptions | ReshardOptions, file: DatasetFile | N
 
 
 def _valid_options(recorded: dict[str, Any], options_class: type[Any]) -> dict[str, Any]:
-    """Return recorded options after checking their names and types."""
     valid: dict[str, Any] = {}
     for name, value in recorded.items():
         if name not in REPEATABLE_OPTIONS or name not in option_types(options_class):

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 class RecordedSource:
-    """The source of a recorded run, as it is now.
+    """The source of a recorded run, in its current state.
 
     Args:
         run: The run.

@@ -99,11 +99,11 @@ def files_to_rebuild(file: DatasetFile, codes: Mapping[str, Collection[str]]) ->
         codes: Finding codes by file name.
     """
     names = []
-    for one in file.shards:
-        if SHARD_CODES.intersection(codes.get(one.name, ())):
-            names.append(one.name)
-        elif SIDECAR_CODES.intersection(codes.get(one.sidecar, ())):
-            names.append(one.sidecar)
+    for entry in file.shards:
+        if SHARD_CODES.intersection(codes.get(entry.name, ())):
+            names.append(entry.name)
+        elif SIDECAR_CODES.intersection(codes.get(entry.sidecar, ())):
+            names.append(entry.sidecar)
     return names
 
 
@@ -143,7 +143,7 @@ def repeat_output(file: DatasetFile, dataset: StoredDataset, codes: Collection[s
         raise InvalidRequest(option_text("repair"), problem, expected=expected, remedy="Move them away first.")
     output: list[str] | str = os.path.join(dataset.folder, file.pattern)
     if "{" not in file.pattern:
-        output = [os.path.join(dataset.folder, one.name) for one in file.shards]
+        output = [os.path.join(dataset.folder, entry.name) for entry in file.shards]
     base, file_base = (
         parse_pattern(output).base,
         os.path.basename(dataset.dataset_file or "").removesuffix(DATASET_SUFFIX),
@@ -162,8 +162,8 @@ class Repair:
     """The repair of a dataset, from its findings.
 
     Attributes:
-        done: What was repaired.
-        unresolved: What was not, and why.
+        done: The repairs done.
+        unresolved: Failed repairs, with reasons.
     """
 
     def __init__(self, subject: VerifiedDataset, options: VerifyOptions) -> None:
@@ -211,7 +211,6 @@ class Repair:
         return base_name(self.subject.dataset.dataset_file or "").removesuffix(DATASET_SUFFIX)
 
     def _rebuild_sidecars(self, file: DatasetFile) -> None:
-        """Rebuild sidecars from verified shards."""
         damaged = [case for case in self.subject.cases if self.by_file.get(case.sidecar, set()) & SIDECAR_CODES]
         verified = [
             case for case in damaged if case.sound and case.scan and case.entry and case.scan.crc == case.entry.crc
@@ -225,7 +224,7 @@ class Repair:
         with self.folder.lock(self._base()):
             if read_valid_dataset(path) != file:
                 raise OutputFailed(path, "changed while it was verified", remedy="Run the same command again.")
-            entries = {one.name: one for one in file.shards}
+            entries = {shard.name: shard for shard in file.shards}
             staged: list[DurableFile] = []
             lost_columns: set[str] = set()
             names = [*(case.sidecar for case in verified), self._base() + DATASET_SUFFIX]
@@ -238,7 +237,7 @@ class Repair:
                         self.folder.publish(staged.pop())
                     entry = entries[case.name]
                     entries[case.name] = replace(entry, sidecar_size=len(data), sidecar_crc=crc32c(data))
-                new = replace(file, shards=tuple(entries[one.name] for one in file.shards))
+                new = replace(file, shards=tuple(entries[shard.name] for shard in file.shards))
                 staged.append(self.folder.stage_bytes(self._base() + DATASET_SUFFIX, new.encode()))
                 self.folder.publish(*staged)
             finally:
@@ -319,28 +318,30 @@ class Repair:
 
         plan = dry_run(self.options.source, output, options)
         if options.make_transform() is None:
-            recorded = [(one.name, one.samples, one.size, one.first_key, one.last_key) for one in file.shards]
-            if [(one.name, one.samples, one.size, one.first_key, one.last_key) for one in plan.shards] != recorded:
+            recorded = [
+                (entry.name, entry.samples, entry.size, entry.first_key, entry.last_key) for entry in file.shards
+            ]
+            if [
+                (entry.name, entry.samples, entry.size, entry.first_key, entry.last_key) for entry in plan.shards
+            ] != recorded:
                 found = "other samples than the dataset was created from"
                 raise InvalidRequest(
                     option_text("source"), found, expected="the same samples", remedy="Nothing was changed."
                 )
 
     def _keep_files(self, file: DatasetFile) -> BackupLinks:
-        """Keep all files of the dataset under a second name."""
         from shardtool.storage.backup import BackupLinks
 
         backup = BackupLinks(self.folder.path, self.folder.full_path(f".{self._base()}{_KEPT_SUFFIX}"))
-        names = [name for one in file.shards for name in (one.name, one.sidecar)]
+        names = [name for entry in file.shards for name in (entry.name, entry.sidecar)]
         names += [self._base() + DATASET_SUFFIX, f"{file.name}.skipped"]
         backup.keep(names)
         return backup
 
     def _check_outcome(self, file: DatasetFile) -> None:
-        """Check that every shard is the one that the old dataset file listed."""
         new = read_valid_dataset(self.subject.dataset.dataset_file or "")
         before, after = (
-            [(one.name, one.size, one.crc) for one in dataset_file.shards] if dataset_file else []
+            [(entry.name, entry.size, entry.crc) for entry in dataset_file.shards] if dataset_file else []
             for dataset_file in (file, new)
         )
         if before != after:
@@ -358,13 +359,13 @@ def _with_labels(index: ShardIndex, file: DatasetFile) -> ShardIndex:
     from shardtool.entries.arrow import number_array
 
     columns: dict[str, pa.Array] = {}
-    for name in [one for one in file.schema if one in file.classes and one in index.names]:
+    for name in [field for field in file.schema if field in file.classes and field in index.names]:
         texts = [b"%d" % number for number in range(len(file.classes[name]))]
         payloads = texts if file.format == "tar" else [encode_number(text, "int64") for text in texts]
         numbers = {(crc32c(payload), len(payload)): number for number, payload in enumerate(payloads)}
         rows = np.flatnonzero(index.codes == index.names.index(name))
         crcs = [] if index.crcs is None else index.crcs[rows].tolist()
-        labels = [numbers.get(one, -1) for one in zip(crcs, index.lengths[rows].tolist(), strict=False)]
+        labels = [numbers.get(payload_id, -1) for payload_id in zip(crcs, index.lengths[rows].tolist(), strict=False)]
         if len(labels) == len(index) and min(labels, default=0) >= 0 and file.schema[name] == "int64":
             columns[name] = number_array(np.array(labels, np.int64))
     metadata = pa.Table.from_arrays([*columns.values()], names=[*columns])

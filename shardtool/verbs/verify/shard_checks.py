@@ -125,7 +125,6 @@ def _find_unsafe_members(shard: str, scan: ShardScan) -> Iterator[Finding]:
 
 
 def _unsafe_type_reason(member: UnrecognisedMember) -> str:
-    """Return why a link or device is unsafe, or an empty text."""
     if member.kind in _DEVICE_TYPES:
         return "a device or FIFO"
     if member.kind not in (_HARD_LINK, _SYMBOLIC_LINK):
@@ -141,7 +140,6 @@ def _unsafe_type_reason(member: UnrecognisedMember) -> str:
 
 
 def _link_above(name: bytes, links: set[bytes]) -> bytes:
-    """Return the link that a path passes through, or an empty name."""
     end = name.find(b"/") if links else -1
     while end >= 0:
         if name[:end] in links:

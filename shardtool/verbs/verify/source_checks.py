@@ -88,7 +88,7 @@ class SourceComparison:
             listed, _ = self.recorded_source.list_samples(pool, self.observer)
         self.recorded = recorded = self.recorded_source.run
         if recorded.selecting_options and any(
-            one.code == "duplicate" and not has_same_content(one) for one in listed.skipped
+            skipped.code == "duplicate" and not has_same_content(skipped) for skipped in listed.skipped
         ):
             unchecked.append(f"the source: several samples have the same key, and {recorded.selection_problem}")
             self._add_uncompared(all_scans)
@@ -97,7 +97,6 @@ class SourceComparison:
         self._compare(listed.entries, all_scans, pool)
 
     def _compare(self, entries: SampleTable, all_scans: Scans, pool: Pool) -> None:
-        """Compare the samples of shards with the source."""
         recorded, unchecked = self.recorded, self.findings.unchecked
         scans = self._first_shards(all_scans)
         if recorded.has_added_fields:
@@ -131,8 +130,7 @@ class SourceComparison:
         self._compare_fields(entries, scans, positions, pool)
 
     def _add_uncompared(self, scans: Scans) -> None:
-        """Record that no field of these shards was compared."""
-        self.findings.uncompared += sorted({index_text(name) for one in scans.values() for name in one.names})
+        self.findings.uncompared += sorted({index_text(name) for scan in scans.values() for name in scan.names})
 
     def _check_is_not_dataset(self) -> None:
         """Raise `InvalidRequest` if the source is a folder that contains another dataset."""
@@ -159,7 +157,7 @@ class SourceComparison:
             before, later = file.appends[0], pluralize(len(file.shards) - file.appends[0], "shard")
             compared = f"{option_text('source')} is compared with the first {pluralize(before, 'shard')}"
             self.findings.unchecked.append(f"the source of {later} with appended samples: {compared}")
-            names = {one.name for one in file.shards[:before]}
+            names = {entry.name for entry in file.shards[:before]}
             numbers = [number for number in numbers if self.subject.cases[number].name in names]
         return {number: scans[number] for number in numbers}
 
@@ -188,9 +186,8 @@ class SourceComparison:
         self._add("source-extra", len(extra), findings)
 
     def _compare_fields(self, entries: SampleTable, scans: Scans, positions: Rows, pool: Pool) -> None:
-        """Compare the fields of samples on both sides: names, lengths and checksums."""
         shards, fields = [*scans.values()], [*map(to_bytes, entries.fields)]
-        names = [name for one in shards for name in one.names]
+        names = [name for shard in shards for name in shard.names]
         added = {*names}.difference(fields) if self.recorded.has_added_fields else set[bytes]()
         self.findings.uncompared += sorted(map(index_text, added))
         ignored = {*map(to_bytes, self.recorded.made_fields), *added}
@@ -198,7 +195,9 @@ class SourceComparison:
             name: -1 if name in ignored else index for index, name in enumerate(dict.fromkeys([*fields, *names]))
         }
         theirs = field_ids(np.arange(len(entries)), entries.counts(), entries.rows.code, fields, name_ids)
-        firsts = np.repeat(part_ends([len(one.names) for one in shards])[:-1], [len(one.codes) for one in shards])
+        firsts = np.repeat(
+            part_ends([len(shard.names) for shard in shards])[:-1], [len(shard.codes) for shard in shards]
+        )
         ours = field_ids(
             positions, _concat_column(scans, "counts"), firsts + _concat_column(scans, "codes"), names, name_ids
         )
@@ -221,7 +220,7 @@ class SourceComparison:
     def _compare_payloads(self, entries: SampleTable, scans: Scans, rows: tuple[Rows, Rows], pool: Pool) -> None:
         mine, source = rows
         lengths, crcs = _concat_column(scans, "lengths"), _concat_column(scans, "crcs")
-        as_numbers = any(one.format == "tfrecord" for one in scans.values())
+        as_numbers = any(scan.format == "tfrecord" for scan in scans.values())
         sizes, sums = inline_checksums(entries, source, as_numbers=as_numbers)
         fetched = entries.rows.kind[source] == URL  # the URL's content may have changed since
         if fetched.any():
@@ -300,10 +299,9 @@ def _first_positions(ids: Rows) -> Rows:
 
 
 def _concat_column(scans: Scans, name: str) -> NDArray[Any]:
-    """Return a column of all shards, concatenated."""
-    return np.concatenate([np.asarray(getattr(one, name)) for one in scans.values()])
+    return np.concatenate([np.asarray(getattr(scan, name)) for scan in scans.values()])
 
 
 def _shard_keys(scans: Scans) -> PackedStrings:
     """Return the keys of shards; a key with a NUL, which no source has, becomes empty."""
-    return PackedStrings.of(b"" if b"\0" in key else key for one in scans.values() for key in one.keys)
+    return PackedStrings.of(b"" if b"\0" in key else key for scan in scans.values() for key in scan.keys)

@@ -74,14 +74,13 @@ def _find_splits(opened: Sequence[StoredDataset | CorruptShard]) -> dict[tuple[i
             continue
         ours, theirs = first.file, second.file
         recorded = ours is not None and theirs is not None and ours.made.is_sibling_split_of(theirs.made)
-        names = [one.dataset_file or one.paths[0] for one in (first, second)]
+        names = [dataset.dataset_file or dataset.paths[0] for dataset in (first, second)]
         if recorded or (names[0] != names[1] and _name_without_split(names[0]) == _name_without_split(names[1])):
             pairs[index, other_index] = recorded
     return pairs
 
 
 def _name_without_split(path: str) -> str:
-    """Return a path without numbers and without split names."""
     return _NAME_PART.sub(lambda word: "" if word[0].isdigit() or word[0].lower() in SPLIT_NAMES else word[0], path)
 
 
@@ -103,24 +102,24 @@ def _find_leaks(first: VerifiedDataset, second: VerifiedDataset, *, by_content: 
         second.unresolved = (*second.unresolved, f"{check}: not all shards were read")
     else:
         second.findings.checked.append(check)
-    ours, theirs = first.hashes(), second.hashes()
-    _, rows, other_rows = np.intersect1d(ours["a"], theirs["a"], return_indices=True)
-    same = ours["b"][rows] == theirs["b"][other_rows]
+    first_hashes, second_hashes = first.hashes(), second.hashes()
+    _, rows, other_rows = np.intersect1d(first_hashes["a"], second_hashes["a"], return_indices=True)
+    same = first_hashes["b"][rows] == second_hashes["b"][other_rows]
     if by_content:
-        contents = (b"".join(held.contents for _, held in some.read) for some in (first, second))
-        held, held_there = (np.frombuffer(some, np.uint64) for some in contents)
-        same &= held[rows] == held_there[other_rows]
-    places = np.stack((rows, other_rows), axis=1)[same]
-    places = places[np.argsort(places[:, 1])]
+        contents = (b"".join(shard.contents for _, shard in split.read) for split in (first, second))
+        first_ids, second_ids = (np.frombuffer(data, np.uint64) for data in contents)
+        same &= first_ids[rows] == second_ids[other_rows]
+    pairs = np.stack((rows, other_rows), axis=1)[same]
+    pairs = pairs[np.argsort(pairs[:, 1])]
     read: tuple[dict[int, ShardScan], dict[int, ShardScan]] = ({}, {})
 
-    def leak(at: int, place: int) -> Finding:
-        there, _ = sample_at(first, read[0], at)
-        here, key = sample_at(second, read[1], place)
-        found = f"also in {other_name}, shard {first.cases[there].name}"
-        return Finding("split-leak", second.cases[here].name, found, key=key)
+    def leak(first_index: int, second_index: int) -> Finding:
+        first_shard, _ = sample_at(first, read[0], first_index)
+        second_shard, key = sample_at(second, read[1], second_index)
+        found = f"also in {other_name}, shard {first.cases[first_shard].name}"
+        return Finding("split-leak", second.cases[second_shard].name, found, key=key)
 
-    after_all_else, first_ones = len(second.cases), places[:MAX_LISTED_PER_FILE].tolist()
-    findings.add_first("split-leak", after_all_else, len(places), starmap(leak, first_ones))
+    after_all_else, first_ones = len(second.cases), pairs[:MAX_LISTED_PER_FILE].tolist()
+    findings.add_first("split-leak", after_all_else, len(pairs), starmap(leak, first_ones))
     second.findings.listed += findings.listed
     second.findings.counts.update(findings.counts)

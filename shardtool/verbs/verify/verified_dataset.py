@@ -95,8 +95,8 @@ class VerifiedDataset:
         cases: Its shards.
         findings: The findings so far.
         fields: Number of samples with each field, in the shards that were read.
-        repaired: What was repaired.
-        unresolved: What could not be repaired or compared, and why; reported last.
+        repaired: The repairs done.
+        unresolved: Failed repairs and comparisons, with reasons; reported last.
         seconds: Duration.
     """
 

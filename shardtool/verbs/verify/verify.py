@@ -152,7 +152,6 @@ def _check_without_reading(subject: VerifiedDataset, observer: Observer) -> None
 
 
 def _check_store_checksum(findings: Findings, number: int, case: ShardCheck) -> None:
-    """Compare the checksum that the store reports with the dataset file or the sidecar."""
     if case.size is None or not case.crcs:
         return
     with suppress(FileNotFoundError):
