@@ -265,7 +265,7 @@ def test_a_table_that_cannot_be_read_stays(tmp_path: Path) -> None:
         table.parent.mkdir()
         table.symlink_to("nowhere") if is_link else table.mkdir()
         ran = typed("extract", tmp_path / dataset, table.parent)
-        assert (ran.code, "no table" in ran.err, os.listdir(table.parent)) == (5, True, [MANIFEST])
+        assert (ran.code, "not a table" in ran.err, os.listdir(table.parent)) == (5, True, [MANIFEST])
 
 
 def test_classes_without_samples_keep_the_others_numbers(tmp_path: Path) -> None:

@@ -115,7 +115,7 @@ def test_only_whole_datasets_of_ours(source: Path, tmp_path: Path) -> None:
     shard = tar_of(tmp_path / "x.tar", [("a.txt", b"1")])
     for given in (shard, dataset.parent / "out-000.tar"):
         ran = typed("remove", given, "--where", "key > ''")
-        assert (ran.code, "expected a whole dataset" in ran.err) == (2, True), ran
+        assert (ran.code, "expected the dataset file of a whole dataset" in ran.err) == (2, True), ran
 
 
 def test_what_is_no_part_of_the_dataset_is_found(source: Path) -> None:
