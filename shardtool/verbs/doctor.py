@@ -49,25 +49,12 @@ if TYPE_CHECKING:
 
 
 ResultT = TypeVar("ResultT")
-
-
 _RETRY_POLICY = retry.DEFAULT_POLICY._replace(tries=2, max_total_s=5.0, first_answer_s=5.0, speed_window_s=10.0)
-
-
 _MAX_LISTED_OBJECTS = 100  # search for a readable object among these
-
-
 _NOT_CHECKED = Check("", "unknown", "")
-
-
 _EXACT_S, _SKEW_S = 2, 300  # `Date` has whole seconds; stores refuse clocks that are 5 or 15 minutes off
-
-
 _SECOND_REMOVAL_S = 0.3  # after a signal, a pending write may complete late
-
-
 _READER, _WRITER = "the role Storage Blob Data Reader", "the role Storage Blob Data Contributor"
-
 
 _PERMISSIONS = {
     "s3": {"list": "s3:ListBucket", "read": "s3:GetObject", "write": "s3:PutObject", "delete": "s3:DeleteObject"},
@@ -351,10 +338,7 @@ def _check_locks(path: str) -> str:
 
 
 _CONNECTION_STEPS = ("server", "proxy", "certificate", "clock", "credentials")
-
-
 _STORE_STEPS = _check_store, (*_CONNECTION_STEPS, "bucket", "list", "read", "write", "conditions", "delete")
-
 
 _LOCATION_CHECKS = {  # by kind of location or scheme: the check, and its steps in order
     **dict.fromkeys(STORES, _STORE_STEPS),

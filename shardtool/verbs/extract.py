@@ -65,12 +65,14 @@ _LABEL_FIELD = "cls"
 _PATHS_COLUMN = "source_paths"
 _MAX_TASK_SAMPLES, _MAX_TASK_BYTES = 2**12, 2**26  # with few shards
 _MIN_SHARDS_PER_WORKER, _LARGER_TASKS = 3, 2**5  # with more shards, tasks may be this much larger
+
 _NAMING_OPTIONS = (
     "dots",
     "hidden",
     "label_from_folder",
     "portable",
 )  # recorded options of `create` about names
+
 _MAX_LISTED_NAMES = 5
 
 

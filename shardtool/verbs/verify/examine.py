@@ -27,29 +27,14 @@ if TYPE_CHECKING:
 
 
 KEY_HASH_BYTES = 16
-
-
 _LENGTH_MASK = 2**32 - 1
-
-
 _INT_FIELDS = frozenset({"cls", "cls2", "index", "inx", "id"})  # webdataset decodes these as integers
-
-
 # A payload is decoded from memory, and a compressed shard can expand it a thousandfold.
 MAX_IMAGE_BYTES = 250_000_000  # `transform.image_decode` limits the pixels
-
-
-MAX_JSON_BYTES = (
-    8_000_000  # decoded objects take up to 22 times the bytes: `[],` becomes a list of 56 bytes and a pointer
-)
-
+MAX_JSON_BYTES = 8_000_000  # objects take up to 22 times the bytes: `[],` becomes a list of 56 bytes and a pointer
 
 _MAX_NUMBER_DIGITS = 100
-
-
 _WHOLE_NUMBER = re.compile(rb"[+-]?[0-9]+")  # readers call `int` on the text: 3.5 and 1e3 fail
-
-
 _MAX_NUMBER_BYTES = 2**12  # including surrounding whitespace
 
 

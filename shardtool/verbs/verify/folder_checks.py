@@ -33,8 +33,6 @@ if TYPE_CHECKING:
 
 
 _MAX_GAPS = 1000
-
-
 _NUMBERED_NAME = re.compile(r"(.*?)(\d{1,18})(\D*)", re.ASCII)
 
 

@@ -30,13 +30,8 @@ _NOTE_ONLY_RULES = (
     "missing-field",
 )  # notes only, or see `_find_missing_fields`
 
-
 _DALI_NAME_RULES = ("dot-in-key", "pax-name")  # what DALI misreads without an index
-
-
 _UNCOMPRESSED_ONLY = ("wids", "dali", "energon")  # cannot read compressed shards
-
-
 _INSPECTED_SAMPLES = 5  # samples from which `load_dataset` infers the fields
 
 

@@ -80,7 +80,6 @@ REPEATABLE_OPTIONS = frozenset({
     "sample", "on_duplicate", "drop_duplicates", "sort_by", "descending", "head", "per_class", "of",
 })  # fmt: skip
 
-
 _SELECTING_OPTIONS = (
     "where",
     "head",
@@ -89,7 +88,6 @@ _SELECTING_OPTIONS = (
     "stratify",
     "group_by",
 )  # with these, a table of `--join` may decide which samples are selected
-
 
 _COLUMN_OPTIONS = (*_SELECTING_OPTIONS, "of", "sort_by", "descending", "split")
 

@@ -49,19 +49,13 @@ SIDECAR_CODES = frozenset(
     {"sidecar-missing", "sidecar-size", "sidecar-checksum", "sidecar-damaged", "sidecar-stale", "index-differs"}
 )
 
-
 _MISSING_SHARD_CODES, _CHANGED_SHARD_CODES = (
     {"shard-missing", "shard-unreadable"},
     {"shard-size", "shard-checksum", "payload-checksum"},
 )
 
-
 SHARD_CODES = frozenset({*_MISSING_SHARD_CODES, *_CHANGED_SHARD_CODES, "shard-damaged", "padding-not-zero"})
-
-
 DATASET_FILE_CODES = frozenset({"dataset-file-missing", "dataset-file-damaged"})
-
-
 DATASET_CODES = frozenset({"dataset-incomplete", "numbering-gap", "sidecar-extra", "shard-extra"})
 
 
@@ -119,7 +113,7 @@ def repeat_options(file: DatasetFile, options: VerifyOptions) -> CreateOptions:
     if not isinstance(run.options, CreateOptions):
         raise TypeError(run.verb)  # other verbs are not rerun
     if run.map and function is None:
-        found = f"samples created by {run.map}, which is not run only because a file names it"
+        found = f"samples created by {run.map}; code is never run because a dataset file names it"
         expected = f"{option_text('map')}, if you trust that code"
         raise InvalidRequest(option_text("source"), found, expected=expected, remedy="Nothing was changed.")
     if function is not None and function != run.map:

@@ -47,7 +47,7 @@ def build_report(subject: VerifiedDataset, options: VerifyOptions) -> Report:
     if subject.file is not None:
         checked.append("sizes against the dataset file" if options.quick else "checksums against the dataset file")
     if not options.quick:
-        checked += ["structure", "keys across these" if subject.is_partial else "keys across shards"]
+        checked += ["framing", "keys across these" if subject.is_partial else "keys across shards"]
     checked += ["images, JSON and labels decoded"] if options.decode else []
     return Report(
         dataset=redact_secrets(to_output_name(subject.dataset.where)),

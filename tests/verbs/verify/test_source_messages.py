@@ -75,4 +75,4 @@ def test_fields_that_differ_only_in_case_name_both_files(place: Path) -> None:
     """Two files that would be one field are both named."""
     write_tree(place / "twins", {"c/a.jpg": b"1", "c/a.JPG": b"2"})
     ran = typed("create", "twins", "t/t-{0..}.tar", "--workers", "1", cwd=place)
-    assert (ran.code, "fields that differ in case only: c/a, of c/a.JPG and c/a.jpg" in ran.err) == (2, True)
+    assert (ran.code, "fields that differ only in case: c/a, of c/a.JPG and c/a.jpg" in ran.err) == (2, True)
