@@ -291,11 +291,8 @@ class Removal:
     """The removal of samples from one dataset.
 
     Attributes:
-        folder: The folder of the dataset.
         base: The name of the dataset file without the suffix.
         pattern: The pattern of its file names.
-        dataset: The dataset.
-        file: Its dataset file.
         stale_indexes: Index files of other tools.
         similar_names: Unlisted files that are named like shards except for the number of digits.
         rows: Row indexes of the samples to remove, by shard number.

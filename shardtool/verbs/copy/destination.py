@@ -38,7 +38,6 @@ class CopyTarget(NamedTuple):
     """The destination of a copy, and its existing files.
 
     Attributes:
-        source: The dataset to copy.
         folder: The folder of the dataset file and the sidecars.
         below: The folder of the shards: the same folder, or one below it.
         facts: Existing files with names of the dataset, in `folder` and in `below`.

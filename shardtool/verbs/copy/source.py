@@ -25,9 +25,6 @@ class ShardCopy(NamedTuple):
     """A shard and its sidecar, and whether the destination already has them.
 
     Attributes:
-        shard: The shard.
-        sidecar: Its sidecar.
-        samples: Number of samples.
         shard_right: Whether the existing shard at the destination is right; None: it does not exist.
         sidecar_right: The same for the sidecar.
     """
@@ -58,9 +55,7 @@ class CopySource(NamedTuple):
     """A dataset to copy.
 
     Attributes:
-        path: The path of the dataset file.
         data: The bytes of the dataset file. They are what is copied, even if the file changes meanwhile.
-        file: The parsed dataset file.
         pairs: The shards and sidecars, in order, not yet compared with the destination.
         skipped: The list of skipped samples; empty: none.
     """

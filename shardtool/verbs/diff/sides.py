@@ -66,7 +66,6 @@ class Uncompared(NamedTuple):
         added: Whether samples that only the source has are ignored.
         keys: Keys of skipped samples.
         as_numbers: Whether the dataset stores numbers like TFRecord.
-        metadata: Whether metadata columns are ignored.
     """
 
     fields: tuple[str, ...] = ()

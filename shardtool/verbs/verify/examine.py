@@ -42,8 +42,6 @@ class ExamineTask(NamedTuple):
     """A shard to examine.
 
     Attributes:
-        shard: The shard.
-        decode: Decode the payloads.
         classes: Number of classes by field.
         contents: Compute a content id for each sample.
     """
@@ -67,7 +65,6 @@ class ShardExamination:
         findings: Findings about payloads, at most `MAX_LISTED_PER_FILE`.
         more: Number of further findings by code.
         undecoded: Number of payloads too large to decode.
-        error: Why the shard cannot be opened, if so.
     """
 
     scan: ShardScan | None

@@ -39,8 +39,6 @@ class ShardCheck:
     """One shard and what the checks know about it.
 
     Attributes:
-        shard: The shard, with its entry in the dataset file if that is valid.
-        sidecar_required: Whether a sidecar must exist.
         size: The shard's bytes; None if the file does not exist.
         data: The sidecar's bytes; None if it does not exist or cannot be read.
         fact: The sidecar's description of its shard; None if it is damaged.
@@ -92,12 +90,8 @@ class VerifiedDataset:
 
     Attributes:
         dataset: The dataset; its `file` is None if there is no dataset file or it is damaged.
-        cases: Its shards.
-        findings: The findings so far.
         fields: Number of samples with each field, in the shards that were read.
-        repaired: The repairs done.
         unresolved: Failed repairs and comparisons, with reasons; reported last.
-        seconds: Duration.
     """
 
     dataset: StoredDataset
