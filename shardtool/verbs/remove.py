@@ -1,16 +1,14 @@
-"""`remove`: some samples leave a dataset, and only the shards that hold them are written again. `shardtool remove`.
+"""`remove`: remove samples from a dataset, and rewrite only the shards that contain them.
 
-Afterwards no file of the dataset has a byte of them. What stays behind is a row for each in the list of what was left
-out, with a hash of its key, so that `create --resume` and `--append` do not bring it back from the source.
+Afterwards, no file of the dataset contains a byte of the removed samples. The list of skipped samples gets a row for
+each, with a hash of its key, so `create --resume` and `--append` do not add it again. Shards keep their names and
+numbers, even if they become empty.
 
-A shard keeps its name, also where it has no sample any more: which number a shard has, and how many there are, stays as
-programs know it.
-
-Of the files, either all are replaced or none. All that is new is staged beside what is there. Then a plan appears,
-`.out.replacing`, which is the new dataset file under another name: from here on the new dataset counts. The old dataset
-file goes, staged files get their names, the new dataset file comes last, and the plan goes. A run that is killed before
-the plan is there has changed nothing; after it, the next run ends the work with what the plan says and what is staged.
-Until then nobody else gets the dataset's lock (docs/decisions/024-removing-and-extracting.md).
+Either all files are replaced or none. All new files are staged first. Then a plan, `.out.replacing`, is published: the
+new dataset file under another name. From then on the new dataset counts: the old dataset file is deleted, the staged
+files get their names, the new dataset file is published, and the plan is deleted. A run interrupted before the plan
+exists has changed nothing. After that, the next run finishes the work from the plan and the staged files. Until then,
+no other run gets the dataset's lock (docs/decisions/024-removing-and-extracting.md).
 """
 
 from __future__ import annotations
@@ -78,95 +76,94 @@ _MAX_LISTED_KEYS = 3
 
 @accepts_options(RemoveOptions)
 def remove(dataset: DatasetLike | Sequence[DatasetLike], options: RemoveOptions, observer: Observer) -> RemoveResult:
-    """Remove samples from datasets, in place: those of `keys_from`, or those for which `where` is true.
+    """Remove samples from datasets in place: the keys in `keys_from`, or the samples for which `where` is true.
 
     Args:
-        dataset: A dataset with a dataset file, or several, such as its splits, which are done one by one.
+        dataset: One or several datasets with a dataset file, such as splits; each is processed separately.
         options: See `RemoveOptions`.
-        observer: Gets progress, and notes for the user.
+        observer: Receives progress and notes.
 
     Raises:
-        InvalidRequest: There is no such dataset or sample, or no other one; nothing was touched.
-        CorruptShard: A dataset is damaged, as far as it was read; nothing was touched.
-        OutputExists: Another run is writing a dataset, or has not ended what it began.
-        OutputFailed: The file system refuses.
+        InvalidRequest: A dataset or sample does not exist, or no sample would remain; nothing was changed.
+        CorruptShard: A dataset is damaged; nothing was changed.
+        OutputExists: Another run is writing a dataset, or was interrupted.
+        OutputFailed: A file cannot be written.
     """
-    notes, begun = Notes(observer), time.monotonic()
+    notes, started = Notes(observer), time.monotonic()
     if options.where is None and options.keys_from is None:
         found = f"neither {option_text('where')} nor {option_text('keys_from')}"
-        expected = "one of them: which samples are to go"
+        expected = "one of them, to select the samples to remove"
         raise InvalidRequest("the samples", found, expected=expected, remedy=_key_hint(dataset))
     import_module("shardtool.write.pack_shard")
     with start_pool(options, "Run the same command again.") as pool, ExitStack() as stack:
         from shardtool.dataset.expand import expand_datasets
         from shardtool.dataset.find import find_dataset
 
-        finished = not options.dry_run and _finish_interrupted(dataset, notes)
-        places = [_dataset_location(find_dataset(one)) for one in expand_datasets(dataset)]  # type: ignore[arg-type]
-        for folder, base in places if not options.dry_run else []:
+        finished = not options.dry_run and _finish_interrupted_runs(dataset, notes)
+        locations = [_locate_dataset(find_dataset(given)) for given in expand_datasets(dataset)]  # type: ignore[arg-type]
+        for folder, base in locations if not options.dry_run else []:
             stack.enter_context(folder.lock(base))
-        removals = _choose_samples([_open_removal(*place) for place in places], options, finished=finished)
+        removals = _choose_samples([_open_removal(*location) for location in locations], options, finished=finished)
         if not removals and not finished:
             notes.add("nothing to remove: these samples were removed before")
-        done = [one.carry_out(pool, notes, dry=options.dry_run) for one in removals]
-    return RemoveResult(tuple(done), tuple(notes.said), time.monotonic() - begun, options.dry_run)
+        done = [removal.carry_out(pool, notes, dry=options.dry_run) for removal in removals]
+    return RemoveResult(tuple(done), tuple(notes.said), time.monotonic() - started, options.dry_run)
 
 
 def _key_hint(dataset: Any) -> str:
-    """Return what to write if names after the first are rather keys of samples than datasets."""
+    """Return advice if names after the first are probably sample keys and not datasets."""
     names = [f"{name}" for name in dataset[1:]] if isinstance(dataset, list | tuple) else []
     keys = [key for key in names if not (is_url(key) or os.path.lexists(key) or any(mark in key for mark in "{<%*?["))]
     if not keys:
         return ""
-    what = "does not exist: if it is the key of a sample" if len(keys) == 1 else "do not exist: if they are keys"
-    return f"{format_list(keys, _MAX_LISTED_KEYS)} {what}, write {where_keys(keys)}."
+    problem = "does not exist: if it is the key of a sample" if len(keys) == 1 else "do not exist: if they are keys"
+    return f"{format_list(keys, _MAX_LISTED_KEYS)} {problem}, write {where_keys(keys)}."
 
 
-def _finish_interrupted(given: Any, notes: Notes) -> bool:
-    """End what a killed run has begun in the folders of datasets, of which it may have left no dataset file.
+def _finish_interrupted_runs(given: Any, notes: Notes) -> bool:
+    """Finish interrupted removals in the folders of the datasets, and return whether there were any.
 
-    Returns:
-        Whether there was such a run.
+    An interrupted run may have left no dataset file, so the folders are searched for plans.
     """
     from shardtool.dataset.find import EXPECTED_DATASET
 
     paths = list_names("the dataset", given, EXPECTED_DATASET)
     folders = [path if is_folder(path) else folder_of(path) for path in paths if not is_url(path)]
     plan = re.compile(re.escape(replacement_plan_name("\0")).replace("\0", "(.+)"), re.DOTALL)
-    found = False
+    any_finished = False
     for folder in map(local_folder, dict.fromkeys(folders)):
         for match in filter(None, map(plan.fullmatch, folder.names())):
             with folder.lock(match[1], finishes=True):
                 _carry_out_plan(folder, match[1])
-            notes.add(f"{match[1]}{DATASET_SUFFIX}: a removal that did not end is done")
-            found = True
-    return found
+            notes.add(f"{match[1]}{DATASET_SUFFIX}: an interrupted removal was finished")
+            any_finished = True
+    return any_finished
 
 
 def _carry_out_plan(folder: Folder, base: str) -> None:
-    """End what a run has begun, once its plan is there, under the lock.
+    """Finish a removal from its plan, under the lock.
 
     Raises:
-        CorruptShard: The plan, or a file that it lists, is not what it was.
-        OutputFailed: The file system refuses.
+        CorruptShard: The plan, or a file that it lists, was changed.
+        OutputFailed: A file cannot be written.
     """
     plan = replacement_plan_name(base)
     if not folder.facts([plan]):
-        return  # another run has, meanwhile
+        return  # another run has finished it
     where = folder.full_path(plan)
     try:
         data = folder.read(plan)
     except OSError as error:
-        raise CorruptShard(where, f"no plan of a removal: {os_error_text(error)}", remedy="Move it away.") from None
+        raise CorruptShard(where, f"not a removal plan: {os_error_text(error)}", remedy="Move it away.") from None
     file = parse_dataset(data, where)
-    sizes = {to_local_name(one.name): one.size for one in file.shards}
-    sizes |= {to_local_name(one.sidecar): one.sidecar_size for one in file.shards}
-    staged = [one for one in folder.staged() if one.name in sizes or one.name == file.skipped_file]
-    left = sizes.keys() - {one.name for one in staged}
-    there = {name: fact.size for name, fact in folder.facts(left).items()}
-    for name in sorted(left):
-        if there.get(name) != sizes[name]:
-            raise wrong_size_error(folder.full_path(name), there.get(name), sizes[name])
+    sizes = {to_local_name(entry.name): entry.size for entry in file.shards}
+    sizes |= {to_local_name(entry.sidecar): entry.sidecar_size for entry in file.shards}
+    staged = [new for new in folder.staged() if new.name in sizes or new.name == file.skipped_file]
+    published = sizes.keys() - {new.name for new in staged}
+    existing = {name: fact.size for name, fact in folder.facts(published).items()}
+    for name in sorted(published):
+        if existing.get(name) != sizes[name]:
+            raise wrong_size_error(folder.full_path(name), existing.get(name), sizes[name])
     folder.remove([base + DATASET_SUFFIX])
     folder.publish(*staged)
     if not file.skipped:
@@ -175,31 +172,31 @@ def _carry_out_plan(folder: Folder, base: str) -> None:
     folder.remove([plan])
 
 
-def _dataset_location(found: StoredDataset) -> tuple[Folder, str]:
-    """Return the folder of a dataset that samples can be removed from, and the name of its dataset file.
+def _locate_dataset(dataset: StoredDataset) -> tuple[Folder, str]:
+    """Return the folder of a dataset and the name of its dataset file without the suffix.
 
     Raises:
-        InvalidRequest: It is elsewhere, or has no dataset file.
+        InvalidRequest: The dataset is not in a local folder, or has no dataset file.
     """
-    if is_url(found.folder):
+    if is_url(dataset.folder):
         remedy = f"Copy it into a folder, remove them there, and {call_text('copy', overwrite=True)} it back."
-        raise InvalidRequest(found.where, "a dataset elsewhere", expected="one in a folder", remedy=remedy)
-    if found.dataset_file is None or not found.own or not found.whole:
+        raise InvalidRequest(dataset.where, "a dataset elsewhere", expected="one in a folder", remedy=remedy)
+    if dataset.dataset_file is None or not dataset.own or not dataset.whole:
         from shardtool.dataset.find import check_not_damaged
 
-        check_not_damaged(found)
-        expected, remedy = "a whole dataset, by its dataset file", "`index` makes one for shards of other tools."
-        raise InvalidRequest(found.where, "shards", expected=expected, remedy=remedy)
-    return local_folder(found.folder), base_name(found.dataset_file).removesuffix(DATASET_SUFFIX)
+        check_not_damaged(dataset)
+        expected, remedy = "the dataset file of a whole dataset", "`index` creates one for shards of other tools."
+        raise InvalidRequest(dataset.where, "shards", expected=expected, remedy=remedy)
+    return local_folder(dataset.folder), base_name(dataset.dataset_file).removesuffix(DATASET_SUFFIX)
 
 
 def _open_removal(folder: Folder, base: str) -> Removal:
-    """Return a dataset, once it was seen that its files are its own, and plain.
+    """Open a dataset for a removal, after checking that no other file may contain its samples.
 
     Raises:
-        InvalidRequest: Its shards lie in another folder.
-        OutputExists: A file of it is a link, or there are others that are no part of it, and may hold the samples, too.
-        CorruptShard: Its dataset file is damaged.
+        InvalidRequest: The shards are in another folder.
+        OutputExists: A file is a link, or unlisted files of the dataset may contain the samples, too.
+        CorruptShard: The dataset file is damaged.
     """
     from shardtool.dataset.expand import recorded_range
     from shardtool.dataset.find import open_dataset
@@ -209,40 +206,47 @@ def _open_removal(folder: Folder, base: str) -> Removal:
     dataset = open_dataset(path)
     file = dataset.file
     if file is None:
-        raise CorruptShard(path, "no dataset file of shardtool")
+        raise CorruptShard(path, "not a dataset file of shardtool")
     if file.shards_folder:
-        found, expected = f"shards in the folder {file.shards_folder}", "shards beside it"
-        raise InvalidRequest(path, found, expected=expected, remedy="`reshard` makes such a dataset.")
-    names = [to_local_name(one.name) for one in file.shards]
+        found, expected = f"shards in the folder {file.shards_folder}", "shards in its own folder"
+        raise InvalidRequest(path, found, expected=expected, remedy="`reshard` creates such a dataset.")
+    names = [to_local_name(entry.name) for entry in file.shards]
     pattern = replace(recorded_range(file) or parse_pattern(names), folder=folder.path)
-    there = folder.names()
-    own = {*names, *map(sidecar_name, names), base + DATASET_SUFFIX, file.skipped_file}
-    for name in sorted(own):
+    existing = folder.names()
+    own_names = {*names, *map(sidecar_name, names), base + DATASET_SUFFIX, file.skipped_file}
+    for name in sorted(own_names):
         if os.path.islink(link := folder.full_path(name)):
-            found = "a symbolic link, to a file that would keep the samples"
-            raise OutputExists(link, found, expected="the file itself")
-    others = [name for name in there if pattern.owns(name) and name not in own]
-    others += [name for name in there if name.startswith(f".{base}.before-repair")]
-    if others:
-        remedy = "They may hold the samples, too: finish the run that made them, or remove them."
-        found = f"{pluralize(len(others), 'file')} that the dataset does not list: {format_list(sorted(others), _MAX_LISTED_KEYS)}"
+            found = "a symbolic link; its target would keep the samples"
+            raise OutputExists(link, found, expected="a regular file")
+    unlisted = [name for name in existing if pattern.owns(name) and name not in own_names]
+    unlisted += [name for name in existing if name.startswith(f".{base}.before-repair")]
+    if unlisted:
+        remedy = "They may contain the samples, too. Finish the run that wrote them, or delete them."
+        listing = format_list(sorted(unlisted), _MAX_LISTED_KEYS)
+        found = f"{pluralize(len(unlisted), 'file')} that the dataset does not list: {listing}"
         raise OutputExists(path, found, expected="none", remedy=remedy)
-    start, end = (pattern.prefix, pattern.suffix) if pattern.names is None else ("", "")
-    numbered = [name for name in there if start and name.startswith(start) and name.endswith(end) and name not in own]
-    alike = tuple(sorted(name for name in numbered if name[len(start) : len(name) - len(end)].isdecimal()))
-    return Removal(folder, base, pattern, dataset, file, StaleIndexes(folder, pattern, there, appends=False), alike)
+    prefix, suffix = (pattern.prefix, pattern.suffix) if pattern.names is None else ("", "")
+    numbered = [
+        name
+        for name in existing
+        if prefix and name.startswith(prefix) and name.endswith(suffix) and name not in own_names
+    ]
+    similar_names = tuple(sorted(name for name in numbered if name[len(prefix) : len(name) - len(suffix)].isdecimal()))
+    return Removal(
+        folder, base, pattern, dataset, file, StaleIndexes(folder, pattern, existing, appends=False), similar_names
+    )
 
 
 def _choose_samples(removals: list[Removal], options: RemoveOptions, *, finished: bool) -> list[Removal]:
-    """Return the datasets that have samples which are to go, with these, found by the indexes alone.
+    """Select the samples to remove by the indexes, and return the datasets that contain any.
 
     Args:
         removals: All datasets.
-        options: What was asked for.
-        finished: Whether some have just gone, so that there need be no more.
+        options: The user's selection.
+        finished: Whether an interrupted removal was just finished, so no match is not an error.
 
     Raises:
-        InvalidRequest: There are none, one that was asked for is not there, or no other one would be left.
+        InvalidRequest: No sample matches, a key does not exist, or no sample would remain.
         CorruptShard: An index is damaged.
     """
     import numpy as np
@@ -255,47 +259,44 @@ def _choose_samples(removals: list[Removal], options: RemoveOptions, *, finished
     keys: list[bytes] = []
     rows: list[NDArray[np.int64]] = []
     try:
-        for piece in selected_shards([one.dataset for one in removals], options.where):
+        for piece in selected_shards([removal.dataset for removal in removals], options.where):
             piece.raise_damage()
             keys.append(encode_shard_keys(piece.shard_index))
             rows.append(piece.rows)
     except InvalidRequest:
-        if finished:  # just now, all of them have gone
+        if finished:  # the finished removal removed them
             return []
         raise
     if options.keys_from is not None:
-        gone = {mark for one in removals for mark in one.gone()}
-        places = find_samples_by_key(PackedStrings.parse(b"".join(keys)), options.keys_from, gone)
+        removed_hashes = {mark for removal in removals for mark in removal.removed_hashes()}
+        positions = find_samples_by_key(PackedStrings.parse(b"".join(keys)), options.keys_from, removed_hashes)
         starts = np.cumsum([0, *map(len, rows)])
-        parts = np.split(places, np.searchsorted(places, starts[1:-1]))
-        rows = [some - start for some, start in zip(parts, starts, strict=False)]
-    each = [(one, shard) for one in removals for shard in one.dataset.shards]
-    for (one, shard), some, names in zip(each, rows, keys, strict=True):
-        if len(some):
-            of_shard = names[:-1].split(b"\0")
-            one.rows[shard.number] = some
-            one.keys += [of_shard[at] for at in some.tolist()]
-    for one in removals:
-        if len(one.keys) == sum(shard.samples for shard in one.file.shards):
-            found, remedy = f"all of its {pluralize(len(one.keys), 'sample')}", "Remove its files instead."
-            raise InvalidRequest(one.path, found, expected="some that stay", remedy=remedy)
-    return [one for one in removals if one.rows]
+        parts = np.split(positions, np.searchsorted(positions, starts[1:-1]))
+        rows = [positions_in_shard - start for positions_in_shard, start in zip(parts, starts, strict=False)]
+    removal_shards = [(removal, shard) for removal in removals for shard in removal.dataset.shards]
+    for (removal, shard), positions_in_shard, names in zip(removal_shards, rows, keys, strict=True):
+        if len(positions_in_shard):
+            shard_keys = names[:-1].split(b"\0")
+            removal.rows[shard.number] = positions_in_shard
+            removal.keys += [shard_keys[index] for index in positions_in_shard.tolist()]
+    for removal in removals:
+        if len(removal.keys) == sum(shard.samples for shard in removal.file.shards):
+            found = f"would remove all {pluralize(len(removal.keys), 'sample')}"
+            raise InvalidRequest(removal.path, found, remedy="Delete the files instead.")
+    return [removal for removal in removals if removal.rows]
 
 
 @dataclass(slots=True)
 class Removal:
-    """A dataset, and which of its samples are to go.
+    """The removal of samples from one dataset.
 
     Attributes:
-        folder: Where it lies.
-        base: The name of its dataset file, without the ending.
-        pattern: The names of its files.
-        dataset: Its shards.
-        file: What its dataset file says.
-        beside: The index files of other tools.
-        alike: Files beside that are called like shards, but for how the number is written.
-        rows: The samples that are to go, by the numbers of their shards.
-        keys: Their keys.
+        base: The name of the dataset file without the suffix.
+        pattern: The pattern of its file names.
+        stale_indexes: Index files of other tools.
+        similar_names: Unlisted files that are named like shards except for the number of digits.
+        rows: Row indexes of the samples to remove, by shard number.
+        keys: The keys of the samples to remove.
     """
 
     folder: Folder
@@ -303,32 +304,32 @@ class Removal:
     pattern: ShardPattern
     dataset: StoredDataset
     file: DatasetFile
-    beside: StaleIndexes
-    alike: tuple[str, ...] = ()
+    stale_indexes: StaleIndexes
+    similar_names: tuple[str, ...] = ()
     rows: dict[int, NDArray[np.int64]] = field(default_factory=dict)
     keys: list[bytes] = field(default_factory=list)
 
     @property
     def path(self) -> str:
-        """The path of its dataset file."""
+        """The path of the dataset file."""
         return self.folder.full_path(self.base + DATASET_SUFFIX)
 
     @property
     def shards(self) -> list[StoredShard]:
-        """The shards that are written again."""
+        """The shards to rewrite."""
         return [shard for shard in self.dataset.shards if shard.number in self.rows]
 
-    def gone(self) -> set[str]:
-        """Return the marks of the keys of samples that were removed before."""
-        return {one.key for one in read_skipped_rows(self.file, self.folder.path) if one.code == "removed"}
+    def removed_hashes(self) -> set[str]:
+        """Return the key hashes of samples that earlier runs removed."""
+        return {row.key for row in read_skipped_rows(self.file, self.folder.path) if row.code == "removed"}
 
     @reporting_memory_errors("removing samples")
     def carry_out(self, pool: Pool, notes: Notes, *, dry: bool) -> RemovalSummary:
-        """Write the shards again without the samples, and replace them; `dry`: only find out what that takes.
+        """Rewrite the shards without the samples, and replace them; `dry`: only return the summary.
 
         Raises:
-            CorruptShard: A shard or an index of theirs is damaged.
-            OutputFailed: The file system refuses.
+            CorruptShard: A shard or its index is damaged.
+            OutputFailed: A file cannot be written.
         """
         import numpy as np
 
@@ -339,104 +340,114 @@ class Removal:
         paths = [shard.path for shard in shards]
         entries = list_datasets([paths], pool, Observer(), to_format=self.file.format).entries
         counts = np.bincount(entries.known_spans.file, minlength=len(shards))
-        starts, left = np.cumsum(counts) - counts, counts - [len(some) for some in rows]
-        doomed = np.concatenate([start + some for start, some in zip(starts, rows, strict=True)])
-        stay = entries.take(np.setdiff1d(np.arange(len(entries)), doomed))
-        plan = plan_by_counts(stay, self.file.format, left.tolist())
-        size, before = int(plan.sizes.sum()), sum(one.entry.size for one in shards if one.entry)
-        empty = tuple(one.name for one, count in zip(shards, left.tolist(), strict=True) if not count)
+        starts, remaining = np.cumsum(counts) - counts, counts - [len(removed_rows) for removed_rows in rows]
+        removed = np.concatenate([start + removed_rows for start, removed_rows in zip(starts, rows, strict=True)])
+        kept = entries.take(np.setdiff1d(np.arange(len(entries)), removed))
+        plan = plan_by_counts(kept, self.file.format, remaining.tolist())
+        size, before = int(plan.sizes.sum()), sum(shard.entry.size for shard in shards if shard.entry)
+        empty = tuple(shard.name for shard, count in zip(shards, remaining.tolist(), strict=True) if not count)
         result = RemovalSummary(
             dataset_file=self.path,
             removed=len(self.keys),
-            samples=sum(one.samples for one in self.file.shards) - len(self.keys),
+            samples=sum(entry.samples for entry in self.file.shards) - len(self.keys),
             shards=len(self.file.shards),
-            rewritten=tuple(one.name for one in shards),
+            rewritten=tuple(shard.name for shard in shards),
             empty=empty,
             size=size,
             freed=before - size,
             fingerprint="",
         )
-        if self.alike:
-            notes.add(
-                f"{format_list([*self.alike], _MAX_LISTED_KEYS)}: no part of the dataset, and may hold these samples, too"
-            )
+        if self.similar_names:
+            names = format_list([*self.similar_names], _MAX_LISTED_KEYS)
+            notes.add(f"{names}: not part of the dataset, but may contain these samples, too")
         if dry:
             return result
-        file = self._replace(plan, entries.take(doomed), pool, notes)
+        file = self._replace(plan, entries.take(removed), pool, notes)
         if empty:
-            stays = "no sample any more; the file stays, so that shards keep their numbers"
+            stays = "empty now; the file stays, so shards keep their numbers"
             notes.add(f"{format_list([*empty], _MAX_LISTED_KEYS)}: {stays}")
-        notes.add(*self.beside.removal_notes(self.path))
+        notes.add(*self.stale_indexes.removal_notes(self.path))
         return replace(result, fingerprint=file.fingerprint)
 
-    def _replace(self, plan: Plan, doomed: SampleTable, pool: Pool, notes: Notes) -> DatasetFile:
-        """Stage all that is new, and let it take the place of the old; return what the dataset file says."""
-        folder, beside = self.folder, self.beside
-        self._discard()
+    def _replace(self, plan: Plan, removed: SampleTable, pool: Pool, notes: Notes) -> DatasetFile:
+        folder, stale_indexes = self.folder, self.stale_indexes
+        self._discard_temporary_files()
         check_space(folder, int(plan.sizes.sum()), "written")
         pool.check(output=folder.path)
         try:
-            made = self._pack(plan, pool, notes)
-            rows = self._rows()
-            file = self._dataset_file(made, doomed, rows)
+            packed = self._pack(plan, pool, notes)
+            rows = self._skipped_list()
+            file = self._new_dataset_file(packed, removed, rows)
             if rows:
                 folder.stage_bytes(self.file.skipped_file, rows)
             for shard in self.shards:
-                beside.drop(to_local_name(shard.name))
-            beside.remove()
+                stale_indexes.drop(to_local_name(shard.name))
+            stale_indexes.remove()
             folder.publish(folder.stage_bytes(replacement_plan_name(self.base), file.encode()))
             _carry_out_plan(folder, self.base)
         except BaseException:
             if not folder.facts([replacement_plan_name(self.base)]):
-                self._discard()
+                self._discard_temporary_files()
             raise
         return file
 
-    def _discard(self) -> None:
-        """Remove what a killed run has left under temporary names: of any run, for it may hold the samples, too."""
+    def _discard_temporary_files(self) -> None:
+        """Delete temporary files of interrupted runs of any verb, because they may contain the samples."""
         remove_staged(Destination(self.folder, self.pattern, "error"))
         self.folder.discard_staged(
             [self.file.skipped_file, self.base + DATASET_SUFFIX, replacement_plan_name(self.base)]
         )
 
     def _pack(self, plan: Plan, pool: Pool, notes: Notes) -> dict[str, tuple[ShardEntry, ShardTally, ShardTally]]:
-        """Stage the shards and their sidecars; return what is to be said of each, and its figures before and after."""
+        """Stage the shards and sidecars; return each shard's new entry, and its counts before and after."""
         from shardtool.dataset import sidecar_write
         from shardtool.plan.shard_task import build_shard_samples
         from shardtool.write.pack_shard import pack_shard
 
-        observer, found, now = notes.observer, {}, time.time_ns()
+        observer, packed, now_ns = notes.observer, {}, time.time_ns()
         tasks = [
-            ShardTask(at, to_local_name(one.name), plan.format, self.folder, build_shard_samples(plan, at), "stop", now)
-            for at, one in enumerate(self.shards)
+            ShardTask(
+                number,
+                to_local_name(shard.name),
+                plan.format,
+                self.folder,
+                build_shard_samples(plan, number),
+                "stop",
+                now_ns,
+            )
+            for number, shard in enumerate(self.shards)
         ]
         observer.start(len(plan), int(plan.sizes.sum()), len(tasks))
-        for at, result in pool.map(pack_shard, tasks, lambda _, *done: observer.advance(done[0], done[1], 0)):
-            task, before = tasks[at], self.shards[at].index()
-            index = sidecar_write.written_index(plan.format, task.samples.content, plan.metadata(at), result.field_crcs)
+        for number, result in pool.map(
+            pack_shard, tasks, lambda _, *progress: observer.advance(progress[0], progress[1], 0)
+        ):
+            task, before = tasks[number], self.shards[number].index()
+            index = sidecar_write.written_index(
+                plan.format, task.samples.content, plan.metadata(number), result.field_crcs
+            )
             fact = before.fact._replace(size=result.size, crc=result.crc, plan="", made=None)
             data, _ = sidecar_write.encode_sidecar(index, fact)
             self.folder.stage_bytes(sidecar_name(task.name), data)
             tally = index.tally()
-            found[fact.name] = tally.entry(fact, data), before.tally(), tally
+            packed[fact.name] = tally.entry(fact, data), before.tally(), tally
             observer.advance(0, 0, 1)
             observer.shard(task.name, "written", tally.samples, fact.size)
-        return found
+        return packed
 
-    def _dataset_file(
-        self, made: Mapping[str, tuple[ShardEntry, ShardTally, ShardTally]], doomed: SampleTable, rows: bytes
+    def _new_dataset_file(
+        self, packed: Mapping[str, tuple[ShardEntry, ShardTally, ShardTally]], removed_samples: SampleTable, rows: bytes
     ) -> DatasetFile:
-        """Return what the dataset file says once the samples have gone; `rows`: what was left out."""
+        """Return the new dataset file; `rows`: the new list of skipped samples."""
         file, fields, size = self.file, Counter(self.file.fields), self.file.field_bytes
-        for _, before, after in made.values():
+        for _, before, after in packed.values():
             fields.subtract(before.fields)
             fields.update(after.fields)
             size += after.field_bytes - before.field_bytes
         counts = {name: count for name, count in fields.items() if count > 0}
-        shards = tuple(made[one.name][0] if one.name in made else one for one in file.shards)
-        total = sum(one.samples for one in shards)
-        kinds = {name: one.kind for name, one in file.features.items()}
-        lists = [name for name, one in file.features.items() if one.is_list]
+        shards = tuple(packed[entry.name][0] if entry.name in packed else entry for entry in file.shards)
+        total = sum(entry.samples for entry in shards)
+        kinds = {name: entry.kind for name, entry in file.features.items()}
+        lists = [name for name, entry in file.features.items() if entry.is_list]
         removed = file.made.removed + len(self.keys)
         return replace(
             file,
@@ -447,31 +458,31 @@ class Removal:
             skipped_crc=crc32c(rows) if rows else None,
             features=tf_features(counts, kinds, total, lists) if file.features else {},
             types={name: kind for name, kind in file.types.items() if name in counts},
-            fingerprint=self._fingerprint(doomed),
+            fingerprint=self._new_fingerprint(removed_samples),
             made=RunRecord({**file.made.document, "removed": removed}),
         )
 
-    def _rows(self) -> bytes:
-        """Return the list of what was left out, with the samples that go, and without what names them."""
+    def _skipped_list(self) -> bytes:
+        """Return the list of skipped samples, plus the removed samples as hashes, minus rows that name their keys."""
         why = "removed from the dataset; this is a hash of its key"
         new = [Skipped(hash_key(key), "", "removed", why) for key in self.keys]
         old = drop_keys(read_skipped_rows(self.file, self.folder.path), {*map(printable, self.keys)})
         return encode_skipped(merge_skipped(old, new))
 
-    def _fingerprint(self, doomed: SampleTable) -> str:
-        """Return the content fingerprint without the samples that go; empty where it is not known."""
+    def _new_fingerprint(self, removed: SampleTable) -> str:
+        """Return the content fingerprint without the removed samples; empty if unknown."""
         from shardtool.plan.plan import plan_by_counts
         from shardtool.plan.shard_task import build_shard_samples
         from shardtool.write.pack_shard import read_fingerprint
 
-        whole = sum_fingerprints([self.file.fingerprint])
-        if whole is None:
+        total = sum_fingerprints([self.file.fingerprint])
+        if total is None:
             return ""
-        samples = build_shard_samples(plan_by_counts(doomed, self.file.format, [len(doomed)]), 0)
-        gone: int | None = None
-        with suppress(ShardError):  # they may go because they are damaged
-            gone = read_fingerprint(ShardTask(0, "", self.file.format, self.folder, samples, "stop", 0))
-        expected, known = doomed.known_spans.expected, not samples.content.lists
-        if gone is None and known and bool((expected[doomed.rows.kind == SPAN] >= 0).all()):
-            gone = compute_content_fingerprint(samples.content, expected.astype("<u4").tobytes(), ())
-        return "" if gone is None else format_fingerprint(whole - gone)
+        samples = build_shard_samples(plan_by_counts(removed, self.file.format, [len(removed)]), 0)
+        removed_sum: int | None = None
+        with suppress(ShardError):  # damage may be the reason to remove them
+            removed_sum = read_fingerprint(ShardTask(0, "", self.file.format, self.folder, samples, "stop", 0))
+        expected, has_checksums = removed.known_spans.expected, not samples.content.lists
+        if removed_sum is None and has_checksums and bool((expected[removed.rows.kind == SPAN] >= 0).all()):
+            removed_sum = compute_content_fingerprint(samples.content, expected.astype("<u4").tobytes(), ())
+        return "" if removed_sum is None else format_fingerprint(total - removed_sum)

@@ -479,8 +479,8 @@ def test_repair_from_the_source(store: Server, source: Path, tmp_path: Path) -> 
     before = _files(prefix)
     said = verify(prefix, repair=True, source=source)
     assert (said.sound, said.repaired, _files(prefix)) == (False, (), before)
-    assert any("run the command that made them again" in text for text in said.unchecked)
-    assert not any("they can only be made again" in text for text in verify(prefix, repair=True).unchecked)
+    assert any("rerun the original command" in text for text in said.unchecked)
+    assert not any("they can only be rebuilt" in text for text in verify(prefix, repair=True).unchecked)
     create(source, f"{prefix}/out-{{0..}}.tar", CreateOptions(max_count=20, if_exists="resume"))
     assert verify(prefix).sound
     buckets.put_object(f"{prefix}/out-0.index", b"")

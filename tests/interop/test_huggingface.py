@@ -116,7 +116,7 @@ def test_a_stale_readme_is_deleted(tmp_path: Path) -> None:
     (file,) = (path for path in folder.glob("*.json") if b"wids_version" in path.read_bytes())
     report = verify(file, VerifyOptions(workers=1))
     assert [(one.code, one.file, one.found) for one in report.findings] == [
-        ("export-stale", "README.md", "nothing that names r.tar")
+        ("export-stale", "README.md", "r.tar is not listed")
     ]
 
 

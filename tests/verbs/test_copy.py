@@ -1,4 +1,4 @@
-"""Laws of `copy`: what arrives is what the dataset file says, or it does not appear; what is right stays."""
+"""Laws of `copy`: files arrive as the dataset file lists them, or not at all; right files stay."""
 
 from __future__ import annotations
 
@@ -71,8 +71,8 @@ def _append(folder: Path, files: dict[str, bytes]) -> None:
     create(write_tree(folder.parent / "more", files), f"{folder}/out-{{000..}}.tar", how)
 
 
-def test_a_copy_is_the_same_to_the_byte(packed: Path, tmp_path: Path) -> None:
-    """Shards, sidecars, what was left out, right indexes, dataset file: the same bytes, with the same times."""
+def test_a_copy_has_the_same_bytes_and_times(packed: Path, tmp_path: Path) -> None:
+    """Shards, sidecars, the skipped list, valid indexes and the dataset file have the same bytes and times."""
     result = copy(packed, tmp_path / "new/copy")
     assert read_tree(tmp_path / "new/copy") == read_tree(packed)
     (one,) = result.datasets
@@ -83,7 +83,7 @@ def test_a_copy_is_the_same_to_the_byte(packed: Path, tmp_path: Path) -> None:
     assert verify(tmp_path / "new/copy").sound
 
 
-def test_what_is_right_is_not_copied_again(packed: Path, tmp_path: Path) -> None:
+def test_right_files_are_not_copied_again(packed: Path, tmp_path: Path) -> None:
     """A second copy writes nothing: each file keeps its inode and its times."""
     copy(packed, tmp_path / "copy")
     before = identity(tmp_path / "copy")
@@ -93,8 +93,8 @@ def test_what_is_right_is_not_copied_again(packed: Path, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("suffix", ["shard", ".index"])
-def test_damage_does_not_arrive(suffix: str, source: Path, tmp_path: Path) -> None:
-    """One flipped bit of a shard or a sidecar ends the copy by its name; neither it nor the dataset file appears."""
+def test_damage_is_not_copied(suffix: str, source: Path, tmp_path: Path) -> None:
+    """A flipped bit of a shard or sidecar fails the copy and is located; neither it nor the dataset file appears."""
     path = shards(source)[2] if suffix == "shard" else shards(source)[2].with_suffix(suffix)
     flip(path, -9)
     with pytest.raises(CorruptShard) as caught:
@@ -107,8 +107,8 @@ def test_damage_does_not_arrive(suffix: str, source: Path, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("which", ["shard", "sidecar", "skipped"])
-def test_what_is_missing_is_found_before_anything_is_written(which: str, source: Path, tmp_path: Path) -> None:
-    """A source that is mounted by half, or has lost a file, is refused with that file's name; nothing is written."""
+def test_a_missing_source_file_is_found_before_writing(which: str, source: Path, tmp_path: Path) -> None:
+    """A source with a missing file is refused with the file's name, and nothing is written."""
     last = shards(source)[-1]
     lost = {"shard": last, "sidecar": last.with_suffix(".index"), "skipped": source / "out.skipped"}[which]
     lost.unlink()
@@ -136,10 +136,10 @@ def _kill(monkeypatch: pytest.MonkeyPatch, owner: object, name: str, at: int) ->
     ("owner", "name"),
     [(StagedFile, "write"), (StagedFile, "finish"), (Folder, "publish"), (copy_module, "copy_indexes")],
 )
-def test_killed_at_any_instant(
+def test_a_copy_killed_at_any_step_can_continue(
     at: int, owner: object, name: str, packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is visible after SIGKILL is whole, the dataset file only with all; the next run copies the rest alone."""
+    """After SIGKILL all visible files are complete, and the next run copies only the rest."""
     child = os.fork()
     if not child:
         _kill(monkeypatch, owner, name, at)
@@ -155,8 +155,8 @@ def test_killed_at_any_instant(
     assert before.items() <= identity(tmp_path / "copy").items()
 
 
-def test_an_append_moves_only_what_is_new(tmp_path: Path) -> None:
-    """Of a dataset that was appended to, the new shards are copied; what was there is not touched."""
+def test_only_appended_shards_are_copied(tmp_path: Path) -> None:
+    """After an append, only the new shards are copied, and existing ones are not changed."""
     source = _dataset(tmp_path / "source")
     copy(source, tmp_path / "copy")
     before = identity(tmp_path / "copy")
@@ -169,8 +169,8 @@ def test_an_append_moves_only_what_is_new(tmp_path: Path) -> None:
     assert before.items() <= identity(tmp_path / "copy").items()
 
 
-def test_another_dataset_is_replaced_when_asked_for(tmp_path: Path) -> None:
-    """Without `overwrite` another dataset stays; with it, what only that one listed is removed, and no other file."""
+def test_another_dataset_is_replaced_only_with_overwrite(tmp_path: Path) -> None:
+    """With `overwrite`, files that only the old dataset lists are deleted, and no other file."""
     source = _dataset(tmp_path / "source", {f"{at}.txt": b"other" * at for at in range(6)})
     goal = _dataset(tmp_path / "copy")
     export(goal / "out.json", "dali-webdataset")
@@ -189,7 +189,7 @@ def test_another_dataset_is_replaced_when_asked_for(tmp_path: Path) -> None:
 
 
 def test_an_overwrite_that_fails_leaves_the_old_dataset(tmp_path: Path) -> None:
-    """All of a dataset that replaces another is staged before the first of the old files goes."""
+    """All new files are staged before the first old file is deleted."""
     source = _dataset(tmp_path / "source", {f"{at}.txt": b"other" * at for at in range(6)})
     goal = _dataset(tmp_path / "copy")
     before = identity(goal)
@@ -199,8 +199,8 @@ def test_an_overwrite_that_fails_leaves_the_old_dataset(tmp_path: Path) -> None:
     assert identity(goal) == before
 
 
-def test_files_of_others_are_not_replaced(packed: Path, tmp_path: Path) -> None:
-    """A file with a shard's name and other bytes, of which no dataset file tells, stays without `overwrite`."""
+def test_unlisted_files_are_not_replaced(packed: Path, tmp_path: Path) -> None:
+    """A file with a shard's name and other bytes, which no dataset file lists, stays without `overwrite`."""
     name = shards(packed)[1].name
     write_tree(tmp_path / "copy", {name: b"mine"})
     with pytest.raises(OutputExists, match=name):
@@ -209,12 +209,12 @@ def test_files_of_others_are_not_replaced(packed: Path, tmp_path: Path) -> None:
     copy(packed, tmp_path / "copy", OVERWRITE)
     assert read_tree(tmp_path / "copy") == read_tree(packed)
     write_tree(tmp_path / "other", {"out.json": b"{}"})
-    with pytest.raises(OutputExists, match="no dataset file"):
+    with pytest.raises(OutputExists, match="not a dataset file"):
         copy(packed, tmp_path / "other", OVERWRITE)
 
 
-def test_a_damaged_copy_is_mended(packed: Path, tmp_path: Path) -> None:
-    """What is not as the dataset file beside it says is copied again, and nothing else; a note names it."""
+def test_a_damaged_copy_is_repaired(packed: Path, tmp_path: Path) -> None:
+    """Files that differ from the dataset file there are copied again, and a note names them."""
     copy(packed, tmp_path / "copy")
     first, second, third = shards(tmp_path / "copy")[:3]
     flip(first, -1)
@@ -233,10 +233,10 @@ def test_a_damaged_copy_is_mended(packed: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("trust", ["size", "time"])
-def test_what_is_trusted_is_not_read(
+def test_trusted_shards_are_not_read(
     trust: Trust, packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Shards that are there are known by size or time unread; one of another size, time or sidecar is not."""
+    """Existing shards are recognised by size or time without reading; another size, time or sidecar is not trusted."""
     asked, there = CopyOptions(trust=trust), tmp_path / "copy"
     copy(packed, there)
     read = list[str]()
@@ -265,7 +265,7 @@ def test_what_is_trusted_is_not_read(
 
 
 def test_no_link_is_written_through(packed: Path, tmp_path: Path) -> None:
-    """A link in place of a file, or of the shards' folder, is no copy; what it leads to is never written."""
+    """A link instead of a file or of the shards' folder is replaced; its target is never written."""
     target = write_tree(tmp_path / "elsewhere", {"file": b"mine"})
     name = shards(packed)[0].name
     (tmp_path / "copy").mkdir()
@@ -278,7 +278,7 @@ def test_no_link_is_written_through(packed: Path, tmp_path: Path) -> None:
 
 
 def test_a_source_of_links_is_copied_as_files(packed: Path, tmp_path: Path) -> None:
-    """Shards that are links, as stores of content hand them out, arrive as files."""
+    """Shards that are links, as in content-addressed stores, arrive as regular files."""
     (tmp_path / "links").mkdir()
     for path in packed.iterdir():
         (tmp_path / "links" / path.name).symlink_to(path)
@@ -287,8 +287,8 @@ def test_a_source_of_links_is_copied_as_files(packed: Path, tmp_path: Path) -> N
     assert read_tree(tmp_path / "copy") == read_tree(packed)
 
 
-def test_a_source_that_changes_meanwhile(tmp_path: Path) -> None:
-    """A source that is replaced while it is copied ends the copy; the message says so, and no dataset file appears."""
+def test_a_source_replaced_during_the_copy_fails(tmp_path: Path) -> None:
+    """The copy fails with a message about the change, and no dataset file appears."""
     source = _dataset(tmp_path / "source")
 
     class Changing(Observer):
@@ -304,8 +304,8 @@ def test_a_source_that_changes_meanwhile(tmp_path: Path) -> None:
     assert copy(source, tmp_path / "new").datasets[0].shards == 1
 
 
-def test_a_source_that_grows_meanwhile(tmp_path: Path) -> None:
-    """Of a source that is appended to while it is copied, the dataset arrives as it was at the start."""
+def test_a_source_that_grows_during_the_copy_arrives_as_at_the_start(tmp_path: Path) -> None:
+    """If samples are appended meanwhile, the copy has the dataset as it was at the start."""
     source = _dataset(tmp_path / "source")
     before = read_tree(source)
 
@@ -317,8 +317,10 @@ def test_a_source_that_grows_meanwhile(tmp_path: Path) -> None:
     assert read_tree(tmp_path / "copy") == before
 
 
-def test_a_disk_that_refuses(packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where there is too little space nothing is written; a file in the way of the folder is named."""
+def test_a_full_disk_or_a_file_in_the_way_is_refused(
+    packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With too little space nothing is written; a file instead of the folder is named."""
     with monkeypatch.context() as patched:
         patched.setattr(Folder, "free_bytes", lambda _: 1000)
         with pytest.raises(OutputFailed, match="nothing was copied"):
@@ -329,8 +331,8 @@ def test_a_disk_that_refuses(packed: Path, tmp_path: Path, monkeypatch: pytest.M
         copy(packed, tmp_path / "file/copy")
 
 
-def test_two_copies_at_once(packed: Path, tmp_path: Path) -> None:
-    """A second run on one destination is refused while the first goes on."""
+def test_a_second_copy_to_one_destination_is_refused(packed: Path, tmp_path: Path) -> None:
+    """A second run on the same destination is refused while the first is running."""
 
     class Second(Observer):
         def start(self, samples: int, size: int, shards: int) -> None:  # noqa: ARG002 - of an observer
@@ -341,8 +343,8 @@ def test_two_copies_at_once(packed: Path, tmp_path: Path) -> None:
     assert read_tree(tmp_path / "copy") == read_tree(packed)
 
 
-def test_stale_indexes_are_left_behind(tmp_path: Path) -> None:
-    """An index of another tool that is not its shard's is not copied, with a note; a file of the user's own is none."""
+def test_stale_indexes_are_not_copied(tmp_path: Path) -> None:
+    """A stale index of another tool is skipped with a note; a file of the user is not an index."""
     source = _dataset(tmp_path / "source")
     export(source / "out.json", ["dali-webdataset", "timm"])
     (source / "out-000.idx").write_bytes((source / "out-001.idx").read_bytes())
@@ -354,8 +356,8 @@ def test_stale_indexes_are_left_behind(tmp_path: Path) -> None:
     assert result.datasets[0].indexes == 3
 
 
-def test_shards_in_a_folder_below(tmp_path: Path) -> None:
-    """Shards that lie below their dataset file arrive below it, and are checked, kept and found there."""
+def test_shards_in_a_subfolder_are_copied_there(tmp_path: Path) -> None:
+    """Shards in a subfolder arrive in the same subfolder, and are checked there."""
     source = _dataset(tmp_path / "source/shards")
     typed("index", source, "--output", tmp_path / "source", "--checksum")
     for path in source.glob("out*"):
@@ -373,8 +375,8 @@ def test_shards_in_a_folder_below(tmp_path: Path) -> None:
         copy(tmp_path / "source", tmp_path / "linked", OVERWRITE)
 
 
-def test_shards_without_a_checksum(tmp_path: Path) -> None:
-    """What `index` made without reading payloads is held to its size; its sidecar proves that the shard came before."""
+def test_shards_without_a_checksum_are_compared_by_size(tmp_path: Path) -> None:
+    """Without recorded checksums, the size counts; a copied sidecar shows that its shard was copied before."""
     source = _dataset(tmp_path / "source")
     for path in source.glob("*.[ij]*"):
         path.unlink()
@@ -385,8 +387,8 @@ def test_shards_without_a_checksum(tmp_path: Path) -> None:
     assert read_tree(tmp_path / "copy") == read_tree(source)
 
 
-def test_several_datasets(tmp_path: Path) -> None:
-    """Splits in one folder arrive in one folder, datasets of several folders in folders of the same names."""
+def test_several_datasets_keep_their_folders(tmp_path: Path) -> None:
+    """Splits in one folder arrive in one folder, and datasets of several folders in folders of the same names."""
     how = CreateOptions(split="train=0.5,val=0.5", workers=1)
     create(write_tree(tmp_path / "in", FILES), f"{tmp_path}/splits/{{split}}-{{000..}}.tar", how)
     export(tmp_path / "splits/train.json", "energon")
@@ -404,10 +406,8 @@ def test_several_datasets(tmp_path: Path) -> None:
     [("out.json", "."), ("out.json", "new/out-{000..}.tar"), ("out.json", "out.json"), ("out.json", "https://h/x"),
      ("out-001.tar", "new"), ("nothing.json", "new")],
 )  # fmt: skip
-def test_what_makes_no_sense_is_refused(
-    given: str, where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A dataset onto itself, names of files for a folder, the web as a destination, a part of a dataset."""
+def test_invalid_requests_are_refused(given: str, where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A dataset onto itself, a file name as the folder, the web as destination, and a part of a dataset are refused."""
     source = _dataset(tmp_path / "source")
     before = read_tree(source)
     monkeypatch.chdir(source)
@@ -417,15 +417,15 @@ def test_what_makes_no_sense_is_refused(
 
 
 def test_shards_of_other_tools_need_an_index(tmp_path: Path) -> None:
-    """Without a dataset file nothing says what shards must be: the message says what makes one."""
+    """Without a dataset file nothing can be verified: the message names the command that creates one."""
     source = _dataset(tmp_path / "source")
     (source / "out.json").unlink()
     with pytest.raises(InvalidRequest, match="index"):
         copy(source, tmp_path / "copy")
 
 
-def test_a_reshard_of_the_source_follows(tmp_path: Path) -> None:
-    """A source that was made anew under its names replaces its older copy with `overwrite`, old shards removed."""
+def test_a_resharded_source_replaces_its_copy(tmp_path: Path) -> None:
+    """With `overwrite`, a recreated source with the same names replaces its copy, and old shards are deleted."""
     source = _dataset(tmp_path / "source")
     copy(source, tmp_path / "copy")
     reshard(source, f"{tmp_path}/anew/out-{{000..}}.tar", ReshardOptions(max_count=6, workers=1))
@@ -434,8 +434,8 @@ def test_a_reshard_of_the_source_follows(tmp_path: Path) -> None:
     assert read_tree(tmp_path / "copy") == read_tree(tmp_path / "anew")
 
 
-def test_the_command_line(packed: Path, tmp_path: Path) -> None:
-    """Text for people, JSON for programs, and exit codes as of the other verbs."""
+def test_copy_on_the_command_line(packed: Path, tmp_path: Path) -> None:
+    """Text for people, JSON for programs, and the usual exit codes."""
     ran = typed("copy", packed, tmp_path / "copy", "--dry-run")
     assert (ran.code, ran.out.splitlines()[0].startswith("4 shards to copy, ")) == (0, True)
     assert not (tmp_path / "copy").exists()

@@ -1,4 +1,4 @@
-"""Laws of work side by side: all of it is done, few at a time, and nothing runs on after the loop."""
+"""Laws of concurrent tasks: each runs once, few at a time, and none after the loop."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class _Counting(Observer):
 
 
 @pytest.mark.parametrize("threads", [1, 3])
-def test_all_is_done_and_counted(threads: int) -> None:
-    """Every task is yielded once with its result, no more run at a time than threads, and all bytes are told."""
+def test_each_task_is_yielded_once(threads: int) -> None:
+    """Each task is yielded once with its result, the number of threads is respected, and all bytes are counted."""
     running, most = [0], [0]
     lock, observer = threading.Lock(), _Counting()
 
@@ -33,7 +33,7 @@ def test_all_is_done_and_counted(threads: int) -> None:
             running[0] += 1
             most[0] = max(most[0], running[0])
         time.sleep(0.001)
-        meter.took(task)
+        meter.add(task)
         with lock:
             running[0] -= 1
         return task * task
@@ -56,36 +56,36 @@ def test_all_is_done_and_counted(threads: int) -> None:
     ],
 )
 @pytest.mark.parametrize("size", [0, 10**6])
-def test_as_many_run_as_gain_something(asked: int | None, gains: int, numbers: list[int], size: int) -> None:
-    """More run at once as long as more is done in a second, also where no bytes are moved; what was asked for stays."""
+def test_the_number_of_threads_follows_throughput(asked: int | None, gains: int, numbers: list[int], size: int) -> None:
+    """The number grows as long as throughput grows, also for tasks without bytes; a fixed number stays."""
     pace, now, found = ThreadCount(asked), time.monotonic(), list[int]()
     for _ in numbers:
-        found.append(pace.at_once)
-        ended = 40 * pace.at_once
-        now += ended / min(pace.at_once, gains)  # each takes a second
+        found.append(pace.limit)
+        ended = 40 * pace.limit
+        now += ended / min(pace.limit, gains)  # each takes a second
         pace.note(ended * size, ended, now)
     assert found == numbers
 
 
-def test_a_moment_changes_nothing() -> None:
-    """Neither a moment nor a few tasks change how many run: they may be chance."""
+def test_short_measurements_change_nothing() -> None:
+    """Neither a moment nor a few tasks change the number of threads."""
     pace, now = ThreadCount(None), time.monotonic()
     pace.note(10**9, 100, now + 0.5)
-    assert pace.at_once == 4
+    assert pace.limit == 4
     pace = ThreadCount(None)
     pace.note(10**9, 3, now + 50)
-    assert pace.at_once == 4
+    assert pace.limit == 4
     pace.note(0, 1, now + 51)
-    assert pace.at_once == 8
+    assert pace.limit == 8
 
 
-def test_more_run_after_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Once the first four are done, eight run at once: these wait for each other."""
+def test_eight_tasks_run_after_four_finished(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once four tasks have finished, eight run concurrently: they wait for each other."""
     monkeypatch.setattr("shardtool.verbs.copy.threads._MEASURE_S", 0.0)
     together = threading.Barrier(8, timeout=PATIENCE_S)
 
     def work(task: int, meter: ByteMeter) -> int:
-        meter.took(1000)
+        meter.add(1000)
         if 4 <= task < 12:
             together.wait()
         return task
@@ -95,8 +95,8 @@ def test_more_run_after_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(("limit", "most"), [("50KB/s", 1), ("250KB/s", 2), ("1MB/s", 4)])
-def test_no_thread_is_silent_for_long(limit: str, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No more run under a limit than get a block every ten seconds: stores give up connections that are silent."""
+def test_a_rate_limit_reduces_the_threads(limit: str, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a rate limit, each thread gets a block every ten seconds, because stores close silent connections."""
     monkeypatch.setattr("shardtool.verbs.copy.threads._MEASURE_S", 0.01)
     running: set[int] = set()
     seen: list[int] = []
@@ -111,8 +111,8 @@ def test_no_thread_is_silent_for_long(limit: str, most: int, monkeypatch: pytest
     assert max(seen) == most
 
 
-def test_an_error_ends_all() -> None:
-    """What one task raises comes out of the loop; the others end at their next block, and no thread is left."""
+def test_an_error_stops_all_threads() -> None:
+    """The error of a task is raised; other tasks stop at their next block, and no thread remains."""
     ended = threading.Event()
 
     def work(task: int, meter: ByteMeter) -> None:
@@ -120,7 +120,7 @@ def test_an_error_ends_all() -> None:
             raise ValueError(task)
         try:
             while True:
-                meter.took(1)
+                meter.add(1)
                 time.sleep(0.001)
         finally:
             ended.set()
@@ -132,8 +132,8 @@ def test_an_error_ends_all() -> None:
     assert {*threading.enumerate()} <= before
 
 
-def test_tasks_are_drawn_late() -> None:
-    """Of a million tasks few are held: a loop that is left early draws no more."""
+def test_tasks_are_drawn_lazily() -> None:
+    """Of a million tasks only a few are held, and a loop that ends early draws no more."""
     drawn = [0]
 
     def tasks() -> object:
@@ -146,10 +146,10 @@ def test_tasks_are_drawn_late() -> None:
     assert drawn[0] < 20
 
 
-def test_no_more_bytes_a_second_than_were_allowed() -> None:
-    """Threads together wait until what they took fits the limit; a rate of nothing, or none, is refused."""
+def test_the_rate_limit_is_respected() -> None:
+    """All threads together stay within the limit; a rate of zero or an invalid rate is refused."""
     begun = time.monotonic()
-    list(run_in_threads(lambda size, meter: meter.took(size), [10_000] * 20, CopyOptions(limit="1MB/s"), Observer()))
+    list(run_in_threads(lambda size, meter: meter.add(size), [10_000] * 20, CopyOptions(limit="1MB/s"), Observer()))
     assert time.monotonic() - begun >= 0.2  # 200 kB: a machine may be slower, never faster
     for limit in ("0", "fast", "1MB/h"):
         with pytest.raises(InvalidRequest, match="limit"):

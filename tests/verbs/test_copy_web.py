@@ -1,4 +1,4 @@
-"""Laws of a copy from a web server that lists nothing."""
+"""Laws of copying from a web server without listings."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "out"
 
 
-def test_what_the_dataset_file_lists_arrives(http_files: Server, packed: Path, tmp_path: Path) -> None:
-    """From the web comes all that the dataset file lists, and nothing else; what is there is not asked for again."""
+def test_listed_files_are_copied_from_the_web(http_files: Server, packed: Path, tmp_path: Path) -> None:
+    """All listed files are copied, and nothing else; existing files are not requested again."""
     prefix = http_files.new_prefix()
     write_tree(http_files.local(prefix), read_tree(packed))
     address = f"{prefix}/a%20b%23%25.json?token=secret"
@@ -49,11 +49,11 @@ def test_what_the_dataset_file_lists_arrives(http_files: Server, packed: Path, t
      (Fault("flip", path="-1.tar", times=None), False), (Fault("status", status=404, path="-1.tar"), False)],
     ids=["cut", "flip", "flips", "missing"],
 )  # fmt: skip
-def test_what_happens_on_the_way(
+def test_failed_downloads_are_retried(
     fault: Fault, survived: bool, http_files: Server, proxies: Callable[[Server], FaultyProxy], packed: Path,  # noqa: FBT001
     tmp_path: Path,
 ) -> None:  # fmt: skip
-    """What is cut or changed once is asked for again; a shard that comes wrong each time is named, and never there."""
+    """A truncated or changed response is requested again; a shard that is always wrong is named and never appears."""
     proxy = proxies(http_files)
     prefix = http_files.new_prefix()
     write_tree(http_files.local(prefix), read_tree(packed))

@@ -1,4 +1,4 @@
-"""Laws of `diff`: what differs between datasets, and between a dataset and its source."""
+"""Laws of `diff`: differences between datasets, and between a dataset and its source."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ def compared(found: DiffResult) -> tuple[set[str], set[str], dict[str, tuple[str
 
 
 @given(first=_SAMPLES, second=_SAMPLES, ending=st.sampled_from(["tar", "tfrecord"]), bare=st.booleans())
-def test_what_differs_is_what_differs_in_memory(
+def test_differences_match_those_in_memory(
     *, first: Samples, second: Samples, ending: str, bare: bool, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """Keys and fields that differ are those of the samples, whatever the format, and with or without an index."""
+    """The keys and fields that differ are those of the samples in memory, for each format, with and without index."""
     folder = tmp_path_factory.mktemp("diff")
     one, other = write(folder / "a-{0..}.tar", first), write(folder / f"b-{{0..}}.{ending}", second)
     for file in [*folder.glob("b*.index"), *folder.glob("b.json")] if bare else []:
@@ -61,7 +61,7 @@ def test_what_differs_is_what_differs_in_memory(
 
 
 def test_order_sharding_and_format_are_no_difference(tmp_path: Path) -> None:
-    """A dataset that was written anew is the same, also where numbers are stored as such."""
+    """A rewritten dataset has no differences, even if numbers are stored natively."""
     rows = pd.DataFrame({"key": [f"{at:02}" for at in range(20)], "n": range(20), "x": [at / 4 for at in range(20)]})
     options = CreateOptions(values={"cls": "n", "score": "x"}, workers=1)
     shardtool.create(rows, tmp_path / "a-{0..}.tar", options)
@@ -72,8 +72,8 @@ def test_order_sharding_and_format_are_no_difference(tmp_path: Path) -> None:
             assert shardtool.diff(tmp_path / f"{one}.json", tmp_path / f"{other}.json", workers=1).same
 
 
-def test_columns_that_differ(tmp_path: Path) -> None:
-    """A sample whose columns differ has changed; types that hold the same values, and missing ones, are the same."""
+def test_metadata_columns_are_compared(tmp_path: Path) -> None:
+    """A sample whose columns differ has changed; equal values of other types, and two nulls, are equal."""
     rows = pd.DataFrame({"key": list("abcd"), "w": [1, 2, 3, 4], "x": [1.5, None, 3.0, None], "t": list("pqrs")})
     other = rows.assign(w=rows["w"].astype("float64"), x=[1.5, None, 9.0, 1.0], new=[None, "n", None, None])
     for name, table in (("a", rows), ("b", other)):
@@ -82,8 +82,8 @@ def test_columns_that_differ(tmp_path: Path) -> None:
     assert {one.key for one in found.changed if "(metadata)" in one.fields} == {"b", "c", "d"}
 
 
-def test_metadata_is_no_content(tmp_path: Path) -> None:
-    """Differing columns are named with their counts, apart from content; `ignore_metadata` does not compare them."""
+def test_metadata_is_reported_separately(tmp_path: Path) -> None:
+    """Different columns are listed with their counts, separately from content; `ignore_metadata` skips them."""
     old: list[dict[str, object]] = [{"w": at, "old": "x"} for at in range(4)]
     new: list[dict[str, object]] = [{"w": at or 9, **({} if at == 1 else {"cls": 1})} for at in range(4)]
     sides: dict[str, tuple[str, list[dict[str, object]]]] = {
@@ -117,8 +117,8 @@ def test_metadata_is_no_content(tmp_path: Path) -> None:
     assert (document["same"], document["content_same"], document["metadata_only"]) == (False, True, 4)
 
 
-def test_samples_in_another_split(tmp_path: Path) -> None:
-    """What is in another split has moved; that its column `split` says so is no change of its own."""
+def test_a_sample_in_another_split_has_moved(tmp_path: Path) -> None:
+    """A sample in another split has moved; its changed column `split` is no further change."""
     source = write_tree(tmp_path / "in", {f"{at:02}.txt": b"%d" % at for at in range(30)})
     for name, seed in (("a", 1), ("b", 2)):
         pattern = tmp_path / name / "{split}-{0..}.tar"
@@ -136,8 +136,8 @@ def test_samples_in_another_split(tmp_path: Path) -> None:
     assert all(one.before != one.now for one in found.moved)
 
 
-def test_a_source_that_changed(tmp_path: Path) -> None:
-    """What a folder would change is what a dataset made of it anew differs in."""
+def test_diff_with_a_source_predicts_create(tmp_path: Path) -> None:
+    """The differences from a changed folder are those of a dataset created from it."""
     files = {f"{folder}/{at}.{ending}": b"%d" % at for folder in ("cat", "dog") for at in range(9) for ending in "ab"}
     source = write_tree(tmp_path / "in", files)
     options = CreateOptions(label_from_folder=True, exclude=("*/7.*",), workers=1)
@@ -154,8 +154,8 @@ def test_a_source_that_changed(tmp_path: Path) -> None:
     assert compared(found) == ({"dog/new"}, {"dog/8"}, {"cat/1": ("a",), "cat/2": ("a",), "dog/3": ("b",)})
 
 
-def test_a_manifest_and_splits_against_their_source(tmp_path: Path) -> None:
-    """All splits of a run are compared with its table; a sample whose split it changes has moved."""
+def test_splits_are_compared_with_their_manifest(tmp_path: Path) -> None:
+    """All splits of a run are compared with its table; a sample with a changed split has moved."""
     rows = pd.DataFrame({"key": list("abcdef"), "t": list("pqrstu"), "part": ["train", "val"] * 3})
     shardtool.create(rows, tmp_path / "{split}-{0..}.tar", values={"txt": "t"}, split_by="part", workers=1)
     splits = str(tmp_path / "{split}.json")
@@ -167,8 +167,8 @@ def test_a_manifest_and_splits_against_their_source(tmp_path: Path) -> None:
     assert "txt" in found.changed[0].fields
 
 
-def test_a_source_in_another_place(tmp_path: Path) -> None:
-    """What was appended from there is in the dataset, though it is not compared: it is nothing that the source adds."""
+def test_appended_samples_are_not_added_by_the_source(tmp_path: Path) -> None:
+    """Appended samples are in the dataset, so the source does not add them, though they are not compared."""
     files = {f"{at}.txt": b"%d" % at for at in range(4)}
     first = write_tree(tmp_path / "one", files)
     second = write_tree(tmp_path / "two", files | {"new.txt": b"5"})
@@ -181,22 +181,22 @@ def test_a_source_in_another_place(tmp_path: Path) -> None:
     assert [*shardtool.diff(tmp_path / "a.json", second, workers=1).added] == ["later"]
 
 
-def test_what_cannot_be_compared_with_a_source(tmp_path: Path) -> None:
-    """Datasets of several runs have no one source; a folder that is not there is no source."""
+def test_datasets_of_several_runs_have_no_common_source(tmp_path: Path) -> None:
+    """Datasets of several runs, and a missing folder, are refused."""
     source = write_tree(tmp_path / "in", {"a.txt": b"a"})
     for name in ("a", "b"):
         shardtool.create(source, tmp_path / f"{name}-{{0..}}.tar", workers=1)
-    with pytest.raises(InvalidRequest, match="not made by the run of the others"):
+    with pytest.raises(InvalidRequest, match="created by another run than the others"):
         shardtool.diff([tmp_path / "a.json", tmp_path / "b.json"], source)
     with pytest.raises(InvalidRequest, match="no such file or folder"):
         shardtool.diff(tmp_path / "a.json", tmp_path / "nowhere")
     shardtool.reshard(tmp_path / "a.json", tmp_path / "c-{0..}.tar", workers=1)
-    with pytest.raises(InvalidRequest, match=r"c\.json was made by reshard a; B is that source"):
+    with pytest.raises(InvalidRequest, match=r"c\.json was created by reshard a; B is that source"):
         shardtool.diff(tmp_path / "c.json", source)
 
 
-def test_appended_samples_are_not_those_of_the_first_source(tmp_path: Path) -> None:
-    """Of a dataset that samples of others were appended to, those of the first run are compared with its source."""
+def test_only_the_first_run_is_compared_with_its_source(tmp_path: Path) -> None:
+    """If other sources were appended, only the samples of the first run are compared."""
     first, more = (write_tree(tmp_path / name, {f"{name}.txt": b"a"}) for name in ("one", "two"))
     shardtool.create(first, tmp_path / "a-{0..}.tar", workers=1)
     shardtool.create(more, tmp_path / "a-{0..}.tar", if_exists="append", workers=1)
@@ -205,8 +205,8 @@ def test_appended_samples_are_not_those_of_the_first_source(tmp_path: Path) -> N
     assert found.notes == ("not compared: 1 sample appended from other sources",)
 
 
-def test_what_is_printed(tmp_path: Path) -> None:
-    """Exit code 3 where they differ; ten lines of each kind, all with -v; the JSON has all of it."""
+def test_diff_prints_ten_lines_of_each_kind(tmp_path: Path) -> None:
+    """The exit code is 3 if there are differences; -v and JSON list all of them."""
     one = write(tmp_path / "a-{0..}.tar", {f"{at:02}": {"txt": b"a"} for at in range(14)})
     other = write(tmp_path / "b-{0..}.tar", {"99": {"txt": b"a"}, "03": {"txt": b"b"}})
     ran = typed("diff", one, other)
@@ -220,8 +220,8 @@ def test_what_is_printed(tmp_path: Path) -> None:
     assert json.loads(typed("diff", one, one, "--json").out)["same"] is True
 
 
-def test_class_numbers_that_stand_for_other_names(tmp_path: Path) -> None:
-    """Labels that mean something else are a difference, though their numbers are the same; a new class is none."""
+def test_renamed_classes_are_a_difference(tmp_path: Path) -> None:
+    """Equal numbers with other class names are a difference; a new class is not."""
     for name, folders in {"a": ("cat", "dog"), "b": ("dog", "cat"), "c": ("cat", "dog", "eel")}.items():
         names = tmp_path / f"{name}.txt"
         names.write_text("\n".join(folders))

@@ -1,4 +1,4 @@
-"""Laws of `doctor`: what is in the way is said in its own line, with its cure; nothing else is, and nothing stays."""
+"""Laws of `doctor`: each problem fails its own check with a fix, and nothing written remains."""
 
 from __future__ import annotations
 
@@ -39,29 +39,29 @@ _ENTRY = "<Contents><Key>{}</Key><Size>{}</Size><LastModified>2026-01-01T00:00:0
 
 
 class _Bucket:
-    """A bucket of S3, in threads of this process.
+    """An S3 bucket, served by threads of this process.
 
     Attributes:
-        objects: Key to bytes.
-        asked: What was asked: `PUT`, `GET`, `LIST`, `DELETE`.
-        denied: What is answered by 403.
-        says: Status and code that all is answered with; None: as it is.
-        keeps: Which conditions are kept.
-        off_s: By how much its clock is ahead.
-        more: Headers of each answer.
-        late_s: How long a PUT takes until it is done.
-        told: Set once something was put; the answer then waits for `go_on`.
+        objects: Bytes by key.
+        requests: The requests so far: `PUT`, `GET`, `LIST`, `DELETE`.
+        denied: Requests that get status 403.
+        fixed_answer: The status and code of every response; None: real responses.
+        supported: The supported conditional headers.
+        off_s: How far the clock is ahead.
+        extra_headers: Further headers of each response.
+        late_s: Duration of a PUT.
+        was_put: Set after a PUT; the response then waits for `go_on`.
     """
 
     def __init__(self) -> None:
         self.objects: dict[str, bytes] = {}
-        self.asked: list[str] = []
+        self.requests: list[str] = []
         self.denied: set[str] = set()
-        self.says: tuple[int, str] | None = None
-        self.keeps = {"If-None-Match", "If-Match"}
-        self.off_s, self.more = 0.0, dict[str, str]()
+        self.fixed_answer: tuple[int, str] | None = None
+        self.supported = {"If-None-Match", "If-Match"}
+        self.off_s, self.extra_headers = 0.0, dict[str, str]()
         self.late_s = 0.0
-        self.told, self.go_on = threading.Event(), threading.Event()
+        self.was_put, self.go_on = threading.Event(), threading.Event()
         self.go_on.set()
         self.url = ""
 
@@ -69,9 +69,9 @@ class _Bucket:
         """Return the status, and the body or the code of an error."""
         key = unquote(path).strip("/").partition("/")[2]
         what = "DELETE" if "delete" in query else "LIST" if "list-type" in query else method
-        self.asked.append(what)
-        if self.says is not None:
-            return self.says
+        self.requests.append(what)
+        if self.fixed_answer is not None:
+            return self.fixed_answer
         if what == "DELETE":
             [key] = re.findall("<Key>(.*?)</Key>", body.decode())
             if "DELETE" in self.denied:
@@ -92,13 +92,13 @@ class _Bucket:
         if method == "PUT":
             there = _tag(self.objects[key]) if key in self.objects else ""
             for name, holds in (("If-None-Match", not there), ("If-Match", headers.get("if-match") == there)):
-                if name.lower() in headers and name in self.keeps and not holds:
+                if name.lower() in headers and name in self.supported and not holds:
                     return 412, "PreconditionFailed"
             if self.late_s:
-                self.told.set()
+                self.was_put.set()
                 time.sleep(self.late_s)
             self.objects[key] = body
-            self.told.set()
+            self.was_put.set()
             self.go_on.wait(20)
             return 200, ""
         return (200, self.objects[key].decode()) if key in self.objects else (404, "NoSuchKey")
@@ -129,7 +129,7 @@ def _served(bucket: _Bucket) -> Iterator[None]:
                 self.send_header("Content-Range", f"bytes {found[1]}-{int(found[1]) + len(text) - 1}/{size}")
             self.send_header("Date", formatdate(time.time() + bucket.off_s, usegmt=True))
             self.send_header("ETag", tag)
-            for name, value in bucket.more.items():
+            for name, value in bucket.extra_headers.items():
                 self.send_header(name, value)
             self.send_header("Content-Length", str(len(text)))
             self.end_headers()
@@ -138,7 +138,7 @@ def _served(bucket: _Bucket) -> Iterator[None]:
         do_GET = do_PUT = do_POST = do_DELETE = do_CONNECT = _do  # noqa: N815 - the server's names
 
         def log_message(self, *_: object) -> None:
-            """Say nothing."""
+            """Log nothing."""
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         bucket.url = f"http://127.0.0.1:{server.server_port}"
@@ -174,8 +174,8 @@ def _wrong(place: str) -> dict[str, shardtool.Check]:
     return {one.name: one for one in found.checks if one.state == "wrong"}
 
 
-def test_all_is_well(bucket: _Bucket) -> None:
-    """Where all is allowed, each line is ok, whether or not something is there, and nothing more is there then."""
+def test_an_allowed_store_passes_all_checks(bucket: _Bucket) -> None:
+    """If everything is allowed, each check passes, whether or not objects exist, and no object remains."""
     for there in ({}, {"x/cat/1.jpg": b"jpg", "x/dog": b""}):
         bucket.objects = dict(there)
         found = shardtool.doctor("s3://b/x")
@@ -192,8 +192,8 @@ def test_all_is_well(bucket: _Bucket) -> None:
 @pytest.mark.parametrize(
     "place", ["s3://b", "s3://b/", "s3://b/a b/#1%41/", "s3://b/x/out-{000..}.tar", "s3://b/x.json"]
 )
-def test_places(place: str, bucket: _Bucket) -> None:
-    """A bucket is a place as its prefixes are, whatever their names; a dataset stands for what it lies in."""
+def test_any_prefix_or_dataset_names_a_location(place: str, bucket: _Bucket) -> None:
+    """A bucket is accepted like its prefixes; a dataset stands for its folder."""
     bucket.objects = {"a b/#1%41/cat": b"1", "cat": b"1", "x/cat": b"1"}
     there = dict(bucket.objects)
     found = shardtool.doctor(place)
@@ -202,14 +202,14 @@ def test_places(place: str, bucket: _Bucket) -> None:
     assert "cat" in {one.name: one.found for one in found.checks}["list"]
 
 
-def test_read_only(bucket: _Bucket) -> None:
-    """Who asks for reading alone writes and removes nothing, and is told nothing of it."""
+def test_read_only_writes_nothing(bucket: _Bucket) -> None:
+    """With `read_only`, nothing is written or deleted, and write checks are not listed."""
     bucket.denied = {"PUT", "DELETE"}
     bucket.objects = {"x/1": b"1"}
     found = shardtool.doctor("s3://b/x/out.json", read_only=True)
     assert found.well
     assert found.place == "s3://b/x"
-    assert {"PUT", "DELETE", "POST"}.isdisjoint(bucket.asked)
+    assert {"PUT", "DELETE", "POST"}.isdisjoint(bucket.requests)
     assert [one.name for one in found.checks if one.state == "unknown"] == []
     assert {"write", "conditions", "delete"}.isdisjoint(one.name for one in found.checks)
 
@@ -219,8 +219,8 @@ def test_read_only(bucket: _Bucket) -> None:
     [("LIST", "list", "s3:ListBucket"), ("GET", "read", "s3:GetObject"), ("PUT", "write", "s3:PutObject"),
      ("DELETE", "delete", "s3:DeleteObject")],
 )  # fmt: skip
-def test_what_is_not_allowed(denied: str, wrong: str, cure: str, bucket: _Bucket) -> None:
-    """What is not allowed is wrong by its own name, and its cure is the permission; the rest is looked at still."""
+def test_a_missing_permission_is_named(denied: str, wrong: str, cure: str, bucket: _Bucket) -> None:
+    """A refused step fails under its own name with the permission as its fix; the other steps are still checked."""
     bucket.denied, bucket.objects = {denied}, {"x/1": b"1"}
     found = _wrong("s3://b/x")
     assert [*found] == [wrong]
@@ -228,38 +228,38 @@ def test_what_is_not_allowed(denied: str, wrong: str, cure: str, bucket: _Bucket
     assert "AccessDenied" in found[wrong].found
     assert bucket.objects == {"x/1": b"1"}
     if denied == "DELETE":
-        assert "PUT" not in bucket.asked  # nobody could remove it
+        assert "PUT" not in bucket.requests  # nobody could remove it
         said = {one.name: one.found for one in shardtool.doctor("s3://b/x").checks}
         assert (said["write"], said["conditions"]) == ("not tried: see delete",) * 2
 
 
-def test_what_is_not_seen_names_its_reason(bucket: _Bucket) -> None:
-    """What could not be looked at names the very line that it needs."""
+def test_an_unknown_step_names_the_failed_step(bucket: _Bucket) -> None:
+    """A step that could not run names the step that it needs."""
     bucket.denied = {"LIST", "PUT"}
     said = {one.name: one.found for one in shardtool.doctor("s3://b/x").checks}
     assert said["read"] == "not tried: see list"
     assert said["conditions"] == "not tried: see write"
 
 
-def test_what_cannot_be_removed_is_named(bucket: _Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where removing is refused only once something is there, its address is said."""
+def test_a_remaining_object_is_named(bucket: _Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If deleting is refused after the write, the object's address is reported."""
     put = bucket._of_object  # noqa: SLF001 - of this file
 
     def then_denied(*of: object) -> tuple[int, str]:
-        bucket.denied = {"DELETE"} if bucket.asked[-1] == "PUT" else bucket.denied
+        bucket.denied = {"DELETE"} if bucket.requests[-1] == "PUT" else bucket.denied
         return put(*of)  # type: ignore[arg-type]
 
     monkeypatch.setattr(bucket, "_of_object", then_denied)
     found = _wrong("s3://b/x")
     [key] = bucket.objects
     assert [*found] == ["delete"]
-    assert found["delete"].cure == f"Remove s3://b/{key}, which stays there."
+    assert found["delete"].cure == f"Delete s3://b/{key}, which still exists."
 
 
 @pytest.mark.parametrize("keeps", ["If-None-Match", "If-Match"])
-def test_conditions(keeps: str, bucket: _Bucket) -> None:
-    """A store that ignores one of the conditions on which locks and dataset files are written is found."""
-    bucket.keeps -= {keeps}
+def test_ignored_conditions_are_found(keeps: str, bucket: _Bucket) -> None:
+    """A store that ignores one of the conditional writes, which locks need, is found."""
+    bucket.supported -= {keeps}
     found = _wrong("s3://b/x")
     assert [*found] == ["conditions"]
     assert keeps in found["conditions"].found
@@ -283,13 +283,15 @@ def test_conditions(keeps: str, bucket: _Bucket) -> None:
         pytest.param((503, "SlowDown"), "server", "Try again", marks=pytest.mark.slow),
     ],
 )  # fmt: skip
-def test_what_a_store_says(says: tuple[int, str], wrong: str, cure: str, bucket: _Bucket) -> None:
-    """The store's own word for what is wrong decides which line it is, and its cure; then nothing else is asked."""
-    bucket.says = says
+def test_error_codes_of_s3_select_the_failed_step(
+    says: tuple[int, str], wrong: str, cure: str, bucket: _Bucket
+) -> None:
+    """The store's error code selects the step and its fix; then nothing else is requested."""
+    bucket.fixed_answer = says
     found = _wrong("s3://b/x")
     assert [*found] == [wrong]
     assert cure in found[wrong].cure
-    assert {*bucket.asked} == {"GET"}
+    assert {*bucket.requests} == {"GET"}
 
 
 @pytest.mark.parametrize(
@@ -297,12 +299,14 @@ def test_what_a_store_says(says: tuple[int, str], wrong: str, cure: str, bucket:
     [((403, "AuthenticationFailed"), "credentials"), ((404, "ContainerNotFound"), "bucket"),
      ((403, "AuthorizationPermissionMismatch"), "list")],
 )  # fmt: skip
-def test_what_azure_says(says: tuple[int, str], wrong: str, bucket: _Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Azure's words for what is wrong are known, too."""
+def test_error_codes_of_azure_are_known(
+    says: tuple[int, str], wrong: str, bucket: _Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Azure's error codes are known, too."""
     for name, value in (("NAME", "account"), ("KEY", base64.b64encode(_SECRET.encode()).decode())):
         monkeypatch.setenv(f"AZURE_STORAGE_ACCOUNT_{name}", value)
     monkeypatch.setenv("AZURE_SKIP_SIGNATURE", "false")
-    bucket.says = says
+    bucket.fixed_answer = says
     found = _wrong("az://b/x")
     assert next(iter(found)) == wrong
     assert ("the role Storage Blob Data" in found[wrong].cure) == (wrong == "list")
@@ -311,8 +315,8 @@ def test_what_azure_says(says: tuple[int, str], wrong: str, bucket: _Bucket, mon
 
 
 @pytest.mark.parametrize(("off_s", "wrong"), [(0, False), (200, False), (1000, True), (-1000, True)])
-def test_clock(off_s: int, wrong: bool, bucket: _Bucket) -> None:  # noqa: FBT001 - a parameter
-    """The clock is that of the server, within what stores take; which of the two is ahead is said."""
+def test_a_wrong_clock_is_found(off_s: int, wrong: bool, bucket: _Bucket) -> None:  # noqa: FBT001 - a parameter
+    """The clock must match the server's within the tolerance of stores; the message says which one is ahead."""
     bucket.off_s = off_s
     found = _wrong("s3://b/x")
     assert ("clock" in found) == wrong
@@ -321,21 +325,21 @@ def test_clock(off_s: int, wrong: bool, bucket: _Bucket) -> None:  # noqa: FBT00
         assert "Set the clock" in found["clock"].cure
 
 
-@pytest.mark.parametrize(("more", "said"), [({"Age": "1000"}, "the server's, as"), ({"Age": "x"}, "no time")])
-def test_clock_of_a_cache(more: dict[str, str], said: str, bucket: _Bucket) -> None:
-    """What a cache has kept for a while says an old time, and how old it is."""
-    bucket.off_s, bucket.more = -1000, more
+@pytest.mark.parametrize(("more", "said"), [({"Age": "1000"}, "matches the server's clock"), ({"Age": "x"}, "no time")])
+def test_a_cached_date_is_corrected_by_its_age(more: dict[str, str], said: str, bucket: _Bucket) -> None:
+    """A cached response has an old date and its age."""
+    bucket.off_s, bucket.extra_headers = -1000, more
     clock = {one.name: one for one in shardtool.doctor("s3://b/x").checks}["clock"]
     assert clock.state == "ok"
     assert said in clock.found
 
 
-def test_no_credentials(bucket: _Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without credentials no server is asked, and what would have them is said; anonymous reading needs none."""
+def test_missing_credentials_are_named(bucket: _Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without credentials no request is sent, and the message says where to set them; anonymous access needs none."""
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
     assert [*_wrong("s3://b/x")] == ["credentials"]
-    assert not bucket.asked
+    assert not bucket.requests
     monkeypatch.setenv("SHARDTOOL_ANONYMOUS", "1")
     bucket.objects = {"x/1": b"1"}
     found = {one.name: one for one in shardtool.doctor("s3://b/x", read_only=True).checks}
@@ -344,15 +348,15 @@ def test_no_credentials(bucket: _Bucket, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_anonymous_on_the_command_line(bucket: _Bucket) -> None:
-    """`--anonymous` has nothing signed, though there are keys."""
+    """`--anonymous` signs no request, even if there are keys."""
     bucket.objects = {"x/1": b"1"}
     said = tool("doctor", "s3://b/x", "--read-only", "--anonymous", SHARDTOOL_ENDPOINT=bucket.url)
     assert "none: requests are not signed" in said.out, said
 
 
 @pytest.mark.slow
-def test_nobody_answers(bucket: _Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A server, or a proxy, that is not there is found soon, and named, whatever the environment wants retried."""
+def test_an_unreachable_server_or_proxy_is_named_soon(bucket: _Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A missing server or proxy is found soon and named, whatever retries the environment sets."""
     monkeypatch.setenv("SHARDTOOL_RETRY_FOR", "600")
     begun = time.monotonic()
     with monkeypatch.context() as patched:
@@ -363,38 +367,40 @@ def test_nobody_answers(bucket: _Bucket, monkeypatch: pytest.MonkeyPatch) -> Non
     assert [*found] == ["server"]
     assert "the proxy 127.0.0.1:9" in found["server"].found
     assert time.monotonic() - begun < 10
-    assert not bucket.asked
+    assert not bucket.requests
 
 
 @pytest.mark.parametrize("scheme", ["http", "https"])
 @pytest.mark.parametrize("status", [403, 407])
-def test_a_proxy_that_refuses(scheme: str, status: int, bucket: _Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A proxy that wants to know who we are, or does not let us through, is named at once, with the cure."""
-    bucket.says = (status, "x")
+def test_a_refusing_proxy_is_named(scheme: str, status: int, bucket: _Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A proxy that requires authentication or refuses the connection is named with its fix."""
+    bucket.fixed_answer = (status, "x")
     monkeypatch.setenv("SHARDTOOL_ENDPOINT", f"{scheme}://127.0.0.1:9")
     monkeypatch.setenv(f"{scheme.upper()}_PROXY", bucket.url)
     found = _wrong("s3://b/x")
     [(name, wrong)] = [(name, one) for name, one in found.items() if name in ("server", "bucket", "list")][:1]
     if scheme == "https":
         assert (name, wrong.found) == ("server", f"the proxy {bucket.url[7:]}: status {status}")
-        assert len(bucket.asked) == 1
+        assert len(bucket.requests) == 1
     assert ("HTTPS_PROXY" in wrong.cure) == (scheme == "https" or status == 407)
 
 
-def test_the_proxy_is_said(bucket: _Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The proxy that requests go through is said, and not who we are to it."""
+def test_the_proxy_is_shown_without_credentials(bucket: _Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The proxy of the requests is listed, without its user and password."""
     with forwarding() as between:
         monkeypatch.setenv("HTTP_PROXY", f"http://me:{_SECRET}@127.0.0.1:{between.port}")
         found = shardtool.doctor("s3://b/x")
         assert found.well
         assert {one.name: one.found for one in found.checks}["proxy"] == f"http://127.0.0.1:{between.port}"
         assert _SECRET not in repr(found)
-        assert bucket.asked
+        assert bucket.requests
 
 
 @pytest.mark.slow
-def test_certificate(http_files: Server, tmp_path: Path, bucket: _Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A certificate that nobody trusts is what is wrong, with its cure; of one that is trusted, its end is said."""
+def test_an_untrusted_certificate_fails(
+    http_files: Server, tmp_path: Path, bucket: _Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An untrusted certificate is the failed step, with its fix; for a trusted one the expiry is listed."""
     assert bucket.url
     at = http_files.new_prefix()
     (http_files.local(at) / "x").write_bytes(b"here")
@@ -405,12 +411,12 @@ def test_certificate(http_files: Server, tmp_path: Path, bucket: _Bucket, monkey
         assert "AWS_CA_BUNDLE" in found["server"].cure
         monkeypatch.setenv("AWS_CA_BUNDLE", str(tmp_path / "authority.pem"))
         said = {one.name: one for one in shardtool.doctor(place).checks}
-        assert said["certificate"].found.startswith("trusted; ends ")
+        assert said["certificate"].found.startswith("trusted; expires ")
         assert said["read"].found == "4 bytes"
 
 
-def test_web(http_files: Server, proxies: Callable[[Server], FaultyProxy]) -> None:
-    """Of a file of the web, size, ranges and conditions are said; a server without ranges is wrong, one gone, too."""
+def test_a_web_file_is_checked(http_files: Server, proxies: Callable[[Server], FaultyProxy]) -> None:
+    """Size, ranges and conditions of a file on the web are listed; no ranges, or a missing file, fails."""
     proxy = proxies(http_files)
     at = http_files.new_prefix()
     (http_files.local(at) / "x.json").write_bytes(b"here")
@@ -418,7 +424,7 @@ def test_web(http_files: Server, proxies: Callable[[Server], FaultyProxy]) -> No
     found = shardtool.doctor(f"{place}?token={_SECRET}")
     assert found.well
     assert _SECRET not in json.dumps(found.to_json())
-    assert {one.name: one.found for one in found.checks}["conditions"] == "kept (If-Match)"
+    assert {one.name: one.found for one in found.checks}["conditions"] == "supported (If-Match)"
     proxy.set(Fault("whole", times=None))
     assert [*_wrong(place)] == ["ranges"]
     proxy.set(Fault("status", status=403, times=None))
@@ -426,16 +432,16 @@ def test_web(http_files: Server, proxies: Callable[[Server], FaultyProxy]) -> No
     assert [*_wrong(place.replace("x.json", "y.json"))] == ["read"]
 
 
-def test_web_without_conditions(bucket: _Bucket) -> None:
-    """Of a server of the web that ignores `If-Match`, that is said, and is not wrong: we compare ourselves."""
+def test_a_web_server_without_conditions_passes(bucket: _Bucket) -> None:
+    """A web server that ignores `If-Match` is reported but passes, because ETags are compared."""
     bucket.objects = {"x/1": b"1"}
     found = shardtool.doctor(f"{bucket.url}/b/x/1")
     assert found.well
     assert "ignored" in {one.name: one.found for one in found.checks}["conditions"]
 
 
-def test_folder(tmp_path: Path) -> None:
-    """A folder, also one that is not there yet, is looked at by what is done in it; nothing is made, nothing stays."""
+def test_a_folder_is_checked_by_using_it(tmp_path: Path) -> None:
+    """A folder, also a missing one, is checked by real operations; nothing is created, and nothing remains."""
     (tmp_path / "a b").write_bytes(b"")
     for place in (tmp_path, tmp_path / "new", f"{tmp_path}/new/", tmp_path / "out.json"):
         found = shardtool.doctor(place)
@@ -445,28 +451,28 @@ def test_folder(tmp_path: Path) -> None:
     assert [*_wrong(str(tmp_path / "a b" / "below"))] == ["folder"]
 
 
-def test_folders_that_would_be_made(tmp_path: Path) -> None:
-    """Where `create` makes several levels of folders, nothing is wrong; what is said shows a misspelled name."""
+def test_missing_parent_folders_are_reported(tmp_path: Path) -> None:
+    """If `create` would create several levels of folders, the check passes and shows a misspelled name."""
     source = write_tree(tmp_path / "source", {"a.txt": b"a"})
     place = tmp_path / "typo" / "below" / "it"
     found = {one.name: one for one in shardtool.doctor(place).checks}
     assert {one.state for one in found.values()} == {"ok"}
-    assert found["folder"].found == f"not there yet, nor is {place.parent}; they would be made in {tmp_path}"
+    assert found["folder"].found == f"does not exist yet, nor does {place.parent}; both would be created in {tmp_path}"
     assert [*tmp_path.iterdir()] == [source]
     assert shardtool.create(source, place / "out-{000000..}.tar").shards == 1
 
 
 @pytest.mark.skipif(sys.platform != "linux" or not os.path.isdir("/proc/self"), reason="a folder that takes nothing")
-def test_folder_that_takes_nothing() -> None:
-    """Where nothing can be written, that is wrong, and so is nothing that follows from it."""
+def test_a_folder_without_write_access_fails() -> None:
+    """If writing fails, that step fails, and the dependent steps are unknown."""
     assert [*_wrong("/proc/self")] == ["write"]
 
 
 @pytest.mark.parametrize(
     "place", ["nowhere://x", "s3://", "s3:/b/x", "s3://b//x", "", "-", "pipe:ls", ["a", "b"], "az://c/x"]
 )
-def test_no_place(place: str | list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is no place is refused, or said to be none."""
+def test_an_invalid_location_is_refused(place: str | list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """An invalid location is refused, or reported as missing."""
     monkeypatch.delenv("AZURE_STORAGE_ACCOUNT_NAME")
     if place == "az://c/x":
         assert "no account" in _wrong(str(place))["credentials"].found
@@ -476,8 +482,8 @@ def test_no_place(place: str | list[str], monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.slow
-def test_a_server_that_is_not_there_is_asked_twice(bucket: _Bucket) -> None:
-    """The command line ends at once where nobody listens, and says where to look."""
+def test_an_unreachable_server_is_tried_twice(bucket: _Bucket) -> None:
+    """The command line ends soon if no server listens, and names what to check."""
     assert bucket.url
     nowhere = "http://127.0.0.1:9"
     ran = tool("doctor", "s3://b/x", SHARDTOOL_ENDPOINT=nowhere, AWS_ACCESS_KEY_ID="a", AWS_SECRET_ACCESS_KEY=_SECRET)
@@ -487,8 +493,8 @@ def test_a_server_that_is_not_there_is_asked_twice(bucket: _Bucket) -> None:
     assert "Check the address" in said
 
 
-def test_what_is_printed(bucket: _Bucket) -> None:
-    """Text is aligned, and fits into the columns there are; JSON has the same; exit codes say whether all is well."""
+def test_the_output_fits_the_terminal(bucket: _Bucket) -> None:
+    """Text is aligned and wrapped; JSON has the same content; the exit code tells whether all checks passed."""
     bucket.denied = {"PUT"}
     ran = typed("doctor", "s3://b/x")
     assert (ran.code, ran.err) == (3, "")
@@ -505,14 +511,14 @@ def test_what_is_printed(bucket: _Bucket) -> None:
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
-def test_signal_between_put_and_delete(signum: int, bucket: _Bucket) -> None:
-    """A signal while the object is there, or is being written, ends the run; the object is removed."""
+def test_a_signal_still_deletes_the_object(signum: int, bucket: _Bucket) -> None:
+    """A signal during or after the write ends the run, and the object is deleted."""
     bucket.go_on.clear()
     with subprocess.Popen(
         [sys.executable, "-m", "shardtool", "doctor", "s3://b/x"], cwd=REPO, env=dict(os.environ),
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     ) as run:  # fmt: skip
-        assert bucket.told.wait(20)
+        assert bucket.was_put.wait(20)
         assert len(bucket.objects) == (not bucket.late_s)
         run.send_signal(signum)
         out, err = run.communicate(timeout=20)
@@ -523,23 +529,23 @@ def test_signal_between_put_and_delete(signum: int, bucket: _Bucket) -> None:
 
 
 @pytest.mark.slow
-def test_signal_while_it_is_written(bucket: _Bucket) -> None:
-    """An object that appears only after it was removed for the first time is removed again."""
+def test_an_object_that_appears_late_is_deleted(bucket: _Bucket) -> None:
+    """An object that appears only after the first deletion is deleted again."""
     bucket.late_s = 0.15
-    test_signal_between_put_and_delete(signal.SIGINT, bucket)
+    test_a_signal_still_deletes_the_object(signal.SIGINT, bucket)
 
 
 @pytest.mark.slow
-def test_signal_where_nothing_can_be_removed(bucket: _Bucket) -> None:
-    """Where the object cannot be removed after a signal, its address is said."""
+def test_a_signal_names_the_remaining_object(bucket: _Bucket) -> None:
+    """If the object cannot be deleted after a signal, its address is reported."""
     bucket.go_on.clear()
     with subprocess.Popen(
         [sys.executable, "-m", "shardtool", "doctor", "s3://b/x"], cwd=REPO, env=dict(os.environ),
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     ) as run:  # fmt: skip
-        assert bucket.told.wait(20)
+        assert bucket.was_put.wait(20)
         bucket.denied = {"DELETE"}
         run.send_signal(signal.SIGINT)
         _, err = run.communicate(timeout=20)
     [key] = bucket.objects
-    assert f"s3://b/{key} may still be there: remove it." in err
+    assert f"s3://b/{key} may still exist: delete it." in err

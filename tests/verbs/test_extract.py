@@ -1,4 +1,4 @@
-"""`extract`: files again, which make the same dataset; nothing else is touched, and a killed run is finished."""
+"""Laws of `extract`: the files recreate the same dataset, other files stay, and an interrupted run can continue."""
 
 from __future__ import annotations
 
@@ -39,10 +39,8 @@ def _files(folder: Path) -> dict[str, bytes]:
     (), ("--label-from-folder",), ("--portable",), ("--dots", "last"), ("--hidden",),
     ("--portable", "--label-from-folder"),
 ])  # fmt: skip
-def test_create_makes_the_same_samples_of_what_was_extracted(
-    tmp_path: Path, ending: str, more: tuple[str, ...]
-) -> None:
-    """The files are those of the source, and by the options that are named the content is the same, to the bit."""
+def test_create_recreates_the_extracted_dataset(tmp_path: Path, ending: str, more: tuple[str, ...]) -> None:
+    """The files equal the source, and the returned options recreate the same content, bit for bit."""
     source = write_tree(tmp_path / "source", _TREE)
     made = json.loads(typed("create", source, tmp_path / f"a-{{0..}}.{ending}", *more, "--json").out)
     ran = typed("extract", tmp_path / "a.json", tmp_path / "x", "--workers", "2", "--json")
@@ -58,10 +56,10 @@ _TREES = st.dictionaries(st.tuples(_NAMES, _NAMES, st.sampled_from(["jpg", "txt"
 
 
 @given(files=_TREES.filter(bool), portable=st.booleans())
-def test_any_tree_comes_back(
+def test_any_tree_is_extracted_unchanged(
     tmp_path_factory: pytest.TempPathFactory, files: dict[tuple[str, ...], bytes], *, portable: bool
 ) -> None:
-    """Whatever files `create` takes, `extract` gives back, wherever dots stand in their names."""
+    """`extract` returns all files that `create` accepts, wherever their names contain dots."""
     folder = tmp_path_factory.mktemp("any")
     tree = {f"{top}/{name}.{field}": data for (top, name, field), data in files.items()}
     made = create(write_tree(folder / "s", tree), folder / "o-{0..}.tar", CreateOptions(dots="last", portable=portable))
@@ -70,8 +68,8 @@ def test_any_tree_comes_back(
     shutil.rmtree(folder)
 
 
-def test_samples_and_fields_that_are_asked_for(tmp_path: Path) -> None:
-    """A query, a file of keys and a list of fields choose; what no sample has is an error, and nothing is written."""
+def test_samples_and_fields_can_be_selected(tmp_path: Path) -> None:
+    """A query, a key file and a field list select; a field of no sample is an error, and nothing is written."""
     create(PHOTOS, tmp_path / "o-{0..}.tar", CreateOptions(label_from_folder=True))
     data, keys = tmp_path / "o.json", tmp_path / "keys"
     keys.write_text("cat/cat-0001\r\nbrick/brick-0001\n\n", encoding="utf-8")
@@ -91,8 +89,8 @@ def test_samples_and_fields_that_are_asked_for(tmp_path: Path) -> None:
     assert not (tmp_path / "c").exists()
 
 
-def test_tables_bring_metadata_back(tmp_path: Path) -> None:
-    """One table is a manifest of the same samples; by the other, which is joined, they have the same metadata."""
+def test_tables_restore_metadata(tmp_path: Path) -> None:
+    """One table is a manifest of the same samples; joining the other restores the metadata."""
     before = create(PHOTOS, tmp_path / "o-{0..}.tar", columns_from=["json"], label_from_folder=True)
     part = extract(before.dataset_file, tmp_path / "x")
     table = pq.read_table(tmp_path / "x" / MANIFEST)
@@ -104,8 +102,8 @@ def test_tables_bring_metadata_back(tmp_path: Path) -> None:
     assert again.fingerprint == without.fingerprint
 
 
-def test_a_file_that_is_there_stays(tmp_path: Path) -> None:
-    """With other bytes it is an error, with the right ones it stays, and no link is followed."""
+def test_existing_files_are_kept(tmp_path: Path) -> None:
+    """A file with other bytes is an error, a file with the right bytes stays, and no link is followed."""
     shard, into = tar_of(tmp_path / "x.tar", [("a/b.txt", b"new"), ("c.txt", b"1")]), tmp_path / "into"
     outside = write_tree(tmp_path / "outside", {"kept": b"old"})
     for there in ({"a/b.txt": b"older"}, {"a/b.txt": b"old"}):
@@ -127,8 +125,8 @@ def test_a_file_that_is_there_stays(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_nothing_leaves_the_folder(tmp_path: Path, name: str) -> None:
-    """A key that leads out of the folder, or is no file's name, is an error before anything is written."""
+def test_unsafe_keys_are_refused(tmp_path: Path, name: str) -> None:
+    """A key that leaves the folder, or is not a file name, is an error before anything is written."""
     shard = tar_of(tmp_path / "x.tar", [("good.txt", b"good"), (f"{name}.txt", b"evil")])
     before = read_tree(tmp_path)
     ran = typed("extract", shard, tmp_path / "deep" / "into")
@@ -136,22 +134,22 @@ def test_nothing_leaves_the_folder(tmp_path: Path, name: str) -> None:
     assert read_tree(tmp_path) == before
 
 
-def test_names_that_meet() -> None:
-    """Two fields that would be one file are an error; where a folder does not tell case apart, by these names, too."""
+def test_conflicting_names_are_refused() -> None:
+    """Two fields with the same file name are an error, also by case if the file system ignores case."""
     check_file_names(PackedStrings.of([b"a.jpg", b"A.jpg"]))
     for names, folded in (([b"a.jpg", b"A.jpg"], True), ([b"a.b.c", b"a.b.c"], False)):
         with pytest.raises(InvalidRequest):
             check_file_names(PackedStrings.of(names), folded=folded)
 
 
-def test_the_address_of_a_store_is_no_folder(tmp_path: Path) -> None:
-    """Files are written to a file system only."""
+def test_a_store_is_refused_as_folder(tmp_path: Path) -> None:
+    """Files are written to a local file system only."""
     shard = tar_of(tmp_path / "x.tar", [("a.txt", b"1")])
     assert typed("extract", shard, "s3://bucket/x").code == 2
 
 
-def test_what_is_in_the_way_of_the_folder(tmp_path: Path) -> None:
-    """A file, a link to nothing, a link on the way or no name: each verb says what it is, and nothing is written."""
+def test_a_file_instead_of_the_folder_is_named(tmp_path: Path) -> None:
+    """A file, a broken link, a link in the path or an empty name is named, and nothing is written."""
     shard = tar_of(tmp_path / "x.tar", [("a/b.txt", b"1"), ("0.txt", b"2")])
     (tmp_path / "file").write_bytes(b"mine")
     (tmp_path / "link").symlink_to("nowhere")
@@ -168,17 +166,17 @@ def test_what_is_in_the_way_of_the_folder(tmp_path: Path) -> None:
     assert read_tree(tmp_path) == before
 
 
-def test_files_that_others_have_as_their_folder(tmp_path: Path) -> None:
-    """What cannot be in one folder is refused before anything is written; a shard without samples, too."""
+def test_a_name_that_is_file_and_folder_is_refused(tmp_path: Path) -> None:
+    """Names that exclude each other are refused before anything is written, also with an empty shard."""
     shard = tar_of(tmp_path / "x.tar", [("a.txt", b"1"), ("a.txt/b/c.txt", b"2")])
     ran = typed("extract", shard, tmp_path / "out")
-    assert (ran.code, "a.txt: names of files that others have as their folder" in ran.err) == (2, True)
+    assert (ran.code, "a.txt: both a file and a folder" in ran.err) == (2, True)
     ran = typed("extract", tar_of(tmp_path / "empty.tar", []), tmp_path / "out")
     assert (ran.code, "no samples" in ran.err, (tmp_path / "out").exists()) == (2, True, False)
 
 
-def test_the_manifest_names_any_file(tmp_path: Path) -> None:
-    """A name with a per cent sign, or one that looks encoded, is the name of its file in the manifest."""
+def test_the_manifest_can_name_any_file(tmp_path: Path) -> None:
+    """A name with a percent sign, or one that looks encoded, is stored unchanged in the manifest."""
     files = {"a%20b/c.txt": b"1", "100%.txt": b"2", "ü.txt": b"3"}
     create(write_tree(tmp_path / "in", files), tmp_path / "o-{0..}.tar")
     extract(tmp_path / "o.json", tmp_path / "x")
@@ -186,8 +184,8 @@ def test_the_manifest_names_any_file(tmp_path: Path) -> None:
     assert (again.samples, _files(tmp_path / "x")) == (3, files)
 
 
-def test_two_runs_in_one_folder(tmp_path: Path) -> None:
-    """The second one is told what the first one writes, and waits for nobody."""
+def test_a_second_run_in_one_folder_is_refused(tmp_path: Path) -> None:
+    """The second run fails without waiting, and names the first."""
     shard = tar_of(tmp_path / "x.tar", [("a.txt", b"1")])
     (tmp_path / "out").mkdir()
     with local_folder(tmp_path / "out").lock("extract"):
@@ -195,8 +193,8 @@ def test_two_runs_in_one_folder(tmp_path: Path) -> None:
     assert (ran.code, "another run is writing into this folder" in ran.err) == (5, True)
 
 
-def test_a_disk_that_is_too_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Files that do not fit are refused before one is written; files of an earlier run need no space again."""
+def test_too_little_space_is_found_before_writing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files that do not fit are refused before one is written; existing files need no space again."""
     source = write_tree(tmp_path / "source", {f"{at}.bin": b"x" * 1000 for at in range(4)})
     made = create(source, tmp_path / "o-{0..}.tar", workers=1).dataset_file
     monkeypatch.setattr(Folder, "free_bytes", lambda _: 1500)
@@ -208,8 +206,8 @@ def test_a_disk_that_is_too_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize("size", [3, 2_000_000])
-def test_damage_leaves_no_file(tmp_path: Path, size: int) -> None:
-    """A payload with another checksum than its index has is an error that names its sample; no file has its name."""
+def test_a_damaged_payload_leaves_no_file(tmp_path: Path, size: int) -> None:
+    """A payload with a wrong checksum is an error that names its sample, and its file does not exist."""
     create(write_tree(tmp_path / "s", {"a.txt": b"x" * size, "b.txt": b"y"}), tmp_path / "o-{0..}.tar")
     flip(tmp_path / "o-0.tar", 512 + size - 1)
     ran = typed("extract", tmp_path / "o.json", tmp_path / "x")
@@ -219,8 +217,8 @@ def test_damage_leaves_no_file(tmp_path: Path, size: int) -> None:
     assert _files(tmp_path / "x") == {"a.txt": b"x" * size, "b.txt": b"y"}
 
 
-def test_compressed_shards(tmp_path: Path) -> None:
-    """Of a compressed shard, small and large fields come out, whatever the order in which they lie; twice, too."""
+def test_compressed_shards_are_extracted(tmp_path: Path) -> None:
+    """Small and large fields of a compressed shard are extracted in any order, also twice."""
     files = [("a.txt", os.urandom(9)), ("a.bin", os.urandom(1_500_000)), ("b.bin", b""), ("b.a", b"1")]
     shard = tar_of(tmp_path / "x.tar", files)
     packed = tmp_path / "y.tar.gz"
@@ -230,8 +228,8 @@ def test_compressed_shards(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_killed_run_is_finished_by_the_next(tmp_path: Path) -> None:
-    """SIGKILL leaves files and a mark; the same command finishes, and another one is refused; then there is no mark."""
+def test_a_killed_run_is_continued(tmp_path: Path) -> None:
+    """SIGKILL leaves files and a marker; another command is refused, the same one finishes and deletes the marker."""
     tree = {f"{at % 7}/{at:05}.txt": b"%d" % at * (at % 500) for at in range(3000)} | {"z.bin": bytes(20_000_000)}
     create(write_tree(tmp_path / "s", tree), tmp_path / "o-{0..}.tar", CreateOptions(max_count=500))
     into, mark = tmp_path / "{x}", tmp_path / "{x}" / ".extract.unfinished"
@@ -247,29 +245,29 @@ def test_a_killed_run_is_finished_by_the_next(tmp_path: Path) -> None:
     assert _files(into) == tree
 
 
-def test_names_of_its_own_files_are_refused(tmp_path: Path) -> None:
-    """A sample's file never takes the place of a table, a lock or a mark of extract's own."""
+def test_reserved_names_are_refused(tmp_path: Path) -> None:
+    """A sample's file never replaces a table, lock or marker of extract."""
     for name in (".manifest.parquet", ".metadata.parquet", ".extract.lock", ".extract.unfinished"):
         write_tree(tmp_path / name / "in", {name: b"mine", "q.txt": b"q"})
         create(tmp_path / name / "in", f"{tmp_path}/{name}/o-{{0..}}.tar", CreateOptions(hidden=True))
-        with pytest.raises(InvalidRequest, match="of extract's own"):
+        with pytest.raises(InvalidRequest, match="reserved by extract"):
             extract(tmp_path / name / "o.json", tmp_path / name / "files")
         assert not (tmp_path / name / "files").exists()
 
 
-def test_a_table_that_cannot_be_read_stays(tmp_path: Path) -> None:
-    """A folder or a link that has the name of the table is another file, and no mistake of ours."""
+def test_an_unreadable_table_stays(tmp_path: Path) -> None:
+    """A folder or link with the name of the table is reported and stays."""
     dataset = create(write_tree(tmp_path / "in", {"a.txt": b"a"}), tmp_path / "out-{0..}.tar").dataset_file
     for is_link in (False, True):
         table = tmp_path / f"to{is_link}" / MANIFEST
         table.parent.mkdir()
         table.symlink_to("nowhere") if is_link else table.mkdir()
         ran = typed("extract", tmp_path / dataset, table.parent)
-        assert (ran.code, "no table" in ran.err, os.listdir(table.parent)) == (5, True, [MANIFEST])
+        assert (ran.code, "not a table" in ran.err, os.listdir(table.parent)) == (5, True, [MANIFEST])
 
 
-def test_classes_without_samples_keep_the_others_numbers(tmp_path: Path) -> None:
-    """The options that make the same samples again do so where a class was removed, or a split has none of it."""
+def test_empty_classes_keep_the_other_numbers(tmp_path: Path) -> None:
+    """The returned options keep class numbers if a class was removed, or a split has no sample of it."""
     write_tree(tmp_path / "in", {f"{label}/{number}.txt": b"x" for label in ("cat", "dog") for number in range(4)})
     create(tmp_path / "in", f"{tmp_path}/o-{{0..}}.tar", CreateOptions(label_from_folder=True))
     remove(tmp_path / "o.json", where="key < 'dog'")

@@ -117,7 +117,7 @@ def test_names_tell_what_is_missing(lost: int, numbered: Path) -> None:
     (numbered / name).unlink()
     found = verify(numbered, ONE).findings
     assert [(one.code, one.file, one.expected) for one in found] == [
-        ("numbering-gap", name, "3 shards, as their names say")
+        ("numbering-gap", name, "3 shards, according to their names")
     ]
 
 

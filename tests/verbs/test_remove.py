@@ -1,4 +1,4 @@
-"""`remove`: samples leave a dataset without a trace; all others stay as they are, whatever happens on the way."""
+"""Laws of `remove`: removed samples leave no trace, and all others stay, even after a kill."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ def _keys(dataset: Path) -> list[str]:
     return [sample.key for shard in stored.sound(dataset) for sample in shard]
 
 
-def test_no_byte_stays_and_all_others_do(source: Path, ending: str) -> None:
-    """The dataset is sound, has what one without these samples would have, and no file has a trace of them."""
+def test_removed_samples_leave_no_byte(source: Path, ending: str) -> None:
+    """The dataset equals one created without these samples, and no file contains a trace of them."""
     dataset, gone = _packed(source, ending), [_KEYS[3], _KEYS[4], _KEYS[41]]
     before = identity(dataset.parent)
     (done,) = remove(dataset, keys_from=gone).datasets
@@ -78,8 +78,8 @@ def test_no_byte_stays_and_all_others_do(source: Path, ending: str) -> None:
     assert _keys(dataset) == [key for key in sorted(_KEYS) if key not in gone]
 
 
-def test_a_dry_run_says_what_would_be_done(source: Path) -> None:
-    """It says which shards, and how large they will be, and touches nothing."""
+def test_a_dry_run_reports_and_changes_nothing(source: Path) -> None:
+    """It lists the shards to rewrite and their sizes, and changes no file."""
     dataset = _packed(source)
     before = identity(dataset.parent)
     plan = json.loads(typed("remove", dataset, "--where", "key < 'ann/person-002'", "--dry-run", "--json").out)
@@ -93,11 +93,11 @@ def test_a_dry_run_says_what_would_be_done(source: Path) -> None:
 
 @pytest.mark.parametrize(
     ("words", "says"),
-    [(("--where", "key == 'nobody'"), "no sample"), (("--where", "key > ''"), "all of its"), ((), "neither"),
+    [(("--where", "key == 'nobody'"), "no sample"), (("--where", "key > ''"), "would remove all"), ((), "neither"),
      (("--keys-from", "none"), "no such file"), (("--where", "key > 'b'", "--keys-from", "none"), "used with")],
 )  # fmt: skip
-def test_what_makes_no_sense_touches_nothing(source: Path, words: tuple[str, ...], says: str) -> None:
-    """No such sample, all samples, and contradictions are errors, and nothing is touched."""
+def test_invalid_requests_change_nothing(source: Path, words: tuple[str, ...], says: str) -> None:
+    """No matching sample, all samples, and contradictory options are errors."""
     dataset = _packed(source)
     before = identity(dataset.parent)
     ran = typed("remove", dataset, *words)
@@ -109,17 +109,17 @@ def test_what_makes_no_sense_touches_nothing(source: Path, words: tuple[str, ...
     assert identity(dataset.parent) == before
 
 
-def test_only_whole_datasets_of_ours(source: Path, tmp_path: Path) -> None:
-    """Shards without a dataset file, and some of a dataset's, are refused."""
+def test_only_whole_datasets_are_accepted(source: Path, tmp_path: Path) -> None:
+    """Shards without a dataset file, and some shards of a dataset, are refused."""
     dataset = _packed(source)
     shard = tar_of(tmp_path / "x.tar", [("a.txt", b"1")])
     for given in (shard, dataset.parent / "out-000.tar"):
         ran = typed("remove", given, "--where", "key > ''")
-        assert (ran.code, "expected a whole dataset" in ran.err) == (2, True), ran
+        assert (ran.code, "expected the dataset file of a whole dataset" in ran.err) == (2, True), ran
 
 
-def test_what_is_no_part_of_the_dataset_is_found(source: Path) -> None:
-    """What a killed run has left under temporary names goes, too; shards that are not listed are refused."""
+def test_other_files_that_may_contain_samples_are_found(source: Path) -> None:
+    """Temporary files of an interrupted run are deleted; unlisted shards are refused."""
     dataset = _packed(source)
     (dataset.parent / ".out-001.tar.part").write_bytes(_bytes(_KEYS[0]))
     shutil.copy(dataset.parent / "out-000.tar", dataset.parent / "out-009.tar")
@@ -133,25 +133,25 @@ def test_what_is_no_part_of_the_dataset_is_found(source: Path) -> None:
     (dataset.parent / "out-x1.tar").write_bytes(b"another's")
     ran = typed("remove", dataset, "--where", f"key == '{_KEYS[0]}'")
     assert ran.code == 0
-    assert "out-0024.tar: no part of the dataset, and may hold these samples, too" in ran.err
+    assert "out-0024.tar: not part of the dataset, but may contain these samples, too" in ran.err
     (dataset.parent / "out-0024.tar").unlink()
     assert _traces(dataset.parent, [_KEYS[0]]) == []
 
 
-def test_a_plan_that_cannot_be_read_is_said_and_nothing_touched(source: Path) -> None:
-    """A folder or a link where the plan of a removal would be is no mistake of ours, and no plan."""
+def test_an_unreadable_plan_changes_nothing(source: Path) -> None:
+    """A folder or a link with the name of a plan is an error."""
     dataset = _packed(source)
     before, plan = read_tree(dataset.parent), dataset.parent / ".out.replacing"
     for is_link in (False, True):
         plan.symlink_to(dataset) if is_link else plan.mkdir()
         ran = typed("remove", dataset, "--where", f"key == '{_KEYS[3]}'")
-        assert (ran.code, "no plan of a removal" in ran.err) == (4, True)
+        assert (ran.code, "not a removal plan" in ran.err) == (4, True)
         plan.unlink() if is_link else plan.rmdir()
     assert read_tree(dataset.parent) == before
 
 
 def test_an_empty_shard_keeps_its_number(source: Path, ending: str) -> None:
-    """A shard without a sample stays, and the dataset is sound; a class without one keeps its number."""
+    """A shard without samples stays, the dataset is valid, and a class without samples keeps its number."""
     dataset = _packed(source, ending)
     (done,) = remove(dataset, where="key < 'bob'").datasets
     assert (done.samples, done.empty[:2]) == (40, (f"out-000.{ending}", f"out-001.{ending}"))
@@ -160,8 +160,8 @@ def test_an_empty_shard_keeps_its_number(source: Path, ending: str) -> None:
     assert _keys(dataset) == sorted(_KEYS)[20:]
 
 
-def test_nobody_brings_them_back_unasked(source: Path) -> None:
-    """`--resume` and appends of what is new leave them out, and say so; `--overwrite` takes them again, and says so."""
+def test_removed_samples_do_not_come_back(source: Path) -> None:
+    """`--resume` and appends skip removed samples with a note; `--overwrite` adds them again with a note."""
     dataset, gone = _packed(source), _KEYS[5]
     remove(dataset, keys_from=[gone])
     again = ("create", source, dataset.parent / "out-{000..}.tar", "--max-count", "7", "--label-from-folder")
@@ -178,8 +178,8 @@ def test_nobody_brings_them_back_unasked(source: Path) -> None:
     assert (ran.code, gone in _keys(dataset), "will be packed again" in ran.err) == (0, True, True)
 
 
-def test_no_list_names_them_again(tmp_path: Path) -> None:
-    """A run that goes on names a removed sample neither as the duplicate of another, nor as one that cannot be read."""
+def test_no_list_names_a_removed_sample_again(tmp_path: Path) -> None:
+    """A continued run does not list a removed sample as a duplicate or as unreadable."""
     source = write_tree(tmp_path / "source", {f"{name}.jpg": name.encode() for name in ("ann", "bob", "eve", "zoe")})
     other = ", which has another x"
     write_tree(source, {f"{name}.jpg": b"ann" for name in ("ann-2", f"ann-2{other}", "ann-3")})
@@ -199,8 +199,8 @@ def test_no_list_names_them_again(tmp_path: Path) -> None:
         assert "bob" not in ran.err + ran.out
 
 
-def test_splits_are_done_one_by_one(source: Path) -> None:
-    """Each split that has such samples gets new shards; the others are not touched, and they stay splits of one."""
+def test_splits_are_processed_separately(source: Path) -> None:
+    """Each split with such samples gets new shards; the others are unchanged, and all remain splits of one run."""
     folder = source.parent / "out"
     create(source, folder / "{split}-{000..}.tar", split="a=0.5,b=0.4,c=0.1", max_count=9)
     splits = {name: _keys(folder / f"{name}.json") for name in "abc"}
@@ -214,8 +214,8 @@ def test_splits_are_done_one_by_one(source: Path) -> None:
     assert (report.code, _traces(folder, gone)) == (0, []), report
 
 
-def test_metadata_stay_and_a_list_of_what_was_left_out_is_renewed(tmp_path: Path) -> None:
-    """Columns of the others are as before; rows of the list that name the sample go."""
+def test_metadata_stay_and_the_skipped_list_is_updated(tmp_path: Path) -> None:
+    """Columns of other samples are unchanged; rows of the skipped list that name the sample are deleted."""
     files = {"a.json": b'{"n": 1}', "b.json": b'{"n": 2}', "c.json": b'{"n": 3}', "bad.json": b"{", "b.x": b"1"}
     made = create(write_tree(tmp_path / "s", files), tmp_path / "o-{000..}.tar", columns_from=["json"], on_error="skip")
     data = tmp_path / made.dataset_file
@@ -226,8 +226,8 @@ def test_metadata_stay_and_a_list_of_what_was_left_out_is_renewed(tmp_path: Path
     assert verify(data).sound
 
 
-def test_a_damaged_sample_can_go_and_a_damaged_neighbour_stops_it(source: Path, ending: str) -> None:
-    """What is damaged can go, and what is left is sound; damage in a sample that stays ends the run."""
+def test_a_damaged_sample_can_be_removed(source: Path, ending: str) -> None:
+    """The remaining dataset is valid; damage in another sample of the shard fails the run."""
     dataset = _packed(source, ending)
     shard = dataset.parent / f"out-000.{ending}"
     flip(shard, shard.read_bytes().index(_bytes(_KEYS[2])) + 9)
@@ -255,8 +255,8 @@ for name in ("rename", "unlink", "fsync"):
 
 
 @pytest.mark.slow
-def test_killed_at_each_step(source: Path) -> None:
-    """At each renaming, removal and fsync: the dataset is the old one, or the next run makes it the new one."""
+def test_a_removal_killed_at_each_step_is_old_or_finished(source: Path) -> None:
+    """After a kill at any rename, deletion or fsync, the dataset is unchanged, or the next run finishes."""
     first, gone = _packed(source, count=30), [_KEYS[0], _KEYS[30]]
     keys, left = source.parent / "{keys}", [key for key in sorted(_KEYS) if key not in gone]
     keys.write_text("\n".join(gone))

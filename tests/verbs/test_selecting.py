@@ -128,10 +128,10 @@ def test_what_verify_makes_of_a_table(source: Path, tmp_path: Path) -> None:
     _create(source, tmp_path / "o", where="label == 'x'", **asked)
     unchecked = " ".join(_sound(tmp_path / "o", source))
     assert "field cls against the source" in unchecked
-    assert "--where" in unchecked or "where may have chosen them" in unchecked
+    assert "--where" in unchecked or "where depended on" in unchecked
     shards(tmp_path / "o")[0].unlink()
     report = verify(tmp_path / "o" / "out.json", VerifyOptions(workers=1, source=source, repair=True))
-    assert any("made with join DataFrame: run the command that made them again" in one for one in report.unchecked)
+    assert any("created with join DataFrame: rerun the original command" in one for one in report.unchecked)
     assert _create(source, tmp_path / "o", where="label == 'x'", if_exists="resume", **asked).kept == 0
     _sound(tmp_path / "o", source)
 

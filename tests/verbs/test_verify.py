@@ -70,16 +70,13 @@ def single(ending: str, tmp_path: Path) -> Path:
     return tmp_path / "out"
 
 
-# What is whole.
-
-
 @pytest.mark.parametrize(
     "options",
     [{}, {"max_count": 4}, {"shuffle": True, "seed": 3, "max_size": "2MB"}, {"label_from_folder": True},
      {"dots": "last"}, {"include": ("*.txt",)}],
 )  # fmt: skip
-def test_what_create_makes_is_sound(options: dict[str, Any], awkward: Path, ending: str, tmp_path: Path) -> None:
-    """Whatever create makes has no findings, at any level, with any number of workers, and its source agrees."""
+def test_a_created_dataset_has_no_findings(options: dict[str, Any], awkward: Path, ending: str, tmp_path: Path) -> None:
+    """Datasets of `create` have no findings at any level, with any number of workers, and match their source."""
     create(awkward, f"{tmp_path}/out-{{000..}}.{ending}", CreateOptions(workers=1, **options))
     file = tmp_path / "out.json"
     for asked in ({}, {"quick": True}, {"source": awkward}, {"workers": 2}):
@@ -89,8 +86,8 @@ def test_what_create_makes_is_sound(options: dict[str, Any], awkward: Path, endi
     assert _verify(tmp_path).sound
 
 
-def test_every_way_to_make_samples(tmp_path: Path) -> None:
-    """So are datasets made from tables, with splits, numbers, binary columns, portable names and left out samples."""
+def test_every_kind_of_dataset_has_no_findings(tmp_path: Path) -> None:
+    """Datasets with tables, splits, numbers, binary columns, portable names or skipped samples have no findings."""
     table = pa.table({
         "id": [f"{at:03}" for at in range(30)], "label": ["a", "b", "c"] * 10, "score": [at / 7 for at in range(30)],
         "data": [b"x" * at for at in range(30)], "odd %": ["é" * at for at in range(30)],
@@ -108,15 +105,12 @@ def test_every_way_to_make_samples(tmp_path: Path) -> None:
     assert _verify(tmp_path / "p.json", source=odd, target=("webdataset", "dali", "wids")).counts == {}
 
 
-def test_nothing_is_touched(dataset: Path) -> None:
+def test_verify_changes_no_file(dataset: Path) -> None:
     """Verifying writes nothing, and changes no file."""
     before = identity(dataset)
     _verify(dataset)
     _verify(dataset, quick=True)
     assert identity(dataset) == before
-
-
-# Any byte.
 
 
 def _damages(raw: bytes, rng: random.Random, every: int = 1) -> Iterator[bytes]:
@@ -142,12 +136,12 @@ def _is_sound(given_: Path) -> bool:
 def _case(dataset: Path, number: int) -> ShardCheck:
     entry = parse_dataset((dataset / "out.json").read_bytes(), "out.json").shards[number]
     shard = StoredShard(f"{dataset}/{entry.name}", entry=entry)
-    return ShardCheck(shard, wanted=True, size=(dataset / entry.name).stat().st_size)
+    return ShardCheck(shard, sidecar_required=True, size=(dataset / entry.name).stat().st_size)
 
 
 @pytest.mark.slow
-def test_any_byte_of_a_shard(dataset: Path) -> None:
-    """Any flipped, removed or added byte of a shard is found: at every thirteenth place, to be done in time."""
+def test_any_changed_byte_of_a_shard_is_found(dataset: Path) -> None:
+    """Any flipped, removed or added byte of a shard is found; every thirteenth offset is tried, to save time."""
     shard = dataset / _case(dataset, 0).name
     raw, rng = shard.read_bytes(), random.Random(4)  # noqa: S311 - a test
     for damaged in _damages(raw, rng, 13):
@@ -158,8 +152,8 @@ def test_any_byte_of_a_shard(dataset: Path) -> None:
 
 
 @pytest.mark.parametrize("ending", ["tar"], indirect=True)  # the mechanism does not know the format
-def test_any_byte_of_a_sidecar(dataset: Path) -> None:
-    """Any flipped, removed or added byte of a sidecar is found, at every seventh place; reading rows does no harm."""
+def test_any_changed_byte_of_a_sidecar_is_found(dataset: Path) -> None:
+    """Any flipped, removed or added byte of a sidecar is found, at every seventh offset. Reading rows is safe."""
     case = _case(dataset, 1)
     path, rng = dataset / case.sidecar, random.Random(5)  # noqa: S311 - a test
     raw = path.read_bytes()
@@ -173,8 +167,8 @@ def test_any_byte_of_a_sidecar(dataset: Path) -> None:
 
 
 @pytest.mark.slow
-def test_any_byte_of_any_file(single: Path) -> None:
-    """So is it of each file, the dataset file included, when all of the dataset is verified, however it is given."""
+def test_any_changed_byte_of_any_file_is_found(single: Path) -> None:
+    """This holds for each file including the dataset file, however the dataset is given."""
     rng = random.Random(6)  # noqa: S311 - a test
     for path in sorted(single.iterdir()):
         raw = path.read_bytes()
@@ -186,8 +180,8 @@ def test_any_byte_of_any_file(single: Path) -> None:
     assert _verify(single).sound
 
 
-def test_any_cut(single: Path) -> None:
-    """A file that is cut at any length is found."""
+def test_any_truncation_is_found(single: Path) -> None:
+    """A file that is truncated at any length is found."""
     for path in sorted(single.iterdir()):
         raw = path.read_bytes()
         for length in range(0, len(raw), 191):
@@ -196,8 +190,8 @@ def test_any_cut(single: Path) -> None:
         path.write_bytes(raw)
 
 
-def test_the_place_of_damage_is_told(dataset: Path) -> None:
-    """A flipped bit in a payload is told with shard, offset, key and field; in a header with its offset."""
+def test_damage_is_located(dataset: Path) -> None:
+    """A flipped bit in a payload is reported with shard, offset, key and field; in a header with its offset."""
     shard = shards(dataset)[1]
     flip(shard, examined_place(shard))
     found = {one.code: one for one in _verify(dataset).findings}
@@ -214,9 +208,6 @@ def examined_place(shard: Path) -> int:
     """Return where the payload of the shard's first text starts."""
     row = pq.read_table(shard.with_suffix(".index")).to_pylist()[0]
     return int(next(field["offset"] for field in row["__fields__"] if field["name"] == "txt"))
-
-
-# Files that are missing, too many, or of another.
 
 
 def _swap(dataset: Path) -> None:
@@ -258,15 +249,15 @@ def _extra_sidecar(dataset: Path) -> None:
         (lambda dataset: (dataset / "out.json").unlink(), "dataset-file-missing"),
     ],
 )
-def test_files(damage: Callable[[Path], None], code: str, dataset: Path) -> None:
-    """A missing, added, swapped or stale file is found by its code, with and without reading shards."""
+def test_missing_extra_and_swapped_files_are_found(damage: Callable[[Path], None], code: str, dataset: Path) -> None:
+    """A missing, extra, swapped or stale file is found by its code, with and without reading shards."""
     damage(dataset)
     assert code in _codes(dataset)
     assert code in _codes(dataset, quick=True)
 
 
-def test_a_shard_that_an_upload_cut_short(tmp_path: Path) -> None:
-    """Without a dataset file and a sidecar, a tar of an odd size is reported by `--quick`; `--resume` replaces it."""
+def test_a_truncated_upload_is_found_by_quick(tmp_path: Path) -> None:
+    """Without dataset file and sidecar, `--quick` reports a tar of an odd size; `--resume` replaces it."""
     source = write_tree(tmp_path / "in", {f"{at}.bin": b"x" * 2000 for at in range(4)})
     pattern, folder = f"{tmp_path}/out/x-{{000..}}.tar", tmp_path / "out"
     create(source, pattern, CreateOptions(max_count=2, workers=1))
@@ -282,7 +273,7 @@ def test_a_shard_that_an_upload_cut_short(tmp_path: Path) -> None:
 
 
 def test_quick_reads_no_shards(dataset: Path) -> None:
-    """The quick level sees sizes and sidecars, not what lies in a shard, and says so in text and JSON."""
+    """`quick` checks sizes and sidecars but not the content of shards, and says so in text and JSON."""
     flip(shards(dataset)[1], 600)
     report = _verify(dataset, quick=True)
     assert report.sound
@@ -295,8 +286,8 @@ def test_quick_reads_no_shards(dataset: Path) -> None:
     assert "sidecar-checksum" in _codes(dataset, quick=True)
 
 
-def test_gaps_in_the_numbering(dataset: Path, ending: str) -> None:
-    """Without a dataset file a gap is found, and with a closed pattern what it asks for."""
+def test_gaps_in_the_numbering_are_found(dataset: Path, ending: str) -> None:
+    """Without a dataset file, a gap is found; a closed pattern lists all missing shards."""
     for path in [*dataset.glob("*.index"), dataset / "out.json"]:
         path.unlink()
     assert _codes(dataset) == set()
@@ -309,17 +300,14 @@ def test_gaps_in_the_numbering(dataset: Path, ending: str) -> None:
     ]
 
 
-def test_some_shards_of_a_dataset(dataset: Path) -> None:
-    """One shard, named alone, is verified against sidecar and dataset file; that there are more is no finding."""
+def test_one_shard_can_be_verified(dataset: Path) -> None:
+    """One named shard is verified against sidecar and dataset file; the other shards are no finding."""
     shard = shards(dataset)[1]
     report = _verify(shard)
     assert (report.counts, report.shards) == ({}, 1)
     assert any("1 of its 4 shards" in text for text in report.unchecked)
     flip(shard, 700)
     assert "shard-checksum" in _codes(shard)
-
-
-# Shards of other tools.
 
 
 def _foreign(path: Path, names: list[str]) -> None:
@@ -330,8 +318,8 @@ def _foreign(path: Path, names: list[str]) -> None:
             out.addfile(info, io.BytesIO(b"hello"))
 
 
-def test_foreign_shards(tmp_path: Path) -> None:
-    """Of shards without sidecars, damage to headers, padding and the end is found, and keys that two samples have."""
+def test_shards_without_sidecars_are_checked(tmp_path: Path) -> None:
+    """Damage to headers, padding and the end, and duplicate keys, are found without sidecars."""
     _foreign(tmp_path / "x-0.tar", ["./a.jpg", "./a.txt", "./b.jpg"])
     _foreign(tmp_path / "x-1.tar", ["c.jpg"])
     assert _verify(tmp_path).sound
@@ -352,16 +340,13 @@ def test_foreign_shards(tmp_path: Path) -> None:
     assert _codes(tmp_path) == {"field-duplicate", "key-duplicate"}
 
 
-def test_an_index_of_wids(dataset: Path) -> None:
-    """A dataset file of wids lists the shards; what it cannot prove is said."""
+def test_a_wids_index_lists_the_shards(dataset: Path) -> None:
+    """A dataset file of wids lists the shards; the report names what it does not record."""
     names = [{"url": shard.name, "nsamples": 3} for shard in shards(dataset)]
     (dataset / "out.json").write_text(json.dumps({"wids_version": 1, "shardlist": names}), encoding="ascii")
     report = _verify(dataset / "out.json")
     assert (report.counts, report.shards) == ({}, 4)
     assert any("wids" in text for text in report.unchecked)
-
-
-# What is hostile.
 
 
 def _reseal(dataset: Path, change: Callable[[Any], None]) -> None:
@@ -377,8 +362,8 @@ def _reseal(dataset: Path, change: Callable[[Any], None]) -> None:
 @pytest.mark.parametrize("ending", ["tar"], indirect=True)  # the mechanism does not know the format
 @pytest.mark.parametrize("url", ["/etc/passwd", "../out-000.tar", "pipe:cat /etc/passwd", "https://example.org/a.tar",
                                  "a\0b.tar", "\x1b[2J.tar"])  # fmt: skip
-def test_names_that_lead_elsewhere(url: str, dataset: Path) -> None:
-    """A sealed dataset file that names what is no file beside it is refused or told of; nothing is read there."""
+def test_unsafe_names_in_a_dataset_file_are_not_read(url: str, dataset: Path) -> None:
+    """A sealed dataset file that names files elsewhere is refused or reported, and they are not read."""
 
     def change(document: Any) -> None:
         document["shardlist"][1]["url"] = url
@@ -394,8 +379,10 @@ def test_names_that_lead_elsewhere(url: str, dataset: Path) -> None:
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: os.symlink("/dev/zero", path),
                                   lambda path: os.symlink("/etc/passwd", path)])  # fmt: skip
 @pytest.mark.parametrize("which", ["out-001", "out-001.index", "out.skipped"])
-def test_files_that_are_none(make: Callable[[str], None], which: str, dataset: Path, ending: str) -> None:
-    """A FIFO, a folder, a device or a link in the place of a file is found, and nothing waits for it."""
+def test_special_files_are_found_without_waiting(
+    make: Callable[[str], None], which: str, dataset: Path, ending: str
+) -> None:
+    """A FIFO, folder, device or link instead of a file is found, and nothing waits for it."""
     name = which if "." in which else f"{which}.{ending}"
     with suppress(FileNotFoundError):
         (dataset / name).unlink()
@@ -422,8 +409,8 @@ def test_files_that_are_none(make: Callable[[str], None], which: str, dataset: P
         lambda document: document["shardlist"].clear(),
     ],
 )
-def test_sealed_dataset_files(change: Callable[[Any], None], packed: Path, dataset: Path) -> None:
-    """Whatever a sealed dataset file says, it is findings, an error of ours, or nothing: no other, and soon."""
+def test_any_sealed_dataset_file_is_handled(change: Callable[[Any], None], packed: Path, dataset: Path) -> None:
+    """Any content of a sealed dataset file gives findings or a `ShardError`, quickly."""
     _reseal(dataset, change)
     for options in ({}, {"quick": True}, {"source": packed / "source"}, {"decode": True}):
         with suppress(ShardError):
@@ -472,16 +459,16 @@ def _replace_sidecar(dataset: Path, data: bytes) -> None:
         lambda rows: rows.clear(),
     ],
 )
-def test_sealed_sidecars(change: Callable[[list[dict[str, Any]]], None], dataset: Path) -> None:
-    """A sidecar that tells of other samples than its shard holds is found, though every checksum agrees with it."""
+def test_a_forged_sidecar_is_found(change: Callable[[list[dict[str, Any]]], None], dataset: Path) -> None:
+    """A sidecar that lists other samples than its shard is found, even if all checksums match it."""
     _reindex(dataset, change)
     found = _codes(dataset)
     assert found & {"index-differs", "sidecar-damaged"}
     assert found <= {"index-differs", "sidecar-damaged"}
 
 
-def test_other_checksums_in_a_sealed_sidecar(dataset: Path) -> None:
-    """So is one that has another checksum for a payload."""
+def test_a_forged_payload_checksum_is_found(dataset: Path) -> None:
+    """A sealed sidecar with another payload checksum is found."""
     _reindex(dataset, lambda rows: rows[0]["__fields__"][0].update(crc32c=1))
     (one,) = _verify(dataset).findings
     assert (one.code, one.key, one.expected[:8]) == ("payload-checksum", "a/006", "00000001")
@@ -490,8 +477,8 @@ def test_other_checksums_in_a_sealed_sidecar(dataset: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("ending", ["tar"], indirect=True)  # the mechanism does not know the format
 @pytest.mark.parametrize("what", ["rows", "fields", "key", "names"])
-def test_sidecars_that_unfold(what: str, dataset: Path) -> None:
-    """A sidecar of a few kilobytes that unfolds to gigabytes is refused before it does."""
+def test_a_decompression_bomb_is_refused(what: str, dataset: Path) -> None:
+    """A sidecar of kilobytes that decompresses to gigabytes is refused before decompression."""
     fact = parse_facts((dataset / "out-001.index").read_bytes(), "x")
     schema = parse_sidecar((dataset / "out-001.index").read_bytes(), "x", None).plain_table().schema
     part = {"name": "jpg", "offset": 0, "length": 0, "crc32c": 0}
@@ -513,8 +500,8 @@ def test_sidecars_that_unfold(what: str, dataset: Path) -> None:
 @pytest.mark.parametrize(
     "data", [b"", b"PAR1", b"PAR1PAR1", b"PAR1" + bytes(4) + b"PAR1", b"PAR1" + b"\xff" * 4 + b"PAR1"]
 )
-def test_sidecars_that_are_none(data: bytes, dataset: Path) -> None:
-    """Nor does a file that is no Parquet at all do harm."""
+def test_a_sidecar_that_is_not_parquet_is_found(data: bytes, dataset: Path) -> None:
+    """A file that is not Parquet is a finding."""
     _replace_sidecar(dataset, data)
     assert "sidecar-damaged" in _codes(dataset)
 
@@ -522,10 +509,10 @@ def test_sidecars_that_are_none(data: bytes, dataset: Path) -> None:
 @pytest.mark.parametrize("ending", ["tar"], indirect=True)  # the mechanism does not know the format
 @settings(max_examples=15)
 @given(st.data())
-def test_sealed_sidecars_of_other_bytes(
+def test_changed_bytes_of_a_sealed_sidecar_give_findings(
     packed: Path, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
-    """A sealed sidecar of which some bytes are others gives findings, and never another error."""
+    """A sealed sidecar with changed bytes gives findings, and never an exception."""
     folder = tmp_path_factory.getbasetemp() / f"sealed{packed.name}"
     if not folder.exists():
         shutil.copytree(packed / "out", folder)
@@ -537,8 +524,8 @@ def test_sealed_sidecars_of_other_bytes(
 
 
 @pytest.mark.parametrize("name", ["../x.jpg", "/etc/x.jpg", "a/../../x.jpg", "a\nb.jpg", "\x1b[2J.jpg", "a.b\x07"])
-def test_unsafe_names_in_a_shard(name: str, tmp_path: Path) -> None:
-    """A member that could leave a folder or steer a terminal is found, and shown as plain text."""
+def test_unsafe_names_in_a_shard_are_found(name: str, tmp_path: Path) -> None:
+    """A member that could leave a folder or control a terminal is found, and printed safely."""
     _foreign(tmp_path / "x.tar", ["a.jpg", name])
     assert _codes(tmp_path / "x.tar") == {"key-unsafe"}
     for style in ("text", "json", "junit", "github"):
@@ -548,8 +535,8 @@ def test_unsafe_names_in_a_shard(name: str, tmp_path: Path) -> None:
 
 
 @given(st.binary(max_size=4000))
-def test_any_bytes_as_a_shard(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> None:
-    """Whatever bytes a shard has, the outcome is a report."""
+def test_any_bytes_as_a_shard_give_a_report(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> None:
+    """Whatever bytes a shard contains, the outcome is a report."""
     folder = tmp_path_factory.getbasetemp() / "bytes"
     folder.mkdir(exist_ok=True)
     for name in ("x.tar", "x.tfrecord", "x.tar.gz"):
@@ -557,11 +544,8 @@ def test_any_bytes_as_a_shard(tmp_path_factory: pytest.TempPathFactory, data: by
         assert _verify(folder / name, decode=True).size == len(data)
 
 
-# Decoding.
-
-
-def test_decoding(sample_data: Path, tmp_path: Path) -> None:
-    """Images that cannot be decoded, JSON that is none and labels that are no numbers are found by their sample."""
+def test_undecodable_fields_are_found(sample_data: Path, tmp_path: Path) -> None:
+    """Undecodable images, invalid JSON and labels that are not numbers are found with their sample."""
     jpg = next(sample_data.rglob("*.jpg")).read_bytes()
     files = {"good.jpg": jpg, "good.json": b'{"a": 1}', "good.cls": b"3\n"}
     files |= {"cut.jpg": jpg[: len(jpg) // 2], "none.png": b"no image", "bad.json": b'{"a": '}
@@ -574,11 +558,8 @@ def test_decoding(sample_data: Path, tmp_path: Path) -> None:
                      ("number-bad", "word"), ("number-bad", "huge")}  # fmt: skip
 
 
-# The source.
-
-
-def test_a_changed_source(packed: Path, tmp_path: Path) -> None:
-    """What is missing, too much or different is told by key and field; a value of the same length, too."""
+def test_changes_of_a_folder_source_are_found(packed: Path, tmp_path: Path) -> None:
+    """Missing, extra and different values are reported by key and field, also values of the same length."""
     shutil.copytree(packed, tmp_path / "all")
     source, file = tmp_path / "all" / "source", tmp_path / "all" / "out" / "out.json"
     assert _verify(file, source=source, workers=2).sound
@@ -596,8 +577,8 @@ def test_a_changed_source(packed: Path, tmp_path: Path) -> None:
     }  # fmt: skip
 
 
-def test_a_source_that_was_changed_on_the_way(sample_data: Path, tmp_path: Path) -> None:
-    """Where images were changed keys are compared, and that payloads cannot be is said; a function is never run."""
+def test_transformed_payloads_are_not_compared(sample_data: Path, tmp_path: Path) -> None:
+    """If the run changed images, keys are compared and payloads reported as not compared; a function is never run."""
     create(sample_data, f"{tmp_path}/out-{{0..}}.tar", CreateOptions(resize=16, workers=2))
     report = _verify(tmp_path / "out.json", source=sample_data)
     assert report.sound
@@ -607,22 +588,16 @@ def test_a_source_that_was_changed_on_the_way(sample_data: Path, tmp_path: Path)
     assert report.counts == {"source-extra": 98}
 
 
-# Readers.
-
-
-def test_names_for_readers(tmp_path: Path) -> None:
-    """What a reader would get wrong is found for that reader alone."""
+def test_names_are_checked_for_the_target_reader(tmp_path: Path) -> None:
+    """A name that one reader misreads is found for that reader only."""
     source = write_tree(tmp_path / "in", {"a b.JPG": b"1", "c.JPG": b"2"})
     create(source, f"{tmp_path}/out-{{0..}}.tar", CreateOptions(workers=1))
     assert _codes(tmp_path / "out.json", target=("dali", "webdataset")) == {"misread"}
     assert _codes(tmp_path / "out.json", target=("dali",)) == set()
 
 
-# Mending.
-
-
-def test_repair_of_a_sidecar(dataset: Path) -> None:
-    """A missing or damaged sidecar is made again from a shard that is proven sound; then all is sound."""
+def test_repair_rebuilds_a_sidecar(dataset: Path) -> None:
+    """A missing or damaged sidecar is rebuilt from a verified shard; then there are no findings."""
     for damage in (lambda path: path.unlink(), lambda path: flip(path, 60), lambda path: path.write_bytes(b"")):
         damage(dataset / "out-002.index")
         before = identity(dataset)
@@ -665,7 +640,7 @@ def test_repair_from_the_source(packed: Path, dataset: Path, ending: str) -> Non
 
 
 def test_repair_never_makes_it_worse(packed: Path, dataset: Path, ending: str, tmp_path: Path) -> None:
-    """What cannot be proven stays as it is: without a source, or with one that gives other bytes."""
+    """Unverified files stay unchanged: without a source, or with a source that gives other bytes."""
     flip(dataset / f"out-001.{ending}", 700)
     other = tmp_path / "other"
     shutil.copytree(packed / "source", other)
@@ -682,22 +657,19 @@ def test_repair_never_makes_it_worse(packed: Path, dataset: Path, ending: str, t
         assert {path.name: path.read_bytes() for path in dataset.iterdir()} == wanted
     flip(dataset / "out-001.index", 60)
     report = _verify(dataset / "out.json", repair=True)
-    assert any("not proven" in text for text in report.unchecked)
+    assert any("not verified" in text for text in report.unchecked)
 
 
-def test_repair_of_what_is_sound(dataset: Path) -> None:
-    """Nothing is touched where nothing is wrong."""
+def test_repair_without_findings_changes_nothing(dataset: Path) -> None:
+    """No file is changed if there are no findings."""
     before = identity(dataset)
     assert _verify(dataset, repair=True).repaired == ()
     assert identity(dataset) == before
 
 
-# The command line.
-
-
 @pytest.mark.parametrize("ending", ["tar"], indirect=True)  # the mechanism does not know the format
 def test_exit_codes(dataset: Path, tmp_path: Path) -> None:
-    """0 where nothing is wrong, 2 for no dataset, 3 for findings, 4 where nothing can be read."""
+    """0 without findings, 2 for a missing dataset, 3 for findings, 4 if nothing can be read."""
     assert typed("verify", dataset).code == 0
     assert typed("verify", dataset / "out.json", "--quick", "--quiet").out == ""
     assert typed("verify", *shards(dataset)).code == 0
@@ -716,8 +688,8 @@ def test_exit_codes(dataset: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("ending", ["tar"], indirect=True)  # the mechanism does not know the format
-def test_json(dataset: Path) -> None:
-    """The report is one document, with the same findings as the library's."""
+def test_json_has_the_findings_of_the_library(dataset: Path) -> None:
+    """The report is one JSON document with the same findings as in the library."""
     flip(shards(dataset)[0], 200)
     ran = typed("verify", dataset, "--json")
     document = json.loads(ran.out)
@@ -733,7 +705,7 @@ def test_json(dataset: Path) -> None:
     assert json.loads(typed("verify", dataset, "--format", "json").out)["counts"] == document["counts"]
 
 
-def test_an_observer_is_told(dataset: Path) -> None:
+def test_progress_adds_up(dataset: Path) -> None:
     """Progress adds up to all samples, bytes and shards."""
 
     class Watching(Observer):
@@ -753,8 +725,8 @@ def test_an_observer_is_told(dataset: Path) -> None:
     assert told.done[::2] == [12, 4]
 
 
-def test_a_sidecar_without_checksums(dataset: Path) -> None:
-    """Where an index was made without reading payloads, what it says is checked, and the rest is not."""
+def test_a_sidecar_without_checksums_is_checked_partly(dataset: Path) -> None:
+    """If an index was created without reading payloads, only its recorded values are checked."""
     for path in [*dataset.glob("*.index"), dataset / "out.json"]:
         path.unlink()
     from shardtool.request.dataset_options import IndexOptions
@@ -766,8 +738,8 @@ def test_a_sidecar_without_checksums(dataset: Path) -> None:
     assert any("fingerprint" in text for text in report.unchecked)
 
 
-def test_a_shard_fact() -> None:
-    """A sidecar of another version or kind is damage, not an error of ours."""
+def test_a_sidecar_of_another_version_is_damaged() -> None:
+    """A sidecar of another version or kind is damage, not another error."""
     data = encode_sidecar_table(pa.table({"x": [1]}), ShardFacts("a.tar", 5, 1, ""))
     assert parse_facts(data, "x").size == 5
     facts = pq.read_schema(pa.BufferReader(data)).metadata
@@ -779,8 +751,8 @@ def test_a_shard_fact() -> None:
             parse_facts(sink.getvalue().to_pybytes(), "x")
 
 
-def test_any_byte_of_what_was_left_out(tmp_path: Path) -> None:
-    """The list of what was left out is a file of the dataset: any flipped byte of it is found."""
+def test_any_changed_byte_of_the_skipped_list_is_found(tmp_path: Path) -> None:
+    """The list of skipped samples belongs to the dataset: any flipped byte is found."""
     source = write_tree(tmp_path / "in", {"a.txt": b"a", "NOTES": b"no field"})
     create(source, f"{tmp_path}/out/x-{{0..}}.tar", CreateOptions(workers=1))
     path = tmp_path / "out" / "x.skipped"

@@ -1,6 +1,6 @@
-"""`copy`: copy datasets, as they are, to another folder or store.
+"""`copy`: copy datasets unchanged to another folder or store.
 
-A dataset is checked, compared, copied shard by shard, and published, the dataset file last.
+A dataset is checked, compared with the destination, copied shard by shard, and published, the dataset file last.
 """
 
 from __future__ import annotations
@@ -36,133 +36,130 @@ if TYPE_CHECKING:
 
 @accepts_options(CopyOptions)
 def copy(dataset: DatasetLike, where: str | os.PathLike[str], options: CopyOptions, observer: Observer) -> CopyResult:
-    """Copy datasets into a folder, each file checked on the way by the checksum that the dataset file has for it.
+    """Copy datasets into a folder, and verify each file against the dataset file while copying.
 
-    Shards, sidecars, the list of what was left out, indexes of other tools that are right, and at last the dataset
-    file; all keep their names. What is there with the right bytes is not copied again: so a run that was killed goes
-    on, and of a dataset that was appended to only the new shards are copied.
+    Shards, sidecars, the list of skipped samples, valid indexes of other tools and the dataset file keep their names.
+    Files that already exist with the right bytes are not copied, so the same command continues an interrupted copy, or
+    copies only the new shards after an append.
 
     Args:
-        dataset: A dataset with a dataset file, or several, as `verify` takes them.
-        where: The folder; made where it is missing.
+        dataset: One or several datasets with a dataset file, as for `verify`.
+        where: The destination folder; created if missing.
         options: See `CopyOptions`.
-        observer: Gets progress, and notes for the user.
+        observer: Receives progress and notes.
 
     Raises:
-        InvalidRequest: There is no such dataset, or the request makes no sense.
-        CorruptShard: A file is not what the dataset file says, or is missing; nothing of it is visible.
-        OutputExists: Another dataset is there, or another run is writing it.
+        InvalidRequest: The dataset does not exist, or the request is invalid.
+        CorruptShard: A file is missing or differs from the dataset file; the copy of this file is not visible.
+        OutputExists: The destination contains another dataset, or another run is writing there.
         OutputFailed: The copy cannot be written.
-        StoreFailed: A store or a server fails time and again.
+        StoreFailed: A store or server keeps failing.
     """
-    notes, begun = Notes(observer), time.monotonic()
+    notes, started = Notes(observer), time.monotonic()
     target = _target_folder(where)
     sources = [open_source(given) for given in expand_datasets(_with_endpoint(dataset, options.source_endpoint))]
-    goals = _target_folders(sources, target)
-    datasets = [_copy_dataset(source, place, options, notes) for source, place in zip(sources, goals, strict=True)]
+    folders = _target_folders(sources, target)
+    datasets = [_copy_dataset(source, folder, options, notes) for source, folder in zip(sources, folders, strict=True)]
     if not options.dry_run:
-        for place in dict.fromkeys(goals):
-            here = [source for source, one in zip(sources, goals, strict=True) if one == place]
-            copy_folder_indexes([source.file for source in here], here[0].folder, open_folder(place))
-    return CopyResult(tuple(datasets), tuple(notes.said), time.monotonic() - begun, options.dry_run)
+        for folder in dict.fromkeys(folders):
+            sources_here = [
+                source for source, other_folder in zip(sources, folders, strict=True) if other_folder == folder
+            ]
+            copy_folder_indexes([source.file for source in sources_here], sources_here[0].folder, open_folder(folder))
+    return CopyResult(tuple(datasets), tuple(notes.said), time.monotonic() - started, options.dry_run)
 
 
 def _with_endpoint(given: DatasetLike, endpoint: str | None) -> DatasetLike:
-    """Return what is given by the addresses by which a source's server is asked."""
+    """Return the source with addresses that use the source's endpoint."""
     if isinstance(given, str | os.PathLike):
         return store_access.source_address_for(os.fspath(given), endpoint)
     return (
-        [store_access.source_address_for(os.fspath(one), endpoint) for one in given]
+        [store_access.source_address_for(os.fspath(item), endpoint) for item in given]
         if isinstance(given, list | tuple)
         else given
     )
 
 
 def _target_folder(given: object) -> str:
-    """Return the folder that datasets are copied into; refuse what is none, as far as its name shows."""
+    """Return the destination folder; raise `InvalidRequest` if it is a file or looks like one."""
     expected = "a folder, or a prefix of a store: the files keep their names"
     where = os.fspath(given) if isinstance(given, str | os.PathLike) else ""
     name = paths.base_name(where.rstrip("/"))
     if not where or address.is_web(where) or "\0" in where:
-        raise errors.InvalidRequest(where or "the destination", "nowhere that can be written to", expected=expected)
+        raise errors.InvalidRequest(where or "the destination", "not a writable location", expected=expected)
     is_file = os.path.exists(where) and not os.path.isdir(where)
-    is_named_so = is_shard_name(name) or name.endswith(DATASET_SUFFIX) or any(mark in name for mark in "{}<>*")
-    if is_file or (is_named_so and not os.path.isdir(where)):
+    is_file_name = is_shard_name(name) or name.endswith(DATASET_SUFFIX) or any(mark in name for mark in "{}<>*")
+    if is_file or (is_file_name and not os.path.isdir(where)):
         raise errors.InvalidRequest(where, "a file, or a pattern of files", expected=expected)
     return where
 
 
 def _target_folders(sources: Sequence[CopySource], where: str) -> list[str]:
-    """Return the folder for each dataset: of datasets in several folders, one of the same name below.
+    """Return the destination folder for each dataset: a subfolder each if the datasets are in several folders.
 
     Raises:
-        InvalidRequest: Two would have one place, or one would be copied onto itself.
+        InvalidRequest: Two datasets would share a file, or one would be copied onto itself.
     """
-    in_one = len({source.folder for source in sources}) == 1
-    goals = [where if in_one else paths.join(where, paths.base_name(source.folder)) for source in sources]
+    is_one_folder = len({source.folder for source in sources}) == 1
+    folders = [where if is_one_folder else paths.join(where, paths.base_name(source.folder)) for source in sources]
     names = Counter(
-        (place, name)
-        for source, place in zip(sources, goals, strict=True)
+        (folder, name)
+        for source, folder in zip(sources, folders, strict=True)
         for name in (source.name, *(pair.sidecar.name for pair in source.pairs))
     )
-    if twice := sorted({name for (_, name), count in names.items() if count > 1}):
-        found = f"several datasets have files of one name: {errors.format_list([*map(errors.printable, twice)], 3)}"
+    if duplicates := sorted({name for (_, name), count in names.items() if count > 1}):
+        names_text = errors.format_list([*map(errors.printable, duplicates)], 3)
+        found = f"several datasets have files with the same name: {names_text}"
         raise errors.InvalidRequest(where, found, expected="one folder for each", remedy="Copy them one by one.")
-    for source, place in zip(sources, goals, strict=True):
-        if paths.is_same_location(source.folder, place):
-            raise errors.InvalidRequest(place, "the folder that the dataset lies in", expected="another one")
-    return goals
+    for source, folder in zip(sources, folders, strict=True):
+        if paths.is_same_location(source.folder, folder):
+            raise errors.InvalidRequest(folder, "the folder of the dataset itself", expected="another folder")
+    return folders
 
 
 def _copy_dataset(source: CopySource, where: str, options: CopyOptions, notes: Notes) -> CopiedDataset:
-    """Copy a dataset into a folder, or say what that would do.
-
-    Raises:
-        CorruptShard: A file of the source is not what its dataset file says; nothing of it is visible.
-        OutputExists: Another dataset is there, or another run is writing it; nothing was touched.
-        OutputFailed: The folder cannot be written to.
-        StoreFailed: A store or a server fails time and again.
-    """
-    goal, indexes = open_target(source, where), 0
+    target, indexes = open_target(source, where), 0
     if options.dry_run:
-        todo = shards_to_copy(goal, options, notes)
+        pending = shards_to_copy(target, options, notes)
     else:
-        goal.folder.ready()
-        goal.below.ready()
-        with goal.folder.lock(source.name.removesuffix(DATASET_SUFFIX)):
-            goal = open_target(source, where)
-            _remove_leftovers(goal)
+        target.folder.ready()
+        target.below.ready()
+        with target.folder.lock(source.name.removesuffix(DATASET_SUFFIX)):
+            target = open_target(source, where)
+            _remove_leftovers(target)
             try:
-                todo = shards_to_copy(goal, options, notes)
-                _check_space(goal, todo)
-                Transfer(goal, todo, options, notes).run()
-                indexes = copy_indexes(source.path, source.file, goal.folder, notes)
+                pending = shards_to_copy(target, options, notes)
+                _check_space(target, pending)
+                Transfer(target, pending, options, notes).run()
+                indexes = copy_indexes(source.path, source.file, target.folder, notes)
             finally:
-                _remove_leftovers(goal)
+                _remove_leftovers(target)
     shards = source.file.shards
     return CopiedDataset(
         source=errors.redact_secrets(errors.printable(source.path)),
-        dataset_file=errors.printable(goal.dataset_file),
+        dataset_file=errors.printable(target.dataset_file),
         shards=len(shards),
-        copied=len(todo),
-        kept=len(shards) - len(todo),
-        removed=len(goal.removed()[1]),
-        samples=sum(one.samples for one in shards),
-        size=sum(one.size for one in shards),
-        copied_size=sum(one.size for one in todo),
+        copied=len(pending),
+        kept=len(shards) - len(pending),
+        removed=len(target.removed()[1]),
+        samples=sum(shard.samples for shard in shards),
+        size=sum(shard.size for shard in shards),
+        copied_size=sum(shard.size for shard in pending),
         indexes=indexes,
     )
 
 
-def _remove_leftovers(goal: CopyTarget) -> None:
-    """Remove what this or a killed run has left under temporary names. Call it under the lock."""
-    for folder, names in zip((goal.folder, goal.below), goal.source.names, strict=True):
+def _remove_leftovers(target: CopyTarget) -> None:
+    """Delete temporary files of this or an interrupted run. Call it under the lock."""
+    for folder, names in zip((target.folder, target.below), target.source.names, strict=True):
         folder.discard_staged(sorted({*names}.intersection(folder.staged_names())))
 
 
-def _check_space(goal: CopyTarget, todo: Sequence[ShardCopy]) -> None:
-    largest = goal.below.largest
-    if largest is not None and (too_large := [one.shard for one in todo if one.shard.size > largest]):
-        found, expected = format_size(too_large[0].size), f"{format_size(largest)} at most, as stores take at once"
-        raise errors.InvalidRequest(too_large[0].path, found, expected=expected, remedy="`reshard` makes smaller ones.")
-    check_space(goal.folder, sum(one.size for one in todo), "copied")
+def _check_space(target: CopyTarget, pending: Sequence[ShardCopy]) -> None:
+    largest = target.below.largest
+    if largest is not None and (too_large := [shard.shard for shard in pending if shard.shard.size > largest]):
+        found, expected = format_size(too_large[0].size), f"at most {format_size(largest)}, the limit of the store"
+        raise errors.InvalidRequest(
+            too_large[0].path, found, expected=expected, remedy="`reshard` writes smaller shards."
+        )
+    check_space(target.folder, sum(shard.size for shard in pending), "copied")

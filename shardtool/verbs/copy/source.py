@@ -1,4 +1,4 @@
-"""The dataset that is copied: its files, with the sizes and checksums that its dataset file lists."""
+"""The dataset to copy: its files, with the sizes and checksums in its dataset file."""
 
 from __future__ import annotations
 
@@ -22,14 +22,11 @@ if TYPE_CHECKING:
 
 
 class ShardCopy(NamedTuple):
-    """A shard and its sidecar, as they are to be copied, and what is there of each.
+    """A shard and its sidecar, and whether the destination already has them.
 
     Attributes:
-        shard: The shard.
-        sidecar: Its sidecar.
-        samples: How many samples it has.
-        shard_right: True if what is there of it is right, False if it is not, None if nothing is.
-        sidecar_right: The same of its sidecar.
+        shard_right: Whether the existing shard at the destination is right; None: it does not exist.
+        sidecar_right: The same for the sidecar.
     """
 
     shard: OriginalFile
@@ -40,13 +37,13 @@ class ShardCopy(NamedTuple):
 
     @property
     def wrong(self) -> list[str]:
-        """The names of what is there and is not right."""
-        return [one.name for one, right in self.parts if right is False]
+        """The names of existing files that are not right."""
+        return [original.name for original, right in self.parts if right is False]
 
     @property
     def size(self) -> int:
-        """The bytes that are copied."""
-        return sum(one.size for one, right in self.parts if not right)
+        """The number of bytes to copy."""
+        return sum(original.size for original, right in self.parts if not right)
 
     @property
     def parts(self) -> tuple[tuple[OriginalFile, bool | None], tuple[OriginalFile, bool | None]]:
@@ -55,14 +52,12 @@ class ShardCopy(NamedTuple):
 
 
 class CopySource(NamedTuple):
-    """A dataset that is copied.
+    """A dataset to copy.
 
     Attributes:
-        path: Where its dataset file is.
-        data: The bytes of that file, which are what is copied, whatever becomes of the file meanwhile.
-        file: What it says.
-        pairs: Its shards and their sidecars, in order, of which nothing is known elsewhere.
-        skipped: The list of what was left out; empty: there is none.
+        data: The bytes of the dataset file. They are what is copied, even if the file changes meanwhile.
+        pairs: The shards and sidecars, in order, not yet compared with the destination.
+        skipped: The list of skipped samples; empty: none.
     """
 
     path: str
@@ -78,17 +73,17 @@ class CopySource(NamedTuple):
 
     @property
     def folder(self) -> str:
-        """Where the dataset file and the sidecars are."""
+        """The folder of the dataset file and the sidecars."""
         return paths.folder_of(self.path)
 
     @property
     def names(self) -> tuple[list[str], list[str]]:
-        """The names of all that lies beside the dataset file, itself too, and those of the shards."""
-        beside = [self.name, self.file.skipped_file, *(one.sidecar.name for one in self.pairs)]
-        return beside, [one.shard.name for one in self.pairs]
+        """The names of the files in `folder`, including the dataset file, and of the shards."""
+        names = [self.name, self.file.skipped_file, *(pair.sidecar.name for pair in self.pairs)]
+        return names, [pair.shard.name for pair in self.pairs]
 
     def has_changed(self) -> bool:
-        """Tell whether the dataset file is another one by now, or gone."""
+        """Return whether the dataset file was changed or deleted since it was read."""
         try:
             return files.read_small(self.path) != self.data
         except OSError:
@@ -96,31 +91,31 @@ class CopySource(NamedTuple):
 
 
 def open_source(given: DatasetLike) -> CopySource:
-    """Return a dataset that can be copied: all of its files are there, as far as their sizes show.
+    """Return a dataset after checking that all of its files exist with the right sizes.
 
     Raises:
-        InvalidRequest: There is no such dataset, it has no dataset file, or only some of its shards are given.
-        CorruptShard: Its dataset file is damaged, or a file that it lists is not there, or has another size.
+        InvalidRequest: The dataset or its dataset file does not exist, or only some of its shards are given.
+        CorruptShard: The dataset file is damaged, or a listed file is missing or has another size.
     """
-    found = find_dataset(given)
-    if found.dataset_file is None or not found.own:
-        check_not_damaged(found)
-        expected, remedy = "a dataset with a dataset file, which says what its shards must be", "`index` makes one."
-        raise errors.InvalidRequest(found.where, "no dataset file of shardtool", expected=expected, remedy=remedy)
-    path, data = found.dataset_file, read_dataset_bytes(found.dataset_file)
+    dataset = find_dataset(given)
+    if dataset.dataset_file is None or not dataset.own:
+        check_not_damaged(dataset)
+        expected, remedy = "a dataset with a dataset file", "`index` creates one."
+        raise errors.InvalidRequest(dataset.where, "no dataset file of shardtool", expected=expected, remedy=remedy)
+    path, data = dataset.dataset_file, read_dataset_bytes(dataset.dataset_file)
     file = parse_dataset(data, path)
-    names = {shard.name for shard in found.shards}
-    if lacking := [shard.name for shard in file.shards if shard.name not in names]:
-        what = f"{pluralize(len(names), 'shard')}, without {errors.format_list(lacking, 3)}"
-        remedy = "Give that file to copy them all; `reshard` makes a dataset of some shards."
-        raise errors.InvalidRequest(path, what, expected=f"all {len(file.shards):,} that it lists", remedy=remedy)
+    names = {shard.name for shard in dataset.shards}
+    if missing := [shard.name for shard in file.shards if shard.name not in names]:
+        problem = f"{pluralize(len(names), 'shard')}, without {errors.format_list(missing, 3)}"
+        remedy = "Give the dataset file to copy all shards, or use `reshard` to create a dataset from some."
+        raise errors.InvalidRequest(path, problem, expected=f"all {len(file.shards):,} that it lists", remedy=remedy)
     folder = paths.folder_of(path)
-    below = paths.join(folder, to_local_name(file.shards_folder)) if file.shards_folder else folder
-    shards = [_original_file(below, one.name, one.size, one.crc) for one in file.shards]
-    sidecars = [_original_file(folder, one.sidecar, one.sidecar_size, one.sidecar_crc) for one in file.shards]
-    if not address.is_web(folder):  # there, each is asked for when it is copied
+    shards_folder = paths.join(folder, to_local_name(file.shards_folder)) if file.shards_folder else folder
+    shards = [_original_file(shards_folder, entry.name, entry.size, entry.crc) for entry in file.shards]
+    sidecars = [_original_file(folder, entry.sidecar, entry.sidecar_size, entry.sidecar_crc) for entry in file.shards]
+    if not address.is_web(folder):  # on the web, the size is checked when the file is copied
         _check_sizes([*shards, *sidecars])
-    pairs = tuple(map(ShardCopy, shards, sidecars, (one.samples for one in file.shards)))
+    pairs = tuple(map(ShardCopy, shards, sidecars, (entry.samples for entry in file.shards)))
     return CopySource(path, data, file, pairs, read_skipped_bytes(file, folder))
 
 
@@ -129,6 +124,11 @@ def _original_file(folder: str, name: str, size: int, crc: int | None) -> Origin
 
 
 def read_dataset_bytes(path: str) -> bytes:
+    """Return the bytes of a dataset file.
+
+    Raises:
+        CorruptShard: The file cannot be read.
+    """
     try:
         return files.read_small(path)
     except OSError as error:
@@ -136,7 +136,7 @@ def read_dataset_bytes(path: str) -> bytes:
 
 
 def _check_sizes(originals: Sequence[OriginalFile]) -> None:
-    """Check that files are there with the sizes that the dataset file says, before the first of them is copied."""
-    for one, size in zip(originals, lookup.plain_sizes([one.path for one in originals]), strict=True):
-        if size != one.size:
-            raise wrong_size_error(errors.printable(one.path), size, one.size)
+    """Check that all files exist with the recorded sizes, before the first is copied."""
+    for original, size in zip(originals, lookup.plain_sizes([original.path for original in originals]), strict=True):
+        if size != original.size:
+            raise wrong_size_error(errors.printable(original.path), size, original.size)

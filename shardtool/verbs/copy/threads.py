@@ -18,42 +18,32 @@ if TYPE_CHECKING:
 
 
 _INITIAL_THREADS, _MAX_THREADS = 4, 16
-
-
 Task = TypeVar("Task")
-
-
 Result = TypeVar("Result")
-
-
-_POLL_S = 0.2  # between two looks at how many bytes there are
-
-
+_POLL_S = 0.2  # between two updates of the progress
 _MEASURE_S, _MIN_GAIN = 1.0, 1.2
-
-
-_MAX_SILENT_S = 10  # between two blocks of a thread: S3 gives a connection up on which nothing came for 20 s
+_MAX_SILENT_S = 10  # between two blocks of a thread: S3 closes a connection that is silent for 20 s
 
 
 class ByteMeter:
-    """The bytes that threads have dealt with, and the word that they are to stop.
+    """Count the bytes of all threads, limit their rate, and stop them.
 
     Args:
-        limit: How many they may deal with in a second, together; None: as many as they can.
+        limit: Maximum bytes per second of all threads together; None: no limit.
 
     Attributes:
-        stopped: Set when the run has ended: threads end at their next block, and requests wherever they are.
+        stopped: Set when the run is over. Threads stop at their next block, requests immediately.
     """
 
     def __init__(self, limit: int | None) -> None:
         self._lock, self._bytes, self.stopped = threading.Lock(), 0, threading.Event()
-        self._limit, self._free_at = limit, 0.0  # when what was dealt with so far fits the limit
+        self._limit, self._free_at = limit, 0.0  # when the bytes so far are within the limit
 
-    def took(self, size: int) -> None:
-        """Count bytes, and wait until there were no more than the limit allows.
+    def add(self, size: int) -> None:
+        """Count bytes, and wait until the rate is within the limit.
 
         Raises:
-            Stopped: The run has ended.
+            RequestCancelled: The run is over.
         """
         wait_s = 0.0
         with self._lock:
@@ -65,7 +55,7 @@ class ByteMeter:
         if self.stopped.wait(wait_s):
             raise RequestCancelled
 
-    def taken(self) -> int:
+    def take_count(self) -> int:
         """Return the bytes since the last call."""
         with self._lock:
             size, self._bytes = self._bytes, 0
@@ -73,61 +63,59 @@ class ByteMeter:
 
 
 class ThreadCount:
-    """How many tasks run at once: as many as asked for, or as many as gain something.
+    """The number of concurrent tasks: fixed, or adapted to the measured throughput.
 
-    Strategy: begin with four. When as many tasks have ended as run at once, and a second has passed, twice as many run
-    if that has brought a fifth more bytes a second than before; else half as many, and that number stays.
+    Start with four tasks. A measurement lasts at least a second and as many finished tasks as run concurrently. If
+    throughput grew by a fifth over the previous measurement, double the number; otherwise halve it and keep it.
 
     Args:
-        asked: How many were asked for; None: the number is looked for.
+        requested: A fixed number; None: adapt.
 
     Attributes:
-        at_once: How many may run now.
+        limit: The number of tasks that may run now.
     """
 
-    def __init__(self, asked: int | None) -> None:
-        self.at_once, self._looks = asked or _INITIAL_THREADS, asked is None
-        self._before, self._began = 0.0, time.monotonic()
-        self._moved = self._ended = 0
+    def __init__(self, requested: int | None) -> None:
+        self.limit, self._is_adapting = requested or _INITIAL_THREADS, requested is None
+        self._last_rate, self._started = 0.0, time.monotonic()
+        self._progress = self._finished = 0
 
-    def note(self, size: int, ended: int, now: float) -> None:
-        """Take in that bytes were moved, and tasks ended, by a time of `time.monotonic`."""
-        self._moved += size + ended  # a task that moves nothing counts, too
-        self._ended += ended
-        passed_s = now - self._began
-        if not self._looks or self._ended < self.at_once or passed_s < _MEASURE_S:
+    def note(self, size: int, finished: int, now: float) -> None:
+        """Record transferred bytes and finished tasks; `now` is a time of `time.monotonic`."""
+        self._progress += size + finished  # so that tasks without bytes count, too
+        self._finished += finished
+        elapsed_s = now - self._started
+        if not self._is_adapting or self._finished < self.limit or elapsed_s < _MEASURE_S:
             return
-        gained = self._moved / passed_s > _MIN_GAIN * self._before
-        self._looks = gained and self.at_once < _MAX_THREADS
-        self.at_once = min(2 * self.at_once, _MAX_THREADS) if gained else self.at_once // 2
-        self._before, self._began, self._moved, self._ended = self._moved / passed_s, now, 0, 0
+        is_faster = self._progress / elapsed_s > _MIN_GAIN * self._last_rate
+        self._is_adapting = is_faster and self.limit < _MAX_THREADS
+        self.limit = min(2 * self.limit, _MAX_THREADS) if is_faster else self.limit // 2
+        self._last_rate, self._started, self._progress, self._finished = self._progress / elapsed_s, now, 0, 0
 
 
 def _threads_for_limit(limit: int | None) -> int | None:
-    """Return how many threads get a block in time under a limit of bytes a second; None: as many as gain something."""
-    fed = _MAX_THREADS if limit is None else limit * _MAX_SILENT_S // BLOCK_BYTES
-    return None if fed >= _MAX_THREADS else min(max(fed, 1), _INITIAL_THREADS)
+    """Return the number of threads that each get a block in time under a rate limit; None: adapt."""
+    threads = _MAX_THREADS if limit is None else limit * _MAX_SILENT_S // BLOCK_BYTES
+    return None if threads >= _MAX_THREADS else min(max(threads, 1), _INITIAL_THREADS)
 
 
 def run_in_threads(
     work: Callable[[Task, ByteMeter], Result], tasks: Iterable[Task], options: CopyOptions, observer: Observer
 ) -> Iterator[tuple[Task, Result]]:
-    """Yield each task with what came of it, as it is done; tasks are drawn as threads become free.
-
-    Whatever ends the loop, no thread runs on after it.
+    """Yield each task with its result as it finishes. No thread is running once the iteration ends, for any reason.
 
     Args:
-        work: What is done; it calls `Meter.took` for each block.
-        tasks: What with.
-        options: How many at a time, and how many bytes a second.
-        observer: Gets progress, in this thread.
+        work: The function to run; it calls `ByteMeter.add` for each block.
+        tasks: Its arguments, drawn as threads become free.
+        options: The number of threads, and the rate limit.
+        observer: Receives progress, in this thread.
     """
     from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 
     limit = None if options.limit is None else parse_rate("limit", options.limit)
-    pace, left, meter = ThreadCount(options.workers or _threads_for_limit(limit)), iter(tasks), ByteMeter(limit)
+    pace, remaining, meter = ThreadCount(options.workers or _threads_for_limit(limit)), iter(tasks), ByteMeter(limit)
 
-    def carry_out(task: Task) -> Result:
+    def run_task(task: Task) -> Result:
         with cancel_on(meter.stopped):
             return work(task, meter)
 
@@ -135,16 +123,16 @@ def run_in_threads(
         running: dict[Future[Result], Task] = {}
         try:
             while True:
-                while len(running) < pace.at_once and (task := next(left, None)) is not None:
-                    running[pool.submit(carry_out, task)] = task
+                while len(running) < pace.limit and (task := next(remaining, None)) is not None:
+                    running[pool.submit(run_task, task)] = task
                 if not running:
                     return
                 done, _ = wait(running, _POLL_S, FIRST_COMPLETED)
-                size = meter.taken()
+                size = meter.take_count()
                 observer.advance(0, size, 0)
                 pace.note(size, len(done), time.monotonic())
-                for one in [one for one in running if one in done]:
-                    yield running.pop(one), one.result()
+                for future in [future for future in running if future in done]:
+                    yield running.pop(future), future.result()
         finally:
             meter.stopped.set()
             pool.shutdown(wait=True, cancel_futures=True)

@@ -24,127 +24,131 @@ if TYPE_CHECKING:
     from shardtool.storage.staging import DurableFile
     from shardtool.verbs.copy.destination import CopyTarget
 
-    Staged = tuple[list[DurableFile], list[DurableFile]]  # of a shard, and of its sidecar
+    StagedPair = tuple[list[DurableFile], list[DurableFile]]  # a shard and its sidecar; a list may be empty
 
 
 class Transfer:
-    """One copy, under its lock."""
+    """The copy of one dataset, under its lock."""
 
-    def __init__(self, goal: CopyTarget, todo: list[ShardCopy], options: CopyOptions, notes: Notes) -> None:
-        self.goal, self.todo, self._notes = goal, todo, notes
-        self._options, self._refusal = options, ""  # why a store makes no copies itself
-        self._grows, self._pattern = goal.has_grown, _shard_pattern(goal.source)
-        there = () if self._pattern is None else goal.folder.names()
-        self._beside = StaleIndexes(goal.folder, self._pattern, there, appends=self._grows)
+    def __init__(self, target: CopyTarget, pending: list[ShardCopy], options: CopyOptions, notes: Notes) -> None:
+        self.target, self.pending, self._notes = target, pending, notes
+        self._options, self._refusal = options, ""  # why the store refuses server-side copies
+        self._grows, self._pattern = target.has_grown, _shard_pattern(target.source)
+        names = () if self._pattern is None else target.folder.names()
+        self._stale_indexes = StaleIndexes(target.folder, self._pattern, names, appends=self._grows)
 
     def run(self) -> None:
-        """Copy all shards that are to be copied, and publish."""
-        observer, goal = self._notes.observer, self.goal
-        waiting: list[Staged] = []
-        observer.start(sum(one.samples for one in self.todo), sum(one.size for one in self.todo), len(self.todo))
-        if not self._grows and not goal.folder.hides:
+        """Copy the pending shards, and publish the dataset."""
+        observer, target = self._notes.observer, self.target
+        waiting: list[StagedPair] = []
+        observer.start(
+            sum(shard.samples for shard in self.pending), sum(shard.size for shard in self.pending), len(self.pending)
+        )
+        if not self._grows and not target.folder.hides:
             self._withdraw()
-        for state, staged in run_in_threads(self._staged, self.todo, self._options, observer):
+        for state, staged in run_in_threads(self._stage_pair, self.pending, self._options, observer):
             if staged[0] and self._pattern is not None:
-                self._beside.compare(state.shard.name, partial(read_dataset_bytes, state.sidecar.path), written=True)
-            if state.wrong and goal.folder.hides and not self._grows:
+                self._stale_indexes.compare(
+                    state.shard.name, partial(read_dataset_bytes, state.sidecar.path), written=True
+                )
+            if state.wrong and target.folder.hides and not self._grows:
                 waiting.append(staged)
             else:
                 self._publish([staged])
             observer.advance(state.samples, 0, 1)
             observer.shard(state.shard.name, "copied", state.samples, state.size)
         if self._refusal:
-            how = "the bytes came through this machine"
-            self._notes.add_new(f"the store makes no copies itself ({self._refusal}): {how}")
+            how = "the bytes were copied through this machine"
+            self._notes.add_new(f"the store refused server-side copies ({self._refusal}): {how}")
         self._finish(waiting)
 
     def _withdraw(self) -> None:
-        """Where a shard is seen at once, have nothing lead to those that are replaced or removed."""
+        """Remove the old dataset file first, because a store shows each replaced shard immediately."""
         self._notes.add("the old dataset file is removed first: in a store, shards are replaced one by one")
-        self.goal.folder.remove([self.goal.source.name])
-        for state in self.todo:
+        self.target.folder.remove([self.target.source.name])
+        for state in self.pending:
             if state.wrong:
-                self._beside.drop(state.shard.name)
+                self._stale_indexes.drop(state.shard.name)
         self._remove_old()
 
     def _remove_old(self) -> None:
-        """Remove what only the old dataset file lists, and what leads to it."""
-        self._beside.keep_only([one.name for one in self.goal.source.file.shards])
-        self._beside.remove()
-        gone, gone_shards = self.goal.removed()
-        self.goal.folder.remove(gone)
-        self.goal.old_below.remove(gone_shards)
+        """Delete files that only the old dataset file lists, and their indexes of other tools."""
+        self._stale_indexes.keep_only([entry.name for entry in self.target.source.file.shards])
+        self._stale_indexes.remove()
+        names, shards = self.target.removed()
+        self.target.folder.remove(names)
+        self.target.old_below.remove(shards)
 
-    def _staged(self, state: ShardCopy, meter: ByteMeter) -> Staged:
-        """Copy a shard and its sidecar, under temporary names; what is right already stays."""
-        found: Staged = ([], [])
-        goals = self.goal.below, self.goal.folder
-        for staged, folder, (original, is_right) in zip(found, goals, state.parts, strict=True):
+    def _stage_pair(self, state: ShardCopy, meter: ByteMeter) -> StagedPair:
+        """Copy a shard and its sidecar under temporary names, unless they are already right."""
+        staged_pair: StagedPair = ([], [])
+        folders = self.target.below, self.target.folder
+        for staged, folder, (original, is_right) in zip(staged_pair, folders, state.parts, strict=True):
             if not is_right:
-                inside = is_right is None or not self._grows  # else what is there may be right, and the source wrong
+                use_server_copy = (
+                    is_right is None or not self._grows
+                )  # otherwise, the existing file may be right and the source wrong
                 try:
-                    made = self._made_inside(folder, original, meter) if inside else None
-                    staged.append(made or copying.copy_verified(folder, original, meter.took, keep_mtime=True))
+                    copied = self._copy_inside_store(folder, original, meter) if use_server_copy else None
+                    staged.append(copied or copying.copy_verified(folder, original, meter.add, keep_mtime=True))
                 except (OSError, errors.CorruptShard) as error:
                     errors.raise_if_machine_error(error, original.path)
                     raise self._source_error(original, error) from None
-        return found
+        return staged_pair
 
-    def _made_inside(
+    def _copy_inside_store(
         self, folder: folders.OutputFolder, original: OriginalFile, meter: ByteMeter
     ) -> DurableFile | None:
-        """Return the copy that a store has made of its own file; None: it is to be read and written."""
+        """Return a server-side copy; None: not possible, so the file must be read and written."""
         if not self._refusal:
             try:
-                return copying.copy_inside_store(folder, original, meter.took)
+                return copying.copy_inside_store(folder, original, meter.add)
             except store_copy.NotCopied as error:
                 self._refusal = self._refusal or str(error)
         return None
 
     def _source_error(self, original: OriginalFile, error: OSError | errors.CorruptShard) -> errors.CorruptShard:
-        """Return what is said of a file of the source that is not what the dataset file says, or cannot be read."""
-        cure = "`shardtool verify` shows what is damaged at the source."
-        if self.goal.source.has_changed():
-            cure = "The source was changed while it was copied: run the same command again."
+        remedy = "`shardtool verify` shows what is damaged at the source."
+        if self.target.source.has_changed():
+            remedy = "The source was changed while it was copied: run the same command again."
         if isinstance(error, OSError):
-            return errors.CorruptShard(original.path, f"cannot be read: {errors.os_error_text(error)}", remedy=cure)
-        expected = f"{error.expected}, as the dataset file says"
-        return errors.CorruptShard(original.path, error.problem, expected=expected, remedy=cure)
+            return errors.CorruptShard(original.path, f"cannot be read: {errors.os_error_text(error)}", remedy=remedy)
+        expected = f"{error.expected}, as in the dataset file"
+        return errors.CorruptShard(original.path, error.problem, expected=expected, remedy=remedy)
 
-    def _publish(self, staged: Sequence[Staged]) -> None:
-        """Give shards, then their sidecars, their names."""
-        self._beside.remove()
-        for folder, part in ((self.goal.below, 0), (self.goal.folder, 1)):
-            if files := [file for one in staged for file in one[part]]:
+    def _publish(self, staged: Sequence[StagedPair]) -> None:
+        self._stale_indexes.remove()
+        for folder, part in ((self.target.below, 0), (self.target.folder, 1)):
+            if files := [file for pair in staged for file in pair[part]]:
                 folder.publish(*files)
 
-    def _finish(self, waiting: Sequence[Staged]) -> None:
-        """Publish what waits, remove what only the old dataset file lists, and publish the new one."""
-        goal, source = self.goal, self.goal.source
+    def _finish(self, waiting: Sequence[StagedPair]) -> None:
+        """Publish waiting shards, delete files that only the old dataset file lists, and publish the new one."""
+        target, source = self.target, self.target.source
         first: list[DurableFile] = []
-        fact = goal.facts[0].get(source.file.skipped_file)
-        there = fact is not None and fact.size == len(source.skipped)
-        if source.skipped and not (there and goal.folder.read(source.file.skipped_file) == source.skipped):
-            first.append(goal.folder.stage_bytes(source.file.skipped_file, source.skipped))
-        if goal.data == source.data and not first:
+        fact = target.facts[0].get(source.file.skipped_file)
+        exists = fact is not None and fact.size == len(source.skipped)
+        if source.skipped and not (exists and target.folder.read(source.file.skipped_file) == source.skipped):
+            first.append(target.folder.stage_bytes(source.file.skipped_file, source.skipped))
+        if target.data == source.data and not first:
             return
-        last = goal.folder.stage_bytes(source.name, source.data)
-        if not self._grows and goal.folder.hides:
-            goal.folder.remove([source.name])
+        last = target.folder.stage_bytes(source.name, source.data)
+        if not self._grows and target.folder.hides:
+            target.folder.remove([source.name])
             self._remove_old()
         self._publish(waiting)
-        again = "Run the same command again."
-        folders.check_published(goal.below, {one.shard.name: one.shard.size for one in source.pairs}, again)
-        folders.check_published(goal.folder, {one.sidecar.name: one.sidecar.size for one in source.pairs}, again)
-        goal.folder.publish(*first, last)
+        remedy = "Run the same command again."
+        folders.check_published(target.below, {pair.shard.name: pair.shard.size for pair in source.pairs}, remedy)
+        folders.check_published(target.folder, {pair.sidecar.name: pair.sidecar.size for pair in source.pairs}, remedy)
+        target.folder.publish(*first, last)
 
 
 def _shard_pattern(source: CopySource) -> ShardPattern | None:
-    """Return the names of shards, where they lie beside the dataset file and are such as a pattern can have."""
+    """Return the pattern of the shards if they are in the dataset file's folder and a pattern can describe them."""
     if source.file.shards_folder:
         return None
     if (pattern := recorded_range(source.file)) is not None:
         return pattern
     with suppress(errors.InvalidRequest):
-        return parse_pattern([one.shard.name for one in source.pairs])
+        return parse_pattern([pair.shard.name for pair in source.pairs])
     return None

@@ -36,30 +36,30 @@ if TYPE_CHECKING:
     Rows = NDArray[np.int64]
 
 
-_SPLIT_COLUMN = "split"  # of metadata: what a run divided
+_SPLIT_COLUMN = "split"  # the metadata column with the recorded split
 
 
 class SideComparison:
-    """Two sides, whose samples are paired by their keys; several of one key in their order."""
+    """A comparison of two sides. Samples are paired by key; samples with the same key in their order."""
 
-    def __init__(self, a: ComparedSide, b: ComparedSide, left_out: Uncompared, pool: Pool, notes: Notes) -> None:
-        self._a, self._b, self._left_out, self._pool, self._notes = a, b, left_out, pool, notes
+    def __init__(self, a: ComparedSide, b: ComparedSide, excluded: Uncompared, pool: Pool, notes: Notes) -> None:
+        self._a, self._b, self._excluded, self._pool, self._notes = a, b, excluded, pool, notes
         ours, theirs = _key_ids(a.entries.keys, b.entries.keys)
-        self._of_a, self._of_b, self._removed, self._added = match_ids(ours, theirs)
+        self._rows_a, self._rows_b, self._removed, self._added = match_ids(ours, theirs)
         names = {*map(to_bytes, a.entries.fields), *map(to_bytes, b.entries.fields)}
         self._names = [*map(to_text, sorted(names))]
-        self._width = len(self._names) + 1  # the last one stands for all columns
+        self._width = len(self._names) + 1  # the last id stands for all metadata columns
 
     def result(self) -> DiffResult:
-        """Return what differs, without the names of the sides."""
+        """Return the differences, without the names of the sides."""
         a, b = self._a, self._b
         removed, added = self._removed, self._added
-        if self._left_out.added:
+        if self._excluded.added:
             added = added[:0]
-        elif self._left_out.keys:
-            known = [is_skipped_key(b.entries.keys[at], self._left_out.keys) for at in added.tolist()]
-            added = added[~np.array(known, np.bool_)]
-        before, now = a.split[self._of_a], b.split[self._of_b]
+        elif self._excluded.keys:
+            is_skipped = [is_skipped_key(b.entries.keys[index], self._excluded.keys) for index in added.tolist()]
+            added = added[~np.array(is_skipped, np.bool_)]
+        before, now = a.split[self._rows_a], b.split[self._rows_b]
         moved = np.flatnonzero((before != "") & (now != "") & (before != now))
         metadata_ids, columns = self._changed_metadata(moved)
         ids = np.sort(np.concatenate((self._changed_fields(), metadata_ids)))
@@ -70,94 +70,95 @@ class SideComparison:
         counts = np.bincount(ids % self._width, minlength=self._width).tolist()
         labels = [*self._names, METADATA_FIELD]
 
-        def change(at: int) -> SampleDifference:
-            codes = (ids[firsts[at] : ends[at]] % self._width).tolist()
-            return SampleDifference(_key_text(a, samples[at]), tuple(labels[code] for code in codes))
+        def build_change(index: int) -> SampleDifference:
+            codes = (ids[firsts[index] : ends[index]] % self._width).tolist()
+            return SampleDifference(_key_text(a, samples[index]), tuple(labels[code] for code in codes))
 
-        def move(at: int) -> MovedSample:
-            return MovedSample(_key_text(a, self._of_a[moved[at]]), before[moved[at]], now[moved[at]])
+        def build_move(index: int) -> MovedSample:
+            return MovedSample(_key_text(a, self._rows_a[moved[index]]), before[moved[index]], now[moved[index]])
 
         return DiffResult(
             samples=(len(a.entries), len(b.entries)),
-            added=LazyList(len(added), lambda at: _key_text(b, added[at])),
-            removed=LazyList(len(removed), lambda at: _key_text(a, removed[at])),
-            changed=LazyList(len(samples), change),
-            moved=LazyList(len(moved), move),
+            added=LazyList(len(added), lambda index: _key_text(b, added[index])),
+            removed=LazyList(len(removed), lambda index: _key_text(a, removed[index])),
+            changed=LazyList(len(samples), build_change),
+            moved=LazyList(len(moved), build_move),
             fields={name: count for name, count in zip(labels, counts, strict=True) if count},
-            classes=tuple(name for name in sorted(a.classes.keys() & b.classes.keys()) if self._renames(name)),
+            classes=tuple(name for name in sorted(a.classes.keys() & b.classes.keys()) if self._classes_differ(name)),
             metadata=columns,
             metadata_only=int(metadata_only),
-            uncompared=self._left_out.fields,
+            uncompared=self._excluded.fields,
         )
 
-    def _renames(self, name: str) -> bool:
-        """Tell whether a number of a class stands for another name now; names may have come since."""
+    def _classes_differ(self, name: str) -> bool:
+        """Return whether a class number has another name on the other side; new names at the end do not count."""
         pairs = zip(self._a.classes[name] or (), self._b.classes[name] or (), strict=False)
         return any(before != now for before, now in pairs)
 
     def _changed_fields(self) -> Rows:
-        """Return the ids of fields that differ: the sample of the first side, and the name."""
-        left_out = self._left_out
-        if left_out.payloads:
+        """Return the ids of fields that differ: sample of side A times `_width`, plus the name's index."""
+        excluded = self._excluded
+        if excluded.payloads:
             return np.zeros(0, np.int64)
-        known = {name: at if name not in left_out.fields else -1 for at, name in enumerate(self._names)}
+        name_ids = {name: index if name not in excluded.fields else -1 for index, name in enumerate(self._names)}
         ids = []
-        for entries, own in ((self._a.entries, self._of_a), (self._b.entries, self._of_b)):
+        for entries, rows in ((self._a.entries, self._rows_a), (self._b.entries, self._rows_b)):
             samples = np.full(len(entries), -1, np.int64)
-            samples[own] = self._of_a
-            ids.append(field_ids(samples, entries.counts(), entries.rows.code, entries.fields, known))
+            samples[rows] = self._rows_a
+            ids.append(field_ids(samples, entries.counts(), entries.rows.code, entries.fields, name_ids))
         ours, theirs = ids
-        mine, other, lone, lone_of_b = match_ids(ours, theirs)
-        return np.concatenate((ours[lone], theirs[lone_of_b], ours[mine[self._payloads_differ(mine, other)]]))
+        index_a, index_b, only_a, only_b = match_ids(ours, theirs)
+        return np.concatenate((ours[only_a], theirs[only_b], ours[index_a[self._payloads_differ(index_a, index_b)]]))
 
-    def _payloads_differ(self, mine: Rows, other: Rows) -> NDArray[np.bool_]:
-        """Tell of fields that both sides have whether their payloads differ."""
-        a, b, as_numbers = self._a, self._b, self._left_out.as_numbers
+    def _payloads_differ(self, rows_a: Rows, rows_b: Rows) -> NDArray[np.bool_]:
+        a, b, as_numbers = self._a, self._b, self._excluded.as_numbers
         sizes, sums = zip(
-            *(inline_checksums(one.entries, rows, as_numbers=as_numbers) for one, rows in ((a, mine), (b, other))),
+            *(inline_checksums(side.entries, rows, as_numbers=as_numbers) for side, rows in ((a, rows_a), (b, rows_b))),
             strict=True,
         )
-        fetched = b.entries.rows.kind[other] == URL  # what is there by now says nothing of what was there
+        fetched = b.entries.rows.kind[rows_b] == URL  # the URL's content may have changed since
         differ = np.asarray((sizes[0] != sizes[1]) & ~fetched)
         if fetched.any():
             self._notes.add(
-                f"not compared: {pluralize(int(fetched.sum()), 'file')} of URLs, which are not fetched again"
+                f"not compared: {pluralize(int(fetched.sum()), 'file')} from URLs, which are not fetched again"
             )
-        alike = np.flatnonzero(~differ & ~fetched)
-        for side, rows, found in ((a, mine, sums[0]), (b, other, sums[1])):
-            wanted = alike[found[alike] < 0]
-            self._say_what_is_read(side, rows[wanted])
-            found[wanted] = source_checksums(side.source, side.entries, rows[wanted], self._pool, self._notes.observer)
-        differ[alike] = sums[0][alike] != sums[1][alike]
+        same_size = np.flatnonzero(~differ & ~fetched)
+        for side, rows, checksums in ((a, rows_a, sums[0]), (b, rows_b, sums[1])):
+            unknown = same_size[checksums[same_size] < 0]
+            self._report_reads(side, rows[unknown])
+            checksums[unknown] = source_checksums(
+                side.source, side.entries, rows[unknown], self._pool, self._notes.observer
+            )
+        differ[same_size] = sums[0][same_size] != sums[1][same_size]
         return differ
 
-    def _say_what_is_read(self, side: ComparedSide, rows: Rows) -> None:
-        """Tell the user of shards that are read because no index has checksums; that a source is read is no news."""
+    def _report_reads(self, side: ComparedSide, rows: Rows) -> None:
+        """Note that shards are read because no index has checksums; reading a source is expected."""
         rows = rows[side.entries.rows.kind[rows] == SPAN]
         if side.source is None and (unknown := rows[side.entries.known_spans.expected[rows] < 0]).size:
-            what = f"{pluralize(len(unknown), 'payload')}, {format_size(int(side.entries.rows.size[unknown].sum()))}"
-            self._notes.add(f"read for their checksums, which no index has: {what}")
+            unread = f"{pluralize(len(unknown), 'payload')}, {format_size(int(side.entries.rows.size[unknown].sum()))}"
+            self._notes.add(f"read to compute checksums, which no index has: {unread}")
 
     def _changed_metadata(self, moved: Rows) -> tuple[Rows, dict[str, ColumnDifference]]:
-        """Return the ids of samples whose columns differ, and these columns; of a source, columns that both have."""
-        if self._left_out.metadata:
+        """Return the ids of samples whose columns differ, and these columns; for a source, only common columns."""
+        if self._excluded.metadata:
             self._notes.add("not compared: metadata")
             return np.zeros(0, np.int64), {}
         a, b = self._a.entries.metadata, self._b.entries.metadata
         before, now = ({} if table is None else dict.fromkeys(table.column_names) for table in (a, b))
         names = [name for name in before | now if self._b.source is None or name in before.keys() & now.keys()]
         columns: dict[str, ColumnDifference] = {}
-        differ = np.zeros(len(self._of_a), np.bool_)
+        differ = np.zeros(len(self._rows_a), np.bool_)
         for name in names:
-            one, other = _column_values(a, name, self._of_a), _column_values(b, name, self._of_b)
-            unlike = _values_differ(one, other)
+            values_a, values_b = _column_values(a, name, self._rows_a), _column_values(b, name, self._rows_b)
+            differs = _values_differ(values_a, values_b)
             if name == _SPLIT_COLUMN:
-                unlike[moved] = False
-            if unlike.any():
+                differs[moved] = False
+            if differs.any():
                 change = "added" if name not in before else "removed" if name not in now else "changed"
-                columns[name] = ColumnDifference(change, int(np.count_nonzero(unlike)))
-            differ |= unlike
-        return np.asarray(self._of_a[differ] * self._width + len(self._names)), columns
+                columns[name] = ColumnDifference(change, int(np.count_nonzero(differs)))
+            differ |= differs
+        return np.asarray(self._rows_a[differ] * self._width + len(self._names)), columns
 
 
 def _key_text(side: ComparedSide, sample: int) -> str:
@@ -165,37 +166,37 @@ def _key_text(side: ComparedSide, sample: int) -> str:
 
 
 def _key_ids(first: PackedStrings, second: PackedStrings) -> tuple[Rows, Rows]:
-    """Return a number for each key of both sides, alike where keys are; the second of a key on one side has another."""
+    """Return an id for each key, equal for equal keys on both sides; repeated keys on one side get different ids."""
     codes = pa.chunked_array([first.array(), second.array()]).combine_chunks().dictionary_encode().indices.to_numpy()
     ours, theirs = codes[: len(first)].astype(np.int64), codes[len(first) :].astype(np.int64)
-    times = [_occurrences(some) for some in (ours, theirs)]
-    return ours + times[0] * len(codes), theirs + times[1] * len(codes)
+    counts = [_occurrences(side_codes) for side_codes in (ours, theirs)]
+    return ours + counts[0] * len(codes), theirs + counts[1] * len(codes)
 
 
 def _occurrences(codes: Rows) -> Rows:
-    """Return how often each code stood before."""
+    """Return how often each code occurred before its position."""
     order = np.argsort(codes, kind="stable")
     is_first = np.append(True, codes[order][1:] != codes[order][:-1])[: len(codes)]
-    places = np.arange(len(codes))
-    found = np.empty(len(codes), np.int64)
-    found[order] = places - np.maximum.accumulate(np.where(is_first, places, 0))
-    return found
+    positions = np.arange(len(codes))
+    occurrences = np.empty(len(codes), np.int64)
+    occurrences[order] = positions - np.maximum.accumulate(np.where(is_first, positions, 0))
+    return occurrences
 
 
 def _column_values(table: pa.Table | None, name: str, rows: Rows) -> pa.ChunkedArray:
-    """Return the values of a column for some samples, without dictionaries; null where there is no such column."""
+    """Return the values of a column for some samples, without dictionaries; nulls if the column does not exist."""
     if table is None or name not in table.column_names:
         return pa.chunked_array([pa.nulls(len(rows))])
     return to_plain(table.column(name).take(number_array(rows)))
 
 
-def _values_differ(one: pa.ChunkedArray, other: pa.ChunkedArray) -> NDArray[np.bool_]:
-    """Tell which values of two columns differ; two nulls are the same, and so are two NaNs."""
+def _values_differ(first: pa.ChunkedArray, second: pa.ChunkedArray) -> NDArray[np.bool_]:
+    """Return which values of two columns differ; nulls equal nulls, and NaNs equal NaNs."""
     try:
-        alike = pc.fill_null(pc.equal(one, other), False)  # noqa: FBT003 - the value
-        alike = pc.or_(alike, pc.and_(pc.is_null(one, nan_is_null=True), pc.is_null(other, nan_is_null=True)))
+        equal = pc.fill_null(pc.equal(first, second), False)  # noqa: FBT003 - the value
+        equal = pc.or_(equal, pc.and_(pc.is_null(first, nan_is_null=True), pc.is_null(second, nan_is_null=True)))
     except MemoryError:
         raise
-    except pa.ArrowException:  # of lists, or of types that have nothing in common
-        return np.array([x != y for x, y in zip(one.to_pylist(), other.to_pylist(), strict=True)], np.bool_)
-    return np.array(~alike.to_numpy().astype(np.bool_))
+    except pa.ArrowException:  # lists, or incompatible types
+        return np.array([x != y for x, y in zip(first.to_pylist(), second.to_pylist(), strict=True)], np.bool_)
+    return np.array(~equal.to_numpy().astype(np.bool_))

@@ -1,7 +1,7 @@
-"""`diff`: what differs between two datasets, or between a dataset and what it was made from.
+"""`diff`: compare two datasets, or a dataset with its source.
 
-The library twin of `shardtool diff`. Both sides become `Entries`; keys are joined as bytes, by a hash table of Arrow's,
-and all else as numbers, with no object for a sample. Where both sides have checksums, no payload is read.
+Each side becomes a `SampleTable`. Keys are joined as bytes by an Arrow hash table, and everything else as numbers, with
+no Python object per sample. If both sides have checksums, no payload is read.
 """
 
 from __future__ import annotations
@@ -30,58 +30,63 @@ if TYPE_CHECKING:
 
 @accepts_options(DiffOptions)
 def diff(a: DatasetLike, b: object, options: DiffOptions, observer: Observer) -> DiffResult:
-    """Return what differs between two datasets: samples that only one has, that changed, or are in another split.
+    """Return the samples that only one of two datasets has, that differ, or that are in another split.
 
     Args:
-        a: A dataset file, a shard pattern, a glob, a folder, or shards; several, such as all splits, with `{split}` in
-            a name or in a list.
-        b: The same; or what `a` was made from, a folder or a manifest, as it is now: then what differs is what
+        a: A dataset file, a shard pattern, a glob, a folder, or shards; or several, such as all splits, as a list or
+            by `{split}` in a name.
+        b: The same; or the source of `a` in its current state, a folder or a manifest. The differences are then what
             `create` would change.
         options: See `DiffOptions`.
-        observer: Gets progress, and what the user should know.
+        observer: Receives progress and notes.
 
     Raises:
-        InvalidRequest: There is no such dataset, or the source cannot be compared with it.
+        InvalidRequest: The dataset does not exist, or the source cannot be compared with it.
         CorruptShard: A dataset file, a sidecar or a shard is damaged.
     """
-    begun, notes = time.time(), Notes(observer)
+    started, notes = time.time(), Notes(observer)
     with start_pool(options) as pool:  # forked before anything heavy is imported
         from shardtool.verbs.diff.compare import SideComparison
         from shardtool.verbs.diff.sides import Uncompared, dataset_and_source, dataset_sides
 
-        datasets = [open_dataset(one) for one in expand_datasets(a)]
-        others = _open_datasets(b)
-        if others is not None and options.join is not None:
+        datasets = [open_dataset(given) for given in expand_datasets(a)]
+        datasets_b = _open_datasets(b)
+        if datasets_b is not None and options.join is not None:
             raise InvalidRequest(
                 option_text("join"), f"{_display_name(b)} is a dataset", expected="the source of the other dataset"
             )
-        if others is None:
-            sides, left_out = dataset_and_source(datasets, b, options, pool, notes)
+        if datasets_b is None:
+            sides, excluded = dataset_and_source(datasets, b, options, pool, notes)
         else:
-            sides, left_out = dataset_sides(datasets, [open_dataset(one) for one in others], pool, notes), Uncompared()
-        left_out = left_out._replace(metadata=options.ignore_metadata)
-        found = SideComparison(*sides, left_out, pool, notes).result()
-    return replace(found, a=_display_name(a), b=_display_name(b), notes=tuple(notes.said), seconds=time.time() - begun)
+            sides, excluded = (
+                dataset_sides(datasets, [open_dataset(given) for given in datasets_b], pool, notes),
+                Uncompared(),
+            )
+        excluded = excluded._replace(metadata=options.ignore_metadata)
+        result = SideComparison(*sides, excluded, pool, notes).result()
+    return replace(
+        result, a=_display_name(a), b=_display_name(b), notes=tuple(notes.said), seconds=time.time() - started
+    )
 
 
 def _open_datasets(given: Any) -> list[DatasetLike] | None:
-    """Return the datasets that are meant; None: it is a folder of samples, a manifest or an archive."""
+    """Return the datasets, or None for a folder of samples, a manifest or an archive."""
     several = isinstance(given, list | tuple)
     if not several and is_table(given):
         return None
     try:
-        found = expand_datasets(given)
-        for one in found:
-            find_dataset(one, lacking=True)
+        datasets = expand_datasets(given)
+        for item in datasets:
+            find_dataset(item, lacking=True)
     except InvalidRequest:
-        each = list_names("the dataset or its source", given, EXPECTED_DATASET)
-        if all(os.path.isdir(one) or is_url(one) or find_archive(one) for one in each):
+        names = list_names("the dataset or its source", given, EXPECTED_DATASET)
+        if all(os.path.isdir(item) or is_url(item) or find_archive(item) for item in names):
             return None
         raise
-    return found
+    return datasets
 
 
 def _display_name(given: object) -> str:
     names = given if isinstance(given, list | tuple) else [given]
-    texts = [to_output_name(os.fspath(one)) if isinstance(one, str | os.PathLike) else "the table" for one in names]
-    return format_list([redact_secrets(one) for one in texts], 3)
+    texts = [to_output_name(os.fspath(item)) if isinstance(item, str | os.PathLike) else "the table" for item in names]
+    return format_list([redact_secrets(item) for item in texts], 3)

@@ -27,38 +27,23 @@ if TYPE_CHECKING:
 
 
 KEY_HASH_BYTES = 16
+_LENGTH_MASK = 2**32 - 1
+_INT_FIELDS = frozenset({"cls", "cls2", "index", "inx", "id"})  # webdataset decodes these as integers
+# A payload is decoded from memory, and a compressed shard can expand it a thousandfold.
+MAX_IMAGE_BYTES = 250_000_000  # `transform.image_decode` limits the pixels
+MAX_JSON_BYTES = 8_000_000  # objects take up to 22 times the bytes: `[],` becomes a list of 56 bytes and a pointer
 
-
-_LENGTH_MASK = 2**32 - 1  # what is kept of a length
-
-
-_INT_FIELDS = frozenset({"cls", "cls2", "index", "inx", "id"})  # what webdataset's decoder takes for whole numbers
-
-
-# Bytes of a payload that is decoded: it is held as a whole, and a compressed shard makes it of a thousandth of that.
-MAX_IMAGE_BYTES = 250_000_000  # its pixels are bounded too: see `transform.image.MAX_BYTES`
-
-
-MAX_JSON_BYTES = 8_000_000  # its objects take up to 22 times its bytes: `[],` is a list of 56 and its place
-
-
-_MAX_NUMBER_DIGITS = 100  # digits
-
-
-_WHOLE_NUMBER = re.compile(rb"[+-]?[0-9]+")  # readers take the text for an int: neither 3.5 nor 1e3 is one
-
-
-_MAX_NUMBER_BYTES = 2**12  # with the white space around them
+_MAX_NUMBER_DIGITS = 100
+_WHOLE_NUMBER = re.compile(rb"[+-]?[0-9]+")  # readers call `int` on the text: 3.5 and 1e3 fail
+_MAX_NUMBER_BYTES = 2**12  # including surrounding whitespace
 
 
 class ExamineTask(NamedTuple):
     """A shard to examine.
 
     Attributes:
-        shard: The shard.
-        decode: Whether payloads are decoded.
-        classes: Field to how many classes its numbers stand for.
-        contents: Whether it is known what samples hold.
+        classes: Number of classes by field.
+        contents: Compute a content id for each sample.
     """
 
     shard: StoredShard
@@ -69,24 +54,22 @@ class ExamineTask(NamedTuple):
 
 @dataclass(slots=True)
 class ShardExamination:
-    """The result of walking a shard.
+    """The result of examining a shard.
 
     Attributes:
-        survey: What lies in it; None where it cannot be opened. Once it was checked, it is without columns.
-        fields: How many samples have each field; none once they were added up: names may be many.
-        odd: How many members are no part of a sample.
-        hashes: The hash of each key, 16 bytes.
-        contents: What each sample holds, where that was asked for: 8 bytes, of the CRC-32C and length of its largest
-            payload.
-        findings: What is wrong with payloads, the first ones.
-        more: How many more of these there are, by code.
-        undecoded: How many payloads were too large to be decoded.
-        error: Why it cannot be opened; None where it can.
+        scan: The content of the shard; None if it cannot be opened. Its columns are dropped after the checks.
+        fields: Number of samples with each field; emptied once added to the totals, because names may be many.
+        unrecognised: Number of members that do not belong to a sample.
+        hashes: The hash of each key, 16 bytes each.
+        contents: If requested, 8 bytes for each sample: the CRC-32C and length of its largest payload.
+        findings: Findings about payloads, at most `MAX_LISTED_PER_FILE`.
+        more: Number of further findings by code.
+        undecoded: Number of payloads too large to decode.
     """
 
     scan: ShardScan | None
     fields: Counter[str] = field(default_factory=Counter)
-    odd: int = 0
+    unrecognised: int = 0
     hashes: bytes = b""
     contents: bytes = b""
     findings: list[Finding] = field(default_factory=list)
@@ -96,29 +79,29 @@ class ShardExamination:
 
 
 def examine_shard(task: ExamineTask) -> ShardExamination:
-    """Walk, sum and, where asked for, decode a shard; of a damaged one, what precedes the damage."""
+    """Scan a shard, compute its checksums and, if requested, decode its fields; a damaged shard up to the damage."""
     try:
-        found = task.shard.scan(checksum=True)
+        scan = task.shard.scan(checksum=True)
     except StoreFailed as failed:
-        if not failed.of_file:  # the machine's fault, or the network's, not the shard's
+        if not failed.of_file:  # a failure of the machine or network, not of the shard
             raise
         return ShardExamination(None, error=CorruptShard(task.shard.path, failed.found))
     except (CorruptShard, InvalidRequest) as error:
         return ShardExamination(None, error=error)
-    hashes = b"".join([blake2b(key, digest_size=KEY_HASH_BYTES).digest() for key in found.keys])
-    contents = _content_ids(found) if task.contents else b""
-    examined = ShardExamination(found, odd=len(found.odd), hashes=hashes, contents=contents)
-    for code, count in Counter(found.codes).items():
-        examined.fields[index_text(found.names[code])] += count
+    hashes = b"".join([blake2b(key, digest_size=KEY_HASH_BYTES).digest() for key in scan.keys])
+    contents = _content_ids(scan) if task.contents else b""
+    examination = ShardExamination(scan, unrecognised=len(scan.odd), hashes=hashes, contents=contents)
+    for code, count in Counter(scan.codes).items():
+        examination.fields[index_text(scan.names[code])] += count
     if task.decode:
-        _decode_fields(task, found, examined)
-    return examined
+        _decode_fields(task, scan, examination)
+    return examination
 
 
-def _content_ids(found: ShardScan) -> bytes:
-    """Return what samples hold; the last one of a damaged shard may have lost payloads."""
-    sums, row, payloads = array("Q"), 0, list(zip(found.lengths, found.crcs, strict=False))
-    for count in found.counts:
+def _content_ids(scan: ShardScan) -> bytes:
+    """Return 8 bytes for each sample; the last sample of a damaged shard may have lost payloads."""
+    sums, row, payloads = array("Q"), 0, list(zip(scan.lengths, scan.crcs, strict=False))
+    for count in scan.counts:
         length, crc = max(payloads[row : row + count], default=(0, 0))
         sums.append((length & _LENGTH_MASK) << 32 | crc)
         row += count
@@ -126,13 +109,13 @@ def _content_ids(found: ShardScan) -> bytes:
 
 
 class _PayloadCheck(NamedTuple):
-    """The check of a field's payloads by decoding them.
+    """How to check the payloads of a field by decoding them.
 
     Attributes:
-        code: The code of the finding about a payload that is wrong.
-        decode: Returns what is wrong with a payload; empty: nothing is; None: it is too large to be decoded.
-        limit: Bytes of the largest that is decoded.
-        whole: Whether all of a payload is wanted; else its start shows that it is too long to be right.
+        code: The code of findings about invalid payloads.
+        decode: A function that returns the problem of a payload; empty: valid; None: too large to decode.
+        limit: Size of the largest payload to decode, in bytes.
+        whole: Whether larger payloads are skipped. If not, they are invalid, and their start is enough to tell.
     """
 
     code: str
@@ -141,41 +124,44 @@ class _PayloadCheck(NamedTuple):
     whole: bool = True
 
 
-def _decode_fields(task: ExamineTask, found: ShardScan, examined: ShardExamination) -> None:
-    """Decode every field that has a decoder."""
-    names = [index_text(name) for name in found.names]
-    pairs = zip(names, found.kinds, strict=True)
+def _decode_fields(task: ExamineTask, scan: ShardScan, examination: ShardExamination) -> None:
+    names = [index_text(name) for name in scan.names]
+    pairs = zip(names, scan.kinds, strict=True)
     checks = [_payload_check(name, task.classes.get(name)) if kind == "bytes" else None for name, kind in pairs]
     if not any(checks):
         return
-    row = 0
+    first_row = 0
     with open_shard(task.shard.path) as shard:
-        for key, count in zip(found.keys, found.counts, strict=True):
-            rows = range(row, min(row + count, len(found.lengths)))
-            for at in sorted(rows, key=found.offsets.__getitem__):  # a compressed shard is read in sequence only
-                check, offset, length = checks[found.codes[at]], found.offsets[at], found.lengths[at]
+        for key, count in zip(scan.keys, scan.counts, strict=True):
+            rows = range(first_row, min(first_row + count, len(scan.lengths)))
+            for row in sorted(rows, key=scan.offsets.__getitem__):  # a compressed shard can only be read in sequence
+                check, offset, length = checks[scan.codes[row]], scan.offsets[row], scan.lengths[row]
                 if check is None:
                     continue
-                wrong = None if check.whole and length > check.limit else _payload_problem(check, shard, offset, length)
-                if wrong is None:
-                    examined.undecoded += 1
-                elif wrong and len(examined.findings) >= MAX_LISTED_PER_FILE:
-                    examined.more[check.code] = examined.more.get(check.code, 0) + 1
-                elif wrong:
-                    place = index_text(key), names[found.codes[at]]
-                    where = offset if found.size >= 0 else None
-                    examined.findings.append(Finding(check.code, task.shard.name, wrong, "", where, *place))
-            row += count
+                problem = (
+                    None if check.whole and length > check.limit else _payload_problem(check, shard, offset, length)
+                )
+                if problem is None:
+                    examination.undecoded += 1
+                elif problem and len(examination.findings) >= MAX_LISTED_PER_FILE:
+                    examination.more[check.code] = examination.more.get(check.code, 0) + 1
+                elif problem:
+                    sample_field = index_text(key), names[scan.codes[row]]
+                    shard_offset = offset if scan.size >= 0 else None
+                    examination.findings.append(
+                        Finding(check.code, task.shard.name, problem, "", shard_offset, *sample_field)
+                    )
+            first_row += count
 
 
 def _payload_problem(check: _PayloadCheck, shard: ShardFile | CompressedFile, offset: int, length: int) -> str | None:
-    """Return what is wrong with a payload; empty: nothing is; None: it is too large to be decoded."""
-    wanted = min(length, check.limit + 1)
+    """Return the problem of a payload; empty: valid; None: too large to decode."""
+    size = min(length, check.limit + 1)
     try:
-        data = bytes(shard.read(offset, wanted))
-    except CorruptShard:  # the walk has found it
+        data = bytes(shard.read(offset, size))
+    except CorruptShard:  # already reported by the scan
         return ""
-    return check.decode(data) if len(data) == wanted else ""
+    return check.decode(data) if len(data) == size else ""
 
 
 def _image_problem(data: bytes) -> str | None:
@@ -188,9 +174,9 @@ def _image_problem(data: bytes) -> str | None:
             warnings.simplefilter("ignore")
             decode_image(data, exact=True)
     except BadImage as error:
-        if error.code == "image-too-large" and error.__cause__ is None:  # not Pillow's word, but our bound of memory
+        if error.code == "image-too-large" and error.__cause__ is None:  # our memory limit, not an error of Pillow
             return None
-        return "" if error.code == "image-depth" else error.message  # it is sound, whatever its values mean
+        return "" if error.code == "image-depth" else error.message  # the image is valid; only its values are unusual
     return ""
 
 
@@ -223,7 +209,7 @@ def _number_problem(data: bytes, classes: int | None) -> str:
     if not _WHOLE_NUMBER.fullmatch(text) or len(text) > _MAX_NUMBER_DIGITS:
         return repr(printable(text[:40]))
     if classes is not None and not 0 <= int(text) < classes:
-        return f"{printable(text)}, of {classes:,} classes"
+        return f"{printable(text)}, but there are {classes:,} classes"
     return ""
 
 
@@ -235,7 +221,7 @@ _PAYLOAD_CHECKS = {
 
 
 def _payload_check(name: str, classes: int | None) -> _PayloadCheck | None:
-    """Return how a field of that name is decoded; None: it can be anything."""
+    """Return the check for a field name, or None if any payload is valid."""
     ending = name.rpartition(".")[2].lower()
     if ending not in _PAYLOAD_CHECKS and (classes is not None or ending in _INT_FIELDS):
         return _PayloadCheck("number-bad", lambda data: _number_problem(data, classes), _MAX_NUMBER_BYTES, whole=False)

@@ -1,8 +1,7 @@
-"""Compare the index files of other tools with the shards that they point into.
+"""Compare the index files of other tools with their shards.
 
-They are not part of a dataset, and no checksum covers them; but a reader with a stale index returns wrong bytes
-without an
-error. A file with the name of an index but another format is reported as unchecked.
+No checksum covers these files, but a reader with a stale index returns wrong bytes without an error. A file with the
+name of an index but another format is reported as unchecked.
 """
 
 from __future__ import annotations
@@ -34,98 +33,96 @@ EXPORT_STALE = "export-stale"
 
 
 def check_exports(subject: VerifiedDataset, pool: Pool) -> None:
-    """Find index files that lead into other bytes than those of their shards, of the shards that were read."""
+    """Find index files that do not match their shards, for the shards that were read."""
     findings, names = subject.findings, set(list_folder_names(subject.folder))
-    beside = names - {base_name(subject.dataset.dataset_file or "")}
+    other_names = names - {base_name(subject.dataset.dataset_file or "")}
     tasks: dict[int, tuple[ShardScanTask, Sequence[str]]] = {}
     for number, case in enumerate(subject.cases):
         name = case.shard.file_name
-        files = [*exports.find_index_names(name, beside)]
+        files = [*exports.find_index_names(name, other_names)]
         if files and case.scan is not None and is_shard_name(name):
             tasks[number] = ShardScanTask(case.shard.path, dots=case.shard.dots), files
     numbers = [*tasks]
-    for place, (found, unknown) in pool.map(compare_exports, iter(tasks.values())):
-        findings.add(numbers[place], *found)
-        findings.unchecked += [f"{to_output_name(name)}: in no form of an index that is known" for name in unknown]
-    if subject.file is not None and subject.is_all:  # what tells of all shards was not named with some of them
-        for form, once in exports.FOLDER_INDEXES.items():
-            _check_counts(subject, subject.file, exports.EXPORTS[form].reader, once)
+    for index, (problems, unknown_names) in pool.map(compare_exports, iter(tasks.values())):
+        findings.add(numbers[index], *problems)
+        findings.unchecked += [f"{to_output_name(name)}: not a known index format" for name in unknown_names]
+    if subject.file is not None and subject.is_all:  # indexes of whole folders need all shards
+        for format_name, folder_index in exports.FOLDER_INDEXES.items():
+            _check_counts(subject, subject.file, exports.EXPORTS[format_name].reader, folder_index)
         findings.add(-1, *_check_readme(subject, subject.file, names))
 
 
 def compare_exports(task: tuple[ShardScanTask, Sequence[str]]) -> tuple[list[Finding], list[str]]:
-    """Compare files beside a shard that may be its indexes with what lies in it.
+    """Compare files that may be indexes of a shard with the shard.
 
     Returns:
-        Findings, and the names of files in no known form.
+        Findings, and the names of files in an unknown format.
     """
-    (shard_task, files), forms = task, dict[str, str]()
+    (shard_task, files), formats = task, dict[str, str]()
     folder, shard_name = folder_of(shard_task.path), to_output_name(base_name(shard_task.path))
     for name in files:
-        with suppress(OSError, AccessRefused):  # the latter is said of what is not there, too, where we may not list
-            if form := exports.detect_export(name, *read_head(join(folder, name), exports.PROBE_BYTES)):
-                forms[name] = form
-    unknown = [name for name in files if name not in forms and not name.endswith(".json")]
-    if not forms:
+        with suppress(OSError, AccessRefused):  # without permission to list, stores refuse access to missing files
+            if format_name := exports.detect_export(name, *read_head(join(folder, name), exports.PROBE_BYTES)):
+                formats[name] = format_name
+    unknown = [name for name in files if name not in formats and not name.endswith(".json")]
+    if not formats:
         return [], unknown
     from shardtool.dataset.shard_index import scanned_index
     from shardtool.publish.foreign_index_files import read_foreign_index
 
     try:
-        found = scan_shard(shard_task)
-        if found.error is not None:
-            raise found.error
-        index = scanned_index(found)
-        wanted = indexed_shard.ShardHashTask.of(shard_task.path, found.size, index)
-        hashed = any(exports.EXPORTS[form].hashed for form in forms.values())
+        scan = scan_shard(shard_task)
+        if scan.error is not None:
+            raise scan.error
+        index = scanned_index(scan)
+        hash_task = indexed_shard.ShardHashTask.of(shard_task.path, scan.size, index)
+        hashed = any(exports.EXPORTS[format_name].hashed for format_name in formats.values())
         shard = indexed_shard.IndexedShard(
-            index, indexed_shard.hash_shard(wanted, lambda _, __: None) if hashed else None
+            index, indexed_shard.hash_shard(hash_task, lambda _, __: None) if hashed else None
         )
     except StoreFailed:
         raise
     except ShardError:
-        return [], unknown  # a damaged shard, which other checks report
+        return [], unknown  # a damaged shard: other checks report it
     findings = []
-    for name, form in forms.items():
-        if wrong := read_foreign_index(join(folder, name), form, shard)[1]:
-            expected = f"an index of {shard_name}, for {exports.EXPORTS[form].reader}"
-            findings.append(Finding(EXPORT_STALE, to_output_name(name), wrong, expected))
+    for name, format_name in formats.items():
+        if problem := read_foreign_index(join(folder, name), format_name, shard)[1]:
+            expected = f"an index of {shard_name}, for {exports.EXPORTS[format_name].reader}"
+            findings.append(Finding(EXPORT_STALE, to_output_name(name), problem, expected))
     return findings, unknown
 
 
-def _check_counts(subject: VerifiedDataset, file: DatasetFile, reader: str, once: FolderIndex) -> None:
-    """Find what is wrong with a reader's list of the folder's shards, as far as it is about this dataset."""
+def _check_counts(subject: VerifiedDataset, file: DatasetFile, reader: str, folder_index: FolderIndex) -> None:
+    """Compare a reader's index of a folder with this dataset's shards and their numbers of samples."""
     findings, folder = subject.findings, subject.folder
-    below = folder_of(once.info)
-    if below and not is_url(folder) and below not in list_folders(folder):
-        return  # not through a link to a folder
-    counts = once.counts(exports.read_index_list(join(folder, once.info)))
+    subfolder = folder_of(folder_index.info)
+    if subfolder and not is_url(folder) and subfolder not in list_folders(folder):
+        return  # do not follow a link to a folder
+    counts = folder_index.counts(exports.read_index_list(join(folder, folder_index.info)))
     shards = {shard.name: shard.samples for shard in file.shards if shard.samples}
     if not counts.keys() & shards.keys():
         return
     for first in file.appends:
         later = [shard.name for shard in file.shards[first:]]
         if not counts.keys() & {*later}:
-            findings.unchecked.append(f"{reader}'s index of the folder: it covers the first {first:,} shards only")
+            findings.unchecked.append(f"{reader}'s index of the folder: it covers only the first {first:,} shards")
             shards = {name: samples for name, samples in shards.items() if name not in later}
             break
     for name, samples in shards.items():
         if counts.get(name) != samples:
             found = f"{counts[name]:,} samples in {name}" if name in counts else f"no shard {name}"
-            findings.add(-1, Finding(EXPORT_STALE, once.info, found, f"{samples:,} samples"))
+            findings.add(-1, Finding(EXPORT_STALE, folder_index.info, found, f"{samples:,} samples"))
             return
 
 
 def _check_readme(subject: VerifiedDataset, file: DatasetFile, names: set[str]) -> Iterator[Finding]:
-    """Yield what is wrong with a `README.md` of ours that names shards of this dataset."""
+    """Check a README.md written by shardtool that lists shards of this dataset."""
     data = exports.read_index_list(join(subject.folder, huggingface.README_FILE))
     if not huggingface.is_own_readme(data):
         return
-    there, shards = {*map(to_output_name, names)}, {shard.name for shard in file.shards}
-    named = huggingface.readme_shards(data, there | shards)
-    if named & shards and (lacking := sorted(shards - named)):
-        yield Finding(
-            EXPORT_STALE, huggingface.README_FILE, f"nothing that names {lacking[0]}", "all shards of the dataset"
-        )
-    if named & shards and (gone := sorted(named - there - shards)):
-        yield Finding(EXPORT_STALE, huggingface.README_FILE, f"a name of no shard: {gone[0]}", "names of shards")
+    existing, shards = {*map(to_output_name, names)}, {shard.name for shard in file.shards}
+    listed = huggingface.readme_shards(data, existing | shards)
+    if listed & shards and (missing := sorted(shards - listed)):
+        yield Finding(EXPORT_STALE, huggingface.README_FILE, f"{missing[0]} is not listed", "all shards of the dataset")
+    if listed & shards and (unknown := sorted(listed - existing - shards)):
+        yield Finding(EXPORT_STALE, huggingface.README_FILE, f"{unknown[0]}, which is not a shard", "shard names")

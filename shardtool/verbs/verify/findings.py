@@ -1,6 +1,6 @@
-"""Findings: what `verify` finds wrong, as data: a stable code, the place, what was found, and what to do.
+"""Findings of `verify`: a stable code, the location, the problem, the expected state, and the fix.
 
-`KINDS` is the table of codes; docs/findings.md explains each, with causes and cure.
+docs/findings.md explains each code in `FINDING_KINDS`, with causes and fixes.
 """
 
 from __future__ import annotations
@@ -17,33 +17,34 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 
-_RENAME_FIX = "Rename one of them in the source, and make the shards anew."
-MAX_LISTED_PER_FILE = 100  # findings of one code about one file: the rest says nothing new, and is counted
-_MAX_TEXT_CHARS = 1000  # characters of a text: a name in a tar may have a million, and be in a thousand findings
+_RENAME_FIX = "Rename one of them in the source, and recreate the shards."
+MAX_LISTED_PER_FILE = 100  # findings with one code about one file; the rest are only counted
+_MAX_TEXT_CHARS = 1000  # a name in a tar can have a million characters and occur in thousands of findings
 
 
 class FindingKind(NamedTuple):
-    """The meaning of a code, in a few words, and what to do about it.
+    """The meaning of a finding code, and its fix.
 
     Attributes:
         meaning: A few words.
-        cure: What to do; `{resume}` and the like stand for what a message calls the options.
+        fix: What to do. Placeholders such as `{resume}` are replaced by the option's name on the command line or in
+            the library.
     """
 
     meaning: str
-    cure: str
+    fix: str
 
     @property
     def remedy(self) -> str:
-        """What to do, as a message says it."""
-        if "{" not in self.cure:
-            return self.cure
+        """The fix, with placeholders filled in."""
+        if "{" not in self.fix:
+            return self.fix
         source = choose_text("source=...", "--source SOURCE")
-        return self.cure.format(
+        return self.fix.format(
             resume=option_text("if_exists", "resume"),
             repair=call_text("verify", repair=True),
             remake=choose_text(f"`verify(repair=True, {source})`", f"`shardtool verify --repair {source}`"),
-            take_in=choose_text(
+            add_shards=choose_text(
                 "`index([*all_shards], overwrite=True)`", "`shardtool index 'FOLDER/*.tar' --overwrite`"
             ),
             export=choose_text(
@@ -54,76 +55,78 @@ class FindingKind(NamedTuple):
         )
 
 
-_REPACK_FIX = "Get it again, or make it anew: {remake} or its own command with {resume}."
-_REINDEX_FIX = "{repair} makes it again where the shard is proven sound."
-_SOURCE_FIX = "If the source is right, run the command that made the dataset again, with {resume}."
+_REPACK_FIX = "Restore it from a copy, or recreate it: {remake}, or rerun the original command with {resume}."
+_REINDEX_FIX = "{repair} rebuilds it if the shard is verified."
+_SOURCE_FIX = "If the source is right, rerun the command that created the dataset with {resume}."
 
 FINDING_KINDS = {
-    "dataset-file-missing": FindingKind("sidecars, but no dataset file", _REINDEX_FIX),
-    "dataset-file-damaged": FindingKind("the dataset file is not what was written", _REINDEX_FIX),
-    "dataset-incomplete": FindingKind("fewer shards than their run planned, and no dataset file",
-                               "Finish that run: its own command with {resume}; or copy the rest."),
-    "totals-differ": FindingKind("the dataset file counts other samples or fields than there are", _REINDEX_FIX),
-    "fingerprint-differs": FindingKind("the content is another than the dataset file's fingerprint says", _REPACK_FIX),
-    "shard-missing": FindingKind("a shard is not there", _REPACK_FIX),
-    "shard-extra": FindingKind("a file of the shard pattern that the dataset file does not list",
-                        "Remove it, or take it in: {take_in}."),
-    "numbering-gap": FindingKind("a number is missing between shards", "Get the missing shards."),
-    "shard-unreadable": FindingKind("a shard cannot be read", "Mend permissions or the disk, or get it again."),
-    "shard-size": FindingKind("a shard is longer or shorter than it was written", _REPACK_FIX),
-    "shard-checksum": FindingKind("a shard's bytes are not those that were written", _REPACK_FIX),
-    "shard-damaged": FindingKind("the framing of a shard is broken: what follows cannot be read", _REPACK_FIX),
-    "padding-not-zero": FindingKind("there is something between payloads where zeros belong", _REPACK_FIX),
-    "payload-checksum": FindingKind("a payload's bytes are not those that were written", _REPACK_FIX),
-    "sidecar-missing": FindingKind("a sidecar is not there", _REINDEX_FIX),
-    "sidecar-extra": FindingKind("a sidecar without a shard", "Get its shard, or remove it."),
-    "sidecar-size": FindingKind("a sidecar is longer or shorter than it was written", _REINDEX_FIX),
-    "sidecar-checksum": FindingKind("a sidecar's bytes are not those that were written", _REINDEX_FIX),
+    "dataset-file-missing": FindingKind("sidecars exist, but no dataset file", _REINDEX_FIX),
+    "dataset-file-damaged": FindingKind("the dataset file is damaged", _REINDEX_FIX),
+    "dataset-incomplete": FindingKind("fewer shards than planned, and no dataset file",
+                               "Rerun the original command with {resume}, or copy the missing shards."),
+    "totals-differ": FindingKind("counts or keys in the dataset file differ from the shards", _REINDEX_FIX),
+    "fingerprint-differs": FindingKind("the content differs from the dataset file's fingerprint", _REPACK_FIX),
+    "shard-missing": FindingKind("a shard does not exist", _REPACK_FIX),
+    "shard-extra": FindingKind("an unlisted file has a name of the dataset",
+                        "Delete it, or add it to the dataset: {add_shards}."),
+    "numbering-gap": FindingKind("a number is missing between shards", "Copy the missing shards."),
+    "shard-unreadable": FindingKind("a shard cannot be read",
+                                    "Fix permissions or the disk, or restore the shard from a copy."),
+    "shard-size": FindingKind("a shard is longer or shorter than when it was written", _REPACK_FIX),
+    "shard-checksum": FindingKind("a shard's bytes differ from when it was written", _REPACK_FIX),
+    "shard-damaged": FindingKind("the structure of a shard is broken; the rest cannot be read", _REPACK_FIX),
+    "padding-not-zero": FindingKind("padding between payloads contains nonzero bytes", _REPACK_FIX),
+    "payload-checksum": FindingKind("a payload's bytes differ from when it was written", _REPACK_FIX),
+    "sidecar-missing": FindingKind("a sidecar does not exist", _REINDEX_FIX),
+    "sidecar-extra": FindingKind("a sidecar without a shard", "Copy its shard, or delete the sidecar."),
+    "sidecar-size": FindingKind("a sidecar is longer or shorter than when it was written", _REINDEX_FIX),
+    "sidecar-checksum": FindingKind("a sidecar's bytes differ from when it was written", _REINDEX_FIX),
     "sidecar-damaged": FindingKind("a sidecar cannot be read", _REINDEX_FIX),
-    "sidecar-stale": FindingKind("a sidecar of another shard", _REINDEX_FIX),
-    "index-differs": FindingKind("a sidecar lists other samples than the shard holds", _REINDEX_FIX),
+    "sidecar-stale": FindingKind("a sidecar describes another shard", _REINDEX_FIX),
+    "index-differs": FindingKind("a sidecar lists other samples than its shard contains", _REINDEX_FIX),
     "key-duplicate": FindingKind("two samples have the same key", _RENAME_FIX),
-    "split-leak": FindingKind("a sample of one split that another split has, too",
-                       "Leave it out of one of them: `shardtool reshard` with a query makes the shards anew."),
+    "split-leak": FindingKind("two splits contain the same sample",
+                       "Exclude it from one of them: `shardtool reshard --where QUERY`."),
     "field-duplicate": FindingKind("a sample has a field twice", _RENAME_FIX),
-    "key-unsafe": FindingKind("a name that could lead out of a folder, steer a terminal, or mean something else",
-                       "Do not extract this shard; rename it in the source, and make the shards anew."),
-    "member-unsafe": FindingKind("a member besides samples that could do harm where the shard is extracted",
-                          "Do not extract this shard; make it anew from its samples: `shardtool reshard`."),
-    "readers-differ": FindingKind("a tar header that readers do not read alike",
-                           "Make the shard anew from its source, or with `shardtool reshard`: its headers are plain."),
-    "skipped-differs": FindingKind("the list of what was left out is not the one in the dataset file",
-                            "Run the command that made the dataset again, with {resume}."),
-    "image-bad": FindingKind("an image that cannot be decoded", "Mend it in the source, or leave it out."),
-    "array-bad": FindingKind("a .npy field that is none", "Mend it in the source, or leave it out."),
-    "json-bad": FindingKind("a JSON field that is none", "Mend it in the source, or leave it out."),
-    "number-bad": FindingKind("a label that is no number, or none of the classes", "Mend it in the source."),
-    "source-missing": FindingKind("a sample or field of the source that the dataset does not have", _SOURCE_FIX),
-    "source-extra": FindingKind("a sample or field that the source does not have", _SOURCE_FIX),
-    "source-differs": FindingKind("a payload that is another in the source", _SOURCE_FIX),
-    "export-stale": FindingKind("an index of another tool that leads into other bytes than its shard's",
-                         "{export} makes it again."),
-    "target-format": FindingKind("shards that a reader does not read at all", "`shardtool reshard` makes tar shards of them."),
+    "key-unsafe": FindingKind("a name that is unsafe as a path, on a terminal, or for readers",
+                       "Do not extract this shard. Rename the file in the source, and recreate the shards."),
+    "member-unsafe": FindingKind("a tar member outside samples that is dangerous to extract",
+                          "Do not extract this shard. `shardtool reshard` copies only the samples."),
+    "readers-differ": FindingKind("a tar header that tools interpret differently",
+                           "Recreate the shard from its source, or with `shardtool reshard`."),
+    "skipped-differs": FindingKind("the list of skipped samples differs from the dataset file",
+                            "Rerun the command that created the dataset with {resume}."),
+    "image-bad": FindingKind("an image that cannot be decoded", "Fix it in the source, or exclude it."),
+    "array-bad": FindingKind("an invalid .npy field", "Fix it in the source, or exclude it."),
+    "json-bad": FindingKind("an invalid JSON field", "Fix it in the source, or exclude it."),
+    "number-bad": FindingKind("a label that is not a number, or not a class number", "Fix it in the source."),
+    "source-missing": FindingKind("a sample or field of the source is not in the dataset", _SOURCE_FIX),
+    "source-extra": FindingKind("a sample or field is not in the source", _SOURCE_FIX),
+    "source-differs": FindingKind("a payload differs from the source", _SOURCE_FIX),
+    "export-stale": FindingKind("an index of another tool does not match its shard",
+                         "{export} recreates it."),
+    "target-format": FindingKind("shards in a format that a reader cannot read",
+                                 "`shardtool reshard` converts them to tar."),
     "target-fields": FindingKind("fields that a reader drops or refuses", "Give every sample the same fields."),
-    "target-folder": FindingKind("a folder in which a reader takes other files for the data",
-                          "{readme} writes a README.md that names the shards."),
-    "target-name": FindingKind("a shard's name that a reader cannot open", "Rename them with `shardtool reshard`."),
-    "misread": FindingKind("names that a reader gets wrong", "{portable} makes names safe for all."),
+    "target-folder": FindingKind("a folder in which a reader loads other files as the data",
+                          "{readme} writes a README.md that lists the shards."),
+    "target-name": FindingKind("a shard name that a reader cannot open", "Rename them with `shardtool reshard`."),
+    "misread": FindingKind("names that a reader misreads", "{portable} writes names that all readers accept."),
 }  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Something that is wrong.
+    """One problem.
 
     Attributes:
-        code: One of `KINDS`.
-        file: The name of the shard, sidecar or dataset file that it is about.
-        found: What is there.
-        expected: What should be there; empty where that is plain.
-        offset: The place in the file, in bytes; None: the finding is about the whole file.
-        key: The sample's key; empty where it is about none.
-        field: The field's name; empty where it is about none.
+        code: A key of `FINDING_KINDS`.
+        file: The name of the shard, sidecar or dataset file.
+        found: The problem.
+        expected: The expected state; may be empty.
+        offset: The offset in the file, in bytes; None: the whole file.
+        key: The sample's key, or empty.
+        field: The field's name, or empty.
     """
 
     code: str
@@ -142,12 +145,12 @@ class Finding:
 
     @property
     def remedy(self) -> str:
-        """The remedy."""
+        """The fix."""
         return FINDING_KINDS[self.code].remedy
 
     @property
     def place(self) -> str:
-        """The place, for people."""
+        """The location, for people."""
         parts = [self.file]
         if self.offset is not None:
             parts.append(f"at {self.offset:,}")
@@ -159,14 +162,14 @@ class Finding:
 
     @property
     def message(self) -> str:
-        """The message, for people."""
+        """The problem in one line, for people."""
         return printable(self.found + (f"; expected {self.expected}" if self.expected else ""))
 
     def __str__(self) -> str:
         return f"{self.place}: {self.message} [{self.code}]"
 
     def to_json(self) -> dict[str, object]:
-        """Return the finding as data, the way `--json` prints it."""
+        """Return the finding as `--json` prints it."""
         names = "code", "file", "offset", "key", "field", "found", "expected"
         values = {name: getattr(self, name) for name in names}
         texts = {name: printable(value) if isinstance(value, str) else value for name, value in values.items()}
@@ -175,15 +178,15 @@ class Finding:
 
 @dataclass(slots=True)
 class Findings:
-    """The findings of one check, or of all.
+    """Findings of one or more checks.
 
     Attributes:
-        listed: The number of the shard that each finding is about, and the finding; -1: about the whole dataset. Of
-            many alike only the first.
-        counts: How often each code was found.
-        checked: What was looked at, in words.
-        unchecked: What was not, and why.
-        uncompared: The fields that were not compared with the source.
+        listed: Pairs of a shard number (-1: the whole dataset) and a finding; at most `MAX_LISTED_PER_FILE` for each
+            code and file.
+        counts: Number of findings by code.
+        checked: The checks done.
+        unchecked: Omitted checks, with reasons.
+        uncompared: Fields that were not compared with the source.
     """
 
     listed: list[tuple[int, Finding]] = field(default_factory=list)
@@ -195,31 +198,31 @@ class Findings:
 
     def add(self, number: int, *findings: Finding) -> None:
         """Add findings about shard `number`."""
-        self.counts.update(one.code for one in findings)
-        self._list((number, one) for one in findings)
+        self.counts.update(finding.code for finding in findings)
+        self._list((number, finding) for finding in findings)
 
     def add_first(self, code: str, number: int, total: int, findings: Iterator[Finding]) -> None:
-        """Add the first of `total` findings of a code, and count the rest."""
-        self._list((number, one) for one in islice(findings, MAX_LISTED_PER_FILE))
+        """Add the first of `total` findings with one code, and count the rest."""
+        self._list((number, finding) for finding in islice(findings, MAX_LISTED_PER_FILE))
         if total:
             self.counts[code] += total
 
     def take(self, other: Findings) -> None:
-        """Add all that another check found."""
+        """Add the findings of another check."""
         self._list(other.listed)
         self.counts.update(other.counts)
         self.checked += other.checked
         self.unchecked += other.unchecked
 
     def _list(self, findings: Iterable[tuple[int, Finding]]) -> None:
-        for number, one in findings:
-            self._alike[one.code, one.file] += 1
-            if self._alike[one.code, one.file] <= MAX_LISTED_PER_FILE:
-                self.listed.append((number, one))
+        for number, finding in findings:
+            self._alike[finding.code, finding.file] += 1
+            if self._alike[finding.code, finding.file] <= MAX_LISTED_PER_FILE:
+                self.listed.append((number, finding))
 
 
 def finding_from_error(code: str, file: str, error: ShardError) -> Finding:
-    """Return the finding that an error is."""
+    """Return a finding with the parts of an error."""
     if isinstance(error, CorruptShard):
         return Finding(code, file, error.problem, error.expected, error.offset)
     return Finding(code, file, error.found, error.expected)
@@ -230,19 +233,19 @@ class Report:
     """The result of `verify`.
 
     Attributes:
-        dataset: What was verified: its dataset file, or else its folder.
-        findings: What is wrong, in the order of the shards; of many alike only the first.
-        counts: How often each code was found.
-        checked: What was looked at, in words.
-        unchecked: What was not, and why.
-        shards: How many there are.
-        samples: How many were seen.
-        size: The bytes of the shards.
-        readable: Whether anything could be read at all.
-        repaired: What was mended, in words.
-        seconds: How long it took.
-        read: With `sample`, how many shards were read, and their bytes; None: all.
-        datasets: Where several were verified, the report of each; all else is then of all of them.
+        dataset: The dataset file, or else the folder.
+        findings: Problems in the order of the shards; at most `MAX_LISTED_PER_FILE` for each code and file.
+        counts: Number of findings by code.
+        checked: The checks done.
+        unchecked: Omitted checks, with reasons.
+        shards: Number of shards.
+        samples: Number of samples read.
+        size: Size of the shards in bytes.
+        readable: False if nothing could be read.
+        repaired: The repairs done.
+        seconds: Duration.
+        read: With `sample`, the number of shards read and their bytes; None: all.
+        datasets: The reports of several datasets; the other attributes then cover all of them.
         quick: Whether no shard was read.
         uncompared: With `source`, the fields that were not compared with it.
     """
@@ -265,13 +268,13 @@ class Report:
 
     @property
     def sound(self) -> bool:
-        """Whether nothing is wrong."""
+        """Whether there are no findings."""
         return not self.counts
 
     def to_json(self) -> dict[str, object]:
-        """Return the report as data, the way `--json` prints it; of several datasets, what was found in each."""
+        """Return the report as `--json` prints it."""
         name, parts = ("datasets", self.datasets) if self.datasets else ("findings", self.findings)
-        found: dict[str, object] = {name: [one.to_json() for one in parts], "counts": self.counts}
+        found: dict[str, object] = {name: [part.to_json() for part in parts], "counts": self.counts}
         if not self.datasets:
             found |= {name: list(getattr(self, name)) for name in ("checked", "unchecked", "repaired")}
         return {

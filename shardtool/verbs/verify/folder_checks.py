@@ -1,4 +1,4 @@
-"""Checks of the names in a folder: gaps between shards, missing shards, and files that no dataset file lists."""
+"""Checks of the names in a folder: gaps between shards, missing shards, and unlisted files."""
 
 from __future__ import annotations
 
@@ -33,61 +33,61 @@ if TYPE_CHECKING:
 
 
 _MAX_GAPS = 1000
-
-
 _NUMBERED_NAME = re.compile(r"(.*?)(\d{1,18})(\D*)", re.ASCII)
 
 
 def check_numbering(subject: VerifiedDataset) -> None:
-    """Find gaps, shards that are not listed, and sidecars without a shard."""
+    """Find gaps, unlisted shards, and sidecars without a shard."""
     findings, file = subject.findings, subject.file
     if file is None and subject.dataset.own:
-        findings.unchecked.append("shards that are not listed: the dataset file is damaged")
+        findings.unchecked.append("unlisted shards: the dataset file is damaged")
     findings.add(-1, *_find_gaps(subject))
     try:
         names = _names_in_folders(subject, needed=True)
     except AccessRefused:
         names = set()
-        findings.unchecked.append("files that the dataset file does not list: the store does not let us list")
+        findings.unchecked.append("files that the dataset file does not list: the store refuses to list files")
     if file is None:
         for name, shards in (
             _neighbouring_datasets(subject, names).items() if subject.dataset.dataset_file is None else ()
         ):
-            findings.unchecked.append(f"what {to_output_name(name)} says: it lists {pluralize(len(shards), 'shard')}")
+            findings.unchecked.append(f"the dataset file {to_output_name(name)} of {pluralize(len(shards), 'shard')}")
         return
-    listed = {one.name for one in file.shards}
+    listed = {entry.name for entry in file.shards}
     extra = [*_find_extra_files(file, names, listed)] if subject.is_all else []
     findings.add(-1, *extra)
-    said, given = listed.union(one.file for one in extra), {case.name for case in subject.cases}
+    reported, given_names = listed.union(finding.file for finding in extra), {case.name for case in subject.cases}
     for number, case in enumerate(subject.cases):
-        if case.name not in said:
+        if case.name not in reported:
             findings.add(number, Finding("shard-extra", case.name, "not in the dataset file"))
     if subject.is_all:
         findings.add(-1, *_check_skipped_list(subject.folder, file))
         return
-    unseen = not names or is_web(subject.folder)
-    left = [] if unseen else sorted(listed.difference(map(to_output_name, names), given))
-    gone = f"; of the others {format_list(left)} {'is' if len(left) == 1 else 'are'} not there" if left else ""
-    of = f"{len(subject.cases):,} of its {pluralize(len(file.shards), 'shard')} were given{gone}"
-    findings.unchecked.append(f"totals and the fingerprint of {subject.name}: {of}")
+    names_unknown = not names or is_web(subject.folder)
+    missing = [] if names_unknown else sorted(listed.difference(map(to_output_name, names), given_names))
+    missing_text = f"; missing in the folder: {format_list(missing)}" if missing else ""
+    counts = f"{len(subject.cases):,} of its {pluralize(len(file.shards), 'shard')} were given{missing_text}"
+    findings.unchecked.append(f"totals and the fingerprint of {subject.name}: {counts}")
 
 
 def check_complete(subject: VerifiedDataset) -> None:
-    """Find whether shards without a whole dataset file are all that their run planned; their sidecars were read."""
+    """If there is no valid dataset file, check that all shards exist that the sidecars' run planned."""
     missing = _missing_dataset_file_finding(subject)
     if missing is None and not (subject.file is None and subject.dataset.own):
         return
-    there = [case for case in subject.cases if case.size is not None]
-    facts = [case.fact if case.fact and case.fact.name == case.name else None for case in there]
-    short = [*unfinished.describe_unfinished(facts, unfinished.sibling_facts(subject.dataset))]
+    existing = [case for case in subject.cases if case.size is not None]
+    facts = [case.fact if case.fact and case.fact.name == case.name else None for case in existing]
+    problems = [*unfinished.describe_unfinished(facts, unfinished.sibling_facts(subject.dataset))]
     folder = printable_name(subject.folder or ".")
-    subject.findings.add(-1, *(Finding("dataset-incomplete", folder, one, unfinished.ALL_SHARDS) for one in short))
-    if missing is not None and not short:
+    subject.findings.add(
+        -1, *(Finding("dataset-incomplete", folder, problem, unfinished.ALL_SHARDS) for problem in problems)
+    )
+    if missing is not None and not problems:
         subject.findings.add(-1, missing)
 
 
 def _names_in_folders(subject: VerifiedDataset, *, needed: bool = False) -> set[str]:
-    """Return the names of all that lies in the folders of a dataset; on the web, of what was read there."""
+    """Return the names of all files in the dataset's folders; on the web, of the sidecars that were read."""
     if is_web(subject.folder):
         return {case.sidecar for case in subject.cases if case.fact is not None}
     folders = {subject.folder, *subject.dataset.folders()}
@@ -95,22 +95,22 @@ def _names_in_folders(subject: VerifiedDataset, *, needed: bool = False) -> set[
 
 
 def _neighbouring_datasets(subject: VerifiedDataset, names: set[str]) -> dict[str, set[str]]:
-    """Return the shards that each dataset file in the folder lists, of those that list some that were given.
+    """Return the shards that each dataset file in the folder lists, if it lists any of the given shards.
 
-    None where no shard has a sidecar: then a dataset file tells of others that have the same names.
+    Return nothing if no shard has a sidecar: the dataset files then belong to other shards with the same names.
     """
-    left, found = {case.name for case in subject.cases}, dict[str, set[str]]()
+    unlisted, datasets = {case.name for case in subject.cases}, dict[str, set[str]]()
     if names.isdisjoint(case.sidecar for case in subject.cases):
-        return found
+        return datasets
     for name in sorted(name for name in names if name.endswith(DATASET_SUFFIX)):
-        if left & (listed := find.names_listed_by(join(subject.folder, name))):
-            left -= listed
-            found[name] = listed
-    return found
+        if unlisted & (listed := find.names_listed_by(join(subject.folder, name))):
+            unlisted -= listed
+            datasets[name] = listed
+    return datasets
 
 
 def _missing_dataset_file_finding(subject: VerifiedDataset) -> Finding | None:
-    """Return the finding that sidecars lie beside some of the shards, and no dataset file lists these."""
+    """Return a finding if shards have sidecars, and no dataset file lists these shards."""
     if subject.dataset.dataset_file is not None or _is_one_file(subject.dataset.given):
         return None
     names = _names_in_folders(subject)
@@ -120,12 +120,12 @@ def _missing_dataset_file_finding(subject: VerifiedDataset) -> Finding | None:
         return None
     damaged = find.damaged_file(subject.dataset)
     state = f"a damaged {printable_name(damaged)}" if damaged else "no dataset file"
-    what = f"{pluralize(len(sidecars), 'sidecar')} and {state}: what is here may not be all"
-    return Finding("dataset-file-missing", printable_name(subject.folder or "."), what)
+    problem = f"{pluralize(len(sidecars), 'sidecar')} and {state}; shards may be missing"
+    return Finding("dataset-file-missing", printable_name(subject.folder or "."), problem)
 
 
 def _is_one_file(given: DatasetLike) -> bool:
-    """Tell whether one shard, or another file, was named, rather than several: who names one asks about that alone."""
+    """Return whether the user named one file, and so asks about that file only."""
     if not isinstance(given, (str, os.PathLike)):
         return False
     path = os.fspath(given)
@@ -133,56 +133,54 @@ def _is_one_file(given: DatasetLike) -> bool:
 
 
 def _find_extra_files(file: DatasetFile, names: set[str], listed: set[str]) -> Iterator[Finding]:
-    """Yield files that belong to the dataset by their name, and are not listed."""
     if (pattern := expand.recorded_range(file)) is None:
         return
-    known = listed.union(one.sidecar for one in file.shards)
-    for name in sorted((name for name in names if to_output_name(name) not in known), key=find.natural_key):
+    listed_files = listed.union(shard.sidecar for shard in file.shards)
+    for name in sorted((name for name in names if to_output_name(name) not in listed_files), key=find.natural_key):
         kind = "sidecar" if name.endswith(SIDECAR_SUFFIX) else "shard"
         if pattern.owns(name) and (kind == "sidecar" or is_shard_name(name)):
             yield Finding(f"{kind}-extra", to_output_name(name), "not in the dataset file")
 
 
 def _find_gaps(subject: VerifiedDataset) -> Iterator[Finding]:
-    """Yield the shards of a range that are neither there nor listed; else the numbers that are missing."""
+    """Find missing shards of a pattern, or else missing numbers between shards."""
     names = [shard.file_name for shard in subject.dataset.shards]
     for name in subject.dataset.missing:
-        yield Finding("shard-missing", to_output_name(name), "not there, and of the pattern")
+        yield Finding("shard-missing", to_output_name(name), "missing, although the pattern includes it")
     if subject.file is not None:
-        names = [one.name for one in subject.file.shards] if subject.is_all else []
+        names = [shard.name for shard in subject.file.shards] if subject.is_all else []
     elif subject.dataset.missing or not isinstance(subject.dataset.given, (str, os.PathLike)):
         return
     yield from islice(_missing_numbers(names), _MAX_GAPS)
 
 
 def _missing_numbers(names: list[str]) -> Iterator[Finding]:
-    """Yield the numbers that are missing between names; of TensorFlow's, each of which tells how many there are, all.
+    """Find missing numbers between shard names, or of all numbers if names contain the total (`-00000-of-01024`).
 
-    Those that are there are held, so that a gap takes no time but for the names that are taken of it.
+    Yield lazily: a gap can be billions of numbers wide, and the caller takes the first `_MAX_GAPS`.
     """
     series: dict[tuple[str, str, int, int], set[int]] = {}
     for name in names:
         stem = sidecar_name(name).removesuffix(SIDECAR_SUFFIX)
-        if whole := parse_numbered_name(name):
-            prefix, number, width, many = whole
-            series.setdefault((prefix, f"-of-{many:0{width}d}", width, many), set()).add(number)
+        if parsed := parse_numbered_name(name):
+            prefix, number, width, total = parsed
+            series.setdefault((prefix, f"-of-{total:0{width}d}", width, total), set()).add(number)
         elif match := _NUMBERED_NAME.fullmatch(stem):
             width = len(match[2]) if match[2][0] == "0" else 0
             series.setdefault((match[1], match[3] + name[len(stem) :], width, 0), set()).add(int(match[2]))
-    for (prefix, suffix, width, many), numbers in series.items():
-        expected = f"{pluralize(many, 'shard')}, as their names say" if many else "a shard of this number"
-        for number in range(many) if many else range(min(numbers), max(numbers)):
+    for (prefix, suffix, width, total), numbers in series.items():
+        expected = f"{pluralize(total, 'shard')}, according to their names" if total else "a shard with this number"
+        for number in range(total) if total else range(min(numbers), max(numbers)):
             if number not in numbers:
                 missing = to_output_name(f"{prefix}{number:0{width}d}{suffix}")
-                yield Finding("numbering-gap", missing, "not there", expected)
+                yield Finding("numbering-gap", missing, "missing", expected)
 
 
 def _check_skipped_list(folder: str, file: DatasetFile) -> Iterator[Finding]:
-    """Yield how the list of what was left out differs from what the dataset file says of it."""
     name = f"{file.name}.skipped"
     try:
         data = read_small(join(folder, os.fsdecode(to_bytes(name))))
-    except (FileNotFoundError, AccessRefused) as error:  # the latter is said of what is not there, too
+    except (FileNotFoundError, AccessRefused) as error:  # some stores refuse access to an object that does not exist
         if file.skipped and not isinstance(error, FileNotFoundError):
             raise
         data = b""

@@ -1,8 +1,7 @@
-"""`verify --for`: what another tool's reader would get wrong.
+"""`verify --for`: find what another tool's reader would misread.
 
-Each verdict was tried with the reader itself (tests/clients/test_targets.py). DALI with an index next to each shard
-looks at
-no name; without an index it finds fields by the members' names.
+tests/clients/test_targets.py confirms each result with the reader itself. DALI ignores names if each shard has an
+index; without an index, it finds fields by member names.
 """
 
 from __future__ import annotations
@@ -24,36 +23,36 @@ if TYPE_CHECKING:
     from shardtool.verbs.verify.verified_dataset import VerifiedDataset
 
 
-_NOTE_ONLY_RULES = ("space-in-key", "meta-field", "text-label", "missing-field")  # notes only, or see `_fields`
+_NOTE_ONLY_RULES = (
+    "space-in-key",
+    "meta-field",
+    "text-label",
+    "missing-field",
+)  # notes only, or see `_find_missing_fields`
 
-
-_DALI_NAME_RULES = ("dot-in-key", "pax-name")  # what DALI gets wrong where it has none
-
-
-_UNCOMPRESSED_ONLY = ("wids", "dali", "energon")  # read no compressed shards
-
-
-_INSPECTED_SAMPLES = 5  # samples that `load_dataset` looks at
+_DALI_NAME_RULES = ("dot-in-key", "pax-name")  # what DALI misreads without an index
+_UNCOMPRESSED_ONLY = ("wids", "dali", "energon")  # cannot read compressed shards
+_INSPECTED_SAMPLES = 5  # samples from which `load_dataset` infers the fields
 
 
 def check_readers(subject: VerifiedDataset, shards: Sequence[ShardScan], targets: Sequence[str]) -> None:
-    """Find what readers get wrong."""
+    """Add findings about the target readers."""
     findings, last = subject.findings, len(subject.cases)
-    findings.checked += [f"names for {one}" for one in targets]
-    if any(one.format != "tar" for one in shards):
+    findings.checked += [f"names for {target}" for target in targets]
+    if any(target.format != "tar" for target in shards):
         tar_only = [target for target in targets if target != "dali"]
         if tar_only:
             findings.add(last, Finding("target-format", ", ".join(tar_only), "TFRecord shards", "tar shards"))
         if "dali" in targets:
-            findings.unchecked.append("names for dali: it finds those of TFRecord shards by what it is asked for")
+            findings.unchecked.append("names for dali: for TFRecord shards, the features are set in the pipeline")
         return
     packed = [case.name for case in subject.cases if case.size is not None and case.shard.packed]
     refusing = [target for target in targets if packed and target in _UNCOMPRESSED_ONLY]
     if refusing:
-        found = Finding(
-            "target-format", ", ".join(refusing), f"compressed shards: {format_list(packed, 3)}", "plain ones"
+        finding = Finding(
+            "target-format", ", ".join(refusing), f"compressed shards: {format_list(packed, 3)}", "uncompressed shards"
         )
-        findings.add(last, found)
+        findings.add(last, finding)
     findings.add(last, *_check_names(subject, shards, targets), *_check_shard_names(subject, targets))
     if "huggingface" in targets:
         findings.add(last, *_find_missing_fields(shards))
@@ -61,22 +60,21 @@ def check_readers(subject: VerifiedDataset, shards: Sequence[ShardScan], targets
 
 
 def _check_names(subject: VerifiedDataset, shards: Sequence[ShardScan], targets: Sequence[str]) -> Iterator[Finding]:
-    """Yield kinds of keys and fields that a reader gets wrong."""
     from shardtool.dataset.shard_index import scanned_index
     from shardtool.interop.readers import READERS_BY_PROBLEM, ReaderProblems
 
     dali = exports.EXPORTS["dali-webdataset"]
-    shards_there = subject.dataset.shards
-    indexed = all(is_file(join(folder_of(one.path), exports.index_name(one.name, dali))) for one in shards_there)
-    found = ReaderProblems()
+    stored_shards = subject.dataset.shards
+    indexed = all(is_file(join(folder_of(shard.path), exports.index_name(shard.name, dali))) for shard in stored_shards)
+    problems = ReaderProblems()
     for shard in shards:
-        found.add_shard(scanned_index(shard))
-    for one in found.problems():
-        spared = ("dali",) if one.code in _DALI_NAME_RULES and indexed else ()
-        getting_wrong = () if one.code in _NOTE_ONLY_RULES else READERS_BY_PROBLEM[one.code]
-        if readers := [target for target in targets if target in getting_wrong and target not in spared]:
-            what = f"{one.code}: {pluralize(one.count, one.what)}, such as '{one.example}'"
-            yield Finding("misread", ", ".join(readers), what, one.readers)
+        problems.add_shard(scanned_index(shard))
+    for problem in problems.problems():
+        unaffected = ("dali",) if problem.code in _DALI_NAME_RULES and indexed else ()
+        affected = () if problem.code in _NOTE_ONLY_RULES else READERS_BY_PROBLEM[problem.code]
+        if readers := [target for target in targets if target in affected and target not in unaffected]:
+            description = f"{problem.code}: {pluralize(problem.count, problem.what)}, such as '{problem.example}'"
+            yield Finding("misread", ", ".join(readers), description, problem.readers)
 
 
 def _check_shard_names(subject: VerifiedDataset, targets: Sequence[str]) -> Iterator[Finding]:
@@ -89,22 +87,24 @@ def _check_shard_names(subject: VerifiedDataset, targets: Sequence[str]) -> Iter
 
 
 def _find_missing_fields(shards: Sequence[ShardScan]) -> Iterator[Finding]:
-    """Yield what `load_dataset` makes of samples that lack fields: it takes the first ones' for those of all."""
-    reader, known = "huggingface", frozenset[bytes]()
-    for one in shards:
-        samples = [frozenset(map(one.names.__getitem__, codes)) for codes in one.fields()]
+    """Find fields that `load_dataset` drops or refuses: it infers the fields from the first samples."""
+    reader, first_fields = "huggingface", frozenset[bytes]()
+    for shard in shards:
+        samples = [frozenset(map(shard.names.__getitem__, codes)) for codes in shard.fields()]
         if not samples:
             continue
-        if not known:
-            known = samples[0]
-            if unlike := [at for at, fields in enumerate(samples[:_INSPECTED_SAMPLES]) if fields != known]:
-                differ = known ^ samples[unlike[0]]
-                what = f"{_field_names(differ)}: not in all of the first five samples, so that it refuses the dataset"
-                yield Finding("target-fields", reader, what, "the same fields in each of them")
+        if not first_fields:
+            first_fields = samples[0]
+            if different := [at for at, fields in enumerate(samples[:_INSPECTED_SAMPLES]) if fields != first_fields]:
+                difference = first_fields ^ samples[different[0]]
+                problem = f"{_field_names(difference)}: not in all of the first five samples"
+                problem += ", so `load_dataset` refuses the dataset"
+                yield Finding("target-fields", reader, problem, "the same fields in each of these samples")
                 return
-        if late := frozenset().union(*samples) - known:
-            what = f"{_field_names(late)}: not in the first samples, so that it drops it; first in {to_output_name(one.path)}"
-            yield Finding("target-fields", reader, what, "in the first five samples, too")
+        if late := frozenset().union(*samples) - first_fields:
+            problem = f"{_field_names(late)}: not in the first samples, so `load_dataset` drops it"
+            problem += f"; first in {to_output_name(shard.path)}"
+            yield Finding("target-fields", reader, problem, "the field in the first five samples, too")
             return
 
 
@@ -113,14 +113,14 @@ def _field_names(fields: frozenset[bytes]) -> str:
 
 
 def _check_huggingface_folder(subject: VerifiedDataset) -> None:
-    """Find what `load_dataset(folder)` takes for the data, if that is not the shards."""
+    """Check that `load_dataset(folder)` would load the shards and not other files."""
     names, folder = list_folder_names(subject.folder), subject.folder
     if huggingface.README_FILE in names:
         data = exports.read_index_list(join(folder, huggingface.README_FILE))
         if huggingface.is_own_readme(data):
             return
         if b"data_files" in data:
-            subject.findings.unchecked.append(f"{huggingface.README_FILE}: whether the data_files in it are the shards")
+            subject.findings.unchecked.append(f"{huggingface.README_FILE}: whether its data_files are the shards")
             return
     if wrong := huggingface.describe_misreading(map(to_output_name, names)):
         found = f"load_dataset(folder) {wrong}"

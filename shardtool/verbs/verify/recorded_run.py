@@ -1,12 +1,8 @@
 """The run that a dataset file records, as far as it can be repeated.
 
-The file may contain anything. So only the recorded options in `REPEATABLE_OPTIONS` are used: those that choose
-(samples,
-fields, order, shard sizes) or change bytes by our own rules. Recorded code, paths and URLs are never used; a run
-that had
-such options is repeated only if the user passes them to `verify`. The user names the table of `--join`, or
-`find_table`
-finds it.
+A dataset file is untrusted. Only the recorded options in `REPEATABLE_OPTIONS` are used: they select samples, fields,
+order and shard sizes, or convert payloads. Recorded code, paths and URLs are never used: the user must pass them to
+`verify` again. The user names the table of `--join`, or `find_table` finds it.
 """
 
 from __future__ import annotations
@@ -32,17 +28,17 @@ if TYPE_CHECKING:
     from shardtool.dataset.dataset_file import DatasetFile
 
 
-_SOURCE_OPTIONS = ("root", "allow_outside", "symlinks", "map", "join")  # what `verify` has, too, about a source
+_SOURCE_OPTIONS = ("root", "allow_outside", "symlinks", "map", "join")  # options of `verify` about a source
 
 
 @contextmanager
 def verify_options_in_errors(source: object, join: object, remedy: str) -> Iterator[None]:
-    """Name, in errors of a source, only options that the user can type here, and what to do here.
+    """Rewrite errors of a source so that they name only options of `verify` and `diff`.
 
     Args:
-        source: What the user gave as the source.
-        join: What the user gave as the table of `--join`; None: nothing.
-        remedy: What to do, unless the error names an option about a source.
+        source: The user's source.
+        join: The user's table for `--join`, if any.
+        remedy: The advice, unless the error already names an option about a source.
     """
     try:
         yield
@@ -53,7 +49,7 @@ def verify_options_in_errors(source: object, join: object, remedy: str) -> Itera
         if join is not None and error.where == option_text("on"):
             error.where, error.found = (
                 f"{option_text('join')} {_display_path(join)}",
-                f"{error.found}, the column of keys",
+                f"{error.found}, the key column",
             )
             error.remedy = f"{option_text('join')} takes the table that the dataset was created with."
             raise
@@ -68,7 +64,6 @@ def verify_options_in_errors(source: object, join: object, remedy: str) -> Itera
 
 
 def _display_path(given: object) -> str:
-    """Return a path for messages; empty: `given` is no path."""
     return redact_secrets(printable(os.fspath(given))) if isinstance(given, str | os.PathLike) else ""
 
 
@@ -85,7 +80,6 @@ REPEATABLE_OPTIONS = frozenset({
     "sample", "on_duplicate", "drop_duplicates", "sort_by", "descending", "head", "per_class", "of",
 })  # fmt: skip
 
-
 _SELECTING_OPTIONS = (
     "where",
     "head",
@@ -93,77 +87,80 @@ _SELECTING_OPTIONS = (
     "split_column",
     "stratify",
     "group_by",
-)  # so `--join` may choose samples
-
+)  # with these, a table of `--join` may decide which samples are selected
 
 _COLUMN_OPTIONS = (*_SELECTING_OPTIONS, "of", "sort_by", "descending", "split")
 
 
 class RecordedRun(NamedTuple):
-    """The recorded run that made a dataset, as far as it can be done again.
+    """The recorded run that created a dataset, as far as it can be repeated.
 
     Attributes:
         verb: `create`, `reshard` or `index`; empty: not recorded.
-        options: The options; if the table of `--join` is not available, without the options about this table.
-        table: The path of the table that was found, or the recorded name of a table that is not available. Empty: the
-            run used no table, or the user names it.
-        made_fields: The fields that may have been made of a table that is not available.
-        choosing: The options, as the command line has them, by which it, or what the source was when samples were
-            added, may have decided what samples there are.
-        map: The function that made the samples, as text, which is never imported; empty where there was none.
-        added: Whether fields of other datasets were put beside those of the source.
+        options: The options, without those about a `--join` table that is not available.
+        table: The path of the table that was found, or the recorded name of an unavailable table. Empty: the run used
+            no table, or the user names it.
+        made_fields: Fields that may come from an unavailable table.
+        selecting_options: Options whose selection of samples cannot be repeated, because it depended on an unavailable
+            table, or on an earlier state of the source before `--append`.
+        map: The name of the function that created the samples, never imported; empty: none.
+        has_added_fields: Whether `--add` added fields of other datasets.
         without_table: The same run without the table; None: no table was found, or the user names it.
-        no_table: Why the table that was found is not available; empty: none was found.
+        table_problem: Why the table that was found cannot be used; empty: none was found.
     """
 
     verb: str
     options: CreateOptions | ReshardOptions
     table: str = ""
     made_fields: tuple[str, ...] = ()
-    choosing: tuple[str, ...] = ()
+    selecting_options: tuple[str, ...] = ()
     map: str = ""
-    added: bool = False
+    has_added_fields: bool = False
     without_table: RecordedRun | None = None
-    no_table: str = ""
+    table_problem: str = ""
 
     @property
-    def changes(self) -> bool:
-        """Whether payloads were changed on the way."""
+    def changes_payloads(self) -> bool:
+        """Whether the run changed payloads."""
         options = self.options
         return options.resize is not None or options.encode is not None
 
     @property
-    def of_table(self) -> str:
-        """What may have been done by a table that is not available, or with a source that has grown."""
-        by = f"by {option_text('join')} {self._lost_table}" if self.table else "of fewer that were there"
-        return f"{' and '.join(self.choosing)} may have chosen them {by}"
+    def selection_problem(self) -> str:
+        """Why the recorded selection of samples cannot be repeated."""
+        reason = (
+            f"depended on {option_text('join')} {self._missing_table}"
+            if self.table
+            else "selected from a smaller source"
+        )
+        return f"{' and '.join(self.selecting_options)} {reason}"
 
     @property
-    def _lost_table(self) -> str:
-        lost = self.no_table or f"which was not found (name it with {option_text('join', 'PATH')})"
+    def _missing_table(self) -> str:
+        lost = self.table_problem or f"which was not found (name it with {option_text('join', 'PATH')})"
         return f"{self.table}, {lost}"
 
     def unchecked(self) -> Iterator[str]:
-        """Yield what cannot be compared with the source, because the table is not available."""
+        """Yield what cannot be compared with the source because the table is not available."""
         if self.made_fields:
             what = f"{'field' if len(self.made_fields) == 1 else 'fields'} {format_list([*self.made_fields])}"
-            yield f"{what} against the source: made with {option_text('join')} {self._lost_table}"
-        if self.choosing:
-            yield f"samples that only the source has: {self.of_table}"
+            yield f"{what} against the source: created with {option_text('join')} {self._missing_table}"
+        if self.selecting_options:
+            yield f"samples that only the source has: {self.selection_problem}"
 
 
 def recorded_run(
     file: DatasetFile | None, given: VerifyOptions | DiffOptions, folders: Iterable[str] = ()
 ) -> RecordedRun:
-    """Return how a dataset was made, or, if samples were appended to it, how its first ones were made.
+    """Return the run that created a dataset; if samples were appended, the first run.
 
     Args:
-        file: The dataset file; None where there is none.
-        given: What the user says of the source.
+        file: The dataset file, if any.
+        given: The user's options about the source.
         folders: The folders to search for the table of `--join`, if the user does not name it.
 
     Raises:
-        InvalidRequest: The dataset file records something that is no option, or that the user is to give.
+        InvalidRequest: The dataset file records invalid options, or options that the user must pass.
     """
     name = file.made.options.get("join", "") if file else ""
     if given.join is not None:
@@ -177,33 +174,33 @@ def recorded_run(
 
 
 def table_folders(source: object, datasets: Iterable[str]) -> list[str]:
-    """Return the local folders to search for a joined table: the working directory, then those the user named.
+    """Return the local folders to search for a joined table: the working directory, then the user's folders.
 
     Args:
-        source: The source. Of a folder, this includes its parent; of a file, it is the folder of the file.
+        source: The source: a folder adds itself and its parent; a file adds its folder.
         datasets: The folders of the datasets.
     """
     folders = [os.curdir]
-    for one in source if isinstance(source, list | tuple) else [source]:
-        path = os.fspath(one) if isinstance(one, str | os.PathLike) else None
+    for item in source if isinstance(source, list | tuple) else [source]:
+        path = os.fspath(item) if isinstance(item, str | os.PathLike) else None
         if not isinstance(path, str) or is_url(path):
             continue
         is_folder = os.path.isdir(path)
         folders += [path, os.path.join(path, os.pardir)] if is_folder else [folder_of(path)]
-    local = (one for one in (*folders, *datasets) if not is_url(one))
-    return [*dict.fromkeys(os.path.normpath(one) for one in local)]
+    local = (item for item in (*folders, *datasets) if not is_url(item))
+    return [*dict.fromkeys(os.path.normpath(item) for item in local)]
 
 
 def find_table(name: object, folders: Iterable[str]) -> str:
-    """Return the path of the first regular file of that name in the folders; empty: there is none.
+    """Return the path of the first regular file with this name in the folders, or an empty text.
 
-    The name comes from a dataset file and is untrusted. It must be a plain file name, and links are not followed, so
-    only files in these folders are read.
+    The name comes from an untrusted dataset file. It must be a plain file name, and links are not followed, so only
+    files in these folders are read.
     """
     if not isinstance(name, str) or name != os.path.basename(name):
         return ""
     for folder in folders:
-        path = os.path.join(folder, name)  # also in the working directory: a file "-" is not standard input
+        path = os.path.join(folder, name)  # a prefix, so that the name "-" is not standard input
         if is_regular(path):
             return path
     return ""
@@ -218,61 +215,64 @@ def _build_run(file: DatasetFile | None, given: VerifyOptions | DiffOptions, tab
         )
     if verb == "reshard":
         if name := next((name for name in SOURCE_OPTIONS if getattr(given, name, None)), ""):
-            raise InvalidRequest(option_text(name), "the dataset was made by reshard", expected="a dataset of create's")
-        recorded.pop("dots", None)  # found in the source, not asked for
+            raise InvalidRequest(
+                option_text(name), "the dataset was created by reshard", expected="a dataset of `create`"
+            )
+        recorded.pop("dots", None)  # detected in the source, not an option of the user
     kind = ReshardOptions if verb == "reshard" else CreateOptions
     if table is None:
-        found, told = _without_table(recorded, kind)
+        found, table_state = _without_table(recorded, kind)
     else:
         del recorded["join"]
-        found, told = {**_valid_options(recorded, kind), "join": table}, {}
-    if file is not None and file.appends and not has_appended_sources(file) and not told:  # each update chose anew
-        told = {
-            "choosing": tuple(option_text(name) for name in ("head", "per_class") if found.pop(name, None) is not None)
+        found, table_state = {**_valid_options(recorded, kind), "join": table}, {}
+    if (
+        file is not None and file.appends and not has_appended_sources(file) and not table_state
+    ):  # each update selected samples again
+        table_state = {
+            "selecting_options": tuple(
+                option_text(name) for name in ("head", "per_class") if found.pop(name, None) is not None
+            )
         }
         found.pop("of", None)
     options = ReshardOptions(**found) if verb == "reshard" else _with_user_options(found, given)
     function = printable(function)[:80]
-    return RecordedRun(verb, _with_classes(options, file), map=function, added=added is not None, **told)
+    return RecordedRun(
+        verb, _with_classes(options, file), map=function, has_added_fields=added is not None, **table_state
+    )
 
 
 def _without_table(recorded: dict[str, Any], kind: type[Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return recorded options without those about a table that is not available.
-
-    Returns:
-        Those options, and what a `RecordedRun` says of the table.
-    """
-    table, found = recorded.pop("join", ""), _valid_options(recorded, kind)
+    """Return recorded options without those about an unavailable table, and attributes of `RecordedRun` about it."""
+    table, valid = recorded.pop("join", ""), _valid_options(recorded, kind)
     if table == "":
-        return found, {}
-    values = found.pop("values", ())
-    for name in ("on", "delimiter", "no_header", "classes", *(() if "head" in found else ("sort_by", "descending"))):
-        found.pop(name, None)
-    choose = [name for name in _SELECTING_OPTIONS if name in found and (name != "head" or "sort_by" in found)]
-    if choose:
-        found = {name: value for name, value in found.items() if name not in _COLUMN_OPTIONS}
-        if kind is ReshardOptions:  # several that the table chose among may have one key
-            found["on_duplicate"] = "first"
+        return valid, {}
+    values = valid.pop("values", ())
+    for name in ("on", "delimiter", "no_header", "classes", *(() if "head" in valid else ("sort_by", "descending"))):
+        valid.pop(name, None)
+    selecting = [name for name in _SELECTING_OPTIONS if name in valid and (name != "head" or "sort_by" in valid)]
+    if selecting:
+        valid = {name: value for name, value in valid.items() if name not in _COLUMN_OPTIONS}
+        if kind is ReshardOptions:  # without the table, several samples may have the same key
+            valid["on_duplicate"] = "first"
     made_fields = tuple(field for field, _ in parse_pairs("values", values))
-    return found, {
-        "table": printable(str(table))[:80], "made_fields": made_fields, "choosing": tuple(map(option_text, choose)),
+    selecting_options = tuple(map(option_text, selecting))
+    return valid, {
+        "table": printable(str(table))[:80], "made_fields": made_fields, "selecting_options": selecting_options,
     }  # fmt: skip
 
 
-def _with_user_options(found: dict[str, Any], given: VerifyOptions | DiffOptions) -> CreateOptions:
-    """Return the options of `create`: what is recorded, and what the user says of the source."""
+def _with_user_options(recorded: dict[str, Any], given: VerifyOptions | DiffOptions) -> CreateOptions:
     if given.symlinks is not None:
-        found["symlinks"] = given.symlinks
-    elif found.get("symlinks") == "follow":
+        recorded["symlinks"] = given.symlinks
+    elif recorded.get("symlinks") == "follow":
         follow = option_text("symlinks", "follow")
-        problem = f"the dataset was made with {follow}, by which links may lead out of the source"
-        remedy = f"If the source is yours, add {follow}."
-        raise InvalidRequest(option_text("source"), problem, expected="your word for that", remedy=remedy)
-    return CreateOptions(**found, root=given.root, allow_outside=given.allow_outside)
+        problem = f"the dataset was created with {follow}, so links may lead out of the source"
+        remedy = f"If you trust the source, add {follow}."
+        raise InvalidRequest(option_text("source"), problem, expected="your confirmation", remedy=remedy)
+    return CreateOptions(**recorded, root=given.root, allow_outside=given.allow_outside)
 
 
 def _with_classes(options: CreateOptions | ReshardOptions, file: DatasetFile | None) -> CreateOptions | ReshardOptions:
-    """Return options by which classes keep the numbers in a dataset file, wherever these were from."""
     if (
         file is None
         or not file.classes
@@ -284,21 +284,20 @@ def _with_classes(options: CreateOptions | ReshardOptions, file: DatasetFile | N
     return replace(options, classes_from=Classes("the dataset file", file.classes, grows=True))
 
 
-def _valid_options(recorded: dict[str, Any], kind: type[Any]) -> dict[str, Any]:
-    """Return recorded options, as far as they are options of that kind, of the right types."""
-    found: dict[str, Any] = {}
+def _valid_options(recorded: dict[str, Any], options_class: type[Any]) -> dict[str, Any]:
+    valid: dict[str, Any] = {}
     for name, value in recorded.items():
-        if name not in REPEATABLE_OPTIONS or name not in option_types(kind):
-            found_there = f"the dataset file records {printable(name)[:80]!r}"
-            raise InvalidRequest(option_text("source"), found_there, expected="options that choose samples or shards")
-        if not has_option_type(value, kind, name):
+        if name not in REPEATABLE_OPTIONS or name not in option_types(options_class):
+            problem = f"the dataset file records {printable(name)[:80]!r}"
+            raise InvalidRequest(option_text("source"), problem, expected="options that select samples or shards")
+        if not has_option_type(value, options_class, name):
             raise InvalidRequest(
                 option_text("source"), f"the dataset file records {name} as {printable(str(value))[:80]!r}"
             )
-        found[name] = tuple(value) if isinstance(value, list) else value
-    return found
+        valid[name] = tuple(value) if isinstance(value, list) else value
+    return valid
 
 
 def has_appended_sources(file: DatasetFile) -> bool:
-    """Tell whether samples of another source were appended; else the source of the first run has all of them."""
+    """Return whether samples of other sources were appended to the samples of the first run."""
     return bool(file.appends) and not all(run.is_update_of(file.made) for run in file.made.appended)

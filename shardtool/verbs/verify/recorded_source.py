@@ -1,4 +1,4 @@
-"""The source of a recorded run, opened and listed again as the run listed it."""
+"""The source of a recorded run, listed again with the recorded options."""
 
 from __future__ import annotations
 
@@ -37,20 +37,20 @@ if TYPE_CHECKING:
 
 
 class RecordedSource:
-    """The source of a recorded run, as it is now.
+    """The source of a recorded run, in its current state.
 
     Args:
         run: The run.
-        datasets: What it made: one dataset, or some of its splits.
-        given: What the source is; a list of datasets or folders where there were several.
-        outputs: The patterns of what was made.
+        datasets: The dataset that the run created, or some of its splits.
+        given: The source; a list if there were several datasets or folders.
+        outputs: The shard patterns of the datasets.
 
     Attributes:
         source: The source.
         run: The run; without the table, if the table that was found cannot be joined.
 
     Raises:
-        InvalidRequest: There is no such source.
+        InvalidRequest: The source does not exist.
     """
 
     def __init__(
@@ -58,35 +58,40 @@ class RecordedSource:
     ) -> None:
         self.run, self._datasets = run, datasets
         if isinstance(run.options, ReshardOptions):
-            for one in given if isinstance(given, (list, tuple)) else [given]:
-                if not isinstance(one, (str, os.PathLike, list, tuple)):
-                    found = f"a {type(one).__name__}"
-                    raise InvalidRequest(option_text("source"), found, expected="what it was made from: datasets")
-                for dataset in expand_if_pattern(one):
-                    find_dataset(dataset)  # before shards are read, where there is none
+            for item in given if isinstance(given, (list, tuple)) else [given]:
+                if not isinstance(item, (str, os.PathLike, list, tuple)):
+                    found = f"a {type(item).__name__}"
+                    raise InvalidRequest(option_text("source"), found, expected="the source datasets")
+                for dataset in expand_if_pattern(item):
+                    find_dataset(dataset)  # report a missing dataset before any shard is read
         self._given, self._outputs = given, outputs
         self.source = self._open(run)
-        self._stay = self._splits_that_stay()
+        self._fixed_splits = self._find_fixed_splits()
 
     def _open(self, run: RecordedRun) -> Source:
         source = open_source(self._given, replace(run.options, on_error="skip"), self._outputs)
         source.may_lack_values = True
         return source
 
-    def _splits_that_stay(self) -> list[StoredDataset]:
-        """Return all splits, where samples stay in theirs: a larger source would be divided in another way.
+    def _find_fixed_splits(self) -> list[StoredDataset]:
+        """Return all splits if existing samples keep their split, whatever the source would assign now.
 
-        That is so of labels that keep their shares, and of all that an append added to.
+        This holds with `--stratify`, and for datasets that have grown.
         """
-        dividing = self.run.options.make_split_options()
-        if dividing is None or dividing.reads is None:
+        split_options = self.run.options.make_split_options()
+        if split_options is None or split_options.reads is None:
             return []
-        known = {one.split for one in self._datasets}
-        found = [*self._datasets, *(one for one in sibling_splits(self._datasets[0]) if one.split not in known)]
-        return found if dividing.stratify or any(one.file and one.file.appends for one in found) else []
+        names = {dataset.split for dataset in self._datasets}
+        splits = [
+            *self._datasets,
+            *(dataset for dataset in sibling_splits(self._datasets[0]) if dataset.split not in names),
+        ]
+        return (
+            splits if split_options.stratify or any(dataset.file and dataset.file.appends for dataset in splits) else []
+        )
 
     def list_samples(self, pool: Pool, observer: Observer) -> tuple[Listing, Rows]:
-        """Return the samples of the source that belong into the datasets, and the place of each one's dataset.
+        """Return the samples of the source that belong to the datasets, and the index of each sample's dataset.
 
         Raises:
             InvalidRequest: The source cannot be listed.
@@ -96,65 +101,74 @@ class RecordedSource:
         except InvalidRequest as error:
             if (without := self.run.without_table) is None:
                 raise
-            self.run = without._replace(no_table=f"which cannot be joined as found in {self.run.table}: {error}")
+            self.run = without._replace(table_problem=f"which cannot be joined as found in {self.run.table}: {error}")
             self.source = self._open(self.run)
-            self._stay = self._splits_that_stay()
+            self._fixed_splits = self._find_fixed_splits()
             return self._list_samples(pool, observer)
 
     def _list_samples(self, pool: Pool, observer: Observer) -> tuple[Listing, Rows]:
         options, source, datasets = self.run.options, self.source, self._datasets
         listed = source.choose(source.list_samples(pool, observer), lambda: None)
         listed = drop_duplicate_samples(listed, source, options, pool, observer, partial(_stored_keys, datasets))
-        entries, dividing, which = listed.entries, options.make_split_options(), np.zeros(len(listed.entries), np.int64)
-        if dividing is not None:
+        entries, split_options, dataset_indexes = (
+            listed.entries,
+            options.make_split_options(),
+            np.zeros(len(listed.entries), np.int64),
+        )
+        if split_options is not None:
             from shardtool.select.splits import assign_splits
 
-            values = source.labels(listed, dividing.reads[1]) if dividing.reads else None
-            splits = assign_splits(entries.keys, dividing, values)
-            there = (one.split for one in (*datasets, *self._stay))
-            numbers = {name: at for at, name in enumerate(dict.fromkeys([*splits.names, *there]))}  # it may lack some
-            for one in self._stay:
-                place = find_positions(_stored_keys([one]), entries.keys)
-                splits.number[place[place >= 0]] = numbers[one.split]
-            places = [splits.samples(numbers[one.split]) for one in datasets]
-            which = np.repeat(np.arange(len(places)), [len(some) for some in places])
-            entries = entries.take(np.concatenate(places))
+            values = source.labels(listed, split_options.reads[1]) if split_options.reads else None
+            splits = assign_splits(entries.keys, split_options, values)
+            names = (dataset.split for dataset in (*datasets, *self._fixed_splits))
+            numbers = {
+                name: number for number, name in enumerate(dict.fromkeys([*splits.names, *names]))
+            }  # `splits` may lack some names
+            for dataset in self._fixed_splits:
+                positions = find_positions(_stored_keys([dataset]), entries.keys)
+                splits.number[positions[positions >= 0]] = numbers[dataset.split]
+            split_samples = [splits.samples(numbers[dataset.split]) for dataset in datasets]
+            dataset_indexes = np.repeat(np.arange(len(split_samples)), [len(samples) for samples in split_samples])
+            entries = entries.take(np.concatenate(split_samples))
         if options.portable:
             from shardtool.select.portable_names import make_portable
 
             entries = make_portable(entries)
-        return replace(listed, entries=entries), which
+        return replace(listed, entries=entries), dataset_indexes
 
     def missing_splits(self) -> str:
-        """Return what is not compared since splits that may have any sample are not there; empty: none is missing."""
-        dividing, there = self.run.options.make_split_options(), {one.split for one in self._stay}
+        """Return what is not compared because splits are missing that may contain samples; empty: none is missing."""
+        split_options, existing = (
+            self.run.options.make_split_options(),
+            {dataset.split for dataset in self._fixed_splits},
+        )
         if (
-            dividing is None
-            or dividing.stratify is None
-            or not any(one.file and one.file.appends for one in self._stay)
+            split_options is None
+            or split_options.stratify is None
+            or not any(dataset.file and dataset.file.appends for dataset in self._fixed_splits)
         ):
             return ""
-        lost = [name for name, _ in dividing.shares if name not in there]
-        why = f"they may be in {format_list(lost)}, which is not beside, and {option_text('stratify')} would divide all anew"
-        return f"samples that only the source has: {why}" if lost else ""
+        missing = [name for name, _ in split_options.shares if name not in existing]
+        reason = f"they may be in {format_list(missing)}, which is missing"
+        return f"samples that only the source has: {reason}" if missing else ""
 
     def skipped_keys(self) -> tuple[set[str], list[str]]:
-        """Return the keys listed as left out, as listed, and the datasets of which that list cannot be read."""
-        found, unread = set[str](), list[str]()
-        for one in self._stay or self._datasets:
+        """Return the keys in the lists of skipped samples, and the datasets whose list cannot be read."""
+        keys, unread = set[str](), list[str]()
+        for dataset in self._fixed_splits or self._datasets:
             try:
-                found |= {row.key for row in read_skipped_rows(one.file, one.folder)} if one.file else set()
+                keys |= {row.key for row in read_skipped_rows(dataset.file, dataset.folder)} if dataset.file else set()
             except CorruptShard:
-                unread.append(one.where)
-        return found, unread
+                unread.append(dataset.where)
+        return keys, unread
 
 
 def _stored_keys(datasets: Sequence[StoredDataset]) -> PackedStrings:
-    """Return the keys of datasets, but for shards that nothing is known of any more."""
+    """Return the keys of datasets, except for shards whose index is damaged."""
     from shardtool.publish.dataset_keys import encode_shard_keys
 
-    found = []
-    for shard in (shard for one in datasets for shard in one.shards):
+    encoded = []
+    for shard in (shard for dataset in datasets for shard in dataset.shards):
         with suppress(CorruptShard):
-            found.append(encode_shard_keys(shard.index()))
-    return PackedStrings.parse(b"".join(found))
+            encoded.append(encode_shard_keys(shard.index()))
+    return PackedStrings.parse(b"".join(encoded))

@@ -23,21 +23,24 @@ if TYPE_CHECKING:
 
 
 def build_report(subject: VerifiedDataset, options: VerifyOptions) -> Report:
-    """Return what was found, as users get it."""
+    """Return the report of one dataset."""
     findings, cases, unchecked = subject.findings, subject.cases, [*subject.findings.unchecked]
-    odd, undecoded = (sum(getattr(one, name) for _, one in subject.read) for name in ("odd", "undecoded"))
-    if odd:
-        unchecked.append(f"{pluralize(odd, 'member')} of tar shards that are no part of a sample")
+    unrecognised, undecoded = (
+        sum(getattr(shard, name) for _, shard in subject.read) for name in ("unrecognised", "undecoded")
+    )
+    if unrecognised:
+        unchecked.append(f"{pluralize(unrecognised, 'member')} of tar shards that do not belong to a sample")
     if undecoded:
         images = f"images over {format_size(examine.MAX_IMAGE_BYTES)}, or over 1 GiB once decoded,"
         limits = f"{images} and JSON over {format_size(examine.MAX_JSON_BYTES)}"
-        unchecked.append(f"{pluralize(undecoded, 'payload')} that {flag_text('decode')} leaves out: {limits}")
+        unchecked.append(f"{pluralize(undecoded, 'payload')} too large for {flag_text('decode')}: {limits}")
     size, read = sum(case.size or 0 for case in cases), [case.size or 0 for case in cases if case.scan is not None]
     if subject.is_partial:
-        seed, left = options.seed or 0, 100 * (1 - sum(read) / max(1, size))
-        what = f"{pluralize(len(cases) - len(read), 'shard')} of {len(cases):,}, {left:.0f}% of the bytes"
-        seeds = f"{option_text('sample', options.sample)} {option_text('seed', seed)}; {option_text('seed', seed + 1)} reads others"
-        unchecked.append(f"{what}, but for names, sizes and sidecars: {seeds}")
+        seed, unread_percent = options.seed or 0, 100 * (1 - sum(read) / max(1, size))
+        unread = f"{pluralize(len(cases) - len(read), 'shard')} of {len(cases):,}, {unread_percent:.0f}% of the bytes"
+        seeds = f"{option_text('sample', options.sample)} {option_text('seed', seed)}"
+        seeds += f"; {option_text('seed', seed + 1)} reads others"
+        unchecked.append(f"{unread}, except their names, sizes and sidecars: {seeds}")
     checked = ["names and numbering", "sidecars"] if options.quick else ["every byte"]
     if subject.is_partial:
         checked = [f"every byte of {len(read):,} of {pluralize(len(cases), 'shard')}"]
@@ -48,10 +51,10 @@ def build_report(subject: VerifiedDataset, options: VerifyOptions) -> Report:
     checked += ["images, JSON and labels decoded"] if options.decode else []
     return Report(
         dataset=redact_secrets(to_output_name(subject.dataset.where)),
-        findings=tuple(one for _, one in sorted(findings.listed, key=lambda one: one[0])),
+        findings=tuple(finding for _, finding in sorted(findings.listed, key=lambda pair: pair[0])),
         counts={code: count for code, count in sorted(findings.counts.items()) if count},
         checked=(*checked, *findings.checked),
-        unchecked=(*unchecked, *subject.left),
+        unchecked=(*unchecked, *subject.unresolved),
         shards=len(cases),
         samples=(subject.ends() or [0])[-1],
         size=size,
@@ -65,21 +68,21 @@ def build_report(subject: VerifiedDataset, options: VerifyOptions) -> Report:
 
 
 def combine_reports(reports: Sequence[Report]) -> Report:
-    """Return the report of all datasets."""
-    read = [one.read for one in reports if one.read is not None]
+    """Return one report for several datasets."""
+    read = [report.read for report in reports if report.read is not None]
     return Report(
-        dataset=format_list([one.dataset for one in reports], 3),
-        findings=tuple(finding for one in reports for finding in one.findings),
-        counts=dict(sorted(sum((Counter(one.counts) for one in reports), Counter[str]()).items())),
-        checked=tuple(dict.fromkeys(text for one in reports for text in one.checked)),
-        unchecked=tuple(f"{one.dataset}: {text}" for one in reports for text in one.unchecked),
-        shards=sum(one.shards for one in reports),
-        samples=sum(one.samples for one in reports),
-        size=sum(one.size for one in reports),
-        readable=all(one.readable for one in reports),
-        repaired=tuple(text for one in reports for text in one.repaired),
+        dataset=format_list([report.dataset for report in reports], 3),
+        findings=tuple(finding for report in reports for finding in report.findings),
+        counts=dict(sorted(sum((Counter(report.counts) for report in reports), Counter[str]()).items())),
+        checked=tuple(dict.fromkeys(text for report in reports for text in report.checked)),
+        unchecked=tuple(f"{report.dataset}: {text}" for report in reports for text in report.unchecked),
+        shards=sum(report.shards for report in reports),
+        samples=sum(report.samples for report in reports),
+        size=sum(report.size for report in reports),
+        readable=all(report.readable for report in reports),
+        repaired=tuple(text for report in reports for text in report.repaired),
         read=(sum(shards for shards, _ in read), sum(size for _, size in read)) if read else None,
         datasets=tuple(reports),
-        quick=any(one.quick for one in reports),
-        uncompared=tuple(dict.fromkeys(name for one in reports for name in one.uncompared)),
+        quick=any(report.quick for report in reports),
+        uncompared=tuple(dict.fromkeys(name for report in reports for name in report.uncompared)),
     )

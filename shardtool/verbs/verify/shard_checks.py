@@ -1,6 +1,4 @@
-"""Checks of one shard and its sidecar, over what a worker found. A check yields findings and is independent of the
-others.
-"""
+"""Independent checks of one shard and its sidecar, after a worker has examined the shard. Each yields findings."""
 
 from __future__ import annotations
 
@@ -28,35 +26,25 @@ if TYPE_CHECKING:
 
 
 _PARENT_PART = re.compile(rb"(?:^|/)\.\.(?:/|$)")
-
-
 _PARQUET_MAGIC = b"PAR1"
-
-
 _HARD_LINK, _SYMBOLIC_LINK = b"1", b"2"  # types of members
-
-
 _DEVICE_TYPES = (b"3", b"4", b"6")
-
-
 _CONTROL_CHARS = re.compile(rb"[\x00-\x1f\x7f]")
 
 
 def check_shard(case: ShardCheck) -> Iterator[Finding]:
-    """Yield what is wrong with the shard as a file: missing, unreadable, of another size or other bytes."""
+    """Check the shard as a file: existence, readability, size and checksum."""
     if case.size is None:
-        found, fetch = describe_missing(case.shard.path)
-        code = "shard-unreadable" if found == "not a regular file" else "shard-missing"
-        yield Finding(code, case.name, found, "what it leads to, fetched" if fetch else "")
+        problem, fetch = describe_missing(case.shard.path)
+        code = "shard-unreadable" if problem == "not a regular file" else "shard-missing"
+        yield Finding(code, case.name, problem, "its target, fetched" if fetch else "")
         return
     if case.entry is not None and case.size != case.entry.size:
         yield Finding("shard-size", case.name, f"{case.size:,} bytes", f"{case.entry.size:,}{AS_LISTED}")
     if case.examined is None:
-        if (
-            case.entry is None and case.name.endswith(".tar") and case.size % TAR_BLOCK_BYTES
-        ):  # an upload that was cut short
+        if case.entry is None and case.name.endswith(".tar") and case.size % TAR_BLOCK_BYTES:  # a truncated upload
             yield Finding(
-                "shard-size", case.name, f"{case.size:,} bytes", f"a multiple of {TAR_BLOCK_BYTES}, as every tar has"
+                "shard-size", case.name, f"{case.size:,} bytes", f"a multiple of {TAR_BLOCK_BYTES}, as for every tar"
             )
         return
     if case.examined.error is not None:
@@ -65,23 +53,23 @@ def check_shard(case: ShardCheck) -> Iterator[Finding]:
     crc, fact = case.scan.crc if case.scan else None, case.fact
     of_file = case.entry.crc if case.entry is not None else None
     of_sidecar = fact.crc if fact is not None and fact.name == case.name else None
-    for who, known in (("the dataset file", of_file), ("its sidecar", of_sidecar)):
-        if crc is not None and known not in (None, crc):
-            yield Finding("shard-checksum", case.name, f"the checksum {crc:08x}", f"{known:08x}, as {who} says")
+    for source, recorded in (("the dataset file", of_file), ("its sidecar", of_sidecar)):
+        if crc is not None and recorded not in (None, crc):
+            yield Finding("shard-checksum", case.name, f"the checksum {crc:08x}", f"{recorded:08x}, as in {source}")
             return
 
 
 def check_content(case: ShardCheck) -> Iterator[Finding]:
-    """Yield what a walk over the shard found."""
+    """Report what the scan and the decoders found."""
     scan = case.scan
     if scan is None or case.examined is None:
         return
     if scan.error is not None:
         yield finding_from_error("shard-damaged", case.name, scan.error)
-    for at in scan.nonzero_padding:
-        yield Finding("padding-not-zero", case.name, "bytes after a payload", "zeros to the end of its block", at)
-    for at, what in scan.differ:
-        yield Finding("readers-differ", case.name, what, offset=at)
+    for offset in scan.nonzero_padding:
+        yield Finding("padding-not-zero", case.name, "bytes after a payload", "zeros to the end of the block", offset)
+    for offset, problem in scan.differ:
+        yield Finding("readers-differ", case.name, problem, offset=offset)
     yield from _find_unsafe_keys(case.name, scan)
     yield from _find_unsafe_members(case.name, scan)
     yield from _find_repeated_fields(case.name, scan, case.examined.more)
@@ -89,68 +77,71 @@ def check_content(case: ShardCheck) -> Iterator[Finding]:
 
 
 def _find_unsafe_keys(name: str, scan: ShardScan) -> Iterator[Finding]:
-    for at, key in enumerate(scan.keys):
-        if what := _unsafe_name_reason(key):
-            yield Finding("key-unsafe", name, what, offset=scan.starts[at], key=printable(key))
-    for code, one in enumerate(scan.names):
-        if one in RESERVED_NAMES:
+    for index, key in enumerate(scan.keys):
+        if problem := _unsafe_name_reason(key):
+            yield Finding("key-unsafe", name, problem, offset=scan.starts[index], key=printable(key))
+    for code, field in enumerate(scan.names):
+        if field in RESERVED_NAMES:
             samples = pluralize(scan.codes.count(code), "sample")
-            what = f"a field that readers may take for the sample's own, in {samples}"
-            yield Finding("key-unsafe", name, what, "another name", field=printable(one))
-        # A slash is usual in the features of TFRecords, such as image/encoded; a tar's fields have none.
-        if one[:1] == b"/" or _PARENT_PART.search(one) or _CONTROL_CHARS.search(one):
-            what = "a field with an absolute path, a part that is `..`, or a control character"
-            what += f", in {pluralize(scan.codes.count(code), 'sample')}"
-            yield Finding("key-unsafe", name, what, field=printable(one))
+            problem = f"a reserved field name, in {samples}"
+            yield Finding("key-unsafe", name, problem, "another name", field=printable(field))
+        # TFRecord features often contain a slash, such as image/encoded; fields of a tar cannot.
+        if field[:1] == b"/" or _PARENT_PART.search(field) or _CONTROL_CHARS.search(field):
+            problem = "a field with an absolute path, a part `..`, or a control character"
+            problem += f", in {pluralize(scan.codes.count(code), 'sample')}"
+            yield Finding("key-unsafe", name, problem, field=printable(field))
 
 
 def _unsafe_name_reason(name: bytes) -> str:
-    """Return what is unsafe about a name; most pass the first test of each line, which costs the least."""
+    """Return why a name is unsafe, or an empty text. The first test of each line is cheap, and most names pass it."""
     if b".." in name and _PARENT_PART.search(name):
-        return "a part that is `..`"
+        return "a part `..`"
     if name[:1] == b"/":
         return "an absolute path"
     if not name.isascii() and not is_utf8(name):
-        return "no UTF-8"
+        return "invalid UTF-8"
     return "a control character" if _CONTROL_CHARS.search(name) else ""
 
 
 def _find_unsafe_members(shard: str, scan: ShardScan) -> Iterator[Finding]:
-    """Yield members besides samples that could do harm where the shard is extracted, and samples behind links."""
-    links = {one.name.rstrip(b"/") for one in scan.odd if one.kind == _SYMBOLIC_LINK}
-    odd = ((one.offset, one.name, _unsafe_name_reason(one.name) or _unsafe_type_reason(one)) for one in scan.odd)
-    for offset, name, harm in chain(odd, zip(scan.starts, scan.keys, repeat("")) if links else ()):
-        link = b"" if harm else _link_above(name, links)
-        if what := harm or (link and f"a name that leads through the link {printable(link)}"):
-            yield Finding("member-unsafe", shard, f"{printable(name)}: {what}", offset=offset)
+    """Find members outside samples that are dangerous to extract, and samples whose path passes through a link."""
+    links = {member.name.rstrip(b"/") for member in scan.odd if member.kind == _SYMBOLIC_LINK}
+    members = (
+        (member.offset, member.name, _unsafe_name_reason(member.name) or _unsafe_type_reason(member))
+        for member in scan.odd
+    )
+    for offset, name, reason in chain(members, zip(scan.starts, scan.keys, repeat("")) if links else ()):
+        link = b"" if reason else _link_above(name, links)
+        if problem := reason or (link and f"a name that passes through the link {printable(link)}"):
+            yield Finding("member-unsafe", shard, f"{printable(name)}: {problem}", offset=offset)
 
 
-def _unsafe_type_reason(one: UnrecognisedMember) -> str:
-    """Return what is unsafe about a link or a device."""
-    if one.kind in _DEVICE_TYPES:
+def _unsafe_type_reason(member: UnrecognisedMember) -> str:
+    if member.kind in _DEVICE_TYPES:
         return "a device or FIFO"
-    if one.kind not in (_HARD_LINK, _SYMBOLIC_LINK):
+    if member.kind not in (_HARD_LINK, _SYMBOLIC_LINK):
         return ""
-    folder = os.path.dirname(one.name) if one.kind == _SYMBOLIC_LINK else b""  # a hard link counts from the top
-    target = os.path.normpath(os.path.join(folder, one.link))
-    inner = re.search(rb"[^/.][^/]*/+(?:\.\.)(?:/|$)", one.link)  # through a link, that may be anywhere
-    if _unsafe_name_reason(target) or one.link[:1] == b"/" or inner:
-        return f"a link that leads to {printable(one.link)}"
-    return "a link with a control character" if _CONTROL_CHARS.search(one.link) else ""
+    folder = (
+        os.path.dirname(member.name) if member.kind == _SYMBOLIC_LINK else b""
+    )  # a hard link is relative to the archive root
+    target = os.path.normpath(os.path.join(folder, member.link))
+    inner_parent = re.search(rb"[^/.][^/]*/+(?:\.\.)(?:/|$)", member.link)  # `..` after a link may lead anywhere
+    if _unsafe_name_reason(target) or member.link[:1] == b"/" or inner_parent:
+        return f"a link to {printable(member.link)}"
+    return "a link with a control character" if _CONTROL_CHARS.search(member.link) else ""
 
 
 def _link_above(name: bytes, links: set[bytes]) -> bytes:
-    """Return the link that a name leads through; empty where there is none."""
-    at = name.find(b"/") if links else -1
-    while at >= 0:
-        if name[:at] in links:
-            return name[:at]
-        at = name.find(b"/", at + 1)
+    end = name.find(b"/") if links else -1
+    while end >= 0:
+        if name[:end] in links:
+            return name[:end]
+        end = name.find(b"/", end + 1)
     return b""
 
 
 def _find_repeated_fields(name: str, scan: ShardScan, more: dict[str, int]) -> Iterator[Finding]:
-    """Yield fields that a sample has twice, the first of them; `more` gets how many more there are."""
+    """Find fields that a sample has twice; at most `MAX_LISTED_PER_FILE`, and `more` counts the rest."""
     import numpy as np
 
     counts, codes = np.frombuffer(scan.counts, np.uint32), np.frombuffer(scan.codes, np.uint32)
@@ -167,27 +158,27 @@ def _find_repeated_fields(name: str, scan: ShardScan, more: dict[str, int]) -> I
 
 
 def check_sidecar(case: ShardCheck) -> Iterator[Finding]:
-    """Read the sidecar's bytes and what it says of its shard; yield what is wrong with it as a file."""
+    """Read the sidecar, and check it as a file: existence, size, checksum and format."""
     from shardtool.dataset.sidecar_read import load_sidecar, parse_facts
 
     entry = case.entry
     try:
         case.data = load_sidecar(case.shard.sidecar)
     except FileNotFoundError:
-        if case.wanted:
+        if case.sidecar_required:
             yield Finding("sidecar-missing", case.sidecar, "no such file")
         return
     except OSError as error:
         yield Finding("sidecar-damaged", case.sidecar, os_error_text(error))
         return
-    if not case.wanted and _PARQUET_MAGIC not in (case.data[:4], case.data[-4:]):
-        case.data = None  # some other tool's file of that name
+    if not case.sidecar_required and _PARQUET_MAGIC not in (case.data[:4], case.data[-4:]):
+        case.data = None  # a file of another tool with the same name
         return
     if entry is not None and len(case.data) != entry.sidecar_size:
         yield Finding("sidecar-size", case.sidecar, f"{len(case.data):,} bytes", f"{entry.sidecar_size:,}{AS_LISTED}")
     elif entry is not None and (crc := crc32c(case.data)) != entry.sidecar_crc:
-        found = f"the checksum {crc:08x}"
-        yield Finding("sidecar-checksum", case.sidecar, found, f"{entry.sidecar_crc:08x}{AS_LISTED}")
+        checksum = f"the checksum {crc:08x}"
+        yield Finding("sidecar-checksum", case.sidecar, checksum, f"{entry.sidecar_crc:08x}{AS_LISTED}")
     try:
         case.fact = parse_facts(case.data, case.sidecar)
     except CorruptShard as error:
@@ -195,20 +186,20 @@ def check_sidecar(case: ShardCheck) -> Iterator[Finding]:
 
 
 def check_sidecar_matches_shard(case: ShardCheck) -> Iterator[Finding]:
-    """Yield whether the sidecar is about another shard than the one it lies beside."""
+    """Check that the sidecar describes this shard: same name, size and checksum."""
     fact, entry = case.fact, case.entry
     if fact is None:
         return
-    said = f"an index of {printable(fact.name)}, {fact.size:,} bytes"
+    description = f"an index of {printable(fact.name)}, {fact.size:,} bytes"
     if fact.name != case.name or (case.size is not None and fact.size != case.size):
         size = "" if case.size is None else f", {case.size:,} bytes"
-        yield Finding("sidecar-stale", case.sidecar, said, f"one of {case.name}{size}")
+        yield Finding("sidecar-stale", case.sidecar, description, f"one of {case.name}{size}")
     elif entry is not None and None not in (fact.crc, entry.crc) and fact.crc != entry.crc:
-        yield Finding("sidecar-stale", case.sidecar, f"{said}, checksum {fact.crc:08x}", f"{entry.crc:08x}")
+        yield Finding("sidecar-stale", case.sidecar, f"{description}, checksum {fact.crc:08x}", f"{entry.crc:08x}")
 
 
 def check_index(case: ShardCheck) -> Iterator[Finding]:
-    """Yield, of a shard that was read, what keeps the sidecar's columns from being read, or where the two differ."""
+    """Compare the sidecar's columns with the shard, if the shard was read."""
     from shardtool.dataset.index_differences import compare_indexes
     from shardtool.dataset.shard_index import scanned_index
     from shardtool.dataset.sidecar_read import parse_sidecar
@@ -223,34 +214,37 @@ def check_index(case: ShardCheck) -> Iterator[Finding]:
         return
     if scan is None or scan.size < 0:
         return
-    for one in compare_indexes(index, scanned_index(scan)):
-        if one.what == "samples":
-            samples, expected = pluralize(len(index), "sample"), f"{one.second}, as the shard holds"
+    for difference in compare_indexes(index, scanned_index(scan)):
+        if difference.what == "samples":
+            samples, expected = pluralize(len(index), "sample"), f"{difference.second}, as in the shard"
             yield Finding("index-differs", case.sidecar, samples, expected)
             continue
-        key = index_text(scan.keys[one.sample])
-        field = index_text(scan.names[scan.codes[one.row]]) if one.row >= 0 else ""
-        if one.what == "checksum":
-            what, expected = f"the checksum {one.second}", f"{one.first}, as its sidecar says"
-            yield Finding("payload-checksum", case.name, what, expected, scan.offsets[one.row], key, field)
+        key = index_text(scan.keys[difference.sample])
+        field = index_text(scan.names[scan.codes[difference.row]]) if difference.row >= 0 else ""
+        if difference.what == "checksum":
+            problem, expected = f"the checksum {difference.second}", f"{difference.first}, as in its sidecar"
+            yield Finding("payload-checksum", case.name, problem, expected, scan.offsets[difference.row], key, field)
             continue
-        what, expected = f"in row {one.sample:,}: the {one.what} {one.first}", f"{one.second}, as the shard holds"
-        yield Finding("index-differs", case.sidecar, what, expected, scan.starts[one.sample], key, field)
+        problem, expected = (
+            f"in row {difference.sample:,}: the {difference.what} {difference.first}",
+            f"{difference.second}, as in the shard",
+        )
+        yield Finding("index-differs", case.sidecar, problem, expected, scan.starts[difference.sample], key, field)
 
 
 def check_entry(case: ShardCheck) -> Iterator[Finding]:
-    """Yield where the dataset file lists other samples than the shard holds."""
+    """Compare the dataset file's number of samples and first and last key with the shard."""
     entry, scan = case.entry, case.scan
     if entry is None or scan is None or scan.error is not None:
         return
     if entry.samples != len(scan.keys):
         yield Finding("totals-differ", case.name, pluralize(len(scan.keys), "sample"), f"{entry.samples:,}{AS_LISTED}")
         return
-    ends = [index_text(scan.keys[at]) for at in (0, -1)] if scan.keys else ["", ""]
-    for what, recorded, key in zip(("first", "last"), (entry.first_key, entry.last_key), ends, strict=True):
+    ends = [index_text(scan.keys[index]) for index in (0, -1)] if scan.keys else ["", ""]
+    for which, recorded, key in zip(("first", "last"), (entry.first_key, entry.last_key), ends, strict=True):
         if recorded != key:
-            found = f"the {what} key {printable(key)}"
-            yield Finding("totals-differ", case.name, found, f"{printable(recorded)}{AS_LISTED}")
+            problem = f"the {which} key {printable(key)}"
+            yield Finding("totals-differ", case.name, problem, f"{printable(recorded)}{AS_LISTED}")
 
 
 SHARD_CHECKS = (check_sidecar, check_shard, check_sidecar_matches_shard, check_content, check_index, check_entry)

@@ -1,10 +1,8 @@
 """Verify several datasets, then look for samples that two splits of one dataset share.
 
-Datasets are splits of one if one run wrote them, according to their dataset files, or if their names differ only in
-a word
-such as `train` or `val`. One run puts each key into one split only, so a shared key is a leak. Splits from separate
-runs,
-whose samples may just be numbered alike, leak only where the content is the same too.
+Datasets are splits of one dataset if their dataset files record the same run, or if their names differ only in a word
+such as `train` or `val`. One run writes each key to one split only, so a shared key is a leak. Separate runs may number
+their samples alike, so a shared key is a leak only if the content is the same too.
 """
 
 from __future__ import annotations
@@ -35,30 +33,30 @@ if TYPE_CHECKING:
 _NAME_PART = re.compile(r"[A-Za-z]+|[0-9]+")
 
 
-def verify_several(givens: Sequence[Any], options: VerifyOptions, look: Callable[..., VerifiedDataset]) -> Report:
-    """Return what is wrong with several datasets; one that cannot be opened does not keep others from it.
+def verify_several(datasets: Sequence[Any], options: VerifyOptions, verify: Callable[..., VerifiedDataset]) -> Report:
+    """Verify several datasets; report datasets that cannot be opened, and verify the others.
 
     Raises:
-        InvalidRequest: One of them is not there; then none was read.
+        InvalidRequest: A dataset does not exist; none was read.
     """
-    opened = [_open_or_error(given) for given in givens]
+    opened = [_open_or_error(dataset) for dataset in datasets]
     splits = _find_splits(opened)
-    related = {at for pair in splits for at in pair}
-    compared = {at for pair, recorded in splits.items() if not recorded for at in pair}
-    looked: dict[int, VerifiedDataset] = {}
+    split_indexes = {index for pair in splits for index in pair}
+    content_indexes = {index for pair, recorded in splits.items() if not recorded for index in pair}
+    verified: dict[int, VerifiedDataset] = {}
     reports: dict[int, Report] = {}
-    for at, given in enumerate(givens):
-        if isinstance(error := opened[at], CorruptShard):
-            reports[at] = _unreadable_report(given, error)
-        elif at in related:
-            looked[at] = look(given, contents=at in compared)
-        else:  # of it nothing is kept: they may be many
-            reports[at] = build_report(look(given), options)
+    for index, dataset in enumerate(datasets):
+        if isinstance(error := opened[index], CorruptShard):
+            reports[index] = _unreadable_report(dataset, error)
+        elif index in split_indexes:
+            verified[index] = verify(dataset, contents=index in content_indexes)
+        else:  # keep only the report: there may be many datasets
+            reports[index] = build_report(verify(dataset), options)
     for (first, second), recorded in splits.items():
-        if first in looked and second in looked:
-            _find_leaks(looked[first], looked[second], by_content=not recorded)
-    reports |= {at: build_report(subject, options) for at, subject in looked.items()}
-    return combine_reports([reports[at] for at in range(len(givens))])
+        if first in verified and second in verified:
+            _find_leaks(verified[first], verified[second], by_content=not recorded)
+    reports |= {index: build_report(subject, options) for index, subject in verified.items()}
+    return combine_reports([reports[index] for index in range(len(datasets))])
 
 
 def _open_or_error(given: Any) -> StoredDataset | CorruptShard:
@@ -69,60 +67,59 @@ def _open_or_error(given: Any) -> StoredDataset | CorruptShard:
 
 
 def _find_splits(opened: Sequence[StoredDataset | CorruptShard]) -> dict[tuple[int, int], bool]:
-    """Return the pairs of datasets that are splits of one, each with whether their dataset files say so."""
-    found = {}
-    for (at, first), (other, second) in combinations(enumerate(opened), 2):
+    """Return pairs of splits, as indexes, each with whether the dataset files record one run."""
+    pairs = {}
+    for (index, first), (other_index, second) in combinations(enumerate(opened), 2):
         if isinstance(first, CorruptShard) or isinstance(second, CorruptShard):
             continue
         ours, theirs = first.file, second.file
         recorded = ours is not None and theirs is not None and ours.made.is_sibling_split_of(theirs.made)
-        names = [one.dataset_file or one.paths[0] for one in (first, second)]
+        names = [dataset.dataset_file or dataset.paths[0] for dataset in (first, second)]
         if recorded or (names[0] != names[1] and _name_without_split(names[0]) == _name_without_split(names[1])):
-            found[at, other] = recorded
-    return found
+            pairs[index, other_index] = recorded
+    return pairs
 
 
 def _name_without_split(path: str) -> str:
-    """Return a path without the numbers in it, and without the words that name splits."""
     return _NAME_PART.sub(lambda word: "" if word[0].isdigit() or word[0].lower() in SPLIT_NAMES else word[0], path)
 
 
 def _unreadable_report(given: Any, error: CorruptShard) -> Report:
     where = redact_secrets(to_output_name(os.fspath(given) if isinstance(given, (str, os.PathLike)) else error.where))
     finding = finding_from_error("dataset-file-damaged", os.path.basename(where), error)
-    return Report(where, (finding,), {finding.code: 1}, (), ("all else of it",), 0, 0, 0, readable=False)
+    return Report(where, (finding,), {finding.code: 1}, (), ("everything else",), 0, 0, 0, readable=False)
 
 
 def _find_leaks(first: VerifiedDataset, second: VerifiedDataset, *, by_content: bool) -> None:
-    """Find samples that two splits have, and list them with the second one; nothing, if no shard of one was read."""
+    """Add a finding to the second split for each sample that both have; nothing if no shard of one was read."""
     import numpy as np
 
     if not (first.read and second.read):
         return
     findings, other_name = Findings(), redact_secrets(to_output_name(first.dataset.where))
-    what = f"leaks from {other_name}"
+    check = f"leaks from {other_name}"
     if first.is_partial or second.is_partial:
-        second.left = (*second.left, f"{what}: not all shards were read")
+        second.unresolved = (*second.unresolved, f"{check}: not all shards were read")
     else:
-        second.findings.checked.append(what)
-    ours, theirs = first.hashes(), second.hashes()
-    _, one, other = np.intersect1d(ours["a"], theirs["a"], return_indices=True)
-    same = ours["b"][one] == theirs["b"][other]
+        second.findings.checked.append(check)
+    first_hashes, second_hashes = first.hashes(), second.hashes()
+    _, rows, other_rows = np.intersect1d(first_hashes["a"], second_hashes["a"], return_indices=True)
+    same = first_hashes["b"][rows] == second_hashes["b"][other_rows]
     if by_content:
-        contents = (b"".join(held.contents for _, held in some.read) for some in (first, second))
-        held, held_there = (np.frombuffer(some, np.uint64) for some in contents)
-        same &= held[one] == held_there[other]
-    places = np.stack((one, other), axis=1)[same]
-    places = places[np.argsort(places[:, 1])]
+        contents = (b"".join(shard.contents for _, shard in split.read) for split in (first, second))
+        first_ids, second_ids = (np.frombuffer(data, np.uint64) for data in contents)
+        same &= first_ids[rows] == second_ids[other_rows]
+    pairs = np.stack((rows, other_rows), axis=1)[same]
+    pairs = pairs[np.argsort(pairs[:, 1])]
     read: tuple[dict[int, ShardScan], dict[int, ShardScan]] = ({}, {})
 
-    def leak(at: int, place: int) -> Finding:
-        there, _ = sample_at(first, read[0], at)
-        here, key = sample_at(second, read[1], place)
-        found = f"also in {other_name}, shard {first.cases[there].name}"
-        return Finding("split-leak", second.cases[here].name, found, key=key)
+    def leak(first_index: int, second_index: int) -> Finding:
+        first_shard, _ = sample_at(first, read[0], first_index)
+        second_shard, key = sample_at(second, read[1], second_index)
+        found = f"also in {other_name}, shard {first.cases[first_shard].name}"
+        return Finding("split-leak", second.cases[second_shard].name, found, key=key)
 
-    after_all_else, first_ones = len(second.cases), places[:MAX_LISTED_PER_FILE].tolist()
-    findings.add_first("split-leak", after_all_else, len(places), starmap(leak, first_ones))
+    after_all_else, first_ones = len(second.cases), pairs[:MAX_LISTED_PER_FILE].tolist()
+    findings.add_first("split-leak", after_all_else, len(pairs), starmap(leak, first_ones))
     second.findings.listed += findings.listed
     second.findings.counts.update(findings.counts)

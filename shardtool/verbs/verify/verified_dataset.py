@@ -1,4 +1,4 @@
-"""A dataset that is verified: its shards, what is known of each, and the findings so far."""
+"""A dataset under verification: its shards, their state, and the findings so far."""
 
 from __future__ import annotations
 
@@ -31,24 +31,22 @@ if TYPE_CHECKING:
     from shardtool.values import DatasetLike
 
 
-AS_LISTED = ", as the dataset file says"
+AS_LISTED = ", as in the dataset file"
 
 
 @dataclass(slots=True)
 class ShardCheck:
-    """One shard with all that is said of it.
+    """One shard and what the checks know about it.
 
     Attributes:
-        shard: The shard, with its entry in the dataset file, unless there is none, or it is damaged.
-        wanted: Whether a sidecar must be there.
-        size: The shard's bytes; None where there is no such file.
-        data: The sidecar's bytes; None where it is not there, or cannot be read.
-        fact: What the sidecar says of its shard; None where it is damaged.
-        examined: What a worker found; None where the shard was not read.
+        size: The shard's bytes; None if the file does not exist.
+        data: The sidecar's bytes; None if it does not exist or cannot be read.
+        fact: The sidecar's description of its shard; None if it is damaged.
+        examined: The result of a worker; None if the shard was not read.
     """
 
     shard: StoredShard
-    wanted: bool
+    sidecar_required: bool
     size: int | None = None
     data: bytes | None = None
     fact: ShardFacts | None = None
@@ -66,38 +64,34 @@ class ShardCheck:
 
     @property
     def entry(self) -> ShardEntry | None:
-        """What the dataset file says."""
+        """The shard's entry in the dataset file."""
         return self.shard.entry
 
     @property
     def scan(self) -> ShardScan | None:
-        """The content of the shard; None where it could not be opened, or was not read."""
+        """The content of the shard; None if it could not be opened or was not read."""
         return None if self.examined is None else self.examined.scan
 
     @property
     def crcs(self) -> list[int]:
-        """The checksums of the shard that the dataset file and the sidecar say, as far as they do."""
-        return [one.crc for one in (self.entry, self.fact) if one is not None and one.crc is not None]
+        """The checksums of the shard that the dataset file and the sidecar record."""
+        return [record.crc for record in (self.entry, self.fact) if record is not None and record.crc is not None]
 
     @property
     def sound(self) -> bool:
-        """Whether the shard's bytes are proven to be those that were written."""
+        """Whether a recorded checksum verifies the shard's bytes."""
         scan = self.scan
         return scan is not None and scan.error is None and scan.crc in self.crcs
 
 
 @dataclass(slots=True)
 class VerifiedDataset:
-    """A dataset that is verified, and what was found so far.
+    """A dataset under verification.
 
     Attributes:
-        dataset: The dataset, with what its dataset file says; None there where it has none, or it is damaged.
-        cases: Its shards.
-        findings: What is wrong.
-        fields: How many samples have each field, of the shards that were read.
-        repaired: What was mended, in words.
-        left: What could not be mended, or compared, and why; it is told last.
-        seconds: How long all of that took.
+        dataset: The dataset; its `file` is None if there is no dataset file or it is damaged.
+        fields: Number of samples with each field, in the shards that were read.
+        unresolved: Failed repairs and comparisons, with reasons; reported last.
     """
 
     dataset: StoredDataset
@@ -105,17 +99,17 @@ class VerifiedDataset:
     findings: Findings
     fields: Counter[str] = field(default_factory=Counter)
     repaired: tuple[str, ...] = ()
-    left: tuple[str, ...] = ()
+    unresolved: tuple[str, ...] = ()
     seconds: float = 0.0
 
     @property
     def file(self) -> DatasetFile | None:
-        """What the dataset file says."""
+        """The parsed dataset file."""
         return self.dataset.file
 
     @property
     def folder(self) -> str:
-        """Where the dataset file lies, or else the shards."""
+        """The folder of the dataset file, or else of the shards."""
         return self.dataset.folder
 
     @property
@@ -125,53 +119,55 @@ class VerifiedDataset:
 
     @property
     def is_all(self) -> bool:
-        """Whether all shards that the dataset file lists were given, in any order."""
-        return self.file is not None and {one.name for one in self.file.shards} <= {case.name for case in self.cases}
+        """Whether the user gave all shards that the dataset file lists, in any order."""
+        return self.file is not None and {shard.name for shard in self.file.shards} <= {
+            case.name for case in self.cases
+        }
 
     @property
     def read(self) -> list[tuple[int, ShardExamination]]:
-        """The shards that were read: the number of each, and what was found."""
+        """The numbers and contents of the shards that were read."""
         return [(number, case.examined) for number, case in enumerate(self.cases) if case.examined is not None]
 
     @property
     def is_partial(self) -> bool:
-        """Whether some of the shards that are there were not to be read, and others were."""
+        """Whether only some of the existing shards were read."""
         return 0 < len(self.read) < sum(case.size is not None for case in self.cases)
 
     def hashes(self) -> NDArray[np.void]:
-        """Return the hashes of the keys of all samples that were read, an array of two numbers each."""
+        """Return the key hashes of all samples that were read, as pairs of uint64."""
         import numpy as np
 
-        return np.frombuffer(b"".join(one.hashes for _, one in self.read), np.dtype([("a", "<u8"), ("b", "<u8")]))
+        return np.frombuffer(b"".join(shard.hashes for _, shard in self.read), np.dtype([("a", "<u8"), ("b", "<u8")]))
 
     def ends(self) -> list[int]:
-        """Return after how many samples each shard that was read ends."""
-        return [*accumulate(len(one.hashes) // KEY_HASH_BYTES for _, one in self.read)]
+        """Return the cumulative number of samples at the end of each shard that was read."""
+        return [*accumulate(len(shard.hashes) // KEY_HASH_BYTES for _, shard in self.read)]
 
 
 def read_dataset_file(given: DatasetLike) -> tuple[StoredDataset, Findings]:
-    """Return a dataset, and what is wrong with its dataset file.
+    """Return a dataset, and findings about its dataset file.
 
     Raises:
-        InvalidRequest: There is no such dataset.
-        CorruptShard: The dataset file names what lies elsewhere, or is none.
+        InvalidRequest: The dataset does not exist.
+        CorruptShard: The dataset file is invalid or names files in other folders.
     """
-    found, findings = find.find_dataset(given, lacking=True), Findings()
-    path = found.dataset_file
+    dataset, findings = find.find_dataset(given, lacking=True), Findings()
+    path = dataset.dataset_file
     try:
         if path is not None and parse_shard_names(data := read_small(path)) is None:
-            findings.unchecked.append(f"checksums: {printable_name(path)} is an index of wids, which has none")
+            findings.unchecked.append(f"checksums: {printable_name(path)} is an index of wids, which records none")
         elif path is not None:
-            return found.with_dataset_file(parse_dataset(data, path)), findings
+            return dataset.with_dataset_file(parse_dataset(data, path)), findings
     except OSError as error:
         findings.add(-1, Finding("dataset-file-damaged", printable_name(path or ""), os_error_text(error)))
     except CorruptShard as error:
         findings.add(-1, finding_from_error("dataset-file-damaged", printable_name(path or ""), error))
-    return found.with_dots(stored.recorded_dots(found)), findings
+    return dataset.with_dots(stored.recorded_dots(dataset)), findings
 
 
 def open_verified(given: DatasetLike) -> VerifiedDataset:
-    """Return a dataset that is to be verified; it raises what `read_dataset_file` does."""
+    """Return a dataset to verify; raise the errors of `read_dataset_file`."""
     dataset, findings = read_dataset_file(given)
     cases = (
         ShardCheck(shard, dataset.own and (dataset.file is None or shard.entry is not None), size)
@@ -181,5 +177,5 @@ def open_verified(given: DatasetLike) -> VerifiedDataset:
 
 
 def printable_name(path: str) -> str:
-    """Return the last part of a path, as it is printed."""
+    """Return the last part of a path, printable."""
     return to_output_name(paths.base_name(path) or path)

@@ -1,8 +1,7 @@
 """`verify`: check that a dataset is complete and undamaged. Nothing is written, except with `repair`.
 
-Workers scan each shard and compute its checksums; the parent compares them with the sidecar and the dataset file,
-and
-checks what no single shard shows: gaps, extra files, and keys that two shards have.
+Workers scan each shard and compute its checksums. The parent compares them with the sidecar and the dataset file, and
+checks the shards together: gaps, extra files, and keys in two shards.
 """
 
 from __future__ import annotations
@@ -49,31 +48,36 @@ _STORE_CHECKSUMS = "the store's own checksums"
 
 @accepts_options(VerifyOptions)
 def verify(dataset: DatasetLike, options: VerifyOptions, observer: Observer) -> Report:
-    """Return what is wrong with a dataset, or with several. Nothing is written, but for `repair`.
+    """Check one or several datasets, and return a report of what is wrong. Only `repair` writes files.
 
     Args:
-        dataset: A dataset file, a shard pattern, a glob, a folder, or shards; with `{split}` in a name, or of several
-            such in a list, the report is that of all, and its `datasets` those of each.
+        dataset: A dataset file, a shard pattern, a glob, a folder, or shards. For several datasets, in a list or by
+            `{split}` in a name, the report covers all of them, and its `datasets` has one report for each.
         options: See `VerifyOptions`.
-        observer: Gets progress.
+        observer: Receives progress.
 
     Raises:
-        InvalidRequest: There is no such dataset, or options make no sense.
-        CorruptShard: The dataset file names what lies elsewhere, or is none: nothing could be read.
-        OutputFailed: The file system refuses to take what was mended.
+        InvalidRequest: The dataset does not exist, or the options conflict.
+        CorruptShard: The dataset file is invalid or names files in other folders; nothing could be read.
+        OutputFailed: A repaired file cannot be written.
+
+    Example:
+        >>> report = shardtool.verify("out/train.json", decode=True)
+        >>> report.sound, report.counts
+        (False, {'image-bad': 2})
     """
-    givens, begun = expand_datasets(dataset), time.time()
+    datasets, started = expand_datasets(dataset), time.time()
     with nullcontext() if options.repair else _open_pool(options, observer) as pool:
-        looked = partial(_check_and_repair, options=options, observer=observer, pool=pool)
+        check = partial(_check_and_repair, options=options, observer=observer, pool=pool)
         report = (
-            verify_several(givens, options, looked) if len(givens) > 1 else build_report(looked(givens[0]), options)
+            verify_several(datasets, options, check) if len(datasets) > 1 else build_report(check(datasets[0]), options)
         )
-    return replace(report, seconds=time.time() - begun)
+    return replace(report, seconds=time.time() - started)
 
 
 @contextmanager
 def _open_pool(options: VerifyOptions, observer: Observer) -> Iterator[Pool]:
-    """Give the workers that read shards; where one is enough, this process."""
+    """Start the workers that read shards, or use this process if one worker is enough."""
     workers = options.workers or usable_cores()
     if options.quick or (workers == 1 and options.source is None and options.executor == "local"):
         yield Pool()
@@ -85,17 +89,16 @@ def _open_pool(options: VerifyOptions, observer: Observer) -> Iterator[Pool]:
 def _check_and_repair(
     dataset: DatasetLike, options: VerifyOptions, observer: Observer, pool: Pool | None, *, contents: bool = False
 ) -> VerifiedDataset:
-    """Look at one dataset, and mend it where that is asked for."""
-    begun = time.time()
-    look = partial(_check_dataset, dataset, contents=contents)
-    subject = look(options, observer, pool)
+    started = time.time()
+    check = partial(_check_dataset, dataset, contents=contents)
+    subject = check(options, observer, pool)
     if options.repair and subject.findings.counts.total():
-        mending = Repair(subject, options)
-        mending.run()
-        if mending.done:
-            subject = look(replace(options, repair=False, map=None), Observer())
-        subject.left, subject.repaired = tuple(mending.left), tuple(mending.done)
-    subject.seconds = time.time() - begun
+        repair = Repair(subject, options)
+        repair.run()
+        if repair.done:
+            subject = check(replace(options, repair=False, map=None), Observer())
+        subject.unresolved, subject.repaired = tuple(repair.unresolved), tuple(repair.done)
+    subject.seconds = time.time() - started
     return subject
 
 
@@ -107,18 +110,14 @@ def _check_dataset(
     *,
     contents: bool = False,
 ) -> VerifiedDataset:
-    """Return a dataset with what is wrong with it.
+    """Check one dataset.
 
     Args:
-        dataset: As `find_dataset` takes it.
-        options: What is looked at.
-        observer: Gets progress.
-        pool: Reads the shards; None: one is made for it.
-        contents: Whether it is noted what samples hold, for a comparison with other datasets.
-
-    Raises:
-        InvalidRequest: There is no such dataset, or no such source.
-        CorruptShard: The dataset file names what lies elsewhere, or is none.
+        dataset: See `find_dataset`.
+        options: See `VerifyOptions`.
+        observer: Receives progress.
+        pool: Workers that read the shards; None: start some.
+        contents: Record a content id per sample, to compare the dataset with others.
     """
     with nullcontext(pool) if pool is not None else _open_pool(options, observer) as own:
         subject = open_verified(dataset)
@@ -130,29 +129,29 @@ def _check_dataset(
 
 
 def _check_without_reading(subject: VerifiedDataset, observer: Observer) -> None:
-    """Look at names, sizes, sidecars and numbering: no shard is read."""
-    findings, cases = subject.findings, {case.shard.sidecar: at for at, case in enumerate(subject.cases)}
+    findings, cases = subject.findings, {case.shard.sidecar: number for number, case in enumerate(subject.cases)}
     _start_progress(subject, observer, range(len(subject.cases)))
     folder_checks.check_numbering(subject)
 
     def check(sidecar_path: str) -> Findings:
-        found, number = Findings(), cases[sidecar_path]
-        _run_shard_checks(found, number, subject.cases[number])
-        _check_store_checksum(found, number, subject.cases[number])
-        return found
+        shard_findings, number = Findings(), cases[sidecar_path]
+        _run_shard_checks(shard_findings, number, subject.cases[number])
+        _check_store_checksum(shard_findings, number, subject.cases[number])
+        return shard_findings
 
-    for found in map_paths(check, cases):
-        findings.take(found)
+    for shard_findings in map_paths(check, cases):
+        findings.take(shard_findings)
     folder_checks.check_complete(subject)
-    if compared := findings.checked.count(_STORE_CHECKSUMS):
-        findings.checked = [one for one in findings.checked if one != _STORE_CHECKSUMS]
-        findings.checked.append(f"{_STORE_CHECKSUMS} of {pluralize(compared, 'shard')}")
+    if shards_compared := findings.checked.count(_STORE_CHECKSUMS):
+        findings.checked = [text for text in findings.checked if text != _STORE_CHECKSUMS]
+        findings.checked.append(f"{_STORE_CHECKSUMS} of {pluralize(shards_compared, 'shard')}")
     size = format_size(sum(case.size or 0 for case in subject.cases))
-    findings.unchecked.append(f"the bytes of {pluralize(len(cases), 'shard')}, {size}: {flag_text('quick')} reads none")
+    findings.unchecked.append(
+        f"the bytes of {pluralize(len(cases), 'shard')}, {size}: {flag_text('quick')} reads no shard"
+    )
 
 
 def _check_store_checksum(findings: Findings, number: int, case: ShardCheck) -> None:
-    """Compare the checksum that a store says of a shard with that of the dataset file or the sidecar."""
     if case.size is None or not case.crcs:
         return
     with suppress(FileNotFoundError):
@@ -161,36 +160,34 @@ def _check_store_checksum(findings: Findings, number: int, case: ShardCheck) -> 
             return
         findings.checked.append(_STORE_CHECKSUMS)
         if crc != case.crcs[0]:
-            found = f"the checksum {crc:08x}, as the store says"
-            findings.add(number, Finding("shard-checksum", case.name, found, f"{case.crcs[0]:08x}"))
+            problem = f"the checksum {crc:08x} in the store"
+            findings.add(number, Finding("shard-checksum", case.name, problem, f"{case.crcs[0]:08x}"))
 
 
 def _check_with_reading(
     subject: VerifiedDataset, options: VerifyOptions, observer: Observer, pool: Pool, *, contents: bool
 ) -> None:
-    """Look at every byte."""
     comparison = None
     if options.source is not None:
         from shardtool.verbs.verify.source_checks import SourceComparison
 
-        comparison = SourceComparison(
-            subject, options, observer
-        )  # before shards are read, where there is no such source
-    there = sampled_shards(subject.cases, options)
-    _start_progress(subject, observer, there)
-    pool.check([subject.cases[number].shard.path for number in there])
+        # First, so that a missing source is reported before any shard is read.
+        comparison = SourceComparison(subject, options, observer)
+    numbers = sampled_shards(subject.cases, options)
+    _start_progress(subject, observer, numbers)
+    pool.check([subject.cases[number].shard.path for number in numbers])
     folder_checks.check_numbering(subject)
-    surveys = _examine_shards(subject, there, options, observer, pool, contents=contents)
-    dataset_checks.check_totals(subject, surveys)
+    scans = _examine_shards(subject, numbers, options, observer, pool, contents=contents)
+    dataset_checks.check_totals(subject, scans)
     from shardtool.verbs.verify.export_checks import check_exports
     from shardtool.verbs.verify.reader_checks import check_readers
 
     check_exports(subject, pool)
     folder_checks.check_complete(subject)
     if comparison is not None:
-        comparison.run(surveys, pool)
+        comparison.run(scans, pool)
     if options.target:
-        check_readers(subject, [surveys[number] for number in sorted(surveys)], options.target)
+        check_readers(subject, [scans[number] for number in sorted(scans)], options.target)
 
 
 def _start_progress(subject: VerifiedDataset, observer: Observer, numbers: Sequence[int]) -> None:
@@ -201,39 +198,39 @@ def _start_progress(subject: VerifiedDataset, observer: Observer, numbers: Seque
 
 def _examine_shards(
     subject: VerifiedDataset,
-    there: Sequence[int],
+    numbers: Sequence[int],
     options: VerifyOptions,
     observer: Observer,
     pool: Pool,
     *,
     contents: bool,
 ) -> dict[int, ShardScan]:
-    """Check each shard as workers read it; return, where they are asked for later, what lies in each."""
-    ahead = threading.Thread(target=import_module, args=("shardtool.dataset.sidecar_read",), daemon=True)
-    ahead.start()  # while workers read the first shards
+    """Check each shard as soon as a worker has read it; return the scans that later checks need, by shard number."""
+    preload = threading.Thread(target=import_module, args=("shardtool.dataset.sidecar_read",), daemon=True)
+    preload.start()  # while workers read the first shards
     classes = {name: len(names) for name, names in subject.file.classes.items() if names} if subject.file else {}
-    tasks = (examine.ExamineTask(subject.cases[number].shard, options.decode, classes, contents) for number in there)
-    surveys = dict[int, ShardScan]()
-    for place, examined in pool.map(examine.examine_shard, tasks):
-        ahead.join()
-        number, found = there[place], examined.scan
+    tasks = (examine.ExamineTask(subject.cases[number].shard, options.decode, classes, contents) for number in numbers)
+    scans = dict[int, ShardScan]()
+    for index, examined in pool.map(examine.examine_shard, tasks):
+        preload.join()
+        number, scan = numbers[index], examined.scan
         case = subject.cases[number]
         case.examined = examined
         _run_shard_checks(subject.findings, number, case)
         subject.fields.update(examined.fields)
         examined.fields = Counter()
-        if found is not None:
-            examined.scan = short = ShardScan(found.path, found.format, found.size)  # without its columns
-            short.crc, short.digest, short.error = found.crc, found.digest, found.error
+        if scan is not None:
+            examined.scan = short = ShardScan(scan.path, scan.format, scan.size)  # drop the columns
+            short.crc, short.digest, short.error = scan.crc, scan.digest, scan.error
             if options.source is not None or options.target:
-                surveys[number] = found
+                scans[number] = scan
         samples = len(examined.hashes) // examine.KEY_HASH_BYTES
         observer.advance(samples, case.size or 0, 1)
         observer.shard(case.name, "read", samples, case.size or 0)
-    ahead.join()
-    for number in sorted({*range(len(subject.cases))}.difference(there)):
+    preload.join()
+    for number in sorted({*range(len(subject.cases))}.difference(numbers)):
         _run_shard_checks(subject.findings, number, subject.cases[number])
-    return surveys
+    return scans
 
 
 def _run_shard_checks(findings: Findings, number: int, case: ShardCheck) -> None:
@@ -245,16 +242,18 @@ def _run_shard_checks(findings: Findings, number: int, case: ShardCheck) -> None
 
 
 def sampled_shards(cases: Sequence[ShardCheck], options: VerifyOptions) -> list[int]:
-    """Return the numbers of the shards that are read, of those that are there; one at least."""
-    there = [number for number, case in enumerate(cases) if case.size is not None]
-    if options.sample is None or not there:
-        return there
-    wanted = parse_share("sample", options.sample)
-    ordered = sorted(there, key=lambda number: (blake2b(cases[number].name.encode()).digest(), number))
-    ends = list(accumulate((cases[number].size or 0) + 1 for number in ordered))  # + 1: an empty one has its place, too
-    start = wanted * (options.seed or 0) % 1
-    places = [Fraction(before, ends[-1]) for before in [0, *ends[:-1]]]
-    found = [number for number, place in zip(ordered, places, strict=True) if (place - start) % 1 < wanted]
-    if not found:  # the share lies within one large shard
-        found = [ordered[sum(place <= start for place in places) - 1]]
-    return sorted(found)
+    """Return the numbers of the existing shards to read; at least one."""
+    existing = [number for number, case in enumerate(cases) if case.size is not None]
+    if options.sample is None or not existing:
+        return existing
+    share = parse_share("sample", options.sample)
+    ordered = sorted(existing, key=lambda number: (blake2b(cases[number].name.encode()).digest(), number))
+    ends = list(
+        accumulate((cases[number].size or 0) + 1 for number in ordered)
+    )  # + 1: so that an empty shard can be chosen
+    start = share * (options.seed or 0) % 1
+    starts = [Fraction(before, ends[-1]) for before in [0, *ends[:-1]]]
+    chosen = [number for number, shard_start in zip(ordered, starts, strict=True) if (shard_start - start) % 1 < share]
+    if not chosen:  # the share is a part of one large shard
+        chosen = [ordered[sum(shard_start <= start for shard_start in starts) - 1]]
+    return sorted(chosen)

@@ -248,7 +248,7 @@ def test_typing_mistakes_are_explained(tmp_path: Path, monkeypatch: pytest.Monke
             ["remove", "d/x.json", "--keys-from", "a.jsn"],
             "a.jsn: no such file or directory; expected a file of keys. Did",
         ),
-        (["verify", "d/x.json", "--source", "img"], "Did you mean imgs? --source takes what the dataset was made from"),
+        (["verify", "d/x.json", "--source", "img"], "Did you mean imgs? --source accepts the source of the dataset"),
     ]:
         ran = typed(*words)
         assert (ran.code, said in ran.err) == (2, True), (words, ran.err)

@@ -73,8 +73,8 @@ def _image(ending: str, **options: object) -> bytes:
     return sink.getvalue()
 
 
-def test_every_format_of_images(tmp_path: Path) -> None:
-    """A sound image of each format that has an ending of ours is sound, and with its end cut off it is bad."""
+def test_each_image_format_decodes_and_its_truncation_fails(tmp_path: Path) -> None:
+    """A valid image of each supported format has no finding; a truncated one is `image-bad`."""
     assert set(_FORMATS) == IMAGE_ENDINGS
     images = {f"{ending}.{ending}": _image(ending) for ending in _FORMATS}
     assert _decoded(_tar(tmp_path / "x.tar", images)).findings == []
@@ -94,8 +94,8 @@ _CUT: dict[str, tuple[dict[str, Any], int]] = {  # options of Pillow, and how ma
 
 @pytest.mark.parametrize("form", _CUT)
 @given(st.data())
-def test_an_image_that_is_cut(form: str, data: st.DataObject) -> None:
-    """An image cut anywhere before its last pixel is damage for verify, and an error in a reader."""
+def test_a_truncated_image_fails_in_verify_and_in_readers(form: str, data: st.DataObject) -> None:
+    """An image cut anywhere before its last pixel is a finding, and an error in a reader."""
     image = _made(form)
     image = image[: data.draw(st.integers(0, len(image) - 1 - _CUT[form][1]))]
     assert verify_examine._image_problem(image)  # noqa: SLF001
@@ -103,8 +103,8 @@ def test_an_image_that_is_cut(form: str, data: st.DataObject) -> None:
         Decode(())({"__key__": "k", "png": image})
 
 
-def test_a_png_of_fewer_rows_than_it_says(tmp_path: Path) -> None:
-    """A PNG whose data end, well-formed, before its last row is bad, though Pillow leaves the others black."""
+def test_a_png_with_too_few_rows_is_bad(tmp_path: Path) -> None:
+    """A well-formed PNG that ends before its last row is bad, though Pillow fills the other rows with black."""
     header, rows = (100).to_bytes(4, "big") * 2 + b"\x08\0\0\0\0", (b"\0" + b"\xff" * 100) * 10
     parts = (b"IHDR", header), (b"IDAT", zlib.compress(rows)), (b"IEND", b"")
     data = b"\x89PNG\r\n\x1a\n" + b"".join(chunk(*part) for part in parts)
@@ -112,34 +112,34 @@ def test_a_png_of_fewer_rows_than_it_says(tmp_path: Path) -> None:
     assert (found.code, "too early" in found.found) == ("image-bad", True)
 
 
-def test_an_image_that_takes_too_much_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An image that may be sound, but would take more memory than is allowed, is left out and counted."""
+def test_an_image_over_the_memory_limit_is_skipped_and_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A valid image that needs more memory than allowed is skipped and counted."""
     monkeypatch.setattr("shardtool.transform.image_decode.decode_image", partial(decode_image, max_bytes=5000))
     found = _decoded(_tar(tmp_path / "x.tar", {"a.png": _image("png"), "b.png": b"none", "c.pgm": _image("pgm")}))
     assert ([one.key for one in found.findings], found.undecoded) == (["b"], 1)
 
 
-def test_values_of_any_depth_are_sound(tmp_path: Path) -> None:
-    """An image is sound whatever its values mean: floats, many bits, signed ones."""
+def test_images_of_any_bit_depth_are_valid(tmp_path: Path) -> None:
+    """Images with floats, many bits or signed values are valid."""
     images = {f"{at}.tif": data for at, (data, *_) in enumerate(DEPTHS.values())}
     assert _decoded(_tar(tmp_path / "x.tar", images)).findings == []
 
 
-def test_a_jpeg_of_several_pictures(tmp_path: Path) -> None:
-    """A JPEG that holds further pictures (MPO) is sound."""
+def test_a_jpeg_with_several_pictures_is_valid(tmp_path: Path) -> None:
+    """A JPEG that contains further pictures (MPO) is valid."""
     sink, first = io.BytesIO(), Image.effect_noise((32, 24), 40).convert("RGB")
     first.save(sink, "MPO", save_all=True, append_images=[first.rotate(90)])
     assert _decoded(_tar(tmp_path / "x.tar", {"a.jpg": sink.getvalue()})).findings == []
 
 
-def test_another_kind_of_image_than_its_name(tmp_path: Path) -> None:
-    """Any known format is accepted under any ending of an image; what is none is bad."""
+def test_an_image_with_the_wrong_extension_is_accepted(tmp_path: Path) -> None:
+    """Any known format is accepted with any image extension; other bytes are bad."""
     images = {"a.jpg": _image("png"), "b.png": _image("jpg"), "c.png": b"text", "d.png": b""}
     assert [one.key for one in _decoded(_tar(tmp_path / "x.tar", images)).findings] == ["c", "d"]
 
 
-def test_an_image_of_too_many_pixels(tmp_path: Path) -> None:
-    """An image that claims more pixels than can be decoded is bad, and takes no memory."""
+def test_an_image_with_too_many_pixels_is_bad(tmp_path: Path) -> None:
+    """An image that claims more pixels than can be decoded is bad, and its memory is not allocated."""
     data = bytearray(_image("bmp"))
     data[18:26] = (60_000).to_bytes(4, "little") * 2
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -149,8 +149,8 @@ def test_an_image_of_too_many_pixels(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["x.tar", "x.tar.gz"])
-def test_what_is_too_large_is_left_out_and_counted(name: str, tmp_path: Path) -> None:
-    """JSON over the limit is not made into objects, which would take many times its bytes: the report counts it."""
+def test_large_json_is_skipped_and_counted(name: str, tmp_path: Path) -> None:
+    """JSON over the limit is not decoded, because its objects need many times its bytes; the report counts it."""
     many = b"[" + b"[]," * (MAX_JSON_BYTES // 3) + b"[]]"
     path = _tar(tmp_path / name, {"a.json": many, "b.json": b"[", "c.json": b"[]"})
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -158,27 +158,27 @@ def test_what_is_too_large_is_left_out_and_counted(name: str, tmp_path: Path) ->
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000  # kB: objects would be 170,000
     assert [(one.code, one.key) for one in report.findings] == [("json-bad", "b")]
     assert report.unchecked == (
-        "1 payload that decode=True leaves out: images over 250 MB, or over 1 GiB once decoded, and JSON over 8 MB",
+        "1 payload too large for decode=True: images over 250 MB, or over 1 GiB once decoded, and JSON over 8 MB",
     )
 
 
-def test_limits(tmp_path: Path) -> None:
-    """A payload of just the limit is decoded."""
+def test_a_payload_at_the_limit_is_decoded(tmp_path: Path) -> None:
+    """A payload of exactly the limit is decoded."""
     text = b'"' + b"x" * (MAX_JSON_BYTES - 2)
     found = _decoded(_tar(tmp_path / "x.tar", {"a.json": text + b'"', "b.json": text + b"x"}))
     assert ([one.key for one in found.findings], found.undecoded) == (["b"], 0)
     assert MAX_IMAGE_BYTES > MAX_JSON_BYTES
 
 
-def test_a_label_is_a_whole_number(tmp_path: Path) -> None:
-    """What readers take for an `int` is one: a text that only a float is made of stops them."""
+def test_a_label_must_be_an_integer(tmp_path: Path) -> None:
+    """A label must be a text that `int` accepts; `3.5` stops readers."""
     labels = {"a.cls": b"3.5", "b.cls": b"1e3", "c.id": b"-7", "d.cls": b"1_0", "e.cls": b"007"}
     found = _decoded(_tar(tmp_path / "x.tar", labels))
     assert [(one.code, one.key) for one in found.findings] == [("number-bad", key) for key in "abd"]
 
 
-def test_a_number_is_told_by_its_start(tmp_path: Path) -> None:
-    """A label may have white space around it; one of megabytes is no number, and is not read as a whole."""
+def test_a_huge_label_is_rejected_by_its_start(tmp_path: Path) -> None:
+    """A label may have surrounding whitespace; a label of megabytes is invalid, and is not read completely."""
     labels = {"a.cls": b" 12\n", "b.cls": b"1" * 5_000_000, "c.cls": b"", "d.cls": b"1" + b" " * 5000}
     found = _decoded(_tar(tmp_path / "x.tar", labels))
     assert [(one.code, one.key) for one in found.findings] == [("number-bad", key) for key in "bcd"]
@@ -201,8 +201,8 @@ _MADE = [
 
 
 @given(st.data())
-def test_any_damage(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
-    """Whatever bytes of a shard are others, cut off or more, plain or compressed, verify reports, and never raises."""
+def test_any_damage_is_reported_and_never_raised(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
+    """Changed, missing or added bytes of a shard, plain or compressed, are findings and never exceptions."""
     number = data.draw(st.integers(0, 1))
     shard = bytearray(_MADE[number] + (tar_write.TRAILER if number == 0 else b""))
     for _ in range(data.draw(st.integers(0, 4))):
@@ -215,8 +215,8 @@ def test_any_damage(tmp_path_factory: pytest.TempPathFactory, data: st.DataObjec
     assert set(_report(path).counts) <= set(FINDING_KINDS)
 
 
-def test_names_of_fields_are_kept_once(tmp_path: Path) -> None:
-    """What verify holds does not grow by the names of fields that each shard has again."""
+def test_field_names_are_stored_once(tmp_path: Path) -> None:
+    """Memory does not grow with field names that each shard repeats."""
     names = [b"%01000d" % number for number in range(100)]
     record = b"".join(tfrecords.feature(name, tfrecords.BYTES, tfrecords.part(b"x")) for name in names)
     took = []

@@ -19,12 +19,12 @@ def _rows() -> list[str]:
 
 
 def test_every_code_is_documented_once() -> None:
-    """docs/findings.md explains exactly the codes that there are."""
+    """docs/findings.md explains exactly the existing codes."""
     assert sorted(_rows()) == sorted(FINDING_KINDS)
 
 
 def test_every_code_is_used() -> None:
-    """Each code is given somewhere, and nothing else is."""
+    """Each code is used by a check."""
     texts = set()
     for path in [*Path(REPO / "shardtool").rglob("*.py")]:
         if path.name == "findings.py":
@@ -46,15 +46,15 @@ def test_every_code_is_used() -> None:
     ],
 )  # fmt: skip
 def test_a_finding_is_one_line(finding: Finding, line: str) -> None:
-    """A finding shows as one line that steers no terminal, in data as in text, and travels between processes."""
+    """A finding is one line without control characters, as text and as JSON, and can be pickled."""
     assert str(finding) == line
     assert pickle.loads(pickle.dumps(finding)) == finding  # noqa: S301 - our own
     assert not any(ord(char) < 32 for value in finding.to_json().values() for char in str(value))
     assert finding.to_json()["remedy"] == FINDING_KINDS[finding.code].remedy
 
 
-def test_a_finding_of_an_error() -> None:
-    """The place in an error's message is the finding's offset."""
+def test_a_finding_keeps_the_parts_of_an_error() -> None:
+    """An error's offset becomes the finding's offset."""
     error = CorruptShard("/x/a.tar", "no tar header", offset=1536, expected="one")
     assert finding_from_error("shard-damaged", "a.tar", error) == Finding(
         "shard-damaged", "a.tar", "no tar header", "one", 1536

@@ -63,8 +63,8 @@ def _changed(source: str, **options: Any) -> dict[str, set[str]]:
     return {one.key: {*one.fields} - {"(metadata)"} for one in result.changed}
 
 
-def test_a_table_that_is_not_found(joined: str) -> None:
-    """Its fields are named as not compared, in the verdict and in JSON; the exit code is that of the rest."""
+def test_fields_of_a_missing_table_are_not_compared(joined: str) -> None:
+    """The report and the JSON name the fields as not compared; the exit code depends on the rest."""
     report = _verify(joined)
     assert (report.sound, {*report.uncompared}) == (True, {"cls", "txt"})
     assert any("labels.csv, which was not found" in text for text in report.unchecked)
@@ -77,8 +77,8 @@ def test_a_table_that_is_not_found(joined: str) -> None:
 
 
 @pytest.mark.parametrize("folder", [".", "SOURCE", "out"])
-def test_where_a_table_is_found(folder: str, joined: str) -> None:
-    """A table of the recorded name is used from the working directory, the source and next to the dataset."""
+def test_a_table_is_found_in_each_search_folder(folder: str, joined: str) -> None:
+    """A table with the recorded name is found in the working directory, the source and the dataset's folder."""
     if folder == "SOURCE" and joined == "data":
         folder = "data/.."  # in the source it would be a sample
     place = Path(folder.replace("SOURCE", joined), "labels.csv")
@@ -93,16 +93,16 @@ def test_where_a_table_is_found(folder: str, joined: str) -> None:
 
 
 @pytest.mark.parametrize("form", [str, Path, read_csv], ids=["text", "path", "table"])
-def test_a_table_that_the_user_names(form: Callable[[str], Any], joined: str) -> None:
-    """`join` takes the table, and is used before one that is found."""
+def test_join_overrides_the_search(form: Callable[[str], Any], joined: str) -> None:
+    """`join` names the table, and overrides a table that was found."""
     _write(Path("labels.csv"), {**_ROWS, "a/1": ("other", 1)})
     report = _verify(joined, join=form("kept/labels.csv"))
     assert (report.counts, report.uncompared) == ({}, ())
     assert _changed(joined, join=form("kept/labels.csv")) == {}
 
 
-def test_a_table_with_other_rows(joined: str) -> None:
-    """A value that is another, or none, is a difference of its sample and field; other rows do not matter."""
+def test_changed_values_of_a_table_are_findings(joined: str) -> None:
+    """A changed or missing value is a finding of its sample and field; unrelated rows are ignored."""
     rows = {**_ROWS, "a/1": ("other", 9), "z/9": ("new", 9)}
     del rows["b/2"]
     _write(Path("labels.csv"), rows)
@@ -116,8 +116,8 @@ def test_a_table_with_other_rows(joined: str) -> None:
 @pytest.mark.parametrize(
     "text", ["key,other\na/0,1\n", "id,caption,score\na/0,x,1\n", "key,caption,score\nq,x,1\n", "", "\0"]
 )
-def test_a_table_that_cannot_be_joined(text: str, joined: str) -> None:
-    """Another file of that name is no error: the reason is reported, and its fields are not compared."""
+def test_a_table_that_cannot_be_joined_is_reported(text: str, joined: str) -> None:
+    """A file with the recorded name that cannot be joined is reported, and its fields are not compared."""
     Path("labels.csv").write_text(text, encoding="ascii")
     report = _verify(joined)
     assert (report.counts, {*report.uncompared}) == ({}, {"cls", "txt"})
@@ -127,8 +127,8 @@ def test_a_table_that_cannot_be_joined(text: str, joined: str) -> None:
         _verify(joined, join="labels.csv")
 
 
-def test_a_dataset_without_a_table(tmp_path: Path) -> None:
-    """`join` is refused for a dataset that was created without, and by `diff` for another dataset."""
+def test_join_is_refused_without_a_recorded_table(tmp_path: Path) -> None:
+    """`join` is refused for a dataset that was created without a table, and by `diff` between datasets."""
     write_tree(tmp_path / "data", {"a.txt": b"a"})
     create(tmp_path / "data", f"{tmp_path}/out/x-{{0..}}.tar", workers=1)
     for compare in (lambda: verify(tmp_path / "out", source=tmp_path / "data", join="x.csv"),
@@ -139,8 +139,8 @@ def test_a_dataset_without_a_table(tmp_path: Path) -> None:
         diff(tmp_path / "out", tmp_path / "out", join="x.csv")
 
 
-def test_a_choice_by_a_table(tmp_path: Path) -> None:
-    """With the table, the samples that it chose are compared, too."""
+def test_samples_selected_by_a_table_are_compared(tmp_path: Path) -> None:
+    """With the table, the samples that it selected are compared, too."""
     write_tree(tmp_path / "data", {f"{key}.bin": key.encode() for key in _ROWS})
     _write(tmp_path / "labels.csv", _ROWS)
     create(tmp_path / "data", f"{tmp_path}/out/x-{{0..}}.tar", join=tmp_path / "labels.csv", on="key",
@@ -152,8 +152,8 @@ def test_a_choice_by_a_table(tmp_path: Path) -> None:
     assert _found(report) == {("source-missing", "a/1", "")}
 
 
-def test_a_recorded_name_leads_nowhere_else(tmp_path: Path) -> None:
-    """The name in a dataset file is untrusted: only a regular file of one of the folders is read."""
+def test_a_recorded_table_name_cannot_leave_the_search_folders(tmp_path: Path) -> None:
+    """The name in a dataset file is untrusted: only a regular file in a search folder is read."""
     folder, outside = tmp_path / "in", tmp_path / "labels.csv"
     folder.mkdir()
     outside.write_text("key,caption\n", encoding="ascii")
@@ -168,7 +168,7 @@ def test_a_recorded_name_leads_nowhere_else(tmp_path: Path) -> None:
 
 
 def test_errors_name_options_of_the_run(tmp_path: Path) -> None:
-    """An option that was not typed in this command is named as one that the dataset was created with."""
+    """An error about a recorded option says that the dataset was created with it."""
     write_tree(tmp_path / "data", {"a/0.txt": b"a", "b/1.txt": b"b"})
     write_tree(tmp_path / "flat", {"0.txt": b"a"})
     create(tmp_path / "data", f"{tmp_path}/out/x-{{0..}}.tar", label_from_folder=True, workers=1)
@@ -180,7 +180,7 @@ def test_errors_name_options_of_the_run(tmp_path: Path) -> None:
         assert "--exclude" not in ran.err
 
 
-def test_a_diff_names_what_it_did_not_compare(joined: str) -> None:
+def test_diff_names_fields_that_were_not_compared(joined: str) -> None:
     """Without the table, the last line of `diff` and the JSON name the fields that were not compared."""
     if joined != "data":
         return
@@ -195,7 +195,7 @@ def test_a_diff_names_what_it_did_not_compare(joined: str) -> None:
 
 @pytest.mark.parametrize("words", [["verify", "out", "--source"], ["diff", "out"]])
 def test_a_wrong_table_is_named(joined: str, words: list[str]) -> None:
-    """An error about the table of `--join` names the option and the table, and not the source."""
+    """An error about the table of `--join` names the option and the table, not the source."""
     if joined != "data":
         return
     ran = typed(*words, joined, "--join", "kept/label.csv")
@@ -206,5 +206,5 @@ def test_a_wrong_table_is_named(joined: str, words: list[str]) -> None:
     Path("kept/other.csv").write_text("id,caption\na/0,x\n", encoding="ascii")
     ran = typed(*words, joined, "--join", "kept/other.csv")
     assert ran.code == 2
-    assert ran.err.startswith("shardtool: --join kept/other.csv: no column 'key', the column of keys;")
+    assert ran.err.startswith("shardtool: --join kept/other.csv: no column 'key', the key column;")
     assert "--on" not in ran.err

@@ -1,4 +1,4 @@
-"""Laws of `verify --sample`: shards are read whole, seeds in a row read all, and what was not read is said."""
+"""Laws of `verify --sample`: a seed reads whole shards, consecutive seeds read all, and unread shards are reported."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def _cases(sizes: list[int | None]) -> list[ShardCheck]:
-    return [ShardCheck(StoredShard(f"{at}.tar"), wanted=False, size=size) for at, size in enumerate(sizes)]
+    return [ShardCheck(StoredShard(f"{at}.tar"), sidecar_required=False, size=size) for at, size in enumerate(sizes)]
 
 
 SIZES = st.lists(st.none() | st.integers(0, 10**9), max_size=12)
@@ -27,8 +27,8 @@ SIZES = st.lists(st.none() | st.integers(0, 10**9), max_size=12)
 
 @settings(max_examples=15)
 @given(SIZES, st.sampled_from([7, 10, 25, 30, 50, 100]), st.integers(-(2**63), 2**62))
-def test_seeds_in_a_row_read_all(sizes: list[int | None], percent: int, first: int) -> None:
-    """Each seed reads one shard at least, the same at any time, and so many in a row as fill 100 % read all."""
+def test_consecutive_seeds_read_all_shards(sizes: list[int | None], percent: int, first: int) -> None:
+    """Each seed reads at least one shard, always the same, and enough consecutive seeds read all shards."""
     cases, seeds = _cases(sizes), range(first, first + -(-100 // percent))
     there = {at for at, size in enumerate(sizes) if size is not None}
     chosen = [sampled_shards(cases, VerifyOptions(sample=f"{percent}%", seed=seed)) for seed in seeds]
@@ -39,8 +39,8 @@ def test_seeds_in_a_row_read_all(sizes: list[int | None], percent: int, first: i
 
 
 @pytest.mark.parametrize("share", ["10%", 0.1, "25%"])
-def test_a_share_of_the_bytes(share: float | str) -> None:
-    """Of many shards as large as each other, a seed reads the share, and the seeds of one round no shard twice."""
+def test_a_seed_reads_the_requested_share(share: float | str) -> None:
+    """Among many shards of one size, a seed reads the share, and the seeds of one round read no shard twice."""
     cases = _cases([1000] * 200)
     seeds = range(10) if share != "25%" else range(4)
     chosen = [sampled_shards(cases, VerifyOptions(sample=share, seed=seed)) for seed in seeds]
@@ -61,7 +61,7 @@ def _verify(given_: Path, **options: Any) -> Any:
 
 
 def test_damage_is_found_by_one_seed_in_a_round(dataset: Path) -> None:
-    """A flipped bit of a payload is found by the one seed that reads its shard; others say what they did not read."""
+    """A flipped bit is found by the one seed that reads its shard; the other reports list what was not read."""
     flip(shards(dataset)[3], 512)
     reports = [_verify(dataset, sample="25%", seed=seed) for seed in range(4)]
     assert sorted("payload-checksum" in one.counts for one in reports) == [False, False, False, True]
@@ -72,8 +72,8 @@ def test_damage_is_found_by_one_seed_in_a_round(dataset: Path) -> None:
     assert sound.to_json()["read"] == {"shards": 2, "size": sound.read[1]}
 
 
-def test_names_sizes_and_sidecars_of_all_are_looked_at(dataset: Path) -> None:
-    """A missing or cut shard, and a damaged sidecar, are found by every seed."""
+def test_names_sizes_and_sidecars_are_always_checked(dataset: Path) -> None:
+    """Every seed finds a missing or truncated shard and a damaged sidecar."""
     shards(dataset)[5].unlink()
     with shards(dataset)[1].open("ab") as file:
         file.write(b"x")
@@ -83,8 +83,8 @@ def test_names_sizes_and_sidecars_of_all_are_looked_at(dataset: Path) -> None:
         assert "sidecar-checksum" in _verify(dataset, sample="25%", seed=seed).counts
 
 
-def test_all_of_it(dataset: Path) -> None:
-    """100 % is what `verify` does without."""
+def test_100_percent_equals_no_sampling(dataset: Path) -> None:
+    """100 % gives the same report as no sampling."""
     whole, sampled = _verify(dataset).to_json(), _verify(dataset, sample=1).to_json()
     assert {**sampled, "seconds": 0} == {**whole, "seconds": 0, "read": sampled["read"]}
 
@@ -94,13 +94,13 @@ def test_all_of_it(dataset: Path) -> None:
     [{"sample": "0"}, {"sample": "120%"}, {"sample": "x"}, {"seed": 1}, {"sample": "1%", "quick": True},
      {"sample": "1%", "repair": True}, {"sample": "1%", "source": "x"}],
 )  # fmt: skip
-def test_what_cannot_be_meant(options: dict[str, Any], tmp_path: Path) -> None:
-    """Shares that are none, a seed for nothing, and what wants all shards are refused."""
+def test_invalid_sampling_options_are_refused(options: dict[str, Any], tmp_path: Path) -> None:
+    """Invalid shares, a seed without a share, and options that need all shards are refused."""
     with pytest.raises(InvalidRequest):
         _verify(tmp_path, **options)
 
 
-def test_the_command(dataset: Path) -> None:
+def test_sampling_on_the_command_line(dataset: Path) -> None:
     """The command line has both options."""
     ran = typed("verify", dataset, "--sample", "25%", "--seed", "3")
     assert (ran.code, "4 samples in 2 of 8 shards" in ran.out, "--seed 4 reads others" in ran.out) == (0, True, True)

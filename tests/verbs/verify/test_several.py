@@ -1,4 +1,4 @@
-"""Laws of verifying several datasets: each is verified as alone, and samples that two splits have are found."""
+"""Laws of verifying several datasets: each is verified separately, and samples in two splits are found."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ def _without_time(document: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in document.items() if name not in ("seconds", "checked")}
 
 
-def test_each_is_verified_as_alone(splits: Path) -> None:
-    """The report of several has that of each, its counts, and their sums; it is sound where all are."""
+def test_each_dataset_is_verified_separately(splits: Path) -> None:
+    """The combined report contains each dataset's report, and the sums of their counts."""
     files = [splits / "train.json", splits / "val.json"]
     assert _verify(splits).sound
     flip(shards(splits)[-1], 700)
@@ -59,8 +59,8 @@ def test_each_is_verified_as_alone(splits: Path) -> None:
     assert (report.samples, report.size) == (12, sum(one.size for one in alone))
 
 
-def test_one_that_cannot_be_opened(splits: Path) -> None:
-    """It is a finding with exit code 4, the worst of all, and the others are verified; what is not there is refused."""
+def test_a_dataset_that_cannot_be_opened_is_a_finding(splits: Path) -> None:
+    """It is a finding with exit code 4, and the other datasets are verified; a missing dataset is an error."""
     (splits / "val.json").write_bytes(b"{}")
     files = [splits / "train.json", splits / "val.json"]
     report = _verify(files)
@@ -73,8 +73,8 @@ def test_one_that_cannot_be_opened(splits: Path) -> None:
 
 
 @pytest.mark.parametrize("lost", ["val.json", "val-0.tar"])
-def test_a_split_that_is_not_finished(lost: str, splits: Path) -> None:
-    """A folder in which one split is whole and another is not is not sound."""
+def test_an_unfinished_split_is_a_finding(lost: str, splits: Path) -> None:
+    """A folder with a complete and an incomplete split has findings."""
     for name in {lost, "val.json"}:
         (splits / name).unlink()
     assert len(list(splits.glob("val-*.tar"))) in (1, 2)
@@ -84,8 +84,8 @@ def test_a_split_that_is_not_finished(lost: str, splits: Path) -> None:
     assert not report.sound
 
 
-def test_a_sample_that_two_splits_have(packed: Path, tmp_path: Path) -> None:
-    """It is a finding of the later one, in splits that were made apart; the same key of another sample is none."""
+def test_a_sample_in_two_splits_is_a_leak(packed: Path, tmp_path: Path) -> None:
+    """It is a finding of the later split if the splits have separate runs; the same key with other content is none."""
     create(packed / "source", f"{tmp_path}/train-{{0..}}.tar", ONE)
     other = write_tree(tmp_path / "other", {"03.txt": b"caption 3", "04.txt": b"of another", "99.txt": b"caption 5"})
     create(other, f"{tmp_path}/val-{{0..}}.tar", ONE)
@@ -96,8 +96,8 @@ def test_a_sample_that_two_splits_have(packed: Path, tmp_path: Path) -> None:
     assert [*_verify([f"{tmp_path}/train-{{0..}}.tar", tmp_path / "val-0.tar"]).counts] == ["split-leak"]
 
 
-def test_keys_of_one_run(tmp_path: Path) -> None:
-    """A key in two splits of one run is a leak, whatever the sample holds; of many, the first are listed."""
+def test_a_key_in_two_splits_of_one_run_is_a_leak(tmp_path: Path) -> None:
+    """Content does not matter within one run; only the first of many leaks are listed."""
     keys = [f"{at:03}" for at in range(150)]
     options = CreateOptions(workers=1, split_column="split", key="key", values=("txt=text",))
     for split, text in (("a", "one"), ("b", "another")):
@@ -108,15 +108,15 @@ def test_keys_of_one_run(tmp_path: Path) -> None:
     assert [one.key for one in report.findings] == keys[:100]
 
 
-def test_datasets_that_are_no_splits(packed: Path, tmp_path: Path) -> None:
-    """Two datasets of the same samples are sound together, unless their names call them splits."""
+def test_datasets_that_are_not_splits_may_share_samples(packed: Path, tmp_path: Path) -> None:
+    """Two datasets with the same samples have no findings unless their names contain split names."""
     for name in ("small", "large"):
         create(packed / "source", f"{tmp_path}/{name}-{{0..}}.tar", ONE)
     assert _verify(tmp_path).sound
 
 
-def test_one_document_of_all(splits: Path) -> None:
-    """JSON and JUnit XML are one document, with all that was found; the exit code is that of the worst."""
+def test_several_datasets_print_one_document(splits: Path) -> None:
+    """JSON and JUnit XML are one document with all findings; the exit code is the worst."""
     flip(shards(splits)[0], 700)
     ran = typed("verify", splits, "--json")
     document = json.loads(ran.out)
@@ -131,8 +131,8 @@ def test_one_document_of_all(splits: Path) -> None:
     assert typed("verify", splits, "--format", "github").out.count("::error") == found
 
 
-def test_the_source_of_all(packed: Path, splits: Path) -> None:
-    """`--source` is compared with each split; damage of the source is an error of its own, not of a dataset."""
+def test_each_split_is_compared_with_the_source(packed: Path, splits: Path) -> None:
+    """Damage in the source is an error, not a finding of a dataset."""
     assert _verify(splits, source=packed / "source").sound
     options = ReshardOptions(workers=1, split="a=0.5,b=0.5", seed=1)
     reshard(splits / "train.json", f"{splits}/again/{{split}}-{{0..}}.tar", options)
@@ -142,8 +142,8 @@ def test_the_source_of_all(packed: Path, splits: Path) -> None:
         _verify(splits / "again", source=splits / "train.json")
 
 
-def test_each_is_repaired(splits: Path) -> None:
-    """`--repair` mends each of several datasets."""
+def test_each_dataset_is_repaired(splits: Path) -> None:
+    """`--repair` repairs each of several datasets."""
     for name in ("train-0.index", "val-0.index"):
         (splits / name).unlink()
     report = _verify(splits, repair=True)

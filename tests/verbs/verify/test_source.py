@@ -1,4 +1,4 @@
-"""Laws of `verify --source` where a dataset was made of others, or appended to: no false finding, and none missed."""
+"""Laws of `verify --source` for reshards and appended datasets: no false findings, and none missed."""
 
 from __future__ import annotations
 
@@ -96,10 +96,8 @@ def both(sources: Path) -> list[Path]:
         {"portable": True, "max_size": "20kB"},
     ],
 )
-def test_what_reshard_makes_agrees_with_its_sources(
-    options: dict[str, Any], both: list[Path], ending: str, tmp_path: Path
-) -> None:
-    """Whatever fields and samples were chosen, in whatever order and format: all of the datasets is compared."""
+def test_a_reshard_matches_its_sources(options: dict[str, Any], both: list[Path], ending: str, tmp_path: Path) -> None:
+    """Whatever fields, samples, order and format were chosen, the whole dataset is compared without findings."""
     _reshard(both, f"{tmp_path}/out-{{000..}}.{ending}", **options)
     report = _verify(tmp_path / "out.json", both)
     assert (report.findings, report.counts, _unchecked(report)) == ((), {}, [])
@@ -108,8 +106,8 @@ def test_what_reshard_makes_agrees_with_its_sources(
 
 
 @pytest.mark.parametrize("rule", ["rename", "first", "last"])
-def test_keys_of_several_sources(rule: str, sources: Path, tmp_path: Path) -> None:
-    """Samples that share a key are dealt with as they were."""
+def test_duplicate_keys_follow_the_recorded_rule(rule: str, sources: Path, tmp_path: Path) -> None:
+    """Samples that share a key are handled as in the recorded run."""
     _create(_table("a", 6, txt=["other"] * 6), f"{tmp_path}/more-{{0..}}.tar")
     both = [sources / "one", tmp_path / "more.json"]
     _reshard(both, f"{tmp_path}/out/out-{{000..}}.tar", on_duplicate=rule)
@@ -120,8 +118,8 @@ def test_keys_of_several_sources(rule: str, sources: Path, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("kind", ["bare", "packed", "shards"])
-def test_sources_without_an_index(kind: str, sources: Path, ending: str, tmp_path: Path) -> None:
-    """Where no index tells checksums, payloads are read at their places: of plain and of compressed shards."""
+def test_sources_without_an_index_are_read(kind: str, sources: Path, ending: str, tmp_path: Path) -> None:
+    """If no index has checksums, payloads are read, from plain and from compressed shards."""
     (given := tmp_path / "given").mkdir()
     for shard in shards(sources / "one"):
         if kind == "packed":
@@ -146,8 +144,8 @@ def test_sources_without_an_index(kind: str, sources: Path, ending: str, tmp_pat
     assert _found(tmp_path / "out", source) == {("source-differs", "a/03", "txt")}
 
 
-def test_a_split_of_datasets(both: list[Path], tmp_path: Path) -> None:
-    """Each split is compared with those samples that fall into it."""
+def test_each_split_is_compared_with_its_samples(both: list[Path], tmp_path: Path) -> None:
+    """Each split of a reshard is compared with the source samples that belong to it."""
     for options in ({"split": "x=0.5,y=0.5"}, {"split": "x=0.5,y=0.5", "stratify": "label"}, {"split_column": "label"}):
         folder = tmp_path / str(len([*tmp_path.iterdir()]))
         _reshard(both, f"{folder}/{{split}}-{{000..}}.tar", **options)
@@ -156,8 +154,8 @@ def test_a_split_of_datasets(both: list[Path], tmp_path: Path) -> None:
         assert "source-extra" in _verify(file, both[0]).counts
 
 
-def test_a_source_that_changed(both: list[Path], ending: str, tmp_path: Path) -> None:
-    """What is missing, too much or different is told by key and field, numbers of TFRecords too."""
+def test_changes_of_the_source_are_found(both: list[Path], ending: str, tmp_path: Path) -> None:
+    """Missing, extra and different samples are found by key and field, also for numbers in TFRecord shards."""
     _reshard(both, f"{tmp_path}/out-{{000..}}.{ending}")
     table = _table("a", 12)
     keys, texts, scores = (table.column(name).to_pylist() for name in ("key", "txt", "score"))
@@ -175,8 +173,8 @@ def test_a_source_that_changed(both: list[Path], ending: str, tmp_path: Path) ->
     assert found == {("source-extra", f"a/{at:02}", "txt") for at in range(12)}
 
 
-def test_what_a_joined_table_decided(sources: Path, tmp_path: Path) -> None:
-    """Its fields and its choice of samples are said not to be compared; all else is."""
+def test_a_missing_table_limits_the_comparison(sources: Path, tmp_path: Path) -> None:
+    """Fields and the selection of an unavailable table are reported as not compared; the rest is compared."""
     labels = tmp_path / "labels.csv"
     labels.write_text("key,kind\n" + "".join(f"a/{at:02},{'xyz'[at % 3]}\n" for at in range(12)), encoding="ascii")
     asked: dict[str, Any] = {"join": labels, "on": "key"}
@@ -196,8 +194,8 @@ def test_what_a_joined_table_decided(sources: Path, tmp_path: Path) -> None:
     assert (report.counts, "the source" in report.checked) == ({}, False)
 
 
-def test_sources_that_make_no_sense(sources: Path, both: list[Path], tmp_path: Path) -> None:
-    """Several sources for a run that took one, none, and a table for datasets are refused, before a shard is read."""
+def test_invalid_sources_are_refused(sources: Path, both: list[Path], tmp_path: Path) -> None:
+    """Several sources for a run with one, no source, and a table for datasets are refused before a shard is read."""
     _reshard(both, f"{tmp_path}/out-{{000..}}.tar")
     for dataset, source in (
         (sources / "one", both), (tmp_path / "out.json", tmp_path / "none"), (tmp_path / "out.json", _table("a", 3)),
@@ -207,8 +205,8 @@ def test_sources_that_make_no_sense(sources: Path, both: list[Path], tmp_path: P
             _verify(dataset, source)
 
 
-def test_the_command(both: list[Path], tmp_path: Path) -> None:
-    """`--source` is repeatable; what to do about findings is right for any verb."""
+def test_source_on_the_command_line(both: list[Path], tmp_path: Path) -> None:
+    """`--source` is repeatable; the advice about findings fits any verb."""
     _reshard(both, f"{tmp_path}/out-{{000..}}.tar")
     ran = typed("verify", tmp_path / "out.json", "--source", both[0], "--source", both[1])
     assert (ran.code, ran.out.splitlines()[-1]) == (0, "valid")
@@ -237,8 +235,8 @@ def _reseal(dataset_file: Path, **made: Any) -> None:
         {"sort_by": ["a"]}, {"shuffle": "yes"}, {"on_duplicate": "explode"}, {"\x1b[2J": 1}, ["head"], None,
     ],
 )  # fmt: skip
-def test_hostile_records_of_a_run(options: Any, sources: Path, tmp_path: Path) -> None:
-    """Whatever a sealed dataset file tells of its making, it is a report or an error of ours, and nothing is run."""
+def test_hostile_recorded_options_run_nothing(options: Any, sources: Path, tmp_path: Path) -> None:
+    """Any recorded options of a sealed dataset file give a report or a `ShardError`, and no code runs."""
     _reshard(sources / "one", f"{tmp_path}/out-{{000..}}.tar")
     _reseal(tmp_path / "out.json", options=options)
     before = read_tree(tmp_path)
@@ -247,9 +245,6 @@ def test_hostile_records_of_a_run(options: Any, sources: Path, tmp_path: Path) -
     except ShardError as error:
         assert "\x1b" not in str(error)  # noqa: PT017 - either is right
     assert read_tree(tmp_path) == before
-
-
-# Datasets that samples were appended to.
 
 
 @pytest.fixture(params=["create", "reshard"])
@@ -265,8 +260,8 @@ def appended(request: pytest.FixtureRequest, sources: Path, ending: str, tmp_pat
     return tmp_path / "out", source
 
 
-def test_an_append_is_no_finding(appended: tuple[Path, Any]) -> None:
-    """The first shards are compared with their source; of what was appended it is said that it is not."""
+def test_appended_samples_are_not_findings(appended: tuple[Path, Any]) -> None:
+    """The first run's shards are compared; appended shards are reported as not compared."""
     dataset, source = appended
     report = _verify(dataset, source)
     assert (report.findings, report.samples) == ((), 18)
@@ -274,14 +269,14 @@ def test_an_append_is_no_finding(appended: tuple[Path, Any]) -> None:
     assert "the source" in report.checked
 
 
-def test_the_source_of_an_append(ending: str, tmp_path: Path) -> None:
-    """It is not compared, and that is said; a source that has grown by what was appended has no finding."""
+def test_the_source_of_an_append_is_not_compared(ending: str, tmp_path: Path) -> None:
+    """The report says so; a source that contains the appended samples, too, has no findings."""
     pattern = f"{tmp_path}/out/out-{{000..}}.{ending}"
     _create(_table("a", 12), pattern)
     _create(_table("c", 6), pattern, if_exists="append")
     report = _verify(tmp_path / "out", _table("c", 6))
     assert (report.counts, "the source" in report.checked) == ({}, False)
-    assert any("appended from" in text for text in report.unchecked)
+    assert any("source of appended samples" in text for text in report.unchecked)
     grown = pa.concat_tables([_table("a", 12), _table("c", 6)])
     assert _verify(tmp_path / "out", grown).counts == {}
     assert _found(tmp_path / "out", pa.concat_tables([grown, _table("d", 3).slice(0, 1)])) == {
@@ -291,15 +286,12 @@ def test_the_source_of_an_append(ending: str, tmp_path: Path) -> None:
     assert _verify(tmp_path / "out", _table("a", 12, txt=["x"] * 12)).counts == {"source-differs": 12}
 
 
-# Splits of a source that grows: a sample stays in its split, whatever a division of all would say now.
-
-
 _GROWS = {"split": "train=0.7,val=0.3", "stratify": "label", "if_exists": "update"}
 
 
 @pytest.mark.parametrize("name", ["{split}", "{split}/x"])
-def test_labels_keep_their_shares_while_a_source_grows(name: str, tmp_path: Path) -> None:
-    """What was added by an update is no finding; a sample that is lost is found once, in one of the splits."""
+def test_stratified_splits_of_a_grown_source_match(name: str, tmp_path: Path) -> None:
+    """Samples added by an update are no findings; a lost sample is found once, in one of the splits."""
     for count in (60, 81):
         _create(_table("a", count), f"{tmp_path}/{name}-{{0..}}.tar", **_GROWS)
     grown, splits = _table("a", 81), [f"{tmp_path}/{name}.json".replace("{split}", split) for split in ("train", "val")]
@@ -316,8 +308,8 @@ def test_labels_keep_their_shares_while_a_source_grows(name: str, tmp_path: Path
     assert sorted(gone, key=len) == [{}, {"source-extra": 1}]
 
 
-def test_splits_of_labels_without_the_other_one(tmp_path: Path) -> None:
-    """Where another split may have a sample, it is not called missing; before anything was added, the division says."""
+def test_a_missing_stratified_split_limits_the_comparison(tmp_path: Path) -> None:
+    """A sample that may be in a missing split is not reported as missing, unless nothing was added yet."""
     _create(_table("a", 60), f"{tmp_path}/{{split}}-{{0..}}.tar", **_GROWS)
     (tmp_path / "val.json").rename(tmp_path / "kept")
     assert _verify(tmp_path / "train.json", _table("a", 60)).counts == {}
@@ -327,12 +319,12 @@ def test_splits_of_labels_without_the_other_one(tmp_path: Path) -> None:
         path.unlink()
     report = _verify(tmp_path / "train.json", _table("a", 81))
     assert (report.counts, len(_unchecked(report))) == ({}, 1)
-    assert "may be in val, which is not beside" in report.unchecked[0]
+    assert "may be in val, which is missing" in report.unchecked[0]
     assert not diff(tmp_path / "train.json", _table("a", 81), workers=1).added
 
 
-def test_a_column_of_splits_that_an_update_passes_over(tmp_path: Path) -> None:
-    """What an update leaves where it is, is no finding; of a dataset that nothing was added to, it is one."""
+def test_updates_keep_the_split_of_existing_samples(tmp_path: Path) -> None:
+    """A changed split column is no finding after an update, but is one without an update."""
     parts, asked = ["train", "val", "train"], {"meta": "none", "split_column": "part", "if_exists": "update"}
     _create(_table("a", 9, part=parts * 3), f"{tmp_path}/{{split}}-{{0..}}.tar", **asked)
     later = _table("a", 9, part=["val", *(parts * 3)[1:]])
@@ -343,17 +335,17 @@ def test_a_column_of_splits_that_an_update_passes_over(tmp_path: Path) -> None:
     assert [_verify(tmp_path / f"{split}.json", grown).counts for split in ("train", "val")] == [{}, {}]
 
 
-def test_the_first_samples_of_a_source_that_grows(tmp_path: Path) -> None:
-    """What was among the first ones once is no finding, and it is said that the others cannot be told."""
+def test_head_of_a_grown_source_cannot_be_compared(tmp_path: Path) -> None:
+    """Samples that were among the first once are no findings; the report says what cannot be compared."""
     for rows in (_table("b", 6), pa.concat_tables([_table("a", 6), _table("b", 6)])):
         _create(rows, f"{tmp_path}/out-{{0..}}.tar", head=4, if_exists="update")
     report = _verify(tmp_path / "out.json", rows)
     assert (report.counts, report.samples, len(_unchecked(report))) == ({}, 8, 1)
-    assert "may have chosen them of fewer" in report.unchecked[0]
+    assert "selected from a smaller source" in report.unchecked[0]
     assert _verify(tmp_path / "out.json", rows[1:]).counts == {"source-extra": 1}
 
 
-def test_a_split_that_the_source_has_no_more(tmp_path: Path) -> None:
+def test_a_split_missing_in_the_source_is_found(tmp_path: Path) -> None:
     """All of its samples are findings, and the other splits are still compared."""
     files = {f"{part}/{at}.txt": b"%d" % at for part in ("train", "val") for at in range(3)}
     source = write_tree(tmp_path / "in", files)
@@ -361,9 +353,6 @@ def test_a_split_that_the_source_has_no_more(tmp_path: Path) -> None:
     shutil.rmtree(source / "val")
     assert verify(tmp_path, source=source, workers=1).counts == {"source-extra": 3}
     assert [*diff(str(tmp_path / "{split}.json"), source, workers=1).removed] == ["val/0", "val/1", "val/2"]
-
-
-# Mending.
 
 
 def _same_after(dataset: Path, look: Callable[[], Report], told: str) -> None:
@@ -375,8 +364,8 @@ def _same_after(dataset: Path, look: Callable[[], Report], told: str) -> None:
     assert read_tree(dataset) == before
 
 
-def test_repair_of_what_reshard_made(both: list[Path], ending: str, tmp_path: Path) -> None:
-    """Its shards are left as they are, and it is said what makes them again: the same command, to the same bytes."""
+def test_repair_does_not_rerun_reshard(both: list[Path], ending: str, tmp_path: Path) -> None:
+    """Its shards stay unchanged; the message names the command that recreates the same bytes."""
     pattern = f"{tmp_path}/out/out-{{000..}}.{ending}"
     _reshard(both, pattern, shuffle=True)
     wanted = read_tree(tmp_path / "out")
@@ -389,8 +378,8 @@ def test_repair_of_what_reshard_made(both: list[Path], ending: str, tmp_path: Pa
     assert read_tree(tmp_path / "out") == wanted
 
 
-def test_repair_after_an_append(appended: tuple[Path, Any], ending: str) -> None:
-    """No one command makes these shards again, and that is said; a sidecar is made again where its shard is sound."""
+def test_repair_after_an_append_rebuilds_only_sidecars(appended: tuple[Path, Any], ending: str) -> None:
+    """No single command recreates the shards, and the report says so; a sidecar of a valid shard is rebuilt."""
     dataset, source = appended
     (dataset / "out-001.index").unlink()
     report = _verify(dataset, None, repair=True)
@@ -400,8 +389,8 @@ def test_repair_after_an_append(appended: tuple[Path, Any], ending: str) -> None
         _same_after(dataset, lambda: _verify(dataset, one, repair=True), "appended")  # noqa: B023
 
 
-def test_repair_of_shards_of_another_tool(tmp_path: Path) -> None:
-    """Shards that nobody here made are to be got again."""
+def test_repair_does_not_recreate_shards_of_another_tool(tmp_path: Path) -> None:
+    """The advice is to restore them from a copy."""
     write_tree(tmp_path / "in", {"a.txt": b"a" * 600})
     create(tmp_path / "in", f"{tmp_path}/out/x-{{0..}}.tar", CreateOptions(workers=1))
     for name in ("x.json", "x-0.index"):

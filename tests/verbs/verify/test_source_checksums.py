@@ -1,4 +1,4 @@
-"""Laws of summing the files of a source."""
+"""Laws of computing checksums of source files."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 READS = 4
 
 
-def test_files_summed_at_the_same_time(tmp_path: Path) -> None:
-    """However many files are read at the same time, each has its own checksum; -1 where it cannot be read."""
+def test_concurrent_checksums_match_their_files(tmp_path: Path) -> None:
+    """Each file gets its own checksum however many are read concurrently; -1 if it cannot be read."""
     data = {f"{at:03}": b"%d" % at * 1000 * at for at in range(101)} | {"large": b"0123456" * 300_000}
     source = write_tree(tmp_path / "in", data)
     (source / "link").symlink_to("007")
@@ -36,8 +36,8 @@ def test_files_summed_at_the_same_time(tmp_path: Path) -> None:
         assert checksum_payloads(FileReads(tuple(paths), links, reads)) == [*sums, crc32c(data["007"]), -1, -1]
 
 
-def test_files_summed_without_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where no thread can be started, files are read one at a time."""
+def test_checksums_without_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If no thread can be started, files are read one at a time."""
 
     def no_room(_: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
@@ -47,8 +47,8 @@ def test_files_summed_without_threads(tmp_path: Path, monkeypatch: pytest.Monkey
     assert checksum_payloads(FileReads((os.fsencode(tmp_path / "a"),), b"\0", READS)) == [crc32c(b"text")]
 
 
-def test_verify_reads_several_files_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`verify --source` reads several files at the same time where they are slow, and finds what differs."""
+def test_verify_reads_slow_files_concurrently(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`verify --source` reads slow files concurrently, and finds differences."""
     source = write_tree(tmp_path / "in", {f"{at:03}.txt": b"%d" % at * 2000 for at in range(100, 130)})
     create(str(source), str(tmp_path / "out-{000..}.tar"), CreateOptions(workers=1))
     asked: list[FileReads | SpanReads] = []

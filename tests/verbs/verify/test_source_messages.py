@@ -1,4 +1,4 @@
-"""Laws of what `verify --source` says of a source that is none: in its own words, with what was meant."""
+"""Laws of messages about an invalid source: they name the problem and fit the verb."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ def place(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     "source", ["o", "o/o.json", "other", "other/x-0.tar", "nowhere", "nowhere.json", "coco.json", "notes.docx"]
 )
-def test_a_source_that_is_none(source: str, place: Path) -> None:
-    """A dataset, a file and a name that is nowhere are refused with what was meant, in no other verb's words."""
+def test_an_invalid_source_is_refused_with_advice(source: str, place: Path) -> None:
+    """A dataset, a file and a missing name are refused with advice that fits `verify`."""
     ran = typed("verify", "o", "--source", source, "--workers", "1", cwd=place)
     assert (ran.code, ran.out) == (2, "")
-    assert "--source takes what the dataset was made from, as its dataset file says: create imgs." in ran.err
+    assert "--source accepts the source of the dataset. Its dataset file records: create imgs." in ran.err
     assert "reshard" not in ran.err
     assert "--include" not in ran.err
 
 
-def test_a_source_with_the_dataset_in_it(place: Path) -> None:
-    """The source is compared also where the dataset lies in it, of one shard, too."""
+def test_the_source_may_contain_the_dataset(place: Path) -> None:
+    """The source is compared even if the dataset, also of one shard, is inside."""
     assert typed("create", "imgs", "imgs/in-{0..}.tar", "--workers", "1", cwd=place).code == 0
     assert typed("verify", "imgs/in.json", "--source", "imgs", "--workers", "1", cwd=place).code == 0
 
 
 @pytest.mark.parametrize("damage", [slice(0, 700), slice(0, -1)])
-def test_a_damaged_dataset_file_is_not_called_none(damage: slice, place: Path) -> None:
-    """A dataset file that was cut is said to be damaged, with what makes it again; JSON of others is none."""
+def test_a_damaged_dataset_file_is_reported_as_damaged(damage: slice, place: Path) -> None:
+    """A truncated dataset file is reported as damaged, with its fix; JSON files of other tools are not."""
     file = place / "o/o.json"
     file.write_bytes(file.read_bytes()[damage])
     for words in (["verify", "o/o.json"], ["copy", "o/o.json", "c"], ["reshard", "o/o.json", "r/r-{0..}.tar"]):
@@ -52,26 +52,26 @@ def test_a_damaged_dataset_file_is_not_called_none(damage: slice, place: Path) -
 
 
 @pytest.mark.parametrize("dataset", ["o", "o/o.json", "o/*.json", "o/*.tar", "o/o-{0..}.tar"])
-def test_reshard_onto_itself(dataset: str, place: Path) -> None:
-    """Shards are not replaced by what is made of them, however they are named, and nothing advises to."""
+def test_reshard_onto_its_source_is_refused(dataset: str, place: Path) -> None:
+    """Shards are not replaced by their own reshard, however they are named, and no message advises it."""
     for words, code in (([], 5), (["--overwrite"], 2), (["--resume"], 2)):
         ran = typed("reshard", dataset, "o/o-{0..}.tar", "--workers", "1", *words, cwd=place)
         assert (ran.code, "a shard of the source" in ran.err, "or --overwrite" in ran.err) == (code, True, False)
 
 
-def test_reshard_onto_another(place: Path) -> None:
-    """What another run made may be replaced, and the message says how."""
+def test_reshard_onto_another_dataset_names_overwrite(place: Path) -> None:
+    """The dataset of another run may be replaced, and the message says how."""
     ran = typed("reshard", "o", "other/x-{0..}.tar", "--workers", "1", cwd=place)
     assert (ran.code, "Choose another name, or --overwrite." in ran.err) == (5, True)
 
 
-def test_copy_without_a_place(place: Path) -> None:
-    """One argument is the dataset: what is missing is the place."""
+def test_copy_without_a_destination_is_refused(place: Path) -> None:
+    """With one argument, the error names the missing destination."""
     ran = typed("copy", "o/o.json", cwd=place)
     assert (ran.code, "DEST: not given" in ran.err, "Missing argument" in ran.err) == (2, True, False)
 
 
-def test_fields_that_differ_in_case_only_name_files(place: Path) -> None:
+def test_fields_that_differ_only_in_case_name_both_files(place: Path) -> None:
     """Two files that would be one field are both named."""
     write_tree(place / "twins", {"c/a.jpg": b"1", "c/a.JPG": b"2"})
     ran = typed("create", "twins", "t/t-{0..}.tar", "--workers", "1", cwd=place)
