@@ -1,7 +1,4 @@
-"""Collect files that arrive in any order, such as archive members or objects of a store, into key order.
-
-The rules and the resulting samples are the same as for a folder.
-"""
+"""Collect files that arrive in any order (archive members, objects) into key order, by the rules for folders."""
 
 from __future__ import annotations
 
@@ -33,7 +30,7 @@ def resolve_folder(
 ) -> Property:
     """Return a property of a folder that depends on the property of its parent.
 
-    `known` has the property by folder path (empty, or ending in a slash), and receives the results of `derive`.
+    `known` caches the property by folder path (empty, or ending in a slash).
     """
     unresolved = []
     while folder not in known:  # not recursive: a path may have a thousand parts
@@ -49,7 +46,7 @@ class FileCollector:
     """Files in any order.
 
     Attributes:
-        part: Skipped files and system files; after `in_order`, also the files in the order of keys and fields.
+        part: Skipped files and system files; after `in_order`, also the files in key order.
         folders: Whether each folder is included.
     """
 
@@ -59,7 +56,7 @@ class FileCollector:
         self._no_field: dict[bytes, int] = {}
 
     def split(self, path: bytes, size: int) -> tuple[bytes, bytes] | None:
-        """Return the key and field of a file; None if it is excluded, or its name has no field."""
+        """Return the key and field of a file; None if the file is excluded or has no field."""
         rules, start = self._rules, path.rfind(b"/") + 1
         parent, name = path[:start], path[start:]
         if not resolve_folder(self.folders, parent, self._includes_folder_below):
@@ -84,10 +81,7 @@ class FileCollector:
     def in_order(self, where: str) -> NDArray[np.int64]:
         """Move the files into `part`; return int64[3, files], their numbers.
 
-        Empty objects that represent folders in a store are ignored.
-
-        Raises:
-            InvalidRequest: A file occurs twice.
+        Empty objects that represent folders in a store are ignored. A file that occurs twice is an error.
         """
         import numpy as np
 

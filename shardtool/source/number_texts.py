@@ -1,7 +1,7 @@
 """Convert between the numbers of TFRecord shards and the texts that tar shards store for them.
 
-A number and a text are equivalent only if each converts to the other without changing a byte. Workers run this and
-import neither NumPy nor pyarrow.
+A number and a text are equivalent only if each converts to the other without changing a byte. Workers import neither
+NumPy nor pyarrow.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _FLOAT_BYTES = 4
 
 
-_MAX_TEXT_BYTES = 40  # of a text that may represent a number, and of a stored number
+_MAX_TEXT_BYTES = 40  # of a text of a number, and of a stored number
 
 
 _MIN_NORMAL_FLOAT = 2.0**-126
@@ -44,9 +44,9 @@ class NumberField(NamedTuple):
     Attributes:
         number: The type of the values, or of the numbers that they may represent.
         stored: Whether the shard stores TFRecord numbers; otherwise texts.
-        offsets: int64 per value.
-        lengths: int64 per value.
-        crcs: int64 per value, -1: unknown.
+        offsets: int64.
+        lengths: int64.
+        crcs: int64, -1: unknown.
     """
 
     field: str
@@ -58,7 +58,7 @@ class NumberField(NamedTuple):
 
 
 class NumberTask(NamedTuple):
-    """A shard from which to read numbers; `salvage`: record damaged numbers, instead of raising an error."""
+    """A shard to read; `salvage`: record damaged numbers, instead of raising an error."""
 
     file: SpanFile
     fields: tuple[NumberField, ...]
@@ -134,7 +134,7 @@ def _read_text(
 
 
 def int_text(data: bytes) -> bytes | None:
-    """Return the text of a whole number as a TFRecord stores it; None if `data` is not a single number."""
+    """Return the text of a whole number in a TFRecord; None if `data` is not a single number."""
     try:
         numbers = decode_numbers(b"\x0a%b%b" % (bytes([len(data)]), data), "int64")  # wrapped as a packed list
     except ValueError:
@@ -173,7 +173,6 @@ def _read_verified(
 
 
 def _round_trips(text: bytes, number: NumberType) -> bool:
-    """Check whether a TFRecord that stores the number of a text returns the same text."""
     try:
         if number == "int64":
             return b"%d" % int(text) == text and -INT64_LIMIT <= int(text) < INT64_LIMIT

@@ -26,7 +26,7 @@ FILES_PER_TASK = 1000
 
 
 class FileReads(NamedTuple):
-    """Files to read: their paths, whether each is a link, and how many are read at the same time."""
+    """Files: their paths, whether each is a link, and how many are read at the same time."""
 
     paths: tuple[bytes, ...]
     links: bytes
@@ -34,7 +34,7 @@ class FileReads(NamedTuple):
 
 
 class SpanReads(NamedTuple):
-    """Payloads of a shard or archive to read: int64 offsets (ascending), lengths and expected CRC-32C (-1: unknown)."""
+    """Payloads of a shard or archive: int64 offsets (ascending), lengths and expected CRC-32C (-1: unknown)."""
 
     path: str
     offsets: bytes
@@ -46,9 +46,9 @@ class SpanReads(NamedTuple):
 def payload_tasks(
     entries: SampleTable, rows: Rows, *, reads: int = 1, max_files: int = FILES_PER_TASK
 ) -> list[tuple[Rows, FileReads | SpanReads]]:
-    """Return tasks that read the payloads in files, shards or archives, and each task's indices into `rows`.
+    """Return tasks that read the payloads, and each task's indices into `rows`.
 
-    `reads` is how many files are read at the same time, `max_files` the maximum number of files per task.
+    A task has at most `max_files` files, and reads `reads` at the same time.
     """
     import numpy as np
 

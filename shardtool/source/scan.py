@@ -1,9 +1,8 @@
-"""List a folder in worker processes.
+"""List a folder in worker processes. No file is opened.
 
-The parent lists the top of the tree until there is enough work to share; workers list the rest. Results are in the
-byte order of key and field: the files of a folder are sorted with the first dot replaced by a NUL, and each subfolder
-is at the position of its name with a slash. No file is opened. NumPy is not imported: for 60,000 files that would take
-longer than the listing.
+The parent lists the top of the tree until there is enough work to share. Results are in the byte order of key and
+field: the first dot of a file name sorts as NUL, and each subfolder has a final slash. NumPy is not imported, which
+would take longer than listing 60,000 files.
 """
 
 from __future__ import annotations
@@ -169,7 +168,7 @@ def _list_folder(  # noqa: C901 - applies all rules to a name in one loop, for s
 
 
 def _inspect_special(root: bytes, rules: ScanRules, prefix: bytes, name: bytes, skipped: list[Skipped]) -> str:
-    """Return `file` or `folder` for a link that is followed; otherwise an empty text, and maybe a skipped row."""
+    """Return `file` or `folder` for a link that is followed, otherwise an empty text."""
     path, is_included = root + prefix + name, rules.includes_file(prefix, name)
     if not os.path.islink(path):
         if is_included:
@@ -195,7 +194,7 @@ def _link_problem(
     root: bytes, rules: ScanRules, prefix: bytes, path: bytes, target: bytes
 ) -> tuple[SkipCode, str] | None:
     if rules.symlinks == "inside" and not _is_below(target, os.path.realpath(root)):
-        where = printable(os.readlink(path))  # the link's text, because its real target depends on the machine
+        where = printable(os.readlink(path))  # the link's text: its real target depends on the machine
         remedy = f"{cli_option('symlinks', 'follow')} packs it, skip ignores it"
         return "link-outside", f"a link out of the source, to {where}; {remedy}"
     try:
@@ -216,13 +215,12 @@ def _is_below(path: bytes, folder: bytes) -> bool:
 
 
 def _with_parents(prefix: bytes) -> list[bytes]:
-    """Return a folder and its parents: `a/b/`, `a/`, and the empty prefix."""
     parts = prefix.split(b"/")[:-1]
     return [b"/".join(parts[:count]) for count in range(len(parts) + 1)]
 
 
 def _split_item(item: ScanItem) -> list[ScanItem]:
-    """Divide the files of a large folder into chunks; a sample's fields stay together."""
+    """Divide the files of a large folder into chunks that keep samples whole."""
     if item.names is None or len(item.names) <= _MAX_ITEM_FILES:
         return [item]
     pieces, done, names = [], 0, item.names
@@ -256,7 +254,7 @@ def _add_files(part: ScanPart, root: bytes, item: ScanItem) -> None:
 
 
 def add_names(part: ScanPart, prefix: bytes, names: list[bytes]) -> None:
-    """Append the keys and fields of a folder's files, given as sorted `stem NUL field`."""
+    """Append the keys and fields of files, given as sorted `stem NUL field`."""
     keys, counts, fields, previous = part.keys, part.counts, part.fields, None
     codes = []
     for name in names:
