@@ -72,7 +72,7 @@ class Listing:
 
     @property
     def where(self) -> str:
-        """The source's name for messages, without repeated dataset names."""
+        """The source's name for messages."""
         return format_list(self.name.split(", "))
 
     @property
@@ -123,7 +123,7 @@ class Source(ABC):
         return listed
 
     def labels(self, listed: Listing, name: str) -> pa.ChunkedArray:
-        """Return a column for splitting, with class names instead of class numbers."""
+        """Return a column for splitting, with class names for numbers."""
         from shardtool.entries.metadata_columns import to_class_names
 
         return to_class_names(self.column(listed, name), listed.all_classes.get(name, ()))
@@ -149,7 +149,7 @@ def check_not_empty(listed: Listing) -> None:
 
 
 def no_match_error(query: object, split: str = "", remedy: str = "") -> InvalidRequest:
-    """Return the error for a query that matches no sample (of a split)."""
+    """Return the error for a query that matches no sample."""
     found = f"no sample{f' of the split {printable(split)}' if split else ''} matches {query}"
     return InvalidRequest(option_text("where"), found, expected="at least one sample", remedy=remedy)
 

@@ -1,7 +1,6 @@
-"""Checksums of the payloads of a source, computed in workers.
+"""Checksums of the payloads of a source. Workers import neither NumPy nor pyarrow.
 
 A CRC-32C is compared with an index. A digest decides whether two payloads are equal: BLAKE2b (RFC 7693) of 16 bytes.
-Workers import neither NumPy nor pyarrow.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ if TYPE_CHECKING:
 _DIGEST_SIZE = 16
 
 
-_BLOCK_BYTES = 2**16  # for many small files, a larger buffer per file would cost more
+_BLOCK_BYTES = 2**16  # a larger buffer per small file would cost more
 
 
 class _Crc32c:
@@ -72,9 +71,9 @@ _Checksum = _Crc32c | _Digest
 def source_checksums(
     source: Source | None, entries: SampleTable, rows: Rows, pool: Pool, observer: Observer | None = None
 ) -> Rows:
-    """Return the CRC-32C of the payloads of rows that are not INLINE: int64, -1 if a payload cannot be read.
+    """Return the CRC-32C of the payloads of rows that are not INLINE: int64, -1 if unreadable.
 
-    Checksums from an index are used. `source` is only needed for tables and for archives that are read in sequence.
+    Checksums from an index are used. Only tables and archives that are read in sequence need `source`.
     """
     import numpy as np
 
@@ -154,7 +153,7 @@ def _read_checksums(
 
 
 class _SpanChecksums:
-    """Receives the binary payloads of a source in order, and keeps only checksums."""
+    """Receives binary payloads in order, and keeps only checksums."""
 
     def __init__(self, offsets: Rows, sizes: Rows, kind: type[_Checksum]) -> None:
         self.sums, self._kind, self._sum = [kind().value()] * len(offsets), kind, kind()
@@ -195,12 +194,11 @@ def _compute_checksums(task: FileReads | SpanReads, kind: Callable[[], _Checksum
         except (MemoryError, OSError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise
-    # Reads all files, or retries those for which threads took too much memory or opened too many files.
+    # Reads all files, or retries those that failed because of memory or open files.
     return [_checksum_file(kind, file) if value < 0 else value for file, value in zip(files, checksums, strict=True)]
 
 
 def _checksum_file(kind: Callable[[], _Checksum], file: tuple[bytes, int]) -> int:
-    """Return the checksum of a file or a link's target; -1 if the file cannot be read."""
     path, link = file
     try:
         with files.open_source_file(path, files.READ_FOLLOWING if link else files.READ_PLAIN) as opened:
@@ -221,7 +219,6 @@ def _checksum_spans(task: SpanReads, kind: Callable[[], _Checksum]) -> list[int]
 
 
 def _checksum_member(file: ShardFile, checksum: _Checksum, offset: int, length: int) -> int:
-    """Return the checksum of a zip member's payload; -1 if the member is damaged."""
     try:
         return _checksum_blocks(zip_read.iter_zip_payload(file.read, offset, length, file.path), checksum)
     except CorruptShard:

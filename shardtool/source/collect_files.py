@@ -28,7 +28,7 @@ _SORT_CHUNK_FILES = 2**16
 def resolve_folder(
     known: dict[bytes, Property], folder: bytes, derive: Callable[[Property, bytes], Property]
 ) -> Property:
-    """Return a property of a folder that depends on the property of its parent.
+    """Return a property that a folder derives from its parent.
 
     `known` caches the property by folder path (empty, or ending in a slash).
     """
@@ -56,7 +56,7 @@ class FileCollector:
         self._no_field: dict[bytes, int] = {}
 
     def split(self, path: bytes, size: int) -> tuple[bytes, bytes] | None:
-        """Return the key and field of a file; None if the file is excluded or has no field."""
+        """Return the key and field of a file; None if excluded or without a field."""
         rules, start = self._rules, path.rfind(b"/") + 1
         parent, name = path[:start], path[start:]
         if not resolve_folder(self.folders, parent, self._includes_folder_below):
@@ -73,7 +73,7 @@ class FileCollector:
         return parent + split[0], split[1]
 
     def add(self, name: tuple[bytes, bytes], size: int, second: int, third: int) -> None:
-        """Add a file: its key and field, its size, and two more numbers."""
+        """Add a file, with two more numbers."""
         self._names += b"%b\0%b\0" % name
         self._starts.append(len(self._names))
         self._numbers.extend((size, second, third))
@@ -81,7 +81,7 @@ class FileCollector:
     def in_order(self, where: str) -> NDArray[np.int64]:
         """Move the files into `part`; return int64[3, files], their numbers.
 
-        Empty objects that represent folders in a store are ignored. A file that occurs twice is an error.
+        Objects that represent folders are ignored.
         """
         import numpy as np
 
@@ -117,7 +117,6 @@ class FileCollector:
         return columns
 
     def _includes_folder_below(self, taken: bool, folder: bytes) -> bool:  # noqa: FBT001 - it is a value of `folders`
-        """Check whether a folder is included; `taken`: whether its parent is."""
         start = folder.rfind(b"/", 0, -1) + 1
         above, name = folder[:start], folder[start:-1]
         if taken and self._rules.hides(name):

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     Rows = NDArray[np.int64]
 
 
-# The lowest rank of a sample's fields ranks its content.
+# A sample has the lowest rank of its fields.
 _CONTENT_RANKS = {"image": 0, "audio": 0, "video": 0, "array": 0, "text": 1, "bytes": 2, "pickle": 2, "json": 3}
 
 
@@ -89,7 +89,6 @@ def find_duplicates(
 
 
 def _content_rows(entries: SampleTable) -> tuple[Rows, NDArray[np.uint8]]:
-    """Return the rows with content, and the content's rank for each sample."""
     values = entries.values
     ranks = np.full(len(entries.fields), _NO_RANK, np.uint8)
     for code, name in enumerate(entries.fields):
@@ -102,7 +101,6 @@ def _content_rows(entries: SampleTable) -> tuple[Rows, NDArray[np.uint8]]:
 
 
 def _find_candidates(entries: SampleTable, content: Rows, owners: Rows) -> Rows:
-    """Return the samples that share content sizes and checksums with another."""
     if not len(content):
         return content
     crcs = np.full(len(content), -1, np.int64)
@@ -144,7 +142,7 @@ def _group_by_digest(owners: Rows, digests: NDArray[np.bytes_], ranks: NDArray[n
 def _find_differing_values(
     entries: SampleTable, groups: list[tuple[int, ...]], content: Rows, source: Source | None, pool: Pool
 ) -> Iterator[tuple[int, tuple[str, ...]]]:
-    """Yield samples whose labels or fields other than JSON differ from the first of their group, and the names."""
+    """Yield samples whose labels or fields (not JSON) differ from the first of their group, and the names."""
     samples = np.array(sorted(sample for group in groups for sample in group), np.int64)
     if not len(samples):
         return
@@ -178,7 +176,7 @@ def drop_duplicate_samples(
     observer: Observer,
     taken: Callable[[], PackedStrings | None],
 ) -> Listing:
-    """Return the samples, without duplicates if requested. The first key of each group stays.
+    """Return the samples, without duplicates if requested: the first key of each group stays.
 
     A plan file is already without duplicates.
     """

@@ -112,7 +112,6 @@ class FolderSource(Source):
         return [str(advice)] if advice is not None else []
 
     def _strip_folder(self, skipped: tuple[Skipped, ...]) -> tuple[Skipped, ...]:
-        """Make the paths of skipped rows relative to the class folders."""
         return skipped
 
     def column(self, listed: Listing, name: str) -> pa.ChunkedArray:

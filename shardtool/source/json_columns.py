@@ -1,4 +1,4 @@
-"""Add metadata columns from the JSON field, number or short text of each sample (`--columns-from`)."""
+"""Add metadata columns from a field of each sample (`--columns-from`)."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 def add_json_columns(listed: Listing, field: str, pool: Pool) -> Listing:
-    """Return the samples with columns from a JSON field, and samples with an unreadable field as skipped."""
+    """Return the samples with columns from a JSON field; samples with an unreadable field are skipped."""
     entries, listing, notes = listed.entries, listed, list[str]()
     code = entries.fields.index(field) if field in entries.fields else len(entries.fields)
     rows = np.flatnonzero(entries.rows.code == code)

@@ -1,4 +1,4 @@
-"""Read the top-level texts, numbers and booleans of JSON payloads, and payloads that are one number or short text.
+"""Read the top-level scalars of JSON payloads, and payloads that are one number or short text.
 
 Workers return lines of JSON, and import neither NumPy nor pyarrow.
 """
@@ -97,8 +97,8 @@ def parse_scalars(field: str, payloads: Iterable[bytes | _ReadProblem]) -> JsonS
 def _parse_payload(field: str, payload: bytes, long: Counter[str]) -> tuple[bytes, dict[str, Scalar]]:
     """Return the top-level scalars of a JSON object, as a line of JSON and as values.
 
-    Numbers that JSON cannot represent become null. `long` counts ignored texts. A payload that is not an object is a
-    number or text with the field's name, unless the name ends in json.
+    Numbers that JSON cannot represent become null; `long` counts ignored texts. Unless the name ends in json, a payload
+    may also be a number or text, which gets the field's name.
     """
     is_json = payload.lstrip()[:1] == b"{" or field.rpartition(".")[2].lower() == "json"
     values = json.loads(payload) if is_json else {field: _parse_plain(payload)}
@@ -119,7 +119,6 @@ def _parse_payload(field: str, payload: bytes, long: Counter[str]) -> tuple[byte
 
 
 def _parse_plain(payload: bytes) -> Scalar:
-    """Return a plain number or short text; None if the payload is empty."""
     if len(payload) > _MAX_PLAIN_BYTES:
         raise ValueError(
             f"{len(payload):,} bytes: not a JSON object, nor a number or text of at most {_MAX_PLAIN_BYTES:,} bytes"
@@ -155,7 +154,7 @@ def _read_file(file: tuple[bytes, int]) -> bytes | _ReadProblem:
 
 
 def _read_payloads(task: FileReads | SpanReads) -> Iterator[bytes | _ReadProblem]:
-    """Yield each payload, or why it cannot be read or does not match its checksum."""
+    """Yield each payload, or why it cannot be used."""
     if isinstance(task, FileReads):
         yield from lookup.map_paths(
             _read_file,

@@ -1,4 +1,4 @@
-"""Find the samples whose keys are listed in a file, on standard input or in Python."""
+"""Find the samples with the listed keys."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ class Advice(NamedTuple):
     Attributes:
         found: How many samples lack what, and why.
         command: A command, or a call in Python; empty if none fits.
-        effect: What the command does; without a command, the documentation page about the layout.
+        effect: What the command does, or the documentation page about the layout.
     """
 
     found: str
@@ -72,8 +72,6 @@ class Advice(NamedTuple):
 
 
 class _Tree(NamedTuple):
-    """The files of a folder, and the user's name for it."""
-
     entries: SampleTable
     source: str
     sampled: list[int]  # sample numbers
@@ -102,7 +100,7 @@ class _Tree(NamedTuple):
         return {to_text(name).rpartition(".")[2].lower() for sample in samples for name in self.fields(sample)}
 
     def kinds(self, samples: Iterable[int]) -> set[str]:
-        """Return the last extensions of the samples' files, with all images as one kind."""
+        """Return the last extensions of the files, with all images as one kind."""
         return {"image" if ending in IMAGE_ENDINGS else ending for ending in self.endings(samples)}
 
     def inside(self, *names: bytes) -> str:
@@ -126,7 +124,7 @@ def find_layout(entries: SampleTable, source: str, *, is_archive: bool = False) 
 
 
 def _spread(count: int) -> list[int]:
-    """Return the numbers of the samples to examine: all, or runs across the listing."""
+    """Return the samples to examine: all, or runs across the listing."""
     if count <= SAMPLED_KEYS:
         return [*range(count)]
     runs = SAMPLED_KEYS // _RUN_LENGTH
@@ -196,7 +194,7 @@ def _find_suffixes(tree: _Tree) -> Advice | None:
 
 
 def _has_partners(tree: _Tree, group: Sequence[int], tail: bytes, partner_tail: bytes) -> bool:
-    """Check whether keys with another suffix exist, and the files are not variants of the same kind."""
+    """Check whether keys with another suffix exist, with files of another kind."""
     stems = [tree.keys[sample][: -len(tail)] for sample in group]
     partners = [bisect_left(tree.keys, stem + partner_tail) for stem in stems]
     hits = [
@@ -249,7 +247,6 @@ def _folders_in(tree: _Tree, parent: _Folder) -> list[_Folder]:
 
 
 def _top_folders(tree: _Tree) -> list[_Folder]:
-    """Return the uppermost folders that have siblings."""
     folders = [_Folder(b"", 0, len(tree.keys))]
     for _ in range(_MAX_DEPTH):
         inner = _folders_in(tree, folders[0])
@@ -260,7 +257,7 @@ def _top_folders(tree: _Tree) -> list[_Folder]:
 
 
 def _find_siblings(tree: _Tree) -> Advice | None:
-    """Find folders with parts of the same samples, such as images/0001.jpg and labels/0001.txt, also per split."""
+    """Find folders with parts of the same samples, such as images/0001.jpg and labels/0001.txt."""
     tops = _top_folders(tree)
     if not tops:
         return None
@@ -321,7 +318,7 @@ def _files_with(tree: _Tree, codes: Sequence[int], max_count: int) -> list[bytes
 
 
 def _find_packed(tree: _Tree) -> Advice | None:
-    """Find a folder of tables or zip files, which `create` would pack as single samples."""
+    """Find a folder of tables or zip files."""
     counts = tree.entries.code_counts()
     for kind, endings in _PACKED.items():
         codes = [code for code, name in enumerate(tree.entries.fields) if counts[code] and _packed_as(name) in endings]
@@ -348,7 +345,7 @@ def _packed_as(field: str) -> str:
 
 
 class _Packed(NamedTuple):
-    """The location of tables or archives (a star per level for several folders), and their extension."""
+    """A folder (a star per level for several folders), and the extension of its tables or archives."""
 
     folder: bytes
     ending: bytes
@@ -385,7 +382,6 @@ def _tables_advice(tree: _Tree, found: str, first: bytes, location: _Packed) -> 
 
 
 def _create_command(sources: Sequence[str], options: Mapping[str, object]) -> str:
-    """Return a call of `create` for the command line, also for Python users."""
     words = [word for name, value in options.items() for word in cli_words(name, value)]
     return " ".join(["shardtool create", *map(quote, sources), "OUTPUT", *map(quote, words)])
 

@@ -77,7 +77,7 @@ def drop_partial_labels(
 
 
 def merge_metadata(parts: Sequence[SourceShard], datasets: Sequence[StoredDataset]) -> pa.Table | None:
-    """Return the metadata of all parts, with null for missing columns; None if there is no metadata."""
+    """Return the metadata of all parts, with null for missing columns, or None."""
     tables = [part.index.metadata for part in parts]
     names = [*dict.fromkeys(name for table in tables for name in table.column_names)]
     if not names:
@@ -117,7 +117,7 @@ def _metadata_conflict(
 
 
 def merge_fingerprints(datasets: Sequence[StoredDataset]) -> int | None:
-    """Return the sum of the fingerprints; None if one may not match the listed samples."""
+    """Return the sum of the fingerprints; None if one may not match the samples."""
     files = [dataset.file for dataset in datasets if dataset.file is not None and not dataset.file.part_of]
     for file in files:
         kinds = {*number_features(file.features).values()}

@@ -1,6 +1,6 @@
 """Find the fields of datasets that are numbers or lists, and read the texts of the numbers.
 
-All TFRecord shards must agree on the type of a field. A tar shard stores only texts.
+TFRecord shards must agree on the type of a field. A tar shard stores only texts.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class NumberFields(NamedTuple):
     notes: tuple[str, ...]
 
     def columns(self, parts: Sequence[SourceShard]) -> dict[str, PackedStrings]:
-        """Return, by field, a text for each sample of all parts; empty if not INLINE."""
+        """Return, by field, a text for each sample; empty if not INLINE."""
         names = dict.fromkeys(name for texts in self.texts for name in texts)
         part_texts = [*zip(parts, self.texts, strict=True)]
         return {
@@ -50,7 +50,7 @@ class NumberFields(NamedTuple):
         }
 
     def damaged(self, parts: Sequence[SourceShard]) -> list[tuple[int, str]]:
-        """Return the samples with a damaged number, numbered across all parts, and their shards."""
+        """Return the samples with a damaged number, and their shards."""
         damaged, first = dict[int, str](), 0
         for part, fields in zip(parts, self.texts, strict=True):
             for name, texts in fields.items():
@@ -62,7 +62,6 @@ class NumberFields(NamedTuple):
 
 
 def _spread_texts(name: str, part: SourceShard, texts: Mapping[str, NumberTexts]) -> bytes:
-    """Return a text for each sample, a NUL after each; empty without a number."""
     if name not in texts:
         return bytes(len(part.index))
     data, rows = texts[name].data, part.rows_of(name)

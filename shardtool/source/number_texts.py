@@ -1,7 +1,6 @@
-"""Convert between the numbers of TFRecord shards and the texts that tar shards store for them.
+"""Convert between the numbers of TFRecord shards and the texts of tar shards. Workers import neither NumPy nor pyarrow.
 
-A number and a text are equivalent only if each converts to the other without changing a byte. Workers import neither
-NumPy nor pyarrow.
+A number and a text are equivalent only if each converts to the other without changing a byte.
 """
 
 from __future__ import annotations
@@ -91,7 +90,7 @@ def read_number_texts(task: NumberTask) -> list[NumberTexts]:
         CorruptShard: The shard has changed since it was listed, or a value has the wrong checksum or is not a number.
     """
     columns = [[array("q", data) for data in (field.offsets, field.lengths, field.crcs)] for field in task.fields]
-    values_in_order = sorted(  # in file order, because a compressed shard can only be read in sequence
+    values_in_order = sorted(  # in file order: a compressed shard can only be read in sequence
         (offset, length, crc, number, index)
         for number, (offsets, lengths, crcs) in enumerate(columns)
         for index, (offset, length, crc) in enumerate(zip(offsets, lengths, crcs, strict=True))
@@ -134,7 +133,7 @@ def _read_text(
 
 
 def int_text(data: bytes) -> bytes | None:
-    """Return the text of a whole number in a TFRecord; None if `data` is not a single number."""
+    """Return the text of a whole number; None if `data` is not a single number."""
     try:
         numbers = decode_numbers(b"\x0a%b%b" % (bytes([len(data)]), data), "int64")  # wrapped as a packed list
     except ValueError:
@@ -143,7 +142,7 @@ def int_text(data: bytes) -> bytes | None:
 
 
 def float_text(data: bytes) -> bytes | None:
-    """Return the shortest text that restores the same 32-bit float, in Python's notation; None: not a single float."""
+    """Return the shortest text that restores the same 32-bit float; None if `data` is not a single float."""
     if len(data) != _FLOAT_BYTES:
         return None
     (value,) = struct.unpack("<f", data)
@@ -151,7 +150,7 @@ def float_text(data: bytes) -> bytes | None:
         return b"%a" % value
     for digits in _FLOAT_DIGITS if abs(value) >= _MIN_NORMAL_FLOAT else range(1, 10):
         text = f"{value:.{digits - 1}e}"
-        # Above a power of two, floats are spaced twice as far as below it: try the next text away from zero.
+        # Above a power of two, floats are spaced twice as far: try the next text away from zero.
         if data[:2] == b"\0\0" and struct.pack("<f", float(text)) != data:
             mantissa, exponent = text.replace(".", "").split("e")
             text = f"{int(mantissa) + (1 if value > 0 else -1)}e{int(exponent) - digits + 1}"

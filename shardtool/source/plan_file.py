@@ -1,8 +1,8 @@
 """Plan files: the listing of a source, saved so that other runs create the same plan without listing again.
 
-A plan file is a Parquet file with one row per sample. Each run divides the samples into shards by its own options. The
-file appears complete or not at all. Plan files are untrusted: the source and the options must match, memory is limited
-by the file size, and paths must stay inside the source. Invalid content raises `ValueError` internally.
+A plan file is a Parquet file with one row per sample; each run divides these by its own options. Plan files are
+untrusted: the source and the options must match, memory is limited by the file size, and paths must stay inside the
+source. Invalid content raises `ValueError` internally.
 
 Source: docs/format.md, "Plan files".
 """
@@ -92,7 +92,7 @@ def write_plan(
 ) -> int:
     """Write a plan file, and return its size in bytes.
 
-    `divides` is the column for splitting, or None; `by_key`: samples are in key order.
+    `divides` is the column for splitting; `by_key`: samples are in key order.
     """
     entries = listed.entries
     if entries.spans is not None and not entries.spans.files:
@@ -139,7 +139,7 @@ def write_plan(
 
 
 def check_plan_target(path: str, *, overwrite: bool) -> None:
-    """Refuse a plan file that cannot be written, or may not be replaced."""
+    """Refuse a plan file that cannot be written or replaced."""
     check_target_name(path, "plan.parquet")
     cure = option_text("if_exists", "overwrite")
     check_target(path, overwrite=overwrite, magic=PARQUET_MAGIC, marker=_METADATA_KEY.encode(), option=cure)

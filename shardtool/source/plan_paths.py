@@ -32,7 +32,7 @@ _MAX_PROBED_FILES = 16  # at least one of these must exist unchanged
 def check_plan_paths(entries: SampleTable, request: PlanRequest, where: str) -> None:
     """Refuse paths that leave the source without permission, and a plan none of whose files exists.
 
-    Each folder and link is examined once: files are checked when they are read.
+    Each folder and link is examined once.
     """
     kind = entries.rows.kind
     is_file = (kind == FILE) | (kind == LINK)
@@ -54,7 +54,6 @@ def check_plan_paths(entries: SampleTable, request: PlanRequest, where: str) -> 
 
 
 def _real_folder(parent: bytes, path: bytes) -> bytes:
-    """Return the real path of a folder or link, with a final slash; `parent` is also real."""
     name = path[:-1].rpartition(b"/")[2]
     is_plain = name not in (b"", b".", b"..") and not os.path.islink(path[:-1])
     return parent + name + b"/" if is_plain else os.path.join(os.path.realpath(path), b"")

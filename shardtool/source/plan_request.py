@@ -39,13 +39,13 @@ class PlanRequest(NamedTuple):
     """What a plan must match.
 
     Attributes:
-        names: The names of the source's files or folders, without parent folders.
+        names: The names of the source's files or folders, without parents.
         stamps: Size and modification time of each file that is read whole: a manifest, an archive.
         root: The folder to which paths are relative, with a final slash; empty for several folders and archives.
         folders: For several folders, the folder for each first part of a path.
         archive: The archive with the payloads.
         identity: Distinguishes the source from others on this machine; empty: `root` does.
-        outside: Whether paths may leave the source, by links or, in a manifest, by `..`.
+        outside: Whether paths may leave the source, by links or `..`.
     """
 
     kind: Literal["folder", "folders", "archive", "manifest"]

@@ -34,7 +34,7 @@ _FIELD_TYPES = {"field": "uint16", "kind": "uint8", "size": "int64", "mtime_ns":
 _SPAN_TYPES = {"offset": "int64", "crc32c": "int64"}
 
 
-# Maximum number of row groups, minimum samples of one: a group is in memory while it is written.
+# Maximum number of row groups, minimum samples of one: a group is written from memory.
 _MAX_ROW_GROUPS, _MIN_GROUP_ROWS = 64, 2**17
 
 

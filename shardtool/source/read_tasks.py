@@ -1,7 +1,4 @@
-"""Divide the payloads of a source into tasks for workers.
-
-Imports neither NumPy nor pyarrow at module level, because workers import this file.
-"""
+"""Divide payloads into tasks for workers, which import this file without NumPy and pyarrow."""
 
 from __future__ import annotations
 
@@ -46,10 +43,7 @@ class SpanReads(NamedTuple):
 def payload_tasks(
     entries: SampleTable, rows: Rows, *, reads: int = 1, max_files: int = FILES_PER_TASK
 ) -> list[tuple[Rows, FileReads | SpanReads]]:
-    """Return tasks that read the payloads, and each task's indices into `rows`.
-
-    A task has at most `max_files` files, and reads `reads` at the same time.
-    """
+    """Return tasks of at most `max_files` files, `reads` at the same time, and each task's indices into `rows`."""
     import numpy as np
 
     kinds = entries.rows.kind[rows]

@@ -78,7 +78,7 @@ def scan_items(task: ScanTask) -> ScanPart:
 
 
 def make_scan_tasks(root: bytes, rules: ScanRules, parts: int, top: ScanPart) -> Iterator[ScanTask]:
-    """List the top of the tree until there are at least `parts` items, then yield tasks, in key order."""
+    """List the top of the tree until there are `parts` items, then yield tasks, in key order."""
     changed = max(os.lstat(root.rstrip(b"/") or b"/").st_ctime_ns, os.stat(root).st_ctime_ns)
     items = [ScanItem(b"", None, changed)]
     for _ in range(4):  # levels; below, one worker lists a whole subtree
@@ -96,7 +96,7 @@ def make_scan_tasks(root: bytes, rules: ScanRules, parts: int, top: ScanPart) ->
 
 
 def expand_folder(root: bytes, rules: ScanRules, item: ScanItem, part: ScanPart) -> list[ScanItem]:
-    """Return a folder's files and subfolders, in key order; `part` receives the skipped files."""
+    """Return a folder's files and subfolders, in key order."""
     path = root + item.prefix
     try:
         folder_stat = os.stat(path)
@@ -220,7 +220,7 @@ def _with_parents(prefix: bytes) -> list[bytes]:
 
 
 def _split_item(item: ScanItem) -> list[ScanItem]:
-    """Divide the files of a large folder into chunks that keep samples whole."""
+    """Divide a large folder into chunks that keep samples whole."""
     if item.names is None or len(item.names) <= _MAX_ITEM_FILES:
         return [item]
     pieces, done, names = [], 0, item.names

@@ -23,7 +23,7 @@ ALWAYS_CHANGED = 2**62  # change time for targets that change without a trace in
 
 @dataclass
 class ScanPart:
-    """Columns of the samples found; see `SampleTable` for their meaning."""
+    """Columns of the samples found: see `SampleTable`."""
 
     fields: dict[bytes, int] = field(default_factory=dict)
     keys: list[bytes] = field(default_factory=list)
@@ -43,7 +43,7 @@ class ScanPart:
 
 
 def count_system_file(rules: ScanRules, prefix: bytes, name: bytes, part: ScanPart) -> None:
-    """Count an ignored name that an operating system made, unless a rule excludes it."""
+    """Count an ignored name, unless a rule excludes it."""
     if (name in SYSTEM_FILES or name.startswith(_MAC_FILES)) and rules.includes_file(prefix, name):
         part.left_behind[b"._*" if name[:2] == b"._" else name] += 1
 

@@ -1,4 +1,4 @@
-"""Select fields, metadata columns and samples of a listing, in the same order of steps for folders and datasets."""
+"""Select fields, metadata columns and samples of a listing, in the same order for folders and datasets."""
 
 from __future__ import annotations
 
@@ -50,7 +50,6 @@ def apply_field_options(listed: Listing, options: SelectingOptions, pool: Pool, 
 def _update_label_columns(
     old_fields: Sequence[str], entries: SampleTable, renames: Mapping[str, str], kept: Sequence[str]
 ) -> tuple[SampleTable, tuple[str, ...]]:
-    """Rename the columns of number fields; also return the columns of dropped fields."""
     columns = entries.metadata
     if columns is None:
         return entries, ()
@@ -66,7 +65,7 @@ def _update_label_columns(
 
 
 def join_and_filter(listed: Listing, options: SelectingOptions, *, may_lack_values: bool = False) -> Listing:
-    """Return the samples that match `where`, with the columns of `join` and the fields of `values`."""
+    """Return the samples that match `where`, with the results of `join` and `values`."""
     names: dict[str, list[str]] = {}
     if options.join is not None:
         from shardtool.select.join import join_table
@@ -122,7 +121,7 @@ def _unused_note(joined: JoinedSamples, options: SelectingOptions) -> tuple[str,
 
 
 def add_field_columns(table: pa.Table, values: Iterable[tuple[str, str]]) -> pa.Table:
-    """Return a table in which columns that become fields also have the field names."""
+    """Return a table with columns that become fields also under the field names."""
     for name, column in values:
         if name not in table.column_names and column in table.column_names:
             table = table.append_column(name, table.column(column))

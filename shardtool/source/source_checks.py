@@ -100,7 +100,6 @@ def check_folder(source: str) -> None:
 
 
 def _check_address(source: str) -> None:
-    """Check that a URL can be a folder."""
     parse_address(source)
     if is_web(source):
         expected = f"{FOLDER_OR_TABLE}; or a folder of a store: s3://, gs:// or az://"
@@ -114,14 +113,14 @@ def _check_address(source: str) -> None:
 
 
 def check_archive(path: str) -> None:
-    """Check that an archive is not a shard with a sidecar, which `reshard` would use."""
+    """Check that an archive is not a shard with a sidecar."""
     folder, name = os.path.split(path)
     if parse_shard_name(name) and os.path.isfile(os.path.join(folder, sidecar_name(name))):
         raise InvalidRequest(path, "a shard", expected=EXPECTED_FOLDER, remedy=f"{reshard_advice()}.")
 
 
 def check_not_shards(sources: Sequence[Any]) -> None:
-    """Check that several sources are not all shards, as from a glob that the shell expanded."""
+    """Check that several sources, such as the matches of a glob, are not all shards."""
     names = [os.path.basename(path) for path in sources if isinstance(path, str | os.PathLike) and os.path.isfile(path)]
     if len(names) > 1 and len(names) == len(sources) and all(map(is_shard_name, names)):
         found = f"one of {len(names)} shards"

@@ -1,7 +1,7 @@
 """One shard of a source as columns, from its sidecar or from a scan. No payload is read.
 
-A shard that differs from its dataset file is an error, never a reason to scan: only a sidecar has metadata and
-checksums. Sidecars are untrusted: see `shardtool.dataset.shard_index`.
+A shard that differs from its dataset file is an error: a scan would lose metadata and checksums. Sidecars are
+untrusted: see `shardtool.dataset.shard_index`.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _REPLACE_ADVICE = "Get the file again, or recreate it from its source."
 
 
 class FilesSeen:
-    """The files that were examined, and their latest change in nanoseconds since 1970 (`changed_ns`)."""
+    """The examined files, and their latest change in nanoseconds since 1970 (`changed_ns`)."""
 
     def __init__(self) -> None:
         self.changed_ns = 0
@@ -74,7 +74,7 @@ class SourceShard:
     Attributes:
         dataset: The index of its dataset in the source.
         kinds: Type by field, except bytes; in a tar, the types that texts represent. None: only a scan can tell.
-        index: The locations and metadata of its samples; empty before it is listed.
+        index: Locations and metadata of samples; empty before the shard is listed.
         unlike: By field, the first feature that is not a single value or has another type, as far as scanned.
         skipped: Contents that are not part of a sample.
         whole: bool per row: whether the payload is the whole content of a list; None: none is, as far as scanned.
@@ -141,7 +141,7 @@ def stat_shard(path: str) -> FileInfo:
 
 
 def read_sidecar_bytes(shard: SourceShard) -> tuple[FileInfo, bytes] | CorruptShard | None:
-    """Return the sidecar of a shard and its stat result; an error; or None if there is no sidecar."""
+    """Return a shard's sidecar and its stat result; an error; or None without a sidecar."""
     stored = shard.stored
     if is_compressed(stored.path):
         return None

@@ -1,7 +1,4 @@
-"""Check that the files listed in a manifest exist, and return their sizes and times. Runs in workers.
-
-No file is opened, and neither NumPy nor pyarrow is imported.
-"""
+"""Check the files of a manifest in workers, which import neither NumPy nor pyarrow. No file is opened."""
 
 from __future__ import annotations
 
@@ -48,7 +45,7 @@ class StatResult(NamedTuple):
 
 
 class _FolderState(NamedTuple):
-    """A folder in a path: whether it is reached through a link, when it last changed, and its problem."""
+    """A folder in a path: reached through a link, its latest change, and its problem."""
 
     linked: bool
     changed_ns: int
@@ -81,8 +78,6 @@ def stat_files(task: StatTask) -> StatResult:
 
 
 class _FileInspector:
-    """Examines files below a root, and each folder once."""
-
     def __init__(self, root: bytes, *, outside: bool) -> None:
         self._root, self._outside = root, outside
         self._real = os.path.realpath(root).rstrip(b"/") + b"/"

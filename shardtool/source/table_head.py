@@ -1,4 +1,4 @@
-"""The first rows of a table that is next to files, and the column that names these files."""
+"""The first rows of a table next to files, and the column that names these files."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 _HEAD_BYTES = 2**18
 _HEAD_ROWS = 8
-_MIN_MATCH_SHARE = 0.5  # of rows that name an existing file: a table may list more files than exist
+_MIN_MATCH_SHARE = 0.5  # of rows: a table may list more files than exist
 _DELIMITERS = (",", "\t", ";", "|")
 _NAMES_COCO = re.compile(r'"file_name"\s*:\s*"([^"\\]+)"')
 _TEXT_NAMES = ("text", "txt", "caption", "content", "prompt", "sentence", "transcript", "transcription")
@@ -54,7 +54,7 @@ class Match(NamedTuple):
 
 
 def read_table_head(path: str) -> TableHead | None:
-    """Return the first rows of a table; None if they cannot be read."""
+    """Return the first rows of a table; None if unreadable."""
     ending = table_ending(path)
     with suppress(Exception):  # the table is not part of the request, so a damaged table is not an error
         if ending in (PARQUET_ENDING, *ARROW_ENDINGS):

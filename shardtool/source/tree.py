@@ -42,7 +42,7 @@ class FileTree(NamedTuple):
     def scan(self, pool: Pool, observer: Observer) -> list[ScanPart]:
         """Return the contents of the tree, in key order, its top first.
 
-        Workers list a folder while a thread imports the next modules. The parent reads a store's listing.
+        Workers list a local folder while a thread imports the next modules.
         """
         if is_address(self.root):
             return [self._scan_objects(observer)]
