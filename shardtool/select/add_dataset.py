@@ -20,10 +20,7 @@ if TYPE_CHECKING:
 
 
 def match_samples(entries: SampleTable, other: SampleTable, where: str) -> NDArray[np.int64]:
-    """Return int64[samples]: the index in `other` of the sample with the same key; -1 if there is none.
-
-    A field of the same name in both is an error.
-    """
+    """Return int64[samples]: the index in `other` of the sample with the same key, or -1. No field may be in both."""
     shared = sorted({*entries.used_fields()} & {*other.used_fields()}, key=to_bytes)
     if shared:
         found = f"fields that exist in both: {format_list([repr(name) for name in shared])} (also in {where})"

@@ -1,6 +1,6 @@
 """Resolve keys that several samples share: refuse them, rename samples, or keep one sample per key.
 
-Samples of a dataset that is appended to never change; `taken` lists their keys.
+`taken` lists the keys of a dataset that is appended to, which never change.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _INTERLEAVED_ADVICE = (
 
 
 class _KeyGroup(NamedTuple):
-    """Samples (numbers, ascending) that share a key, and whether `taken` has the key."""
+    """Samples (numbers, ascending) that share a key, and whether `taken` has it."""
 
     key: bytes
     samples: list[int]
@@ -149,7 +149,7 @@ def _taken_names(keys: PackedStrings, bases: set[bytes]) -> set[bytes]:
 def _keep_one_each(
     entries: SampleTable, groups: list[_KeyGroup], shards: Sequence[str], *, keep: int
 ) -> tuple[SampleTable, tuple[Skipped, ...]]:
-    """Keep the sample at index `keep` of each group (none if the key is taken); return the rest as skipped."""
+    """Keep the sample at index `keep` of each group (none if the key is taken)."""
     messages: dict[int, str] = {}
     for group in groups:
         kept = None if group.taken else group.samples[keep]

@@ -1,4 +1,4 @@
-"""Rows of fields: their order, codes, source paths, samples without fields, and the limit on fields."""
+"""Rows of fields: order, codes, source paths, and samples without fields."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def list_source_paths(entries: SampleTable) -> PackedStrings:
 def drop_empty_samples(
     entries: SampleTable, where: str, found: str, why: str
 ) -> tuple[SampleTable, tuple[Skipped, ...]]:
-    """Return the samples that have fields, and the others as skipped; refuse to skip all."""
+    """Return the samples that have fields, and the others as skipped."""
     counts = entries.counts()
     empty = np.flatnonzero(counts == 0)
     if not len(empty):

@@ -147,8 +147,7 @@ def add_table_columns(
 ) -> tuple[SampleTable, tuple[str, ...]]:
     """Return the samples with columns of a table as metadata, and notes about replaced columns.
 
-    `columns` is emptied, to free memory early. `rows` has the row of each sample, or -1. An existing column of another
-    type is an error.
+    `columns` is emptied, to free memory early. `rows` has the row of each sample, or -1.
     """
     old_table, table, notes = entries.metadata, entries.metadata, list[str]()
     matched = pluralize(int(np.count_nonzero(rows >= 0)), "sample")
@@ -236,7 +235,7 @@ def _row_keys(rows: TableRows, on: str) -> PackedStrings:
 
 
 def _sample_keys(entries: SampleTable, on: str) -> PackedStrings:
-    """Return the values to compare with the rows' keys, empty if a value cannot be a key."""
+    """Return the values to compare with the rows' keys, empty if invalid."""
     if entries.metadata is None or on not in entries.metadata.column_names:
         return entries.keys
     column = metadata_column(entries.metadata, on)
@@ -265,7 +264,7 @@ def metadata_column(table: pa.Table, name: str) -> pa.Array:
 
 
 def show_keys(keys: PackedStrings, positions: NDArray[np.int64]) -> str:
-    """List the first few of the keys at `positions`, shortened, for a message."""
+    """List the first few of the keys at `positions`, for a message."""
     return (
         format_list(
             [f"'{printable(keys[position][:_MAX_KEY_LETTERS])}'" for position in positions[:_MAX_LISTED_KEYS].tolist()]
@@ -289,7 +288,7 @@ def _match_notes(
 
 
 def _unify_types(*columns: pa.Array) -> list[pa.Array] | None:
-    """Convert two columns to a type that holds the values of both; None if there is no such type."""
+    """Convert two columns to a common type; None if there is none."""
     kinds = [column.type for column in columns]
     if any(map(pa.types.is_decimal, kinds)) and any(map(pa.types.is_floating, kinds)):
         return None  # Arrow would round the decimals

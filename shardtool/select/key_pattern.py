@@ -78,7 +78,7 @@ class KeyPattern:
             raise InvalidRequest(self._where, "no group", expected="a group for the key: (.+)_mask")
 
     def split(self, names: PackedStrings) -> tuple[PackedStrings, list[bytes], list[int]]:
-        """Return the keys of paths without their extensions, the distinct rests of file names, and each path's rest."""
+        """Return the keys of paths, the distinct rests of file names, and each path's rest."""
         import pyarrow.compute as pc
 
         keys, rest_numbers, rests = bytearray(), list[int](), {b"": 0}
@@ -113,7 +113,7 @@ class KeyPattern:
 
 
 def apply_key_pattern(entries: SampleTable, pattern: KeyPattern) -> SampleTable:
-    """Return samples of files with the keys of a pattern; samples that share a key are merged."""
+    """Return samples of files, merged by the keys of a pattern."""
     keys, rests, rest_numbers = pattern.split(entries.keys)
     field_count = len(entries.fields)
     combined = np.repeat(np.array(rest_numbers, np.int64), entries.counts()) * field_count + entries.rows.code

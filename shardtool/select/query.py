@@ -53,7 +53,7 @@ _MAX_SHOWN_LETTERS = 80
 _MAX_LISTED_COLUMNS = 50
 
 
-_INTEGER_TOO_LONG = "integer string conversion"  # from Python's error for a number of thousands of digits
+_INTEGER_TOO_LONG = "integer string conversion"  # from Python's error for thousands of digits
 
 
 _MAX_POWER_BASE, _MAX_EXPONENT = 2**64, 64  # limits of constant powers
@@ -90,7 +90,7 @@ _CONSTANTS: Mapping[QueryKind, type | tuple[type, ...]] = {"true or false": bool
 
 
 _ARROW_KINDS: Sequence[tuple[QueryKind, Callable[[pa.DataType], bool], pa.DataType | None]] = (
-    # Arrow types, their kind in a query, and the type to cast to. The first match counts.
+    # Arrow types, their kind, and the type to cast to. The first match counts.
     ("true or false", types.is_boolean, None),
     ("a number", types.is_uint64, None),
     ("a number", types.is_integer, pa.int64()),  # in an int8, 2 * 100 would overflow
@@ -146,7 +146,7 @@ _BAD_TOKENS = {
 }
 
 
-_TIME_TEXT = re.compile(  # no `now`, `12:30` or `EST`: a query selects the same rows on every day and machine
+_TIME_TEXT = re.compile(  # no `now`, `12:30` or `EST`: results do not depend on day and machine
     r"[0-9]{4}(-[0-9]{2}(-[0-9]{2}([ T][0-9]{2}:[0-9]{2}(:[0-9]{2}(\.[0-9]{1,9})?)?(Z|[+-][0-9]{2}:?[0-9]{2})?)?)?)?"
 )
 
@@ -434,7 +434,7 @@ class _Evaluator:
         return _to_bools(pd.Series(value.data).isin([constant for _, constant in pairs]), missing=False)
 
     def _comparable(self, left: _Value, right: _Value) -> tuple[_Data, _Data]:
-        """Return the data of two comparable values; text next to a time becomes a time."""
+        """Return comparable data; text next to a time becomes a time."""
         first, second = (
             self._convert_to(value, other) if value.kind in ("empty", "text") else value
             for value, other in ((left, right), (right, left))
@@ -471,7 +471,6 @@ class _Evaluator:
         return value
 
     def _parse_time(self, text: _Value, zone: tzinfo | None) -> _Data:
-        """Parse a time; without a zone, it is in the column's time zone."""
         pd = import_pandas()
         try:
             time = pd.Timestamp(text.data) if _TIME_TEXT.fullmatch(text.data) else None

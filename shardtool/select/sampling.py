@@ -1,4 +1,4 @@
-"""Select a random share of the samples, by hashes of their keys."""
+"""Select a random share of the samples."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _HASH_RANGE = 2**64
 
 
-_NOTE_DEVIATION = 4  # relative deviation from a share that is worth a note
+_NOTE_DEVIATION = 4  # a deviation of more than 1/4 of a share is worth a note
 
 
 def sample_by_key(keys: PackedStrings, share: float | str) -> NDArray[np.int64]:
@@ -36,7 +36,7 @@ def sample_by_key(keys: PackedStrings, share: float | str) -> NDArray[np.int64]:
 
 
 def sample_with_notes(keys: PackedStrings, share: float | str) -> tuple[NDArray[np.int64], list[str]]:
-    """Return the result of `sample_by_key`, and notes if it deviates much from the share; refuse an empty result."""
+    """Return the result of `sample_by_key`, and notes about the deviation; refuse an empty result."""
     selected, total = sample_by_key(keys, share), len(keys)
     if not len(selected):
         found = f"{share} selects none of {total:,} samples"

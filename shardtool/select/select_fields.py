@@ -1,7 +1,4 @@
-"""Select, drop and rename the fields of samples.
-
-Payloads are located without field names, so fields can be renamed; rows of files then get explicit paths.
-"""
+"""Select, drop and rename the fields of samples. Renamed fields of files get explicit paths."""
 
 from __future__ import annotations
 
@@ -132,7 +129,6 @@ def _rename_values(values: FieldValues, new_names: dict[str, str]) -> FieldValue
 
 
 def _merge_texts(columns: list[StringColumn]) -> PackedStrings:
-    """Merge text columns; at most one has a value per sample."""
     count = len(columns[0])
     texts = [PackedStrings.parse(column.span(0, count)) for column in columns]
     source = np.argmax([text.lengths() for text in texts], axis=0)
@@ -168,7 +164,6 @@ def _quote_names(names: Collection[str]) -> str:
 
 
 def _select_source_paths(entries: SampleTable, rows: NDArray[np.int64], first: NDArray[np.int64]) -> pa.Table | None:
-    """Return the metadata with the source paths of `rows` only, which are in the order of the fields."""
     import pyarrow.compute as pc
 
     columns = entries.metadata

@@ -29,13 +29,13 @@ if TYPE_CHECKING:
 _MAX_SPLITS = 1000  # each is a dataset with its own shards
 
 
-_MAX_LABELS = 2**20  # an object per label: at most 100 bytes per sample if labels have several samples
+_MAX_LABELS = 2**20  # an object per label: at most 100 bytes per sample
 
 
 _HASH_PERSON = b"shardtool split"  # personalization of the hash
 
 
-_NOTE_DEVIATION = 4  # relative deviation from a share that is worth a note
+_NOTE_DEVIATION = 4  # a deviation of more than 1/4 of a share is worth a note
 
 
 class SplitAssignment(NamedTuple):
@@ -58,8 +58,7 @@ class SplitAssignment(NamedTuple):
 def assign_splits(keys: PackedStrings, options: SplitOptions, values: pa.ChunkedArray | None = None) -> SplitAssignment:
     """Return the split of each sample, from the values of the column that `options.reads` names, if any.
 
-    Without labels and a split column, hashes are compared with cumulative shares: about 1 µs and 2 bytes per sample.
-    Labels take about 40 bytes per sample while they are sorted.
+    Without a column: about 1 µs and 2 bytes per sample. Sorting labels takes about 40 bytes per sample.
     """
     option_and_column = options.reads
     if option_and_column is None:
@@ -77,7 +76,7 @@ def assign_splits(keys: PackedStrings, options: SplitOptions, values: pa.Chunked
 
 
 def _simplify(values: pa.ChunkedArray, option: str, column: str) -> pa.ChunkedArray:
-    """Convert the values to a simple type, without time zones, and with NaN as null."""
+    """Convert the values to a simple type, without time zones; NaN becomes null."""
     import pyarrow as pa
     import pyarrow.compute as pc
     from pyarrow import types
@@ -141,9 +140,9 @@ def _assign_by_label(keys: PackedStrings, values: pa.ChunkedArray, options: Spli
 def sample_per_class(
     keys: PackedStrings, values: pa.ChunkedArray, max_count: int, *, column: str, seed: int
 ) -> NDArray[np.int64]:
-    """Return at most `max_count` samples of each label (int64, in order): those with the smallest hashes of their keys.
+    """Return at most `max_count` samples of each label (int64, in order): those with the smallest key hashes.
 
-    The hash is BLAKE2b with the seed, and differs from the hash for splits. `column` is the name for messages.
+    The hash is BLAKE2b with the seed, and differs from the hash for splits.
     """
     labels_column = _simplify(values, option_text("of"), column)
     _check_nulls(keys, labels_column, option_text("of"), column)
@@ -196,7 +195,6 @@ def _number_labels(
 
 
 def _encode_chunks(values: pa.ChunkedArray) -> Iterator[tuple[list[bytes], NDArray[np.int32]]]:
-    """Yield the distinct values of a chunk of samples as text, and each sample's index."""
     for chunk in values.chunks:
         for span in chunk_slices(len(chunk)):
             encoded = chunk[span].dictionary_encode()

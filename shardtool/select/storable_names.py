@@ -1,7 +1,4 @@
-"""Check that a shard, a sidecar and readers can represent all keys and fields.
-
-Keys of tables and datasets that are not paths are refused when they are read (`table.columns`).
-"""
+"""Check that a shard, a sidecar and readers can represent all keys and fields."""
 
 from __future__ import annotations
 
@@ -91,8 +88,7 @@ def skip_unsafe_names(entries: SampleTable) -> tuple[SampleTable, tuple[Skipped,
 def choose_dots(entries: SampleTable, requested: Dots | None, where: str) -> tuple[Dots, str]:
     """Return the dot that ends the key in a tar member's name so that all names can be read back, and a note.
 
-    `requested` is the user's or the source's dot; None: the first, or the last if only the last works. The requested
-    dot, or both, must not split a name in the wrong place.
+    `requested` is the user's or the source's dot; None: the first, or the last if only the last works.
     """
     fields = [name for name in entries.used_fields() if "." in name]
     if requested != "last" and not has_dotted_keys(entries.keys):
