@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     Found = tuple[SampleTable, tuple[Skipped, ...], list[str]]
 
 
-_LISTING_BYTES_PER_MEMBER = 128
+_LISTING_BYTES_PER_MEMBER = 128  # without its name
 
 
 _MIN_LISTING_LIMIT_BYTES, _LISTING_BYTES_PER_PACKED_BYTE = 2**27, 128  # limits the listing of a compressed tar

@@ -36,7 +36,7 @@ TASK_COUNT = 32  # enough to keep a few workers busy to the end
 
 
 _SAME_CONTENT = "same-content"  # duplicates by content, not by key
-_EMPTY_SAMPLE = "empty"
+_EMPTY_SAMPLE = "empty"  # not a reason code: a sample, as opposed to a file, without a field
 
 
 @dataclass(frozen=True, slots=True)

@@ -194,7 +194,7 @@ def _compute_checksums(task: FileReads | SpanReads, kind: Callable[[], _Checksum
         except (MemoryError, OSError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise
-    # Reads all files, or retries those that failed because of memory or open files.
+    # Reads all files, or retries those for which threads took too much memory or opened too many files.
     return [_checksum_file(kind, file) if value < 0 else value for file, value in zip(files, checksums, strict=True)]
 
 

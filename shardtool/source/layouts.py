@@ -34,7 +34,7 @@ _MAX_FOLDERS = 8  # more sibling folders are classes
 _MAX_STRAY_FILES = 64  # files next to folders
 _MAX_DEPTH = 4  # of single folders in single folders
 _MAX_SUFFIXES = 6
-_MAX_TABLES = 3
+_MAX_TABLES = 3  # with the same extension
 _SHOWN_FIELDS = 3
 _SUFFIX = re.compile(rb"[_\-. ](?=[A-Za-z])")
 _WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+")

@@ -150,7 +150,7 @@ def float_text(data: bytes) -> bytes | None:
         return b"%a" % value
     for digits in _FLOAT_DIGITS if abs(value) >= _MIN_NORMAL_FLOAT else range(1, 10):
         text = f"{value:.{digits - 1}e}"
-        # Above a power of two, floats are spaced twice as far: try the next text away from zero.
+        # Above a power of two, floats are spaced twice as far as below: try the next text away from zero.
         if data[:2] == b"\0\0" and struct.pack("<f", float(text)) != data:
             mantissa, exponent = text.replace(".", "").split("e")
             text = f"{int(mantissa) + (1 if value > 0 else -1)}e{int(exponent) - digits + 1}"

@@ -158,7 +158,7 @@ class DatasetSource(Source):
 
     def _without_duplicates(self, listed: Listing, existing_keys: PackedStrings | None) -> Listing:
         old_entries, rule = listed.entries, self._options.on_duplicate
-        # Errors show paths of shards with the same name; `out.skipped` must not.
+        # Errors show paths, because shards may have the same name; `out.skipped` must not.
         names = [to_text(file.path) for file in old_entries.known_spans.files] if rule == "error" else listed.shards
         entries, skipped, note = duplicate_keys.resolve_duplicate_keys(
             old_entries, rule, names, existing_keys, where=listed.where

@@ -100,7 +100,7 @@ def check_folder(source: str) -> None:
 
 
 def _check_address(source: str) -> None:
-    parse_address(source)
+    parse_address(source)  # checks the URL
     if is_web(source):
         expected = f"{FOLDER_OR_TABLE}; or a folder of a store: s3://, gs:// or az://"
         raise InvalidRequest(source, "on the web, where no folder can be listed", expected=expected)
