@@ -20,11 +20,7 @@ if TYPE_CHECKING:
 
 
 def match_samples(entries: SampleTable, other: SampleTable, where: str) -> NDArray[np.int64]:
-    """Return int64[samples]: the index in `other` of the sample with the same key; -1 if there is none.
-
-    Raises:
-        InvalidRequest: Both have a field of the same name.
-    """
+    """Return int64[samples]: the index in `other` of the sample with the same key, or -1. No field may be in both."""
     shared = sorted({*entries.used_fields()} & {*other.used_fields()}, key=to_bytes)
     if shared:
         found = f"fields that exist in both: {format_list([repr(name) for name in shared])} (also in {where})"
@@ -35,7 +31,7 @@ def match_samples(entries: SampleTable, other: SampleTable, where: str) -> NDArr
 
 
 def merge_fields(entries: SampleTable, other: SampleTable) -> SampleTable:
-    """Return samples in shards with the fields, and the metadata columns they lack, of one sample of `other` each."""
+    """Return the samples with the fields and new metadata columns of one sample of `other` each."""
     names = sorted({*entries.used_fields(), *other.used_fields()}, key=to_bytes)
     check_field_count(option_text("add"), names)
     codes, columns = [field_codes(table, names) for table in (entries, other)], entries.metadata
@@ -57,7 +53,6 @@ def merge_fields(entries: SampleTable, other: SampleTable) -> SampleTable:
 
 
 def _merge_spans(entries: SampleTable, other: SampleTable) -> FieldSpans:
-    """Return the payload locations of both; the files of `other` follow those of `entries`."""
     spans, other_spans = entries.known_spans, other.known_spans
     file_numbers = [one.file_numbers(np.arange(len(one.rows.code))) for one in (entries, other)]
     whole_flags = [

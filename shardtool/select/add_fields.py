@@ -1,7 +1,4 @@
-"""Add fields with known values, replacing fields of the same names.
-
-The rows of a sample stay in the byte order of their field names.
-"""
+"""Add fields with known values, replacing fields of the same names. Rows stay in the byte order of field names."""
 
 from __future__ import annotations
 
@@ -51,11 +48,7 @@ class NewField(NamedTuple):
 
 
 def add_fields(entries: SampleTable, new_fields: Sequence[NewField]) -> SampleTable:
-    """Return the samples with these fields, without fields that no sample has any more.
-
-    Raises:
-        InvalidRequest: There are too many fields.
-    """
+    """Return the samples with these fields, without fields that no sample has any more."""
     new_fields = [field for field in new_fields if field.given.any()]
     if not new_fields:
         return entries
@@ -78,7 +71,7 @@ def add_fields(entries: SampleTable, new_fields: Sequence[NewField]) -> SampleTa
         """Return a value for each row; all new rows have `value`."""
         return take_values(concat_columns((np.broadcast_to(values.dtype.type(value), new_rows), values)), order)
 
-    if spans is not None:  # it lacks the new rows
+    if spans is not None:
         whole = None if spans.whole is None else extend(spans.whole, 0)
         row_file = None if spans.row_file is None else extend(spans.row_file, 0)
         offset, expected = extend(spans.offset, 0), extend(spans.expected, -1)

@@ -1,6 +1,6 @@
 """Resolve keys that several samples share: refuse them, rename samples, or keep one sample per key.
 
-Samples of a dataset that is appended to never change, and are not among the entries; `taken` lists their keys.
+`taken` lists the keys of a dataset that is appended to, which never change.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _INTERLEAVED_ADVICE = (
 
 
 class _KeyGroup(NamedTuple):
-    """Samples (numbers, ascending) that share a key. `taken`: whether the dataset appended to has the key too."""
+    """Samples (numbers, ascending) that share a key, and whether `taken` has it."""
 
     key: bytes
     samples: list[int]
@@ -56,11 +56,8 @@ def resolve_duplicate_keys(
 ) -> tuple[SampleTable, tuple[Skipped, ...], str]:
     """Return the samples with unique keys, the skipped samples, and a note about new names.
 
-    The rule `rename` renames the second `a` to `a-2`, the third to `a-3`, and so on, passing over existing keys.
-    `shards` are the names of the samples' shards, in the numbering of `known_spans.file`.
-
-    Raises:
-        InvalidRequest: The rule is `error` and samples share a key, or it is `last` and a dataset is appended to.
+    The rule `rename` renames the second `a` to `a-2`, the third to `a-3`, and so on, passing over existing keys. The
+    rule `last` excludes appending to a dataset. `shards` are shard names in the numbering of `known_spans.file`.
     """
     if rule == "last" and taken is not None:
         problem = "last, with a dataset that is appended to"
@@ -93,9 +90,7 @@ def _duplicate_keys_error(
 ) -> InvalidRequest:
     named, interleaved = [], True
     for group in groups[:_MAX_LISTED]:
-        files = {
-            _shard_number(entries, sample): None for sample in group.samples
-        }  # of two sources, two may have one name
+        files = {_shard_number(entries, sample): None for sample in group.samples}
         interleaved &= len(files) == 1 and not group.taken and _are_disjoint(entries, group.samples)
         times = f"{len(group.samples)} times in " if len(files) == 1 and len(group.samples) > 1 else ""
         shard_names = format_list([shards[file] for file in files], _MAX_LISTED) + (
@@ -120,7 +115,6 @@ def _shard_number(entries: SampleTable, sample: int) -> int:
 
 
 def _are_disjoint(entries: SampleTable, samples: list[int]) -> bool:
-    """Check whether no two samples share a field, as if they were parts of one sample."""
     codes = entries.rows.code[entries.rows_of(np.array(samples, np.int64))]
     return len(np.unique(codes)) == len(codes)
 
@@ -131,7 +125,7 @@ def _rename_duplicates(
     bases = {group.key for group in groups}
     used_names = {name for keys in (entries.keys, taken) if keys is not None for name in _taken_names(keys, bases)}
     names: dict[int, bytes] = {}
-    for group in groups:  # two groups never get the same name: the part before the last dash differs
+    for group in groups:  # two groups never get the same name: they differ before the last dash
         number = 2
         for sample in group.samples if group.taken else group.samples[1:]:
             while (name := b"%b-%d" % (group.key, number)) in used_names:
@@ -142,7 +136,6 @@ def _rename_duplicates(
         f"'{printable(entries.keys[sample])}' -> '{printable(names[sample])}'" for sample in sorted(names)[:_MAX_LISTED]
     ]
     note = f"{pluralize(len(names), 'sample')} renamed: {format_list(shown, _MAX_LISTED, total=len(names))}"
-    # Append the new names to the keys, and take them instead of the old ones.
     keys, index = entries.keys, np.arange(len(entries))
     index[[*names]] = len(keys) + np.arange(len(names))
     all_names = PackedStrings.parse(keys.span(0, len(keys)) + b"".join([name + b"\0" for name in names.values()]))
@@ -150,14 +143,13 @@ def _rename_duplicates(
 
 
 def _taken_names(keys: PackedStrings, bases: set[bytes]) -> set[bytes]:
-    """Return the keys that consist of one of `bases`, a dash and more, which new names must avoid."""
     return {name for _, names in keys.chunks() for name in names if name.rpartition(b"-")[0] in bases}
 
 
 def _keep_one_each(
     entries: SampleTable, groups: list[_KeyGroup], shards: Sequence[str], *, keep: int
 ) -> tuple[SampleTable, tuple[Skipped, ...]]:
-    """Keep the sample at index `keep` of each group (none if the key is taken); return the rest as skipped."""
+    """Keep the sample at index `keep` of each group (none if the key is taken)."""
     messages: dict[int, str] = {}
     for group in groups:
         kept = None if group.taken else group.samples[keep]

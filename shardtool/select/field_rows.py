@@ -1,4 +1,4 @@
-"""Rows of fields: their order, codes, source paths, samples without fields, and the limit on fields."""
+"""Rows of fields: order, codes, source paths, and samples without fields."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def list_source_paths(entries: SampleTable) -> PackedStrings:
-    """Return the source path of each row; empty for values that are not files."""
+    """Return the source path of each row; empty if the value is not a file."""
     if (paths := entries.rows.paths) is not None:
         return PackedStrings.parse(paths.span(0, len(paths)))
     chunks = []
@@ -37,11 +37,7 @@ def list_source_paths(entries: SampleTable) -> PackedStrings:
 def drop_empty_samples(
     entries: SampleTable, where: str, found: str, why: str
 ) -> tuple[SampleTable, tuple[Skipped, ...]]:
-    """Return the samples that have fields, and the others as skipped.
-
-    Raises:
-        InvalidRequest: No sample has a field.
-    """
+    """Return the samples that have fields, and the others as skipped."""
     counts = entries.counts()
     empty = np.flatnonzero(counts == 0)
     if not len(empty):
@@ -54,18 +50,14 @@ def drop_empty_samples(
 
 
 def check_field_count(where: str, names: Sequence[str] | Sequence[bytes], remedy: str = "") -> None:
-    """Check the number of different fields.
-
-    Raises:
-        InvalidRequest: There are more than `MAX_FIELDS`.
-    """
+    """Refuse more than `MAX_FIELDS` different fields."""
     if len(names) > MAX_FIELDS:
         found = f"{len(names):,} different fields, such as {printable(names[0])!r}"
         raise InvalidRequest(where, found, expected=f"at most {MAX_FIELDS:,}", remedy=remedy)
 
 
 def field_codes(entries: SampleTable, fields: Sequence[str]) -> NDArray[np.uint16]:
-    """Return the field of each row as an index into `fields`, which includes all used fields."""
+    """Return the field of each row as an index into `fields`."""
     code_of = {name: code for code, name in enumerate(fields)}
     return np.array([code_of.get(name, 0) for name in entries.fields], np.uint16)[entries.rows.code]
 
@@ -75,8 +67,7 @@ def order_rows(
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return the rows of several parts in the order of samples and fields, and where each sample starts.
 
-    Rows are numbered across the parts. If several parts have the same field of a sample, the first part's row counts.
-    Works in chunks of samples, because it needs more memory than its result.
+    Rows are numbered across the parts; the first part with a field of a sample counts. Chunks of samples save memory.
 
     Args:
         firsts: For each part, int64[samples + 1]: where the rows of each sample start.

@@ -24,7 +24,7 @@ class SampleGroups(NamedTuple):
 
 
 def group_by_key(keys: PackedStrings, *, by_key: bool) -> SampleGroups:
-    """Group the parts that share a key; samples are in the order of their keys, or of their first parts."""
+    """Group the parts that share a key; samples are in the order of keys, or of their first parts."""
     order, starts = keys.runs()
     first, sizes = order[starts], np.diff(np.append(starts, len(order)))
     rank = np.arange(len(first))
@@ -37,10 +37,7 @@ def group_by_key(keys: PackedStrings, *, by_key: bool) -> SampleGroups:
 
 
 def merge_groups(entries: SampleTable, groups: SampleGroups) -> SampleTable:
-    """Merge parts, which have different fields, into samples.
-
-    A sample has the files of all its parts, and the other values of its first part.
-    """
+    """Merge parts with different fields into samples; other values are those of the first part."""
     part = np.repeat(np.arange(len(entries)), entries.counts())
     sample, code = groups.of_part[part], entries.rows.code
     kept = np.flatnonzero((entries.rows.kind != INLINE) | (groups.first[sample] == part))

@@ -1,8 +1,4 @@
-"""Join the columns of a table to samples, as metadata.
-
-Each sample looks up its row by key, in Arrow columns, with no Python object per sample. The number and order of samples
-do not change, and no payload is read.
-"""
+"""Join the columns of a table to samples, as metadata, in Arrow columns without a Python object per sample."""
 
 from __future__ import annotations
 
@@ -48,7 +44,7 @@ if TYPE_CHECKING:
 _DEFAULT_KEY_COLUMN = "key"
 
 
-_MAX_KEY_LETTERS = 120  # of a key in a message
+_MAX_KEY_LETTERS = 120
 
 
 _MAX_LISTED_KEYS = 3
@@ -83,18 +79,15 @@ class JoinedSamples(NamedTuple):
 def join_table(entries: SampleTable, table: object, on: str, form: DelimitedFormat = DEFAULT_FORMAT) -> JoinedSamples:
     """Return the samples with the columns of a table as metadata.
 
-    The row of a sample has its key, or, if the samples have a metadata column `on`, the sample's value of that column.
-    If no key matches, rows are matched by the paths of the samples' files, and then by names without their extensions.
-    A column that the samples have already is replaced for samples with a row.
+    A row belongs to the samples with its key or, if the samples have a metadata column `on`, with its value there. If
+    no key matches, rows are matched by file paths, and then by names without extensions. The values of a row replace
+    those of existing columns.
 
     Args:
         entries: The samples.
         table: See `open_table`.
         on: The key column; empty: the column that the table's format defines, or `key`.
         form: How the table is written, if its name does not tell.
-
-    Raises:
-        InvalidRequest: The table cannot be read, its keys are invalid, no row matches, or a column cannot be joined.
     """
     source, default_key = open_table(table, {on or _DEFAULT_KEY_COLUMN}, form), list[str]()
     if not (on := on or source.on):
@@ -139,7 +132,6 @@ def join_table(entries: SampleTable, table: object, on: str, form: DelimitedForm
 
 
 def _has_paths(entries: SampleTable) -> bool:
-    """Check whether all payloads are files, in folders or in an archive."""
     return entries.spans is None or all(file.form for file in entries.spans.files)
 
 
@@ -156,9 +148,6 @@ def add_table_columns(
     """Return the samples with columns of a table as metadata, and notes about replaced columns.
 
     `columns` is emptied, to free memory early. `rows` has the row of each sample, or -1.
-
-    Raises:
-        InvalidRequest: The samples have a column of that name with another type.
     """
     old_table, table, notes = entries.metadata, entries.metadata, list[str]()
     matched = pluralize(int(np.count_nonzero(rows >= 0)), "sample")
@@ -179,7 +168,6 @@ def add_table_columns(
 
 
 def _match_paths(entries: SampleTable, rows: PackedStrings, where: str) -> NDArray[np.int64]:
-    """Return the row of each sample's file, found by path; -1 without a row."""
     row_of_path = find_positions(list_source_paths(entries), rows)
     hits = np.flatnonzero(row_of_path >= 0)
     owners = np.asarray(entries.owners(hits))
@@ -247,7 +235,7 @@ def _row_keys(rows: TableRows, on: str) -> PackedStrings:
 
 
 def _sample_keys(entries: SampleTable, on: str) -> PackedStrings:
-    """Return the values to compare with the rows' keys, empty for values that cannot be keys."""
+    """Return the values to compare with the rows' keys, empty if invalid."""
     if entries.metadata is None or on not in entries.metadata.column_names:
         return entries.keys
     column = metadata_column(entries.metadata, on)
@@ -276,7 +264,7 @@ def metadata_column(table: pa.Table, name: str) -> pa.Array:
 
 
 def show_keys(keys: PackedStrings, positions: NDArray[np.int64]) -> str:
-    """List the first few of the keys at `positions`, shortened, for a message."""
+    """List the first few of the keys at `positions`, for a message."""
     return (
         format_list(
             [f"'{printable(keys[position][:_MAX_KEY_LETTERS])}'" for position in positions[:_MAX_LISTED_KEYS].tolist()]
@@ -300,7 +288,7 @@ def _match_notes(
 
 
 def _unify_types(*columns: pa.Array) -> list[pa.Array] | None:
-    """Convert two columns to a type that holds the values of both; None: there is no such type."""
+    """Convert two columns to a common type; None if there is none."""
     kinds = [column.type for column in columns]
     if any(map(pa.types.is_decimal, kinds)) and any(map(pa.types.is_floating, kinds)):
         return None  # Arrow would round the decimals
@@ -317,7 +305,7 @@ def _unify_types(*columns: pa.Array) -> list[pa.Array] | None:
 def _take_values(column: pa.Array, sample_rows: NDArray[np.int64], before: pa.Array | None) -> pa.Array:
     """Return the value of each sample's row, or else the previous value or null.
 
-    Works in chunks, because a million samples may share the long text of one row.
+    Works in chunks: samples may share one long text.
     """
     chunks = []
     for chunk in chunk_slices(len(sample_rows)):

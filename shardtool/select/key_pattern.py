@@ -4,7 +4,7 @@ The pattern must match the whole path of a file, relative to its source and with
 matches is the key. The rest of the file name, without separators at its ends, comes before the extension in the field
 name: `mask.png`. A path that does not match is its own key.
 
-RE2 evaluates the pattern in linear time, because it may come from an untrusted dataset file.
+RE2 takes linear time: the pattern may come from an untrusted dataset file.
 """
 
 from __future__ import annotations
@@ -46,14 +46,10 @@ _MAX_LISTED_PAIRS = 3  # of files in a message
 
 
 class KeyPattern:
-    """A pattern of keys. `matched` counts the names matched so far.
-
-    Raises:
-        InvalidRequest: The text is not a regular expression, or has no group.
-    """
+    """A pattern of keys; `matched` counts matched names."""
 
     def __init__(self, text: str) -> None:
-        import pyarrow.compute as pc  # not at the top, here and below: it takes 40 ms
+        import pyarrow.compute as pc  # importing it takes 40 ms
 
         self.matched, self._where = 0, option_text("key_pattern", text)
         if not hasattr(pc, "extract_regex_span"):
@@ -82,11 +78,7 @@ class KeyPattern:
             raise InvalidRequest(self._where, "no group", expected="a group for the key: (.+)_mask")
 
     def split(self, names: PackedStrings) -> tuple[PackedStrings, list[bytes], list[int]]:
-        """Return the keys of paths without their extensions, the distinct rests of file names, and each path's rest.
-
-        Raises:
-            InvalidRequest: A key is not a valid path.
-        """
+        """Return the keys of paths, the distinct rests of file names, and each path's rest."""
         import pyarrow.compute as pc
 
         keys, rest_numbers, rests = bytearray(), list[int](), {b"": 0}
@@ -114,22 +106,14 @@ class KeyPattern:
         return PackedStrings.parse(bytes(keys)), [*rests], rest_numbers
 
     def check_matched(self, keys: PackedStrings) -> None:
-        """Refuse a pattern that has matched no name, if there are any.
-
-        Raises:
-            InvalidRequest: Nothing matched.
-        """
+        """Refuse a pattern that has matched none of several names."""
         if not self.matched and len(keys):
             expected = f"a pattern for whole paths without their endings, such as '{printable(keys[0])}'"
             raise InvalidRequest(self._where, "no file matches", expected=expected)
 
 
 def apply_key_pattern(entries: SampleTable, pattern: KeyPattern) -> SampleTable:
-    """Return samples of files with the keys of a pattern; samples that share a key are merged.
-
-    Raises:
-        InvalidRequest: Two files would be the same field of a sample, or a key is not a path.
-    """
+    """Return samples of files, merged by the keys of a pattern."""
     keys, rests, rest_numbers = pattern.split(entries.keys)
     field_count = len(entries.fields)
     combined = np.repeat(np.array(rest_numbers, np.int64), entries.counts()) * field_count + entries.rows.code

@@ -38,11 +38,8 @@ def make_portable(entries: SampleTable, *, by_key: bool = True) -> SampleTable:
     """Return the samples under portable names; `by_key`: in the order of their new keys.
 
     Unsafe bytes of a key become `%` and two hex digits, which `urllib.parse.unquote_to_bytes` reverses. Fields are
-    lower-cased. A hash replaces the end of a key that is too long for the header's name field. The source's names go
-    into the sidecar.
-
-    Raises:
-        InvalidRequest: Two fields of a sample get the same name, or a field leaves no room for keys.
+    lower-cased. A hash replaces the end of a key that is too long for the header. The sidecar records the source's
+    names.
     """
     fields = tuple(_portable_field(name) for name in entries.fields)
     longest = max((fields[code] for code in np.unique(entries.rows.code).tolist()), key=len, default="")
@@ -60,12 +57,12 @@ def make_portable(entries: SampleTable, *, by_key: bool = True) -> SampleTable:
         keys=keys,
         fields=unique,
         rows=replace(entries.rows, code=new_code[entries.rows.code], paths=list_source_paths(entries)),
-        # In class order, in which the dataset file lists the class names.
+        # The dataset file lists class names in this order.
         values=entries.values.rename({name: _portable_field(name) for name in (*typed_fields, *entries.fields)}),
         source_paths=True,
     )
     check_case(renamed)
-    # Lower-casing may change the order of a sample's fields, and encoding that of the keys.
+    # Lower-casing may change the order of fields, and encoding that of keys.
     if np.any(np.diff(new_code.astype(np.int64)) < 0):
         by_field = np.lexsort((renamed.rows.code, np.repeat(np.arange(len(renamed)), renamed.counts())))
         renamed = renamed.take_rows(by_field)
@@ -106,11 +103,7 @@ def _portable_key(key: bytes, max_bytes: int) -> bytes:
 
 
 def check_case(entries: SampleTable) -> None:
-    """Refuse samples with two fields that differ only in case: webdataset, which lower-cases, fails on them.
-
-    Raises:
-        InvalidRequest: There are such samples.
-    """
+    """Refuse samples with two fields that differ only in case: webdataset lower-cases fields."""
     lower = [name.lower() for name in entries.fields]
     first_equal: NDArray[np.int64] = np.array([lower.index(name) for name in lower], np.int64)
     if len(set(lower)) == len(lower) and not entries.source_paths:

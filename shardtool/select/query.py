@@ -1,7 +1,7 @@
 """Match the rows of a table against a query such as `label == 'dog' and width > 256`, with pandas semantics.
 
-Python parses a query but never runs it. Anything outside the small language below is refused before a value is read,
-and pandas evaluates each operation. A query from an untrusted source can only select other rows.
+Python parses a query but never runs it: an untrusted query can only select other rows. Anything outside the small
+language below is refused before a value is read.
 
 Each row is evaluated alone (there is no `mean()`), so rows are read in blocks. Comparisons with null are false, and
 `!=` and `not` invert that. (`DataFrame.query` differs for `Int64`, and rounds integers with nulls.)
@@ -44,16 +44,16 @@ ClassNames = Mapping[str, Sequence[str]]
 QueryKind = Literal["a number", "text", "true or false", "a time", "a list", "empty", "of another type"]
 
 
-_BLOCK_ROWS = 2**16  # bounds the memory of pandas' intermediate columns
+_BLOCK_ROWS = 2**16  # limits the memory of pandas' intermediate columns
 
 
-_MAX_SHOWN_LETTERS = 80  # characters of a query in a message
+_MAX_SHOWN_LETTERS = 80
 
 
-_MAX_LISTED_COLUMNS = 50  # columns in a message
+_MAX_LISTED_COLUMNS = 50
 
 
-_INTEGER_TOO_LONG = "integer string conversion"  # from Python's error for a number of thousands of digits
+_INTEGER_TOO_LONG = "integer string conversion"  # from Python's error for thousands of digits
 
 
 _MAX_POWER_BASE, _MAX_EXPONENT = 2**64, 64  # limits of constant powers
@@ -90,7 +90,7 @@ _CONSTANTS: Mapping[QueryKind, type | tuple[type, ...]] = {"true or false": bool
 
 
 _ARROW_KINDS: Sequence[tuple[QueryKind, Callable[[pa.DataType], bool], pa.DataType | None]] = (
-    # Arrow types, their kind in a query, and the type to cast to. The first match counts.
+    # Arrow types, their kind, and the type to cast to. The first match counts.
     ("true or false", types.is_boolean, None),
     ("a number", types.is_uint64, None),
     ("a number", types.is_integer, pa.int64()),  # in an int8, 2 * 100 would overflow
@@ -111,8 +111,6 @@ _NO_NAMES: Mapping[str, QueryKind] = {}
 
 
 class _TextMethod(NamedTuple):
-    """A method of `.str`: the kind of its result, and its positional and named arguments."""
-
     result: QueryKind
     min_arguments: int
     max_arguments: int
@@ -148,13 +146,13 @@ _BAD_TOKENS = {
 }
 
 
-_TIME_TEXT = re.compile(  # no `now`, `12:30` or `EST`: a query selects the same rows on every day and machine
+_TIME_TEXT = re.compile(  # no `now`, `12:30` or `EST`: results do not depend on day and machine
     r"[0-9]{4}(-[0-9]{2}(-[0-9]{2}([ T][0-9]{2}:[0-9]{2}(:[0-9]{2}(\.[0-9]{1,9})?)?(Z|[+-][0-9]{2}:?[0-9]{2})?)?)?)?"
 )
 
 
 def match_rows(table: pa.Table, query: str, classes: ClassNames = _NO_CLASSES) -> NDArray[np.int64]:
-    """Return the numbers of the rows that match `query`, ascending; maybe none.
+    """Return the numbers of the rows that match `query`, ascending.
 
     Args:
         table: Only the columns that the query names are read.
@@ -170,13 +168,10 @@ def match_rows(table: pa.Table, query: str, classes: ClassNames = _NO_CLASSES) -
 def match_partially(
     table: pa.Table, query: str, later_columns: Mapping[str, str], classes: ClassNames = _NO_CLASSES
 ) -> tuple[NDArray[np.int64], ReadCondition | None]:
-    """Return the rows that match as far as `table` can decide, and the remaining condition (None: nothing remains).
+    """Return the rows that match as far as `table` can decide, and the remaining condition, or None.
 
-    A condition joined by `and` remains if it names one of `later_columns` (types by name), which are only known once
-    samples are read. Columns of `table` take precedence. Otherwise see `match_rows`.
-
-    Raises:
-        InvalidRequest: As in `match_rows`, for the whole query.
+    A condition joined by `and` remains if it names one of `later_columns` (types by name), which are known once samples
+    are read. Columns of `table` take precedence.
     """
     where = option_text("where")
     try:
@@ -250,7 +245,7 @@ class _Query(NamedTuple):
 
 
 def _parse(text: str, where: str, classes: ClassNames) -> _Query:
-    """Parse a query as Python, reading `&` and `|` as `and` and `or`."""
+    """Parse a query as Python, with `&` and `|` as `and` and `or`."""
     stand_in = "_column"
     while stand_in in text:
         stand_in += "_"
@@ -270,9 +265,9 @@ def _parse(text: str, where: str, classes: ClassNames) -> _Query:
         raise InvalidRequest(where, "an empty query", expected="a query such as label == 'dog' and width > 256")
     try:
         tree = ast.parse(python_text, mode="eval").body
-        ast.unparse(tree)  # for messages and workers; fails for a hexadecimal number with too many digits
+        ast.unparse(tree)  # fails for a hexadecimal number with too many digits
     except (SyntaxError, ValueError, MemoryError) as error:
-        # A ValueError: a NUL byte, before Python 3.12. A MemoryError: too many signs in a row.
+        # ValueError: a NUL byte, before Python 3.12. MemoryError: too many signs in a row.
         if not isinstance(error, SyntaxError) or _INTEGER_TOO_LONG in error.msg:
             problem = (
                 "a number that is too long" if _INTEGER_TOO_LONG in str(error) else str(error) or "nested too deeply"
@@ -328,7 +323,6 @@ class _Evaluator:
         self._columns: dict[str, tuple[QueryKind, _Data]] = {}
 
     def condition(self, node: ast.expr) -> NDArray[np.bool_]:
-        """Return for each row whether a condition holds; null counts as false."""
         return _to_bools(self._varying_data("true or false", node), missing=False)
 
     def _value(self, node: ast.expr) -> _Value:
@@ -346,7 +340,7 @@ class _Evaluator:
         raise self._unsupported_error(node)
 
     def _value_of_kind(self, kind: QueryKind, node: ast.expr) -> _Value:
-        """Return the value of a part that must be of `kind`; a column of nulls is of any kind."""
+        """Return the value of a part; a column of nulls is of any kind."""
         value = self._value(node)
         if value.kind == "empty":
             return _Value(kind, _null_column(kind, self._table.num_rows), node)
@@ -355,7 +349,6 @@ class _Evaluator:
         return value
 
     def _varying_data(self, kind: QueryKind, node: ast.expr) -> _Data:
-        """Return the data of a part that must be of `kind` and vary by row."""
         value = self._value_of_kind(kind, node)
         self._check_varies(value)
         return value.data
@@ -441,7 +434,7 @@ class _Evaluator:
         return _to_bools(pd.Series(value.data).isin([constant for _, constant in pairs]), missing=False)
 
     def _comparable(self, left: _Value, right: _Value) -> tuple[_Data, _Data]:
-        """Return the data of two comparable values; text becomes a time if the other value is one."""
+        """Return comparable data; text next to a time becomes a time."""
         first, second = (
             self._convert_to(value, other) if value.kind in ("empty", "text") else value
             for value, other in ((left, right), (right, left))
@@ -457,7 +450,6 @@ class _Evaluator:
         return first.data, second.data
 
     def _class_to_number(self, text: _Value, labels: _Value) -> _Value:
-        """Replace a class name by its number if it is compared with class numbers."""
         if not (text.constant and text.kind == "text" and labels.kind == "a number" and not labels.constant):
             return text
         column = self._query.column(labels.node)
@@ -479,7 +471,6 @@ class _Evaluator:
         return value
 
     def _parse_time(self, text: _Value, zone: tzinfo | None) -> _Data:
-        """Parse a time; without a zone, it is in the time zone of the column."""
         pd = import_pandas()
         try:
             time = pd.Timestamp(text.data) if _TIME_TEXT.fullmatch(text.data) else None

@@ -24,11 +24,7 @@ if TYPE_CHECKING:
 
 
 def sort_order(values: pa.ChunkedArray, name: str, *, descending: bool = False) -> NDArray[np.int64]:
-    """Return the sorting permutation of values. It is stable; nulls and NaN come last in both directions.
-
-    Raises:
-        InvalidRequest: Values of another type.
-    """
+    """Return the sorting permutation of values. It is stable; nulls and NaN come last in both directions."""
     import pyarrow.compute as pc
 
     kind = arrow.to_plain(values.slice(0, 0)).type
@@ -53,8 +49,8 @@ def make_sample_table(entries: SampleTable, shards: Sequence[str]) -> pa.Table:
     """Return the columns that queries can use: metadata, and properties of samples that metadata does not name.
 
     For samples in `shards`: `key`, `shard` (its name), `size` (bytes of all payloads) and `fields` (their number). For
-    files: `key`, `path` (of the first file), `folder` (the key up to its last slash) and `size` (bytes of all files).
-    Takes about 30 bytes and the key per sample, in addition to the metadata.
+    files: `key`, `path` (of the first file), `folder` (the key up to its last slash) and `size`. Takes about 30 bytes
+    and the key per sample.
     """
     keys, sizes, is_file = entries.keys, entries.rows.size, entries.rows.kind != INLINE
     properties: dict[str, pa.Array] = {"key": arrow.strip_nuls(keys.span(0, len(keys)), pa.large_string())}
@@ -77,11 +73,7 @@ def make_sample_table(entries: SampleTable, shards: Sequence[str]) -> pa.Table:
 
 
 def table_column(table: pa.Table, name: str, option: str) -> pa.ChunkedArray:
-    """Return a column of a table.
-
-    Raises:
-        InvalidRequest: There is no column of this name, or several.
-    """
+    """Return the only column of a table with this name."""
     indices: Sequence[int] = table.schema.get_all_field_indices(name)
     if not indices:
         raise missing_name_error("column", option, name, table.column_names)

@@ -1,4 +1,4 @@
-"""Select a random share of the samples, by hashes of their keys."""
+"""Select a random share of the samples."""
 
 from __future__ import annotations
 
@@ -21,32 +21,22 @@ if TYPE_CHECKING:
 _HASH_RANGE = 2**64
 
 
-_NOTE_DEVIATION = 4  # a share that is off by more than a quarter of itself is worth a note
+_NOTE_DEVIATION = 4  # a deviation of more than 1/4 of a share is worth a note
 
 
 def sample_by_key(keys: PackedStrings, share: float | str) -> NDArray[np.int64]:
     """Return a random share of the samples (int64, in order), chosen by the hash of each key alone.
 
     A sample stays in or out when others are added or removed, and a larger share includes a smaller one. The hash is
-    BLAKE2b (RFC 7693) of 8 bytes, little-endian: a sample is selected if it is below share * 2^64.
-
-    Args:
-        keys: One per sample.
-        share: More than 0, at most 1: a number, `0.01` or `1%`.
-
-    Raises:
-        InvalidRequest: `share` is not such a number.
+    BLAKE2b (RFC 7693) of 8 bytes, little-endian: a sample is selected if it is below share * 2^64. `share` is more than
+    0, at most 1: a number, `0.01` or `1%`.
     """
     last = np.uint64(math.ceil(read_share("sample", share, positive=True) * _HASH_RANGE) - 1)
     return np.flatnonzero(keys.hashes() <= last)
 
 
 def sample_with_notes(keys: PackedStrings, share: float | str) -> tuple[NDArray[np.int64], list[str]]:
-    """Return the result of `sample_by_key`, and notes if it deviates much from the share.
-
-    Raises:
-        InvalidRequest: `share` is not a valid share, or selects no sample.
-    """
+    """Return the result of `sample_by_key`, and notes about the deviation; refuse an empty result."""
     selected, total = sample_by_key(keys, share), len(keys)
     if not len(selected):
         found = f"{share} selects none of {total:,} samples"

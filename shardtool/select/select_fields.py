@@ -1,7 +1,4 @@
-"""Select, drop and rename the fields of samples.
-
-Payloads are located without field names, so fields can be renamed; rows of files then get explicit paths.
-"""
+"""Select, drop and rename the fields of samples. Renamed fields of files get explicit paths."""
 
 from __future__ import annotations
 
@@ -37,7 +34,7 @@ _MAX_LISTED_FIELDS = 100
 _RESERVED_NAME = re.compile(r"__.*__")  # WebDataset adds `__key__` and `__url__` to a sample's fields
 
 
-_PATHS_COLUMN = "source_paths"  # the column of a portable dataset that has a value per field: docs/format.md, "Sidecar"
+_PATHS_COLUMN = "source_paths"  # a column with a value per field: docs/format.md, "Sidecar"
 
 
 def select_fields(
@@ -54,12 +51,9 @@ def select_fields(
         entries: The samples.
         select: Fields to keep; empty: all.
         drop: Fields to drop.
-        rename: (old, new) names of kept fields, renamed simultaneously: two can swap names, and two can become one if
-            no sample has both.
-        to_format: The format of the output. In a tar, numbers are text, so a number field and a text field can merge.
-
-    Raises:
-        InvalidRequest: A field does not exist, names are contradictory or invalid, or no sample keeps a field.
+        rename: (old, new) names of kept fields, renamed simultaneously: two can swap names, or become one if no sample
+            has both.
+        to_format: The format of the output. In a tar, a number field and a text field can merge.
     """
     if not (select or drop or rename):
         return entries, ()
@@ -72,7 +66,7 @@ def select_fields(
     fields = tuple(sorted(set(new_names.values()), key=to_bytes))
     number = [fields.index(new_names[name]) if name in new_names else 0 for name in entries.fields]
     code = np.array(number, np.uint16)[entries.rows.code[rows]]
-    if rename:  # otherwise the fields of a sample are in order already
+    if rename:
         order, _ = order_rows([first], [code])
         rows, code = rows[order], code[order]
     kept = entries.take_rows(rows)
@@ -114,7 +108,6 @@ def _choose_names(
 
 
 def _merged_names(new_names: dict[str, str]) -> dict[str, list[str]]:
-    """Return the new names that several fields get, and the old names of these fields."""
     merged: dict[str, list[str]] = {}
     for name, new in new_names.items():
         merged.setdefault(new, []).append(name)
@@ -122,7 +115,7 @@ def _merged_names(new_names: dict[str, str]) -> dict[str, list[str]]:
 
 
 def _rename_values(values: FieldValues, new_names: dict[str, str]) -> FieldValues:
-    """Rename the fields in `values`; a merged field keeps what all its parts agree on."""
+    """Rename fields; a merged field keeps what all its parts agree on."""
     renamed = values.rename(new_names)
     inline, types = {**renamed.inline}, {**renamed.types}
     for new, names in _merged_names(new_names).items():
@@ -136,7 +129,6 @@ def _rename_values(values: FieldValues, new_names: dict[str, str]) -> FieldValue
 
 
 def _merge_texts(columns: list[StringColumn]) -> PackedStrings:
-    """Merge text columns of which at most one is not empty for each sample."""
     count = len(columns[0])
     texts = [PackedStrings.parse(column.span(0, count)) for column in columns]
     source = np.argmax([text.lengths() for text in texts], axis=0)
@@ -144,7 +136,7 @@ def _merge_texts(columns: list[StringColumn]) -> PackedStrings:
 
 
 def _check_merged(entries: SampleTable, selected: SampleTable, new_names: dict[str, str], to_format: str) -> None:
-    """Refuse to merge fields if a sample has two of them, or if labels, lists or number types would be lost."""
+    """Refuse to merge fields if a sample has two, or if labels, lists or number types would be lost."""
     values = entries.values
     for new, merged in _merged_names(new_names).items():
         owners, code = np.repeat(np.arange(len(selected)), selected.counts()), selected.fields.index(new)
@@ -172,7 +164,6 @@ def _quote_names(names: Collection[str]) -> str:
 
 
 def _select_source_paths(entries: SampleTable, rows: NDArray[np.int64], first: NDArray[np.int64]) -> pa.Table | None:
-    """Return the metadata with the source paths of `rows` only: they are in the order of the fields."""
     import pyarrow.compute as pc
 
     columns = entries.metadata
@@ -183,7 +174,7 @@ def _select_source_paths(entries: SampleTable, rows: NDArray[np.int64], first: N
     if not pa.types.is_list(lists.type) or lists.null_count:
         return columns
     if not np.array_equal(arrow.number_values(pc.list_value_length(lists)), entries.counts()):
-        return columns  # not written by this tool
+        return columns  # not written by shardtool
     paths = lists.flatten().take(arrow.number_array(rows))
     kept_paths = pa.ListArray.from_arrays(arrow.number_array(first.astype(np.int32)), paths)
     return columns.set_column(index, columns.schema.field(index), pc.cast(kept_paths, lists.type))

@@ -29,13 +29,13 @@ if TYPE_CHECKING:
 _MAX_SPLITS = 1000  # each is a dataset with its own shards
 
 
-_MAX_LABELS = 2**20  # each is an object: at most 100 bytes per sample if labels have several samples
+_MAX_LABELS = 2**20  # an object per label: at most 100 bytes per sample if labels have several samples
 
 
 _HASH_PERSON = b"shardtool split"  # personalization of the hash
 
 
-_NOTE_DEVIATION = 4  # a share that is off by more than a quarter of itself is worth a note
+_NOTE_DEVIATION = 4  # a deviation of more than 1/4 of a share is worth a note
 
 
 class SplitAssignment(NamedTuple):
@@ -58,12 +58,7 @@ class SplitAssignment(NamedTuple):
 def assign_splits(keys: PackedStrings, options: SplitOptions, values: pa.ChunkedArray | None = None) -> SplitAssignment:
     """Return the split of each sample, from the values of the column that `options.reads` names, if any.
 
-    Without labels and a split column, hashes are compared with cumulative shares: about 1 µs and 2 bytes per sample.
-    Labels take about 40 bytes per sample while they are sorted.
-
-    Raises:
-        InvalidRequest: Samples lack a value, values are nested, split names are unsafe, or there are too many splits
-            or labels.
+    Without a column: about 1 µs and 2 bytes per sample. Sorting labels takes about 40 bytes per sample.
     """
     option_and_column = options.reads
     if option_and_column is None:
@@ -81,7 +76,7 @@ def assign_splits(keys: PackedStrings, options: SplitOptions, values: pa.Chunked
 
 
 def _simplify(values: pa.ChunkedArray, option: str, column: str) -> pa.ChunkedArray:
-    """Convert the values to a simple type, without time zones, and with NaN as null."""
+    """Convert the values to a simple type, without time zones; NaN becomes null."""
     import pyarrow as pa
     import pyarrow.compute as pc
     from pyarrow import types
@@ -130,7 +125,6 @@ def _assign_by_column(values: pa.ChunkedArray, option: str, column: str) -> Spli
 
 
 def _assign_by_label(keys: PackedStrings, values: pa.ChunkedArray, options: SplitOptions) -> SplitAssignment:
-    """Assign splits so that each label has its exact shares, by the order of hashes."""
     names, weights = _share_weights(options)
     column = str(options.stratify)
     label, labels = _number_labels(values, _MAX_LABELS, option_text("stratify"), column)
@@ -146,12 +140,9 @@ def _assign_by_label(keys: PackedStrings, values: pa.ChunkedArray, options: Spli
 def sample_per_class(
     keys: PackedStrings, values: pa.ChunkedArray, max_count: int, *, column: str, seed: int
 ) -> NDArray[np.int64]:
-    """Return at most `max_count` samples of each label (int64, in order): those with the smallest hashes of their keys.
+    """Return at most `max_count` samples of each label (int64, in order): those with the smallest key hashes.
 
-    The hash is BLAKE2b with the seed, and differs from the hash for splits. `column` is the name for messages.
-
-    Raises:
-        InvalidRequest: Samples lack a value, values are nested, or there are too many labels.
+    The hash is BLAKE2b with the seed, and differs from the hash for splits.
     """
     labels_column = _simplify(values, option_text("of"), column)
     _check_nulls(keys, labels_column, option_text("of"), column)
@@ -169,9 +160,9 @@ def _share_weights(options: SplitOptions) -> tuple[tuple[str, ...], list[int]]:
 def _apportion(sizes: NDArray[np.int64], weights: list[int]) -> NDArray[np.int64]:
     """Return int64[labels, splits]: how many samples of each label go to each split.
 
-    Each count is the exact share, rounded down or up. Rounding up favours the splits with the largest remainders
-    (Hamilton's method), accumulated over the labels so far. So tiny labels do not all go to the largest split, and no
-    split's total is off by two samples (at most 1.2 in an adversarial search).
+    Each count is the exact share, rounded down or up. Rounding up favours the largest remainders (Hamilton's method),
+    accumulated over the labels. So tiny labels do not all go to the largest split, and no split's total is off by two
+    samples (at most 1.2 in an adversarial search).
     """
     counts, remainder_rows = np.divmod(sizes[:, None] * np.array(weights, np.int64), SHARE_UNIT)
     owed = [0] * len(weights)
@@ -189,7 +180,6 @@ def _apportion(sizes: NDArray[np.int64], weights: list[int]) -> NDArray[np.int64
 def _number_labels(
     values: pa.ChunkedArray, max_labels: int, option: str, column: str
 ) -> tuple[NDArray[np.int32], list[bytes]]:
-    """Return the number of each sample's label, and the labels in byte order."""
     number_of: dict[bytes, int] = {}
     parts = [np.empty(0, np.int32)]
     for texts, codes in _encode_chunks(values):
@@ -205,7 +195,6 @@ def _number_labels(
 
 
 def _encode_chunks(values: pa.ChunkedArray) -> Iterator[tuple[list[bytes], NDArray[np.int32]]]:
-    """Yield the distinct values of a chunk of samples as text, and the index of each sample's value."""
     for chunk in values.chunks:
         for span in chunk_slices(len(chunk)):
             encoded = chunk[span].dictionary_encode()
@@ -213,7 +202,7 @@ def _encode_chunks(values: pa.ChunkedArray) -> Iterator[tuple[list[bytes], NDArr
 
 
 def _value_texts(values: pa.Array) -> list[bytes]:
-    """Return values as text that does not depend on width or unit: 7, 7.0 and "7" are the same."""
+    """Return values as text without width or unit: 7, 7.0 and "7" are the same."""
     from pyarrow import types
 
     kind = values.type

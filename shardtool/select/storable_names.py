@@ -1,8 +1,4 @@
-"""Check that a shard, a sidecar and readers can represent all keys and fields.
-
-The rule is the same for all sources. Keys of tables and datasets that are not paths are refused when they are read
-(`table.columns`).
-"""
+"""Check that a shard, a sidecar and readers can represent all keys and fields."""
 
 from __future__ import annotations
 
@@ -42,11 +38,11 @@ _C1_LEAD_BYTE = b"\xc2"  # starts control characters beyond ASCII, and some lett
 _DOTTED_PART = re.compile(rb"\.[^/\0]*\0")  # starts with a literal, which is fast to search
 
 
-_PART_STARTS = b"/\0."  # bytes before a last part; `.` occurs at the very start, if the first key starts with a dot
+_PART_STARTS = b"/\0."  # bytes before a last part; `.`: the first key starts with a dot
 
 
 def has_dotted_keys(keys: PackedStrings) -> bool:
-    """Check whether keys have a dot in their last part; a dot at its start does not count."""
+    """Check whether keys have a dot in, but not at the start of, their last part."""
     data = keys.data
     return any(
         b"." in match[0][1:] or data[max(0, match.start() - 1)] not in _PART_STARTS
@@ -55,11 +51,7 @@ def has_dotted_keys(keys: PackedStrings) -> bool:
 
 
 def check_storable_names(entries: SampleTable, where: str, *, skip: bool = False) -> None:
-    """Refuse names that a shard, a sidecar or a reader cannot represent.
-
-    Raises:
-        InvalidRequest: There are such names.
-    """
+    """Refuse names that a shard, a sidecar or a reader cannot represent."""
     keys, fields = _unsafe_keys(entries.keys), _unsafe_fields(entries)
     bad = [entries.keys[index] for index in keys[:5]] + [to_bytes(name) for name in fields]
     if not bad:
@@ -97,9 +89,6 @@ def choose_dots(entries: SampleTable, requested: Dots | None, where: str) -> tup
     """Return the dot that ends the key in a tar member's name so that all names can be read back, and a note.
 
     `requested` is the user's or the source's dot; None: the first, or the last if only the last works.
-
-    Raises:
-        InvalidRequest: The requested dot, or both, would split a name in the wrong place.
     """
     fields = [name for name in entries.used_fields() if "." in name]
     if requested != "last" and not has_dotted_keys(entries.keys):
@@ -136,7 +125,6 @@ def _unsafe_keys(keys: PackedStrings) -> list[int]:
 
 
 def _is_safe(chunk: bytes) -> bool:
-    """Check whether keys are valid UTF-8 and certainly without control characters."""
     if len(chunk.translate(None, _CONTROL_BYTES)) < len(chunk):
         return False
     return chunk.isascii() or (_C1_LEAD_BYTE not in chunk and is_utf8(chunk))

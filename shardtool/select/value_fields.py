@@ -45,8 +45,7 @@ def set_value_fields(
 ) -> tuple[SampleTable, tuple[str, ...]]:
     """Return the samples with metadata values as fields, which replace fields of the same names, and notes.
 
-    If a value is null, the sample keeps its payload. This is an error for number and label fields, because all samples
-    have these, of one type.
+    If a value is null, the sample keeps its payload, except in number and label fields, where null is an error.
 
     Args:
         entries: The samples.
@@ -55,9 +54,6 @@ def set_value_fields(
         known: Existing class numbers.
         names: Class names by column of class numbers, or of lists of these.
         may_lack: Whether a sample without a value lacks the field; otherwise that is an error.
-
-    Raises:
-        InvalidRequest: A column does not exist, or cannot become a field.
     """
     check_field_names(option_text("values"), [name for name, _ in fields])
     check_labels(classes, fields)
@@ -136,7 +132,7 @@ def _samples_with(entries: SampleTable, name: str) -> NDArray[np.bool_]:
 
 
 def _field_notes(field: NewField, column: str, old_count: int) -> Iterator[str]:
-    """Note where a field of `had` samples was replaced or kept; adding it to all samples needs no note."""
+    """Note where a field was replaced or kept in some samples."""
     kept_count = int(np.count_nonzero(~field.given))
     changes = [f"replaced in {pluralize(old_count - kept_count, 'sample')}"] if old_count > kept_count else []
     if len(field.given) > old_count:

@@ -1,8 +1,7 @@
 """A zip or tar archive as a source, packed as the folder that it would unpack to.
 
-Members are read at their offsets, and nothing is unpacked to disk. Only the files of a compressed tar, which can only
-be read in sequence, are copied once to a temporary file in the output folder. Members with unsafe names and unreadable
-members are returned as skipped rows.
+Members are read at their offsets; only a compressed tar is copied once to a temporary file in the output folder.
+Members with unsafe names and unreadable members are skipped.
 """
 
 from __future__ import annotations
@@ -61,8 +60,6 @@ _TAR_LINKS = (b"1", b"2")
 
 
 class _ArchiveMember(NamedTuple):
-    """A member that is not a folder; `problem` is why it cannot be packed."""
-
     name: bytes
     offset: int
     size: int
@@ -70,7 +67,7 @@ class _ArchiveMember(NamedTuple):
 
 
 def is_unsafe_path(name: bytes) -> bool:
-    """Check whether a name is not a valid relative path of a file."""
+    """Check whether a name is not a valid relative path."""
     return b"\0" in name or any(part in (b"", b".", b"..") for part in name.split(b"/"))
 
 
@@ -135,17 +132,12 @@ class ArchiveSource(FolderSource):
         self._copied: list[tuple[int, int]] = []  # compressed tar: (offset, size) of copied payloads, in order
 
     def list_samples(self, pool: Pool, observer: Observer) -> Listing:
-        """List the samples of the archive."""
+        """List the samples."""
         listed = super().list_samples(pool, observer)
         return self._set_copy_offsets(listed) if self._packed else listed
 
     def write_binary(self, file: Writable) -> None:
-        """Copy the packed files of a compressed tar.
-
-        Raises:
-            SampleFailed: The archive has changed.
-            CorruptShard: The archive is damaged.
-        """
+        """Copy the packed files of a compressed tar."""
         with CompressedFile(self._path) as packed:
             for offset, size in self._copied:
                 for done in range(0, size, BLOCK_BYTES):
@@ -226,7 +218,6 @@ class ArchiveSource(FolderSource):
         return [f"all files are in the folder {printable(top)}: pack {inner} to use {flag_text(options[0])} below it"]
 
     def _set_copy_offsets(self, listed: Listing) -> Listing:
-        """Return the samples with the offsets of their payloads in the temporary file."""
         import numpy as np
 
         entries, spans = listed.entries, listed.entries.known_spans

@@ -1,4 +1,4 @@
-"""The interface of sources: a source lists its samples, and the listing does not change during a run."""
+"""The interface of sources."""
 
 from __future__ import annotations
 
@@ -45,15 +45,15 @@ class Listing:
 
     Attributes:
         entries: The samples, without those that `where` excludes.
-        skipped: Files that cannot be part of a sample, and samples that a shard cannot store.
-        name: The source's name for the dataset file, without folders or other traces of this machine.
+        skipped: Files and samples that cannot be packed.
+        name: The source's name for the dataset file, without traces of this machine.
         recorded: What the dataset file records about the choice of samples, in addition to the options.
         digest: The content fingerprint of all samples; None if unknown.
         shards: The names of the samples' shards; empty for files and tables.
         stored: The dataset and the shard, for each of these shards.
         compressed: Whether a shard can only be read in sequence.
-        later: The part of `where` that workers evaluate; None: `where` is applied already.
-        dropped: Fields that samples no longer have, whose number columns are removed once splits are chosen.
+        later: The part of `where` that workers evaluate, or None.
+        dropped: Fields whose number columns are removed once splits are chosen.
         classes: Class names by label field of the source, including dropped fields.
     """
 
@@ -72,16 +72,16 @@ class Listing:
 
     @property
     def where(self) -> str:
-        """The source's name for messages; for several datasets, each distinct name once."""
+        """The source's name for messages."""
         return format_list(self.name.split(", "))
 
     @property
     def all_classes(self) -> dict[str, list[str]]:
-        """Class names by field: of the source, and of newly numbered labels."""
+        """Class names by field, including newly numbered labels."""
         return {**self.classes, **self.entries.values.classes}
 
     def without_dropped(self) -> Listing:
-        """Return the same listing without the number columns of dropped fields, which sidecars must not contain."""
+        """Return the listing without number columns of dropped fields."""
         columns = self.entries.metadata
         if columns is None or not self.dropped:
             return self
@@ -103,9 +103,8 @@ class Source(ABC):
 
     Attributes:
         may_skip_names: Whether `--on-error skip` skips samples whose names a shard cannot store.
-        by_key: Whether samples are in key order, and must be sorted again when their keys change.
-        may_lack_values: Whether a sample without a value for a field of `values` lacks the field (which a comparison
-            reports); otherwise that is an error.
+        by_key: Whether samples are in key order, and are sorted again when keys change.
+        may_lack_values: Whether a sample without a value of `values` lacks the field; otherwise that is an error.
     """
 
     may_skip_names: bool = False
@@ -119,12 +118,12 @@ class Source(ABC):
     def choose(self, listed: Listing, taken: Callable[[], PackedStrings | None]) -> Listing:  # noqa: ARG002
         """Return the requested samples in the requested order.
 
-        `taken` returns the existing keys of the output, which new samples must not have; None: there are none.
+        New samples must not have the keys that `taken` returns.
         """
         return listed
 
     def labels(self, listed: Listing, name: str) -> pa.ChunkedArray:
-        """Return a column for splitting, with a value for each sample; class names instead of class numbers."""
+        """Return a column for splitting, with class names for numbers."""
         from shardtool.entries.metadata_columns import to_class_names
 
         return to_class_names(self.column(listed, name), listed.all_classes.get(name, ()))
@@ -134,16 +133,12 @@ class Source(ABC):
         """Return a column, with a value for each sample."""
 
     def write_binary(self, file: Writable) -> None:
-        """Write the payloads of all SPAN rows of a table, each at its offset. Other sources have no such rows."""
+        """Write the payloads of a table's SPAN rows, each at its offset."""
         raise Bug(str(file), "a source that is not a table has no binary payloads")
 
 
 def check_not_empty(listed: Listing) -> None:
-    """Refuse a source without samples.
-
-    Raises:
-        InvalidRequest: The source has no samples.
-    """
+    """Refuse a source without samples."""
     if not len(listed.entries):
         where, skipped = source_label(listed.entries.root), listed.skipped
         filters = f"{option_text('include')}, {option_text('exclude')} and {option_text('hidden')}"
@@ -154,17 +149,13 @@ def check_not_empty(listed: Listing) -> None:
 
 
 def no_match_error(query: object, split: str = "", remedy: str = "") -> InvalidRequest:
-    """Return the error for a query that matches no sample, or none of a split."""
+    """Return the error for a query that matches no sample."""
     found = f"no sample{f' of the split {printable(split)}' if split else ''} matches {query}"
     return InvalidRequest(option_text("where"), found, expected="at least one sample", remedy=remedy)
 
 
 def check_skipped(source: str, skipped: tuple[Skipped, ...], on_error: OnError, otherwise: str) -> None:
-    """Refuse a source with files that cannot be packed, unless they may be skipped.
-
-    Raises:
-        SampleFailed: There are such files.
-    """
+    """Raise `SampleFailed` if files cannot be packed and may not be skipped."""
     failed = failed_rows(skipped)
     if failed and on_error == "stop":
         named = format_list([f"{printable(row.path)} ({row.message})" for row in failed])
@@ -173,7 +164,7 @@ def check_skipped(source: str, skipped: tuple[Skipped, ...], on_error: OnError, 
 
 
 def skipped_notes(skipped: Iterable[Skipped]) -> list[str]:
-    """Return a line for each reason why something was skipped."""
+    """Return a line for each reason code."""
     by_code: dict[str, list[str]] = {}
     for row in skipped:
         code = _EMPTY_SAMPLE if row.code == "no-field" and row.key else row.code

@@ -1,7 +1,6 @@
-"""Checksums of the payloads of a source, computed in workers.
+"""Checksums of the payloads of a source. Workers import neither NumPy nor pyarrow.
 
-A CRC-32C is compared with the checksum in an index. A digest verifies that two payloads are equal: BLAKE2b (RFC 7693)
-of 16 bytes. Workers import neither NumPy nor pyarrow.
+A CRC-32C is compared with an index. A digest decides whether two payloads are equal: BLAKE2b (RFC 7693) of 16 bytes.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ if TYPE_CHECKING:
 _DIGEST_SIZE = 16
 
 
-_BLOCK_BYTES = 2**16  # for many small files, a larger buffer per file would cost more
+_BLOCK_BYTES = 2**16  # a larger buffer per small file would cost more
 
 
 class _Crc32c:
@@ -72,13 +71,9 @@ _Checksum = _Crc32c | _Digest
 def source_checksums(
     source: Source | None, entries: SampleTable, rows: Rows, pool: Pool, observer: Observer | None = None
 ) -> Rows:
-    """Return the CRC-32C of the payloads of rows that are not INLINE: int64, -1 if a payload cannot be read.
+    """Return the CRC-32C of the payloads of rows that are not INLINE: int64, -1 if unreadable.
 
-    A checksum from an index is used without reading the payload. `source` is only needed for payloads in a table, or
-    in an archive that is read in sequence.
-
-    Raises:
-        CorruptShard: A shard of the source cannot be read.
+    Checksums from an index are used. Only tables and archives that are read in sequence need `source`.
     """
     import numpy as np
 
@@ -93,11 +88,7 @@ def source_checksums(
 def source_digests(
     source: Source | None, entries: SampleTable, rows: Rows, pool: Pool, observer: Observer | None = None
 ) -> NDArray[np.bytes_]:
-    """Read the payload of each row and return its digest: 16 bytes, all 0 if it cannot be read.
-
-    Raises:
-        CorruptShard: A shard of the source cannot be read.
-    """
+    """Return the 16-byte digest of each row's payload, all 0 if unreadable."""
     import numpy as np
 
     inline, digests = entries.rows.kind[rows] == INLINE, np.zeros(len(rows), f"S{_DIGEST_SIZE}")
@@ -112,7 +103,7 @@ def _encode_digest(digest: int) -> bytes:
 
 
 def inline_checksums(entries: SampleTable, rows: Rows, *, as_numbers: bool) -> tuple[Rows, Rows]:
-    """Return the sizes and CRC-32C of payloads that are known without reading: -1 for rows that are not INLINE."""
+    """Return the sizes and CRC-32C of payloads; -1 for rows that are not INLINE."""
     import numpy as np
 
     sizes, sums = entries.rows.size[rows], np.full(len(rows), -1, np.int64)
@@ -140,7 +131,6 @@ def _read_checksums(
     observer: Observer | None,
     kind: type[_Checksum],
 ) -> list[int]:
-    """Return the checksum of each payload, read by workers or, for tables, by this process; -1 if it cannot be read."""
     import numpy as np
 
     sums, kinds = [-1] * len(rows), entries.rows.kind[rows]
@@ -163,7 +153,7 @@ def _read_checksums(
 
 
 class _SpanChecksums:
-    """Receives the binary payloads of a source in order, and keeps only the checksums of spans."""
+    """Receives binary payloads in order, and keeps only checksums."""
 
     def __init__(self, offsets: Rows, sizes: Rows, kind: type[_Checksum]) -> None:
         self.sums, self._kind, self._sum = [kind().value()] * len(offsets), kind, kind()
@@ -185,20 +175,12 @@ class _SpanChecksums:
 
 
 def checksum_payloads(task: FileReads | SpanReads) -> list[int]:
-    """Return the CRC-32C of each payload; -1 for an unreadable file. Runs in a worker.
-
-    Raises:
-        CorruptShard: A shard cannot be read.
-    """
+    """Return the CRC-32C of each payload; -1 for an unreadable file."""
     return _compute_checksums(task, _Crc32c)
 
 
 def digest_payloads(task: FileReads | SpanReads) -> list[int]:
-    """Return the digest of each payload; -1 for an unreadable file. Runs in a worker.
-
-    Raises:
-        CorruptShard: A shard cannot be read.
-    """
+    """Return the digest of each payload; -1 for an unreadable file."""
     return _compute_checksums(task, _Digest)
 
 
@@ -212,12 +194,11 @@ def _compute_checksums(task: FileReads | SpanReads, kind: Callable[[], _Checksum
         except (MemoryError, OSError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise
-    # Reads all files, or those that failed because threads took too much memory or opened too many files.
+    # Reads all files, or retries those for which threads took too much memory or opened too many files.
     return [_checksum_file(kind, file) if value < 0 else value for file, value in zip(files, checksums, strict=True)]
 
 
 def _checksum_file(kind: Callable[[], _Checksum], file: tuple[bytes, int]) -> int:
-    """Return the checksum of a file, following a link if there is one; -1 if it cannot be read."""
     path, link = file
     try:
         with files.open_source_file(path, files.READ_FOLLOWING if link else files.READ_PLAIN) as opened:
@@ -238,7 +219,6 @@ def _checksum_spans(task: SpanReads, kind: Callable[[], _Checksum]) -> list[int]
 
 
 def _checksum_member(file: ShardFile, checksum: _Checksum, offset: int, length: int) -> int:
-    """Return the checksum of a zip member's payload; -1 if it is damaged."""
     try:
         return _checksum_blocks(zip_read.iter_zip_payload(file.read, offset, length, file.path), checksum)
     except CorruptShard:

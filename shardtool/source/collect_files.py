@@ -1,7 +1,4 @@
-"""Collect files that arrive in any order, such as archive members or objects of a store, into key order.
-
-The rules and the resulting samples are the same as for a folder.
-"""
+"""Collect files that arrive in any order (archive members, objects) into key order, by the rules for folders."""
 
 from __future__ import annotations
 
@@ -31,9 +28,9 @@ _SORT_CHUNK_FILES = 2**16
 def resolve_folder(
     known: dict[bytes, Property], folder: bytes, derive: Callable[[Property, bytes], Property]
 ) -> Property:
-    """Return a property of a folder that depends on the property of its parent.
+    """Return a property that a folder derives from its parent.
 
-    `known` has the property by folder path (empty, or ending in a slash), and receives the results of `derive`.
+    `known` caches the property by folder path (empty, or ending in a slash).
     """
     unresolved = []
     while folder not in known:  # not recursive: a path may have a thousand parts
@@ -49,7 +46,7 @@ class FileCollector:
     """Files in any order.
 
     Attributes:
-        part: Skipped files and system files; after `in_order`, also the files in the order of keys and fields.
+        part: Skipped files and system files; after `in_order`, also the files in key order.
         folders: Whether each folder is included.
     """
 
@@ -59,7 +56,7 @@ class FileCollector:
         self._no_field: dict[bytes, int] = {}
 
     def split(self, path: bytes, size: int) -> tuple[bytes, bytes] | None:
-        """Return the key and field of a file; None if it is excluded, or its name has no field."""
+        """Return the key and field of a file; None if excluded or without a field."""
         rules, start = self._rules, path.rfind(b"/") + 1
         parent, name = path[:start], path[start:]
         if not resolve_folder(self.folders, parent, self._includes_folder_below):
@@ -76,7 +73,7 @@ class FileCollector:
         return parent + split[0], split[1]
 
     def add(self, name: tuple[bytes, bytes], size: int, second: int, third: int) -> None:
-        """Add a file: its key and field, its size, and two more numbers."""
+        """Add a file, with two more numbers."""
         self._names += b"%b\0%b\0" % name
         self._starts.append(len(self._names))
         self._numbers.extend((size, second, third))
@@ -84,10 +81,7 @@ class FileCollector:
     def in_order(self, where: str) -> NDArray[np.int64]:
         """Move the files into `part`; return int64[3, files], their numbers.
 
-        Empty objects that represent folders in a store are ignored.
-
-        Raises:
-            InvalidRequest: A file occurs twice.
+        Objects that represent folders are ignored.
         """
         import numpy as np
 
@@ -123,7 +117,6 @@ class FileCollector:
         return columns
 
     def _includes_folder_below(self, taken: bool, folder: bytes) -> bool:  # noqa: FBT001 - it is a value of `folders`
-        """Check whether a folder is included; `taken`: whether its parent is."""
         start = folder.rfind(b"/", 0, -1) + 1
         above, name = folder[:start], folder[start:-1]
         if taken and self._rules.hides(name):

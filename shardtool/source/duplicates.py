@@ -1,7 +1,7 @@
 """Find and drop duplicates: samples with the same content under different keys.
 
 The content of a sample is its images, audio, video and arrays; without these, its texts; then other bytes; then JSON.
-Labels and numbers are not content. Sizes and known checksums select candidates; a digest of the bytes decides.
+Labels and numbers are not content. Sizes and known checksums select candidates; a digest decides.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     Rows = NDArray[np.int64]
 
 
-# The lowest rank among a sample's fields is the rank of its content.
+# A sample has the lowest rank of its fields.
 _CONTENT_RANKS = {"image": 0, "audio": 0, "video": 0, "array": 0, "text": 1, "bytes": 2, "pickle": 2, "json": 3}
 
 
@@ -68,10 +68,7 @@ def find_duplicates(
 ) -> DuplicateGroups:
     """Return the groups of samples with the same content.
 
-    `source` is None for shards. `exists` tells which samples exist already, and so come first.
-
-    Raises:
-        CorruptShard: A shard cannot be read.
+    `source` is None for shards. Samples that `exists` marks come first in their groups.
     """
     content, ranks = _content_rows(entries)
     fields = tuple(entries.fields[code] for code in np.unique(entries.rows.code[content]).tolist())
@@ -92,7 +89,6 @@ def find_duplicates(
 
 
 def _content_rows(entries: SampleTable) -> tuple[Rows, NDArray[np.uint8]]:
-    """Return the rows with the content of their samples, and the rank of that content for each sample."""
     values = entries.values
     ranks = np.full(len(entries.fields), _NO_RANK, np.uint8)
     for code, name in enumerate(entries.fields):
@@ -105,7 +101,6 @@ def _content_rows(entries: SampleTable) -> tuple[Rows, NDArray[np.uint8]]:
 
 
 def _find_candidates(entries: SampleTable, content: Rows, owners: Rows) -> Rows:
-    """Return the samples whose content has the same sizes and checksums as another sample's."""
     if not len(content):
         return content
     crcs = np.full(len(content), -1, np.int64)
@@ -124,7 +119,7 @@ def _find_candidates(entries: SampleTable, content: Rows, owners: Rows) -> Rows:
 
 
 def _group_by_digest(owners: Rows, digests: NDArray[np.bytes_], ranks: NDArray[np.uint8]) -> list[list[int]]:
-    """Group the samples whose payloads have the same digests in any order, without unreadable ones."""
+    """Group samples by their digests in any order, without unreadable samples."""
     starts = np.flatnonzero(np.diff(owners, prepend=-1))
     ends, combined, samples = np.append(starts[1:], len(owners)), digests[starts], owners[starts]
     for index in np.flatnonzero(ends - starts > 1).tolist():
@@ -147,7 +142,7 @@ def _group_by_digest(owners: Rows, digests: NDArray[np.bytes_], ranks: NDArray[n
 def _find_differing_values(
     entries: SampleTable, groups: list[tuple[int, ...]], content: Rows, source: Source | None, pool: Pool
 ) -> Iterator[tuple[int, tuple[str, ...]]]:
-    """Yield samples that differ from the first of their group in labels or fields other than JSON, and the names."""
+    """Yield samples whose labels or fields (not JSON) differ from the first of their group, and the names."""
     samples = np.array(sorted(sample for group in groups for sample in group), np.int64)
     if not len(samples):
         return
@@ -181,12 +176,9 @@ def drop_duplicate_samples(
     observer: Observer,
     taken: Callable[[], PackedStrings | None],
 ) -> Listing:
-    """Return the samples, without duplicates if requested. Of each group, the sample with the first key stays.
+    """Return the samples, without duplicates if requested: the first key of each group stays.
 
     A plan file is already without duplicates.
-
-    Raises:
-        CorruptShard: A shard of the source cannot be read.
     """
     if not options.drop_duplicates or getattr(options, "plan", None) is not None:
         return listed

@@ -1,7 +1,4 @@
-"""A folder of files as a source: the files that share a key are one sample.
-
-Files that cannot be part of a sample are never ignored silently: they are returned as skipped rows.
-"""
+"""A folder of files as a source: the files that share a key are one sample. Other files are skipped rows."""
 
 from __future__ import annotations
 
@@ -93,7 +90,6 @@ class FolderSource(Source):
     def _with_keys(
         self, entries: SampleTable, skipped: tuple[Skipped, ...], pattern: KeyPattern | None
     ) -> tuple[SampleTable, tuple[Skipped, ...]]:
-        """Apply a key pattern to samples and skipped rows; refuse suspicious dots before."""
         if pattern is None:
             return entries, skipped
         from shardtool.entries.strings import PackedStrings
@@ -107,7 +103,6 @@ class FolderSource(Source):
         return drop_failed_samples(apply_key_pattern(entries, pattern), skipped), skipped
 
     def _layout_notes(self, entries: SampleTable) -> list[str]:
-        """Note which command pairs the files of the folder, unless the user chose keys, files or fields."""
         chosen_options = ("key_pattern", "join", "select_fields", "drop_fields")
         if any(map(self._options.is_given, chosen_options)) or entries.folders:
             return []
@@ -117,11 +112,10 @@ class FolderSource(Source):
         return [str(advice)] if advice is not None else []
 
     def _strip_folder(self, skipped: tuple[Skipped, ...]) -> tuple[Skipped, ...]:
-        """Return the skipped rows with paths relative to the class folders."""
         return skipped
 
     def column(self, listed: Listing, name: str) -> pa.ChunkedArray:
-        """Return a column of metadata, `key`, `path`, `folder` or `size` of each sample, or the label of `cls`."""
+        """Return a metadata column, `key`, `path`, `folder`, `size`, or the label of `cls`."""
         from shardtool.select.sample_table import make_sample_table
 
         table = make_sample_table(listed.entries, listed.shards)
@@ -137,11 +131,7 @@ class FolderSource(Source):
 
 
 def open_tree(source: str, options: CreateOptions, outputs: Iterable[ShardPattern]) -> FileTree:
-    """Open a source folder, without the outputs in it.
-
-    Raises:
-        InvalidRequest: There is no such folder.
-    """
+    """Open a source folder, without the outputs in it."""
     root = paths.source_root(source, needed=True)
     located = [(paths.path_inside_source(pattern.folder, root), pattern) for pattern in outputs]
     outputs_inside = tuple((folder, pattern) for folder, pattern in located if folder is not None)
@@ -152,14 +142,14 @@ def open_tree(source: str, options: CreateOptions, outputs: Iterable[ShardPatter
 
 
 def folder_name(source: str) -> str:
-    """Return the name of a folder for outputs: the target's name for a link, the bucket's name for a bucket."""
+    """Return the name of a folder for outputs: a link's target, or a bucket's name."""
     if address.is_url(source):
         return printable(to_bytes(source.rstrip("/").rpartition("/")[2]))
     return printable(os.fsencode(os.path.basename(os.path.realpath(source))))
 
 
 def system_file_notes(parts: Iterable[ScanPart]) -> list[str]:
-    """Note names that operating systems leave in folders; they are ignored, as hidden names are."""
+    """Note ignored names that operating systems leave in folders."""
     counts = sum((part.left_behind for part in parts), Counter[bytes]())
     if not counts:
         return []
@@ -169,11 +159,7 @@ def system_file_notes(parts: Iterable[ScanPart]) -> list[str]:
 
 
 def collect_samples(root: bytes, parts: list[ScanPart]) -> tuple[SampleTable, tuple[Skipped, ...]]:
-    """Return the samples found below `root`, and the skipped files.
-
-    Raises:
-        InvalidRequest: There are too many different fields.
-    """
+    """Return the samples found below `root`, and the skipped files."""
     import numpy as np
 
     from shardtool.entries.sample_table import FieldRows, SampleTable
@@ -207,7 +193,7 @@ def collect_samples(root: bytes, parts: list[ScanPart]) -> tuple[SampleTable, tu
 
 
 def drop_failed_samples(entries: SampleTable, skipped: Iterable[Skipped]) -> SampleTable:
-    """Drop samples of which a file was skipped."""
+    """Drop samples that have a skipped file."""
     incomplete_keys = {to_bytes(row.key) for row in skipped if row.key}
     if not incomplete_keys:
         return entries
@@ -217,11 +203,8 @@ def drop_failed_samples(entries: SampleTable, skipped: Iterable[Skipped]) -> Sam
 def check_dots(entries: SampleTable) -> None:
     """Refuse names that WebDataset's rule would split in the wrong place, such as `scan.2019.01.jpg`.
 
-    A field with a dot is common (`a.seg.png`). It is suspicious if a part of it is a number, or if nearly every file
-    has its own such field.
-
-    Raises:
-        InvalidRequest: Names look wrongly split.
+    A field with a dot (`a.seg.png`) is suspicious if a part is a number, or if nearly every file has its own such
+    field.
     """
     dotted = [code for code, name in enumerate(entries.fields) if "." in name]
     if not dotted:

@@ -29,13 +29,10 @@ _GLOB_CHARACTERS = re.compile(rb"[*?\[]")
 def add_folder_labels(
     entries: SampleTable, known: Classes | None = None, *, depth: int = 0, skipped: Iterable[Skipped] = ()
 ) -> SampleTable:
-    """Give each sample the field `cls`: the number of its top folder among the class names in byte order.
+    """Give each sample the field `cls`: the number of its top folder among the class names in byte order (ImageFolder).
 
-    This is torchvision's ImageFolder convention. The samples are sorted by key; `depth` is the number of folder levels
-    above the class folders. Skipped files count as samples of their classes.
-
-    Raises:
-        InvalidRequest: Samples are outside class folders, or have a field `cls` already.
+    The samples are sorted by key; `depth` is the number of folder levels above the class folders. Skipped files count
+    as samples of their classes.
     """
     import numpy as np
 
@@ -50,7 +47,7 @@ def add_folder_labels(
         raise InvalidRequest(option_text("label_from_folder"), "the samples already have a field 'cls'")
     expected = "paths such as SPLIT/CLASS/FILE" if depth else "paths such as CLASS/FILE"
     spans = _folder_spans(entries.keys, depth, ("label_from_folder", expected))
-    # A class keeps its number if all its samples are skipped: they may be readable tomorrow.
+    # Skipped samples may be readable tomorrow: keep the number of their class.
     paths = [to_bytes(row.path).split(b"/") for row in skipped if row.code != "no-field"]
     failed = {parts[depth] for parts in paths if len(parts) > depth + 1}
     number, names = number_classes({*(name for _, _, name in spans), *failed}, "cls", known)
@@ -61,11 +58,7 @@ def add_folder_labels(
 
 
 def top_folders(keys: PackedStrings, *, in_order: bool = True) -> pa.ChunkedArray:
-    """Return the name of each sample's top folder, which is its split.
-
-    Raises:
-        InvalidRequest: Samples are outside these folders.
-    """
+    """Return each sample's top folder, which is its split."""
     import numpy as np
     import pyarrow as pa
 
@@ -91,7 +84,7 @@ def split_folder_notes(entries: SampleTable) -> tuple[str, ...]:
 
 
 def _folder_spans(keys: PackedStrings, depth: int, option_and_paths: tuple[str, str]) -> list[tuple[int, int, bytes]]:
-    """Return the first sample, the end and the name of each folder at `depth`, by bisecting the sorted keys."""
+    """Return the first sample, the end and the name of each folder at `depth`."""
     spans, outside = [(0, len(keys), b"")], list[str]()
     for _ in range(depth + 1):
         inner_spans = []

@@ -1,4 +1,4 @@
-"""Add metadata columns from the JSON field, number or short text of each sample (`--columns-from`)."""
+"""Add metadata columns from a field of each sample (`--columns-from`)."""
 
 from __future__ import annotations
 
@@ -32,12 +32,7 @@ if TYPE_CHECKING:
 
 
 def add_json_columns(listed: Listing, field: str, pool: Pool) -> Listing:
-    """Return the samples with columns from a JSON field; samples whose field cannot be read are skipped.
-
-    Raises:
-        InvalidRequest: There is no such field, or it yields no columns.
-        CorruptShard: A shard of the source cannot be read.
-    """
+    """Return the samples with columns from a JSON field; samples with an unreadable field are skipped."""
     entries, listing, notes = listed.entries, listed, list[str]()
     code = entries.fields.index(field) if field in entries.fields else len(entries.fields)
     rows = np.flatnonzero(entries.rows.code == code)
@@ -59,7 +54,6 @@ def add_json_columns(listed: Listing, field: str, pool: Pool) -> Listing:
 def _read_field(
     listed: Listing, field: str, rows: Rows, pool: Pool
 ) -> tuple[json_scalars.JsonScalars, Rows, dict[int, Skipped]]:
-    """Read a field in workers; return its scalars, the row of each, and the samples that failed."""
     entries, inline = listed.entries, np.flatnonzero(listed.entries.rows.kind[rows] == INLINE)
     tasks = read_tasks.payload_tasks(
         entries, rows, max_files=min(len(rows) // base.TASK_COUNT + 1, read_tasks.FILES_PER_TASK)

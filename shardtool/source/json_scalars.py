@@ -1,7 +1,6 @@
-"""Read the top-level texts, numbers and booleans of JSON payloads, and payloads that are one number or short text.
+"""Read the top-level scalars of JSON payloads, and payloads that are one number or short text.
 
-Workers run this and return lines of JSON, from which `json_columns` makes metadata columns. Workers import neither
-NumPy nor pyarrow.
+Workers return lines of JSON, and import neither NumPy nor pyarrow.
 """
 
 from __future__ import annotations
@@ -38,10 +37,10 @@ _ReadProblem = tuple[SkipCode, str]
 _MAX_PAYLOAD_BYTES, _MAX_LINE_BYTES = 2**24, 2**20  # of a payload, and of its scalars as a line
 
 
-MAX_TEXT_LENGTH = 2**15  # letters: longer texts are not metadata, such as the images that labelme stores in JSON
+MAX_TEXT_LENGTH = 2**15  # letters: longer texts are not metadata, such as labelme's images
 
 
-_MAX_PLAIN_BYTES = 2**10  # of a payload that is not a JSON object and becomes one value
+_MAX_PLAIN_BYTES = 2**10  # of a payload that is not a JSON object
 
 
 _JSON_NUMBER = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?", re.ASCII)  # strict, so that 007 stays text
@@ -57,9 +56,9 @@ class JsonScalars(NamedTuple):
     """The scalars of payloads.
 
     Attributes:
-        lines: A JSON object and a newline for each payload; an empty object if it cannot be read.
+        lines: A JSON object and a newline for each payload; an empty object if unreadable.
         kinds: By name, how many values are of which kind.
-        long: By name, how many values were ignored because they are longer than `MAX_TEXT_LENGTH`.
+        long: By name, how many values were ignored because of `MAX_TEXT_LENGTH`.
         failed: Index, code and message of payloads that cannot be read.
     """
 
@@ -70,17 +69,13 @@ class JsonScalars(NamedTuple):
 
 
 def read_scalars(task: tuple[str, FileReads | SpanReads]) -> JsonScalars:
-    """Return the scalars of a field's payloads. Runs in a worker.
-
-    Raises:
-        CorruptShard: A shard cannot be read.
-    """
+    """Return the scalars of a field's payloads. Runs in a worker."""
     field, payloads = task
     return parse_scalars(field, _read_payloads(payloads))
 
 
 def parse_scalars(field: str, payloads: Iterable[bytes | _ReadProblem]) -> JsonScalars:
-    """Return the scalars of payloads, some of which may be problems instead."""
+    """Return the scalars of payloads."""
     lines, kinds, long = [], dict[str, Counter[str]](), Counter[str]()
     failed = list[tuple[int, SkipCode, str]]()
     for index, data in enumerate(payloads):
@@ -102,13 +97,8 @@ def parse_scalars(field: str, payloads: Iterable[bytes | _ReadProblem]) -> JsonS
 def _parse_payload(field: str, payload: bytes, long: Counter[str]) -> tuple[bytes, dict[str, Scalar]]:
     """Return the top-level scalars of a JSON object, as a line of JSON and as values.
 
-    Numbers that JSON cannot represent become null. `long` counts the texts that are ignored. A payload that is not an
-    object is a number or text with the field's name, unless the name ends in json.
-
-    Raises:
-        TypeError: The payload is JSON, but not an object.
-        ValueError: The payload is not JSON, or has values that do not fit into columns.
-        RecursionError: The nesting is too deep.
+    Numbers that JSON cannot represent become null; `long` counts ignored texts. Unless the name ends in json, a payload
+    may also be a number or text, which gets the field's name.
     """
     is_json = payload.lstrip()[:1] == b"{" or field.rpartition(".")[2].lower() == "json"
     values = json.loads(payload) if is_json else {field: _parse_plain(payload)}
@@ -129,7 +119,6 @@ def _parse_payload(field: str, payload: bytes, long: Counter[str]) -> tuple[byte
 
 
 def _parse_plain(payload: bytes) -> Scalar:
-    """Return the value of a payload that is a plain number or short text; None if it is empty."""
     if len(payload) > _MAX_PLAIN_BYTES:
         raise ValueError(
             f"{len(payload):,} bytes: not a JSON object, nor a number or text of at most {_MAX_PLAIN_BYTES:,} bytes"
@@ -165,7 +154,7 @@ def _read_file(file: tuple[bytes, int]) -> bytes | _ReadProblem:
 
 
 def _read_payloads(task: FileReads | SpanReads) -> Iterator[bytes | _ReadProblem]:
-    """Yield each payload, or why it cannot be read or does not match its checksum."""
+    """Yield each payload, or why it cannot be used."""
     if isinstance(task, FileReads):
         yield from lookup.map_paths(
             _read_file,

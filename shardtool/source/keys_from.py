@@ -1,4 +1,4 @@
-"""Find the samples whose keys are listed in a file, on standard input or in Python."""
+"""Find the samples with the listed keys."""
 
 from __future__ import annotations
 
@@ -32,13 +32,8 @@ _MAX_LISTED_KEYS = 5
 def find_samples_by_key(keys: PackedStrings, given: object, removed: Collection[str] = ()) -> Rows:
     """Return the numbers of the samples with the requested keys, ascending.
 
-    Args:
-        keys: The keys of all samples.
-        given: A file with one key per line, `-` for standard input, or the keys.
-        removed: Hashes of removed keys, which may be missing.
-
-    Raises:
-        InvalidRequest: The file does not exist or is empty, or no sample has one of the keys.
+    `given` is a file with one key per line, `-` for standard input, or the keys. `removed` has hashes of removed keys,
+    which may be missing.
     """
     requested = PackedStrings.of(dict.fromkeys(_read_keys(given)))
     if not len(requested):

@@ -1,9 +1,7 @@
 """Recognise layouts of folders whose files belong together under different names, and suggest the command for them.
 
-`create FOLDER` makes one sample of the files that share a key. Masks with a suffix, `images/` next to `labels/`, a
-table next to images, transcripts of LibriSpeech and folders of tables or archives become separate samples.
-`find_layout` recognises such a layout from a few hundred names, and at most the head of one table. The returned advice
-never changes what is packed.
+Examples: masks with a suffix, `images/` next to `labels/`, a table next to images, folders of tables or archives. A few
+hundred names, and at most the head of one table, are read. The advice never changes what is packed.
 """
 
 from __future__ import annotations
@@ -28,7 +26,7 @@ if TYPE_CHECKING:
 
     from shardtool.entries.sample_table import SampleTable
 
-SAMPLED_KEYS, _RUN_LENGTH = 512, 16  # keys examined, in runs, because a key and its partner are mostly neighbours
+SAMPLED_KEYS, _RUN_LENGTH = 512, 16  # keys examined, in runs: a key and its partner are mostly neighbours
 _TESTED_KEYS = 64  # keys of a group whose partners are looked up
 _MIN_PARTNER_SHARE = 0.8  # of a group that has partners
 _MIN_GROUP_SHARE = 0.05  # of the samples in a group, or with a field
@@ -53,7 +51,7 @@ _MEDIA = IMAGE_ENDINGS | _AUDIO | _VIDEO | {"avif", "jxl", "jp2", "heic"}
 _PACKED = {"Parquet": (PARQUET_ENDING,), "JSON-lines": JSON_LINES_ENDINGS, "zip": (".zip",)}
 _PAGES = {"Parquet": "docs/tables.md", "JSON-lines": "docs/tables.md", "zip": "docs/sources.md"}
 _ROWS = "packs their rows"
-_TRANSCRIPTS = "trans.txt"  # LibriSpeech: the transcripts of a chapter, a line for each clip
+_TRANSCRIPTS = "trans.txt"  # LibriSpeech: a line for each clip
 
 
 class Advice(NamedTuple):
@@ -61,8 +59,8 @@ class Advice(NamedTuple):
 
     Attributes:
         found: How many samples lack what, and why.
-        command: A command, or a call in Python; empty if none fits the layout.
-        effect: What the command does; without a command, the documentation page about the layout.
+        command: A command, or a call in Python; empty if none fits.
+        effect: What the command does, or the documentation page about the layout.
     """
 
     found: str
@@ -74,8 +72,6 @@ class Advice(NamedTuple):
 
 
 class _Tree(NamedTuple):
-    """The listed files of a folder, and the name that the user gave for it."""
-
     entries: SampleTable
     source: str
     sampled: list[int]  # sample numbers
@@ -104,7 +100,7 @@ class _Tree(NamedTuple):
         return {to_text(name).rpartition(".")[2].lower() for sample in samples for name in self.fields(sample)}
 
     def kinds(self, samples: Iterable[int]) -> set[str]:
-        """Return the last extensions of the samples' files, with all images as one kind."""
+        """Return the last extensions of the files, with all images as one kind."""
         return {"image" if ending in IMAGE_ENDINGS else ending for ending in self.endings(samples)}
 
     def inside(self, *names: bytes) -> str:
@@ -117,7 +113,7 @@ class _Tree(NamedTuple):
 def find_layout(entries: SampleTable, source: str, *, is_archive: bool = False) -> Advice | None:
     """Return advice for a folder whose files probably belong together, or None.
 
-    `source` is the folder's name as the user gave it. Folders in an archive cannot be sources.
+    `source` is the user's name for the folder. Folders in an archive cannot be sources.
     """
     count = len(entries)
     if count < 2:  # noqa: PLR2004 - a pair
@@ -128,7 +124,7 @@ def find_layout(entries: SampleTable, source: str, *, is_archive: bool = False) 
 
 
 def _spread(count: int) -> list[int]:
-    """Return the numbers of the samples to examine: all, or runs spread over the listing."""
+    """Return the samples to examine: all, or runs across the listing."""
     if count <= SAMPLED_KEYS:
         return [*range(count)]
     runs = SAMPLED_KEYS // _RUN_LENGTH
@@ -146,7 +142,6 @@ def _file_name(key: bytes) -> bytes:
 
 
 def _is_role(name: bytes) -> bool:
-    """Check whether a name or suffix is typical of masks, labels or their images."""
     return not _ROLES.isdisjoint(word.lower() for word in _WORD.findall(to_text(name)))
 
 
@@ -199,7 +194,7 @@ def _find_suffixes(tree: _Tree) -> Advice | None:
 
 
 def _has_partners(tree: _Tree, group: Sequence[int], tail: bytes, partner_tail: bytes) -> bool:
-    """Check whether keys with another suffix are keys too, and the two files are not variants of the same kind."""
+    """Check whether keys with another suffix exist, with files of another kind."""
     stems = [tree.keys[sample][: -len(tail)] for sample in group]
     partners = [bisect_left(tree.keys, stem + partner_tail) for stem in stems]
     hits = [
@@ -223,8 +218,6 @@ def _suffix_pattern(tails: Sequence[bytes]) -> str:
 
 
 class _Folder(NamedTuple):
-    """A folder: its path with a final slash, and the range of its samples' numbers."""
-
     path: bytes
     low: int
     high: int
@@ -235,7 +228,7 @@ class _Folder(NamedTuple):
 
 
 def _folders_in(tree: _Tree, parent: _Folder) -> list[_Folder]:
-    """Return the direct subfolders of a folder; none if there are many (classes) or many files."""
+    """Return the direct subfolders; none if there are many (classes) or many files."""
     folders, sample, stray = list[_Folder](), parent.low, 0
     while sample < parent.high:
         name, slash, _ = tree.keys[sample][len(parent.path) :].partition(b"/")
@@ -254,7 +247,6 @@ def _folders_in(tree: _Tree, parent: _Folder) -> list[_Folder]:
 
 
 def _top_folders(tree: _Tree) -> list[_Folder]:
-    """Return the uppermost folders that have siblings."""
     folders = [_Folder(b"", 0, len(tree.keys))]
     for _ in range(_MAX_DEPTH):
         inner = _folders_in(tree, folders[0])
@@ -265,7 +257,7 @@ def _top_folders(tree: _Tree) -> list[_Folder]:
 
 
 def _find_siblings(tree: _Tree) -> Advice | None:
-    """Find folders with parts of the same samples, such as images/0001.jpg and labels/0001.txt, also per split."""
+    """Find folders with parts of the same samples, such as images/0001.jpg and labels/0001.txt."""
     tops = _top_folders(tree)
     if not tops:
         return None
@@ -295,7 +287,7 @@ def _folders_text(tree: _Tree, names: Sequence[bytes]) -> str:
 
 
 def _related_folders(tree: _Tree, folders: Sequence[_Folder]) -> list[_Folder]:
-    """Return the folders with parts of the same samples, or none: classes and splits have no common samples."""
+    """Return the folders with parts of the same samples; classes and splits share no samples."""
     parts = [folder for folder in folders if to_text(folder.name).lower() not in SPLIT_NAMES]
     largest = max(parts, key=lambda folder: folder.high - folder.low, default=None)
     if largest is None:
@@ -305,7 +297,6 @@ def _related_folders(tree: _Tree, folders: Sequence[_Folder]) -> list[_Folder]:
 
 
 def _are_parts(tree: _Tree, folder: _Folder, larger: _Folder) -> bool:
-    """Check whether the files of a folder have partners in a larger one, and the two are not classes."""
     hits = []
     group = _sample_evenly(range(folder.low, folder.high))
     for sample in group:
@@ -327,7 +318,7 @@ def _files_with(tree: _Tree, codes: Sequence[int], max_count: int) -> list[bytes
 
 
 def _find_packed(tree: _Tree) -> Advice | None:
-    """Find a folder of Parquet, JSON-lines or zip files, which `create` would pack as single samples."""
+    """Find a folder of tables or zip files."""
     counts = tree.entries.code_counts()
     for kind, endings in _PACKED.items():
         codes = [code for code, name in enumerate(tree.entries.fields) if counts[code] and _packed_as(name) in endings]
@@ -354,7 +345,7 @@ def _packed_as(field: str) -> str:
 
 
 class _Packed(NamedTuple):
-    """The location of tables or archives: a folder, or a star per level for several folders; and their extension."""
+    """A folder (a star per level for several folders), and the extension of its tables or archives."""
 
     folder: bytes
     ending: bytes
@@ -391,13 +382,11 @@ def _tables_advice(tree: _Tree, found: str, first: bytes, location: _Packed) -> 
 
 
 def _create_command(sources: Sequence[str], options: Mapping[str, object]) -> str:
-    """Return a call of `create` for the command line, also for Python users: it follows a shell command."""
     words = [word for name, value in options.items() for word in cli_words(name, value)]
     return " ".join(["shardtool create", *map(quote, sources), "OUTPUT", *map(quote, words)])
 
 
 def _find_transcripts(tree: _Tree) -> Advice | None:
-    """Find clips whose transcripts are lines of one file per folder."""
     counts = dict(zip(tree.entries.fields, tree.entries.code_counts(), strict=True))
     files = counts.get(_TRANSCRIPTS, 0)
     clips = sum(count for name, count in counts.items() if name.lower() in _AUDIO)

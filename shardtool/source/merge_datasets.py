@@ -24,11 +24,7 @@ if TYPE_CHECKING:
 def merge_classes(
     datasets: Sequence[StoredDataset], parts: Sequence[SourceShard], is_wanted: Callable[[str], bool]
 ) -> tuple[dict[str, list[str]], list[str]]:
-    """Return the class names by field, and notes.
-
-    Raises:
-        InvalidRequest: The datasets disagree.
-    """
+    """Return the class names by field, and notes; datasets that disagree are an error."""
     merged: dict[str, list[str]] = {}
     datasets_of_field: dict[str, dict[int, None]] = {}  # datasets that have a field
     for part in parts:
@@ -68,7 +64,7 @@ def agreed_classes(datasets: Sequence[StoredDataset]) -> dict[str, list[str]]:
 def drop_partial_labels(
     columns: pa.Table | None, parts: Sequence[SourceShard], labels: Collection[str]
 ) -> tuple[pa.Table | None, list[str]]:
-    """Drop metadata columns of labels that some shards with the field lack; return the metadata, and notes."""
+    """Drop label columns that some shards with the field lack; return the metadata, and notes."""
     notes = []
     for name in sorted({*labels}.intersection(() if columns is None else columns.column_names)):
         lacking = [part for part in parts if name in part.index.names and name not in part.index.metadata.column_names]
@@ -81,11 +77,7 @@ def drop_partial_labels(
 
 
 def merge_metadata(parts: Sequence[SourceShard], datasets: Sequence[StoredDataset]) -> pa.Table | None:
-    """Return the metadata of all parts, with null for missing columns; None if there is no metadata.
-
-    Raises:
-        InvalidRequest: The types of a column have no common type.
-    """
+    """Return the metadata of all parts, with null for missing columns, or None."""
     tables = [part.index.metadata for part in parts]
     names = [*dict.fromkeys(name for table in tables for name in table.column_names)]
     if not names:
@@ -125,7 +117,7 @@ def _metadata_conflict(
 
 
 def merge_fingerprints(datasets: Sequence[StoredDataset]) -> int | None:
-    """Return the sum of the datasets' fingerprints; None if one may not match the listed samples."""
+    """Return the sum of the fingerprints; None if one may not match the samples."""
     files = [dataset.file for dataset in datasets if dataset.file is not None and not dataset.file.part_of]
     for file in files:
         kinds = {*number_features(file.features).values()}

@@ -1,8 +1,7 @@
 """Several folders as one source: files that share a key are one sample, whichever folder they are in.
 
-`images/cat/1.jpg` and `masks/cat/1.png` are the fields jpg and png of the sample `cat/1`; keys are relative to each
-folder. If two folders have files with the same extension, their fields in all samples are named after the folders too:
-`images.png` and `masks.png`.
+Keys are relative to each folder: `images/cat/1.jpg` and `masks/cat/1.png` are fields of `cat/1`. If two folders share
+an extension, their fields are named after the folders too: `images.png` and `masks.png`.
 """
 
 from __future__ import annotations
@@ -135,7 +134,6 @@ class MultiFolderSource(FolderSource):
         )
 
     def _check_shared(self, trees: Sequence[SampleTable], has: NDArray[np.bool_]) -> None:
-        """Refuse folders that share no key, because their files are not parts of the same samples."""
         for label, entries in zip(self._labels, trees, strict=True):
             if not len(entries):
                 found = f"no files in {printable(label)}"
@@ -165,11 +163,7 @@ class MultiFolderSource(FolderSource):
 
 
 def name_folders(sources: Sequence[str]) -> list[bytes]:
-    """Return a name for each folder: the last part of its path, or more parts if these are the same.
-
-    Raises:
-        InvalidRequest: A folder is inside another, or is named twice.
-    """
+    """Return a name for each folder: the last part of its path, or more parts if these are the same."""
     real_paths = [os.fsencode(path if address.is_url(path) else os.path.realpath(path)) for path in sources]
     for (path, inner), (other_path, outer) in permutations(zip(sources, real_paths, strict=True), 2):
         if (inner + b"/").startswith(outer.rstrip(b"/") + b"/"):

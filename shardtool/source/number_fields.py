@@ -1,6 +1,6 @@
 """Find the fields of datasets that are numbers or lists, and read the texts of the numbers.
 
-All TFRecord shards must agree on the type of a field. A tar shard stores texts, whatever they represent, and no lists.
+TFRecord shards must agree on the type of a field. A tar shard stores only texts.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class NumberFields(NamedTuple):
     notes: tuple[str, ...]
 
     def columns(self, parts: Sequence[SourceShard]) -> dict[str, PackedStrings]:
-        """Return, by field, a text for each sample of all parts; empty if it is not INLINE."""
+        """Return, by field, a text for each sample; empty if not INLINE."""
         names = dict.fromkeys(name for texts in self.texts for name in texts)
         part_texts = [*zip(parts, self.texts, strict=True)]
         return {
@@ -50,7 +50,7 @@ class NumberFields(NamedTuple):
         }
 
     def damaged(self, parts: Sequence[SourceShard]) -> list[tuple[int, str]]:
-        """Return the samples with a damaged number, numbered across all parts, and their shards."""
+        """Return the samples with a damaged number, and their shards."""
         damaged, first = dict[int, str](), 0
         for part, fields in zip(parts, self.texts, strict=True):
             for name, texts in fields.items():
@@ -62,7 +62,6 @@ class NumberFields(NamedTuple):
 
 
 def _spread_texts(name: str, part: SourceShard, texts: Mapping[str, NumberTexts]) -> bytes:
-    """Return a text for each sample of a part, a NUL after each; empty if the sample has no number."""
     if name not in texts:
         return bytes(len(part.index))
     data, rows = texts[name].data, part.rows_of(name)
@@ -81,9 +80,9 @@ def find_number_fields(
 
     Args:
         parts: All shards, in order.
-        is_wanted: Whether a field of this name is needed.
+        is_wanted: Whether a field is needed.
         to_format: The format of the output.
-        run: Yields (number, result) of a function for each task: `Pool.map`.
+        run: `Pool.map`.
         salvage: Whether to record damaged numbers, instead of raising an error.
 
     Raises:
@@ -131,7 +130,6 @@ def find_number_fields(
 
 
 def _check_kinds(part: SourceShard, is_wanted: Callable[[str], bool], to_format: str) -> None:
-    """Check that the values of each field of a part have one type, and are single values if the output is a tar."""
     conflicts = {name: conflict for name, conflict in part.unlike.items() if is_wanted(name)}
     for name, conflict in conflicts.items():
         if conflict.kind != part.kind(name):
@@ -146,7 +144,6 @@ def _check_kinds(part: SourceShard, is_wanted: Callable[[str], bool], to_format:
 
 
 def _is_list(name: str, kind: FeatureType, holders: Sequence[SourceShard]) -> bool:
-    """Check whether a sample has no single value of a field that these shards have."""
     first = next((part for part in holders if name in part.unlike), None)
     if first is None:
         return False
@@ -157,7 +154,6 @@ def _is_list(name: str, kind: FeatureType, holders: Sequence[SourceShard]) -> bo
 
 
 def _stored_kind(name: str, holders: Sequence[SourceShard]) -> FeatureType | None:
-    """Return the type of a field in TFRecord shards; None if none of these shards is a TFRecord."""
     stored = [part for part in holders if part.format == "tfrecord"]
     for part in stored:
         if part.kind(name) != (first := stored[0]).kind(name):

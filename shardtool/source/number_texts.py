@@ -1,7 +1,6 @@
-"""Convert between the numbers of TFRecord shards and the texts that tar shards store for them.
+"""Convert between the numbers of TFRecord shards and the texts of tar shards. Workers import neither NumPy nor pyarrow.
 
-A number and a text are equivalent only if each converts to the other without changing a byte. Workers run this and
-import neither NumPy nor pyarrow.
+A number and a text are equivalent only if each converts to the other without changing a byte.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
 _FLOAT_BYTES = 4
 
 
-_MAX_TEXT_BYTES = 40  # of a text that may represent a number, and of a stored number
+_MAX_TEXT_BYTES = 40  # of a text of a number, and of a stored number
 
 
 _MIN_NORMAL_FLOAT = 2.0**-126
@@ -44,9 +43,9 @@ class NumberField(NamedTuple):
     Attributes:
         number: The type of the values, or of the numbers that they may represent.
         stored: Whether the shard stores TFRecord numbers; otherwise texts.
-        offsets: int64 per value.
-        lengths: int64 per value.
-        crcs: int64 per value, -1: unknown.
+        offsets: int64.
+        lengths: int64.
+        crcs: int64, -1: unknown.
     """
 
     field: str
@@ -58,7 +57,7 @@ class NumberField(NamedTuple):
 
 
 class NumberTask(NamedTuple):
-    """A shard from which to read numbers; `salvage`: record damaged numbers, instead of raising an error."""
+    """A shard to read; `salvage`: record damaged numbers, instead of raising an error."""
 
     file: SpanFile
     fields: tuple[NumberField, ...]
@@ -91,7 +90,7 @@ def read_number_texts(task: NumberTask) -> list[NumberTexts]:
         CorruptShard: The shard has changed since it was listed, or a value has the wrong checksum or is not a number.
     """
     columns = [[array("q", data) for data in (field.offsets, field.lengths, field.crcs)] for field in task.fields]
-    values_in_order = sorted(  # in file order, because a compressed shard can only be read in sequence
+    values_in_order = sorted(  # in file order: a compressed shard can only be read in sequence
         (offset, length, crc, number, index)
         for number, (offsets, lengths, crcs) in enumerate(columns)
         for index, (offset, length, crc) in enumerate(zip(offsets, lengths, crcs, strict=True))
@@ -134,7 +133,7 @@ def _read_text(
 
 
 def int_text(data: bytes) -> bytes | None:
-    """Return the text of a whole number as a TFRecord stores it; None if `data` is not a single number."""
+    """Return the text of a whole number; None if `data` is not a single number."""
     try:
         numbers = decode_numbers(b"\x0a%b%b" % (bytes([len(data)]), data), "int64")  # wrapped as a packed list
     except ValueError:
@@ -143,7 +142,7 @@ def int_text(data: bytes) -> bytes | None:
 
 
 def float_text(data: bytes) -> bytes | None:
-    """Return the shortest text that restores the same 32-bit float, in Python's notation; None: not a single float."""
+    """Return the shortest text that restores the same 32-bit float; None if `data` is not a single float."""
     if len(data) != _FLOAT_BYTES:
         return None
     (value,) = struct.unpack("<f", data)
@@ -151,7 +150,7 @@ def float_text(data: bytes) -> bytes | None:
         return b"%a" % value
     for digits in _FLOAT_DIGITS if abs(value) >= _MIN_NORMAL_FLOAT else range(1, 10):
         text = f"{value:.{digits - 1}e}"
-        # Above a power of two, floats are spaced twice as far as below it: try the next text away from zero.
+        # Above a power of two, floats are spaced twice as far as below: try the next text away from zero.
         if data[:2] == b"\0\0" and struct.pack("<f", float(text)) != data:
             mantissa, exponent = text.replace(".", "").split("e")
             text = f"{int(mantissa) + (1 if value > 0 else -1)}e{int(exponent) - digits + 1}"
@@ -173,7 +172,6 @@ def _read_verified(
 
 
 def _round_trips(text: bytes, number: NumberType) -> bool:
-    """Check whether a TFRecord that stores the number of a text returns the same text."""
     try:
         if number == "int64":
             return b"%d" % int(text) == text and -INT64_LIMIT <= int(text) < INT64_LIMIT

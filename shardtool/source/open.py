@@ -1,7 +1,4 @@
-"""Open a source: a folder, several folders, an archive, a manifest, a plan file or datasets.
-
-Modules that only one kind of source needs are imported when it is opened.
-"""
+"""Open a source. Modules that only one kind of source needs are imported when it is opened."""
 
 from __future__ import annotations
 
@@ -32,11 +29,7 @@ if TYPE_CHECKING:
 
 
 def open_source(source: Any, options: CreateOptions | ReshardOptions, outputs: Sequence[ShardPattern]) -> Source:
-    """Open a source.
-
-    Raises:
-        InvalidRequest: The source cannot be packed, or does not support an option.
-    """
+    """Open a folder, several folders, an archive, a manifest, a plan file or datasets."""
     if isinstance(options, ReshardOptions):
         from shardtool.source.shards import DatasetSource
 

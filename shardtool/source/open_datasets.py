@@ -1,7 +1,4 @@
-"""Find the shards of the given datasets, and read the dataset files.
-
-A dataset file that lists the given shards is used even if it lists more shards, for its classes, numbers and checksums.
-"""
+"""Find the shards of the given datasets, and read the dataset files, which may list more shards than the given ones."""
 
 from __future__ import annotations
 
@@ -30,15 +27,9 @@ if TYPE_CHECKING:
 
 
 def open_datasets(givens: Sequence[DatasetLike], seen: FilesSeen) -> tuple[list[StoredDataset], list[SourceShard]]:
-    """Return the requested datasets and their shards, which are not listed yet; only dataset files are read.
+    """Return the requested datasets and their shards; only the dataset files are read.
 
-    Args:
-        givens: One item per dataset: a dataset file, a pattern, a glob, a folder, or a list of shards.
-        seen: Records the files.
-
-    Raises:
-        InvalidRequest: There is no such dataset.
-        CorruptShard: A dataset file is damaged, or a shard is missing or has another size than listed.
+    Each of `givens` is a dataset file, a pattern, a glob, a folder, or a list of shards. `seen` records the files.
     """
     datasets, shards = list[StoredDataset](), list[SourceShard]()
     for number, given in enumerate(givens):
@@ -49,7 +40,7 @@ def open_datasets(givens: Sequence[DatasetLike], seen: FilesSeen) -> tuple[list[
         elif dataset.dataset_file is None:
             _check_one_dataset(dataset)
         record_types: Mapping[str, NumberType] | None = None
-        # Other tools may store lists of values, whatever a dataset file describes; only a scan can tell.
+        # Only a scan can tell whether another tool stores lists.
         if (
             file is not None
             and file.made.verb != "index"
@@ -83,7 +74,6 @@ def dataset_notes(dataset: StoredDataset) -> list[str]:
 
 
 def _check_one_dataset(dataset: StoredDataset) -> None:
-    """Refuse shards of several datasets as one dataset, because their class names would be lost."""
     shard_names = {shard.name for shard in dataset.shards}
     if {*dataset.folders()} != {dataset.folder}:
         return
@@ -100,7 +90,7 @@ def _shard_name(path: str) -> str:
 
 
 def source_dataset_name(dataset: StoredDataset) -> str:
-    """Return the name of a dataset for messages and the dataset file, without folders."""
+    """Return the name of a dataset for messages, without folders."""
     if dataset.file is not None:
         return dataset.file.name
     if not isinstance(dataset.given, (str, os.PathLike)):

@@ -20,7 +20,7 @@ _MAX_PROBED_FILES, _MAX_PROBE_SECONDS = 12, 1.0
 _MAX_PROBED_ROWS = 256  # rows examined to find these files
 
 
-_PROBE_STRIDE = 2_654_435_761  # between probed rows (modulo): a prime, so that all fields and folders are probed
+_PROBE_STRIDE = 2_654_435_761  # prime, so that all fields and folders are probed
 
 
 _PROBE_BYTES = 4096  # the start of a file comes with opening it
@@ -32,14 +32,14 @@ _SLOW_OPEN_SECONDS = 0.5e-3  # a thread costs a tenth of this per file, and a lo
 _MAX_READS_PER_WORKER = 16
 
 
-_MAX_TOTAL_READS = 64  # across all workers: more does not help with most servers, and takes memory
+_MAX_TOTAL_READS = 64  # across all workers: more takes memory, and seldom helps
 
 
-_REMOTE_READS = 32  # stores and web servers, where nearly all time is waiting
+_REMOTE_READS = 32  # stores and web servers: nearly all time is waiting
 
 
 def choose_parallel_reads(entries: SampleTable, tasks: int) -> tuple[int, str]:
-    """Return how many files each of `tasks` workers reads at the same time, and why, if it was measured."""
+    """Return how many files each worker reads at the same time, and why, if measured."""
     if entries.is_remote:
         return _REMOTE_READS, ""
     open_seconds = measure_open_seconds(entries)
@@ -49,10 +49,7 @@ def choose_parallel_reads(entries: SampleTable, tasks: int) -> tuple[int, str]:
 
 
 def measure_open_seconds(entries: SampleTable) -> float:
-    """Return the median seconds to open a file and read its start; 0 if there is no file.
-
-    Errors are ignored here, because they are reported when the file is packed.
-    """
+    """Return the median seconds to open a file and read its start; 0 if there is no file or an error."""
     rows, buffer = entries.rows, memoryview(bytearray(_PROBE_BYTES))
     times: list[float] = []
     end = time.monotonic() + _MAX_PROBE_SECONDS
@@ -70,5 +67,5 @@ def measure_open_seconds(entries: SampleTable) -> float:
 
 
 def parallel_read_count(open_seconds: float, workers: int) -> int:
-    """Return how many files each of `workers` workers reads at the same time, for a given time to open a file."""
+    """Return how many files each worker reads at the same time."""
     return 1 if open_seconds < _SLOW_OPEN_SECONDS else max(1, min(_MAX_READS_PER_WORKER, _MAX_TOTAL_READS // workers))

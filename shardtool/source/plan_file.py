@@ -1,11 +1,8 @@
 """Plan files: the listing of a source, saved so that other runs create the same plan without listing again.
 
-A plan file is a Parquet file with one row per sample. It does not store the division into shards: each run plans with
-its own options, so a plan file cannot create a shard that the options do not allow. The file appears complete or not at
-all.
-
-Plan files are untrusted. The source and the options must match the run, the memory for all pages is limited by the file
-size before anything is decoded, and paths must stay inside the source. Invalid content raises `ValueError` internally.
+A plan file is a Parquet file with one row per sample; each run divides these by its own options. Plan files are
+untrusted: the source and the options must match, memory is limited by the file size, and paths must stay inside the
+source. Invalid content raises `ValueError` internally.
 
 Source: docs/format.md, "Plan files".
 """
@@ -95,12 +92,7 @@ def write_plan(
 ) -> int:
     """Write a plan file, and return its size in bytes.
 
-    `divides` is the column for splitting, or None; `by_key` tells whether samples are in key order.
-
-    Raises:
-        InvalidRequest: A plan cannot represent the listing.
-        OutputExists: The file exists.
-        OutputFailed: The file cannot be written.
+    `divides` is the column for splitting; `by_key`: samples are in key order.
     """
     entries = listed.entries
     if entries.spans is not None and not entries.spans.files:
@@ -147,12 +139,7 @@ def write_plan(
 
 
 def check_plan_target(path: str, *, overwrite: bool) -> None:
-    """Refuse a plan file that cannot be written, or may not be replaced.
-
-    Raises:
-        InvalidRequest: The path is not a valid file name.
-        OutputExists: The file exists.
-    """
+    """Refuse a plan file that cannot be written or replaced."""
     check_target_name(path, "plan.parquet")
     cure = option_text("if_exists", "overwrite")
     check_target(path, overwrite=overwrite, magic=PARQUET_MAGIC, marker=_METADATA_KEY.encode(), option=cure)
@@ -160,7 +147,7 @@ def check_plan_target(path: str, *, overwrite: bool) -> None:
 
 @reporting_memory_errors("reading the plan")
 def read_plan(path: str, request: PlanRequest) -> tuple[Listing, pa.ChunkedArray | None, bool]:
-    """Return the `listed`, `divides` and `by_key` of `write_plan` from a plan file.
+    """Return the `listed`, `divides` and `by_key` of `write_plan`.
 
     Raises:
         InvalidRequest: The plan is of another source, of other options, or of another version of shardtool.
@@ -239,7 +226,6 @@ def _check_request(path: str, metadata: Mapping[str, Any], request: PlanRequest)
 def _read_listing(
     file: pq.ParquetFile, metadata: Mapping[str, Any], request: PlanRequest, split_type: pa.DataType | None
 ) -> Listing:
-    """Return the listing from a plan file. `split_type`: the type of the column for splitting."""
     names, inline = _check_texts(metadata["fields"]), _check_texts(metadata["inline"])
     types = {name: kind for name, kind in metadata["types"].items() if kind in get_args(ValueType)}
     classes = {name: _check_texts(texts) for name, texts in metadata["classes"].items()}

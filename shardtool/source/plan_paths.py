@@ -1,4 +1,4 @@
-"""Check that the paths of a plan file stay inside the source, unless the user allows them to leave it."""
+"""Check that the paths of a plan file stay inside the source."""
 
 from __future__ import annotations
 
@@ -30,12 +30,9 @@ _MAX_PROBED_FILES = 16  # at least one of these must exist unchanged
 
 
 def check_plan_paths(entries: SampleTable, request: PlanRequest, where: str) -> None:
-    """Refuse paths that leave the source, and a plan none of whose files exists.
+    """Refuse paths that leave the source without permission, and a plan none of whose files exists.
 
-    Only folders and links are examined, each once: files are compared with the listing when they are read.
-
-    Raises:
-        InvalidRequest: A path leaves the source, or the plan is of another source.
+    Each folder and link is examined once.
     """
     kind = entries.rows.kind
     is_file = (kind == FILE) | (kind == LINK)
@@ -57,7 +54,6 @@ def check_plan_paths(entries: SampleTable, request: PlanRequest, where: str) -> 
 
 
 def _real_folder(parent: bytes, path: bytes) -> bytes:
-    """Return the real path of a folder or link, with a final slash. `parent` is the real path of its parent."""
     name = path[:-1].rpartition(b"/")[2]
     is_plain = name not in (b"", b".", b"..") and not os.path.islink(path[:-1])
     return parent + name + b"/" if is_plain else os.path.join(os.path.realpath(path), b"")
@@ -76,7 +72,6 @@ def _folders_and_links(entries: SampleTable, is_file: NDArray[np.bool_]) -> Iter
 
 
 def _check_any_exists(entries: SampleTable, where: str) -> None:
-    """Refuse a plan none of whose probed files exists unchanged: it is of another source, or outdated."""
     kind = entries.rows.kind
     rows = {*range(0, len(kind), -(-len(kind) // _MAX_PROBED_FILES)), int((kind == FILE).argmax())}
     probed = [row for row in sorted(rows) if kind[row] == FILE]

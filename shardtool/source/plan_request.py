@@ -1,4 +1,4 @@
-"""What a plan file must match: the source, without listing it, and the options that affect the listing."""
+"""What a plan file must match: the source, and the options that affect the listing."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from shardtool.request.create_options import CreateOptions
 
 
-# Options for how a run works, or where files are on a machine, which do not affect the samples.
+# Options that do not affect the samples.
 _UNCHECKED_OPTIONS = frozenset({
     "plan", "plan_only", "part", "workers", "start_method", "if_exists", "max_removed", "trust", "target", "export",
     "root", "allow_outside", "stat",
@@ -36,16 +36,16 @@ _UNCHECKED_OPTIONS = frozenset({
 
 
 class PlanRequest(NamedTuple):
-    """What a plan must match: a source, and the options that affect its listing and packing.
+    """What a plan must match.
 
     Attributes:
-        names: The names of its files or folders, without parent folders.
+        names: The names of the source's files or folders, without parents.
         stamps: Size and modification time of each file that is read whole: a manifest, an archive.
         root: The folder to which paths are relative, with a final slash; empty for several folders and archives.
         folders: For several folders, the folder for each first part of a path.
         archive: The archive with the payloads.
         identity: Distinguishes the source from others on this machine; empty: `root` does.
-        outside: Whether paths may leave the source, by links or, in a manifest, by `..`.
+        outside: Whether paths may leave the source, by links or `..`.
     """
 
     kind: Literal["folder", "folders", "archive", "manifest"]
@@ -60,11 +60,7 @@ class PlanRequest(NamedTuple):
 
 
 def make_plan_request(source: object, options: CreateOptions, shard_format: str) -> PlanRequest:
-    """Return what a plan for a run must match.
-
-    Raises:
-        InvalidRequest: The source, or a table that an option names, does not exist or is not on a file system.
-    """
+    """Return what a plan for a run must match."""
     recorded: dict[str, object] = {"format": shard_format}
     checked_options = option_specs(type(options)).keys() - _UNCHECKED_OPTIONS
     for option in fields(options):

@@ -1,7 +1,4 @@
-"""The rows of a plan file: convert samples to Arrow tables with one row per sample, and back.
-
-Texts are stored as bytes, because file names need not be UTF-8.
-"""
+"""Convert samples to the rows of a plan file, and back. Texts are bytes, because file names need not be UTF-8."""
 
 from __future__ import annotations
 
@@ -37,7 +34,7 @@ _FIELD_TYPES = {"field": "uint16", "kind": "uint8", "size": "int64", "mtime_ns":
 _SPAN_TYPES = {"offset": "int64", "crc32c": "int64"}
 
 
-# At most so many row groups, with at least so many samples: a group is in memory while it is written.
+# Maximum number of row groups, minimum samples of one: a group is written from memory.
 _MAX_ROW_GROUPS, _MIN_GROUP_ROWS = 64, 2**17
 
 
@@ -49,7 +46,7 @@ def plan_schema(inline: int, divides: pa.DataType | None, *, paths: bool, spans:
 
     Args:
         inline: Number of fields with inline payloads.
-        divides: The type of the column for splitting; None: there is none.
+        divides: The type of the column for splitting, or None.
         paths: Whether each field has a path; otherwise it is key + "." + field.
         spans: Whether payloads are in an archive.
     """
@@ -112,7 +109,7 @@ def read_entries(
 ) -> SampleTable:
     """Return the samples of a plan file whose memory is bounded.
 
-    `schema` has the expected columns before those of metadata; `values` lacks the inline payloads.
+    `schema` excludes metadata; `values` lacks the inline payloads.
 
     Raises:
         ValueError: The rows are invalid.
@@ -155,11 +152,10 @@ def _read_chunks(file: pq.ParquetFile, name: str) -> Iterator[Any]:
 def _read_fields(
     file: pq.ParquetFile, kind: pa.StructType
 ) -> tuple[NDArray[np.int64], list[NDArray[Any]], PackedStrings | None]:
-    """Return where the fields of each sample start, their columns, and their paths."""
     groups = [file.metadata.row_group(index) for index in range(file.metadata.num_row_groups)]
     max_rows = sum(group.column(1).num_values for group in groups)  # counts one for each sample without fields
     starts, sample, row = np.zeros(file.metadata.num_rows + 1, np.int64), 0, 0
-    # Filled chunk by chunk: concatenating chunks would take twice the memory.
+    # Concatenating chunks would take twice the memory.
     columns = [np.empty(max_rows, str(member.type)) for member in kind if member.name != _PATH_NAME]
     has_paths, paths = kind.num_fields > len(columns), list[bytes]()
     for lists in _read_chunks(file, FIELDS_COLUMN):

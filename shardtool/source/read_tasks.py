@@ -1,7 +1,4 @@
-"""Divide the payloads of a source into tasks for workers.
-
-Imports neither NumPy nor pyarrow at module level, because workers import this file.
-"""
+"""Divide payloads into tasks for workers, which import this file without NumPy and pyarrow."""
 
 from __future__ import annotations
 
@@ -26,7 +23,7 @@ FILES_PER_TASK = 1000
 
 
 class FileReads(NamedTuple):
-    """Files to read: their paths, whether each is a link, and how many are read at the same time."""
+    """Files: their paths, whether each is a link, and how many are read at the same time."""
 
     paths: tuple[bytes, ...]
     links: bytes
@@ -34,7 +31,7 @@ class FileReads(NamedTuple):
 
 
 class SpanReads(NamedTuple):
-    """Payloads of a shard or archive to read: int64 offsets (ascending), lengths and expected CRC-32C (-1: unknown)."""
+    """Payloads of a shard or archive: int64 offsets (ascending), lengths and expected CRC-32C (-1: unknown)."""
 
     path: str
     offsets: bytes
@@ -46,10 +43,7 @@ class SpanReads(NamedTuple):
 def payload_tasks(
     entries: SampleTable, rows: Rows, *, reads: int = 1, max_files: int = FILES_PER_TASK
 ) -> list[tuple[Rows, FileReads | SpanReads]]:
-    """Return tasks that read the payloads in files, shards or archives, and each task's indices into `rows`.
-
-    `reads` is how many files are read at the same time, `max_files` the maximum number of files per task.
-    """
+    """Return tasks of at most `max_files` files, `reads` at the same time, and each task's indices into `rows`."""
     import numpy as np
 
     kinds = entries.rows.kind[rows]

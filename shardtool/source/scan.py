@@ -1,9 +1,8 @@
-"""List a folder in worker processes.
+"""List a folder in worker processes. No file is opened.
 
-The parent lists the top of the tree until there is enough work to share; workers list the rest. Results are in the
-byte order of key and field: the files of a folder are sorted with the first dot replaced by a NUL, and each subfolder
-is at the position of its name with a slash. No file is opened. NumPy is not imported: for 60,000 files that would take
-longer than the listing.
+The parent lists the top of the tree until there is enough work to share. Results are in the byte order of key and
+field: the first dot of a file name sorts as NUL, and each subfolder has a final slash. NumPy is not imported, which
+would take longer than listing 60,000 files.
 """
 
 from __future__ import annotations
@@ -79,7 +78,7 @@ def scan_items(task: ScanTask) -> ScanPart:
 
 
 def make_scan_tasks(root: bytes, rules: ScanRules, parts: int, top: ScanPart) -> Iterator[ScanTask]:
-    """List the top of the tree until there are at least `parts` items, then yield tasks, in key order."""
+    """List the top of the tree until there are `parts` items, then yield tasks, in key order."""
     changed = max(os.lstat(root.rstrip(b"/") or b"/").st_ctime_ns, os.stat(root).st_ctime_ns)
     items = [ScanItem(b"", None, changed)]
     for _ in range(4):  # levels; below, one worker lists a whole subtree
@@ -97,7 +96,7 @@ def make_scan_tasks(root: bytes, rules: ScanRules, parts: int, top: ScanPart) ->
 
 
 def expand_folder(root: bytes, rules: ScanRules, item: ScanItem, part: ScanPart) -> list[ScanItem]:
-    """Return a folder's files and subfolders, in key order; `part` receives the skipped files."""
+    """Return a folder's files and subfolders, in key order."""
     path = root + item.prefix
     try:
         folder_stat = os.stat(path)
@@ -169,7 +168,7 @@ def _list_folder(  # noqa: C901 - applies all rules to a name in one loop, for s
 
 
 def _inspect_special(root: bytes, rules: ScanRules, prefix: bytes, name: bytes, skipped: list[Skipped]) -> str:
-    """Return `file` or `folder` for a link that is followed; otherwise an empty text, and maybe a skipped row."""
+    """Return `file` or `folder` for a link that is followed, otherwise an empty text."""
     path, is_included = root + prefix + name, rules.includes_file(prefix, name)
     if not os.path.islink(path):
         if is_included:
@@ -195,7 +194,7 @@ def _link_problem(
     root: bytes, rules: ScanRules, prefix: bytes, path: bytes, target: bytes
 ) -> tuple[SkipCode, str] | None:
     if rules.symlinks == "inside" and not _is_below(target, os.path.realpath(root)):
-        where = printable(os.readlink(path))  # the link's text, because its real target depends on the machine
+        where = printable(os.readlink(path))  # the link's text: its real target depends on the machine
         remedy = f"{cli_option('symlinks', 'follow')} packs it, skip ignores it"
         return "link-outside", f"a link out of the source, to {where}; {remedy}"
     try:
@@ -216,13 +215,12 @@ def _is_below(path: bytes, folder: bytes) -> bool:
 
 
 def _with_parents(prefix: bytes) -> list[bytes]:
-    """Return a folder and its parents: `a/b/`, `a/`, and the empty prefix."""
     parts = prefix.split(b"/")[:-1]
     return [b"/".join(parts[:count]) for count in range(len(parts) + 1)]
 
 
 def _split_item(item: ScanItem) -> list[ScanItem]:
-    """Divide the files of a large folder into chunks; a sample's fields stay together."""
+    """Divide a large folder into chunks that keep samples whole."""
     if item.names is None or len(item.names) <= _MAX_ITEM_FILES:
         return [item]
     pieces, done, names = [], 0, item.names
@@ -256,7 +254,7 @@ def _add_files(part: ScanPart, root: bytes, item: ScanItem) -> None:
 
 
 def add_names(part: ScanPart, prefix: bytes, names: list[bytes]) -> None:
-    """Append the keys and fields of a folder's files, given as sorted `stem NUL field`."""
+    """Append the keys and fields of files, given as sorted `stem NUL field`."""
     keys, counts, fields, previous = part.keys, part.counts, part.fields, None
     codes = []
     for name in names:

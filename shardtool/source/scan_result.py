@@ -18,12 +18,12 @@ _MAC_FILES = (b"._", b".DS_Store")  # prefixes: `._NAME` next to each file, and 
 SPECIAL_FILE_MESSAGE = "a fifo, socket or device; only files can be packed"
 
 
-ALWAYS_CHANGED = 2**62  # change time of a path whose target can change without a trace in the tree's times
+ALWAYS_CHANGED = 2**62  # change time for targets that change without a trace in the tree
 
 
 @dataclass
 class ScanPart:
-    """Columns of the samples found, in the order of the items; see `SampleTable` for their meaning."""
+    """Columns of the samples found: see `SampleTable`."""
 
     fields: dict[bytes, int] = field(default_factory=dict)
     keys: list[bytes] = field(default_factory=list)
@@ -34,16 +34,16 @@ class ScanPart:
     mtimes: array[int] = field(default_factory=lambda: array("q"))
     changed: array[int] = field(default_factory=lambda: array("q"))
     skipped: list[Skipped] = field(default_factory=list)
-    left_behind: Counter[bytes] = field(default_factory=Counter)  # ignored names made by an operating system
+    left_behind: Counter[bytes] = field(default_factory=Counter)
 
     def packed(self) -> ScanPart:
-        """Return the part with its keys as one buffer, so that pickling it takes few objects."""
+        """Return the part with its keys as one buffer, for fast pickling."""
         self.keys = [b"".join([key + b"\0" for key in self.keys])]
         return self
 
 
 def count_system_file(rules: ScanRules, prefix: bytes, name: bytes, part: ScanPart) -> None:
-    """Count an ignored name that an operating system made, unless a rule excludes it anyway."""
+    """Count an ignored name, unless a rule excludes it."""
     if (name in SYSTEM_FILES or name.startswith(_MAC_FILES)) and rules.includes_file(prefix, name):
         part.left_behind[b"._*" if name[:2] == b"._" else name] += 1
 
@@ -61,7 +61,7 @@ def skipped_row(key: bytes, path: bytes, code: SkipCode, message: str) -> Skippe
 
 
 def no_field_row(prefix: bytes, name: bytes) -> Skipped:
-    """Return the skipped row of a file whose name has no field."""
+    """Return the skipped row of a file without a field."""
     return skipped_row(b"", prefix + name, "no-field", "the name has no extension to name a field")
 
 

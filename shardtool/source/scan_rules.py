@@ -25,7 +25,7 @@ class ScanRules:
 
     Attributes:
         include: Globs; if there are any, a file must match one.
-        exclude: Globs of files and folders to exclude.
+        exclude: Globs of files and folders.
         hidden: Whether to include names that start with a dot, and names that operating systems leave in folders.
         symlinks: `inside` follows links whose target is in the tree and reports others.
         own: The folder (relative, ending in a slash) and the pattern of each output inside the source.
@@ -52,7 +52,7 @@ class ScanRules:
         return bool(self.include or self.exclude or self.own)
 
     def hides(self, name: bytes) -> bool:
-        """Check whether a file or folder of that name is ignored."""
+        """Check whether a name is ignored."""
         return (name.startswith(b".") or name in SYSTEM_FILES) and not self.hidden
 
     def includes_file(self, prefix: bytes, name: bytes) -> bool:

@@ -1,7 +1,4 @@
-"""Apply the options that select fields, metadata columns and samples to a listing.
-
-The order of the steps is the same for a folder and for datasets.
-"""
+"""Select fields, metadata columns and samples of a listing, in the same order for folders and datasets."""
 
 from __future__ import annotations
 
@@ -32,12 +29,7 @@ if TYPE_CHECKING:
 
 
 def apply_field_options(listed: Listing, options: SelectingOptions, pool: Pool, to_format: str = "tar") -> Listing:
-    """Return the samples with columns from JSON fields, and with the requested fields only.
-
-    Raises:
-        InvalidRequest: There is no such field, or a new name is invalid.
-        SampleFailed: A JSON field cannot be read, and its sample may not be skipped.
-    """
+    """Return the samples with the requested fields and columns from JSON fields."""
     if options.columns_from:
         for field in options.columns_from:
             listed = add_json_columns(listed, field, pool)
@@ -58,7 +50,6 @@ def apply_field_options(listed: Listing, options: SelectingOptions, pool: Pool, 
 def _update_label_columns(
     old_fields: Sequence[str], entries: SampleTable, renames: Mapping[str, str], kept: Sequence[str]
 ) -> tuple[SampleTable, tuple[str, ...]]:
-    """Rename the columns of number fields with their fields; return the samples, and the columns of dropped fields."""
     columns = entries.metadata
     if columns is None:
         return entries, ()
@@ -74,11 +65,7 @@ def _update_label_columns(
 
 
 def join_and_filter(listed: Listing, options: SelectingOptions, *, may_lack_values: bool = False) -> Listing:
-    """Return the samples that match `where`, with the columns of `join` and the fields of `values`.
-
-    Raises:
-        InvalidRequest: The table, the query or a column is invalid, or no sample remains.
-    """
+    """Return the samples that match `where`, with the results of `join` and `values`."""
     names: dict[str, list[str]] = {}
     if options.join is not None:
         from shardtool.select.join import join_table
@@ -119,7 +106,6 @@ _COLUMN_OPTIONS = ("split_column", "stratify", "group_by", "sort_by", "of")  # u
 
 
 def _unused_note(joined: JoinedSamples, options: SelectingOptions) -> tuple[str, ...]:
-    """Note that the columns of a table go only into sidecars, if no option uses one of them."""
     kinds, where = joined.columns, options.where or ""
     used = {getattr(options, name, None) for name in _COLUMN_OPTIONS}.union(
         column for _, column in parse_pairs("values", options.values)
@@ -135,7 +121,7 @@ def _unused_note(joined: JoinedSamples, options: SelectingOptions) -> tuple[str,
 
 
 def add_field_columns(table: pa.Table, values: Iterable[tuple[str, str]]) -> pa.Table:
-    """Return a table in which columns that become fields are also available under the field names."""
+    """Return a table with columns that become fields also under the field names."""
     for name, column in values:
         if name not in table.column_names and column in table.column_names:
             table = table.append_column(name, table.column(column))
@@ -143,11 +129,7 @@ def add_field_columns(table: pa.Table, values: Iterable[tuple[str, str]]) -> pa.
 
 
 def sort_and_limit(listed: Listing, options: SelectingOptions) -> Listing:
-    """Return the samples in the order of `sort_by`, and only the first `head`.
-
-    Raises:
-        InvalidRequest: There is no such column, or it cannot be sorted.
-    """
+    """Return the samples in the order of `sort_by`, and only the first `head`."""
     entries = listed.entries
     if (name := options.sort_by) is not None:
         column = table_column(make_sample_table(entries, listed.shards), name, option_text("sort_by"))
@@ -158,11 +140,7 @@ def sort_and_limit(listed: Listing, options: SelectingOptions) -> Listing:
 
 
 def take_sample(listed: Listing, options: SelectingOptions) -> Listing:
-    """Return the share of the samples that `sample` requests, by the hashes of their keys.
-
-    Raises:
-        InvalidRequest: No sample is selected.
-    """
+    """Return the share of the samples that `sample` requests."""
     if options.sample is None:
         return listed
     samples, notes = sample_with_notes(listed.entries.keys, options.sample)

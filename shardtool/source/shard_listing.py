@@ -1,8 +1,7 @@
 """List the samples of datasets, in the order of the datasets.
 
-A payload is a SPAN of its shard, and a number of a TFRecord is an INLINE text. The expected checksum of a payload is
-listed with it, for the worker that reads it. Sidecars provide the offsets, without an object per payload; workers scan
-shards that have no sidecar.
+A payload is a SPAN of its shard with its expected checksum, and a number of a TFRecord is an INLINE text. Offsets come
+from sidecars; workers scan shards without one.
 """
 
 from __future__ import annotations
@@ -59,7 +58,7 @@ if TYPE_CHECKING:
 _BAD_FIELD = re.compile(r"[\x00-\x1f\x7f-\x9f]|^$")
 
 
-_MAX_NAME_LETTERS = 120  # of a name in a message
+_MAX_NAME_LETTERS = 120
 
 
 _NO_ROWS = np.zeros(0, np.int64)
@@ -85,15 +84,14 @@ def list_datasets(  # noqa: PLR0913 - keyword options
     digest is of all samples, as recorded in the dataset files.
 
     Args:
-        givens: The datasets: dataset files, patterns, globs, folders, or lists of shards.
+        givens: Dataset files, patterns, globs, folders, or lists of shards.
         pool: Scans shards without a sidecar, and reads numbers.
         observer: Receives the number of samples found.
-        to_format: The format of the output: `tar` or `tfrecord`.
-        only: The fields to pack; empty: all. Other fields are listed without checking them.
-        without: Fields that will not be packed, and are not checked either.
+        to_format: `tar` or `tfrecord`.
+        only: The fields to pack; empty: all. Other fields are not checked.
+        without: Fields that will not be packed, and are not checked.
         salvage: Whether to skip damaged parts of shards without an index, and damaged numbers.
-        as_stored: Whether to list samples as stored: numbers are bytes, fields are not checked, and class names are not
-            merged.
+        as_stored: Whether numbers are bytes, fields are not checked, and class names are not merged.
 
     Raises:
         InvalidRequest: There is no such dataset, or the samples do not fit into one dataset.
@@ -154,7 +152,6 @@ def list_datasets(  # noqa: PLR0913 - keyword options
 def _list_shards(
     shards: list[SourceShard], seen: FilesSeen, pool: Pool, observer: Observer, *, salvage: bool
 ) -> list[SourceShard]:
-    """Return the contents of each shard, from its sidecar or from a scan, which checks TFRecord checksums."""
     parts, to_scan, with_index = [*shards], list[int](), set[int]()
     for index, sidecar in enumerate(map_paths(source_shard.read_sidecar_bytes, shards, lambda shard: shard.path)):
         if isinstance(sidecar, CorruptShard):
@@ -186,7 +183,6 @@ def _list_shards(
 
 
 def _merge_types(datasets: Sequence[StoredDataset], numbers: NumberFields) -> dict[str, ValueType]:
-    """Return the types that all datasets agree on, and only numbers for fields that are converted to numbers."""
     agreed = merge_value_types(
         [(dataset.file.types, dataset.file.fields) if dataset.file else ({}, ()) for dataset in datasets]
     )
@@ -210,7 +206,7 @@ def _check_fields(part: SourceShard, is_wanted: Callable[[str], bool]) -> None:
 
 
 def _make_entries(parts: list[SourceShard], numbers: NumberFields, seen: FilesSeen) -> SampleTable:
-    """Combine the samples of all parts, without classes and metadata. Empties the parts, to save memory."""
+    """Combine the samples of all parts, which are emptied, to save memory."""
     fields = sorted({name for part in parts for name in part.index.names}, key=to_bytes)
     check_field_count(parts[0].path if parts else "", fields)
     code_of = {name: index for index, name in enumerate(fields)}
@@ -252,7 +248,6 @@ def _make_entries(parts: list[SourceShard], numbers: NumberFields, seen: FilesSe
 
 
 def _payload_sizes(part: SourceShard, numbers: Mapping[str, NumberTexts], kind: NDArray[np.uint8]) -> NDArray[np.int64]:
-    """Return the sizes of a part's payloads; for INLINE numbers, the sizes of their texts."""
     lengths: NDArray[np.int64] = part.index.lengths.copy() if numbers else part.index.lengths
     for name, texts in numbers.items():
         rows = part.rows_of(name)
@@ -261,7 +256,7 @@ def _payload_sizes(part: SourceShard, numbers: Mapping[str, NumberTexts], kind: 
 
 
 def _move_column(parts: list[SourceShard], name: str, counts: list[int], kind: type[_Number]) -> NDArray[_Number]:
-    """Concatenate a column of all parts, with -1 for unknown, and remove it from them: memory holds it once."""
+    """Concatenate a column, with -1 for unknown, and remove it from the parts to save memory."""
     column_of_all = np.empty(sum(counts), kind)
     row = 0
     for index, count in enumerate(counts):

@@ -1,4 +1,4 @@
-"""Datasets as a source: `reshard` selects and changes their samples without decoding them."""
+"""Datasets as a source for `reshard`, without decoding samples."""
 
 from __future__ import annotations
 
@@ -46,8 +46,7 @@ _TENSORFLOW_IMAGE = "image/encoded"  # TensorFlow's name for an image
 class DatasetSource(Source):
     """The samples of datasets.
 
-    Options apply in this order: fields, `join` and `where` (`source/selection.py`), `sample`, duplicates, `sort_by`,
-    `head`.
+    The order of steps: fields, `join`, `where`, `sample`, duplicates, `sort_by`, `head`.
     """
 
     by_key = False
@@ -61,7 +60,7 @@ class DatasetSource(Source):
         self._options, self._format = options, to_format
 
     def list_samples(self, pool: Pool, observer: Observer) -> Listing:
-        """List the shards, in workers if they have no index, and select fields and samples."""
+        """List the shards, and select fields and samples."""
         options = self._options
         renames = parse_pairs("rename_fields", options.rename_fields)
         without = {*options.drop_fields, *options.classes} - {old for old, _ in renames} - {*options.columns_from}
@@ -159,7 +158,7 @@ class DatasetSource(Source):
 
     def _without_duplicates(self, listed: Listing, existing_keys: PackedStrings | None) -> Listing:
         old_entries, rule = listed.entries, self._options.on_duplicate
-        # An error shows the paths of shards, because two shards may have the same name; `out.skipped` must not.
+        # Errors show paths, because shards may have the same name; `out.skipped` must not.
         names = [to_text(file.path) for file in old_entries.known_spans.files] if rule == "error" else listed.shards
         entries, skipped, note = duplicate_keys.resolve_duplicate_keys(
             old_entries, rule, names, existing_keys, where=listed.where
@@ -171,7 +170,6 @@ class DatasetSource(Source):
 
 
 def _check_tar_fields(listed: Listing) -> None:
-    """Refuse fields that cannot be part of a member name, or that readers would assign to the key."""
     entries = listed.entries
     fields = entries.used_fields()
     dotted = [name for name in fields if "." in name]

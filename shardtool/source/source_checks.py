@@ -31,10 +31,9 @@ _MAX_PROBED_SHARDS = 8  # of each extension, to see whether they belong to a dat
 
 
 def shards_note(entries: SampleTable, *, named: bool) -> str:
-    """Return a note about files in a folder that are shards, or an empty text if there are none.
+    """Return a note about files in a folder that are shards, or an empty text.
 
-    Raises:
-        InvalidRequest: The user did not choose them, and they belong to a dataset or are the only files.
+    Shards that the user did not choose are refused if they belong to a dataset or are the only files.
     """
     counts = entries.code_counts()
     codes = [code for code, field in enumerate(entries.fields) if counts[code] and is_shard_name(f"x.{field}")]
@@ -81,11 +80,7 @@ FOLDER_OR_TABLE = "a folder of samples, or a table: CSV, TSV, JSON, Parquet or F
 
 
 def check_folder(source: str) -> None:
-    """Check that a source is a folder.
-
-    Raises:
-        InvalidRequest: It is not; the error suggests what to do instead.
-    """
+    """Check that a source is a folder; otherwise suggest what to do instead."""
     if is_url(source):
         _check_address(source)
         return
@@ -105,7 +100,6 @@ def check_folder(source: str) -> None:
 
 
 def _check_address(source: str) -> None:
-    """Check that a URL can be a folder. Whether it has objects is checked when it is listed."""
     parse_address(source)  # checks the URL
     if is_web(source):
         expected = f"{FOLDER_OR_TABLE}; or a folder of a store: s3://, gs:// or az://"
@@ -119,22 +113,14 @@ def _check_address(source: str) -> None:
 
 
 def check_archive(path: str) -> None:
-    """Check that an archive is not a shard with a sidecar, which `reshard` would use.
-
-    Raises:
-        InvalidRequest: It is one.
-    """
+    """Check that an archive is not a shard with a sidecar."""
     folder, name = os.path.split(path)
     if parse_shard_name(name) and os.path.isfile(os.path.join(folder, sidecar_name(name))):
         raise InvalidRequest(path, "a shard", expected=EXPECTED_FOLDER, remedy=f"{reshard_advice()}.")
 
 
 def check_not_shards(sources: Sequence[Any]) -> None:
-    """Check that several sources are not all shards, for example from a glob that the shell expanded.
-
-    Raises:
-        InvalidRequest: They are.
-    """
+    """Check that several sources, such as the matches of a glob, are not all shards."""
     names = [os.path.basename(path) for path in sources if isinstance(path, str | os.PathLike) and os.path.isfile(path)]
     if len(names) > 1 and len(names) == len(sources) and all(map(is_shard_name, names)):
         found = f"one of {len(names)} shards"

@@ -1,7 +1,7 @@
-"""One shard of a source as columns, from its sidecar or from a scan.
+"""One shard of a source as columns, from its sidecar or from a scan. No payload is read.
 
-If a shard differs from the dataset file that lists it, that is an error, and never a reason to scan, because only a
-sidecar has metadata and checksums. No payload is read. Sidecars are untrusted: see `shardtool.dataset.shard_index`.
+A shard that differs from its dataset file is an error: a scan would lose metadata and checksums. Sidecars are
+untrusted: see `shardtool.dataset.shard_index`.
 """
 
 from __future__ import annotations
@@ -47,17 +47,14 @@ _REPLACE_ADVICE = "Get the file again, or recreate it from its source."
 
 
 class FilesSeen:
-    """The files that were examined, and their latest change in nanoseconds since 1970 (`changed_ns`)."""
+    """The examined files, and their latest change in nanoseconds since 1970 (`changed_ns`)."""
 
     def __init__(self) -> None:
         self.changed_ns = 0
         self._hash = blake2b(digest_size=16)
 
     def add(self, path: str, info: FileInfo) -> None:
-        """Add a file or object, before it is read.
-
-        Objects have no change time; their URL and version identify them.
-        """
+        """Add a file or object, before it is read. URL and version identify an object."""
         if isinstance(info, os.stat_result):
             self.changed_ns = max(self.changed_ns, info.st_mtime_ns, info.st_ctime_ns)
             self._hash.update(b"%d %d " % (info.st_dev, info.st_ino))
@@ -76,9 +73,8 @@ class SourceShard:
 
     Attributes:
         dataset: The index of its dataset in the source.
-        kinds: Type by field, except bytes; in a tar, the types that texts represent. None: a TFRecord whose types only
-            a scan can tell.
-        index: The locations and metadata of its samples; empty before it is listed.
+        kinds: Type by field, except bytes; in a tar, the types that texts represent. None: only a scan can tell.
+        index: Locations and metadata of samples; empty before the shard is listed.
         unlike: By field, the first feature that is not a single value or has another type, as far as scanned.
         skipped: Contents that are not part of a sample.
         whole: bool per row: whether the payload is the whole content of a list; None: none is, as far as scanned.
@@ -107,7 +103,7 @@ class SourceShard:
         return self.stored.name
 
     def kind(self, field_name: str) -> FeatureType:
-        """Return the type of a field, or the type that its texts represent."""
+        """Return the type of a field, or of what its texts represent."""
         return (self.kinds or {}).get(field_name, "bytes")
 
     def rows_of(self, field_name: str) -> NDArray[np.int64]:
@@ -145,7 +141,7 @@ def stat_shard(path: str) -> FileInfo:
 
 
 def read_sidecar_bytes(shard: SourceShard) -> tuple[FileInfo, bytes] | CorruptShard | None:
-    """Return the sidecar of a shard and its stat result; an error; or None if there is no sidecar."""
+    """Return a shard's sidecar and its stat result; an error; or None without a sidecar."""
     stored = shard.stored
     if is_compressed(stored.path):
         return None
@@ -178,7 +174,7 @@ def apply_sidecar(shard: SourceShard, data: bytes) -> SourceShard:
 
 
 def needs_scan(shard: SourceShard) -> bool:
-    """Check whether a listed shard must be scanned, because its checksums or types are unknown."""
+    """Check whether checksums or types of a listed shard are unknown."""
     return (shard.format == "tfrecord" and shard.kinds is None) or shard.index.crcs is None
 
 
@@ -207,11 +203,7 @@ def apply_scan(shard: SourceShard, scan: ShardScan, *, has_index: bool) -> Sourc
 
 
 def sort_fields(part: SourceShard) -> SourceShard:
-    """Return the shard with the fields of each sample in byte order of their names, in little memory.
-
-    Raises:
-        InvalidRequest: There are too many different fields, or too many in a sample.
-    """
+    """Return the shard with the fields of each sample in byte order of names."""
     index, whole = part.index, part.whole
     counts = index.counts
     if len(index) and int(counts.max()) > MAX_FIELDS:
@@ -252,10 +244,9 @@ def _narrow_column(column: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def merge_interleaved(part: SourceShard) -> SourceShard:
-    """Return a scanned tar with the fields of each sample adjacent.
+    """Return a scanned tar with the fields of each sample adjacent: `tar` may store all images, and then all labels.
 
-    A plain `tar` of a folder may store all images, and then all labels. Samples that share both key and field are
-    duplicates, and stay as they are.
+    Samples that share both key and field are duplicates, and stay as they are.
     """
     index = part.index
     keys = index.all_keys()

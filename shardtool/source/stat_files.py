@@ -1,7 +1,4 @@
-"""Check that the files listed in a manifest exist, and return their sizes and times. Runs in workers.
-
-Results are columns of bytes, in the order of the paths. No file is opened, and neither NumPy nor pyarrow is imported.
-"""
+"""Check the files of a manifest in workers, which import neither NumPy nor pyarrow. No file is opened."""
 
 from __future__ import annotations
 
@@ -25,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class StatTask(NamedTuple):
-    """Paths (a NUL after each) for one worker, relative to `root`, which they may leave if `outside`."""
+    """Paths (a NUL after each), relative to `root`, which they may leave if `outside`."""
 
     root: bytes
     paths: bytes
@@ -33,7 +30,7 @@ class StatTask(NamedTuple):
 
 
 class StatResult(NamedTuple):
-    """The files, one per path.
+    """The files, one per path, in order.
 
     Attributes:
         kinds: FILE or LINK.
@@ -48,7 +45,7 @@ class StatResult(NamedTuple):
 
 
 class _FolderState(NamedTuple):
-    """A folder in a path: whether it is reached through a link, when it last changed, and its problem."""
+    """A folder in a path: reached through a link, its latest change, and its problem."""
 
     linked: bool
     changed_ns: int
@@ -66,12 +63,7 @@ class _FileState(NamedTuple):
 
 
 def stat_files(task: StatTask) -> StatResult:
-    """Stat the files, or objects, of a task.
-
-    Raises:
-        AccessRefused: Access to objects is denied.
-        StoreFailed: The store or server fails repeatedly.
-    """
+    """Stat the files, or objects, of a task."""
     paths, kinds, numbers = task.paths[:-1].split(b"\0"), bytearray(), array("q")
     problems: dict[tuple[SkipCode, str], int] = {}
     if is_address(task.root):
@@ -86,8 +78,6 @@ def stat_files(task: StatTask) -> StatResult:
 
 
 class _FileInspector:
-    """Examines files below a root, and each folder of their paths once."""
-
     def __init__(self, root: bytes, *, outside: bool) -> None:
         self._root, self._outside = root, outside
         self._real = os.path.realpath(root).rstrip(b"/") + b"/"
@@ -140,5 +130,5 @@ def _inspect_object(location: bytes) -> _FileState:
         info = file_info(location)
     except OSError as error:
         return _FileState(problem=path_failure(error))
-    version = info.st_mtime_ns  # the object's version, which identifies each change without a clock
+    version = info.st_mtime_ns  # the object's version, which identifies each change
     return _FileState(FILE, info.st_size, version, 0 if version else ALWAYS_CHANGED)

@@ -1,4 +1,4 @@
-"""The first rows of a table that is next to files, and the column that names these files."""
+"""The first rows of a table next to files, and the column that names these files."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 _HEAD_BYTES = 2**18
 _HEAD_ROWS = 8
-_MIN_MATCH_SHARE = 0.5  # of rows that name an existing file: a table may list more files than exist
+_MIN_MATCH_SHARE = 0.5  # of rows with an existing file: a table may list more files than exist
 _DELIMITERS = (",", "\t", ";", "|")
 _NAMES_COCO = re.compile(r'"file_name"\s*:\s*"([^"\\]+)"')
 _TEXT_NAMES = ("text", "txt", "caption", "content", "prompt", "sentence", "transcript", "transcription")
@@ -54,7 +54,7 @@ class Match(NamedTuple):
 
 
 def read_table_head(path: str) -> TableHead | None:
-    """Return the first rows of a table; None if they cannot be read."""
+    """Return the first rows of a table; None if unreadable."""
     ending = table_ending(path)
     with suppress(Exception):  # the table is not part of the request, so a damaged table is not an error
         if ending in (PARQUET_ENDING, *ARROW_ENDINGS):
@@ -89,13 +89,12 @@ def _objects(text: str) -> Iterator[dict[str, object]]:
             return
         try:
             row, position = decoder.raw_decode(text, position)
-        except ValueError:  # truncated at the end of the head
+        except ValueError:  # truncated
             return
         yield row
 
 
 def _delimited(text: str, usual: str) -> Iterator[tuple[Mapping[str, object], list[dict[str, object]]]]:
-    """Yield ways to read a text: with each delimiter, with its first row as the header and without."""
     for delimiter in sorted(_DELIMITERS, key=lambda candidate: candidate != usual):
         stream = io.StringIO(text, newline="")
         is_plain = delimiter == "|"  # in such tables, quotation marks are text
@@ -114,12 +113,12 @@ def matching_column(
 ) -> Match | None:
     """Return how a table names the files of a folder; None if no column does.
 
-    `root` is the folder to which the table's values are relative, empty or ending in a slash.
+    The table's values are relative to `root`, which is empty or ends in a slash.
     """
     for form, rows in head.forms:
         columns = [*rows[0]] if rows else []
         if "no_header" not in form and any(has_key(root + to_bytes(name)) for name in columns):
-            continue  # the first row is data
+            continue
         usual = [name for path_name in PATH_NAMES for name in columns if name.casefold() == path_name]
         for column in [*usual, *(name for name in columns if name not in usual)]:
             values = [to_bytes(str(row.get(column))).removeprefix(b"./") for row in rows if row.get(column) is not None]

@@ -42,13 +42,7 @@ class FileTree(NamedTuple):
     def scan(self, pool: Pool, observer: Observer) -> list[ScanPart]:
         """Return the contents of the tree, in key order, its top first.
 
-        Workers list a folder while a thread imports the next modules. A store lists names as a single stream in its own
-        order, which the parent reads; no object is opened.
-
-        Raises:
-            InvalidRequest: There is nothing below a URL.
-            AccessRefused: Listing is denied.
-            StoreFailed: The store fails repeatedly.
+        Workers list a local folder while a thread imports the next modules.
         """
         if is_address(self.root):
             return [self._scan_objects(observer)]
@@ -82,13 +76,13 @@ class FileTree(NamedTuple):
 
 
 def _import_ahead() -> None:
-    with suppress(Exception):  # the module that needs them imports them again, and reports errors
+    with suppress(Exception):  # the module that needs them reports errors
         for name in _SLOW_IMPORTS:
             importlib.import_module(name)
 
 
 def collect_objects(objects: Iterable[BucketEntry], rules: ScanRules) -> ScanPart:
-    """Return the objects that the rules include, as files in key order."""
+    """Return the objects that the rules include, in key order."""
     files = FileCollector(rules)
     for entry in objects:
         if name := files.split(to_bytes(entry.key), entry.size):

@@ -17,18 +17,12 @@ from shardtool.units import pluralize
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-_MAX_FILES = 100_000  # that are examined: the message need not count millions of files
+_MAX_FILES = 100_000  # the message need not count millions of files
 _SHOWN = 3
 
 
 def refuse_globs(folder: str, include: Sequence[str], exclude: Sequence[str], *, hidden: bool) -> None:
-    """Refuse globs that leave no file of a folder, and suggest a glob that matches some.
-
-    Does nothing if the source is not a local folder, or has no files.
-
-    Raises:
-        InvalidRequest: The folder has files.
-    """
+    """Refuse globs that leave no file of a local folder, and suggest a glob that matches some."""
     files = [*islice(_iter_files(folder, hidden=hidden), _MAX_FILES)] if os.path.isdir(folder) else []
     if not files:
         return
@@ -59,7 +53,7 @@ def _iter_files(folder: str, below: str = "", *, hidden: bool) -> Iterator[str]:
 
 
 def _similar_glob(text: str, files: Sequence[str]) -> str:
-    """Return a glob similar to `text` that matches some files, such as `*.jpg` for `jpg`; or an empty text."""
+    """Return a glob similar to `text` that matches files, such as `*.jpg` for `jpg`."""
     bare = text.removeprefix("./").rstrip("/")
     ending = f".{bare.lstrip('*.')}"
     in_use = {extension.lower(): extension for extension in (os.path.splitext(name)[1] for name in files) if extension}

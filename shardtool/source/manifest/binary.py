@@ -1,7 +1,7 @@
 """Payloads stored in the binary columns of a manifest.
 
-They are read twice, and never all in memory: measured for the plan, then written consecutively for the workers. The
-payloads of a row are next to each other, in the order of the field names.
+They are read twice, and never all in memory: measured for the plan, then written for the workers row by row, in the
+order of the field names.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from shardtool.source.base import Writable
 
 
-BINARY_BATCH_ROWS = 256  # bounds the memory of copies
+BINARY_BATCH_ROWS = 256  # limits the memory of copies
 
 
 def binary_spans(entries: SampleTable) -> FieldSpans:

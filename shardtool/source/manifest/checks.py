@@ -32,11 +32,7 @@ if TYPE_CHECKING:
 
 
 def check_column_types(rows: rows.TableRows, roles: ColumnRoles, classes: Collection[str], schema: pa.Schema) -> None:
-    """Refuse columns whose types do not fit their roles.
-
-    Raises:
-        InvalidRequest: There are such columns.
-    """
+    """Refuse columns whose types do not fit their roles."""
     bytes_remedy, any_text = f"Pack a column of bytes with {option_text('binary')}.", "text or numbers"
     not_in_meta = f"exclude it from {option_text('meta')}."
     requirements: list[tuple[str, str, Callable[[pa.DataType], bool], str, str]] = []
@@ -70,11 +66,7 @@ def _holds_bytes(kind: pa.DataType) -> bool:
 
 
 def check_column_values(rows: rows.TableRows, roles: ColumnRoles, classes: Mapping[str, list[str]]) -> None:
-    """Refuse nulls in columns that need values, and values that cannot be written.
-
-    Raises:
-        InvalidRequest: There are such values.
-    """
+    """Refuse nulls in columns that need values, and values that cannot be written."""
     needed = [("key", roles.key)] if roles.key is not None else []
     needed += [("path", name) for name in roles.paths()] + [("value", name) for name in roles.columns_of("values")]
     for role, name in needed:
@@ -98,11 +90,7 @@ def check_column_values(rows: rows.TableRows, roles: ColumnRoles, classes: Mappi
 
 
 def check_sizes(rows: rows.TableRows, name: str) -> NDArray[np.int64]:
-    """Return the column of sizes as int64[rows].
-
-    Raises:
-        InvalidRequest: A value is not a size.
-    """
+    """Return the column of sizes as int64[rows]."""
     column = rows.columns.get(name)
     if column is None or not (pa.types.is_integer(column.type) or pa.types.is_floating(column.type)):
         raise InvalidRequest(option_text("size"), f"column {name!r} has no numbers", expected="bytes of the file")
@@ -119,11 +107,7 @@ def check_sizes(rows: rows.TableRows, name: str) -> NDArray[np.int64]:
 
 
 def check_paths(rows: rows.TableRows, name: str, paths: pa.Array, *, outside: bool) -> None:
-    """Refuse paths that are empty, are URLs or leave the root (unless `outside`). `paths` are relative to the root.
-
-    Raises:
-        InvalidRequest: There are such paths.
-    """
+    """Refuse paths that are empty, are URLs or leave the root (unless `outside`), to which they are relative."""
     column = f"column {name!r}"
     original = rows.columns[name]
     empty = np.flatnonzero(arrow.byte_lengths(original) == 0)
@@ -149,11 +133,7 @@ def check_paths(rows: rows.TableRows, name: str, paths: pa.Array, *, outside: bo
 
 
 def check_path_endings(rows: rows.TableRows, name: str, endings: PathEndings, other_fields: list[str]) -> None:
-    """Refuse paths without an extension, or whose extension is another field of the sample.
-
-    Raises:
-        InvalidRequest: There are such paths.
-    """
+    """Refuse paths without an extension, or with the name of another field."""
     column = rows.columns[name]
     if "" in endings.names:
         rows_with_problem = np.flatnonzero(endings.codes == endings.names.index(""))
@@ -176,11 +156,7 @@ def check_path_endings(rows: rows.TableRows, name: str, endings: PathEndings, ot
 
 
 def check_keys(rows: rows.TableRows, column: str | None, bad: NDArray[np.int64]) -> None:
-    """Refuse invalid keys, at the positions `bad`. `column` is the key or path column; None: row numbers.
-
-    Raises:
-        InvalidRequest: There are invalid keys.
-    """
+    """Refuse invalid keys, at the positions `bad`. `column` is the key or path column; None: row numbers."""
     if column is not None and len(bad):
         shown = rows.examples(rows.columns[column], bad)
         problem = f"column {column!r}: {pluralize(len(bad), 'value')} that cannot be keys, such as {shown},"
@@ -193,11 +169,7 @@ def check_keys(rows: rows.TableRows, column: str | None, bad: NDArray[np.int64])
 def check_endings_differ(
     rows: rows.TableRows, column: str | None, row_keys: PackedStrings, fields: NDArray[np.int64]
 ) -> None:
-    """Refuse rows with the same key and the same field. `fields` has a number for each row's key and field.
-
-    Raises:
-        InvalidRequest: There are such rows.
-    """
+    """Refuse rows with the same key and field. `fields` has a number for each row's key and field."""
     order = np.argsort(fields, kind="stable")
     repeated = np.flatnonzero(np.diff(fields[order]) == 0)
     if len(repeated):
@@ -205,11 +177,7 @@ def check_endings_differ(
 
 
 def check_agreement(rows: rows.TableRows, columns: Iterable[str], groups: SampleGroups) -> None:
-    """Refuse values that differ between the rows of a sample.
-
-    Raises:
-        InvalidRequest: There are such values.
-    """
+    """Refuse values that differ between the rows of a sample."""
     first = arrow.number_array(groups.first[groups.of_part])
     for name in columns:
         column = rows.columns[name]
@@ -231,10 +199,6 @@ def _key_advice() -> str:
 def check_unique(
     rows: rows.TableRows, column: str | None, row_keys: PackedStrings, positions: NDArray[np.int64] | None = None
 ) -> None:
-    """Refuse repeated keys.
-
-    Raises:
-        InvalidRequest: A key is repeated.
-    """
+    """Refuse repeated keys."""
     expected = "a unique key for each row" + (f", from column {column!r}" if column else "")
     rows.refuse_repeated_keys(row_keys, positions, expected=expected, remedy=_key_advice())

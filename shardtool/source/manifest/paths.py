@@ -1,7 +1,4 @@
-"""Paths and URLs in the columns of a manifest: paths relative to the root, and the keys and fields that they name.
-
-Only the real location of the root is looked up on disk; `stat_files` follows links.
-"""
+"""Paths and URLs in the columns of a manifest, and the keys and fields that they name. Links are not examined here."""
 
 from __future__ import annotations
 
@@ -33,11 +30,11 @@ if TYPE_CHECKING:
 CHUNK_ROWS = 2**16
 
 
-_MAY_NEED_REDACTION = r"[@#?\\]"  # characters of URLs that are shown in part; long URLs are shortened too
+_MAY_NEED_REDACTION = r"[@#?\\]"  # characters of partly shown URLs; long URLs are shortened too
 
 
 def redact_urls(urls: pa.Array) -> pa.Array:
-    """Return the URLs as they may be shown: see `redact_url`."""
+    """Redact URLs: see `redact_url`."""
     chunks = [urls.slice(first, CHUNK_ROWS) for first in range(0, len(urls), CHUNK_ROWS)]
     for index, chunk in enumerate(chunks):  # URLs that are shown whole are not examined one by one
         mask = pc.or_(
@@ -87,12 +84,12 @@ def relative_to_root(paths: pa.Array, root: bytes) -> pa.Array:
 
 
 def find_absolute(paths: pa.Array) -> NDArray[np.int64]:
-    """Return the positions of absolute paths in the result of `relative_to_root`: these leave the root."""
+    """Return the positions of absolute paths, which leave the root."""
     return arrow.true_positions(pc.starts_with(paths, "/"))
 
 
 def find_upward(paths: pa.Array) -> NDArray[np.int64]:
-    """Return the positions of paths that leave the root by `..`, without regard to links."""
+    """Return the positions of paths that leave the root by `..`."""
     positions = arrow.true_positions(pc.match_substring_regex(paths, _PARENT_FOLDER))
     shown = paths.take(arrow.number_array(positions)).to_pylist()
     return positions[[os.path.normpath(path).startswith("..") for path in shown]] if shown else positions
@@ -119,9 +116,6 @@ class PathEndings:
     Attributes:
         names: The distinct fields in the order of first occurrence; empty for names without an extension.
         codes: uint16[paths], indices into `names`.
-
-    Raises:
-        InvalidRequest: There are too many fields.
     """
 
     def __init__(self, where: str, paths: pa.Array, dots: Dots) -> None:
@@ -133,7 +127,6 @@ class PathEndings:
             self.codes[first : first + len(chunk)] = self._chunk_codes(chunk)
 
     def _chunk_codes(self, chunk: pa.Array) -> NDArray[np.uint16] | int:
-        """Return the codes of a chunk. Fast if all paths have the extension of the previous one, as nearly always."""
         if self.names:
             pattern = f"(?s){_BEFORE_ENDING[self._dots]}{re.escape(self.names[-1])}$"
             if self.names[-1] and pc.all(pc.match_substring_regex(chunk, pattern)).as_py():
@@ -149,13 +142,13 @@ class PathEndings:
         return taken
 
     def take(self, rows: NDArray[np.int64]) -> PathEndings:
-        """Return the endings of the paths at `rows`; `stems` of the result must not be used."""
+        """Return the endings at `rows`; `stems` of the result must not be used."""
         taken = copy(self)
         taken.codes = self.codes[rows]
         return taken
 
     def stems(self) -> Iterator[pa.Array]:
-        """Yield arrays of the paths without their extensions, for all paths, before `take`."""
+        """Yield arrays of all paths without their extensions, before `take`."""
         for first in range(0, len(self._paths), CHUNK_ROWS):
             chunk, codes = self._paths.slice(first, CHUNK_ROWS), self.codes[first : first + CHUNK_ROWS]
             ending = self.names[codes[0]]
@@ -168,7 +161,7 @@ class PathEndings:
 def row_paths(
     samples: int, columns: Sequence[pa.Array], roles: NDArray[np.int64], endings: NDArray[np.uint16] | None
 ) -> render.ArrowStrings:
-    """Return the paths of the rows of samples, taken from columns; rows that are not files have none.
+    """Return the paths of the rows of samples, taken from columns.
 
     Args:
         samples: Number of samples.

@@ -1,7 +1,4 @@
-"""Choose the role of each column of a manifest: key, path, bytes, URL, value or metadata.
-
-The choice depends on names and types. Columns that no option names are found by their usual names, with a note.
-"""
+"""Choose the role of each column of a manifest by name and type: key, path, bytes, URL, value or metadata."""
 
 from __future__ import annotations
 
@@ -46,7 +43,7 @@ class ColumnRoles:
 
     Attributes:
         key: None: keys are the paths without extensions, or row numbers if there are no paths.
-        path: The column of paths whose extensions name the field; None: there is none.
+        path: The column of paths whose extensions name the field, or None.
         binary: Columns of bytes, in the order of the field names.
         values: Columns whose values are the payload.
         notes: Columns that were chosen by their usual names.
@@ -62,7 +59,7 @@ class ColumnRoles:
     notes: list[str] = field(default_factory=list)
 
     def columns_of(self, role: str) -> list[str]:
-        """Return the columns of `files`, `urls`, `binary` or `values`."""
+        """Return columns by role: `files`, `urls`, `binary` or `values`."""
         return [column for _, column in getattr(self, role)]
 
     def texts(self) -> list[str]:
@@ -75,13 +72,13 @@ class ColumnRoles:
         return [*([self.path] if self.path is not None else []), *self.columns_of("files")]
 
     def field_names(self) -> list[str]:
-        """Return the fields that roles name, with `json` if there is metadata."""
+        """Return the fields that roles name, and `json` for metadata."""
         names = [name for pairs in (self.files, self.urls, self.binary, self.values) for name, _ in pairs]
         return names + ([META_FIELD] if self.meta else [])
 
 
 def requested_columns(options: CreateOptions) -> list[tuple[str, str]]:
-    """Return (option, column) for every column that the user names."""
+    """Return (option, column) for every requested column."""
     columns = [(name, getattr(options, name)) for name in ("key", "path", "size")]
     for name in ("files", "binary", "urls", "values"):
         columns += [(name, column) for _, column in parse_pairs(name, getattr(options, name))]
@@ -96,9 +93,6 @@ def choose_roles(
     """Return the role of each column.
 
     `first_ending` returns the extension of the first path in a column of `struct<bytes, path>`, or an empty text.
-
-    Raises:
-        InvalidRequest: A column does not exist, no column has samples, or fields clash.
     """
     for named_by, column in requested_columns(options):
         if column not in schema.names:
@@ -166,7 +160,7 @@ def choose_roles(
 
 
 def meta_field_advice() -> str:
-    """Return what to do if another field has the name of the metadata field."""
+    """Return what to do if another field has the metadata field's name."""
     none = option_text("meta", "none")
     return f"The metadata is the field json: rename the other field, or omit the metadata with {none}."
 
@@ -201,7 +195,7 @@ def _find_usual_column(
 def _find_bytes_column(
     name: str, columns: list[str], first_ending: Callable[[str], str], notes: list[str], *, needed: bool
 ) -> tuple[tuple[str, str], ...]:
-    """Return the only column of bytes and its field; nothing if the choice is unclear and not needed."""
+    """Return the only column of bytes and its field; nothing if unclear and not needed."""
     if not columns or (len(columns) > 1 and not needed):
         return ()
     if len(columns) > 1:
@@ -223,6 +217,6 @@ def _find_bytes_column(
 
 
 def path_ending(path: str | None, dots: Dots) -> str:
-    """Return the field that a path names by its extension, or an empty text."""
+    """Return the field that a path's extension names, or an empty text."""
     split = split_name(to_bytes(os.path.basename(path)), dots) if path else None
     return to_text(split[1]) if split else ""

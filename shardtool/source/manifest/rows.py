@@ -1,7 +1,6 @@
 """Combine the columns of a manifest into rows of fields, ordered by the bytes of the field names.
 
-All samples have the same columns. Only the path whose extension names the field can have different field names, and
-so different positions among the other fields.
+Samples differ only in the field that a path's extension names, and so in its position.
 """
 
 from __future__ import annotations
@@ -29,11 +28,11 @@ if TYPE_CHECKING:
 _Number = TypeVar("_Number", bound=np.generic)
 
 
-ScalarOrArray = Union[int, "NDArray[np.integer]"]  # one value for all samples, or one per sample
+ScalarOrArray = Union[int, "NDArray[np.integer]"]
 
 
 class FieldColumn(NamedTuple):
-    """A field of each sample: one value for all, or an array with one per sample."""
+    """A field of each sample: one value for all, or one per sample."""
 
     kind: ScalarOrArray
     size: ScalarOrArray
@@ -71,7 +70,7 @@ class FieldLayout(NamedTuple):
         )
 
     def _spread(self, parts: Sequence[ScalarOrArray], samples: int, kind: type[_Number]) -> NDArray[_Number]:
-        """Return a value for each row, from an array or a single value per part; all zeros take no memory."""
+        """Return a value for each row; all zeros take no memory."""
         if not any(isinstance(part, np.ndarray) or part for part in parts):
             return np.broadcast_to(kind(0), samples * len(parts))
         values_of_rows = np.empty((samples, len(parts)), kind)
@@ -88,7 +87,7 @@ class FieldLayout(NamedTuple):
 
 
 def arrange_fields(endings: PathEndings | None, names_of_others: Sequence[str]) -> FieldLayout:
-    """Return the layout of samples. The first part is named by `endings` if given, the others by `names_of_others`."""
+    """Return the layout of samples. `endings`, if given, names the first part."""
     names = [] if endings is None else endings.names
     fields = tuple(sorted({*names, *names_of_others}, key=to_bytes))
     number = {name: index for index, name in enumerate(fields)}
@@ -104,7 +103,7 @@ def arrange_fields(endings: PathEndings | None, names_of_others: Sequence[str]) 
 def merge_stat_results(
     parts: list[StatResult], columns: int
 ) -> tuple[list[FieldColumn], list[Problem], NDArray[np.int64]]:
-    """Merge the workers' results into one column of files per column of paths, and a list of problems.
+    """Merge the workers' results into one column of files per column of paths.
 
     Returns:
         The columns; (code, message) pairs; and int64[samples, columns]: 0, or one plus the index of the problem.

@@ -1,7 +1,6 @@
-"""List the samples of a manifest.
+"""List the samples of a manifest. The whole table is checked before a file is examined.
 
-The whole table is checked before a file is examined. Columns stay in Arrow, and texts are created when a shard needs
-them (`ArrowStrings`), so rows need no Python objects.
+Columns stay in Arrow, without Python objects per row; shards create texts when needed (`ArrowStrings`).
 """
 
 from __future__ import annotations
@@ -88,11 +87,7 @@ _ASSUMED_URL_BYTES = 100_000  # size of a URL's file, if unknown
 
 
 class ManifestSource(Source):
-    """A table: a file, `-` for standard input, a folder of Parquet files, or a table in memory.
-
-    Raises:
-        InvalidRequest: The table cannot be read, or a column does not exist.
-    """
+    """A table: a file, `-` for standard input, a folder of Parquet files, or a table in memory."""
 
     def __init__(self, source: object, options: CreateOptions) -> None:
         self._options, self._known = options, read_classes(options.classes_from)
@@ -132,11 +127,7 @@ class ManifestSource(Source):
         return pa.table(self._columns)
 
     def column(self, listed: Listing | None, name: str) -> pa.ChunkedArray:  # noqa: ARG002 - may be called before listing
-        """Return a column of the manifest, with the remaining rows.
-
-        Raises:
-            InvalidRequest: There is no such column.
-        """
+        """Return a column of the manifest, with the remaining rows."""
         if (labels := self._numbers_of(name)) is not None:
             return pa.chunked_array([labels])
         if name not in self._non_binary:
@@ -147,7 +138,7 @@ class ManifestSource(Source):
         return pa.chunked_array([self._columns[name]])
 
     def _numbers_of(self, field: str) -> pa.Array | None:
-        """Return a number field as a metadata column; None if it is not a number, or a column has its name."""
+        """Return a number field as a metadata column, unless a column has its name."""
         column, existing = dict(self._roles.values).get(field), self._columns.get(field)
         if column is None or (existing is not None and not metadata_columns.is_number_type(existing.type)):
             return None
@@ -155,7 +146,7 @@ class ManifestSource(Source):
         return None if render.number_type(values.type) is None else values
 
     def keep_rows(self, rows: NDArray[np.int64]) -> None:
-        """Keep only some of the remaining rows, by their positions."""
+        """Keep only some of the remaining rows."""
         for columns in (self._columns, self._labels):
             columns.update({name: column.take(arrow.number_array(rows)) for name, column in columns.items()})
         self._lengths = [lengths[rows] for lengths in self._lengths]
@@ -236,11 +227,7 @@ class ManifestSource(Source):
         return Listing(entries, skipped, self.name, tuple(self.notes), later=later)
 
     def write_binary(self, file: Writable) -> None:
-        """Write all payloads of the table, consecutively from offset 0.
-
-        Raises:
-            SampleFailed: The table has changed.
-        """
+        """Write all payloads of the table, consecutively."""
         rows_done = 0
         for batch in self._iter_bytes() if self._lengths else ():
             planned = [column[rows_done : rows_done + len(batch[0])] for column in self._lengths]
@@ -279,7 +266,6 @@ class ManifestSource(Source):
         self._columns = {name: all_columns[name] for name in self._table.schema.names if name in all_columns}
 
     def _first_ending(self, column: str) -> str:
-        """Return the extension of the first path in a column of `struct<bytes, path>`, or an empty text."""
         kind = self._table.schema.field(column).type
         if tables.is_wrapped_bytes(kind) and kind.get_field_index("path") >= 0:
             with reading_table(self._where):
@@ -291,21 +277,20 @@ class ManifestSource(Source):
         return ""
 
     def _sidecar_names(self) -> list[str]:
-        """Return the columns for the sidecars: those of --meta, or all except keys and bytes."""
         roles, chosen = self._roles, {*self._roles.meta}
         if self._options.meta in (None, "all"):
             chosen |= {*roles.paths(), *roles.columns_of("urls"), *roles.columns_of("values")}
         return [name for name in self._columns if name in chosen]
 
     def _extract_urls(self) -> list[pa.Array]:
-        """Return the URLs, and redact them in the columns, which are used for outputs."""
+        """Return the URLs, and redact them in the columns for outputs."""
         names = self._roles.columns_of("urls")
         urls = [pc.fill_null(self._columns[name], "") for name in names]
         self._columns |= {name: redact_urls(column) for name, column in zip(names, urls, strict=True)}
         return urls
 
     def _skip_folders(self) -> None:
-        """Remove folders from a list of paths, as `find` prints it."""
+        """Remove folders from a list of paths, as printed by `find`."""
         paths, root = self._columns["path"].to_pylist(), os.fsdecode(self._root)
         parents = {os.path.dirname(path) for path in paths}
         candidates = (
@@ -316,7 +301,6 @@ class ManifestSource(Source):
             self.keep_rows(np.setdiff1d(np.arange(len(paths)), folders))
 
     def _resolve_paths(self, rows: rows.TableRows) -> tuple[list[pa.Array], PathEndings | None]:
-        """Return the columns of paths, relative to the root, and the fields that their extensions name."""
         roles, options = self._roles, self._options
         if self._may_leave_root and roles.paths():
             self._use_common_folder()
@@ -357,7 +341,6 @@ class ManifestSource(Source):
     def _find_keys(
         self, rows: rows.TableRows, endings: PathEndings | None
     ) -> tuple[PackedStrings, SampleGroups | None]:
-        """Return the keys and, if several rows make a sample, their groups."""
         roles = self._roles
         if roles.key is not None:
             column = self._columns[roles.key]
@@ -400,10 +383,7 @@ class ManifestSource(Source):
         return rows
 
     def _check_unused_paths(self) -> None:
-        """Check whether an unused text column contains paths of files, which would not be packed.
-
-        If an option names the payload, such columns are only noted.
-        """
+        """Check whether an unused text column contains paths of files; only a note if an option names the payload."""
         options, roles, schema = self._options, self._roles, self._table.schema
         used = {*roles.paths(), *(name for role in ("urls", "binary", "values") for name in roles.columns_of(role))}
         if options.meta not in (None, "all", "none"):
@@ -449,7 +429,7 @@ class ManifestSource(Source):
         return {name: heads[name].to_pylist() if name in heads else [] for name in names}
 
     def _binary_path_stems(self) -> PackedStrings | None:
-        """Return the paths of a `struct<bytes, path>` column without extensions, if they are unique and not null."""
+        """Return the unique paths of a `struct<bytes, path>` column without extensions, or None."""
         kinds = {name: self._table.schema.field(name).type for name in self._roles.columns_of("binary")}
         column = next(
             (
@@ -496,7 +476,7 @@ class ManifestSource(Source):
     def _stat_paths(
         self, paths: list[pa.Array], sizes: ScalarOrArray, pool: Pool, observer: Observer
     ) -> tuple[list[FieldColumn], list[Problem], NDArray[np.int64]]:
-        """Examine the files of each path column in workers; see `merge_stat_results`. `sizes` are used otherwise."""
+        """Examine the files in workers: see `merge_stat_results`. `sizes` are used if the option `stat` is off."""
         if not paths or not self._options.stat:
             return [FieldColumn(FILE, sizes, 0, 0) for _ in paths], [], np.zeros((0, 1), np.int64)
         parts: dict[int, StatResult] = {}

@@ -31,7 +31,7 @@ MAX_CHECKED_ROWS = 100
 MAX_CHECKED_COLUMNS = 100
 
 
-MAX_MISSING_FILES = 10  # if none of the first texts of a column is a file, the column does not hold paths
+MAX_MISSING_FILES = 10  # if none of the first texts is a file, the column does not hold paths
 
 
 MAX_CHECKED_OBJECTS = 3  # each takes a request
@@ -41,9 +41,9 @@ MAX_NAMED_COLUMNS = 8  # in a message
 
 
 def find_unused_file(root: bytes, texts: Sequence[str | None], packed: Sequence[Sequence[str | None]]) -> str:
-    """Return a path in a column that is not packed, or an empty text if the column does not hold such paths.
+    """Return a path in a column that is not packed, or an empty text.
 
-    It does if most of its first `texts` are paths of files, and one of these files is not in the same row of `packed`.
+    Most of the first `texts` must be paths of files, and one of the files must not be in the same row of `packed`.
     """
     if is_address(root):
         return _find_unused_object(root, texts, packed)
@@ -75,7 +75,7 @@ def _regular_file(folder: str, path: str) -> os.stat_result | None:
 
 
 def _find_unused_object(root: bytes, texts: Sequence[str | None], packed: Sequence[Sequence[str | None]]) -> str:
-    """Do the same as `find_unused_file` in a store: check only paths with the extension of a binary format."""
+    """Do the same in a store, only for paths with the extension of a binary format."""
     packed_texts = {text for column in packed for text in column}
     candidates = [
         text
@@ -98,7 +98,7 @@ def _find_unused_object(root: bytes, texts: Sequence[str | None], packed: Sequen
 
 
 def packing_options(roles: ColumnRoles, examples: Mapping[str, str], dots: Dots) -> str:
-    """Return the options that also pack the files of columns, of which `examples` has a path each."""
+    """Return the options that also pack the files of columns, given a path of each in `examples`."""
     if len(examples) == 1 and not (roles.paths() or roles.binary or roles.urls):
         return option_text("path", next(iter(examples)))
     words = [option_text("path", roles.path)] if roles.path is not None else []
