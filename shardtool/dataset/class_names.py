@@ -17,12 +17,7 @@ _MAX_FILE_BYTES = 2**28  # more than any list of names needs
 
 
 def read_classes(given: object) -> Classes | None:
-    """Return the classes in a file, a list of names, or a mapping from fields to lists; None if `given` is None.
-
-    Raises:
-        InvalidRequest: It has no such form.
-        CorruptShard: A dataset file is damaged.
-    """
+    """Return the classes in a file, a list of names, or a mapping from fields to lists; None if `given` is None."""
     if given is None or isinstance(given, Classes):
         return given
     source, content = "the list", given

@@ -39,8 +39,6 @@ class StoredShard:
     """A shard on disk, in a store, or on the web.
 
     Attributes:
-        path: Its path or address.
-        number: Its index in the dataset.
         dots: Where keys end in member names.
         index_folder: The folder of its sidecar; None: the shard's folder.
         entry: Its entry in the dataset file, if any.
@@ -82,20 +80,11 @@ class StoredShard:
         return lookup.plain_size(self.path)
 
     def scan(self, *, checksum: bool = False) -> ShardScan:
-        """Scan the shard; with `checksum`, read the payloads, too.
-
-        Raises:
-            CorruptShard: It cannot be opened.
-            InvalidRequest: It is not a shard.
-        """
+        """Scan the shard; with `checksum`, read the payloads, too."""
         return scan_shard(ShardScanTask(self.path, checksum, self.dots))
 
     def index(self, *, metadata: bool = False) -> ShardIndex:
-        """Return the index from the sidecar or, if it is missing or invalid, from a scan.
-
-        Raises:
-            CorruptShard: The sidecar is missing or invalid, and the shard cannot be opened.
-        """
+        """Return the index from the sidecar or, if it is missing or invalid, from a scan."""
         from shardtool.dataset.shard_index import ShardIndex, scanned_index
         from shardtool.dataset.sidecar_read import load_sidecar, parse_shard_sidecar
 
@@ -149,7 +138,7 @@ class StoredDataset:
         own: Whether the dataset file is one of shardtool, perhaps damaged. Sidecars are then in its folder.
         whole: Whether the user named the dataset: its file, folder, or complete range. Unlisted shards are ignored.
         missing: The first names of a range that neither exist nor are listed.
-        file: The content of shardtool's dataset file for these shards, once read.
+        file: The dataset file's content for these shards, once read.
         unlisted: Paths of shards that the dataset file does not list.
     """
 
@@ -191,13 +180,10 @@ class StoredDataset:
         return list(dict.fromkeys(map(folder_of, self.paths)))
 
     def read(self) -> StoredDataset:
-        """Return the dataset with the content of its dataset file for these shards.
+        """Return the dataset with the content of its dataset file.
 
         If the user named the dataset, its shards are those in the file. If the user named shards, a file that does not
         list all of them is ignored.
-
-        Raises:
-            CorruptShard: The dataset file is damaged.
         """
         if self.dataset_file is None or not self.own:
             return self

@@ -1,7 +1,7 @@
 """Hugging Face: the `README.md` that `load_dataset` reads, and the tar indexes of hfutils.
 
-Without a `README.md`, `load_dataset` uses the most common extension in a folder as its data. A single shard loses to
-its dataset file, and every name that contains `.tar`, such as `out-000000.tar.idx`, counts as a tar.
+Without a `README.md`, `load_dataset` reads the most common extension in a folder, perhaps that of dataset files. Every
+name that contains `.tar`, such as `out-000000.tar.idx`, counts as a tar.
 
 Source: datasets/{load,data_files}.py and datasets/packaged_modules/webdataset of datasets 5.2;
 hfutils.index.tar_create_index.
@@ -62,11 +62,7 @@ def readme_advice() -> str:
 
 
 def make_readme(splits: Sequence[DatasetFile], existing: Iterable[str]) -> bytes:
-    """Return a `README.md` that lists the shards of each split. `existing` are all file names in the folder.
-
-    Raises:
-        InvalidRequest: Two splits would have the same name.
-    """
+    """Return a `README.md` that lists the shards of each split. `existing` are all file names in the folder."""
     names = {shard.name for split in splits for shard in split.shards} | set(existing)
     lines = ["---", "configs:", "- config_name: default", "  data_files:"]
     check_huggingface_splits([split.made.split for split in splits])
@@ -87,11 +83,7 @@ def huggingface_split(split: str) -> str:
 
 
 def check_huggingface_splits(splits: Iterable[str]) -> None:
-    """Check that all splits get different names.
-
-    Raises:
-        InvalidRequest: Two splits would have the same name.
-    """
+    """Check that all splits get different names."""
     used: dict[str, str] = {}
     for split in splits:
         if (first_split := used.setdefault(huggingface_split(split), split)) != split:
@@ -128,7 +120,6 @@ def _yaml_paths(shards: Sequence[str], names: Collection[str]) -> list[str]:
 
 
 def _to_yaml(text: str) -> str:
-    """Return a string as JSON, which is valid YAML, too."""
     return _YAML_ESCAPED.sub(lambda match: f"\\u{ord(match[0]):04x}", json.dumps(text, ensure_ascii=False))
 
 
