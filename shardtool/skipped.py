@@ -1,7 +1,4 @@
-"""Skipped files and samples: the rows of `out.skipped`, and the meaning of each reason code.
-
-To find the code that assigns a reason, search for the reason code in quotes.
-"""
+"""Skipped files and samples: the rows of `out.skipped`, and the meaning of each reason code."""
 
 from __future__ import annotations
 
@@ -18,12 +15,12 @@ from shardtool.names import to_bytes
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
 
-_MAX_ROWS_BYTES = 2**26  # unpacked rows of one shard
+_MAX_ROWS_BYTES = 2**26
 _DIFFERS_TEXT = ", which has another "
 _SAME_CONTENT_TEXT = "has the same content as "
-_OLD_DUPLICATE_CODE = "twin"  # written by older versions for samples with the same content
+_OLD_DUPLICATE_CODE = "twin"  # written by older versions
 _OLD_SAME_CONTENT_TEXT = "holds the same as "
-INTENDED_CODES = ("no-field", "duplicate", "not-chosen")  # requested by the user, not failures
+INTENDED_CODES = ("no-field", "duplicate", "not-chosen")  # requested by the user
 
 SkipCode = Literal[
     "no-field", "unsafe-name", "duplicate", "not-chosen", "incomplete", "oversize", "unreadable", "vanished", "changed",
@@ -84,16 +81,14 @@ SKIP_CODES: dict[SkipCode, str] = {  # same texts as in docs/errors.md
 
 
 def hash_key(key: bytes) -> str:
-    """Return the hash that replaces the key of a removed sample; the key itself is not kept."""
+    """Return the hash that replaces the key of a removed sample."""
     return f"b2:{blake2b(key, digest_size=16).hexdigest()}"
 
 
 def duplicate_message(key: str, differ: Iterable[str] = ()) -> str:
-    """Return the message of a sample that was skipped because another one has the same content.
+    """Return the message of a sample with the content of the sample `key`.
 
-    Args:
-        key: The key of the other sample, as printed.
-        differ: The fields or columns in which the two samples differ.
+    `differ` are fields or columns in which the two still differ.
     """
     return f"{_SAME_CONTENT_TEXT}{key}" + (f"{_DIFFERS_TEXT}{', '.join(map(printable, differ))}" if differ else "")
 
@@ -104,14 +99,14 @@ def has_same_content(row: Skipped) -> bool:
 
 
 def read_row(key: str, path: str, code: str, message: str) -> Skipped:
-    """Return a stored row; the code `twin` of older versions becomes `duplicate`."""
+    """Return a stored row; `twin` becomes `duplicate`."""
     if code == _OLD_DUPLICATE_CODE:
         code, message = "duplicate", message.replace(_OLD_SAME_CONTENT_TEXT, _SAME_CONTENT_TEXT, 1)
     return Skipped(key, path, cast("SkipCode", code), message)
 
 
 def drop_keys(rows: Iterable[Skipped], keys: Collection[str]) -> list[Skipped]:
-    """Return the rows without those of removed samples, and without messages that contain a removed key.
+    """Return the rows without removed samples, and without messages that contain a removed key, as printed.
 
     Args:
         rows: The rows.

@@ -48,7 +48,7 @@ IfExists = Literal["error", "resume", "overwrite", "resume-overwrite", "append",
 BLOCK_BYTES = 2**20  # default size of reads and writes
 
 
-CHUNK_ROWS = 2**16  # samples, rows or names per step: limits the number of Python objects and the size of columns
+CHUNK_ROWS = 2**16  # samples, rows or names per step
 
 
 Trust = Literal["time", "size"]
@@ -72,7 +72,7 @@ NumberType = Literal["int64", "float"]  # numbers in TFRecords
 FeatureType = Literal["bytes", "int64", "float"]  # features in TFRecords
 
 
-ValueType = Literal["int64", "float", "bool", "text", "json"]  # original type of a value that became a text payload
+ValueType = Literal["int64", "float", "bool", "text", "json"]  # original type of a text payload
 
 
 STORED_TYPES: Mapping[str, NumberType] = {"int64": "int64", "float": "float", "bool": "int64"}

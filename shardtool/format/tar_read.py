@@ -136,7 +136,8 @@ def check_trailer(read: Read, offset: int, where: str) -> None:
 def _plain_file_size(block: bytes) -> int:
     """Return the size in a common header: a regular file whose name fits one field; -1: another header, or damage.
 
-    A hot path: 1 us. The low half of Adler-32 is the byte sum plus one; half of the block is zero, so it fits.
+    A hot path: 1 us. The low half of Adler-32 is the byte sum plus one; half of the block is zero,
+    so it does not overflow.
     """
     size_text = block[124:135]
     if (

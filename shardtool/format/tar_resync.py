@@ -75,6 +75,7 @@ def _candidate_offsets(window: bytes, first: int) -> list[int]:
 
 
 def damaged_name(block: bytes) -> bytes:
+    """Return the name field of a damaged header."""
     return block[:100].partition(b"\0")[0]
 
 
