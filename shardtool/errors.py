@@ -218,7 +218,7 @@ class Bug(PlainError):
 
     @classmethod
     def of(cls, where: str, error: BaseException) -> Bug:
-        """Return the report of an unexpected exception, with its traceback as detail."""
+        """Return the report of an exception, with its traceback as detail."""
         import traceback
 
         found = " ".join(f"{type(error).__name__}: {error}".split())
@@ -262,11 +262,7 @@ def raising_machine_errors(where: str) -> Iterator[None]:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Tell whether an exception means that memory ran out.
-
-    A library that cannot be loaded then raises ImportError, and a thread that cannot be started RuntimeError or
-    ArrowException.
-    """
+    """Tell whether memory ran out; ImportError, RuntimeError and ArrowException can mean it, too."""
     if isinstance(error, ImportError):
         return any(text in str(error).lower() for text in _LOADER_MEMORY_ERRORS)
     if isinstance(error, RuntimeError):

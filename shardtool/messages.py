@@ -1,7 +1,6 @@
 """Names of options and commands in messages: `max_size` in Python, `--max-size` on the command line.
 
-The choice applies to the whole process; the command line switches to its own names while it runs. Create messages
-where they are needed, not at import.
+The choice applies to the whole process. Create messages where they are needed, not at import.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ COMMA_OPTIONS: set[str] = set()
 FAMILY_KEYS: dict[str, str] = {}
 
 
-_IF_EXISTS_FLAGS = ("append", "resume", "overwrite", "update")  # parts of the values of `if_exists`
+_IF_EXISTS_FLAGS = ("append", "resume", "overwrite", "update")
 
 
 _cli_names_in_use = False
@@ -59,12 +58,7 @@ def choose_text(python: str, typed: str) -> str:
 
 
 def option_text(name: str, value: object = None) -> str:
-    """Return an option for a message; without `value`, only its name.
-
-    Args:
-        name: The field of the options class.
-        value: The value to show; None: only the name.
-    """
+    """Return an option for a message; without `value`, only its name."""
     if _cli_names_in_use:
         return cli_option(name, value)
     return name if value is None else f"{name}={value!r}"

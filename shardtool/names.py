@@ -19,7 +19,7 @@ IMAGE_ENDINGS = frozenset(
 )
 
 
-# Extensions of fields that no reader decodes as text; a column of text or numbers cannot become such a field.
+# Fields that no reader decodes as text; a column of text or numbers cannot become one.
 BINARY_ENDINGS = IMAGE_ENDINGS | {
     "avif", "heic", "heif", "jxl", "jp2", "ico", "psd", "dng", "npy", "npz", "ten", "tb", "safetensors", "pkl",
     "pickle", "pyd", "pth", "pt", "wav", "flac", "mp3", "ogg", "opus", "m4a", "aac", "wma", "mp4", "m4v", "webm",

@@ -1,7 +1,6 @@
 """Prevent pyarrow from importing pandas until a query or the user's function needs it.
 
-The import takes time and memory, and loses an interrupt that arrives during it. The command line never receives a
-DataFrame, so it blocks pandas. Users' programs are not affected.
+The import takes time and memory, and loses an interrupt. Only the command line, which has no DataFrame, blocks it.
 """
 
 from __future__ import annotations

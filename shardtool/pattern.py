@@ -31,7 +31,7 @@ SKIPPED_SUFFIX = ".skipped"
 DATASET_SUFFIX = ".json"
 
 
-TIMM_FILE, OPEN_CLIP_FILE = "_info.json", "sizes.json"  # files of other tools
+TIMM_FILE, OPEN_CLIP_FILE = "_info.json", "sizes.json"
 
 
 WRITABLE_FORMATS = {".tar": "tar", ".tfrecord": "tfrecord", ".tfrecords": "tfrecord"}
@@ -46,7 +46,7 @@ _AT_COUNT = re.compile(r"([^{}<>@]*)@(\d{1,18})", re.ASCII)  # TensorFlow's nota
 MAX_EXPANDED_NAMES = 10**6  # all names are kept in memory
 
 
-_MAX_FILE_NAME_BYTES = 240  # file systems allow 255; the rest is for temporary names and extensions
+_MAX_FILE_NAME_BYTES = 240  # file systems allow 255
 
 
 _MAX_DIGITS = 18  # for 64 bits
@@ -67,8 +67,6 @@ class ShardPattern:
 
     Attributes:
         folder: The folder of all files of the dataset; "" is the current folder.
-        prefix: The part before the number.
-        suffix: The part after the number, with the file extension.
         width: Minimum number of digits; shorter numbers are zero-padded.
         count: Number of names; None for an open range.
         names: All names, if they are not a range.
@@ -107,7 +105,7 @@ class ShardPattern:
 
     @property
     def skipped_file(self) -> str:
-        """The name of the list of skipped samples in `folder`."""
+        """The name of the list of skipped samples."""
         return self.base + SKIPPED_SUFFIX
 
     def shard(self, number: int) -> str:
@@ -196,11 +194,7 @@ def parse_pattern(output: str | os.PathLike[str] | Sequence[str | os.PathLike[st
 
 
 def _check_pattern_text(text: str) -> None:
-    """Refuse names that are not UTF-8 or not printable, and URLs without a bucket or with empty parts.
-
-    Raises:
-        InvalidRequest: The name is one of these.
-    """
+    """Refuse names that are not UTF-8 or not printable, and URLs without a bucket or with empty parts."""
     if not is_utf8(raw := _name_bytes(text)):
         raise InvalidRequest(text, "not UTF-8", expected="a UTF-8 name, for the dataset file")
     if printable(name := to_text(raw.rpartition(b"/")[2])) != name:
@@ -230,7 +224,6 @@ def check_writable(pattern: ShardPattern) -> None:
 
 
 def _name_bytes(name: str) -> bytes:
-    """Return the bytes of a name in the encoding of this locale, or as in a dataset file."""
     try:
         return os.fsencode(name)
     except UnicodeEncodeError:
@@ -259,9 +252,8 @@ def _parse_range(folder: str, name: str, ranges: list[re.Match[str]]) -> ShardPa
 
 
 def _expand_braces(texts: list[str]) -> list[str]:
-    """Expand remaining braces: a script may have quoted one of several patterns."""
     if any("{" in text for text in texts):
-        for match in re.finditer(r"\{(\d+)\.\.(\d+)", " ".join(texts)):  # braceexpand expands a range in memory
+        for match in re.finditer(r"\{(\d+)\.\.(\d+)", " ".join(texts)):
             if max(map(len, match.groups())) > _MAX_DIGITS or abs(int(match[2]) - int(match[1])) >= MAX_EXPANDED_NAMES:
                 raise InvalidRequest(match[0][:100], f"more than {MAX_EXPANDED_NAMES:,} names", expected="one pattern")
         from braceexpand import UnbalancedBracesError, braceexpand  # type: ignore[attr-defined,unused-ignore]
@@ -322,7 +314,7 @@ def _is_range(numbers: list[str]) -> bool:
 
 
 def _shard_ending(name: str) -> str:
-    """Return the end of a shard name that does not belong to the dataset name: `.tar`, `-of-01024`."""
+    """Return the end of a shard name: `.tar`, `-of-01024`."""
     facts, ending = parse_shard_name(name), file_ending(name)
     return count_suffix(name) or (
         file_ending(name.removesuffix(ending)) + ending if facts and facts.packing else ending

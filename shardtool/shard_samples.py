@@ -1,4 +1,4 @@
-"""The samples of one shard as plain bytes, for the worker that writes it. Needs no NumPy or pyarrow."""
+"""The samples of one shard as plain bytes, for the worker that writes it, without NumPy."""
 
 from __future__ import annotations
 
@@ -31,7 +31,6 @@ class SpanFile(NamedTuple):
     """A file that contains SPAN fields: a shard, an archive, or a temporary file.
 
     Attributes:
-        size: Bytes at planning time.
         mtime_ns: Modification time at planning time; -1 for a temporary file.
         form: `tar` or `zip` for archives; else empty. In a zip, offsets are those of the headers, and payloads are
             decompressed.
@@ -53,7 +52,6 @@ class ShardContent:
         keys: Each followed by NUL.
         counts: uint16: fields per sample.
         codes: uint16: indices into `fields`.
-        sizes: int64: payload bytes.
         stored: int64: payload bytes in the shard; they differ from `sizes` for `numbers`.
         inline: INLINE fields as text (see `inline_payload`), each followed by NUL, empty for other fields; empty: no
             INLINE fields.

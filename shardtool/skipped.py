@@ -94,7 +94,7 @@ def duplicate_message(key: str, differ: Iterable[str] = ()) -> str:
 
 
 def has_same_content(row: Skipped) -> bool:
-    """Tell whether a `duplicate` has the content of another sample; otherwise it has the same key."""
+    """Tell whether a `duplicate` has the content of another sample, not only its key."""
     return row.code == "duplicate" and row.message.startswith(_SAME_CONTENT_TEXT)
 
 
@@ -106,12 +106,7 @@ def read_row(key: str, path: str, code: str, message: str) -> Skipped:
 
 
 def drop_keys(rows: Iterable[Skipped], keys: Collection[str]) -> list[Skipped]:
-    """Return the rows without removed samples, and without messages that contain a removed key, as printed.
-
-    Args:
-        rows: The rows.
-        keys: The removed keys, as printed.
-    """
+    """Return the rows without removed samples, and without messages that contain a removed key, as printed."""
     messages = {duplicate_message(key) for key in keys}
     kept = [row for row in rows if printable(row.key) not in keys]
     for index, row in enumerate(kept):
@@ -134,7 +129,7 @@ def pack_rows(rows: Sequence[Skipped]) -> str:
 
 
 def unpack_rows(text: str) -> tuple[Skipped, ...]:
-    """Return the rows that `pack_rows` packed into a text.
+    """Return the rows that `pack_rows` packed.
 
     Raises:
         ValueError: The text was not made by `pack_rows`.
@@ -161,7 +156,7 @@ def count_reasons(rows: Iterable[Skipped], dropped: int = 0) -> str:
 
 
 def failed_rows(rows: Iterable[Skipped]) -> list[Skipped]:
-    """Return the rows of samples that failed, without those that the user chose to skip."""
+    """Return the rows of samples that failed, without intended skips."""
     return [row for row in rows if row.code not in INTENDED_CODES]
 
 
@@ -175,7 +170,6 @@ class Skipped(NamedTuple):
 
     Attributes:
         key: The sample's key; empty if the file belongs to no sample.
-        path: Relative to the source.
         code: The reason, for programs.
         message: The reason, for people.
     """

@@ -66,10 +66,10 @@ ReadMethod = Literal["auto", "gather", "scatter"]
 Target = Literal["webdataset", "wids", "dali", "energon", "huggingface"]
 
 
-NumberType = Literal["int64", "float"]  # numbers in TFRecords
+NumberType = Literal["int64", "float"]
 
 
-FeatureType = Literal["bytes", "int64", "float"]  # features in TFRecords
+FeatureType = Literal["bytes", "int64", "float"]
 
 
 ValueType = Literal["int64", "float", "bool", "text", "json"]  # original type of a text payload
@@ -79,7 +79,7 @@ STORED_TYPES: Mapping[str, NumberType] = {"int64": "int64", "float": "float", "b
 
 
 def number_fields(types: Mapping[str, str]) -> dict[str, NumberType]:
-    """Return the number type of each field whose texts are stored as numbers in TFRecords."""
+    """Return the number type of each field that TFRecords store as a number."""
     return {name: STORED_TYPES[kind] for name, kind in types.items() if kind in STORED_TYPES}
 
 

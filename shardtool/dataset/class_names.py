@@ -13,7 +13,7 @@ from shardtool.messages import option_text
 from shardtool.names import quote_name
 from shardtool.storage.files import read_small
 
-_MAX_FILE_BYTES = 2**28  # more than any list of names needs
+_MAX_FILE_BYTES = 2**28
 
 
 def read_classes(given: object) -> Classes | None:

@@ -1,7 +1,7 @@
 """The dataset file: JSON that lists the shards. It exists only for a complete dataset.
 
-It is a wids index (`wids.ShardListDataset("out.json")` opens it) with additional keys. Its last line is the CRC-32C of
-all preceding bytes. It contains no clock time, host, user or absolute path.
+It is a wids index with additional keys. Its last line is the CRC-32C of all preceding bytes. It contains no clock
+time, host, user or absolute path.
 
 Source: docs/format.md, "Dataset file"; wids 0.1.11, wids_specs.py.
 """
@@ -49,8 +49,8 @@ _CHECKSUM_BYTES = len(b'01234567"\n}\n')  # the checksum and what follows it
 _RANGE_PATTERN = re.compile(r"[^{}<>]*\{[0-9]{1,200}\.\.[0-9]{0,200}\}[^{}<>]*")
 _CRC_HEX = re.compile(r"[0-9a-f]{8}")
 _MAX_COUNT = 2**63 - 1
-_MAX_OPTION_NUMBER = 2**128  # seeds may be large
-_MAX_NESTING = 8  # levels
+_MAX_OPTION_NUMBER = 2**128
+_MAX_NESTING = 8
 _MAX_FINGERPRINT_LENGTH = 80  # characters; ours have 67
 _NUMBER_TYPES, _RECORDED_TYPES = ("int64", "float"), ("bool", "text", "json")
 _RUN_FIELDS: dict[str, type[object]] = {"verb": str, "source": str, "split": str, "tool": str, "options": dict}
@@ -90,7 +90,6 @@ class DatasetFile:
     Attributes:
         fields: Number of samples with each field.
         skipped: Rows of `out.skipped`.
-        classes: Field to class names.
         made: The run that created the dataset, and the runs that appended.
         fingerprint: The content fingerprint; empty: unknown.
         skipped_crc: CRC-32C of `out.skipped`; None: no such file.
@@ -197,7 +196,6 @@ class DatasetFile:
 
 
 def _types_to_record(types: Mapping[str, ValueType]) -> dict[str, ValueType]:
-    """Return the types that do not follow from `numbers`, `features` or the field names."""
     return {
         name: value_type
         for name, value_type in types.items()
@@ -337,7 +335,7 @@ def is_plain_name(name: str) -> bool:
 
 
 def _check_texts(document: Json, ours: Json) -> None:
-    """Check that strings are Unicode and numbers finite. Options may contain file names that are not UTF-8."""
+    """Check that numbers are finite, and that strings other than file names in options are Unicode."""
     try:
         _to_json({**document, "shardtool": {**ours, "made": None}}).encode()
         _to_json(ours["made"]).encode("utf-8", "surrogateescape")
@@ -351,7 +349,6 @@ def _to_json(value: object) -> str:
 
 
 def _require(condition: object, problem: str) -> None:
-    """Check a condition; not per shard, because the message is always formatted."""
     if not condition:
         raise ValueError(problem)
 
@@ -417,7 +414,7 @@ def _parse_dataset(document: Json, ours: Json) -> DatasetFile:
 
 
 def _parse_pattern(ours: Json, shards: Sequence[ShardEntry]) -> str:
-    """Return the pattern; a range must produce the listed names in order."""
+    """Return the pattern; a range must produce the listed names."""
     text: str = _parse_file_name(ours, "pattern")
     if any(mark in text for mark in "{}<>"):
         # Other braces could expand to any number of names.

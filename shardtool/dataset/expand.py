@@ -46,10 +46,9 @@ _RANGE_PATTERN = re.compile(r"[^{}<>,*?%\[\]]*\{\d{1,18}\.\.\d{0,18}\}[^{}<>,*?%
 
 
 def expand_datasets(dataset: DatasetLike) -> list[DatasetLike]:
-    """Return the datasets that `dataset` names, each as `find_dataset` accepts it, even if it does not exist.
+    """Return the datasets that `dataset` names, each as `find_dataset` accepts it; some may not exist.
 
-    In a list, files other than dataset files and folders are the shards of one dataset, unless a listed dataset file
-    contains them.
+    In a list, files other than dataset files are the shards of one dataset, unless a listed dataset file contains them.
     """
     if dataset and isinstance(dataset, (str, os.PathLike)):
         datasets = _expand_name(os.fspath(dataset))
@@ -170,7 +169,6 @@ def _unlisted_shards(folder: str, files: list[str], shards: list[str]) -> list[s
 
 
 def _splits_of(text: str) -> list[DatasetLike]:
-    """Return the splits of one run that match a name with `{split}`."""
     names = datasets_by_split(text)
     return [dataset for split in _splits_of_one_run(text, names) for dataset in names[split]]
 
@@ -198,10 +196,7 @@ def datasets_by_split(text: str) -> dict[str, list[DatasetLike]]:
 
 
 def _splits_of_one_run(text: str, names: Mapping[str, list[DatasetLike]]) -> list[str]:
-    """Return the splits of the run that created the datasets, or all if none is recorded.
-
-    Dataset files of shardtool 0.1 may not list the splits of their run.
-    """
+    """Return the splits of the run that created the datasets, or all if none is recorded."""
     files = [
         (split, file)
         for split, problem in names.items()
@@ -238,7 +233,6 @@ def _dataset_file(dataset: DatasetLike) -> DatasetFile | None:
 
 
 def _datasets_of_split(name: str) -> list[DatasetLike]:
-    """Return the datasets with a split's name; empty if another kind of file has this name."""
     if is_folder(name):
         return _datasets_in(name, below=True)
     if not (name.endswith(DATASET_SUFFIX) or is_shard_name(name)) or _is_companion_file(name):
@@ -270,5 +264,4 @@ def _shard_paths(name: str) -> tuple[str, ...] | None:
 
 
 def _dataset_identity(dataset: DatasetLike) -> object:
-    """Return a value that is equal for all names of one dataset."""
     return paths.real_path(os.fspath(dataset)) if isinstance(dataset, (str, os.PathLike)) else tuple(dataset)

@@ -146,7 +146,7 @@ def natural_key(name: str) -> list[tuple[int, str]]:
 
 
 def _from_names(names: list[str], text: str = "") -> StoredDataset:
-    """Return the named shards, and for the glob `text` also those that a dataset file lists."""
+    """Return the named shards, and those that a dataset file lists for the glob `text`."""
     sidecars = {sidecar_path(name, None) for name in names}
     # A glob may match sidecars of `train-00000-of-01024`, too.
     names = [name for name in names if name not in sidecars] or names
@@ -224,7 +224,7 @@ def list_shard_folder(folder: str) -> tuple[list[str], list[str]]:
 
 
 def _can_be_shard(path: str) -> bool:
-    """Return whether a file starts like a shard. Unreadable files count, so that they are reported."""
+    """Return whether a file starts like a shard, or cannot be read."""
     try:
         return detect_kind_by_content(path) is not None
     except CorruptShard:
@@ -266,7 +266,6 @@ def _from_pattern(text: str) -> StoredDataset:
 
 
 def _existing_names(pattern: ShardPattern) -> Iterable[str] | None:
-    """Return the existing names in a pattern's folder; None: it cannot be listed."""
     if pattern.names is None:
         try:
             return None if is_web(pattern.folder) else list_folder_names(pattern.folder, needed=True)
@@ -279,7 +278,6 @@ def _existing_names(pattern: ShardPattern) -> Iterable[str] | None:
 
 
 def _matching_names(pattern: ShardPattern, names: Iterable[str]) -> list[str]:
-    """Return the names that a pattern produces, each once, in its order."""
     if pattern.names is not None:
         existing = {*names}
         return [name for name in pattern.names if name in existing]
@@ -294,7 +292,6 @@ def _matching_names(pattern: ShardPattern, names: Iterable[str]) -> list[str]:
 
 
 def _check_range(pattern: ShardPattern) -> None:
-    """Refuse an open or huge range in a folder that cannot be listed."""
     location = join(pattern.folder, pattern.text)
     if pattern.count is None:
         found = "a range without an end on the web, where folders cannot be listed"
@@ -342,10 +339,9 @@ def names_listed_by(path: str) -> set[str]:
 
 
 def _read_dataset_file(path: str, *, listed: bool = False) -> bytes | None:
-    """Return the bytes of a dataset file, perhaps damaged; None: missing or another file."""
     try:
         data = files.read_small(path) if is_url(path) or os.path.isfile(path) else b""
-    except (OSError, AccessRefused) as error:  # AccessRefused may mean "missing" where listing is not allowed
+    except (OSError, AccessRefused) as error:  # perhaps "missing" where listing is not allowed
         if listed and isinstance(error, AccessRefused):
             raise
         return None
@@ -353,7 +349,7 @@ def _read_dataset_file(path: str, *, listed: bool = False) -> bytes | None:
 
 
 def default_dataset_names(shards: list[str]) -> Iterator[str]:
-    """Yield default names of the dataset file of some shards. One shard may be from any range."""
+    """Yield default names of the dataset file of some shards."""
     with suppress(InvalidRequest):
         yield parse_pattern(shards).dataset_file
     if len(shards) == 1 and (match := _NUMBERED_NAME.fullmatch(shards[0])):
@@ -362,7 +358,7 @@ def default_dataset_names(shards: list[str]) -> Iterator[str]:
 
 
 def damaged_file(dataset: StoredDataset) -> str | None:
-    """Return the path of the dataset file of some shards if it is damaged; otherwise None."""
+    """Return the path of the dataset file of some shards if it is damaged."""
     if dataset.dataset_file is not None:
         return None
     for name in default_dataset_names([base_name(path) for path in dataset.paths]):

@@ -21,7 +21,6 @@ class IndexDifference(NamedTuple):
     Attributes:
         what: `samples` (their number), `key`, `offset`, `size`, `number of fields`, `field`, `length` or `checksum`.
         sample: The sample, or -1.
-        row: The field's row, or -1.
     """
 
     what: str
@@ -32,7 +31,7 @@ class IndexDifference(NamedTuple):
 
 
 def compare_indexes(first: ShardIndex, second: ShardIndex) -> Iterator[IndexDifference]:
-    """Yield the differences between two indexes: sample count, and the first other difference or all checksums.
+    """Yield the difference in sample count, and the first other difference or all checksums.
 
     If the second index is from a scan that ended early, its last sample is ignored.
     """

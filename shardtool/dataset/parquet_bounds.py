@@ -38,7 +38,7 @@ _ENCODING = {_DATA_PAGE: 2, _DATA_PAGE_V2: 4, _DICTIONARY_PAGE: 2}
 # Without DELTA_BYTE_ARRAY (7): an empty value can repeat a megabyte of the previous one.
 _ENCODINGS = (0, 2, 3, 4, 5, 6, 8, 9)
 BYTE_ARRAY = 6
-_FIXED = 7  # FIXED_LEN_BYTE_ARRAY
+_FIXED = 7
 _WIDTHS = {0: 1, 1: 4, 2: 8, 3: 12, 4: 4, 5: 8, BYTE_ARRAY: 4}
 _LEVEL_BYTES = 4  # two levels per value
 _Struct = dict[int, tuple[int, Any]]  # field to type and value
@@ -79,7 +79,6 @@ class LeafMemory(NamedTuple):
 
     Attributes:
         values: Number of values, with nulls and empty lists.
-        uncompressed: Bytes of its decompressed pages.
         coded: Whether values are dictionary indices, so that text may exceed its pages.
     """
 
@@ -132,7 +131,6 @@ def leaf_memory(data: bytes, footer: ParquetFooter) -> tuple[LeafMemory, ...]:
 
 
 def _leaves(elements: list[_Struct]) -> tuple[ParquetLeaf, ...]:
-    """Return the leaves of a schema: a tree in preorder."""
     remaining = iter(elements)
     leaves = tuple(_leaves_below(next(remaining, {}), remaining))
     if next(remaining, None) is not None:
@@ -161,7 +159,7 @@ def _leaves_below(
 
 
 def _chunks(group: _Struct, leaves: tuple[ParquetLeaf, ...]) -> tuple[_Struct, ...]:
-    """Return the metadata of each leaf in a row group, in the order on which pyarrow relies."""
+    """Return the metadata of each leaf in a row group; pyarrow relies on their order."""
     columns = _structs(group, _COLUMNS)
     if len(columns) != len(leaves):
         raise ValueError("a row group with different columns than the schema")
@@ -216,7 +214,7 @@ def _leaf_memory(data: bytes, chunk: _Struct, leaf: ParquetLeaf, rows: int) -> L
 
 
 def _page(head: _Struct, field: int) -> int:
-    """Return the number of values in a page; no encoding may expand a value."""
+    """Return the number of values in a page."""
     thrift_type, page = head[field]
     if thrift_type != _STRUCT or _number(page, _ENCODING[field], _I32) not in _ENCODINGS:
         raise ValueError("a page in an encoding that sidecars do not use")
@@ -306,7 +304,7 @@ class _ThriftReader:
         return number >> 1 ^ -(number & 1)
 
     def _varint(self) -> int:
-        if (byte := self._data[self.offset]) < _MIN_TWO_BYTES:  # nearly all numbers are this short
+        if (byte := self._data[self.offset]) < _MIN_TWO_BYTES:
             self.offset += 1
             return byte
         number, self.offset = read_varint(self._data, self.offset, len(self._data))

@@ -27,7 +27,7 @@ _TENSORFLOW_IMAGE = re.compile(r"image(/(encoded|raw|image_raw))?|image_raw|img|
 _LABEL_NAME = re.compile(
     r"(.*[._/-])?(cls\d*|class(es)?|class_?(name|id)|labels?|label_?(name|id)|category|target|species|bi)"
 )
-_MAX_NUMBER_LENGTH = 40  # characters
+_MAX_NUMBER_LENGTH = 40
 
 
 def content_type(field: str, kind: str = "bytes") -> str:
@@ -41,7 +41,7 @@ def content_type(field: str, kind: str = "bytes") -> str:
 
 
 def is_named_type(field: str) -> bool:
-    """Return whether a field name determines the content type; a number may have any type."""
+    """Return whether a field name determines the content type."""
     return content_type(field) not in ("number", "bytes")
 
 
@@ -126,7 +126,7 @@ def duration_s(data: bytes, length: int) -> float | None:
     if data[:4] == b"RIFF":
         seconds = _wav_seconds(data, length)
     elif data[:4] == b"fLaC":
-        stream_info = int.from_bytes(data[18:26], "big")  # 20 bits: sample rate; the last 36: samples
+        stream_info = int.from_bytes(data[18:26], "big")
         seconds = (stream_info & (2**36 - 1)) / ((stream_info >> 44) or 1)
     elif data[:4] == b"OggS":
         seconds = _ogg_seconds(data) if len(data) == length else 0.0
@@ -161,7 +161,7 @@ def _mp4_seconds(data: bytes) -> float:
     while at + 8 <= len(data):
         size, kind = int.from_bytes(data[at : at + 4], "big"), data[at + 4 : at + 8]
         if kind == b"mvhd":
-            time_bytes = 4 if data[at + 8 : at + 9] == b"\0" else 8  # bytes per timestamp
+            time_bytes = 4 if data[at + 8 : at + 9] == b"\0" else 8
             timing = data[at + 12 + 2 * time_bytes :]
             return int.from_bytes(timing[4 : 4 + time_bytes], "big") / (int.from_bytes(timing[:4], "big") or 1)
         size = int.from_bytes(data[at + 8 : at + 16], "big") if size == 1 else size

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from shardtool.dataset.shard_file import CompressedFile, ShardFile
 
 
-_MAX_LOST_RANGES = 2**16  # a file with more is not a shard
+_MAX_LOST_RANGES = 2**16
 FIELDS_MAY_BE_LOST = "some of its fields may be lost"
 
 
@@ -26,7 +26,6 @@ class LostRange(NamedTuple):
 
     Attributes:
         end: Where reading continues; -1: nowhere.
-        found: What is wrong.
         name: For tar, the name in the damaged header, if plausible.
     """
 

@@ -46,7 +46,7 @@ def interleaved_samples(keys: Sequence[bytes], fields: Sequence[frozenset[int]])
 
 _FILE_NAME_FEATURE = b"image/filename"  # in TensorFlow's image datasets
 _KEY_FEATURES = (b"__key__", b"key", b"__key", _FILE_NAME_FEATURE)
-_FILE_SUFFIX = re.compile(rb"(?<=[^/])\.[A-Za-z0-9]{1,8}$")  # removed from a file name to get the key
+_FILE_SUFFIX = re.compile(rb"(?<=[^/])\.[A-Za-z0-9]{1,8}$")
 _RECORD_SUFFIX = re.compile(r"\.tfrecords?|\.(?:gz|bz2|xz|zst)$", re.IGNORECASE)
 _MAX_KEY_BYTES = 2**20  # a longer `__key__` is an attack
 _NO_END = 2**63
@@ -56,7 +56,7 @@ _BASE_MEMORY_BYTES = 2**27
 _MEMORY_PER_BYTE = 8
 _MEMORY_PER_COMPRESSED_BYTE = 128
 _MEMORY_CHECK_BYTES = 2**22  # of a shard, between two checks
-_MAX_VARINT_BYTES = 11  # one more than a valid varint has
+_MAX_VARINT_BYTES = 11
 _MAX_FIELD_NAMES = 2**16  # the fingerprint has uint16 codes
 _MAX_LISTED_DAMAGE = 100  # per kind and shard
 
@@ -79,7 +79,6 @@ class UnrecognisedMember(NamedTuple):
     """A tar member that is not part of a sample.
 
     Attributes:
-        offset: Offset of its header.
         name: Without a leading `./`.
     """
 
@@ -91,12 +90,12 @@ class UnrecognisedMember(NamedTuple):
 
     @property
     def what(self) -> str:
-        """A description for messages."""
+        """The member, for messages."""
         return f"{printable(self.name) or './'}: {'a name without a field' if self.is_file else 'not a regular file'}"
 
 
 class FeatureConflict(NamedTuple):
-    """The first value of a feature that is a list, or of another type than before."""
+    """The first list, or value of another type, of a feature."""
 
     sample: int
     kind: FeatureType
@@ -126,7 +125,6 @@ class ShardScan:
         differ: Offset and kind of the first headers that tar readers interpret differently.
         unlike: For TFRecord, field code to its first value of another type, or else its first list.
         whole: For TFRecord, rows of whole lists, see `ExampleFeature.whole`.
-        error: The error that ended the scan early.
         lost: With `salvage`, unreadable ranges.
         broken: With `salvage`, offset, key and problem of each incomplete sample, which is excluded.
     """
@@ -230,7 +228,6 @@ def _incomplete_samples(scan: ShardScan, dots: Dots) -> dict[int, str]:
 
 
 def _split_name(name: bytes, dots: Dots) -> tuple[bytes, bytes]:
-    """Return the key and field of a member name; an empty field if it has none."""
     name = name.removeprefix(b"./")
     base = name.rfind(b"/") + 1
     dot = name.find(b".", base + 1) if dots == "first" else name.rfind(b".", base + 1)
@@ -238,7 +235,6 @@ def _split_name(name: bytes, dots: Dots) -> tuple[bytes, bytes]:
 
 
 def _content_digest(scan: ShardScan) -> int:
-    """Return the content fingerprint: fields sorted by name, numbers as text."""
     lengths, crcs, codes = array("Q", scan.lengths), array("I", scan.crcs), array("H", scan.codes)
     for row, length, crc in zip(scan.text_rows, scan.text_lengths, scan.text_crcs, strict=True):
         lengths[row], crcs[row] = length, crc
@@ -276,8 +272,6 @@ def payload_crc(shard: ShardFile | CompressedFile, offset: int, length: int) -> 
 
 
 class _ScanMemory:
-    """Limits the memory of a scan in proportion to its shard."""
-
     def __init__(self, shard: ShardFile | CompressedFile, scan: ShardScan) -> None:
         self._scan = scan
         packed_size = shard.packed_size if isinstance(shard, CompressedFile) else None
@@ -286,11 +280,7 @@ class _ScanMemory:
         self._has_long_name = False  # long field names count per use, because tables repeat them
 
     def check(self, end: int) -> int:
-        """Check the scan up to `end`; return the offset of the next check.
-
-        Raises:
-            CorruptShard: It needs too much memory, or a sample has too many fields.
-        """
+        """Check the scan up to `end`; return the offset of the next check."""
         scan = self._scan
         self._text_bytes += sum(map(len, scan.keys[self._keys :])) + sum(map(len, scan.names[self._names :]))
         self._text_bytes += sum(len(member.name) + len(member.link) for member in scan.odd[self._members :])

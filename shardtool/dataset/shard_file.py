@@ -106,11 +106,7 @@ class ChecksummedFile(ShardFile):
         self._crc = self._end = self._held = 0  # CRC of the bytes before `_end`; number of bytes in the window
 
     def read(self, offset: int, length: int) -> bytes | memoryview:
-        """Return `length` bytes at `offset`; fewer only at the end of the file.
-
-        Raises:
-            CorruptShard: The disk fails, or the file was replaced.
-        """
+        """Return `length` bytes at `offset`; fewer only at the end of the file."""
         position = offset - self._start
         if position >= 0 and position + length <= self._held:
             return self._view[position : position + length]
@@ -139,7 +135,7 @@ class ChecksummedFile(ShardFile):
         return self._crc
 
     def _fill(self, position: int) -> int:
-        """Read the next block to `position` in the window; return its length. At 0 it replaces the window."""
+        """Read the next block to `position` in the window, which 0 replaces; return its length."""
         block = self._view[position : position + min(_WINDOW_BYTES, max(0, self.size - self._end))]
         try:
             count = self._stream.readinto(block) if len(block) else 0
@@ -166,12 +162,7 @@ class _XzStream:
         self._unpack = LZMADecompressor(FORMAT_XZ, memlimit=_MAX_XZ_MEMORY_BYTES)
 
     def read(self, size: int) -> bytes:
-        """Return up to `size` bytes; empty at the end.
-
-        Raises:
-            ValueError: The data is damaged, or needs too much memory.
-            OSError: The data is truncated or unreadable.
-        """
+        """Return up to `size` bytes; empty at the end."""
         from lzma import LZMAError
 
         while True:
@@ -277,7 +268,6 @@ class CompressedFile:
         return self._window[position : position + length]
 
     def _decompress(self, length: int) -> bytes:
-        """Decompress in constant steps, so that damage always loses the same bytes."""
         if self._failed is not None:
             raise self._failed
         parts, size = [], 0
@@ -300,7 +290,7 @@ def open_error(path: str, error: OSError, remedy: str = "") -> CorruptShard:
 
 
 def describe_missing(path: str) -> tuple[str, str]:
-    """Return what exists instead of a shard's regular file, and how to get the shard, if known."""
+    """Return what exists instead of a shard's file, and how to get the shard, if known."""
     if is_url(path):
         return "no such object", ""
     if (target := dangling_target(path)) is not None:
@@ -326,7 +316,7 @@ def detect_kind(path: str) -> ShardName:
     if (is_file(path) if is_url(path) else os.path.lexists(path)) and (kind := detect_kind_by_content(path)):
         return kind
     if count_suffix(base_name(path)):
-        return ShardName("tfrecord")  # only TensorFlow numbers files this way; it may be missing or damaged
+        return ShardName("tfrecord")  # it may be missing or damaged
     expected = f"a name that ends in one of {READABLE_ENDINGS}"
     raise InvalidRequest(path, "neither a tar nor a TFRecord file, by its name and its first bytes", expected=expected)
 

@@ -1,7 +1,7 @@
 """The index of one shard as columns: the offset and length of each sample and field.
 
 It comes from a sidecar (`parse_sidecar`), a scan (`scanned_index`), or the worker that wrote the shard
-(`written_index`). Ten million samples are a few arrays, which can be packed into one block that processes share.
+(`written_index`).
 """
 
 from __future__ import annotations
@@ -65,7 +65,6 @@ class ShardIndex:
         crcs: uint32 [fields]: CRC-32C; None: unknown.
         kinds: After a scan of a TFRecord, field name to `bytes`, `int64` or `float`.
         metadata: The sidecar's other columns, one chunk each, text perhaps in dictionaries; empty if not requested.
-        schema: The sidecar's schema, metadata included.
         walk: The scan that the index was built from, if any.
         damage: The error in the sidecar that required a scan.
     """
@@ -205,10 +204,7 @@ class ShardIndex:
         return [name.encode() for name in names], positions[self.codes].tobytes()
 
     def fingerprint(self) -> int | None:
-        """Return the content fingerprint of a tar shard; None without checksums.
-
-        For TFRecord it is unknown, because it hashes numbers as text.
-        """
+        """Return the content fingerprint of a tar shard; None without checksums, and for TFRecord."""
         if self.crcs is None:
             return None
         names, codes = self.codes_by_name()

@@ -1,8 +1,7 @@
 """Read sidecars, which are untrusted.
 
 Before pyarrow decodes a page, `parquet_bounds` adds up the memory of all pages, which must be proportional to the
-sidecar and its shard. Dictionary-encoded text is decoded when needed, after a check of its size. `MemoryError` means
-that memory ran out, not that the sidecar is damaged.
+sidecar and its shard. `MemoryError` means that memory ran out, not that the sidecar is damaged.
 
 Source: docs/format.md, "Sidecar"; docs/decisions/012-bounded-sidecars.md.
 """
@@ -49,17 +48,17 @@ READ_VERSIONS = (1, 2)  # version 1 lacks the column with the shard's name
 METADATA_PREFIX = "shardtool."
 _FIELD_LEAVES = [f"__fields__.list.element.{name}" for name in ("name", "offset", "length", "crc32c")]
 _INDEX_LEAVES = ["__key__", "__offset__", "__size__", *_FIELD_LEAVES]
-_FOOTER_READ_BYTES = 2**14  # from the end; nearly always contains the footer
+_FOOTER_READ_BYTES = 2**14
 _MIN_FIELD_BYTES = 2  # per field of a shard
 _MAX_SAMPLES_PER_BYTE = 8  # or fields; at most 1 was measured
-_SAMPLES_SLACK = 2**16  # samples, or fields, allowed in any sidecar
+_SAMPLES_SLACK = 2**16
 _INDEX_BYTES_PER_FIELD = 64  # memory, without field name and key
-_INDEX_SLACK_BYTES = 2**24  # allowed in any sidecar
-_METADATA_SLACK_BYTES = 2**25  # allowed in any sidecar
+_INDEX_SLACK_BYTES = 2**24
+_METADATA_SLACK_BYTES = 2**25
 _MAX_BYTES_PER_BYTE = 64  # memory per byte of sidecar; for metadata also of the shard
 _VERSION_KEY = f"{METADATA_PREFIX}format_version"
 _ARROW_SCHEMA_KEY = "ARROW:schema"  # changes how columns are read; our sidecars have none
-_MAX_ERROR_LENGTH = 300  # characters of pyarrow's message
+_MAX_ERROR_LENGTH = 300
 
 
 def _verify_advice() -> str:
@@ -76,10 +75,7 @@ def load_sidecar(path: str) -> bytes:
 
 
 def parse_sidecar(data: bytes, where: str, size: int | None, *, metadata: bool = True) -> ShardIndex:
-    """Parse a sidecar.
-
-    `size` is the size of the shard, None if it does not exist; a larger shard allows more metadata. `where` is for
-    messages.
+    """Parse a sidecar. A larger shard allows more metadata; `size` None: it does not exist.
 
     Raises:
         CorruptShard: Its parts contradict each other, or it needs too much memory for its shard.
@@ -112,9 +108,9 @@ def max_metadata_bytes(size: int) -> int:
 def parse_shard_sidecar(
     data: bytes, where: str, name: str, size: int | None, entry: ShardEntry | None = None, *, metadata: bool = True
 ) -> ShardIndex:
-    """Parse a sidecar, and check that it belongs to a shard and is the one in the dataset file.
+    """Parse a sidecar of the shard `name`, and check that it is the one in the dataset file.
 
-    `size` and errors are as for `parse_sidecar`; `name` is the file name of the shard.
+    `size` and errors are as for `parse_sidecar`.
     """
     if entry is not None:
         check_listed_sidecar(data, where, entry)
@@ -238,7 +234,6 @@ def _check_metadata_memory(size: int, limit: int) -> None:
 
 
 def _decode_columns(data: bytes, leaves: Sequence[LeafMemory], requested: Sequence[str]) -> tuple[pa.Table, pa.Schema]:
-    """Return the requested columns, one chunk each, and the whole schema."""
     column_indices = [index for index, part in enumerate(leaves) if part.leaf.top in requested]
     dictionary_columns = [part.leaf.path for part in leaves if part.coded and part.leaf.kind == BYTE_ARRAY]
     schema = pq.read_schema(pa.BufferReader(data)).remove_metadata()
@@ -329,7 +324,6 @@ def _string_bytes(column: pa.Array) -> tuple[bytes, NDArray[np.int64]]:
 
 
 def _decoded_bytes(array: pa.Array) -> int:
-    """Return the bytes of dictionary text after decoding."""
     array_type = array.type
     if pt.is_dictionary(array_type):
         import pyarrow.compute as pc
@@ -344,23 +338,12 @@ def _decoded_bytes(array: pa.Array) -> int:
 
 
 def parse_facts(data: bytes, name: str) -> ShardFacts:
-    """Return the facts of a shard in the sidecar `data`.
-
-    Raises:
-        CorruptShard: It is not a sidecar, or its format version is unknown.
-    """
+    """Return the facts of a shard in the sidecar `data`."""
     return _parse_footer(data, name)[0]
 
 
 def read_sample_count(path: str, name: str, size: int | None) -> tuple[int, ShardFacts]:
-    """Return the sample count and facts of a shard from the footer of its sidecar.
-
-    `size` is the size of the shard, None if it does not exist.
-
-    Raises:
-        CorruptShard: It is not a sidecar of this shard, or its format version is unknown.
-        OSError: It is missing, or cannot be read.
-    """
+    """Return the sample count and facts of a shard from its sidecar's footer; raise OSError or CorruptShard."""
     fact, footer = _parse_footer(_read_footer_bytes(path), path)
     _check_same_shard(fact, path, name, size)
     return footer.rows, fact

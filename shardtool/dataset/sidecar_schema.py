@@ -37,7 +37,7 @@ def _make_schema(nullable: str = "") -> pa.Schema:
 
 SIDECAR_SCHEMA = _make_schema()
 SHARD_COLUMN = pa.field("__shard__", pa.string(), nullable=False)
-OWN_COLUMNS = (*SIDECAR_SCHEMA.names, SHARD_COLUMN.name)  # all other columns are metadata
+OWN_COLUMNS = (*SIDECAR_SCHEMA.names, SHARD_COLUMN.name)  # others are metadata
 # Payloads were not read, so checksums are null.
 SCHEMA_WITHOUT_CRC = _make_schema("crc32c")
 

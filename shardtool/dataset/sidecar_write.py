@@ -99,7 +99,6 @@ def encode_sidecar(index: ShardIndex, shard: ShardFacts) -> tuple[bytes, dict[st
 
 
 def _check_readable(data: bytes, shard: ShardFacts) -> None:
-    """Refuse text that many samples share and that readers reject."""
     try:
         parse_sidecar(data, sidecar_name(shard.name), shard.size)
     except CorruptShard as error:

@@ -41,7 +41,6 @@ class StoredShard:
     Attributes:
         dots: Where keys end in member names.
         index_folder: The folder of its sidecar; None: the shard's folder.
-        entry: Its entry in the dataset file, if any.
     """
 
     path: str
@@ -80,7 +79,7 @@ class StoredShard:
         return lookup.plain_size(self.path)
 
     def scan(self, *, checksum: bool = False) -> ShardScan:
-        """Scan the shard; with `checksum`, read the payloads, too."""
+        """Scan the shard."""
         return scan_shard(ShardScanTask(self.path, checksum, self.dots))
 
     def index(self, *, metadata: bool = False) -> ShardIndex:
@@ -131,15 +130,12 @@ class StoredDataset:
     """A dataset on disk, in a store, or on the web.
 
     Attributes:
-        given: The name that the user gave.
         shards: In the order of their names; some may not exist.
         dataset_file: Its path, if any; it may list other shards, too.
         folder: The folder of the dataset file, and of the shards or their subfolders; "": the current folder.
         own: Whether the dataset file is one of shardtool, perhaps damaged. Sidecars are then in its folder.
         whole: Whether the user named the dataset: its file, folder, or complete range. Unlisted shards are ignored.
         missing: The first names of a range that neither exist nor are listed.
-        file: The dataset file's content for these shards, once read.
-        unlisted: Paths of shards that the dataset file does not list.
     """
 
     given: DatasetLike
@@ -206,7 +202,7 @@ class StoredDataset:
         return replace(self, file=file, shards=shards)
 
     def with_dots(self, dots: Dots) -> StoredDataset:
-        """Return the dataset with another rule for where keys end in member names."""
+        """Return the dataset with other `dots`."""
         return replace(self, shards=tuple(replace(shard, dots=dots) for shard in self.shards))
 
 

@@ -1,7 +1,7 @@
 """Read tar shards: parse bytes into members, for any tar that common tools write. Opens no file.
 
-Reads ustar, GNU (long names, base-256 sizes) and pax headers. Where GNU tar, bsdtar and `tarfile` disagree, the
-difference is noted and the majority is followed. Unlike `tarfile`, damage or an early end raises `CorruptShard`.
+Where GNU tar, bsdtar and `tarfile` disagree, the difference is noted and the majority is followed. Unlike `tarfile`,
+damage or an early end raises `CorruptShard`.
 
 Source: POSIX.1-2017, pax; GNU tar manual, "Basic Tar Format"; docs/format.md, "Tar shards".
 """
@@ -30,7 +30,7 @@ _FILE_TYPES = (b"0", b"\0", b"7")
 _EMPTY_TYPES = (b"1", b"2", b"3", b"4", b"5", b"6")  # links, devices, folders
 _EXTENDED_TYPES = (b"x", b"g", b"L", b"K", b"X")
 _SPARSE_TYPE = b"S"  # its map may continue in blocks after the header
-_SPARSE_MORE_OFFSET, _SPARSE_NEXT_OFFSET = 482, 504  # flags for another map block
+_SPARSE_MORE_OFFSET, _SPARSE_NEXT_OFFSET = 482, 504
 _SPARSE_KEYWORDS = (b"GNU.sparse.", b"SCHILY.realsize")
 _KNOWN_TYPES = frozenset(b"0\x007123456xgLKXSVMND")
 _SIZELESS_TYPES = (b"V", b"M", b"N", b"D")  # GNU tar: volumes, directory listings
@@ -41,7 +41,7 @@ _PAX_RECORD_START = re.compile(rb"([0-9]{1,19}) ([^=]+)=")
 _MAX_SIZE_DIGITS = 19
 _MAX_OCTAL_SIZE = 8**11 - 1
 _MAX_SIZE = 2**62  # offsets must fit int64
-_BASE_256_MARK, _NEGATIVE_MARK = 0x80, 0xFF  # first bytes of a binary size
+_BASE_256_MARK, _NEGATIVE_MARK = 0x80, 0xFF
 _BLANK_CHECKSUM = 8 * 0x20
 _PLAIN_FILE_FIELDS = b"0" + bytes(100) + b"ustar\0" + b"00"  # type, link name, magic, version
 DAMAGED_TAR_ADVICE = "Fetch the shard again, or recreate it from its source."
@@ -58,7 +58,6 @@ class TarMember(NamedTuple):
         name: As stored, a leading `./` included.
         offset: Of its first header, extended headers included.
         data: Offset of its payload.
-        size: Bytes of the payload.
         end: Offset of the next header.
     """
 
@@ -157,7 +156,7 @@ def _plain_file_size(block: bytes) -> int:
 
 
 class _ExtendedHeaders:
-    """The extended headers before a member. Names in pax headers take precedence over GNU long names."""
+    """The extended headers before a member; pax takes precedence over GNU."""
 
     def __init__(self, where: str, note: Note) -> None:
         self.where, self.note = where, note
@@ -294,7 +293,6 @@ def _parse_size(block: bytes, offset: int, where: str) -> int:
     if match is None or not match[1]:
         raise CorruptShard(where, "not a tar header", offset=offset, remedy=DAMAGED_TAR_ADVICE)
     stored = int(match[1], 8)
-    # Adler-32's low half is one more than the sum of up to 256 bytes.
     total = (adler32(block[:_HALF]) & 0xFFFF) + (adler32(block[_HALF:]) & 0xFFFF) - 2
     total += _BLANK_CHECKSUM - sum(block[148:156])
     if stored != total and stored != _signed_sum(block):

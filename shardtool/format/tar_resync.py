@@ -66,7 +66,6 @@ def _stated_end(block: bytes, offset: int) -> int | None:
 
 
 def _candidate_offsets(window: bytes, first: int) -> list[int]:
-    """Return the offsets with ustar magic, and the blocks with a plausible checksum field."""
     offsets = {match.start() - _USTAR_OFFSET for match in re.finditer(_USTAR, window) if match.start() >= _USTAR_OFFSET}
     for offset in range(first, len(window) - TAR_BLOCK_BYTES + 1, TAR_BLOCK_BYTES):
         if _CHECKSUM_FIELD.fullmatch(window, offset + 148, offset + 156):

@@ -21,7 +21,7 @@ TRAILER = bytes(2 * TAR_BLOCK_BYTES)
 PADDING = [bytes(size) for size in range(TAR_BLOCK_BYTES)]  # by length
 USTAR_NAME_BYTES = 100
 USTAR_PREFIX_BYTES = 155
-MAX_USTAR_SIZE = 8**11 - 1  # eleven octal digits
+MAX_USTAR_SIZE = 8**11 - 1
 _UTF8_TOP_BITS, _UTF8_CONTINUATION = 0xC0, 0x80
 _MODE_UID_GID = b"0000644\0" + b"0000000\0" * 2
 _MTIME = b"00000000000\0"
@@ -35,7 +35,7 @@ _PAX_NAME = b"././@PaxHeader"
 
 
 def put_header(into: memoryview | bytearray, at: int, name: bytes, size: int) -> int:
-    """Write the header blocks of a member: 512 bytes, or more if pax is needed; return the index after them.
+    """Write the header blocks of a member, 512 bytes or more; return the index after them.
 
     A hot path: 0.8 us per member. The low half of Adler-32 is the byte sum plus one for up to 256 bytes.
 

@@ -27,9 +27,9 @@ _unpack_tail = Struct("<I").unpack
 _LIST_KINDS: Mapping[int, FeatureType] = {1: "bytes", 2: "float", 3: "int64"}
 _WIRE_VARINT, _WIRE_DELIMITED, _WIRE_FIXED_BYTES = 0, 2, {1: 8, 5: 4}
 _FIELD_1_TAG, _FIELD_2_TAG = 0x0A, 0x12
-MAX_HELD_RECORD_BYTES = 2**26  # larger records are not held in memory
-MAX_FEATURES = 2**16  # in an Example: the key and at most 65,535 fields
-_MAX_NAMES_BYTES = 2**24  # longer names of all features of an Example are an attack
+MAX_HELD_RECORD_BYTES = 2**26
+MAX_FEATURES = 2**16
+_MAX_NAMES_BYTES = 2**24  # more is an attack
 _TOO_MANY_FEATURES = f"more than {MAX_FEATURES:,} features, or {_MAX_NAMES_BYTES:,} bytes of feature names"
 _DISTANT_BLOCK_BYTES = 2**16
 
@@ -54,7 +54,6 @@ class ExampleFeature(NamedTuple):
     Attributes:
         offset: Offset of its single value, or else of its list.
         size: Bytes of the value.
-        values: Number of values.
         whole: Whether the value is the whole list, with tags and lengths, instead of one value or packed numbers.
     """
 
@@ -173,7 +172,7 @@ def parse_features(data: Data, start: int, where: str) -> list[ExampleFeature]:
 
 
 def _parse_plain_feature(data: Data, at: int, end: int, start: int, features: list[ExampleFeature]) -> int:
-    """Add a name with one bytes value, and return its end; 0: it has another form."""
+    """Add a name with one bytes value, and return its end; 0: another form."""
     if data[at] != _FIELD_1_TAG:
         return 0
     size, at = read_varint(data, at + 1, end)
@@ -200,11 +199,7 @@ def _parse_any_feature(data: Data, at: int, end: int, start: int, features: list
 
 
 def decode_numbers(data: bytes | memoryview, kind: str) -> list[int] | list[float]:
-    """Return the numbers of a feature's list, packed or not.
-
-    Raises:
-        ValueError: It is not a list of such numbers.
-    """
+    """Return the numbers of a feature's list, packed or not."""
     try:
         if kind == "float":
             spans = [*_value_spans(data)]
@@ -223,12 +218,7 @@ def decode_numbers(data: bytes | memoryview, kind: str) -> list[int] | list[floa
 
 
 def decode_bytes_list(data: bytes) -> list[bytes]:
-    """Return the values of a bytes_list.
-
-    Raises:
-        ValueError: It is not a list.
-        IndexError: It ends too early.
-    """
+    """Return the values of a bytes_list."""
     return [data[first:last] for first, last in _value_spans(data)]
 
 
@@ -273,7 +263,6 @@ def _parse_name(data: Data, first: int, last: int) -> bytes:
 
 
 def _parse_list(data: Data, first: int, last: int) -> tuple[int, tuple[int, int]]:
-    """Return the number of parts in a list, and the span of the only part or of the list."""
     count, span = 0, (first, last)
     for number, at, end in _message_parts(data, first, last):
         if number == 1:
@@ -283,7 +272,7 @@ def _parse_list(data: Data, first: int, last: int) -> tuple[int, tuple[int, int]
 
 
 def _message_parts(data: Data, at: int, end: int) -> Iterator[tuple[int, int, int]]:
-    """Yield (field number, start, end) of each part of a protobuf message."""
+    """Yield (field number, start, end) of each part."""
     while at < end:
         tag, at = read_varint(data, at, end)
         wire, first = tag & 7, at

@@ -36,7 +36,7 @@ _MAX_DEFLATE_RATIO = 1032  # decompressed bytes per deflated byte
 _BLOCK_BYTES = 2**18
 _PACKED_SLACK_BYTES = 2**16  # in addition to twice the original size
 _DESCRIPTOR_BYTES = 12
-_HEADER_READ_BYTES = 512  # rarely exceeded by name and extra field
+_HEADER_READ_BYTES = 512
 
 
 class ZipMember(NamedTuple):
@@ -44,7 +44,6 @@ class ZipMember(NamedTuple):
 
     Attributes:
         offset: Offset of its local header.
-        packed: Compressed bytes.
         method: `STORED`, `DEFLATED`, or a method that cannot be read.
         mode: Its Unix mode with type; 0: unknown.
     """
@@ -157,7 +156,7 @@ class _PackedBytes:
         return bool(self.data) and self.used <= self._limit
 
     def is_described(self, crc: int) -> bool:
-        """Return whether the data descriptor that follows has this CRC-32 and the used bytes."""
+        """Return whether the following data descriptor has this CRC-32 and the used bytes."""
         following = self.data[:_DESCRIPTOR_BYTES] + bytes(self._read(self._offset, _DESCRIPTOR_BYTES))
         descriptor = struct.pack("<LL", crc, self.used & _IN_ZIP64)
         return descriptor in (following[:8], following.removeprefix(_DESCRIPTOR_MARK)[:8])
@@ -171,7 +170,7 @@ def _iter_stored(source: _PackedBytes, size: int) -> Iterator[bytes]:
 
 
 def _inflate(source: _PackedBytes, size: int) -> Iterator[bytes]:
-    """Yield at most `size` + 1 decompressed bytes; end early at damage."""
+    """Yield at most `size` + 1 bytes; end early at damage."""
     unpack = zlib.decompressobj(-zlib.MAX_WBITS)
     while not unpack.eof and size >= 0 and source.more():
         try:

@@ -28,7 +28,7 @@ INFO_FILE = f"{_ENERGON_FOLDER}/.info.json"
 SPLIT_FILE = f"{_ENERGON_FOLDER}/split.yaml"
 DATASET_YAML = f"{_ENERGON_FOLDER}/dataset.yaml"
 _CRUDE_DATASET = b"__module__: megatron.energon\n__class__: CrudeWebdataset\n"
-_ENERGON_MEMBER = re.compile(rb"(?!__[^/]*__(?:/|$))(?:.*/|)[^.]+[.][^/]*$")  # members that energon's reader uses
+_ENERGON_MEMBER = re.compile(rb"(?!__[^/]*__(?:/|$))(?:.*/|)[^.]+[.][^/]*$")
 # Energon's YAML reader does not support escapes.
 _UNQUOTABLE = re.compile(r'[\x00-\x1f\x7f-\x9f"\\{}\u2028\u2029\ud800-\udfff]')
 _TAR_BLOCK_BYTES = 512

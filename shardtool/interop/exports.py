@@ -36,7 +36,6 @@ class FolderIndex(NamedTuple):
 
     Attributes:
         encode: Returns their bytes by path in the folder, in the order of publication.
-        info: The file that lists the shards.
         pairs: Returns shard and sample count from its parsed JSON.
         lasting: A file that users may edit, and that is never overwritten.
     """
@@ -64,9 +63,7 @@ class ExportFormat(NamedTuple):
         means: Returns whether an index with other bytes is equivalent to ours.
         least: Minimum number of samples that the tool accepts.
         hashed: Whether it contains hashes: the shards must be read.
-        once: The index files per folder.
         readme: Whether a `README.md` that lists the shards belongs to it.
-        note: A message for the user.
     """
 
     shard_format: str

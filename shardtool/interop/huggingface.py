@@ -33,7 +33,7 @@ _PATH_LINE = re.compile(r'^    (?:path: |- )("(?:[^"\\]|\\.)*")$', re.MULTILINE)
 _SPLIT_NAME = re.compile(r"\w+(?:\.\w+)*")  # names that `load_dataset` accepts
 _NON_WORD = re.compile(r"\W")
 _YAML_ESCAPED = re.compile("[\x7f-\xa0\u2028\u2029\ufeff]")
-# Files that `load_dataset` ignores, and extensions that it can read and that may be next to shards.
+# Files that `load_dataset` ignores, and other extensions that it can read.
 _IGNORED_FILES = ("README.md", "config.json", "dataset_info.json", "dataset_infos.json", "dataset_dict.json")
 _PREFERRED_ENDINGS = ("csv", "json", "jsonl", "arrow", "parquet")  # in case of a tie, the last one wins
 _KNOWN_ENDINGS = (
@@ -108,7 +108,6 @@ def readme_shards(data: bytes, names: Iterable[str]) -> set[str]:
 
 
 def _yaml_paths(shards: Sequence[str], names: Collection[str]) -> list[str]:
-    """Return a pattern that matches exactly the shards, or their names, as quoted YAML."""
     shard_names = set(shards)
     match = re.fullmatch(r"(.*?)([0-9]+)(\D*)", shards[0], re.DOTALL)
     if match:

@@ -78,7 +78,6 @@ class NameProblem:
     """A kind of name that a reader would misread.
 
     Attributes:
-        code: Stable, for programs.
         readers: The readers, and what they do.
         what: A noun phrase; the noun is first.
         fixable: Whether `--portable` fixes it.
@@ -130,7 +129,7 @@ class ReaderProblems:
     def add_shard(self, index: ShardIndex, texts: bytes = b"", numbers: Mapping[str, NumberType] | None = None) -> None:
         """Add the samples of a shard.
 
-        NUL follows each field's text in `texts`; b"": unknown. `numbers` are the fields whose text is a number.
+        In `texts`, NUL follows each field's text; b"": unknown.
         """
         names, code_bytes = index.codes_by_name()
         codes, fields, rows = np.frombuffer(code_bytes, np.uint16), tuple(map(to_text, names)), texts[:-1].split(b"\0")
