@@ -46,7 +46,7 @@ _AT_COUNT = re.compile(r"([^{}<>@]*)@(\d{1,18})", re.ASCII)  # TensorFlow's nota
 MAX_EXPANDED_NAMES = 10**6  # all names are kept in memory
 
 
-_MAX_FILE_NAME_BYTES = 240  # file systems allow 255
+_MAX_FILE_NAME_BYTES = 240  # file systems allow 255; the rest is for temporary names
 
 
 _MAX_DIGITS = 18  # for 64 bits
@@ -252,8 +252,9 @@ def _parse_range(folder: str, name: str, ranges: list[re.Match[str]]) -> ShardPa
 
 
 def _expand_braces(texts: list[str]) -> list[str]:
+    """Expand remaining braces: a script may have quoted one of several patterns."""
     if any("{" in text for text in texts):
-        for match in re.finditer(r"\{(\d+)\.\.(\d+)", " ".join(texts)):
+        for match in re.finditer(r"\{(\d+)\.\.(\d+)", " ".join(texts)):  # braceexpand expands a range in memory
             if max(map(len, match.groups())) > _MAX_DIGITS or abs(int(match[2]) - int(match[1])) >= MAX_EXPANDED_NAMES:
                 raise InvalidRequest(match[0][:100], f"more than {MAX_EXPANDED_NAMES:,} names", expected="one pattern")
         from braceexpand import UnbalancedBracesError, braceexpand  # type: ignore[attr-defined,unused-ignore]

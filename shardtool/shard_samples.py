@@ -52,6 +52,7 @@ class ShardContent:
         keys: Each followed by NUL.
         counts: uint16: fields per sample.
         codes: uint16: indices into `fields`.
+        sizes: int64: payload bytes.
         stored: int64: payload bytes in the shard; they differ from `sizes` for `numbers`.
         inline: INLINE fields as text (see `inline_payload`), each followed by NUL, empty for other fields; empty: no
             INLINE fields.

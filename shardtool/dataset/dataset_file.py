@@ -49,7 +49,7 @@ _CHECKSUM_BYTES = len(b'01234567"\n}\n')  # the checksum and what follows it
 _RANGE_PATTERN = re.compile(r"[^{}<>]*\{[0-9]{1,200}\.\.[0-9]{0,200}\}[^{}<>]*")
 _CRC_HEX = re.compile(r"[0-9a-f]{8}")
 _MAX_COUNT = 2**63 - 1
-_MAX_OPTION_NUMBER = 2**128
+_MAX_OPTION_NUMBER = 2**128  # seeds may be large
 _MAX_NESTING = 8
 _MAX_FINGERPRINT_LENGTH = 80  # characters; ours have 67
 _NUMBER_TYPES, _RECORDED_TYPES = ("int64", "float"), ("bool", "text", "json")
@@ -349,6 +349,7 @@ def _to_json(value: object) -> str:
 
 
 def _require(condition: object, problem: str) -> None:
+    """Check a condition; not per shard, because the message is always formatted."""
     if not condition:
         raise ValueError(problem)
 

@@ -38,7 +38,7 @@ _ENCODING = {_DATA_PAGE: 2, _DATA_PAGE_V2: 4, _DICTIONARY_PAGE: 2}
 # Without DELTA_BYTE_ARRAY (7): an empty value can repeat a megabyte of the previous one.
 _ENCODINGS = (0, 2, 3, 4, 5, 6, 8, 9)
 BYTE_ARRAY = 6
-_FIXED = 7
+_FIXED = 7  # FIXED_LEN_BYTE_ARRAY
 _WIDTHS = {0: 1, 1: 4, 2: 8, 3: 12, 4: 4, 5: 8, BYTE_ARRAY: 4}
 _LEVEL_BYTES = 4  # two levels per value
 _Struct = dict[int, tuple[int, Any]]  # field to type and value
@@ -304,7 +304,7 @@ class _ThriftReader:
         return number >> 1 ^ -(number & 1)
 
     def _varint(self) -> int:
-        if (byte := self._data[self.offset]) < _MIN_TWO_BYTES:
+        if (byte := self._data[self.offset]) < _MIN_TWO_BYTES:  # nearly all numbers are this short
             self.offset += 1
             return byte
         number, self.offset = read_varint(self._data, self.offset, len(self._data))

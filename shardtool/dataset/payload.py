@@ -126,7 +126,7 @@ def duration_s(data: bytes, length: int) -> float | None:
     if data[:4] == b"RIFF":
         seconds = _wav_seconds(data, length)
     elif data[:4] == b"fLaC":
-        stream_info = int.from_bytes(data[18:26], "big")
+        stream_info = int.from_bytes(data[18:26], "big")  # 20 bits: sample rate; the last 36: samples
         seconds = (stream_info & (2**36 - 1)) / ((stream_info >> 44) or 1)
     elif data[:4] == b"OggS":
         seconds = _ogg_seconds(data) if len(data) == length else 0.0

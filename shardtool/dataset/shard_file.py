@@ -268,6 +268,7 @@ class CompressedFile:
         return self._window[position : position + length]
 
     def _decompress(self, length: int) -> bytes:
+        """Decompress in constant steps: damage always loses the same bytes."""
         if self._failed is not None:
             raise self._failed
         parts, size = [], 0

@@ -99,6 +99,7 @@ def encode_sidecar(index: ShardIndex, shard: ShardFacts) -> tuple[bytes, dict[st
 
 
 def _check_readable(data: bytes, shard: ShardFacts) -> None:
+    """Refuse a sidecar that readers reject, because many samples share very long text."""
     try:
         parse_sidecar(data, sidecar_name(shard.name), shard.size)
     except CorruptShard as error:

@@ -79,7 +79,7 @@ class StoredShard:
         return lookup.plain_size(self.path)
 
     def scan(self, *, checksum: bool = False) -> ShardScan:
-        """Scan the shard."""
+        """Scan the shard; with `checksum`, read the payloads, too."""
         return scan_shard(ShardScanTask(self.path, checksum, self.dots))
 
     def index(self, *, metadata: bool = False) -> ShardIndex:

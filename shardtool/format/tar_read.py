@@ -1,7 +1,7 @@
 """Read tar shards: parse bytes into members, for any tar that common tools write. Opens no file.
 
-Where GNU tar, bsdtar and `tarfile` disagree, the difference is noted and the majority is followed. Unlike `tarfile`,
-damage or an early end raises `CorruptShard`.
+Where GNU tar, bsdtar and `tarfile` disagree, the difference is noted and the majority is followed. In contrast to
+`tarfile`, damage or an early end raises `CorruptShard`.
 
 Source: POSIX.1-2017, pax; GNU tar manual, "Basic Tar Format"; docs/format.md, "Tar shards".
 """

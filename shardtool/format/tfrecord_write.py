@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 
 KEY_FEATURE = b"__key__"
-FRAME_HEAD_BYTES = 12
-FRAME_TAIL_BYTES = 4
+FRAME_HEAD_BYTES = 12  # the length and its checksum
+FRAME_TAIL_BYTES = 4  # the data's checksum
 MAX_DATA_BYTES = 2**31 - 1  # protobuf's limit
 MAX_RECORD_BYTES = FRAME_HEAD_BYTES + MAX_DATA_BYTES + FRAME_TAIL_BYTES
 INT64_LIMIT = 2**63

@@ -134,7 +134,7 @@ class IndexedShard:
 _MAX_HEAD_BYTES = 4096  # of an index, without fields
 _MAX_BYTES_PER_FIELD = 1024  # without names
 _MAX_ESCAPED_BYTES = 6  # in JSON, per byte of a name
-STANDARD_SPLITS = ("train", "val", "test")
+STANDARD_SPLITS = ("train", "val", "test")  # `energon lint` requires all of them
 
 
 def split_order(split: DatasetFile) -> tuple[int, str]:
