@@ -393,7 +393,7 @@ def _find_dataset_file(
         except AccessRefused:
             if name in list_folder_names(folder):
                 raise
-            continue  # perhaps "missing", as above
+            continue  # perhaps "missing" where listing is not allowed
         if data is None:
             continue
         listed, recorded = parse_local_shards(data)
