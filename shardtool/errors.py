@@ -1,13 +1,12 @@
 """All errors that users can see.
 
 Every error has four parts: location, what was found, what was expected, and what to do. They are separate attributes
-so that `--json` can print them as data. `PlainError.__reduce__` keeps them when an error leaves a worker process.
-PyTorch workers pass on only text; `PlainError.embed_in_text` is for them.
+for `--json`. `PlainError.__reduce__` keeps them when an error leaves a worker process. PyTorch workers pass on only
+text; `PlainError.embed_in_text` is for them.
 
-The subclasses of `ShardError` tell the cause, and each has an exit code: the request (`InvalidRequest`), the data
-(`CorruptShard`, `SampleFailed`), another run (`OutputExists`), or the machine and network (`OutputFailed`,
-`StoreFailed`, `WorkerDied`, `OutOfMemory`). `Bug` is not a `ShardError`: code that handles damaged data must not
-hide mistakes in the program.
+Each subclass of `ShardError` has an exit code and a cause: the request (`InvalidRequest`), the data (`CorruptShard`,
+`SampleFailed`), another run (`OutputExists`), or the machine and network (`OutputFailed`, `StoreFailed`, `WorkerDied`,
+`OutOfMemory`). `Bug` is not a `ShardError`: code that handles damaged data must not hide mistakes in the program.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 PROCESS_ERRNOS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
-_MACHINE_ERRNOS = PROCESS_ERRNOS | {  # ESTALE is not one: the file was replaced while it was read
+_MACHINE_ERRNOS = PROCESS_ERRNOS | {  # not ESTALE: the file was replaced while it was read
     errno.EIO, errno.EACCES, errno.EPERM, errno.ENODEV, errno.ENOSPC, errno.EDQUOT, errno.ENOTCONN,
     errno.ETIMEDOUT, errno.EHOSTDOWN, errno.ECONNABORTED, errno.ESHUTDOWN,
 }  # fmt: skip
@@ -47,7 +46,7 @@ def printable(text: str | bytes) -> str:
 
     def escape(match: re.Match[str]) -> str:
         char = match[0]
-        if "\udc80" <= char <= "\udcff":  # a byte that is not valid UTF-8
+        if "\udc80" <= char <= "\udcff":  # invalid UTF-8
             char = chr(ord(char) - 0xDC00)
         return f"\\x{ord(char):02x}" if char <= "\xff" else f"\\u{ord(char):04x}"
 
@@ -55,7 +54,7 @@ def printable(text: str | bytes) -> str:
 
 
 def redact_secrets(text: str) -> str:
-    """Return a text with users, passwords and queries removed from URLs, because they may be secrets."""
+    """Return a text without users, passwords and queries in URLs, which may be secret."""
     return _URL_QUERY.sub(r"\1?...", _URL_CREDENTIALS.sub(r"\1", text)) if "://" in text else text
 
 
@@ -64,8 +63,7 @@ class PlainError(Exception):
 
     Attributes:
         where: The location: a file, sample or option.
-        found: What was found.
-        expected: What was expected; may be empty.
+        expected: Empty if there is nothing to add.
         remedy: What to do; may be empty.
         detail: Lines below the message, such as the traceback of the user's function.
     """
@@ -80,7 +78,7 @@ class PlainError(Exception):
 
             vars(self).update(json.loads(fields[-1]), detail=_EMBEDDED_FIELDS.sub("", where).rstrip())
             return
-        if not found:  # a traceback as text, whose last line is the message
+        if not found:  # a traceback as text, with the message last
             where, found, detail = where.strip().partition("\n")[0], where.strip().rpartition("\n")[2], where
         self.where = redact_secrets(printable(where))
         self.found = redact_secrets(printable(found))
@@ -100,7 +98,7 @@ class PlainError(Exception):
         return _rebuild_error, (type(self), vars(self))
 
     def embed_in_text(self) -> None:
-        """Add all attributes to the text as JSON; the class can restore the error from any text that contains it."""
+        """Add all attributes to the text as JSON, from which the class can restore the error."""
         import json
 
         self.detail = "\n".join([*filter(None, [self.detail]), f"shardtool-error: {json.dumps(vars(self))}"])
@@ -220,7 +218,7 @@ class Bug(PlainError):
 
     @classmethod
     def of(cls, where: str, error: BaseException) -> Bug:
-        """Return the report of an unexpected exception, with its traceback as detail."""
+        """Return the report of an exception, with its traceback as detail."""
         import traceback
 
         found = " ".join(f"{type(error).__name__}: {error}".split())
@@ -228,7 +226,7 @@ class Bug(PlainError):
 
 
 class Interrupted(BaseException):
-    """The run received SIGINT, SIGTERM or SIGHUP. It is not an `Exception`, because no handler may catch it."""
+    """The run received SIGINT, SIGTERM or SIGHUP. No handler of `Exception` may catch it."""
 
     def __init__(self, signum: int) -> None:
         super().__init__(signum)
@@ -241,17 +239,10 @@ def os_error_text(error: OSError) -> str:
 
 
 def raise_if_machine_error(error: Exception, where: str, kinds: frozenset[int] = _MACHINE_ERRNOS) -> None:
-    """Raise `StoreFailed` if the machine caused an error, not the content of a file.
+    """Raise `StoreFailed` if the machine caused an OSError, not the content of a file.
 
-    Call this before an OSError is reported as damage or a sample is skipped.
-
-    Args:
-        error: The exception; other exceptions than OSError are ignored.
-        where: The file.
-        kinds: Error numbers caused by the machine; `PROCESS_ERRNOS`: only those that no file can cause.
-
-    Raises:
-        StoreFailed: The machine caused the error.
+    Call this before an OSError is reported as damage or a sample is skipped. `kinds` are error numbers caused by the
+    machine; `PROCESS_ERRNOS`: only those that no file can cause.
     """
     if isinstance(error, OSError) and error.errno in kinds:
         remedy = FILE_LIMIT_FIX if error.errno in (errno.EMFILE, errno.ENFILE) else ""
@@ -271,11 +262,7 @@ def raising_machine_errors(where: str) -> Iterator[None]:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Tell whether an exception means that memory ran out.
-
-    NumPy and pyarrow raise MemoryError, the system OSError, a library that cannot be loaded ImportError, and a thread
-    that cannot be started RuntimeError or ArrowException.
-    """
+    """Tell whether memory ran out; ImportError, RuntimeError and ArrowException can mean it, too."""
     if isinstance(error, ImportError):
         return any(text in str(error).lower() for text in _LOADER_MEMORY_ERRORS)
     if isinstance(error, RuntimeError):
@@ -287,11 +274,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 @contextmanager
 def reporting_memory_errors(what: str) -> Iterator[None]:
-    """Report that memory ran out in the block as an error of `what`.
-
-    Raises:
-        OutOfMemory: Memory ran out.
-    """
+    """Report that memory ran out in the block as an error of `what`."""
     try:
         yield
     except Exception as error:
@@ -302,11 +285,7 @@ def reporting_memory_errors(what: str) -> Iterator[None]:
 
 @contextmanager
 def explaining_missing_cwd() -> Iterator[None]:
-    """Report a relative path that fails because the current folder was deleted.
-
-    Raises:
-        InvalidRequest: The current folder was deleted.
-    """
+    """Report a relative path that fails because the current folder was deleted."""
     try:
         yield
     except FileNotFoundError:

@@ -1,8 +1,6 @@
 """Names of options and commands in messages: `max_size` in Python, `--max-size` on the command line.
 
-The choice applies to the whole process, because messages are created in every module and in workers. The default is
-Python's names; the command line switches to its own while it runs. Create messages where they are needed, not at
-import.
+The choice applies to the whole process. Create messages where they are needed, not at import.
 """
 
 from __future__ import annotations
@@ -26,7 +24,7 @@ COMMA_OPTIONS: set[str] = set()
 FAMILY_KEYS: dict[str, str] = {}
 
 
-_IF_EXISTS_FLAGS = ("append", "resume", "overwrite", "update")  # parts of the values of `if_exists`
+_IF_EXISTS_FLAGS = ("append", "resume", "overwrite", "update")
 
 
 _cli_names_in_use = False
@@ -44,7 +42,7 @@ def use_cli_names() -> Iterator[None]:
 
 
 def uses_cli_names() -> bool:
-    """Tell whether messages use command-line names; workers get this setting from their parent."""
+    """Tell whether messages use command-line names; workers inherit this from their parent."""
     return _cli_names_in_use
 
 
@@ -60,12 +58,7 @@ def choose_text(python: str, typed: str) -> str:
 
 
 def option_text(name: str, value: object = None) -> str:
-    """Return an option for a message.
-
-    Args:
-        name: The field of the options class.
-        value: The value to show; None: only the name.
-    """
+    """Return an option for a message; without `value`, only its name."""
     if _cli_names_in_use:
         return cli_option(name, value)
     return name if value is None else f"{name}={value!r}"
@@ -138,7 +131,7 @@ def cli_words(name: str, value: object) -> list[str]:
 
 
 def cli_option(name: str, value: object = None) -> str:
-    """Return an option as on the command line, independent of `set_cli_names`, for text in files."""
+    """Return an option as on the command line, for text in files."""
     if name == "if_exists" and value:
         return " ".join(f"--{flag}" for flag in _IF_EXISTS_FLAGS if flag in str(value))
     return cli_name(name) if value is None else " ".join(cli_words(name, value))

@@ -19,7 +19,7 @@ IMAGE_ENDINGS = frozenset(
 )
 
 
-# Extensions of fields that no reader decodes as text; a column of text or numbers cannot become such a field.
+# Fields that no reader decodes as text; a column of text or numbers cannot become one.
 BINARY_ENDINGS = IMAGE_ENDINGS | {
     "avif", "heic", "heif", "jxl", "jp2", "ico", "psd", "dng", "npy", "npz", "ten", "tb", "safetensors", "pkl",
     "pickle", "pyd", "pth", "pt", "wav", "flac", "mp3", "ogg", "opus", "m4a", "aac", "wma", "mp4", "m4v", "webm",
@@ -28,7 +28,6 @@ BINARY_ENDINGS = IMAGE_ENDINGS | {
 }  # fmt: skip
 
 
-# Words that name a split, in lower case.
 SPLIT_NAMES = frozenset(
     {"train", "training", "val", "valid", "validation", "dev", "test", "testing", "eval", "holdout"}
 )
@@ -40,10 +39,10 @@ RESERVED_NAMES = frozenset(
 )
 
 
-MAX_FIELDS = 2**16 - 1  # per dataset and per sample; field numbers are uint16
+MAX_FIELDS = 2**16 - 1  # field numbers are uint16
 
 
-MAX_NAME_BYTES = 4096  # per key and per field, as for Linux paths; tar readers refuse names of a megabyte
+MAX_NAME_BYTES = 4096  # as for Linux paths; tar readers refuse names of a megabyte
 
 
 _CONTROL_CHARS = re.compile("[\x00-\x1f\x7f-\x9f]")
@@ -71,7 +70,7 @@ def is_utf8(name: bytes) -> bool:
 def name_problem(name: bytes) -> str:
     """Return why a key or field name is invalid in all formats; empty if it is valid.
 
-    Shards could store some of these names, but terminals, line-based indexes and extraction would change them.
+    Terminals, line-based indexes and extraction would change these names.
     """
     if len(name) > MAX_NAME_BYTES:
         return f"more than {MAX_NAME_BYTES:,} bytes"
@@ -91,16 +90,12 @@ def source_label(root: bytes) -> str:
 
 
 def list_names(where: str, given: object, expected: str) -> list[str]:
-    """Return one name or several names as a list.
-
-    Raises:
-        InvalidRequest: The value is neither a name nor a list of names.
-    """
+    """Return one name or several names as a list."""
     if isinstance(given, str | os.PathLike):
         given = [given]
     items: Iterable[Any] = given if isinstance(given, Iterable) and not isinstance(given, bytes) else [given]
     names = list[str]()
-    for item in items:  # stops at the first wrong item: an opened dataset is iterable, too
+    for item in items:  # an opened dataset is iterable, too
         if not isinstance(item, str | os.PathLike):
             wrong = item if isinstance(given, list | tuple) else given
             raise InvalidRequest(where, f"{wrong!r:.80}", expected=expected)
@@ -109,12 +104,12 @@ def list_names(where: str, given: object, expected: str) -> list[str]:
 
 
 def to_output_name(name: str) -> str:
-    """Convert a name from the command line or file system to the form in outputs, which no locale changes."""
+    """Convert a name to the form in outputs, which no locale changes."""
     return to_text(os.fsencode(name))
 
 
 def to_local_name(name: str) -> str:
-    """Convert a name from an output to the form of the file system; the inverse of `to_output_name`."""
+    """Convert a name to the form of the file system; the inverse of `to_output_name`."""
     return os.fsdecode(to_bytes(name))
 
 
@@ -127,10 +122,10 @@ def quote_name(name: bytes) -> str:
 
 
 def split_name(name: bytes, dots: Dots) -> tuple[bytes, bytes] | None:
-    """Split a file name without folder into (stem, field); return None if one of them would be empty.
+    """Split a file name without folder into (stem, field); None if one of them would be empty.
 
-    With `first`, WebDataset's rule, the stem ends at the first dot; with `last`, at the last dot. A leading dot belongs
-    to the stem: `.a.jpg` is the field `jpg` of `.a`.
+    With `first`, WebDataset's rule, the stem ends at the first dot; with `last`, at the last. A leading dot belongs to
+    the stem: `.a.jpg` is the field `jpg` of `.a`.
 
     Source: webdataset/webdataset, `webdataset/tariterators.py`, `base_plus_ext`.
     """
@@ -147,5 +142,5 @@ def resolve_source_path(path: bytes, folders: Mapping[bytes, bytes]) -> bytes:
 
 
 def has_early_dot(key: bytes) -> bool:
-    """Tell whether a key contains a dot at which WebDataset's rule would end it."""
+    """Tell whether WebDataset's rule would end a key at one of its dots."""
     return key.find(b".", key.rfind(b"/") + 2) >= 0

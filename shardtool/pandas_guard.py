@@ -1,7 +1,6 @@
 """Prevent pyarrow from importing pandas until a query or the user's function needs it.
 
-pyarrow imports pandas to check the type of a value. This takes time and memory, and loses an interrupt that arrives
-during the import. The command line never receives a DataFrame, so it blocks pandas. Users' programs are not affected.
+The import takes time and memory, and loses an interrupt. Only the command line, which has no DataFrame, blocks it.
 """
 
 from __future__ import annotations
@@ -17,14 +16,7 @@ _PANDAS = "pandas"
 
 
 class _PandasBlocker:
-    """An import finder that makes the import of pandas fail."""
-
     def find_spec(self, name: str, _path: object = None, _target: object = None) -> None:
-        """Find no module, and refuse pandas.
-
-        Raises:
-            ModuleNotFoundError: The module is pandas.
-        """
         if name == _PANDAS:
             message = f"No module named {_PANDAS!r}"
             raise ModuleNotFoundError(message, name=_PANDAS)

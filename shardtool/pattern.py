@@ -1,8 +1,8 @@
 """Shard patterns: the names of a dataset's shards and of the files next to them.
 
 `parse_pattern` accepts `out-{000000..000999}.tar`, `out-<000000..000999>.tar`, `out-%06d.tar`, the open range
-`out-{000000..}.tar`, and lists of names. The file extension selects the format. All names are in one folder, which may
-be a URL. This module opens no files.
+`out-{000000..}.tar`, and lists of names in one folder or URL. The file extension selects the format. This module opens
+no files.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SKIPPED_SUFFIX = ".skipped"
 DATASET_SUFFIX = ".json"
 
 
-TIMM_FILE, OPEN_CLIP_FILE = "_info.json", "sizes.json"  # files of other tools next to shards; not dataset files
+TIMM_FILE, OPEN_CLIP_FILE = "_info.json", "sizes.json"
 
 
 WRITABLE_FORMATS = {".tar": "tar", ".tfrecord": "tfrecord", ".tfrecords": "tfrecord"}
@@ -40,19 +40,18 @@ WRITABLE_FORMATS = {".tar": "tar", ".tfrecord": "tfrecord", ".tfrecords": "tfrec
 _RANGE = re.compile(r"\{(\d+)\.\.(\d*)\}|<(\d+)\.\.(\d*)>|%0?(\d*)d", re.ASCII)
 
 
-_AT_COUNT = re.compile(r"([^{}<>@]*)@(\d{1,18})", re.ASCII)  # TensorFlow's notation for numbered names
+_AT_COUNT = re.compile(r"([^{}<>@]*)@(\d{1,18})", re.ASCII)  # TensorFlow's notation
 
 
-MAX_EXPANDED_NAMES = 10**6  # from several patterns: all names are kept in memory
+MAX_EXPANDED_NAMES = 10**6  # all names are kept in memory
 
 
-_MAX_FILE_NAME_BYTES = 240  # file systems allow 255; the rest is for temporary names and extensions of other tools
+_MAX_FILE_NAME_BYTES = 240  # file systems allow 255; the rest is for temporary names
 
 
-_MAX_DIGITS = 18  # shard numbers must fit into 64 bits
+_MAX_DIGITS = 18  # for 64 bits
 
 
-# Pattern characters of other tools, which no file name should contain.
 _UNPARSED_RANGE = re.compile(r"[{}<>*?]|%\d*[disux]", re.ASCII)
 
 
@@ -68,9 +67,6 @@ class ShardPattern:
 
     Attributes:
         folder: The folder of all files of the dataset; "" is the current folder.
-        prefix: The part before the number.
-        suffix: The part after the number, with the file extension.
-        first: The first number.
         width: Minimum number of digits; shorter numbers are zero-padded.
         count: Number of names; None for an open range.
         names: All names, if they are not a range.
@@ -109,7 +105,7 @@ class ShardPattern:
 
     @property
     def skipped_file(self) -> str:
-        """The name of the list of skipped samples in `folder`."""
+        """The name of the list of skipped samples."""
         return self.base + SKIPPED_SUFFIX
 
     def shard(self, number: int) -> str:
@@ -121,7 +117,7 @@ class ShardPattern:
     def closed(self, count: int) -> str:
         """Return a closed pattern of the first `count` shards, with folder: `out/x-{000000..000041}.tar`.
 
-        Empty if no range is possible: for lists, and if numbers get longer than `width`, because shells would pad them.
+        Empty for lists, and if numbers get longer than `width`, because shells would pad them.
         """
         if count == 1:
             return os.path.join(self.folder, self.shard(0))
@@ -146,7 +142,7 @@ class ShardPattern:
     def owns(self, name: str) -> bool:
         """Tell whether the file `name` in `folder` can belong to this dataset, and may be replaced.
 
-        Numbers must be written as in the pattern: `out-2024.tar` does not belong to `out-{000000..}.tar`.
+        Numbers are written as in the pattern: `out-2024.tar` does not belong to `out-{000000..}.tar`.
         """
         if name.endswith((DATASET_SUFFIX, SKIPPED_SUFFIX)) and name in (self.dataset_file, self.skipped_file):
             return True
@@ -166,7 +162,7 @@ def sidecar_name(shard: str) -> str:
 
 
 def replacement_plan_name(base: str) -> str:
-    """Return the name of the plan of a run that replaces shards of the dataset `base`."""
+    """Return the name of the plan of a run that replaces shards."""
     return f".{base}.replacing"
 
 
@@ -198,11 +194,7 @@ def parse_pattern(output: str | os.PathLike[str] | Sequence[str | os.PathLike[st
 
 
 def _check_pattern_text(text: str) -> None:
-    """Refuse names that are not UTF-8 or not printable, and URLs without a bucket or with empty parts.
-
-    Raises:
-        InvalidRequest: The name is one of these.
-    """
+    """Refuse names that are not UTF-8 or not printable, and URLs without a bucket or with empty parts."""
     if not is_utf8(raw := _name_bytes(text)):
         raise InvalidRequest(text, "not UTF-8", expected="a UTF-8 name, for the dataset file")
     if printable(name := to_text(raw.rpartition(b"/")[2])) != name:
@@ -218,10 +210,7 @@ def _check_pattern_text(text: str) -> None:
 def check_writable(pattern: ShardPattern) -> None:
     """Refuse names that can only be read: compressed shards, TensorFlow's numbered names, `.TAR`.
 
-    A name with a range in brackets is refused, too, because braces were meant.
-
-    Raises:
-        InvalidRequest: The names are refused.
+    A range in brackets is refused, too, because braces were meant.
     """
     name = pattern.shard(0)
     if pattern.names is not None and (range_ := _BRACKET_RANGE.search(name)):
@@ -235,7 +224,6 @@ def check_writable(pattern: ShardPattern) -> None:
 
 
 def _name_bytes(name: str) -> bytes:
-    """Return the bytes of a name in the encoding of this locale, or as in a dataset file."""
     try:
         return os.fsencode(name)
     except UnicodeEncodeError:
@@ -251,7 +239,7 @@ def _parse_range(folder: str, name: str, ranges: list[re.Match[str]]) -> ShardPa
     numbers = [number for number in match.groups() if number]
     if any(len(number) > _MAX_FILE_NAME_BYTES or len(number.lstrip("0")) > _MAX_DIGITS for number in numbers):
         raise InvalidRequest(name, "number too long", expected=f"at most {_MAX_DIGITS} digits")
-    if start is None:  # %06d
+    if start is None:
         if (width := int(match[5] or 1)) > _MAX_FILE_NAME_BYTES:
             raise InvalidRequest(name, f"numbers of {match[5]} digits", expected=f"at most {_MAX_FILE_NAME_BYTES}")
         start = f"{0:0{width}d}"
@@ -266,7 +254,7 @@ def _parse_range(folder: str, name: str, ranges: list[re.Match[str]]) -> ShardPa
 def _expand_braces(texts: list[str]) -> list[str]:
     """Expand remaining braces: a script may have quoted one of several patterns."""
     if any("{" in text for text in texts):
-        for match in re.finditer(r"\{(\d+)\.\.(\d+)", " ".join(texts)):  # braceexpand expands a whole range in memory
+        for match in re.finditer(r"\{(\d+)\.\.(\d+)", " ".join(texts)):  # braceexpand expands a range in memory
             if max(map(len, match.groups())) > _MAX_DIGITS or abs(int(match[2]) - int(match[1])) >= MAX_EXPANDED_NAMES:
                 raise InvalidRequest(match[0][:100], f"more than {MAX_EXPANDED_NAMES:,} names", expected="one pattern")
         from braceexpand import UnbalancedBracesError, braceexpand  # type: ignore[attr-defined,unused-ignore]
@@ -320,7 +308,6 @@ def abbreviate_names(names: Sequence[str]) -> str:
 
 
 def _is_range(numbers: list[str]) -> bool:
-    """Tell whether the numbers are a range, as expanded by a shell."""
     if not all(number.isdigit() and number.isascii() for number in numbers):
         return False
     first, width = int(numbers[0]), len(numbers[0])
@@ -328,7 +315,7 @@ def _is_range(numbers: list[str]) -> bool:
 
 
 def _shard_ending(name: str) -> str:
-    """Return the end of a shard name that does not belong to the dataset name: `.tar`, `-of-01024`."""
+    """Return the end of a shard name: `.tar`, `-of-01024`."""
     facts, ending = parse_shard_name(name), file_ending(name)
     return count_suffix(name) or (
         file_ending(name.removesuffix(ending)) + ending if facts and facts.packing else ending

@@ -1,7 +1,7 @@
 """Format and compression of a shard, from its file name. This module opens no files.
 
-Names of other tools are recognised too: upper-case extensions, compressed shards, and TensorFlow's numbered names
-(`x.tfrecord-00000-of-00010`, `train-00000-of-01024`). shardtool can read but not write these.
+Upper-case extensions, compressed shards, and TensorFlow's numbered names (`x.tfrecord-00000-of-00010`,
+`train-00000-of-01024`) can be read but not written.
 """
 
 from __future__ import annotations
@@ -33,9 +33,7 @@ _NUMBERED_NAME = re.compile(r"(?<!\d)(\d{1,18})(-of-(\d{1,18}))$", re.ASCII)
 class ShardName(NamedTuple):
     """Format and compression of a shard.
 
-    Attributes:
-        format: `tar` or `tfrecord`.
-        packing: `gzip`, `bz2`, `xz` or `zstd`; empty if the shard is not compressed.
+    `packing` is `gzip`, `bz2`, `xz` or `zstd`; empty if the shard is not compressed.
     """
 
     format: str
@@ -83,10 +81,6 @@ def count_suffix(name: str) -> str:
 
 
 def parse_numbered_name(name: str) -> tuple[str, int, int, int] | None:
-    """Parse one of TensorFlow's numbered names; return None for other names.
-
-    Returns:
-        The part before the number, the number, its number of digits, and the number of files.
-    """
+    """Parse one of TensorFlow's numbered names: prefix, number, digits, number of files. None: another name."""
     match = _NUMBERED_NAME.search(name)
     return (name[: match.start()], int(match[1]), len(match[1]), int(match[3])) if match else None

@@ -1,7 +1,4 @@
-"""The samples of one shard as plain bytes: the input of the worker that writes the shard.
-
-Workers read this without NumPy or pyarrow.
-"""
+"""The samples of one shard as plain bytes, for the worker that writes it, without NumPy."""
 
 from __future__ import annotations
 
@@ -25,20 +22,18 @@ def inline_payload(text: bytes) -> bytes:
     """Return the payload of an INLINE field.
 
     Raises:
-        ValueError: The text starts with `ENCODED_PAYLOAD_MARK` but is not hexadecimal.
+        ValueError: Text after `ENCODED_PAYLOAD_MARK` is not hexadecimal.
     """
     return unhexlify(memoryview(text)[len(ENCODED_PAYLOAD_MARK) :]) if text.startswith(ENCODED_PAYLOAD_MARK) else text
 
 
 class SpanFile(NamedTuple):
-    """A file that contains SPAN fields: a shard, an archive, or a temporary file of shardtool.
+    """A file that contains SPAN fields: a shard, an archive, or a temporary file.
 
     Attributes:
-        path: Path of the file.
-        size: Bytes at planning time.
         mtime_ns: Modification time at planning time; -1 for a temporary file.
-        form: `tar` or `zip` if payloads are files in an archive; else empty. In a zip, offsets are those of the
-            headers, and payloads are decompressed.
+        form: `tar` or `zip` for archives; else empty. In a zip, offsets are those of the headers, and payloads are
+            decompressed.
     """
 
     path: bytes
@@ -55,18 +50,16 @@ class ShardContent:
 
     Attributes:
         keys: Each followed by NUL.
-        counts: uint16: number of fields per sample.
-        fields: Field names; `codes` are indexes into this tuple.
-        codes: uint16.
+        counts: uint16: fields per sample.
+        codes: uint16: indices into `fields`.
         sizes: int64: payload bytes.
         stored: int64: payload bytes in the shard; they differ from `sizes` for `numbers`.
-        inline: Payloads of INLINE fields as text (see `inline_payload`), each followed by NUL, empty for other fields;
-            empty if there are no INLINE fields.
+        inline: INLINE fields as text (see `inline_payload`), each followed by NUL, empty for other fields; empty: no
+            INLINE fields.
         whole: uint8: 1 if the payload is the whole value list of a TFRecord feature, 0 if it is one value of the list
             or packed numbers; empty: all 0.
-        numbers: For each code whose payload is stored as a number: the number type.
-        lists: For each code whose fields are value lists of a TFRecord: the type of the values. These are all SPAN and
-            not in `numbers`.
+        numbers: Number type of each code whose payload is stored as a number.
+        lists: Type of the values of each code whose fields are value lists of a TFRecord. All SPAN, not in `numbers`.
     """
 
     keys: bytes
@@ -85,10 +78,9 @@ class ShardSpans(NamedTuple):
     """Locations of the payloads of SPAN fields in a shard; all attributes are empty if there are no SPAN fields.
 
     Attributes:
-        files: The files that contain the payloads.
         file: uint32 per field: index into `files`.
         offsets: int64 per field: offset in its file.
-        expected: int64 per field: expected CRC-32C of the payload, -1 if unknown; empty: all unknown.
+        expected: int64 per field: CRC-32C of the payload, -1 if unknown; empty: all unknown.
         runs: uint32: end row of each run of rows with the same distances in their file and in the shard; empty if runs
             were not determined.
         regions: int64 pairs, ascending: start and end of parts of the first file to read in one piece; empty: read each
@@ -108,13 +100,11 @@ class ShardSamples:
     """Content and payload locations of the samples of one shard.
 
     Attributes:
-        content: Keys, fields and sizes.
         needs: int64 per sample: bytes of its records, with headers and padding.
         root: Base folder of paths, with a slash at the end.
         kinds: uint8 per field: FILE, LINK, INLINE, SPAN or URL.
         mtimes: int64 per field: modification time at planning time, in nanoseconds.
         paths: Path relative to `root`, or URL, of each field, each followed by NUL; empty: key + "." + field.
-        spans: Locations of SPAN fields.
         folders: With several source folders: the folder for the first part of each path; see `SampleTable`.
         changed_ns: Latest ctime of files and folders when the source was listed.
     """

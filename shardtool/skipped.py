@@ -1,7 +1,4 @@
-"""Skipped files and samples: the rows of `out.skipped`, and the meaning of each reason code.
-
-To find the code that assigns a reason, search for the reason code in quotes.
-"""
+"""Skipped files and samples: the rows of `out.skipped`, and the meaning of each reason code."""
 
 from __future__ import annotations
 
@@ -18,12 +15,12 @@ from shardtool.names import to_bytes
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
 
-_MAX_ROWS_BYTES = 2**26  # unpacked rows of one shard
+_MAX_ROWS_BYTES = 2**26
 _DIFFERS_TEXT = ", which has another "
 _SAME_CONTENT_TEXT = "has the same content as "
-_OLD_DUPLICATE_CODE = "twin"  # written by older versions for samples with the same content
+_OLD_DUPLICATE_CODE = "twin"  # written by older versions
 _OLD_SAME_CONTENT_TEXT = "holds the same as "
-INTENDED_CODES = ("no-field", "duplicate", "not-chosen")  # requested by the user, not failures
+INTENDED_CODES = ("no-field", "duplicate", "not-chosen")  # requested by the user
 
 SkipCode = Literal[
     "no-field", "unsafe-name", "duplicate", "not-chosen", "incomplete", "oversize", "unreadable", "vanished", "changed",
@@ -84,39 +81,32 @@ SKIP_CODES: dict[SkipCode, str] = {  # same texts as in docs/errors.md
 
 
 def hash_key(key: bytes) -> str:
-    """Return the hash that replaces the key of a removed sample; the key itself is not kept."""
+    """Return the hash that replaces the key of a removed sample."""
     return f"b2:{blake2b(key, digest_size=16).hexdigest()}"
 
 
 def duplicate_message(key: str, differ: Iterable[str] = ()) -> str:
-    """Return the message of a sample that was skipped because another one has the same content.
+    """Return the message of a sample with the content of the sample `key`.
 
-    Args:
-        key: The key of the other sample, as printed.
-        differ: The fields or columns in which the two samples differ.
+    `differ` are fields or columns in which the two still differ.
     """
     return f"{_SAME_CONTENT_TEXT}{key}" + (f"{_DIFFERS_TEXT}{', '.join(map(printable, differ))}" if differ else "")
 
 
 def has_same_content(row: Skipped) -> bool:
-    """Tell whether a `duplicate` has the content of another sample; otherwise it has the same key."""
+    """Tell whether a `duplicate` has the content of another sample, not only its key."""
     return row.code == "duplicate" and row.message.startswith(_SAME_CONTENT_TEXT)
 
 
 def read_row(key: str, path: str, code: str, message: str) -> Skipped:
-    """Return a stored row; the code `twin` of older versions becomes `duplicate`."""
+    """Return a stored row; `twin` becomes `duplicate`."""
     if code == _OLD_DUPLICATE_CODE:
         code, message = "duplicate", message.replace(_OLD_SAME_CONTENT_TEXT, _SAME_CONTENT_TEXT, 1)
     return Skipped(key, path, cast("SkipCode", code), message)
 
 
 def drop_keys(rows: Iterable[Skipped], keys: Collection[str]) -> list[Skipped]:
-    """Return the rows without those of removed samples, and without messages that contain a removed key.
-
-    Args:
-        rows: The rows.
-        keys: The removed keys, as printed.
-    """
+    """Return the rows without removed samples, and without messages that contain a removed key, as printed."""
     messages = {duplicate_message(key) for key in keys}
     kept = [row for row in rows if printable(row.key) not in keys]
     for index, row in enumerate(kept):
@@ -139,7 +129,7 @@ def pack_rows(rows: Sequence[Skipped]) -> str:
 
 
 def unpack_rows(text: str) -> tuple[Skipped, ...]:
-    """Return the rows that `pack_rows` packed into a text.
+    """Return the rows that `pack_rows` packed.
 
     Raises:
         ValueError: The text was not made by `pack_rows`.
@@ -166,7 +156,7 @@ def count_reasons(rows: Iterable[Skipped], dropped: int = 0) -> str:
 
 
 def failed_rows(rows: Iterable[Skipped]) -> list[Skipped]:
-    """Return the rows of samples that failed, without those that the user chose to skip."""
+    """Return the rows of samples that failed, without intended skips."""
     return [row for row in rows if row.code not in INTENDED_CODES]
 
 
@@ -180,7 +170,6 @@ class Skipped(NamedTuple):
 
     Attributes:
         key: The sample's key; empty if the file belongs to no sample.
-        path: Relative to the source.
         code: The reason, for programs.
         message: The reason, for people.
     """

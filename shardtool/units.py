@@ -10,7 +10,7 @@ from shardtool.errors import InvalidRequest
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgtp]?)(i?)b?\s*", re.IGNORECASE)
 
 
-_MAX_SIZE_BYTES = 10**18  # small sums fit into 64 bits
+_MAX_SIZE_BYTES = 10**18  # sums fit into 64 bits
 
 
 _UNIT_POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4, "p": 5}
@@ -44,7 +44,7 @@ _TWO_DIGITS = 10
 def format_size(size: float) -> str:
     """Return `size` bytes for people, in powers of ten: `1.50 GB`."""
     for unit in ("B", "kB", "MB", "GB", "TB"):
-        if size < _UNIT_STEP - 0.5:  # 999.5 would be rounded to 1000
+        if size < _UNIT_STEP - 0.5:  # 999.5 rounds to 1000
             return f"{size:.0f} B" if unit == "B" else f"{size:.3g} {unit}"
         size /= _UNIT_STEP
     return f"{size:,.2f} PB"

@@ -48,7 +48,7 @@ IfExists = Literal["error", "resume", "overwrite", "resume-overwrite", "append",
 BLOCK_BYTES = 2**20  # default size of reads and writes
 
 
-CHUNK_ROWS = 2**16  # samples, rows or names per step: limits the number of Python objects and the size of columns
+CHUNK_ROWS = 2**16  # samples, rows or names per step
 
 
 Trust = Literal["time", "size"]
@@ -66,20 +66,20 @@ ReadMethod = Literal["auto", "gather", "scatter"]
 Target = Literal["webdataset", "wids", "dali", "energon", "huggingface"]
 
 
-NumberType = Literal["int64", "float"]  # numbers in TFRecords
+NumberType = Literal["int64", "float"]
 
 
-FeatureType = Literal["bytes", "int64", "float"]  # features in TFRecords
+FeatureType = Literal["bytes", "int64", "float"]
 
 
-ValueType = Literal["int64", "float", "bool", "text", "json"]  # original type of a value that became a text payload
+ValueType = Literal["int64", "float", "bool", "text", "json"]  # original type of a text payload
 
 
 STORED_TYPES: Mapping[str, NumberType] = {"int64": "int64", "float": "float", "bool": "int64"}
 
 
 def number_fields(types: Mapping[str, str]) -> dict[str, NumberType]:
-    """Return the number type of each field whose texts are stored as numbers in TFRecords."""
+    """Return the number type of each field that TFRecords store as a number."""
     return {name: STORED_TYPES[kind] for name, kind in types.items() if kind in STORED_TYPES}
 
 

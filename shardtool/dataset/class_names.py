@@ -13,16 +13,11 @@ from shardtool.messages import option_text
 from shardtool.names import quote_name
 from shardtool.storage.files import read_small
 
-_MAX_FILE_BYTES = 2**28  # more than any list of names needs
+_MAX_FILE_BYTES = 2**28
 
 
 def read_classes(given: object) -> Classes | None:
-    """Return the classes in a file, a list of names, or a mapping from fields to lists; None if `given` is None.
-
-    Raises:
-        InvalidRequest: It has no such form.
-        CorruptShard: A dataset file is damaged.
-    """
+    """Return the classes in a file, a list of names, or a mapping from fields to lists; None if `given` is None."""
     if given is None or isinstance(given, Classes):
         return given
     source, content = "the list", given

@@ -1,7 +1,7 @@
 """The dataset file: JSON that lists the shards. It exists only for a complete dataset.
 
-It is a wids index (`wids.ShardListDataset("out.json")` opens it) with additional keys. Its last line is the CRC-32C of
-all preceding bytes. It contains no clock time, host, user or absolute path.
+It is a wids index with additional keys. Its last line is the CRC-32C of all preceding bytes. It contains no clock
+time, host, user or absolute path.
 
 Source: docs/format.md, "Dataset file"; wids 0.1.11, wids_specs.py.
 """
@@ -48,9 +48,9 @@ _CHECKSUM_LINE = '  "checksum": "crc32c:'
 _CHECKSUM_BYTES = len(b'01234567"\n}\n')  # the checksum and what follows it
 _RANGE_PATTERN = re.compile(r"[^{}<>]*\{[0-9]{1,200}\.\.[0-9]{0,200}\}[^{}<>]*")
 _CRC_HEX = re.compile(r"[0-9a-f]{8}")
-_MAX_COUNT = 2**63 - 1  # the largest int64
+_MAX_COUNT = 2**63 - 1
 _MAX_OPTION_NUMBER = 2**128  # seeds may be large
-_MAX_NESTING = 8  # levels of JSON; options of the runs in `appended` are deepest
+_MAX_NESTING = 8
 _MAX_FINGERPRINT_LENGTH = 80  # characters; ours have 67
 _NUMBER_TYPES, _RECORDED_TYPES = ("int64", "float"), ("bool", "text", "json")
 _RUN_FIELDS: dict[str, type[object]] = {"verb": str, "source": str, "split": str, "tool": str, "options": dict}
@@ -58,7 +58,7 @@ _RUN_FIELDS: dict[str, type[object]] = {"verb": str, "source": str, "split": str
 
 @dataclass(frozen=True, slots=True)
 class ShardEntry:
-    """A shard as the dataset file lists it. `crc` is None if the shard was not read."""
+    """A shard in the dataset file; `crc` is None if the shard was not read."""
 
     name: str
     samples: int
@@ -88,16 +88,8 @@ class DatasetFile:
     """The content of a dataset file.
 
     Attributes:
-        name: The dataset's name.
-        pattern: Its shard pattern.
-        format: `tar` or `tfrecord`.
-        shards: In order.
         fields: Number of samples with each field.
-        field_bytes: Payload bytes.
         skipped: Rows of `out.skipped`.
-        schema: The sidecars' columns and types.
-        classes: Field to class names.
-        features: TFRecord only.
         made: The run that created the dataset, and the runs that appended.
         fingerprint: The content fingerprint; empty: unknown.
         skipped_crc: CRC-32C of `out.skipped`; None: no such file.
@@ -137,7 +129,7 @@ class DatasetFile:
         return to_local_name(self.name) + SKIPPED_SUFFIX
 
     def part(self, names: Sequence[str]) -> DatasetFile:
-        """Return the content for some of the shards, in this order."""
+        """Return the content for some of the shards."""
         indexes = {shard.name: index for index, shard in enumerate(self.shards)}
         selected = [indexes[name] for name in names]
         if selected == [*range(len(self.shards))]:
@@ -204,7 +196,6 @@ class DatasetFile:
 
 
 def _types_to_record(types: Mapping[str, ValueType]) -> dict[str, ValueType]:
-    """Return the types that do not follow from `numbers`, `features` or the field names."""
     return {
         name: value_type
         for name, value_type in types.items()
@@ -226,7 +217,7 @@ def parse_shard_names(data: bytes) -> list[str] | None:
     if not any(mark in data for mark in _OWN_MARKS) and not _is_rewritten(data):
         return None
     if (names := parse_urls(data)) is None:
-        return [name.decode("utf-8", "replace") for name in _URL.findall(data)]  # a damaged dataset file
+        return [name.decode("utf-8", "replace") for name in _URL.findall(data)]
     # JSON may contain lone surrogates.
     return [str(name).encode("utf-8", "replace").decode() for name in names]
 
@@ -243,9 +234,6 @@ def parse_listed_shards(data: bytes, path: str) -> tuple[list[str], bool]:
     """Return the shards in a dataset file or wids index, and whether it is a dataset file of shardtool.
 
     Names are local and relative to the file's folder; they may not exist.
-
-    Raises:
-        CorruptShard: It is neither, or a name leads out of its folder.
     """
     is_own, names = True, parse_shard_names(data)
     if names is None:  # wids lists URLs; our file names may contain colons
@@ -294,7 +282,6 @@ def may_be_own(data: bytes) -> bool:
 
 
 def _is_rewritten(data: bytes) -> bool:
-    """Return whether another program rewrote the JSON of a dataset file."""
     try:
         return b'"shardtool"' in data and "format_version" in json.loads(data)["shardtool"]
     except (ValueError, TypeError, KeyError, RecursionError):
@@ -307,10 +294,10 @@ def has_appends(data: bytes) -> bool:
 
 
 def parse_dataset(data: bytes, name: str) -> DatasetFile:
-    """Parse a dataset file; the only place where one is checked.
+    """Parse and check a dataset file.
 
-    The result has valid types and Unicode strings, numbers of at most 63 bits, correct totals, and at least one shard.
-    Names are plain: shards follow the pattern, and sidecars their shards. The files may not exist.
+    Totals are correct, and there is at least one shard. Shard names are plain and follow the pattern; the files may not
+    exist.
 
     Raises:
         CorruptShard: The format version is unknown, the checksum differs, or a value is invalid.
@@ -335,11 +322,7 @@ def parse_dataset(data: bytes, name: str) -> DatasetFile:
 
 
 def read_valid_dataset(path: str) -> DatasetFile | None:
-    """Return the content of a dataset file; None if the file is missing or damaged.
-
-    Raises:
-        StoreFailed: The machine, a store or a server fails.
-    """
+    """Return the content of a dataset file; None if the file is missing or damaged."""
     try:
         return parse_dataset(read_small(path), path)
     except (OSError, CorruptShard):
@@ -352,7 +335,7 @@ def is_plain_name(name: str) -> bool:
 
 
 def _check_texts(document: Json, ours: Json) -> None:
-    """Check that strings are Unicode and numbers finite. Options may contain file names that are not UTF-8."""
+    """Check that numbers are finite, and that strings other than file names in options are Unicode."""
     try:
         _to_json({**document, "shardtool": {**ours, "made": None}}).encode()
         _to_json(ours["made"]).encode("utf-8", "surrogateescape")
@@ -366,7 +349,7 @@ def _to_json(value: object) -> str:
 
 
 def _require(condition: object, problem: str) -> None:
-    """Check a condition; not for use per shard, because the message is always formatted."""
+    """Check a condition; not per shard, because the message is always formatted."""
     if not condition:
         raise ValueError(problem)
 
@@ -409,7 +392,7 @@ def _parse_dataset(document: Json, ours: Json) -> DatasetFile:
     for name, names in classes.items():
         invalid = [shard for shard in names if type(shard) is not str]
         _require(not invalid, f"the classes of {name!r:.40} contain {invalid[:1]!r:.80}")
-    fingerprint: str = _get_typed(ours, "fingerprint", str)  # `verify` compares its value
+    fingerprint: str = _get_typed(ours, "fingerprint", str)
     _require(len(fingerprint) <= _MAX_FINGERPRINT_LENGTH, f"the fingerprint {fingerprint!r:.80}")
     return DatasetFile(
         name=_parse_file_name(document, "name"),
@@ -432,7 +415,7 @@ def _parse_dataset(document: Json, ours: Json) -> DatasetFile:
 
 
 def _parse_pattern(ours: Json, shards: Sequence[ShardEntry]) -> str:
-    """Return the pattern; a range must produce the listed names in order."""
+    """Return the pattern; a range must produce the listed names."""
     text: str = _parse_file_name(ours, "pattern")
     if any(mark in text for mark in "{}<>"):
         # Other braces could expand to any number of names.
@@ -475,7 +458,6 @@ def _parse_run(ours: Json, appends: int) -> RunRecord:
 
 
 def _check_values(value: object, depth: int = 0) -> None:
-    """Check that JSON values are not nested deeply, and that numbers fit a float."""
     _require(depth <= _MAX_NESTING, f"more than {_MAX_NESTING} levels of nesting in the record of its run")
     bounded = type(value) is not int or abs(value) <= _MAX_OPTION_NUMBER
     _require(bounded, "too large a number in the record of its run")

@@ -1,7 +1,6 @@
 """Expand names into datasets: a folder of splits, a pattern with `{split}`, a glob, or a list.
 
-Shards that no dataset file in their folder lists are a dataset of their own, so that the output of an unfinished run
-is not ignored.
+Shards that no dataset file lists are a dataset of their own, for the output of an unfinished run.
 """
 
 from __future__ import annotations
@@ -42,18 +41,14 @@ if TYPE_CHECKING:
 
 
 _SPLIT_MARK = "{split}"
-_SPLIT_STAND_IN = "\ue000"  # private-use character that replaces {split} while a pattern is parsed
+_SPLIT_STAND_IN = "\ue000"  # replaces {split} while a pattern is parsed
 _RANGE_PATTERN = re.compile(r"[^{}<>,*?%\[\]]*\{\d{1,18}\.\.\d{0,18}\}[^{}<>,*?%\[\]]*", re.ASCII)
 
 
 def expand_datasets(dataset: DatasetLike) -> list[DatasetLike]:
-    """Return the datasets that `dataset` names, each as `find_dataset` accepts it, even if it does not exist.
+    """Return the datasets that `dataset` names, each as `find_dataset` accepts it; some may not exist.
 
-    In a list, files other than dataset files and folders are the shards of one dataset, unless a listed dataset file
-    contains them.
-
-    Raises:
-        InvalidRequest: `dataset` contains no names, or nothing matches a pattern with `{split}`.
+    In a list, files other than dataset files are the shards of one dataset, unless a listed dataset file contains them.
     """
     if dataset and isinstance(dataset, (str, os.PathLike)):
         datasets = _expand_name(os.fspath(dataset))
@@ -140,7 +135,6 @@ def _is_shard_or_dataset_name(name: str) -> bool:
 
 
 def _is_listed_shard(name: str) -> bool:
-    """Return whether a name in a list is a file other than a dataset file, or a missing shard."""
     if is_url(name) or not os.path.lexists(name):
         return is_shard_name(base_name(name)) and not any(mark in base_name(name) for mark in "*?[{<%")
     return os.path.isfile(name) and not name.endswith(DATASET_SUFFIX)
@@ -151,7 +145,6 @@ def _absolute(path: str) -> str:
 
 
 def _datasets_in(folder: str, *, below: bool) -> list[DatasetLike]:
-    """Return the datasets in a folder or, if there are none, in its subfolders."""
     try:
         files, shards = list_shard_folder(folder)
     except OSError:
@@ -167,7 +160,6 @@ def _datasets_in(folder: str, *, below: bool) -> list[DatasetLike]:
 
 
 def _unlisted_shards(folder: str, files: list[str], shards: list[str]) -> list[str]:
-    """Return the shards of a folder that no dataset file lists or has a pattern for."""
     file_paths = [join(folder, name) for name in files]
     listed = set[str]().union(*map(names_listed_by, file_paths))
     ranges = [pattern for file in map(read_valid_dataset, file_paths) if file and (pattern := recorded_range(file))]
@@ -177,21 +169,12 @@ def _unlisted_shards(folder: str, files: list[str], shards: list[str]) -> list[s
 
 
 def _splits_of(text: str) -> list[DatasetLike]:
-    """Return the splits of one run that match a name with `{split}`.
-
-    Raises:
-        InvalidRequest: Nothing matches, a split of the run is missing, or the splits are from several runs.
-    """
     names = datasets_by_split(text)
     return [dataset for split in _splits_of_one_run(text, names) for dataset in names[split]]
 
 
 def datasets_by_split(text: str) -> dict[str, list[DatasetLike]]:
-    """Return all datasets that match a name with `{split}`, by split; they may be from several runs.
-
-    Raises:
-        InvalidRequest: Nothing matches.
-    """
+    """Return all datasets that match a name with `{split}`, by split; they may be from several runs."""
     if is_web(text):
         raise InvalidRequest(
             text, "{split} on the web, where folders cannot be listed", expected="the name of one dataset"
@@ -213,10 +196,7 @@ def datasets_by_split(text: str) -> dict[str, list[DatasetLike]]:
 
 
 def _splits_of_one_run(text: str, names: Mapping[str, list[DatasetLike]]) -> list[str]:
-    """Return the splits of the run that created the datasets, or all if no dataset file records a split.
-
-    Dataset files of shardtool 0.1 may not list the splits of their run.
-    """
+    """Return the splits of the run that created the datasets, or all if none is recorded."""
     files = [
         (split, file)
         for split, problem in names.items()
@@ -246,7 +226,6 @@ def _splits_of_one_run(text: str, names: Mapping[str, list[DatasetLike]]) -> lis
 
 
 def _dataset_file(dataset: DatasetLike) -> DatasetFile | None:
-    """Return the content of a dataset file; None if it is missing or damaged."""
     path = dataset if isinstance(dataset, str) and dataset.endswith(DATASET_SUFFIX) else None
     with suppress(InvalidRequest, CorruptShard):
         path = path or find_dataset(dataset, lacking=True).dataset_file
@@ -254,7 +233,6 @@ def _dataset_file(dataset: DatasetLike) -> DatasetFile | None:
 
 
 def _datasets_of_split(name: str) -> list[DatasetLike]:
-    """Return the datasets with a split's name; empty if another kind of file has this name."""
     if is_folder(name):
         return _datasets_in(name, below=True)
     if not (name.endswith(DATASET_SUFFIX) or is_shard_name(name)) or _is_companion_file(name):
@@ -263,7 +241,6 @@ def _datasets_of_split(name: str) -> list[DatasetLike]:
 
 
 def _is_companion_file(name: str) -> bool:
-    """Return whether a file belongs to shards: a sidecar, a list of skipped samples, another tool's JSON."""
     if not is_url(name) and not os.path.isfile(name):
         return False
     if name.endswith((patterns.SIDECAR_SUFFIX, patterns.SKIPPED_SUFFIX)):
@@ -287,5 +264,4 @@ def _shard_paths(name: str) -> tuple[str, ...] | None:
 
 
 def _dataset_identity(dataset: DatasetLike) -> object:
-    """Return a value that is equal for all names of one dataset."""
     return paths.real_path(os.fspath(dataset)) if isinstance(dataset, (str, os.PathLike)) else tuple(dataset)

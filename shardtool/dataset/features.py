@@ -19,13 +19,7 @@ _TF_KINDS: Mapping[FeatureType, str] = {"bytes": "tf.string", "int64": "tf.int64
 
 @dataclass(frozen=True, slots=True)
 class TfFeature:
-    """A feature of TFRecords.
-
-    Attributes:
-        kind: The type of its values.
-        is_list: Whether it is a list of values.
-        lacking: Whether some samples lack it; a single value then has a default.
-    """
+    """A feature of TFRecords. `lacking`: some samples lack it; a single value then has a default."""
 
     kind: FeatureType = "bytes"
     is_list: bool = False
@@ -37,7 +31,7 @@ class TfFeature:
         return "" if self.kind == "bytes" else -1
 
     def encode(self) -> str:
-        """Return the argument of `tf.io.parse_single_example`, as Python source in which `tf` is TensorFlow."""
+        """Return the argument of `tf.io.parse_single_example`, as Python source."""
         if self.is_list:
             return f"tf.io.VarLenFeature({_TF_KINDS[self.kind]})"
         default = f", default_value={json.dumps(self.default)}" if self.lacking else ""
@@ -66,11 +60,8 @@ def tf_features(
 ) -> dict[str, TfFeature]:
     """Return the features of samples, and of their key.
 
-    Args:
-        fields: Number of samples with each field.
-        kinds: Types of fields other than bytes.
-        samples: Number of samples.
-        lists: Fields that are lists of values.
+    `fields` counts the samples with each field, `kinds` has types other than bytes, and `lists` has fields with several
+    values.
     """
     features = {"__key__": TfFeature()}
     for name in sorted(fields, key=to_bytes):

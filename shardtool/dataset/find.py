@@ -3,8 +3,7 @@
 The web cannot be listed, so a range there needs an end. No name or dataset file can cause reads outside the folder
 that the user named.
 
-A range or glob matches existing shards and those that a dataset file next to them lists, so a lost shard is reported
-as missing.
+A range or glob also matches shards that a dataset file next to them lists, to report lost shards as missing.
 """
 
 from __future__ import annotations
@@ -48,12 +47,12 @@ if TYPE_CHECKING:
 
 
 _DIGITS = re.compile(r"(\d+)", re.ASCII)  # `int` rejects other digits, such as superscripts
-_MAX_LISTED_MISSING = 1000  # names
+_MAX_LISTED_MISSING = 1000
 _MAX_PROBED_FILES = 8  # files of a numbered series; some may be empty
-_RANGE_MARKS = "{<%"  # start a range in a pattern
+_RANGE_MARKS = "{<%"
 _GLOB_MARKS = "*?["
 _PRINTF_RANGE = re.compile(r"%\d*d", re.ASCII)
-_NUMBERED_NAME = re.compile(r"(.*?)([0-9]+)(\.[^0-9{<%]+)", re.DOTALL)  # prefix, number and suffix
+_NUMBERED_NAME = re.compile(r"(.*?)([0-9]+)(\.[^0-9{<%]+)", re.DOTALL)
 EXPECTED_DATASET = "a dataset file, a shard pattern, a glob, a folder, or shards"
 _EXPECTED_WEB = "a dataset file (NAME.json), a shard, or a pattern with its end, such as out-{000000..000041}.tar"
 
@@ -61,28 +60,17 @@ _EXPECTED_WEB = "a dataset file (NAME.json), a shard, or a pattern with its end,
 def open_dataset(dataset: DatasetLike, *, dots: Dots | None = None) -> StoredDataset:
     """Find a dataset and read its dataset file.
 
-    Args:
-        dataset: A dataset file, pattern, glob, folder, or shards.
-        dots: Where keys end in member names, if no dataset file records it; None: read it from the sidecars.
-
-    Raises:
-        InvalidRequest: There is no such dataset.
-        CorruptShard: Its dataset file is damaged.
+    `dots` is where keys end in member names, if no dataset file records it; None: read it from the sidecars.
     """
     stored = find_dataset(dataset).read()
     return stored if stored.file is not None else stored.with_dots(dots or recorded_dots(stored))
 
 
 def find_dataset(dataset: DatasetLike, *, lacking: bool = False) -> StoredDataset:
-    """Find the shards of a dataset without reading them.
-
-    Args:
-        dataset: A dataset file, pattern, glob, folder, or shards.
-        lacking: Accept missing shards of a range, and return them as `missing`.
+    """Find the shards of a dataset without reading them. With `lacking`, return missing shards of a range as `missing`.
 
     Raises:
         InvalidRequest: There are none, some of a range are missing, or a folder contains several datasets.
-        CorruptShard: A dataset file lists names outside its folder.
     """
     names = list_names("the dataset", dataset, EXPECTED_DATASET)
     stored = _find_shards(names)
@@ -158,7 +146,7 @@ def natural_key(name: str) -> list[tuple[int, str]]:
 
 
 def _from_names(names: list[str], text: str = "") -> StoredDataset:
-    """Return the named shards, and for the glob `text` also those that a dataset file lists."""
+    """Return the named shards, and those that a dataset file lists for the glob `text`."""
     sidecars = {sidecar_path(name, None) for name in names}
     # A glob may match sidecars of `train-00000-of-01024`, too.
     names = [name for name in names if name not in sidecars] or names
@@ -216,11 +204,7 @@ def _from_folder(folder: str) -> StoredDataset:
 def list_shard_folder(folder: str) -> tuple[list[str], list[str]]:
     """Return the names of the dataset files in a folder, and the paths of its shards.
 
-    Files like `train-00000-of-01024` may be shards or TensorFlow checkpoints; the first bytes of each series decide.
-
-    Raises:
-        OSError: The folder cannot be listed.
-        AccessRefused: A store allows listing, but not reading.
+    Files like `train-00000-of-01024` may be TensorFlow checkpoints; the first bytes of each series decide.
     """
     names = sorted(lookup.list_folder(folder), key=natural_key)
     named = [name for name in names if name.endswith(DATASET_SUFFIX)]
@@ -240,7 +224,7 @@ def list_shard_folder(folder: str) -> tuple[list[str], list[str]]:
 
 
 def _can_be_shard(path: str) -> bool:
-    """Return whether a file starts like a shard. Unreadable files count, so that they are reported."""
+    """Return whether a file starts like a shard, or cannot be read."""
     try:
         return detect_kind_by_content(path) is not None
     except CorruptShard:
@@ -282,7 +266,6 @@ def _from_pattern(text: str) -> StoredDataset:
 
 
 def _existing_names(pattern: ShardPattern) -> Iterable[str] | None:
-    """Return the existing names in a pattern's folder; None: it cannot be listed."""
     if pattern.names is None:
         try:
             return None if is_web(pattern.folder) else list_folder_names(pattern.folder, needed=True)
@@ -295,7 +278,6 @@ def _existing_names(pattern: ShardPattern) -> Iterable[str] | None:
 
 
 def _matching_names(pattern: ShardPattern, names: Iterable[str]) -> list[str]:
-    """Return the names that a pattern produces, each once, in its order."""
     if pattern.names is not None:
         existing = {*names}
         return [name for name in pattern.names if name in existing]
@@ -310,7 +292,6 @@ def _matching_names(pattern: ShardPattern, names: Iterable[str]) -> list[str]:
 
 
 def _check_range(pattern: ShardPattern) -> None:
-    """Refuse a range without an end or with too many names in a folder that cannot be listed."""
     location = join(pattern.folder, pattern.text)
     if pattern.count is None:
         found = "a range without an end on the web, where folders cannot be listed"
@@ -337,11 +318,7 @@ def _from_dataset_file(path: str) -> StoredDataset:
 
 
 def check_folders_inside(path: str, folders: set[str]) -> None:
-    """Check that no folder in a dataset file is a link that leads out of the dataset file's folder.
-
-    Raises:
-        CorruptShard: A folder is such a link.
-    """
+    """Check that no folder in a dataset file is a link that leads out of the dataset file's folder."""
     folder = os.path.dirname(path)
     root = os.path.join(os.path.realpath(folder or "."), "")
     for subfolder in sorted(folders - {""}):
@@ -352,11 +329,7 @@ def check_folders_inside(path: str, folders: set[str]) -> None:
 
 
 def is_dataset_file(path: str, *, listed: bool = False) -> bool:
-    """Return whether a file is a dataset file of shardtool, perhaps damaged. With `listed`, it must be readable.
-
-    Raises:
-        AccessRefused: A listed file cannot be read.
-    """
+    """Return whether a file is a dataset file of shardtool, perhaps damaged. With `listed`, it must be readable."""
     return _read_dataset_file(path, listed=listed) is not None
 
 
@@ -366,10 +339,9 @@ def names_listed_by(path: str) -> set[str]:
 
 
 def _read_dataset_file(path: str, *, listed: bool = False) -> bytes | None:
-    """Return the bytes of a dataset file of shardtool, perhaps damaged; None: missing or another file."""
     try:
         data = files.read_small(path) if is_url(path) or os.path.isfile(path) else b""
-    except (OSError, AccessRefused) as error:  # AccessRefused may mean "missing" where listing is not allowed
+    except (OSError, AccessRefused) as error:  # perhaps "missing" where listing is not allowed
         if listed and isinstance(error, AccessRefused):
             raise
         return None
@@ -377,8 +349,8 @@ def _read_dataset_file(path: str, *, listed: bool = False) -> bytes | None:
 
 
 def default_dataset_names(shards: list[str]) -> Iterator[str]:
-    """Yield default names of the dataset file of some shards. One shard may be from any range."""
-    with suppress(InvalidRequest):  # these names form no pattern
+    """Yield default names of the dataset file of some shards."""
+    with suppress(InvalidRequest):
         yield parse_pattern(shards).dataset_file
     if len(shards) == 1 and (match := _NUMBERED_NAME.fullmatch(shards[0])):
         with suppress(InvalidRequest):
@@ -386,7 +358,7 @@ def default_dataset_names(shards: list[str]) -> Iterator[str]:
 
 
 def damaged_file(dataset: StoredDataset) -> str | None:
-    """Return the path of the dataset file of some shards if it is damaged; otherwise None."""
+    """Return the path of the dataset file of some shards if it is damaged."""
     if dataset.dataset_file is not None:
         return None
     for name in default_dataset_names([base_name(path) for path in dataset.paths]):
@@ -397,11 +369,7 @@ def damaged_file(dataset: StoredDataset) -> str | None:
 
 
 def check_not_damaged(dataset: StoredDataset) -> None:
-    """Refuse shards whose dataset file is damaged.
-
-    Raises:
-        CorruptShard: The dataset file is damaged.
-    """
+    """Refuse shards whose dataset file is damaged."""
     if (path := damaged_file(dataset)) is not None:
         parse_dataset(files.read_small(path), path)
 
@@ -412,10 +380,7 @@ def _find_dataset_file(
     """Return the dataset file that lists all existing shards, its matching shards, and its pattern.
 
     Otherwise return a file with a default name that lists some of them or is damaged. At an address only the default
-    names are tried, because a folder may be large or not listable.
-
-    Raises:
-        AccessRefused: An existing dataset file cannot be read.
+    names are tried, because a folder may be large.
     """
     default_names, candidates = [*default_names], list[tuple[str, list[str], str]]()
     other_names = (
@@ -428,7 +393,7 @@ def _find_dataset_file(
         except AccessRefused:
             if name in list_folder_names(folder):
                 raise
-            continue  # it may mean "missing" where listing is not allowed
+            continue  # perhaps "missing" where listing is not allowed
         if data is None:
             continue
         listed, recorded = parse_local_shards(data)

@@ -20,10 +20,7 @@ class IndexDifference(NamedTuple):
 
     Attributes:
         what: `samples` (their number), `key`, `offset`, `size`, `number of fields`, `field`, `length` or `checksum`.
-        first: The value in the first index.
-        second: The value in the second index.
         sample: The sample, or -1.
-        row: The field's row, or -1.
     """
 
     what: str
@@ -34,7 +31,7 @@ class IndexDifference(NamedTuple):
 
 
 def compare_indexes(first: ShardIndex, second: ShardIndex) -> Iterator[IndexDifference]:
-    """Yield the differences between two indexes: sample count, and the first other difference or all checksums.
+    """Yield the difference in sample count, and the first other difference or all checksums.
 
     If the second index is from a scan that ended early, its last sample is ignored.
     """
@@ -56,7 +53,6 @@ def compare_indexes(first: ShardIndex, second: ShardIndex) -> Iterator[IndexDiff
 
 
 def _column_differences(first: ShardIndex, second: ShardIndex, samples: int) -> Iterator[IndexDifference]:
-    """Yield the first difference in each column."""
     if first.keys != second.keys or not np.array_equal(first.key_ends, second.key_ends):
         for index, keys in enumerate(zip(first.all_keys()[:samples], second.all_keys(), strict=False)):
             if keys[0] != keys[1]:

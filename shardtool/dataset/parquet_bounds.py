@@ -3,8 +3,7 @@
 A small file can claim terabytes: in its footer, in a page header (which has no checksum), by dictionary indices of
 long text, or by levels that declare a million values null. Memory and time here are proportional to the file.
 
-A number is accepted only with Parquet's type, and a struct field only once. Lenient readers in other languages would
-otherwise read other pages than those checked here.
+A number must have Parquet's type, and a struct field must be unique: lenient readers would read other pages.
 
 Source: apache/parquet-format, parquet.thrift; apache/thrift, "Thrift Compact protocol encoding".
 """
@@ -21,11 +20,11 @@ if TYPE_CHECKING:
 PARQUET_MAGIC = b"PAR1"
 _TRUE, _FALSE, _BYTE, _I16, _I32, _I64, _BINARY, _LIST, _SET, _STRUCT = 1, 2, 3, 4, 5, 6, 8, 9, 10, 12
 _LONG_LIST_MARK = 15
-_MIN_TWO_BYTES = 128  # the smallest varint of two bytes
+_MIN_TWO_BYTES = 128
 _MAX_DEPTH = 12  # nested Thrift structs and lists
-_MAX_VALUES = 2**19  # in a struct, nested ones included; each takes 100 bytes as a Python object
-_MAX_CHUNKS = 2**16  # columns times row groups; each takes a kilobyte in pyarrow
-_MAX_NESTING = 16  # levels of nested columns; pyarrow recurses into them
+_MAX_VALUES = 2**19  # in a struct, nested ones included; 100 bytes each
+_MAX_CHUNKS = 2**16  # columns times row groups; a kilobyte each in pyarrow
+_MAX_NESTING = 16  # pyarrow recurses into nested columns
 _SCHEMA, _ROWS, _GROUPS, _KEY_VALUES = 2, 3, 4, 5  # fields of the footer
 _TYPE, _WIDTH, _REPEATS, _NAME, _CHILDREN = 1, 2, 3, 4, 5  # fields of a schema element
 _REPEATED = 2
@@ -50,10 +49,7 @@ class ParquetLeaf(NamedTuple):
 
     Attributes:
         path: Names from the top level down, joined by dots.
-        top: The top-level column.
-        kind: Parquet's physical type.
         width: Bytes of a value in memory; for text, of its offset.
-        depth: Names in `path`.
         repeated: Whether a row may have several values.
     """
 
@@ -69,9 +65,6 @@ class ParquetFooter(NamedTuple):
     """The content of a footer.
 
     Attributes:
-        rows: Rows of the table.
-        leaves: In schema order.
-        facts: The key-value metadata.
         chunks: Per row group, its rows and the metadata of each leaf.
     """
 
@@ -85,9 +78,7 @@ class LeafMemory(NamedTuple):
     """The memory that a leaf needs.
 
     Attributes:
-        leaf: The leaf.
         values: Number of values, with nulls and empty lists.
-        uncompressed: Bytes of its decompressed pages.
         coded: Whether values are dictionary indices, so that text may exceed its pages.
     """
 
@@ -140,7 +131,6 @@ def leaf_memory(data: bytes, footer: ParquetFooter) -> tuple[LeafMemory, ...]:
 
 
 def _leaves(elements: list[_Struct]) -> tuple[ParquetLeaf, ...]:
-    """Return the leaves of a schema, which lists a tree in preorder."""
     remaining = iter(elements)
     leaves = tuple(_leaves_below(next(remaining, {}), remaining))
     if next(remaining, None) is not None:
@@ -151,7 +141,6 @@ def _leaves(elements: list[_Struct]) -> tuple[ParquetLeaf, ...]:
 def _leaves_below(
     group: _Struct, elements: Iterator[_Struct], names: tuple[str, ...] = (), *, repeated: bool = False
 ) -> Iterator[ParquetLeaf]:
-    """Yield the leaves of a group, whose elements are next in `elements`."""
     count = _number(group, _CHILDREN, _I32)
     if len(names) > _MAX_NESTING or (names and not count):
         raise ValueError("columns nested too deeply, or an empty group")
@@ -193,7 +182,6 @@ def _key_values(footer: _Struct) -> dict[str, str]:
 
 
 def _leaf_memory(data: bytes, chunk: _Struct, leaf: ParquetLeaf, rows: int) -> LeafMemory:
-    """Add up the page headers of a leaf in one row group."""
     values = uncompressed = 0
     is_dictionary = False
     offset = _number(chunk, _DATA_OFFSET, _I64)
@@ -226,7 +214,7 @@ def _leaf_memory(data: bytes, chunk: _Struct, leaf: ParquetLeaf, rows: int) -> L
 
 
 def _page(head: _Struct, field: int) -> int:
-    """Return the number of values in a page; no encoding may expand a value."""
+    """Return the number of values in a page."""
     thrift_type, page = head[field]
     if thrift_type != _STRUCT or _number(page, _ENCODING[field], _I32) not in _ENCODINGS:
         raise ValueError("a page in an encoding that sidecars do not use")
@@ -259,7 +247,6 @@ def _structs(struct: _Struct, field: int) -> list[_Struct]:
 
 
 def _parse_struct(data: bytes, offset: int) -> tuple[_Struct, int]:
-    """Return the Thrift struct at an offset, and the offset after it."""
     reader = _ThriftReader(data, offset)
     try:
         return reader.struct(0), reader.offset
@@ -268,8 +255,6 @@ def _parse_struct(data: bytes, offset: int) -> tuple[_Struct, int]:
 
 
 class _ThriftReader:
-    """Reads one struct in Thrift's compact protocol."""
-
     def __init__(self, data: bytes, offset: int) -> None:
         self.offset = offset
         self._data, self._remaining = data, _MAX_VALUES
@@ -306,7 +291,7 @@ class _ThriftReader:
         raise ValueError("a type that Parquet does not use")
 
     def _list(self, depth: int) -> tuple[int, list[Any]]:
-        """Return the type and values of a list. Each value takes a byte, so the data bounds `count`."""
+        """Return the type and values of a list. Each value takes a byte, which bounds `count`."""
         byte = self._data[self.offset]
         self.offset += 1
         count, kind = byte >> 4, byte & 15

@@ -9,9 +9,9 @@ from shardtool.format.tfrecord_read import decode_numbers
 from shardtool.format.varint import count_varints, encode_varint
 from shardtool.names import IMAGE_ENDINGS
 
-MAX_INSPECTED_IMAGE_BYTES = 2**26  # larger images are not inspected
+MAX_INSPECTED_IMAGE_BYTES = 2**26
 MAX_JSON_NESTING = 100  # levels; Python's recursion limit is 1000
-MAX_TEXT_BYTES = 2**20  # longer text and JSON is truncated
+MAX_TEXT_BYTES = 2**20
 _ENDINGS = {
     "image": IMAGE_ENDINGS,
     "json": ("json", "jsn", "jsonl", "geojson"),
@@ -27,11 +27,11 @@ _TENSORFLOW_IMAGE = re.compile(r"image(/(encoded|raw|image_raw))?|image_raw|img|
 _LABEL_NAME = re.compile(
     r"(.*[._/-])?(cls\d*|class(es)?|class_?(name|id)|labels?|label_?(name|id)|category|target|species|bi)"
 )
-_MAX_NUMBER_LENGTH = 40  # characters
+_MAX_NUMBER_LENGTH = 40
 
 
 def content_type(field: str, kind: str = "bytes") -> str:
-    """Return the type that a field name suggests, such as `image`, `json`, `text`, `number`, or `bytes`."""
+    """Return the type that a field name suggests, such as `image`, `json` or `bytes`."""
     if kind != "bytes":
         return "number"
     ending = field.rpartition(".")[2].lower()
@@ -41,7 +41,7 @@ def content_type(field: str, kind: str = "bytes") -> str:
 
 
 def is_named_type(field: str) -> bool:
-    """Return whether a field name determines the content type; a number may have any type."""
+    """Return whether a field name determines the content type."""
     return content_type(field) not in ("number", "bytes")
 
 
@@ -75,12 +75,9 @@ def parse_value(data: bytes, kind: str = "bytes") -> int | float | str | list[in
 
 
 def feature_numbers(data: bytes, kind: str, count: int | None = None) -> list[int] | list[float]:
-    """Return the numbers in a TFRecord feature, packed or not.
+    """Return the numbers in a TFRecord feature of `kind` `int64` or `float`, packed or not.
 
-    Args:
-        data: The payload.
-        kind: `int64` or `float`.
-        count: How many there are; None: unknown, and `data` counts as packed if possible.
+    If `count` is None, `data` counts as packed if possible.
 
     Raises:
         ValueError: `data` contains no such numbers.
@@ -91,7 +88,7 @@ def feature_numbers(data: bytes, kind: str, count: int | None = None) -> list[in
         packed = data[-1:] < b"\x80" and count in (None, count_varints(data))
     if not packed:
         return decode_numbers(data, kind)
-    return decode_numbers(b"\x0a" + encode_varint(len(data)) + data, kind)  # wrap it as one packed part of a list
+    return decode_numbers(b"\x0a" + encode_varint(len(data)) + data, kind)  # as one packed part of a list
 
 
 def label_name(data: bytes, kind: str, classes: list[str] | None) -> tuple[str, int | float | None]:
@@ -105,7 +102,7 @@ def label_name(data: bytes, kind: str, classes: list[str] | None) -> tuple[str, 
 
 
 def image_info(data: bytes) -> tuple[int, int, str] | str:
-    """Return width, height and mode of an image, from its header; or what is wrong with the image."""
+    """Return width, height and mode of an image from its header, or what is wrong with it."""
     from shardtool.transform.image import ImageOptions, change_image
     from shardtool.transform.image_decode import BadImage
 
@@ -119,9 +116,8 @@ def image_info(data: bytes) -> tuple[int, int, str] | str:
 def duration_s(data: bytes, length: int) -> float | None:
     """Return the duration of audio or video from WAV, FLAC, MP3, Ogg or MP4 headers; None: unknown.
 
-    Args:
-        data: The payload, or its first few thousand bytes (not enough for Ogg and some MP4).
-        length: Total bytes. Durations below one bit per second are rejected.
+    `data` can be the first few thousand of `length` bytes (not enough for Ogg and some MP4). Durations below one bit
+    per second are rejected.
 
     Source: RFC 2361 (WAV), RFC 9639 (FLAC), ISO/IEC 11172-3 and 13818-3 (MP3) with LAME's first frame, RFC 3533,
     RFC 7845 and Xiph's Vorbis I (Ogg), ISO/IEC 14496-12 (MP4).
@@ -130,7 +126,7 @@ def duration_s(data: bytes, length: int) -> float | None:
     if data[:4] == b"RIFF":
         seconds = _wav_seconds(data, length)
     elif data[:4] == b"fLaC":
-        stream_info = int.from_bytes(data[18:26], "big")  # 20 bits: samples per second; the last 36: samples
+        stream_info = int.from_bytes(data[18:26], "big")  # 20 bits: sample rate; the last 36: samples
         seconds = (stream_info & (2**36 - 1)) / ((stream_info >> 44) or 1)
     elif data[:4] == b"OggS":
         seconds = _ogg_seconds(data) if len(data) == length else 0.0
@@ -165,7 +161,7 @@ def _mp4_seconds(data: bytes) -> float:
     while at + 8 <= len(data):
         size, kind = int.from_bytes(data[at : at + 4], "big"), data[at + 4 : at + 8]
         if kind == b"mvhd":
-            time_bytes = 4 if data[at + 8 : at + 9] == b"\0" else 8  # bytes per timestamp
+            time_bytes = 4 if data[at + 8 : at + 9] == b"\0" else 8
             timing = data[at + 12 + 2 * time_bytes :]
             return int.from_bytes(timing[4 : 4 + time_bytes], "big") / (int.from_bytes(timing[:4], "big") or 1)
         size = int.from_bytes(data[at + 8 : at + 16], "big") if size == 1 else size
@@ -189,7 +185,7 @@ def _mp3_seconds(data: bytes, length: int) -> float:
         size += 10
     head = int.from_bytes(data[size : size + 4], "big")
     version, rate, kilobits = head >> 19 & 3, head >> 10 & 3, head >> 12 & 15
-    halved = {3: 0, 2: 1, 0: 2}.get(version)  # how often the rate is halved in MPEG-1, 2 and 2.5
+    halved = {3: 0, 2: 1, 0: 2}.get(version)  # rate divisor, as a power of two
     is_layer_3 = head >> 21 == 2**11 - 1 and head >> 17 & 3 == 1
     if not is_layer_3 or halved is None or rate == len(_SAMPLE_RATES) or not 0 < kilobits <= len(_KILOBITS[0]):
         return 0.0
@@ -201,11 +197,7 @@ def _mp3_seconds(data: bytes, length: int) -> float:
 
 
 def parse_json(data: bytes) -> object | None:
-    """Return the parsed JSON, or None if it is invalid.
-
-    Raises:
-        RecursionError: It is nested too deeply to display.
-    """
+    """Return the parsed JSON, or None if it is invalid. Deep nesting raises RecursionError."""
     try:
         document: object = json.loads(data)
     except ValueError:

@@ -1,7 +1,7 @@
 """Read a damaged shard past the damage.
 
-A tar has no checksums of payloads, and does not record which members form a sample. A sample next to a lost range
-counts as whole only if it has every field that samples of the shard have.
+A tar does not record which members form a sample, so a sample next to a lost range counts as whole only if it has
+every field of the shard.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from shardtool.dataset.shard_file import CompressedFile, ShardFile
 
 
-_MAX_LOST_RANGES = 2**16  # a file with more is not a shard
+_MAX_LOST_RANGES = 2**16
 FIELDS_MAY_BE_LOST = "some of its fields may be lost"
 
 
@@ -25,9 +25,7 @@ class LostRange(NamedTuple):
     """A range of a shard that could not be read.
 
     Attributes:
-        start: Its first offset.
         end: Where reading continues; -1: nowhere.
-        found: What is wrong.
         name: For tar, the name in the damaged header, if plausible.
     """
 
@@ -42,7 +40,7 @@ class LostRange(NamedTuple):
 
 
 def error_text(error: CorruptShard) -> str:
-    """Return the message of an error without location and remedy."""
+    """Return an error's message without location and advice."""
     return f"{error.problem}, expected {error.expected}" if error.expected else error.problem
 
 
@@ -101,7 +99,7 @@ def salvage_records(
                 end = tfrecord_read.next_record(
                     shard.read, offset, previous + 1 if continues_loss else offset + 1, shard.size
                 )
-            except CorruptShard:  # a compressed shard cannot be read past it
+            except CorruptShard:
                 end = None
             lost_range = lost.pop() if continues_loss else LostRange(offset, -1, error_text(error))
             lost.append(lost_range._replace(end=-1 if end is None else end))

@@ -46,29 +46,26 @@ def interleaved_samples(keys: Sequence[bytes], fields: Sequence[frozenset[int]])
 
 _FILE_NAME_FEATURE = b"image/filename"  # in TensorFlow's image datasets
 _KEY_FEATURES = (b"__key__", b"key", b"__key", _FILE_NAME_FEATURE)
-_FILE_SUFFIX = re.compile(rb"(?<=[^/])\.[A-Za-z0-9]{1,8}$")  # removed from a file name to get the key
+_FILE_SUFFIX = re.compile(rb"(?<=[^/])\.[A-Za-z0-9]{1,8}$")
 _RECORD_SUFFIX = re.compile(r"\.tfrecords?|\.(?:gz|bz2|xz|zst)$", re.IGNORECASE)
 _MAX_KEY_BYTES = 2**20  # a longer `__key__` is an attack
 _NO_END = 2**63
-# Memory of a scan and its limit. A plain shard needs at most about its size; a compressed one could need a thousand
-# times its size.
+# Memory of a scan: about the size of a plain shard, but perhaps a thousand times that of a compressed one.
 _BYTES_PER_FIELD, _BYTES_PER_SAMPLE, _BYTES_PER_NAME = 48, 128, 256
 _BASE_MEMORY_BYTES = 2**27
 _MEMORY_PER_BYTE = 8
 _MEMORY_PER_COMPRESSED_BYTE = 128
-_MEMORY_CHECK_BYTES = 2**22  # bytes of a shard between two checks
-_MAX_VARINT_BYTES = 11  # one more than a valid varint has
-_MAX_FIELD_NAMES = 2**16  # more do not fit the fingerprint's uint16 codes
-_MAX_LISTED_DAMAGE = 100  # per kind of damage in one shard
+_MEMORY_CHECK_BYTES = 2**22  # of a shard, between two checks
+_MAX_VARINT_BYTES = 11
+_MAX_FIELD_NAMES = 2**16  # the fingerprint has uint16 codes
+_MAX_LISTED_DAMAGE = 100  # per kind and shard
 
 
 class ShardScanTask(NamedTuple):
     """A shard to scan.
 
     Attributes:
-        path: The shard.
         checksum: Whether to compute the CRC-32C of payloads and file.
-        dots: Where keys end in member names.
         salvage: Whether to skip damage and keep the complete samples.
     """
 
@@ -82,11 +79,7 @@ class UnrecognisedMember(NamedTuple):
     """A tar member that is not part of a sample.
 
     Attributes:
-        offset: Offset of its header.
         name: Without a leading `./`.
-        is_file: Whether it is a regular file.
-        kind: The type byte.
-        link: Target of a link.
     """
 
     offset: int
@@ -97,12 +90,12 @@ class UnrecognisedMember(NamedTuple):
 
     @property
     def what(self) -> str:
-        """A description for messages."""
+        """The member, for messages."""
         return f"{printable(self.name) or './'}: {'a name without a field' if self.is_file else 'not a regular file'}"
 
 
 class FeatureConflict(NamedTuple):
-    """The first value of a feature that is a list, or of another type than before."""
+    """The first list, or value of another type, of a feature."""
 
     sample: int
     kind: FeatureType
@@ -114,20 +107,15 @@ class ShardScan:
     """The content of a shard, as columns.
 
     Attributes:
-        path: The shard.
-        format: `tar` or `tfrecord`.
         size: Bytes of the file; -1: compressed, and offsets count decompressed bytes.
-        keys: Per sample.
         starts: int64 per sample, offset of its first record.
         sizes: int64 per sample, bytes of its records with padding.
         counts: uint32 per sample, fields.
-        names: The field names that `codes` index.
-        codes: uint32 per field.
+        codes: uint32 per field, indices into `names`.
         kinds: Per name: `bytes`, `int64` or `float`.
         offsets: int64 per field, of its payload.
         lengths: int64 per field, of its payload.
         crcs: uint32 per field, or empty.
-        crc: CRC-32C of the file, or None.
         nonzero_padding: With checksums, the first offsets of padding that is not zero.
         digest: The content fingerprint; None: unknown, for example because the text of floats is not stored.
         text_rows: With checksums, uint64 rows of fields that are one integer.
@@ -137,9 +125,8 @@ class ShardScan:
         differ: Offset and kind of the first headers that tar readers interpret differently.
         unlike: For TFRecord, field code to its first value of another type, or else its first list.
         whole: For TFRecord, rows of whole lists, see `ExampleFeature.whole`.
-        error: The error that ended the scan early.
         lost: With `salvage`, unreadable ranges.
-        broken: With `salvage`, incomplete samples, which are excluded: offset, key, reason.
+        broken: With `salvage`, offset, key and problem of each incomplete sample, which is excluded.
     """
 
     path: str
@@ -184,12 +171,7 @@ class ShardScan:
 
 
 def scan_shard(task: ShardScanTask) -> ShardScan:
-    """Scan a shard, up to the first damage unless `salvage` is set.
-
-    Raises:
-        CorruptShard: It cannot be opened.
-        InvalidRequest: It is not a shard.
-    """
+    """Scan a shard, up to the first damage unless `salvage` is set."""
     kind = detect_kind(task.path)
     file_class = ChecksummedFile if task.checksum and not task.salvage else ShardFile
     with CompressedFile(task.path, kind.packing) if kind.packing else file_class(task.path) as shard:
@@ -227,7 +209,6 @@ def _drop_incomplete(scan: ShardScan, dots: Dots) -> None:
 
 
 def _incomplete_samples(scan: ShardScan, dots: Dots) -> dict[int, str]:
-    """Return the incomplete samples of a tar, and the reasons."""
     fields, size, neighbours, incomplete = scan.fields(), scan.size, dict[int, str](), dict[int, str]()
     for lost in scan.lost:
         previous, following = bisect_left(scan.starts, lost.start) - 1, bisect_right(scan.starts, lost.end - 1)
@@ -237,7 +218,7 @@ def _incomplete_samples(scan: ShardScan, dots: Dots) -> dict[int, str]:
                 if scan.keys[sample] == _split_name(lost.name, dots)[0] or (size < 0 and lost.end < 0):
                     incomplete[sample] = f"{neighbours[sample]}: {FIELDS_MAY_BE_LOST}"
     for sample, row_end in enumerate(accumulate(scan.counts)) if size >= 0 else ():
-        if (end := scan.offsets[row_end - 1] + scan.lengths[row_end - 1]) > size:  # end of the last payload
+        if (end := scan.offsets[row_end - 1] + scan.lengths[row_end - 1]) > size:
             incomplete[sample] = f"the file ends inside this sample: {end - size:,} bytes are missing"
     all_fields = frozenset().union(*(names for sample, names in enumerate(fields) if sample not in incomplete))
     for sample, reason in neighbours.items():
@@ -247,7 +228,6 @@ def _incomplete_samples(scan: ShardScan, dots: Dots) -> dict[int, str]:
 
 
 def _split_name(name: bytes, dots: Dots) -> tuple[bytes, bytes]:
-    """Return the key and field of a member name; an empty field if it has none."""
     name = name.removeprefix(b"./")
     base = name.rfind(b"/") + 1
     dot = name.find(b".", base + 1) if dots == "first" else name.rfind(b".", base + 1)
@@ -255,7 +235,6 @@ def _split_name(name: bytes, dots: Dots) -> tuple[bytes, bytes]:
 
 
 def _content_digest(scan: ShardScan) -> int:
-    """Return the content fingerprint: fields sorted by name, numbers as text."""
     lengths, crcs, codes = array("Q", scan.lengths), array("I", scan.crcs), array("H", scan.codes)
     for row, length, crc in zip(scan.text_rows, scan.text_lengths, scan.text_crcs, strict=True):
         lengths[row], crcs[row] = length, crc
@@ -293,8 +272,6 @@ def payload_crc(shard: ShardFile | CompressedFile, offset: int, length: int) -> 
 
 
 class _ScanMemory:
-    """Limits the memory of a scan in proportion to its shard, see `_BASE_MEMORY_BYTES`."""
-
     def __init__(self, shard: ShardFile | CompressedFile, scan: ShardScan) -> None:
         self._scan = scan
         packed_size = shard.packed_size if isinstance(shard, CompressedFile) else None
@@ -303,11 +280,7 @@ class _ScanMemory:
         self._has_long_name = False  # long field names count per use, because tables repeat them
 
     def check(self, end: int) -> int:
-        """Check the scan up to `end`; return the offset of the next check.
-
-        Raises:
-            CorruptShard: It needs too much memory, or a sample has too many fields.
-        """
+        """Check the scan up to `end`; return the offset of the next check."""
         scan = self._scan
         self._text_bytes += sum(map(len, scan.keys[self._keys :])) + sum(map(len, scan.names[self._names :]))
         self._text_bytes += sum(len(member.name) + len(member.link) for member in scan.odd[self._members :])
@@ -387,7 +360,6 @@ def _scan_tar(  # noqa: C901 - the hot path, one loop over all headers
 
 
 def _checksum_member(shard: ShardFile | CompressedFile, scan: ShardScan, start: int, size: int, end: int) -> None:
-    """Record the checksum of a payload, and whether its padding is zero."""
     if size <= BLOCK_BYTES:
         block = shard.read(start, end - start)
         scan.crcs.append(crc32c(block[:size]))
@@ -463,7 +435,6 @@ def _checksum_feature(
     record: tfrecord_read.TFRecord,
     feature: tfrecord_read.ExampleFeature,
 ) -> None:
-    """Record the checksum of a payload and, for one integer, of its text."""
     offset = feature.offset - record.data
     if isinstance(data, tfrecord_read.LazyBytes):
         scan.crcs.append(payload_crc(shard, feature.offset, feature.size))
@@ -480,11 +451,6 @@ def _checksum_feature(
 
 
 def _key_feature(features: list[tfrecord_read.ExampleFeature], path: str) -> tfrecord_read.ExampleFeature | None:
-    """Return the feature that is the key of a record; None if there is none.
-
-    Raises:
-        CorruptShard: `__key__` is too long.
-    """
     by_name = {feature.name: feature for feature in features}
     for feature in (by_name[name] for name in _KEY_FEATURES if name in by_name):
         if feature.size <= _MAX_KEY_BYTES:
@@ -498,7 +464,6 @@ def _key_feature(features: list[tfrecord_read.ExampleFeature], path: str) -> tfr
 
 
 def _note_conflict(scan: ShardScan, sample: int, code: int, feature: tfrecord_read.ExampleFeature) -> None:
-    """Record a list, or a feature of another type than the first with its name."""
     earlier, kind = scan.unlike.get(code), scan.kinds[code]
     if earlier is None or (earlier.kind == kind and feature.kind != kind):
         scan.unlike[code] = FeatureConflict(sample, feature.kind, feature.values)

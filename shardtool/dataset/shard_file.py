@@ -35,18 +35,15 @@ if TYPE_CHECKING:
 
 FETCH_ADVICE = "Fetch the target: run `git annex get` or `dvc pull`, or repeat the download."
 _WINDOW_BYTES = 2**20
-_STEP_BYTES = 2**14  # decompressed per call; damage makes its whole step unreadable
+_STEP_BYTES = 2**14  # decompressed per call; damage loses a whole step
 _SIGNATURES = {b"\x1f\x8b": "gzip", b"BZh": "bz2", b"\xfd7zXZ\0": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
-_MAX_XZ_MEMORY_BYTES = 2**27  # limit of the decompressor: `xz -9` needs half; a file may claim 4 GiB
+_MAX_XZ_MEMORY_BYTES = 2**27  # `xz -9` needs half; a file may claim 4 GiB
 
 
 class ShardFile:
     """The bytes of one shard, local or remote, read through a window: one request serves many headers.
 
-    Far from the previous offset, only a few bytes are read. Use it in a `with` block.
-
-    Raises:
-        CorruptShard: It is not a regular file, or cannot be opened.
+    Far from the previous offset, only a few bytes are read.
     """
 
     def __init__(self, path: str) -> None:
@@ -60,7 +57,7 @@ class ShardFile:
         self._start, self._window = 0, b""
 
     def stream(self) -> BufferedReader:
-        """Return a Python file at the start of the shard, which the caller must close."""
+        """Return a Python file at the start of the shard; the caller closes it."""
         with raising_machine_errors(self.path):
             return self._file.stream()
 
@@ -92,7 +89,6 @@ class ShardFile:
             raise self._failed(offset, error) from None
 
     def _failed(self, offset: int, error: OSError) -> CorruptShard:
-        """Return a read error as damage of the shard, unless the machine failed."""
         raise_if_machine_error(error, self.path)
         return CorruptShard(self.path, f"cannot be read: {os_error_text(error)}", offset=offset)
 
@@ -100,8 +96,7 @@ class ShardFile:
 class ChecksummedFile(ShardFile):
     """The bytes of one shard, and the CRC-32C of the file, computed by `read`.
 
-    Blocks are added to the CRC while they are in the CPU cache. Reads before the window are not added again. The result
-    of `read` is valid until the next call.
+    Blocks are added to the CRC while they are in the CPU cache. The result of `read` is valid until the next call.
     """
 
     def __init__(self, path: str) -> None:
@@ -111,11 +106,7 @@ class ChecksummedFile(ShardFile):
         self._crc = self._end = self._held = 0  # CRC of the bytes before `_end`; number of bytes in the window
 
     def read(self, offset: int, length: int) -> bytes | memoryview:
-        """Return `length` bytes at `offset`; fewer only at the end of the file.
-
-        Raises:
-            CorruptShard: The disk fails, or the file was replaced.
-        """
+        """Return `length` bytes at `offset`; fewer only at the end of the file."""
         position = offset - self._start
         if position >= 0 and position + length <= self._held:
             return self._view[position : position + length]
@@ -144,7 +135,7 @@ class ChecksummedFile(ShardFile):
         return self._crc
 
     def _fill(self, position: int) -> int:
-        """Read the next block to `position` in the window; return its length. At 0 it replaces the window."""
+        """Read the next block to `position` in the window, which 0 replaces; return its length."""
         block = self._view[position : position + min(_WINDOW_BYTES, max(0, self.size - self._end))]
         try:
             count = self._stream.readinto(block) if len(block) else 0
@@ -171,12 +162,7 @@ class _XzStream:
         self._unpack = LZMADecompressor(FORMAT_XZ, memlimit=_MAX_XZ_MEMORY_BYTES)
 
     def read(self, size: int) -> bytes:
-        """Return up to `size` bytes; empty at the end.
-
-        Raises:
-            ValueError: The data is damaged, or needs too much memory.
-            OSError: The data is truncated or unreadable.
-        """
+        """Return up to `size` bytes; empty at the end."""
         from lzma import LZMAError
 
         while True:
@@ -204,15 +190,7 @@ class _XzStream:
 class CompressedFile:
     """The bytes of a compressed shard, read sequentially. Only bytes kept by `hold` can be read again.
 
-    Args:
-        path: The shard.
-        packing: Its compression; None: detect it.
-
-    Attributes:
-        packed_size: Bytes of the file.
-
-    Raises:
-        CorruptShard: It is not a regular file, or cannot be opened.
+    If `packing` is None, it is detected. `packed_size` is the size of the file.
     """
 
     def __init__(self, path: str, packing: str | None = None) -> None:
@@ -246,12 +224,7 @@ class CompressedFile:
             self._held.close()
 
     def hold(self, offset: int, length: int) -> IO[bytes]:
-        """Keep a range in a temporary file until the next call, and return the file.
-
-        Raises:
-            CorruptShard: The compressed data is damaged.
-            OutputFailed: The temporary folder is full.
-        """
+        """Keep a range in a temporary file until the next call, and return the file."""
         from tempfile import TemporaryFile, gettempdir
 
         position, end = offset, offset + length
@@ -274,11 +247,7 @@ class CompressedFile:
         return self._held
 
     def read(self, offset: int, length: int) -> bytes | memoryview:
-        """Return `length` bytes at `offset`; fewer only at the end.
-
-        Raises:
-            CorruptShard: The compressed data is damaged.
-        """
+        """Return `length` bytes at `offset`; fewer only at the end."""
         if self._held is not None and self._held_start <= offset < self._held_end:
             block = os.pread(self._held.fileno(), min(length, self._held_end - offset), offset - self._held_start)
             return block if len(block) == length else block + self.read(offset + len(block), length - len(block))
@@ -299,7 +268,7 @@ class CompressedFile:
         return self._window[position : position + length]
 
     def _decompress(self, length: int) -> bytes:
-        """Decompress in constant steps, so that damage always loses the same bytes."""
+        """Decompress in constant steps: damage always loses the same bytes."""
         if self._failed is not None:
             raise self._failed
         parts, size = [], 0
@@ -315,14 +284,14 @@ class CompressedFile:
 
 
 def open_error(path: str, error: OSError, remedy: str = "") -> CorruptShard:
-    """Return the error of a shard that cannot be opened; for a broken link it says how to fetch the target."""
+    """Return the error of a shard that cannot be opened; for a broken link, with how to fetch the target."""
     if not is_url(path) and (target := dangling_target(path)) is not None:
         return CorruptShard(path, f"cannot be opened: a broken link to {printable(target)}", remedy=FETCH_ADVICE)
     return CorruptShard(path, f"cannot be opened: {os_error_text(error)}", remedy=remedy)
 
 
 def describe_missing(path: str) -> tuple[str, str]:
-    """Return what exists instead of a shard's regular file, and how to get the shard, if known."""
+    """Return what exists instead of a shard's file, and how to get the shard, if known."""
     if is_url(path):
         return "no such object", ""
     if (target := dangling_target(path)) is not None:
@@ -331,45 +300,30 @@ def describe_missing(path: str) -> tuple[str, str]:
 
 
 def open_shard(path: str) -> ShardFile | CompressedFile:
-    """Open a shard, compressed or not.
-
-    Raises:
-        CorruptShard: It cannot be opened.
-        InvalidRequest: It is not a shard.
-    """
+    """Open a shard, compressed or not."""
     packing = detect_kind(path).packing
     return CompressedFile(path, packing) if packing else ShardFile(path)
 
 
 def is_compressed(path: str) -> bool:
-    """Return whether a shard is compressed.
-
-    Raises:
-        CorruptShard: The file must be read, and cannot be opened.
-        InvalidRequest: It is not a shard.
-    """
+    """Return whether a shard is compressed."""
     return bool(detect_kind(path).packing)
 
 
 def detect_kind(path: str) -> ShardName:
-    """Return the format and compression of a shard by name or else by its first bytes.
-
-    Raises:
-        CorruptShard: The file must be read, and cannot be opened.
-        InvalidRequest: It is not a shard.
-    """
+    """Return the format and compression of a shard by name or else by its first bytes."""
     if kind := parse_shard_name(base_name(path)):
         return kind
     if (is_file(path) if is_url(path) else os.path.lexists(path)) and (kind := detect_kind_by_content(path)):
         return kind
     if count_suffix(base_name(path)):
-        return ShardName("tfrecord")  # only TensorFlow numbers files this way; it may be missing or damaged
+        return ShardName("tfrecord")  # it may be missing or damaged
     expected = f"a name that ends in one of {READABLE_ENDINGS}"
     raise InvalidRequest(path, "neither a tar nor a TFRecord file, by its name and its first bytes", expected=expected)
 
 
 def wrong_kind_error(path: str, error: CorruptShard) -> CorruptShard:
-    """Return `error`, or a better one if an unreadable shard is of another kind than its name says."""
+    """Return `error`, or a better one if the shard is of another kind than its name."""
     kind = detect_kind_by_content(path)
     if kind in (None, detect_kind(path)):
         return error
@@ -381,11 +335,7 @@ def wrong_kind_error(path: str, error: CorruptShard) -> CorruptShard:
 
 
 def detect_kind_by_content(path: str) -> ShardName | None:
-    """Return the kind of shard by its first bytes; None: not a shard, or empty.
-
-    Raises:
-        CorruptShard: It cannot be opened.
-    """
+    """Return the kind of shard by its first bytes; None: not a shard, or empty."""
     try:
         start, _ = read_head(path, tar_write.TAR_BLOCK_BYTES)
     except OSError as error:
@@ -403,11 +353,7 @@ def detect_kind_by_content(path: str) -> ShardName | None:
 def iter_payload(
     shard: ShardFile | CompressedFile, offset: int, length: int, location: str, *, most: int | None = None
 ) -> Iterator[bytes]:
-    """Yield the blocks of a payload, at most `most` bytes.
-
-    Raises:
-        CorruptShard: The payload is not inside the shard.
-    """
+    """Yield the blocks of a payload, at most `most` bytes."""
     if shard.size >= 0 and not 0 <= offset <= offset + length <= shard.size:
         raise CorruptShard(
             location,

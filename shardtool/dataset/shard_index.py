@@ -1,7 +1,7 @@
 """The index of one shard as columns: the offset and length of each sample and field.
 
 It comes from a sidecar (`parse_sidecar`), a scan (`scanned_index`), or the worker that wrote the shard
-(`written_index`). Ten million samples are a few arrays, which can be packed into one block that processes share.
+(`written_index`).
 """
 
 from __future__ import annotations
@@ -55,20 +55,16 @@ class ShardIndex:
     """The offsets of a shard's samples and fields.
 
     Attributes:
-        keys: Concatenated keys.
         key_ends: [samples + 1]: start of each key in `keys`, and the total.
         starts: [samples]: offset of the first record.
         sizes: [samples]: bytes to the end of the last record.
         firsts: [samples + 1]: first row in the columns below.
-        names: The field names that `codes` index.
-        codes: [fields].
+        codes: [fields]: indices into `names`.
         offsets: [fields]: of payloads.
         lengths: [fields]: of payloads.
         crcs: uint32 [fields]: CRC-32C; None: unknown.
         kinds: After a scan of a TFRecord, field name to `bytes`, `int64` or `float`.
-        fact: Facts of the shard.
         metadata: The sidecar's other columns, one chunk each, text perhaps in dictionaries; empty if not requested.
-        schema: The sidecar's schema, metadata included.
         walk: The scan that the index was built from, if any.
         damage: The error in the sidecar that required a scan.
     """
@@ -162,7 +158,7 @@ class ShardIndex:
     def keys_of(self, rows: NDArray[np.int64]) -> list[str]:
         """Return the keys of some samples; `rows` must ascend."""
         starts, ends, keys = self.key_ends[rows].tolist(), self.key_ends[rows + 1].tolist(), self.keys
-        if starts and rows[-1] - rows[0] < _MAX_DECODED_PER_KEY * len(rows):  # decoding at once takes half the time
+        if starts and rows[-1] - rows[0] < _MAX_DECODED_PER_KEY * len(rows):  # half the time
             block_start = starts[0]
             text = str(keys[block_start : ends[-1]], "utf-8")
             if len(text) == ends[-1] - block_start:  # all ASCII: offsets in bytes are offsets in characters
@@ -208,10 +204,7 @@ class ShardIndex:
         return [name.encode() for name in names], positions[self.codes].tobytes()
 
     def fingerprint(self) -> int | None:
-        """Return the content fingerprint of a tar shard's samples; None without checksums.
-
-        For TFRecord it is unknown, because it hashes numbers as text.
-        """
+        """Return the content fingerprint of a tar shard; None without checksums, and for TFRecord."""
         if self.crcs is None:
             return None
         names, codes = self.codes_by_name()
@@ -313,7 +306,6 @@ def part_ends(sizes: NDArray[np.integer] | Sequence[int]) -> Offsets:
 
 
 def _index_texts(names: list[bytes]) -> list[bytes]:
-    """Return names as UTF-8, which nearly all are."""
     return names if is_utf8(b"\0".join(names)) else [index_text(name).encode() for name in names]
 
 

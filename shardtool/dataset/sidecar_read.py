@@ -1,9 +1,7 @@
 """Read sidecars, which are untrusted.
 
 Before pyarrow decodes a page, `parquet_bounds` adds up the memory of all pages, which must be proportional to the
-sidecar and its shard. Samples must follow each other in the shard, and payloads must be inside their samples and not
-overlap. Dictionary-encoded text is decoded when needed, after a check of its size. `MemoryError` means that memory ran
-out, not that the sidecar is damaged.
+sidecar and its shard. `MemoryError` means that memory ran out, not that the sidecar is damaged.
 
 Source: docs/format.md, "Sidecar"; docs/decisions/012-bounded-sidecars.md.
 """
@@ -50,17 +48,17 @@ READ_VERSIONS = (1, 2)  # version 1 lacks the column with the shard's name
 METADATA_PREFIX = "shardtool."
 _FIELD_LEAVES = [f"__fields__.list.element.{name}" for name in ("name", "offset", "length", "crc32c")]
 _INDEX_LEAVES = ["__key__", "__offset__", "__size__", *_FIELD_LEAVES]
-_FOOTER_READ_BYTES = 2**14  # read from the end of a sidecar; nearly always contains the footer
-_MIN_FIELD_BYTES = 2  # a shard has at least this many bytes per field
-_MAX_SAMPLES_PER_BYTE = 8  # samples, or fields, per byte of a sidecar; at most 1 was measured
-_SAMPLES_SLACK = 2**16  # samples, or fields, allowed in any sidecar
+_FOOTER_READ_BYTES = 2**14
+_MIN_FIELD_BYTES = 2  # per field of a shard
+_MAX_SAMPLES_PER_BYTE = 8  # or fields; at most 1 was measured
+_SAMPLES_SLACK = 2**16
 _INDEX_BYTES_PER_FIELD = 64  # memory, without field name and key
-_INDEX_SLACK_BYTES = 2**24  # of index allowed in any sidecar
-_METADATA_SLACK_BYTES = 2**25  # of metadata allowed in any sidecar
-_MAX_BYTES_PER_BYTE = 64  # memory per byte of the sidecar; for metadata also of the shard
+_INDEX_SLACK_BYTES = 2**24
+_METADATA_SLACK_BYTES = 2**25
+_MAX_BYTES_PER_BYTE = 64  # memory per byte of sidecar; for metadata also of the shard
 _VERSION_KEY = f"{METADATA_PREFIX}format_version"
 _ARROW_SCHEMA_KEY = "ARROW:schema"  # changes how columns are read; our sidecars have none
-_MAX_ERROR_LENGTH = 300  # characters of pyarrow's message
+_MAX_ERROR_LENGTH = 300
 
 
 def _verify_advice() -> str:
@@ -77,13 +75,7 @@ def load_sidecar(path: str) -> bytes:
 
 
 def parse_sidecar(data: bytes, where: str, size: int | None, *, metadata: bool = True) -> ShardIndex:
-    """Parse a sidecar.
-
-    Args:
-        data: Its bytes.
-        where: Its path, for messages.
-        size: Bytes of the shard; None: it does not exist. A larger shard allows more metadata.
-        metadata: Whether to read the metadata columns.
+    """Parse a sidecar. A larger shard allows more metadata; `size` None: it does not exist.
 
     Raises:
         CorruptShard: Its parts contradict each other, or it needs too much memory for its shard.
@@ -100,7 +92,7 @@ def parse_sidecar(data: bytes, where: str, size: int | None, *, metadata: bool =
 
 
 def has_small_metadata(data: bytes, metadata: pa.Table, size: int) -> bool:
-    """Return whether metadata of a new sidecar is surely within a reader's limits, without decoding it."""
+    """Return whether metadata is surely within a reader's limits, without decoding it."""
     if any(pt.is_dictionary(column.type) for column in metadata.columns):
         return False
     leaves = leaf_memory(data, parse_footer(data))
@@ -116,19 +108,9 @@ def max_metadata_bytes(size: int) -> int:
 def parse_shard_sidecar(
     data: bytes, where: str, name: str, size: int | None, entry: ShardEntry | None = None, *, metadata: bool = True
 ) -> ShardIndex:
-    """Parse a sidecar and check that it belongs to a shard and is the one in the dataset file.
+    """Parse a sidecar of the shard `name`, and check that it is the one in the dataset file.
 
-    Args:
-        data: Its bytes.
-        where: Its path, for messages.
-        name: The file name of the shard.
-        size: Bytes of the shard; None: it does not exist.
-        entry: The shard's entry in the dataset file, if any.
-        metadata: Whether to read the metadata columns.
-
-    Raises:
-        CorruptShard: It is damaged, belongs to another shard, or is not the listed one.
-        MemoryError: Memory ran out; the sidecar may be valid.
+    `size` and errors are as for `parse_sidecar`.
     """
     if entry is not None:
         check_listed_sidecar(data, where, entry)
@@ -141,7 +123,6 @@ def parse_shard_sidecar(
 
 
 def _check_same_shard(fact: ShardFacts, where: str, name: str, size: int | None) -> None:
-    """Check the shard's name and, if the shard exists, its size."""
     size = fact.size if size is None else size
     if (fact.name, fact.size) != (name, size):
         found, expected = (
@@ -152,11 +133,7 @@ def _check_same_shard(fact: ShardFacts, where: str, name: str, size: int | None)
 
 
 def check_listed_sidecar(data: bytes, where: str, entry: ShardEntry) -> None:
-    """Compare size and checksum of a sidecar with the dataset file.
-
-    Raises:
-        CorruptShard: They differ.
-    """
+    """Compare size and checksum of a sidecar with the dataset file."""
     crc = crc32c(data)
     if (len(data), crc) != (entry.sidecar_size, entry.sidecar_crc):
         found = f"{len(data):,} bytes with CRC-32C {crc:08x}"
@@ -167,10 +144,7 @@ def check_listed_sidecar(data: bytes, where: str, entry: ShardEntry) -> None:
 def check_offsets(index: ShardIndex, size: int) -> None:
     """Check that samples follow each other, and that payloads are inside their samples and do not overlap.
 
-    Otherwise a copy of the payloads could be larger than the shard of `size` bytes.
-
-    Raises:
-        ValueError: The check failed.
+    Otherwise a copy of the payloads could be larger than the shard. Raises ValueError.
     """
     if any(np.any(column > size) for column in (index.starts, index.sizes, index.offsets, index.lengths)):
         raise ValueError(f"offsets that do not fit a shard of {size:,} bytes")  # sums below cannot overflow
@@ -182,7 +156,7 @@ def check_offsets(index: ShardIndex, size: int) -> None:
         raise ValueError("payloads outside their samples")
     has_bytes = index.lengths > 0
     starts, stops = index.offsets[has_bytes], stops[has_bytes]
-    if np.any(starts[1:] < stops[:-1]):  # unordered or overlapping
+    if np.any(starts[1:] < stops[:-1]):
         order = np.argsort(starts)
         if np.any(starts[order][1:] < stops[order][:-1]):
             raise ValueError("payloads that overlap")
@@ -235,7 +209,6 @@ def _check_shard_column(column: pa.ChunkedArray, name: str) -> None:
 
 
 def _check_counts(leaves: Sequence[LeafMemory], own_columns: Sequence[str], rows: int, limit: int) -> None:
-    """Check the columns of the index; samples and fields must not exceed `limit`."""
     values = {part.leaf.path: part.values for part in leaves if part.leaf.top in own_columns}
     if sorted(values) != sorted(_INDEX_LEAVES + [SHARD_COLUMN.name] * (SHARD_COLUMN.name in own_columns)):
         raise ValueError("different columns than a sidecar")
@@ -247,7 +220,6 @@ def _check_counts(leaves: Sequence[LeafMemory], own_columns: Sequence[str], rows
 
 
 def _check_index_memory(leaves: Sequence[LeafMemory], limit: int) -> None:
-    """Check the memory of the index: `limit`, and a constant per field."""
     index_leaves = [part for part in leaves if part.leaf.top in OWN_COLUMNS]
     uncompressed, values = sum(part.uncompressed for part in index_leaves), max(part.values for part in index_leaves)
     if uncompressed > limit + _INDEX_BYTES_PER_FIELD * values:
@@ -262,7 +234,6 @@ def _check_metadata_memory(size: int, limit: int) -> None:
 
 
 def _decode_columns(data: bytes, leaves: Sequence[LeafMemory], requested: Sequence[str]) -> tuple[pa.Table, pa.Schema]:
-    """Return the requested columns, one chunk each, with dictionaries; and the whole schema."""
     column_indices = [index for index, part in enumerate(leaves) if part.leaf.top in requested]
     dictionary_columns = [part.leaf.path for part in leaves if part.coded and part.leaf.kind == BYTE_ARRAY]
     schema = pq.read_schema(pa.BufferReader(data)).remove_metadata()
@@ -277,7 +248,6 @@ def _decode_columns(data: bytes, leaves: Sequence[LeafMemory], requested: Sequen
 
 
 def _index_columns(table: pa.Table, limit: int) -> ShardIndex:
-    """Return the index without metadata; `limit` bounds the keys."""
     keys, lists = _single_chunk(table, "__key__"), _single_chunk(table, "__fields__")
     if pt.is_dictionary(keys.type):
         if _decoded_bytes(keys) > limit:
@@ -345,7 +315,6 @@ def _to_numbers(column: pa.Array) -> NDArray[np.int64]:
 
 
 def _string_bytes(column: pa.Array) -> tuple[bytes, NDArray[np.int64]]:
-    """Return the concatenated bytes of strings, and their offsets."""
     if not len(column):
         return b"", np.zeros(1, np.int64)
     _, offsets, data = column.buffers()
@@ -355,7 +324,6 @@ def _string_bytes(column: pa.Array) -> tuple[bytes, NDArray[np.int64]]:
 
 
 def _decoded_bytes(array: pa.Array) -> int:
-    """Return the bytes of dictionary text after decoding, nested columns included."""
     array_type = array.type
     if pt.is_dictionary(array_type):
         import pyarrow.compute as pc
@@ -370,42 +338,23 @@ def _decoded_bytes(array: pa.Array) -> int:
 
 
 def parse_facts(data: bytes, name: str) -> ShardFacts:
-    """Return the facts of a shard in the sidecar `data`.
-
-    Raises:
-        CorruptShard: It is not a sidecar, or its format version is unknown.
-    """
+    """Return the facts of a shard in the sidecar `data`."""
     return _parse_footer(data, name)[0]
 
 
 def read_sample_count(path: str, name: str, size: int | None) -> tuple[int, ShardFacts]:
-    """Return the sample count and facts of a shard from the footer of its sidecar.
-
-    Args:
-        path: The sidecar.
-        name: The file name of the shard.
-        size: Bytes of the shard; None: it does not exist.
-
-    Raises:
-        CorruptShard: It is not a sidecar of this shard, or its format version is unknown.
-        OSError: It is missing, or cannot be read.
-    """
+    """Return the sample count and facts of a shard from its sidecar's footer; raise OSError or CorruptShard."""
     fact, footer = _parse_footer(_read_footer_bytes(path), path)
     _check_same_shard(fact, path, name, size)
     return footer.rows, fact
 
 
 def read_sidecar_schema(path: str) -> pa.Schema:
-    """Return the schema in the footer of a sidecar.
-
-    Raises:
-        CorruptShard: It is not a sidecar.
-        StoreFailed: The machine, a store or a server fails.
-    """
+    """Return the schema in the footer of a sidecar."""
     try:
         return pq.read_schema(pa.BufferReader(_read_footer_bytes(path))).remove_metadata()
     except MemoryError:
-        raise  # pyarrow's is also an ArrowException
+        raise
     except (OSError, pa.ArrowException) as error:
         raise_if_machine_error(error, path)
         raise CorruptShard(path, f"not a valid sidecar: {error}", remedy=recreate_hint()) from None

@@ -37,7 +37,7 @@ def _make_schema(nullable: str = "") -> pa.Schema:
 
 SIDECAR_SCHEMA = _make_schema()
 SHARD_COLUMN = pa.field("__shard__", pa.string(), nullable=False)
-OWN_COLUMNS = (*SIDECAR_SCHEMA.names, SHARD_COLUMN.name)  # all other columns are metadata
+OWN_COLUMNS = (*SIDECAR_SCHEMA.names, SHARD_COLUMN.name)  # others are metadata
 # Payloads were not read, so checksums are null.
 SCHEMA_WITHOUT_CRC = _make_schema("crc32c")
 
@@ -46,7 +46,6 @@ class TransformFacts(NamedTuple):
     """Facts of a shard of transformed samples, which the plan cannot know.
 
     Attributes:
-        content: The content fingerprint.
         consumed: Planned samples that were processed.
         dropped: Of these, dropped by the user's function.
         skipped: Of these, skipped.
@@ -64,8 +63,6 @@ class ShardFacts(NamedTuple):
     """The facts of a shard in its sidecar.
 
     Attributes:
-        name: The shard's file name.
-        size: Bytes.
         crc: CRC-32C of the file; None: unknown.
         plan: The fingerprint of the shard's plan; empty: unknown.
         made: Facts of transformed samples, if any.
@@ -107,11 +104,11 @@ def column_types(schema: pa.Schema) -> dict[str, str]:
     return {column.name: str(column.type) for column in schema}
 
 
-_NULL_TYPE = "null"  # a column without values; compatible with every type
+_NULL_TYPE = "null"  # compatible with every type
 
 
 def merge_types(known: dict[str, str], more: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
-    """Add columns to `known`, each with its first non-null type; yield each metadata column whose types differ."""
+    """Add columns to `known`, each with its first non-null type; yield metadata columns whose types differ."""
     for name, new_type in more.items():
         known_type = known.setdefault(name, new_type)
         if known_type == _NULL_TYPE:

@@ -42,13 +42,7 @@ def written_index(
 ) -> ShardIndex:
     """Return the index of a shard that was written.
 
-    Args:
-        shard_format: `tar` or `tfrecord`.
-        content: The planned content.
-        columns: Metadata of the planned samples, if any.
-        field_crcs: uint32 per written field.
-        skipped: Indices of samples that were not written.
-        source_paths: The source path of each field, each followed by NUL; empty: no column.
+    `skipped` are indices of samples that were not written. In `source_paths`, NUL follows each path; empty: no column.
     """
     counts = np.frombuffer(content.counts, np.uint16).astype(np.int64)
     codes, sizes = np.frombuffer(content.codes, np.uint16), np.frombuffer(content.stored, np.int64)
@@ -90,11 +84,7 @@ def written_index(
 
 
 def encode_sidecar(index: ShardIndex, shard: ShardFacts) -> tuple[bytes, dict[str, str]]:
-    """Return the sidecar's bytes, and its columns with their types.
-
-    Raises:
-        InvalidRequest: Its metadata needs more memory than readers allow, or Parquet cannot store it.
-    """
+    """Return the sidecar's bytes, and its columns with their types."""
     table, metadata = index.plain_table(), index.metadata
     try:
         data = encode_sidecar_table(table, shard)

@@ -39,11 +39,8 @@ class StoredShard:
     """A shard on disk, in a store, or on the web.
 
     Attributes:
-        path: Its path or address.
-        number: Its index in the dataset.
         dots: Where keys end in member names.
         index_folder: The folder of its sidecar; None: the shard's folder.
-        entry: Its entry in the dataset file, if any.
     """
 
     path: str
@@ -82,20 +79,11 @@ class StoredShard:
         return lookup.plain_size(self.path)
 
     def scan(self, *, checksum: bool = False) -> ShardScan:
-        """Scan the shard; with `checksum`, read the payloads, too.
-
-        Raises:
-            CorruptShard: It cannot be opened.
-            InvalidRequest: It is not a shard.
-        """
+        """Scan the shard; with `checksum`, read the payloads, too."""
         return scan_shard(ShardScanTask(self.path, checksum, self.dots))
 
     def index(self, *, metadata: bool = False) -> ShardIndex:
-        """Return the index from the sidecar or, if it is missing or invalid, from a scan.
-
-        Raises:
-            CorruptShard: The sidecar is missing or invalid, and the shard cannot be opened.
-        """
+        """Return the index from the sidecar or, if it is missing or invalid, from a scan."""
         from shardtool.dataset.shard_index import ShardIndex, scanned_index
         from shardtool.dataset.sidecar_read import load_sidecar, parse_shard_sidecar
 
@@ -142,15 +130,12 @@ class StoredDataset:
     """A dataset on disk, in a store, or on the web.
 
     Attributes:
-        given: The name that the user gave.
         shards: In the order of their names; some may not exist.
         dataset_file: Its path, if any; it may list other shards, too.
         folder: The folder of the dataset file, and of the shards or their subfolders; "": the current folder.
         own: Whether the dataset file is one of shardtool, perhaps damaged. Sidecars are then in its folder.
         whole: Whether the user named the dataset: its file, folder, or complete range. Unlisted shards are ignored.
         missing: The first names of a range that neither exist nor are listed.
-        file: The content of shardtool's dataset file for these shards, once read.
-        unlisted: Paths of shards that the dataset file does not list.
     """
 
     given: DatasetLike
@@ -191,13 +176,10 @@ class StoredDataset:
         return list(dict.fromkeys(map(folder_of, self.paths)))
 
     def read(self) -> StoredDataset:
-        """Return the dataset with the content of its dataset file for these shards.
+        """Return the dataset with the content of its dataset file.
 
         If the user named the dataset, its shards are those in the file. If the user named shards, a file that does not
         list all of them is ignored.
-
-        Raises:
-            CorruptShard: The dataset file is damaged.
         """
         if self.dataset_file is None or not self.own:
             return self
@@ -220,7 +202,7 @@ class StoredDataset:
         return replace(self, file=file, shards=shards)
 
     def with_dots(self, dots: Dots) -> StoredDataset:
-        """Return the dataset with another rule for where keys end in member names."""
+        """Return the dataset with other `dots`."""
         return replace(self, shards=tuple(replace(shard, dots=dots) for shard in self.shards))
 
 

@@ -1,9 +1,6 @@
 """Detect shards of an unfinished run: sidecars record how many shards their run planned.
 
-The shards that an interrupted run published look like a smaller dataset. A dataset file created for them would hide
-the missing shards.
-
-Source: docs/format.md, "Sidecar".
+A dataset file created for the published shards of an interrupted run would hide the missing shards.
 """
 
 from __future__ import annotations
@@ -32,9 +29,7 @@ ALL_SHARDS = "all shards of the run, and their dataset file"
 def describe_unfinished(facts: Iterable[ShardFacts | None], sibling_facts: Iterable[ShardFacts] = ()) -> Iterator[str]:
     """Yield a description of each `create` or append run that planned more shards than exist.
 
-    Args:
-        facts: The facts of each shard; None: no valid sidecar, so it may be from any run.
-        sibling_facts: Facts of other existing shards, which the caller did not name.
+    Facts are None without a valid sidecar: the shard may be from any run.
     """
     counts: Counter[str] = Counter()
     planned: dict[str, int] = {}
@@ -64,11 +59,7 @@ def sibling_facts(dataset: StoredDataset) -> list[ShardFacts]:
 
 
 def require_finished(dataset: StoredDataset) -> None:
-    """Check that shards without a dataset file are complete, according to their sidecars.
-
-    Raises:
-        InvalidRequest: Shards of their run are missing.
-    """
+    """Check that shards without a dataset file are complete, according to their sidecars."""
     existing = [
         path for path, size in zip(dataset.paths, lookup.plain_sizes(dataset.paths), strict=True) if size is not None
     ]

@@ -1,8 +1,7 @@
 """Read tar shards: parse bytes into members, for any tar that common tools write. Opens no file.
 
-Reads ustar, GNU (long names, base-256 sizes) and pax headers. Where GNU tar, bsdtar and Python's `tarfile` disagree,
-the difference is noted and the majority is followed. `tarfile` ends silently at a damaged header; here it raises
-`CorruptShard`, and so does an early end.
+Where GNU tar, bsdtar and `tarfile` disagree, the difference is noted and the majority is followed. In contrast to
+`tarfile`, damage or an early end raises `CorruptShard`.
 
 Source: POSIX.1-2017, pax; GNU tar manual, "Basic Tar Format"; docs/format.md, "Tar shards".
 """
@@ -19,30 +18,30 @@ from shardtool.format.tar_write import TAR_BLOCK_BYTES
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    Read = Callable[[int, int], bytes | memoryview]  # (offset, length); returns fewer bytes only at the end
+    Read = Callable[[int, int], bytes | memoryview]  # (offset, length); fewer bytes only at the end
     Note = Callable[[int, str], None]
 
 
 _ZERO = bytes(TAR_BLOCK_BYTES)
 _new_tuple = tuple.__new__
 _HALF = 256
-_MAX_EXTENDED_BYTES = 2**20  # longer pax headers and GNU long names are an attack
+_MAX_EXTENDED_BYTES = 2**20  # longer headers are an attack
 _FILE_TYPES = (b"0", b"\0", b"7")
 _EMPTY_TYPES = (b"1", b"2", b"3", b"4", b"5", b"6")  # links, devices, folders
 _EXTENDED_TYPES = (b"x", b"g", b"L", b"K", b"X")
-_SPARSE_TYPE = b"S"  # old GNU tar; its map may continue in blocks after the header
-_SPARSE_MORE_OFFSET, _SPARSE_NEXT_OFFSET = 482, 504  # flags for another map block, in the header and in a map block
+_SPARSE_TYPE = b"S"  # its map may continue in blocks after the header
+_SPARSE_MORE_OFFSET, _SPARSE_NEXT_OFFSET = 482, 504
 _SPARSE_KEYWORDS = (b"GNU.sparse.", b"SCHILY.realsize")
 _KNOWN_TYPES = frozenset(b"0\x007123456xgLKXSVMND")
 _SIZELESS_TYPES = (b"V", b"M", b"N", b"D")  # GNU tar: volumes, directory listings
 _PER_MEMBER_KEYWORDS = (b"path", b"linkpath", b"size", b"hdrcharset")  # not allowed in a global header
 _CHARSETS = (b"ISO-IR 10646 2000 UTF-8", b"BINARY")
 _OCTAL_FIELD = re.compile(rb" *([0-7]*)[ \0]*")
-_PAX_RECORD_START = re.compile(rb"([0-9]{1,19}) ([^=]+)=")  # length and keyword of a record
+_PAX_RECORD_START = re.compile(rb"([0-9]{1,19}) ([^=]+)=")
 _MAX_SIZE_DIGITS = 19
-_MAX_OCTAL_SIZE = 8**11 - 1  # the largest number in a size field
+_MAX_OCTAL_SIZE = 8**11 - 1
 _MAX_SIZE = 2**62  # offsets must fit int64
-_BASE_256_MARK, _NEGATIVE_MARK = 0x80, 0xFF  # the first byte of a binary size, and of a negative one
+_BASE_256_MARK, _NEGATIVE_MARK = 0x80, 0xFF
 _BLANK_CHECKSUM = 8 * 0x20
 _PLAIN_FILE_FIELDS = b"0" + bytes(100) + b"ustar\0" + b"00"  # type, link name, magic, version
 DAMAGED_TAR_ADVICE = "Fetch the shard again, or recreate it from its source."
@@ -59,11 +58,7 @@ class TarMember(NamedTuple):
         name: As stored, a leading `./` included.
         offset: Of its first header, extended headers included.
         data: Offset of its payload.
-        size: Bytes of the payload.
-        is_file: Whether it is a regular file.
         end: Offset of the next header.
-        kind: The type byte.
-        link: Target of a link.
     """
 
     name: bytes
@@ -77,13 +72,10 @@ class TarMember(NamedTuple):
 
 
 def iter_members(read: Read, where: str, note: Note = _ignore_note, offset: int = 0) -> Iterator[TarMember]:
-    """Yield the members of a tar, in order.
+    """Yield the members of a tar, in order, from the header at `offset` on.
 
-    Args:
-        read: Returns the bytes at (offset, length).
-        where: The shard's name, for messages.
-        note: Called with the offset of a header that readers interpret differently, and the reason.
-        offset: Offset of the first header.
+    `read` returns the bytes at (offset, length). `note` is called with the offset of a header that readers interpret
+    differently, and the reason.
 
     Raises:
         CorruptShard: A block is not a header, or the file ends too early.
@@ -116,11 +108,7 @@ def is_tar_start(start: bytes) -> bool:
 
 
 def check_trailer(read: Read, offset: int, where: str) -> None:
-    """Check that a tar ends at `offset` with two zero blocks, and that only zeros follow.
-
-    Raises:
-        CorruptShard: The end is different.
-    """
+    """Check that a tar ends at `offset` with two zero blocks, and that only zeros follow."""
     tail = bytes(read(offset, 2 * TAR_BLOCK_BYTES))
     if len(tail) < 2 * TAR_BLOCK_BYTES or tail.count(0) != 2 * TAR_BLOCK_BYTES:
         found, problem_offset = (
@@ -147,8 +135,8 @@ def check_trailer(read: Read, offset: int, where: str) -> None:
 def _plain_file_size(block: bytes) -> int:
     """Return the size in a common header: a regular file whose name fits one field; -1: another header, or damage.
 
-    A hot path: 1 us. The low half of Adler-32 is the byte sum plus one, modulo 65,521; the sum is smaller, because
-    half of the block is zero.
+    A hot path: 1 us. The low half of Adler-32 is the byte sum plus one; half of the block is zero,
+    so it does not overflow.
     """
     size_text = block[124:135]
     if (
@@ -158,7 +146,7 @@ def _plain_file_size(block: bytes) -> int:
         or block.count(0) <= _HALF
         or not size_text.isdigit()
     ):
-        return -1  # `int` accepts signs, blanks and `0o`, too
+        return -1  # `int` accepts signs, blanks and `0o`
     try:
         size = int(size_text, 8)
     except ValueError:
@@ -168,7 +156,7 @@ def _plain_file_size(block: bytes) -> int:
 
 
 class _ExtendedHeaders:
-    """The extended headers before a member. Names in pax headers take precedence over GNU long names."""
+    """The extended headers before a member; pax takes precedence over GNU."""
 
     def __init__(self, where: str, note: Note) -> None:
         self.where, self.note = where, note
@@ -197,7 +185,6 @@ class _ExtendedHeaders:
             headers[keyword] = value
 
     def name(self, offset: int, keyword: bytes, kind: bytes, short: bytes) -> bytes:
-        """Return the name in an extended header, or else `short` from the header itself."""
         pax_name, gnu_name = self.pax.get(keyword) or None, self.gnu.get(kind)
         if pax_name is not None and gnu_name is not None and pax_name != gnu_name:
             self.note(offset, f"{_keyword_label(keyword)} has different values in a pax header and a GNU header")
@@ -209,7 +196,6 @@ def _keyword_label(keyword: bytes) -> str:
 
 
 def _read_member(read: Read, start: int, where: str, note: Note) -> TarMember:
-    """Return the member whose first header is at `start`, extended headers included."""
     headers, offset = _ExtendedHeaders(where, note), start
     while True:
         block = bytes(read(offset, TAR_BLOCK_BYTES))
@@ -232,7 +218,6 @@ def _read_member(read: Read, start: int, where: str, note: Note) -> TarMember:
 
 
 def _parse_member(read: Read, block: bytes, offset: int, start: int, headers: _ExtendedHeaders) -> TarMember:
-    """Return the member whose own header is at `offset`."""
     where = headers.where
     size, kind = _parse_size(block, offset, where), block[156:157]
     _note_header(block, size, offset, headers.note)
@@ -280,7 +265,6 @@ def _note_header(block: bytes, size: int, offset: int, note: Note) -> None:
 
 
 def _sparse_map_end(read: Read, offset: int, where: str) -> int:
-    """Return the end of the blocks that continue the map of a sparse file."""
     while True:
         block = read(offset, TAR_BLOCK_BYTES)
         if len(block) < TAR_BLOCK_BYTES:
@@ -309,7 +293,6 @@ def _parse_size(block: bytes, offset: int, where: str) -> int:
     if match is None or not match[1]:
         raise CorruptShard(where, "not a tar header", offset=offset, remedy=DAMAGED_TAR_ADVICE)
     stored = int(match[1], 8)
-    # Adler-32's low half is one more than the sum of up to 256 bytes.
     total = (adler32(block[:_HALF]) & 0xFFFF) + (adler32(block[_HALF:]) & 0xFFFF) - 2
     total += _BLANK_CHECKSUM - sum(block[148:156])
     if stored != total and stored != _signed_sum(block):

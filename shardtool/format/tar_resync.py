@@ -24,18 +24,14 @@ _USTAR, _USTAR_OFFSET = b"ustar", 257
 
 
 def next_header(read: Read, offset: int, first: int, size: int) -> int | None:
-    """Return the offset of the next header after a damaged header; None: there is none.
+    """Return the offset of the next header after a damaged one at `offset`; None: there is none.
 
-    Args:
-        read: Returns the bytes at (offset, length).
-        offset: Offset of the damaged header.
-        first: The first offset to try.
-        size: Bytes of the file; -1: unknown, and `read` is sequential.
+    `first` is the first offset to try. `size` -1: unknown, and `read` is sequential.
     """
     stated = _stated_end(bytes(read(offset, TAR_BLOCK_BYTES)), offset) if size >= 0 else None
     if stated is not None:
         block = bytes(read(stated, TAR_BLOCK_BYTES)) if stated < size else b"none"
-        stated = stated if is_tar_start(block) or not any(block) else None  # the next header, or the end
+        stated = stated if is_tar_start(block) or not any(block) else None
     searched = _search_header(read, offset, first, stated)
     return searched if stated is None or (searched is not None and _leads_to(read, searched, stated)) else stated
 
@@ -51,7 +47,7 @@ def _search_header(read: Read, offset: int, first: int, end: int | None) -> int 
 
 
 def _leads_to(read: Read, offset: int, end: int) -> bool:
-    """Return whether the members from `offset` on end exactly at `end`; those of a nested tar end earlier."""
+    """Return whether the members from `offset` on end exactly at `end`; a nested tar ends earlier."""
     try:
         for member in iter_members(read, "", offset=offset):
             if member.end >= end:
@@ -62,7 +58,6 @@ def _leads_to(read: Read, offset: int, end: int) -> bool:
 
 
 def _stated_end(block: bytes, offset: int) -> int | None:
-    """Return the end of the member by the size in its damaged header; None: the size is not usable."""
     text = block[124:136].strip(b" \0")
     if block[156:157] not in (b"0", b"\0") or not text.isdigit() or b"8" in text or b"9" in text:
         return None
@@ -71,7 +66,6 @@ def _stated_end(block: bytes, offset: int) -> int | None:
 
 
 def _candidate_offsets(window: bytes, first: int) -> list[int]:
-    """Return the offsets with ustar magic, and the blocks with a plausible checksum field."""
     offsets = {match.start() - _USTAR_OFFSET for match in re.finditer(_USTAR, window) if match.start() >= _USTAR_OFFSET}
     for offset in range(first, len(window) - TAR_BLOCK_BYTES + 1, TAR_BLOCK_BYTES):
         if _CHECKSUM_FIELD.fullmatch(window, offset + 148, offset + 156):

@@ -6,7 +6,7 @@
     trailer = 1024 zero bytes
 
 A header depends only on name and size: mode 0644, uid, gid and mtime 0, no user names. The size of a shard is
-therefore known before data is read, and the same samples produce the same bytes.
+therefore known in advance, and the same samples produce the same bytes.
 
 Source: POSIX.1-2017, pax, "ustar Interchange Format" and "pax Extended Header"; docs/format.md, "Tar shards".
 """
@@ -19,14 +19,14 @@ from zlib import adler32
 TAR_BLOCK_BYTES = 512
 TRAILER = bytes(2 * TAR_BLOCK_BYTES)
 PADDING = [bytes(size) for size in range(TAR_BLOCK_BYTES)]  # by length
-USTAR_NAME_BYTES = 100  # the ustar name field
-USTAR_PREFIX_BYTES = 155  # the ustar prefix field
-MAX_USTAR_SIZE = 8**11 - 1  # eleven octal digits
-_UTF8_TOP_BITS, _UTF8_CONTINUATION = 0xC0, 0x80  # mark bytes that continue a UTF-8 character
+USTAR_NAME_BYTES = 100
+USTAR_PREFIX_BYTES = 155
+MAX_USTAR_SIZE = 8**11 - 1
+_UTF8_TOP_BITS, _UTF8_CONTINUATION = 0xC0, 0x80
 _MODE_UID_GID = b"0000644\0" + b"0000000\0" * 2
 _MTIME = b"00000000000\0"
 _MAGIC = b"ustar\x0000"
-_AFTER_NAME = b"0" + bytes(100) + _MAGIC + bytes(80)  # type 0, link name, magic, empty users and device numbers
+_AFTER_NAME = b"0" + bytes(100) + _MAGIC + bytes(80)  # type 0, link name, magic, users and device numbers
 _HEADER_TAIL = _AFTER_NAME + bytes(TAR_BLOCK_BYTES - 156 - len(_AFTER_NAME))
 _HEADER = Struct("100s24s12s12s8s356s")
 _put_header, _pack_header = _HEADER.pack_into, _HEADER.pack
@@ -35,15 +35,11 @@ _PAX_NAME = b"././@PaxHeader"
 
 
 def put_header(into: memoryview | bytearray, at: int, name: bytes, size: int) -> int:
-    """Write the header blocks of a member: 512 bytes, or more if pax is needed; return the index after them.
+    """Write the header blocks of a member, 512 bytes or more; return the index after them.
 
     A hot path: 0.8 us per member. The low half of Adler-32 is the byte sum plus one for up to 256 bytes.
 
-    Args:
-        into: Has space for `header_size` bytes.
-        at: Index in `into`.
-        name: The member's name, without NUL and without a slash at the end.
-        size: Payload bytes.
+    `into` has space for `header_size` bytes; `name` has no NUL and no slash at the end.
     """
     if len(name) <= USTAR_NAME_BYTES and size <= MAX_USTAR_SIZE:
         octal = b"%011o\0" % size
@@ -75,10 +71,7 @@ def encode_tar_sample(key: bytes, fields: list[tuple[bytes, bytes | memoryview]]
 def header_size(name_length: int, size: int, *, splits: bool) -> int:
     """Return the size of a member's header blocks.
 
-    Args:
-        name_length: Bytes of the name.
-        size: Payload bytes.
-        splits: Whether `split_prefix` can split the name; used only for names over 100 bytes.
+    `splits`: whether `split_prefix` can split the name; used only for names over 100 bytes.
     """
     records = _pax_length(b"size", len(str(size))) if size > MAX_USTAR_SIZE else 0
     if name_length > USTAR_NAME_BYTES and not splits:

@@ -47,18 +47,15 @@ def mask_crc(crc: int) -> int:
 
 
 class FeatureHead:
-    """The bytes before the payloads of one field.
+    """The bytes before the payloads of one field of a `kind`; None is bytes.
 
-    Args:
-        name: The field's name.
-        kind: The type of the payload: bytes (or None), or packed numbers.
-        whole: Whether a payload is a whole list, with tags and lengths.
+    `whole`: a payload is a whole list, with tags and lengths.
     """
 
     __slots__ = ("_name", "_tag", "_value")
 
     def __init__(self, name: bytes, kind: FeatureType | None = None, *, whole: bool = False) -> None:
-        self._name = b"\x0a%b%b\x12" % (encode_varint(len(name)), name)  # map entry: key, then the tag of the value
+        self._name = b"\x0a%b%b\x12" % (encode_varint(len(name)), name)  # map entry: key, tag of the value
         self._tag, self._value = _LIST_TAG[kind or "bytes"], b"" if whole else b"\x0a"
 
     def __call__(self, size: int) -> bytes:
@@ -121,10 +118,7 @@ def encode_tfrecord_sample(
 ) -> list[bytes | memoryview]:
     """Return the record of one sample, in parts.
 
-    Args:
-        key: Its key.
-        fields: (name, payload), sorted by the bytes of the names; numbers as `encode_number` returns them.
-        numbers: The types of fields that are numbers.
+    `fields` are sorted by the bytes of the names; numbers are as `encode_number` returns them.
     """
     features: list[tuple[bytes, list[bytes | memoryview]]] = [(KEY_FEATURE, [key_feature(key)])]
     features += [(name, [FeatureHead(name, numbers.get(name))(len(data)), data]) for name, data in fields]

@@ -1,7 +1,6 @@
 """Base-128 varints: integers of seven bits per byte, least significant first.
 
-All bytes but the last have the eighth bit set. Signed integers are 64-bit two's complement, so negative ones take
-ten bytes.
+All bytes but the last have the eighth bit set. Negative integers take ten bytes: 64-bit two's complement.
 
 Source: Protocol Buffers, "Encoding"; Thrift's compact protocol encodes sizes the same way.
 """
@@ -19,10 +18,10 @@ class ByteSource(Protocol):
 
 _MAX_VARINT_BYTES = 10
 _UINT64_RANGE = 2**64
-CONTINUATION_BIT = 128  # set in every byte but the last
+CONTINUATION_BIT = 128
 _LOW_BITS = 127
 _ONE_BYTE_VARINTS = [bytes([number]) for number in range(CONTINUATION_BIT)]
-_CONTINUATION_BYTES = bytes(range(CONTINUATION_BIT, 256))  # bytes other than the last of a varint
+_CONTINUATION_BYTES = bytes(range(CONTINUATION_BIT, 256))
 
 
 def encode_varint(number: int) -> bytes:

@@ -18,7 +18,7 @@ from shardtool.errors import CorruptShard
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    Read = Callable[[int, int], bytes | memoryview]  # (offset, length); returns fewer bytes only at the end
+    Read = Callable[[int, int], bytes | memoryview]
 
 STORED, DEFLATED = 0, 8
 _LOCAL_HEADER = struct.Struct("<4s5H3L2H")
@@ -30,25 +30,21 @@ _LOCAL_MARK, _CENTRAL_MARK, _DESCRIPTOR_MARK = b"PK\3\4", b"PK\1\2", b"PK\7\10"
 _END_MARK, _ZIP64_END_MARK, _ZIP64_LOCATOR_MARK = b"PK\5\6", b"PK\6\6", b"PK\6\7"
 _MAX_COMMENT_BYTES = 2**16 - 1
 _ENCRYPTED_FLAG, _DESCRIPTOR_FLAG = 1, 8
-_IN_ZIP64, _ZIP64_EXTRA_ID = 2**32 - 1, 1  # marks a number that is in the extra field of this id
-_UNIX_SYSTEM = 3  # the host system for which a member has a file mode
-_MAX_DEFLATE_RATIO = 1032  # a byte of a deflate stream decompresses to at most this many
+_IN_ZIP64, _ZIP64_EXTRA_ID = 2**32 - 1, 1  # a number that is in the extra field of this id
+_UNIX_SYSTEM = 3  # its members have file modes
+_MAX_DEFLATE_RATIO = 1032  # decompressed bytes per deflated byte
 _BLOCK_BYTES = 2**18
-_PACKED_SLACK_BYTES = 2**16  # compressed size allowed in addition to twice the original size
+_PACKED_SLACK_BYTES = 2**16  # in addition to twice the original size
 _DESCRIPTOR_BYTES = 12
-_HEADER_READ_BYTES = 512  # rarely exceeded by name and extra field
+_HEADER_READ_BYTES = 512
 
 
 class ZipMember(NamedTuple):
     """A member of a zip.
 
     Attributes:
-        name: As stored.
         offset: Offset of its local header.
-        size: Bytes of the payload.
-        packed: Compressed bytes.
         method: `STORED`, `DEFLATED`, or a method that cannot be read.
-        encrypted: Whether it is encrypted.
         mode: Its Unix mode with type; 0: unknown.
     """
 
@@ -62,7 +58,7 @@ class ZipMember(NamedTuple):
 
 
 class _Directory(NamedTuple):
-    """The central directory: `start` and `end` in the file, and the bytes `before` the archive, which offsets omit."""
+    """The central directory. `before`: bytes before the archive, which offsets omit."""
 
     start: int
     end: int
@@ -70,11 +66,7 @@ class _Directory(NamedTuple):
 
 
 def iter_zip_members(read: Read, size: int, where: str) -> Iterator[ZipMember]:
-    """Yield the members of a zip of `size` bytes in directory order. Names of folders end in a slash.
-
-    Raises:
-        CorruptShard: It is not a complete zip.
-    """
+    """Yield the members of a zip of `size` bytes in directory order. Names of folders end in a slash."""
     directory = _find_directory(read, size, where)
     position = directory.start
     while position < directory.end:
@@ -96,11 +88,7 @@ def iter_zip_members(read: Read, size: int, where: str) -> Iterator[ZipMember]:
 
 
 def zip_payload_start(read: Read, member: ZipMember, where: str) -> int:
-    """Return the offset of a member's payload.
-
-    Raises:
-        CorruptShard: The local header contradicts the directory.
-    """
+    """Return the offset of a member's payload."""
     head = bytes(read(member.offset, _LOCAL_HEADER.size + len(member.name)))
     if len(head) < _LOCAL_HEADER.size or not head.startswith(_LOCAL_MARK):
         raise CorruptShard(where, "not a member header", offset=member.offset)
@@ -117,16 +105,10 @@ def zip_payload_start(read: Read, member: ZipMember, where: str) -> int:
 
 
 def iter_zip_payload(read: Read, offset: int, size: int, where: str) -> Iterator[bytes]:
-    """Yield the blocks of a stored or deflated member, which are verified only at the end.
-
-    Args:
-        read: Returns the bytes at (offset, length).
-        offset: Offset of the local header.
-        size: Expected bytes of the payload.
-        where: The archive's name, for messages.
+    """Yield the blocks of a stored or deflated member of `size` bytes, which are verified only at the end.
 
     Raises:
-        CorruptShard: It is damaged.
+        CorruptShard: The member is damaged.
     """
     head = bytes(read(offset, min(_BLOCK_BYTES, _LOCAL_HEADER.size + _HEADER_READ_BYTES + size)))
     if len(head) < _LOCAL_HEADER.size or not head.startswith(_LOCAL_MARK):
@@ -157,14 +139,13 @@ def iter_zip_payload(read: Read, offset: int, size: int, where: str) -> Iterator
 
 
 class _PackedBytes:
-    """The compressed bytes of a member, read sequentially: `data` is the buffer, `limit` their maximum number."""
+    """The compressed bytes of a member, at most `limit`, read sequentially."""
 
     def __init__(self, read: Read, data: bytes, offset: int, limit: int) -> None:
         self._read, self.data, self._offset, self._start, self._limit = read, data, offset, offset - len(data), limit
 
     @property
     def used(self) -> int:
-        """The number of bytes consumed."""
         return self._offset - self._start - len(self.data)
 
     def more(self) -> bool:
@@ -175,7 +156,7 @@ class _PackedBytes:
         return bool(self.data) and self.used <= self._limit
 
     def is_described(self, crc: int) -> bool:
-        """Return whether the data descriptor that follows has this CRC-32 and the used bytes."""
+        """Return whether the following data descriptor has this CRC-32 and the used bytes."""
         following = self.data[:_DESCRIPTOR_BYTES] + bytes(self._read(self._offset, _DESCRIPTOR_BYTES))
         descriptor = struct.pack("<LL", crc, self.used & _IN_ZIP64)
         return descriptor in (following[:8], following.removeprefix(_DESCRIPTOR_MARK)[:8])
@@ -189,7 +170,7 @@ def _iter_stored(source: _PackedBytes, size: int) -> Iterator[bytes]:
 
 
 def _inflate(source: _PackedBytes, size: int) -> Iterator[bytes]:
-    """Yield at most `size` + 1 decompressed bytes; end early at damage."""
+    """Yield at most `size` + 1 bytes; end early at damage."""
     unpack = zlib.decompressobj(-zlib.MAX_WBITS)
     while not unpack.eof and size >= 0 and source.more():
         try:
@@ -235,7 +216,6 @@ def _find_directory(read: Read, size: int, where: str) -> _Directory:
 
 
 def _with_zip64(extra: bytes, numbers: tuple[int, ...], where: str, offset: int) -> tuple[int, ...]:
-    """Return the numbers of a directory entry, large ones from its zip64 extra field."""
     position = 0
     while position + 4 <= len(extra):
         kind, length = struct.unpack_from("<2H", extra, position)

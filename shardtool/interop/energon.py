@@ -1,7 +1,7 @@
 """Index files of Megatron-Energon: offsets next to each shard, and the splits once per folder.
 
-With them, energon opens the folder without `energon prepare`. Samples are crude (a dict of bytes) unless the user's
-own `dataset.yaml` defines them; that file is kept.
+With them, energon opens the folder without `energon prepare`. Samples are crude (a dict of bytes) unless the user has
+a `dataset.yaml`, which is kept.
 
 Source: NVIDIA/Megatron-Energon, `megatron/energon/flavors/webdataset/{itar,metadata,config,prepare}.py`.
 """
@@ -28,7 +28,7 @@ INFO_FILE = f"{_ENERGON_FOLDER}/.info.json"
 SPLIT_FILE = f"{_ENERGON_FOLDER}/split.yaml"
 DATASET_YAML = f"{_ENERGON_FOLDER}/dataset.yaml"
 _CRUDE_DATASET = b"__module__: megatron.energon\n__class__: CrudeWebdataset\n"
-_ENERGON_MEMBER = re.compile(rb"(?!__[^/]*__(?:/|$))(?:.*/|)[^.]+[.][^/]*$")  # members that energon's reader uses
+_ENERGON_MEMBER = re.compile(rb"(?!__[^/]*__(?:/|$))(?:.*/|)[^.]+[.][^/]*$")
 # Energon's YAML reader does not support escapes.
 _UNQUOTABLE = re.compile(r'[\x00-\x1f\x7f-\x9f"\\{}\u2028\u2029\ud800-\udfff]')
 _TAR_BLOCK_BYTES = 512
@@ -36,11 +36,7 @@ _MAX_FIRST_OFFSET = 2**24  # a global header may precede the first sample
 
 
 def energon_index(shard: IndexedShard) -> bytes:
-    """Return `out-000000.tar.idx`: uint64 offsets of the samples, and the end of the last one.
-
-    Raises:
-        InvalidRequest: Energon's reader would ignore a member.
-    """
+    """Return `out-000000.tar.idx`: uint64 offsets of the samples, and the end of the last one."""
     for key, fields in shard.samples():
         for field, *_ in fields:
             name = b"%b.%b" % (key, field)
@@ -63,10 +59,7 @@ def is_energon_index(head: bytes, size: int) -> bool:
 def energon_folder_index(splits: Sequence[DatasetFile]) -> dict[str, bytes]:
     """Return the files in `.nv-meta` for the splits in a folder. The file that marks the folder as complete is last.
 
-    A dataset without splits is `train`. Shards without samples are excluded, because energon rejects them.
-
-    Raises:
-        InvalidRequest: Energon's YAML cannot contain the name of a shard or split.
+    A dataset without splits is `train`. Energon rejects empty shards, so they are excluded.
     """
     counts: dict[str, int] = {}
     parts: dict[str, list[str]] = {name: [] for name in STANDARD_SPLITS}

@@ -1,8 +1,7 @@
 """Index files of other tools that `--export` can write: recognise them and compare them with their shard.
 
 With the index of another shard, most readers silently return wrong bytes. A file counts as an index only if its first
-bytes have the right format, so a user's file with the same name is kept. Each index is tested with the tools that
-write and read it (tests/clients).
+bytes have the right format, to keep a user's file with the same name.
 
 Source: docs/format.md, "Exported indexes".
 """
@@ -37,7 +36,6 @@ class FolderIndex(NamedTuple):
 
     Attributes:
         encode: Returns their bytes by path in the folder, in the order of publication.
-        info: The file that lists the shards.
         pairs: Returns shard and sample count from its parsed JSON.
         lasting: A file that users may edit, and that is never overwritten.
     """
@@ -59,17 +57,13 @@ class ExportFormat(NamedTuple):
     """An index of another tool.
 
     Attributes:
-        shard_format: `tar` or `tfrecord`.
-        reader: The tool.
-        suffix: The suffix of an index name, which replaces the shard's.
+        suffix: Replaces the shard's suffix.
         encode: Returns the index of a shard; None: there is none per shard.
         form: Returns whether a file is such an index, by its first bytes and size.
         means: Returns whether an index with other bytes is equivalent to ours.
         least: Minimum number of samples that the tool accepts.
-        hashed: Whether it contains hashes, so that shards must be read.
-        once: The index files per folder.
+        hashed: Whether it contains hashes: the shards must be read.
         readme: Whether a `README.md` that lists the shards belongs to it.
-        note: A message for the user.
     """
 
     shard_format: str
@@ -86,7 +80,6 @@ class ExportFormat(NamedTuple):
 
 
 def _matches_start(pattern: bytes) -> Callable[[bytes, int], bool]:
-    """Return a `form` function that matches the first bytes with a regular expression."""
     return lambda head, _: re.match(pattern, head) is not None
 
 
@@ -114,17 +107,13 @@ EXPORTS = {
     "tfrecord": ExportFormat("tfrecord", "the tfrecord package", ".tfindex", *_TFRECORD_INDEX, least=2),
 }  # fmt: skip
 FOLDER_INDEXES = {name: export.once for name, export in EXPORTS.items() if export.once is not None}
-PROBE_BYTES = 64  # bytes at the start of a file that show its format
-MAX_LIST_BYTES = 2**28  # limit for a file that lists the shards of a folder
+PROBE_BYTES = 64  # enough to detect a format
+MAX_LIST_BYTES = 2**28
 _SUFFIXES = sorted({export.suffix for export in EXPORTS.values() if export.suffix}, key=len, reverse=True)
 
 
 def select_exports(formats: Sequence[str], shard_format: str = "") -> dict[str, ExportFormat]:
-    """Return the exports with these names; an empty `shard_format` is unknown.
-
-    Raises:
-        InvalidRequest: A name is unknown, or its index is for another shard format.
-    """
+    """Return the exports with these names; an empty `shard_format` is unknown."""
     for name in formats:
         if name not in EXPORTS:
             raise InvalidRequest(choose_text("export", "--export"), repr(name), expected=f"one of {', '.join(EXPORTS)}")
@@ -170,7 +159,7 @@ def read_index_list(path: str) -> bytes:
 def describe_index_difference(export: str, data: bytes, shard: IndexedShard) -> str:
     """Return the difference between an index and its shard; empty if readers get the right bytes."""
     export_format = EXPORTS[export]
-    shard_format = parse_format(shard.name) or "tfrecord"  # only names of TFRecords may lack the format
+    shard_format = parse_format(shard.name) or "tfrecord"  # only names of TFRecords may lack it
     if export_format.encode is None or export_format.shard_format != shard_format:
         return f"an index of {export_format.shard_format} shards"
     try:

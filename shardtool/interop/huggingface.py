@@ -1,7 +1,7 @@
 """Hugging Face: the `README.md` that `load_dataset` reads, and the tar indexes of hfutils.
 
-Without a `README.md`, `load_dataset` uses the most common extension in a folder as its data. A single shard loses to
-its dataset file, and every name that contains `.tar`, such as `out-000000.tar.idx`, counts as a tar.
+Without a `README.md`, `load_dataset` reads the most common extension in a folder, perhaps that of dataset files. Every
+name that contains `.tar`, such as `out-000000.tar.idx`, counts as a tar.
 
 Source: datasets/{load,data_files}.py and datasets/packaged_modules/webdataset of datasets 5.2;
 hfutils.index.tar_create_index.
@@ -33,7 +33,7 @@ _PATH_LINE = re.compile(r'^    (?:path: |- )("(?:[^"\\]|\\.)*")$', re.MULTILINE)
 _SPLIT_NAME = re.compile(r"\w+(?:\.\w+)*")  # names that `load_dataset` accepts
 _NON_WORD = re.compile(r"\W")
 _YAML_ESCAPED = re.compile("[\x7f-\xa0\u2028\u2029\ufeff]")
-# Files that `load_dataset` ignores, and extensions that it can read and that may be next to shards.
+# Files that `load_dataset` ignores, and other extensions that it can read.
 _IGNORED_FILES = ("README.md", "config.json", "dataset_info.json", "dataset_infos.json", "dataset_dict.json")
 _PREFERRED_ENDINGS = ("csv", "json", "jsonl", "arrow", "parquet")  # in case of a tie, the last one wins
 _KNOWN_ENDINGS = (
@@ -62,11 +62,7 @@ def readme_advice() -> str:
 
 
 def make_readme(splits: Sequence[DatasetFile], existing: Iterable[str]) -> bytes:
-    """Return a `README.md` that lists the shards of each split. `existing` are all file names in the folder.
-
-    Raises:
-        InvalidRequest: Two splits would have the same name.
-    """
+    """Return a `README.md` that lists the shards of each split. `existing` are all file names in the folder."""
     names = {shard.name for split in splits for shard in split.shards} | set(existing)
     lines = ["---", "configs:", "- config_name: default", "  data_files:"]
     check_huggingface_splits([split.made.split for split in splits])
@@ -87,11 +83,7 @@ def huggingface_split(split: str) -> str:
 
 
 def check_huggingface_splits(splits: Iterable[str]) -> None:
-    """Check that all splits get different names.
-
-    Raises:
-        InvalidRequest: Two splits would have the same name.
-    """
+    """Check that all splits get different names."""
     used: dict[str, str] = {}
     for split in splits:
         if (first_split := used.setdefault(huggingface_split(split), split)) != split:
@@ -116,7 +108,6 @@ def readme_shards(data: bytes, names: Iterable[str]) -> set[str]:
 
 
 def _yaml_paths(shards: Sequence[str], names: Collection[str]) -> list[str]:
-    """Return a pattern that matches exactly the shards, or their names, as quoted YAML."""
     shard_names = set(shards)
     match = re.fullmatch(r"(.*?)([0-9]+)(\D*)", shards[0], re.DOTALL)
     if match:
@@ -128,7 +119,6 @@ def _yaml_paths(shards: Sequence[str], names: Collection[str]) -> list[str]:
 
 
 def _to_yaml(text: str) -> str:
-    """Return a string as JSON, which is valid YAML, too."""
     return _YAML_ESCAPED.sub(lambda match: f"\\u{ord(match[0]):04x}", json.dumps(text, ensure_ascii=False))
 
 

@@ -1,4 +1,4 @@
-"""A shard as input for index files of other tools: its samples, and its hashes from one pass over the bytes."""
+"""A shard as input for index files of other tools: its samples and hashes."""
 
 from __future__ import annotations
 
@@ -30,8 +30,6 @@ class ShardHashTask(NamedTuple):
     """A shard to hash.
 
     Attributes:
-        path: The shard.
-        size: Its bytes.
         starts: int64 offsets of payloads, in file order.
         stops: int64 ends of payloads, which do not overlap.
     """
@@ -51,10 +49,9 @@ class ShardHashes(NamedTuple):
     """The hashes of a shard.
 
     Attributes:
-        crc: CRC-32C of the file.
         git: git's blob SHA-1 of the file, in hex.
         sha256: SHA-256 of the file, in hex.
-        payloads: SHA-256 of each payload, 32 bytes each, in task order. As strings, a million took 120 MB.
+        payloads: SHA-256 of each payload, 32 bytes each, in task order.
     """
 
     crc: int
@@ -68,11 +65,7 @@ class ShardHashes(NamedTuple):
 
 
 def hash_shard(task: ShardHashTask, report: Callable[[int, int], None]) -> ShardHashes:
-    """Return the hashes of a shard; `report` is called with 0 and the bytes read.
-
-    Raises:
-        CorruptShard: It cannot be read, or its size differs.
-    """
+    """Return the hashes of a shard; `report` is called with 0 and the bytes read."""
     starts, stops = (array("q", payload_hash).tolist() for payload_hash in (task.starts, task.stops))
     crc = payload = end = 0
     git_hash, file_hash, payload_hash = sha1(b"blob %d\0" % task.size, usedforsecurity=False), sha256(), sha256()
@@ -131,23 +124,23 @@ class IndexedShard:
         return list(zip(self.index.starts.tolist(), self.index.sizes.tolist(), strict=True))
 
     def limit(self) -> int:
-        """Return the maximum size of an index of this shard. Larger files are not indexes of it."""
+        """Return the maximum size of an index of this shard."""
         index, fields = self.index, Counter(self.index.codes.tolist())
         name_bytes = int((index.key_sizes * index.counts).sum())
         name_bytes += sum(count * len(index.names[code].encode()) for code, count in fields.items())
         return _MAX_HEAD_BYTES + len(index.codes) * _MAX_BYTES_PER_FIELD + name_bytes * _MAX_ESCAPED_BYTES
 
 
-_MAX_HEAD_BYTES = 4096  # limit for the part of an index that is not about fields
-_MAX_BYTES_PER_FIELD = 1024  # limit for the entry of a field, without names
-_MAX_ESCAPED_BYTES = 6  # JSON may need six bytes for one byte of a name
-STANDARD_SPLITS = ("train", "val", "test")  # `energon lint` requires all of them, even if empty
+_MAX_HEAD_BYTES = 4096  # of an index, without fields
+_MAX_BYTES_PER_FIELD = 1024  # without names
+_MAX_ESCAPED_BYTES = 6  # in JSON, per byte of a name
+STANDARD_SPLITS = ("train", "val", "test")  # `energon lint` requires all of them
 
 
 def split_order(split: DatasetFile) -> tuple[int, str]:
-    """Return a key that sorts splits: train, val, test, then others by name."""
+    """Return a sort key: train, val, test, then others by name."""
     name = split.made.split
     return (STANDARD_SPLITS.index(name) if name in STANDARD_SPLITS else len(STANDARD_SPLITS), name)
 
 
-DEFAULT_SPLIT = "train"  # the split that timm opens; used for datasets without splits
+DEFAULT_SPLIT = "train"  # of timm; for datasets without splits

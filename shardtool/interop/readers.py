@@ -78,11 +78,8 @@ class NameProblem:
     """A kind of name that a reader would misread.
 
     Attributes:
-        code: Stable, for programs.
         readers: The readers, and what they do.
         what: A noun phrase; the noun is first.
-        count: Number of such names.
-        example: The first of them.
         fixable: Whether `--portable` fixes it.
     """
 
@@ -102,7 +99,7 @@ class ReaderProblems:
 
     def __init__(self) -> None:
         self._found: dict[tuple[str, str], NameProblem] = {}  # by code and `what`
-        self._samples, self._first = 0, b""  # number of samples, and the first key
+        self._samples, self._first = 0, b""
         self._fields: Counter[str] = Counter()
         # A field, the key of a sample that has the field, and of one that lacks it.
         self._uneven: tuple[str, bytes, bytes] | None = None
@@ -132,10 +129,7 @@ class ReaderProblems:
     def add_shard(self, index: ShardIndex, texts: bytes = b"", numbers: Mapping[str, NumberType] | None = None) -> None:
         """Add the samples of a shard.
 
-        Args:
-            index: Its index.
-            texts: The text of each field, or nothing, each followed by NUL; b"": unknown.
-            numbers: The fields whose text is a number.
+        In `texts`, NUL follows each field's text; b"": unknown.
         """
         names, code_bytes = index.codes_by_name()
         codes, fields, rows = np.frombuffer(code_bytes, np.uint16), tuple(map(to_text, names)), texts[:-1].split(b"\0")
@@ -154,7 +148,6 @@ class ReaderProblems:
         self.add(SampleTable(b"/", keys, index.firsts, fields, columns, values=values))
 
     def _add_fields(self, entries: SampleTable, counts: dict[str, int]) -> None:
-        """Count fields, and find examples for the first field that some samples lack."""
         total, previous = self._samples + len(entries), self._fields.copy()
         self._fields.update(counts)
         order = to_bytes if self._samples else entries.fields.index
@@ -231,12 +224,10 @@ def _long_name_problems(entries: SampleTable) -> list[NameProblem]:
 
 
 def _is_number_field(field: str) -> bool:
-    """Return whether readers parse a field with this name as an integer."""
     return field.rpartition(".")[2].lower() in NUMBER_FIELDS
 
 
 def _text_label_problems(entries: SampleTable) -> list[NameProblem]:
-    """Find text in fields that readers parse as integers."""
     problems = []
     for name, texts in entries.values.inline.items():
         if not _is_number_field(name) or name in entries.values.numbers or name not in entries.fields:

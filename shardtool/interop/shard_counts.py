@@ -21,11 +21,7 @@ if TYPE_CHECKING:
 
 
 def timm_info(splits: Sequence[DatasetFile]) -> dict[str, bytes]:
-    """Return `_info.json`: the shards of each split and their sample counts.
-
-    Raises:
-        InvalidRequest: timm would read a split name as a shard name.
-    """
+    """Return `_info.json`: the shards of each split and their sample counts."""
     entries = {}
     check_timm_splits([split.made.split for split in splits])
     for split in sorted(splits, key=split_order):
@@ -36,11 +32,7 @@ def timm_info(splits: Sequence[DatasetFile]) -> dict[str, bytes]:
 
 
 def check_timm_splits(splits: Iterable[str]) -> None:
-    """Check that timm can find the splits by name.
-
-    Raises:
-        InvalidRequest: timm would read a split name as a shard name.
-    """
+    """Check that timm can find the splits by name."""
     for name in splits:
         if "tar" in name or ".." in name:
             found = f"the split {name}, which timm would read as a shard name"
