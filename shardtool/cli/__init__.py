@@ -87,7 +87,6 @@ class _VerbGroup(click.Group):
         return VERBS[cmd_name]()
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse options before the verb."""
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
@@ -98,7 +97,6 @@ class _VerbGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Return the verb; suggest a name for an unknown verb."""
         if args[0] not in _VERB_SUMMARIES and args[0][:1] != "-":
             from shardtool.cli.help import suggest_verb
 
@@ -107,7 +105,6 @@ class _VerbGroup(click.Group):
         return super().resolve_command(ctx, args)
 
     def get_help(self, ctx: click.Context) -> str:
-        """Return the help of the group."""
         from shardtool.cli.help import overview_help
 
         return overview_help(self, ctx, _VERB_SUMMARIES)
@@ -184,7 +181,6 @@ def main() -> NoReturn:
 
 @use_cli_names()
 def _run(arguments: list[str], signals: SignalHandler) -> int:
-    """Run a command line and return its exit code; print results and errors."""
     LOG.begin("")
     allow_color(allowed="--no-color" not in arguments)
     try:
@@ -207,11 +203,7 @@ def _run(arguments: list[str], signals: SignalHandler) -> int:
 
 
 def _check_address_space() -> None:
-    """Refuse a memory limit under which libraries abort while they are loaded.
-
-    Raises:
-        OutOfMemory: The limit is too low.
-    """
+    """Refuse a memory limit under which libraries abort while they are loaded."""
     import resource
 
     limit = resource.getrlimit(resource.RLIMIT_AS)[0]
@@ -223,7 +215,6 @@ def _check_address_space() -> None:
 
 
 def _describe_error(error: BaseException, arguments: list[str]) -> dict[str, Any]:
-    """Return an error as data for printing."""
     where = f"shardtool {verb}" if (verb := _find_verb(arguments)) else "shardtool"
     if isinstance(error, PlainError):
         failure = error
@@ -249,7 +240,6 @@ def _describe_error(error: BaseException, arguments: list[str]) -> dict[str, Any
 
 
 def _find_function(error: BaseException) -> str:
-    """Return the innermost function of the package in the traceback, for messages."""
     name, trace = "the command line", error.__traceback__
     while trace is not None:
         module = trace.tb_frame.f_globals.get("__name__", "")
@@ -264,7 +254,6 @@ def _find_verb(arguments: list[str]) -> str:
 
 
 def _print_error(error: dict[str, Any], arguments: list[str]) -> int:
-    """Print an error as JSON on stdout with `--json`, otherwise on stderr; return its exit code."""
     if "--json" in arguments:
         try:
             print_json({"error": error})
@@ -298,7 +287,6 @@ def _print_usage_error(error: click.ClickException, arguments: list[str]) -> int
 
 
 def _describe_interrupt(signum: int, arguments: list[str]) -> dict[str, Any]:
-    """Return the error of an interrupted run, with a hint how to continue."""
     return {
         "code": "interrupted",
         "exit_code": 128 + signum,

@@ -35,9 +35,6 @@ def split_sources(names: tuple[str, ...]) -> tuple[str | list[str], list[str]]:
 
     A shell may have expanded the pattern of the output: all shard names at the end belong to it. If the first argument
     is an archive, which has a shard name too, only consecutive numbers belong to the output.
-
-    Raises:
-        InvalidRequest: There is only one argument, or the output is before the source.
     """
     output_start = len(names) - 1
     first, last = names[0], names[output_start]
@@ -71,7 +68,6 @@ def _is_output(name: str) -> bool:
 
 
 def _swapped_arguments(first: str, last: str, found: str, expected: str) -> InvalidRequest:
-    """Return the error for two arguments in the wrong order."""
     remedy = f"Swap them: {shlex.quote(last)} {shlex.quote(first)}."
     return InvalidRequest(first, found, expected=expected, remedy=remedy)
 
@@ -81,9 +77,6 @@ def split_datasets(names: tuple[str, ...]) -> tuple[list[str | list[str]], list[
 
     The output is the last argument if it is a pattern. Otherwise a shell has expanded the pattern: the output is then
     the names with consecutive numbers at the end.
-
-    Raises:
-        InvalidRequest: The output is missing or ambiguous.
     """
     output_start = len(names) - 1
     first, last = names[0], names[output_start]
@@ -104,9 +97,6 @@ def split_destination(names: tuple[str, ...], *missing: str) -> tuple[list[str],
     Args:
         names: The arguments.
         missing: Location and message of the error for a missing destination.
-
-    Raises:
-        InvalidRequest: There is only one name, or the order is wrong.
     """
     *datasets, last = names
     if not datasets:
@@ -139,7 +129,6 @@ def _group_shards(names: Sequence[str]) -> list[str | list[str]]:
 
 
 def _is_next_number(name: str, following: str) -> bool:
-    """Tell whether two names differ only by consecutive numbers."""
     first, second = _NUMBERED_NAME.fullmatch(name), _NUMBERED_NAME.fullmatch(following)
     if first is None or second is None:
         return False

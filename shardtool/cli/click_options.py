@@ -75,11 +75,7 @@ def prefer_typed(kind: type[Any], context: click.Context) -> None:
 
 
 def build_options(kind: type[Any], names: Sequence[str], typed_values: Mapping[str, Any]) -> Any:
-    """Return the options object for typed values.
-
-    Raises:
-        InvalidRequest: A value is invalid, or two options conflict.
-    """
+    """Return the options object for typed values."""
     values = {name: parse_typed_value(kind, name, typed_values) for name in names}
     try:
         return kind(**{name: value for name, value in values.items() if value is not None})
@@ -139,7 +135,6 @@ def _click_type(kind: type[Any], name: str) -> Any:
 
 
 def _apply_option(spec: OptionSpec, _context: click.Context, param: click.Parameter, value: Any) -> Any:
-    """Call the option's `use` function with the value while arguments are parsed."""
     if spec.use is not None and value not in (None, ()):
         try:
             spec.use(value)

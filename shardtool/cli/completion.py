@@ -43,23 +43,19 @@ class _ShellCompletion(ShellComplete):
     """Completion for all shells."""
 
     def source(self) -> str:
-        """Return the script for the shell."""
         return completion_script(self.name)
 
     def get_completion_args(self) -> tuple[list[str], str]:
-        """Return the words before the cursor, and the incomplete word."""
         *words, last = split_arg_string(f"{os.environ['COMP_LINE']}\0")  # the mark keeps an empty last word
         return words[1:], last.replace("\0", "")
 
     def complete(self) -> str:
-        """Return the completions, or nothing after an error."""
         try:
             return super().complete()
         except Exception:  # noqa: BLE001 - a shell cannot show errors while it completes
             return ""
 
     def get_completions(self, args: list[str], incomplete: str) -> list[CompletionItem[str]]:
-        """Return completions of the whole word at the cursor."""
         option, equals, value = incomplete.partition("=")
         if not equals or not option.startswith("--"):
             before, option, value = "", "".join(args[-1:]), incomplete
@@ -72,7 +68,6 @@ class _ShellCompletion(ShellComplete):
         return [item for item in items if item.type == "file" or item.value.isprintable()]
 
     def format_completion(self, item: CompletionItem[str]) -> str:
-        """Return a completion as a line."""
         help_ = f"\t{' '.join(item.help.split())}" if item.help else ""
         return f"{item.type},{printable(item.value)}{help_}"
 
@@ -84,7 +79,6 @@ class _BashCompletion(_ShellCompletion):
     name = "bash"
 
     def get_completions(self, args: list[str], incomplete: str) -> list[CompletionItem[str]]:
-        """Return replacements for the part of the word that bash completes."""
         items, line = super().get_completions(args, incomplete), os.environ.get("COMP_LINE", "")
         quoted = re.search(r"""(?:^|\s)["'][^"']*$""", line)
         breaks = "" if quoted else "".join(mark for mark in "=:" if mark in os.environ.get("COMP_WORDBREAKS", "=:"))
@@ -123,7 +117,6 @@ def complete_option(ctx: click.Context, param: click.Parameter, incomplete: str)
 
 
 def _complete_paths(param: click.Parameter, incomplete: str) -> list[CompletionItem[str]]:
-    """Return completions of a path; for DATASET arguments, dataset files if there are any."""
     of_datasets = isinstance(param, click.Argument) and param.metavar and not param.metavar.startswith("SOURCE")
     datasets = [*_list_datasets(incomplete)] if of_datasets and not is_url(incomplete) else []
     if not any(path.endswith(".json") for path in datasets):
@@ -147,7 +140,6 @@ def _is_dataset_file(path: str) -> bool:
 
 
 def _list_help_subjects(ctx: click.Context, _param: click.Parameter) -> Iterable[str]:
-    """Return the arguments of `shardtool help`: verbs, or the topics of a verb."""
     group, names = ctx.find_root().command, _typed_files(ctx)
     if not isinstance(group, click.Group) or names[1:]:
         return ()
@@ -188,7 +180,6 @@ def _list_fields(ctx: click.Context, _param: click.Parameter) -> Iterator[str]:
 
 
 def _list_keys(ctx: click.Context, param: click.Parameter) -> Iterator[str]:
-    """Yield the keys of an option that accepts `key=value`, with all choices of a value."""
     for option in ctx.command.params:
         family, _, key = FAMILY_KEYS.get(option.name or "", "").partition(" ")
         if family == param.name:
@@ -196,7 +187,6 @@ def _list_keys(ctx: click.Context, param: click.Parameter) -> Iterator[str]:
 
 
 def _typed_files(ctx: click.Context) -> list[str]:
-    """Return the local paths among the typed arguments."""
     names = ctx.params.get("names") or ctx.args
     return [path for path in map(os.path.expanduser, names) if not is_url(path)]
 

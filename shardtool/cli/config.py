@@ -49,9 +49,6 @@ def read_config(path: str, ctx: click.Context) -> dict[str, Any]:
     Args:
         path: The job file.
         ctx: The context of the verb.
-
-    Raises:
-        InvalidRequest: The file cannot be read, or has keys or values that the verb does not accept.
     """
     options, is_path_argument = _options_by_key(ctx.command), _arguments_by_key(ctx.command)
     params, arguments = dict[str, Any](), dict[str, list[str]]()
@@ -75,14 +72,12 @@ def read_config(path: str, ctx: click.Context) -> dict[str, Any]:
 
 
 def _options_by_key(verb: click.Command) -> dict[str, click.Option]:
-    """Return the options of a verb by their long names without dashes."""
     options = [param for param in verb.params if isinstance(param, click.Option) and param.expose_value]
     allowed = [option for option in options if option.name not in CONFIG_OPTIONS]
     return {name[2:]: option for option in allowed for name in option.opts if name.startswith("--")}
 
 
 def _arguments_by_key(verb: click.Command) -> dict[str, bool]:
-    """Return, for each argument in the usage line (`source` for SOURCE), whether it is a path."""
     return {
         word.strip("[].").lower(): isinstance(param.type, click.Path)
         for param in verb.params
@@ -103,7 +98,6 @@ def _read_toml(path: str) -> dict[str, Any]:
 
 
 def _to_option_value(where: str, value: object, param: click.Option, path: str) -> Any:
-    """Convert a TOML value for an option; return None for a flag that is false."""
     if param.is_flag:
         if not isinstance(value, bool):
             raise InvalidRequest(where, repr(value), expected="true or false")
@@ -135,16 +129,11 @@ def _to_text(where: str, value: object) -> str:
 
 
 def _resolve_name(where: str, name: str, path: str) -> str:
-    """Convert a path in a job file to a path from the current folder."""
     return _rebase_name(where, os.path.expanduser(name), folder_of(path), "")
 
 
 def _rebase_name(where: str, name: str, from_folder: str, to_folder: str) -> str:
-    """Convert a path relative to one folder to a path relative to another; symbolic links are resolved.
-
-    Raises:
-        InvalidRequest: The name is a command; only typed commands are run.
-    """
+    """Convert a path relative to one folder to a path relative to another; symbolic links are resolved."""
     if name.startswith(_PIPE_PREFIX):
         found, expected = f"a command, {name}", "a file, a folder or a URL"
         raise InvalidRequest(
@@ -162,10 +151,6 @@ def prepare_config(path: str, ctx: click.Context) -> Callable[[], None]:
 
     The file contains typed options and options from `--config`, without secrets and `--dry-run`. A dry run creates no
     folder.
-
-    Raises:
-        InvalidRequest: A value cannot be written to TOML, or the folder does not exist.
-        OutputExists: Another file has this name.
     """
     check_local_name(path, _EXAMPLE_NAME)
     if not path.endswith(".toml"):  # no other output has this extension
@@ -195,7 +180,6 @@ def prepare_config(path: str, ctx: click.Context) -> Callable[[], None]:
 
 
 def _read_existing(path: str) -> bytes | None:
-    """Return the content of a file; None if it cannot be read."""
     try:
         return read_small(path, _MAX_CONFIG_BYTES)
     except OSError:
@@ -203,7 +187,6 @@ def _read_existing(path: str) -> bytes | None:
 
 
 def _typed_items(ctx: click.Context, path: str) -> Iterator[tuple[str, Any]]:
-    """Yield keys and values for the job file."""
     options_by_key = _options_by_key(ctx.command)
     names = {option.name: key for key, option in reversed(options_by_key.items()) if option.name != "dry_run"}
     where, folder, typed, options = option_text("save_config"), folder_of(path), list[str](), list[tuple[str, Any]]()

@@ -217,11 +217,7 @@ def restore_typed_names(
 
 
 def refuse_loose_value(names: Sequence[str], context: click.Context) -> None:
-    """Refuse an argument that belongs to the option before it, as in `--max-size 1 GB` and `-n 5`.
-
-    Raises:
-        InvalidRequest: There is such an argument.
-    """
+    """Refuse an argument that belongs to the option before it, as in `--max-size 1 GB` and `-n 5`."""
     words = context.obj if isinstance(context.obj, list) else []
     for name in names:
         index = words.index(name) if name in words and not os.path.exists(name) else 0
@@ -280,24 +276,20 @@ class _HelpPage(click.HelpFormatter):
         super().__init__(width=min(_MAX_COLUMNS, max(50, shutil.get_terminal_size((_MAX_COLUMNS, 24)).columns)))
 
     def write_text(self, text: str) -> None:
-        """Write paragraphs."""
         super().write_text(text.replace("-", _HYPHEN))
 
     def close(self, text: str) -> str:
-        """Return the page with a last paragraph."""
         if text:
             self.write_paragraph()
             self.write_text(text)
         return self.getvalue().replace(_HYPHEN, "-").rstrip("\n")
 
     def list_options(self, title: str, rows: Sequence[tuple[str, str]]) -> None:
-        """Write a section of options and their texts; nothing if there are no rows."""
         if rows:
             with self.section(title):
                 self.write_dl([(names, text.replace("-", _HYPHEN)) for names, text in rows], col_max=_MAX_NAME_COLUMNS)
 
     def list_examples(self, lines: Sequence[str]) -> None:
-        """Write the section of examples; nothing if there are none."""
         if lines:
             with self.section("Examples"):
                 self.write("".join(f"  {line}\n" for line in lines))
@@ -345,9 +337,6 @@ def topic_help(verb: VerbCommand, ctx: click.Context, name: str) -> str:
         verb: The verb.
         ctx: The context of the verb.
         name: The name of a topic or of one of its options.
-
-    Raises:
-        InvalidRequest: The verb has no such topic.
     """
     topics, topic_name = verb.topics(), verb.find_topic(name)
     if not topic_name:
@@ -382,7 +371,6 @@ def family_options(verb: VerbCommand, name: str) -> dict[str, list[VerbOption]]:
 
 
 def _start_page(command: click.Command, ctx: click.Context, *, full: bool = False) -> _HelpPage:
-    """Return a page with the usage line and the first sentence, or the full description without examples."""
     page, text = _HelpPage(), cleandoc(command.help or "")
     page.write_usage(ctx.command_path, " ".join(command.collect_usage_pieces(ctx)))
     page.write_paragraph()

@@ -32,9 +32,6 @@ def print_text(text: str) -> None:
 
     Args:
         text: The lines. Names that may contain line breaks must be `printable`.
-
-    Raises:
-        OutputFailed: stdout cannot be written. A closed pipe (`| head`) is not an error.
     """
     _write_stdout(escape_unencodable(_printable_lines(text)))
 
@@ -46,21 +43,12 @@ def escape_unencodable(text: str) -> str:
 
 
 def print_json(document: object) -> None:
-    """Print a result for programs on stdout.
-
-    Raises:
-        OutputFailed: stdout cannot be written.
-    """
+    """Print a result for programs on stdout."""
     _write_stdout(json_text(document))
 
 
 def write_bytes(blocks: Iterable[bytes]) -> None:
-    """Write bytes to stdout, unless stdout is a terminal.
-
-    Raises:
-        InvalidRequest: stdout is a terminal.
-        OutputFailed: stdout cannot be written.
-    """
+    """Write bytes to stdout, unless stdout is a terminal."""
     if sys.stdout is None or sys.stdout.isatty():
         raise InvalidRequest("stdout", "a terminal", expected="a file or a pipe", remedy="Add > FILE to the command.")
     for block in until_closed(blocks):
@@ -95,9 +83,6 @@ def print_message(text: str, *, label: str = "", label_color: str = "", location
         label: Printed before the message: `shardtool:`, `note:`.
         label_color: The colour of the label on a terminal.
         location: The start of the message that is bold on a terminal, such as a path.
-
-    Raises:
-        OSError: stderr is closed.
     """
     plain = f"{label} {text}" if label else text
     if LOG.style:
@@ -125,7 +110,6 @@ def _has_color() -> bool:
 
 
 def _colored(text: str, label: str, label_color: str, location: str) -> str:
-    """Return a printable message that starts with `label`, with escape sequences for colours."""
     rest = text[len(label) :]
     bold = f" {printable(location)}"
     if location and rest.startswith(bold):

@@ -39,10 +39,6 @@ def materialize_inputs(names: Sequence[str], *, table: bool = False) -> tuple[st
     Args:
         names: The typed names.
         table: Keep `-` if standard input is a table or a list instead of a tar or zip.
-
-    Raises:
-        InvalidRequest: A command fails, or the data is not a tar or zip.
-        OutputFailed: The temporary file cannot be written.
     """
     return tuple(_materialize(name, number, table=table) for number, name in enumerate(names))
 
@@ -65,7 +61,6 @@ def _materialize(name: str, number: int, *, table: bool) -> str:
 
 @contextmanager
 def _run_command(name: str, number: int) -> Iterator[str]:
-    """Write the output of a command to a temporary file."""
     import subprocess
 
     command = name.removeprefix(_PIPE_PREFIX)
@@ -80,7 +75,6 @@ def _run_command(name: str, number: int) -> Iterator[str]:
 
 @contextmanager
 def _keep_stream(stream: IO[bytes], where: str, number: int) -> Iterator[str]:
-    """Write a stream to a temporary file."""
     import shutil
     import tempfile
 
@@ -102,5 +96,4 @@ def _keep_stream(stream: IO[bytes], where: str, number: int) -> Iterator[str]:
 
 
 def _archive_ending(head: bytes) -> str:
-    """Return the file extension for data that starts with `head`; empty if it is not a tar or zip."""
     return next((ending for start, magic, ending in _ARCHIVE_MAGIC if head[start : start + len(magic)] == magic), "")

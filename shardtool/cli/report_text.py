@@ -53,13 +53,11 @@ def _dataset_report_text(report: Report) -> str:
 
 
 def _checked_lines(report: Report) -> list[str]:
-    """Return the lines after the findings: repairs, unchecked parts, and the verdict."""
     lists = {"repaired": report.repaired, "not checked": report.unchecked}
     return [f"{label}: {printable(text)}" for label, texts in lists.items() for text in texts] + _total_lines(report)
 
 
 def _fix_text(code: str, dataset: str) -> str:
-    """Return how to fix findings of a kind, with the dataset's name in the commands."""
     from shardtool.verbs.verify.findings import FINDING_KINDS
 
     remedy = FINDING_KINDS[code].remedy.replace(" DATASET ", f" {quote(dataset)} ")
@@ -74,7 +72,6 @@ def _fix_text(code: str, dataset: str) -> str:
 
 
 def _total_lines(report: Report) -> list[str]:
-    """Return the amount of data checked, and the verdict."""
     size = report.size if report.read is None else report.read[1]
     rate = f", {format_size(size / max(report.seconds, 1e-9))}/s"
     held = f"{pluralize(report.samples, 'sample')} in " if report.samples else ""

@@ -67,7 +67,6 @@ def create_text(result: CreateResult) -> str:
 
 
 def _removed_before_text(changes: ResumeChanges) -> str:
-    """Return the number of removed samples and shards; empty if none."""
     parts = ((changes.samples_removed, "sample"), (changes.shards_removed, "shard"))
     removed = [pluralize(count, what) for count, what in parts if count]
     return f"removed {' and '.join(removed)} of the earlier run" if removed else ""

@@ -105,7 +105,6 @@ class SignalHandler:
 
 
 def _is_unwinding() -> bool:
-    """Tell whether an interrupt is being handled."""
     error = sys.exc_info()[1]
     while error is not None and not isinstance(error, Interrupted):
         error = error.__context__

@@ -98,7 +98,6 @@ def _completeness_text(summary: Summary) -> str:
 
 
 def _run_rows(made: RunRecord) -> Iterator[tuple[str, str]]:
-    """Yield the runs that created and appended to the dataset."""
     split = f", split {made.split}" if made.split else ""
     yield "created", f"{made.tool or '?'}: {format_command_line(made)}{split}"
     runs = made.appended
@@ -190,7 +189,6 @@ def _label_lines(name: str, label: LabelSummary, room: int) -> list[str]:
 
 
 def _bar_text(share: float, room: int) -> str:
-    """Return a bar of block characters, or of `#` if stdout cannot encode blocks."""
     eighths = max(1, round(share * room * 8))
     bar = "█" * (eighths // 8) + " ▏▎▍▌▋▊▉"[eighths % 8].strip()
     return bar if escape_unencodable(bar) == bar else "#" * max(1, round(share * room))
@@ -219,7 +217,6 @@ def _column_lines(summary: Summary) -> list[str]:
 
 
 def _has_class_numbers(summary: Summary, name: str) -> bool:
-    """Tell whether a column has class numbers, whose mean has no meaning."""
     label = summary.labels.get(name)
     return label is not None and label.source == "field" and any(one.number is not None for one in label.values)
 

@@ -66,7 +66,6 @@ class Terminal(Observer):
             super().shard(name, done, samples, size)
 
     def _hear(self, event: object) -> None:
-        """Receive a message from a worker or a request thread."""
         if isinstance(event, RequestRetry) and LOG.style:
             LOG.write("retry", **event._asdict())
         elif isinstance(event, RequestRetry):
@@ -167,7 +166,6 @@ class Terminal(Observer):
 
     @contextmanager
     def _ignoring_closed_stderr(self) -> Iterator[None]:
-        """Print in the block; if stderr is closed, continue the run without messages."""
         try:
             yield
         except OSError:

@@ -148,11 +148,7 @@ def alias(name: str) -> Any:
 
 
 def join_if_exists_flags(flags: Sequence[str]) -> str:
-    """Return the value of `if_exists` for flags; `update` includes `append` and `resume`.
-
-    Raises:
-        InvalidRequest: The flags conflict.
-    """
+    """Return the value of `if_exists` for flags; `update` includes `append` and `resume`."""
     adding = next((flag for flag in ("update", "append") if flag in flags), "")
     if adding and "overwrite" in flags:
         found = f"used with {flag_text('overwrite')}, which replaces the dataset"
@@ -246,11 +242,7 @@ def is_list_option(options: type, name: str) -> bool:
 
 
 def parse_family(options: type, family: str, given: object) -> dict[str, object]:
-    """Return the options in `per-host=4,retry-failed`, or in a mapping of such names to values.
-
-    Raises:
-        InvalidRequest: A name is unknown, a value is missing, or a flag has a value.
-    """
+    """Return the options in `per-host=4,retry-failed`, or in a mapping of such names to values."""
     names = [name for name, spec in option_specs(options).items() if spec.family == family]
     pieces = [*given.items()] if isinstance(given, Mapping) else []
     for part in option_values.split_commas(family, given) if not pieces else ():

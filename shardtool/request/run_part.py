@@ -66,9 +66,6 @@ def parse_part(text: str, environment: Mapping[str, str] | None = None) -> RunPa
     Args:
         text: `K/N`; `slurm` for the current task of a job array; `kubernetes` for the current pod of an Indexed Job.
         environment: Environment variables; None: those of this process.
-
-    Raises:
-        InvalidRequest: The part is invalid, or the environment does not contain it.
     """
     if text in _SCHEDULERS:
         return _SCHEDULERS[text](os.environ if environment is None else environment)

@@ -140,7 +140,6 @@ def format_command_line(run: RunRecord) -> str:
 
 
 def _shell_quote(word: str) -> str:
-    """Return a word quoted for a shell."""
     return f'"{word}"' if "'" in word and not _UNSAFE_IN_QUOTES.search(word) else shlex.quote(word)
 
 

@@ -62,11 +62,7 @@ if TYPE_CHECKING:
 
 
 def resolve_options(given: object, kind: type[OptionsT]) -> OptionsT:
-    """Return the options object of a call, or the defaults.
-
-    Raises:
-        InvalidRequest: The value is of another type, such as a dict.
-    """
+    """Return the options object of a call, or the defaults."""
     if given is None:
         return kind()
     if not isinstance(given, kind):
@@ -77,11 +73,7 @@ def resolve_options(given: object, kind: type[OptionsT]) -> OptionsT:
 
 
 def check_option_names(where: str, names: Iterable[str], kind: type) -> None:
-    """Refuse unknown names of options.
-
-    Raises:
-        InvalidRequest: The class has no such option.
-    """
+    """Refuse unknown names of options."""
     known = [option.name for option in fields(kind)]
     for name in names:
         if name not in known:

@@ -19,11 +19,7 @@ class BackupLinks(NamedTuple):
     below: str
 
     def keep(self, names: Iterable[str]) -> None:
-        """Create the folder and link the files that exist.
-
-        Raises:
-            OutputFailed: The folder exists already, or linking failed.
-        """
+        """Create the folder and link the files that exist."""
         created = False
         try:
             os.mkdir(self.below)

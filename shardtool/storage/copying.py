@@ -53,9 +53,6 @@ def copy_verified(
 
     Raises:
         CorruptShard: The file has other bytes, also when read a second time.
-        OutputFailed: The copy cannot be written.
-        OSError: The file cannot be read.
-        ShardError: A store or server request failed.
     """
     keeps = keep_mtime and not is_url(original.path)
     mtime_ns = os.stat(original.path).st_mtime_ns if keeps else time.time_ns()
@@ -87,8 +84,6 @@ def copy_inside_store(
 
     Raises:
         NotCopied: The store made no copy.
-        OutputExists: The lock is lost.
-        ShardError: A store request failed.
     """
     address = folder.full_path(original.name)
     if original.crc is None or not can_copy_inside(original.path, address):

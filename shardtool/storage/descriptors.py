@@ -27,11 +27,7 @@ def _link_target(link: str) -> str:
 
 
 def write_all(fd: int, data: bytes | memoryview, offset: int | None = None) -> None:
-    """Write all of `data`, with as many calls as needed, at an offset or at the current position.
-
-    Raises:
-        OSError: The disk is full or failing.
-    """
+    """Write all of `data`, with as many calls as needed, at an offset or at the current position."""
     remaining = memoryview(data).cast("B")
     while remaining:
         done = os.write(fd, remaining) if offset is None else os.pwrite(fd, remaining, offset)

@@ -61,21 +61,13 @@ class EntryInfo(NamedTuple):
 
 
 def check_replaceable(path: str | bytes, folder: int | None = None) -> None:
-    """Check that a path can be written, replaced or deleted. It may be relative to the descriptor `folder`.
-
-    Raises:
-        OutputExists: The path is a folder, device, FIFO or socket, or a link to one.
-    """
+    """Check that a path can be written, replaced or deleted. It may be relative to the descriptor `folder`."""
     with suppress(OSError, ValueError):  # the system refuses to replace what it cannot stat
         _check_kind(os.fsdecode(path), special_kind(path, os.lstat(path, dir_fd=folder).st_mode, folder))
 
 
 def check_entries(full_path: Callable[[str], str], facts: Mapping[str, EntryInfo]) -> None:
-    """Check the existing files among a run's output names, in the same way; `full_path` returns the path of a name.
-
-    Raises:
-        OutputExists: An entry cannot be replaced.
-    """
+    """Check the existing files among a run's output names, in the same way; `full_path` returns the path of a name."""
     for name in sorted(facts):
         _check_kind(full_path(name), facts[name].special)
 
@@ -96,9 +88,6 @@ def check_target(path: str, *, overwrite: bool, magic: bytes, marker: bytes, opt
 
     With `overwrite`, an empty file can be replaced, and one that starts with `magic` and has `marker` near its start or
     end, as all files that the option creates. `option` is the option that replaces a file, for messages.
-
-    Raises:
-        OutputExists: A file exists that must not be replaced.
     """
     if is_url(path):
         if not is_file(path):
@@ -147,12 +136,7 @@ def create_file(path: str) -> int:
 
 
 def make_folders(path: str) -> list[Path]:
-    """Create a folder and its parents; return the ones that were missing.
-
-    Raises:
-        OutputExists: Something else blocks the path.
-        OSError: The folder cannot be created.
-    """
+    """Create a folder and its parents; return the ones that were missing."""
     folder = Path(path or ".")
     missing = [parent for parent in (folder, *folder.parents) if not os.path.isdir(parent)]
     for parent in filter(os.path.lexists, missing):

@@ -245,7 +245,6 @@ class RemoteFile(AbstractContextManager["RemoteFile"]):
             self._next_request[1].cancel()
 
     def _load_window(self, offset: int, min_bytes: int) -> None:
-        """Load the window at `offset`, and request the bytes after it if access is sequential."""
         is_sequential = 0 <= offset - self._window_start - len(self._window) <= _MAX_GAP_BYTES and bool(self._window)
         self._request_bytes = (
             min(_MAX_READ_AHEAD_BYTES, 2 * self._request_bytes) if is_sequential else _MIN_READ_AHEAD_BYTES
@@ -399,11 +398,7 @@ def read_file(path: bytes, into: memoryview, flags: int) -> tuple[int, FileInfo]
 
 
 def read_unchanged(path: bytes, into: memoryview, flags: int) -> tuple[int, FileInfo]:
-    """Read a source file like `read_file`; read it again until its ctime is the same before and after.
-
-    Raises:
-        OSError: The file changes during every read.
-    """
+    """Read a source file like `read_file`; read it again until its ctime is the same before and after."""
     if is_address(path):
         return read_file(path, into, flags)
     for _ in range(MAX_READS):

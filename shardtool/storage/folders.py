@@ -24,11 +24,7 @@ OutputFolder: TypeAlias = Folder | RemoteFolder  # values that can be pickled fo
 
 
 def open_folder(path: str) -> OutputFolder:
-    """Return the output folder for a path or an address.
-
-    Raises:
-        InvalidRequest: The address is read-only or the path looks like a mistyped address.
-    """
+    """Return the output folder for a path or an address."""
     if not is_url(path):
         refuse_near_url(path)
         return Folder(path)
@@ -49,9 +45,6 @@ def check_published(folder: OutputFolder, sizes: Mapping[str, int], remedy: str)
     """Check by a listing that a store still has files of these sizes. Local folders are not checked.
 
     `remedy` says what to do if a file is missing.
-
-    Raises:
-        OutputFailed: A file is missing or has another size.
     """
     if folder.hides:
         return

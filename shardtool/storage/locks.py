@@ -69,7 +69,6 @@ def take_lock(path: str, *, shared: bool = False, create: bool = False) -> FileL
 
     Raises:
         FileNotFoundError: The file does not exist.
-        OSError: The file is not regular or cannot be opened, or the file system has no locks.
     """
     flags = (os.O_RDONLY if shared else os.O_RDWR) | (os.O_CREAT if create else 0) | _OPEN_FLAGS
     while True:

@@ -56,9 +56,6 @@ def source_root(folder: str, *, needed: bool = False) -> bytes:
 
     Roots end in a slash. The root of a web address ends in `#`, because the address may have a query and its names are
     percent-encoded.
-
-    Raises:
-        InvalidRequest: With `needed`: the local folder does not exist.
     """
     if needed and not is_url(folder) and not os.path.isdir(folder):
         found = "not a folder" if os.path.exists(folder) else "no such file or folder"

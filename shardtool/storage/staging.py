@@ -292,9 +292,6 @@ class Folder:
             shared: Allow other shared holders, and do not delete the lock file.
             finishes: Whether this run completes an interrupted `remove`.
             what: What the holder writes, for messages.
-
-        Raises:
-            OutputExists: Another run holds the lock, or an interrupted `remove` must be completed first.
         """
         path = self.full_path(f".{base}.lock")
         check_replaceable(path)  # it is deleted at the end
@@ -316,11 +313,7 @@ class Folder:
 
 
 def local_folder(path: str | os.PathLike[str], remedy: str = "") -> Folder:
-    """Return a local output folder.
-
-    Raises:
-        InvalidRequest: The path is a URL (`remedy` says what to do), a mistyped address, or not a path.
-    """
+    """Return a local output folder."""
     if not isinstance(path, str | os.PathLike) or "\0" in os.fspath(path):
         raise InvalidRequest(f"{path!r:.80}", "not a path", expected="a local folder")
     if is_url(folder := os.fspath(path)):
@@ -330,11 +323,7 @@ def local_folder(path: str | os.PathLike[str], remedy: str = "") -> Folder:
 
 
 def named_local_folder(path: str | os.PathLike[str]) -> Folder:
-    """Return the local folder that a user named, which must not be empty, as from an unset variable.
-
-    Raises:
-        InvalidRequest: It is empty, or `local_folder` refuses it.
-    """
+    """Return the local folder that a user named, which must not be empty, as from an unset variable."""
     if path == "":
         raise InvalidRequest("the folder", "''", expected="a local folder (`.` is the current one)")
     return local_folder(path)

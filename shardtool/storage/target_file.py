@@ -55,12 +55,7 @@ class TargetFile(RawIOBase):
 
 @contextmanager
 def create_target(path: str) -> Iterator[TargetFile]:
-    """Yield a file that is published at a path or address if the block succeeds.
-
-    Raises:
-        OutputFailed: The file cannot be written.
-        StoreFailed: The store keeps failing, or denies access.
-    """
+    """Yield a file that is published at a path or address if the block succeeds."""
     folder = open_folder(paths.folder_of(path))
     folder.ready()
     with folder.stage(paths.base_name(path)) as file:
@@ -78,12 +73,6 @@ def open_mappable(path: str, magic: bytes) -> IO[bytes]:
     """Return a local file for memory mapping; an object is first copied to an unnamed temporary file.
 
     An object must start with `magic`; otherwise the rest is not fetched.
-
-    Raises:
-        InvalidRequest: The path looks like a mistyped address.
-        OSError: The file is unreadable, not regular, or has other first bytes.
-        OutputFailed: There is no space for the temporary file.
-        ShardError: The machine, a store or a server failed.
     """
     if not is_url(path):
         refuse_near_url(path)

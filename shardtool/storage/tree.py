@@ -62,12 +62,7 @@ def path_problem(path: bytes) -> str:
 
 
 class FolderTree:
-    """A folder to write files into, created if missing; `close` it. Links in its own path are followed.
-
-    Raises:
-        OutputExists: The path or one of its parents is not a folder.
-        OutputFailed: The folder cannot be created.
-    """
+    """A folder to write files into, created if missing; `close` it. Links in its own path are followed."""
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
@@ -94,11 +89,6 @@ class FolderTree:
             data: Bytes, or a function that yields them in blocks each time it is called.
             if_exists: `error`: fail. `overwrite`: replace the file. `keep`: keep it if it has these bytes. `finish`:
                 like `keep`, and replace a truncated copy left by a killed process.
-
-        Raises:
-            OutputExists: The file exists, or something else blocks one of its folders.
-            OutputFailed: The file cannot be written.
-            InvalidRequest: The path is not below the folder.
         """
         if (b"\0" in path or not are_safe_paths(path, len(path))) and (problem := path_problem(path)):
             raise InvalidRequest(os.fsdecode(path), problem)

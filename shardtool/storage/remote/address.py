@@ -112,11 +112,7 @@ def is_source_address(address: str) -> bool:
 
 
 def parse_address(text: str) -> Address:
-    """Split an address into its parts.
-
-    Raises:
-        InvalidRequest: The scheme is unknown, or the bucket or server is missing.
-    """
+    """Split an address into its parts."""
     match = _URL.match(text)
     scheme, tail = (match[1].lower(), match[2]) if match else ("", text)
     if scheme not in SCHEMES and scheme not in fsspec_schemes():

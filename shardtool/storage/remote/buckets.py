@@ -61,11 +61,7 @@ class BucketEntry(NamedTuple):
 
 
 def list_objects(address: str, *, below: bool = False) -> Iterator[BucketEntry]:
-    """Yield the entries of a folder in a store, or with `below` all objects at any depth, in the store's order.
-
-    Raises:
-        InvalidRequest: It is a web address.
-    """
+    """Yield the entries of a folder in a store, or with `below` all objects at any depth, in the store's order."""
     parts = parse_address(address)
     if is_web(address):
         raise InvalidRequest(

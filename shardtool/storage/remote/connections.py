@@ -83,7 +83,6 @@ class PacedSocket(io.RawIOBase):
         return self._transfer(lambda: self._sock.send(data))
 
     def _transfer(self, move: Callable[[], int]) -> int:
-        """Return the number of bytes that `move` transferred; enforce the minimum speed."""
         if self._sock.gettimeout() != retry.SLICE_S:
             self._sock.settimeout(retry.SLICE_S)
         while True:
@@ -139,8 +138,6 @@ def _pool_classes() -> dict[str, type[urllib3.HTTPConnectionPool]]:
     from urllib3.connection import HTTPConnection, HTTPSConnection
 
     class Response(http.client.HTTPResponse):
-        """A response read through a `PacedSocket`."""
-
         def __init__(self, peer: str, sock: socket.socket, *args: Any, **kwargs: Any) -> None:
             super().__init__(sock, *args, **kwargs)
             self._paced, self._socket_file = PacedSocket(sock, peer), self.fp  # `_socket_file` keeps the socket open
@@ -148,7 +145,6 @@ def _pool_classes() -> dict[str, type[urllib3.HTTPConnectionPool]]:
             self.fp = io.BufferedReader(self._paced)
 
         def begin(self) -> None:
-            """Read the status line and headers."""
             super().begin()
             self._paced.max_bytes = None
 
@@ -157,16 +153,11 @@ def _pool_classes() -> dict[str, type[urllib3.HTTPConnectionPool]]:
             self._socket_file.close()
 
     class Connection(HTTPConnection):
-        """A connection over HTTP."""
-
         def connect(self) -> None:
-            """Connect."""
             self.response_class = partial(Response, peer_name(self))  # type: ignore[assignment]
             retry.in_thread(super().connect)
 
     class SecureConnection(Connection, HTTPSConnection):
-        """A connection over HTTPS."""
-
         def _tunnel(self) -> None:
             super()._tunnel()
             self.sock.settimeout(self.timeout)  # the TLS handshake must not time out after one slice
@@ -205,11 +196,7 @@ def _make_pool(_pid: int, scheme: str, proxy: str | None, _environment: tuple[st
 
 
 def connections_for(url: str) -> urllib3.PoolManager:
-    """Return this process's connection pools for a URL.
-
-    Raises:
-        InvalidRequest: urllib3 is not installed, or a proxy or certificate file in the environment is invalid.
-    """
+    """Return this process's connection pools for a URL."""
     try:
         with _POOL_LOCK:
             return _make_pool(

@@ -151,7 +151,6 @@ def obstore_errors(address: str, *, lists: bool = False) -> Iterator[None]:
 
 
 def _generic_error(address: str, message: str, *, lists: bool) -> Exception:
-    """Return the error for an obstore exception without a kind."""
     where, body = display_address(address), message.encode()
     match = _STATUS_TEXT.search(message)
     # If one request deletes many objects, each has an error code but no status.

@@ -42,13 +42,7 @@ _CONNECTION_ERRORS = {"ConnectionError", "TimeoutError", "TransportError", "Time
 
 
 def list_fsspec(address: str, *, below: bool = False) -> Iterator[BucketEntry]:
-    """Yield the entries of a folder, or with `below` all files at any depth.
-
-    Raises:
-        AccessRefused: Listing is denied.
-        InvalidRequest: The address names no repository.
-        StoreFailed: The request failed, or the repository or revision does not exist.
-    """
+    """Yield the entries of a folder, or with `below` all files at any depth."""
     address = parse_address(address).text()
     if is_huggingface(address):
         _split_huggingface(address)
@@ -71,7 +65,6 @@ def list_fsspec(address: str, *, below: bool = False) -> Iterator[BucketEntry]:
 
 
 def _listed_version(address: str, listed: Mapping[str, Any]) -> int:
-    """Return the ETag of a listed Hugging Face file as a number; otherwise 0."""
     if not is_huggingface(address) or listed["type"] != "file":
         return 0
     return version_number(str(listed["lfs"].sha256 if listed.get("lfs") else listed.get("blob_id", "")))
@@ -92,10 +85,6 @@ def huggingface_request(address: str) -> tuple[str, dict[str, str]]:
     """Return the HTTP URL of a file in a dataset repository, and headers with the user's token.
 
     Source: the grammar of `hf://` in huggingface_hub's `HfFileSystem`.
-
-    Raises:
-        InvalidRequest: The address names no repository.
-        StoreFailed: huggingface_hub is missing, or in offline mode.
     """
     match = _split_huggingface(address)
     with _fsspec_errors(address):

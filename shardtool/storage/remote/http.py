@@ -82,8 +82,6 @@ def request_object(
         TransientError: The request can be retried.
         FileNotFoundError: The object does not exist.
         FileExistsError: A condition in the headers does not hold.
-        AccessRefused: Access is denied.
-        StoreFailed: Any other failure.
     """
     cached_link = next(iter(links or ()), None)
     if cached_link is not None:
@@ -161,9 +159,6 @@ def first_response(address: str) -> FirstResponse:
 
     Raises:
         TransientError: There is no response.
-        AccessRefused: There are no credentials.
-        StoreFailed: The certificate is not trusted, or the server does not speak HTTP.
-        InvalidRequest: Credentials or proxy in the environment are invalid.
     """
     url = sign_url(address, "GET")
     server, proxy = urlsplit(without_user(url)), without_user(proxy_for(url) or "")

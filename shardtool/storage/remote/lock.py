@@ -130,8 +130,6 @@ def object_age_s(headers: Mapping[str, str]) -> float | None:
 
 
 class _ExistingLock(NamedTuple):
-    """A lock found in the store."""
-
     holder: LockHolder
     version: str
     age_s: float | None
@@ -153,12 +151,7 @@ class Lease:
         self._thread.start()
 
     def check(self) -> None:
-        """Check that the lock is still held: a process that was suspended may have lost it.
-
-        Raises:
-            OutputExists: The lock is lost.
-            AccessRefused: The store denies access.
-        """
+        """Check that the lock is still held: a process that was suspended may have lost it."""
         if self.lost is None and self._is_overdue():
             self._renew()
         if self.lost is None and self._is_overdue():
@@ -218,15 +211,7 @@ class Lease:
 
 @contextmanager
 def hold_lock(folder: str, base: str, *, shared: bool = False) -> Iterator[None]:
-    """Hold the lock of the dataset `base` under a prefix; `shared` allows other shared holders.
-
-    Raises:
-        OutputExists: Another run holds the lock.
-        InvalidRequest: The store ignores conditional writes, so two runs could hold the lock.
-        OutputFailed: The bucket does not exist.
-        AccessRefused: Access is denied.
-        StoreFailed: The store failed.
-    """
+    """Hold the lock of the dataset `base` under a prefix; `shared` allows other shared holders."""
     if os.environ.get(UNLOCKED_VARIABLE, "").lower() in ("1", "true"):
         yield
         return
@@ -256,12 +241,7 @@ def hold_lock(folder: str, base: str, *, shared: bool = False) -> Iterator[None]
 
 
 def check_held(folder: str) -> None:
-    """Raise if this process has lost a lock in a folder.
-
-    Raises:
-        OutputExists: A lock is lost.
-        AccessRefused: The store denies access.
-    """
+    """Raise if this process has lost a lock in a folder."""
     for lease in _held_leases.get(folder, ()):
         lease.check()
 
@@ -288,9 +268,6 @@ def check_conditional_writes(address: str, data: bytes, version: str = "") -> No
     """Check that the store rejects a write to an existing object whose condition does not hold; otherwise delete it.
 
     `version` is an outdated version; "" tests the condition that no object exists.
-
-    Raises:
-        InvalidRequest: The store wrote the object.
     """
     try:
         put_object(address, data, version)
@@ -372,7 +349,6 @@ def _user_name() -> str:
 
 
 def _machine_id() -> str:
-    """Return an identifier of this machine and process namespace, or ""."""
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
             boot = file.read().strip()
@@ -382,7 +358,6 @@ def _machine_id() -> str:
 
 
 def _process_start(pid: int) -> str:
-    """Return the start time of a process, or ""."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             state, *fields = file.read().rpartition(b")")[2].split()

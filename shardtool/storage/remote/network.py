@@ -60,11 +60,7 @@ NETWORK_VARIABLES = (
 
 
 def proxy_for(url: str) -> str | None:
-    """Return the URL of the proxy for a server, or None.
-
-    Raises:
-        InvalidRequest: The proxy in the environment does not speak HTTP.
-    """
+    """Return the URL of the proxy for a server, or None."""
     parts = urlsplit(url)
     variables = {name.lower(): (name, value) for name, value in sorted(os.environ.items()) if value}  # lower case wins
     name, proxy = variables.get(f"{parts.scheme}_proxy") or variables.get("all_proxy") or ("", "")
@@ -93,11 +89,7 @@ def _encode_basic_auth(name: str, password: str) -> str:
 
 
 def use_headers(lines: Iterable[str]) -> None:
-    """Send additional `Name: value` headers to web servers, from this process and those it starts.
-
-    Raises:
-        InvalidRequest: A line is not a header, or is reserved.
-    """
+    """Send additional `Name: value` headers to web servers, from this process and those it starts."""
     lines = list(lines)
     _parse_headers(lines)
     os.environ[HEADERS_VARIABLE] = "\n".join(lines)
@@ -119,11 +111,7 @@ def _parse_headers(lines: Iterable[str]) -> dict[str, str]:
 
 
 def web_headers(url: str) -> dict[str, str]:
-    """Return the headers for a web server: from the environment, the user in its URL, or `.netrc`.
-
-    Raises:
-        InvalidRequest: A header is invalid.
-    """
+    """Return the headers for a web server: from the environment, the user in its URL, or `.netrc`."""
     headers = _parse_headers(filter(None, os.environ.get(HEADERS_VARIABLE, "").splitlines()))
     netrc_path = os.environ.get("NETRC") or os.path.expanduser("~/.netrc")
     if "Authorization" not in headers and (
@@ -148,7 +136,6 @@ def is_same_server(url: str, other: str) -> bool:
 
 @functools.lru_cache(maxsize=64)
 def _netrc_auth(host: str, path: str) -> str:
-    """Return the authorization for a host in a `.netrc` file, or ""."""
     if not os.path.isfile(path):
         return ""
     with suppress(OSError, NetrcParseError, UnicodeDecodeError):
@@ -169,11 +156,7 @@ def _bypasses_proxy(host: str, names: str) -> bool:
 
 
 def extra_certificates() -> str:
-    """Return the PEM certificates that are trusted in addition to the machine's own.
-
-    Raises:
-        InvalidRequest: A file cannot be read.
-    """
+    """Return the PEM certificates that are trusted in addition to the machine's own."""
     return "\n".join(_read_certificates(name, path) for name in _CA_BUNDLE_VARIABLES if (path := os.environ.get(name)))
 
 
@@ -191,11 +174,7 @@ def _read_certificates(name: str, path: str) -> str:
 
 
 def tls_context() -> ssl.SSLContext:
-    """Return the TLS settings for urllib3, which would otherwise load the certificates for each connection.
-
-    Raises:
-        InvalidRequest: A certificate file is invalid.
-    """
+    """Return the TLS settings for urllib3, which would otherwise load the certificates for each connection."""
     from urllib3.util.ssl_ import create_urllib3_context
 
     context = create_urllib3_context()

@@ -213,11 +213,7 @@ class RetryState:
         _any_answer.set()
 
     def wait_or_give_up(self, error: TransientError) -> None:
-        """Wait with jitter before the next attempt.
-
-        Raises:
-            StoreFailed: The budget is exhausted.
-        """
+        """Wait with jitter before the next attempt."""
         import random
 
         self._failures += 1
@@ -240,31 +236,19 @@ class RetryState:
 
 
 def set_retry_for(text: str) -> None:
-    """Set the seconds for which failed requests are retried, in this process and those it starts.
-
-    Raises:
-        InvalidRequest: The text is not a number.
-    """
+    """Set the seconds for which failed requests are retried, in this process and those it starts."""
     _parse_numbers(RETRY_FOR, text, _SECONDS_EXPECTED)
     os.environ[RETRY_FOR] = text
 
 
 def retry_for() -> float:
-    """Return the seconds for which failed requests are retried.
-
-    Raises:
-        InvalidRequest: The environment variable is not a number.
-    """
+    """Return the seconds for which failed requests are retried."""
     text = "" if hasattr(_thread_state, "policy") else os.environ.get(RETRY_FOR, "")
     return _parse_numbers(RETRY_FOR, text, _SECONDS_EXPECTED)[0] if text else _current_policy().max_total_s
 
 
 def min_speed() -> tuple[float, float]:
-    """Return the minimum speed in bytes per second, and the seconds over which it is measured.
-
-    Raises:
-        InvalidRequest: The environment variable is invalid.
-    """
+    """Return the minimum speed in bytes per second, and the seconds over which it is measured."""
     text, policy = os.environ.get(MIN_SPEED, ""), _current_policy()
     if not text or hasattr(_thread_state, "policy"):
         return policy.min_bytes_per_s, policy.speed_window_s
@@ -283,11 +267,7 @@ def _parse_numbers(name: str, text: str, expected: str) -> list[float]:
 
 
 def with_retries(where: str, call: Callable[[], Result]) -> Result:
-    """Return the result of `call`; while it raises `TransientError`, wait with jitter and call it again.
-
-    Raises:
-        StoreFailed: The failures did not stop.
-    """
+    """Return the result of `call`; while it raises `TransientError`, wait with jitter and call it again."""
     attempts = RetryState(where)
     with _waiting_notice(where):
         while True:
@@ -302,7 +282,6 @@ def with_retries(where: str, call: Callable[[], Result]) -> Result:
 
 @contextmanager
 def _waiting_notice(where: str) -> Iterator[None]:
-    """Tell the user that the first request of this process is still waiting."""
     if _any_answer.is_set() or not _notice_lock.acquire(blocking=False):
         yield
         return

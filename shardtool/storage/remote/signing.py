@@ -92,11 +92,7 @@ _SAS_PERMISSIONS = {"GET": "r", "PUT": "cwt"}  # t: write tags
 
 
 def azure_signed_url(container: str, key: str, method: str) -> str | None:
-    """Return the signed URL of a blob; None if the environment has no account key or SAS token.
-
-    Raises:
-        InvalidRequest: The key is invalid.
-    """
+    """Return the signed URL of a blob; None if the environment has no account key or SAS token."""
     account, token, secret = (
         first_variable(AZURE_ACCOUNT_VARIABLES),
         first_variable(AZURE_TOKEN_VARIABLES),
@@ -137,12 +133,7 @@ os.register_at_fork(
 
 
 def sign_url(address: str, method: str) -> str:
-    """Return the URL for a request: a web address unchanged, a store's URL signed. A signed URL is secret while valid.
-
-    Raises:
-        AccessRefused: There are no credentials.
-        InvalidRequest: obstore is not installed, or the credentials are invalid.
-    """
+    """Return the URL for a request: a web address unchanged, a store's URL signed. A signed URL is secret while valid."""
     if is_web(address):
         return address
     parts = parse_address(address)
@@ -159,12 +150,7 @@ def sign_url(address: str, method: str) -> str:
 
 
 def sign_put(address: str, headers: Mapping[str, str]) -> tuple[str, dict[str, str]]:
-    """Return the URL and headers for writing an object; `x-amz-` headers are signed, which obstore cannot do.
-
-    Raises:
-        AccessRefused: There are no credentials that can sign headers.
-        InvalidRequest: obstore is not installed, or the credentials are invalid.
-    """
+    """Return the URL and headers for writing an object; `x-amz-` headers are signed, which obstore cannot do."""
     url = sign_url(address, "PUT")
     query = dict(parse_qsl(urlsplit(url).query))
     if "X-Amz-Credential" not in query or not any(name.startswith("x-amz-") for name in headers):

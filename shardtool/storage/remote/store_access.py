@@ -123,9 +123,6 @@ def source_address_for(address: str, endpoint: str | None) -> str:
 
     Variables that start with `SHARDTOOL_SOURCE_` replace those without the prefix. If one is set, the endpoint comes
     only from these variables or from `endpoint`; if one sets credentials, all credentials do.
-
-    Raises:
-        InvalidRequest: The endpoint is invalid or the address is not in S3, or a variable is unknown or missing.
     """
     source_variables = [
         name.removeprefix(SOURCE_PREFIX) for name in os.environ if name.startswith(SOURCE_PREFIX) and os.environ[name]
@@ -151,7 +148,6 @@ def source_address_for(address: str, endpoint: str | None) -> str:
 
 
 def _environment_for(server: str) -> dict[str, str]:
-    """Return the environment variables for a source with this endpoint."""
     source_values = {name: value for name in _SOURCE_VARIABLES if (value := os.environ.get(SOURCE_PREFIX + name))}
     hidden = {*_ENDPOINT_VARIABLES, *(_REGION_VARIABLES if {*source_values}.intersection(_REGION_VARIABLES) else ())}
     hidden |= (
@@ -164,11 +160,7 @@ def _environment_for(server: str) -> dict[str, str]:
 
 
 def store_for(address: str) -> tuple[Any, str | None]:
-    """Return obstore's store for a bucket, and the bucket's URL if requests are not signed, else None.
-
-    Raises:
-        InvalidRequest: The scheme is read-only, or obstore is not installed.
-    """
+    """Return obstore's store for a bucket, and the bucket's URL if requests are not signed, else None."""
     parts = parse_address(address)
     if parts.scheme not in STORES:
         where, expected = f"{parts.scheme}://{parts.host}", f"{'://, '.join(STORES)}:// or a folder"
@@ -209,11 +201,7 @@ _CREDENTIAL_KINDS = {  # environment variable to kind of credentials, in the ord
 
 
 def credentials_kind(address: str) -> str:
-    """Return the kind and origin of a store's credentials, without secrets.
-
-    Raises:
-        AccessRefused: There are no credentials.
-    """
+    """Return the kind and origin of a store's credentials, without secrets."""
     scheme, (store, unsigned_url) = parse_address(address).scheme, store_for(address)
     if unsigned_url is not None:
         return "none: requests are not signed"
@@ -321,7 +309,6 @@ def _aws_session(bucket: str, environment: Mapping[str, str]) -> Any:
 
 @contextmanager
 def _aws_errors(profile: str) -> Iterator[None]:
-    """Convert boto3's exceptions, which may contain secrets, to our errors."""
     from botocore.exceptions import BotoCoreError, ClientError, ConfigParseError, ProfileNotFound
 
     remedy = "Run `aws sts get-caller-identity` with this profile to see the problem."
@@ -341,7 +328,6 @@ def _aws_errors(profile: str) -> Iterator[None]:
 
 
 def _aws_endpoint(session: Any) -> str:
-    """Return the endpoint that a profile sets for S3 or all services, or ""."""
     if session is None or os.environ.get("AWS_IGNORE_CONFIGURED_ENDPOINT_URLS", "").lower() == "true":
         return ""
     profile = _profile_settings(session)

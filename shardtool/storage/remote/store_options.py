@@ -99,7 +99,6 @@ def _check_option(where: str, key: str, value: str) -> str:
 
 
 def _options_for(scheme: str, keys: Iterable[str] = tuple(_STORE_OPTIONS)) -> dict[str, str]:
-    """Return the store options that the user set, and for S3 those of AWS's environment variables."""
     from_aws, own = {}, _parse_options(os.environ.get(STORE_OPTIONS_VARIABLE, ""))
     for key in keys if scheme == "s3" else ():
         if key not in own and (value := os.environ.get(_STORE_OPTIONS[key].variable, "")):
@@ -114,11 +113,7 @@ def _options_for(scheme: str, keys: Iterable[str] = tuple(_STORE_OPTIONS)) -> di
 
 
 def client_config(scheme: str) -> dict[str, str]:
-    """Return the options that obstore sends with its own requests, under its names.
-
-    Raises:
-        InvalidRequest: An environment variable has an invalid value.
-    """
+    """Return the options that obstore sends with its own requests, under its names."""
     names = {
         key: option.variable for key, option in _STORE_OPTIONS.items() if option.variable and key != _STORAGE_CLASS
     }
@@ -136,11 +131,7 @@ def put_arguments(address: str, *, lasting: bool) -> dict[str, Any]:
 
 
 def object_headers(address: str) -> dict[str, str]:
-    """Return the headers with store options for a request that writes an object.
-
-    Raises:
-        InvalidRequest: The store does not support an option.
-    """
+    """Return the headers with store options for a request that writes an object."""
     scheme, headers = parse_address(address).scheme, {}
     for key, value in _options_for(scheme).items():
         if header := getattr(_STORE_OPTIONS[key], scheme, ""):

@@ -71,9 +71,6 @@ def upload(address: str, size: int, fill: Callable[[Upload], Result]) -> Result:
 
     Raises:
         TruncatedUpload: `fill` wrote too little; the object does not exist.
-        OutputFailed: The bucket does not exist.
-        AccessRefused: Access is denied.
-        StoreFailed: The upload keeps failing.
     """
     attempts = retry.RetryState(display_address(address))
     while True:
@@ -142,7 +139,6 @@ class Upload(AbstractContextManager["Upload"]):
         self._compare(response.headers)
 
     def _send_headers(self, target: str, headers: Mapping[str, str]) -> None:
-        """Send the headers, and wait briefly for an early refusal."""
         connection = self._connection
         try:
             with failures.urllib3_errors(self._address, self._url):
@@ -172,7 +168,6 @@ class Upload(AbstractContextManager["Upload"]):
         return _Response(response.status, HTTPHeaderDict(response.headers.items()), body)
 
     def _failure_reason(self) -> Exception:
-        """Return why the server stopped reading."""
         try:
             response = self._read_response()
             _check_response(self._address, response)
@@ -183,7 +178,6 @@ class Upload(AbstractContextManager["Upload"]):
         return retry.TransientError("the store responded before it had the whole object")
 
     def _compare(self, headers: Mapping[str, str]) -> None:
-        """Verify the object by its MD5, or by reading it."""
         if etag_md5(headers) == self._md5.hexdigest():
             return
         with suppress(OSError):  # the object does not exist, or was replaced
@@ -193,7 +187,6 @@ class Upload(AbstractContextManager["Upload"]):
 
 
 def _new_connection(url: str) -> tuple[HTTPConnection, str, Mapping[str, str]]:
-    """Return an unopened connection to the server of a signed URL, the request target, and proxy headers."""
     pool: Any = connections_for(url).connection_from_url(url)
     connection: HTTPConnection = pool._new_conn()  # noqa: SLF001 - a separate connection with the settings of the pool
     server, proxy = urlsplit(url), pool.proxy
