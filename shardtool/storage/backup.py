@@ -1,4 +1,4 @@
-"""Hard links to the files of a dataset, from which a failed repair is undone."""
+"""Hard links to a dataset's files, to undo a failed repair."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Create files and folders durably, and never replace anything but a regular file."""
+"""Create files and folders durably, and replace only regular files."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ CREATE_FLAGS = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
 class EntryInfo(NamedTuple):
-    """What is known of a name in a folder.
+    """An entry of a folder.
 
     Attributes:
         size: Bytes.
         mtime_ns: Modification time.
         special: Kind of an entry that a file must not replace, such as `a folder`; empty for a file, and for a link to
-            a file or to nothing, which is replaced without changing its target.
+            a file or to nothing.
     """
 
     size: int
@@ -56,18 +56,21 @@ class EntryInfo(NamedTuple):
 
     @property
     def is_folder(self) -> bool:
-        """Whether this is a folder; a link to a folder is not."""
+        """Whether this is a folder, not a link to one."""
         return self.special == _FOLDER_KIND
 
 
 def check_replaceable(path: str | bytes, folder: int | None = None) -> None:
-    """Check that a path can be written, replaced or deleted. It may be relative to the descriptor `folder`."""
+    """Raise OutputExists if a path is a folder, device, FIFO or socket, or a link to one.
+
+    The path may be relative to the descriptor `folder`.
+    """
     with suppress(OSError, ValueError):  # the system refuses to replace what it cannot stat
         _check_kind(os.fsdecode(path), special_kind(path, os.lstat(path, dir_fd=folder).st_mode, folder))
 
 
 def check_entries(full_path: Callable[[str], str], facts: Mapping[str, EntryInfo]) -> None:
-    """Check the existing files among a run's output names, in the same way; `full_path` returns the path of a name."""
+    """Check the existing files among a run's output names like `check_replaceable`."""
     for name in sorted(facts):
         _check_kind(full_path(name), facts[name].special)
 
@@ -87,7 +90,7 @@ def check_target(path: str, *, overwrite: bool, magic: bytes, marker: bytes, opt
     """Check whether an output file that the user named can be written.
 
     With `overwrite`, an empty file can be replaced, and one that starts with `magic` and has `marker` near its start or
-    end, as all files that the option creates. `option` is the option that replaces a file, for messages.
+    end. `option` is the option that replaces a file, for messages.
     """
     if is_url(path):
         if not is_file(path):
@@ -112,7 +115,7 @@ def check_target(path: str, *, overwrite: bool, magic: bytes, marker: bytes, opt
 
 
 def special_kind(path: str | bytes, mode: int, folder: int | None = None) -> str:
-    """Return the kind of an entry that a file must not replace, or ""; see `EntryInfo`."""
+    """Return the `special` of an `EntryInfo`."""
     if not stat.S_ISLNK(mode):
         return _SPECIAL_KINDS.get(stat.S_IFMT(mode), "")
     try:

@@ -42,10 +42,7 @@ def open_folder(path: str) -> OutputFolder:
 
 
 def check_published(folder: OutputFolder, sizes: Mapping[str, int], remedy: str) -> None:
-    """Check by a listing that a store still has files of these sizes. Local folders are not checked.
-
-    `remedy` says what to do if a file is missing.
-    """
+    """Check by a listing that a store still has files of these sizes. Local folders are not checked."""
     if folder.hides:
         return
     listed = folder.facts(sizes)

@@ -1,9 +1,9 @@
 """File locks (`flock`), acquired without waiting.
 
-A lock belongs to an open file. The kernel releases it when the last descriptor is closed, even if the process is
-killed. A forked child keeps its parent's shared locks, because it may read the file. It closes exclusive locks
-immediately, because the thread that acquired them does not run in the child. POSIX locks (`lockf`) would be released as
-soon as the process closes any descriptor of the file.
+The kernel releases a lock when the last descriptor is closed, even if the process is killed. A forked child keeps its
+parent's shared locks, because it may read the file, and closes exclusive locks, because the thread that acquired them
+does not run in the child. POSIX locks (`lockf`) would be released as soon as the process closes any descriptor of the
+file.
 """
 
 from __future__ import annotations
@@ -62,13 +62,13 @@ _exclusive_locks: dict[int, FileLock] = {}
 
 
 def take_lock(path: str, *, shared: bool = False, create: bool = False) -> FileLock | None:
-    """Acquire a lock on a regular file; return None if another process holds a conflicting lock.
+    """Acquire a lock on a regular file, not a link; return None if another process holds a conflicting lock.
 
-    If the file was deleted meanwhile, its path is tried again: a lock on a deleted file guards nothing. Symbolic links
-    are not followed. With `create`, a missing file is created.
+    If the file was deleted meanwhile, its path is tried again: a lock on a deleted file guards nothing.
 
     Raises:
         FileNotFoundError: The file does not exist.
+        OSError: The file is not regular or cannot be opened, or the file system has no locks.
     """
     flags = (os.O_RDONLY if shared else os.O_RDWR) | (os.O_CREAT if create else 0) | _OPEN_FLAGS
     while True:

@@ -1,6 +1,6 @@
 """Look up files and objects: sizes, types, listings. Symbolic links are followed.
 
-Functions raise `OSError` if a file is missing or not accessible, unless they return None or False then, and
+Unless they return None or False then, functions raise `OSError` if a file is missing or not accessible. They raise
 `ShardError` if the machine, a store or a server fails. Web addresses cannot be listed.
 """
 
@@ -57,7 +57,7 @@ def is_regular(path: str) -> bool:
 
 
 def plain_size(path: str) -> int | None:
-    """Return the size of a regular file or object; None if there is none."""
+    """Return the size of a regular file or object, or None."""
     try:
         if is_url(path):
             return open_remote(path).size
@@ -71,7 +71,7 @@ def plain_size(path: str) -> int | None:
 
 
 def plain_sizes(paths: Iterable[str]) -> list[int | None]:
-    """Return `plain_size` of each path; objects of one folder are looked up with a listing."""
+    """Return `plain_size` of each path; several objects of a folder are looked up with one listing."""
     paths = list(paths)
     folders = {folder_of(path) for path in paths}
     if (
@@ -108,12 +108,12 @@ def dangling_target(path: str) -> str | None:
 
 
 def is_folder(path: str) -> bool:
-    """Return whether a local path is a folder, or a store has objects below an address."""
+    """Return whether a path is a folder, or a store has objects below an address."""
     return not is_web(path) and bool(list_folder(path)) if is_url(path) else os.path.isdir(path)
 
 
 def list_folder(folder: str) -> list[str]:
-    """Return the names in a folder, unsorted; "" is the current folder."""
+    """Return the names in a folder, unsorted."""
     if is_url(folder):
         return [entry.name for entry in _list_remote(folder)]
     try:
@@ -156,7 +156,7 @@ def iter_entries(folder: str) -> Iterator[os.DirEntry[str]]:
 def iter_objects(folder: str) -> Iterator[buckets.BucketEntry]:
     """Yield all objects below an address, in the store's order, with relative keys.
 
-    An empty object that represents a folder is listed without its trailing slash.
+    An empty object that represents a folder has no trailing slash.
     """
     prefix_length = len(parse_address(folder).key.rstrip("/"))
     for entry in _list_remote(folder, below=True):

@@ -55,7 +55,7 @@ def source_root(folder: str, *, needed: bool = False) -> bytes:
     """Return the root of a source; root and relative path joined are the name that `read_file` accepts.
 
     Roots end in a slash. The root of a web address ends in `#`, because the address may have a query and its names are
-    percent-encoded.
+    percent-encoded. With `needed`, a missing local folder raises InvalidRequest.
     """
     if needed and not is_url(folder) and not os.path.isdir(folder):
         found = "not a folder" if os.path.exists(folder) else "no such file or folder"
@@ -65,7 +65,7 @@ def source_root(folder: str, *, needed: bool = False) -> bytes:
 
 
 def similar_path(path: str) -> str:
-    """Return `Did you mean PATH?` if a missing local path has a similar neighbour; otherwise ""."""
+    """Return `Did you mean PATH?` if a missing local path has a similar neighbour, else ""."""
     from difflib import get_close_matches
 
     if is_url(path):

@@ -1,7 +1,7 @@
 """An output folder in an object store.
 
-A store has no temporary names: a worker writes a shard with one PUT, and the shard is visible when the PUT completes.
-Small files are kept in memory until they are published. The publishing process must hold the dataset's lock.
+A store has no temporary names: a shard is written with one PUT and visible when it completes. Small files are kept in
+memory until they are published. The publishing process must hold the dataset's lock.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class RemoteFolder:
         """Return the entries among `names` that exist.
 
         Times are rounded to seconds, so they never equal a recorded time: a store's clock is no proof that a file is
-        unchanged. A single name is looked up without a listing and has time 0.
+        unchanged. A single name has time 0, because it is looked up without a listing.
         """
         requested = [*names]
         if len(requested) > 1:
@@ -145,7 +145,7 @@ class RemoteFolder:
         return None
 
     def lock(self, base: str, *, shared: bool = False) -> AbstractContextManager[None]:
-        """Hold the lock of a dataset under this prefix; see `hold_lock`."""
+        """Hold the lock of a dataset; see `hold_lock`."""
         return hold_lock(self.path, base, shared=shared)
 
     def _list_entries(self) -> dict[str, EntryInfo]:
@@ -180,7 +180,7 @@ def _put_verified(address: str, data: bytes) -> None:
 
 
 class StagedObject(StagedFile):
-    """A shard of unknown size in an unnamed temporary file, which disappears with the process."""
+    """A shard of unknown size in an unnamed temporary file."""
 
     def __init__(self, folder: RemoteFolder, name: str) -> None:
         from tempfile import TemporaryFile

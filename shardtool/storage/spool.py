@@ -17,7 +17,7 @@ def spool_advice() -> str:
 
 
 class SpoolFile:
-    """A temporary file open for writing; `close` it. Methods raise OutputFailed if the disk is full or failing."""
+    """A temporary file open for writing. Methods raise OutputFailed if the disk is full or failing."""
 
     def __init__(self, path: str) -> None:
         self._folder = os.path.dirname(path)

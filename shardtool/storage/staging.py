@@ -1,7 +1,7 @@
 """Write files into a local folder: first under a temporary name, then renamed.
 
-A staged file is named `.NAME.part`, or `.NAME~ATTEMPT.part` if several attempts may write it, and is synced to disk.
-Publishing renames it and syncs the folder. Workers stage files and send a `DurableFile` to the parent process.
+A staged file is named `.NAME.part`, or `.NAME~ATTEMPT.part` if several attempts may write it. Workers stage files and
+send a `DurableFile` to the parent process, which renames it and syncs the folder.
 """
 
 from __future__ import annotations
@@ -194,7 +194,7 @@ class Folder:
         return path
 
     def publish(self, *staged: DurableFile) -> None:
-        """Rename staged files to their final names, durably; existing files are replaced."""
+        """Rename staged files to their final names, durably."""
         for file in staged:
             check_replaceable(self.full_path(file.name))
         with write_errors(self.full_path(staged[0].name) if staged else self.path):
@@ -208,7 +208,7 @@ class Folder:
             os.utime(self.full_path(name), ns=(mtime_ns, mtime_ns), follow_symlinks=False)
 
     def discard_staged(self, names: Iterable[str]) -> None:
-        """Delete files staged by a run for these final names."""
+        """Delete files staged for these final names."""
         final_names = {*names}
         with suppress(OutputFailed):  # if the folder cannot be listed, nothing was staged
             self.discard(*(os.path.basename(file.token) for file in self.staged() if file.name in final_names))
@@ -238,7 +238,7 @@ class Folder:
                 sync_folder(self.path or ".")
 
     def read(self, name: str) -> bytes:
-        """Return the content of a small file; raise OSError if it cannot be read."""
+        """Return the content of a small file."""
         return read_small(self.full_path(name), flags=READ_PLAIN)
 
     def append(self, name: str, data: bytes) -> None:
@@ -253,7 +253,7 @@ class Folder:
                 os.close(fd)
 
     def read_staged(self, name: str) -> bytes:
-        """Return the content of a small staged file; raise OSError if it cannot be read."""
+        """Return the content of a small staged file."""
         return read_small(staged_path(self, name))
 
     def version(self, name: str) -> str:  # noqa: ARG002 - file systems have no versions
@@ -285,7 +285,7 @@ class Folder:
     def lock(
         self, base: str, *, shared: bool = False, finishes: bool = False, what: str = "this dataset"
     ) -> Iterator[None]:
-        """Hold the lock of the dataset `base` in this folder; the system releases it when the process exits.
+        """Hold the lock of the dataset `base` in this folder, or raise OutputExists.
 
         Args:
             base: Name of the dataset.
@@ -313,7 +313,7 @@ class Folder:
 
 
 def local_folder(path: str | os.PathLike[str], remedy: str = "") -> Folder:
-    """Return a local output folder."""
+    """Return a local output folder, or raise InvalidRequest with `remedy` for a URL."""
     if not isinstance(path, str | os.PathLike) or "\0" in os.fspath(path):
         raise InvalidRequest(f"{path!r:.80}", "not a path", expected="a local folder")
     if is_url(folder := os.fspath(path)):
@@ -337,7 +337,7 @@ def staged_path(folder: Folder, name: str) -> str:
 def set_attempt(token: str) -> None:
     """Add a token of eight hexadecimal digits to the temporary names of this process; "" removes it.
 
-    A task may run a second time while its first attempt is still writing; the two must use different files.
+    A task may run a second time while its first attempt is still writing; both need different files.
     """
     global _attempt_suffix  # noqa: PLW0603 - a setting of the process
     _attempt_suffix = f"~{token}" if token else ""

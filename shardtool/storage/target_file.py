@@ -64,7 +64,7 @@ def create_target(path: str) -> Iterator[TargetFile]:
 
 
 def write_target(path: str, data: bytes) -> None:
-    """Publish `data` at a path or address; see `create_target`."""
+    """Publish `data` at a path or address."""
     with create_target(path) as file:
         file.write(data)
 
@@ -72,7 +72,7 @@ def write_target(path: str, data: bytes) -> None:
 def open_mappable(path: str, magic: bytes) -> IO[bytes]:
     """Return a local file for memory mapping; an object is first copied to an unnamed temporary file.
 
-    An object must start with `magic`; otherwise the rest is not fetched.
+    A file that does not start with `magic` raises OSError, before the rest of an object is fetched.
     """
     if not is_url(path):
         refuse_near_url(path)

@@ -62,7 +62,7 @@ def path_problem(path: bytes) -> str:
 
 
 class FolderTree:
-    """A folder to write files into, created if missing; `close` it. Links in its own path are followed."""
+    """A folder to write files into, created if missing. Links in its own path are followed."""
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
@@ -115,7 +115,7 @@ class FolderTree:
         return True
 
     def check_free(self, paths: Iterable[bytes], sizes: Iterable[int]) -> None:
-        """Raise OutputExists if a file of another size exists under one of these names."""
+        """Raise OutputExists if a file of another size has one of these names."""
         checked = set[bytes]()
         for path, size in zip(paths, sizes, strict=True):
             if (folder := path.rpartition(b"/")[0]) not in checked:
