@@ -152,7 +152,7 @@ def cli() -> None:
 
 
 def main() -> NoReturn:
-    """Run the command line, and end the process with its exit code."""
+    """Run the command line, and exit."""
     for fd in range(3):  # otherwise our output files could get these numbers
         try:
             os.fstat(fd)

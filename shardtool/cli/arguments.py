@@ -1,4 +1,4 @@
-"""Split arguments into sources or datasets and the output, also if a shell has expanded a shard pattern."""
+"""Split arguments into sources or datasets and the output, even if a shell has expanded a shard pattern."""
 
 from __future__ import annotations
 
@@ -52,12 +52,12 @@ def split_sources(names: tuple[str, ...]) -> tuple[str | list[str], list[str]]:
 
 
 def _is_source(name: str) -> bool:
-    """Tell whether a name must be a source: an existing file or folder that is not a shard."""
+    """Tell whether a name is an existing file or folder that is not a shard."""
     return not is_shard_name(os.path.basename(name)) and os.path.exists(name)
 
 
 def _is_output(name: str) -> bool:
-    """Tell whether a name must be an output: a local pattern or shard without existing files."""
+    """Tell whether a name is a local pattern or shard without existing files."""
     if is_url(name):
         return False
     head = re.split(_PATTERN, name, maxsplit=1)[0]
@@ -75,8 +75,7 @@ def _swapped_arguments(first: str, last: str, found: str, expected: str) -> Inva
 def split_datasets(names: tuple[str, ...]) -> tuple[list[str | list[str]], list[str]]:
     """Split `DATASET... OUTPUT` into datasets and output.
 
-    The output is the last argument if it is a pattern. Otherwise a shell has expanded the pattern: the output is then
-    the names with consecutive numbers at the end.
+    The output is the last argument if it is a pattern, else the names with consecutive numbers at the end.
     """
     output_start = len(names) - 1
     first, last = names[0], names[output_start]
@@ -92,12 +91,7 @@ def split_datasets(names: tuple[str, ...]) -> tuple[list[str | list[str]], list[
 
 
 def split_destination(names: tuple[str, ...], *missing: str) -> tuple[list[str], str]:
-    """Split names into datasets and destination.
-
-    Args:
-        names: The arguments.
-        missing: Location and message of the error for a missing destination.
-    """
+    """Split names into datasets and destination; `missing` has location and message if there is none."""
     *datasets, last = names
     if not datasets:
         raise InvalidRequest(*missing)

@@ -1,8 +1,7 @@
 """Shell completion of options, choices, files, datasets, columns of tables and fields of datasets.
 
 The scripts in `shells/` pass the line up to the cursor, and read one line per completion: its type and its text. The
-type `file` leaves the completion of files to the shell. Errors are ignored, and servers are not contacted, because the
-shell waits.
+type `file` leaves the completion of files to the shell. Errors are ignored, and servers are not contacted.
 """
 
 from __future__ import annotations
@@ -40,8 +39,6 @@ _SPECIAL_CHARS = re.compile(r"([^\w@%+:=,./~-])")  # must be escaped for a shell
 
 
 class _ShellCompletion(ShellComplete):
-    """Completion for all shells."""
-
     def source(self) -> str:
         return completion_script(self.name)
 
@@ -98,7 +95,7 @@ def completion_script(shell: str) -> str:
 
 
 def complete_option(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem[str]]:
-    """Return completions of the value of an option or argument."""
+    """Return completions of an option's or argument's value."""
     if isinstance(param.type, click.Path):
         return _complete_paths(param, incomplete)
     if isinstance(param.type, click.Choice):
@@ -125,7 +122,7 @@ def _complete_paths(param: click.Parameter, incomplete: str) -> list[CompletionI
 
 
 def _list_datasets(typed: str) -> Iterator[str]:
-    """Yield the dataset files and then the folders that start with `typed`; folders end with a slash."""
+    """Yield the dataset files, then the folders, that start with `typed`."""
     folder = typed[: len(typed) - len(base_name(typed))] if typed and not typed.endswith("/") else typed
     start = typed[len(folder) :]
     entries = islice(lookup.iter_entries(os.path.expanduser(folder) or "."), _MAX_NAMES)

@@ -1,8 +1,7 @@
 """Job files: options and arguments of a verb in TOML.
 
-Keys are command-line options without dashes, or arguments as in the usage line (`source`, `output`). Values are texts,
-numbers, `true` for flags, lists for repeated options, and tables for pairs such as `cls=label`. Relative paths start
-from the file's folder. Typed options override the file, and `--no-KEY` ignores a key of the file.
+Keys are command-line options without dashes, or arguments as in the usage line (`source`, `output`). Relative paths
+start from the file's folder. Typed options override the file, and `--no-KEY` ignores a key of the file.
 """
 
 from __future__ import annotations
@@ -44,12 +43,7 @@ _PIPE_PREFIX = "pipe:"
 
 
 def read_config(path: str, ctx: click.Context) -> dict[str, Any]:
-    """Return the parameters of a verb from a job file, as if they were typed.
-
-    Args:
-        path: The job file.
-        ctx: The context of the verb.
-    """
+    """Return the parameters of a verb from a job file, as if they were typed."""
     options, is_path_argument = _options_by_key(ctx.command), _arguments_by_key(ctx.command)
     params, arguments = dict[str, Any](), dict[str, list[str]]()
     for key, value in _read_toml(path).items():
@@ -133,7 +127,6 @@ def _resolve_name(where: str, name: str, path: str) -> str:
 
 
 def _rebase_name(where: str, name: str, from_folder: str, to_folder: str) -> str:
-    """Convert a path relative to one folder to a path relative to another; symbolic links are resolved."""
     if name.startswith(_PIPE_PREFIX):
         found, expected = f"a command, {name}", "a file, a folder or a URL"
         raise InvalidRequest(
@@ -149,8 +142,7 @@ def _rebase_name(where: str, name: str, from_folder: str, to_folder: str) -> str
 def prepare_config(path: str, ctx: click.Context) -> Callable[[], None]:
     """Check that a job file can be written; return a function that writes it.
 
-    The file contains typed options and options from `--config`, without secrets and `--dry-run`. A dry run creates no
-    folder.
+    The file contains typed options and options from `--config`, without secrets and `--dry-run`.
     """
     check_local_name(path, _EXAMPLE_NAME)
     if not path.endswith(".toml"):  # no other output has this extension

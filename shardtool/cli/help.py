@@ -1,8 +1,8 @@
 """Help texts: one screen (`-h`), all options (`--help`), and topics (`shardtool help VERB TOPIC`).
 
-All help is generated from the docstrings of verbs and from option declarations (`request/option_spec.py`). A topic is
-a section of options with background from `topics.txt`. This module also suggests names for unknown options and verbs:
-names used by other tools (`meant.txt`), and similar spellings.
+Help is generated from the docstrings of verbs and from option declarations. A topic is a section of options with
+background from `topics.txt`. For unknown options and verbs, this module suggests the meaning of names used by other
+tools (`meant.txt`), and similar spellings.
 """
 
 from __future__ import annotations
@@ -39,12 +39,7 @@ REVOKED_OPTIONS = "shardtool.taken_back"  # context key: options of a job file t
 
 
 class Topic(NamedTuple):
-    """A section of the help.
-
-    Attributes:
-        title: The heading.
-        prose: The sentences of the background text.
-    """
+    """A section of the help: its heading, and the sentences of the background text."""
 
     title: str
     prose: tuple[str, ...] = ()
@@ -87,7 +82,7 @@ class VerbOption(click.Option):
         return record or ("", "")
 
     def key_record(self) -> tuple[str, str]:
-        """Return `key=VALUE` and the help text, for an option that is a key of another option."""
+        """Return `key=VALUE` and the help text, for a key of another option."""
         key = FAMILY_KEYS[self.name or ""].split()[-1]
         value = "|".join(self.type.choices) if isinstance(self.type, click.Choice) else self.metavar or ""
         return key.format(value), self.help or ""
@@ -98,13 +93,7 @@ class HelpShown(click.UsageError):
 
 
 def usage_error(error: click.ClickException, verb: str, arguments: Sequence[str]) -> InvalidRequest:
-    """Convert an error of click to `InvalidRequest`.
-
-    Args:
-        error: The error that click raised.
-        verb: The verb, or an empty string.
-        arguments: The command line; options are named as typed.
-    """
+    """Convert an error of click to `InvalidRequest` that names options as typed."""
     where, found, expected = verb or "shardtool", error.format_message().removesuffix("."), ""
     remedy = f"See `{f'shardtool {verb}'.rstrip()} --help`."
     if isinstance(error, HelpShown):
@@ -139,7 +128,6 @@ class VerbCommand(click.Command):
             raise InvalidRequest(error.option_name, f"no such option of `{ctx.command_path}`", remedy=remedy) from None
 
     def _parse(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse arguments; `--no-KEY` ignores an option of the job file."""
         try:
             rest = super().parse_args(ctx, [*args])
         except click.NoSuchOption as error:
@@ -165,12 +153,7 @@ class VerbCommand(click.Command):
         return [item for item in super().shell_complete(ctx, incomplete) if item.value not in old]
 
     def options(self, section: str = "", *, rare: bool = False) -> list[VerbOption]:
-        """Return the visible options, common ones first.
-
-        Args:
-            section: A section; empty: all sections.
-            rare: Include options that only the help of their topic shows.
-        """
+        """Return the visible options of a section, or all, common ones first; `rare`: include topic-only options."""
         options = [
             option
             for option in self.params
@@ -185,7 +168,7 @@ class VerbCommand(click.Command):
         return [name for option in self.options(rare=True) for name in option.opts if name not in option.old]
 
     def find_topic(self, name: str) -> str:
-        """Return the topic with this name or this option; empty if there is none."""
+        """Return the topic with this name or option, or ""."""
         word = f"--{name.lstrip('-')}"
         sections = (param.section for param in self.params if isinstance(param, VerbOption) and word in param.opts)
         return name if name in self.topics() else next(sections, "")
@@ -217,7 +200,7 @@ def restore_typed_names(
 
 
 def refuse_loose_value(names: Sequence[str], context: click.Context) -> None:
-    """Refuse an argument that belongs to the option before it, as in `--max-size 1 GB` and `-n 5`."""
+    """Refuse an argument that belongs to the option before it, as in `--max-size 1 GB`."""
     words = context.obj if isinstance(context.obj, list) else []
     for name in names:
         index = words.index(name) if name in words and not os.path.exists(name) else 0
@@ -234,7 +217,7 @@ def refuse_loose_value(names: Sequence[str], context: click.Context) -> None:
 
 
 def suggest_verb(typed: str, verbs: Iterable[str]) -> str:
-    """Return a suggestion for an unknown verb; empty if no verb is similar."""
+    """Return a suggestion for an unknown verb, or ""."""
     known_verbs = [*verbs]
     for names, meaning in read_meanings("verbs"):
         if typed.lower() in names and (meaning.startswith("-") or meaning.replace(",", "").split()[0] in known_verbs):
@@ -244,7 +227,7 @@ def suggest_verb(typed: str, verbs: Iterable[str]) -> str:
 
 
 def suggest_option(option: str, ctx: click.Context) -> str:
-    """Return a suggestion for an option that the verb does not have; empty if no option is similar."""
+    """Return a suggestion for an option that the verb does not have, or ""."""
     arguments = [word.strip(".") for piece in ctx.command.collect_usage_pieces(ctx) for word in piece.split()]
     known_names = {*arguments, *(ctx.command.shown() if isinstance(ctx.command, VerbCommand) else ())}
     word = option.lower().replace("_", "-").lstrip("-")
@@ -270,7 +253,7 @@ def _options_of_other_verbs(ctx: click.Context) -> dict[str, list[str]]:
 
 
 class _HelpPage(click.HelpFormatter):
-    """A help page as wide as the terminal, up to 100 columns. Option names are never broken."""
+    """A help page of at most 100 columns. Option names are never broken."""
 
     def __init__(self) -> None:
         super().__init__(width=min(_MAX_COLUMNS, max(50, shutil.get_terminal_size((_MAX_COLUMNS, 24)).columns)))
@@ -296,13 +279,7 @@ class _HelpPage(click.HelpFormatter):
 
 
 def overview_help(group: click.Group, ctx: click.Context, verbs: dict[str, str]) -> str:
-    """Return the help of the group.
-
-    Args:
-        group: The group of verbs.
-        ctx: The context of the group.
-        verbs: The summary of each verb.
-    """
+    """Return the help of the group; `verbs` has the summary of each verb."""
     page = _start_page(group, ctx)
     page.list_options("Verbs", [*verbs.items()])
     page.list_examples(list_examples(group))
@@ -310,7 +287,7 @@ def overview_help(group: click.Group, ctx: click.Context, verbs: dict[str, str])
 
 
 def brief_help(verb: VerbCommand, ctx: click.Context) -> str:
-    """Return the help that fits on one screen: examples and common options."""
+    """Return examples and common options, on one screen."""
     page, topics = _start_page(verb, ctx), verb.topics()
     page.list_examples(list_examples(verb)[:_MAX_BRIEF_EXAMPLES])
     records = [option.record(ctx) for option in verb.options() if option.common]
@@ -320,7 +297,7 @@ def brief_help(verb: VerbCommand, ctx: click.Context) -> str:
 
 
 def full_help(verb: VerbCommand, ctx: click.Context) -> str:
-    """Return the description, all options except rare ones, and all examples."""
+    """Return the description, all options except rare ones, and examples."""
     page, topics = _start_page(verb, ctx, full=True), verb.topics()
     for name, topic in topics.items():
         rows = [option.record(ctx) for option in verb.options(name)]
@@ -331,13 +308,7 @@ def full_help(verb: VerbCommand, ctx: click.Context) -> str:
 
 
 def topic_help(verb: VerbCommand, ctx: click.Context, name: str) -> str:
-    """Return the background and all options of a topic.
-
-    Args:
-        verb: The verb.
-        ctx: The context of the verb.
-        name: The name of a topic or of one of its options.
-    """
+    """Return the background and all options of a topic, named by itself or by an option."""
     topics, topic_name = verb.topics(), verb.find_topic(name)
     if not topic_name:
         raise InvalidRequest(name, f"no such topic of `{ctx.command_path}`", expected=f"one of {', '.join(topics)}")

@@ -1,7 +1,7 @@
 """`pipe:COMMAND`, and a tar or zip on standard input, as arguments.
 
-The data is kept in a temporary file during the run, because several processes read it more than once. Only typed
-arguments can contain a command; commands in files are refused.
+The data is kept in a temporary file during the run, because several processes read it more than once. Commands in files
+are refused.
 """
 
 from __future__ import annotations
@@ -36,9 +36,7 @@ _BRACE_RANGE = re.compile(r"\{[^{}]*\.\.[^{}]*\}")
 def materialize_inputs(names: Sequence[str], *, table: bool = False) -> tuple[str, ...]:
     """Replace commands and standard input by temporary files, which are deleted at the end of the run.
 
-    Args:
-        names: The typed names.
-        table: Keep `-` if standard input is a table or a list instead of a tar or zip.
+    `table`: keep `-`, because standard input is a table or a list.
     """
     return tuple(_materialize(name, number, table=table) for number, name in enumerate(names))
 

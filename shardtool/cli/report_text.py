@@ -118,7 +118,7 @@ def _junit_suite(report: Report, name: str) -> Element:
 
 
 def junit_error_text(dataset: str, error: ShardError) -> str:
-    """Return JUnit XML for a check that stopped with an error, so CI systems always get a report."""
+    """Return JUnit XML for a check that stopped with an error."""
     ended = _xml_element("error", printable(str(error)), type=error.code, message=error.found)
     case = _xml_element("testcase", "", ended, classname="shardtool", name=dataset)
     return _xml_text(
@@ -127,7 +127,7 @@ def junit_error_text(dataset: str, error: ShardError) -> str:
 
 
 def _xml_element(tag: str, text: str = "", /, *children: Element, **attributes: object) -> Element:
-    """Return an element without secrets and without characters that XML does not allow."""
+    """Return an element without secrets and characters that XML does not allow."""
     from xml.etree.ElementTree import Element
 
     shown = {name: redact_secrets(printable(str(value))) for name, value in attributes.items()}
@@ -147,7 +147,7 @@ def _xml_text(root: Element) -> str:
 def _github_text(report: Report) -> str:
     """Return a GitHub annotation per finding.
 
-    Source: GitHub Actions, "Workflow commands": special characters are percent-encoded.
+    Source: GitHub Actions, "Workflow commands".
     """
     return "\n".join([*map(_github_annotation, report.findings), _report_text(report).splitlines()[-1]])
 

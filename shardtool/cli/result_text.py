@@ -73,7 +73,7 @@ def _removed_before_text(changes: ResumeChanges) -> str:
 
 
 def plan_text(plan: DryRun) -> str:
-    """Return a dry run as a table; the middle of a long table is omitted."""
+    """Return a dry run as a table without the middle of a long table."""
     rows = [
         tuple(map(printable, (shard.name, f"{shard.samples:,}", f"{shard.size:,}", shard.first_key, shard.last_key)))
         for shard in plan.shards
@@ -138,12 +138,7 @@ def copy_text(result: CopyResult) -> str:
 
 
 def doctor_text(result: DoctorResult, room: int) -> str:
-    """Return the result of `doctor`.
-
-    Args:
-        result: The checks.
-        room: Width of the terminal in columns.
-    """
+    """Return the result of `doctor`; `room` is the terminal's width in columns."""
     wrong = sum(check.state == "wrong" for check in result.checks)
     lines = [
         f"{printable(result.place)}: {f'{wrong:,} of {len(result.checks):,} checks failed' if wrong else 'no problems'}"

@@ -27,11 +27,7 @@ _FETCH_BAR_FORMAT = (
 class Terminal(Observer):
     """An observer that prints notes and details on stderr, and shows a progress bar if stderr is a terminal.
 
-    Args:
-        quiet: Print no notes and no progress.
-        verbose: Print details.
-        progress: `plain`: print progress lines instead of a bar, also if stderr is not a terminal.
-        accepted: Called when work starts, which means that the request is valid.
+    `progress="plain"` prints lines instead of a bar. `accepted` is called when work starts: the request is valid.
     """
 
     def __init__(

@@ -83,7 +83,7 @@ class BaseOptions:
             self._check_conflicts(name)
 
     def _values(self) -> list[tuple[str, Any]]:
-        """Return names and values. Generated `__eq__` methods would add 5 ms to each start."""
+        """Return names and values; generated `__eq__` methods would add 5 ms to each start."""
         return [(option.name, getattr(self, option.name)) for option in fields(self) if option.compare]
 
     def is_given(self, name: str) -> bool:
@@ -105,12 +105,12 @@ class BaseOptions:
         return ""
 
     def pick(self, kind: type[OptionsT], **values: object) -> OptionsT:
-        """Create an object of another class from options with the same names and from `values`."""
+        """Create another class's object from options with the same names and from `values`."""
         own = {name: getattr(self, name) for name in option_specs(type(self)) if name in kind.__dataclass_fields__}  # type: ignore[attr-defined]
         return kind(**{**own, **values})
 
     def recorded(self) -> dict[str, object]:
-        """Return the options that affect the dataset and differ from their defaults."""
+        """Return options that affect the dataset and differ from their defaults."""
         recorded: dict[str, object] = {}
         for name, spec in option_specs(type(self)).items():
             value = self._plain(name, getattr(self, name))
@@ -148,7 +148,6 @@ class BaseOptions:
             object.__setattr__(self, name, value)
 
     def _plain(self, name: str, value: Any) -> Any:
-        """Return a value, with sizes in bytes: 500MB equals 500000000."""
         return parse_size(value) if option_specs(type(self))[name].form == "size" and value is not None else value
 
     def _normalize_value(self, name: str, spec: OptionSpec) -> None:

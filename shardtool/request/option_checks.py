@@ -58,7 +58,7 @@ def check_range(name: str, value: object, bounds: tuple[int, int]) -> None:
 
 
 def import_name(function: Callable[..., object]) -> str:
-    """Return `module:name` of a function, from which workers and later runs import it."""
+    """Return `module:name` of a function, for workers and later runs."""
     module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", None)
     imported: object = sys.modules.get(module or "")
     for part in (name or "").split("."):

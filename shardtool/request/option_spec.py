@@ -1,7 +1,7 @@
 """Declare options as fields of an options class, each described by an `OptionSpec`.
 
-Docstrings, the checks of `BaseOptions`, recorded options, keyword arguments in Python and command-line options are all
-derived from the spec and the annotation of the field.
+Docstrings, checks, recorded options, keyword arguments and command-line options are derived from the spec and the
+annotation of the field.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 else:
 
     def dataclass_transform(**_: bool) -> Any:
-        """Replace typing.dataclass_transform, which only type checkers need and Python 3.10 lacks."""
+        """Replace typing.dataclass_transform, which Python 3.10 lacks."""
         return lambda kind: kind
 
 
@@ -134,16 +134,12 @@ def to_cli_text(text: str) -> str:
 
 
 def option(default: DefaultT, text: str, **facts: Any) -> DefaultT:
-    """Declare an option: its default, its help text, and other attributes of `OptionSpec`."""
+    """Declare an option: its default, help text, and other attributes of `OptionSpec`."""
     return field(default=default, metadata={"facts": OptionSpec(text, **facts)})
 
 
 def alias(name: str) -> Any:
-    """Declare a second Python name for an option, such as `field` for `values`.
-
-    Args:
-        name: The option, or `name=value` for a flag that sets this value.
-    """
+    """Declare a second name for an option `name`, or for `name=value` as a flag."""
     return field(default=None, repr=False, compare=False, metadata={"means": name})
 
 
@@ -157,7 +153,7 @@ def join_if_exists_flags(flags: Sequence[str]) -> str:
 
 
 def inherit_option(kind: type, name: str, **others: Any) -> Any:
-    """Declare an option like that of another class, with changes to its `OptionSpec`."""
+    """Declare an option of another class, with changes to its `OptionSpec`."""
     default = kind.__dataclass_fields__[name].default  # type: ignore[attr-defined]
     return field(default=default, metadata={"facts": option_specs(kind)[name]._replace(**others)})
 
@@ -174,7 +170,7 @@ def doc_lines(kind: type) -> list[str]:
 
 @dataclass_transform(kw_only_default=True, frozen_default=True, eq_default=False)
 def options_class(kind: type[OptionsT]) -> type[OptionsT]:
-    """Make a dataclass of options, complete its docstring, and register command-line names for messages."""
+    """Make a dataclass of options, complete its docstring, and register command-line names."""
     kind = dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)(kind)
     kind.__doc__ = "\n".join([f"{kind.__doc__}\n\nAttributes:", *doc_lines(kind)])
     for name, spec in option_specs(kind).items():
@@ -189,14 +185,14 @@ def options_class(kind: type[OptionsT]) -> type[OptionsT]:
 
 
 def option_specs(options: type) -> dict[str, OptionSpec]:
-    """Return the specs of the options of a class, by field name."""
+    """Return the specs by field name."""
     if options not in _SPECS:
         _SPECS[options] = {item.name: item.metadata["facts"] for item in fields(options) if "facts" in item.metadata}
     return _SPECS[options]
 
 
 def cli_spellings(options: type, name: str) -> list[str]:
-    """Return the current command-line names of an option, the preferred one first."""
+    """Return the command-line names of an option, the preferred one first."""
     words = (option_specs(options)[name].typed or name.replace("_", "-")).split("/")
     return [f"{'--' if word[1:] else '-'}{word}" for word in words]
 
@@ -222,7 +218,7 @@ def option_choices(options: type, name: str) -> tuple[str, ...]:
 
 
 def has_option_type(value: object, options: type, name: str) -> bool:
-    """Tell whether a value from JSON has the type of an option; choices are checked by the options class."""
+    """Tell whether a value from JSON has the type of an option; choices are not checked."""
     allowed = option_types(options)[name]
     origins = {get_origin(kind) for kind in allowed}
     if isinstance(value, list):

@@ -1,4 +1,4 @@
-"""Parse the text values of options: pairs, sizes, rates, shares, image sizes, delimiters."""
+"""Parse option values: pairs, sizes, rates, shares, image sizes, delimiters."""
 
 from __future__ import annotations
 
@@ -101,13 +101,7 @@ def parse_rate(name: str, text: str | int) -> int:
 
 
 def parse_share(name: str, text: str | float, *, positive: bool = False) -> Fraction:
-    """Return a share such as `0.1` or `10%` as an exact fraction; floats are read as Python prints them.
-
-    Args:
-        name: The option.
-        text: The value.
-        positive: Refuse 0.
-    """
+    """Return a share such as `0.1` or `10%` as an exact fraction; floats are read as Python prints them."""
     match = _SHARE.fullmatch(str(text))
     share = Fraction(match[1] + (match[2] or "")) / (100 if match[3] else 1) if match else Fraction(-1)
     if not 0 <= share <= 1 or (positive and not share):

@@ -104,9 +104,6 @@ class accepts_options(Generic[_OptionsT, _OptionParams]):  # noqa: N801 - a deco
 
     The decorated function always receives an options object and an observer. Type checkers, `help` and completion see
     the names, types and texts of the options class.
-
-    Args:
-        kind: The options class of the verb.
     """
 
     def __init__(self, kind: Callable[_OptionParams, _OptionsT]) -> None:

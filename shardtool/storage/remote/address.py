@@ -81,7 +81,7 @@ def is_url(text: str) -> bool:
 
 
 def refuse_near_url(path: str) -> None:
-    """Raise InvalidRequest for a path that is probably a mistyped address, such as `s3:/b/k` or `s3:b/k`."""
+    """Raise InvalidRequest for a probably mistyped address, such as `s3:/b/k` or `s3:b/k`."""
     if match := _NEAR_URL.match(path):
         intended = f"{match[1].lower()}://{match[2]}"
         raise InvalidRequest(
@@ -97,7 +97,7 @@ def is_web(text: str) -> bool:
 
 
 def is_huggingface(text: str) -> bool:
-    """Return whether an address is in a Hugging Face dataset repository, which is read over HTTP."""
+    """Return whether an address is in a Hugging Face dataset repository, read over HTTP."""
     return text[:14].lower() == "hf://datasets/"
 
 
@@ -157,7 +157,7 @@ def display_address(text: str) -> str:
 
 
 def join_address(folder: str, name: str) -> str:
-    """Return the address of `name` in a folder; `name` is unencoded and may contain slashes."""
+    """Return the address of `name`, which is unencoded and may contain slashes."""
     if not name:
         return folder
     parts = parse_address(folder)

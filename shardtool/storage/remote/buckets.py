@@ -1,7 +1,7 @@
 """List, write and delete objects in S3 and compatible stores, Google Cloud Storage and Azure, with obstore.
 
-All functions raise AccessRefused if the store denies access, and StoreFailed if it keeps failing. A forked child
-process must not call them: obstore's request threads do not survive a fork (docs/decisions/017-remote-stores.md).
+Functions raise AccessRefused if the store denies access, and StoreFailed if it keeps failing. A forked child
+must not call them: obstore's request threads do not survive a fork (docs/decisions/017-remote-stores.md).
 Messages of obstore are not shown or chained, because they may contain secrets.
 """
 
@@ -51,7 +51,7 @@ class BucketEntry(NamedTuple):
 
     @property
     def name(self) -> str:
-        """File name: the key after its last slash."""
+        """The key after its last slash."""
         return self.key.rpartition("/")[2]
 
     @property
@@ -79,10 +79,9 @@ def list_objects(address: str, *, below: bool = False) -> Iterator[BucketEntry]:
 
 
 def _list_below(address: str, store: Any, prefix: str) -> Iterator[BucketEntry]:
-    """Yield all objects below a prefix, page by page; after a failure, continue after the last key.
+    """Yield all objects below a prefix, page by page; after a failure, continue after the last key with content.
 
-    obstore strips the trailing slash of an empty object's key. The listing therefore continues after the last object
-    with content, and skips objects already yielded.
+    obstore strips the trailing slash of an empty object's key, so its key cannot be the start.
     """
     attempts, last_key, yielded = RetryState(display_address(address)), "", set[str]()
     while True:
@@ -104,7 +103,6 @@ def _list_below(address: str, store: Any, prefix: str) -> Iterator[BucketEntry]:
 
 
 def _check_process(address: str) -> None:
-    """Refuse a request that would hang, in a child that was forked after the first request."""
     if _requesting_process.setdefault("pid", os.getpid()) != os.getpid():
         raise InvalidRequest(
             display_address(address), "a store cannot be listed or written in a forked process",
@@ -158,11 +156,7 @@ def delete_objects(folder: str, keys: Sequence[str]) -> None:
 
 
 def copy_in_bucket(source: str, destination: str) -> None:
-    """Ask a store to copy an object within its bucket.
-
-    Raises:
-        FileNotFoundError: The object does not exist.
-    """
+    """Ask a store to copy an object within its bucket."""
     store, source_key, destination_key = (
         store_for(destination)[0],
         parse_address(source).key,

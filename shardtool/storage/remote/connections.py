@@ -1,8 +1,8 @@
 """HTTP connections that fail when too little data arrives: urllib3 pools, one set per process.
 
 urllib3 and http.client read from a `PacedSocket`. It waits in short slices, checks for cancellation, and measures bytes
-per second of waiting, so silent and slow servers are treated alike. Connections are opened in a separate thread,
-because name lookups, TLS handshakes and proxies cannot be interrupted.
+per second of waiting. Connections are opened in a separate thread, because name lookups, TLS handshakes and proxies
+cannot be interrupted.
 """
 
 from __future__ import annotations
@@ -47,8 +47,7 @@ _MAX_HEADER_BYTES = 2**18  # of response headers, including interim responses (1
 class PacedSocket(io.RawIOBase):
     """A connected socket as a raw file with a minimum speed. Closing it leaves the socket open.
 
-    `peer` is the server, for messages. The first byte must arrive within `first_wait_s`. At most `max_bytes` more bytes
-    are accepted; None means no limit.
+    The first byte must arrive within `first_wait_s`. At most `max_bytes` more bytes are accepted; None means no limit.
 
     Methods raise TransientError if the server is too slow, and OSError if the connection is lost.
     """
@@ -65,7 +64,7 @@ class PacedSocket(io.RawIOBase):
         return True
 
     def readinto(self, into: Buffer, /) -> int:
-        """Fill `into` with the next bytes; return their number.
+        """Fill `into`; return the number of bytes.
 
         Raises:
             TransientError: The server is too slow, or sends more than `max_bytes`.
@@ -128,10 +127,7 @@ def peer_name(connection: HTTPConnection) -> str:
 
 @functools.cache
 def _pool_classes() -> dict[str, type[urllib3.HTTPConnectionPool]]:
-    """Return pool classes by scheme, which connect in another thread and read through a `PacedSocket`.
-
-    Importing their base classes takes 50 ms.
-    """
+    """Return pool classes by scheme; importing their base classes takes 50 ms."""
     import http.client
 
     from urllib3 import HTTPConnectionPool, HTTPSConnectionPool

@@ -115,7 +115,7 @@ _LIST_ADVICE = "Grant it, or name the dataset file or a closed range of shards, 
 
 @contextmanager
 def obstore_errors(address: str, *, lists: bool = False) -> Iterator[None]:
-    """Convert obstore's exceptions, which may contain secrets, to our errors. `lists`: the request lists objects."""
+    """Convert obstore's exceptions to our errors. `lists`: the request lists objects."""
     from obstore import exceptions
 
     where = display_address(address)
@@ -252,7 +252,6 @@ def status_error(address: str, method: str, status: int, headers: Mapping[str, s
 def _response_error(
     address: str, status: int, headers: Mapping[str, str], body: bytes, permission: str = "", *, lists: bool = False
 ) -> Exception:
-    """Return the error for a response that denies access, asks to retry, or rejects the request."""
     where, code = display_address(address), error_code(body)
     found = f"the server returned {status} {code}".rstrip()
     if code in _EXPIRED_CODES:
@@ -297,7 +296,6 @@ def busy_error(status: int, headers: Mapping[str, str]) -> TransientError:
 
 
 def _wrong_region_advice(address: str, body: bytes, region: str = "") -> str:
-    """Return advice for a bucket in another region."""
     match = _REGION_ELEMENT.search(body)
     region = match[1].decode() if match else region
     name = f"{SOURCE_PREFIX * is_source_address(address)}AWS_REGION"

@@ -1,9 +1,8 @@
-"""Addresses of other schemes, such as `hf://` and `sftp://`: read through fsspec, if it is installed.
+"""Addresses of other schemes, such as `hf://` and `sftp://`: read-only, through fsspec.
 
-These locations are read-only. fsspec file systems disagree about versions, so changes are detected by size and checksum
-only.
+fsspec file systems disagree about versions, so changes are detected by size and checksum only.
 
-Hugging Face datasets are listed through fsspec, but read over HTTP: fsspec's own file system reads 5 MB ahead of each
+Hugging Face datasets are listed through fsspec, but read over HTTP: fsspec's file system reads 5 MB ahead of each
 range, lists folders to get sizes, and does not notice that a file was replaced.
 """
 
@@ -124,7 +123,7 @@ def _cached_file_system(address: str) -> Any:
 
 @functools.lru_cache(maxsize=16)
 def _file_system(scheme: str, host: str, _pid: int) -> Any:
-    """Return fsspec's file system, one per process: asynchronous ones do not survive a fork."""
+    """Return a file system per process: asynchronous ones do not survive a fork."""
     from fsspec.core import url_to_fs
 
     return url_to_fs(f"{scheme}://{host}/", skip_instance_cache=True)[0]
@@ -132,7 +131,6 @@ def _file_system(scheme: str, host: str, _pid: int) -> Any:
 
 @contextmanager
 def _fsspec_errors(address: str) -> Iterator[None]:
-    """Convert exceptions of fsspec and its file systems, which may contain secrets, to our errors."""
     where = display_address(address)
     try:
         yield

@@ -1,7 +1,6 @@
 """Send HTTP requests, signed if the store requires it, and follow redirects.
 
-Messages of urllib3 are not shown or chained, because they contain the requested URL, which may be signed
-(docs/decisions/017-remote-stores.md).
+Messages of urllib3 are not shown or chained, because they contain the requested URL, which may be signed.
 """
 
 from __future__ import annotations
@@ -60,7 +59,7 @@ _MD5 = re.compile(r"[0-9a-f]{32}")
 
 
 class HuggingFaceLink(NamedTuple):
-    """A redirect of the Hub: signed URL on the content server, ETag of the Hub, ETag of the content server."""
+    """A redirect of the Hub: signed URL, ETag of the Hub, ETag of the content server."""
 
     target: str
     linked: str
@@ -111,7 +110,7 @@ def request_object(
 def _follow_redirects(
     address: str, target: str, headers: Mapping[str, str], own_headers: Mapping[str, str]
 ) -> tuple[urllib3.BaseHTTPResponse, HuggingFaceLink]:
-    """Return the response after all redirects, and its URL. `own_headers` are sent to the first server only."""
+    """Return the response and its URL. `own_headers` are sent to the first server only."""
     linked = ""
     for _ in range(_MAX_REDIRECTS + 1):
         response = _send_request(address, target, {**headers, **own_headers})
@@ -202,7 +201,7 @@ def object_md5(address: str, headers: Mapping[str, str]) -> str | None:
 
 
 def google_hashes(headers: Mapping[str, str]) -> dict[str, str]:
-    """Return the checksums in a response of Google's store: algorithm to base64 value."""
+    """Return the checksums of Google's store: algorithm to base64 value."""
     return dict(part.strip().partition("=")[::2] for part in headers.get("x-goog-hash", "").split(","))
 
 
@@ -219,7 +218,7 @@ def _read_reason(response: urllib3.BaseHTTPResponse) -> bytes:
 def iter_body(
     response: urllib3.BaseHTTPResponse, address: str, length: int, max_bytes: int = PIECE_BYTES
 ) -> Iterator[bytes]:
-    """Yield the body of a response in pieces of at most `max_bytes`; then close it.
+    """Yield the body in pieces of at most `max_bytes`; then close the response.
 
     Raises:
         TransientError: The body is shorter than `length`.
@@ -251,7 +250,7 @@ def content_length(response: urllib3.BaseHTTPResponse) -> int | None:
 
 
 def _redirect_target(address: str, current: str, location: str) -> str:
-    """Return the target of a redirect; refuse one to plain http, and any from a store, whose requests are signed."""
+    """Return the target of a redirect; refuse plain http, and any redirect of a store, whose requests are signed."""
     try:
         target = urljoin(current, location)
         urlsplit(target).port  # noqa: B018 - raises if it is invalid

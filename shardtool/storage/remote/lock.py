@@ -107,7 +107,7 @@ class LockHolder(NamedTuple):
 
 
 def parse_holder(data: bytes) -> LockHolder:
-    """Return the holder of a lock from its content; an unknown holder if that is invalid."""
+    """Return the holder from a lock's content; an unknown holder if that is invalid."""
     try:
         fields = json.loads(data)
         who, since, token, machine = (
@@ -119,7 +119,7 @@ def parse_holder(data: bytes) -> LockHolder:
 
 
 def object_age_s(headers: Mapping[str, str]) -> float | None:
-    """Return the age of an object by the clock of the store; None if unknown."""
+    """Return the age of an object by the store's clock, or None."""
     from email.utils import parsedate_to_datetime
 
     try:
@@ -151,7 +151,7 @@ class Lease:
         self._thread.start()
 
     def check(self) -> None:
-        """Check that the lock is still held: a process that was suspended may have lost it."""
+        """Raise OutputExists if the lock is lost, for example while the process was suspended."""
         if self.lost is None and self._is_overdue():
             self._renew()
         if self.lost is None and self._is_overdue():
@@ -161,7 +161,7 @@ class Lease:
             raise self.lost
 
     def abandon(self) -> None:
-        """Stop renewing and let the lock expire, because the store denies access."""
+        """Let the lock expire, because the store denies access."""
         self._ended.set()
 
     def release(self) -> None:
@@ -265,9 +265,9 @@ def _acquire(address: str, holder: LockHolder) -> str:
 
 
 def check_conditional_writes(address: str, data: bytes, version: str = "") -> None:
-    """Check that the store rejects a write to an existing object whose condition does not hold; otherwise delete it.
+    """Raise InvalidRequest if the store accepts a write to an existing object whose condition does not hold.
 
-    `version` is an outdated version; "" tests the condition that no object exists.
+    `version` is an outdated version; "" tests the condition that no object exists. A written object is deleted.
     """
     try:
         put_object(address, data, version)
@@ -300,7 +300,7 @@ def _check_other_locks(folder: str, base: str, exclusive: str, *, shared: bool) 
 
 
 def _write_lock(address: str, holder: LockHolder, expected: str, renewals: int = 0) -> str:
-    """Write a lock and return its version; a failed request may have created it in the store."""
+    """Write a lock and return its version; a failed request may have created it."""
     try:
         return put_object(address, holder.encode(renewals), expected)
     except FileExistsError:

@@ -1,8 +1,7 @@
-"""Proxies, trusted certificates and HTTP headers, with the same rules for all requests.
+"""Proxies, trusted certificates and HTTP headers, with the same rules for obstore and urllib3.
 
-By default obstore (lists and small objects) and urllib3 (reads and uploads) read different environment variables.
-
-Source of the `NO_PROXY` rule: reqwest, which obstore uses.
+By default the two libraries read different environment variables. Source of the `NO_PROXY` rule: reqwest, which obstore
+uses.
 """
 
 from __future__ import annotations

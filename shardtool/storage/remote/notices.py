@@ -42,7 +42,7 @@ class Notice(NamedTuple):
 
 
 class Stall(NamedTuple):
-    """A message about something that made no progress for a while."""
+    """A message about something that made no progress."""
 
     text: str
 
@@ -57,7 +57,7 @@ def emit(event: object) -> None:
 
 
 def warn(text: str) -> None:
-    """Pass a message for the user to the listener, or else log it."""
+    """Pass a message to the listener, or else log it."""
     if _listeners:
         emit(Notice(text))
         return
@@ -67,7 +67,7 @@ def warn(text: str) -> None:
 
 
 def set_listener(listener: Callable[[object], None] | None) -> None:
-    """Call `listener` for every event, in the emitting thread, and reset the retry counts; None removes it."""
+    """Call `listener` for every event, in the emitting thread, and reset the retry counts."""
     _listeners[:] = [] if listener is None else [listener]
     _totals[:] = _totals if listener is None else [0, 0.0]
 

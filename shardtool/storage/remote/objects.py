@@ -1,8 +1,8 @@
 """Read an object at any offset, always from the same version.
 
-Each range is one request. The response must have the requested range and the version of the first response. A response
-that is cut off is continued by another request. An object has no read position, so threads can read it in parallel.
-Neighbouring ranges are read with one request, and large ranges with several.
+Each range is one request; the response must have the requested range and the version of the first response. A response
+that is cut off is continued by another request. Threads can read an object in parallel. Neighbouring ranges are read
+with one request, and large ranges with several.
 
 Reading raises FileNotFoundError if the object does not exist, OSError if it has changed or does not match the store's
 checksum, AccessRefused, and StoreFailed if the server keeps failing or does not support ranges.
@@ -116,7 +116,7 @@ class RemoteObject:
             _check_md5(self.address, self.md5, md5)
 
     def _inspect(self) -> tuple[int, str, bool]:
-        """Return size, version and range support. A GET of the first byte is used, because HEAD can be forbidden."""
+        """Return size, version and range support, with a GET of the first byte, because HEAD can be forbidden."""
         response = request_object(self.address, {"Range": "bytes=0-0"}, self._links)
         if response.status == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
             discard_response(response)
@@ -184,7 +184,7 @@ class RemoteObject:
 class ObjectInfo(NamedTuple):
     """Size and version of an object, with the attribute names of `os.stat_result`.
 
-    `st_mtime_ns` is the version as a number. Readers compare it with the listing, to detect changes.
+    `st_mtime_ns` is the version as a number, to compare with the listing.
     """
 
     st_size: int
@@ -198,7 +198,7 @@ FileInfo: TypeAlias = "os.stat_result | ObjectInfo"  # of a local file or an obj
 def read_object(address: str, check_size: Callable[[int], object]) -> tuple[bytes, ObjectInfo]:
     """Return an object, with one request unless it fails, and its size and version.
 
-    `check_size` is called with the size before the object is read. It can raise, or return False to skip reading.
+    `check_size` is called with the size before reading. It can raise, or return False to skip reading.
     """
 
     def read_whole(remote: RemoteObject) -> tuple[bytes, ObjectInfo]:
@@ -268,7 +268,7 @@ def _check_md5(address: str, md5: str, digest: Any) -> None:
 
 
 def object_crc(address: str) -> int | None:
-    """Return the CRC-32C that Google's store reports for an object; None for other stores."""
+    """Return the CRC-32C that Google's store reports; None for other stores."""
     if parse_address(address).scheme != "gs":
         return None
     response = retry.with_retries(display_address(address), lambda: request_object(address, {"Range": "bytes=0-0"}))
@@ -355,5 +355,5 @@ class FsspecObject(RemoteObject):
 
 
 def open_remote(address: str, size: int | None = None) -> RemoteObject:
-    """Open an object for random access; see `RemoteObject`."""
+    """Open an object for random access."""
     return FsspecObject(address) if uses_fsspec(address) else RemoteObject(address, size)

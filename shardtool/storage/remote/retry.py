@@ -4,7 +4,7 @@ Threads wait in slices of `SLICE_S` and check for cancellation. Library calls th
 separate thread, which is abandoned on cancellation.
 
 The main thread also waits in slices: a signal that arrives between Python's check for signals and a blocking lock would
-not wake it (observed once in a hundred runs with six request threads).
+not wake it.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def cancel_on(stop: threading.Event) -> Iterator[None]:
 
 @contextmanager
 def with_policy(policy: RetryPolicy) -> Iterator[None]:
-    """Use this policy in this thread, and ignore the environment."""
+    """Use this policy in this thread instead of the environment."""
     _thread_state.policy = policy
     try:
         yield
@@ -143,11 +143,7 @@ def check_cancelled() -> None:
 
 
 def in_thread(call: Callable[[], Result]) -> Result:
-    """Return the result of `call`, which runs in another thread that is abandoned if this one is cancelled.
-
-    Raises:
-        RequestCancelled: This thread is cancelled.
-    """
+    """Return the result of `call`, which runs in another thread that is abandoned on RequestCancelled."""
     from concurrent.futures import Future, wait
 
     check_cancelled()
@@ -175,11 +171,7 @@ def wait_interruptibly(future: Future[Result]) -> Future[Result]:
 
 
 def pause(seconds: float) -> None:
-    """Sleep.
-
-    Raises:
-        RequestCancelled: This thread is cancelled.
-    """
+    """Sleep, or raise RequestCancelled."""
     end = time.monotonic() + seconds
     while (remaining_s := end - time.monotonic()) > 0:
         check_cancelled()
@@ -187,10 +179,10 @@ def pause(seconds: float) -> None:
 
 
 class RetryState:
-    """The attempts of one request; `where` is its address, for messages.
+    """The attempts of one request.
 
     Time without progress counts against the budget across all attempts, so a server that repeatedly sends a little and
-    then stalls is given up. The budget recovers while data flows, as fast as it was spent.
+    then stalls is given up. The budget recovers while data flows.
     """
 
     def __init__(self, where: str) -> None:
@@ -213,7 +205,7 @@ class RetryState:
         _any_answer.set()
 
     def wait_or_give_up(self, error: TransientError) -> None:
-        """Wait with jitter before the next attempt."""
+        """Wait with jitter before the next attempt; raise StoreFailed if the budget is exhausted."""
         import random
 
         self._failures += 1

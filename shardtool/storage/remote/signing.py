@@ -1,7 +1,7 @@
 """Sign requests to S3 and Azure that obstore cannot sign.
 
-obstore signs URLs but not headers. For Azure it signs the encoded name where Azure expects the plain name, so names
-with spaces or non-ASCII letters would be refused. Azure URLs are therefore signed for the whole container.
+obstore signs URLs but not headers. For Azure it signs the encoded name where Azure expects the plain name. Azure URLs
+are therefore signed for the whole container.
 
 Source: Microsoft, "Create a service SAS", version 2020-12-06 of the string to sign.
 """
@@ -51,8 +51,7 @@ def sign_headers(
     `x-amz-content-sha256` among the headers is the checksum of a body that is also signed. `keys` are credentials as
     obstore provides them: `access_key_id`, `secret_access_key`, `token`.
 
-    Source: AWS, "Signature Calculations for the Authorization Header: Transferring Payload in a Single Chunk" (AWS
-    Signature Version 4).
+    Source: AWS, "Signature Calculations for the Authorization Header: Transferring Payload in a Single Chunk".
     """
     parts, timestamp = urlsplit(url), f"{now or datetime.now(timezone.utc):%Y%m%dT%H%M%SZ}"
     signed = {"x-amz-content-sha256": "UNSIGNED-PAYLOAD", **headers, "x-amz-date": timestamp}
@@ -133,7 +132,7 @@ os.register_at_fork(
 
 
 def sign_url(address: str, method: str) -> str:
-    """Return the URL for a request: a web address unchanged, a store's URL signed. A signed URL is secret while valid."""
+    """Return the URL for a request: a web address unchanged, a store's URL signed and therefore secret."""
     if is_web(address):
         return address
     parts = parse_address(address)
@@ -150,7 +149,7 @@ def sign_url(address: str, method: str) -> str:
 
 
 def sign_put(address: str, headers: Mapping[str, str]) -> tuple[str, dict[str, str]]:
-    """Return the URL and headers for writing an object; `x-amz-` headers are signed, which obstore cannot do."""
+    """Return the URL and headers for writing an object, with signed `x-amz-` headers."""
     url = sign_url(address, "PUT")
     query = dict(parse_qsl(urlsplit(url).query))
     if "X-Amz-Credential" not in query or not any(name.startswith("x-amz-") for name in headers):

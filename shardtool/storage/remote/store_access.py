@@ -1,7 +1,7 @@
 """Find endpoint, region and credentials of a bucket.
 
-obstore finds credentials in the usual environment variables of each cloud's tools. boto3, if installed, reads profiles
-and single sign-on of AWS.
+obstore finds credentials in the environment variables of each cloud's tools. boto3, if installed, reads profiles and
+single sign-on of AWS.
 """
 
 from __future__ import annotations

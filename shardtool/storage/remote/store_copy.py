@@ -1,7 +1,6 @@
 """Ask a store to copy its own objects, so no data passes through this machine.
 
-If the store refuses or fails, the caller reads and writes the object instead. Some stores report a CRC-32C of the copy:
-Google always, S3 on request.
+Some stores report a CRC-32C of the copy: Google always, S3 on request.
 
 Source: "CopyObject" of the S3 API; "Copy Blob From URL" and "Put Blob From URL" of Azure.
 """
@@ -42,7 +41,7 @@ _CRC_ELEMENT = re.compile(rb"<ChecksumCRC32C>([A-Za-z0-9+/]{6}==)</ChecksumCRC32
 
 
 class NotCopied(Exception):
-    """The store made no copy. The text says why it will refuse other copies, too; "" if it may accept them."""
+    """The store made no copy. The text says why it will refuse other copies, too, or is empty."""
 
 
 def can_copy_inside(source: str, target: str) -> bool:
@@ -58,10 +57,8 @@ def can_copy_inside(source: str, target: str) -> bool:
 def copy_in_store(source: str, target: str, size: int, crc: int) -> int | None:
     """Ask a store to copy an object, replacing `target`; return the CRC-32C that it reports for the copy, or None.
 
-    Nothing is copied if the object is known to have another size or checksum.
-
     Raises:
-        NotCopied: The store made no copy.
+        NotCopied: The store made no copy, or the object is known to have another size or checksum.
     """
     min_bytes_per_s, speed_window_s = retry.min_speed()
     speed_window_s = max(speed_window_s, size / _MIN_COPY_BYTES_PER_S)

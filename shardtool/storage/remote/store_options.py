@@ -1,7 +1,6 @@
 """Options for written objects and for the requester: `--store-option KEY=VALUE`.
 
-Google's store accepts object options only in requests signed by its client, which cannot sign headers: set them on the
-bucket instead.
+Google's store accepts object options only in requests signed by its client, which cannot sign headers.
 """
 
 from __future__ import annotations
@@ -122,7 +121,7 @@ def client_config(scheme: str) -> dict[str, str]:
 
 
 def put_arguments(address: str, *, lasting: bool) -> dict[str, Any]:
-    """Return arguments for obstore's `put`, in addition to `client_config`; see `put_object` about `lasting`."""
+    """Return arguments for obstore's `put`, in addition to `client_config`."""
     options = _options_for(parse_address(address).scheme)
     classes = [options[key] for key in (_STORAGE_CLASS, _ACCESS_TIER) if key in options]
     tags = dict(parse_qsl(options.get("tags", ""), keep_blank_values=True))

@@ -1,8 +1,7 @@
 """Upload a large object with one signed PUT of a known length.
 
 The object appears when the request completes; an interrupted upload leaves nothing behind. Data is not buffered, so a
-failed upload starts from scratch. Nothing is shared with other requests, so uploads work in a forked child
-(docs/decisions/017-remote-stores.md).
+failed upload starts from scratch. Uploads share nothing with other requests, so they work in a forked child.
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ _STATUS_LINE = re.compile(rb"^HTTP/1\.[01] (\d{3})\b")
 
 
 class TruncatedUpload(Exception):
-    """Fewer bytes were written than announced: the size must be determined first."""
+    """Fewer bytes were written than announced."""
 
 
 class _Response(NamedTuple):
