@@ -1,9 +1,4 @@
-"""The command line: entry point, error output and exit codes.
-
-Exit codes (docs/errors.md): 0 success, 1 a bug in shardtool, 2 invalid request, 3 findings (verify) or differences
-(diff), 4 damaged input, 5 output exists or is locked, 6 samples failed, 7 the machine failed (disk full, out of
-memory, worker killed), 129 / 130 / 143 interrupted by SIGHUP / SIGINT / SIGTERM.
-"""
+"""The command line: entry point, error output and exit codes (docs/errors.md)."""
 
 from __future__ import annotations
 
@@ -57,7 +52,7 @@ _VERB_SUMMARIES = {
 _MIN_ADDRESS_SPACE_BYTES = 300_000_000  # with less, OpenBLAS and glibc abort
 
 
-_GC_THRESHOLD = 50_000  # imports create many permanent objects, and samples are columns: collect garbage rarely
+_GC_THRESHOLD = 50_000  # imports create many permanent objects: collect rarely
 
 
 _RESUME_TEXT = "All files in the output are complete. Run it again with --resume to continue."
@@ -153,7 +148,7 @@ def cli() -> None:
 
 def main() -> NoReturn:
     """Run the command line, and exit."""
-    for fd in range(3):  # otherwise our output files could get these numbers
+    for fd in range(3):  # or our output files could get these numbers
         try:
             os.fstat(fd)
         except OSError:
@@ -169,11 +164,11 @@ def main() -> NoReturn:
     signals.install()
     try:
         code = _run(arguments, signals)
-    except Interrupted as late:  # a signal after the verb finished and before `end`
+    except Interrupted as late:  # a signal after the verb finished
         code = 128 + late.signum
     LOG.end(code)
     for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError, AttributeError):  # closed or missing; results were already flushed
+        with suppress(OSError, AttributeError):  # results were already flushed
             stream.flush()
     # Skip the shutdown of an interpreter with pyarrow and NumPy, which takes 50 ms.
     os._exit(code)
@@ -257,7 +252,7 @@ def _print_error(error: dict[str, Any], arguments: list[str]) -> int:
     if "--json" in arguments:
         try:
             print_json({"error": error})
-        except OutputFailed:  # stdout is closed
+        except OutputFailed:
             _print_error_text(f"{error['where']}: {error['found']}", error["where"])
     if LOG.style:
         LOG.end(int(error["exit_code"]), error)

@@ -62,7 +62,7 @@ def prefer_typed(kind: type[Any], context: click.Context) -> None:
             continue
         family = cli_spellings(kind, name)[0][2:]
         members = [other for other in specs if specs[other].family.split(" ")[0] == family and params[other]]
-        if not spec.comma_separated:  # only one of them can be set, apart from options that it requires
+        if not spec.comma_separated:  # only one of them can be set
             required = {other for member in typed & {*members} for other in specs[member].requires}
             params.update(dict.fromkeys({name, *members} - typed - required if typed & {name, *members} else ()))
             continue

@@ -81,7 +81,7 @@ def _arguments_by_key(verb: click.Command) -> dict[str, bool]:
 
 
 def _read_toml(path: str) -> dict[str, Any]:
-    check_local_name(path, _EXAMPLE_NAME)  # others could change a remote file
+    check_local_name(path, _EXAMPLE_NAME)  # others could write remotely
     try:
         document: dict[str, Any] = tomllib.loads(read_small(path, _MAX_CONFIG_BYTES).decode())
     except OSError as error:
@@ -95,9 +95,7 @@ def _to_option_value(where: str, value: object, param: click.Option, path: str) 
     if param.is_flag:
         if not isinstance(value, bool):
             raise InvalidRequest(where, repr(value), expected="true or false")
-        return (
-            param.flag_value is not False if value else None
-        )  # a flag of an option that is on by default turns it off
+        return param.flag_value is not False if value else None  # the flag turns the option off
     if isinstance(value, Mapping):
         if "=" not in (param.metavar or "") and param.metavar not in ("SHARES", "FIELDS"):
             raise InvalidRequest(where, "a table", expected="one value")
@@ -163,7 +161,7 @@ def prepare_config(path: str, ctx: click.Context) -> Callable[[], None]:
         text = f"{' and '.join(secret)} may contain secrets and {'are' if secret[1:] else 'is'} not saved in {path}"
         print_message(text, label="note:", label_color="yellow")
 
-    @cache  # only once: the run may change the file later
+    @cache  # the run may change the file later
     def write() -> None:
         if _read_existing(path) != data:
             write_target(path, data)

@@ -35,7 +35,7 @@ _OPTION_PREFIX = re.compile(r"^Option '[^']*' ")
 CONFIG_OPTIONS = ("config", "save_config")  # not allowed in job files
 _MIN_SIMILARITY = 0.75  # from 0 to 1: allows one wrong, missing or swapped letter
 _MEANT_WORDS = re.compile(r"--[a-z][a-z-]*|\b(?:OUTPUT|DEST|DIR|SOURCE|DATASET)\b")
-REVOKED_OPTIONS = "shardtool.taken_back"  # context key: options of a job file that `--no-KEY` turns off
+REVOKED_OPTIONS = "shardtool.taken_back"  # context key of the options that `--no-KEY` turns off
 
 
 class Topic(NamedTuple):
@@ -69,7 +69,7 @@ class VerbOption(click.Option):
     common = False
     rare = False
     family = ""  # the option that contains this one as a key
-    old: tuple[str, ...] = ()  # earlier names, accepted but not shown
+    old: tuple[str, ...] = ()  # accepted but not shown
 
     def get_error_hint(self, _ctx: click.Context | None) -> str:
         """Return the option name for error messages."""

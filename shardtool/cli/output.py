@@ -112,7 +112,7 @@ def _colored(text: str, label: str, label_color: str, location: str) -> str:
 
 
 def _retry_totals() -> dict[str, float]:
-    retry = sys.modules.get("shardtool.storage.remote.notices")  # not loaded if there were no requests
+    retry = sys.modules.get("shardtool.storage.remote.notices")  # loaded only if there were requests
     return {} if retry is None else retry.retry_totals()
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 PERIOD_S = 10.0
 
 
-_MAX_STALL_AGE_S = 2.0  # older reports of a stall are ignored
+_MAX_STALL_AGE_S = 2.0
 
 
 class PlainProgress:

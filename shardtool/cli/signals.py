@@ -28,7 +28,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _RERAISE_SOON_S, _RERAISE_INTERVAL_S = 0.02, 0.2
 
 
-_LOCK_RELEASE_S = 1.0  # to release locks in stores; the next run takes over the others
+_LOCK_RELEASE_S = 1.0  # to release locks; the next run takes over the others
 
 
 _CLEANUP_LIMIT_S = 2.0  # for cleanup after a second signal
@@ -52,7 +52,7 @@ class SignalHandler:
         sys.unraisablehook = self._on_unraisable
 
     def end(self) -> None:
-        """Stop raising exceptions; a signal now allows `_CLEANUP_LIMIT_S`."""
+        """Stop raising exceptions: only a message remains to be printed, within `_CLEANUP_LIMIT_S` of a signal."""
         self._ended = True
         signal.setitimer(signal.ITIMER_REAL, 0)
 

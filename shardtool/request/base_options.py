@@ -185,7 +185,7 @@ class BaseOptions:
             raise InvalidRequest(option_text(name), repr(value), expected=f"one string, such as {shown!r}")
         choices = option_choices(type(self), name)
         for text in value if is_list else (value,):
-            if isinstance(text, str) and _INVALID_TEXT.search(text):  # a dataset file could not record it
+            if isinstance(text, str) and _INVALID_TEXT.search(text):  # cannot be recorded
                 raise InvalidRequest(option_text(name), repr(text), expected="valid Unicode text")
             if choices and text not in choices and not (text is None and type(None) in allowed):
                 raise InvalidRequest(option_text(name), repr(text), expected=f"one of {', '.join(choices)}")

@@ -69,7 +69,7 @@ _MAX_INTEGER = 2**63 - 1  # in recorded options
 _SPECS: dict[type, dict[str, OptionSpec]] = {}  # by options class
 
 
-_TYPES: dict[type, dict[str, tuple[object, ...]]] = {}  # cache: evaluating annotations is slow
+_TYPES: dict[type, dict[str, tuple[object, ...]]] = {}  # evaluating annotations is slow
 
 
 _OPTION_REFERENCE = re.compile(r"`(\w+)(?:='([\w-]+)')?`")

@@ -43,6 +43,6 @@ class BackupLinks(NamedTuple):
 
     def discard(self) -> None:
         """Delete the links and their folder."""
-        import shutil  # imported here because it loads bz2 and lzma
+        import shutil  # loads bz2 and lzma
 
         shutil.rmtree(self.below, ignore_errors=True)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class OriginalFile(NamedTuple):
-    """A file to copy; `name` is the file name of the copy, and `crc` is None if no index records it."""
+    """A file to copy; `name` is the copy's name, and `crc` is None if no index records it."""
 
     path: str
     size: int
@@ -90,7 +90,7 @@ def copy_inside_store(
     if crc == original.crc:
         report_bytes(original.size)
     elif crc is None:
-        with suppress(OSError):  # the copy does not exist
+        with suppress(OSError):
             crc = files.read_crc(address, report_bytes)[1]
     if crc == original.crc:
         return DurableFile(original.name, "")

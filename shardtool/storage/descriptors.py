@@ -7,12 +7,12 @@ from contextlib import suppress
 
 
 def processes_with_open_files(folder: str) -> dict[str, list[int]]:
-    """Return path to process ids for open files below a folder, as far as /proc shows them."""
+    """Return path to process ids for open files below a folder (from /proc)."""
     pids_of: dict[str, list[int]] = {}
     prefix = os.path.join(os.path.realpath(folder), "")
     with suppress(OSError):
         for pid in sorted(map(int, filter(str.isdigit, os.listdir("/proc")))):
-            with suppress(OSError):  # the process exited, or belongs to another user
+            with suppress(OSError):
                 paths = {_link_target(f"/proc/{pid}/fd/{fd}") for fd in os.listdir(f"/proc/{pid}/fd")}
                 for path in paths:
                     if path.startswith(prefix):

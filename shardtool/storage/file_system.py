@@ -31,7 +31,7 @@ _SPECIAL_KINDS = {
 _MOVE_ADVICE = "Choose another name, or move it."
 
 
-_MAX_PROBE_BYTES = 2**20  # read at the start and the end of a file to recognise its format
+_MAX_PROBE_BYTES = 2**20  # read at the start and end of a file
 
 
 OPEN_FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
@@ -70,7 +70,7 @@ def check_replaceable(path: str | bytes, folder: int | None = None) -> None:
 
 
 def check_entries(full_path: Callable[[str], str], facts: Mapping[str, EntryInfo]) -> None:
-    """Check the existing files among a run's output names like `check_replaceable`."""
+    """Check the existing files among output names like `check_replaceable`."""
     for name in sorted(facts):
         _check_kind(full_path(name), facts[name].special)
 
@@ -81,7 +81,7 @@ def _check_kind(path: str, special: str) -> None:
 
 
 def check_local_name(path: str, example: str) -> None:
-    """Raise InvalidRequest if a path cannot be a local file: an address, a folder or `-`."""
+    """Refuse paths that cannot be a local file: an address, a folder or `-`."""
     if is_url(path) or not os.path.basename(path) or path == "-":
         raise InvalidRequest(path or "''", "not a local file name", expected=f"a file name such as {example}")
 
@@ -132,25 +132,25 @@ def unlink_file(path: str | bytes, folder: int | None = None) -> None:
 
 
 def create_file(path: str) -> int:
-    """Return the descriptor of a new file, which replaces one left by a killed run."""
+    """Return the descriptor of a new file; a file left by a killed run is replaced."""
     with suppress(FileNotFoundError):
         unlink_file(path)
     return os.open(path, CREATE_FLAGS, 0o666)
 
 
 def make_folders(path: str) -> list[Path]:
-    """Create a folder and its parents; return the ones that were missing."""
+    """Create missing folders of a path, and return them."""
     folder = Path(path or ".")
     missing = [parent for parent in (folder, *folder.parents) if not os.path.isdir(parent)]
     for parent in filter(os.path.lexists, missing):
-        if not os.path.isdir(parent):  # another process may have created the folder by now
+        if not os.path.isdir(parent):  # otherwise created meanwhile
             raise not_a_folder(str(parent), os.lstat(parent).st_mode)
     os.makedirs(folder, exist_ok=True)
     return missing
 
 
 def not_a_folder(path: str, mode: int) -> OutputExists:
-    """Return the error for a path where a folder is needed."""
+    """Return the error for another entry than a folder."""
     found = "a symbolic link" if stat.S_ISLNK(mode) else _SPECIAL_KINDS.get(stat.S_IFMT(mode), "a file")
     return OutputExists(path, found, expected="a folder", remedy="Choose another folder, or move it away.")
 
@@ -174,7 +174,7 @@ ERRNO_ADVICE = {
 
 
 def write_error(where: str, error: OSError) -> OutputFailed:
-    """Return the error for an unwritable file, with advice."""
+    """Return the error for an unwritable file."""
     code, remedy = error.errno or 0, ERRNO_ADVICE.get(error.errno or 0, "")
     if code in _SPACE_ADVICE:
         resume = choose_text(

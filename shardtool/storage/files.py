@@ -48,7 +48,7 @@ READ_PLAIN = READ_FOLLOWING | os.O_NOFOLLOW
 MAX_IOVEC = 1024  # buffers per system call: IOV_MAX
 
 
-_CLOSE_TIMEOUT_S = 1.0  # if a server stalls, the thread exits later by itself
+_CLOSE_TIMEOUT_S = 1.0  # the thread of a stalled server exits later
 
 
 _MAX_QUEUED_PIECES = 16  # of at most 1 MiB each
@@ -58,13 +58,13 @@ _MAX_QUEUED_PIECES = 16  # of at most 1 MiB each
 _MIN_READ_AHEAD_BYTES, _MAX_READ_AHEAD_BYTES = 2**16, 2**21
 
 
-_MAX_GAP_BYTES = 2**16  # a read that skips at most this much still counts as sequential
+_MAX_GAP_BYTES = 2**16  # larger gaps end sequential access
 
 
-_MAX_WHOLE_BYTES = 2**30  # largest object that is held in memory because its server has no range requests
+_MAX_WHOLE_BYTES = 2**30  # without range requests, objects are held in memory
 
 
-MAX_READS = 3  # attempts to read a file whose ctime changes during the read
+MAX_READS = 3  # attempts to read a file whose ctime changes
 
 
 _open, _readv, _fstat, _close = os.open, os.readv, os.fstat, os.close
@@ -141,7 +141,7 @@ class LocalFile(AbstractContextManager["LocalFile"]):
         return _fstat(self._fd)
 
     def read(self, offset: int, length: int) -> bytes:
-        """Return `length` bytes at `offset`; fewer only at the end of the file."""
+        """Return `length` bytes at `offset`; fewer only at the end."""
         data = os.pread(self._fd, length, offset)
         while len(data) < length and (more := os.pread(self._fd, length - len(data), offset + len(data))):
             data += more  # a network file system may return less
@@ -168,7 +168,7 @@ class LocalFile(AbstractContextManager["LocalFile"]):
         return done
 
     def blocks(self, into: memoryview) -> Iterator[memoryview]:
-        """Yield the rest of the file in blocks, all in the buffer `into`; nothing if the file is not regular."""
+        """Yield the rest of the file in blocks that share `into`; nothing if it is not regular."""
         if stat.S_ISREG(self.fact().st_mode):
             while count := _readv(self._fd, (into,)):
                 yield into[:count]
@@ -201,11 +201,11 @@ class RemoteFile(AbstractContextManager["RemoteFile"]):
         self.close()
 
     def fact(self) -> ObjectInfo:
-        """Return size and version of the object."""
+        """Return size and version."""
         return self._object.fact()
 
     def read(self, offset: int, length: int) -> bytes:
-        """Return `length` bytes at `offset`; fewer only at the end of the object."""
+        """Return `length` bytes at `offset`; fewer only at the end."""
         return self._object.read(offset, length)
 
     def read_into(self, into: memoryview, offset: int) -> int:
@@ -291,7 +291,7 @@ class ReadAheadStream(io.RawIOBase):
     def close(self) -> None:
         """Stop reading."""
         self._stopped = True
-        self._free_slots.release()  # wakes the thread, which then sees `_stopped`
+        self._free_slots.release()  # wakes the thread
         if self._thread is not None:
             self._thread.join(_CLOSE_TIMEOUT_S)
         super().close()
@@ -299,7 +299,7 @@ class ReadAheadStream(io.RawIOBase):
     def _next_piece(self) -> bool:
         if self._ended:
             return False
-        if self._thread is None:  # a daemon, so a stalled server cannot keep the process from exiting
+        if self._thread is None:  # a daemon cannot keep the process from exiting
             self._thread = threading.Thread(target=self._fetch, name="shardtool-ahead", daemon=True)
             self._thread.start()
         piece: bytes | BaseException | None = None
@@ -367,12 +367,12 @@ def open_plain(path: str, flags: int = READ_FOLLOWING) -> tuple[int, os.stat_res
 
 
 def open_file(path: str, flags: int = READ_FOLLOWING) -> OpenFile:
-    """Open a regular file or an object for random access."""
+    """Open a file or object for random access."""
     return RemoteFile(path) if is_url(path) else LocalFile(open_plain(path, flags)[0])
 
 
 def open_source_file(path: bytes, flags: int = READ_FOLLOWING) -> OpenFile:
-    """Open a source file; the caller compares its `fact` with the listing."""
+    """Open a source file; the caller compares `fact` with the listing."""
     return RemoteFile(source_address(path)) if is_address(path) else LocalFile(_open(path, flags))
 
 
@@ -408,7 +408,7 @@ def read_unchanged(path: bytes, into: memoryview, flags: int) -> tuple[int, File
 
 
 def read_blocks(path: str, flags: int = READ_FOLLOWING) -> Iterator[memoryview | bytes]:
-    """Yield a file or object in blocks; those of a local file share one buffer."""
+    """Yield a file or object in blocks, which may share one buffer."""
     if is_url(path):
         yield from open_remote(path).pieces()
         return
@@ -417,7 +417,7 @@ def read_blocks(path: str, flags: int = READ_FOLLOWING) -> Iterator[memoryview |
 
 
 def read_crc(path: str, report_bytes: Callable[[int], object] = lambda _: None) -> tuple[int, int]:
-    """Read a regular file, not a link, or an object; return its size and CRC-32C."""
+    """Return size and CRC-32C of a regular file, not a link, or of an object."""
     size = crc = 0
     for block in read_blocks(path, READ_PLAIN):
         size, crc = size + len(block), crc32c(block, crc)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
-OutputFolder: TypeAlias = Folder | RemoteFolder  # values that can be pickled for workers
+OutputFolder: TypeAlias = Folder | RemoteFolder  # picklable
 
 
 def open_folder(path: str) -> OutputFolder:
@@ -37,12 +37,12 @@ def open_folder(path: str) -> OutputFolder:
         raise InvalidRequest(
             path, "an empty, `.` or `..` component", expected="an address without `//`, `/./` and `/../`"
         )
-    object_headers(path)  # raises if the store does not support a store option
+    object_headers(path)  # raises for unsupported options
     return RemoteFolder(path)
 
 
 def check_published(folder: OutputFolder, sizes: Mapping[str, int], remedy: str) -> None:
-    """Check by a listing that a store still has files of these sizes. Local folders are not checked."""
+    """Check by a listing that a store, not a local folder, still has files of these sizes."""
     if folder.hides:
         return
     listed = folder.facts(sizes)

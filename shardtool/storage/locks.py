@@ -24,7 +24,7 @@ _OPEN_FLAGS = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 
 
 class FileLock(AbstractContextManager["FileLock"]):
-    """A lock that is held until it is closed. `fact` is the fstat result of the file."""
+    """A lock held until `close`. `fact` is the fstat result of the file."""
 
     def __init__(self, path: str, fd: int, *, shared: bool) -> None:
         self.path, self.fact, self._fd, self._shared = path, os.fstat(fd), fd, shared
@@ -49,7 +49,7 @@ class FileLock(AbstractContextManager["FileLock"]):
 
     def close(self) -> None:
         """Release the lock; the file remains."""
-        if _exclusive_locks is None:  # at interpreter exit, modules are deleted and the system closes files
+        if _exclusive_locks is None:  # modules are deleted at interpreter exit
             return
         fd, self._fd = self._fd, -1
         if fd >= 0:

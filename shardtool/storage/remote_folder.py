@@ -126,14 +126,14 @@ class RemoteFolder:
         """Return the content of a small object."""
         return files.read_small(self.full_path(name))
 
-    read_staged = read  # objects are visible as soon as they are written
+    read_staged = read  # objects are visible once written
 
     def version(self, name: str) -> str:
         """Return the ETag of an object, or ""."""
         return RemoteObject(self.full_path(name)).version
 
     def md5(self, name: str) -> str | None:
-        """Return the MD5 that the store records, or None."""
+        """Return the recorded MD5, or None."""
         return remote_md5(self.full_path(name))
 
     def full_path(self, name: str) -> str:
@@ -158,7 +158,7 @@ class RemoteFolder:
 
 
 def remote_md5(address: str) -> str | None:
-    """Return the MD5 of an object from its ETag, or None."""
+    """Return the MD5 from an object's ETag, or None."""
     try:
         return etag_md5({"ETag": objects.open_remote(address).version})
     except FileNotFoundError:
@@ -166,7 +166,6 @@ def remote_md5(address: str) -> str | None:
 
 
 def _put_verified(address: str, data: bytes) -> None:
-    """Write a small object and verify it, by its MD5 or by reading it."""
     md5 = hashlib.md5(data, usedforsecurity=False).hexdigest()
 
     def put_and_check() -> None:

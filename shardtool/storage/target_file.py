@@ -55,7 +55,7 @@ class TargetFile(RawIOBase):
 
 @contextmanager
 def create_target(path: str) -> Iterator[TargetFile]:
-    """Yield a file that is published at a path or address if the block succeeds."""
+    """Yield a file that is published if the block succeeds."""
     folder = open_folder(paths.folder_of(path))
     folder.ready()
     with folder.stage(paths.base_name(path)) as file:
@@ -79,7 +79,7 @@ def open_mappable(path: str, magic: bytes) -> IO[bytes]:
         return os.fdopen(files.open_plain(path)[0], "rb")
     folder, name = RemoteFolder(paths.folder_of(path)), paths.base_name(path)
     with StagedObject(folder, name) as file, files.open_file(path) as source:
-        for block in source.blocks(memoryview(b"")):  # in order: works without range requests
+        for block in source.blocks(memoryview(b"")):  # needs no range requests
             if not file.size and block[: len(magic)] != magic[: len(block)]:
                 raise OSError(errno.EINVAL, "content does not match the file name", path)
             file.write(block)
@@ -87,7 +87,7 @@ def open_mappable(path: str, magic: bytes) -> IO[bytes]:
 
 
 def check_target_name(path: str, example: str) -> None:
-    """Raise InvalidRequest if a name cannot be a file here or in a store."""
+    """Refuse names that cannot be a file here or in a store."""
     if is_url(path) and paths.base_name(path):
         open_folder(paths.folder_of(path))  # raises for read-only locations
     else:

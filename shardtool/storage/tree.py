@@ -54,7 +54,7 @@ def are_safe_paths(paths: bytes, longest: int) -> bool:
 
 
 def path_problem(path: bytes) -> str:
-    """Return why a path cannot name a file below a folder; "" if it can."""
+    """Return why a path cannot be below a folder, or ""."""
     if _UNSAFE_PART.search(path) or b"\0" in path:
         return "not a path below the folder"
     too_long = len(path) > _MAX_PATH_BYTES or max(map(len, path.split(b"/"))) > _MAX_NAME_BYTES
@@ -69,7 +69,7 @@ class FolderTree:
         with write_errors(folder, _tree_error):
             make_folders(folder)
             self._root = os.open(folder or ".", OPEN_FOLDER_FLAGS)
-        self._parents: dict[bytes, int] = {}  # descriptors of recent folders: files arrive folder by folder
+        self._parents: dict[bytes, int] = {}  # descriptors: files arrive folder by folder
 
     def close(self) -> None:
         """Close all descriptors."""

@@ -61,7 +61,7 @@ class BucketEntry(NamedTuple):
 
 
 def list_objects(address: str, *, below: bool = False) -> Iterator[BucketEntry]:
-    """Yield the entries of a folder in a store, or with `below` all objects at any depth, in the store's order."""
+    """Yield the entries of a folder, or with `below` all objects at any depth, in the store's order."""
     parts = parse_address(address)
     if is_web(address):
         raise InvalidRequest(
@@ -96,7 +96,7 @@ def _list_below(address: str, store: Any, prefix: str) -> Iterator[BucketEntry]:
                     else:
                         yielded.add(entry.key)
                 attempts.record_progress()
-        except TransientError as error:  # after a failure, obstore's iterator would end as if the listing were complete
+        except TransientError as error:  # obstore's iterator would end as if it were complete
             attempts.wait_or_give_up(error)
         else:
             return
@@ -171,7 +171,7 @@ def _bucket_entry(meta: Any) -> BucketEntry:
 
 
 def version_number(etag: str) -> int:
-    """Return an ETag as a 63-bit number, the same for a listing and a response; 0 if there is none."""
+    """Return an ETag as a 63-bit number, equal for listing and response; 0 if there is none."""
     tag = etag.removeprefix("W/").strip('"')  # Azure's listing has no quotes
     return int.from_bytes(blake2b(tag.encode(), digest_size=8).digest(), "little") >> 1 if tag else 0
 

@@ -41,7 +41,7 @@ MAX_CONNECTIONS_PER_SERVER = 64
 _CONNECT_TIMEOUT_S, _SEND_TIMEOUT_S = 10, 60  # `PacedSocket` limits the time of responses
 
 
-_MAX_HEADER_BYTES = 2**18  # of response headers, including interim responses (100 Continue)
+_MAX_HEADER_BYTES = 2**18  # including interim responses (100 Continue)
 
 
 class PacedSocket(io.RawIOBase):
@@ -56,7 +56,7 @@ class PacedSocket(io.RawIOBase):
         super().__init__()
         self._sock, self._peer, self._first_wait_s = sock, peer, first_wait_s
         self._bytes, self._waited_s = 0, 0.0
-        self._silent_s = 0.0  # seconds of waiting since the last byte
+        self._silent_s = 0.0  # seconds since the last byte
         self.max_bytes: int | None = None
 
     def readable(self) -> bool:
@@ -78,7 +78,7 @@ class PacedSocket(io.RawIOBase):
         return count
 
     def write(self, data: Buffer, /) -> int:
-        """Send some of `data`; return the number of bytes sent."""
+        """Send some of `data`; return how much."""
         return self._transfer(lambda: self._sock.send(data))
 
     def _transfer(self, move: Callable[[], int]) -> int:
@@ -103,7 +103,7 @@ class PacedSocket(io.RawIOBase):
         self._silent_s = 0.0 if count else self._silent_s + waited_s
         if self._first_wait_s is not None and not self._bytes and self._waited_s >= self._first_wait_s:
             raise TimeoutError
-        if self._waited_s < retry.SLICE_S:  # reading the environment for each piece would be slow
+        if self._waited_s < retry.SLICE_S:  # reading the environment is slow
             return
         min_bytes_per_s, speed_window_s = retry.min_speed()
         if min_bytes_per_s and self._silent_s >= speed_window_s:
@@ -137,7 +137,7 @@ def _pool_classes() -> dict[str, type[urllib3.HTTPConnectionPool]]:
         def __init__(self, peer: str, sock: socket.socket, *args: Any, **kwargs: Any) -> None:
             super().__init__(sock, *args, **kwargs)
             self._paced, self._socket_file = PacedSocket(sock, peer), self.fp  # `_socket_file` keeps the socket open
-            self._paced.max_bytes = _MAX_HEADER_BYTES  # never reset for a proxy tunnel, which has headers only
+            self._paced.max_bytes = _MAX_HEADER_BYTES  # a proxy tunnel has headers only
             self.fp = io.BufferedReader(self._paced)
 
         def begin(self) -> None:

@@ -102,7 +102,7 @@ def huggingface_request(address: str) -> tuple[str, dict[str, str]]:
 
 
 def call_fsspec(address: str, call: Callable[[Any], Result]) -> Result:
-    """Return the result of `call` with fsspec's file system; retry transient failures."""
+    """Call with fsspec's file system; retry transient failures."""
 
     def attempt() -> Result:
         with _fsspec_errors(address):
@@ -164,8 +164,7 @@ def _fsspec_errors(address: str) -> Iterator[None]:
 
 
 def _missing_error(address: str, error: FileNotFoundError) -> Exception:
-    """Return the error for a missing file: Hugging Face also reports private repositories as missing."""
-    _file_system.cache_clear()  # fsspec caches the result, but a token or the repository may be added later
+    _file_system.cache_clear()  # a token or the repository may be added later
     if _error_status(error) in _DENIED_STATUSES:
         return failures.private_error(address)
     if problem := failures.HUGGINGFACE_MISSING.get(

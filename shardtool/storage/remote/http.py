@@ -46,7 +46,7 @@ _REDIRECT_STATUSES = (301, 302, 303, 307, 308)
 _MAX_REDIRECTS = 5
 
 
-_MAX_REASON_BYTES = 4096  # read from an error response, or to keep the connection of an unused one
+_MAX_REASON_BYTES = 4096  # read from an error or unused response
 
 
 _MAX_LENGTH_DIGITS = 18  # of a Content-Length: no file is larger
@@ -178,7 +178,7 @@ def first_response(address: str) -> FirstResponse:
 
 
 def etag_md5(headers: Mapping[str, str]) -> str | None:
-    """Return the MD5 of an object from response headers, or None."""
+    """Return the MD5 in response headers, or None."""
     for encoded in (headers.get("Content-MD5", ""), google_hashes(headers).get("md5", "")):
         if encoded:
             try:
@@ -233,24 +233,23 @@ def iter_body(
             received += len(piece)
             yield piece
     finally:
-        response.close()  # after a complete read, the connection is already back in the pool
+        response.close()  # a completely read connection is back in the pool
 
 
 def discard_response(response: urllib3.BaseHTTPResponse) -> None:
-    """Close an unneeded response; a short body is read first, which keeps the connection usable."""
+    """Close an unneeded response; read a short body to keep the connection usable."""
     if (content_length(response) or _MAX_REASON_BYTES) < _MAX_REASON_BYTES:
         _read_reason(response)
     response.close()
 
 
 def content_length(response: urllib3.BaseHTTPResponse) -> int | None:
-    """Return the Content-Length of a response; None if missing or invalid."""
+    """Return the Content-Length, or None if missing or invalid."""
     length = response.headers.get("Content-Length", "")
     return int(length) if length.isascii() and length.isdigit() and len(length) <= _MAX_LENGTH_DIGITS else None
 
 
 def _redirect_target(address: str, current: str, location: str) -> str:
-    """Return the target of a redirect; refuse plain http, and any redirect of a store, whose requests are signed."""
     try:
         target = urljoin(current, location)
         urlsplit(target).port  # noqa: B018 - raises if it is invalid

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 
-LEASE_S = 300  # lifetime of a lock that is not renewed
+LEASE_S = 300  # lifetime without renewal
 
 
 _RENEW_INTERVAL_S = 45
@@ -60,13 +60,13 @@ _LOCK_REMAINS_ADVICE = (
 )
 
 
-_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # BOOTTIME includes time in which the machine sleeps
+_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # BOOTTIME includes sleep
 
 
 _held_leases: dict[str, list[Lease]] = {}  # folder to leases of this process
 
 
-_own_tokens: set[str] = set()  # tokens of locks that this process holds or is acquiring
+_own_tokens: set[str] = set()  # of locks held or being acquired
 
 
 class LockHolder(NamedTuple):
@@ -96,7 +96,7 @@ class LockHolder(NamedTuple):
         return cls(who, since, token_hex(8), _machine_id(), os.getpid(), _process_start(os.getpid()))
 
     def encode(self, renewals: int = 0) -> bytes:
-        """Return the content of the lock, different for each renewal: stores derive versions from the content."""
+        """Return the lock's content, different for each renewal: stores derive versions from it."""
         return json.dumps({"shardtool lock": 1, **self._asdict(), "renewals": renewals}).encode() + b"\n"
 
     def has_exited(self) -> bool:
@@ -140,7 +140,7 @@ class _ExistingLock(NamedTuple):
 
 
 class Lease:
-    """A lock held by this process; a thread renews it until `release`. `lost` is the reason if the lock was lost."""
+    """A lock that a thread renews until `release`; `lost` is the reason if it was lost."""
 
     def __init__(self, address: str, holder: LockHolder, version: str) -> None:
         self._address, self._holder, self._version = address, holder, version
@@ -151,7 +151,7 @@ class Lease:
         self._thread.start()
 
     def check(self) -> None:
-        """Raise OutputExists if the lock is lost, for example while the process was suspended."""
+        """Raise OutputExists if the lock is lost: the process may have been suspended."""
         if self.lost is None and self._is_overdue():
             self._renew()
         if self.lost is None and self._is_overdue():
@@ -176,7 +176,7 @@ class Lease:
             lock = _read_lock(self._address)
             if lock is not None and lock.holder.token == self._holder.token:
                 _remove_lock(self._address)
-        except RequestCancelled:  # by a signal: the next run on this machine takes the lock over
+        except RequestCancelled:  # the next run on this machine takes the lock over
             pass
         except (ShardError, OSError) as error:  # the output itself is complete
             reason = error.found if isinstance(error, ShardError) else os_error_text(error)
@@ -241,7 +241,7 @@ def hold_lock(folder: str, base: str, *, shared: bool = False) -> Iterator[None]
 
 
 def check_held(folder: str) -> None:
-    """Raise if this process has lost a lock in a folder."""
+    """Raise OutputExists or AccessRefused if this process lost a lock in a folder."""
     for lease in _held_leases.get(folder, ()):
         lease.check()
 

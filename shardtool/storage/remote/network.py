@@ -59,7 +59,7 @@ NETWORK_VARIABLES = (
 
 
 def proxy_for(url: str) -> str | None:
-    """Return the URL of the proxy for a server, or None."""
+    """Return a server's proxy, or None."""
     parts = urlsplit(url)
     variables = {name.lower(): (name, value) for name, value in sorted(os.environ.items()) if value}  # lower case wins
     name, proxy = variables.get(f"{parts.scheme}_proxy") or variables.get("all_proxy") or ("", "")
@@ -74,7 +74,7 @@ def proxy_for(url: str) -> str | None:
 
 
 def proxy_headers(proxy: str) -> dict[str, str]:
-    """Return the authorization header for a proxy URL with a user."""
+    """Return the authorization header for a proxy with a user."""
     return {"Proxy-Authorization": value} if (value := _basic_auth(proxy)) else {}
 
 
@@ -88,7 +88,7 @@ def _encode_basic_auth(name: str, password: str) -> str:
 
 
 def use_headers(lines: Iterable[str]) -> None:
-    """Send additional `Name: value` headers to web servers, from this process and those it starts."""
+    """Send `Name: value` headers to web servers, also from child processes."""
     lines = list(lines)
     _parse_headers(lines)
     os.environ[HEADERS_VARIABLE] = "\n".join(lines)
@@ -127,7 +127,7 @@ def without_user(url: str) -> str:
 
 
 def is_same_server(url: str, other: str) -> bool:
-    """Return whether headers for one URL may be sent to another: same server, or same host by https."""
+    """Return whether headers may be sent on: same server, or same host by https."""
     first, second = urlsplit(url), urlsplit(other)
     ports = [(part.scheme, part.port or _DEFAULT_PORTS[part.scheme]) for part in (first, second)]
     return first.hostname == second.hostname and (ports[0] == ports[1] or ports == [*_DEFAULT_PORTS.items()])
@@ -144,7 +144,6 @@ def _netrc_auth(host: str, path: str) -> str:
 
 
 def _bypasses_proxy(host: str, names: str) -> bool:
-    """Return whether `NO_PROXY` lists a host, by name, domain suffix, IP address or range."""
     for name in filter(None, map(str.strip, names.lower().split(","))):
         with suppress(ValueError):
             if ipaddress.ip_address(host) in ipaddress.ip_network(name, strict=False):
@@ -155,7 +154,7 @@ def _bypasses_proxy(host: str, names: str) -> bool:
 
 
 def extra_certificates() -> str:
-    """Return the PEM certificates that are trusted in addition to the machine's own."""
+    """Return trusted PEM certificates other than the machine's own."""
     return "\n".join(_read_certificates(name, path) for name in _CA_BUNDLE_VARIABLES if (path := os.environ.get(name)))
 
 

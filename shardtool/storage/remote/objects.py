@@ -86,12 +86,12 @@ class RemoteObject:
         return ObjectInfo(self.size, version_number(self.version))
 
     def read(self, offset: int, length: int) -> bytes:
-        """Return `length` bytes at `offset`; fewer only at the end of the object."""
+        """Return `length` bytes at `offset`; fewer only at the end."""
         pieces = list(self._pieces(offset, min(self.size, offset + length), _MAX_SINGLE_READ_BYTES))
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def pieces(self) -> Iterator[bytes]:
-        """Yield the whole object in pieces of at most 1 MiB, with one request unless it fails."""
+        """Yield the object in pieces of at most 1 MiB."""
         return self._pieces(0, self.size, PIECE_BYTES)
 
     def _pieces(self, offset: int, end: int, max_bytes: int) -> Iterator[bytes]:
@@ -101,13 +101,13 @@ class RemoteObject:
                 for piece in iter_body(self._request_range(offset, end), self.address, end - offset, max_bytes):
                     offset += len(piece)
                     yield piece
-                    attempts.record_progress()  # after the yield: time that the caller needs is not a stall
+                    attempts.record_progress()  # after the yield: the caller's time is not a stall
             except retry.TransientError as error:
                 self._links.clear()
                 attempts.wait_or_give_up(error)
 
     def verified_pieces(self) -> Iterator[bytes]:
-        """Yield the whole object, then compare it with the store's checksum."""
+        """Yield the object, then check the store's checksum."""
         md5 = hashlib.md5(usedforsecurity=False)
         for piece in self.pieces():
             md5.update(piece)
@@ -208,7 +208,7 @@ def read_object(address: str, check_size: Callable[[int], object]) -> tuple[byte
         with closing(request_object(address)) as response:
             length = content_length(response)
             if length is None or "Content-Encoding" in response.headers:
-                return read_whole(RemoteObject(address))  # its constructor raises the right error
+                return read_whole(RemoteObject(address))  # raises the right error
             info = ObjectInfo(length, version_number(response.headers.get("ETag", "")))
             if check_size(length) is False:
                 return b"", info
@@ -225,7 +225,7 @@ def read_object(address: str, check_size: Callable[[int], object]) -> tuple[byte
 
 
 def read_object_end(address: str, limit: int) -> bytes:
-    """Return the last bytes of an object, with one request unless it fails."""
+    """Return the last bytes of an object."""
 
     def read_end(remote: RemoteObject) -> bytes:
         return remote.read(max(0, remote.size - limit) if remote.ranges else 0, remote.size)[-limit:]
@@ -286,7 +286,7 @@ MAX_GAP_BYTES = 2**16  # ranges with smaller gaps are read with one request
 _MAX_REQUEST_BYTES = 2**22
 
 
-_MAX_REQUESTS_AHEAD = 16  # requests of one caller that are running or whose results are unread
+_MAX_REQUESTS_AHEAD = 16  # running or unread requests of one caller
 
 
 def read_ranges(remote: RemoteObject, offsets: Sequence[int], lengths: Sequence[int]) -> Iterator[bytes]:
@@ -317,7 +317,7 @@ def read_ranges(remote: RemoteObject, offsets: Sequence[int], lengths: Sequence[
 
 
 def _merge_ranges(offsets: Sequence[int], lengths: Sequence[int]) -> list[tuple[int, int, int]]:
-    """Return start, end and number of ranges of each group that is read together."""
+    """Return start, end and number of ranges of each group."""
     spans: list[tuple[int, int, int]] = []
     for offset, length in zip(offsets, lengths, strict=True):
         if spans:
@@ -336,7 +336,7 @@ class FsspecObject(RemoteObject):
     """A file of another scheme, read through fsspec."""
 
     def __init__(self, address: str) -> None:
-        address = parse_address(address).text()  # with a lower-case scheme, as fsspec requires
+        address = parse_address(address).text()  # fsspec requires a lower-case scheme
         self.address, self._where, self.ranges = address, display_address(address), True
         info = call_fsspec(address, lambda file_system: file_system.info(address))
         if info["type"] != "file" or info["size"] is None:

@@ -33,12 +33,12 @@ def _thread_pool(name: str, _pid: int) -> ThreadPoolExecutor:
 
 
 def request_threads() -> ThreadPoolExecutor:
-    """Return the threads for requests; their tasks never wait for other threads."""
+    """Return threads whose tasks never wait for other threads."""
     return _thread_pool("shardtool-requests", os.getpid())
 
 
 def caller_threads() -> ThreadPoolExecutor:
-    """Return the threads whose tasks may wait for requests, but not for each other."""
+    """Return threads whose tasks may wait for requests, but not for each other."""
     return _thread_pool("shardtool-callers", os.getpid())
 
 

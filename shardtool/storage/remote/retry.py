@@ -1,10 +1,8 @@
 """Retry requests that failed temporarily, with one policy for all, and cancel them.
 
 Threads wait in slices of `SLICE_S` and check for cancellation. Library calls that cannot be interrupted run in a
-separate thread, which is abandoned on cancellation.
-
-The main thread also waits in slices: a signal that arrives between Python's check for signals and a blocking lock would
-not wake it.
+separate thread, which is abandoned on cancellation. The main thread also waits in slices: a signal that arrives
+between Python's check for signals and a blocking lock would not wake it.
 """
 
 from __future__ import annotations
@@ -26,7 +24,7 @@ if TYPE_CHECKING:
 Result = TypeVar("Result")
 
 
-RETRY_FOR, MIN_SPEED = "SHARDTOOL_RETRY_FOR", "SHARDTOOL_LEAST_SPEED"  # environment variables, inherited by workers
+RETRY_FOR, MIN_SPEED = "SHARDTOOL_RETRY_FOR", "SHARDTOOL_LEAST_SPEED"  # inherited by workers
 
 
 _SECONDS_EXPECTED = "seconds, such as 300"
@@ -70,16 +68,16 @@ class RetryPolicy(NamedTuple):
 DEFAULT_POLICY = RetryPolicy()
 
 
-_any_answer = threading.Event()  # set once a request of this process, or of its parent before the fork, was answered
+_any_answer = threading.Event()  # a request was answered, also of the parent before a fork
 
 
-_notice_lock = threading.Lock()  # only one of several waiting requests shows a notice
+_notice_lock = threading.Lock()  # only one request shows a notice
 
 
 _thread_state = threading.local()  # `stop`: cancels the thread's requests; `policy`: overrides the default
 
 
-_deadlines: list[float] = []  # set by a signal: time by which all requests must have stopped
+_deadlines: list[float] = []  # set by a signal: when all requests must have stopped
 
 
 class TransientError(Exception):
@@ -129,7 +127,7 @@ def _current_policy() -> RetryPolicy:
 
 
 def end_requests(within_s: float) -> None:
-    """Cancel all requests before the process exits; the main thread has `within_s` to release its locks."""
+    """Cancel all requests before exit; the main thread has `within_s` to release its locks."""
     _deadlines.append(time.monotonic() + within_s)
 
 
@@ -143,7 +141,7 @@ def check_cancelled() -> None:
 
 
 def in_thread(call: Callable[[], Result]) -> Result:
-    """Return the result of `call`, which runs in another thread that is abandoned on RequestCancelled."""
+    """Run `call` in another thread, which is abandoned on RequestCancelled."""
     from concurrent.futures import Future, wait
 
     check_cancelled()
@@ -187,7 +185,7 @@ class RetryState:
 
     def __init__(self, where: str) -> None:
         self._where, self._failures, self._start_s = where, 0, time.monotonic()
-        self._progress_s = self._start_s  # time of the last data
+        self._progress_s = self._start_s
         self._stalled_s = 0.0  # seconds without data, as of the last failure
         self._waited_s, self._counts_waits_only = 0.0, False
 
@@ -205,7 +203,7 @@ class RetryState:
         _any_answer.set()
 
     def wait_or_give_up(self, error: TransientError) -> None:
-        """Wait with jitter before the next attempt; raise StoreFailed if the budget is exhausted."""
+        """Wait with jitter, or raise StoreFailed if the budget is exhausted."""
         import random
 
         self._failures += 1
@@ -228,19 +226,19 @@ class RetryState:
 
 
 def set_retry_for(text: str) -> None:
-    """Set the seconds for which failed requests are retried, in this process and those it starts."""
+    """Set the retry time in seconds, also for child processes."""
     _parse_numbers(RETRY_FOR, text, _SECONDS_EXPECTED)
     os.environ[RETRY_FOR] = text
 
 
 def retry_for() -> float:
-    """Return the seconds for which failed requests are retried."""
+    """Return the retry time in seconds."""
     text = "" if hasattr(_thread_state, "policy") else os.environ.get(RETRY_FOR, "")
     return _parse_numbers(RETRY_FOR, text, _SECONDS_EXPECTED)[0] if text else _current_policy().max_total_s
 
 
 def min_speed() -> tuple[float, float]:
-    """Return the minimum speed in bytes per second, and the seconds over which it is measured."""
+    """Return the minimum speed in bytes per second, and its window in seconds."""
     text, policy = os.environ.get(MIN_SPEED, ""), _current_policy()
     if not text or hasattr(_thread_state, "policy"):
         return policy.min_bytes_per_s, policy.speed_window_s
@@ -259,7 +257,7 @@ def _parse_numbers(name: str, text: str, expected: str) -> list[float]:
 
 
 def with_retries(where: str, call: Callable[[], Result]) -> Result:
-    """Return the result of `call`; while it raises `TransientError`, wait with jitter and call it again."""
+    """Call until it raises no `TransientError`, with waits and jitter."""
     attempts = RetryState(where)
     with _waiting_notice(where):
         while True:

@@ -91,7 +91,7 @@ _SAS_PERMISSIONS = {"GET": "r", "PUT": "cwt"}  # t: write tags
 
 
 def azure_signed_url(container: str, key: str, method: str) -> str | None:
-    """Return the signed URL of a blob; None if the environment has no account key or SAS token."""
+    """Return the signed URL of a blob, or None without account key or SAS token."""
     account, token, secret = (
         first_variable(AZURE_ACCOUNT_VARIABLES),
         first_variable(AZURE_TOKEN_VARIABLES),
@@ -132,7 +132,7 @@ os.register_at_fork(
 
 
 def sign_url(address: str, method: str) -> str:
-    """Return the URL for a request: a web address unchanged, a store's URL signed and therefore secret."""
+    """Return the URL for a request; a store's URL is signed and therefore secret."""
     if is_web(address):
         return address
     parts = parse_address(address)

@@ -24,7 +24,7 @@ STORE_OPTIONS_VARIABLE = "SHARDTOOL_STORE_OPTIONS"  # one KEY=VALUE per line; wo
 
 
 class _StoreOption(NamedTuple):
-    """A store option: pattern and description of its values, headers for S3 and Azure, and the variable of AWS."""
+    """A store option: pattern and description of its values, headers for S3 and Azure, variable of AWS."""
 
     values: str
     expected: str
@@ -112,7 +112,7 @@ def _options_for(scheme: str, keys: Iterable[str] = tuple(_STORE_OPTIONS)) -> di
 
 
 def client_config(scheme: str) -> dict[str, str]:
-    """Return the options that obstore sends with its own requests, under its names."""
+    """Return obstore's configuration for the store options."""
     names = {
         key: option.variable for key, option in _STORE_OPTIONS.items() if option.variable and key != _STORAGE_CLASS
     }
@@ -121,7 +121,7 @@ def client_config(scheme: str) -> dict[str, str]:
 
 
 def put_arguments(address: str, *, lasting: bool) -> dict[str, Any]:
-    """Return arguments for obstore's `put`, in addition to `client_config`."""
+    """Return more arguments for obstore's `put`."""
     options = _options_for(parse_address(address).scheme)
     classes = [options[key] for key in (_STORAGE_CLASS, _ACCESS_TIER) if key in options]
     tags = dict(parse_qsl(options.get("tags", ""), keep_blank_values=True))
@@ -130,7 +130,7 @@ def put_arguments(address: str, *, lasting: bool) -> dict[str, Any]:
 
 
 def object_headers(address: str) -> dict[str, str]:
-    """Return the headers with store options for a request that writes an object."""
+    """Return store options as headers for writing an object."""
     scheme, headers = parse_address(address).scheme, {}
     for key, value in _options_for(scheme).items():
         if header := getattr(_STORE_OPTIONS[key], scheme, ""):

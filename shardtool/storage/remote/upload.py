@@ -41,7 +41,7 @@ MAX_PUT_BYTES = 5 * 10**9  # limit of one PUT: 5 GiB in S3, 5000 MiB in Azure
 _HTTPS_PORT = 443
 
 
-_CONTINUE_TIMEOUT_S = 1  # to wait for an early refusal; some servers ignore `Expect: 100-continue`
+_CONTINUE_TIMEOUT_S = 1  # some servers ignore `Expect: 100-continue`
 
 
 MAX_RESPONSE_BYTES = 65536
@@ -155,7 +155,7 @@ class Upload(AbstractContextManager["Upload"]):
             raise retry.TransientError("the store responded before it had the whole object")
 
     def _read_response(self) -> _Response:
-        from http.client import HTTPConnection, HTTPException  # takes 10 ms to import, and most outputs are local
+        from http.client import HTTPConnection, HTTPException  # takes 10 ms to import
 
         from urllib3 import HTTPHeaderDict
 
