@@ -1,8 +1,7 @@
 """Help texts: one screen (`-h`), all options (`--help`), and topics (`shardtool help VERB TOPIC`).
 
-Help is generated from the docstrings of verbs and from option declarations. A topic is a section of options with
-background from `topics.txt`. For unknown options and verbs, this module suggests the meaning of names used by other
-tools (`meant.txt`), and similar spellings.
+A topic is a section of options with background from `topics.txt`. For unknown options and verbs, this module suggests
+the meaning of names used by other tools (`meant.txt`), and similar spellings.
 """
 
 from __future__ import annotations

@@ -119,11 +119,8 @@ def _retry_totals() -> dict[str, float]:
 class EventLog:
     """The log of `--log`: one line on stderr per event. The last event is `end`.
 
-    Attributes:
-        style: `json` or `text`; empty: no log.
-        samples: Number of samples in shards that this run wrote.
-        size: Bytes of these shards.
-        result: The document that `--json` prints.
+    `style` is `json`, `text`, or empty without a log. `samples` and `size` count this run's shards. `result` is the
+    document that `--json` prints.
     """
 
     def __init__(self) -> None:

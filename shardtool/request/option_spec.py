@@ -83,10 +83,10 @@ class OptionSpec(NamedTuple):
         section: Section of `--help`; empty: the section of the option before.
         typed: Command-line names separated by slashes; empty: the field name.
         old: Earlier command-line names separated by slashes; accepted but not shown.
-        common: Show the first sentence of the text in the help of `-h`.
+        common: Show the first sentence of the text with `-h`.
         rare: Show the option only in the help of its topic.
         family: The option that contains this one: `fields -{}`; `fetch` alone means `fetch timeout={}`.
-        expand: Converts the value of this option to values of other options, which it sets.
+        expand: Converts the value to values of other options.
         metavar: Placeholder for the value in the help; empty: derived from the type.
         shown: Default in the help, if it is not a plain value.
         form: Form of the value: `size` in bytes, `rate`, `share`, `sample` (a share above 0), `pairs`, `shares` of
@@ -96,7 +96,7 @@ class OptionSpec(NamedTuple):
         of: Applies only to the source `folder` or `manifest`; empty: any source.
         requires: Alternatives separated by `|`, one of which must be given, and the message if none is.
         conflicts: Options that must not be given; `oversize=alone` means this value only. A reason may follow a comma.
-        recorded: Record the option in the dataset file, because it affects the dataset.
+        recorded: Whether the option affects the dataset.
         comma_separated: One command-line word may contain several values.
         word: One command-line word contains all values.
         off: Help of the command-line option that turns a flag off.

@@ -77,7 +77,7 @@ def copy_inside_store(
 ) -> DurableFile | None:
     """Ask a store to copy one of its files, and verify the copy; None if the caller must use `copy_verified`.
 
-    If the store reports no checksum, the copy is read. A wrong copy is visible until this check deletes it.
+    A wrong copy is visible until this check deletes it.
 
     Raises:
         NotCopied: The store made no copy.

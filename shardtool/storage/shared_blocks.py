@@ -1,8 +1,8 @@
 """Memory blocks shared by processes: the first process that needs a block creates it.
 
 Blocks are stored in one unnamed temporary file in TMPDIR, which disappears when the last process closes it. The kernel
-keeps one copy of its pages and reclaims them when memory is short. Forked processes share the file. Other processes
-open it through /proc while its creator lives, or else create their own blocks.
+reclaims its pages when memory is short. Forked processes share the file. Other processes open it through /proc while
+its creator lives, or else create their own blocks.
 
 File layout: a word for the start of free space, then offset and size of each block. A block is visible once its offset
 is written.

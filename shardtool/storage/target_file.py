@@ -72,7 +72,7 @@ def write_target(path: str, data: bytes) -> None:
 def open_mappable(path: str, magic: bytes) -> IO[bytes]:
     """Return a local file for memory mapping; an object is first copied to an unnamed temporary file.
 
-    A file that does not start with `magic` raises OSError, before the rest of an object is fetched.
+    A file that does not start with `magic` raises OSError, before the rest is fetched.
     """
     if not is_url(path):
         refuse_near_url(path)

@@ -1,8 +1,7 @@
 """HTTP connections that fail when too little data arrives: urllib3 pools, one set per process.
 
-urllib3 and http.client read from a `PacedSocket`. It waits in short slices, checks for cancellation, and measures bytes
-per second of waiting. Connections are opened in a separate thread, because name lookups, TLS handshakes and proxies
-cannot be interrupted.
+urllib3 and http.client read from a `PacedSocket`. Connections are opened in a separate thread, because name lookups,
+TLS handshakes and proxies cannot be interrupted.
 """
 
 from __future__ import annotations
@@ -47,7 +46,8 @@ _MAX_HEADER_BYTES = 2**18  # including interim responses (100 Continue)
 class PacedSocket(io.RawIOBase):
     """A connected socket as a raw file with a minimum speed. Closing it leaves the socket open.
 
-    The first byte must arrive within `first_wait_s`. At most `max_bytes` more bytes are accepted; None means no limit.
+    It waits in short slices and checks for cancellation. The first byte must arrive within `first_wait_s`. At most
+    `max_bytes` more bytes are accepted; None means no limit.
 
     Methods raise TransientError if the server is too slow, and OSError if the connection is lost.
     """
@@ -64,12 +64,7 @@ class PacedSocket(io.RawIOBase):
         return True
 
     def readinto(self, into: Buffer, /) -> int:
-        """Fill `into`; return the number of bytes.
-
-        Raises:
-            TransientError: The server is too slow, or sends more than `max_bytes`.
-            TimeoutError: Nothing arrived within `first_wait_s`.
-        """
+        """Fill `into`; return the number of bytes."""
         count = self._transfer(lambda: self._sock.recv_into(into))
         if self.max_bytes is not None:
             self.max_bytes -= count

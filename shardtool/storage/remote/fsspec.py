@@ -1,9 +1,7 @@
 """Addresses of other schemes, such as `hf://` and `sftp://`: read-only, through fsspec.
 
-fsspec file systems disagree about versions, so changes are detected by size and checksum only.
-
-Hugging Face datasets are listed through fsspec, but read over HTTP: fsspec's file system reads 5 MB ahead of each
-range, lists folders to get sizes, and does not notice that a file was replaced.
+fsspec file systems disagree about versions, so changes are detected by size and checksum only. Hugging Face datasets
+are read over HTTP: fsspec reads 5 MB ahead of each range, and does not notice that a file was replaced.
 """
 
 from __future__ import annotations

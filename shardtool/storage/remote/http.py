@@ -71,7 +71,7 @@ def request_object(
 ) -> urllib3.BaseHTTPResponse:
     """Send one GET request for an object and follow redirects; the body is not read.
 
-    `links` caches one redirect of the Hub, which limits the request rate: the function fills and reuses the list.
+    `links` caches one redirect of the Hub, which limits the request rate.
 
     Returns:
         A response with status 200, 201, 204, 206, or 416 for a range after the end. Read it completely, `close` it, or
@@ -136,13 +136,8 @@ def _send_request(address: str, target: str, headers: Mapping[str, str]) -> urll
 class FirstResponse(NamedTuple):
     """What a first request shows about a connection.
 
-    Attributes:
-        server: URL of the server, without a path.
-        proxy: URL of the proxy, or empty.
-        headers: Response headers.
-        certificate_expiry: As in the certificate; None for plain HTTP.
-        code: The store's error code, or empty.
-        refused: The error that the response means; None if the object exists.
+    `proxy` (a URL) and `code`, the store's error code, may be empty. `certificate_expiry` is None for plain HTTP. `refused`
+    is the error that the response means; None if the object exists.
     """
 
     server: str

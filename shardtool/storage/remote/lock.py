@@ -1,11 +1,11 @@
 """A lock in an object store: an object that names its holder and is renewed while it is held.
 
 The lock is created on the condition that it does not exist. Its age is computed from the store's clock only (`Date` and
-`Last-Modified` of one response), so clocks of machines can differ. A lock that was not renewed for `LEASE_S` can be
-taken over, on the condition that it has not changed. A lock whose process on this machine has exited is free.
+`Last-Modified` of one response). A lock that was not renewed for `LEASE_S` can be taken over, on the condition that it
+has not changed. A lock whose process on this machine has exited is free.
 
-Each holder of a shared lock creates its own object, then looks for an exclusive holder. An exclusive holder creates its
-object, then looks for shared ones. If both come together, at least one sees the other.
+A shared holder creates its own object, then looks for an exclusive holder. An exclusive holder creates its object, then
+looks for shared ones. If both come together, at least one sees the other.
 """
 
 from __future__ import annotations
@@ -72,13 +72,8 @@ _own_tokens: set[str] = set()  # of locks held or being acquired
 class LockHolder(NamedTuple):
     """The holder of a lock.
 
-    Attributes:
-        who: User, machine and process, for messages.
-        since: Start of the run by its machine's clock, for messages.
-        token: Unique identifier.
-        machine: Identifier of the machine since its boot, or empty.
-        pid: Process id.
-        born: Start time of the process, as the kernel counts it.
+    `who` and `since` (by its machine's clock) are for messages. `machine` identifies a machine since its boot; "" if
+    unknown. `born` is the start time of the process, as the kernel counts it.
     """
 
     who: str

@@ -17,11 +17,7 @@ _totals: list[float] = [0, 0.0]  # retries, and seconds waited
 class RequestRetry(NamedTuple):
     """A retry of one or more `requests`.
 
-    Attributes:
-        where: Address, without secrets.
-        found: Why the request failed.
-        attempts: Attempts so far.
-        wait_s: Seconds until the retry, summed over the requests.
+    `where` and `found` contain no secrets. `wait_s` is summed over the requests.
     """
 
     where: str

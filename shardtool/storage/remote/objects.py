@@ -1,8 +1,7 @@
 """Read an object at any offset, always from the same version.
 
-Each range is one request; the response must have the requested range and the version of the first response. A response
-that is cut off is continued by another request. Threads can read an object in parallel. Neighbouring ranges are read
-with one request, and large ranges with several.
+The response for a range must have the range and the version of the first response. A response that is cut off is
+continued by another request. Neighbouring ranges are read with one request, and large ranges with several.
 
 Reading raises FileNotFoundError if the object does not exist, OSError if it has changed or does not match the store's
 checksum, AccessRefused, and StoreFailed if the server keeps failing or does not support ranges.
@@ -63,7 +62,7 @@ class RemoteObject:
     Attributes:
         version: ETag; empty if the server sends none, or before the first request.
         ranges: Whether the server supports range requests, as far as known.
-        md5: MD5 of the whole object from the last response, or None.
+        md5: MD5 of the whole object, or None.
     """
 
     md5: str | None = None

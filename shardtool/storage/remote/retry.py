@@ -51,7 +51,7 @@ class RetryPolicy(NamedTuple):
         max_wait_s: Maximum wait, unless the server requests more.
         max_total_s: Time after which no retry is started.
         first_answer_s: The same until a request of this process is answered.
-        notice_s: Time after which the user is told that a first request waits.
+        notice_s: Time after which the user is told about a waiting first request.
         min_bytes_per_s: Minimum speed, over `speed_window_s` of waiting.
     """
 
@@ -87,7 +87,7 @@ class TransientError(Exception):
         found: What happened, without secrets.
         wait_s: Seconds to wait, as the server requests, or None.
         answered: Whether the server responded.
-        stalled_s: Seconds without progress that caused the failure.
+        stalled_s: Seconds without progress.
     """
 
     def __init__(

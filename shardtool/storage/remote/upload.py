@@ -129,7 +129,7 @@ class Upload(AbstractContextManager["Upload"]):
 
         Raises:
             TruncatedUpload: Bytes are missing.
-            TransientError: The connection is lost, or the store has other bytes.
+            TransientError: The store has other bytes.
         """
         if self._remaining:
             raise TruncatedUpload
