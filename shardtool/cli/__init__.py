@@ -1,9 +1,4 @@
-"""The command line: entry point, error output and exit codes.
-
-Exit codes (docs/errors.md): 0 success, 1 a bug in shardtool, 2 invalid request, 3 findings (verify) or differences
-(diff), 4 damaged input, 5 output exists or is locked, 6 samples failed, 7 the machine failed (disk full, out of
-memory, worker killed), 129 / 130 / 143 interrupted by SIGHUP / SIGINT / SIGTERM.
-"""
+"""The command line: entry point, error output and exit codes (docs/errors.md)."""
 
 from __future__ import annotations
 
@@ -57,7 +52,7 @@ _VERB_SUMMARIES = {
 _MIN_ADDRESS_SPACE_BYTES = 300_000_000  # with less, OpenBLAS and glibc abort
 
 
-_GC_THRESHOLD = 50_000  # imports create many permanent objects, and samples are columns: collect garbage rarely
+_GC_THRESHOLD = 50_000  # imports create many permanent objects: collect rarely
 
 
 _RESUME_TEXT = "All files in the output are complete. Run it again with --resume to continue."
@@ -87,7 +82,6 @@ class _VerbGroup(click.Group):
         return VERBS[cmd_name]()
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse options before the verb."""
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
@@ -98,7 +92,6 @@ class _VerbGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Return the verb; suggest a name for an unknown verb."""
         if args[0] not in _VERB_SUMMARIES and args[0][:1] != "-":
             from shardtool.cli.help import suggest_verb
 
@@ -107,7 +100,6 @@ class _VerbGroup(click.Group):
         return super().resolve_command(ctx, args)
 
     def get_help(self, ctx: click.Context) -> str:
-        """Return the help of the group."""
         from shardtool.cli.help import overview_help
 
         return overview_help(self, ctx, _VERB_SUMMARIES)
@@ -155,8 +147,8 @@ def cli() -> None:
 
 
 def main() -> NoReturn:
-    """Run the command line, and end the process with its exit code."""
-    for fd in range(3):  # otherwise our output files could get these numbers
+    """Run the command line, and exit."""
+    for fd in range(3):  # or our output files could get these numbers
         try:
             os.fstat(fd)
         except OSError:
@@ -172,11 +164,11 @@ def main() -> NoReturn:
     signals.install()
     try:
         code = _run(arguments, signals)
-    except Interrupted as late:  # a signal after the verb finished and before `end`
+    except Interrupted as late:  # a signal after the verb finished
         code = 128 + late.signum
     LOG.end(code)
     for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError, AttributeError):  # closed or missing; results were already flushed
+        with suppress(OSError, AttributeError):  # results were already flushed
             stream.flush()
     # Skip the shutdown of an interpreter with pyarrow and NumPy, which takes 50 ms.
     os._exit(code)
@@ -184,7 +176,6 @@ def main() -> NoReturn:
 
 @use_cli_names()
 def _run(arguments: list[str], signals: SignalHandler) -> int:
-    """Run a command line and return its exit code; print results and errors."""
     LOG.begin("")
     allow_color(allowed="--no-color" not in arguments)
     try:
@@ -207,11 +198,7 @@ def _run(arguments: list[str], signals: SignalHandler) -> int:
 
 
 def _check_address_space() -> None:
-    """Refuse a memory limit under which libraries abort while they are loaded.
-
-    Raises:
-        OutOfMemory: The limit is too low.
-    """
+    """Refuse a memory limit under which libraries abort while they are loaded."""
     import resource
 
     limit = resource.getrlimit(resource.RLIMIT_AS)[0]
@@ -223,7 +210,6 @@ def _check_address_space() -> None:
 
 
 def _describe_error(error: BaseException, arguments: list[str]) -> dict[str, Any]:
-    """Return an error as data for printing."""
     where = f"shardtool {verb}" if (verb := _find_verb(arguments)) else "shardtool"
     if isinstance(error, PlainError):
         failure = error
@@ -249,7 +235,6 @@ def _describe_error(error: BaseException, arguments: list[str]) -> dict[str, Any
 
 
 def _find_function(error: BaseException) -> str:
-    """Return the innermost function of the package in the traceback, for messages."""
     name, trace = "the command line", error.__traceback__
     while trace is not None:
         module = trace.tb_frame.f_globals.get("__name__", "")
@@ -264,11 +249,10 @@ def _find_verb(arguments: list[str]) -> str:
 
 
 def _print_error(error: dict[str, Any], arguments: list[str]) -> int:
-    """Print an error as JSON on stdout with `--json`, otherwise on stderr; return its exit code."""
     if "--json" in arguments:
         try:
             print_json({"error": error})
-        except OutputFailed:  # stdout is closed
+        except OutputFailed:
             _print_error_text(f"{error['where']}: {error['found']}", error["where"])
     if LOG.style:
         LOG.end(int(error["exit_code"]), error)
@@ -298,7 +282,6 @@ def _print_usage_error(error: click.ClickException, arguments: list[str]) -> int
 
 
 def _describe_interrupt(signum: int, arguments: list[str]) -> dict[str, Any]:
-    """Return the error of an interrupted run, with a hint how to continue."""
     return {
         "code": "interrupted",
         "exit_code": 128 + signum,

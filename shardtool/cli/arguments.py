@@ -1,4 +1,4 @@
-"""Split arguments into sources or datasets and the output, also if a shell has expanded a shard pattern."""
+"""Split arguments into sources or datasets and the output, even if a shell has expanded a shard pattern."""
 
 from __future__ import annotations
 
@@ -35,9 +35,6 @@ def split_sources(names: tuple[str, ...]) -> tuple[str | list[str], list[str]]:
 
     A shell may have expanded the pattern of the output: all shard names at the end belong to it. If the first argument
     is an archive, which has a shard name too, only consecutive numbers belong to the output.
-
-    Raises:
-        InvalidRequest: There is only one argument, or the output is before the source.
     """
     output_start = len(names) - 1
     first, last = names[0], names[output_start]
@@ -55,12 +52,12 @@ def split_sources(names: tuple[str, ...]) -> tuple[str | list[str], list[str]]:
 
 
 def _is_source(name: str) -> bool:
-    """Tell whether a name must be a source: an existing file or folder that is not a shard."""
+    """Tell whether a name is an existing file or folder that is not a shard."""
     return not is_shard_name(os.path.basename(name)) and os.path.exists(name)
 
 
 def _is_output(name: str) -> bool:
-    """Tell whether a name must be an output: a local pattern or shard without existing files."""
+    """Tell whether a name is a local pattern or shard without existing files."""
     if is_url(name):
         return False
     head = re.split(_PATTERN, name, maxsplit=1)[0]
@@ -71,7 +68,6 @@ def _is_output(name: str) -> bool:
 
 
 def _swapped_arguments(first: str, last: str, found: str, expected: str) -> InvalidRequest:
-    """Return the error for two arguments in the wrong order."""
     remedy = f"Swap them: {shlex.quote(last)} {shlex.quote(first)}."
     return InvalidRequest(first, found, expected=expected, remedy=remedy)
 
@@ -79,11 +75,7 @@ def _swapped_arguments(first: str, last: str, found: str, expected: str) -> Inva
 def split_datasets(names: tuple[str, ...]) -> tuple[list[str | list[str]], list[str]]:
     """Split `DATASET... OUTPUT` into datasets and output.
 
-    The output is the last argument if it is a pattern. Otherwise a shell has expanded the pattern: the output is then
-    the names with consecutive numbers at the end.
-
-    Raises:
-        InvalidRequest: The output is missing or ambiguous.
+    The output is the last argument if it is a pattern, else the names with consecutive numbers at the end.
     """
     output_start = len(names) - 1
     first, last = names[0], names[output_start]
@@ -99,15 +91,7 @@ def split_datasets(names: tuple[str, ...]) -> tuple[list[str | list[str]], list[
 
 
 def split_destination(names: tuple[str, ...], *missing: str) -> tuple[list[str], str]:
-    """Split names into datasets and destination.
-
-    Args:
-        names: The arguments.
-        missing: Location and message of the error for a missing destination.
-
-    Raises:
-        InvalidRequest: There is only one name, or the order is wrong.
-    """
+    """Split names into datasets and destination; `missing` has location and message if there is none."""
     *datasets, last = names
     if not datasets:
         raise InvalidRequest(*missing)
@@ -139,7 +123,6 @@ def _group_shards(names: Sequence[str]) -> list[str | list[str]]:
 
 
 def _is_next_number(name: str, following: str) -> bool:
-    """Tell whether two names differ only by consecutive numbers."""
     first, second = _NUMBERED_NAME.fullmatch(name), _NUMBERED_NAME.fullmatch(following)
     if first is None or second is None:
         return False

@@ -44,7 +44,7 @@ def complete_value(ctx: click.Context, param: click.Parameter, incomplete: str) 
 
 
 class CommaChoice(click.Choice):  # type: ignore[type-arg,unused-ignore]  # generic from click 8.2 on
-    """Several choices, separated by commas: `webdataset,dali`."""
+    """Several choices, separated by commas."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Check each choice and join them again."""
@@ -62,7 +62,7 @@ def prefer_typed(kind: type[Any], context: click.Context) -> None:
             continue
         family = cli_spellings(kind, name)[0][2:]
         members = [other for other in specs if specs[other].family.split(" ")[0] == family and params[other]]
-        if not spec.comma_separated:  # only one of them can be set, apart from options that it requires
+        if not spec.comma_separated:  # only one of them can be set
             required = {other for member in typed & {*members} for other in specs[member].requires}
             params.update(dict.fromkeys({name, *members} - typed - required if typed & {name, *members} else ()))
             continue
@@ -75,11 +75,7 @@ def prefer_typed(kind: type[Any], context: click.Context) -> None:
 
 
 def build_options(kind: type[Any], names: Sequence[str], typed_values: Mapping[str, Any]) -> Any:
-    """Return the options object for typed values.
-
-    Raises:
-        InvalidRequest: A value is invalid, or two options conflict.
-    """
+    """Return the options object for typed values."""
     values = {name: parse_typed_value(kind, name, typed_values) for name in names}
     try:
         return kind(**{name: value for name, value in values.items() if value is not None})
@@ -91,7 +87,7 @@ def build_options(kind: type[Any], names: Sequence[str], typed_values: Mapping[s
 
 
 def build_click_options(kind: type[Any], name: str) -> Iterator[VerbOption]:
-    """Yield the command-line options for a declared option: one option, or several flags."""
+    """Yield the command-line options for a declared option."""
     spec, default = option_specs(kind)[name], kind.__dataclass_fields__[name].default
     old = [f"--{word}" for word in spec.old.split("/") if word]
     names, text = [*cli_spellings(kind, name), *old, name], to_cli_text(spec.text)
@@ -139,7 +135,6 @@ def _click_type(kind: type[Any], name: str) -> Any:
 
 
 def _apply_option(spec: OptionSpec, _context: click.Context, param: click.Parameter, value: Any) -> Any:
-    """Call the option's `use` function with the value while arguments are parsed."""
     if spec.use is not None and value not in (None, ()):
         try:
             spec.use(value)
@@ -151,7 +146,7 @@ def _apply_option(spec: OptionSpec, _context: click.Context, param: click.Parame
 
 
 def parse_typed_value(kind: type[Any], name: str, typed_values: Mapping[str, Any]) -> Any:
-    """Convert the typed value of an option to the value for the options class."""
+    """Convert a typed value for the options class."""
     spec = option_specs(kind)[name]
     if spec.flags:
         return join_if_exists_flags([flag for flag in spec.flags if typed_values[flag]]) or None

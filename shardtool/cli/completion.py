@@ -1,8 +1,7 @@
 """Shell completion of options, choices, files, datasets, columns of tables and fields of datasets.
 
-The scripts in `shells/` pass the line up to the cursor, and read one line per completion: its type and its text. The
-type `file` leaves the completion of files to the shell. Errors are ignored, and servers are not contacted, because the
-shell waits.
+The scripts in `shells/` read one line per completion: its type and its text. The type `file` leaves the completion of
+files to the shell. Errors are ignored, and servers are not contacted.
 """
 
 from __future__ import annotations
@@ -40,26 +39,20 @@ _SPECIAL_CHARS = re.compile(r"([^\w@%+:=,./~-])")  # must be escaped for a shell
 
 
 class _ShellCompletion(ShellComplete):
-    """Completion for all shells."""
-
     def source(self) -> str:
-        """Return the script for the shell."""
         return completion_script(self.name)
 
     def get_completion_args(self) -> tuple[list[str], str]:
-        """Return the words before the cursor, and the incomplete word."""
         *words, last = split_arg_string(f"{os.environ['COMP_LINE']}\0")  # the mark keeps an empty last word
         return words[1:], last.replace("\0", "")
 
     def complete(self) -> str:
-        """Return the completions, or nothing after an error."""
         try:
             return super().complete()
         except Exception:  # noqa: BLE001 - a shell cannot show errors while it completes
             return ""
 
     def get_completions(self, args: list[str], incomplete: str) -> list[CompletionItem[str]]:
-        """Return completions of the whole word at the cursor."""
         option, equals, value = incomplete.partition("=")
         if not equals or not option.startswith("--"):
             before, option, value = "", "".join(args[-1:]), incomplete
@@ -72,7 +65,6 @@ class _ShellCompletion(ShellComplete):
         return [item for item in items if item.type == "file" or item.value.isprintable()]
 
     def format_completion(self, item: CompletionItem[str]) -> str:
-        """Return a completion as a line."""
         help_ = f"\t{' '.join(item.help.split())}" if item.help else ""
         return f"{item.type},{printable(item.value)}{help_}"
 
@@ -84,7 +76,6 @@ class _BashCompletion(_ShellCompletion):
     name = "bash"
 
     def get_completions(self, args: list[str], incomplete: str) -> list[CompletionItem[str]]:
-        """Return replacements for the part of the word that bash completes."""
         items, line = super().get_completions(args, incomplete), os.environ.get("COMP_LINE", "")
         quoted = re.search(r"""(?:^|\s)["'][^"']*$""", line)
         breaks = "" if quoted else "".join(mark for mark in "=:" if mark in os.environ.get("COMP_WORDBREAKS", "=:"))
@@ -104,7 +95,7 @@ def completion_script(shell: str) -> str:
 
 
 def complete_option(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem[str]]:
-    """Return completions of the value of an option or argument."""
+    """Return completions of an option's or argument's value."""
     if isinstance(param.type, click.Path):
         return _complete_paths(param, incomplete)
     if isinstance(param.type, click.Choice):
@@ -123,7 +114,6 @@ def complete_option(ctx: click.Context, param: click.Parameter, incomplete: str)
 
 
 def _complete_paths(param: click.Parameter, incomplete: str) -> list[CompletionItem[str]]:
-    """Return completions of a path; for DATASET arguments, dataset files if there are any."""
     of_datasets = isinstance(param, click.Argument) and param.metavar and not param.metavar.startswith("SOURCE")
     datasets = [*_list_datasets(incomplete)] if of_datasets and not is_url(incomplete) else []
     if not any(path.endswith(".json") for path in datasets):
@@ -132,7 +122,7 @@ def _complete_paths(param: click.Parameter, incomplete: str) -> list[CompletionI
 
 
 def _list_datasets(typed: str) -> Iterator[str]:
-    """Yield the dataset files and then the folders that start with `typed`; folders end with a slash."""
+    """Yield the dataset files, then the folders, that start with `typed`."""
     folder = typed[: len(typed) - len(base_name(typed))] if typed and not typed.endswith("/") else typed
     start = typed[len(folder) :]
     entries = islice(lookup.iter_entries(os.path.expanduser(folder) or "."), _MAX_NAMES)
@@ -147,7 +137,6 @@ def _is_dataset_file(path: str) -> bool:
 
 
 def _list_help_subjects(ctx: click.Context, _param: click.Parameter) -> Iterable[str]:
-    """Return the arguments of `shardtool help`: verbs, or the topics of a verb."""
     group, names = ctx.find_root().command, _typed_files(ctx)
     if not isinstance(group, click.Group) or names[1:]:
         return ()
@@ -188,7 +177,6 @@ def _list_fields(ctx: click.Context, _param: click.Parameter) -> Iterator[str]:
 
 
 def _list_keys(ctx: click.Context, param: click.Parameter) -> Iterator[str]:
-    """Yield the keys of an option that accepts `key=value`, with all choices of a value."""
     for option in ctx.command.params:
         family, _, key = FAMILY_KEYS.get(option.name or "", "").partition(" ")
         if family == param.name:
@@ -196,7 +184,6 @@ def _list_keys(ctx: click.Context, param: click.Parameter) -> Iterator[str]:
 
 
 def _typed_files(ctx: click.Context) -> list[str]:
-    """Return the local paths among the typed arguments."""
     names = ctx.params.get("names") or ctx.args
     return [path for path in map(os.path.expanduser, names) if not is_url(path)]
 

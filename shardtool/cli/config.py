@@ -1,8 +1,7 @@
 """Job files: options and arguments of a verb in TOML.
 
-Keys are command-line options without dashes, or arguments as in the usage line (`source`, `output`). Values are texts,
-numbers, `true` for flags, lists for repeated options, and tables for pairs such as `cls=label`. Relative paths start
-from the file's folder. Typed options override the file, and `--no-KEY` ignores a key of the file.
+Keys are command-line options without dashes, or arguments as in the usage line (`source`, `output`). Relative paths
+start from the file's folder. Typed options override the file, and `--no-KEY` ignores a key of the file.
 """
 
 from __future__ import annotations
@@ -44,15 +43,7 @@ _PIPE_PREFIX = "pipe:"
 
 
 def read_config(path: str, ctx: click.Context) -> dict[str, Any]:
-    """Return the parameters of a verb from a job file, as if they were typed.
-
-    Args:
-        path: The job file.
-        ctx: The context of the verb.
-
-    Raises:
-        InvalidRequest: The file cannot be read, or has keys or values that the verb does not accept.
-    """
+    """Return the parameters of a verb from a job file, as if they were typed."""
     options, is_path_argument = _options_by_key(ctx.command), _arguments_by_key(ctx.command)
     params, arguments = dict[str, Any](), dict[str, list[str]]()
     for key, value in _read_toml(path).items():
@@ -75,14 +66,12 @@ def read_config(path: str, ctx: click.Context) -> dict[str, Any]:
 
 
 def _options_by_key(verb: click.Command) -> dict[str, click.Option]:
-    """Return the options of a verb by their long names without dashes."""
     options = [param for param in verb.params if isinstance(param, click.Option) and param.expose_value]
     allowed = [option for option in options if option.name not in CONFIG_OPTIONS]
     return {name[2:]: option for option in allowed for name in option.opts if name.startswith("--")}
 
 
 def _arguments_by_key(verb: click.Command) -> dict[str, bool]:
-    """Return, for each argument in the usage line (`source` for SOURCE), whether it is a path."""
     return {
         word.strip("[].").lower(): isinstance(param.type, click.Path)
         for param in verb.params
@@ -92,7 +81,7 @@ def _arguments_by_key(verb: click.Command) -> dict[str, bool]:
 
 
 def _read_toml(path: str) -> dict[str, Any]:
-    check_local_name(path, _EXAMPLE_NAME)  # others could change a remote file
+    check_local_name(path, _EXAMPLE_NAME)  # others could write remotely
     try:
         document: dict[str, Any] = tomllib.loads(read_small(path, _MAX_CONFIG_BYTES).decode())
     except OSError as error:
@@ -103,13 +92,10 @@ def _read_toml(path: str) -> dict[str, Any]:
 
 
 def _to_option_value(where: str, value: object, param: click.Option, path: str) -> Any:
-    """Convert a TOML value for an option; return None for a flag that is false."""
     if param.is_flag:
         if not isinstance(value, bool):
             raise InvalidRequest(where, repr(value), expected="true or false")
-        return (
-            param.flag_value is not False if value else None
-        )  # a flag of an option that is on by default turns it off
+        return param.flag_value is not False if value else None  # the flag turns the option off
     if isinstance(value, Mapping):
         if "=" not in (param.metavar or "") and param.metavar not in ("SHARES", "FIELDS"):
             raise InvalidRequest(where, "a table", expected="one value")
@@ -135,16 +121,10 @@ def _to_text(where: str, value: object) -> str:
 
 
 def _resolve_name(where: str, name: str, path: str) -> str:
-    """Convert a path in a job file to a path from the current folder."""
     return _rebase_name(where, os.path.expanduser(name), folder_of(path), "")
 
 
 def _rebase_name(where: str, name: str, from_folder: str, to_folder: str) -> str:
-    """Convert a path relative to one folder to a path relative to another; symbolic links are resolved.
-
-    Raises:
-        InvalidRequest: The name is a command; only typed commands are run.
-    """
     if name.startswith(_PIPE_PREFIX):
         found, expected = f"a command, {name}", "a file, a folder or a URL"
         raise InvalidRequest(
@@ -160,12 +140,7 @@ def _rebase_name(where: str, name: str, from_folder: str, to_folder: str) -> str
 def prepare_config(path: str, ctx: click.Context) -> Callable[[], None]:
     """Check that a job file can be written; return a function that writes it.
 
-    The file contains typed options and options from `--config`, without secrets and `--dry-run`. A dry run creates no
-    folder.
-
-    Raises:
-        InvalidRequest: A value cannot be written to TOML, or the folder does not exist.
-        OutputExists: Another file has this name.
+    The file contains typed options and options from `--config`, without secrets and `--dry-run`.
     """
     check_local_name(path, _EXAMPLE_NAME)
     if not path.endswith(".toml"):  # no other output has this extension
@@ -186,7 +161,7 @@ def prepare_config(path: str, ctx: click.Context) -> Callable[[], None]:
         text = f"{' and '.join(secret)} may contain secrets and {'are' if secret[1:] else 'is'} not saved in {path}"
         print_message(text, label="note:", label_color="yellow")
 
-    @cache  # only once: the run may change the file later
+    @cache  # the run may change the file later
     def write() -> None:
         if _read_existing(path) != data:
             write_target(path, data)
@@ -195,7 +170,6 @@ def prepare_config(path: str, ctx: click.Context) -> Callable[[], None]:
 
 
 def _read_existing(path: str) -> bytes | None:
-    """Return the content of a file; None if it cannot be read."""
     try:
         return read_small(path, _MAX_CONFIG_BYTES)
     except OSError:
@@ -203,7 +177,6 @@ def _read_existing(path: str) -> bytes | None:
 
 
 def _typed_items(ctx: click.Context, path: str) -> Iterator[tuple[str, Any]]:
-    """Yield keys and values for the job file."""
     options_by_key = _options_by_key(ctx.command)
     names = {option.name: key for key, option in reversed(options_by_key.items()) if option.name != "dry_run"}
     where, folder, typed, options = option_text("save_config"), folder_of(path), list[str](), list[tuple[str, Any]]()

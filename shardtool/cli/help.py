@@ -1,8 +1,7 @@
 """Help texts: one screen (`-h`), all options (`--help`), and topics (`shardtool help VERB TOPIC`).
 
-All help is generated from the docstrings of verbs and from option declarations (`request/option_spec.py`). A topic is
-a section of options with background from `topics.txt`. This module also suggests names for unknown options and verbs:
-names used by other tools (`meant.txt`), and similar spellings.
+A topic is a section of options with background from `topics.txt`. For unknown options and verbs, this module suggests
+the meaning of names used by other tools (`meant.txt`), and similar spellings.
 """
 
 from __future__ import annotations
@@ -35,16 +34,11 @@ _OPTION_PREFIX = re.compile(r"^Option '[^']*' ")
 CONFIG_OPTIONS = ("config", "save_config")  # not allowed in job files
 _MIN_SIMILARITY = 0.75  # from 0 to 1: allows one wrong, missing or swapped letter
 _MEANT_WORDS = re.compile(r"--[a-z][a-z-]*|\b(?:OUTPUT|DEST|DIR|SOURCE|DATASET)\b")
-REVOKED_OPTIONS = "shardtool.taken_back"  # context key: options of a job file that `--no-KEY` turns off
+REVOKED_OPTIONS = "shardtool.taken_back"  # context key of the options that `--no-KEY` turns off
 
 
 class Topic(NamedTuple):
-    """A section of the help.
-
-    Attributes:
-        title: The heading.
-        prose: The sentences of the background text.
-    """
+    """A section of the help: its heading, and the sentences of the background text."""
 
     title: str
     prose: tuple[str, ...] = ()
@@ -74,7 +68,7 @@ class VerbOption(click.Option):
     common = False
     rare = False
     family = ""  # the option that contains this one as a key
-    old: tuple[str, ...] = ()  # earlier names, accepted but not shown
+    old: tuple[str, ...] = ()  # accepted but not shown
 
     def get_error_hint(self, _ctx: click.Context | None) -> str:
         """Return the option name for error messages."""
@@ -87,7 +81,7 @@ class VerbOption(click.Option):
         return record or ("", "")
 
     def key_record(self) -> tuple[str, str]:
-        """Return `key=VALUE` and the help text, for an option that is a key of another option."""
+        """Return `key=VALUE` and the help text, for a key of another option."""
         key = FAMILY_KEYS[self.name or ""].split()[-1]
         value = "|".join(self.type.choices) if isinstance(self.type, click.Choice) else self.metavar or ""
         return key.format(value), self.help or ""
@@ -98,13 +92,7 @@ class HelpShown(click.UsageError):
 
 
 def usage_error(error: click.ClickException, verb: str, arguments: Sequence[str]) -> InvalidRequest:
-    """Convert an error of click to `InvalidRequest`.
-
-    Args:
-        error: The error that click raised.
-        verb: The verb, or an empty string.
-        arguments: The command line; options are named as typed.
-    """
+    """Convert an error of click to `InvalidRequest` that names options as typed."""
     where, found, expected = verb or "shardtool", error.format_message().removesuffix("."), ""
     remedy = f"See `{f'shardtool {verb}'.rstrip()} --help`."
     if isinstance(error, HelpShown):
@@ -139,7 +127,6 @@ class VerbCommand(click.Command):
             raise InvalidRequest(error.option_name, f"no such option of `{ctx.command_path}`", remedy=remedy) from None
 
     def _parse(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse arguments; `--no-KEY` ignores an option of the job file."""
         try:
             rest = super().parse_args(ctx, [*args])
         except click.NoSuchOption as error:
@@ -165,12 +152,7 @@ class VerbCommand(click.Command):
         return [item for item in super().shell_complete(ctx, incomplete) if item.value not in old]
 
     def options(self, section: str = "", *, rare: bool = False) -> list[VerbOption]:
-        """Return the visible options, common ones first.
-
-        Args:
-            section: A section; empty: all sections.
-            rare: Include options that only the help of their topic shows.
-        """
+        """Return the visible options of a section, or all, common ones first; `rare`: include topic-only options."""
         options = [
             option
             for option in self.params
@@ -185,7 +167,7 @@ class VerbCommand(click.Command):
         return [name for option in self.options(rare=True) for name in option.opts if name not in option.old]
 
     def find_topic(self, name: str) -> str:
-        """Return the topic with this name or this option; empty if there is none."""
+        """Return the topic with this name or option, or ""."""
         word = f"--{name.lstrip('-')}"
         sections = (param.section for param in self.params if isinstance(param, VerbOption) and word in param.opts)
         return name if name in self.topics() else next(sections, "")
@@ -217,11 +199,7 @@ def restore_typed_names(
 
 
 def refuse_loose_value(names: Sequence[str], context: click.Context) -> None:
-    """Refuse an argument that belongs to the option before it, as in `--max-size 1 GB` and `-n 5`.
-
-    Raises:
-        InvalidRequest: There is such an argument.
-    """
+    """Refuse an argument that belongs to the option before it, as in `--max-size 1 GB`."""
     words = context.obj if isinstance(context.obj, list) else []
     for name in names:
         index = words.index(name) if name in words and not os.path.exists(name) else 0
@@ -238,7 +216,7 @@ def refuse_loose_value(names: Sequence[str], context: click.Context) -> None:
 
 
 def suggest_verb(typed: str, verbs: Iterable[str]) -> str:
-    """Return a suggestion for an unknown verb; empty if no verb is similar."""
+    """Return a suggestion for an unknown verb, or ""."""
     known_verbs = [*verbs]
     for names, meaning in read_meanings("verbs"):
         if typed.lower() in names and (meaning.startswith("-") or meaning.replace(",", "").split()[0] in known_verbs):
@@ -248,7 +226,7 @@ def suggest_verb(typed: str, verbs: Iterable[str]) -> str:
 
 
 def suggest_option(option: str, ctx: click.Context) -> str:
-    """Return a suggestion for an option that the verb does not have; empty if no option is similar."""
+    """Return a suggestion for an option that the verb does not have, or ""."""
     arguments = [word.strip(".") for piece in ctx.command.collect_usage_pieces(ctx) for word in piece.split()]
     known_names = {*arguments, *(ctx.command.shown() if isinstance(ctx.command, VerbCommand) else ())}
     word = option.lower().replace("_", "-").lstrip("-")
@@ -274,43 +252,33 @@ def _options_of_other_verbs(ctx: click.Context) -> dict[str, list[str]]:
 
 
 class _HelpPage(click.HelpFormatter):
-    """A help page as wide as the terminal, up to 100 columns. Option names are never broken."""
+    """A help page of at most 100 columns. Option names are never broken."""
 
     def __init__(self) -> None:
         super().__init__(width=min(_MAX_COLUMNS, max(50, shutil.get_terminal_size((_MAX_COLUMNS, 24)).columns)))
 
     def write_text(self, text: str) -> None:
-        """Write paragraphs."""
         super().write_text(text.replace("-", _HYPHEN))
 
     def close(self, text: str) -> str:
-        """Return the page with a last paragraph."""
         if text:
             self.write_paragraph()
             self.write_text(text)
         return self.getvalue().replace(_HYPHEN, "-").rstrip("\n")
 
     def list_options(self, title: str, rows: Sequence[tuple[str, str]]) -> None:
-        """Write a section of options and their texts; nothing if there are no rows."""
         if rows:
             with self.section(title):
                 self.write_dl([(names, text.replace("-", _HYPHEN)) for names, text in rows], col_max=_MAX_NAME_COLUMNS)
 
     def list_examples(self, lines: Sequence[str]) -> None:
-        """Write the section of examples; nothing if there are none."""
         if lines:
             with self.section("Examples"):
                 self.write("".join(f"  {line}\n" for line in lines))
 
 
 def overview_help(group: click.Group, ctx: click.Context, verbs: dict[str, str]) -> str:
-    """Return the help of the group.
-
-    Args:
-        group: The group of verbs.
-        ctx: The context of the group.
-        verbs: The summary of each verb.
-    """
+    """Return the help of the group; `verbs` has the summary of each verb."""
     page = _start_page(group, ctx)
     page.list_options("Verbs", [*verbs.items()])
     page.list_examples(list_examples(group))
@@ -318,7 +286,7 @@ def overview_help(group: click.Group, ctx: click.Context, verbs: dict[str, str])
 
 
 def brief_help(verb: VerbCommand, ctx: click.Context) -> str:
-    """Return the help that fits on one screen: examples and common options."""
+    """Return examples and common options, on one screen."""
     page, topics = _start_page(verb, ctx), verb.topics()
     page.list_examples(list_examples(verb)[:_MAX_BRIEF_EXAMPLES])
     records = [option.record(ctx) for option in verb.options() if option.common]
@@ -328,7 +296,7 @@ def brief_help(verb: VerbCommand, ctx: click.Context) -> str:
 
 
 def full_help(verb: VerbCommand, ctx: click.Context) -> str:
-    """Return the description, all options except rare ones, and all examples."""
+    """Return the description, all options except rare ones, and examples."""
     page, topics = _start_page(verb, ctx, full=True), verb.topics()
     for name, topic in topics.items():
         rows = [option.record(ctx) for option in verb.options(name)]
@@ -339,16 +307,7 @@ def full_help(verb: VerbCommand, ctx: click.Context) -> str:
 
 
 def topic_help(verb: VerbCommand, ctx: click.Context, name: str) -> str:
-    """Return the background and all options of a topic.
-
-    Args:
-        verb: The verb.
-        ctx: The context of the verb.
-        name: The name of a topic or of one of its options.
-
-    Raises:
-        InvalidRequest: The verb has no such topic.
-    """
+    """Return the background and all options of a topic, named by itself or by an option."""
     topics, topic_name = verb.topics(), verb.find_topic(name)
     if not topic_name:
         raise InvalidRequest(name, f"no such topic of `{ctx.command_path}`", expected=f"one of {', '.join(topics)}")
@@ -382,7 +341,6 @@ def family_options(verb: VerbCommand, name: str) -> dict[str, list[VerbOption]]:
 
 
 def _start_page(command: click.Command, ctx: click.Context, *, full: bool = False) -> _HelpPage:
-    """Return a page with the usage line and the first sentence, or the full description without examples."""
     page, text = _HelpPage(), cleandoc(command.help or "")
     page.write_usage(ctx.command_path, " ".join(command.collect_usage_pieces(ctx)))
     page.write_paragraph()

@@ -1,8 +1,7 @@
 """Print results on stdout and messages on stderr.
 
-All output goes through this module: it escapes control characters in text and JSON, because file names, keys and fields
-from others must not control the terminal. It is imported at start-up, because the error to print may be that no more
-files can be opened.
+All output goes through this module: it escapes control characters, because file names, keys and fields must not control
+the terminal. It is imported at start-up, because the error to print may be that no more files can be opened.
 """
 
 from __future__ import annotations
@@ -28,13 +27,9 @@ _color_allowed = True
 
 
 def print_text(text: str) -> None:
-    """Print a result for people on stdout.
+    """Print a result on stdout; a closed pipe (`| head`) is no error.
 
-    Args:
-        text: The lines. Names that may contain line breaks must be `printable`.
-
-    Raises:
-        OutputFailed: stdout cannot be written. A closed pipe (`| head`) is not an error.
+    Names in `text` that may contain line breaks must be `printable`.
     """
     _write_stdout(escape_unencodable(_printable_lines(text)))
 
@@ -46,21 +41,12 @@ def escape_unencodable(text: str) -> str:
 
 
 def print_json(document: object) -> None:
-    """Print a result for programs on stdout.
-
-    Raises:
-        OutputFailed: stdout cannot be written.
-    """
+    """Print a result for programs on stdout."""
     _write_stdout(json_text(document))
 
 
 def write_bytes(blocks: Iterable[bytes]) -> None:
-    """Write bytes to stdout, unless stdout is a terminal.
-
-    Raises:
-        InvalidRequest: stdout is a terminal.
-        OutputFailed: stdout cannot be written.
-    """
+    """Write bytes to stdout, unless stdout is a terminal."""
     if sys.stdout is None or sys.stdout.isatty():
         raise InvalidRequest("stdout", "a terminal", expected="a file or a pipe", remedy="Add > FILE to the command.")
     for block in until_closed(blocks):
@@ -70,7 +56,7 @@ def write_bytes(blocks: Iterable[bytes]) -> None:
 
 
 def until_closed(parts: Iterable[_PartT]) -> Iterator[_PartT]:
-    """Yield parts to print, until the reader of stdout closes it (`| head`)."""
+    """Yield parts to print, until the reader of stdout closes it."""
     reader = sys.stdout
     for part in parts:
         yield part
@@ -79,7 +65,7 @@ def until_closed(parts: Iterable[_PartT]) -> Iterator[_PartT]:
 
 
 def json_text(document: object) -> str:
-    """Return a document as JSON without control characters; add the speed of the run and its retries."""
+    """Return JSON without control characters; add the speed of the run and its retries."""
     if isinstance(document, dict):
         document = {**document, **LOG.rates(document.get("seconds")), **_retry_totals()}
     return json.dumps(document, indent=2).replace(
@@ -90,14 +76,7 @@ def json_text(document: object) -> str:
 def print_message(text: str, *, label: str = "", label_color: str = "", location: str = "") -> None:
     """Print a message on stderr, or a line of the log with `--log`.
 
-    Args:
-        text: The message.
-        label: Printed before the message: `shardtool:`, `note:`.
-        label_color: The colour of the label on a terminal.
-        location: The start of the message that is bold on a terminal, such as a path.
-
-    Raises:
-        OSError: stderr is closed.
+    `label` (`shardtool:`, `note:`) is printed before the message; `location` is its start that is bold on a terminal.
     """
     plain = f"{label} {text}" if label else text
     if LOG.style:
@@ -115,7 +94,7 @@ def allow_color(*, allowed: bool) -> None:
 
 
 def _has_color() -> bool:
-    """Tell whether stderr is a terminal that shows colours.
+    """Tell whether stderr shows colours.
 
     Source: https://no-color.org
     """
@@ -125,7 +104,6 @@ def _has_color() -> bool:
 
 
 def _colored(text: str, label: str, label_color: str, location: str) -> str:
-    """Return a printable message that starts with `label`, with escape sequences for colours."""
     rest = text[len(label) :]
     bold = f" {printable(location)}"
     if location and rest.startswith(bold):
@@ -134,18 +112,15 @@ def _colored(text: str, label: str, label_color: str, location: str) -> str:
 
 
 def _retry_totals() -> dict[str, float]:
-    retry = sys.modules.get("shardtool.storage.remote.notices")  # not loaded if there were no requests
+    retry = sys.modules.get("shardtool.storage.remote.notices")  # loaded only if there were requests
     return {} if retry is None else retry.retry_totals()
 
 
 class EventLog:
     """The log of `--log`: one line on stderr per event. The last event is `end`.
 
-    Attributes:
-        style: `json` or `text`; empty: no log.
-        samples: Number of samples in shards that this run wrote.
-        size: Bytes of these shards.
-        result: The document that `--json` prints.
+    `style` is `json`, `text`, or empty without a log. `samples` and `size` count this run's shards. `result` is the
+    document that `--json` prints.
     """
 
     def __init__(self) -> None:
@@ -157,7 +132,7 @@ class EventLog:
         self.result: dict[str, object] = {}
 
     def write(self, event: str, **facts: object) -> None:
-        """Write a line; ignore errors if stderr is closed."""
+        """Write a line, unless stderr is closed."""
         now = time.time()
         at = f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(now))}.{int(now % 1 * 1000):03}Z"
         if self.style == "json":
@@ -169,14 +144,14 @@ class EventLog:
             sys.stderr.flush()
 
     def rates(self, seconds: object) -> dict[str, float]:
-        """Return bytes and samples per second; empty if nothing was written or the time is unknown."""
+        """Return bytes and samples per second; empty if unknown."""
         if not self.size or not isinstance(seconds, float):
             return {}
         seconds = max(seconds, 1e-3)
         return {"bytes_per_s": round(self.size / seconds), "samples_per_s": round(self.samples / seconds, 1)}
 
     def end(self, code: int, error: object = None) -> None:
-        """Write the last line, once, with the exit code and the error or the result."""
+        """Write the last line, once."""
         if not self.style:
             return
         seconds = max(time.monotonic() - self._began, 1e-3)

@@ -1,7 +1,7 @@
 """`pipe:COMMAND`, and a tar or zip on standard input, as arguments.
 
-The data is kept in a temporary file during the run, because several processes read it more than once. Only typed
-arguments can contain a command; commands in files are refused.
+The data is kept in a temporary file during the run, because several processes read it more than once. Commands in files
+are refused.
 """
 
 from __future__ import annotations
@@ -36,13 +36,7 @@ _BRACE_RANGE = re.compile(r"\{[^{}]*\.\.[^{}]*\}")
 def materialize_inputs(names: Sequence[str], *, table: bool = False) -> tuple[str, ...]:
     """Replace commands and standard input by temporary files, which are deleted at the end of the run.
 
-    Args:
-        names: The typed names.
-        table: Keep `-` if standard input is a table or a list instead of a tar or zip.
-
-    Raises:
-        InvalidRequest: A command fails, or the data is not a tar or zip.
-        OutputFailed: The temporary file cannot be written.
+    `table`: keep `-`, because standard input is a table or a list.
     """
     return tuple(_materialize(name, number, table=table) for number, name in enumerate(names))
 
@@ -65,7 +59,6 @@ def _materialize(name: str, number: int, *, table: bool) -> str:
 
 @contextmanager
 def _run_command(name: str, number: int) -> Iterator[str]:
-    """Write the output of a command to a temporary file."""
     import subprocess
 
     command = name.removeprefix(_PIPE_PREFIX)
@@ -80,7 +73,6 @@ def _run_command(name: str, number: int) -> Iterator[str]:
 
 @contextmanager
 def _keep_stream(stream: IO[bytes], where: str, number: int) -> Iterator[str]:
-    """Write a stream to a temporary file."""
     import shutil
     import tempfile
 
@@ -102,5 +94,4 @@ def _keep_stream(stream: IO[bytes], where: str, number: int) -> Iterator[str]:
 
 
 def _archive_ending(head: bytes) -> str:
-    """Return the file extension for data that starts with `head`; empty if it is not a tar or zip."""
     return next((ending for start, magic, ending in _ARCHIVE_MAGIC if head[start : start + len(magic)] == magic), "")

@@ -1,4 +1,4 @@
-"""Progress as one line every ten seconds, for logs and files."""
+"""Progress as one line every ten seconds, for logs."""
 
 from __future__ import annotations
 
@@ -23,13 +23,11 @@ if TYPE_CHECKING:
 PERIOD_S = 10.0
 
 
-_MAX_STALL_AGE_S = 2.0  # older reports of a stall are ignored
+_MAX_STALL_AGE_S = 2.0
 
 
 class PlainProgress:
-    """Prints progress lines from a thread, also while the run waits. Call `end` to stop the thread.
-
-    It has the methods of a `tqdm` bar.
+    """Prints progress lines from a thread, which `end` stops. It has the methods of a `tqdm` bar.
 
     Attributes:
         fetched: The estimate for downloads; None if nothing is downloaded.
@@ -45,13 +43,7 @@ class PlainProgress:
         self._label, self._unit, self._done, self._shards, self._begun = "", "", 0, "", 0.0
 
     def begin(self, label: str, total: int | None, unit: str = "B") -> None:
-        """Start the progress of another step.
-
-        Args:
-            label: The name of the step.
-            total: Its bytes or samples; None: unknown, count samples.
-            unit: `B` for bytes.
-        """
+        """Start another step of `total` bytes or samples; None: unknown, count samples."""
         self._label, self._total, self._unit, self._done, self._shards = label, total, unit, 0, ""
         self._begun, self.fetched = time.monotonic(), None
         if self._thread is None:
@@ -113,10 +105,6 @@ class PlainProgress:
 class FetchEstimate:
     """Success rate, speed and remaining time of downloads.
 
-    Args:
-        samples: Total number of samples.
-        shards: Total number of shards.
-
     Attributes:
         failed: Number of samples that failed so far.
         heard: The latest report of each worker, and when it arrived.
@@ -129,7 +117,7 @@ class FetchEstimate:
         self.heard: dict[int, tuple[float, FetchProgress]] = {}
 
     def more(self, samples: int, size: int, shards: int) -> str:
-        """Add finished samples; return the share of successful downloads and the speed."""
+        """Add finished samples; return success rate and speed."""
         self._samples += samples
         self._size += size
         self._shards -= shards

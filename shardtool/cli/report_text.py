@@ -53,13 +53,11 @@ def _dataset_report_text(report: Report) -> str:
 
 
 def _checked_lines(report: Report) -> list[str]:
-    """Return the lines after the findings: repairs, unchecked parts, and the verdict."""
     lists = {"repaired": report.repaired, "not checked": report.unchecked}
     return [f"{label}: {printable(text)}" for label, texts in lists.items() for text in texts] + _total_lines(report)
 
 
 def _fix_text(code: str, dataset: str) -> str:
-    """Return how to fix findings of a kind, with the dataset's name in the commands."""
     from shardtool.verbs.verify.findings import FINDING_KINDS
 
     remedy = FINDING_KINDS[code].remedy.replace(" DATASET ", f" {quote(dataset)} ")
@@ -74,7 +72,6 @@ def _fix_text(code: str, dataset: str) -> str:
 
 
 def _total_lines(report: Report) -> list[str]:
-    """Return the amount of data checked, and the verdict."""
     size = report.size if report.read is None else report.read[1]
     rate = f", {format_size(size / max(report.seconds, 1e-9))}/s"
     held = f"{pluralize(report.samples, 'sample')} in " if report.samples else ""
@@ -121,7 +118,7 @@ def _junit_suite(report: Report, name: str) -> Element:
 
 
 def junit_error_text(dataset: str, error: ShardError) -> str:
-    """Return JUnit XML for a check that stopped with an error, so CI systems always get a report."""
+    """Return JUnit XML for a check that stopped with an error."""
     ended = _xml_element("error", printable(str(error)), type=error.code, message=error.found)
     case = _xml_element("testcase", "", ended, classname="shardtool", name=dataset)
     return _xml_text(
@@ -130,7 +127,7 @@ def junit_error_text(dataset: str, error: ShardError) -> str:
 
 
 def _xml_element(tag: str, text: str = "", /, *children: Element, **attributes: object) -> Element:
-    """Return an element without secrets and without characters that XML does not allow."""
+    """Return an element without secrets and characters that XML does not allow."""
     from xml.etree.ElementTree import Element
 
     shown = {name: redact_secrets(printable(str(value))) for name, value in attributes.items()}
@@ -150,7 +147,7 @@ def _xml_text(root: Element) -> str:
 def _github_text(report: Report) -> str:
     """Return a GitHub annotation per finding.
 
-    Source: GitHub Actions, "Workflow commands": special characters are percent-encoded.
+    Source: GitHub Actions, "Workflow commands".
     """
     return "\n".join([*map(_github_annotation, report.findings), _report_text(report).splitlines()[-1]])
 

@@ -67,14 +67,13 @@ def create_text(result: CreateResult) -> str:
 
 
 def _removed_before_text(changes: ResumeChanges) -> str:
-    """Return the number of removed samples and shards; empty if none."""
     parts = ((changes.samples_removed, "sample"), (changes.shards_removed, "shard"))
     removed = [pluralize(count, what) for count, what in parts if count]
     return f"removed {' and '.join(removed)} of the earlier run" if removed else ""
 
 
 def plan_text(plan: DryRun) -> str:
-    """Return a dry run as a table; the middle of a long table is omitted."""
+    """Return a dry run as a table without the middle of a long table."""
     rows = [
         tuple(map(printable, (shard.name, f"{shard.samples:,}", f"{shard.size:,}", shard.first_key, shard.last_key)))
         for shard in plan.shards
@@ -139,12 +138,7 @@ def copy_text(result: CopyResult) -> str:
 
 
 def doctor_text(result: DoctorResult, room: int) -> str:
-    """Return the result of `doctor`.
-
-    Args:
-        result: The checks.
-        room: Width of the terminal in columns.
-    """
+    """Return the result of `doctor`; `room` is the terminal's width in columns."""
     wrong = sum(check.state == "wrong" for check in result.checks)
     lines = [
         f"{printable(result.place)}: {f'{wrong:,} of {len(result.checks):,} checks failed' if wrong else 'no problems'}"

@@ -21,7 +21,6 @@ _ERROR_OPTIONS = {"as_json": "--json", "verbose": "--verbose"}
 
 
 def _use_config(path: str) -> None:
-    """Use the job file for options that were not typed."""
     from shardtool.cli.config import read_config
 
     context = click.get_current_context()

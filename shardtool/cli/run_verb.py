@@ -36,14 +36,7 @@ def open_terminal(how: RunOptions) -> closing[Terminal]:
 def run_and_print(
     work: Callable[..., Any], how: RunOptions, text: Callable[[Any], str], *, always: bool = False
 ) -> Any:
-    """Run a verb with progress, print its result, and return it.
-
-    Args:
-        work: Called with the observer; returns the result.
-        how: The run options.
-        text: Formats the result as text.
-        always: Print the result even with `--quiet`.
-    """
+    """Run a verb with progress, print its result, and return it; `always`: print it even with `--quiet`."""
     with open_terminal(how) as terminal:
         result = work(observer=terminal)
     print_result(how, result.to_json, partial(text, result), always=always)

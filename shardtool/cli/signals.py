@@ -1,9 +1,8 @@
 """Handle Ctrl-C, SIGTERM and SIGHUP.
 
 The first signal raises `Interrupted`. A library can lose this exception, for example in a destructor or during an
-import. A timer therefore raises it again until it is being handled. Cleanup (stopping workers, deleting temporary
-files) is not interrupted, with two limits: requests to stores end after `_LOCK_RELEASE_S`, and after a second signal
-the process exits within `_CLEANUP_LIMIT_S`.
+import, so a timer raises it again until it is being handled. Cleanup is not interrupted, with two limits: requests to
+stores end after `_LOCK_RELEASE_S`, and after a second signal the process exits within `_CLEANUP_LIMIT_S`.
 """
 
 from __future__ import annotations
@@ -29,21 +28,14 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _RERAISE_SOON_S, _RERAISE_INTERVAL_S = 0.02, 0.2
 
 
-_LOCK_RELEASE_S = 1.0  # to release locks in stores; the next run takes over the others
+_LOCK_RELEASE_S = 1.0  # to release locks; the next run takes over the others
 
 
 _CLEANUP_LIMIT_S = 2.0  # for cleanup after a second signal
 
 
 class SignalHandler:
-    """Handles signals after `install`.
-
-    Args:
-        report: Prints that the run was interrupted, if the process exits during cleanup.
-
-    Attributes:
-        first: The first signal; None if there was none.
-    """
+    """Handles signals after `install`; `report` is called if the process exits during cleanup."""
 
     def __init__(self, report: Callable[[int], object]) -> None:
         self._report = report
@@ -52,7 +44,7 @@ class SignalHandler:
         self._ended = False
 
     def install(self) -> None:
-        """Install the handlers, except for signals that are ignored, as with `nohup` or in background jobs."""
+        """Install the handlers, except for ignored signals (`nohup`, background jobs)."""
         for signum in SIGNALS:
             if signal.getsignal(signum) != signal.SIG_IGN:
                 signal.signal(signum, self._on_signal)
@@ -105,7 +97,6 @@ class SignalHandler:
 
 
 def _is_unwinding() -> bool:
-    """Tell whether an interrupt is being handled."""
     error = sys.exc_info()[1]
     while error is not None and not isinstance(error, Interrupted):
         error = error.__context__

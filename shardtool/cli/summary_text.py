@@ -35,12 +35,7 @@ _WITHOUT_SIDECAR = "without a sidecar (run `shardtool index` to create it)"
 
 
 def summary_text(summary: Summary, room: int) -> str:
-    """Return the summary of `inspect`.
-
-    Args:
-        summary: The summary.
-        room: Width of the terminal in columns.
-    """
+    """Return the summary of `inspect`; `room` is the terminal's width in columns."""
     if summary.datasets:
         total = f"{pluralize(len(summary.datasets), 'dataset')}: {_totals_text(summary)}"
         return "\n\n".join([*(summary_text(one, room) for one in summary.datasets), total])
@@ -98,7 +93,6 @@ def _completeness_text(summary: Summary) -> str:
 
 
 def _run_rows(made: RunRecord) -> Iterator[tuple[str, str]]:
-    """Yield the runs that created and appended to the dataset."""
     split = f", split {made.split}" if made.split else ""
     yield "created", f"{made.tool or '?'}: {format_command_line(made)}{split}"
     runs = made.appended
@@ -190,7 +184,6 @@ def _label_lines(name: str, label: LabelSummary, room: int) -> list[str]:
 
 
 def _bar_text(share: float, room: int) -> str:
-    """Return a bar of block characters, or of `#` if stdout cannot encode blocks."""
     eighths = max(1, round(share * room * 8))
     bar = "█" * (eighths // 8) + " ▏▎▍▌▋▊▉"[eighths % 8].strip()
     return bar if escape_unencodable(bar) == bar else "#" * max(1, round(share * room))
@@ -219,7 +212,6 @@ def _column_lines(summary: Summary) -> list[str]:
 
 
 def _has_class_numbers(summary: Summary, name: str) -> bool:
-    """Tell whether a column has class numbers, whose mean has no meaning."""
     label = summary.labels.get(name)
     return label is not None and label.source == "field" and any(one.number is not None for one in label.values)
 

@@ -27,11 +27,7 @@ _FETCH_BAR_FORMAT = (
 class Terminal(Observer):
     """An observer that prints notes and details on stderr, and shows a progress bar if stderr is a terminal.
 
-    Args:
-        quiet: Print no notes and no progress.
-        verbose: Print details.
-        progress: `plain`: print progress lines instead of a bar, also if stderr is not a terminal.
-        accepted: Called when work starts, which means that the request is valid.
+    `progress="plain"` prints lines instead of a bar. `accepted` is called when work starts: the request is valid.
     """
 
     def __init__(
@@ -66,7 +62,6 @@ class Terminal(Observer):
             super().shard(name, done, samples, size)
 
     def _hear(self, event: object) -> None:
-        """Receive a message from a worker or a request thread."""
         if isinstance(event, RequestRetry) and LOG.style:
             LOG.write("retry", **event._asdict())
         elif isinstance(event, RequestRetry):
@@ -167,7 +162,6 @@ class Terminal(Observer):
 
     @contextmanager
     def _ignoring_closed_stderr(self) -> Iterator[None]:
-        """Print in the block; if stderr is closed, continue the run without messages."""
         try:
             yield
         except OSError:

@@ -16,7 +16,7 @@ _DEFAULT_COLUMNS, _MIN_COLUMNS, _MAX_COLUMNS = 100, 40, 160
 
 
 def terminal_width() -> int:
-    """Return the width of the terminal in columns; 100 without a terminal."""
+    """Return the terminal's columns; 100 without a terminal."""
     import shutil  # slow to import (bz2, lzma)
 
     return max(_MIN_COLUMNS, min(_MAX_COLUMNS, shutil.get_terminal_size((_DEFAULT_COLUMNS, 24)).columns))
@@ -44,7 +44,7 @@ def fit_line(text: str, room: int) -> str:
 
 
 def pad(text: str, room: int, *, right: bool = False) -> str:
-    """Pad a text with spaces to `room` columns; `right` aligns it to the right."""
+    """Pad a text with spaces to `room` columns, right-aligned with `right`."""
     blanks = " " * max(0, room - display_width(text))
     return blanks + text if right else text + blanks
 
@@ -55,7 +55,7 @@ def samples_in_shards(samples: int, shards: int) -> str:
 
 
 def format_table(head: Sequence[str], rows: Sequence[Sequence[str]], sides: str) -> list[str]:
-    """Return the lines of a table; `sides` has the alignment of each column, `l` or `r`."""
+    """Return the lines of a table; `sides` has `l` or `r` for each column."""
     widths = [max(display_width(row[column]) for row in [head, *rows]) for column in range(len(head))]
     return [
         "  ".join(

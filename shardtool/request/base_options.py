@@ -83,7 +83,7 @@ class BaseOptions:
             self._check_conflicts(name)
 
     def _values(self) -> list[tuple[str, Any]]:
-        """Return names and values. Generated `__eq__` methods would add 5 ms to each start."""
+        """Return names and values; generated `__eq__` methods would add 5 ms to each start."""
         return [(option.name, getattr(self, option.name)) for option in fields(self) if option.compare]
 
     def is_given(self, name: str) -> bool:
@@ -105,12 +105,12 @@ class BaseOptions:
         return ""
 
     def pick(self, kind: type[OptionsT], **values: object) -> OptionsT:
-        """Create an object of another class from options with the same names and from `values`."""
+        """Create another class's object from options with the same names and from `values`."""
         own = {name: getattr(self, name) for name in option_specs(type(self)) if name in kind.__dataclass_fields__}  # type: ignore[attr-defined]
         return kind(**{**own, **values})
 
     def recorded(self) -> dict[str, object]:
-        """Return the options that affect the dataset and differ from their defaults."""
+        """Return options that affect the dataset and differ from their defaults."""
         recorded: dict[str, object] = {}
         for name, spec in option_specs(type(self)).items():
             value = self._plain(name, getattr(self, name))
@@ -120,7 +120,6 @@ class BaseOptions:
         return recorded
 
     def _expand_option(self, name: str, expand: Callable[[type, Any], Mapping[str, object]]) -> None:
-        """Apply the `expand` function of an option, and reset the option."""
         values = {name: self.__dataclass_fields__[name].default, **expand(type(self), getattr(self, name))}
         for member, value in values.items():
             if member != name and self.is_given(member) and getattr(self, member) != value:
@@ -129,11 +128,6 @@ class BaseOptions:
             object.__setattr__(self, member, value)  # the dataclass is frozen
 
     def _apply_aliases(self) -> None:
-        """Move the values of aliases to their options.
-
-        Raises:
-            InvalidRequest: An option and its alias are both given.
-        """
         values, flags = dict[str, object](), dict[str, list[str]]()
         for alias in fields(self):
             name, _, flag = alias.metadata.get("means", "").partition("=")
@@ -154,11 +148,9 @@ class BaseOptions:
             object.__setattr__(self, name, value)
 
     def _plain(self, name: str, value: Any) -> Any:
-        """Return a value, with sizes in bytes: 500MB equals 500000000."""
         return parse_size(value) if option_specs(type(self))[name].form == "size" and value is not None else value
 
     def _normalize_value(self, name: str, spec: OptionSpec) -> None:
-        """Convert pairs, shares, functions and single texts of lists to the recorded form."""
         value, form, is_list = getattr(self, name), spec.form, is_list_option(type(self), name)
         default = self.__dataclass_fields__[name].default
         if value is None and isinstance(default, bool | tuple):
@@ -182,7 +174,6 @@ class BaseOptions:
         object.__setattr__(self, name, text)  # the dataclass is frozen
 
     def _check_texts(self, name: str) -> None:
-        """Refuse values of the wrong type, unknown choices, and text that is not Unicode."""
         value, allowed, is_list = getattr(self, name), option_types(type(self))[name], is_list_option(type(self), name)
         if allowed == (bool,):
             check_flag(name, value)
@@ -194,13 +185,12 @@ class BaseOptions:
             raise InvalidRequest(option_text(name), repr(value), expected=f"one string, such as {shown!r}")
         choices = option_choices(type(self), name)
         for text in value if is_list else (value,):
-            if isinstance(text, str) and _INVALID_TEXT.search(text):  # a dataset file could not record it
+            if isinstance(text, str) and _INVALID_TEXT.search(text):  # cannot be recorded
                 raise InvalidRequest(option_text(name), repr(text), expected="valid Unicode text")
             if choices and text not in choices and not (text is None and type(None) in allowed):
                 raise InvalidRequest(option_text(name), repr(text), expected=f"one of {', '.join(choices)}")
 
     def _check_conflicts(self, name: str) -> None:
-        """Refuse an option without one that it requires, or together with one that it conflicts with."""
         specs = option_specs(type(self))
         for others, missing in specs[name].requires.items():
             if not self.first_given(others):
@@ -217,5 +207,4 @@ class BaseOptions:
                 raise InvalidRequest(self._name_in_message(name), found, expected="one of them")
 
     def _name_in_message(self, name: str) -> str:
-        """Return an option for a message, with its value if it is a choice."""
         return option_text(name, getattr(self, name) if option_choices(type(self), name) else None)

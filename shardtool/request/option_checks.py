@@ -46,11 +46,7 @@ def check_flag(name: str, value: object) -> None:
 
 
 def check_range(name: str, value: object, bounds: tuple[int, int]) -> None:
-    """Refuse values that are not whole numbers in a range.
-
-    Raises:
-        InvalidRequest: The value is refused.
-    """
+    """Refuse values that are not whole numbers in a range."""
     minimum, maximum = bounds
     try:
         is_valid = minimum <= index(value) <= maximum  # type: ignore[arg-type]
@@ -62,7 +58,7 @@ def check_range(name: str, value: object, bounds: tuple[int, int]) -> None:
 
 
 def import_name(function: Callable[..., object]) -> str:
-    """Return `module:name` of a function, from which workers and later runs import it."""
+    """Return `module:name` of a function, for workers and later runs."""
     module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", None)
     imported: object = sys.modules.get(module or "")
     for part in (name or "").split("."):
@@ -78,21 +74,13 @@ def import_name(function: Callable[..., object]) -> str:
 
 
 def check_choice(name: str, value: object, literal: object) -> None:
-    """Refuse values that are not in a Literal.
-
-    Raises:
-        InvalidRequest: The value is refused.
-    """
+    """Refuse values that are not in a Literal."""
     choices = get_args(literal)
     if value not in choices:
         raise InvalidRequest(name, repr(value), expected=f"one of {', '.join(choices)}")
 
 
 def check_minimum(name: str, value: object, minimum: int = 1) -> None:
-    """Refuse values that are not whole numbers, or are too small.
-
-    Raises:
-        InvalidRequest: The value is refused.
-    """
+    """Refuse values that are not whole numbers, or are too small."""
     if type(value) is not int or value < minimum:
         raise InvalidRequest(name, repr(value), expected=f"a whole number, {minimum} or more")

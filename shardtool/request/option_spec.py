@@ -1,7 +1,7 @@
 """Declare options as fields of an options class, each described by an `OptionSpec`.
 
-Docstrings, the checks of `BaseOptions`, recorded options, keyword arguments in Python and command-line options are all
-derived from the spec and the annotation of the field.
+Docstrings, checks, recorded options, keyword arguments and command-line options are derived from the spec and the
+annotation of the field.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 else:
 
     def dataclass_transform(**_: bool) -> Any:
-        """Replace typing.dataclass_transform, which only type checkers need and Python 3.10 lacks."""
+        """Replace typing.dataclass_transform, which Python 3.10 lacks."""
         return lambda kind: kind
 
 
@@ -69,7 +69,7 @@ _MAX_INTEGER = 2**63 - 1  # in recorded options
 _SPECS: dict[type, dict[str, OptionSpec]] = {}  # by options class
 
 
-_TYPES: dict[type, dict[str, tuple[object, ...]]] = {}  # cache: evaluating annotations is slow
+_TYPES: dict[type, dict[str, tuple[object, ...]]] = {}  # evaluating annotations is slow
 
 
 _OPTION_REFERENCE = re.compile(r"`(\w+)(?:='([\w-]+)')?`")
@@ -83,10 +83,10 @@ class OptionSpec(NamedTuple):
         section: Section of `--help`; empty: the section of the option before.
         typed: Command-line names separated by slashes; empty: the field name.
         old: Earlier command-line names separated by slashes; accepted but not shown.
-        common: Show the first sentence of the text in the help of `-h`.
+        common: Show the first sentence of the text with `-h`.
         rare: Show the option only in the help of its topic.
         family: The option that contains this one: `fields -{}`; `fetch` alone means `fetch timeout={}`.
-        expand: Converts the value of this option to values of other options, which it sets.
+        expand: Converts the value to values of other options.
         metavar: Placeholder for the value in the help; empty: derived from the type.
         shown: Default in the help, if it is not a plain value.
         form: Form of the value: `size` in bytes, `rate`, `share`, `sample` (a share above 0), `pairs`, `shares` of
@@ -96,7 +96,7 @@ class OptionSpec(NamedTuple):
         of: Applies only to the source `folder` or `manifest`; empty: any source.
         requires: Alternatives separated by `|`, one of which must be given, and the message if none is.
         conflicts: Options that must not be given; `oversize=alone` means this value only. A reason may follow a comma.
-        recorded: Record the option in the dataset file, because it affects the dataset.
+        recorded: Whether the option affects the dataset.
         comma_separated: One command-line word may contain several values.
         word: One command-line word contains all values.
         off: Help of the command-line option that turns a flag off.
@@ -134,25 +134,17 @@ def to_cli_text(text: str) -> str:
 
 
 def option(default: DefaultT, text: str, **facts: Any) -> DefaultT:
-    """Declare an option: its default, its help text, and other attributes of `OptionSpec`."""
+    """Declare an option: its default, help text, and other attributes of `OptionSpec`."""
     return field(default=default, metadata={"facts": OptionSpec(text, **facts)})
 
 
 def alias(name: str) -> Any:
-    """Declare a second Python name for an option, such as `field` for `values`.
-
-    Args:
-        name: The option, or `name=value` for a flag that sets this value.
-    """
+    """Declare a second name for an option `name`, or for `name=value` as a flag."""
     return field(default=None, repr=False, compare=False, metadata={"means": name})
 
 
 def join_if_exists_flags(flags: Sequence[str]) -> str:
-    """Return the value of `if_exists` for flags; `update` includes `append` and `resume`.
-
-    Raises:
-        InvalidRequest: The flags conflict.
-    """
+    """Return the value of `if_exists` for flags; `update` includes `append` and `resume`."""
     adding = next((flag for flag in ("update", "append") if flag in flags), "")
     if adding and "overwrite" in flags:
         found = f"used with {flag_text('overwrite')}, which replaces the dataset"
@@ -161,7 +153,7 @@ def join_if_exists_flags(flags: Sequence[str]) -> str:
 
 
 def inherit_option(kind: type, name: str, **others: Any) -> Any:
-    """Declare an option like that of another class, with changes to its `OptionSpec`."""
+    """Declare an option of another class, with changes to its `OptionSpec`."""
     default = kind.__dataclass_fields__[name].default  # type: ignore[attr-defined]
     return field(default=default, metadata={"facts": option_specs(kind)[name]._replace(**others)})
 
@@ -178,7 +170,7 @@ def doc_lines(kind: type) -> list[str]:
 
 @dataclass_transform(kw_only_default=True, frozen_default=True, eq_default=False)
 def options_class(kind: type[OptionsT]) -> type[OptionsT]:
-    """Make a dataclass of options, complete its docstring, and register command-line names for messages."""
+    """Make a dataclass of options, complete its docstring, and register command-line names."""
     kind = dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)(kind)
     kind.__doc__ = "\n".join([f"{kind.__doc__}\n\nAttributes:", *doc_lines(kind)])
     for name, spec in option_specs(kind).items():
@@ -193,14 +185,14 @@ def options_class(kind: type[OptionsT]) -> type[OptionsT]:
 
 
 def option_specs(options: type) -> dict[str, OptionSpec]:
-    """Return the specs of the options of a class, by field name."""
+    """Return the specs by field name."""
     if options not in _SPECS:
         _SPECS[options] = {item.name: item.metadata["facts"] for item in fields(options) if "facts" in item.metadata}
     return _SPECS[options]
 
 
 def cli_spellings(options: type, name: str) -> list[str]:
-    """Return the current command-line names of an option, the preferred one first."""
+    """Return the command-line names of an option, the preferred one first."""
     words = (option_specs(options)[name].typed or name.replace("_", "-")).split("/")
     return [f"{'--' if word[1:] else '-'}{word}" for word in words]
 
@@ -226,7 +218,7 @@ def option_choices(options: type, name: str) -> tuple[str, ...]:
 
 
 def has_option_type(value: object, options: type, name: str) -> bool:
-    """Tell whether a value from JSON has the type of an option; choices are checked by the options class."""
+    """Tell whether a value from JSON has the type of an option; choices are not checked."""
     allowed = option_types(options)[name]
     origins = {get_origin(kind) for kind in allowed}
     if isinstance(value, list):
@@ -246,11 +238,7 @@ def is_list_option(options: type, name: str) -> bool:
 
 
 def parse_family(options: type, family: str, given: object) -> dict[str, object]:
-    """Return the options in `per-host=4,retry-failed`, or in a mapping of such names to values.
-
-    Raises:
-        InvalidRequest: A name is unknown, a value is missing, or a flag has a value.
-    """
+    """Return the options in `per-host=4,retry-failed`, or in a mapping of such names to values."""
     names = [name for name, spec in option_specs(options).items() if spec.family == family]
     pieces = [*given.items()] if isinstance(given, Mapping) else []
     for part in option_values.split_commas(family, given) if not pieces else ():

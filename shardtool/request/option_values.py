@@ -1,4 +1,4 @@
-"""Parse the text values of options: pairs, sizes, rates, shares, image sizes, delimiters."""
+"""Parse option values: pairs, sizes, rates, shares, image sizes, delimiters."""
 
 from __future__ import annotations
 
@@ -31,11 +31,7 @@ def parse_whole_number(text: str) -> int | str:
 
 
 def split_commas(name: str, given: object) -> list[str]:
-    """Split a text at commas; return a list of texts unchanged.
-
-    Raises:
-        InvalidRequest: The value is neither.
-    """
+    """Split a text at commas; return a list of texts unchanged."""
     parts = given.split(",") if isinstance(given, str) else given
     if not isinstance(parts, (list, tuple)) or not all(isinstance(part, str) for part in parts):
         raise InvalidRequest(option_text(name), repr(given), expected="a string with commas, or a list of strings")
@@ -45,11 +41,7 @@ def split_commas(name: str, given: object) -> list[str]:
 def parse_pairs(
     name: str, given: Iterable[str], expected: str = "FIELD=COLUMN, such as jpg=path"
 ) -> tuple[tuple[str, str], ...]:
-    """Split each `left=right`.
-
-    Raises:
-        InvalidRequest: A text has no such form.
-    """
+    """Split each `left=right`."""
     pairs = []
     for text in given:
         left, _, right = text.partition("=")
@@ -60,11 +52,7 @@ def parse_pairs(
 
 
 def format_pair(name: str, left: str, right: str) -> str:
-    """Return `left=right`.
-
-    Raises:
-        InvalidRequest: A side is not a string, or the left side contains an equals sign.
-    """
+    """Return `left=right`."""
     if not isinstance(left, str) or not isinstance(right, str) or "=" in left:
         found = f"{left!r}: {right!r}"
         raise InvalidRequest(option_text(name), found, expected="two strings, the first without an equals sign")
@@ -72,11 +60,7 @@ def format_pair(name: str, left: str, right: str) -> str:
 
 
 def parse_delimiter(name: str, text: str) -> str:
-    r"""Return the delimiter character; `tab` and `\t` mean a tab.
-
-    Raises:
-        InvalidRequest: The text is not a valid delimiter.
-    """
+    r"""Return the delimiter character; `tab` and `\t` mean a tab."""
     delimiter = "\t" if text in ("tab", r"\t") else text
     if len(delimiter) != 1 or not delimiter.isascii() or delimiter in '"\r\n\0':
         raise InvalidRequest(option_text(name), repr(text[:20]), expected="one character, such as ; or |, or tab")
@@ -99,11 +83,7 @@ DEFAULT_FORMAT = DelimitedFormat()
 
 
 def parse_size_option(name: str, text: str | int) -> int:
-    """Return a size such as `500MB` in bytes.
-
-    Raises:
-        InvalidRequest: The value is not a size.
-    """
+    """Return a size such as `500MB` in bytes."""
     try:
         return parse_size(text)
     except InvalidRequest as error:
@@ -113,11 +93,7 @@ def parse_size_option(name: str, text: str | int) -> int:
 
 
 def parse_rate(name: str, text: str | int) -> int:
-    """Return a rate such as `100MB/s` in bytes per second, at least 1.
-
-    Raises:
-        InvalidRequest: The value is not a rate.
-    """
+    """Return a rate such as `100MB/s` in bytes per second, at least 1."""
     rate = parse_size_option(name, text.removesuffix("/s") if isinstance(text, str) else text)
     if not rate:
         raise InvalidRequest(option_text(name), repr(text), expected="a rate such as 100MB/s")
@@ -125,16 +101,7 @@ def parse_rate(name: str, text: str | int) -> int:
 
 
 def parse_share(name: str, text: str | float, *, positive: bool = False) -> Fraction:
-    """Return a share such as `0.1` or `10%` as an exact fraction; floats are read as Python prints them.
-
-    Args:
-        name: The option.
-        text: The value.
-        positive: Refuse 0.
-
-    Raises:
-        InvalidRequest: The value is not a share from 0 to 1.
-    """
+    """Return a share such as `0.1` or `10%` as an exact fraction; floats are read as Python prints them."""
     match = _SHARE.fullmatch(str(text))
     share = Fraction(match[1] + (match[2] or "")) / (100 if match[3] else 1) if match else Fraction(-1)
     if not 0 <= share <= 1 or (positive and not share):
@@ -144,11 +111,7 @@ def parse_share(name: str, text: str | float, *, positive: bool = False) -> Frac
 
 
 def parse_pixels(name: str, given: str | int | tuple[int, int]) -> tuple[int, int]:
-    """Return width and height of `256`, `(640, 480)` or `640x480`.
-
-    Raises:
-        InvalidRequest: The value has no such form.
-    """
+    """Return width and height of `256`, `(640, 480)` or `640x480`."""
     text = "x".join(map(str, given)) if isinstance(given, tuple) else str(given)
     width, cross, height = text.lower().partition("x")
     if not _PIXELS.fullmatch(width) or (cross and not _PIXELS.fullmatch(height)):

@@ -1,4 +1,4 @@
-"""Part K of N parallel runs that write one dataset; also determined from Slurm and Kubernetes."""
+"""Part K of N parallel runs that write one dataset; also from Slurm and Kubernetes."""
 
 from __future__ import annotations
 
@@ -33,12 +33,7 @@ _EXPECTED_PART = f"K/N such as 3/64, with K from 1 to N, or {SLURM} or {KUBERNET
 
 @dataclass(frozen=True, slots=True)
 class RunPart:
-    """A part of a run.
-
-    Attributes:
-        number: Number of this part, from 1.
-        parts: Number of parts.
-    """
+    """Part `number`, from 1, of `parts` parts of a run."""
 
     number: int
     parts: int
@@ -52,24 +47,12 @@ class RunPart:
         return f"part{self.number:0{len(str(self.parts))}d}of{self.parts}"
 
     def shards(self, planned: int) -> range:
-        """Return the shard numbers of this part. They are consecutive, and read one section of the source.
-
-        Args:
-            planned: Number of shards of all parts.
-        """
+        """Return this part's consecutive numbers of the `planned` shards of all parts."""
         return range(planned * (self.number - 1) // self.parts, planned * self.number // self.parts)
 
 
 def parse_part(text: str, environment: Mapping[str, str] | None = None) -> RunPart:
-    """Parse a part such as `3/64`.
-
-    Args:
-        text: `K/N`; `slurm` for the current task of a job array; `kubernetes` for the current pod of an Indexed Job.
-        environment: Environment variables; None: those of this process.
-
-    Raises:
-        InvalidRequest: The part is invalid, or the environment does not contain it.
-    """
+    """Parse a part: `3/64`, `slurm` for a task of a job array, or `kubernetes` for a pod of an Indexed Job."""
     if text in _SCHEDULERS:
         return _SCHEDULERS[text](os.environ if environment is None else environment)
     match = _PART_TEXT.fullmatch(text) if isinstance(text, str) else None
@@ -80,7 +63,6 @@ def parse_part(text: str, environment: Mapping[str, str] | None = None) -> RunPa
 
 
 def _slurm_part(environment: Mapping[str, str]) -> RunPart:
-    """Return the part of a task of a Slurm job array that contains all parts."""
     given = {name: environment.get(_SLURM_PREFIX + name, "") for name in ("ID", "COUNT", "MIN", "MAX", "STEP")}
     given = {name: value for name, value in given.items() if value}
     settings = {"MIN": "1", "STEP": "1", **given}

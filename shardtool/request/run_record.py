@@ -1,7 +1,4 @@
-"""Run records in dataset files: verb, source, options and later appends.
-
-This module also formats a record as a command line, and describes how two runs differ.
-"""
+"""Run records in dataset files: verb, source, options and later appends."""
 
 from __future__ import annotations
 
@@ -34,8 +31,7 @@ _SHARD_OPTIONS = (
 class RunRecord:
     """A recorded run or append. Records are data: nothing in them is executed or opened.
 
-    Attributes:
-        document: The JSON object, checked by `parse_dataset`. Unknown names are kept when it is written again.
+    `document` is checked by `parse_dataset`. Unknown names are kept when it is written again.
     """
 
     document: Mapping[str, object]
@@ -47,7 +43,7 @@ class RunRecord:
 
     @property
     def source(self) -> str:
-        """Name of the source, or names of several separated by commas; empty if not recorded."""
+        """Name of the source, or names separated by commas; may be empty."""
         return self._text("source")
 
     @property
@@ -57,7 +53,7 @@ class RunRecord:
 
     @property
     def splits(self) -> tuple[str, ...]:
-        """All splits of the run; empty without splits, or if an older version did not record them."""
+        """All splits of the run; empty if it has none or did not record them."""
         found = self.document.get("splits")
         return tuple(map(str, found)) if isinstance(found, list) else ()
 
@@ -74,7 +70,7 @@ class RunRecord:
 
     @property
     def choosing(self) -> dict[str, object]:
-        """Options that select samples and create fields, without options about shards and existing keys."""
+        """Options that select samples and create fields, not those about shards and existing keys."""
         others = {*_SHARD_OPTIONS, "on_duplicate", *(() if "split" in self.options else ("seed",))}
         return {name: value for name, value in self.options.items() if name not in others}
 
@@ -96,7 +92,7 @@ class RunRecord:
         return tuple(map(RunRecord, runs)) if isinstance(runs, list) else ()
 
     def as_append_to(self, first: RunRecord) -> RunRecord:
-        """Return the record of this run for `appended` of the first run; it is the same for all splits."""
+        """Return the record of this run for `appended` of the first run."""
         skipped = {"splits", "split"} if self.split == first.split else {"splits"}
         return RunRecord({name: value for name, value in self.document.items() if name not in skipped})
 
@@ -140,7 +136,6 @@ def format_command_line(run: RunRecord) -> str:
 
 
 def _shell_quote(word: str) -> str:
-    """Return a word quoted for a shell."""
     return f'"{word}"' if "'" in word and not _UNSAFE_IN_QUOTES.search(word) else shlex.quote(word)
 
 

@@ -62,11 +62,7 @@ if TYPE_CHECKING:
 
 
 def resolve_options(given: object, kind: type[OptionsT]) -> OptionsT:
-    """Return the options object of a call, or the defaults.
-
-    Raises:
-        InvalidRequest: The value is of another type, such as a dict.
-    """
+    """Return the options object of a call, or the defaults."""
     if given is None:
         return kind()
     if not isinstance(given, kind):
@@ -77,11 +73,7 @@ def resolve_options(given: object, kind: type[OptionsT]) -> OptionsT:
 
 
 def check_option_names(where: str, names: Iterable[str], kind: type) -> None:
-    """Refuse unknown names of options.
-
-    Raises:
-        InvalidRequest: The class has no such option.
-    """
+    """Refuse unknown names of options."""
     known = [option.name for option in fields(kind)]
     for name in names:
         if name not in known:
@@ -112,9 +104,6 @@ class accepts_options(Generic[_OptionsT, _OptionParams]):  # noqa: N801 - a deco
 
     The decorated function always receives an options object and an observer. Type checkers, `help` and completion see
     the names, types and texts of the options class.
-
-    Args:
-        kind: The options class of the verb.
     """
 
     def __init__(self, kind: Callable[_OptionParams, _OptionsT]) -> None:

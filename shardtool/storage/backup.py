@@ -1,4 +1,4 @@
-"""Hard links to the files of a dataset, from which a failed repair is undone."""
+"""Hard links to a dataset's files, to undo a failed repair."""
 
 from __future__ import annotations
 
@@ -19,11 +19,7 @@ class BackupLinks(NamedTuple):
     below: str
 
     def keep(self, names: Iterable[str]) -> None:
-        """Create the folder and link the files that exist.
-
-        Raises:
-            OutputFailed: The folder exists already, or linking failed.
-        """
+        """Create the folder and link the files that exist."""
         created = False
         try:
             os.mkdir(self.below)
@@ -47,6 +43,6 @@ class BackupLinks(NamedTuple):
 
     def discard(self) -> None:
         """Delete the links and their folder."""
-        import shutil  # imported here because it loads bz2 and lzma
+        import shutil  # loads bz2 and lzma
 
         shutil.rmtree(self.below, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""Copy one file and verify its checksum; the copy is published only if its bytes match the index."""
+"""Copy one file and verify its checksum."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class OriginalFile(NamedTuple):
-    """A file to copy; `name` is the file name of the copy, and `crc` is None if no index records it."""
+    """A file to copy; `name` is the copy's name, and `crc` is None if no index records it."""
 
     path: str
     size: int
@@ -32,7 +32,7 @@ class OriginalFile(NamedTuple):
     name: str
 
     def check(self, size: int, crc: int) -> None:
-        """Raise CorruptShard unless size and CRC-32C are those of this file."""
+        """Raise CorruptShard unless size and CRC-32C match."""
         if size != self.size or self.crc not in (None, crc):
             found = f"{size:,} bytes with checksum {crc:08x}"
             expected = f"{self.size:,} bytes" + ("" if self.crc is None else f" with checksum {self.crc:08x}")
@@ -49,13 +49,10 @@ def copy_verified(
     """Copy a file and verify size and checksum; a local copy is staged, not published.
 
     The last block is written only if the checksum is right, because an object appears with its last byte.
-    `report_bytes` is called with the size of each block. `keep_mtime` applies to local files.
+    `report_bytes` receives the size of each block. `keep_mtime` applies to local files.
 
     Raises:
         CorruptShard: The file has other bytes, also when read a second time.
-        OutputFailed: The copy cannot be written.
-        OSError: The file cannot be read.
-        ShardError: A store or server request failed.
     """
     keeps = keep_mtime and not is_url(original.path)
     mtime_ns = os.stat(original.path).st_mtime_ns if keeps else time.time_ns()
@@ -78,17 +75,12 @@ def copy_verified(
 def copy_inside_store(
     folder: OutputFolder, original: OriginalFile, report_bytes: Callable[[int], None] = lambda _: None
 ) -> DurableFile | None:
-    """Ask a store to copy one of its own files, and verify the checksum of the copy.
+    """Ask a store to copy one of its files, and verify the copy; None if the caller must use `copy_verified`.
 
-    If the store reports no checksum, the copy is read. A wrong copy is visible until this check deletes it.
-
-    Returns:
-        The copy; None if the caller must use `copy_verified`.
+    A wrong copy is visible until this check deletes it.
 
     Raises:
         NotCopied: The store made no copy.
-        OutputExists: The lock is lost.
-        ShardError: A store request failed.
     """
     address = folder.full_path(original.name)
     if original.crc is None or not can_copy_inside(original.path, address):
@@ -98,7 +90,7 @@ def copy_inside_store(
     if crc == original.crc:
         report_bytes(original.size)
     elif crc is None:
-        with suppress(OSError):  # the copy does not exist
+        with suppress(OSError):
             crc = files.read_crc(address, report_bytes)[1]
     if crc == original.crc:
         return DurableFile(original.name, "")

@@ -7,12 +7,12 @@ from contextlib import suppress
 
 
 def processes_with_open_files(folder: str) -> dict[str, list[int]]:
-    """Return path to process ids for the open files below a folder, as far as /proc shows them."""
+    """Return path to process ids for open files below a folder (from /proc)."""
     pids_of: dict[str, list[int]] = {}
     prefix = os.path.join(os.path.realpath(folder), "")
     with suppress(OSError):
         for pid in sorted(map(int, filter(str.isdigit, os.listdir("/proc")))):
-            with suppress(OSError):  # the process exited, or belongs to another user
+            with suppress(OSError):
                 paths = {_link_target(f"/proc/{pid}/fd/{fd}") for fd in os.listdir(f"/proc/{pid}/fd")}
                 for path in paths:
                     if path.startswith(prefix):
@@ -27,11 +27,7 @@ def _link_target(link: str) -> str:
 
 
 def write_all(fd: int, data: bytes | memoryview, offset: int | None = None) -> None:
-    """Write all of `data`, with as many calls as needed, at an offset or at the current position.
-
-    Raises:
-        OSError: The disk is full or failing.
-    """
+    """Write all of `data`, at an offset or at the current position."""
     remaining = memoryview(data).cast("B")
     while remaining:
         done = os.write(fd, remaining) if offset is None else os.pwrite(fd, remaining, offset)

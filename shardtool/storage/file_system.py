@@ -1,4 +1,4 @@
-"""Create files and folders durably, and never replace anything but a regular file."""
+"""Create files and folders durably, and replace only regular files."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _SPECIAL_KINDS = {
 _MOVE_ADVICE = "Choose another name, or move it."
 
 
-_MAX_PROBE_BYTES = 2**20  # read at the start and the end of a file to recognise its format
+_MAX_PROBE_BYTES = 2**20  # read at the start and end of a file
 
 
 OPEN_FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
@@ -41,13 +41,13 @@ CREATE_FLAGS = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
 class EntryInfo(NamedTuple):
-    """What is known of a name in a folder.
+    """An entry of a folder.
 
     Attributes:
         size: Bytes.
         mtime_ns: Modification time.
         special: Kind of an entry that a file must not replace, such as `a folder`; empty for a file, and for a link to
-            a file or to nothing, which is replaced without changing its target.
+            a file or to nothing.
     """
 
     size: int
@@ -56,26 +56,21 @@ class EntryInfo(NamedTuple):
 
     @property
     def is_folder(self) -> bool:
-        """Whether this is a folder; a link to a folder is not."""
+        """Whether this is a folder, not a link to one."""
         return self.special == _FOLDER_KIND
 
 
 def check_replaceable(path: str | bytes, folder: int | None = None) -> None:
-    """Check that a path can be written, replaced or deleted. It may be relative to the descriptor `folder`.
+    """Raise OutputExists if a path is a folder, device, FIFO or socket, or a link to one.
 
-    Raises:
-        OutputExists: The path is a folder, device, FIFO or socket, or a link to one.
+    The path may be relative to the descriptor `folder`.
     """
     with suppress(OSError, ValueError):  # the system refuses to replace what it cannot stat
         _check_kind(os.fsdecode(path), special_kind(path, os.lstat(path, dir_fd=folder).st_mode, folder))
 
 
 def check_entries(full_path: Callable[[str], str], facts: Mapping[str, EntryInfo]) -> None:
-    """Check the existing files among a run's output names, in the same way; `full_path` returns the path of a name.
-
-    Raises:
-        OutputExists: An entry cannot be replaced.
-    """
+    """Check the existing files among output names like `check_replaceable`."""
     for name in sorted(facts):
         _check_kind(full_path(name), facts[name].special)
 
@@ -86,7 +81,7 @@ def _check_kind(path: str, special: str) -> None:
 
 
 def check_local_name(path: str, example: str) -> None:
-    """Raise InvalidRequest if a path cannot be a local file: an address, a folder or `-`."""
+    """Refuse paths that cannot be a local file: an address, a folder or `-`."""
     if is_url(path) or not os.path.basename(path) or path == "-":
         raise InvalidRequest(path or "''", "not a local file name", expected=f"a file name such as {example}")
 
@@ -95,10 +90,7 @@ def check_target(path: str, *, overwrite: bool, magic: bytes, marker: bytes, opt
     """Check whether an output file that the user named can be written.
 
     With `overwrite`, an empty file can be replaced, and one that starts with `magic` and has `marker` near its start or
-    end, as all files that the option creates. `option` is the option that replaces a file, for messages.
-
-    Raises:
-        OutputExists: A file exists that must not be replaced.
+    end. `option` is the option that replaces a file, for messages.
     """
     if is_url(path):
         if not is_file(path):
@@ -123,7 +115,7 @@ def check_target(path: str, *, overwrite: bool, magic: bytes, marker: bytes, opt
 
 
 def special_kind(path: str | bytes, mode: int, folder: int | None = None) -> str:
-    """Return the kind of an entry that a file must not replace, or ""; see `EntryInfo`."""
+    """Return the `special` of an `EntryInfo`."""
     if not stat.S_ISLNK(mode):
         return _SPECIAL_KINDS.get(stat.S_IFMT(mode), "")
     try:
@@ -140,30 +132,25 @@ def unlink_file(path: str | bytes, folder: int | None = None) -> None:
 
 
 def create_file(path: str) -> int:
-    """Return the descriptor of a new file, which replaces one left by a killed run."""
+    """Return the descriptor of a new file; a file left by a killed run is replaced."""
     with suppress(FileNotFoundError):
         unlink_file(path)
     return os.open(path, CREATE_FLAGS, 0o666)
 
 
 def make_folders(path: str) -> list[Path]:
-    """Create a folder and its parents; return the ones that were missing.
-
-    Raises:
-        OutputExists: Something else blocks the path.
-        OSError: The folder cannot be created.
-    """
+    """Create missing folders of a path, and return them."""
     folder = Path(path or ".")
     missing = [parent for parent in (folder, *folder.parents) if not os.path.isdir(parent)]
     for parent in filter(os.path.lexists, missing):
-        if not os.path.isdir(parent):  # another process may have created the folder by now
+        if not os.path.isdir(parent):  # otherwise created meanwhile
             raise not_a_folder(str(parent), os.lstat(parent).st_mode)
     os.makedirs(folder, exist_ok=True)
     return missing
 
 
 def not_a_folder(path: str, mode: int) -> OutputExists:
-    """Return the error for a path where a folder is needed."""
+    """Return the error for another entry than a folder."""
     found = "a symbolic link" if stat.S_ISLNK(mode) else _SPECIAL_KINDS.get(stat.S_IFMT(mode), "a file")
     return OutputExists(path, found, expected="a folder", remedy="Choose another folder, or move it away.")
 
@@ -187,7 +174,7 @@ ERRNO_ADVICE = {
 
 
 def write_error(where: str, error: OSError) -> OutputFailed:
-    """Return the error for an unwritable file, with advice."""
+    """Return the error for an unwritable file."""
     code, remedy = error.errno or 0, ERRNO_ADVICE.get(error.errno or 0, "")
     if code in _SPACE_ADVICE:
         resume = choose_text(

@@ -1,8 +1,8 @@
 """Open and read files and objects.
 
-An open file is a `LocalFile` or a `RemoteFile`. Local files are opened without blocking on a FIFO or device. File
-contents are untrusted. The caller decides whether to follow a symbolic link: dataset files are followed, because
-Hugging Face's cache, DVC and git-annex store shards behind links.
+Local files are opened without blocking on a FIFO or device. File contents are untrusted. The caller decides whether to
+follow a symbolic link: dataset files are followed, because Hugging Face's cache, DVC and git-annex store shards behind
+links.
 
 Functions and methods raise `OSError` if a file is missing, unreadable or not regular, or an object has changed, and
 `ShardError` if the machine, a store or a server fails.
@@ -48,7 +48,7 @@ READ_PLAIN = READ_FOLLOWING | os.O_NOFOLLOW
 MAX_IOVEC = 1024  # buffers per system call: IOV_MAX
 
 
-_CLOSE_TIMEOUT_S = 1.0  # if a server stalls, the thread exits later by itself
+_CLOSE_TIMEOUT_S = 1.0  # the thread of a stalled server exits later
 
 
 _MAX_QUEUED_PIECES = 16  # of at most 1 MiB each
@@ -58,13 +58,13 @@ _MAX_QUEUED_PIECES = 16  # of at most 1 MiB each
 _MIN_READ_AHEAD_BYTES, _MAX_READ_AHEAD_BYTES = 2**16, 2**21
 
 
-_MAX_GAP_BYTES = 2**16  # a read that skips at most this much still counts as sequential
+_MAX_GAP_BYTES = 2**16  # larger gaps end sequential access
 
 
-_MAX_WHOLE_BYTES = 2**30  # largest object that is held in memory because its server has no range requests
+_MAX_WHOLE_BYTES = 2**30  # without range requests, objects are held in memory
 
 
-MAX_READS = 3  # attempts to read a file whose ctime changes during the read
+MAX_READS = 3  # attempts to read a file whose ctime changes
 
 
 _open, _readv, _fstat, _close = os.open, os.readv, os.fstat, os.close
@@ -74,7 +74,7 @@ def read_small(path: str, limit: int = 2**30, *, ending: bytes = b"", flags: int
     """Return the content of a small regular file or object.
 
     A file larger than `limit` raises OSError. So does a large file that does not end with `ending`, before it is read:
-    large sparse files are cheap to make. `flags` decides whether a symbolic link is followed.
+    large sparse files are cheap to make.
     """
     where = display_address(path) if is_url(path) else path
 
@@ -95,7 +95,7 @@ def read_small(path: str, limit: int = 2**30, *, ending: bytes = b"", flags: int
 
 
 def read_optional(path: str) -> bytes | None:
-    """Return the content of a small file; None if it cannot be read or a store denies access.
+    """Return the content of a small file; None if it cannot be read.
 
     Without permission to list, a store denies access to objects that do not exist.
     """
@@ -120,7 +120,7 @@ def read_tail(path: str, limit: int) -> bytes:
 
 
 class LocalFile(AbstractContextManager["LocalFile"]):
-    """An open local file; `close` it.
+    """An open local file.
 
     Attributes:
         sequential_read_bytes: Efficient read size for sequential access.
@@ -141,14 +141,14 @@ class LocalFile(AbstractContextManager["LocalFile"]):
         return _fstat(self._fd)
 
     def read(self, offset: int, length: int) -> bytes:
-        """Return `length` bytes at `offset`; fewer only at the end of the file."""
+        """Return `length` bytes at `offset`; fewer only at the end."""
         data = os.pread(self._fd, length, offset)
         while len(data) < length and (more := os.pread(self._fd, length - len(data), offset + len(data))):
             data += more  # a network file system may return less
         return data
 
     def read_into(self, into: memoryview, offset: int) -> int:
-        """Fill `into` from `offset`; return the number of bytes read, fewer only at the end."""
+        """Fill `into` from `offset`; return the number of bytes read."""
         total = len(into)
         done = os.preadv(self._fd, (into,), offset)
         while done < total and (count := os.preadv(self._fd, (into[done:],), offset + done)):
@@ -156,7 +156,7 @@ class LocalFile(AbstractContextManager["LocalFile"]):
         return done
 
     def read_parts(self, parts: list[memoryview], offset: int, total: int) -> int:
-        """Fill at most `MAX_IOVEC` buffers, of `total` bytes, from `offset`; return the number of bytes read."""
+        """Fill at most `MAX_IOVEC` buffers, of `total` bytes; return the number of bytes read."""
         done = os.preadv(self._fd, parts, offset)
         if done == total or not done:
             return done
@@ -168,13 +168,13 @@ class LocalFile(AbstractContextManager["LocalFile"]):
         return done
 
     def blocks(self, into: memoryview) -> Iterator[memoryview]:
-        """Yield the rest of the file in blocks, all in the buffer `into`; nothing if the file is not regular."""
+        """Yield the rest of the file in blocks that share `into`; nothing if it is not regular."""
         if stat.S_ISREG(self.fact().st_mode):
             while count := _readv(self._fd, (into,)):
                 yield into[:count]
 
     def stream(self) -> io.BufferedReader:
-        """Return a Python file object at the current position; close it separately."""
+        """Return a file object at the current position; close it separately."""
         return os.fdopen(os.dup(self._fd), "rb")
 
     def expect_random_reads(self) -> None:
@@ -188,7 +188,7 @@ class LocalFile(AbstractContextManager["LocalFile"]):
 
 
 class RemoteFile(AbstractContextManager["RemoteFile"]):
-    """An open object; `close` it. Sequential reads and `stream` read ahead. Attributes are as for `LocalFile`."""
+    """An open object, with the attributes of `LocalFile`. Sequential reads and `stream` read ahead."""
 
     sequential_read_bytes, random_read_bytes, max_gap_bytes = 2**22, 2**16, 2**20
 
@@ -201,15 +201,15 @@ class RemoteFile(AbstractContextManager["RemoteFile"]):
         self.close()
 
     def fact(self) -> ObjectInfo:
-        """Return size and version of the object."""
+        """Return size and version."""
         return self._object.fact()
 
     def read(self, offset: int, length: int) -> bytes:
-        """Return `length` bytes at `offset`; fewer only at the end of the object."""
+        """Return `length` bytes at `offset`; fewer only at the end."""
         return self._object.read(offset, length)
 
     def read_into(self, into: memoryview, offset: int) -> int:
-        """Fill `into` from `offset`; return the number of bytes read."""
+        """Fill `into`; return the number of bytes read."""
         done = 0
         while done < len(into) and offset + done < self._object.size:
             start = offset + done - self._window_start
@@ -222,18 +222,18 @@ class RemoteFile(AbstractContextManager["RemoteFile"]):
         return done
 
     def read_parts(self, parts: list[memoryview], offset: int, total: int) -> int:
-        """Fill `parts` from `offset`; return the number of bytes read."""
+        """Fill `parts`; return the number of bytes read."""
         done = 0
         for part in parts:
             done += self.read_into(part, offset + done)
         return min(done, total)
 
     def blocks(self, _into: memoryview) -> Iterator[memoryview]:
-        """Yield the whole object, then verify it; see `RemoteObject.verified_pieces`."""
+        """Yield the whole object, then verify it."""
         return map(memoryview, self._object.verified_pieces())
 
     def stream(self) -> io.BufferedReader:
-        """Return a Python file object at the start of the object; close it separately."""
+        """Return a file object; close it separately."""
         return io.BufferedReader(ReadAheadStream(self._object), self.sequential_read_bytes)
 
     def expect_random_reads(self) -> None:
@@ -245,7 +245,6 @@ class RemoteFile(AbstractContextManager["RemoteFile"]):
             self._next_request[1].cancel()
 
     def _load_window(self, offset: int, min_bytes: int) -> None:
-        """Load the window at `offset`, and request the bytes after it if access is sequential."""
         is_sequential = 0 <= offset - self._window_start - len(self._window) <= _MAX_GAP_BYTES and bool(self._window)
         self._request_bytes = (
             min(_MAX_READ_AHEAD_BYTES, 2 * self._request_bytes) if is_sequential else _MIN_READ_AHEAD_BYTES
@@ -265,7 +264,7 @@ OpenFile = LocalFile | RemoteFile
 
 
 class ReadAheadStream(io.RawIOBase):
-    """The bytes of an object in order, read ahead with a single request; `close` it."""
+    """The bytes of an object in order, read ahead with one request."""
 
     def __init__(self, source: RemoteObject) -> None:
         super().__init__()
@@ -280,7 +279,7 @@ class ReadAheadStream(io.RawIOBase):
         return True
 
     def readinto(self, into: Buffer, /) -> int:
-        """Fill `into` with the next bytes; return their number, fewer only at the end."""
+        """Fill `into`; return the number of bytes read."""
         view, done = memoryview(into).cast("B"), 0
         while done < len(view) and (self._piece or self._next_piece()):
             chunk = self._piece[: len(view) - done]
@@ -292,7 +291,7 @@ class ReadAheadStream(io.RawIOBase):
     def close(self) -> None:
         """Stop reading."""
         self._stopped = True
-        self._free_slots.release()  # wakes the thread, which then sees `_stopped`
+        self._free_slots.release()  # wakes the thread
         if self._thread is not None:
             self._thread.join(_CLOSE_TIMEOUT_S)
         super().close()
@@ -300,7 +299,7 @@ class ReadAheadStream(io.RawIOBase):
     def _next_piece(self) -> bool:
         if self._ended:
             return False
-        if self._thread is None:  # a daemon, so a stalled server cannot keep the process from exiting
+        if self._thread is None:  # a daemon cannot keep the process from exiting
             self._thread = threading.Thread(target=self._fetch, name="shardtool-ahead", daemon=True)
             self._thread.start()
         piece: bytes | BaseException | None = None
@@ -327,8 +326,6 @@ class ReadAheadStream(io.RawIOBase):
 
 
 class _ObjectFile(io.RawIOBase):
-    """A seekable file object for libraries; each read is one request."""
-
     def __init__(self, source: RemoteObject) -> None:
         self._object, self._position = source, 0
 
@@ -351,7 +348,7 @@ class _ObjectFile(io.RawIOBase):
 
 
 def open_object(address: str) -> BinaryIO:
-    """Return a seekable file object for an address; data is requested when it is read."""
+    """Return a seekable file object for an address; each read is one request."""
     source = open_remote(address)
     if not source.ranges and source.size <= _MAX_WHOLE_BYTES:
         return io.BytesIO(source.read(0, source.size))
@@ -359,7 +356,7 @@ def open_object(address: str) -> BinaryIO:
 
 
 def open_plain(path: str, flags: int = READ_FOLLOWING) -> tuple[int, os.stat_result]:
-    """Return the descriptor and the stat result of a local regular file."""
+    """Return descriptor and stat result of a local regular file."""
     with raising_machine_errors(path):
         fd = _open(path, flags)
     info = _fstat(fd)
@@ -370,19 +367,19 @@ def open_plain(path: str, flags: int = READ_FOLLOWING) -> tuple[int, os.stat_res
 
 
 def open_file(path: str, flags: int = READ_FOLLOWING) -> OpenFile:
-    """Open a regular file or an object for random access."""
+    """Open a file or object for random access."""
     return RemoteFile(path) if is_url(path) else LocalFile(open_plain(path, flags)[0])
 
 
 def open_source_file(path: bytes, flags: int = READ_FOLLOWING) -> OpenFile:
-    """Open a source file for random access; the caller compares its `fact` with the listing."""
+    """Open a source file; the caller compares `fact` with the listing."""
     return RemoteFile(source_address(path)) if is_address(path) else LocalFile(_open(path, flags))
 
 
 def read_file(path: bytes, into: memoryview, flags: int) -> tuple[int, FileInfo]:
     """Fill `into` from the start of a source file; return the number of bytes read, and the stat result after reading.
 
-    Hot path: called once per source file. The caller compares both results with the plan to detect changes.
+    Hot path. The caller compares both results with the plan to detect changes.
     """
     if b"://" in path and is_address(path):
         data, info = objects.read_object(source_address(path), lambda size: size == len(into))
@@ -399,11 +396,7 @@ def read_file(path: bytes, into: memoryview, flags: int) -> tuple[int, FileInfo]
 
 
 def read_unchanged(path: bytes, into: memoryview, flags: int) -> tuple[int, FileInfo]:
-    """Read a source file like `read_file`; read it again until its ctime is the same before and after.
-
-    Raises:
-        OSError: The file changes during every read.
-    """
+    """Read a source file like `read_file`, until its ctime is the same before and after; else raise OSError."""
     if is_address(path):
         return read_file(path, into, flags)
     for _ in range(MAX_READS):
@@ -415,7 +408,7 @@ def read_unchanged(path: bytes, into: memoryview, flags: int) -> tuple[int, File
 
 
 def read_blocks(path: str, flags: int = READ_FOLLOWING) -> Iterator[memoryview | bytes]:
-    """Yield the content of a regular file or an object; blocks of a local file share one buffer."""
+    """Yield a file or object in blocks, which may share one buffer."""
     if is_url(path):
         yield from open_remote(path).pieces()
         return
@@ -424,7 +417,7 @@ def read_blocks(path: str, flags: int = READ_FOLLOWING) -> Iterator[memoryview |
 
 
 def read_crc(path: str, report_bytes: Callable[[int], object] = lambda _: None) -> tuple[int, int]:
-    """Read a regular file, not a link, or an object; return its size and CRC-32C. Each block is reported."""
+    """Return size and CRC-32C of a regular file, not a link, or of an object."""
     size = crc = 0
     for block in read_blocks(path, READ_PLAIN):
         size, crc = size + len(block), crc32c(block, crc)

@@ -20,15 +20,11 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
-OutputFolder: TypeAlias = Folder | RemoteFolder  # values that can be pickled for workers
+OutputFolder: TypeAlias = Folder | RemoteFolder  # picklable
 
 
 def open_folder(path: str) -> OutputFolder:
-    """Return the output folder for a path or an address.
-
-    Raises:
-        InvalidRequest: The address is read-only or the path looks like a mistyped address.
-    """
+    """Return the output folder for a path or an address."""
     if not is_url(path):
         refuse_near_url(path)
         return Folder(path)
@@ -41,18 +37,12 @@ def open_folder(path: str) -> OutputFolder:
         raise InvalidRequest(
             path, "an empty, `.` or `..` component", expected="an address without `//`, `/./` and `/../`"
         )
-    object_headers(path)  # raises if the store does not support a store option
+    object_headers(path)  # raises for unsupported options
     return RemoteFolder(path)
 
 
 def check_published(folder: OutputFolder, sizes: Mapping[str, int], remedy: str) -> None:
-    """Check by a listing that a store still has files of these sizes. Local folders are not checked.
-
-    `remedy` says what to do if a file is missing.
-
-    Raises:
-        OutputFailed: A file is missing or has another size.
-    """
+    """Check by a listing that a store, not a local folder, still has files of these sizes."""
     if folder.hides:
         return
     listed = folder.facts(sizes)

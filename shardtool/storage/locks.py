@@ -1,9 +1,9 @@
 """File locks (`flock`), acquired without waiting.
 
-A lock belongs to an open file. The kernel releases it when the last descriptor is closed, even if the process is
-killed. A forked child keeps its parent's shared locks, because it may read the file. It closes exclusive locks
-immediately, because the thread that acquired them does not run in the child. POSIX locks (`lockf`) would be released as
-soon as the process closes any descriptor of the file.
+The kernel releases a lock when the last descriptor is closed, even if the process is killed. A forked child keeps its
+parent's shared locks, because it may read the file, and closes exclusive locks, because the thread that acquired them
+does not run in the child. POSIX locks (`lockf`) would be released as soon as the process closes any descriptor of the
+file.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _OPEN_FLAGS = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 
 
 class FileLock(AbstractContextManager["FileLock"]):
-    """A lock that is held until it is closed. `fact` is the fstat result of the file."""
+    """A lock held until `close`. `fact` is the fstat result of the file."""
 
     def __init__(self, path: str, fd: int, *, shared: bool) -> None:
         self.path, self.fact, self._fd, self._shared = path, os.fstat(fd), fd, shared
@@ -49,7 +49,7 @@ class FileLock(AbstractContextManager["FileLock"]):
 
     def close(self) -> None:
         """Release the lock; the file remains."""
-        if _exclusive_locks is None:  # at interpreter exit, modules are deleted and the system closes files
+        if _exclusive_locks is None:  # modules are deleted at interpreter exit
             return
         fd, self._fd = self._fd, -1
         if fd >= 0:
@@ -62,10 +62,9 @@ _exclusive_locks: dict[int, FileLock] = {}
 
 
 def take_lock(path: str, *, shared: bool = False, create: bool = False) -> FileLock | None:
-    """Acquire a lock on a regular file; return None if another process holds a conflicting lock.
+    """Acquire a lock on a regular file, not a link; return None if another process holds a conflicting lock.
 
-    If the file was deleted meanwhile, its path is tried again: a lock on a deleted file guards nothing. Symbolic links
-    are not followed. With `create`, a missing file is created.
+    If the file was deleted meanwhile, its path is tried again: a lock on a deleted file guards nothing.
 
     Raises:
         FileNotFoundError: The file does not exist.

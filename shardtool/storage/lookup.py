@@ -1,6 +1,6 @@
 """Look up files and objects: sizes, types, listings. Symbolic links are followed.
 
-Functions raise `OSError` if a file is missing or not accessible, unless they return None or False then, and
+Unless they return None or False then, functions raise `OSError` if a file is missing or not accessible. They raise
 `ShardError` if the machine, a store or a server fails. Web addresses cannot be listed.
 """
 
@@ -29,7 +29,7 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
-_MAX_SINGLE_LOOKUPS = 4  # more files than this are looked up with one listing
+_MAX_SINGLE_LOOKUPS = 4  # more files: one listing
 
 
 def stat_file(path: str) -> os.stat_result:
@@ -38,18 +38,18 @@ def stat_file(path: str) -> os.stat_result:
 
 
 def file_info(path: str | bytes) -> FileInfo:
-    """Return size and version of a local file or an object."""
+    """Return size and version of a file or object."""
     location = to_bytes(path) if isinstance(path, str) else path
     return open_remote(source_address(location)).fact() if is_address(location) else os.stat(path)
 
 
 def is_file(path: str) -> bool:
-    """Return whether a path or an address is a regular file."""
+    """Return whether a location is a regular file."""
     return plain_size(path) is not None
 
 
 def is_regular(path: str) -> bool:
-    """Return whether a local path is a regular file, not a link."""
+    """Return whether a path is a regular file, not a link."""
     try:
         return stat.S_ISREG(os.lstat(path).st_mode)
     except (OSError, ValueError):
@@ -57,7 +57,7 @@ def is_regular(path: str) -> bool:
 
 
 def plain_size(path: str) -> int | None:
-    """Return the size of a regular file or object; None if there is none."""
+    """Return the size of a regular file or object, or None."""
     try:
         if is_url(path):
             return open_remote(path).size
@@ -71,7 +71,7 @@ def plain_size(path: str) -> int | None:
 
 
 def plain_sizes(paths: Iterable[str]) -> list[int | None]:
-    """Return `plain_size` of each path; objects of one folder are looked up with a listing."""
+    """Return `plain_size` of each path, with one listing for many objects."""
     paths = list(paths)
     folders = {folder_of(path) for path in paths}
     if (
@@ -87,20 +87,20 @@ def plain_sizes(paths: Iterable[str]) -> list[int | None]:
 
 
 def recorded_crc(path: str) -> int | None:
-    """Return the CRC-32C that a store records for an object, or None."""
+    """Return the CRC-32C that a store records, or None."""
     return objects.object_crc(path) if is_url(path) else None
 
 
 def map_paths(
     look_up: Callable[[Item], Result], items: Iterable[Item], path_of: Callable[[Item], str] = str
 ) -> Iterator[Result]:
-    """Yield the result of `look_up` for each item, in order; remote lookups run in parallel."""
+    """Yield the result of `look_up` for each item, in order; remote lookups are parallel."""
     items = list(items)
     return imap_requests(look_up, items) if any(is_url(path_of(item)) for item in items) else map(look_up, items)
 
 
 def dangling_target(path: str) -> str | None:
-    """Return the target of a dangling symbolic link, or None."""
+    """Return the target of a dangling link, or None."""
     try:
         return None if os.path.exists(path) else os.readlink(path)
     except (OSError, ValueError):
@@ -108,12 +108,12 @@ def dangling_target(path: str) -> str | None:
 
 
 def is_folder(path: str) -> bool:
-    """Return whether a local path is a folder, or a store has objects below an address."""
+    """Return whether a path is a folder, or a store has objects below an address."""
     return not is_web(path) and bool(list_folder(path)) if is_url(path) else os.path.isdir(path)
 
 
 def list_folder(folder: str) -> list[str]:
-    """Return the names in a folder, unsorted; "" is the current folder."""
+    """Return the names in a folder, unsorted."""
     if is_url(folder):
         return [entry.name for entry in _list_remote(folder)]
     try:
@@ -141,14 +141,14 @@ def list_folder_names(folder: str, *, needed: bool = False) -> list[str]:
 
 
 def list_folders(folder: str) -> list[str]:
-    """Return the names of the subfolders, unsorted, without links."""
+    """Return the unsorted names of the subfolders, without links."""
     if is_url(folder):
         return [entry.name for entry in _list_remote(folder) if entry.is_folder]
     return [entry.name for entry in iter_entries(folder or ".") if entry.is_dir(follow_symlinks=False)]
 
 
 def iter_entries(folder: str) -> Iterator[os.DirEntry[str]]:
-    """Yield the entries of a local folder lazily: there can be millions."""
+    """Yield the entries of a folder lazily: there can be millions."""
     with os.scandir(folder) as entries:
         yield from entries
 
@@ -156,7 +156,7 @@ def iter_entries(folder: str) -> Iterator[os.DirEntry[str]]:
 def iter_objects(folder: str) -> Iterator[buckets.BucketEntry]:
     """Yield all objects below an address, in the store's order, with relative keys.
 
-    An empty object that represents a folder is listed without its trailing slash.
+    An empty object that represents a folder has no trailing slash.
     """
     prefix_length = len(parse_address(folder).key.rstrip("/"))
     for entry in _list_remote(folder, below=True):

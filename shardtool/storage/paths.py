@@ -15,7 +15,7 @@ from shardtool.storage.remote import address, store_access, store_options
 from shardtool.storage.remote.address import is_url, is_web
 from shardtool.storage.remote.retry import RETRY_FOR
 
-_MAX_COMPARED_NAMES = 1000  # in a folder, to find one similar to a missing name
+_MAX_COMPARED_NAMES = 1000
 
 
 INHERITED_VARIABLES = (
@@ -27,12 +27,12 @@ INHERITED_VARIABLES = (
 
 
 def join(folder: str, name: str) -> str:
-    """Return the path or address of `name` in a folder."""
+    """Return the location of `name` in a folder."""
     return address.join_address(folder, name) if is_url(folder) else os.path.join(folder, name)
 
 
 def folder_of(path: str) -> str:
-    """Return the folder of a path or address, or ""."""
+    """Return the folder of a location, or ""."""
     return address.split_address(path)[0] if is_url(path) else os.path.dirname(path)
 
 
@@ -42,12 +42,12 @@ def base_name(path: str) -> str:
 
 
 def is_same_location(first: str, second: str) -> bool:
-    """Return whether two paths or addresses name the same folder."""
+    """Return whether two locations are the same folder."""
     return real_path(first) == real_path(second)
 
 
 def real_path(path: str) -> str:
-    """Return a path without symbolic links; an address without its trailing slash."""
+    """Return a path without links, or an address without trailing slash."""
     return path.rstrip("/") if is_url(path) else os.path.realpath(path)
 
 
@@ -55,10 +55,7 @@ def source_root(folder: str, *, needed: bool = False) -> bytes:
     """Return the root of a source; root and relative path joined are the name that `read_file` accepts.
 
     Roots end in a slash. The root of a web address ends in `#`, because the address may have a query and its names are
-    percent-encoded.
-
-    Raises:
-        InvalidRequest: With `needed`: the local folder does not exist.
+    percent-encoded. With `needed`, a missing local folder raises InvalidRequest.
     """
     if needed and not is_url(folder) and not os.path.isdir(folder):
         found = "not a folder" if os.path.exists(folder) else "no such file or folder"
@@ -68,7 +65,7 @@ def source_root(folder: str, *, needed: bool = False) -> bytes:
 
 
 def similar_path(path: str) -> str:
-    """Return `Did you mean PATH?` if a missing local path has a similar neighbour; otherwise ""."""
+    """Return `Did you mean PATH?` if a missing local path has a similar neighbour, else ""."""
     from difflib import get_close_matches
 
     if is_url(path):
@@ -111,7 +108,7 @@ def path_inside_source(folder: str, root: bytes) -> bytes | None:
 
 
 def is_address(path: bytes) -> bool:
-    """Return whether the path of a source file is an address."""
+    """Return whether a source file has an address."""
     return b"://" in path and is_url(to_text(path))
 
 

@@ -1,7 +1,7 @@
 """An output folder in an object store.
 
-A store has no temporary names: a worker writes a shard with one PUT, and the shard is visible when the PUT completes.
-Small files are kept in memory until they are published. The publishing process must hold the dataset's lock.
+A store has no temporary names: a shard is written with one PUT and visible when it completes. Small files are kept in
+memory until they are published. The publishing process must hold the dataset's lock.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class RemoteFolder:
         """Return the entries among `names` that exist.
 
         Times are rounded to seconds, so they never equal a recorded time: a store's clock is no proof that a file is
-        unchanged. A single name is looked up without a listing and has time 0.
+        unchanged. A single name has time 0, because it is looked up without a listing.
         """
         requested = [*names]
         if len(requested) > 1:
@@ -126,14 +126,14 @@ class RemoteFolder:
         """Return the content of a small object."""
         return files.read_small(self.full_path(name))
 
-    read_staged = read  # objects are visible as soon as they are written
+    read_staged = read  # objects are visible once written
 
     def version(self, name: str) -> str:
         """Return the ETag of an object, or ""."""
         return RemoteObject(self.full_path(name)).version
 
     def md5(self, name: str) -> str | None:
-        """Return the MD5 that the store records, or None."""
+        """Return the recorded MD5, or None."""
         return remote_md5(self.full_path(name))
 
     def full_path(self, name: str) -> str:
@@ -145,7 +145,7 @@ class RemoteFolder:
         return None
 
     def lock(self, base: str, *, shared: bool = False) -> AbstractContextManager[None]:
-        """Hold the lock of a dataset under this prefix; see `hold_lock`."""
+        """Hold the lock of a dataset; see `hold_lock`."""
         return hold_lock(self.path, base, shared=shared)
 
     def _list_entries(self) -> dict[str, EntryInfo]:
@@ -158,7 +158,7 @@ class RemoteFolder:
 
 
 def remote_md5(address: str) -> str | None:
-    """Return the MD5 of an object from its ETag, or None."""
+    """Return the MD5 from an object's ETag, or None."""
     try:
         return etag_md5({"ETag": objects.open_remote(address).version})
     except FileNotFoundError:
@@ -166,7 +166,6 @@ def remote_md5(address: str) -> str | None:
 
 
 def _put_verified(address: str, data: bytes) -> None:
-    """Write a small object and verify it, by its MD5 or by reading it."""
     md5 = hashlib.md5(data, usedforsecurity=False).hexdigest()
 
     def put_and_check() -> None:
@@ -180,7 +179,7 @@ def _put_verified(address: str, data: bytes) -> None:
 
 
 class StagedObject(StagedFile):
-    """A shard of unknown size in an unnamed temporary file, which disappears with the process."""
+    """A shard of unknown size in an unnamed temporary file."""
 
     def __init__(self, folder: RemoteFolder, name: str) -> None:
         from tempfile import TemporaryFile

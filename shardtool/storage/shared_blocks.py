@@ -1,8 +1,8 @@
 """Memory blocks shared by processes: the first process that needs a block creates it.
 
 Blocks are stored in one unnamed temporary file in TMPDIR, which disappears when the last process closes it. The kernel
-keeps one copy of its pages and reclaims them when memory is short. Forked processes share the file. Other processes
-(spawn, forkserver) open it through /proc while its creator lives, or else create their own blocks.
+reclaims its pages when memory is short. Forked processes share the file. Other processes open it through /proc while
+its creator lives, or else create their own blocks.
 
 File layout: a word for the start of free space, then offset and size of each block. A block is visible once its offset
 is written.
@@ -37,7 +37,7 @@ os.register_at_fork(after_in_child=_run_fork_hooks)
 
 
 class ForkLock:
-    """A lock that is free in a forked child, even if a thread held it during the fork."""
+    """A lock that is free in a forked child, even if it was held during the fork."""
 
     def __init__(self) -> None:
         self.after_fork()
@@ -76,8 +76,6 @@ _HEADER_BYTES = _END.size + _MAX_BLOCKS * _ENTRY.size
 
 
 class _FileOrigin(NamedTuple):
-    """The process and descriptor through which other processes open the shared file."""
-
     pid: int
     fd: int
     identity: tuple[int, int]
@@ -89,7 +87,7 @@ class _FileOrigin(NamedTuple):
             return None
         if _file_identity(fd) == self.identity:
             return fd
-        os.close(fd)  # the process id or descriptor was reused
+        os.close(fd)  # reused process id or descriptor
         return None
 
 
@@ -113,14 +111,14 @@ class SharedBlocks:
 
     def _start(self, fd: int | None) -> None:
         self._fd, self._lock = -1 if fd is None else fd, threading.Lock()
-        self._mappings: list[mmap.mmap] = []  # one for each size of the file; the last maps all of it
+        self._mappings: list[mmap.mmap] = []  # the last one maps the whole file
         self._origin: _FileOrigin | None = None
         if fd is not None:
             self._origin = _FileOrigin(os.getpid(), fd, _file_identity(fd))
             _fork_hooks.add(self)
 
     def after_fork(self) -> None:
-        """Reopen the file in a forked child: `flock` excludes only holders of separate open files."""
+        """Reopen the file in a child: `flock` excludes only separate open files."""
         fd = None if self._origin is None else _FileOrigin(os.getpid(), self._origin.fd, self._origin.identity).open()
         if self._is_open():
             os.close(self._fd)
@@ -136,11 +134,11 @@ class SharedBlocks:
         self._start(None if origin is None else origin.open())
 
     def __del__(self) -> None:
-        if os is not None and self._is_open():  # modules are already deleted at interpreter exit
+        if os is not None and self._is_open():  # modules are deleted at interpreter exit
             os.close(self._fd)
 
     def read(self, number: int) -> memoryview | None:
-        """Return a block, or None if no process has created it."""
+        """Return a block, or None if it does not exist."""
         if number >= _MAX_BLOCKS or not self._is_open():
             return None
         entry = os.pread(self._fd, _ENTRY.size, self._entry(number))
@@ -176,7 +174,7 @@ class SharedBlocks:
                 mapping.madvise(mmap.MADV_DONTNEED)
 
     def _is_open(self) -> bool:
-        """Return whether the descriptor still refers to the file: a program may close all descriptors."""
+        """Return whether the descriptor is still ours: a program may close all descriptors."""
         if self._origin is None:
             return False
         try:

@@ -11,13 +11,13 @@ from shardtool.storage.file_system import write_errors
 
 
 def spool_advice() -> str:
-    """Return what to do if temporary files cannot be written."""
+    """Return advice for unwritable temporary files."""
     gather = option_text("method", "gather")
     return f"Choose another {option_text('temp_dir')}, or use {gather}, which needs no temporary files."
 
 
 class SpoolFile:
-    """A temporary file open for writing; `close` it. Methods raise OutputFailed if the disk is full or failing."""
+    """A temporary file open for writing."""
 
     def __init__(self, path: str) -> None:
         self._folder = os.path.dirname(path)

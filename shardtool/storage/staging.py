@@ -1,7 +1,10 @@
 """Write files into a local folder: first under a temporary name, then renamed.
 
-A staged file is named `.NAME.part`, or `.NAME~ATTEMPT.part` if several attempts may write it, and is synced to disk.
-Publishing renames it and syncs the folder. Workers stage files and send a `DurableFile` to the parent process.
+A staged file is named `.NAME.part`, or `.NAME~ATTEMPT.part` if several attempts may write it. Workers stage files and
+send a `DurableFile` to the parent process, which renames it and syncs the folder.
+
+Methods raise OutputFailed if the disk is full or failing, and OutputExists if a name belongs to something that a file
+must not replace.
 """
 
 from __future__ import annotations
@@ -42,7 +45,7 @@ Result = TypeVar("Result")
 _STAGED_NAME = re.compile(r"\.(.+?)(?:~[0-9a-f]{8})?\.part", re.DOTALL)
 
 
-_attempt_suffix = ""  # distinguishes temporary names from those of other attempts at the same task
+_attempt_suffix = ""  # distinguishes temporary names of attempts at the same task
 
 
 class DurableFile(NamedTuple):
@@ -67,10 +70,7 @@ class Sink(Protocol):
 
 
 class StagedFile(AbstractContextManager["StagedFile"]):
-    """A file being written under a temporary name; call `finish` or `abandon`. A failing `with` block abandons it.
-
-    Methods raise OutputFailed if the disk is full or failing.
-    """
+    """A file being written under a temporary name; call `finish` or `abandon`. A failing `with` block abandons it."""
 
     _make_error: Callable[[str, OSError], OutputExists | OutputFailed]
 
@@ -99,12 +99,12 @@ class StagedFile(AbstractContextManager["StagedFile"]):
         return self._fd
 
     def sync(self) -> None:
-        """Make the bytes written so far durable; another thread may write meanwhile."""
+        """Make the bytes so far durable; another thread may write meanwhile."""
         with write_errors(self._final_path):
             os.fdatasync(self._fd)
 
     def finish(self, mtime_ns: int | None = None) -> DurableFile:
-        """Make the file durable, without publishing it, and set its modification time."""
+        """Make the file durable, unpublished, and set its modification time."""
         with write_errors(self._final_path):
             if mtime_ns is not None:
                 os.utime(self._fd, ns=(mtime_ns, mtime_ns))
@@ -125,9 +125,6 @@ class StagedFile(AbstractContextManager["StagedFile"]):
 @dataclass(frozen=True, slots=True)
 class Folder:
     """A local output folder, as a value that can be sent to workers.
-
-    Methods raise OutputFailed if the file system refuses, and OutputExists if a name belongs to something that a file
-    must not replace.
 
     Attributes:
         path: Path as the user gave it; "" is the current folder.
@@ -151,7 +148,7 @@ class Folder:
                 sync_folder(created.parent)
 
     def names(self) -> list[str]:
-        """Return the names in the folder; an empty list if it does not exist."""
+        """Return the names in the folder, if it exists."""
         with write_errors(self.path), suppress(FileNotFoundError, NotADirectoryError):
             return list_folder(self.path)
         return []
@@ -186,7 +183,7 @@ class Folder:
             return fill(file), file.finish(mtime_ns)
 
     def spool(self, name: str, size: int) -> str:
-        """Create a temporary file of `size` bytes and return its path; `discard_staged` deletes it."""
+        """Create a temporary file of `size` bytes and return its path."""
         path = staged_path(self, name)
         with write_errors(self.path, spool_error):
             os.close(create_file(path))
@@ -194,7 +191,7 @@ class Folder:
         return path
 
     def publish(self, *staged: DurableFile) -> None:
-        """Rename staged files to their final names, durably; existing files are replaced."""
+        """Rename staged files to their final names, durably."""
         for file in staged:
             check_replaceable(self.full_path(file.name))
         with write_errors(self.full_path(staged[0].name) if staged else self.path):
@@ -208,9 +205,9 @@ class Folder:
             os.utime(self.full_path(name), ns=(mtime_ns, mtime_ns), follow_symlinks=False)
 
     def discard_staged(self, names: Iterable[str]) -> None:
-        """Delete files staged by a run for these final names."""
+        """Delete files staged for these final names."""
         final_names = {*names}
-        with suppress(OutputFailed):  # if the folder cannot be listed, nothing was staged
+        with suppress(OutputFailed):  # then nothing was staged
             self.discard(*(os.path.basename(file.token) for file in self.staged() if file.name in final_names))
 
     def discard(self, *names: str) -> None:
@@ -238,11 +235,11 @@ class Folder:
                 sync_folder(self.path or ".")
 
     def read(self, name: str) -> bytes:
-        """Return the content of a small file; raise OSError if it cannot be read."""
+        """Return the content of a small file."""
         return read_small(self.full_path(name), flags=READ_PLAIN)
 
     def append(self, name: str, data: bytes) -> None:
-        """Append durably to an existing file. A killed process may have written only a part of `data`."""
+        """Append durably; a killed process may have written only a part."""
         check_replaceable(self.full_path(name))
         with write_errors(self.full_path(name)):
             fd = os.open(self.full_path(name), os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW)
@@ -253,7 +250,7 @@ class Folder:
                 os.close(fd)
 
     def read_staged(self, name: str) -> bytes:
-        """Return the content of a small staged file; raise OSError if it cannot be read."""
+        """Return the content of a small staged file."""
         return read_small(staged_path(self, name))
 
     def version(self, name: str) -> str:  # noqa: ARG002 - file systems have no versions
@@ -261,7 +258,7 @@ class Folder:
         return ""
 
     def md5(self, name: str) -> str | None:  # noqa: ARG002 - file systems store no checksum
-        """Return the MD5 of a file if it is recorded, or None."""
+        """Return the recorded MD5 of a file, or None."""
         return None
 
     def full_path(self, name: str) -> str:
@@ -285,16 +282,10 @@ class Folder:
     def lock(
         self, base: str, *, shared: bool = False, finishes: bool = False, what: str = "this dataset"
     ) -> Iterator[None]:
-        """Hold the lock of the dataset `base` in this folder; the system releases it when the process exits.
+        """Hold the lock of the dataset `base` in this folder, or raise OutputExists.
 
-        Args:
-            base: Name of the dataset.
-            shared: Allow other shared holders, and do not delete the lock file.
-            finishes: Whether this run completes an interrupted `remove`.
-            what: What the holder writes, for messages.
-
-        Raises:
-            OutputExists: Another run holds the lock, or an interrupted `remove` must be completed first.
+        `finishes`: this run completes an interrupted `remove`. `what` describes the output, for messages. A shared
+        holder does not delete the lock file.
         """
         path = self.full_path(f".{base}.lock")
         check_replaceable(path)  # it is deleted at the end
@@ -316,11 +307,7 @@ class Folder:
 
 
 def local_folder(path: str | os.PathLike[str], remedy: str = "") -> Folder:
-    """Return a local output folder.
-
-    Raises:
-        InvalidRequest: The path is a URL (`remedy` says what to do), a mistyped address, or not a path.
-    """
+    """Return a local output folder, or raise InvalidRequest with `remedy` for a URL."""
     if not isinstance(path, str | os.PathLike) or "\0" in os.fspath(path):
         raise InvalidRequest(f"{path!r:.80}", "not a path", expected="a local folder")
     if is_url(folder := os.fspath(path)):
@@ -330,25 +317,21 @@ def local_folder(path: str | os.PathLike[str], remedy: str = "") -> Folder:
 
 
 def named_local_folder(path: str | os.PathLike[str]) -> Folder:
-    """Return the local folder that a user named, which must not be empty, as from an unset variable.
-
-    Raises:
-        InvalidRequest: It is empty, or `local_folder` refuses it.
-    """
+    """Return the local folder that a user named; "" may be an unset variable and is refused."""
     if path == "":
         raise InvalidRequest("the folder", "''", expected="a local folder (`.` is the current one)")
     return local_folder(path)
 
 
 def staged_path(folder: Folder, name: str) -> str:
-    """Return the path of a file until it is published."""
+    """Return the temporary path of a file."""
     return folder.full_path(f".{name}{_attempt_suffix}.part")
 
 
 def set_attempt(token: str) -> None:
     """Add a token of eight hexadecimal digits to the temporary names of this process; "" removes it.
 
-    A task may run a second time while its first attempt is still writing; the two must use different files.
+    A task may run a second time while its first attempt is still writing; both need different files.
     """
     global _attempt_suffix  # noqa: PLW0603 - a setting of the process
     _attempt_suffix = f"~{token}" if token else ""

@@ -55,12 +55,7 @@ class TargetFile(RawIOBase):
 
 @contextmanager
 def create_target(path: str) -> Iterator[TargetFile]:
-    """Yield a file that is published at a path or address if the block succeeds.
-
-    Raises:
-        OutputFailed: The file cannot be written.
-        StoreFailed: The store keeps failing, or denies access.
-    """
+    """Yield a file that is published if the block succeeds."""
     folder = open_folder(paths.folder_of(path))
     folder.ready()
     with folder.stage(paths.base_name(path)) as file:
@@ -69,7 +64,7 @@ def create_target(path: str) -> Iterator[TargetFile]:
 
 
 def write_target(path: str, data: bytes) -> None:
-    """Publish `data` at a path or address; see `create_target`."""
+    """Publish `data` at a path or address."""
     with create_target(path) as file:
         file.write(data)
 
@@ -77,20 +72,14 @@ def write_target(path: str, data: bytes) -> None:
 def open_mappable(path: str, magic: bytes) -> IO[bytes]:
     """Return a local file for memory mapping; an object is first copied to an unnamed temporary file.
 
-    An object must start with `magic`; otherwise the rest is not fetched.
-
-    Raises:
-        InvalidRequest: The path looks like a mistyped address.
-        OSError: The file is unreadable, not regular, or has other first bytes.
-        OutputFailed: There is no space for the temporary file.
-        ShardError: The machine, a store or a server failed.
+    A file that does not start with `magic` raises OSError, before the rest is fetched.
     """
     if not is_url(path):
         refuse_near_url(path)
         return os.fdopen(files.open_plain(path)[0], "rb")
     folder, name = RemoteFolder(paths.folder_of(path)), paths.base_name(path)
     with StagedObject(folder, name) as file, files.open_file(path) as source:
-        for block in source.blocks(memoryview(b"")):  # in order: works without range requests
+        for block in source.blocks(memoryview(b"")):  # needs no range requests
             if not file.size and block[: len(magic)] != magic[: len(block)]:
                 raise OSError(errno.EINVAL, "content does not match the file name", path)
             file.write(block)
@@ -98,7 +87,7 @@ def open_mappable(path: str, magic: bytes) -> IO[bytes]:
 
 
 def check_target_name(path: str, example: str) -> None:
-    """Raise InvalidRequest if a name cannot be a file here or in a store."""
+    """Refuse names that cannot be a file here or in a store."""
     if is_url(path) and paths.base_name(path):
         open_folder(paths.folder_of(path))  # raises for read-only locations
     else:

@@ -54,7 +54,7 @@ def are_safe_paths(paths: bytes, longest: int) -> bool:
 
 
 def path_problem(path: bytes) -> str:
-    """Return why a path cannot name a file below a folder; "" if it can."""
+    """Return why a path cannot be below a folder, or ""."""
     if _UNSAFE_PART.search(path) or b"\0" in path:
         return "not a path below the folder"
     too_long = len(path) > _MAX_PATH_BYTES or max(map(len, path.split(b"/"))) > _MAX_NAME_BYTES
@@ -62,19 +62,14 @@ def path_problem(path: bytes) -> str:
 
 
 class FolderTree:
-    """A folder to write files into, created if missing; `close` it. Links in its own path are followed.
-
-    Raises:
-        OutputExists: The path or one of its parents is not a folder.
-        OutputFailed: The folder cannot be created.
-    """
+    """A folder to write files into, created if missing. Links in its own path are followed."""
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
         with write_errors(folder, _tree_error):
             make_folders(folder)
             self._root = os.open(folder or ".", OPEN_FOLDER_FLAGS)
-        self._parents: dict[bytes, int] = {}  # descriptors of recent folders: files arrive folder by folder
+        self._parents: dict[bytes, int] = {}  # descriptors: files arrive folder by folder
 
     def close(self) -> None:
         """Close all descriptors."""
@@ -94,11 +89,6 @@ class FolderTree:
             data: Bytes, or a function that yields them in blocks each time it is called.
             if_exists: `error`: fail. `overwrite`: replace the file. `keep`: keep it if it has these bytes. `finish`:
                 like `keep`, and replace a truncated copy left by a killed process.
-
-        Raises:
-            OutputExists: The file exists, or something else blocks one of its folders.
-            OutputFailed: The file cannot be written.
-            InvalidRequest: The path is not below the folder.
         """
         if (b"\0" in path or not are_safe_paths(path, len(path))) and (problem := path_problem(path)):
             raise InvalidRequest(os.fsdecode(path), problem)
@@ -125,7 +115,7 @@ class FolderTree:
         return True
 
     def check_free(self, paths: Iterable[bytes], sizes: Iterable[int]) -> None:
-        """Raise OutputExists if a file of another size exists under one of these names."""
+        """Raise OutputExists if a file of another size has one of these names."""
         checked = set[bytes]()
         for path, size in zip(paths, sizes, strict=True):
             if (folder := path.rpartition(b"/")[0]) not in checked:

@@ -37,7 +37,7 @@ SCHEME_ALIASES = {  # names that other tools use
 INSTALL_COMMANDS = {"hf": "pip install 'shardtool[hf]'"}  # scheme to the command that installs its library
 
 
-SOURCE_PREFIX = "SHARDTOOL_SOURCE_"  # of environment variables that apply to the source only
+SOURCE_PREFIX = "SHARDTOOL_SOURCE_"  # of variables for the source only
 
 
 SOURCE_MARKER = "source="  # precedes the source's server in an address
@@ -76,12 +76,12 @@ class Address(NamedTuple):
 
 
 def is_url(text: str) -> bool:
-    """Return whether a string is a URL of any scheme."""
+    """Return whether a string is a URL."""
     return _URL.match(text) is not None
 
 
 def refuse_near_url(path: str) -> None:
-    """Raise InvalidRequest for a path that is probably a mistyped address, such as `s3:/b/k` or `s3:b/k`."""
+    """Refuse a mistyped address, such as `s3:/b/k` or `s3:b/k`."""
     if match := _NEAR_URL.match(path):
         intended = f"{match[1].lower()}://{match[2]}"
         raise InvalidRequest(
@@ -91,13 +91,13 @@ def refuse_near_url(path: str) -> None:
 
 
 def is_web(text: str) -> bool:
-    """Return whether a string is an http or https address."""
+    """Return whether an address is http or https."""
     match = _URL.match(text)
     return match is not None and match[1].lower() in WEB
 
 
 def is_huggingface(text: str) -> bool:
-    """Return whether an address is in a Hugging Face dataset repository, which is read over HTTP."""
+    """Return whether an address is in a Hugging Face repository."""
     return text[:14].lower() == "hf://datasets/"
 
 
@@ -112,11 +112,7 @@ def is_source_address(address: str) -> bool:
 
 
 def parse_address(text: str) -> Address:
-    """Split an address into its parts.
-
-    Raises:
-        InvalidRequest: The scheme is unknown, or the bucket or server is missing.
-    """
+    """Split an address into its parts."""
     match = _URL.match(text)
     scheme, tail = (match[1].lower(), match[2]) if match else ("", text)
     if scheme not in SCHEMES and scheme not in fsspec_schemes():
@@ -161,7 +157,7 @@ def display_address(text: str) -> str:
 
 
 def join_address(folder: str, name: str) -> str:
-    """Return the address of `name` in a folder; `name` is unencoded and may contain slashes."""
+    """Return the address of `name`, which is unencoded and may contain slashes."""
     if not name:
         return folder
     parts = parse_address(folder)
@@ -171,7 +167,7 @@ def join_address(folder: str, name: str) -> str:
 
 
 def split_address(text: str) -> tuple[str, str]:
-    """Return the address of the folder, and the unencoded file name."""
+    """Return the folder's address, and the unencoded file name."""
     parts = parse_address(text)
     folder_key, _, name = parts.key.rpartition("/")
     return parts._replace(key=folder_key).text(), unquote(name) if parts.scheme in WEB else name

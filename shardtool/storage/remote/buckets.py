@@ -1,7 +1,7 @@
 """List, write and delete objects in S3 and compatible stores, Google Cloud Storage and Azure, with obstore.
 
-All functions raise AccessRefused if the store denies access, and StoreFailed if it keeps failing. A forked child
-process must not call them: obstore's request threads do not survive a fork (docs/decisions/017-remote-stores.md).
+Functions raise AccessRefused if the store denies access, and StoreFailed if it keeps failing. A forked child
+must not call them: obstore's request threads do not survive a fork (docs/decisions/017-remote-stores.md).
 Messages of obstore are not shown or chained, because they may contain secrets.
 """
 
@@ -51,7 +51,7 @@ class BucketEntry(NamedTuple):
 
     @property
     def name(self) -> str:
-        """File name: the key after its last slash."""
+        """The key after its last slash."""
         return self.key.rpartition("/")[2]
 
     @property
@@ -61,11 +61,7 @@ class BucketEntry(NamedTuple):
 
 
 def list_objects(address: str, *, below: bool = False) -> Iterator[BucketEntry]:
-    """Yield the entries of a folder in a store, or with `below` all objects at any depth, in the store's order.
-
-    Raises:
-        InvalidRequest: It is a web address.
-    """
+    """Yield the entries of a folder, or with `below` all objects at any depth, in the store's order."""
     parts = parse_address(address)
     if is_web(address):
         raise InvalidRequest(
@@ -83,10 +79,9 @@ def list_objects(address: str, *, below: bool = False) -> Iterator[BucketEntry]:
 
 
 def _list_below(address: str, store: Any, prefix: str) -> Iterator[BucketEntry]:
-    """Yield all objects below a prefix, page by page; after a failure, continue after the last key.
+    """Yield all objects below a prefix, page by page; after a failure, continue after the last key with content.
 
-    obstore strips the trailing slash of an empty object's key. The listing therefore continues after the last object
-    with content, and skips objects already yielded.
+    obstore strips the trailing slash of an empty object's key, so its key cannot be the start.
     """
     attempts, last_key, yielded = RetryState(display_address(address)), "", set[str]()
     while True:
@@ -101,14 +96,13 @@ def _list_below(address: str, store: Any, prefix: str) -> Iterator[BucketEntry]:
                     else:
                         yielded.add(entry.key)
                 attempts.record_progress()
-        except TransientError as error:  # after a failure, obstore's iterator would end as if the listing were complete
+        except TransientError as error:  # obstore's iterator would end as if it were complete
             attempts.wait_or_give_up(error)
         else:
             return
 
 
 def _check_process(address: str) -> None:
-    """Refuse a request that would hang, in a child that was forked after the first request."""
     if _requesting_process.setdefault("pid", os.getpid()) != os.getpid():
         raise InvalidRequest(
             display_address(address), "a store cannot be listed or written in a forked process",
@@ -162,11 +156,7 @@ def delete_objects(folder: str, keys: Sequence[str]) -> None:
 
 
 def copy_in_bucket(source: str, destination: str) -> None:
-    """Ask a store to copy an object within its bucket.
-
-    Raises:
-        FileNotFoundError: The object does not exist.
-    """
+    """Ask a store to copy an object within its bucket."""
     store, source_key, destination_key = (
         store_for(destination)[0],
         parse_address(source).key,
@@ -181,7 +171,7 @@ def _bucket_entry(meta: Any) -> BucketEntry:
 
 
 def version_number(etag: str) -> int:
-    """Return an ETag as a 63-bit number, the same for a listing and a response; 0 if there is none."""
+    """Return an ETag as a 63-bit number, equal for listing and response; 0 if there is none."""
     tag = etag.removeprefix("W/").strip('"')  # Azure's listing has no quotes
     return int.from_bytes(blake2b(tag.encode(), digest_size=8).digest(), "little") >> 1 if tag else 0
 

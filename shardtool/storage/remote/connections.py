@@ -1,8 +1,7 @@
 """HTTP connections that fail when too little data arrives: urllib3 pools, one set per process.
 
-urllib3 and http.client read from a `PacedSocket`. It waits in short slices, checks for cancellation, and measures bytes
-per second of waiting, so silent and slow servers are treated alike. Connections are opened in a separate thread,
-because name lookups, TLS handshakes and proxies cannot be interrupted.
+urllib3 and http.client read from a `PacedSocket`. Connections are opened in a separate thread, because name lookups,
+TLS handshakes and proxies cannot be interrupted.
 """
 
 from __future__ import annotations
@@ -41,14 +40,14 @@ MAX_CONNECTIONS_PER_SERVER = 64
 _CONNECT_TIMEOUT_S, _SEND_TIMEOUT_S = 10, 60  # `PacedSocket` limits the time of responses
 
 
-_MAX_HEADER_BYTES = 2**18  # of response headers, including interim responses (100 Continue)
+_MAX_HEADER_BYTES = 2**18  # including interim responses (100 Continue)
 
 
 class PacedSocket(io.RawIOBase):
     """A connected socket as a raw file with a minimum speed. Closing it leaves the socket open.
 
-    `peer` is the server, for messages. The first byte must arrive within `first_wait_s`. At most `max_bytes` more bytes
-    are accepted; None means no limit.
+    It waits in short slices and checks for cancellation. The first byte must arrive within `first_wait_s`. At most
+    `max_bytes` more bytes are accepted; None means no limit.
 
     Methods raise TransientError if the server is too slow, and OSError if the connection is lost.
     """
@@ -57,7 +56,7 @@ class PacedSocket(io.RawIOBase):
         super().__init__()
         self._sock, self._peer, self._first_wait_s = sock, peer, first_wait_s
         self._bytes, self._waited_s = 0, 0.0
-        self._silent_s = 0.0  # seconds of waiting since the last byte
+        self._silent_s = 0.0  # seconds since the last byte
         self.max_bytes: int | None = None
 
     def readable(self) -> bool:
@@ -65,12 +64,7 @@ class PacedSocket(io.RawIOBase):
         return True
 
     def readinto(self, into: Buffer, /) -> int:
-        """Fill `into` with the next bytes; return their number.
-
-        Raises:
-            TransientError: The server is too slow, or sends more than `max_bytes`.
-            TimeoutError: Nothing arrived within `first_wait_s`.
-        """
+        """Fill `into`; return the number of bytes."""
         count = self._transfer(lambda: self._sock.recv_into(into))
         if self.max_bytes is not None:
             self.max_bytes -= count
@@ -79,11 +73,10 @@ class PacedSocket(io.RawIOBase):
         return count
 
     def write(self, data: Buffer, /) -> int:
-        """Send some of `data`; return the number of bytes sent."""
+        """Send some of `data`; return how much."""
         return self._transfer(lambda: self._sock.send(data))
 
     def _transfer(self, move: Callable[[], int]) -> int:
-        """Return the number of bytes that `move` transferred; enforce the minimum speed."""
         if self._sock.gettimeout() != retry.SLICE_S:
             self._sock.settimeout(retry.SLICE_S)
         while True:
@@ -105,7 +98,7 @@ class PacedSocket(io.RawIOBase):
         self._silent_s = 0.0 if count else self._silent_s + waited_s
         if self._first_wait_s is not None and not self._bytes and self._waited_s >= self._first_wait_s:
             raise TimeoutError
-        if self._waited_s < retry.SLICE_S:  # reading the environment for each piece would be slow
+        if self._waited_s < retry.SLICE_S:  # reading the environment is slow
             return
         min_bytes_per_s, speed_window_s = retry.min_speed()
         if min_bytes_per_s and self._silent_s >= speed_window_s:
@@ -129,26 +122,20 @@ def peer_name(connection: HTTPConnection) -> str:
 
 @functools.cache
 def _pool_classes() -> dict[str, type[urllib3.HTTPConnectionPool]]:
-    """Return pool classes by scheme, which connect in another thread and read through a `PacedSocket`.
-
-    Importing their base classes takes 50 ms.
-    """
+    """Return pool classes by scheme; importing their base classes takes 50 ms."""
     import http.client
 
     from urllib3 import HTTPConnectionPool, HTTPSConnectionPool
     from urllib3.connection import HTTPConnection, HTTPSConnection
 
     class Response(http.client.HTTPResponse):
-        """A response read through a `PacedSocket`."""
-
         def __init__(self, peer: str, sock: socket.socket, *args: Any, **kwargs: Any) -> None:
             super().__init__(sock, *args, **kwargs)
             self._paced, self._socket_file = PacedSocket(sock, peer), self.fp  # `_socket_file` keeps the socket open
-            self._paced.max_bytes = _MAX_HEADER_BYTES  # never reset for a proxy tunnel, which has headers only
+            self._paced.max_bytes = _MAX_HEADER_BYTES  # a proxy tunnel has headers only
             self.fp = io.BufferedReader(self._paced)
 
         def begin(self) -> None:
-            """Read the status line and headers."""
             super().begin()
             self._paced.max_bytes = None
 
@@ -157,16 +144,11 @@ def _pool_classes() -> dict[str, type[urllib3.HTTPConnectionPool]]:
             self._socket_file.close()
 
     class Connection(HTTPConnection):
-        """A connection over HTTP."""
-
         def connect(self) -> None:
-            """Connect."""
             self.response_class = partial(Response, peer_name(self))  # type: ignore[assignment]
             retry.in_thread(super().connect)
 
     class SecureConnection(Connection, HTTPSConnection):
-        """A connection over HTTPS."""
-
         def _tunnel(self) -> None:
             super()._tunnel()
             self.sock.settimeout(self.timeout)  # the TLS handshake must not time out after one slice
@@ -205,11 +187,7 @@ def _make_pool(_pid: int, scheme: str, proxy: str | None, _environment: tuple[st
 
 
 def connections_for(url: str) -> urllib3.PoolManager:
-    """Return this process's connection pools for a URL.
-
-    Raises:
-        InvalidRequest: urllib3 is not installed, or a proxy or certificate file in the environment is invalid.
-    """
+    """Return this process's connection pools for a URL."""
     try:
         with _POOL_LOCK:
             return _make_pool(

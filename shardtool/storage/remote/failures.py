@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 BUSY_STATUSES = (408, 425, 429, 500, 502, 503, 504)
 
 
-_CLIENT_TIMEOUT_CODE = "RequestTimeout"  # S3 sends it with status 400 if the client was silent for too long
+_CLIENT_TIMEOUT_CODE = "RequestTimeout"  # S3 sends it with status 400 to a silent client
 
 
 _DENIED_STATUSES = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
@@ -115,7 +115,7 @@ _LIST_ADVICE = "Grant it, or name the dataset file or a closed range of shards, 
 
 @contextmanager
 def obstore_errors(address: str, *, lists: bool = False) -> Iterator[None]:
-    """Convert obstore's exceptions, which may contain secrets, to our errors. `lists`: the request lists objects."""
+    """Convert obstore's exceptions to our errors. `lists`: the request lists objects."""
     from obstore import exceptions
 
     where = display_address(address)
@@ -151,7 +151,6 @@ def obstore_errors(address: str, *, lists: bool = False) -> Iterator[None]:
 
 
 def _generic_error(address: str, message: str, *, lists: bool) -> Exception:
-    """Return the error for an obstore exception without a kind."""
     where, body = display_address(address), message.encode()
     match = _STATUS_TEXT.search(message)
     # If one request deletes many objects, each has an error code but no status.
@@ -174,7 +173,7 @@ def _untrusted_error(where: str, server: str, reason: str) -> StoreFailed:
 
 @contextmanager
 def write_conflicts(address: str) -> Iterator[None]:
-    """Convert a missing bucket or a conflict to an error that names it."""
+    """Convert a missing bucket or a conflict to our errors."""
     where = display_address(address)
     try:
         yield
@@ -253,7 +252,6 @@ def status_error(address: str, method: str, status: int, headers: Mapping[str, s
 def _response_error(
     address: str, status: int, headers: Mapping[str, str], body: bytes, permission: str = "", *, lists: bool = False
 ) -> Exception:
-    """Return the error for a response that denies access, asks to retry, or rejects the request."""
     where, code = display_address(address), error_code(body)
     found = f"the server returned {status} {code}".rstrip()
     if code in _EXPIRED_CODES:
@@ -279,7 +277,7 @@ def _response_error(
 
 
 def private_error(address: str) -> AccessRefused:
-    """Return the error for a private file of fsspec or the Hub."""
+    """Return the error for a private file."""
     if parse_address(address).scheme != "hf":
         return AccessRefused(display_address(address), "access denied", remedy=_CREDENTIALS_ADVICE)
     remedy = "Set HF_TOKEN to a token with read access, or run `hf auth login`."
@@ -292,13 +290,12 @@ def private_error(address: str) -> AccessRefused:
 
 
 def busy_error(status: int, headers: Mapping[str, str]) -> TransientError:
-    """Return the error for a busy server, with the wait that it requests."""
+    """Return the error for a busy server, with its requested wait."""
     wait = headers.get("Retry-After", "") or "".join(_RATE_LIMIT_RESET.findall(headers.get("RateLimit", ""))[:1])
     return TransientError(f"the server returned {status}", retry_after(wait), answered=True)
 
 
 def _wrong_region_advice(address: str, body: bytes, region: str = "") -> str:
-    """Return advice for a bucket in another region."""
     match = _REGION_ELEMENT.search(body)
     region = match[1].decode() if match else region
     name = f"{SOURCE_PREFIX * is_source_address(address)}AWS_REGION"
@@ -306,13 +303,13 @@ def _wrong_region_advice(address: str, body: bytes, region: str = "") -> str:
 
 
 def error_code(body: bytes) -> str:
-    """Return the error code in a store's XML, such as `ExpiredToken`."""
+    """Return the code in a store's XML, such as `ExpiredToken`."""
     match = _ERROR_CODE.search(body)
     return (match[1] or match[2]).decode() if match else ""
 
 
 def retry_after(text: str) -> float | None:
-    """Return the seconds in a Retry-After header, a number or a date; None if invalid."""
+    """Return the seconds in a Retry-After header, or None if invalid."""
     from email.utils import parsedate_to_datetime
 
     if text.isascii() and text.isdigit():

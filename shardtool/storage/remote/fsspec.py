@@ -1,10 +1,7 @@
-"""Addresses of other schemes, such as `hf://` and `sftp://`: read through fsspec, if it is installed.
+"""Addresses of other schemes, such as `hf://` and `sftp://`: read-only, through fsspec.
 
-These locations are read-only. fsspec file systems disagree about versions, so changes are detected by size and checksum
-only.
-
-Hugging Face datasets are listed through fsspec, but read over HTTP: fsspec's own file system reads 5 MB ahead of each
-range, lists folders to get sizes, and does not notice that a file was replaced.
+fsspec file systems disagree about versions, so changes are detected by size and checksum only. Hugging Face datasets
+are read over HTTP: fsspec reads 5 MB ahead of each range, and does not notice that a file was replaced.
 """
 
 from __future__ import annotations
@@ -42,13 +39,7 @@ _CONNECTION_ERRORS = {"ConnectionError", "TimeoutError", "TransportError", "Time
 
 
 def list_fsspec(address: str, *, below: bool = False) -> Iterator[BucketEntry]:
-    """Yield the entries of a folder, or with `below` all files at any depth.
-
-    Raises:
-        AccessRefused: Listing is denied.
-        InvalidRequest: The address names no repository.
-        StoreFailed: The request failed, or the repository or revision does not exist.
-    """
+    """Yield the entries of a folder, or with `below` all files at any depth."""
     address = parse_address(address).text()
     if is_huggingface(address):
         _split_huggingface(address)
@@ -71,7 +62,6 @@ def list_fsspec(address: str, *, below: bool = False) -> Iterator[BucketEntry]:
 
 
 def _listed_version(address: str, listed: Mapping[str, Any]) -> int:
-    """Return the ETag of a listed Hugging Face file as a number; otherwise 0."""
     if not is_huggingface(address) or listed["type"] != "file":
         return 0
     return version_number(str(listed["lfs"].sha256 if listed.get("lfs") else listed.get("blob_id", "")))
@@ -92,10 +82,6 @@ def huggingface_request(address: str) -> tuple[str, dict[str, str]]:
     """Return the HTTP URL of a file in a dataset repository, and headers with the user's token.
 
     Source: the grammar of `hf://` in huggingface_hub's `HfFileSystem`.
-
-    Raises:
-        InvalidRequest: The address names no repository.
-        StoreFailed: huggingface_hub is missing, or in offline mode.
     """
     match = _split_huggingface(address)
     with _fsspec_errors(address):
@@ -114,7 +100,7 @@ def huggingface_request(address: str) -> tuple[str, dict[str, str]]:
 
 
 def call_fsspec(address: str, call: Callable[[Any], Result]) -> Result:
-    """Return the result of `call` with fsspec's file system; retry transient failures."""
+    """Call with fsspec's file system; retry transient failures."""
 
     def attempt() -> Result:
         with _fsspec_errors(address):
@@ -135,7 +121,7 @@ def _cached_file_system(address: str) -> Any:
 
 @functools.lru_cache(maxsize=16)
 def _file_system(scheme: str, host: str, _pid: int) -> Any:
-    """Return fsspec's file system, one per process: asynchronous ones do not survive a fork."""
+    """Return a file system per process: asynchronous ones do not survive a fork."""
     from fsspec.core import url_to_fs
 
     return url_to_fs(f"{scheme}://{host}/", skip_instance_cache=True)[0]
@@ -143,7 +129,6 @@ def _file_system(scheme: str, host: str, _pid: int) -> Any:
 
 @contextmanager
 def _fsspec_errors(address: str) -> Iterator[None]:
-    """Convert exceptions of fsspec and its file systems, which may contain secrets, to our errors."""
     where = display_address(address)
     try:
         yield
@@ -177,8 +162,7 @@ def _fsspec_errors(address: str) -> Iterator[None]:
 
 
 def _missing_error(address: str, error: FileNotFoundError) -> Exception:
-    """Return the error for a missing file: Hugging Face also reports private repositories as missing."""
-    _file_system.cache_clear()  # fsspec caches the result, but a token or the repository may be added later
+    _file_system.cache_clear()  # a token or the repository may be added later
     if _error_status(error) in _DENIED_STATUSES:
         return failures.private_error(address)
     if problem := failures.HUGGINGFACE_MISSING.get(

@@ -1,7 +1,6 @@
 """Send HTTP requests, signed if the store requires it, and follow redirects.
 
-Messages of urllib3 are not shown or chained, because they contain the requested URL, which may be signed
-(docs/decisions/017-remote-stores.md).
+Messages of urllib3 are not shown or chained, because they contain the requested URL, which may be signed.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ _REDIRECT_STATUSES = (301, 302, 303, 307, 308)
 _MAX_REDIRECTS = 5
 
 
-_MAX_REASON_BYTES = 4096  # read from an error response, or to keep the connection of an unused one
+_MAX_REASON_BYTES = 4096  # read from an error or unused response
 
 
 _MAX_LENGTH_DIGITS = 18  # of a Content-Length: no file is larger
@@ -60,7 +59,7 @@ _MD5 = re.compile(r"[0-9a-f]{32}")
 
 
 class HuggingFaceLink(NamedTuple):
-    """A redirect of the Hub: signed URL on the content server, ETag of the Hub, ETag of the content server."""
+    """A redirect of the Hub: signed URL, ETag of the Hub, ETag of the content server."""
 
     target: str
     linked: str
@@ -72,7 +71,7 @@ def request_object(
 ) -> urllib3.BaseHTTPResponse:
     """Send one GET request for an object and follow redirects; the body is not read.
 
-    `links` caches one redirect of the Hub, which limits the request rate: the function fills and reuses the list.
+    `links` caches one redirect of the Hub, which limits the request rate.
 
     Returns:
         A response with status 200, 201, 204, 206, or 416 for a range after the end. Read it completely, `close` it, or
@@ -82,8 +81,6 @@ def request_object(
         TransientError: The request can be retried.
         FileNotFoundError: The object does not exist.
         FileExistsError: A condition in the headers does not hold.
-        AccessRefused: Access is denied.
-        StoreFailed: Any other failure.
     """
     cached_link = next(iter(links or ()), None)
     if cached_link is not None:
@@ -113,7 +110,7 @@ def request_object(
 def _follow_redirects(
     address: str, target: str, headers: Mapping[str, str], own_headers: Mapping[str, str]
 ) -> tuple[urllib3.BaseHTTPResponse, HuggingFaceLink]:
-    """Return the response after all redirects, and its URL. `own_headers` are sent to the first server only."""
+    """Return the response and its URL. `own_headers` are sent to the first server only."""
     linked = ""
     for _ in range(_MAX_REDIRECTS + 1):
         response = _send_request(address, target, {**headers, **own_headers})
@@ -139,13 +136,8 @@ def _send_request(address: str, target: str, headers: Mapping[str, str]) -> urll
 class FirstResponse(NamedTuple):
     """What a first request shows about a connection.
 
-    Attributes:
-        server: URL of the server, without a path.
-        proxy: URL of the proxy, or empty.
-        headers: Response headers.
-        certificate_expiry: As in the certificate; None for plain HTTP.
-        code: The store's error code, or empty.
-        refused: The error that the response means; None if the object exists.
+    `proxy` (a URL) and `code`, the store's error code, may be empty. `certificate_expiry` is None for plain HTTP. `refused`
+    is the error that the response means; None if the object exists.
     """
 
     server: str
@@ -161,9 +153,6 @@ def first_response(address: str) -> FirstResponse:
 
     Raises:
         TransientError: There is no response.
-        AccessRefused: There are no credentials.
-        StoreFailed: The certificate is not trusted, or the server does not speak HTTP.
-        InvalidRequest: Credentials or proxy in the environment are invalid.
     """
     url = sign_url(address, "GET")
     server, proxy = urlsplit(without_user(url)), without_user(proxy_for(url) or "")
@@ -184,7 +173,7 @@ def first_response(address: str) -> FirstResponse:
 
 
 def etag_md5(headers: Mapping[str, str]) -> str | None:
-    """Return the MD5 of an object from response headers, or None."""
+    """Return the MD5 in response headers, or None."""
     for encoded in (headers.get("Content-MD5", ""), google_hashes(headers).get("md5", "")):
         if encoded:
             try:
@@ -207,7 +196,7 @@ def object_md5(address: str, headers: Mapping[str, str]) -> str | None:
 
 
 def google_hashes(headers: Mapping[str, str]) -> dict[str, str]:
-    """Return the checksums in a response of Google's store: algorithm to base64 value."""
+    """Return the checksums of Google's store: algorithm to base64 value."""
     return dict(part.strip().partition("=")[::2] for part in headers.get("x-goog-hash", "").split(","))
 
 
@@ -224,7 +213,7 @@ def _read_reason(response: urllib3.BaseHTTPResponse) -> bytes:
 def iter_body(
     response: urllib3.BaseHTTPResponse, address: str, length: int, max_bytes: int = PIECE_BYTES
 ) -> Iterator[bytes]:
-    """Yield the body of a response in pieces of at most `max_bytes`; then close it.
+    """Yield the body in pieces of at most `max_bytes`; then close the response.
 
     Raises:
         TransientError: The body is shorter than `length`.
@@ -239,24 +228,23 @@ def iter_body(
             received += len(piece)
             yield piece
     finally:
-        response.close()  # after a complete read, the connection is already back in the pool
+        response.close()  # a completely read connection is back in the pool
 
 
 def discard_response(response: urllib3.BaseHTTPResponse) -> None:
-    """Close an unneeded response; a short body is read first, which keeps the connection usable."""
+    """Close an unneeded response; read a short body to keep the connection usable."""
     if (content_length(response) or _MAX_REASON_BYTES) < _MAX_REASON_BYTES:
         _read_reason(response)
     response.close()
 
 
 def content_length(response: urllib3.BaseHTTPResponse) -> int | None:
-    """Return the Content-Length of a response; None if missing or invalid."""
+    """Return the Content-Length, or None if missing or invalid."""
     length = response.headers.get("Content-Length", "")
     return int(length) if length.isascii() and length.isdigit() and len(length) <= _MAX_LENGTH_DIGITS else None
 
 
 def _redirect_target(address: str, current: str, location: str) -> str:
-    """Return the target of a redirect; refuse one to plain http, and any from a store, whose requests are signed."""
     try:
         target = urljoin(current, location)
         urlsplit(target).port  # noqa: B018 - raises if it is invalid

@@ -1,11 +1,11 @@
 """A lock in an object store: an object that names its holder and is renewed while it is held.
 
 The lock is created on the condition that it does not exist. Its age is computed from the store's clock only (`Date` and
-`Last-Modified` of one response), so clocks of machines can differ. A lock that was not renewed for `LEASE_S` can be
-taken over, on the condition that it has not changed. A lock whose process on this machine has exited is free.
+`Last-Modified` of one response). A lock that was not renewed for `LEASE_S` can be taken over, on the condition that it
+has not changed. A lock whose process on this machine has exited is free.
 
-Each holder of a shared lock creates its own object, then looks for an exclusive holder. An exclusive holder creates its
-object, then looks for shared ones. If both come together, at least one sees the other.
+A shared holder creates its own object, then looks for an exclusive holder. An exclusive holder creates its object, then
+looks for shared ones. If both come together, at least one sees the other.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 
-LEASE_S = 300  # lifetime of a lock that is not renewed
+LEASE_S = 300  # lifetime without renewal
 
 
 _RENEW_INTERVAL_S = 45
@@ -60,25 +60,20 @@ _LOCK_REMAINS_ADVICE = (
 )
 
 
-_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # BOOTTIME includes time in which the machine sleeps
+_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # BOOTTIME includes sleep
 
 
 _held_leases: dict[str, list[Lease]] = {}  # folder to leases of this process
 
 
-_own_tokens: set[str] = set()  # tokens of locks that this process holds or is acquiring
+_own_tokens: set[str] = set()  # of locks held or being acquired
 
 
 class LockHolder(NamedTuple):
     """The holder of a lock.
 
-    Attributes:
-        who: User, machine and process, for messages.
-        since: Start of the run by its machine's clock, for messages.
-        token: Unique identifier.
-        machine: Identifier of the machine since its boot, or empty.
-        pid: Process id.
-        born: Start time of the process, as the kernel counts it.
+    `who` and `since` (by its machine's clock) are for messages. `machine` identifies a machine since its boot; "" if
+    unknown. `born` is the start time of the process, as the kernel counts it.
     """
 
     who: str
@@ -96,7 +91,7 @@ class LockHolder(NamedTuple):
         return cls(who, since, token_hex(8), _machine_id(), os.getpid(), _process_start(os.getpid()))
 
     def encode(self, renewals: int = 0) -> bytes:
-        """Return the content of the lock, different for each renewal: stores derive versions from the content."""
+        """Return the lock's content, different for each renewal: stores derive versions from it."""
         return json.dumps({"shardtool lock": 1, **self._asdict(), "renewals": renewals}).encode() + b"\n"
 
     def has_exited(self) -> bool:
@@ -107,7 +102,7 @@ class LockHolder(NamedTuple):
 
 
 def parse_holder(data: bytes) -> LockHolder:
-    """Return the holder of a lock from its content; an unknown holder if that is invalid."""
+    """Return the holder from a lock's content; an unknown holder if that is invalid."""
     try:
         fields = json.loads(data)
         who, since, token, machine = (
@@ -119,7 +114,7 @@ def parse_holder(data: bytes) -> LockHolder:
 
 
 def object_age_s(headers: Mapping[str, str]) -> float | None:
-    """Return the age of an object by the clock of the store; None if unknown."""
+    """Return the age of an object by the store's clock, or None."""
     from email.utils import parsedate_to_datetime
 
     try:
@@ -130,8 +125,6 @@ def object_age_s(headers: Mapping[str, str]) -> float | None:
 
 
 class _ExistingLock(NamedTuple):
-    """A lock found in the store."""
-
     holder: LockHolder
     version: str
     age_s: float | None
@@ -142,7 +135,7 @@ class _ExistingLock(NamedTuple):
 
 
 class Lease:
-    """A lock held by this process; a thread renews it until `release`. `lost` is the reason if the lock was lost."""
+    """A lock that a thread renews until `release`; `lost` is the reason if it was lost."""
 
     def __init__(self, address: str, holder: LockHolder, version: str) -> None:
         self._address, self._holder, self._version = address, holder, version
@@ -153,12 +146,7 @@ class Lease:
         self._thread.start()
 
     def check(self) -> None:
-        """Check that the lock is still held: a process that was suspended may have lost it.
-
-        Raises:
-            OutputExists: The lock is lost.
-            AccessRefused: The store denies access.
-        """
+        """Raise OutputExists if the lock is lost: the process may have been suspended."""
         if self.lost is None and self._is_overdue():
             self._renew()
         if self.lost is None and self._is_overdue():
@@ -168,7 +156,7 @@ class Lease:
             raise self.lost
 
     def abandon(self) -> None:
-        """Stop renewing and let the lock expire, because the store denies access."""
+        """Let the lock expire, because the store denies access."""
         self._ended.set()
 
     def release(self) -> None:
@@ -183,7 +171,7 @@ class Lease:
             lock = _read_lock(self._address)
             if lock is not None and lock.holder.token == self._holder.token:
                 _remove_lock(self._address)
-        except RequestCancelled:  # by a signal: the next run on this machine takes the lock over
+        except RequestCancelled:  # the next run on this machine takes the lock over
             pass
         except (ShardError, OSError) as error:  # the output itself is complete
             reason = error.found if isinstance(error, ShardError) else os_error_text(error)
@@ -218,15 +206,7 @@ class Lease:
 
 @contextmanager
 def hold_lock(folder: str, base: str, *, shared: bool = False) -> Iterator[None]:
-    """Hold the lock of the dataset `base` under a prefix; `shared` allows other shared holders.
-
-    Raises:
-        OutputExists: Another run holds the lock.
-        InvalidRequest: The store ignores conditional writes, so two runs could hold the lock.
-        OutputFailed: The bucket does not exist.
-        AccessRefused: Access is denied.
-        StoreFailed: The store failed.
-    """
+    """Hold the lock of the dataset `base` under a prefix; `shared` allows other shared holders."""
     if os.environ.get(UNLOCKED_VARIABLE, "").lower() in ("1", "true"):
         yield
         return
@@ -256,12 +236,7 @@ def hold_lock(folder: str, base: str, *, shared: bool = False) -> Iterator[None]
 
 
 def check_held(folder: str) -> None:
-    """Raise if this process has lost a lock in a folder.
-
-    Raises:
-        OutputExists: A lock is lost.
-        AccessRefused: The store denies access.
-    """
+    """Raise OutputExists or AccessRefused if this process lost a lock in a folder."""
     for lease in _held_leases.get(folder, ()):
         lease.check()
 
@@ -285,12 +260,9 @@ def _acquire(address: str, holder: LockHolder) -> str:
 
 
 def check_conditional_writes(address: str, data: bytes, version: str = "") -> None:
-    """Check that the store rejects a write to an existing object whose condition does not hold; otherwise delete it.
+    """Raise InvalidRequest if the store accepts a write to an existing object whose condition does not hold.
 
-    `version` is an outdated version; "" tests the condition that no object exists.
-
-    Raises:
-        InvalidRequest: The store wrote the object.
+    `version` is an outdated version; "" tests the condition that no object exists. A written object is deleted.
     """
     try:
         put_object(address, data, version)
@@ -323,7 +295,7 @@ def _check_other_locks(folder: str, base: str, exclusive: str, *, shared: bool) 
 
 
 def _write_lock(address: str, holder: LockHolder, expected: str, renewals: int = 0) -> str:
-    """Write a lock and return its version; a failed request may have created it in the store."""
+    """Write a lock and return its version; a failed request may have created it."""
     try:
         return put_object(address, holder.encode(renewals), expected)
     except FileExistsError:
@@ -372,7 +344,6 @@ def _user_name() -> str:
 
 
 def _machine_id() -> str:
-    """Return an identifier of this machine and process namespace, or ""."""
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
             boot = file.read().strip()
@@ -382,7 +353,6 @@ def _machine_id() -> str:
 
 
 def _process_start(pid: int) -> str:
-    """Return the start time of a process, or ""."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             state, *fields = file.read().rpartition(b")")[2].split()

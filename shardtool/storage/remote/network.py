@@ -1,8 +1,7 @@
-"""Proxies, trusted certificates and HTTP headers, with the same rules for all requests.
+"""Proxies, trusted certificates and HTTP headers, with the same rules for obstore and urllib3.
 
-By default obstore (lists and small objects) and urllib3 (reads and uploads) read different environment variables.
-
-Source of the `NO_PROXY` rule: reqwest, which obstore uses.
+By default the two libraries read different environment variables. Source of the `NO_PROXY` rule: reqwest, which obstore
+uses.
 """
 
 from __future__ import annotations
@@ -60,11 +59,7 @@ NETWORK_VARIABLES = (
 
 
 def proxy_for(url: str) -> str | None:
-    """Return the URL of the proxy for a server, or None.
-
-    Raises:
-        InvalidRequest: The proxy in the environment does not speak HTTP.
-    """
+    """Return a server's proxy, or None."""
     parts = urlsplit(url)
     variables = {name.lower(): (name, value) for name, value in sorted(os.environ.items()) if value}  # lower case wins
     name, proxy = variables.get(f"{parts.scheme}_proxy") or variables.get("all_proxy") or ("", "")
@@ -79,7 +74,7 @@ def proxy_for(url: str) -> str | None:
 
 
 def proxy_headers(proxy: str) -> dict[str, str]:
-    """Return the authorization header for a proxy URL with a user."""
+    """Return the authorization header for a proxy with a user."""
     return {"Proxy-Authorization": value} if (value := _basic_auth(proxy)) else {}
 
 
@@ -93,11 +88,7 @@ def _encode_basic_auth(name: str, password: str) -> str:
 
 
 def use_headers(lines: Iterable[str]) -> None:
-    """Send additional `Name: value` headers to web servers, from this process and those it starts.
-
-    Raises:
-        InvalidRequest: A line is not a header, or is reserved.
-    """
+    """Send `Name: value` headers to web servers, also from child processes."""
     lines = list(lines)
     _parse_headers(lines)
     os.environ[HEADERS_VARIABLE] = "\n".join(lines)
@@ -119,11 +110,7 @@ def _parse_headers(lines: Iterable[str]) -> dict[str, str]:
 
 
 def web_headers(url: str) -> dict[str, str]:
-    """Return the headers for a web server: from the environment, the user in its URL, or `.netrc`.
-
-    Raises:
-        InvalidRequest: A header is invalid.
-    """
+    """Return the headers for a web server: from the environment, the user in its URL, or `.netrc`."""
     headers = _parse_headers(filter(None, os.environ.get(HEADERS_VARIABLE, "").splitlines()))
     netrc_path = os.environ.get("NETRC") or os.path.expanduser("~/.netrc")
     if "Authorization" not in headers and (
@@ -140,7 +127,7 @@ def without_user(url: str) -> str:
 
 
 def is_same_server(url: str, other: str) -> bool:
-    """Return whether headers for one URL may be sent to another: same server, or same host by https."""
+    """Return whether headers may be sent on: same server, or same host by https."""
     first, second = urlsplit(url), urlsplit(other)
     ports = [(part.scheme, part.port or _DEFAULT_PORTS[part.scheme]) for part in (first, second)]
     return first.hostname == second.hostname and (ports[0] == ports[1] or ports == [*_DEFAULT_PORTS.items()])
@@ -148,7 +135,6 @@ def is_same_server(url: str, other: str) -> bool:
 
 @functools.lru_cache(maxsize=64)
 def _netrc_auth(host: str, path: str) -> str:
-    """Return the authorization for a host in a `.netrc` file, or ""."""
     if not os.path.isfile(path):
         return ""
     with suppress(OSError, NetrcParseError, UnicodeDecodeError):
@@ -158,7 +144,6 @@ def _netrc_auth(host: str, path: str) -> str:
 
 
 def _bypasses_proxy(host: str, names: str) -> bool:
-    """Return whether `NO_PROXY` lists a host, by name, domain suffix, IP address or range."""
     for name in filter(None, map(str.strip, names.lower().split(","))):
         with suppress(ValueError):
             if ipaddress.ip_address(host) in ipaddress.ip_network(name, strict=False):
@@ -169,11 +154,7 @@ def _bypasses_proxy(host: str, names: str) -> bool:
 
 
 def extra_certificates() -> str:
-    """Return the PEM certificates that are trusted in addition to the machine's own.
-
-    Raises:
-        InvalidRequest: A file cannot be read.
-    """
+    """Return trusted PEM certificates other than the machine's own."""
     return "\n".join(_read_certificates(name, path) for name in _CA_BUNDLE_VARIABLES if (path := os.environ.get(name)))
 
 
@@ -191,11 +172,7 @@ def _read_certificates(name: str, path: str) -> str:
 
 
 def tls_context() -> ssl.SSLContext:
-    """Return the TLS settings for urllib3, which would otherwise load the certificates for each connection.
-
-    Raises:
-        InvalidRequest: A certificate file is invalid.
-    """
+    """Return the TLS settings for urllib3, which would otherwise load the certificates for each connection."""
     from urllib3.util.ssl_ import create_urllib3_context
 
     context = create_urllib3_context()

@@ -11,17 +11,13 @@ if TYPE_CHECKING:
 _listeners: list[Callable[[object], None]] = []  # at most one
 
 
-_totals: list[float] = [0, 0.0]  # retries of this process and its workers, and seconds waited for them
+_totals: list[float] = [0, 0.0]  # retries, and seconds waited
 
 
 class RequestRetry(NamedTuple):
     """A retry of one or more `requests`.
 
-    Attributes:
-        where: Address, without secrets.
-        found: Why the request failed.
-        attempts: Attempts so far.
-        wait_s: Seconds until the retry, summed over the requests.
+    `where` and `found` contain no secrets. `wait_s` is summed over the requests.
     """
 
     where: str
@@ -36,13 +32,13 @@ class RequestRetry(NamedTuple):
 
 
 class Notice(NamedTuple):
-    """A message for the user while the program waits."""
+    """A message for the user during a wait."""
 
     text: str
 
 
 class Stall(NamedTuple):
-    """A message about something that made no progress for a while."""
+    """A message about something that made no progress."""
 
     text: str
 
@@ -57,7 +53,7 @@ def emit(event: object) -> None:
 
 
 def warn(text: str) -> None:
-    """Pass a message for the user to the listener, or else log it."""
+    """Pass a message to the listener, or else log it."""
     if _listeners:
         emit(Notice(text))
         return
@@ -67,16 +63,16 @@ def warn(text: str) -> None:
 
 
 def set_listener(listener: Callable[[object], None] | None) -> None:
-    """Call `listener` for every event, in the emitting thread, and reset the retry counts; None removes it."""
+    """Call `listener` for each event, in the emitting thread, and reset the retry counts; None removes it."""
     _listeners[:] = [] if listener is None else [listener]
     _totals[:] = _totals if listener is None else [0, 0.0]
 
 
 def retry_count() -> int:
-    """Return the number of retries of this process and its workers on this machine."""
+    """Return the retries of this process and its workers."""
     return int(_totals[0])
 
 
 def retry_totals() -> dict[str, float]:
-    """Return the number of retries and the seconds waited; empty if there were none."""
+    """Return retries and seconds waited; empty if there were none."""
     return {"retries": retry_count(), "waited_s": round(_totals[1], 3)} if retry_count() else {}

@@ -1,8 +1,7 @@
 """Read an object at any offset, always from the same version.
 
-Each range is one request. The response must have the requested range and the version of the first response. A response
-that is cut off is continued by another request. An object has no read position, so threads can read it in parallel.
-Neighbouring ranges are read with one request, and large ranges with several.
+The response for a range must have the range and the version of the first response. A response that is cut off is
+continued by another request. Neighbouring ranges are read with one request, and large ranges with several.
 
 Reading raises FileNotFoundError if the object does not exist, OSError if it has changed or does not match the store's
 checksum, AccessRefused, and StoreFailed if the server keeps failing or does not support ranges.
@@ -63,7 +62,7 @@ class RemoteObject:
     Attributes:
         version: ETag; empty if the server sends none, or before the first request.
         ranges: Whether the server supports range requests, as far as known.
-        md5: MD5 of the whole object from the last response, or None.
+        md5: MD5 of the whole object, or None.
     """
 
     md5: str | None = None
@@ -86,12 +85,12 @@ class RemoteObject:
         return ObjectInfo(self.size, version_number(self.version))
 
     def read(self, offset: int, length: int) -> bytes:
-        """Return `length` bytes at `offset`; fewer only at the end of the object."""
+        """Return `length` bytes at `offset`; fewer only at the end."""
         pieces = list(self._pieces(offset, min(self.size, offset + length), _MAX_SINGLE_READ_BYTES))
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def pieces(self) -> Iterator[bytes]:
-        """Yield the whole object in pieces of at most 1 MiB, with one request unless it fails."""
+        """Yield the object in pieces of at most 1 MiB."""
         return self._pieces(0, self.size, PIECE_BYTES)
 
     def _pieces(self, offset: int, end: int, max_bytes: int) -> Iterator[bytes]:
@@ -101,13 +100,13 @@ class RemoteObject:
                 for piece in iter_body(self._request_range(offset, end), self.address, end - offset, max_bytes):
                     offset += len(piece)
                     yield piece
-                    attempts.record_progress()  # after the yield: time that the caller needs is not a stall
+                    attempts.record_progress()  # after the yield: the caller's time is not a stall
             except retry.TransientError as error:
                 self._links.clear()
                 attempts.wait_or_give_up(error)
 
     def verified_pieces(self) -> Iterator[bytes]:
-        """Yield the whole object, then compare it with the store's checksum."""
+        """Yield the object, then check the store's checksum."""
         md5 = hashlib.md5(usedforsecurity=False)
         for piece in self.pieces():
             md5.update(piece)
@@ -116,7 +115,7 @@ class RemoteObject:
             _check_md5(self.address, self.md5, md5)
 
     def _inspect(self) -> tuple[int, str, bool]:
-        """Return size, version and range support. A GET of the first byte is used, because HEAD can be forbidden."""
+        """Return size, version and range support, with a GET of the first byte, because HEAD can be forbidden."""
         response = request_object(self.address, {"Range": "bytes=0-0"}, self._links)
         if response.status == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
             discard_response(response)
@@ -184,7 +183,7 @@ class RemoteObject:
 class ObjectInfo(NamedTuple):
     """Size and version of an object, with the attribute names of `os.stat_result`.
 
-    `st_mtime_ns` is the version as a number. Readers compare it with the listing, to detect changes.
+    `st_mtime_ns` is the version as a number, to compare with the listing.
     """
 
     st_size: int
@@ -198,7 +197,7 @@ FileInfo: TypeAlias = "os.stat_result | ObjectInfo"  # of a local file or an obj
 def read_object(address: str, check_size: Callable[[int], object]) -> tuple[bytes, ObjectInfo]:
     """Return an object, with one request unless it fails, and its size and version.
 
-    `check_size` is called with the size before the object is read. It can raise, or return False to skip reading.
+    `check_size` is called with the size before reading. It can raise, or return False to skip reading.
     """
 
     def read_whole(remote: RemoteObject) -> tuple[bytes, ObjectInfo]:
@@ -208,7 +207,7 @@ def read_object(address: str, check_size: Callable[[int], object]) -> tuple[byte
         with closing(request_object(address)) as response:
             length = content_length(response)
             if length is None or "Content-Encoding" in response.headers:
-                return read_whole(RemoteObject(address))  # its constructor raises the right error
+                return read_whole(RemoteObject(address))  # raises the right error
             info = ObjectInfo(length, version_number(response.headers.get("ETag", "")))
             if check_size(length) is False:
                 return b"", info
@@ -225,7 +224,7 @@ def read_object(address: str, check_size: Callable[[int], object]) -> tuple[byte
 
 
 def read_object_end(address: str, limit: int) -> bytes:
-    """Return the last bytes of an object, with one request unless it fails."""
+    """Return the last bytes of an object."""
 
     def read_end(remote: RemoteObject) -> bytes:
         return remote.read(max(0, remote.size - limit) if remote.ranges else 0, remote.size)[-limit:]
@@ -268,7 +267,7 @@ def _check_md5(address: str, md5: str, digest: Any) -> None:
 
 
 def object_crc(address: str) -> int | None:
-    """Return the CRC-32C that Google's store reports for an object; None for other stores."""
+    """Return the CRC-32C that Google's store reports; None for other stores."""
     if parse_address(address).scheme != "gs":
         return None
     response = retry.with_retries(display_address(address), lambda: request_object(address, {"Range": "bytes=0-0"}))
@@ -286,7 +285,7 @@ MAX_GAP_BYTES = 2**16  # ranges with smaller gaps are read with one request
 _MAX_REQUEST_BYTES = 2**22
 
 
-_MAX_REQUESTS_AHEAD = 16  # requests of one caller that are running or whose results are unread
+_MAX_REQUESTS_AHEAD = 16  # running or unread requests of one caller
 
 
 def read_ranges(remote: RemoteObject, offsets: Sequence[int], lengths: Sequence[int]) -> Iterator[bytes]:
@@ -317,7 +316,7 @@ def read_ranges(remote: RemoteObject, offsets: Sequence[int], lengths: Sequence[
 
 
 def _merge_ranges(offsets: Sequence[int], lengths: Sequence[int]) -> list[tuple[int, int, int]]:
-    """Return start, end and number of ranges of each group that is read together."""
+    """Return start, end and number of ranges of each group."""
     spans: list[tuple[int, int, int]] = []
     for offset, length in zip(offsets, lengths, strict=True):
         if spans:
@@ -336,7 +335,7 @@ class FsspecObject(RemoteObject):
     """A file of another scheme, read through fsspec."""
 
     def __init__(self, address: str) -> None:
-        address = parse_address(address).text()  # with a lower-case scheme, as fsspec requires
+        address = parse_address(address).text()  # fsspec requires a lower-case scheme
         self.address, self._where, self.ranges = address, display_address(address), True
         info = call_fsspec(address, lambda file_system: file_system.info(address))
         if info["type"] != "file" or info["size"] is None:
@@ -355,5 +354,5 @@ class FsspecObject(RemoteObject):
 
 
 def open_remote(address: str, size: int | None = None) -> RemoteObject:
-    """Open an object for random access; see `RemoteObject`."""
+    """Open an object for random access."""
     return FsspecObject(address) if uses_fsspec(address) else RemoteObject(address, size)

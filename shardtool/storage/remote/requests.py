@@ -1,7 +1,4 @@
-"""Run requests in parallel threads; results keep the order of the items.
-
-Each process has its own threads, because a fork copies none.
-"""
+"""Run requests in parallel threads of each process; results keep the order of the items."""
 
 from __future__ import annotations
 
@@ -36,17 +33,17 @@ def _thread_pool(name: str, _pid: int) -> ThreadPoolExecutor:
 
 
 def request_threads() -> ThreadPoolExecutor:
-    """Return the threads that make requests; their tasks never wait for other threads."""
+    """Return threads whose tasks never wait for other threads."""
     return _thread_pool("shardtool-requests", os.getpid())
 
 
 def caller_threads() -> ThreadPoolExecutor:
-    """Return the threads whose tasks may wait for requests, but not for each other."""
+    """Return threads whose tasks may wait for requests, but not for each other."""
     return _thread_pool("shardtool-callers", os.getpid())
 
 
 def map_requests(call: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:
-    """Return the result of `call` for each item, in order; at most `MAX_CONCURRENT_REQUESTS` run.
+    """Return the result of `call` for each item, in order.
 
     `call` may wait for requests. After a failure no further call is started, and running calls are not awaited.
     """
@@ -92,7 +89,7 @@ def imap_requests(
 def ordered_results(
     threads: ThreadPoolExecutor, call: Callable[[Item], Result], items: Iterable[Item], at_once: int
 ) -> Iterator[Result]:
-    """Yield results of `call` in order; at most `at_once` items are running or finished but unread."""
+    """Yield results like `imap_requests`, in these threads."""
     remaining = iter(items)
     futures: deque[Future[Result]] = deque(threads.submit(call, item) for item in islice(remaining, at_once))
     try:

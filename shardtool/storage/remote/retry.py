@@ -1,10 +1,8 @@
 """Retry requests that failed temporarily, with one policy for all, and cancel them.
 
 Threads wait in slices of `SLICE_S` and check for cancellation. Library calls that cannot be interrupted run in a
-separate thread, which is abandoned on cancellation.
-
-The main thread also waits in slices: a signal that arrives between Python's check for signals and a blocking lock would
-not wake it (observed once in a hundred runs with six request threads).
+separate thread, which is abandoned on cancellation. The main thread also waits in slices: a signal that arrives
+between Python's check for signals and a blocking lock would not wake it.
 """
 
 from __future__ import annotations
@@ -26,7 +24,7 @@ if TYPE_CHECKING:
 Result = TypeVar("Result")
 
 
-RETRY_FOR, MIN_SPEED = "SHARDTOOL_RETRY_FOR", "SHARDTOOL_LEAST_SPEED"  # environment variables, inherited by workers
+RETRY_FOR, MIN_SPEED = "SHARDTOOL_RETRY_FOR", "SHARDTOOL_LEAST_SPEED"  # inherited by workers
 
 
 _SECONDS_EXPECTED = "seconds, such as 300"
@@ -53,7 +51,7 @@ class RetryPolicy(NamedTuple):
         max_wait_s: Maximum wait, unless the server requests more.
         max_total_s: Time after which no retry is started.
         first_answer_s: The same until a request of this process is answered.
-        notice_s: Time after which the user is told that a first request waits.
+        notice_s: Time after which the user is told about a waiting first request.
         min_bytes_per_s: Minimum speed, over `speed_window_s` of waiting.
     """
 
@@ -70,16 +68,16 @@ class RetryPolicy(NamedTuple):
 DEFAULT_POLICY = RetryPolicy()
 
 
-_any_answer = threading.Event()  # set once a request of this process, or of its parent before the fork, was answered
+_any_answer = threading.Event()  # a request was answered, also of the parent before a fork
 
 
-_notice_lock = threading.Lock()  # only one of several waiting requests shows a notice
+_notice_lock = threading.Lock()  # only one request shows a notice
 
 
 _thread_state = threading.local()  # `stop`: cancels the thread's requests; `policy`: overrides the default
 
 
-_deadlines: list[float] = []  # set by a signal: time by which all requests must have stopped
+_deadlines: list[float] = []  # set by a signal: when all requests must have stopped
 
 
 class TransientError(Exception):
@@ -89,7 +87,7 @@ class TransientError(Exception):
         found: What happened, without secrets.
         wait_s: Seconds to wait, as the server requests, or None.
         answered: Whether the server responded.
-        stalled_s: Seconds without progress that caused the failure.
+        stalled_s: Seconds without progress.
     """
 
     def __init__(
@@ -116,7 +114,7 @@ def cancel_on(stop: threading.Event) -> Iterator[None]:
 
 @contextmanager
 def with_policy(policy: RetryPolicy) -> Iterator[None]:
-    """Use this policy in this thread, and ignore the environment."""
+    """Use this policy in this thread instead of the environment."""
     _thread_state.policy = policy
     try:
         yield
@@ -129,7 +127,7 @@ def _current_policy() -> RetryPolicy:
 
 
 def end_requests(within_s: float) -> None:
-    """Cancel all requests before the process exits; the main thread has `within_s` to release its locks."""
+    """Cancel all requests before exit; the main thread has `within_s` to release its locks."""
     _deadlines.append(time.monotonic() + within_s)
 
 
@@ -143,11 +141,7 @@ def check_cancelled() -> None:
 
 
 def in_thread(call: Callable[[], Result]) -> Result:
-    """Return the result of `call`, which runs in another thread that is abandoned if this one is cancelled.
-
-    Raises:
-        RequestCancelled: This thread is cancelled.
-    """
+    """Run `call` in another thread, which is abandoned on RequestCancelled."""
     from concurrent.futures import Future, wait
 
     check_cancelled()
@@ -175,11 +169,7 @@ def wait_interruptibly(future: Future[Result]) -> Future[Result]:
 
 
 def pause(seconds: float) -> None:
-    """Sleep.
-
-    Raises:
-        RequestCancelled: This thread is cancelled.
-    """
+    """Sleep, or raise RequestCancelled."""
     end = time.monotonic() + seconds
     while (remaining_s := end - time.monotonic()) > 0:
         check_cancelled()
@@ -187,15 +177,15 @@ def pause(seconds: float) -> None:
 
 
 class RetryState:
-    """The attempts of one request; `where` is its address, for messages.
+    """The attempts of one request.
 
     Time without progress counts against the budget across all attempts, so a server that repeatedly sends a little and
-    then stalls is given up. The budget recovers while data flows, as fast as it was spent.
+    then stalls is given up. The budget recovers while data flows.
     """
 
     def __init__(self, where: str) -> None:
         self._where, self._failures, self._start_s = where, 0, time.monotonic()
-        self._progress_s = self._start_s  # time of the last data
+        self._progress_s = self._start_s
         self._stalled_s = 0.0  # seconds without data, as of the last failure
         self._waited_s, self._counts_waits_only = 0.0, False
 
@@ -213,11 +203,7 @@ class RetryState:
         _any_answer.set()
 
     def wait_or_give_up(self, error: TransientError) -> None:
-        """Wait with jitter before the next attempt.
-
-        Raises:
-            StoreFailed: The budget is exhausted.
-        """
+        """Wait with jitter, or raise StoreFailed if the budget is exhausted."""
         import random
 
         self._failures += 1
@@ -240,31 +226,19 @@ class RetryState:
 
 
 def set_retry_for(text: str) -> None:
-    """Set the seconds for which failed requests are retried, in this process and those it starts.
-
-    Raises:
-        InvalidRequest: The text is not a number.
-    """
+    """Set the retry time in seconds, also for child processes."""
     _parse_numbers(RETRY_FOR, text, _SECONDS_EXPECTED)
     os.environ[RETRY_FOR] = text
 
 
 def retry_for() -> float:
-    """Return the seconds for which failed requests are retried.
-
-    Raises:
-        InvalidRequest: The environment variable is not a number.
-    """
+    """Return the retry time in seconds."""
     text = "" if hasattr(_thread_state, "policy") else os.environ.get(RETRY_FOR, "")
     return _parse_numbers(RETRY_FOR, text, _SECONDS_EXPECTED)[0] if text else _current_policy().max_total_s
 
 
 def min_speed() -> tuple[float, float]:
-    """Return the minimum speed in bytes per second, and the seconds over which it is measured.
-
-    Raises:
-        InvalidRequest: The environment variable is invalid.
-    """
+    """Return the minimum speed in bytes per second, and its window in seconds."""
     text, policy = os.environ.get(MIN_SPEED, ""), _current_policy()
     if not text or hasattr(_thread_state, "policy"):
         return policy.min_bytes_per_s, policy.speed_window_s
@@ -283,11 +257,7 @@ def _parse_numbers(name: str, text: str, expected: str) -> list[float]:
 
 
 def with_retries(where: str, call: Callable[[], Result]) -> Result:
-    """Return the result of `call`; while it raises `TransientError`, wait with jitter and call it again.
-
-    Raises:
-        StoreFailed: The failures did not stop.
-    """
+    """Call until it raises no `TransientError`, with waits and jitter."""
     attempts = RetryState(where)
     with _waiting_notice(where):
         while True:
@@ -302,7 +272,6 @@ def with_retries(where: str, call: Callable[[], Result]) -> Result:
 
 @contextmanager
 def _waiting_notice(where: str) -> Iterator[None]:
-    """Tell the user that the first request of this process is still waiting."""
     if _any_answer.is_set() or not _notice_lock.acquire(blocking=False):
         yield
         return

@@ -1,7 +1,7 @@
 """Sign requests to S3 and Azure that obstore cannot sign.
 
-obstore signs URLs but not headers. For Azure it signs the encoded name where Azure expects the plain name, so names
-with spaces or non-ASCII letters would be refused. Azure URLs are therefore signed for the whole container.
+obstore signs URLs but not headers. For Azure it signs the encoded name where Azure expects the plain name. Azure URLs
+are therefore signed for the whole container.
 
 Source: Microsoft, "Create a service SAS", version 2020-12-06 of the string to sign.
 """
@@ -51,8 +51,7 @@ def sign_headers(
     `x-amz-content-sha256` among the headers is the checksum of a body that is also signed. `keys` are credentials as
     obstore provides them: `access_key_id`, `secret_access_key`, `token`.
 
-    Source: AWS, "Signature Calculations for the Authorization Header: Transferring Payload in a Single Chunk" (AWS
-    Signature Version 4).
+    Source: AWS, "Signature Calculations for the Authorization Header: Transferring Payload in a Single Chunk".
     """
     parts, timestamp = urlsplit(url), f"{now or datetime.now(timezone.utc):%Y%m%dT%H%M%SZ}"
     signed = {"x-amz-content-sha256": "UNSIGNED-PAYLOAD", **headers, "x-amz-date": timestamp}
@@ -92,11 +91,7 @@ _SAS_PERMISSIONS = {"GET": "r", "PUT": "cwt"}  # t: write tags
 
 
 def azure_signed_url(container: str, key: str, method: str) -> str | None:
-    """Return the signed URL of a blob; None if the environment has no account key or SAS token.
-
-    Raises:
-        InvalidRequest: The key is invalid.
-    """
+    """Return the signed URL of a blob, or None without account key or SAS token."""
     account, token, secret = (
         first_variable(AZURE_ACCOUNT_VARIABLES),
         first_variable(AZURE_TOKEN_VARIABLES),
@@ -137,12 +132,7 @@ os.register_at_fork(
 
 
 def sign_url(address: str, method: str) -> str:
-    """Return the URL for a request: a web address unchanged, a store's URL signed. A signed URL is secret while valid.
-
-    Raises:
-        AccessRefused: There are no credentials.
-        InvalidRequest: obstore is not installed, or the credentials are invalid.
-    """
+    """Return the URL for a request; a store's URL is signed and therefore secret."""
     if is_web(address):
         return address
     parts = parse_address(address)
@@ -159,12 +149,7 @@ def sign_url(address: str, method: str) -> str:
 
 
 def sign_put(address: str, headers: Mapping[str, str]) -> tuple[str, dict[str, str]]:
-    """Return the URL and headers for writing an object; `x-amz-` headers are signed, which obstore cannot do.
-
-    Raises:
-        AccessRefused: There are no credentials that can sign headers.
-        InvalidRequest: obstore is not installed, or the credentials are invalid.
-    """
+    """Return the URL and headers for writing an object, with signed `x-amz-` headers."""
     url = sign_url(address, "PUT")
     query = dict(parse_qsl(urlsplit(url).query))
     if "X-Amz-Credential" not in query or not any(name.startswith("x-amz-") for name in headers):

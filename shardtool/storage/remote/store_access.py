@@ -1,7 +1,7 @@
 """Find endpoint, region and credentials of a bucket.
 
-obstore finds credentials in the usual environment variables of each cloud's tools. boto3, if installed, reads profiles
-and single sign-on of AWS.
+obstore finds credentials in the environment variables of each cloud's tools. boto3, if installed, reads profiles and
+single sign-on of AWS.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ _SOURCE_VARIABLES = (  # supported with `SOURCE_PREFIX`
 )
 
 
-_STORE_VARIABLES = (  # part of the cache key of a store: a later change takes effect
+_STORE_VARIABLES = (  # part of a store's cache key: a later change takes effect
     *_ENDPOINT_VARIABLES, *_IDENTITY_VARIABLES, *_REGION_VARIABLES,
     "GOOGLE_SERVICE_ACCOUNT", "GOOGLE_SERVICE_ACCOUNT_KEY", "GOOGLE_APPLICATION_CREDENTIALS",
     *_SKIP_SIGNATURE_VARIABLES.values(), ANONYMOUS_VARIABLE, "AZURE_STORAGE_ENDPOINT",
@@ -111,7 +111,7 @@ def use_anonymous(enabled: bool = True) -> None:  # noqa: FBT001, FBT002 - the v
 
 
 def is_anonymous(scheme: str, environment: Mapping[str, str] = os.environ) -> bool:
-    """Return whether requests to stores of a scheme are not signed."""
+    """Return whether requests to these stores are not signed."""
     return any(
         environment.get(name, "").lower() in ("1", "true")
         for name in (ANONYMOUS_VARIABLE, _SKIP_SIGNATURE_VARIABLES[scheme])
@@ -123,9 +123,6 @@ def source_address_for(address: str, endpoint: str | None) -> str:
 
     Variables that start with `SHARDTOOL_SOURCE_` replace those without the prefix. If one is set, the endpoint comes
     only from these variables or from `endpoint`; if one sets credentials, all credentials do.
-
-    Raises:
-        InvalidRequest: The endpoint is invalid or the address is not in S3, or a variable is unknown or missing.
     """
     source_variables = [
         name.removeprefix(SOURCE_PREFIX) for name in os.environ if name.startswith(SOURCE_PREFIX) and os.environ[name]
@@ -151,7 +148,6 @@ def source_address_for(address: str, endpoint: str | None) -> str:
 
 
 def _environment_for(server: str) -> dict[str, str]:
-    """Return the environment variables for a source with this endpoint."""
     source_values = {name: value for name in _SOURCE_VARIABLES if (value := os.environ.get(SOURCE_PREFIX + name))}
     hidden = {*_ENDPOINT_VARIABLES, *(_REGION_VARIABLES if {*source_values}.intersection(_REGION_VARIABLES) else ())}
     hidden |= (
@@ -164,11 +160,7 @@ def _environment_for(server: str) -> dict[str, str]:
 
 
 def store_for(address: str) -> tuple[Any, str | None]:
-    """Return obstore's store for a bucket, and the bucket's URL if requests are not signed, else None.
-
-    Raises:
-        InvalidRequest: The scheme is read-only, or obstore is not installed.
-    """
+    """Return obstore's store for a bucket, and its URL if requests are unsigned, else None."""
     parts = parse_address(address)
     if parts.scheme not in STORES:
         where, expected = f"{parts.scheme}://{parts.host}", f"{'://, '.join(STORES)}:// or a folder"
@@ -192,7 +184,7 @@ AZURE_KEY_VARIABLES = ("AZURE_STORAGE_ACCOUNT_KEY", "AZURE_STORAGE_ACCESS_KEY", 
 AZURE_TOKEN_VARIABLES = ("AZURE_STORAGE_SAS_TOKEN", "AZURE_STORAGE_SAS_KEY")
 
 
-_CREDENTIAL_KINDS = {  # environment variable to kind of credentials, in the order of precedence
+_CREDENTIAL_KINDS = {  # in the order of precedence
     "s3": {
         "AWS_ACCESS_KEY_ID": "key", "AWS_WEB_IDENTITY_TOKEN_FILE": "web identity",
         "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI": "container", "AWS_CONTAINER_CREDENTIALS_FULL_URI": "container",
@@ -209,11 +201,7 @@ _CREDENTIAL_KINDS = {  # environment variable to kind of credentials, in the ord
 
 
 def credentials_kind(address: str) -> str:
-    """Return the kind and origin of a store's credentials, without secrets.
-
-    Raises:
-        AccessRefused: There are no credentials.
-    """
+    """Return kind and origin of the credentials."""
     scheme, (store, unsigned_url) = parse_address(address).scheme, store_for(address)
     if unsigned_url is not None:
         return "none: requests are not signed"
@@ -274,7 +262,7 @@ def _make_s3_store(
 
         options["credential_provider"] = Boto3CredentialProvider(session)
     region = next(filter(None, map(env.get, _REGION_VARIABLES)), _profile_settings(session).get("region", "us-east-1"))
-    if from_source:  # obstore must not read the environment, which is for the destination
+    if from_source:  # the environment that obstore reads is the destination's
         endpoint = options["endpoint"] = endpoint or f"https://s3.{region}.amazonaws.com"
         options["config"] |= {"region": region, "skip_signature": anonymous}
         if session is None and env.get("AWS_ACCESS_KEY_ID"):
@@ -284,7 +272,7 @@ def _make_s3_store(
 
 
 def key_pair(environment: Mapping[str, str]) -> dict[str, Any]:
-    """Return the credentials in an environment, in obstore's form."""
+    """Return an environment's credentials in obstore's form."""
     key, secret, token = map(environment.get, _KEY_PAIR_VARIABLES)
     return {"access_key_id": key, "secret_access_key": secret, "token": token, "expires_at": None}
 
@@ -321,7 +309,6 @@ def _aws_session(bucket: str, environment: Mapping[str, str]) -> Any:
 
 @contextmanager
 def _aws_errors(profile: str) -> Iterator[None]:
-    """Convert boto3's exceptions, which may contain secrets, to our errors."""
     from botocore.exceptions import BotoCoreError, ClientError, ConfigParseError, ProfileNotFound
 
     remedy = "Run `aws sts get-caller-identity` with this profile to see the problem."
@@ -341,7 +328,6 @@ def _aws_errors(profile: str) -> Iterator[None]:
 
 
 def _aws_endpoint(session: Any) -> str:
-    """Return the endpoint that a profile sets for S3 or all services, or ""."""
     if session is None or os.environ.get("AWS_IGNORE_CONFIGURED_ENDPOINT_URLS", "").lower() == "true":
         return ""
     profile = _profile_settings(session)
@@ -376,7 +362,7 @@ _AZURE_ENDPOINT_VARIABLES = (ENDPOINT_VARIABLE, "AZURE_STORAGE_ENDPOINT", "AZURE
 
 
 def azure_server() -> str:
-    """Return the URL of the Azure server, including the account."""
+    """Return Azure's URL, including the account."""
     return (
         first_variable(_AZURE_ENDPOINT_VARIABLES)
         or f"https://{first_variable(AZURE_ACCOUNT_VARIABLES)}.blob.core.windows.net"
@@ -384,5 +370,5 @@ def azure_server() -> str:
 
 
 def first_variable(names: tuple[str, ...]) -> str:
-    """Return the first set environment variable of these, or ""."""
+    """Return the first set variable, or ""."""
     return next((value for name in names if (value := os.environ.get(name))), "")

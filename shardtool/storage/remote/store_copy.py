@@ -1,7 +1,6 @@
 """Ask a store to copy its own objects, so no data passes through this machine.
 
-If the store refuses or fails, the caller reads and writes the object instead. Some stores report a CRC-32C of the copy:
-Google always, S3 on request.
+Some stores report a CRC-32C of the copy: Google always, S3 on request.
 
 Source: "CopyObject" of the S3 API; "Copy Blob From URL" and "Put Blob From URL" of Azure.
 """
@@ -32,21 +31,21 @@ from shardtool.storage.remote.upload import MAX_RESPONSE_BYTES
 _MAX_SYNC_COPY_BYTES = 2**28  # limit of "Copy Blob From URL"
 
 
-_MIN_COPY_BYTES_PER_S = 10**7  # assumed minimum speed, while the store is silent during a copy
+_MIN_COPY_BYTES_PER_S = 10**7  # assumed minimum speed: the store is silent during a copy
 
 
-_COPY_RETRY_S = 30.0  # retries are short, because the caller can copy the object itself
+_COPY_RETRY_S = 30.0  # short: the caller can copy the object itself
 
 
 _CRC_ELEMENT = re.compile(rb"<ChecksumCRC32C>([A-Za-z0-9+/]{6}==)</ChecksumCRC32C>")
 
 
 class NotCopied(Exception):
-    """The store made no copy. The text says why it will refuse other copies, too; "" if it may accept them."""
+    """The store made no copy. The text is why it will refuse others too, or empty."""
 
 
 def can_copy_inside(source: str, target: str) -> bool:
-    """Return whether both addresses are in one store that can copy between them."""
+    """Return whether a store can copy between these addresses."""
     if not (is_url(source) and is_url(target)) or is_source_address(source):
         return False
     source_parts, target_parts = parse_address(source), parse_address(target)
@@ -58,10 +57,8 @@ def can_copy_inside(source: str, target: str) -> bool:
 def copy_in_store(source: str, target: str, size: int, crc: int) -> int | None:
     """Ask a store to copy an object, replacing `target`; return the CRC-32C that it reports for the copy, or None.
 
-    Nothing is copied if the object is known to have another size or checksum.
-
     Raises:
-        NotCopied: The store made no copy.
+        NotCopied: The store made no copy, or the object is known to have another size or checksum.
     """
     min_bytes_per_s, speed_window_s = retry.min_speed()
     speed_window_s = max(speed_window_s, size / _MIN_COPY_BYTES_PER_S)
@@ -79,7 +76,7 @@ def copy_in_store(source: str, target: str, size: int, crc: int) -> int | None:
                 return object_crc(target)
     except StoreFailed as error:
         raise NotCopied(error.found) from None
-    except OSError:  # the object was deleted or changed
+    except OSError:
         pass
     raise NotCopied
 

@@ -1,7 +1,6 @@
 """Options for written objects and for the requester: `--store-option KEY=VALUE`.
 
-Google's store accepts object options only in requests signed by its client, which cannot sign headers: set them on the
-bucket instead.
+Google's store accepts object options only in requests signed by its client, which cannot sign headers.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ STORE_OPTIONS_VARIABLE = "SHARDTOOL_STORE_OPTIONS"  # one KEY=VALUE per line; wo
 
 
 class _StoreOption(NamedTuple):
-    """A store option: pattern and description of its values, headers for S3 and Azure, and the variable of AWS."""
+    """A store option: pattern and description of its values, headers for S3 and Azure, variable of AWS."""
 
     values: str
     expected: str
@@ -99,7 +98,6 @@ def _check_option(where: str, key: str, value: str) -> str:
 
 
 def _options_for(scheme: str, keys: Iterable[str] = tuple(_STORE_OPTIONS)) -> dict[str, str]:
-    """Return the store options that the user set, and for S3 those of AWS's environment variables."""
     from_aws, own = {}, _parse_options(os.environ.get(STORE_OPTIONS_VARIABLE, ""))
     for key in keys if scheme == "s3" else ():
         if key not in own and (value := os.environ.get(_STORE_OPTIONS[key].variable, "")):
@@ -114,11 +112,7 @@ def _options_for(scheme: str, keys: Iterable[str] = tuple(_STORE_OPTIONS)) -> di
 
 
 def client_config(scheme: str) -> dict[str, str]:
-    """Return the options that obstore sends with its own requests, under its names.
-
-    Raises:
-        InvalidRequest: An environment variable has an invalid value.
-    """
+    """Return obstore's configuration for the store options."""
     names = {
         key: option.variable for key, option in _STORE_OPTIONS.items() if option.variable and key != _STORAGE_CLASS
     }
@@ -127,7 +121,7 @@ def client_config(scheme: str) -> dict[str, str]:
 
 
 def put_arguments(address: str, *, lasting: bool) -> dict[str, Any]:
-    """Return arguments for obstore's `put`, in addition to `client_config`; see `put_object` about `lasting`."""
+    """Return more arguments for obstore's `put`."""
     options = _options_for(parse_address(address).scheme)
     classes = [options[key] for key in (_STORAGE_CLASS, _ACCESS_TIER) if key in options]
     tags = dict(parse_qsl(options.get("tags", ""), keep_blank_values=True))
@@ -136,11 +130,7 @@ def put_arguments(address: str, *, lasting: bool) -> dict[str, Any]:
 
 
 def object_headers(address: str) -> dict[str, str]:
-    """Return the headers with store options for a request that writes an object.
-
-    Raises:
-        InvalidRequest: The store does not support an option.
-    """
+    """Return store options as headers for writing an object."""
     scheme, headers = parse_address(address).scheme, {}
     for key, value in _options_for(scheme).items():
         if header := getattr(_STORE_OPTIONS[key], scheme, ""):

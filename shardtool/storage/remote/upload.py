@@ -1,8 +1,7 @@
 """Upload a large object with one signed PUT of a known length.
 
 The object appears when the request completes; an interrupted upload leaves nothing behind. Data is not buffered, so a
-failed upload starts from scratch. Nothing is shared with other requests, so uploads work in a forked child
-(docs/decisions/017-remote-stores.md).
+failed upload starts from scratch. Uploads share nothing with other requests, so they work in a forked child.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ MAX_PUT_BYTES = 5 * 10**9  # limit of one PUT: 5 GiB in S3, 5000 MiB in Azure
 _HTTPS_PORT = 443
 
 
-_CONTINUE_TIMEOUT_S = 1  # to wait for an early refusal; some servers ignore `Expect: 100-continue`
+_CONTINUE_TIMEOUT_S = 1  # some servers ignore `Expect: 100-continue`
 
 
 MAX_RESPONSE_BYTES = 65536
@@ -55,7 +54,7 @@ _STATUS_LINE = re.compile(rb"^HTTP/1\.[01] (\d{3})\b")
 
 
 class TruncatedUpload(Exception):
-    """Fewer bytes were written than announced: the size must be determined first."""
+    """Fewer bytes were written than announced."""
 
 
 class _Response(NamedTuple):
@@ -71,9 +70,6 @@ def upload(address: str, size: int, fill: Callable[[Upload], Result]) -> Result:
 
     Raises:
         TruncatedUpload: `fill` wrote too little; the object does not exist.
-        OutputFailed: The bucket does not exist.
-        AccessRefused: Access is denied.
-        StoreFailed: The upload keeps failing.
     """
     attempts = retry.RetryState(display_address(address))
     while True:
@@ -133,7 +129,7 @@ class Upload(AbstractContextManager["Upload"]):
 
         Raises:
             TruncatedUpload: Bytes are missing.
-            TransientError: The connection is lost, or the store has other bytes.
+            TransientError: The store has other bytes.
         """
         if self._remaining:
             raise TruncatedUpload
@@ -142,7 +138,6 @@ class Upload(AbstractContextManager["Upload"]):
         self._compare(response.headers)
 
     def _send_headers(self, target: str, headers: Mapping[str, str]) -> None:
-        """Send the headers, and wait briefly for an early refusal."""
         connection = self._connection
         try:
             with failures.urllib3_errors(self._address, self._url):
@@ -160,7 +155,7 @@ class Upload(AbstractContextManager["Upload"]):
             raise retry.TransientError("the store responded before it had the whole object")
 
     def _read_response(self) -> _Response:
-        from http.client import HTTPConnection, HTTPException  # takes 10 ms to import, and most outputs are local
+        from http.client import HTTPConnection, HTTPException  # takes 10 ms to import
 
         from urllib3 import HTTPHeaderDict
 
@@ -172,7 +167,6 @@ class Upload(AbstractContextManager["Upload"]):
         return _Response(response.status, HTTPHeaderDict(response.headers.items()), body)
 
     def _failure_reason(self) -> Exception:
-        """Return why the server stopped reading."""
         try:
             response = self._read_response()
             _check_response(self._address, response)
@@ -183,7 +177,6 @@ class Upload(AbstractContextManager["Upload"]):
         return retry.TransientError("the store responded before it had the whole object")
 
     def _compare(self, headers: Mapping[str, str]) -> None:
-        """Verify the object by its MD5, or by reading it."""
         if etag_md5(headers) == self._md5.hexdigest():
             return
         with suppress(OSError):  # the object does not exist, or was replaced
@@ -193,7 +186,6 @@ class Upload(AbstractContextManager["Upload"]):
 
 
 def _new_connection(url: str) -> tuple[HTTPConnection, str, Mapping[str, str]]:
-    """Return an unopened connection to the server of a signed URL, the request target, and proxy headers."""
     pool: Any = connections_for(url).connection_from_url(url)
     connection: HTTPConnection = pool._new_conn()  # noqa: SLF001 - a separate connection with the settings of the pool
     server, proxy = urlsplit(url), pool.proxy
