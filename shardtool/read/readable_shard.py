@@ -1,4 +1,4 @@
-"""One open shard with its index. Offsets are computed on columns, for all samples at once."""
+"""One open shard with its index."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def _single_or_list(numbers: Sequence[object]) -> object:
     return numbers[0] if len(numbers) == 1 else numbers
 
 
-# Each reads a single number of a TFRecord from the bytes at its indexed offset, or raises ValueError.
+# Each reads one number of a TFRecord from its bytes, or raises ValueError.
 NUMBER_READERS: Mapping[FeatureType, Callable[[bytes], object]] = {"int64": _read_int, "float": _read_float}
 
 
@@ -56,8 +56,8 @@ def parse_record(record: bytes, start: int, where: str, lists: frozenset[str]) -
 
     Args:
         record: The whole record, including its frame.
-        start: Offset of the record in the shard.
-        where: Path of the shard, for messages.
+        start: Offset in the shard.
+        where: Path for messages.
         lists: Features that are always lists.
 
     Raises:
@@ -85,7 +85,7 @@ _MAX_SINGLE_READ_BYTES = 2**15  # up to this size, one system call reads all fie
 
 
 class PayloadColumns(NamedTuple):
-    """The payloads of samples of a shard, in file order; `counts` per sample, the others per payload."""
+    """The payloads of some samples in file order; `counts` per sample, the others per payload."""
 
     counts: Numbers
     codes: NDArray[np.int32]
@@ -105,7 +105,7 @@ class ReadableShard:
 
     Attributes:
         is_tar: Whether records hold only payloads, which need no parsing.
-        readers: Readers of numeric fields; None: records must be parsed.
+        readers: Readers of numeric fields; None: parse records.
         views: The index's `key_ends`, `firsts`, `codes`, `offsets` and `lengths`, for fast access to single numbers.
     """
 
@@ -121,7 +121,7 @@ class ReadableShard:
         object.__setattr__(self, "views", tuple([column.data for column in columns]))
 
     def read_one(self, row: int, selected: frozenset[str] | None) -> Sample:
-        """Return one sample without column arithmetic: a hot path.
+        """Return one sample. A hot path.
 
         Raises:
             OSError: The shard cannot be read.
@@ -156,7 +156,7 @@ class ReadableShard:
         return sample
 
     def layout(self, rows: Numbers, selected: frozenset[str] | None) -> PayloadColumns:
-        """Return the payloads of samples with ascending rows, of all or some fields."""
+        """Return the payloads of samples with ascending rows."""
         index, firsts = self.index, self.index.firsts[rows]
         counts = index.firsts[rows + 1] - firsts
         ends = np.cumsum(counts)
@@ -169,7 +169,7 @@ class ReadableShard:
         return PayloadColumns(counts, index.codes[payloads], index.offsets[payloads], index.lengths[payloads], crcs)
 
     def edges(self, rows: Numbers, selected: frozenset[str] | None) -> tuple[list[str], Numbers] | None:
-        """Return the fields of samples, and their starts and ends, int64 [samples, 2 * fields].
+        """Return fields, and their starts and ends per sample: int64 [samples, 2 * fields].
 
         Returns None if samples differ in their fields, or payloads are not in order.
         """
@@ -181,7 +181,7 @@ class ReadableShard:
         return None if (np.diff(edges) < 0).any() else ([self.index.names[code] for code in codes[:width]], edges)
 
     def spans(self, rows: Numbers, selected: frozenset[str] | None) -> tuple[Numbers, Numbers]:
-        """Return the start and end of each range to read: records, or payloads of some fields."""
+        """Return the start and end of each range to read."""
         if selected is None:
             starts = self.index.starts[rows]
             return starts, starts + self.index.sizes[rows]
@@ -224,8 +224,7 @@ def _read_each(
 ) -> Samples:  # fmt: skip
     """Yield samples. A hot path: 1 us in addition to reading.
 
-    Arguments are per sample: key, shard, `edges` int64 [n, 2 * fields] (starts and ends); `names` and `reads` per
-    field. `read_one` is the fallback, by position.
+    `edges` is int64 [samples, 2 * fields] (starts and ends). `names` and `reads` are per field.
     """
     starts, sizes = edges[:, 0].tolist(), (edges[:, -1] - edges[:, 0]).tolist()
     columns = (edges - edges[:, :1]).T.tolist()
