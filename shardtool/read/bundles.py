@@ -1,7 +1,7 @@
 """The order of bundles, and reading them. Each position of an epoch is a bundle of several samples.
 
-Sizes of samples come from sidecars. A rule cuts the order of samples into bundles, one window of positions at a time.
-Ranks, workers and states count bundles as exactly as samples.
+A rule cuts the order of samples into bundles, one window of positions at a time, from sizes in the sidecars. Ranks,
+workers and states count bundles as samples.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ if TYPE_CHECKING:
 
 
 _MIN_BUNDLES_IN_WINDOW = 64  # fewer bundles are packed and shuffled worse
-_SAMPLES_IN_KIND_WINDOW = 2**17  # each window ends with one smaller batch per kind
+_SAMPLES_IN_KIND_WINDOW = 2**17  # a window ends with one smaller batch per kind
 _MAX_CACHED_WINDOWS = 4
 _MAX_BUNDLES_IN_EPOCH = 2**40  # a bundle number encodes its order and its position in that order
 _order_numbers = count()
 
 
 class BundleOrder:
-    """The order of the bundles of an epoch. `first` is the number of its first bundle in this process."""
+    """The order of bundles in an epoch. `first` is the number of its first bundle in this process."""
 
     def __init__(self, source: BundleReader, options: OrderOptions, first: int) -> None:
         self._source, self.options, self._first = source, options, first
-        # the shuffle window holds as many bundles as it would hold single samples
+        # as many bundles as single samples
         self._samples = source.samples.order(replace(options, window=options.window * source.samples_per_bundle))
         self._step = (
             _SAMPLES_IN_KIND_WINDOW
@@ -110,10 +110,7 @@ class BundleReader:
 
     Attributes:
         samples_per_bundle: Approximate, a power of two.
-        is_sequential: Whether bundles come as they fill up, not shuffled.
-
-    Raises:
-        InvalidRequest: All samples have size 0.
+        is_sequential: Whether bundles are not shuffled.
     """
 
     span = _MAX_BUNDLES_IN_EPOCH * _MAX_BUNDLES_IN_EPOCH // 2
@@ -164,7 +161,7 @@ class BundleReader:
         return self._orders[number // _MAX_BUNDLES_IN_EPOCH].bundle(number % _MAX_BUNDLES_IN_EPOCH)
 
     def expect(self, numbers: Numbers, seen: set[str]) -> None:
-        """Start copying the shards of these bundles into the cache, except paths in `seen`."""
+        """Start copying the shards of these bundles into the cache."""
         self._reader.expect(self._sample_numbers(numbers), seen)
 
     def reader_of_fields(self, _: frozenset[str] | None) -> BundleReader:
@@ -172,7 +169,7 @@ class BundleReader:
         return self
 
     def skip_or_raise(self, error: ShardError, number: int, *counts: SkippedSamples, damaged: bool = True) -> None:
-        """Count a skipped bundle in the dataset and in `counts`, or raise its error."""
+        """Count a skipped bundle, or raise its error."""
         self._reader.skip_or_raise(error, self._first_damaged(number), *counts, damaged=damaged)
 
     def read(self, numbers: Numbers) -> list[Sample | ShardError]:
@@ -180,7 +177,7 @@ class BundleReader:
         return [*self.read_late(numbers)]
 
     def read_late(self, numbers: Numbers) -> Samples:
-        """Return bundles as `read` does, each built on demand, reading each sample once."""
+        """Return bundles as `read`, each built on demand, reading each sample once."""
         members = self._sample_numbers(numbers)
         unique_members, inverse = np.unique(members, return_inverse=True)
         if len(unique_members) == len(members):
@@ -241,7 +238,7 @@ def sample_sizes(
 ) -> Numbers:
     """Return a size per sample number; 0 for unused samples.
 
-    `of_shard` returns the sizes of a shard's samples, negative if unknown; `what` names the size in messages.
+    `of_shard` returns the sizes of a shard's samples, negative if unknown; `what` is for messages.
 
     Raises:
         InvalidRequest: The size of a sample is unknown.
@@ -260,7 +257,7 @@ def sample_sizes(
 
 
 def metadata_sizes(name: str, reader: AnySampleReader, views: EpochSamples) -> Numbers:
-    """Return an integer metadata column, by sample number.
+    """Return an integer metadata column by sample number.
 
     Raises:
         InvalidRequest: The column is missing, is not an integer column, or lacks a value.

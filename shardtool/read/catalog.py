@@ -42,32 +42,32 @@ if TYPE_CHECKING:
     Numbers = NDArray[np.int64]
 
 
-_SCAN_THREADS = 4  # several help on storage with high latency
+_SCAN_THREADS = 4  # several hide latency
 logger = logging.getLogger("shardtool")
 
 
 @dataclass(frozen=True)
 class Catalog:
-    """The shards of one or several datasets.
+    """The shards of one or several datasets. Unknown texts and mappings are empty.
 
     Attributes:
-        name: Name of what was opened, for messages.
+        name: What was opened, for messages.
         firsts: int64 [shards + 1]: number of the first sample of each shard, then the number of samples.
         sizes: int64 [shards]: bytes.
         fingerprint: Equal for equal samples in an equal order, as far as metadata can show.
-        fields: Number of samples that have each field; empty if unknown.
-        kinds: Type of numeric TFRecord fields: `int64` or `float`.
+        fields: Number of samples that have each field.
+        kinds: Type of numeric TFRecord fields.
         classes: Class names by field, if all datasets agree.
-        types: Recorded type of the values of each field, if all datasets agree.
+        types: Recorded type of values by field, if all datasets agree.
         lists: TFRecord features that are lists in every sample.
-        content: Content fingerprint, independent of order, sharding and format; empty if unknown.
-        key_ranges: First and last key of each shard; empty if unknown.
+        content: Content fingerprint, independent of order, sharding and format.
+        key_ranges: First and last key of each shard.
         parts: One catalog per dataset; empty for a single dataset.
-        shared: Memory shared between processes: one block per shard index, then one for keys (single datasets only).
+        shared: Memory shared between processes: a block per shard index, then one for keys (single datasets only).
         crcs: int64 [shards]: CRC-32C of each shard; -1 if unknown.
-        split: Split name, or the name of the dataset file or folder (single datasets only).
+        split: Split, or name of the dataset file or folder (single datasets only).
         listed: Whether shardtool dataset files list all shards.
-        can_scan: Whether it is known where keys end in member names, so that shards can be scanned.
+        can_scan: Whether it is known where keys end in member names.
         appends: Shard positions from which sidecars may have other columns (single datasets only).
     """
 
@@ -192,7 +192,6 @@ def join_catalogs(parts: Sequence[Catalog]) -> Catalog:
 
 
 def _catalog_of(opened: StoredDataset) -> Catalog:
-    """Return the catalog of one dataset, from its dataset file, or from its sidecars and scans."""
     file, shared, shards = opened.file, SharedBlocks(), opened.shards
     entries: Sequence[tuple[int, int, int | None]]  # samples, bytes, CRC-32C
     if file is None:
@@ -265,7 +264,6 @@ def _scan_shards(shards: list[StoredShard], shared: SharedBlocks) -> dict[int, i
 
 
 def _agreed_classes(classes: Iterable[Mapping[str, list[str]]]) -> dict[str, list[str]]:
-    """Return the classes of all datasets, except where class numbers differ."""
     agreed: dict[str, list[str]] = {}
     conflicting: set[str] = set()
     for field_name, names in ((name, names) for dataset_classes in classes for name, names in dataset_classes.items()):

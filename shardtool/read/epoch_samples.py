@@ -2,8 +2,8 @@
 
 In a mix, of t positions the first dataset has its share of t, rounded; the second its share of the rest, rounded, and
 so on. Each count grows by 0 or 1 per position, and differs from its exact share by less than the number of datasets.
-Positions are shuffled within blocks. Each dataset runs through its own epochs, across epochs of the mix, so no sample
-is repeated before its dataset is exhausted.
+Positions are shuffled within blocks. Each dataset runs through its own epochs, so no sample is repeated before its
+dataset is exhausted.
 """
 
 from __future__ import annotations
@@ -32,23 +32,19 @@ if TYPE_CHECKING:
 
 _BUFFER_BYTES = 2**25
 _MAX_WINDOW_SAMPLES = 1024
-_PARTS_PER_RANK = 128  # 256 samples of a rank then come from as many locations: mixes more than a buffer of 5,000
-_COPIED_PARTS_PER_RANK = 32  # fewer if shards are copied first: the cache must hold them at the same time
+_PARTS_PER_RANK = 128  # 256 samples of a rank then come from as many locations
+_COPIED_PARTS_PER_RANK = 32  # the cache must hold copied parts at the same time
 
 
 def window_size(mean_size: int, buffer: int | None, parts: int) -> int:
-    """Return how many samples of a part are shuffled together, for a buffer of all parts (by default about 32 MB).
-
-    Raises:
-        InvalidRequest: `buffer` or `parts` is not a positive integer.
-    """
+    """Return how many samples of a part are shuffled together, for a buffer of all parts (by default about 32 MB)."""
     for name, value in (("parts", parts), ("buffer", buffer)):
         if value is not None:
             check_minimum(name, value)
     if buffer is not None:
         return max(1, buffer // parts)
     room = max(1, min(_MAX_WINDOW_SAMPLES, _BUFFER_BYTES // parts // mean_size))
-    return 1 << (room * room).bit_length() // 2  # the nearest power of two, which permutes faster
+    return 1 << (room * room).bit_length() // 2  # a power of two permutes faster
 
 
 def parts_window_ranks(
@@ -57,7 +53,7 @@ def parts_window_ranks(
     """Return the parts, window and ranks of an order.
 
     Without `parts`, each rank gets as many parts, and reads blocks as large, as a single rank. With `parts`, the order
-    does not depend on the number of ranks. `copies` tells whether shards are copied before they are read.
+    does not depend on the number of ranks. `copies`: shards are copied before they are read.
     """
     kinds = (CatalogSamples,) if copies else (CatalogSamples, MixedSamples)
     if parts is not None or not isinstance(source, kinds):
@@ -136,7 +132,7 @@ Position = TypeVar("Position", int, "Numbers")
 _MIX_BLOCK_POSITIONS = 64  # positions shuffled together
 
 
-# bounds that keep every product of a weight and a position below 2^63
+# keep every product of a weight and a position below 2^63
 _MAX_WEIGHT = 2**20
 _MAX_POSITIONS = 2**40
 _MAX_PRODUCT = 2**61
@@ -144,7 +140,7 @@ _MAX_PRODUCT = 2**61
 
 @dataclass(frozen=True)
 class MixedSamples:
-    """Samples of several datasets with integer weights, numbered consecutively."""
+    """Samples of several datasets with integer weights."""
 
     sources: tuple[EpochSamples, ...]
     weights: tuple[int, ...]
@@ -167,9 +163,7 @@ class MixedSamples:
     def from_counts(
         cls, sources: Sequence[EpochSamples], choose: Sequence[int] | None, repeat: Sequence[float] | None
     ) -> MixedSamples:
-        """Return a mix by the number of samples of each dataset in an epoch (above a billion: within one in 2^20).
-
-        `choose` gives these numbers, `repeat` the repetitions of each dataset. Without both, each dataset comes once.
+        """Return a mix by samples, or repetitions, of each dataset per epoch (above a billion: within one in 2^20).
 
         Raises:
             InvalidRequest: There is no dataset, or a number is not positive.
@@ -239,7 +233,7 @@ class MixedSamples:
         permuted = permuted_windows(
             key, np.repeat(blocks, _MIX_BLOCK_POSITIONS), np.tile(slots, len(blocks)), sizes, _MIX_BLOCK_POSITIONS
         )
-        # slots beyond a block's size get a number that belongs to no dataset
+        # slots beyond a block's size belong to no dataset
         dataset_at = (permuted.reshape(-1, 1, _MIX_BLOCK_POSITIONS) >= ends.T[:, :, None]).sum(axis=1)
         by_dataset = np.argsort(dataset_at, axis=1, kind="stable")
         nth = np.empty_like(by_dataset)
@@ -254,7 +248,7 @@ EpochSamples = CatalogSamples | MixedSamples
 
 
 def _counts_before(weights: Sequence[int], position: Position) -> list[Position]:
-    """Return how many samples of each dataset come before a position, or an array of positions."""
+    """Return the samples of each dataset before a position, or an array of positions."""
     counts: list[Position] = []
     remaining, total = position, sum(weights)
     for weight in weights[:-1]:

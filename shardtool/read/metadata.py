@@ -1,4 +1,4 @@
-"""The metadata columns of a catalog's sidecars: as one table, and the samples that match a query."""
+"""The metadata columns of a catalog's sidecars."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 def queryable_table(
     shard: StoredShard, part: ShardIndex, columns: Iterable[str], labels: Collection[str] = ()
 ) -> pa.Table:
-    """Return the columns of a shard that a query can use, the same as for `reshard` (`select.query`).
+    """Return the columns of a shard that a query can use, as `reshard` does (`select.query`).
 
     Missing `columns` are null. A missing label column stays missing if the shard has a field of this name.
     """
@@ -51,7 +51,7 @@ def arrow_schema(catalog: Catalog) -> pa.Schema:
 
 
 def metadata_schema(catalog: Catalog) -> pa.Schema:
-    """Return the metadata columns of all sidecars, with types that fit the values of all shards."""
+    """Return the metadata columns of all sidecars, with types that fit all values."""
     metadata_schemas = [pa.schema([])]
     for dataset in catalog.datasets:
         positions = sorted({0, *dataset.appends}) if dataset.listed else range(len(dataset.shards))
@@ -63,7 +63,7 @@ def metadata_schema(catalog: Catalog) -> pa.Schema:
 
 
 def matching_samples(catalog: Catalog, chosen: Numbers | None, query: str) -> Numbers:
-    """Return the numbers of the samples that match a query, in their order.
+    """Return the numbers of the samples that match a query, in order.
 
     Raises:
         InvalidRequest: The query is invalid.
@@ -81,7 +81,7 @@ def matching_samples(catalog: Catalog, chosen: Numbers | None, query: str) -> Nu
 
 
 def read_column(catalog: Catalog, chosen: Numbers | None, name: str) -> list[Any]:
-    """Return a metadata column, one value per sample (None if missing).
+    """Return a metadata column, with None for missing values.
 
     Raises:
         InvalidRequest: No sidecar has this column.
@@ -122,7 +122,7 @@ def _read_rows(catalog: Catalog, chosen: Numbers, schema: pa.Schema) -> pa.Table
 
 
 def read_sidecar_table(shard: StoredShard, schema: pa.Schema) -> pa.Table:
-    """Return the rows of a shard's sidecar with the columns of `schema`."""
+    """Return a shard's sidecar with the columns of `schema`."""
     part = _index_of(shard)
     columns = {name: part.table.column(name) for name in part.table.column_names}
     columns["__shard__"] = pa.array([shard.name] * len(part), pa.string())

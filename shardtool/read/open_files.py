@@ -1,7 +1,7 @@
 """Open shards, limited to what a process can spare; the least recently used is closed first.
 
-A shard is read at offsets (`os.pread`, or ranges of an object), so threads and forked processes share no file position.
-It is not memory-mapped: if a file is truncated or a disk fails, a mapping kills the process instead of naming the
+Threads and forked processes read at offsets (`os.pread`, or ranges of an object), so they share no file position.
+Shards are not memory-mapped: if a file is truncated or a disk fails, a mapping kills the process instead of naming the
 shard, and on a cold disk a sample of 14 KB causes 200 KB of reads (measured). A compressed shard is unpacked once into
 an unnamed temporary file.
 """
@@ -38,23 +38,18 @@ _ADVICE_BYTES = 2**17  # some systems accept no more per call
 _ADVICE_BLOCK_BYTES = 2**20  # a block is skipped if its last byte is cached: advice costs 1 us per 64 KB
 _pread = os.pread
 _MAX_OPEN_SHARDS = 256
-_DESCRIPTORS_PER_SHARD = 4  # shards use at most one in four of the process's file descriptors
+_DESCRIPTORS_PER_SHARD = 4  # use at most one in four file descriptors
 
 
 class OpenFile:
     """The bytes of one shard. It is closed with its last reference, so other threads can finish reading.
-
-    Args:
-        shard: The shard.
-        cache: Cache to copy it to first.
-        size: Expected bytes; None: unknown.
 
     Attributes:
         fd: File descriptor; -1 for a remote shard.
         copied: Whether a cached copy is read.
 
     Raises:
-        CorruptShard: The shard cannot be opened, or has another size.
+        CorruptShard: The shard cannot be opened, or does not have the expected `size`.
         OutputFailed: There is no room to unpack it.
     """
 
@@ -134,7 +129,7 @@ class OpenFile:
         return self._checksum
 
     def expect(self, starts: Numbers, ends: Numbers) -> None:
-        """Ask the system to read ranges, int64 [n], ascending, into its page cache."""
+        """Ask the system to cache ascending ranges, int64 [n]."""
         if not len(starts) or not hasattr(os, "posix_fadvise"):
             return
         begins = np.flatnonzero(np.append(True, starts[1:] - ends[:-1] > _ADVICE_BYTES))
@@ -146,7 +141,6 @@ class OpenFile:
                     os.posix_fadvise(self.fd, offset, _ADVICE_BYTES, os.POSIX_FADV_WILLNEED)
 
     def _is_cached(self, offset: int) -> bool:
-        """Return whether the page cache is known to have a byte."""
         try:
             return os.preadv(self.fd, (bytearray(1),), offset, os.RWF_NOWAIT) == 1
         except (OSError, AttributeError, NotImplementedError):
@@ -164,7 +158,7 @@ def read_exactly(fd: int, length: int, offset: int) -> bytes:
     if len(data) == length:
         return data
     parts, count = [data], len(data)
-    while parts[-1] and count < length:  # network file systems may return less, and no call returns more than 2 GiB
+    while parts[-1] and count < length:  # network file systems may return less; the limit of a call is 2 GiB
         parts.append(_pread(fd, length - count, offset + count))
         count += len(parts[-1])
     if count < length:
@@ -188,12 +182,7 @@ class OpenFiles(LruCache[str, OpenFile]):
         self._cache, self._renewed = cache, set[str]()
 
     def open(self, shard: StoredShard, size: int | None = None) -> OpenFile:
-        """Return an open shard; `size` is its expected size, if known.
-
-        Raises:
-            CorruptShard: The shard cannot be opened, or has another size.
-            OutputFailed: There is no room to unpack it.
-        """
+        """Return an open shard; `size` is its expected size, if known."""
         return self.get(shard.path, lambda: OpenFile(shard, self._cache, size))
 
     def renew(self, shard: StoredShard, file: OpenFile) -> bool:

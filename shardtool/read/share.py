@@ -1,4 +1,4 @@
-"""The share of one rank and loader worker in an epoch, and the positions that replace skipped samples."""
+"""The share of a rank and worker in an epoch, and the positions that replace skipped samples."""
 
 from __future__ import annotations
 
@@ -34,9 +34,8 @@ class Share:
     contain the same positions for any number of ranks and workers with the same total batch size.
 
     Attributes:
-        ends: What to do with positions that the ranks cannot divide evenly: `drop` them, `pad` them with the first
-            positions of the epoch, or give them to the first ranks (`uneven`).
-        batch_size: Samples per batch of a rank.
+        ends: What to do with positions that ranks cannot divide evenly: `drop`, `pad` with the first positions of the
+            epoch, or give them to the first ranks (`uneven`).
         origin: Position where these ranks started: 0, or that of a loaded state.
         group_size: Processes per rank that read the same samples.
     """
@@ -60,11 +59,7 @@ class Share:
         check_choice("ends", self.ends, Ends)
 
     def in_groups(self, groups: int | None) -> Share:
-        """Return the share of this rank's group.
-
-        Raises:
-            InvalidRequest: The number of groups does not divide the number of ranks.
-        """
+        """Return the share of this rank's group, or raise InvalidRequest if `groups` does not divide the ranks."""
         if groups is None:
             return self
         check_minimum("groups", groups)
@@ -111,8 +106,8 @@ class Share:
 def replacement_positions(length: int, options: OrderOptions, position: int) -> Iterator[int]:
     """Yield positions whose samples replace a skipped sample, in order.
 
-    They depend only on the order and the position. The first ones are in the same round, which is being read anyway;
-    the others anywhere in the epoch, at most ten thousand. With `pad`, `position` may exceed the end.
+    They depend only on the order and the position. The first ones are in the same round, which is being read anyway.
+    With `pad`, `position` may exceed the end.
     """
     key = random_at(derive_state("others", options.seed, options.epoch), np.array([position], np.uint64))[0]
     first = position % length // options.round * options.round

@@ -1,4 +1,4 @@
-"""The state of a stream: a few numbers for a checkpoint, valid for any number of ranks and workers."""
+"""The state of a stream: a few numbers, valid for any number of ranks and workers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _STATE_FIX = "Pass the unchanged result of `state_dict`."
 
 
 class StreamState(NamedTuple):
-    """The position of a stream, with its whole order: a stream that loads it continues in this order.
+    """The position of a stream, with its whole order.
 
     Attributes:
         fingerprint: Fingerprint of the streamed samples.

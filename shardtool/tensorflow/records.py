@@ -1,4 +1,4 @@
-"""TFRecord shards and their features, from the dataset file. Does not import TensorFlow."""
+"""TFRecord shards and their features. Does not import TensorFlow."""
 
 from __future__ import annotations
 
@@ -22,18 +22,15 @@ if TYPE_CHECKING:
 
 _SHUFFLE_BUFFER_BYTES = 2**28
 _MAX_BUFFER_SAMPLES = 10_000
-_OPTIONAL_KEY = TfFeature(lacking=True)  # some tools write records without a key
-_COMPRESSION_TYPES = {"": "", "gzip": "GZIP"}  # supported by TensorFlow, with its names
+_OPTIONAL_KEY = TfFeature(lacking=True)  # absent from records of some tools
+_COMPRESSION_TYPES = {"": "", "gzip": "GZIP"}  # TensorFlow's names
 
 
 class TFRecordShards(NamedTuple):
     """TFRecord shards.
 
     Attributes:
-        samples: Total number of samples.
         size: Total bytes of all shards, or of their payloads.
-        features: Features by name.
-        classes: Class names by field.
         packing: TensorFlow's name of the compression: `GZIP`, or an empty text.
     """
 
@@ -82,11 +79,7 @@ def find_tfrecords(given: DatasetLike, fields: Collection[str] | None) -> TFReco
 
 
 def _tfrecords_of(dataset: StoredDataset) -> TFRecordShards:
-    """Return the shards of one dataset, from its dataset file, or from scans without one.
-
-    Raises:
-        CorruptShard: A shard that is scanned is damaged.
-    """
+    """Return the shards of one dataset, from its dataset file, or from scans without one."""
     if (file := dataset.file) is not None:
         features = dict(file.features)
         if file.made.document.get("verb") == "index":

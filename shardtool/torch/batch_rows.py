@@ -1,8 +1,6 @@
 """A batch of tensors that threads fill: each sample goes into its row as soon as it is decoded.
 
-Arrays, tensors or images of one shape and dtype become a tensor [samples, ...], otherwise a list of tensors; numbers a
-tensor of int64, float64 or bool; everything else a list. Torch's allocator of pinned memory reuses a block only when no
-copy to a device reads it.
+Torch's allocator of pinned memory reuses a block only when no copy to a device reads it.
 """
 
 from __future__ import annotations
@@ -20,11 +18,11 @@ if TYPE_CHECKING:
 
 
 _NUMBER_TYPES = (bool, int, float, np.number, np.bool_)
-_IN_ROW: Any = object()  # replaces a value that was copied into its row
+_IN_ROW: Any = object()  # was copied into its row
 
 
 class BatchRows:
-    """The samples of one batch, in pinned memory if `pin` is set; threads fill the rows."""
+    """The samples of one batch, in pinned memory if `pin` is set."""
 
     def __init__(self, count: int, *, pin: bool, lists: ListFields = ()) -> None:
         self._count, self._pin, self._lists, self._lock = count, pin, lists, Lock()
@@ -85,13 +83,12 @@ class _FieldRows:
                     row_array[row] = array
                     array = _IN_ROW
                 else:
-                    tensor = torch.from_numpy(array.copy())  # the other values of its list are tensors
+                    tensor = torch.from_numpy(array.copy())  # like the other values of its list
                     array = tensor.pin_memory() if self._pin else tensor
             value = array
         self._values[row] = value
 
     def _rows_like(self, value: Any) -> torch.Tensor:
-        """Return the field's rows, created from its first value."""
         with self._lock:
             if self._rows is None:
                 is_tensor = isinstance(value, torch.Tensor)

@@ -1,6 +1,6 @@
-"""Crops of images, as decoders of a field. Pixels outside the crop are not decoded if possible.
+"""Crops of images, as decoders of a field.
 
-A decoder returns uint8 [size, size, 3] in RGB. The rows below the crop of a baseline JPEG are never decoded: its header
+A decoder returns uint8 [size, size, 3] in RGB. The rows below the crop of a baseline JPEG are not decoded: its header
 is given a smaller height. A JPEG whose crop is at least twice as large as requested is decoded at 1/2, 1/4 or 1/8.
 Other images, and JPEGs that need rotation, are decoded whole. Damage below the crop is not noticed.
 
@@ -37,7 +37,7 @@ _CROP_ATTEMPTS = 10
 
 
 class _Crop:
-    """A decoder that returns a square part of an image, and optionally its position.
+    """A decoder that returns a square part of an image.
 
     Attributes:
         size: Width and height of the square.
@@ -51,9 +51,7 @@ class _Crop:
     def move(self, boxes: ArrayLike, place: ArrayLike) -> NDArray[np.float32]:
         """Return boxes of the whole image in coordinates of the square, clipped to it; a box outside has no area.
 
-        Args:
-            boxes: [n, 4]: left, top, right, bottom, in pixels.
-            place: The value of the field `place`.
+        `boxes` are [n, 4]: left, top, right, bottom, in pixels. `place` is the value of the field `place`.
         """
         left, top, width, height, mirrored = np.asarray(place, np.float32)
         whole = np.asarray(boxes, np.float32).reshape(-1, 4)
@@ -112,15 +110,11 @@ class CenterCrop(_Crop):
             raise InvalidRequest("shorter", repr(self.shorter), expected=f"at least the crop's size, {self.size}")
 
     def __call__(self, data: bytes) -> Any:
-        """Return the centre of an image, uint8 [size, size, 3], with its position if `place` is set.
-
-        Raises:
-            ValueError: The image is invalid or damaged.
-        """
+        """Return the centre of an image, uint8 [size, size, 3], with its position if `place` is set."""
         return self._with_position(*self._crop(data, self.box))
 
     def box(self, width: int, height: int) -> Box:
-        """Return the centred square of an image of this size."""
+        """Return the centred square of an image."""
         short = min(width, height)
         side = min(short, self.size) if self.shorter is None else max(1, round(short * self.size / self.shorter))
         left, top = (width - side) // 2, (height - side) // 2
@@ -129,12 +123,11 @@ class CenterCrop(_Crop):
 
 @dataclass(frozen=True)
 class RandomResizedCrop(_Crop):
-    """Decodes a random part of an image and resizes it: the usual augmentation for photographs.
+    """Decodes a random part of an image and resizes it.
 
     It follows torchvision: a random share of the area and a random aspect ratio; if ten attempts do not fit, the
     largest centred part of an allowed ratio; bilinear, with antialiasing. The crop depends only on the seed and the
-    position in the epoch, not on threads, workers, ranks or a resume. Two fields of a sample, such as an image and its
-    depth, are cropped alike.
+    position in the epoch. Two fields of a sample, such as an image and its depth, are cropped alike.
 
     Attributes:
         size: Width and height of the result.
@@ -161,11 +154,7 @@ class RandomResizedCrop(_Crop):
             raise InvalidRequest("flip", f"{self.flip}", expected="a probability, 0 to 1")
 
     def __call__(self, data: bytes, rng: np.random.Generator | None = None) -> Any:
-        """Return a random part of an image, uint8 [size, size, 3], with its position if `place` is set.
-
-        Raises:
-            ValueError: The image is invalid or damaged.
-        """
+        """Return a random part of an image, uint8 [size, size, 3], with its position if `place` is set."""
         rng = rng or seeded_rng()
         square, box = self._crop(data, partial(self.box, rng=rng))
         mirrored = self.flip > 0 and rng.random() < self.flip
@@ -173,7 +162,7 @@ class RandomResizedCrop(_Crop):
         return self._with_position(square, box, mirrored=mirrored)
 
     def box(self, width: int, height: int, rng: np.random.Generator) -> Box:
-        """Return a random part of an image of this size."""
+        """Return a random part of an image."""
         for _ in range(_CROP_ATTEMPTS):
             area = width * height * rng.uniform(*self.scale)
             aspect = math.exp(rng.uniform(math.log(self.ratio[0]), math.log(self.ratio[1])))

@@ -1,8 +1,7 @@
-"""Datasets for PyTorch's own `DataLoader`, and for torchdata's StatefulDataLoader: by number, and as a stream.
+"""Datasets for PyTorch's own `DataLoader`, and for torchdata's StatefulDataLoader.
 
-A stream is divided among ranks and loader workers in batches: worker w of N reads the batches n with n % N == w, and
-the DataLoader returns them in that order. So batches are the same for any number of workers, and the n-th batches of
-all ranks together contain the same samples for any number of ranks.
+Ranks and loader workers divide a stream in batches: worker w of N reads the batches n with n % N == w, and the
+DataLoader returns them in that order. See `read.share.Share`.
 """
 
 from __future__ import annotations
@@ -47,8 +46,6 @@ class _ErrorFromText(type):
 
     @classmethod
     def of(cls, kind: type[Exception]) -> _ErrorFromText:
-        """Return such a subclass of an error class."""
-
         def init(self: Exception, message: str) -> None:
             Exception.__init__(self, message)
 
@@ -80,7 +77,6 @@ def _picklable_errors() -> Iterator[None]:
 
 
 def _worker_number() -> tuple[int, int]:
-    """Return the number of this DataLoader worker, and the number of workers."""
     info = torch.utils.data.get_worker_info()
     return (info.id, info.num_workers) if info else (0, 1)
 
@@ -127,12 +123,12 @@ class MapDataset(torch.utils.data.Dataset):  # type: ignore[misc]
 
     @property
     def classes(self) -> list[str]:
-        """Class names, as in torchvision's datasets; empty with `labels`."""
+        """Class names, as in torchvision; empty with `labels`."""
         return [] if self.labels is not None else [*self._single_dataset.classes.get(self._label, ())]
 
     @property
     def class_to_idx(self) -> dict[str, int]:
-        """Class numbers by name, as in torchvision's datasets."""
+        """Class numbers by name, as in torchvision."""
         return {name: number for number, name in enumerate(self.classes)}
 
     @cached_property
@@ -181,7 +177,7 @@ class StreamDataset(StreamOptions, torch.utils.data.IterableDataset):  # type: i
     _tallies: SharedBlocks = field(init=False, repr=False, default_factory=SharedBlocks)
     _pass_start: SharedPassStart = field(init=False, repr=False)
     _passes: int = field(init=False, repr=False, default=0)  # started by this process
-    _group: tuple[int, int, int] = field(init=False, repr=False, default=(0, 0, 0))  # workers of the last pass
+    _group: tuple[int, int, int] = field(init=False, repr=False, default=(0, 0, 0))  # of the last pass
     _drop_last: torch.Tensor = field(init=False, repr=False, default_factory=lambda: torch.zeros(1).share_memory_())
     _resumed: WorkerState | None = field(init=False, repr=False, default=None)
     _pass: WorkerState | None = field(init=False, repr=False, default=None)  # start of this process's pass
@@ -232,7 +228,7 @@ class StreamDataset(StreamOptions, torch.utils.data.IterableDataset):  # type: i
         return max(total, self._reading.skipped if self._reading else total, key=lambda counter: counter.samples)
 
     def _checked_batches(self, samples: Iterator[Any], tally: SkipCounter) -> Iterator[Any]:
-        """Yield samples, after a check that the DataLoader requests `batch_size` at a time, which only its frame tells.
+        """Check that the DataLoader requests `batch_size` samples at a time, which only its frame tells.
 
         Raises:
             InvalidRequest: Its batch size differs, so workers and states would count other batches.
@@ -321,7 +317,6 @@ class StreamDataset(StreamOptions, torch.utils.data.IterableDataset):  # type: i
         self._pass_start.go_to(now["epoch"], now["position"])
 
     def _next_pass(self) -> Stream:
-        """Return the stream of this rank at the start of the pass."""
         epoch, position = self._pass_start.epoch_and_position
         stream = copy(self._stream)
         stream.load_state_dict({**stream.state_dict(), "epoch": epoch, "position": position})

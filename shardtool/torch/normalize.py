@@ -1,4 +1,4 @@
-"""Normalise images for a model: uint8 becomes (value / 255 - mean) / std, on the device that holds it.
+"""Normalise images: uint8 becomes (value / 255 - mean) / std, on the device that holds it.
 
 One operation reads uint8 and writes floats, computed in 32 bits and rounded once.
 """
@@ -24,7 +24,7 @@ _MAX_PIXEL_VALUE = 255.0
 
 @dataclass
 class Normalize:
-    """Normalises a batch's images, with the options of `Prefetcher`. Other tensors stay unchanged.
+    """Normalises a batch's images, with the options of `Prefetcher`.
 
     `images` counts the image tensors normalised so far.
     """

@@ -1,9 +1,9 @@
 """Batches for training: read, decoded and collated in threads, in order, without worker processes.
 
-Each pass of a loader has three kinds of threads, which end with it:
+Each pass has three kinds of threads:
 
 - The stream's thread reads shards ahead.
-- One thread takes the samples of a batch from the stream, and passes them to the decoders in small chunks.
+- One thread passes the samples of a batch to the decoders in small chunks.
 - The decoder threads run the stages and store each value in its row of the batch (`BatchRows`). The thread that fills
   the last row collates the batch.
 """
@@ -51,8 +51,8 @@ class Loader(StreamOptions):
     Threads run in parallel while they read files and while Pillow or NumPy work. A `transform` in pure Python holds the
     interpreter lock, and is faster in the worker processes of a DataLoader.
 
-    Each iteration starts at the beginning of the current epoch: the next one, in another order, after a complete epoch.
-    After `load_state_dict`, one iteration continues from the state.
+    Each iteration starts at the beginning of the current epoch: the next one after a complete epoch. After
+    `load_state_dict`, one iteration continues from the state.
 
     A batch has the form of a sample, a dict or a tuple. Arrays and images of one shape become a tensor [samples, ...],
     in pinned memory if there is a GPU; of several shapes, a list of tensors. Numbers become a tensor of int64, float64
@@ -103,7 +103,6 @@ class Loader(StreamOptions):
         return self._batches(stream, this_pass)
 
     def _batches(self, stream: Stream, this_pass: object) -> Iterator[Any]:
-        """Yield the batches of a pass, and record the state after each."""
         counts, threads = Pipeline((Batch(self.batch_size, self.drop_last),)), self.threads or usable_cores()
         pin = torch.cuda.is_available() if self.pin_memory is None else self.pin_memory
         collate = self.collate or (
@@ -185,7 +184,7 @@ def _size_batch_as_tensors(batches: list[Any]) -> Any:
     return torch.utils.data.default_convert(batches[0])
 
 
-_CHUNKS_PER_THREAD = 4  # per batch: smaller chunks balance the threads, larger ones cost less
+_CHUNKS_PER_THREAD = 4  # smaller chunks balance the threads, larger ones cost less
 
 
 class _PendingBatch:
@@ -213,7 +212,6 @@ class _PendingBatch:
         self._error: BaseException | None = None
 
     def start(self, decoders: ThreadPoolExecutor, chunk: int) -> None:
-        """Pass the samples to the decoders."""
         for first in range(0, len(self._samples), chunk):
             decoders.submit(self._decode, first, min(first + chunk, len(self._samples)))
 
@@ -231,7 +229,7 @@ class _PendingBatch:
                     self._into.put(row, value)
         except BaseException as error:  # noqa: BLE001 - raised when the batch is requested
             with self._lock:
-                if row < self._failed:  # report the first failing sample, regardless of the order of threads
+                if row < self._failed:  # regardless of the order of threads
                     self._failed, self._error = row, error
         with self._lock:
             self._remaining -= last - first

@@ -1,4 +1,4 @@
-"""Copy a batch to a device: synchronously, or on a CUDA stream concurrently with the model's.
+"""Copy a batch to a device: synchronously, or on a CUDA stream.
 
 `send` returns a function that is called once, on the stream that uses the batch, and returns the batch. `wait` returns
 when the memory of the last batch is no longer read.
