@@ -21,7 +21,7 @@ PackingRule = Literal["first-fit", "concat"]
 
 
 def concatenated(tokens: int, lengths: Numbers) -> Pieces:
-    """Cut blocks from concatenated documents; a document may continue in the next block."""
+    """Cut blocks from concatenated documents."""
     ends = np.cumsum(lengths)
     firsts, total = ends - lengths, int(ends[-1])
     starts = np.union1d(firsts[lengths > 0], np.arange(0, total, tokens))
@@ -32,7 +32,7 @@ def concatenated(tokens: int, lengths: Numbers) -> Pieces:
 def fitted(tokens: int, lengths: Numbers) -> Pieces:
     """Pack whole documents into blocks: longest first, each into the fullest block that has room.
 
-    Longer documents are cut into blocks and a rest. The time depends on the number of different lengths.
+    Longer documents are cut into blocks and a rest.
 
     Source: best-fit decreasing; Johnson, "Near-optimal bin packing algorithms", MIT 1973.
     """
@@ -40,9 +40,9 @@ def fitted(tokens: int, lengths: Numbers) -> Pieces:
     documents = np.repeat(np.arange(len(lengths)), pieces)
     starts = (np.arange(len(documents)) - np.repeat(np.cumsum(pieces) - pieces, pieces)) * tokens
     counts = np.minimum(tokens, lengths[documents] - starts)
-    blocks: list[int] = []  # block of each piece, longest piece first
-    room: dict[int, list[int]] = {}  # blocks by their free tokens
-    rooms: list[int] = []  # the keys of `room`, ascending
+    blocks: list[int] = []
+    room: dict[int, list[int]] = {}  # by their free tokens, and these in ascending order
+    rooms: list[int] = []
     used = 0
     for length, remaining in zip(
         *(column[::-1].tolist() for column in np.unique(counts, return_counts=True)), strict=True
@@ -81,7 +81,7 @@ def of_like_length(tokens: int, lengths: Numbers) -> Pieces:
 
 
 def of_one_kind(size: int, kinds: Numbers) -> Pieces:
-    """Group `size` samples of one kind per batch; the last batch of each kind may be smaller."""
+    """Group `size` samples of one kind per batch."""
     order = np.argsort(kinds, kind="stable")
     _, firsts, counts = np.unique(kinds[order], return_index=True, return_counts=True)
     begins = (np.arange(len(order)) - np.repeat(firsts, counts)) % size == 0

@@ -36,14 +36,14 @@ if TYPE_CHECKING:
 
 
 _MIN_BUNDLES_IN_WINDOW = 64  # fewer bundles are packed and shuffled worse
-_SAMPLES_IN_KIND_WINDOW = 2**17  # a window ends with one smaller batch per kind
+_SAMPLES_IN_KIND_WINDOW = 2**17
 _MAX_CACHED_WINDOWS = 4
-_MAX_BUNDLES_IN_EPOCH = 2**40  # a bundle number encodes its order and its position in that order
+_MAX_BUNDLES_IN_EPOCH = 2**40  # a bundle number: its order and its position there
 _order_numbers = count()
 
 
 class BundleOrder:
-    """The order of bundles in an epoch. `first` is the number of its first bundle in this process."""
+    """The order of bundles in an epoch; `first` is the number of its first one in this process."""
 
     def __init__(self, source: BundleReader, options: OrderOptions, first: int) -> None:
         self._source, self.options, self._first = source, options, first
@@ -61,7 +61,7 @@ class BundleOrder:
 
     @cached_property
     def _ends(self) -> list[int]:
-        """Number of bundles before each window, then the total."""
+        """Bundles before each window, then the total."""
         windows = range(-(-self._samples.length // self._step))
         return [*accumulate((len(self._window(window)[1]) for window in windows), initial=0)]
 
@@ -107,10 +107,6 @@ class BundleReader:
         limit: Tokens, or samples, per bundle.
         make: Builds a bundle from its samples.
         facts: Other inputs of the fingerprint.
-
-    Attributes:
-        samples_per_bundle: Approximate, a power of two.
-        is_sequential: Whether bundles are not shuffled.
     """
 
     span = _MAX_BUNDLES_IN_EPOCH * _MAX_BUNDLES_IN_EPOCH // 2
@@ -137,7 +133,7 @@ class BundleReader:
         self._orders: dict[int, BundleOrder] = {}
 
     def __getstate__(self) -> dict[str, object]:
-        return {**vars(self), "_orders": {}}  # recomputed when needed
+        return {**vars(self), "_orders": {}}
 
     @property
     def length(self) -> int:
@@ -173,11 +169,11 @@ class BundleReader:
         self._reader.skip_or_raise(error, self._first_damaged(number), *counts, damaged=damaged)
 
     def read(self, numbers: Numbers) -> list[Sample | ShardError]:
-        """Return bundles in the order of `numbers`; a damaged sample makes its bundle an error."""
+        """Return bundles in order; a damaged sample makes its bundle an error."""
         return [*self.read_late(numbers)]
 
     def read_late(self, numbers: Numbers) -> Samples:
-        """Return bundles as `read`, each built on demand, reading each sample once."""
+        """Return bundles as `read`, each built on demand."""
         members = self._sample_numbers(numbers)
         unique_members, inverse = np.unique(members, return_inverse=True)
         if len(unique_members) == len(members):
@@ -188,7 +184,7 @@ class BundleReader:
     def with_skip_callback(
         self, bundles: Samples, get_skipped: Callable[[], SkippedSamples]
     ) -> Iterator[Sample | ShardError]:
-        """Yield bundles; give batches a callback that counts samples skipped by their stages."""
+        """Give batches a callback that counts samples skipped by their stages."""
 
         def on_skip(error: ShardError, number: int) -> None:
             self._reader.skip_or_raise(error, number, get_skipped(), damaged=False)
@@ -238,10 +234,7 @@ def sample_sizes(
 ) -> Numbers:
     """Return a size per sample number; 0 for unused samples.
 
-    `of_shard` returns the sizes of a shard's samples, negative if unknown; `what` is for messages.
-
-    Raises:
-        InvalidRequest: The size of a sample is unknown.
+    `of_shard` returns the sizes of a shard's samples, negative if unknown, which is an error; `what` is for messages.
     """
     parts = []
     for dataset_reader, view in each_dataset(reader, views):
@@ -257,11 +250,7 @@ def sample_sizes(
 
 
 def metadata_sizes(name: str, reader: AnySampleReader, views: EpochSamples) -> Numbers:
-    """Return an integer metadata column by sample number.
-
-    Raises:
-        InvalidRequest: The column is missing, is not an integer column, or lacks a value.
-    """
+    """Return an integer metadata column by sample number, or raise InvalidRequest."""
 
     def of_shard(dataset_reader: SampleReader, shard: int) -> Numbers:
         integer_columns = [

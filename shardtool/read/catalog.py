@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     Numbers = NDArray[np.int64]
 
 
-_SCAN_THREADS = 4  # several hide latency
+_SCAN_THREADS = 4
 logger = logging.getLogger("shardtool")
 
 
@@ -58,17 +58,17 @@ class Catalog:
         fields: Number of samples that have each field.
         kinds: Type of numeric TFRecord fields.
         classes: Class names by field, if all datasets agree.
-        types: Recorded type of values by field, if all datasets agree.
+        types: Recorded type of values, if all datasets agree.
         lists: TFRecord features that are lists in every sample.
         content: Content fingerprint, independent of order, sharding and format.
         key_ranges: First and last key of each shard.
-        parts: One catalog per dataset; empty for a single dataset.
-        shared: Memory shared between processes: a block per shard index, then one for keys (single datasets only).
+        parts: One catalog per dataset; empty for a single one, as are `shared`, `split` and `appends` for several.
+        shared: Memory shared between processes: a block per shard index, then one for keys.
         crcs: int64 [shards]: CRC-32C of each shard; -1 if unknown.
-        split: Split, or name of the dataset file or folder (single datasets only).
+        split: Split, or name of the dataset file or folder.
         listed: Whether shardtool dataset files list all shards.
         can_scan: Whether it is known where keys end in member names.
-        appends: Shard positions from which sidecars may have other columns (single datasets only).
+        appends: Shard positions from which sidecars may have other columns.
     """
 
     name: str
@@ -114,7 +114,7 @@ class Catalog:
         return self.parts or (self,)
 
     def dataset(self, shard: int) -> tuple[Catalog, int]:
-        """Return the catalog of the dataset that contains a shard, and its position there."""
+        """Return the catalog of a shard's dataset, and the shard's position there."""
         for part in self.parts:
             if shard < len(part.shards):
                 return part, shard
@@ -135,7 +135,7 @@ class Catalog:
         return splits
 
     def bounds(self, split: str) -> list[tuple[int, int]]:
-        """Return the first number, and the end, of each dataset of a split."""
+        """Return the first number and the end of each dataset of a split."""
         ends = [*accumulate(map(len, self.datasets), initial=0)]
         return [pair for pair, dataset in zip(pairwise(ends), self.datasets, strict=True) if dataset.split == split]
 
@@ -158,8 +158,6 @@ def open_catalog(dataset: DatasetLike) -> Catalog:
 
 
 def _with_absolute_paths(opened: StoredDataset) -> StoredDataset:
-    """Make shard paths absolute, for programs that change their working directory."""
-
     def absolute(path: str) -> str:
         return path if is_url(path) or os.path.isabs(path) else os.path.join(os.getcwd(), path)
 
@@ -243,7 +241,7 @@ def _display_name(opened: StoredDataset) -> str:
 
 
 def _scan_shards(shards: list[StoredShard], shared: SharedBlocks) -> dict[int, int]:
-    """Scan shards once for all processes; return the number of samples by shard number."""
+    """Return the number of samples by shard number, scanned once for all processes."""
     if not shards:
         return {}
 

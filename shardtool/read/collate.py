@@ -73,7 +73,7 @@ def collate(samples: list[Any], lists: ListFields = ()) -> object:
 
 
 def split_sample(sample: object) -> tuple[type, Mapping[object, object]]:
-    """Return the form of a sample (dict, tuple or object), and its values."""
+    """Return the form of a sample, and its values."""
     if isinstance(sample, dict):
         return dict, sample
     return (tuple, dict(enumerate(sample))) if isinstance(sample, tuple) else (object, {0: sample})
@@ -87,7 +87,7 @@ def join_sample(form: type, parts: dict[object, object]) -> object:
 
 
 def check_same_fields(samples: Sequence[tuple[object, type, Collection[object]]]) -> None:
-    """Check that samples (key, form and fields) match, or raise SampleFailed."""
+    """Raise SampleFailed unless samples (key, form and fields) match."""
     first, form, fields = samples[0]
     expected = {*fields}
     for key, sample_form, sample_fields in samples:

@@ -245,7 +245,6 @@ class Dataset(Streamable):
         """Return a view of the samples that match a query such as `bi == 'dog' and width > 256`.
 
         A query can use the sidecar columns, `key`, `shard`, `size` (bytes of all fields) and `fields` (their number).
-        It reads all sidecars.
 
         Raises:
             InvalidRequest: The query is invalid, or uses an unknown column.
@@ -265,8 +264,8 @@ class Dataset(Streamable):
     def table(self) -> pads.Dataset:
         """Return the sidecars as a `pyarrow.dataset.Dataset`, for pandas, DuckDB or polars.
 
-        It has one row per sample: `__key__`, `__shard__`, the location, and the metadata. Queries of a whole dataset
-        read the sidecars, unchecked. A view's rows are held in memory.
+        It has one row per sample: `__key__`, `__shard__`, the location, and the metadata. A view's rows are held in
+        memory; otherwise queries read the sidecars, unchecked.
         """
         return read_table(self.reader.catalog, self.source.chosen)
 

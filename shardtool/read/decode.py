@@ -80,25 +80,23 @@ class Decode:
     - Grey becomes three equal channels, a palette its colours, CMYK is converted by Pillow without a colour profile.
       16-bit grey is scaled to 8 bits (65535, or 4095 for 12 bits, becomes 255). 16-bit colours keep the upper eight
       bits. Float, signed and more than 16-bit images are rejected.
-    - Only the first frame is decoded. A warning, once per field and process, names the alternative if frames of a TIFF,
-      PNG or WebP, or bits, are lost.
+    - Only the first frame is decoded. A warning, once per field and process, reports lost frames and bits.
     - An image with more pixels than Pillow accepts (178 million), or that may need more than `max_bytes`, is rejected
       before memory is allocated. So is a truncated image (exceptions: `transform.image_decode`).
 
-    The decoder `mask` returns the stored values, for labels and depth: palette indices, grey as uint8 or uint16 (0 to
-    15 for 4 bits), int32, float32, or 0 and 1; [height, width] or [height, width, channel]; also upright. Images that
-    Pillow does not read exactly are rejected: 16-bit colours, signed bytes, integers from 2^31.
+    The decoder `mask` returns the stored values, upright: palette indices, grey as uint8 or uint16 (0 to 15 for 4
+    bits), int32, float32, or 0 and 1; [height, width] or [height, width, channel]. Images that Pillow does not read
+    exactly are rejected: 16-bit colours, signed bytes, integers from 2^31.
 
     `cls`, `cls2`, `index`, `inx` and `id` become int; `json` its value (`jsonl` a list); `txt`, `caption` and other
     text fields a UTF-8 str; `npy` an array.
 
-    The decoder `audio` returns `Audio` for formats that soundfile reads: WAV, FLAC, Ogg, Opus, MP3. Audio that may need
-    more than `max_bytes`, or is shorter than its header claims, is rejected. A truncated Ogg or MP3 may not be
-    detected.
+    The decoder `audio` returns `Audio`: WAV, FLAC, Ogg, Opus, MP3. Audio that may need more than `max_bytes`, or is
+    shorter than its header claims, is rejected. A truncated Ogg or MP3 may not be detected.
 
     Attributes:
         only: The fields to decode; None: all.
-        types: Recorded type of values by field, from the dataset file.
+        types: Recorded type of values by field.
     """
 
     own: tuple[tuple[str, Decoder], ...] = ()
@@ -108,7 +106,7 @@ class Decode:
     max_bytes: str | int = "1GiB"
     only: frozenset[str] | None = None
     types: Mapping[str, ValueType] = field(default_factory=dict, repr=False, compare=False)
-    draws: tuple[object, ...] = field(default=(), init=False, repr=False, compare=False)  # decoders that use `rng`
+    draws: tuple[object, ...] = field(default=(), init=False, repr=False, compare=False)
     _decoders: dict[str, Function | None] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -186,7 +184,7 @@ class Decode:
 
 
 def check_decoders(decoders: object) -> tuple[tuple[str, Decoder], ...]:
-    """Return the caller's decoders in the form that `Decode` expects, or raise InvalidRequest."""
+    """Return the caller's decoders as `Decode` expects, or raise InvalidRequest."""
     if decoders is None:
         return ()
     if not isinstance(decoders, Mapping):
@@ -231,7 +229,7 @@ _LOSS_MESSAGES: Mapping[DecodingLoss, tuple[str, str]] = {
 
 @cache
 def warn_about_loss(field: str, loss: DecodingLoss) -> None:
-    """Warn, once per field and process, that decoding discards a part of an image."""
+    """Warn, once per field and process, that a part of an image is lost."""
     loss_message, remedy = _LOSS_MESSAGES[loss]
     _log.warning("field %s: %s. %s.", field, loss_message, remedy.format(field))
 
@@ -283,7 +281,7 @@ class Audio(NamedTuple):
     rate: int
 
 
-_AUDIO_COPIES = 2  # audio, and its transposed copy
+_AUDIO_COPIES = 2  # with its transposed copy
 _UNKNOWN_FRAMES = 2**62  # or more: claimed by a FLAC from a pipe
 _STREAMED_WAV_BYTES = 2**31 - 2**16  # or more, or 0: claimed by a WAV from a pipe
 

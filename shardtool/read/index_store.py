@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     Hashes = NDArray[np.uint64]
 
 
-_INDEX_CACHE_BYTES = 2**25  # mapped shared indexes, or own indexes
+_INDEX_CACHE_BYTES = 2**25
 _MAX_CACHED_INDEXES = 4096
 _VERIFY_FIX = "Run `shardtool verify`."
 _MAX_KEYS_SEARCHED_SINGLY = 16
@@ -85,8 +85,6 @@ class IndexStore(LruCache[int, ShardIndex]):
     A key is first searched in the shard whose first and last key enclose it. Keys may be unsorted inside a shard, so
     other keys are looked up in an index of all keys (12 to 16 bytes per sample): their ascending hashes with sample
     numbers, built once for all processes in shared blocks, or in memory if these have no room.
-
-    `on_release` is called when indexes, or their memory pages, are dropped.
     """
 
     def __init__(self, catalog: Catalog, on_release: Callable[[], None] = lambda: None) -> None:
@@ -103,11 +101,7 @@ class IndexStore(LruCache[int, ShardIndex]):
         return IndexStore, (self.catalog,)
 
     def index(self, shard: int) -> ShardIndex:
-        """Return the index of a shard. Release memory pages if too many shared indexes are mapped.
-
-        Raises:
-            CorruptShard: The sidecar is invalid and the shard is damaged, or its samples differ from the dataset file.
-        """
+        """Return the index of a shard. Release memory pages if too many shared indexes are mapped."""
         index = self.get(shard, lambda: self._read(shard))
         with self._lock:
             if index.is_shared and shard not in self._mapped:
@@ -188,7 +182,6 @@ class IndexStore(LruCache[int, ShardIndex]):
         return result
 
     def _sorted_keys(self) -> tuple[Hashes, NDArray[np.integer]]:
-        """The index of all keys, built by the first process that needs it."""
         catalog, count = self.catalog, len(self.catalog)
         dtype = np.dtype(np.uint32 if count < 2**32 else np.int64)
         size, position = count * (_HASH_BYTES + dtype.itemsize), len(catalog.shards)
@@ -204,7 +197,7 @@ class IndexStore(LruCache[int, ShardIndex]):
         return np.frombuffer(block, np.uint64, count), np.frombuffer(block, dtype, count, count * _HASH_BYTES)
 
     def _key_index_parts(self, dtype: np.dtype[np.integer]) -> Iterator[tuple[int, bytes]]:
-        """Yield parts of the index and their offsets: hashes, then sample numbers, per range of hashes."""
+        """Yield parts of the index and their offsets: hashes, then sample numbers."""
         catalog, count = self.catalog, len(self.catalog)
         hashes = _hash_buffer(count)
         for shard, (first, last) in enumerate(pairwise(catalog.firsts.tolist())):
@@ -234,11 +227,10 @@ class IndexStore(LruCache[int, ShardIndex]):
 
 
 def _hash_buffer(count: int) -> Hashes:
-    """Return memory for hashes: a temporary file if there are many and the disk has room."""
     from tempfile import TemporaryFile
 
     if count > _MAX_HASHES_IN_MEMORY and hasattr(os, "posix_fallocate"):
-        with suppress(OSError), TemporaryFile() as file:  # the mapping stays valid after the file is closed
+        with suppress(OSError), TemporaryFile() as file:
             os.posix_fallocate(file.fileno(), 0, count * _HASH_BYTES)  # a full disk raises here, not a signal later
             return np.memmap(file, np.uint64, "r+", shape=(count,))
     return np.empty(count, np.uint64)

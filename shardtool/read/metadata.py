@@ -30,7 +30,7 @@ def queryable_table(
 ) -> pa.Table:
     """Return the columns of a shard that a query can use, as `reshard` does (`select.query`).
 
-    Missing `columns` are null. A missing label column stays missing if the shard has a field of this name.
+    Missing `columns` are null. Missing labels stay missing if the shard has a field of this name.
     """
     existing = {name: part.metadata.column(name) for name in part.metadata.column_names}
     unknown = {*labels}.intersection(part.names)
@@ -63,12 +63,7 @@ def metadata_schema(catalog: Catalog) -> pa.Schema:
 
 
 def matching_samples(catalog: Catalog, chosen: Numbers | None, query: str) -> Numbers:
-    """Return the numbers of the samples that match a query, in order.
-
-    Raises:
-        InvalidRequest: The query is invalid.
-        CorruptShard: A shard has no valid sidecar and is damaged.
-    """
+    """Return the numbers of the samples that match a query, in order."""
     columns = metadata_schema(catalog).names
     matches = [np.zeros(0, np.int64)]
     shards = range(len(catalog.shards)) if chosen is None else np.unique(catalog.locate(chosen)[0]).tolist()
@@ -81,12 +76,7 @@ def matching_samples(catalog: Catalog, chosen: Numbers | None, query: str) -> Nu
 
 
 def read_column(catalog: Catalog, chosen: Numbers | None, name: str) -> list[Any]:
-    """Return a metadata column, with None for missing values.
-
-    Raises:
-        InvalidRequest: No sidecar has this column.
-        CorruptShard: A shard has no valid sidecar and is damaged.
-    """
+    """Return a metadata column, with None for missing values."""
     schema = metadata_schema(catalog)
     if name not in schema.names:
         remedy = f"Run reshard with {option_text('columns_from', name)} to turn a field into a column."
@@ -97,7 +87,7 @@ def read_column(catalog: Catalog, chosen: Numbers | None, name: str) -> list[Any
 
 
 def read_table(catalog: Catalog, chosen: Numbers | None) -> pads.Dataset:
-    """Return the sidecars as one table; for chosen samples, their rows in memory."""
+    """Return the sidecars as one table; for chosen samples, in memory."""
     import pyarrow.dataset as pads
 
     schema = arrow_schema(catalog)

@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
 
 class MixedReader(BaseReader):
-    """Reads samples of several datasets, numbered consecutively, and adds their dataset's number as `__dataset__`."""
+    """Reads samples of several datasets, and adds their dataset's number as `__dataset__`."""
 
     def __init__(self, readers: Sequence[AnySampleReader], source: MixedSamples) -> None:
         self.readers, self._source = readers, source
         spans = [reader.span for reader in source.sources]
         self._ends, self._firsts = np.cumsum(spans), np.cumsum(spans) - spans
-        self._datasets = [0, *accumulate(source.datasets)]  # number of the first dataset of each source
+        self._datasets = [0, *accumulate(source.datasets)]  # first dataset of each source
         sizes = (weight * reader.mean_size for weight, reader in zip(source.weights, readers, strict=True))
         self.mean_size = sum(sizes) // sum(source.weights)
         self.copies = any(reader.copies for reader in readers)

@@ -1,9 +1,8 @@
 """Open shards, limited to what a process can spare; the least recently used is closed first.
 
-Threads and forked processes read at offsets (`os.pread`, or ranges of an object), so they share no file position.
-Shards are not memory-mapped: if a file is truncated or a disk fails, a mapping kills the process instead of naming the
-shard, and on a cold disk a sample of 14 KB causes 200 KB of reads (measured). A compressed shard is unpacked once into
-an unnamed temporary file.
+Threads and forked processes read at offsets, so they share no file position. Shards are not memory-mapped: if a file is
+truncated or a disk fails, a mapping kills the process instead of naming the shard, and on a cold disk a sample of 14 KB
+causes 200 KB of reads (measured). A compressed shard is unpacked once into an unnamed temporary file.
 """
 
 from __future__ import annotations
@@ -85,7 +84,7 @@ class OpenFile:
                 self.fd = os.dup(unpacked.hold(0, _MAX_SHARD_BYTES).fileno())
 
     def __del__(self) -> None:
-        if os is None:  # at interpreter exit, modules are gone and the system closes files
+        if os is None:  # modules are gone at interpreter exit
             return
         if self.fd >= 0:
             os.close(self.fd)
@@ -98,11 +97,7 @@ class OpenFile:
             self._held.close()
 
     def read(self, offsets: Sequence[int], lengths: Sequence[int]) -> Iterator[bytes]:
-        """Yield the bytes of several ranges, each on demand.
-
-        Raises:
-            CorruptShard: The shard ends too early, or the disk fails.
-        """
+        """Yield the bytes of several ranges on demand, or raise CorruptShard."""
         fd, offset = self.fd, 0
         try:
             if self._blob is not None:
@@ -158,7 +153,7 @@ def read_exactly(fd: int, length: int, offset: int) -> bytes:
     if len(data) == length:
         return data
     parts, count = [data], len(data)
-    while parts[-1] and count < length:  # network file systems may return less; the limit of a call is 2 GiB
+    while parts[-1] and count < length:  # network file systems may return less, and no call more than 2 GiB
         parts.append(_pread(fd, length - count, offset + count))
         count += len(parts[-1])
     if count < length:
@@ -167,7 +162,7 @@ def read_exactly(fd: int, length: int, offset: int) -> bytes:
 
 
 def _read_blob(blob: RemoteObject, offsets: Sequence[int], lengths: Sequence[int]) -> Iterator[bytes]:
-    """Yield ranges of an object; raise errors as `read_exactly`, or ShardError if the server fails."""
+    """Yield ranges of an object; raise errors as `read_exactly`, or ShardError."""
     for offset, length, data in zip(offsets, lengths, read_ranges(blob, offsets, lengths), strict=True):
         if len(data) < length:
             raise EOFError(offset + len(data), length - len(data))
@@ -175,7 +170,7 @@ def _read_blob(blob: RemoteObject, offsets: Sequence[int], lengths: Sequence[int
 
 
 class OpenFiles(LruCache[str, OpenFile]):
-    """The open shards of a catalog. `on_release` is called when one is dropped."""
+    """The open shards of a catalog."""
 
     def __init__(self, cache: ShardCache | None, on_release: Callable[[], None] = lambda: None) -> None:
         super().__init__(_max_open_shards(), on_release=on_release)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 Sample = dict[str, object]
-Samples: TypeAlias = "Iterable[Sample | ShardError]"  # an error replaces a sample that cannot be read
+Samples: TypeAlias = "Iterable[Sample | ShardError]"
 
 
 class CachedShard(Protocol):

@@ -33,7 +33,6 @@ class OrderOptions:
     Attributes:
         shuffle: `full`: all samples in one random order.
         seed: Combined with the epoch.
-        epoch: Counted from 0.
         parts: Parts that are read in parallel; a multiple of `ranks`.
         window: Samples of a part that are shuffled together.
         ranks: Each rank reads its own parts. 0: parts alternate in a fixed order, as in version 1 of states.
@@ -84,7 +83,7 @@ class Order(NamedTuple):
 def epoch_order(counts: Numbers, options: OrderOptions) -> Order:
     """Return the order of an epoch from the number of samples per shard: int64 [shards].
 
-    A full shuffle is a uniform random permutation. It also replaces parts with fewer than four samples.
+    A full shuffle also replaces parts with fewer than four samples.
     """
     length = int(counts.sum())
     if not options.shuffle:
@@ -103,11 +102,11 @@ def epoch_order(counts: Numbers, options: OrderOptions) -> Order:
 def _shuffled_samples(options: OrderOptions, starts: Numbers, ends: Numbers, positions: Numbers) -> Numbers:
     """Return the sample at each position: shards in random order, parts in parallel, samples shuffled in windows.
 
-    The permuted sequence of shards is cut into `parts` contiguous parts. Position g is number g // parts of part g %
-    parts, and each window of `window` samples of a part is permuted. With `ranks`, each row of positions, one per part,
-    is also permuted among the parts of a rank, so a position keeps its rank.
+    The permuted shards are cut into `parts` contiguous parts. Position g is number g // parts of part g % parts, and
+    each window of `window` samples of a part is permuted. With `ranks`, each row of positions, one per part, is also
+    permuted among the parts of a rank, so a position keeps its rank.
 
-    `starts` is the first sample of each shard in random order, `ends` the cumulative number of samples: int64 [shards].
+    `starts` is the first sample of each shard in random order, `ends` the cumulative count: int64 [shards].
     """
     part, row = positions % options.parts, positions // options.parts
     whole, longer_parts = divmod(int(ends[-1]), options.parts)
@@ -132,7 +131,7 @@ def _shuffled_samples(options: OrderOptions, starts: Numbers, ends: Numbers, pos
 def permuted_windows(start: int, windows: Numbers, within: Numbers, sizes: Numbers, window: int) -> Numbers:
     """Return indexes permuted within their windows: int64 [n].
 
-    `sizes` are the sizes of these windows: `window` for most of them. An index `within` a window beyond its size stays.
+    Most `sizes` of these windows are `window`. An index beyond its size stays.
     """
     keys = random_at(start, windows.astype(np.uint64))
     if (sizes == window).all():

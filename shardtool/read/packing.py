@@ -28,7 +28,6 @@ class TokenField(NamedTuple):
 
     Attributes:
         form: `npy`, plain `bytes`, or `values` whose number the field's size does not determine.
-        dtype: Type of a value.
         head: For `npy`: the bytes before the shape, equal in all samples.
         header: For `npy`: number of bytes before the values.
         row: Bytes per entry of the first axis.
@@ -43,12 +42,7 @@ class TokenField(NamedTuple):
 
     @classmethod
     def from_sample(cls, reader: SampleReader, number: int, name: str, dtype: DTypeLike | None) -> TokenField:
-        """Describe a field from one sample.
-
-        Raises:
-            InvalidRequest: The field is missing, or `dtype` is not numeric.
-            ShardError: The sample is damaged.
-        """
+        """Describe a field from one sample."""
         sample = reader.with_fields(None).read_one(number)
         if isinstance(sample, ShardError):
             raise sample
@@ -91,11 +85,7 @@ class TokenField(NamedTuple):
 def token_lengths(
     name: str | None, dtype: DTypeLike | None, column: str | None, reader: AnySampleReader, views: EpochSamples
 ) -> tuple[TokenField, Numbers]:
-    """Return a token field, and the tokens per sample from a metadata column or the field's size.
-
-    Raises:
-        InvalidRequest: The number of tokens is unknown.
-    """
+    """Return a token field, and the tokens per sample from a metadata column or the field's size."""
     fields: dict[SampleReader, TokenField] = {}
     for dataset_reader, view in each_dataset(reader, views):
         shard, numbers = next(view.group_by_shard())

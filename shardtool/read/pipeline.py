@@ -1,7 +1,6 @@
-"""The stages that a sample passes through.
+"""The stages that a sample passes through: picklable functions of one sample, and `Batch`.
 
-A stage is a picklable function of one sample, except `Batch`. `Pipeline.run` reads no more samples than its output
-needs, so the stream's position is that of the last output.
+`Pipeline.run` reads no more samples than its output needs, so the stream's position is that of the last output.
 """
 
 from __future__ import annotations
@@ -163,11 +162,7 @@ class Pipeline:
         return first.required_fields if isinstance(first, _FieldStage) else None
 
     def then(self, stage: Stage | Batch) -> Pipeline:
-        """Return these stages and one more. Selecting fields after `decode` limits what is decoded.
-
-        Raises:
-            InvalidRequest: The stage would decode or skip batches.
-        """
+        """Return these stages and one more. Selecting fields after `decode` limits what is decoded."""
         stages = self.stages
         if getattr(stage, "can_skip", False) and any(isinstance(earlier, Batch) for earlier in stages):
             raise InvalidRequest(
@@ -186,12 +181,7 @@ class Pipeline:
         return samples
 
     def apply(self, sample: object) -> object:
-        """Return the result for one sample. If a stream would skip it, its error is raised.
-
-        Raises:
-            InvalidRequest: The stages contain a batch.
-            SampleFailed: A field is missing, or cannot be decoded.
-        """
+        """Return the result for one sample. If a stream would skip it, its error is raised."""
         stages = [stage for stage in self.stages if not isinstance(stage, Batch)]
         if len(stages) < len(self.stages):
             raise InvalidRequest("batch", "one sample was requested", expected="a loop over the batches")
@@ -202,9 +192,6 @@ class Pipeline:
 
         `on_skip` gets the error of a skipped sample, and returns its replacement or None. `rng_of` makes the random
         generator of a stage.
-
-        Raises:
-            SampleFailed: A field is missing, or cannot be decoded.
         """
         stages: list[Stage] = []
         for stage in self.stages:

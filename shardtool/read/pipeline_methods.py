@@ -157,11 +157,8 @@ class PipelineMethods:
     ) -> Self:
         """Make batches of `size` samples: see `read.collate.collate`.
 
-        Args:
-            size: Samples per batch.
-            drop_last: Skip the last batch if it is smaller.
-            lists: Fields that always become a list, such as boxes.
-            dataset_options: Options that only `Dataset.batch` accepts.
+        `drop_last` skips a smaller last batch. `lists` are fields that always become a list, such as boxes. Only
+        `Dataset.batch` accepts the other options.
 
         Raises:
             InvalidRequest: The size is not a positive integer, or another option is given.

@@ -54,11 +54,7 @@ NUMBER_READERS: Mapping[FeatureType, Callable[[bytes], object]] = {"int64": _rea
 def parse_record(record: bytes, start: int, where: str, lists: frozenset[str]) -> Sample:
     """Return the features of a TFRecord: single values, or lists of several or no values.
 
-    Args:
-        record: The whole record, including its frame.
-        start: Offset in the shard.
-        where: Path for messages.
-        lists: Features that are always lists.
+    `record` includes its frame, and is at offset `start` of the shard `where`. Features in `lists` are always lists.
 
     Raises:
         CorruptShard: The record is not an Example.
@@ -81,7 +77,7 @@ def parse_record(record: bytes, start: int, where: str, lists: frozenset[str]) -
 
 
 LATE_SAMPLE_BYTES = 2**12  # larger samples are read one by one, on demand (measured)
-_MAX_SINGLE_READ_BYTES = 2**15  # up to this size, one system call reads all fields of a sample
+_MAX_SINGLE_READ_BYTES = 2**15  # one system call reads all fields of a sample
 
 
 class PayloadColumns(NamedTuple):
@@ -104,9 +100,9 @@ class ReadableShard:
     """An open shard with its index.
 
     Attributes:
-        is_tar: Whether records hold only payloads, which need no parsing.
+        is_tar: Whether records need no parsing.
         readers: Readers of numeric fields; None: parse records.
-        views: The index's `key_ends`, `firsts`, `codes`, `offsets` and `lengths`, for fast access to single numbers.
+        views: Columns of the index for fast access to single numbers.
     """
 
     index: ShardIndex
@@ -123,11 +119,7 @@ class ReadableShard:
     def read_one(self, row: int, selected: frozenset[str] | None) -> Sample:
         """Return one sample. A hot path.
 
-        Raises:
-            OSError: The shard cannot be read.
-            EOFError: The shard ends too early.
-            ValueError: A number does not match its feature type.
-            IndexError: A number is truncated, or payloads are not in order.
+        Raises OSError, EOFError, ValueError or IndexError if the shard is damaged, or payloads are not in order.
         """
         index, fd = self.index, self.file.fd
         key_ends, firsts, codes, offsets, lengths = self.views
@@ -144,7 +136,7 @@ class ReadableShard:
             for payload in fields:
                 first = offsets[payload] - start
                 if not 0 <= first <= len(block) - lengths[payload]:
-                    raise IndexError(payload)  # payloads in another order than fields
+                    raise IndexError(payload)
                 sample[names[codes[payload]]] = block[first : first + lengths[payload]]
         else:
             for payload in fields:
@@ -243,6 +235,6 @@ def _read_each(
             for name, read in reads:
                 sample[name] = read(sample[name])
         except (OSError, EOFError, ValueError, IndexError):
-            yield read_one(position)  # reads it again to raise a complete error
+            yield read_one(position)  # reads it again for a complete error
         else:
             yield sample

@@ -59,12 +59,7 @@ class ShardRead:
         self._errors: dict[int, ShardError] = {}
 
     def samples(self) -> list[Sample | ShardError]:
-        """Return the samples, with errors for damaged ones.
-
-        Raises:
-            CorruptShard: The shard's checksum differs from its dataset file.
-            InvalidRequest: Checksums are unknown, but `check` is set.
-        """
+        """Return the samples, with errors for damaged ones. Raise CorruptShard if the shard's checksum differs."""
         samples: list[Sample] = [{"__key__": key} for key in self._keys]
         if self.opened.readers is None:
             self._fill_from_records(samples)
@@ -192,7 +187,6 @@ def _cut_payloads(blocks: Iterator[bytes], layout: PayloadColumns, firsts: Numbe
 
 
 def _starts_read(offsets: Numbers, lengths: Numbers) -> NDArray[np.bool_]:
-    """Return which payloads start a read: large ones, their successors, and those after a large gap."""
     begins = np.ones(len(offsets), np.bool_)
     is_large, gaps = lengths >= _MIN_OWN_READ_BYTES, offsets[1:] - offsets[:-1] - lengths[:-1]
     begins[1:] = (gaps < 0) | (gaps > _MAX_GAP_BYTES) | is_large[1:] | is_large[:-1]
@@ -216,7 +210,6 @@ class SkippedSamples:
         shards: Number by shard path.
         damaged: Number of damaged samples; stages dropped the others.
         reasons: Number by reason, for the first thousand reasons.
-        has_warned: Whether a warning was logged.
     """
 
     def __init__(self) -> None:
@@ -248,7 +241,7 @@ class BaseReader:
 
     Attributes:
         mean_size: Mean bytes per sample with its overhead, at least 1.
-        copies: Whether shards are copied into a cache before they are read.
+        copies: Whether shards are first copied into a cache.
         concurrent_reads: Recommended concurrent calls of `read_late`.
     """
 
@@ -336,12 +329,7 @@ class SampleReader(BaseReader):
             count.count_sample(error, self.catalog.shards[shard].path, damaged=damaged)
 
     def read(self, numbers: Numbers) -> list[Sample | ShardError]:
-        """Return samples in the order of `numbers`, int64 [n], with errors for damaged ones.
-
-        Raises:
-            InvalidRequest: Checksums are unknown, but `check` is set.
-            OutputFailed: There is no room to unpack a compressed shard.
-        """
+        """Return samples in the order of `numbers`, int64 [n], with errors for damaged ones."""
         if len(numbers) == 1:
             return [self.read_one(int(numbers[0]))]
         groups = [*self.catalog.group_by_shard(numbers)]
@@ -375,7 +363,7 @@ class SampleReader(BaseReader):
             return self.read(numbers)
         size, spans = 0, []
         for shard, rows, _ in groups:
-            with suppress(CorruptShard):  # raised again when samples are requested
+            with suppress(CorruptShard):
                 starts, ends = self.opened(shard).spans(rows, self._fields)
                 size += int((ends - starts).sum())
                 spans.append((shard, starts, ends))
@@ -387,7 +375,7 @@ class SampleReader(BaseReader):
 
     def _each(self, groups: Sequence[tuple[int, Numbers, Numbers]], numbers: Numbers) -> Samples:
         if len(numbers) >= len(groups) * _MAX_SAMPLES_READ_SINGLY:
-            with suppress(CorruptShard):  # raised again when samples are requested
+            with suppress(CorruptShard):
                 parts = [(self.opened(shard), rows) for shard, rows, _ in groups]
                 return read_each_late(parts, numbers, self._fields, self.read_one)
         return map(self.read_one, numbers.tolist())
@@ -402,7 +390,7 @@ class SampleReader(BaseReader):
                 if opened.readers is not None:
                     return opened.read_one(row, self._fields)
             except (CorruptShard, OSError, EOFError, ValueError, IndexError):
-                pass  # read again below for a complete error
+                pass  # read again for a complete error
         return self._read_from_shard(shard, np.array([row]))[0]
 
     def opened(self, shard: int) -> ReadableShard:
@@ -413,7 +401,7 @@ class SampleReader(BaseReader):
                 raise error.with_traceback(None)
             stored, index = self.catalog.shards[shard], self.store.index(shard)
             is_tar = detect_kind(stored.path).format == "tar"
-            # Only the dataset file, or else the record itself, determines whether bytes are a list or a value.
+            # Only the dataset file, or the record itself, determines whether bytes are a list or a value.
             readers = self._readers if self.catalog.dataset(shard)[0].listed and not index.kinds else None
             file = self._files.open(stored, self._sizes[shard] or None)
             opened = self._open_shards[shard] = ReadableShard(index, file, is_tar, {} if is_tar else readers)
@@ -428,7 +416,7 @@ class SampleReader(BaseReader):
                 samples = request.samples()
                 damaged = any(isinstance(read_one, ShardError) for read_one in samples)
                 if damaged and self._files.renew(self.catalog.shards[shard], request.opened.file):
-                    self._open_shards.pop(shard, None)  # another thread may have stored it again
+                    self._open_shards.pop(shard, None)
                     samples = ShardRead(self, shard, rows).samples()
             except CorruptShard as damage:
                 error = damage

@@ -1,4 +1,4 @@
-"""The share of a rank and worker in an epoch, and the positions that replace skipped samples."""
+"""The share of a rank and worker in an epoch."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ class Share:
     contain the same positions for any number of ranks and workers with the same total batch size.
 
     Attributes:
-        ends: What to do with positions that ranks cannot divide evenly: `drop`, `pad` with the first positions of the
-            epoch, or give them to the first ranks (`uneven`).
+        ends: `drop` positions that ranks cannot divide evenly, `pad` with the first positions of the epoch, or give
+            them to the first ranks (`uneven`).
         origin: Position where these ranks started: 0, or that of a loaded state.
         group_size: Processes per rank that read the same samples.
     """
@@ -84,7 +84,7 @@ class Share:
     def positions(self, start: int, stop: int, length: int) -> Numbers:
         """Return this reader's positions from `start` to `stop`: int64 [n], ascending.
 
-        With `pad`, positions from `length` on continue at the start of the epoch.
+        With `pad`, positions from `length` on mean the start of the epoch.
         """
         shift = self.origin + self.rank
         first = -(-(start - shift) // self.world_size)
@@ -104,10 +104,9 @@ class Share:
 
 
 def replacement_positions(length: int, options: OrderOptions, position: int) -> Iterator[int]:
-    """Yield positions whose samples replace a skipped sample, in order.
+    """Yield positions whose samples replace a skipped sample: first of the same round, which is being read anyway.
 
-    They depend only on the order and the position. The first ones are in the same round, which is being read anyway.
-    With `pad`, `position` may exceed the end.
+    They depend only on the order and the position, which may exceed the end with `pad`.
     """
     key = random_at(derive_state("others", options.seed, options.epoch), np.array([position], np.uint64))[0]
     first = position % length // options.round * options.round

@@ -68,7 +68,7 @@ _MAX_SAMPLES_PER_READ = 2**12
 _STEPS_AHEAD = 2
 _CONCURRENT_ROUNDS = 2  # one read starts while the last requests of another finish
 _ROUNDS_PER_READ = 2  # fewer would mean many small requests
-_MAX_ROUND_GROWTH = 4  # limits memory when a state from more ranks is loaded
+_MAX_ROUND_GROWTH = 4  # limits memory if a state has more ranks
 _PREFETCH_BYTES = 2**30  # enough to hide the copy of a large shard
 _MAX_PREFETCH_JOBS = 2**8
 
@@ -88,9 +88,8 @@ class SampleSource(PipelineMethods):
 class Stream(SampleSource):
     """Samples in an exact order. Each iteration is one epoch.
 
-    An iteration starts at the beginning of the current epoch: the next one after a complete iteration, the same one
-    after a `break`. After `load_state_dict`, one iteration continues from the state. With two iterators, the state is
-    that of the newer one.
+    An iteration starts at the beginning of the current epoch: the next one after a complete iteration. After
+    `load_state_dict`, one iteration continues from the state, which is that of the newest iterator.
 
     On a single rank, samples dropped by stages shorten the epoch. Several ranks perform as many steps as `len` reports:
     up to 1 % of a rank's samples are replaced by others; more is an error. `ends="pad"` replaces any number and marks
@@ -105,7 +104,7 @@ class Stream(SampleSource):
         self.reader, self._source, self._options, self.share = reader, source, options, share
         self.skipped = SkippedSamples()
         self._pass, self._is_started = EpochPass(0, options, share), False
-        self._max_step = options.round * _MAX_ROUND_GROWTH  # for any state
+        self._max_step = options.round * _MAX_ROUND_GROWTH
 
     def __getitem__(self, _: object) -> NoReturn:
         raise no_random_access_error("a stream")
@@ -155,7 +154,7 @@ class Stream(SampleSource):
         current.order = order = self._source.order(options)
         at_once = self.reader.concurrent_reads if self._step else min(_CONCURRENT_ROUNDS, self.reader.concurrent_reads)
         rounds_together = share.world_size * max(_ROUNDS_PER_READ, share.workers) if at_once > 1 else 1
-        if options.ranks:  # rounds of such an order are larger
+        if options.ranks:
             rounds_together = max(1, rounds_together // (_ROUNDS_PER_READ * options.ranks))
         step = self._step or min(options.round, self._max_step) * rounds_together
         jobs = self._prefetch_shards(order, _position_blocks(share, current.start, order.length, step))
@@ -251,7 +250,7 @@ class Stream(SampleSource):
         return numbers, batch
 
     def _prefetch_shards(self, order: StreamOrder, jobs: Iterator[Numbers]) -> Generator[Numbers]:
-        if not self.reader.copies or self._options.shuffle == "full":  # "full" reads all shards at the same time
+        if not self.reader.copies or self._options.shuffle == "full":  # "full" reads all shards together
             yield from jobs
             return
         seen, share = set[str](), self.share
@@ -262,7 +261,7 @@ class Stream(SampleSource):
             self.reader.expect(order.numbers(positions % max(1, order.length)), seen)
 
         with closing(read_ahead(jobs, expect, jobs_ahead, name="copy")) as copies:
-            for positions, _ in copies:  # copies are not awaited; reading reports their errors
+            for positions, _ in copies:  # reading reports errors of copies
                 yield positions
 
     def _skip_or_raise(self, error: ShardError, number: int, current: EpochPass) -> None:
@@ -295,7 +294,7 @@ def _mark_padding(batch: Samples, padding: list[bool]) -> Iterator[Sample | Shar
 
 
 class StreamPosition:
-    """A position of an epoch, with replacements in a fixed order if its sample is skipped."""
+    """A position of an epoch, and replacements of its sample."""
 
     def __init__(self, stream: Stream, current: EpochPass) -> None:
         self.position, self._number = int(current.positions[current.taken - 1]), int(current.numbers[current.taken - 1])
@@ -342,7 +341,7 @@ class EpochPass:
         positions: int64 [n]: positions of the current read.
         numbers: int64 [n]: their sample numbers.
         taken: How many of these were returned.
-        empty: Number of positions whose own sample was skipped.
+        empty: Positions whose own sample was skipped.
         dropped: How many of these a stage dropped.
     """
 
@@ -352,7 +351,7 @@ class EpochPass:
     def __init__(self, start: int, options: OrderOptions, share: Share) -> None:
         self.start, self.taken, self.options, self.share = start, 0, options, share
         self.positions = self.numbers = np.zeros(0, np.int64)
-        self.last_position: StreamPosition | None = None  # if it was requested
+        self.last_position: StreamPosition | None = None
 
     def rng(self, stage: int) -> np.random.Generator:
         """Return the random generator of a stage for the last sample or batch."""
@@ -360,10 +359,9 @@ class EpochPass:
         return orders.rng_at(self.options, int(last), stage)
 
     def count_empty(self, error: ShardError, skipped: SkippedSamples, *, damaged: bool) -> None:
-        """Count a position whose own sample was skipped; warn once above 1 %.
+        """Count a position whose own sample was skipped.
 
-        Raises:
-            InvalidRequest: With several ranks and `ends="drop"`, stages dropped more than 1 % of a rank's samples.
+        Warn above 1 %, or raise InvalidRequest if ranks would differ in their steps.
         """
         self.empty += 1
         self.dropped += not damaged

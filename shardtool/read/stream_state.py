@@ -20,10 +20,7 @@ _STATE_FIX = "Pass the unchanged result of `state_dict`."
 class StreamState(NamedTuple):
     """The position of a stream, with its whole order.
 
-    Attributes:
-        fingerprint: Fingerprint of the streamed samples.
-        options: The order of the epoch.
-        position: Samples of the epoch that all ranks together have read; less than the length of the epoch.
+    `position` counts the samples of the epoch that all ranks together have read; it is less than the epoch's length.
     """
 
     fingerprint: str

@@ -46,7 +46,7 @@ class Streamable(SampleSource):
         if not self.source.length:
             return iter(())
         in_order = self.stream(shuffle=False, rank=0, world_size=1, ends="uneven")
-        in_order.skipped.has_warned = True  # users choose samples with a filter in such a loop
+        in_order.skipped.has_warned = True  # to choose samples in a loop
         return iter(in_order)
 
     @property
@@ -63,7 +63,7 @@ class Streamable(SampleSource):
         """Return a stream of the samples.
 
         The order depends on the data, `shuffle`, `seed`, `epoch`, `parts` and `buffer`; ranks only divide it. A saved
-        state records `parts`, and resumes with any number of ranks.
+        state resumes with any number of ranks.
 
         Args:
             shuffle: Shuffle shards and samples; `"full"`: all samples in one random order.
@@ -74,11 +74,11 @@ class Streamable(SampleSource):
             buffer: Samples in the shuffle buffer, over all ranks. None: about 64 MB per rank, or 32 MB in total if
                 `parts` is given.
             parts: Parts of the samples that are read in parallel. None: 128 per rank.
-            ends: What to do with the last samples if ranks cannot divide them evenly: `drop` them; `pad` with the first
-                samples, marked with `__padding__`; or `uneven`: some ranks get one more. None: `drop` with a shuffle,
-                otherwise `pad`, or `uneven` for a single rank. See `Stream` for skipped samples.
-            groups: Number of groups of adjacent ranks. The ranks of a group get the same samples, for tensor and
-                sequence parallelism. None: no groups.
+            ends: If ranks cannot divide the samples evenly: `drop` the last ones; `pad` with the first ones, marked
+                with `__padding__`; or `uneven`. None: `drop` with a shuffle, otherwise `pad`, or `uneven` for a single
+                rank. See `Stream` for skipped samples.
+            groups: Number of groups of adjacent ranks, which get the same samples, for tensor and sequence parallelism.
+                None: no groups.
 
         Raises:
             InvalidRequest: The dataset is empty, has fewer samples than ranks (`drop`), or an argument is out of range.

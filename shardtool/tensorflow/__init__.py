@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from shardtool.values import DatasetLike
 
 
-_SHUFFLE_SHARDS = 16  # read in parallel by a shuffle
+_SHUFFLE_SHARDS = 16
 __all__ = ["feature_spec", "keras_sequence", "tf_dataset"]
 
 
@@ -40,9 +40,8 @@ def tf_dataset(
 ) -> Any:
     """Return TFRecord shards as a `tf.data.Dataset` of dicts, read and parsed by TensorFlow.
 
-    Its attribute `classes` holds class names: `classes["cls"][3]` is the name of number 3 of the field `cls`; datasets
-    derived from it lack this attribute. The order is the same in every run, unless you set
-    `tf.data.Options.deterministic` to False.
+    Its attribute `classes` holds class names by field; datasets derived from it lack this attribute. The order is the
+    same in every run, unless you set `tf.data.Options.deterministic` to False.
 
     Args:
         given: A dataset file, a shard pattern, a glob, a folder, shards, or a list of datasets to concatenate:
@@ -52,7 +51,7 @@ def tf_dataset(
             of 256 MB, at most 10,000 samples. A number: samples in the buffer.
         seed: Seed of the shuffle.
         epoch: Epoch, counted from 0: every pass has its order. None: every pass has another order.
-        batch_size: Samples per batch; the last batch may be smaller. This is faster than `.batch()`. None: no batches.
+        batch_size: Samples per batch; the last one may be smaller. None: no batches.
 
     Returns:
         A field is a scalar of `tf.string`, `tf.int64` or `tf.float32`, in a batch a vector. A missing field is `""` or
@@ -60,7 +59,7 @@ def tf_dataset(
 
     Raises:
         InvalidRequest: TensorFlow is missing, a dataset or field does not exist, or the shards are not TFRecords.
-        CorruptShard: A dataset file, or a shard that is scanned, is damaged.
+        CorruptShard: A dataset file or shard is damaged.
     """
     for name, value in (("shuffle", shuffle), ("seed", seed), ("epoch", epoch)):
         if value is not None and (not isinstance(value, Integral) or value < 0):
@@ -113,9 +112,8 @@ def keras_sequence(
     dtype; `int` becomes int64, `float` float32, `str` and `bytes` objects.
 
     Args:
-        dataset: A dataset from `shardtool.open`, with tar or TFRecord shards, whose samples have the form that Keras
-            expects: a tuple of inputs and targets, or a dict.
-        batch_size: Samples per batch; the last batch may be smaller.
+        dataset: A dataset from `shardtool.open` whose samples are a tuple of inputs and targets, or a dict.
+        batch_size: Samples per batch; the last one may be smaller.
         shuffle: Use a random order of all samples in each epoch.
         seed: Seed of the shuffle, combined with the epoch.
         epoch: First epoch, if `fit` continues at an `initial_epoch`.

@@ -54,9 +54,9 @@ def import_library(module: str) -> Any:
 class BatchSequence:
     """Batches of a dataset, in another order in each epoch; a mixin for `keras.utils.PyDataset`.
 
-    Keras's worker threads request batches concurrently; their shared state is constant during an epoch. Keras also ends
-    an epoch after reading the first batches to find their shapes. Older releases do not report when an epoch starts:
-    there, each end counts.
+    Keras requests batches from worker threads; their shared state is constant during an epoch. Keras also ends an epoch
+    after reading the first batches to find their shapes. In older releases, which do not report starts, each end
+    counts.
     """
 
     def __init__(self, samples: SampleSequence, batch_size: int, first: OrderOptions, workers: int) -> None:
@@ -112,9 +112,6 @@ def stack_samples(samples: Sequence[Any]) -> Any:
     """Return a batch of samples: dicts become a dict of batches, tuples a tuple, values an array [samples, ...].
 
     Arrays have the samples' dtype: int64 for `int`, float32 for `float`, objects for `str` and `bytes`.
-
-    Raises:
-        InvalidRequest: The samples differ in their shapes or fields.
     """
     first = samples[0]
     if isinstance(first, dict):

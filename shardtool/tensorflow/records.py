@@ -79,7 +79,6 @@ def find_tfrecords(given: DatasetLike, fields: Collection[str] | None) -> TFReco
 
 
 def _tfrecords_of(dataset: StoredDataset) -> TFRecordShards:
-    """Return the shards of one dataset, from its dataset file, or from scans without one."""
     if (file := dataset.file) is not None:
         features = dict(file.features)
         if file.made.document.get("verb") == "index":
@@ -104,11 +103,7 @@ def _tfrecords_of(dataset: StoredDataset) -> TFRecordShards:
 
 
 def _compression_of(datasets: Sequence[StoredDataset]) -> str:
-    """Return TensorFlow's name of the compression of all shards.
-
-    Raises:
-        InvalidRequest: The shards are not TFRecords, or TensorFlow cannot decompress them.
-    """
+    """Return TensorFlow's name of the compression, or raise InvalidRequest if it cannot read the shards."""
     kinds: dict[str, str] = {}
     for dataset in datasets:
         for shard in dataset.shards:
@@ -133,7 +128,7 @@ def _compression_of(datasets: Sequence[StoredDataset]) -> str:
 
 
 def _merge_features(parts: Sequence[Mapping[str, TfFeature]]) -> dict[str, TfFeature]:
-    """Return the features of all datasets; one that a dataset lacks may be missing from samples."""
+    """Merge features of datasets; one that a dataset lacks may be missing from samples."""
     merged: dict[str, TfFeature] = {}
     for features in parts:
         for name, feature in features.items():

@@ -83,7 +83,7 @@ class _FieldRows:
                     row_array[row] = array
                     array = _IN_ROW
                 else:
-                    tensor = torch.from_numpy(array.copy())  # like the other values of its list
+                    tensor = torch.from_numpy(array.copy())  # like the others of its list
                     array = tensor.pin_memory() if self._pin else tensor
             value = array
         self._values[row] = value
@@ -112,7 +112,7 @@ def _numbers_as_tensor(values: list[Any], *, pin: bool) -> object:
         return values
     try:
         numbers = torch.from_numpy(np.array(values))
-    except (OverflowError, TypeError):  # integers of more than 64 bits
+    except (OverflowError, TypeError):
         return values
     return numbers.pin_memory() if pin else numbers
 

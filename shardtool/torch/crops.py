@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
 
-Box: TypeAlias = "tuple[int, int, int, int]"  # left, top, right, bottom, in pixels of the whole image
+Box: TypeAlias = "tuple[int, int, int, int]"  # in pixels of the whole image
 _INTERPOLATION_ROWS = 2  # rows below the crop that affect the colours of its last row
 _CROP_ATTEMPTS = 10
 
@@ -68,11 +68,7 @@ class _Crop:
         return DecodedField(square, {self.place: np.array([left, top, right - left, bottom - top, mirrored])})
 
     def _crop(self, data: bytes, box_in: Callable[[int, int], Box]) -> tuple[NDArray[np.uint8], Box]:
-        """Return a box of an image as uint8 [size, size, 3], and the box. `box_in` returns it for a width and height.
-
-        Raises:
-            ValueError: The image is invalid or damaged.
-        """
+        """Return a part of an image as uint8 [size, size, 3], and its box; raise ValueError if it is damaged."""
         head = read_jpeg_header(data)
         image: NDArray[np.uint8] | Image.Image
         if head is None:
@@ -194,7 +190,7 @@ def _pixels_in_box(image: NDArray[np.uint8] | Image.Image, box: Box) -> NDArray[
 
 
 def _resize(part: NDArray[np.uint8], size: int, box: tuple[float, float, float, float]) -> NDArray[np.uint8]:
-    """Return the pixels in a box as uint8 [size, size, 3]: bilinear, antialiased."""
+    """Resize the pixels in a box: bilinear, antialiased."""
     if box != (0, 0, part.shape[1], part.shape[0]):
         return np.array(Image.fromarray(part).resize((size, size), Image.Resampling.BILINEAR, box))
     whole = torch.from_numpy(part).unsqueeze(0).permute(0, 3, 1, 2)  # channels last: a fifth of Pillow's time

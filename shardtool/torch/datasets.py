@@ -58,7 +58,7 @@ copyreg.pickle(_ErrorFromText, lambda kind: (_ErrorFromText.of, kind.__bases__))
 
 @contextmanager
 def _picklable_errors() -> Iterator[None]:
-    """Keep the class of an error that leaves a DataLoader's worker: PyTorch passes on its class and text."""
+    """Keep the class of errors that leave a worker: PyTorch passes on class and text."""
     try:
         yield
     except PlainError as error:
@@ -153,11 +153,7 @@ class MapDataset(torch.utils.data.Dataset):  # type: ignore[misc]
 
     @_picklable_errors()
     def __getitems__(self, which: Sequence[int]) -> list[Any]:
-        """Return the samples of a batch; a DataLoader calls this.
-
-        Raises:
-            SampleFailed: All samples are damaged: a DataLoader cannot skip a batch.
-        """
+        """Return the samples of a batch for a DataLoader; raise SampleFailed if all are damaged."""
         samples = self._bare[list(which)]
         if not samples and len(which):
             remedy = "Use a stream or a loader, which replaces damaged samples."
@@ -176,11 +172,11 @@ class StreamDataset(StreamOptions, torch.utils.data.IterableDataset):  # type: i
 
     _tallies: SharedBlocks = field(init=False, repr=False, default_factory=SharedBlocks)
     _pass_start: SharedPassStart = field(init=False, repr=False)
-    _passes: int = field(init=False, repr=False, default=0)  # started by this process
+    _passes: int = field(init=False, repr=False, default=0)
     _group: tuple[int, int, int] = field(init=False, repr=False, default=(0, 0, 0))  # of the last pass
     _drop_last: torch.Tensor = field(init=False, repr=False, default_factory=lambda: torch.zeros(1).share_memory_())
     _resumed: WorkerState | None = field(init=False, repr=False, default=None)
-    _pass: WorkerState | None = field(init=False, repr=False, default=None)  # start of this process's pass
+    _pass: WorkerState | None = field(init=False, repr=False, default=None)
     _reading: Stream | None = field(init=False, repr=False, default=None)
 
     def __post_init__(self) -> None:
@@ -215,7 +211,6 @@ class StreamDataset(StreamOptions, torch.utils.data.IterableDataset):  # type: i
         return self._checked_batches(iter(self._reading), tally)
 
     def _record_end(self) -> None:
-        """Record the end of a pass without workers if no more than its last batch was requested."""
         if self._reading and self._pass and self._pass.workers == 1:
             counts = Pipeline((Batch(self.batch_size, bool(self._drop_last)),))
             if self._reading.next_epoch(counts) > self._pass.start["epoch"]:
@@ -228,10 +223,9 @@ class StreamDataset(StreamOptions, torch.utils.data.IterableDataset):  # type: i
         return max(total, self._reading.skipped if self._reading else total, key=lambda counter: counter.samples)
 
     def _checked_batches(self, samples: Iterator[Any], tally: SkipCounter) -> Iterator[Any]:
-        """Check that the DataLoader requests `batch_size` samples at a time, which only its frame tells.
+        """Raise InvalidRequest unless the DataLoader requests `batch_size` samples, which only its frame tells.
 
-        Raises:
-            InvalidRequest: Its batch size differs, so workers and states would count other batches.
+        With another batch size, workers and states would count other batches.
         """
         (worker, _), group, frame = _worker_number(), self._group, inspect.currentframe()
         with _picklable_errors():
@@ -271,14 +265,14 @@ class StreamDataset(StreamOptions, torch.utils.data.IterableDataset):  # type: i
         """Return the state after this number of batches per rank of the current or next pass, as JSON data.
 
         Raises:
-            InvalidRequest: Samples were skipped and not replaced, so batches do not determine the position.
+            InvalidRequest: Skipped samples were not replaced, so batches do not determine the position.
         """
         if batches < 0:
             raise InvalidRequest("batches", f"{batches}", expected="0 or more")
         check_no_skipped("state_at", self._count_unreplaced(self.skipped))
         stream, samples_per_step = self._next_pass(), self.batch_size * self._stream.world_size
         remaining = stream.end - self._pass_start.epoch_and_position[1] - batches * samples_per_step
-        is_over = bool(self._drop_last) and remaining < samples_per_step  # the DataLoader returns no smaller batch
+        is_over = bool(self._drop_last) and remaining < samples_per_step
         return stream.state_after(stream.end if is_over else batches * self.batch_size)
 
     def state_dict(self) -> dict[str, object]:

@@ -37,9 +37,9 @@ class Prefetcher:
     A batch is a tensor, an array, or a nested dict, list or tuple of them. Numeric arrays become tensors; other values
     stay unchanged. Returned tensors never share memory with the loader.
 
-    With any of `mean`, `std`, `dtype` and `channels_last`, images are copied as uint8 and become floats [n, c, h, w] on
-    the device: (value / 255 - mean) / std. Images are uint8 tensors [n, h, w, c] or [n, c, h, w] with as many channels
-    as `mean` or `std` have values, or 1, 3 or 4 if these are single values or None.
+    With any of `mean`, `std`, `dtype` and `channels_last`, images are copied as uint8 and become floats [n, c, h, w]:
+    (value / 255 - mean) / std. Images are uint8 tensors [n, h, w, c] or [n, c, h, w] with as many channels as `mean` or
+    `std` have values, or 1, 3 or 4.
 
     Attributes:
         loader: Any iterable of batches. Pinned batches save a copy.
@@ -97,7 +97,7 @@ class Prefetcher:
             raise first.error
 
     def _send_next(self, batches: Iterator[Any], sender: DirectTransfer | StreamTransfer) -> _SentBatch:
-        """Copy the loader's next batch. Its error is raised after the batches before it."""
+        """Copy the next batch. Its error is raised after the batches before it."""
         try:
             sender.wait()
             batch = next(batches)
@@ -133,7 +133,7 @@ class Prefetcher:
 
 
 class _SentBatch(NamedTuple):
-    """A batch being copied with the loader's state after it, or the end with the loader's error."""
+    """A batch being copied, or the end, with the loader's state after it and its error."""
 
     hand_out: TakeBatch = lambda: None
     state: Any = None

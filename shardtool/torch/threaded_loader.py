@@ -1,11 +1,11 @@
-"""Batches for training: read, decoded and collated in threads, in order, without worker processes.
+"""Batches for training: read, decoded and collated in threads, in order.
 
 Each pass has three kinds of threads:
 
 - The stream's thread reads shards ahead.
 - One thread passes the samples of a batch to the decoders in small chunks.
-- The decoder threads run the stages and store each value in its row of the batch (`BatchRows`). The thread that fills
-  the last row collates the batch.
+- The decoder threads run the stages and store each value in its row of the batch (`BatchRows`). The last one collates
+  the batch.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Loader(StreamOptions):
     """Batches of a dataset, read, decoded and collated in threads, without worker processes or pickling.
 
     Threads run in parallel while they read files and while Pillow or NumPy work. A `transform` in pure Python holds the
-    interpreter lock, and is faster in the worker processes of a DataLoader.
+    interpreter lock, and is faster in a DataLoader.
 
     Each iteration starts at the beginning of the current epoch: the next one after a complete epoch. After
     `load_state_dict`, one iteration continues from the state.
@@ -59,12 +59,12 @@ class Loader(StreamOptions):
     or bool. Everything else becomes a list.
 
     Attributes:
-        threads: Number of decoder threads. None: the number of usable cores.
+        threads: Decoder threads. None: the number of usable cores.
         drop_last: Skip the last batch if it is smaller.
         lists: Fields, or tuple positions, that always become a list of tensors, such as boxes.
-        collate: Makes a batch from a list of samples. None: as described above.
-        pin_memory: Use pinned memory. None: if there is a GPU.
-        depth: Number of batches prepared ahead.
+        collate: Makes a batch from a list of samples.
+        pin_memory: None: if there is a GPU.
+        depth: Batches prepared ahead.
 
     Example:
         >>> dataset = shardtool.open("train.json").decode().tuple("jpg", "cls")
@@ -80,8 +80,8 @@ class Loader(StreamOptions):
     pin_memory: bool | None = None
     depth: int = 3
     _state: State = field(init=False, repr=False)
-    _next: int | None = field(init=False, repr=False, default=None)  # next epoch; None: continue from `_state`
-    _pass: object = field(init=False, repr=False, default=None)  # identifies the running pass
+    _next: int | None = field(init=False, repr=False, default=None)  # None: continue from `_state`
+    _pass: object = field(init=False, repr=False, default=None)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -133,7 +133,7 @@ class Loader(StreamOptions):
                 del batch
                 if result[0] is not None:
                     self._record_state(this_pass, state_after)
-                    yield result.pop()  # the caller holds the only reference
+                    yield result.pop()
         finally:
             stop.set()
             if not ending():
@@ -180,7 +180,7 @@ loader = Loader
 
 
 def _size_batch_as_tensors(batches: list[Any]) -> Any:
-    """Return the only item of a list, a batch by size, with its arrays as tensors."""
+    """Return the only item of a list, a batch by size, as tensors."""
     return torch.utils.data.default_convert(batches[0])
 
 
@@ -196,9 +196,6 @@ class _PendingBatch:
         into: Rows to fill, or a function of a list that returns the batch.
         state: State of the stream after the batch.
         stop: Set when the batch is no longer needed.
-
-    Attributes:
-        done: The batch; None if all of its samples were skipped.
     """
 
     def __init__(

@@ -1,8 +1,7 @@
 """The state of a pass, shared between a DataLoader's workers and their parent process.
 
-A worker knows only what it has read, ahead of training. With the number of batches that the loader returned, the state
-of any worker becomes the stream's, equal for all ranks. Workers report skipped samples, and learn where a pass starts,
-through shared memory.
+A worker knows only what it has read, ahead of training. With the number of returned batches, the state of any worker
+becomes the stream's. Workers share skip counts, and where a pass starts, in memory.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
     from shardtool.storage.shared_blocks import SharedBlocks
 
 
-_WORKER_KEY = "shardtool_worker"  # identifies a worker's state
+_WORKER_KEY = "shardtool_worker"
 _STATE_VERSION = 1
 
 
@@ -68,11 +67,7 @@ class WorkerState:
         return cls(**{name: state[name] for name in names})
 
     def after(self, batches: int) -> dict[str, object]:
-        """Return the stream's state after each rank got this number of batches of the pass.
-
-        Raises:
-            InvalidRequest: Samples were skipped and not replaced.
-        """
+        """Return the stream's state after this number of batches per rank."""
         check_no_skipped("the state", self.left_out)
         position = self.start["position"] + batches * self.batch_size * self.world_size
         if position < self.end:
@@ -106,7 +101,7 @@ def stream_state(state: Mapping[str, Any]) -> Mapping[str, Any]:
         return state
     batches = snapshot["_snapshot_step"] + state["_steps_since_snapshot"]
     workers = snapshot["_worker_snapshots"].values()
-    # any worker may have skipped samples, which is an error
+    # any worker may have skipped samples
     states = [*filter(None, (_state_after_batches(worker, batches) for worker in workers))]
     return states[0] if states else state
 
@@ -151,7 +146,7 @@ class SkipCounter(SkippedSamples):
             self._published = self.samples
 
     def _add_shared(self, blocks: SharedBlocks, worker: int) -> None:
-        with suppress(ValueError):  # another process is writing
+        with suppress(ValueError):
             if (block := blocks.read(worker)) is not None:
                 samples, damaged, shards, reasons = json.loads(bytes(block))
                 self.samples += samples
@@ -161,14 +156,14 @@ class SkipCounter(SkippedSamples):
 
 
 _MAX_WORKERS = 1024
-_STARTED, _FINISHED = 1, 2  # progress of a worker in the pass
+_STARTED, _FINISHED = 1, 2
 
 
 class SharedPassStart:
     """Where the current or next pass starts, in shared memory; `blocks` provide the lock.
 
-    The workers of one pass have the same seed from the DataLoader and the same number of passes. The first one
-    determines where the pass starts: in the next epoch, if all workers of the last pass finished.
+    The workers of a pass have the same seed and number of passes. The first one determines where the pass starts: in
+    the next epoch, if all workers of the last pass finished.
     """
 
     def __init__(self, blocks: SharedBlocks) -> None:
@@ -196,13 +191,13 @@ class SharedPassStart:
     def begin(self, worker: int, group: Sequence[int], resumed: Mapping[str, int] | None) -> None:
         """Record that a worker starts a pass; the first worker determines where.
 
-        `group` is the seed, the number of passes that the worker has started, and the number of workers. `resumed` is
-        the state from which the pass continues.
+        `group` is the seed, the number of passes that the worker has started, and the number of workers. The pass
+        continues from `resumed`.
         """
         with self._blocks.locked():
             if self._now[2:].tolist() != [*group] or self._workers[worker]:
                 epoch, position = self.epoch_and_position
-                if self._now[-1]:  # a pass has started since the last `go_to` without a group
+                if self._now[-1]:
                     epoch, position = epoch + self._is_over, 0
                 if resumed is not None:
                     epoch, position = resumed["epoch"], resumed["position"]
