@@ -61,7 +61,6 @@ class BundleOrder:
 
     @cached_property
     def _ends(self) -> list[int]:
-        """Bundles before each window, then the total."""
         windows = range(-(-self._samples.length // self._step))
         return [*accumulate((len(self._window(window)[1]) for window in windows), initial=0)]
 
@@ -82,7 +81,7 @@ class BundleOrder:
         return Bundle(*(column[cuts[bundle] : cuts[bundle + 1]] for column in pieces))
 
     def _divide_window(self, window: int) -> tuple[Bundle, list[int], list[int]]:
-        """Return the pieces of a window sorted by bundle, the order of bundles, and where each bundle starts."""
+        """Return the pieces of a window by bundle, the order of bundles, and the start of each."""
         first, options = window * self._step, self.options
         numbers = self._samples.numbers(np.arange(first, min(first + self._step, self._samples.length)))
         sizes = self._source.sizes[numbers]
@@ -100,12 +99,9 @@ class BundleReader:
     """Reads bundles of samples, and orders them for an epoch.
 
     Args:
-        reader: Reader of the samples.
-        views: The samples to bundle.
         sizes: int64 [span]: size of each sample; 0 if unused.
         rule: Cuts a window into bundles.
         limit: Tokens, or samples, per bundle.
-        make: Builds a bundle from its samples.
         facts: Other inputs of the fingerprint.
     """
 

@@ -51,14 +51,10 @@ class Catalog:
     """The shards of one or several datasets. Unknown texts and mappings are empty.
 
     Attributes:
-        name: What was opened, for messages.
         firsts: int64 [shards + 1]: number of the first sample of each shard, then the number of samples.
-        sizes: int64 [shards]: bytes.
         fingerprint: Equal for equal samples in an equal order, as far as metadata can show.
         fields: Number of samples that have each field.
         kinds: Type of numeric TFRecord fields.
-        classes: Class names by field, if all datasets agree.
-        types: Recorded type of values, if all datasets agree.
         lists: TFRecord features that are lists in every sample.
         content: Content fingerprint, independent of order, sharding and format.
         key_ranges: First and last key of each shard.
@@ -141,12 +137,7 @@ class Catalog:
 
 
 def open_catalog(dataset: DatasetLike) -> Catalog:
-    """Return the catalog of all matching datasets.
-
-    Raises:
-        InvalidRequest: No dataset matches.
-        CorruptShard: A dataset file, or a shard without a sidecar, is damaged.
-    """
+    """Return the catalog of all matching datasets."""
     datasets = [open_dataset(part, dots="first") for part in expand_datasets(dataset)]
     if not datasets:
         find_dataset(dataset)
@@ -241,7 +232,6 @@ def _display_name(opened: StoredDataset) -> str:
 
 
 def _scan_shards(shards: list[StoredShard], shared: SharedBlocks) -> dict[int, int]:
-    """Return the number of samples by shard number, scanned once for all processes."""
     if not shards:
         return {}
 

@@ -48,11 +48,8 @@ def collate(samples: list[Any], lists: ListFields = ()) -> object:
     """Return samples as one batch.
 
     Dicts become a dict of batched fields, tuples a tuple. A field becomes an array [samples, ...] if its values are
-    numbers (int64, float64 or bool), or arrays of one shape and dtype, otherwise a list.
-
-    Args:
-        samples: Dicts, tuples or values.
-        lists: Fields, or tuple positions, that always become a list.
+    numbers (int64, float64 or bool), or arrays of one shape and dtype, otherwise a list. Fields, or tuple positions, in
+    `lists` always become a list.
 
     Raises:
         InvalidRequest: `lists` names an unknown field.

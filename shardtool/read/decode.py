@@ -74,7 +74,7 @@ class DecodedField(NamedTuple):
 class Decode:
     """Decodes the fields of a sample, with the options of `PipelineMethods.decode`.
 
-    Images (JPEG, PNG, WebP, BMP, GIF, TIFF, PNM; detected from their content) become 8-bit RGB, upright:
+    Images (JPEG, PNG, WebP, BMP, GIF, TIFF, PNM) become 8-bit RGB, upright:
 
     - The EXIF orientation is applied. Alpha is dropped, not blended.
     - Grey becomes three equal channels, a palette its colours, CMYK is converted by Pillow without a colour profile.
@@ -82,7 +82,7 @@ class Decode:
       bits. Float, signed and more than 16-bit images are rejected.
     - Only the first frame is decoded. A warning, once per field and process, reports lost frames and bits.
     - An image with more pixels than Pillow accepts (178 million), or that may need more than `max_bytes`, is rejected
-      before memory is allocated. So is a truncated image (exceptions: `transform.image_decode`).
+      before memory is allocated. So is a truncated image.
 
     The decoder `mask` returns the stored values, upright: palette indices, grey as uint8 or uint16 (0 to 15 for 4
     bits), int32, float32, or 0 and 1; [height, width] or [height, width, channel]. Images that Pillow does not read
@@ -129,12 +129,9 @@ class Decode:
         return self.on_error == "skip"
 
     def __call__(self, sample: Mapping[str, object], rng: NewRng = seeded_rng) -> dict[str, object]:
-        """Return a sample with decoded fields.
+        """Return a sample with decoded fields, or raise SampleFailed.
 
         Each decoder gets an equal random generator, so two fields are cropped alike.
-
-        Raises:
-            SampleFailed: A field cannot be decoded.
         """
         if not isinstance(sample, dict):
             raise InvalidRequest("decode", f"a {type(sample).__name__}", expected="a dict: call decode first")
@@ -254,10 +251,7 @@ def _decode_mask(data: bytes, max_bytes: int) -> NDArray[Any]:
 
 
 def _to_array(image: Image, convert: Callable[[Image], Image]) -> NDArray[Any]:
-    """Convert in bands, which avoids four copies of the whole image.
-
-    The array is writable, as torch requires.
-    """
+    """Convert in bands, which avoids four copies of the whole image. The array is writable for torch."""
     (width, height), rows = image.size, max(1, _BAND_PIXELS // image.width)
     if rows >= height:
         return np.array(convert(image))
@@ -333,9 +327,7 @@ def _decode_json_lines(data: bytes) -> list[object]:
 
 
 def read_npy(data: bytes) -> NDArray[Any]:
-    """Return the array of a `.npy` file, in its own memory.
-
-    The claimed size is checked before memory is allocated.
+    """Return the array of a `.npy` file. The claimed size is checked before memory is allocated.
 
     Source: NEP 1, "A Simple File Format for NumPy Arrays".
     """

@@ -67,7 +67,7 @@ def parts_window_ranks(
 
 @dataclass(frozen=True)
 class CatalogSamples:
-    """All samples of a catalog, or the chosen ones: int64 [n], in order (ignored by a shuffle)."""
+    """All samples of a catalog, or the chosen ones: int64 [n], in order."""
 
     catalog: Catalog
     chosen: Numbers | None = field(default=None, repr=False)

@@ -50,9 +50,9 @@ Value = TypeVar("Value")
 
 
 class LruCache(Generic[Key, Value]):
-    """The most recently used values, by key; safe in threads and after a fork.
+    """The most recently used values, up to a total `size` of `room`, but at least one. Safe in threads and forks.
 
-    The total `size` is at most `room`, but at least one value is kept. `on_release` is called when a value is dropped.
+    `on_release` is called when a value is dropped.
     """
 
     def __init__(
@@ -131,14 +131,13 @@ class IndexStore(LruCache[int, ShardIndex]):
 
     @cached_property
     def _first_keys(self) -> list[str]:
-        """First key of each shard if key ranges ascend, otherwise empty."""
         ranges = self.catalog.key_ranges
         ascend = all(first <= last for first, last in ranges)
         ascend = ascend and all(before[1] < after[0] for before, after in pairwise(ranges))
         return [first for first, _ in ranges] if ascend and ("", "") not in ranges else []
 
     def numbers(self, keys: Sequence[str]) -> Numbers:
-        """Return the sample number of each key, or -1: int64 [keys]. For a duplicate key, it is always the same."""
+        """Return the sample number of each key, or -1: int64 [keys]. Duplicate keys have a fixed number."""
         encoded = [key.encode("utf-8", "surrogatepass") for key in keys]  # a lone surrogate matches no key
         numbers = np.full(len(keys), -1, np.int64)
         if self._all_keys is None and self._first_keys:
@@ -247,7 +246,7 @@ def read_shard_index(catalog: Catalog, number: int) -> ShardIndex:
     """Return the index of a shard, from its sidecar or a scan.
 
     Raises:
-        CorruptShard: The sidecar is invalid and the shard is damaged, or its samples differ from the dataset file.
+        CorruptShard: The shard is damaged, or its samples differ from the dataset file.
     """
     shard, dataset, size = catalog.shards[number], catalog.dataset(number)[0], int(catalog.sizes[number])
     if dataset.listed and not is_url(shard.path):  # the first read of a remote shard checks its size

@@ -46,10 +46,6 @@ class OpenFile:
     Attributes:
         fd: File descriptor; -1 for a remote shard.
         copied: Whether a cached copy is read.
-
-    Raises:
-        CorruptShard: The shard cannot be opened, or does not have the expected `size`.
-        OutputFailed: There is no room to unpack it.
     """
 
     def __init__(self, shard: StoredShard, cache: ShardCache | None, size: int | None = None) -> None:
@@ -183,7 +179,7 @@ class OpenFiles(LruCache[str, OpenFile]):
     def renew(self, shard: StoredShard, file: OpenFile) -> bool:
         """Drop a damaged cached copy; return whether to read the shard again.
 
-        A shard is copied again only once: a second damaged copy has a damaged source.
+        A shard is copied again only once: then its source is damaged.
         """
         with self._lock:
             if not file.copied or not isinstance(self._cache, CopyingCache):

@@ -1,6 +1,6 @@
 """The order of an epoch: pure functions from positions to sample numbers.
 
-An order depends only on the data, the seed and the epoch. Any position can be computed directly, so runs can resume.
+An order depends only on the data, the seed and the epoch. Any position can be computed directly.
 """
 
 from __future__ import annotations
@@ -32,7 +32,6 @@ class OrderOptions:
 
     Attributes:
         shuffle: `full`: all samples in one random order.
-        seed: Combined with the epoch.
         parts: Parts that are read in parallel; a multiple of `ranks`.
         window: Samples of a part that are shuffled together.
         ranks: Each rank reads its own parts. 0: parts alternate in a fixed order, as in version 1 of states.

@@ -28,9 +28,8 @@ class TokenField(NamedTuple):
 
     Attributes:
         form: `npy`, plain `bytes`, or `values` whose number the field's size does not determine.
-        head: For `npy`: the bytes before the shape, equal in all samples.
+        head: For `npy`: the bytes before the shape.
         header: For `npy`: number of bytes before the values.
-        row: Bytes per entry of the first axis.
     """
 
     name: str

@@ -263,7 +263,6 @@ def _raise_skipped(error: SampleFailed) -> NoReturn:
 
 
 def _raise_skipped_batch(error: SampleFailed) -> NoReturn:
-    """Raise an error: ranks would disagree on the number of batches."""
     expected = "a batch: skip samples before batch"
     raise InvalidRequest("map", "returned None for a batch", expected=expected) from error
 

@@ -55,10 +55,6 @@ def parse_record(record: bytes, start: int, where: str, lists: frozenset[str]) -
     """Return the features of a TFRecord: single values, or lists of several or no values.
 
     `record` includes its frame, and is at offset `start` of the shard `where`. Features in `lists` are always lists.
-
-    Raises:
-        CorruptShard: The record is not an Example.
-        ValueError: A number does not match its feature type.
     """
     data, first = record[FRAME_HEAD_BYTES:-FRAME_TAIL_BYTES], start + FRAME_HEAD_BYTES
     features: Sample = {}
@@ -81,7 +77,7 @@ _MAX_SINGLE_READ_BYTES = 2**15  # one system call reads all fields of a sample
 
 
 class PayloadColumns(NamedTuple):
-    """The payloads of some samples in file order; `counts` per sample, the others per payload."""
+    """Payloads in file order; `counts` per sample, the others per payload."""
 
     counts: Numbers
     codes: NDArray[np.int32]
@@ -187,11 +183,8 @@ def read_each_late(
 ) -> Samples:  # fmt: skip
     """Return samples that need no parsing, each read on demand. Offsets are computed now.
 
-    Args:
-        parts: Each shard, and the ascending rows of its samples among `numbers`.
-        numbers: int64 [n]: sample numbers.
-        selected: Fields to read; None: all.
-        read_one: Fallback: returns a sample, or its error, by number.
+    `parts` are shards with the ascending rows of their samples among `numbers`, int64 [n]. `read_one` is the fallback,
+    by number.
     """
     edges_by_shard = [opened.edges(rows, selected) for opened, rows in parts]
     names, readers = edges_by_shard[0][0] if edges_by_shard[0] else [], parts[0][0].readers or {}
@@ -216,7 +209,7 @@ def _read_each(
 ) -> Samples:  # fmt: skip
     """Yield samples. A hot path: 1 us in addition to reading.
 
-    `edges` is int64 [samples, 2 * fields] (starts and ends). `names` and `reads` are per field.
+    `edges` is int64 [samples, 2 * fields] (starts and ends).
     """
     starts, sizes = edges[:, 0].tolist(), (edges[:, -1] - edges[:, 0]).tolist()
     columns = (edges - edges[:, :1]).T.tolist()

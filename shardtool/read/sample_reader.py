@@ -161,7 +161,7 @@ class ShardRead:
         ))  # fmt: skip
 
     def _check_whole(self) -> None:
-        """Compare the shard's checksum with its dataset file, because a scanned index has no checksums."""
+        """Check the whole shard, because a scanned index has no checksums."""
         expected, file = int(self._reader.catalog.crcs[self._shard]), self.opened.file
         if expected < 0:
             raise InvalidRequest(
@@ -205,11 +205,8 @@ _MAX_SAMPLES_READ_SINGLY = 50  # single reads cost less than column arithmetic (
 class SkippedSamples:
     """Counters of skipped samples.
 
-    Attributes:
-        samples: Total number.
-        shards: Number by shard path.
-        damaged: Number of damaged samples; stages dropped the others.
-        reasons: Number by reason, for the first thousand reasons.
+    `shards` and `reasons` count by path, and by the first thousand reasons. Samples that are not `damaged` were
+    dropped.
     """
 
     def __init__(self) -> None:
@@ -348,16 +345,12 @@ class SampleReader(BaseReader):
         return result
 
     def _is_indexed(self, shard: int) -> bool:
-        """Return whether samples need no parsing, or cannot be read, which reading reports."""
         with suppress(CorruptShard):
             return self.opened(shard).readers is not None
         return True
 
     def read_late(self, numbers: Numbers) -> Samples:
-        """Return samples as `read`, but large ones on demand.
-
-        The system reads them ahead, so the calling thread does little work and holds no memory.
-        """
+        """Return samples as `read`, but large ones on demand, read ahead by the system."""
         groups = [*self.catalog.group_by_shard(numbers)] if self._plain else []
         if not 0 < len(groups) <= self._files.room // 2 or not all(self._is_indexed(shard) for shard, *_ in groups):
             return self.read(numbers)

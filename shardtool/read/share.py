@@ -37,7 +37,6 @@ class Share:
         ends: `drop` positions that ranks cannot divide evenly, `pad` with the first positions of the epoch, or give
             them to the first ranks (`uneven`).
         origin: Position where these ranks started: 0, or that of a loaded state.
-        group_size: Processes per rank that read the same samples.
     """
 
     rank: int = 0
@@ -116,11 +115,7 @@ def replacement_positions(length: int, options: OrderOptions, position: int) -> 
 
 
 def rank_and_world_size(rank: int | None, world_size: int | None) -> tuple[int, int]:
-    """Return rank and world size: as given, from the environment if both are set, or 0 and 1.
-
-    Raises:
-        InvalidRequest: Only one is given, or an environment variable is not a number.
-    """
+    """Return rank and world size: as given, from the environment if both are set, or 0 and 1."""
     if rank is not None and world_size is not None:
         return rank, world_size
     if rank is not None or world_size is not None:

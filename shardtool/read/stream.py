@@ -45,7 +45,7 @@ def read_ahead(
 ) -> Generator[tuple[Job, Future[Result]]]:
     """Yield each job with the future result of `function`, run up to `ahead` jobs ahead in threads.
 
-    Jobs are iterated in the caller's thread. Closing the generator ends the threads.
+    Jobs are iterated in the caller's thread. Closing ends the threads.
     """
     thread = ThreadPoolExecutor(threads, f"shardtool-{name}")
     ending = sys.is_finalizing  # at interpreter exit, modules may be gone
@@ -226,7 +226,6 @@ class Stream(SampleSource):
 
     @property
     def _position(self) -> int:
-        """Position that all ranks have reached."""
         current = self._pass
         taken = current.positions[: current.taken]
         return self.share.after(int(taken[-1])) if len(taken) else current.start
@@ -341,8 +340,6 @@ class EpochPass:
         positions: int64 [n]: positions of the current read.
         numbers: int64 [n]: their sample numbers.
         taken: How many of these were returned.
-        empty: Positions whose own sample was skipped.
-        dropped: How many of these a stage dropped.
     """
 
     order: StreamOrder

@@ -42,11 +42,7 @@ class StreamState(NamedTuple):
 
     @classmethod
     def from_json(cls, state: object, source: Any) -> StreamState:
-        """Return a state from its JSON data.
-
-        Raises:
-            InvalidRequest: The state is invalid, or belongs to other samples.
-        """
+        """Return a state from its JSON data, or raise InvalidRequest."""
         values = _check_state(state)
         if values["fingerprint"] != source.fingerprint:
             found = f"belongs to other samples, with fingerprint {values['fingerprint']}"

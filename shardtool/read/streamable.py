@@ -108,7 +108,7 @@ class Streamable(SampleSource):
         self, tokens: int, field: str | None = None, *, by: bundle_rules.PackingRule = "first-fit",
         dtype: DTypeLike | None = None, length: str | None = None, pad: int = 0,
     ) -> BundledDataset:  # fmt: skip
-        """Pack documents into blocks of equal length, which can be streamed and resumed.
+        """Pack documents into blocks of equal length.
 
         A block is a dict: `tokens` [tokens]; `positions` int32 [tokens], counted from 0 in each document; `segments`
         int32 [tokens], the document counted from 1, 0 for padding; and `__key__`, the document keys. Lengths come from

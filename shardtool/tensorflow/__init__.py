@@ -45,7 +45,7 @@ def tf_dataset(
 
     Args:
         given: A dataset file, a shard pattern, a glob, a folder, shards, or a list of datasets to concatenate:
-            TFRecords, plain or with gzip. Without a dataset file, they are scanned once.
+            TFRecords, plain or with gzip.
         fields: Fields of a sample. None: all, and `__key__`.
         shuffle: False: the order of the dataset. True: shards in random order, several read in parallel, and a buffer
             of 256 MB, at most 10,000 samples. A number: samples in the buffer.
@@ -58,7 +58,7 @@ def tf_dataset(
         -1. A list of values is a `tf.sparse.SparseTensor`.
 
     Raises:
-        InvalidRequest: TensorFlow is missing, a dataset or field does not exist, or the shards are not TFRecords.
+        InvalidRequest: TensorFlow is missing, a dataset or field is missing, or shards are not TFRecords.
         CorruptShard: A dataset file or shard is damaged.
     """
     for name, value in (("shuffle", shuffle), ("seed", seed), ("epoch", epoch)):

@@ -29,9 +29,7 @@ _COMPRESSION_TYPES = {"": "", "gzip": "GZIP"}  # TensorFlow's names
 class TFRecordShards(NamedTuple):
     """TFRecord shards.
 
-    Attributes:
-        size: Total bytes of all shards, or of their payloads.
-        packing: TensorFlow's name of the compression: `GZIP`, or an empty text.
+    `size` counts bytes of shards, or of payloads. `packing` is TensorFlow's name of the compression, or an empty text.
     """
 
     paths: tuple[str, ...]
@@ -49,12 +47,7 @@ class TFRecordShards(NamedTuple):
 
 
 def find_tfrecords(given: DatasetLike, fields: Collection[str] | None) -> TFRecordShards:
-    """Return the matching TFRecord shards, with the requested features.
-
-    Raises:
-        InvalidRequest: A dataset or field does not exist, or the shards are not TFRecords.
-        CorruptShard: A dataset file, or a shard that is scanned, is damaged.
-    """
+    """Return the matching TFRecord shards, with the requested features."""
     datasets = [open_dataset(dataset) for dataset in expand_datasets(given)]
     packing = _compression_of(datasets)
     parts = [_tfrecords_of(dataset) for dataset in datasets]
@@ -103,7 +96,6 @@ def _tfrecords_of(dataset: StoredDataset) -> TFRecordShards:
 
 
 def _compression_of(datasets: Sequence[StoredDataset]) -> str:
-    """Return TensorFlow's name of the compression, or raise InvalidRequest if it cannot read the shards."""
     kinds: dict[str, str] = {}
     for dataset in datasets:
         for shard in dataset.shards:
@@ -128,7 +120,7 @@ def _compression_of(datasets: Sequence[StoredDataset]) -> str:
 
 
 def _merge_features(parts: Sequence[Mapping[str, TfFeature]]) -> dict[str, TfFeature]:
-    """Merge features of datasets; one that a dataset lacks may be missing from samples."""
+    """Merge features; one that a dataset lacks may be missing from samples."""
     merged: dict[str, TfFeature] = {}
     for features in parts:
         for name, feature in features.items():

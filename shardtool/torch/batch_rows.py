@@ -1,4 +1,4 @@
-"""A batch of tensors that threads fill: each sample goes into its row as soon as it is decoded.
+"""A batch of tensors that threads fill.
 
 Torch's allocator of pinned memory reuses a block only when no copy to a device reads it.
 """
@@ -42,12 +42,7 @@ class BatchRows:
         self._forms[row] = kind, [*parts]
 
     def batch(self, keys: list[object]) -> object:
-        """Return the batch; None if all samples were skipped. `keys` are for messages.
-
-        Raises:
-            InvalidRequest: `lists` names an unknown field.
-            SampleFailed: The samples differ in their fields or form.
-        """
+        """Return the batch; None if all samples were skipped. `keys` are for messages."""
         filled = [(row, *form) for row, form in enumerate(self._forms) if form is not None]
         if not filled:
             return None
@@ -59,8 +54,6 @@ class BatchRows:
 
 
 class _FieldRows:
-    """The values of one field; listed fields have no rows."""
-
     def __init__(self, count: int, *, pin: bool, listed: bool) -> None:
         self._pin, self._listed, self._lock = pin, listed, Lock()
         self._values: list[Any] = [None] * count
@@ -120,9 +113,7 @@ def _numbers_as_tensor(values: list[Any], *, pin: bool) -> object:
 def collate(samples: list[Any], lists: ListFields = ()) -> Any:
     """Return samples as one batch, like `loader`: the `collate_fn` of a DataLoader.
 
-    Args:
-        samples: Dicts, tuples or values.
-        lists: Fields, or tuple positions, that always become a list of tensors; pass them with `functools.partial`.
+    Fields, or tuple positions, in `lists` always become a list of tensors; pass them with `functools.partial`.
 
     Raises:
         InvalidRequest: `lists` names an unknown field.

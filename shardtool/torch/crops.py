@@ -1,8 +1,8 @@
-"""Crops of images, as decoders of a field.
+"""Crops of images, as decoders of a field that return uint8 [size, size, 3] in RGB.
 
-A decoder returns uint8 [size, size, 3] in RGB. The rows below the crop of a baseline JPEG are not decoded: its header
-is given a smaller height. A JPEG whose crop is at least twice as large as requested is decoded at 1/2, 1/4 or 1/8.
-Other images, and JPEGs that need rotation, are decoded whole. Damage below the crop is not noticed.
+The rows below the crop of a baseline JPEG are not decoded: its header is given a smaller height. A JPEG whose crop is
+at least twice as large as requested is decoded at 1/2, 1/4 or 1/8. Other images, and JPEGs that need rotation, are
+decoded whole. Damage below the crop is not noticed.
 
 Source: ITU T.81, B.1.1.3 and B.2.2 (markers, frame header).
 """
@@ -40,9 +40,8 @@ class _Crop:
     """A decoder that returns a square part of an image.
 
     Attributes:
-        size: Width and height of the square.
-        place: Field for the position: int64 [5], the left, top, width and height of the part in pixels of the whole
-            upright image, and 1 if it was mirrored. None: no such field.
+        place: Field for the position: int64 [5]: left, top, width and height in pixels of the whole upright image, and
+            1 if mirrored. None: no such field.
     """
 
     size: int
@@ -91,8 +90,8 @@ class CenterCrop(_Crop):
 
     Attributes:
         size: Width and height of the crop.
-        shorter: Length to which the shorter side of the image is scaled first. None: only too small images are scaled,
-            up to `size`.
+        shorter: Length to which the shorter side of the image is scaled first. None: only scale smaller images, to
+            `size`.
         place: Field for the position; see `move`.
     """
 
@@ -106,7 +105,11 @@ class CenterCrop(_Crop):
             raise InvalidRequest("shorter", repr(self.shorter), expected=f"at least the crop's size, {self.size}")
 
     def __call__(self, data: bytes) -> Any:
-        """Return the centre of an image, uint8 [size, size, 3], with its position if `place` is set."""
+        """Return the centre of an image, uint8 [size, size, 3], with its position if `place` is set.
+
+        Raises:
+            ValueError: The image is invalid or damaged.
+        """
         return self._with_position(*self._crop(data, self.box))
 
     def box(self, width: int, height: int) -> Box:
@@ -150,7 +153,11 @@ class RandomResizedCrop(_Crop):
             raise InvalidRequest("flip", f"{self.flip}", expected="a probability, 0 to 1")
 
     def __call__(self, data: bytes, rng: np.random.Generator | None = None) -> Any:
-        """Return a random part of an image, uint8 [size, size, 3], with its position if `place` is set."""
+        """Return a random part of an image, uint8 [size, size, 3], with its position if `place` is set.
+
+        Raises:
+            ValueError: The image is invalid or damaged.
+        """
         rng = rng or seeded_rng()
         square, box = self._crop(data, partial(self.box, rng=rng))
         mirrored = self.flip > 0 and rng.random() < self.flip
@@ -173,7 +180,7 @@ class RandomResizedCrop(_Crop):
 
 
 def _decode_above(data: bytes, head: JpegHeader, box: Box, size: int) -> tuple[NDArray[np.uint8] | Image.Image, int]:
-    """Return a JPEG down to the crop, decoded at 1/scale of its size, and the scale."""
+    """Return a JPEG down to the crop at 1/scale of its size, and the scale."""
     rows = -(-(box[3] + _INTERPOLATION_ROWS) // head.block_rows) * head.block_rows
     if head.baseline and rows < head.height:
         data, head = crop_jpeg_rows(data, head, rows)

@@ -1,7 +1,6 @@
 """Datasets for PyTorch's own `DataLoader`, and for torchdata's StatefulDataLoader.
 
-Ranks and loader workers divide a stream in batches: worker w of N reads the batches n with n % N == w, and the
-DataLoader returns them in that order. See `read.share.Share`.
+Worker w of N reads the batches n with n % N == w, and the DataLoader returns them in order. See `read.share.Share`.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ _DIVIDING_CALLERS = {"IterableDatasetShard", "DataLoaderDispatcher"}  # classes 
 
 
 class _ErrorFromText(type):
-    """A class of errors that PyTorch can create from a text alone.
+    """A class of errors that PyTorch can create from a text.
 
     Classes are pickled by name unless their metaclass is registered with copyreg.
     """
@@ -108,7 +107,7 @@ class MapDataset(torch.utils.data.Dataset):  # type: ignore[misc]
 
     @property
     def _single_dataset(self) -> Dataset:
-        """The dataset, unless it is a mix, whose datasets may number their classes differently."""
+        """The dataset, unless a mix, whose datasets may number classes differently."""
         if isinstance(self._bare, MixedDataset):
             raise InvalidRequest("targets", "not available for a mix", expected="a single dataset")
         return self._bare
@@ -223,10 +222,7 @@ class StreamDataset(StreamOptions, torch.utils.data.IterableDataset):  # type: i
         return max(total, self._reading.skipped if self._reading else total, key=lambda counter: counter.samples)
 
     def _checked_batches(self, samples: Iterator[Any], tally: SkipCounter) -> Iterator[Any]:
-        """Raise InvalidRequest unless the DataLoader requests `batch_size` samples, which only its frame tells.
-
-        With another batch size, workers and states would count other batches.
-        """
+        """Raise InvalidRequest unless the DataLoader requests `batch_size` samples, which only its frame tells."""
         (worker, _), group, frame = _worker_number(), self._group, inspect.currentframe()
         with _picklable_errors():
             self._check_batch_size(frame.f_back.f_locals if frame and frame.f_back else {})
@@ -276,11 +272,7 @@ class StreamDataset(StreamOptions, torch.utils.data.IterableDataset):  # type: i
         return stream.state_after(stream.end if is_over else batches * self.batch_size)
 
     def state_dict(self) -> dict[str, object]:
-        """Return the progress of this process, for a StatefulDataLoader.
-
-        Raises:
-            InvalidRequest: This process has started no pass.
-        """
+        """Return the progress of this process, for a StatefulDataLoader."""
         if self._pass is None or self._reading is None:
             remedy = "Use state_at(batches) with the number of batches that you received."
             raise InvalidRequest("state_dict", "this process has read no samples", remedy=remedy)
@@ -289,7 +281,6 @@ class StreamDataset(StreamOptions, torch.utils.data.IterableDataset):  # type: i
         return replace(self._pass, position=position, left_out=self._count_unreplaced(self._reading.skipped)).to_json()
 
     def _count_unreplaced(self, skipped: SkippedSamples) -> int:
-        """Return how many skipped samples were not replaced: they shift the batches of a worker."""
         share, dropped = self._stream.share, skipped.samples - skipped.damaged
         return dropped * (not share.replaces(damaged=False)) + skipped.damaged * (not share.replaces(damaged=True))
 

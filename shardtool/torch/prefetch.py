@@ -1,6 +1,6 @@
 """Batches on the GPU before they are needed: the next batch is copied while the model computes.
 
-On a CUDA device, steps 2 and 3 run on their own stream, concurrently with the model's:
+On a CUDA device, steps 2 and 3 run on their own stream:
 
 1. The loader returns a batch. A tensor outside pinned memory is copied there.
 2. Copies to the device are enqueued, followed by the event `copied`.
@@ -8,8 +8,8 @@ On a CUDA device, steps 2 and 3 run on their own stream, concurrently with the m
 4. When the batch is returned, the model's stream waits for `ready`, and `record_stream` tells the device's allocator
    that this stream uses the memory.
 
-The loader's next batch is requested only after `copied`, so a loader can reuse its memory. On other devices a batch is
-copied and normalised on request, without streams.
+The loader's next batch is requested only after `copied`, so a loader can reuse its memory. Other devices use no
+streams.
 """
 
 from __future__ import annotations

@@ -154,7 +154,6 @@ class StreamOptions:
 
 
 def _distributed_rank(rank: int | None, world_size: int | None) -> tuple[int | None, int | None]:
-    """Return the given rank and world size, or those of torch.distributed, or None."""
     distributed = torch.distributed
     if rank is None and world_size is None and distributed.is_available() and distributed.is_initialized():
         return distributed.get_rank(), distributed.get_world_size()

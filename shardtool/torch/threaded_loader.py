@@ -1,11 +1,7 @@
 """Batches for training: read, decoded and collated in threads, in order.
 
-Each pass has three kinds of threads:
-
-- The stream's thread reads shards ahead.
-- One thread passes the samples of a batch to the decoders in small chunks.
-- The decoder threads run the stages and store each value in its row of the batch (`BatchRows`). The last one collates
-  the batch.
+In each pass, the stream's thread reads shards ahead, another passes samples to the decoders in small chunks, and the
+decoder threads run the stages and store each value in its row of the batch (`BatchRows`). The last one collates.
 """
 
 from __future__ import annotations
@@ -143,7 +139,6 @@ class Loader(StreamOptions):
         self._record_state(this_pass, state())
 
     def _record_state(self, this_pass: object, state: tuple[State, int]) -> None:
-        """Record the state of a pass, unless a newer pass or epoch was started."""
         if self._pass is this_pass:
             self._state, self._next = state
 
@@ -180,7 +175,7 @@ loader = Loader
 
 
 def _size_batch_as_tensors(batches: list[Any]) -> Any:
-    """Return the only item of a list, a batch by size, as tensors."""
+    """Return the only batch of a list as tensors."""
     return torch.utils.data.default_convert(batches[0])
 
 
@@ -213,7 +208,6 @@ class _PendingBatch:
             decoders.submit(self._decode, first, min(first + chunk, len(self._samples)))
 
     def _decode(self, first: int, last: int) -> None:
-        """Store samples in their rows; the last call finishes the batch."""
         row = first
         try:
             for row in range(first, last):

@@ -54,11 +54,7 @@ class WorkerState:
 
     @classmethod
     def from_json(cls, state: Mapping[str, Any]) -> WorkerState | None:
-        """Return a state from its JSON data; None if it is not a worker's state.
-
-        Raises:
-            InvalidRequest: The state has another version, or is incomplete.
-        """
+        """Return a state from its JSON data; None if it is not a worker's state."""
         if not isinstance(state, Mapping) or _WORKER_KEY not in state:
             return None
         names = [field.name for field in fields(cls) if field.name in state or field.name != "left_out"]
@@ -84,11 +80,7 @@ def check_no_skipped(where: str, left_out: int) -> None:
 
 
 def stream_state(state: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the stream's state from the state of a loader, stream or StatefulDataLoader.
-
-    Raises:
-        InvalidRequest: It is the state of a single worker.
-    """
+    """Return the stream's state from the state of a loader, stream or StatefulDataLoader, except a single worker's."""
     if WorkerState.from_json(state) is not None:
         remedy = "Use state_at(batches) of the dataset, or the state of the StatefulDataLoader."
         raise InvalidRequest("the state", "belongs to one worker, which has read ahead", remedy=remedy)
@@ -162,8 +154,7 @@ _STARTED, _FINISHED = 1, 2
 class SharedPassStart:
     """Where the current or next pass starts, in shared memory; `blocks` provide the lock.
 
-    The workers of a pass have the same seed and number of passes. The first one determines where the pass starts: in
-    the next epoch, if all workers of the last pass finished.
+    The first worker of a pass determines this: the next epoch, if all workers of the last pass finished.
     """
 
     def __init__(self, blocks: SharedBlocks) -> None:
