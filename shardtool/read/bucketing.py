@@ -1,4 +1,4 @@
-"""Bucketing: batches of samples of similar length, or of similar aspect ratio."""
+"""Batches of samples of similar length, or of similar aspect ratio."""
 
 from __future__ import annotations
 
@@ -26,11 +26,7 @@ DEFAULT_ASPECT_RATIOS = (1 / 2, 9 / 16, 2 / 3, 3 / 4, 1.0, 4 / 3, 3 / 2, 16 / 9,
 
 
 def nearest_aspect_ratios(aspects: Sequence[float], reader: AnySampleReader, views: EpochSamples) -> Numbers:
-    """Return the index of the nearest of these ascending aspect ratios, by sample number.
-
-    Raises:
-        InvalidRequest: The columns `width` and `height` are missing, or a ratio is invalid.
-    """
+    """Return the index of the nearest of these ascending aspect ratios, by sample number."""
     if not aspects or aspects[0] <= 0:
         raise InvalidRequest("aspects", repr(aspects), expected="ratios of width to height, above 0")
     width, height = (np.log(np.maximum(1, metadata_sizes(name, reader, views))) for name in ("width", "height"))
@@ -39,7 +35,7 @@ def nearest_aspect_ratios(aspects: Sequence[float], reader: AnySampleReader, vie
 
 
 def make_size_batch(aspects: Sequence[float], bundle: Bundle, samples: list[Sample]) -> Sample:
-    """Return the samples of a batch as one item of a stream, with their aspect ratio if there are ratios."""
+    """Return a batch as one item of a stream."""
     if aspects:
         samples = [{**sample, "__aspect__": aspects[int(bundle.sizes[0])]} for sample in samples]
     numbered = [*zip(bundle.numbers.tolist(), samples, strict=True)]
@@ -47,7 +43,7 @@ def make_size_batch(aspects: Sequence[float], bundle: Bundle, samples: list[Samp
 
 
 class SizeBatches(Map):
-    """Runs the stages on each sample of a batch, and collates it. A batch whose samples are all skipped is replaced."""
+    """Runs the stages on each sample of a batch, and collates it. A batch without remaining samples is replaced."""
 
     def __init__(self, stages: Pipeline, lists: ListFields = ()) -> None:
         super().__init__(partial(_run_and_collate, stages, lists))
@@ -62,12 +58,11 @@ def _run_and_collate(stages: Pipeline, lists: ListFields, bundle: Sample, rng: n
             skipped.append((error, number))
 
         kept += stages.run([{**sample, **padding}], skip, partial(_rng_in_bundle, start, index))
-    if "__on_skip__" in bundle:  # absent in a replacement: its batch was counted already
-        for skipped_sample in skipped[not kept :]:  # the stream counts one sample itself for an empty batch
+    if "__on_skip__" in bundle:  # a replacement's batch was counted already
+        for skipped_sample in skipped[not kept :]:  # the stream counts one sample of an empty batch
             cast("Callable[..., None]", bundle["__on_skip__"])(*skipped_sample)
     return collate(kept, lists) if kept else None
 
 
 def _rng_in_bundle(start: int, sample: int, stage: int) -> np.random.Generator:
-    """Return the random generator of a stage for one sample of a batch."""
     return np.random.default_rng([start, sample, stage])

@@ -1,7 +1,7 @@
 """Rules that cut a window of samples into bundles: blocks of tokens, or batches of samples of similar size.
 
-From the sizes of a window's samples, a rule returns four int64 columns with one row per piece, sorted by bundle: bundle
-number, sample, start of the piece in the sample, and length.
+From the sizes of samples, a rule returns four int64 columns with one row per piece, sorted by bundle: bundle number,
+sample, start in the sample, and length.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ PackingRule = Literal["first-fit", "concat"]
 
 
 def concatenated(tokens: int, lengths: Numbers) -> Pieces:
-    """Cut blocks from concatenated documents; a document may continue in the next block."""
+    """Cut blocks from concatenated documents."""
     ends = np.cumsum(lengths)
     firsts, total = ends - lengths, int(ends[-1])
     starts = np.union1d(firsts[lengths > 0], np.arange(0, total, tokens))
@@ -30,10 +30,9 @@ def concatenated(tokens: int, lengths: Numbers) -> Pieces:
 
 
 def fitted(tokens: int, lengths: Numbers) -> Pieces:
-    """Pack whole documents into blocks: longest first, each into the fullest block that has room for it.
+    """Pack whole documents into blocks: longest first, each into the fullest block that has room.
 
-    Longer documents are cut into blocks and a rest. Documents of equal length are placed together, so the time depends
-    on the number of different lengths.
+    Longer documents are cut into blocks and a rest.
 
     Source: best-fit decreasing; Johnson, "Near-optimal bin packing algorithms", MIT 1973.
     """
@@ -41,9 +40,9 @@ def fitted(tokens: int, lengths: Numbers) -> Pieces:
     documents = np.repeat(np.arange(len(lengths)), pieces)
     starts = (np.arange(len(documents)) - np.repeat(np.cumsum(pieces) - pieces, pieces)) * tokens
     counts = np.minimum(tokens, lengths[documents] - starts)
-    blocks: list[int] = []  # block of each piece, longest piece first
-    room: dict[int, list[int]] = {}  # blocks by their free tokens
-    rooms: list[int] = []  # the keys of `room`, ascending
+    blocks: list[int] = []
+    room: dict[int, list[int]] = {}  # by their free tokens, and these in ascending order
+    rooms: list[int] = []
     used = 0
     for length, remaining in zip(
         *(column[::-1].tolist() for column in np.unique(counts, return_counts=True)), strict=True
@@ -73,7 +72,7 @@ def fitted(tokens: int, lengths: Numbers) -> Pieces:
 
 
 def of_like_length(tokens: int, lengths: Numbers) -> Pieces:
-    """Group samples of similar length: at most `tokens` tokens per batch, padding included."""
+    """Group samples of similar length: at most `tokens` per batch, including padding."""
     order = np.argsort(-lengths, kind="stable")
     descending, ends = lengths[order], [0]
     while ends[-1] < len(order):
@@ -82,7 +81,7 @@ def of_like_length(tokens: int, lengths: Numbers) -> Pieces:
 
 
 def of_one_kind(size: int, kinds: Numbers) -> Pieces:
-    """Group `size` samples of one kind per batch; the last one of each kind may be smaller."""
+    """Group `size` samples of one kind per batch."""
     order = np.argsort(kinds, kind="stable")
     _, firsts, counts = np.unique(kinds[order], return_index=True, return_counts=True)
     begins = (np.arange(len(order)) - np.repeat(firsts, counts)) % size == 0
@@ -92,11 +91,7 @@ def of_one_kind(size: int, kinds: Numbers) -> Pieces:
 class Bundle(NamedTuple):
     """The pieces of samples in a bundle: int64 [pieces] each.
 
-    Attributes:
-        numbers: Sample numbers.
-        sizes: Sizes of the whole samples.
-        starts: Start of each piece in its sample.
-        counts: Length of each piece.
+    `starts` and `counts` are the position and length of a piece in its sample.
     """
 
     numbers: Numbers

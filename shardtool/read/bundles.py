@@ -1,7 +1,7 @@
 """The order of bundles, and reading them. Each position of an epoch is a bundle of several samples.
 
-Sizes of samples come from sidecars. A rule cuts the order of samples into bundles, one window of positions at a time.
-Ranks, workers and states count bundles as exactly as samples.
+A rule cuts the order of samples into bundles, one window of positions at a time, from sizes in the sidecars. Ranks,
+workers and states count bundles as samples.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ if TYPE_CHECKING:
 
 
 _MIN_BUNDLES_IN_WINDOW = 64  # fewer bundles are packed and shuffled worse
-_SAMPLES_IN_KIND_WINDOW = 2**17  # each window ends with one smaller batch per kind
+_SAMPLES_IN_KIND_WINDOW = 2**17
 _MAX_CACHED_WINDOWS = 4
-_MAX_BUNDLES_IN_EPOCH = 2**40  # a bundle number encodes its order and its position in that order
+_MAX_BUNDLES_IN_EPOCH = 2**40  # a bundle number: its order and its position there
 _order_numbers = count()
 
 
 class BundleOrder:
-    """The order of the bundles of an epoch. `first` is the number of its first bundle in this process."""
+    """The order of bundles in an epoch; `first` is the number of its first one in this process."""
 
     def __init__(self, source: BundleReader, options: OrderOptions, first: int) -> None:
         self._source, self.options, self._first = source, options, first
-        # the shuffle window holds as many bundles as it would hold single samples
+        # as many bundles as single samples
         self._samples = source.samples.order(replace(options, window=options.window * source.samples_per_bundle))
         self._step = (
             _SAMPLES_IN_KIND_WINDOW
@@ -61,7 +61,6 @@ class BundleOrder:
 
     @cached_property
     def _ends(self) -> list[int]:
-        """Number of bundles before each window, then the total."""
         windows = range(-(-self._samples.length // self._step))
         return [*accumulate((len(self._window(window)[1]) for window in windows), initial=0)]
 
@@ -82,7 +81,7 @@ class BundleOrder:
         return Bundle(*(column[cuts[bundle] : cuts[bundle + 1]] for column in pieces))
 
     def _divide_window(self, window: int) -> tuple[Bundle, list[int], list[int]]:
-        """Return the pieces of a window sorted by bundle, the order of bundles, and where each bundle starts."""
+        """Return the pieces of a window by bundle, the order of bundles, and the start of each."""
         first, options = window * self._step, self.options
         numbers = self._samples.numbers(np.arange(first, min(first + self._step, self._samples.length)))
         sizes = self._source.sizes[numbers]
@@ -100,20 +99,10 @@ class BundleReader:
     """Reads bundles of samples, and orders them for an epoch.
 
     Args:
-        reader: Reader of the samples.
-        views: The samples to bundle.
         sizes: int64 [span]: size of each sample; 0 if unused.
         rule: Cuts a window into bundles.
         limit: Tokens, or samples, per bundle.
-        make: Builds a bundle from its samples.
         facts: Other inputs of the fingerprint.
-
-    Attributes:
-        samples_per_bundle: Approximate, a power of two.
-        is_sequential: Whether bundles come as they fill up, not shuffled.
-
-    Raises:
-        InvalidRequest: All samples have size 0.
     """
 
     span = _MAX_BUNDLES_IN_EPOCH * _MAX_BUNDLES_IN_EPOCH // 2
@@ -140,7 +129,7 @@ class BundleReader:
         self._orders: dict[int, BundleOrder] = {}
 
     def __getstate__(self) -> dict[str, object]:
-        return {**vars(self), "_orders": {}}  # recomputed when needed
+        return {**vars(self), "_orders": {}}
 
     @property
     def length(self) -> int:
@@ -164,7 +153,7 @@ class BundleReader:
         return self._orders[number // _MAX_BUNDLES_IN_EPOCH].bundle(number % _MAX_BUNDLES_IN_EPOCH)
 
     def expect(self, numbers: Numbers, seen: set[str]) -> None:
-        """Start copying the shards of these bundles into the cache, except paths in `seen`."""
+        """Start copying the shards of these bundles into the cache."""
         self._reader.expect(self._sample_numbers(numbers), seen)
 
     def reader_of_fields(self, _: frozenset[str] | None) -> BundleReader:
@@ -172,15 +161,15 @@ class BundleReader:
         return self
 
     def skip_or_raise(self, error: ShardError, number: int, *counts: SkippedSamples, damaged: bool = True) -> None:
-        """Count a skipped bundle in the dataset and in `counts`, or raise its error."""
+        """Count a skipped bundle, or raise its error."""
         self._reader.skip_or_raise(error, self._first_damaged(number), *counts, damaged=damaged)
 
     def read(self, numbers: Numbers) -> list[Sample | ShardError]:
-        """Return bundles in the order of `numbers`; a damaged sample makes its bundle an error."""
+        """Return bundles in order; a damaged sample makes its bundle an error."""
         return [*self.read_late(numbers)]
 
     def read_late(self, numbers: Numbers) -> Samples:
-        """Return bundles as `read` does, each built on demand, reading each sample once."""
+        """Return bundles as `read`, each built on demand."""
         members = self._sample_numbers(numbers)
         unique_members, inverse = np.unique(members, return_inverse=True)
         if len(unique_members) == len(members):
@@ -191,7 +180,7 @@ class BundleReader:
     def with_skip_callback(
         self, bundles: Samples, get_skipped: Callable[[], SkippedSamples]
     ) -> Iterator[Sample | ShardError]:
-        """Yield bundles; give batches a callback that counts samples skipped by their stages."""
+        """Give batches a callback that counts samples skipped by their stages."""
 
         def on_skip(error: ShardError, number: int) -> None:
             self._reader.skip_or_raise(error, number, get_skipped(), damaged=False)
@@ -241,10 +230,7 @@ def sample_sizes(
 ) -> Numbers:
     """Return a size per sample number; 0 for unused samples.
 
-    `of_shard` returns the sizes of a shard's samples, negative if unknown; `what` names the size in messages.
-
-    Raises:
-        InvalidRequest: The size of a sample is unknown.
+    `of_shard` returns the sizes of a shard's samples, negative if unknown, which is an error; `what` is for messages.
     """
     parts = []
     for dataset_reader, view in each_dataset(reader, views):
@@ -260,11 +246,7 @@ def sample_sizes(
 
 
 def metadata_sizes(name: str, reader: AnySampleReader, views: EpochSamples) -> Numbers:
-    """Return an integer metadata column, by sample number.
-
-    Raises:
-        InvalidRequest: The column is missing, is not an integer column, or lacks a value.
-    """
+    """Return an integer metadata column by sample number, or raise InvalidRequest."""
 
     def of_shard(dataset_reader: SampleReader, shard: int) -> Numbers:
         integer_columns = [

@@ -42,33 +42,29 @@ if TYPE_CHECKING:
     Numbers = NDArray[np.int64]
 
 
-_SCAN_THREADS = 4  # several help on storage with high latency
+_SCAN_THREADS = 4
 logger = logging.getLogger("shardtool")
 
 
 @dataclass(frozen=True)
 class Catalog:
-    """The shards of one or several datasets.
+    """The shards of one or several datasets. Unknown texts and mappings are empty.
 
     Attributes:
-        name: Name of what was opened, for messages.
         firsts: int64 [shards + 1]: number of the first sample of each shard, then the number of samples.
-        sizes: int64 [shards]: bytes.
         fingerprint: Equal for equal samples in an equal order, as far as metadata can show.
-        fields: Number of samples that have each field; empty if unknown.
-        kinds: Type of numeric TFRecord fields: `int64` or `float`.
-        classes: Class names by field, if all datasets agree.
-        types: Recorded type of the values of each field, if all datasets agree.
+        fields: Number of samples that have each field.
+        kinds: Type of numeric TFRecord fields.
         lists: TFRecord features that are lists in every sample.
-        content: Content fingerprint, independent of order, sharding and format; empty if unknown.
-        key_ranges: First and last key of each shard; empty if unknown.
-        parts: One catalog per dataset; empty for a single dataset.
-        shared: Memory shared between processes: one block per shard index, then one for keys (single datasets only).
+        content: Content fingerprint, independent of order, sharding and format.
+        key_ranges: First and last key of each shard.
+        parts: One catalog per dataset; empty for a single one, as are `shared`, `split` and `appends` for several.
+        shared: Memory shared between processes: a block per shard index, then one for keys.
         crcs: int64 [shards]: CRC-32C of each shard; -1 if unknown.
-        split: Split name, or the name of the dataset file or folder (single datasets only).
+        split: Split, or name of the dataset file or folder.
         listed: Whether shardtool dataset files list all shards.
-        can_scan: Whether it is known where keys end in member names, so that shards can be scanned.
-        appends: Shard positions from which sidecars may have other columns (single datasets only).
+        can_scan: Whether it is known where keys end in member names.
+        appends: Shard positions from which sidecars may have other columns.
     """
 
     name: str
@@ -114,7 +110,7 @@ class Catalog:
         return self.parts or (self,)
 
     def dataset(self, shard: int) -> tuple[Catalog, int]:
-        """Return the catalog of the dataset that contains a shard, and its position there."""
+        """Return the catalog of a shard's dataset, and the shard's position there."""
         for part in self.parts:
             if shard < len(part.shards):
                 return part, shard
@@ -135,18 +131,13 @@ class Catalog:
         return splits
 
     def bounds(self, split: str) -> list[tuple[int, int]]:
-        """Return the first number, and the end, of each dataset of a split."""
+        """Return the first number and the end of each dataset of a split."""
         ends = [*accumulate(map(len, self.datasets), initial=0)]
         return [pair for pair, dataset in zip(pairwise(ends), self.datasets, strict=True) if dataset.split == split]
 
 
 def open_catalog(dataset: DatasetLike) -> Catalog:
-    """Return the catalog of all matching datasets.
-
-    Raises:
-        InvalidRequest: No dataset matches.
-        CorruptShard: A dataset file, or a shard without a sidecar, is damaged.
-    """
+    """Return the catalog of all matching datasets."""
     datasets = [open_dataset(part, dots="first") for part in expand_datasets(dataset)]
     if not datasets:
         find_dataset(dataset)
@@ -158,8 +149,6 @@ def open_catalog(dataset: DatasetLike) -> Catalog:
 
 
 def _with_absolute_paths(opened: StoredDataset) -> StoredDataset:
-    """Make shard paths absolute, for programs that change their working directory."""
-
     def absolute(path: str) -> str:
         return path if is_url(path) or os.path.isabs(path) else os.path.join(os.getcwd(), path)
 
@@ -192,7 +181,6 @@ def join_catalogs(parts: Sequence[Catalog]) -> Catalog:
 
 
 def _catalog_of(opened: StoredDataset) -> Catalog:
-    """Return the catalog of one dataset, from its dataset file, or from its sidecars and scans."""
     file, shared, shards = opened.file, SharedBlocks(), opened.shards
     entries: Sequence[tuple[int, int, int | None]]  # samples, bytes, CRC-32C
     if file is None:
@@ -244,7 +232,6 @@ def _display_name(opened: StoredDataset) -> str:
 
 
 def _scan_shards(shards: list[StoredShard], shared: SharedBlocks) -> dict[int, int]:
-    """Scan shards once for all processes; return the number of samples by shard number."""
     if not shards:
         return {}
 
@@ -265,7 +252,6 @@ def _scan_shards(shards: list[StoredShard], shared: SharedBlocks) -> dict[int, i
 
 
 def _agreed_classes(classes: Iterable[Mapping[str, list[str]]]) -> dict[str, list[str]]:
-    """Return the classes of all datasets, except where class numbers differ."""
     agreed: dict[str, list[str]] = {}
     conflicting: set[str] = set()
     for field_name, names in ((name, names) for dataset_classes in classes for name, names in dataset_classes.items()):

@@ -1,4 +1,4 @@
-"""Make batches of samples: arrays if the values allow it, otherwise lists."""
+"""Make batches of samples."""
 
 from __future__ import annotations
 
@@ -48,11 +48,8 @@ def collate(samples: list[Any], lists: ListFields = ()) -> object:
     """Return samples as one batch.
 
     Dicts become a dict of batched fields, tuples a tuple. A field becomes an array [samples, ...] if its values are
-    numbers (int64, float64 or bool), or arrays of one shape and dtype. Otherwise it becomes a list.
-
-    Args:
-        samples: Dicts, tuples or values.
-        lists: Fields, or tuple positions, that always become a list, so that the type of a batch is predictable.
+    numbers (int64, float64 or bool), or arrays of one shape and dtype, otherwise a list. Fields, or tuple positions, in
+    `lists` always become a list.
 
     Raises:
         InvalidRequest: `lists` names an unknown field.
@@ -73,7 +70,7 @@ def collate(samples: list[Any], lists: ListFields = ()) -> object:
 
 
 def split_sample(sample: object) -> tuple[type, Mapping[object, object]]:
-    """Return the form of a sample (dict, tuple or object), and its values by field or position."""
+    """Return the form of a sample, and its values."""
     if isinstance(sample, dict):
         return dict, sample
     return (tuple, dict(enumerate(sample))) if isinstance(sample, tuple) else (object, {0: sample})
@@ -87,11 +84,7 @@ def join_sample(form: type, parts: dict[object, object]) -> object:
 
 
 def check_same_fields(samples: Sequence[tuple[object, type, Collection[object]]]) -> None:
-    """Check that samples, given as key, form and fields, match.
-
-    Raises:
-        SampleFailed: The samples differ in their fields or form.
-    """
+    """Raise SampleFailed unless samples (key, form and fields) match."""
     first, form, fields = samples[0]
     expected = {*fields}
     for key, sample_form, sample_fields in samples:

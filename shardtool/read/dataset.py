@@ -1,4 +1,4 @@
-"""A dataset opened for training: samples by number or key, in batches and as a stream, and views of some samples."""
+"""A dataset opened for training, or a view of some of its samples."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Dataset(Streamable):
 
     @property
     def fields(self) -> Mapping[str, int]:
-        """Number of samples that have each field, counted from the indexes if no dataset file lists it."""
+        """Number of samples that have each field. Reads the indexes if no dataset file lists it."""
         catalog = self.reader.catalog
         if self.source.chosen is None and catalog.fields:
             return catalog.fields
@@ -81,7 +81,7 @@ class Dataset(Streamable):
 
     @property
     def splits(self) -> Mapping[str, int]:
-        """Number of samples by split: those of `open(splits=)`, or one split per dataset."""
+        """Number of samples by split: of `open(splits=)`, or one split per dataset."""
         splits = self.reader.catalog.splits
         if self.source.chosen is None and self._assignment is None:
             return {name: sum(map(len, parts)) for name, parts in splits.items()}
@@ -98,7 +98,7 @@ class Dataset(Streamable):
 
     @property
     def fingerprint(self) -> str:
-        """Equal for equal samples. For a whole dataset: its content fingerprint, if known."""
+        """Equal for equal samples. For a whole dataset, its content fingerprint, if known."""
         content = self.reader.catalog.content if self.source.chosen is None else ""
         return content or self.source.fingerprint
 
@@ -109,7 +109,7 @@ class Dataset(Streamable):
 
     @property
     def keys(self) -> Keys:
-        """The keys of all samples in order, read on demand."""
+        """The keys of all samples in order."""
         return Keys(self.reader.store, self.source)
 
     def __contains__(self, key: object) -> bool:
@@ -132,7 +132,7 @@ class Dataset(Streamable):
     def __getitem__(self, which: int | str | slice | SampleIndexes) -> Any:
         """Return one sample by number or key, a list for several, or a view for a slice.
 
-        Samples pass through the stages. A sample that a stream would skip is an error here.
+        Samples pass through the stages. A sample that a stream would skip is an error.
 
         Raises:
             IndexError: A number is out of range.
@@ -210,7 +210,7 @@ class Dataset(Streamable):
         return view
 
     def take(self, which: SampleIndexes) -> Dataset:
-        """Return a view of samples given by numbers, keys or a boolean mask, in this order.
+        """Return a view of samples by number, key or boolean mask, in this order.
 
         Raises:
             IndexError: A number is out of range.
@@ -219,7 +219,7 @@ class Dataset(Streamable):
         return self._with_chosen(self._resolve_many(which))
 
     def partition(self, which: str | Iterable[str]) -> Dataset:
-        """Return one split by name, as if opened alone, or a view of the samples with the given keys, in this order.
+        """Return a split by name, or a view of the samples with the given keys, in this order.
 
         Raises:
             InvalidRequest: No split has this name.
@@ -245,7 +245,6 @@ class Dataset(Streamable):
         """Return a view of the samples that match a query such as `bi == 'dog' and width > 256`.
 
         A query can use the sidecar columns, `key`, `shard`, `size` (bytes of all fields) and `fields` (their number).
-        It reads all sidecars, one at a time.
 
         Raises:
             InvalidRequest: The query is invalid, or uses an unknown column.
@@ -255,7 +254,7 @@ class Dataset(Streamable):
         return self._with_chosen(matching_samples(self.reader.catalog, self.source.chosen, query))
 
     def column(self, name: str) -> list[Any]:
-        """Return a sidecar column as a list, with None for missing values. No payload is read.
+        """Return a sidecar column, with None for missing values.
 
         Raises:
             InvalidRequest: No sidecar has this column.
@@ -263,10 +262,10 @@ class Dataset(Streamable):
         return read_column(self.reader.catalog, self.source.chosen, name)
 
     def table(self) -> pads.Dataset:
-        """Return the sidecars as one `pyarrow.dataset.Dataset`, which pandas, DuckDB and polars can query.
+        """Return the sidecars as a `pyarrow.dataset.Dataset`, for pandas, DuckDB or polars.
 
-        It has one row per sample: `__key__`, `__shard__`, the location, and the metadata. Queries of a whole dataset
-        read the sidecars, unchecked. The rows of a view are held in memory.
+        It has one row per sample: `__key__`, `__shard__`, the location, and the metadata. A view's rows are held in
+        memory; otherwise queries read the sidecars, unchecked.
         """
         return read_table(self.reader.catalog, self.source.chosen)
 
@@ -323,7 +322,7 @@ def open(  # noqa: A001, PLR0913 - its public name and options
 
 
 def _split_texts(shares: Mapping[str, float | str]) -> str:
-    """Return shares as text for `parse_shares`; rounding makes 1 - 0.9 equal 0.1."""
+    """Return shares for `parse_shares`; rounding makes 1 - 0.9 equal 0.1."""
     if not isinstance(shares, Mapping):
         raise InvalidRequest("splits", repr(shares), expected="shares such as {'train': 0.9, 'val': 0.1}")
     plain = {name: f"{share:.8f}" if isinstance(share, float) else share for name, share in shares.items()}
@@ -331,7 +330,7 @@ def _split_texts(shares: Mapping[str, float | str]) -> str:
 
 
 class Keys(Sequence[str]):
-    """The keys of samples, in order; read shard by shard on demand."""
+    """The keys of samples in order, read on demand."""
 
     def __init__(self, store: IndexStore, view: CatalogSamples) -> None:
         self._store, self._view = store, view
@@ -366,13 +365,13 @@ class Keys(Sequence[str]):
         return f"<{len(self):,} keys: {format_list([*map(repr, self[:3])], total=len(self))}>"
 
     def at_positions(self, positions: Numbers) -> list[str]:
-        """Return the keys at positions, in the order of the positions."""
+        """Return the keys at positions."""
         chosen = self._view.chosen
         return self._store.keys(positions if chosen is None else chosen[positions])
 
 
 def _key_fix(store: IndexStore, name: str) -> str:
-    """Return a suggestion if a file name was given instead of its key, or an empty text."""
+    """Suggest a key if a file name was given instead."""
     folder, slash, file = name.rpartition("/")
     keys = [folder + slash + file[:index] for index, letter in enumerate(file) if letter == "." and index]
     numbers = store.numbers(keys)

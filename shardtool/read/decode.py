@@ -1,8 +1,7 @@
-"""Decode the fields of a sample: images to pixels, and numbers, text, JSON, arrays and audio. Nothing is unpickled.
+"""Decode the fields of a sample. Nothing is unpickled.
 
-The name of a field decides its type, so the type is the same in all samples. The last extension counts: `seg.png` is a
-png, `multi.cls` a cls. If the name does not determine a type, the type in the dataset file is used. Other fields stay
-bytes.
+The name of a field decides its type. The last extension counts: `seg.png` is a png, `multi.cls` a cls. Otherwise, the
+type in the dataset file is used. Other fields stay bytes.
 """
 
 from __future__ import annotations
@@ -43,8 +42,8 @@ _INT_FIELDS = frozenset(("cls", "cls2", "index", "inx", "id"))  # as in webdatas
 _MAX_SHOWN_BYTES = 40  # of a payload in an error
 _NPY_VERSIONS = ((1, 0), (2, 0))
 _BOOLEANS = {b"1": True, b"0": False, b"true": True, b"false": False, 1: True, 0: False}
-_BAND_PIXELS = 2**18  # pixels converted to an array at a time
-_MAX_ERROR_CHARS = 200  # of another library's message
+_BAND_PIXELS = 2**18  # at a time
+_MAX_ERROR_CHARS = 200  # of a library
 NewRng: TypeAlias = "Callable[[], np.random.Generator]"
 RngOf: TypeAlias = "Callable[[int], np.random.Generator]"  # by the stage's position in the pipeline
 
@@ -75,31 +74,29 @@ class DecodedField(NamedTuple):
 class Decode:
     """Decodes the fields of a sample, with the options of `PipelineMethods.decode`.
 
-    Images (JPEG, PNG, WebP, BMP, GIF, TIFF, PNM; detected from their content) become 8-bit RGB, upright:
+    Images (JPEG, PNG, WebP, BMP, GIF, TIFF, PNM) become 8-bit RGB, upright:
 
     - The EXIF orientation is applied. Alpha is dropped, not blended.
-    - Grey becomes three equal channels, a palette its colours, and CMYK Pillow's conversion without a colour profile.
+    - Grey becomes three equal channels, a palette its colours, CMYK is converted by Pillow without a colour profile.
       16-bit grey is scaled to 8 bits (65535, or 4095 for 12 bits, becomes 255). 16-bit colours keep the upper eight
       bits. Float, signed and more than 16-bit images are rejected.
-    - Only the first frame or page is decoded. A warning, once per field and process, names the alternative if frames of
-      a TIFF, PNG or WebP, or bits, are lost.
+    - Only the first frame is decoded. A warning, once per field and process, reports lost frames and bits.
     - An image with more pixels than Pillow accepts (178 million), or that may need more than `max_bytes`, is rejected
-      before memory is allocated. So is a truncated image (exceptions: `transform.image_decode`).
+      before memory is allocated. So is a truncated image.
 
-    The decoder `mask` returns the stored values, for labels and depth: palette indices, grey as uint8 or uint16 (0 to
-    15 for 4 bits), int32, float32, or 0 and 1; [height, width] or [height, width, channel]; also upright. Images that
-    Pillow does not read exactly are rejected: 16-bit colours, signed bytes, integers from 2^31.
+    The decoder `mask` returns the stored values, upright: palette indices, grey as uint8 or uint16 (0 to 15 for 4
+    bits), int32, float32, or 0 and 1; [height, width] or [height, width, channel]. Images that Pillow does not read
+    exactly are rejected: 16-bit colours, signed bytes, integers from 2^31.
 
-    Other fields: `cls`, `cls2`, `index`, `inx` and `id` become int; `json` its value (`jsonl` a list with one value per
-    line); `txt`, `caption` and other text fields a UTF-8 str; `npy` an array, without unpickling.
+    `cls`, `cls2`, `index`, `inx` and `id` become int; `json` its value (`jsonl` a list); `txt`, `caption` and other
+    text fields a UTF-8 str; `npy` an array.
 
-    The decoder `audio` returns `Audio` for formats that soundfile reads: WAV, FLAC, Ogg, Opus, MP3. Audio that may need
-    more than `max_bytes`, or is shorter than its header claims, is rejected. A truncated Ogg or MP3 may not be
-    detected.
+    The decoder `audio` returns `Audio`: WAV, FLAC, Ogg, Opus, MP3. Audio that may need more than `max_bytes`, or is
+    shorter than its header claims, is rejected. A truncated Ogg or MP3 may not be detected.
 
     Attributes:
         only: The fields to decode; None: all.
-        types: Recorded type of the values of each field, from the dataset file.
+        types: Recorded type of values by field.
     """
 
     own: tuple[tuple[str, Decoder], ...] = ()
@@ -109,7 +106,7 @@ class Decode:
     max_bytes: str | int = "1GiB"
     only: frozenset[str] | None = None
     types: Mapping[str, ValueType] = field(default_factory=dict, repr=False, compare=False)
-    draws: tuple[object, ...] = field(default=(), init=False, repr=False, compare=False)  # decoders that use `rng`
+    draws: tuple[object, ...] = field(default=(), init=False, repr=False, compare=False)
     _decoders: dict[str, Function | None] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -132,12 +129,9 @@ class Decode:
         return self.on_error == "skip"
 
     def __call__(self, sample: Mapping[str, object], rng: NewRng = seeded_rng) -> dict[str, object]:
-        """Return a sample with decoded fields.
+        """Return a sample with decoded fields, or raise SampleFailed.
 
-        Each decoder gets an equal random generator from `rng`, so two fields are cropped alike.
-
-        Raises:
-            SampleFailed: A field cannot be decoded.
+        Each decoder gets an equal random generator, so two fields are cropped alike.
         """
         if not isinstance(sample, dict):
             raise InvalidRequest("decode", f"a {type(sample).__name__}", expected="a dict: call decode first")
@@ -187,11 +181,7 @@ class Decode:
 
 
 def check_decoders(decoders: object) -> tuple[tuple[str, Decoder], ...]:
-    """Return the caller's decoders in the form that `Decode` expects.
-
-    Raises:
-        InvalidRequest: They are not a mapping of field to decoder.
-    """
+    """Return the caller's decoders as `Decode` expects, or raise InvalidRequest."""
     if decoders is None:
         return ()
     if not isinstance(decoders, Mapping):
@@ -236,7 +226,7 @@ _LOSS_MESSAGES: Mapping[DecodingLoss, tuple[str, str]] = {
 
 @cache
 def warn_about_loss(field: str, loss: DecodingLoss) -> None:
-    """Warn, once per field and process, that decoding discards a part of an image."""
+    """Warn, once per field and process, that a part of an image is lost."""
     loss_message, remedy = _LOSS_MESSAGES[loss]
     _log.warning("field %s: %s. %s.", field, loss_message, remedy.format(field))
 
@@ -261,10 +251,7 @@ def _decode_mask(data: bytes, max_bytes: int) -> NDArray[Any]:
 
 
 def _to_array(image: Image, convert: Callable[[Image], Image]) -> NDArray[Any]:
-    """Return a converted image as an array. Converting in bands avoids four copies of the whole image.
-
-    The array is writable, as torch requires, which costs 5 % more than Pillow's read-only `asarray`.
-    """
+    """Convert in bands, which avoids four copies of the whole image. The array is writable for torch."""
     (width, height), rows = image.size, max(1, _BAND_PIXELS // image.width)
     if rows >= height:
         return np.array(convert(image))
@@ -277,7 +264,7 @@ def _to_array(image: Image, convert: Callable[[Image], Image]) -> NDArray[Any]:
 
 
 class Audio(NamedTuple):
-    """The result of the decoder `audio`.
+    """Decoded audio.
 
     Attributes:
         samples: float32 [channels, frames], -1 to 1, as in torchaudio.
@@ -288,9 +275,9 @@ class Audio(NamedTuple):
     rate: int
 
 
-_AUDIO_COPIES = 2  # decoded audio, and its transposed copy
-_UNKNOWN_FRAMES = 2**62  # frames or more: claimed by a FLAC that was written to a pipe
-_STREAMED_WAV_BYTES = 2**31 - 2**16  # bytes or more, or 0: claimed by a WAV that was written to a pipe
+_AUDIO_COPIES = 2  # with its transposed copy
+_UNKNOWN_FRAMES = 2**62  # or more: claimed by a FLAC from a pipe
+_STREAMED_WAV_BYTES = 2**31 - 2**16  # or more, or 0: claimed by a WAV from a pipe
 
 
 def _import_soundfile(where: str) -> Any:
@@ -340,9 +327,7 @@ def _decode_json_lines(data: bytes) -> list[object]:
 
 
 def read_npy(data: bytes) -> NDArray[Any]:
-    """Return the array of a `.npy` file, in its own memory.
-
-    The claimed size is compared with the file size before memory is allocated.
+    """Return the array of a `.npy` file. The claimed size is checked before memory is allocated.
 
     Source: NEP 1, "A Simple File Format for NumPy Arrays".
     """
@@ -351,7 +336,7 @@ def read_npy(data: bytes) -> NDArray[Any]:
     try:
         read = npy_format.read_array_header_1_0 if version == (1, 0) else npy_format.read_array_header_2_0
         shape, by_column, dtype = read(stream)
-    except MemoryError:  # headers are short: Python's parser raises this for deep nesting
+    except MemoryError:  # for deep nesting
         raise ValueError("its header is nested too deeply") from None
     if dtype.hasobject:
         raise ValueError("an array of Python objects, which would have to be unpickled")

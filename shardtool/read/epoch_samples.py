@@ -2,8 +2,7 @@
 
 In a mix, of t positions the first dataset has its share of t, rounded; the second its share of the rest, rounded, and
 so on. Each count grows by 0 or 1 per position, and differs from its exact share by less than the number of datasets.
-Positions are shuffled within blocks. Each dataset runs through its own epochs, across epochs of the mix, so no sample
-is repeated before its dataset is exhausted.
+Positions are shuffled within blocks. Each dataset runs through its own epochs.
 """
 
 from __future__ import annotations
@@ -32,23 +31,19 @@ if TYPE_CHECKING:
 
 _BUFFER_BYTES = 2**25
 _MAX_WINDOW_SAMPLES = 1024
-_PARTS_PER_RANK = 128  # 256 samples of a rank then come from as many locations: mixes more than a buffer of 5,000
-_COPIED_PARTS_PER_RANK = 32  # fewer if shards are copied first: the cache must hold them at the same time
+_PARTS_PER_RANK = 128  # from as many locations
+_COPIED_PARTS_PER_RANK = 32  # the cache must hold all copied parts
 
 
 def window_size(mean_size: int, buffer: int | None, parts: int) -> int:
-    """Return how many samples of a part are shuffled together, for a buffer of all parts (by default about 32 MB).
-
-    Raises:
-        InvalidRequest: `buffer` or `parts` is not a positive integer.
-    """
+    """Return how many samples of a part are shuffled together; by default, about 32 MB in all parts."""
     for name, value in (("parts", parts), ("buffer", buffer)):
         if value is not None:
             check_minimum(name, value)
     if buffer is not None:
         return max(1, buffer // parts)
     room = max(1, min(_MAX_WINDOW_SAMPLES, _BUFFER_BYTES // parts // mean_size))
-    return 1 << (room * room).bit_length() // 2  # the nearest power of two, which permutes faster
+    return 1 << (room * room).bit_length() // 2  # a power of two permutes faster
 
 
 def parts_window_ranks(
@@ -57,7 +52,7 @@ def parts_window_ranks(
     """Return the parts, window and ranks of an order.
 
     Without `parts`, each rank gets as many parts, and reads blocks as large, as a single rank. With `parts`, the order
-    does not depend on the number of ranks. `copies` tells whether shards are copied before they are read.
+    does not depend on the number of ranks.
     """
     kinds = (CatalogSamples,) if copies else (CatalogSamples, MixedSamples)
     if parts is not None or not isinstance(source, kinds):
@@ -72,7 +67,7 @@ def parts_window_ranks(
 
 @dataclass(frozen=True)
 class CatalogSamples:
-    """All samples of a catalog, or the chosen ones: int64 [n], in order (ignored by a shuffle)."""
+    """All samples of a catalog, or the chosen ones: int64 [n], in order."""
 
     catalog: Catalog
     chosen: Numbers | None = field(default=None, repr=False)
@@ -133,10 +128,10 @@ def _chosen_at(chosen: Numbers, indexes_at: Callable[[Numbers], Numbers], positi
 
 Stop = int | Literal["first", "all"]
 Position = TypeVar("Position", int, "Numbers")
-_MIX_BLOCK_POSITIONS = 64  # positions shuffled together
+_MIX_BLOCK_POSITIONS = 64
 
 
-# bounds that keep every product of a weight and a position below 2^63
+# keep every product of a weight and a position below 2^63
 _MAX_WEIGHT = 2**20
 _MAX_POSITIONS = 2**40
 _MAX_PRODUCT = 2**61
@@ -144,7 +139,7 @@ _MAX_PRODUCT = 2**61
 
 @dataclass(frozen=True)
 class MixedSamples:
-    """Samples of several datasets with integer weights, numbered consecutively."""
+    """Samples of several datasets with integer weights."""
 
     sources: tuple[EpochSamples, ...]
     weights: tuple[int, ...]
@@ -152,11 +147,7 @@ class MixedSamples:
 
     @classmethod
     def from_weights(cls, sources: Sequence[EpochSamples], weights: Sequence[float], stop: Stop) -> MixedSamples:
-        """Return a mix by weights.
-
-        Raises:
-            InvalidRequest: A dataset is empty, there is none, or `weights` or `stop` is invalid.
-        """
+        """Return a mix by weights."""
         whole = _whole_weights(weights, len(sources))
         for at, source in enumerate(sources):
             if not source.length:
@@ -167,13 +158,7 @@ class MixedSamples:
     def from_counts(
         cls, sources: Sequence[EpochSamples], choose: Sequence[int] | None, repeat: Sequence[float] | None
     ) -> MixedSamples:
-        """Return a mix by the number of samples of each dataset in an epoch (above a billion: within one in 2^20).
-
-        `choose` gives these numbers, `repeat` the repetitions of each dataset. Without both, each dataset comes once.
-
-        Raises:
-            InvalidRequest: There is no dataset, or a number is not positive.
-        """
+        """Return a mix by samples, or repetitions, of each dataset per epoch (above a billion: within one in 2^20)."""
         name, times = ("repeat", repeat) if choose is None else ("choose", choose)
         name, times = ("the mix", [1] * len(sources)) if times is None else (name, times)
         _check_numbers(name, times, len(sources))
@@ -210,7 +195,6 @@ class MixedSamples:
         return Order(self.length, partial(self._numbers_at, options, {}))
 
     def _numbers_at(self, options: OrderOptions, orders: dict[tuple[int, int], Order], positions: Numbers) -> Numbers:
-        """Return the sample at each position; `orders` caches orders by dataset and epoch."""
         which, turns = self.turns(options, positions)
         numbers, first = np.empty_like(positions), 0
         for number, source in enumerate(self.sources):
@@ -228,7 +212,7 @@ class MixedSamples:
         return numbers
 
     def turns(self, options: OrderOptions, positions: Numbers) -> tuple[Numbers, Numbers]:
-        """Return the dataset at each position, and how many of its samples came before, over all epochs."""
+        """Return the dataset at each position, and the number of its samples before, over all epochs."""
         blocks, row = np.unique(positions // _MIX_BLOCK_POSITIONS, return_inverse=True)
         starts, slots = blocks * _MIX_BLOCK_POSITIONS, np.arange(_MIX_BLOCK_POSITIONS)
         sizes = np.minimum(_MIX_BLOCK_POSITIONS, self.length - starts)
@@ -239,7 +223,7 @@ class MixedSamples:
         permuted = permuted_windows(
             key, np.repeat(blocks, _MIX_BLOCK_POSITIONS), np.tile(slots, len(blocks)), sizes, _MIX_BLOCK_POSITIONS
         )
-        # slots beyond a block's size get a number that belongs to no dataset
+        # slots beyond a block's size belong to no dataset
         dataset_at = (permuted.reshape(-1, 1, _MIX_BLOCK_POSITIONS) >= ends.T[:, :, None]).sum(axis=1)
         by_dataset = np.argsort(dataset_at, axis=1, kind="stable")
         nth = np.empty_like(by_dataset)
@@ -254,7 +238,7 @@ EpochSamples = CatalogSamples | MixedSamples
 
 
 def _counts_before(weights: Sequence[int], position: Position) -> list[Position]:
-    """Return how many samples of each dataset come before a position, or an array of positions."""
+    """Return the samples of each dataset before one or several positions."""
     counts: list[Position] = []
     remaining, total = position, sum(weights)
     for weight in weights[:-1]:

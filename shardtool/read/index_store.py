@@ -1,7 +1,7 @@
-"""The indexes of a catalog's shards: where samples are, and the number of each key.
+"""The indexes of a catalog's shards.
 
-The first process that needs a shard's index reads it into the catalog's `SharedBlocks`, from which other processes map
-it. Without shared blocks, each process keeps as many indexes as fit.
+The first process that needs an index reads it into the catalog's `SharedBlocks`, from which others map it. Without
+shared blocks, each process keeps as many indexes as fit.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     Hashes = NDArray[np.uint64]
 
 
-_INDEX_CACHE_BYTES = 2**25  # bytes of shared indexes mapped by a process, or of its own indexes
+_INDEX_CACHE_BYTES = 2**25
 _MAX_CACHED_INDEXES = 4096
 _VERIFY_FIX = "Run `shardtool verify`."
 _MAX_KEYS_SEARCHED_SINGLY = 16
@@ -50,10 +50,9 @@ Value = TypeVar("Value")
 
 
 class LruCache(Generic[Key, Value]):
-    """The most recently used values, by key; safe in threads and after a fork.
+    """The most recently used values, up to a total `size` of `room`, but at least one. Safe in threads and forks.
 
-    The total `size` is at most `room`, but at least one value is kept. `on_release` is called when a value is dropped,
-    so that callers can drop references.
+    `on_release` is called when a value is dropped.
     """
 
     def __init__(
@@ -68,7 +67,7 @@ class LruCache(Generic[Key, Value]):
             if key in self._kept:
                 self._kept.move_to_end(key)
                 return self._kept[key]
-        value = make()  # another thread may make it at the same time
+        value = make()  # perhaps also in another thread
         with self._lock:
             if key not in self._kept:
                 self._kept[key] = value
@@ -85,9 +84,7 @@ class IndexStore(LruCache[int, ShardIndex]):
 
     A key is first searched in the shard whose first and last key enclose it. Keys may be unsorted inside a shard, so
     other keys are looked up in an index of all keys (12 to 16 bytes per sample): their ascending hashes with sample
-    numbers. It is built on first use, once for all processes, in shared blocks, or in memory if these have no room.
-
-    `on_release` is called when indexes, or their memory pages, are dropped.
+    numbers, built once for all processes in shared blocks, or in memory if these have no room.
     """
 
     def __init__(self, catalog: Catalog, on_release: Callable[[], None] = lambda: None) -> None:
@@ -97,18 +94,14 @@ class IndexStore(LruCache[int, ShardIndex]):
             on_release,
         )
         self.catalog, self._tables = catalog, LruCache[int, pa.Table](_INDEX_CACHE_BYTES, lambda index: index.nbytes)
-        self._mapped, self._mapped_bytes = set[int](), 0  # shared indexes mapped by this process, and their total bytes
+        self._mapped, self._mapped_bytes = set[int](), 0  # mapped by this process, and their total bytes
         self._all_keys: tuple[Hashes, NDArray[np.integer]] | None = None
 
     def __reduce__(self) -> tuple[type[IndexStore], tuple[Catalog]]:
         return IndexStore, (self.catalog,)
 
     def index(self, shard: int) -> ShardIndex:
-        """Return the index of a shard. If too many shared indexes are mapped, their memory pages are released.
-
-        Raises:
-            CorruptShard: The sidecar is invalid and the shard is damaged, or its samples differ from the dataset file.
-        """
+        """Return the index of a shard. Release memory pages if too many shared indexes are mapped."""
         index = self.get(shard, lambda: self._read(shard))
         with self._lock:
             if index.is_shared and shard not in self._mapped:
@@ -138,18 +131,13 @@ class IndexStore(LruCache[int, ShardIndex]):
 
     @cached_property
     def _first_keys(self) -> list[str]:
-        """First key of each shard if the shards' key ranges ascend, otherwise empty."""
         ranges = self.catalog.key_ranges
         ascend = all(first <= last for first, last in ranges)
         ascend = ascend and all(before[1] < after[0] for before, after in pairwise(ranges))
         return [first for first, _ in ranges] if ascend and ("", "") not in ranges else []
 
     def numbers(self, keys: Sequence[str]) -> Numbers:
-        """Return the sample number of each key, or -1: int64 [keys]. For duplicate keys, it is always the same one.
-
-        Raises:
-            CorruptShard: A searched shard has no valid sidecar and is damaged.
-        """
+        """Return the sample number of each key, or -1: int64 [keys]. Duplicate keys have a fixed number."""
         encoded = [key.encode("utf-8", "surrogatepass") for key in keys]  # a lone surrogate matches no key
         numbers = np.full(len(keys), -1, np.int64)
         if self._all_keys is None and self._first_keys:
@@ -175,7 +163,6 @@ class IndexStore(LruCache[int, ShardIndex]):
             numbers[positions] = [row if row < 0 else first + row for row in rows]
 
     def _search_index(self, keys: list[bytes]) -> Numbers:
-        """Return the number of the first sample of each key, or -1."""
         if self._all_keys is None:
             self._all_keys = self._sorted_keys()
         hashes, number_by_hash = self._all_keys
@@ -194,7 +181,6 @@ class IndexStore(LruCache[int, ShardIndex]):
         return result
 
     def _sorted_keys(self) -> tuple[Hashes, NDArray[np.integer]]:
-        """Return the index of all keys, built by the first process that needs it."""
         catalog, count = self.catalog, len(self.catalog)
         dtype = np.dtype(np.uint32 if count < 2**32 else np.int64)
         size, position = count * (_HASH_BYTES + dtype.itemsize), len(catalog.shards)
@@ -210,7 +196,7 @@ class IndexStore(LruCache[int, ShardIndex]):
         return np.frombuffer(block, np.uint64, count), np.frombuffer(block, dtype, count, count * _HASH_BYTES)
 
     def _key_index_parts(self, dtype: np.dtype[np.integer]) -> Iterator[tuple[int, bytes]]:
-        """Yield parts of the index and their offsets: hashes, then sample numbers, per range of hashes."""
+        """Yield parts of the index and their offsets: hashes, then sample numbers."""
         catalog, count = self.catalog, len(self.catalog)
         hashes = _hash_buffer(count)
         for shard, (first, last) in enumerate(pairwise(catalog.firsts.tolist())):
@@ -231,11 +217,7 @@ class IndexStore(LruCache[int, ShardIndex]):
             written += len(indexes)
 
     def metadata(self, shard: int) -> pa.Table:
-        """Return the metadata of a shard's samples, with the columns of all sidecars.
-
-        Raises:
-            CorruptShard: The sidecar is invalid and the shard is damaged.
-        """
+        """Return the metadata of a shard's samples, with the columns of all sidecars."""
         return self._tables.get(shard, lambda: read_sidecar_table(self.catalog.shards[shard], self._schema))
 
     @cached_property
@@ -244,18 +226,17 @@ class IndexStore(LruCache[int, ShardIndex]):
 
 
 def _hash_buffer(count: int) -> Hashes:
-    """Return memory for hashes: a temporary file if there are many and the disk has room."""
     from tempfile import TemporaryFile
 
     if count > _MAX_HASHES_IN_MEMORY and hasattr(os, "posix_fallocate"):
-        with suppress(OSError), TemporaryFile() as file:  # the mapping stays valid after the file is closed
+        with suppress(OSError), TemporaryFile() as file:
             os.posix_fallocate(file.fileno(), 0, count * _HASH_BYTES)  # a full disk raises here, not a signal later
             return np.memmap(file, np.uint64, "r+", shape=(count,))
     return np.empty(count, np.uint64)
 
 
 def hash_keys(keys: list[bytes]) -> Hashes:
-    """Return uint64 [keys]: the CRC-32C and CRC-32 of each key."""
+    """Return the CRC-32C and CRC-32 of each key: uint64 [keys]."""
     high, low = (np.fromiter(map(crc, keys), np.uint64, len(keys)) for crc in (crc32c, zlib.crc32))
     hashes: Hashes = high << np.uint64(32) | low
     return hashes
@@ -265,11 +246,11 @@ def read_shard_index(catalog: Catalog, number: int) -> ShardIndex:
     """Return the index of a shard, from its sidecar or a scan.
 
     Raises:
-        CorruptShard: The sidecar is invalid and the shard is damaged, or its samples differ from the dataset file.
+        CorruptShard: The shard is damaged, or its samples differ from the dataset file.
     """
     shard, dataset, size = catalog.shards[number], catalog.dataset(number)[0], int(catalog.sizes[number])
     if dataset.listed and not is_url(shard.path):  # the first read of a remote shard checks its size
-        actual_size = shard.size()  # None if missing: opening the shard reports this better
+        actual_size = shard.size()  # opening a missing shard reports this better
         if actual_size is not None and actual_size != size:
             expected = f"{size:,}, as the dataset file lists"
             raise CorruptShard(shard.path, f"{actual_size:,} bytes", expected=expected, remedy=_VERIFY_FIX)

@@ -1,4 +1,4 @@
-"""The metadata columns of a catalog's sidecars: as one table, and the samples that match a query."""
+"""The metadata columns of a catalog's sidecars."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 def queryable_table(
     shard: StoredShard, part: ShardIndex, columns: Iterable[str], labels: Collection[str] = ()
 ) -> pa.Table:
-    """Return the columns of a shard that a query can use, the same as for `reshard` (`select.query`).
+    """Return the columns of a shard that a query can use, as `reshard` does (`select.query`).
 
-    Missing `columns` are null. A missing label column stays missing if the shard has a field of this name.
+    Missing `columns` are null. Missing labels stay missing if the shard has a field of this name.
     """
     existing = {name: part.metadata.column(name) for name in part.metadata.column_names}
     unknown = {*labels}.intersection(part.names)
@@ -51,7 +51,7 @@ def arrow_schema(catalog: Catalog) -> pa.Schema:
 
 
 def metadata_schema(catalog: Catalog) -> pa.Schema:
-    """Return the metadata columns of all sidecars, with types that fit the values of all shards."""
+    """Return the metadata columns of all sidecars, with types that fit all values."""
     metadata_schemas = [pa.schema([])]
     for dataset in catalog.datasets:
         positions = sorted({0, *dataset.appends}) if dataset.listed else range(len(dataset.shards))
@@ -63,12 +63,7 @@ def metadata_schema(catalog: Catalog) -> pa.Schema:
 
 
 def matching_samples(catalog: Catalog, chosen: Numbers | None, query: str) -> Numbers:
-    """Return the numbers of the samples that match a query, in their order.
-
-    Raises:
-        InvalidRequest: The query is invalid.
-        CorruptShard: A shard has no valid sidecar and is damaged.
-    """
+    """Return the numbers of the samples that match a query, in order."""
     columns = metadata_schema(catalog).names
     matches = [np.zeros(0, np.int64)]
     shards = range(len(catalog.shards)) if chosen is None else np.unique(catalog.locate(chosen)[0]).tolist()
@@ -81,12 +76,7 @@ def matching_samples(catalog: Catalog, chosen: Numbers | None, query: str) -> Nu
 
 
 def read_column(catalog: Catalog, chosen: Numbers | None, name: str) -> list[Any]:
-    """Return a metadata column, one value per sample (None if missing).
-
-    Raises:
-        InvalidRequest: No sidecar has this column.
-        CorruptShard: A shard has no valid sidecar and is damaged.
-    """
+    """Return a metadata column, with None for missing values."""
     schema = metadata_schema(catalog)
     if name not in schema.names:
         remedy = f"Run reshard with {option_text('columns_from', name)} to turn a field into a column."
@@ -97,7 +87,7 @@ def read_column(catalog: Catalog, chosen: Numbers | None, name: str) -> list[Any
 
 
 def read_table(catalog: Catalog, chosen: Numbers | None) -> pads.Dataset:
-    """Return the sidecars as one table; for chosen samples, their rows in memory."""
+    """Return the sidecars as one table; for chosen samples, in memory."""
     import pyarrow.dataset as pads
 
     schema = arrow_schema(catalog)
@@ -122,7 +112,7 @@ def _read_rows(catalog: Catalog, chosen: Numbers, schema: pa.Schema) -> pa.Table
 
 
 def read_sidecar_table(shard: StoredShard, schema: pa.Schema) -> pa.Table:
-    """Return the rows of a shard's sidecar with the columns of `schema`."""
+    """Return a shard's sidecar with the columns of `schema`."""
     part = _index_of(shard)
     columns = {name: part.table.column(name) for name in part.table.column_names}
     columns["__shard__"] = pa.array([shard.name] * len(part), pa.string())

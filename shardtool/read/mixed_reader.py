@@ -1,4 +1,4 @@
-"""Read samples of several datasets, numbered consecutively."""
+"""Read samples of several datasets."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ if TYPE_CHECKING:
 
 
 class MixedReader(BaseReader):
-    """Reads samples of several datasets, and adds the number of their dataset as `__dataset__`."""
+    """Reads samples of several datasets, and adds their dataset's number as `__dataset__`."""
 
     def __init__(self, readers: Sequence[AnySampleReader], source: MixedSamples) -> None:
         self.readers, self._source = readers, source
         spans = [reader.span for reader in source.sources]
         self._ends, self._firsts = np.cumsum(spans), np.cumsum(spans) - spans
-        self._datasets = [0, *accumulate(source.datasets)]  # number of the first dataset of each source
+        self._datasets = [0, *accumulate(source.datasets)]  # first dataset of each source
         sizes = (weight * reader.mean_size for weight, reader in zip(source.weights, readers, strict=True))
         self.mean_size = sum(sizes) // sum(source.weights)
         self.copies = any(reader.copies for reader in readers)
         self.concurrent_reads = max(reader.concurrent_reads for reader in readers)
 
     def expect(self, numbers: Numbers, seen: set[str]) -> None:
-        """Start copying the shards of these samples into the cache, except paths in `seen`."""
+        """Start copying the shards of these samples into the cache."""
         for reader, own_numbers in self._split_by_reader(numbers, np.searchsorted(self._ends, numbers, side="right")):
             reader.expect(own_numbers, seen)
 
@@ -41,16 +41,16 @@ class MixedReader(BaseReader):
         return MixedReader([reader.reader_of_fields(fields) for reader in self.readers], self._source)
 
     def skip_or_raise(self, error: ShardError, number: int, *counts: SkippedSamples, damaged: bool = True) -> None:
-        """Count a skipped sample in its dataset and in `counts`, or raise its error."""
+        """Count a skipped sample, or raise its error."""
         source = int(np.searchsorted(self._ends, number, side="right"))
         self.readers[source].skip_or_raise(error, number - int(self._firsts[source]), *counts, damaged=damaged)
 
     def read(self, numbers: Numbers) -> Samples:
-        """Return samples in the order of `numbers`, with errors for damaged ones."""
+        """Return samples in the order of `numbers`, or their errors."""
         return self._read_with(numbers, lambda reader, own_numbers: reader.read(own_numbers))
 
     def read_late(self, numbers: Numbers) -> Samples:
-        """Return samples as `read` does, but read large ones on demand."""
+        """Return samples as `read`, but large ones on demand."""
         return self._read_with(numbers, lambda reader, own_numbers: reader.read_late(own_numbers))
 
     def _read_with(self, numbers: Numbers, read: Callable[[AnySampleReader, Numbers], Samples]) -> Samples:
@@ -59,7 +59,6 @@ class MixedReader(BaseReader):
         return (_with_dataset_number(self._datasets[source], next(samples[source])) for source in sources.tolist())
 
     def _split_by_reader(self, numbers: Numbers, sources: Numbers) -> Iterator[tuple[AnySampleReader, Numbers]]:
-        """Yield each reader with its own numbers of its samples."""
         for source, reader in enumerate(self.readers):
             yield reader, numbers[sources == source] - self._firsts[source]
 

@@ -1,9 +1,8 @@
 """Open shards, limited to what a process can spare; the least recently used is closed first.
 
-A shard is read at offsets (`os.pread`, or ranges of an object), so threads and forked processes share no file position.
-It is not memory-mapped: if a file is truncated or a disk fails, a mapping kills the process instead of naming the
-shard, and on a cold disk a sample of 14 KB causes 200 KB of reads (measured). A compressed shard is unpacked once into
-an unnamed temporary file.
+Threads and forked processes read at offsets, so they share no file position. Shards are not memory-mapped: if a file is
+truncated or a disk fails, a mapping kills the process instead of naming the shard, and on a cold disk a sample of 14 KB
+causes 200 KB of reads (measured). A compressed shard is unpacked once into an unnamed temporary file.
 """
 
 from __future__ import annotations
@@ -38,24 +37,15 @@ _ADVICE_BYTES = 2**17  # some systems accept no more per call
 _ADVICE_BLOCK_BYTES = 2**20  # a block is skipped if its last byte is cached: advice costs 1 us per 64 KB
 _pread = os.pread
 _MAX_OPEN_SHARDS = 256
-_DESCRIPTORS_PER_SHARD = 4  # shards use at most one in four of the process's file descriptors
+_DESCRIPTORS_PER_SHARD = 4  # use at most one in four file descriptors
 
 
 class OpenFile:
     """The bytes of one shard. It is closed with its last reference, so other threads can finish reading.
 
-    Args:
-        shard: The shard.
-        cache: Cache to copy it to first.
-        size: Expected bytes; None: unknown.
-
     Attributes:
         fd: File descriptor; -1 for a remote shard.
         copied: Whether a cached copy is read.
-
-    Raises:
-        CorruptShard: The shard cannot be opened, or has another size.
-        OutputFailed: There is no room to unpack it.
     """
 
     def __init__(self, shard: StoredShard, cache: ShardCache | None, size: int | None = None) -> None:
@@ -90,7 +80,7 @@ class OpenFile:
                 self.fd = os.dup(unpacked.hold(0, _MAX_SHARD_BYTES).fileno())
 
     def __del__(self) -> None:
-        if os is None:  # at interpreter exit, modules are gone and the system closes files
+        if os is None:  # modules are gone at interpreter exit
             return
         if self.fd >= 0:
             os.close(self.fd)
@@ -103,11 +93,7 @@ class OpenFile:
             self._held.close()
 
     def read(self, offsets: Sequence[int], lengths: Sequence[int]) -> Iterator[bytes]:
-        """Yield the bytes of several ranges, each on demand.
-
-        Raises:
-            CorruptShard: The shard ends too early, or the disk fails.
-        """
+        """Yield the bytes of several ranges on demand, or raise CorruptShard."""
         fd, offset = self.fd, 0
         try:
             if self._blob is not None:
@@ -134,7 +120,7 @@ class OpenFile:
         return self._checksum
 
     def expect(self, starts: Numbers, ends: Numbers) -> None:
-        """Ask the system to read ranges, int64 [n], ascending, into its page cache."""
+        """Ask the system to cache ascending ranges, int64 [n]."""
         if not len(starts) or not hasattr(os, "posix_fadvise"):
             return
         begins = np.flatnonzero(np.append(True, starts[1:] - ends[:-1] > _ADVICE_BYTES))
@@ -146,7 +132,6 @@ class OpenFile:
                     os.posix_fadvise(self.fd, offset, _ADVICE_BYTES, os.POSIX_FADV_WILLNEED)
 
     def _is_cached(self, offset: int) -> bool:
-        """Return whether the page cache is known to have a byte."""
         try:
             return os.preadv(self.fd, (bytearray(1),), offset, os.RWF_NOWAIT) == 1
         except (OSError, AttributeError, NotImplementedError):
@@ -164,7 +149,7 @@ def read_exactly(fd: int, length: int, offset: int) -> bytes:
     if len(data) == length:
         return data
     parts, count = [data], len(data)
-    while parts[-1] and count < length:  # network file systems may return less, and no call returns more than 2 GiB
+    while parts[-1] and count < length:  # network file systems may return less, and no call more than 2 GiB
         parts.append(_pread(fd, length - count, offset + count))
         count += len(parts[-1])
     if count < length:
@@ -173,7 +158,7 @@ def read_exactly(fd: int, length: int, offset: int) -> bytes:
 
 
 def _read_blob(blob: RemoteObject, offsets: Sequence[int], lengths: Sequence[int]) -> Iterator[bytes]:
-    """Yield ranges of an object; raise errors as `read_exactly`, or ShardError if the server fails."""
+    """Yield ranges of an object; raise errors as `read_exactly`, or ShardError."""
     for offset, length, data in zip(offsets, lengths, read_ranges(blob, offsets, lengths), strict=True):
         if len(data) < length:
             raise EOFError(offset + len(data), length - len(data))
@@ -181,25 +166,20 @@ def _read_blob(blob: RemoteObject, offsets: Sequence[int], lengths: Sequence[int
 
 
 class OpenFiles(LruCache[str, OpenFile]):
-    """The open shards of a catalog. `on_release` is called when one is dropped."""
+    """The open shards of a catalog."""
 
     def __init__(self, cache: ShardCache | None, on_release: Callable[[], None] = lambda: None) -> None:
         super().__init__(_max_open_shards(), on_release=on_release)
         self._cache, self._renewed = cache, set[str]()
 
     def open(self, shard: StoredShard, size: int | None = None) -> OpenFile:
-        """Return an open shard; `size` is its expected size, if known.
-
-        Raises:
-            CorruptShard: The shard cannot be opened, or has another size.
-            OutputFailed: There is no room to unpack it.
-        """
+        """Return an open shard; `size` is its expected size, if known."""
         return self.get(shard.path, lambda: OpenFile(shard, self._cache, size))
 
     def renew(self, shard: StoredShard, file: OpenFile) -> bool:
         """Drop a damaged cached copy; return whether to read the shard again.
 
-        A shard is copied again only once: a second damaged copy has a damaged source.
+        A shard is copied again only once: then its source is damaged.
         """
         with self._lock:
             if not file.copied or not isinstance(self._cache, CopyingCache):

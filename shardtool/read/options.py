@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 
 Sample = dict[str, object]
-Samples: TypeAlias = "Iterable[Sample | ShardError]"  # an error replaces a sample that cannot be read
+Samples: TypeAlias = "Iterable[Sample | ShardError]"
 
 
 class CachedShard(Protocol):
-    """A shard in a local cache. The cache keeps it until `close` is called."""
+    """A shard that the cache keeps until `close` is called."""
 
     path: str
 
@@ -49,7 +49,7 @@ class CopyingCache(ShardCache, Protocol):
 
 @runtime_checkable
 class HeldShards(ShardCache, Protocol):
-    """The paths of shards that a growing cache keeps while this object exists."""
+    """Shards that a growing cache keeps while this object exists."""
 
     def __iter__(self) -> Iterator[str]:
         """Iterate over the paths."""
@@ -67,7 +67,7 @@ class GrowingCache(Protocol):
 
 @dataclass(frozen=True)
 class ReadOptions:
-    """How samples are read; see `read.dataset.open`. `fields` are the fields to read; None: all."""
+    """How samples are read; see `read.dataset.open`. `fields`: None: all."""
 
     check: bool = False
     cache: ShardCache | None = None

@@ -1,7 +1,6 @@
-"""The order of an epoch: pure functions from positions of the epoch to sample numbers.
+"""The order of an epoch: pure functions from positions to sample numbers.
 
-An order depends only on the data, the seed and the epoch. Any position can be computed directly, so runs can resume
-within an epoch.
+An order depends only on the data, the seed and the epoch. Any position can be computed directly.
 """
 
 from __future__ import annotations
@@ -32,13 +31,10 @@ class OrderOptions:
     """The parameters of an order.
 
     Attributes:
-        shuffle: Shuffle shards and samples; `full`: all samples in one random order.
-        seed: Seed, combined with the epoch.
-        epoch: Counted from 0.
+        shuffle: `full`: all samples in one random order.
         parts: Parts that are read in parallel; a multiple of `ranks`.
         window: Samples of a part that are shuffled together.
-        ranks: Each rank reads its own parts, permuted in each row of positions. 0: parts alternate in a fixed order, as
-            in version 1 of states.
+        ranks: Each rank reads its own parts. 0: parts alternate in a fixed order, as in version 1 of states.
     """
 
     shuffle: Shuffle = True
@@ -77,16 +73,16 @@ def rng_at(options: OrderOptions, position: int, stage: int) -> np.random.Genera
 
 
 class Order(NamedTuple):
-    """The order of an epoch: its length, and a function that returns the sample numbers at positions."""
+    """The length of an epoch, and a function from positions to sample numbers."""
 
     length: int
     numbers: Callable[[Numbers], Numbers]
 
 
 def epoch_order(counts: Numbers, options: OrderOptions) -> Order:
-    """Return the order of an epoch, from the number of samples per shard, int64 [shards].
+    """Return the order of an epoch from the number of samples per shard: int64 [shards].
 
-    A full shuffle is a uniform random permutation. It also replaces parts with fewer than four samples.
+    A full shuffle also replaces parts with fewer than four samples.
     """
     length = int(counts.sum())
     if not options.shuffle:
@@ -105,15 +101,11 @@ def epoch_order(counts: Numbers, options: OrderOptions) -> Order:
 def _shuffled_samples(options: OrderOptions, starts: Numbers, ends: Numbers, positions: Numbers) -> Numbers:
     """Return the sample at each position: shards in random order, parts in parallel, samples shuffled in windows.
 
-    The permuted sequence of shards is cut into `parts` contiguous parts. Position g is number g // parts of part g %
-    parts, and each window of `window` samples of a part is permuted. With `ranks`, each row of positions, one per part,
-    is also permuted among the parts of a rank, so a position keeps its rank.
+    The permuted shards are cut into `parts` contiguous parts. Position g is number g // parts of part g % parts, and
+    each window of `window` samples of a part is permuted. With `ranks`, each row of positions, one per part, is also
+    permuted among the parts of a rank, so a position keeps its rank.
 
-    Args:
-        options: The order.
-        starts: int64 [shards]: first sample of each shard, in their random order.
-        ends: int64 [shards]: cumulative number of samples, in that order.
-        positions: int64 [n].
+    `starts` is the first sample of each shard in random order, `ends` the cumulative count: int64 [shards].
     """
     part, row = positions % options.parts, positions // options.parts
     whole, longer_parts = divmod(int(ends[-1]), options.parts)
@@ -138,12 +130,7 @@ def _shuffled_samples(options: OrderOptions, starts: Numbers, ends: Numbers, pos
 def permuted_windows(start: int, windows: Numbers, within: Numbers, sizes: Numbers, window: int) -> Numbers:
     """Return indexes permuted within their windows: int64 [n].
 
-    Args:
-        start: Seed state of the permutations.
-        windows: int64 [n]: window of each index.
-        within: int64 [n]: index in its window; one beyond the window's size stays.
-        sizes: int64 [n]: size of its window.
-        window: Size of most windows; the others are smaller.
+    Most `sizes` of these windows are `window`. An index beyond its size stays.
     """
     keys = random_at(start, windows.astype(np.uint64))
     if (sizes == window).all():

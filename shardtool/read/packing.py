@@ -1,4 +1,4 @@
-"""Packing: blocks with a fixed number of tokens from documents of any length."""
+"""Packing documents of any length into blocks with a fixed number of tokens."""
 
 from __future__ import annotations
 
@@ -28,10 +28,8 @@ class TokenField(NamedTuple):
 
     Attributes:
         form: `npy`, plain `bytes`, or `values` whose number the field's size does not determine.
-        dtype: Type of a value.
-        head: For `npy`: the bytes before the shape, equal in all samples.
+        head: For `npy`: the bytes before the shape.
         header: For `npy`: number of bytes before the values.
-        row: Bytes per entry of the first axis.
     """
 
     name: str
@@ -43,12 +41,7 @@ class TokenField(NamedTuple):
 
     @classmethod
     def from_sample(cls, reader: SampleReader, number: int, name: str, dtype: DTypeLike | None) -> TokenField:
-        """Return the description of a field, from one sample.
-
-        Raises:
-            InvalidRequest: The field is missing, or `dtype` is not numeric.
-            ShardError: The sample is damaged.
-        """
+        """Describe a field from one sample."""
         sample = reader.with_fields(None).read_one(number)
         if isinstance(sample, ShardError):
             raise sample
@@ -74,11 +67,7 @@ class TokenField(NamedTuple):
         return cls(name, "bytes", kind, row=kind.itemsize)
 
     def values(self, sample: Sample, size: int) -> NDArray[np.generic]:
-        """Return the values of a sample.
-
-        Raises:
-            SampleFailed: Their number is not `size`, or their type differs.
-        """
+        """Return the values of a sample, or raise SampleFailed if their number or type differs."""
         value, values = sample.get(self.name), None
         head = b"%b%d,)" % (self.head, size) if self.head else b""
         if not isinstance(value, bytes):
@@ -95,11 +84,7 @@ class TokenField(NamedTuple):
 def token_lengths(
     name: str | None, dtype: DTypeLike | None, column: str | None, reader: AnySampleReader, views: EpochSamples
 ) -> tuple[TokenField, Numbers]:
-    """Return a token field, and the number of tokens per sample, from a metadata column or the field's size.
-
-    Raises:
-        InvalidRequest: The number of tokens is unknown.
-    """
+    """Return a token field, and the tokens per sample from a metadata column or the field's size."""
     fields: dict[SampleReader, TokenField] = {}
     for dataset_reader, view in each_dataset(reader, views):
         shard, numbers = next(view.group_by_shard())
@@ -131,18 +116,14 @@ def token_lengths(
 
 @dataclass(frozen=True)
 class BlockMaker:
-    """Makes blocks of `tokens` tokens from documents, padded with `pad`."""
+    """Makes blocks of `tokens` tokens, padded with `pad`."""
 
     tokens: int
     source: TokenField
     pad: int
 
     def __call__(self, bundle: Bundle, samples: list[Sample]) -> Sample:
-        """Return a block.
-
-        Raises:
-            SampleFailed: The length of a document is not the expected one.
-        """
+        """Return a block, or raise SampleFailed if the length of a document differs."""
         cuts = zip(samples, bundle.sizes.tolist(), bundle.starts.tolist(), bundle.counts.tolist(), strict=True)
         parts = [self.source.values(sample, size)[first : first + count] for sample, size, first, count in cuts]
         counts = np.append(bundle.counts, self.tokens - bundle.counts.sum())

@@ -1,7 +1,6 @@
-"""The stages that a sample passes through on its way to training.
+"""The stages that a sample passes through: picklable functions of one sample, and `Batch`.
 
-A stage is a picklable function of one sample, except `Batch`. `Pipeline.run` reads no more samples than its output
-needs, so the stream's position is that of the last output.
+`Pipeline.run` reads no more samples than its output needs, so the stream's position is that of the last output.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ class Map:
         object.__setattr__(self, "draws", has_rng_parameter(self.function))
 
     def __call__(self, sample: object, rng: NewRng = seeded_rng) -> object:
-        """Return the function's result; pass a generator only if it has a parameter `rng`."""
+        """Return the function's result; pass a generator only to a parameter `rng`."""
         return self.function(sample, rng=rng()) if self.draws else self.function(sample)
 
 
@@ -60,8 +59,6 @@ class Filter(Map):
 
 @dataclass(frozen=True)
 class _FieldStage:
-    """A stage that selects fields by name; `missing` decides about samples that lack one."""
-
     draws = False
     names: tuple[str, ...]
     missing: OnMissing = "error"
@@ -77,12 +74,10 @@ class _FieldStage:
 
     @property
     def can_skip(self) -> bool:
-        """Whether samples that lack a field are skipped."""
         return self.missing == "skip"
 
     @property
     def required_fields(self) -> frozenset[str]:
-        """The fields that the stage reads."""
         return frozenset(self.names)
 
     def _missing_value(self, sample: object, name: str) -> object:
@@ -101,11 +96,7 @@ class Select(_FieldStage):
     """Keeps the named fields and the key."""
 
     def __call__(self, sample: dict[str, object]) -> dict[str, object]:
-        """Return a sample with these fields.
-
-        Raises:
-            SampleFailed: The sample lacks a field.
-        """
+        """Return a sample with these fields, or raise SampleFailed."""
         if not isinstance(sample, dict):
             self._missing_value(sample, self.names[0])
         kept = {name: sample[name] for name in _RESERVED_FIELDS if name in sample}
@@ -115,7 +106,7 @@ class Select(_FieldStage):
 
 
 class Tuple(_FieldStage):
-    """Makes a tuple of the named fields. `jpg;png` means the first of these that the sample has."""
+    """Makes a tuple of fields. `jpg;png` means the first of these that the sample has."""
 
     @property
     def required_fields(self) -> frozenset[str]:
@@ -123,12 +114,8 @@ class Tuple(_FieldStage):
         return frozenset(name for names in self.names for name in names.split(";"))
 
     def __call__(self, sample: dict[str, object]) -> tuple[object, ...]:
-        """Return the fields of a sample.
-
-        Raises:
-            SampleFailed: The sample lacks a field.
-        """
-        try:  # 0.1 us instead of 0.3 us for a loop over the names
+        """Return the fields of a sample, or raise SampleFailed."""
+        try:  # three times as fast as a loop over the names
             values = self._get(sample)
         except (KeyError, TypeError, IndexError):
             return tuple(self._first(sample, names) for names in self.names)
@@ -143,7 +130,7 @@ class Tuple(_FieldStage):
 
 
 class DatasetPipelines(NamedTuple):
-    """The first stages of a mix: those of each dataset, by `__dataset__`."""
+    """The first stages of a mix, by `__dataset__`."""
 
     by_dataset: tuple[tuple[Stage, ...], ...]
 
@@ -152,7 +139,6 @@ Stage = Decode | Map | Select | Tuple | DatasetPipelines
 
 
 def _stages_for(stages: Sequence[Stage], sample: Any) -> Sequence[Any]:
-    """Return the stages of a sample, including those of its dataset in a mix."""
     first = stages[0]
     return (*first.by_dataset[sample["__dataset__"]], *stages[1:]) if isinstance(first, DatasetPipelines) else stages
 
@@ -165,7 +151,6 @@ class Pipeline:
     types: Mapping[str, ValueType] = field(default_factory=dict, repr=False, compare=False)
 
     def __str__(self) -> str:
-        """Return the names of the stages, as a suffix of a description."""
         return "".join(f"; {type(stage).__name__.lower()}" for stage in self.stages)
 
     @property
@@ -177,11 +162,7 @@ class Pipeline:
         return first.required_fields if isinstance(first, _FieldStage) else None
 
     def then(self, stage: Stage | Batch) -> Pipeline:
-        """Return these stages and one more. Selecting fields after `decode` limits what is decoded.
-
-        Raises:
-            InvalidRequest: The stage would decode or skip batches.
-        """
+        """Return these stages and one more. Selecting fields after `decode` limits what is decoded."""
         stages = self.stages
         if getattr(stage, "can_skip", False) and any(isinstance(earlier, Batch) for earlier in stages):
             raise InvalidRequest(
@@ -200,12 +181,7 @@ class Pipeline:
         return samples
 
     def apply(self, sample: object) -> object:
-        """Return the result for one sample. If a stream would skip the sample, its error is raised.
-
-        Raises:
-            InvalidRequest: The stages contain a batch.
-            SampleFailed: A field is missing, or cannot be decoded.
-        """
+        """Return the result for one sample. If a stream would skip it, its error is raised."""
         stages = [stage for stage in self.stages if not isinstance(stage, Batch)]
         if len(stages) < len(self.stages):
             raise InvalidRequest("batch", "one sample was requested", expected="a loop over the batches")
@@ -215,10 +191,7 @@ class Pipeline:
         """Yield the results for samples.
 
         `on_skip` gets the error of a skipped sample, and returns its replacement or None. `rng_of` makes the random
-        generator of a stage for the current sample.
-
-        Raises:
-            SampleFailed: A field is missing, or cannot be decoded.
+        generator of a stage.
         """
         stages: list[Stage] = []
         for stage in self.stages:
@@ -233,14 +206,10 @@ class Pipeline:
         return _run_stages(stages, samples, on_skip, rng_of)
 
     def __getstate__(self) -> dict[str, object]:
-        """Return the state to pickle.
-
-        Raises:
-            InvalidRequest: A function cannot be pickled for a worker process started with spawn.
-        """
+        """Return the state, or raise InvalidRequest if a function cannot be pickled for a spawned process."""
         from multiprocessing.context import get_spawning_popen
 
-        if get_spawning_popen() is not None:  # other picklers, such as cloudpickle, may support any function
+        if get_spawning_popen() is not None:  # such as cloudpickle may support any function
             chains = [stage.by_dataset if isinstance(stage, DatasetPipelines) else ((stage,),) for stage in self.stages]
             for stage in chain.from_iterable(chain.from_iterable(chains)):
                 if isinstance(stage, Map):
@@ -294,7 +263,6 @@ def _raise_skipped(error: SampleFailed) -> NoReturn:
 
 
 def _raise_skipped_batch(error: SampleFailed) -> NoReturn:
-    """Raise an error: ranks would disagree on the number of batches."""
     expected = "a batch: skip samples before batch"
     raise InvalidRequest("map", "returned None for a batch", expected=expected) from error
 
@@ -304,14 +272,12 @@ def _key_of(sample: object) -> object:
 
 
 def _add_sample_note(error: Exception, sample: object) -> None:
-    """Add the sample's key to an error of the caller's function."""
     key = _key_of(sample)
     if key is not None and hasattr(error, "add_note"):
         error.add_note(f"in the batch of {format_list(key)}" if isinstance(key, list) else f"in the sample {key}")
 
 
 def _check_picklable(name: str, function: object) -> None:
-    """Reject lambdas and nested functions."""
     while isinstance(function, partial):
         function = function.func
     qualified_name = getattr(function, "__qualname__", type(function).__qualname__)

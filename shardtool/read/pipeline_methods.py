@@ -1,7 +1,4 @@
-"""The methods that add a stage: `decode`, `map`, `filter`, `select`, `tuple` and `batch`.
-
-Methods and options of other libraries raise an error that names the equivalent.
-"""
+"""The methods that add a stage. Methods and options of other libraries raise an error that names the equivalent."""
 
 from __future__ import annotations
 
@@ -65,17 +62,13 @@ _DATALOADER_HINTS = {
 
 
 def refuse_dataloader_options(options: Mapping[str, object], known: Collection[str]) -> None:
-    """Reject options of PyTorch's DataLoader, and name the equivalent.
-
-    Raises:
-        InvalidRequest: An option is one of them.
-    """
+    """Reject options of PyTorch's DataLoader with an InvalidRequest that names the equivalent."""
     for name in options.keys() & _DATALOADER_HINTS.keys() - set(known):
         raise InvalidRequest(name, "an option of PyTorch's DataLoader", remedy=_DATALOADER_HINTS[name])
 
 
 def with_dataloader_hints(function: Callable[_Params, _ReturnT]) -> Callable[_Params, _ReturnT]:
-    """Make a function reject options of PyTorch's DataLoader, and name the equivalent."""
+    """Make a function reject options of PyTorch's DataLoader."""
     known = signature(function).parameters
 
     @wraps(function)
@@ -94,7 +87,6 @@ class PipelineMethods:
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> NoReturn:
-            """Raise an error that names the equivalent of another library's method."""
             hint = f". Use {_EQUIVALENT_METHODS[name]}" if name in _EQUIVALENT_METHODS else ""
             raise AttributeError(f"{type(self).__name__} has no {name}{hint}", name=name, obj=self)
 
@@ -116,25 +108,25 @@ class PipelineMethods:
         """Decode fields by name: images to arrays, `cls` to int, `json`, `txt` and `npy`.
 
         Other fields, such as `score`, become the number, boolean, text or JSON value that the dataset file records, or
-        stay bytes. See `read.decode.Decode` for the rules of each kind of image.
+        stay bytes. See `read.decode.Decode` for the rules.
 
         Args:
             own: Decoders by field or extension: a function of the bytes, a name (`numpy`, `pil`, `mask`, `audio`,
                 `int`, `float`, `bool`, `text`, `json`, `npy`), or None for bytes. The longest matching extension
                 applies.
             images: `numpy`: uint8 [height, width, 3], RGB, upright, writable; `pil`: Pillow images, mode RGB.
-            reduce: Sufficient width and height: a JPEG is decoded at the smallest of 1/8, 1/4 or 1/2 of its size at
-                which both sides are large enough.
+            reduce: Sufficient width and height: decode a JPEG at 1/8, 1/4 or 1/2 of its size if both sides stay large
+                enough.
             on_error: With `skip`, a stream skips and counts samples that cannot be decoded.
             max_bytes: Memory limit for decoding an image or audio.
         """
         return self.with_stages(self.stages.then(Decode(check_decoders(own), images, reduce, on_error, max_bytes)))
 
     def map(self, function: Callable[..., object]) -> Self:
-        """Call `function` with the output of the previous stage. Its errors name the sample. None skips the sample.
+        """Call `function` with the output of the previous stage. None skips the sample.
 
-        A parameter `rng` gets a NumPy generator. A stream derives it from the seed, the epoch and the position of the
-        sample, so draws do not depend on the number of threads, workers and ranks, or on a resume.
+        A parameter `rng` gets a NumPy generator. A stream derives it from the seed, the epoch and the sample's
+        position, so draws do not depend on threads, workers, ranks or a resume.
         """
         return self.with_stages(self.stages.then(Map(function)))
 
@@ -149,19 +141,14 @@ class PipelineMethods:
     def select(self, *fields: str, missing: OnMissing = "error") -> Self:
         """Keep these fields.
 
-        Args:
-            fields: Field names.
-            missing: For samples that lack a field: `error`, `skip` (a stream skips and counts them), or `none`: use
-                None.
+        If a sample lacks a field, `missing` chooses: `error`, `skip` (a stream skips and counts the sample), or `none`.
         """
         return self.with_stages(self.stages.then(Select(fields, missing)))
 
     def tuple(self, *fields: str, missing: OnMissing = "error") -> Self:
         """Make a tuple of these fields: `tuple("jpg;png", "cls")` uses jpg, or png if there is no jpg.
 
-        Args:
-            fields: Field names, or alternatives separated by `;`.
-            missing: As for `select`.
+        `missing` is as for `select`.
         """
         return self.with_stages(self.stages.then(Tuple(fields, missing)))
 
@@ -170,11 +157,8 @@ class PipelineMethods:
     ) -> Self:
         """Make batches of `size` samples: see `read.collate.collate`.
 
-        Args:
-            size: Samples per batch.
-            drop_last: Skip the last batch if it is smaller.
-            lists: Fields that always become a list, such as boxes, even if their values have one shape.
-            dataset_options: Options that only `Dataset.batch` accepts.
+        `drop_last` skips a smaller last batch. `lists` are fields that always become a list, such as boxes. Only
+        `Dataset.batch` accepts the other options.
 
         Raises:
             InvalidRequest: The size is not a positive integer, or another option is given.

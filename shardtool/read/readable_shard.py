@@ -1,4 +1,4 @@
-"""One open shard with its index. Offsets are computed on columns, for all samples at once."""
+"""One open shard with its index."""
 
 from __future__ import annotations
 
@@ -47,22 +47,14 @@ def _single_or_list(numbers: Sequence[object]) -> object:
     return numbers[0] if len(numbers) == 1 else numbers
 
 
-# Each reads a single number of a TFRecord from the bytes at its indexed offset, or raises ValueError.
+# Each reads one number of a TFRecord from its bytes, or raises ValueError.
 NUMBER_READERS: Mapping[FeatureType, Callable[[bytes], object]] = {"int64": _read_int, "float": _read_float}
 
 
 def parse_record(record: bytes, start: int, where: str, lists: frozenset[str]) -> Sample:
     """Return the features of a TFRecord: single values, or lists of several or no values.
 
-    Args:
-        record: The whole record, including its frame.
-        start: Offset of the record in the shard.
-        where: Path of the shard, for messages.
-        lists: Features that are always lists.
-
-    Raises:
-        CorruptShard: The record is not an Example.
-        ValueError: A number does not match its feature type.
+    `record` includes its frame, and is at offset `start` of the shard `where`. Features in `lists` are always lists.
     """
     data, first = record[FRAME_HEAD_BYTES:-FRAME_TAIL_BYTES], start + FRAME_HEAD_BYTES
     features: Sample = {}
@@ -81,11 +73,11 @@ def parse_record(record: bytes, start: int, where: str, lists: frozenset[str]) -
 
 
 LATE_SAMPLE_BYTES = 2**12  # larger samples are read one by one, on demand (measured)
-_MAX_SINGLE_READ_BYTES = 2**15  # up to this size, one system call reads all fields of a sample
+_MAX_SINGLE_READ_BYTES = 2**15  # one system call reads all fields of a sample
 
 
 class PayloadColumns(NamedTuple):
-    """The payloads of samples of a shard, in file order; `counts` per sample, the others per payload."""
+    """Payloads in file order; `counts` per sample, the others per payload."""
 
     counts: Numbers
     codes: NDArray[np.int32]
@@ -104,9 +96,9 @@ class ReadableShard:
     """An open shard with its index.
 
     Attributes:
-        is_tar: Whether records hold only payloads, which need no parsing.
-        readers: Readers of numeric fields; None: records must be parsed.
-        views: The index's `key_ends`, `firsts`, `codes`, `offsets` and `lengths`, for fast access to single numbers.
+        is_tar: Whether records need no parsing.
+        readers: Readers of numeric fields; None: parse records.
+        views: Columns of the index for fast access to single numbers.
     """
 
     index: ShardIndex
@@ -121,13 +113,9 @@ class ReadableShard:
         object.__setattr__(self, "views", tuple([column.data for column in columns]))
 
     def read_one(self, row: int, selected: frozenset[str] | None) -> Sample:
-        """Return one sample without column arithmetic: a hot path.
+        """Return one sample. A hot path.
 
-        Raises:
-            OSError: The shard cannot be read.
-            EOFError: The shard ends too early.
-            ValueError: A number does not match its feature type.
-            IndexError: A number is truncated, or payloads are not in order.
+        Raises OSError, EOFError, ValueError or IndexError if the shard is damaged, or payloads are not in order.
         """
         index, fd = self.index, self.file.fd
         key_ends, firsts, codes, offsets, lengths = self.views
@@ -144,7 +132,7 @@ class ReadableShard:
             for payload in fields:
                 first = offsets[payload] - start
                 if not 0 <= first <= len(block) - lengths[payload]:
-                    raise IndexError(payload)  # payloads in another order than fields
+                    raise IndexError(payload)
                 sample[names[codes[payload]]] = block[first : first + lengths[payload]]
         else:
             for payload in fields:
@@ -156,7 +144,7 @@ class ReadableShard:
         return sample
 
     def layout(self, rows: Numbers, selected: frozenset[str] | None) -> PayloadColumns:
-        """Return the payloads of samples with ascending rows, of all or some fields."""
+        """Return the payloads of samples with ascending rows."""
         index, firsts = self.index, self.index.firsts[rows]
         counts = index.firsts[rows + 1] - firsts
         ends = np.cumsum(counts)
@@ -169,7 +157,7 @@ class ReadableShard:
         return PayloadColumns(counts, index.codes[payloads], index.offsets[payloads], index.lengths[payloads], crcs)
 
     def edges(self, rows: Numbers, selected: frozenset[str] | None) -> tuple[list[str], Numbers] | None:
-        """Return the fields of samples, and their starts and ends, int64 [samples, 2 * fields].
+        """Return fields, and their starts and ends per sample: int64 [samples, 2 * fields].
 
         Returns None if samples differ in their fields, or payloads are not in order.
         """
@@ -181,7 +169,7 @@ class ReadableShard:
         return None if (np.diff(edges) < 0).any() else ([self.index.names[code] for code in codes[:width]], edges)
 
     def spans(self, rows: Numbers, selected: frozenset[str] | None) -> tuple[Numbers, Numbers]:
-        """Return the start and end of each range to read: records, or payloads of some fields."""
+        """Return the start and end of each range to read."""
         if selected is None:
             starts = self.index.starts[rows]
             return starts, starts + self.index.sizes[rows]
@@ -195,11 +183,8 @@ def read_each_late(
 ) -> Samples:  # fmt: skip
     """Return samples that need no parsing, each read on demand. Offsets are computed now.
 
-    Args:
-        parts: Each shard, and the ascending rows of its samples among `numbers`.
-        numbers: int64 [n]: sample numbers.
-        selected: Fields to read; None: all.
-        read_one: Fallback: returns a sample, or its error, by number.
+    `parts` are shards with the ascending rows of their samples among `numbers`, int64 [n]. `read_one` is the fallback,
+    by number.
     """
     edges_by_shard = [opened.edges(rows, selected) for opened, rows in parts]
     names, readers = edges_by_shard[0][0] if edges_by_shard[0] else [], parts[0][0].readers or {}
@@ -224,8 +209,7 @@ def _read_each(
 ) -> Samples:  # fmt: skip
     """Yield samples. A hot path: 1 us in addition to reading.
 
-    Arguments are per sample: key, shard, `edges` int64 [n, 2 * fields] (starts and ends); `names` and `reads` per
-    field. `read_one` is the fallback, by position.
+    `edges` is int64 [samples, 2 * fields] (starts and ends).
     """
     starts, sizes = edges[:, 0].tolist(), (edges[:, -1] - edges[:, 0]).tolist()
     columns = (edges - edges[:, :1]).T.tolist()
@@ -244,6 +228,6 @@ def _read_each(
             for name, read in reads:
                 sample[name] = read(sample[name])
         except (OSError, EOFError, ValueError, IndexError):
-            yield read_one(position)  # reads it again to raise a complete error
+            yield read_one(position)  # reads it again for a complete error
         else:
             yield sample

@@ -1,4 +1,4 @@
-"""Read samples by number, in any order: grouped by shard, in file order, returned in the requested order.
+"""Read samples by number: grouped by shard, in file order, returned in the requested order.
 
 Large payloads are read directly, small ones cut from a block, so no large payload is copied twice. A sample that cannot
 be read is returned as its error.
@@ -43,14 +43,14 @@ if TYPE_CHECKING:
     from shardtool.read.catalog import Catalog, Numbers
 
 
-_MIN_OWN_READ_BYTES = 2**12  # payloads from this size are read by their own system call (measured)
-_MAX_GAP_BYTES = 2**13  # reading a gap of this size costs less than another system call
-_MAX_BLOCK_BYTES = 2**18  # approximate size of a block of small payloads
+_MIN_OWN_READ_BYTES = 2**12  # read by their own system call (measured)
+_MAX_GAP_BYTES = 2**13  # costs less than another system call
+_MAX_BLOCK_BYTES = 2**18  # of a block of small payloads
 _NOT_A_NUMBER = "does not match its feature type"
 
 
 class ShardRead:
-    """A read of some samples of a shard, whose rows ascend."""
+    """A read of samples with ascending rows."""
 
     def __init__(self, reader: SampleReader, shard: int, rows: Numbers) -> None:
         self._reader, self._options, self._shard, self._rows = reader, reader.options, shard, rows
@@ -59,12 +59,7 @@ class ShardRead:
         self._errors: dict[int, ShardError] = {}
 
     def samples(self) -> list[Sample | ShardError]:
-        """Return the samples, with errors for damaged ones.
-
-        Raises:
-            CorruptShard: The shard's checksum differs from its dataset file.
-            InvalidRequest: Checksums are unknown, but `check` is set.
-        """
+        """Return the samples, with errors for damaged ones. Raise CorruptShard if the shard's checksum differs."""
         samples: list[Sample] = [{"__key__": key} for key in self._keys]
         if self.opened.readers is None:
             self._fill_from_records(samples)
@@ -120,7 +115,6 @@ class ShardRead:
                 )
 
     def _each(self, starts: list[int], sizes: list[int]) -> Iterator[bytes | CorruptShard]:
-        """Yield the bytes of several ranges, or an error for each."""
         index = 0
         while index < len(starts):
             try:
@@ -132,7 +126,6 @@ class ShardRead:
                 index += 1
 
     def _read(self) -> list[bytes]:
-        """Return all payloads, and record errors of those that cannot be read."""
         layout, file = self._layout, self.opened.file
         offsets, lengths = layout.offsets, layout.lengths
         if not len(offsets):
@@ -160,7 +153,6 @@ class ShardRead:
         return values
 
     def _record_error(self, payload: int, problem: str, expected: str = "", remedy: str = DAMAGE_FIX) -> None:
-        """Record the first error of a payload's sample."""
         layout = self._layout
         sample, name = int(layout.owners[payload]), self.opened.index.names[layout.codes[payload]]
         self._errors.setdefault(sample, CorruptShard(
@@ -169,7 +161,7 @@ class ShardRead:
         ))  # fmt: skip
 
     def _check_whole(self) -> None:
-        """Compare the shard's checksum with its dataset file, because a scanned index has no checksums."""
+        """Check the whole shard, because a scanned index has no checksums."""
         expected, file = int(self._reader.catalog.crcs[self._shard]), self.opened.file
         if expected < 0:
             raise InvalidRequest(
@@ -184,7 +176,7 @@ class ShardRead:
 
 
 def _cut_payloads(blocks: Iterator[bytes], layout: PayloadColumns, firsts: Numbers) -> list[bytes]:
-    """Return payloads cut from blocks that start at the payloads `firsts`; release each block early."""
+    """Cut payloads from blocks that start at the payloads `firsts`; release each block early."""
     counts = np.diff(np.append(firsts, len(layout.offsets)))
     starts = layout.offsets - np.repeat(layout.offsets[firsts], counts)
     ranges = zip(starts.tolist(), (starts + layout.lengths).tolist(), strict=True)
@@ -195,7 +187,6 @@ def _cut_payloads(blocks: Iterator[bytes], layout: PayloadColumns, firsts: Numbe
 
 
 def _starts_read(offsets: Numbers, lengths: Numbers) -> NDArray[np.bool_]:
-    """Return which payloads start a read: large ones, their successors, and those after a large gap."""
     begins = np.ones(len(offsets), np.bool_)
     is_large, gaps = lengths >= _MIN_OWN_READ_BYTES, offsets[1:] - offsets[:-1] - lengths[:-1]
     begins[1:] = (gaps < 0) | (gaps > _MAX_GAP_BYTES) | is_large[1:] | is_large[:-1]
@@ -208,18 +199,14 @@ def _starts_read(offsets: Numbers, lengths: Numbers) -> NDArray[np.bool_]:
 _MAX_REASONS = 1000
 _REMOTE_READS = 4
 _FREED_BLOCK_BYTES = 2**24
-_MAX_SAMPLES_READ_SINGLY = 50  # per shard: up to here, single reads cost less than column arithmetic (measured)
+_MAX_SAMPLES_READ_SINGLY = 50  # single reads cost less than column arithmetic (measured)
 
 
 class SkippedSamples:
     """Counters of skipped samples.
 
-    Attributes:
-        samples: Total number.
-        shards: Number by shard path.
-        damaged: Number of damaged samples; stages dropped the others.
-        reasons: Number by reason, for the first thousand reasons.
-        has_warned: Whether a warning was logged.
+    `shards` and `reasons` count by path, and by the first thousand reasons. Samples that are not `damaged` were
+    dropped.
     """
 
     def __init__(self) -> None:
@@ -251,8 +238,8 @@ class BaseReader:
 
     Attributes:
         mean_size: Mean bytes per sample with its overhead, at least 1.
-        copies: Whether shards are copied into a cache before they are read.
-        concurrent_reads: Recommended number of concurrent calls of `read_late`.
+        copies: Whether shards are first copied into a cache.
+        concurrent_reads: Recommended concurrent calls of `read_late`.
     """
 
     mean_size: int
@@ -262,11 +249,7 @@ class BaseReader:
     skip_or_raise: Callable[..., None]
 
     def fetch(self, numbers: Numbers) -> list[Sample]:
-        """Return samples in the order of `numbers`, int64 [n], without damaged ones if these are skipped.
-
-        Raises:
-            CorruptShard: A shard is missing or damaged.
-        """
+        """Return samples, int64 [n], without damaged ones if these are skipped."""
         samples = []
         for index, sample in enumerate(self.read(numbers)):
             if isinstance(sample, ShardError):
@@ -280,9 +263,8 @@ class SampleReader(BaseReader):
     """Reads samples of a catalog. Safe in threads; picklable without open files."""
 
     def __init__(self, catalog: Catalog, options: ReadOptions) -> None:
-        # Freeing a block of 16 MB once makes the C library keep some tens of MB of freed memory. Otherwise it returns
-        # the memory to the system, and fresh pages for each list of large samples take longer than reading them
-        # (measured: 50 us for 100 KB).
+        # Freeing a block of 16 MB once makes the C library keep tens of MB of freed memory. Otherwise fresh pages for
+        # each list of large samples take longer than reading them (measured: 50 us for 100 KB).
         bytes(_FREED_BLOCK_BYTES)
         self.catalog = catalog
         self._open_shards: dict[int, ReadableShard] = {}
@@ -323,10 +305,9 @@ class SampleReader(BaseReader):
         return reader
 
     def reader_of_fields(self, fields: frozenset[str] | None) -> SampleReader:
-        """Return a reader of only these fields.
+        """Return a reader of these fields, or itself if that saves nothing.
 
-        Returns this reader if that saves nothing, or if a sample may lack a field: its error lists all fields of the
-        sample.
+        Also itself if a sample may lack a field: its error lists all fields.
         """
         catalog = self.catalog
         names = None if fields is None else {name for name in fields if name[:2] != "__"}
@@ -337,11 +318,7 @@ class SampleReader(BaseReader):
         return self.with_fields(frozenset(names))
 
     def skip_or_raise(self, error: ShardError, number: int, *counts: SkippedSamples, damaged: bool = True) -> None:
-        """Count a sample that is damaged, or dropped by a stage, in `skipped` and `counts`.
-
-        Raises:
-            ShardError: The sample is damaged, and `on_error` is "raise".
-        """
+        """Count a damaged or dropped sample; raise a damaged one's error unless `on_error` is "skip"."""
         if damaged and self.options.on_error == "raise":
             raise error
         shard = int(self.catalog.locate(np.array([number]))[0][0])
@@ -349,12 +326,7 @@ class SampleReader(BaseReader):
             count.count_sample(error, self.catalog.shards[shard].path, damaged=damaged)
 
     def read(self, numbers: Numbers) -> list[Sample | ShardError]:
-        """Return samples in the order of `numbers`, int64 [n], with errors for damaged ones.
-
-        Raises:
-            InvalidRequest: Checksums are unknown, but `check` is set.
-            OutputFailed: There is no room to unpack a compressed shard.
-        """
+        """Return samples in the order of `numbers`, int64 [n], with errors for damaged ones."""
         if len(numbers) == 1:
             return [self.read_one(int(numbers[0]))]
         groups = [*self.catalog.group_by_shard(numbers)]
@@ -373,26 +345,18 @@ class SampleReader(BaseReader):
         return result
 
     def _is_indexed(self, shard: int) -> bool:
-        """Return whether samples of a shard need no parsing, or cannot be read, which reading reports."""
         with suppress(CorruptShard):
             return self.opened(shard).readers is not None
         return True
 
     def read_late(self, numbers: Numbers) -> Samples:
-        """Return samples as `read` does, but read large ones on demand.
-
-        The system reads them ahead, so the calling thread does little work and holds no memory.
-
-        Raises:
-            InvalidRequest: As for `read`.
-            OutputFailed: As for `read`.
-        """
+        """Return samples as `read`, but large ones on demand, read ahead by the system."""
         groups = [*self.catalog.group_by_shard(numbers)] if self._plain else []
         if not 0 < len(groups) <= self._files.room // 2 or not all(self._is_indexed(shard) for shard, *_ in groups):
             return self.read(numbers)
         size, spans = 0, []
         for shard, rows, _ in groups:
-            with suppress(CorruptShard):  # raised again when its samples are requested
+            with suppress(CorruptShard):
                 starts, ends = self.opened(shard).spans(rows, self._fields)
                 size += int((ends - starts).sum())
                 spans.append((shard, starts, ends))
@@ -404,7 +368,7 @@ class SampleReader(BaseReader):
 
     def _each(self, groups: Sequence[tuple[int, Numbers, Numbers]], numbers: Numbers) -> Samples:
         if len(numbers) >= len(groups) * _MAX_SAMPLES_READ_SINGLY:
-            with suppress(CorruptShard):  # raised again when its samples are requested
+            with suppress(CorruptShard):
                 parts = [(self.opened(shard), rows) for shard, rows, _ in groups]
                 return read_each_late(parts, numbers, self._fields, self.read_one)
         return map(self.read_one, numbers.tolist())
@@ -419,7 +383,7 @@ class SampleReader(BaseReader):
                 if opened.readers is not None:
                     return opened.read_one(row, self._fields)
             except (CorruptShard, OSError, EOFError, ValueError, IndexError):
-                pass  # read it again below for a complete error
+                pass  # read again for a complete error
         return self._read_from_shard(shard, np.array([row]))[0]
 
     def opened(self, shard: int) -> ReadableShard:
@@ -430,7 +394,7 @@ class SampleReader(BaseReader):
                 raise error.with_traceback(None)
             stored, index = self.catalog.shards[shard], self.store.index(shard)
             is_tar = detect_kind(stored.path).format == "tar"
-            # Only the dataset file, or else the record itself, determines whether bytes are a list or a value.
+            # Only the dataset file, or the record itself, determines whether bytes are a list or a value.
             readers = self._readers if self.catalog.dataset(shard)[0].listed and not index.kinds else None
             file = self._files.open(stored, self._sizes[shard] or None)
             opened = self._open_shards[shard] = ReadableShard(index, file, is_tar, {} if is_tar else readers)
@@ -445,7 +409,7 @@ class SampleReader(BaseReader):
                 samples = request.samples()
                 damaged = any(isinstance(read_one, ShardError) for read_one in samples)
                 if damaged and self._files.renew(self.catalog.shards[shard], request.opened.file):
-                    self._open_shards.pop(shard, None)  # another thread may have stored the old one again
+                    self._open_shards.pop(shard, None)
                     samples = ShardRead(self, shard, rows).samples()
             except CorruptShard as damage:
                 error = damage

@@ -1,4 +1,4 @@
-"""The share of one rank and loader worker in an epoch, and the positions that replace skipped samples."""
+"""The share of a rank and worker in an epoch."""
 
 from __future__ import annotations
 
@@ -34,11 +34,9 @@ class Share:
     contain the same positions for any number of ranks and workers with the same total batch size.
 
     Attributes:
-        ends: What to do with positions that the ranks cannot divide evenly: `drop` them, `pad` them with the first
-            positions of the epoch, or give them to the first ranks (`uneven`).
-        batch_size: Samples per batch of a rank.
+        ends: `drop` positions that ranks cannot divide evenly, `pad` with the first positions of the epoch, or give
+            them to the first ranks (`uneven`).
         origin: Position where these ranks started: 0, or that of a loaded state.
-        group_size: Processes per rank that read the same samples.
     """
 
     rank: int = 0
@@ -60,11 +58,7 @@ class Share:
         check_choice("ends", self.ends, Ends)
 
     def in_groups(self, groups: int | None) -> Share:
-        """Return the share of this rank's group.
-
-        Raises:
-            InvalidRequest: The number of groups does not divide the number of ranks.
-        """
+        """Return the share of this rank's group, or raise InvalidRequest if `groups` does not divide the ranks."""
         if groups is None:
             return self
         check_minimum("groups", groups)
@@ -89,7 +83,7 @@ class Share:
     def positions(self, start: int, stop: int, length: int) -> Numbers:
         """Return this reader's positions from `start` to `stop`: int64 [n], ascending.
 
-        With `pad`, positions from `length` on continue at the start of the epoch.
+        With `pad`, positions from `length` on mean the start of the epoch.
         """
         shift = self.origin + self.rank
         first = -(-(start - shift) // self.world_size)
@@ -109,10 +103,9 @@ class Share:
 
 
 def replacement_positions(length: int, options: OrderOptions, position: int) -> Iterator[int]:
-    """Yield positions whose samples replace a skipped sample, in order.
+    """Yield positions whose samples replace a skipped sample: first of the same round, which is being read anyway.
 
-    They depend only on the order and the position. The first ones are in the same round, which is being read anyway;
-    the others anywhere in the epoch, at most ten thousand. With `pad`, `position` may exceed the end.
+    They depend only on the order and the position, which may exceed the end with `pad`.
     """
     key = random_at(derive_state("others", options.seed, options.epoch), np.array([position], np.uint64))[0]
     first = position % length // options.round * options.round
@@ -122,11 +115,7 @@ def replacement_positions(length: int, options: OrderOptions, position: int) -> 
 
 
 def rank_and_world_size(rank: int | None, world_size: int | None) -> tuple[int, int]:
-    """Return rank and world size: as given, from the environment if both are set, or 0 and 1.
-
-    Raises:
-        InvalidRequest: Only one is given, or an environment variable is not a number.
-    """
+    """Return rank and world size: as given, from the environment if both are set, or 0 and 1."""
     if rank is not None and world_size is not None:
         return rank, world_size
     if rank is not None or world_size is not None:

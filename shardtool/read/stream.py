@@ -1,4 +1,4 @@
-"""A stream: one epoch, or one reader's share of it, in an exact order, read ahead."""
+"""A stream: one reader's share of an epoch, in an exact order, read ahead."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ def read_ahead(
 ) -> Generator[tuple[Job, Future[Result]]]:
     """Yield each job with the future result of `function`, run up to `ahead` jobs ahead in threads.
 
-    Jobs are iterated in the caller's thread. Closing the generator ends the threads.
+    Jobs are iterated in the caller's thread. Closing ends the threads.
     """
     thread = ThreadPoolExecutor(threads, f"shardtool-{name}")
-    ending = sys.is_finalizing  # at interpreter exit, the thread was joined and modules may be gone
+    ending = sys.is_finalizing  # at interpreter exit, modules may be gone
     waiting: deque[tuple[Job, Future[Result]]] = deque()
     try:
         for job in jobs:
@@ -62,24 +62,24 @@ def read_ahead(
             thread.shutdown(wait=True, cancel_futures=True)
 
 
-_READ_BYTES = 2**23  # read together by default; fits into a processor's cache
-_LATE_READ_BYTES = 2**25  # large samples located together; each is read on demand
+_READ_BYTES = 2**23  # fits into a processor's cache
+_LATE_READ_BYTES = 2**25  # large samples; each is read on demand
 _MAX_SAMPLES_PER_READ = 2**12
 _STEPS_AHEAD = 2
-_CONCURRENT_ROUNDS = 2  # reads of shuffled remote samples: one starts while the last requests of another finish
-_ROUNDS_PER_READ = 2  # rounds of each rank in such a read; fewer would mean many small requests
-_MAX_ROUND_GROWTH = 4  # limits memory when a state from more ranks is loaded
-_PREFETCH_BYTES = 2**30  # distance at which shards are copied into a cache: enough to hide a large shard
+_CONCURRENT_ROUNDS = 2  # one read starts while the last requests of another finish
+_ROUNDS_PER_READ = 2  # fewer would mean many small requests
+_MAX_ROUND_GROWTH = 4  # limits memory if a state has more ranks
+_PREFETCH_BYTES = 2**30  # enough to hide the copy of a large shard
 _MAX_PREFETCH_JOBS = 2**8
 
 
 class SampleSource(PipelineMethods):
-    """Base class of datasets and streams: reads samples, and passes them through stages."""
+    """Base class of datasets and streams."""
 
     reader: StreamReader
 
     def with_stages(self, stages: Pipeline) -> Self:
-        """Return a copy with other stages, which reads only the fields they use."""
+        """Return a copy that reads only the fields of other stages."""
         changed = super().with_stages(stages)
         changed.reader = self.reader.reader_of_fields(stages.required_fields)
         return changed
@@ -88,14 +88,12 @@ class SampleSource(PipelineMethods):
 class Stream(SampleSource):
     """Samples in an exact order. Each iteration is one epoch.
 
-    An iteration starts at the beginning of the current epoch: the next epoch after a complete iteration, the same epoch
-    after a `break`. After `load_state_dict`, one iteration continues from the state. With two iterators at the same
-    time, the state is that of the newer one.
+    An iteration starts at the beginning of the current epoch: the next one after a complete iteration. After
+    `load_state_dict`, one iteration continues from the state, which is that of the newest iterator.
 
-    Samples dropped by stages shorten the epoch of a single rank; `len` is then an upper bound. Several ranks perform as
-    many steps as `len` reports: up to 1 % of a rank's samples are replaced by others that the order chooses; more is an
-    error. `ends="pad"` replaces any number and marks replacements with `__padding__`; `ends="uneven"` replaces none.
-    `drop` and `pad` also replace damaged samples.
+    On a single rank, samples dropped by stages shorten the epoch. Several ranks perform as many steps as `len` reports:
+    up to 1 % of a rank's samples are replaced by others; more is an error. `ends="pad"` replaces any number and marks
+    replacements with `__padding__`; `ends="uneven"` replaces none. `drop` and `pad` also replace damaged samples.
 
     Attributes:
         share: The share of this reader.
@@ -106,16 +104,15 @@ class Stream(SampleSource):
         self.reader, self._source, self._options, self.share = reader, source, options, share
         self.skipped = SkippedSamples()
         self._pass, self._is_started = EpochPass(0, options, share), False
-        self._max_step = options.round * _MAX_ROUND_GROWTH  # maximum number of positions read together, for any state
+        self._max_step = options.round * _MAX_ROUND_GROWTH
 
     def __getitem__(self, _: object) -> NoReturn:
-        """Raise an error: PyTorch's DataLoader uses a stream as a map-style dataset."""
         raise no_random_access_error("a stream")
 
     def __len__(self) -> int:
         """Return the number of samples, or batches, of this rank in an epoch.
 
-        It is an upper bound if skipped samples are not replaced (a single rank, or `ends="uneven"`).
+        This is an upper bound if skipped samples are not replaced (a single rank, or `ends="uneven"`).
         """
         return self.stages.count(self._samples_of_rank)
 
@@ -144,7 +141,7 @@ class Stream(SampleSource):
         return f"<Stream: {pluralize(self._samples_of_rank, 'sample')}, {order}{rank}{self.stages}>"
 
     def last_position(self) -> StreamPosition:
-        """Return the position of the sample that was returned last."""
+        """Return the position of the last returned sample."""
         return self._last_position(self._pass)
 
     def _last_position(self, current: EpochPass) -> StreamPosition:
@@ -157,7 +154,7 @@ class Stream(SampleSource):
         current.order = order = self._source.order(options)
         at_once = self.reader.concurrent_reads if self._step else min(_CONCURRENT_ROUNDS, self.reader.concurrent_reads)
         rounds_together = share.world_size * max(_ROUNDS_PER_READ, share.workers) if at_once > 1 else 1
-        if options.ranks:  # rounds of such an order are larger
+        if options.ranks:
             rounds_together = max(1, rounds_together // (_ROUNDS_PER_READ * options.ranks))
         step = self._step or min(options.round, self._max_step) * rounds_together
         jobs = self._prefetch_shards(order, _position_blocks(share, current.start, order.length, step))
@@ -186,7 +183,7 @@ class Stream(SampleSource):
 
     @property
     def end(self) -> int:
-        """Position of the epoch after which all ranks stop."""
+        """Where all ranks stop."""
         return self.share.end(self._source.length_in(self._options))
 
     def set_epoch(self, epoch: int) -> None:
@@ -199,7 +196,7 @@ class Stream(SampleSource):
         return self.state_after(0)
 
     def load_state_dict(self, state: dict[str, object]) -> None:
-        """Continue a stream of the same samples, in its order, with any number of ranks and workers.
+        """Continue a stream of the same samples, with any number of ranks and workers.
 
         Raises:
             InvalidRequest: The state is invalid, or belongs to other samples.
@@ -213,10 +210,7 @@ class Stream(SampleSource):
         return StreamState.at_position(self._source, self._options, position, self.end).to_json()
 
     def worker_stream(self, worker: int, workers: int, batch_size: int, position: int) -> Stream:
-        """Return the stream of a loader worker: every `workers`-th batch of this rank, counted from here.
-
-        It continues at `position`: the current position, or a later one.
-        """
+        """Return the stream of a loader worker: every `workers`-th batch, counted from here, starting at `position`."""
         share = replace(self.share, worker=worker, workers=workers, batch_size=batch_size, origin=self._position)
         stream = Stream(self.reader, self._source, self._options, share)
         stream._pass, stream._max_step = EpochPass(position, self._options, share), self._max_step
@@ -232,7 +226,6 @@ class Stream(SampleSource):
 
     @property
     def _position(self) -> int:
-        """Position that all ranks have reached."""
         current = self._pass
         taken = current.positions[: current.taken]
         return self.share.after(int(taken[-1])) if len(taken) else current.start
@@ -256,8 +249,7 @@ class Stream(SampleSource):
         return numbers, batch
 
     def _prefetch_shards(self, order: StreamOrder, jobs: Iterator[Numbers]) -> Generator[Numbers]:
-        """Yield jobs; copy their shards into the cache ahead of use."""
-        if not self.reader.copies or self._options.shuffle == "full":  # "full" reads all shards at the same time
+        if not self.reader.copies or self._options.shuffle == "full":  # "full" reads all shards together
             yield from jobs
             return
         seen, share = set[str](), self.share
@@ -268,11 +260,10 @@ class Stream(SampleSource):
             self.reader.expect(order.numbers(positions % max(1, order.length)), seen)
 
         with closing(read_ahead(jobs, expect, jobs_ahead, name="copy")) as copies:
-            for positions, _ in copies:  # copies are not awaited; reading reports their errors
+            for positions, _ in copies:  # reading reports errors of copies
                 yield positions
 
     def _skip_or_raise(self, error: ShardError, number: int, current: EpochPass) -> None:
-        """Count a damaged sample, or step back and raise its error."""
         try:
             self.reader.skip_or_raise(error, number, self.skipped)
         except ShardError:
@@ -281,7 +272,7 @@ class Stream(SampleSource):
 
 
 def no_random_access_error(name: str) -> InvalidRequest:
-    """Return the error for a sample requested by number from a stream."""
+    """Return the error for a stream that is indexed."""
     remedy = "In a DataLoader, use StreamDataset(dataset, batch_size), or MapDataset(dataset) for samples by number."
     return InvalidRequest(name, "indexed by a sample number", expected="iteration", remedy=remedy)
 
@@ -302,7 +293,7 @@ def _mark_padding(batch: Samples, padding: list[bool]) -> Iterator[Sample | Shar
 
 
 class StreamPosition:
-    """A position of an epoch. If its sample is skipped, replacements follow in a fixed order."""
+    """A position of an epoch, and replacements of its sample."""
 
     def __init__(self, stream: Stream, current: EpochPass) -> None:
         self.position, self._number = int(current.positions[current.taken - 1]), int(current.numbers[current.taken - 1])
@@ -320,11 +311,7 @@ class StreamPosition:
         return self.next_replacement(error, damaged=False)
 
     def next_replacement(self, error: ShardError, *, damaged: bool = True) -> Sample | None:
-        """Return the next replacement of a skipped sample, or None.
-
-        Raises:
-            InvalidRequest: Stages skip too many samples to replace them.
-        """
+        """Return the next replacement of a skipped sample, or None."""
         if self._remaining is None:
             self._current.count_empty(error, self._stream.skipped, damaged=damaged)
             is_filled = self._current.share.replaces(damaged=damaged)
@@ -353,8 +340,6 @@ class EpochPass:
         positions: int64 [n]: positions of the current read.
         numbers: int64 [n]: their sample numbers.
         taken: How many of these were returned.
-        empty: Number of positions whose own sample was skipped.
-        dropped: How many of these were dropped by a stage; the others are damaged.
     """
 
     order: StreamOrder
@@ -363,7 +348,7 @@ class EpochPass:
     def __init__(self, start: int, options: OrderOptions, share: Share) -> None:
         self.start, self.taken, self.options, self.share = start, 0, options, share
         self.positions = self.numbers = np.zeros(0, np.int64)
-        self.last_position: StreamPosition | None = None  # of the last sample, if it was requested
+        self.last_position: StreamPosition | None = None
 
     def rng(self, stage: int) -> np.random.Generator:
         """Return the random generator of a stage for the last sample or batch."""
@@ -371,10 +356,9 @@ class EpochPass:
         return orders.rng_at(self.options, int(last), stage)
 
     def count_empty(self, error: ShardError, skipped: SkippedSamples, *, damaged: bool) -> None:
-        """Count a position whose own sample is damaged, or dropped by a stage; warn once above 1 %.
+        """Count a position whose own sample was skipped.
 
-        Raises:
-            InvalidRequest: With several ranks and `ends="drop"`, stages dropped more than 1 % of a rank's samples.
+        Warn above 1 %, or raise InvalidRequest if ranks would differ in their steps.
         """
         self.empty += 1
         self.dropped += not damaged
@@ -390,7 +374,7 @@ class EpochPass:
             _log.warning("More than 1 %% of the samples of this epoch were skipped, %s. %s.", example, advice)
 
 
-_MIN_POSITIONS_PER_EMPTY = 100  # at most one position in 100 may be empty
+_MIN_POSITIONS_PER_EMPTY = 100
 
 
 _WHERE_FIX = (

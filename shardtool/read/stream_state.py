@@ -1,4 +1,4 @@
-"""The state of a stream: a few numbers for a checkpoint, valid for any number of ranks and workers."""
+"""The state of a stream: a few numbers, valid for any number of ranks and workers."""
 
 from __future__ import annotations
 
@@ -18,12 +18,9 @@ _STATE_FIX = "Pass the unchanged result of `state_dict`."
 
 
 class StreamState(NamedTuple):
-    """The position of a stream, with its whole order: a stream that loads it continues in this order.
+    """The position of a stream, with its whole order.
 
-    Attributes:
-        fingerprint: Fingerprint of the streamed samples.
-        options: The order of the epoch.
-        position: Samples of the epoch that all ranks together have read; less than the length of the epoch.
+    `position` counts the samples of the epoch that all ranks together have read; it is less than the epoch's length.
     """
 
     fingerprint: str
@@ -45,11 +42,7 @@ class StreamState(NamedTuple):
 
     @classmethod
     def from_json(cls, state: object, source: Any) -> StreamState:
-        """Return a state from its JSON data.
-
-        Raises:
-            InvalidRequest: The state is invalid, or belongs to other samples.
-        """
+        """Return a state from its JSON data, or raise InvalidRequest."""
         values = _check_state(state)
         if values["fingerprint"] != source.fingerprint:
             found = f"belongs to other samples, with fingerprint {values['fingerprint']}"

@@ -1,4 +1,4 @@
-"""The base class of everything that can be streamed: datasets, mixes, packed blocks and batches by size."""
+"""The base class of everything that can be streamed."""
 
 from __future__ import annotations
 
@@ -33,20 +33,20 @@ if TYPE_CHECKING:
 
 
 class Streamable(SampleSource):
-    """Samples with their stages, which can be read as a stream."""
+    """Samples with their stages, which can be streamed."""
 
     def __init__(self, reader: StreamReader, source: StreamSamples) -> None:
         self.reader, self.source = reader, source
 
     def __len__(self) -> int:
-        """Return the number of samples, or batches, in an epoch, over all ranks."""
+        """Return the number of samples, or batches, per epoch, over all ranks."""
         return self.stages.count(self.source.length)
 
     def __iter__(self) -> Iterator[Any]:
         if not self.source.length:
             return iter(())
         in_order = self.stream(shuffle=False, rank=0, world_size=1, ends="uneven")
-        in_order.skipped.has_warned = True  # users choose samples with a filter in such a loop
+        in_order.skipped.has_warned = True  # to choose samples in a loop
         return iter(in_order)
 
     @property
@@ -62,24 +62,23 @@ class Streamable(SampleSource):
     ) -> Stream:  # fmt: skip
         """Return a stream of the samples.
 
-        The order depends on the data, `shuffle`, `seed`, `epoch`, `parts` and `buffer`; ranks only divide it. By
-        default, `parts` depends on the number of ranks. A saved state records it and resumes with any number of ranks.
+        The order depends on the data, `shuffle`, `seed`, `epoch`, `parts` and `buffer`; ranks only divide it. A saved
+        state resumes with any number of ranks.
 
         Args:
             shuffle: Shuffle shards and samples; `"full"`: all samples in one random order.
             seed: Seed of the shuffle, combined with the epoch.
             epoch: First epoch, counted from 0.
-            rank: Rank of this reader. None: RANK of the environment, or 0.
+            rank: None: RANK of the environment, or 0.
             world_size: Number of ranks. None: WORLD_SIZE of the environment, or 1.
-            buffer: Number of samples in the shuffle buffer, over all ranks. None: about 64 MB per rank, or 32 MB in
-                total if `parts` is given.
-            parts: Number of parts that the samples are cut into and read from in parallel. None: 128 per rank.
-            ends: What to do with the last samples if the ranks do not divide their number: `drop` them; `pad` with the
-                first samples of the epoch (the field `__padding__` marks them); or `uneven`: some ranks get one sample
-                more. None: `drop` with a shuffle, otherwise `pad`, or `uneven` for a single rank. See `Stream` for
-                skipped samples.
-            groups: Number of groups of adjacent ranks. All ranks of a group get the same samples, for tensor and
-                sequence parallelism. None: no groups.
+            buffer: Samples in the shuffle buffer, over all ranks. None: about 64 MB per rank, or 32 MB in total if
+                `parts` is given.
+            parts: Parts of the samples that are read in parallel. None: 128 per rank.
+            ends: If ranks cannot divide the samples evenly: `drop` the last ones; `pad` with the first ones, marked
+                with `__padding__`; or `uneven`. None: `drop` with a shuffle, otherwise `pad`, or `uneven` for a single
+                rank. See `Stream` for skipped samples.
+            groups: Number of groups of adjacent ranks, which get the same samples, for tensor and sequence parallelism.
+                None: no groups.
 
         Raises:
             InvalidRequest: The dataset is empty, has fewer samples than ranks (`drop`), or an argument is out of range.
@@ -109,20 +108,19 @@ class Streamable(SampleSource):
         self, tokens: int, field: str | None = None, *, by: bundle_rules.PackingRule = "first-fit",
         dtype: DTypeLike | None = None, length: str | None = None, pad: int = 0,
     ) -> BundledDataset:  # fmt: skip
-        """Pack documents into blocks of equal length, which can be streamed and resumed like samples.
+        """Pack documents into blocks of equal length.
 
         A block is a dict: `tokens` [tokens]; `positions` int32 [tokens], counted from 0 in each document; `segments`
-        int32 [tokens], the number of the document, counted from 1, and 0 for padding; and `__key__`, the list of
-        document keys. The lengths of documents come from the sidecars: see `docs/training.md`.
+        int32 [tokens], the document counted from 1, 0 for padding; and `__key__`, the document keys. Lengths come from
+        the sidecars: see `docs/training.md`.
 
         Args:
             tokens: Tokens per block.
             field: The token field: a one-dimensional `.npy`, plain bytes, or a TFRecord list. None: the only field.
-            by: `first-fit`: keep documents whole, pack the longest of some thousands first, each into the fullest block
-                that has room; documents longer than a block are cut. `concat`: concatenate documents and cut at block
-                ends.
+            by: `first-fit`: keep documents whole, longest first, each in the fullest block that has room; only cut
+                documents longer than a block. `concat`: concatenate documents and cut at block ends.
             dtype: Type of tokens stored as plain bytes, such as `uint16`.
-            length: Metadata column with the number of tokens of a document. None: the size of its field.
+            length: Metadata column with the number of tokens. None: the size of the field.
             pad: Token after the last document.
 
         Raises:
@@ -172,11 +170,11 @@ class Streamable(SampleSource):
             size: Samples per batch.
             drop_last: Skip the last batch if it is smaller. Not allowed with `by`.
             by: `length`: a batch, padded to its longest sample, has at most `tokens` tokens. `aspect`: images of
-                similar aspect ratio, from the columns `width` and `height`; samples get it as `__aspect__`.
+                similar aspect ratio, added as `__aspect__`, from the columns `width` and `height`.
             tokens: Tokens per batch with `by="length"`.
-            field: The field to measure: the first dimension of a `.npy`, otherwise bytes, or values of `dtype`.
+            field: Measure the first dimension of a `.npy`, otherwise bytes, or values of `dtype`.
             dtype: Type of values stored as plain bytes.
-            length: Metadata column with the length of a sample; replaces `field`.
+            length: Metadata column with the length; replaces `field`.
             aspects: Ratios of width to height; an image counts as the nearest one.
             lists: Fields that always become a list.
 
@@ -211,7 +209,6 @@ class Streamable(SampleSource):
         return BundledDataset(bundle_reader).with_stages(Pipeline((bucketing.SizeBatches(self.stages, lists),)))
 
     def _require_single_samples(self) -> tuple[AnySampleReader, EpochSamples]:
-        """Return the reader and the samples, or raise InvalidRequest if they are already bundled."""
         batched = any(isinstance(stage, Batch) for stage in self.stages.stages)
         if batched or isinstance(self.reader, bundles.BundleReader):
             raise InvalidRequest("the dataset", "already packed or batched", expected="single samples")
@@ -221,7 +218,7 @@ class Streamable(SampleSource):
 
 
 class BundledDataset(Streamable):
-    """Blocks of tokens, or batches of samples of similar size: the result of `pack` and `batch(by=...)`."""
+    """The result of `pack` and `batch(by=...)`."""
 
     def __init__(self, bundle_reader: bundles.BundleReader) -> None:
         super().__init__(bundle_reader, bundle_reader)

@@ -1,7 +1,6 @@
-"""Shards for TensorFlow and Keras: TFRecords at the speed of `tf.data`, and batches of any dataset for `fit`.
+"""Shards for TensorFlow and Keras: TFRecords for `tf.data`, and batches of any dataset for `fit`.
 
-TensorFlow and Keras are imported when a function is called, and nowhere else in the package. Bytes of TFRecords do not
-pass through Python.
+TensorFlow and Keras are imported when a function is called. Bytes of TFRecords do not pass through Python.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
     from shardtool.values import DatasetLike
 
 
-_SHUFFLE_SHARDS = 16  # read in parallel by a shuffle
+_SHUFFLE_SHARDS = 16
 __all__ = ["feature_spec", "keras_sequence", "tf_dataset"]
 
 
@@ -41,29 +40,26 @@ def tf_dataset(
 ) -> Any:
     """Return TFRecord shards as a `tf.data.Dataset` of dicts, read and parsed by TensorFlow.
 
-    Its length is known. Its attribute `classes` holds class names: `classes["cls"][3]` is the name of number 3 of the
-    field `cls`; datasets derived from it lack this attribute. The order is the same in every run, unless you set
-    `tf.data.Options.deterministic` to False.
+    Its attribute `classes` holds class names by field; datasets derived from it lack this attribute. The order is the
+    same in every run, unless you set `tf.data.Options.deterministic` to False.
 
     Args:
-        given: A dataset file, a shard pattern, a glob, a folder, shards, or a list of datasets to concatenate. The
-            shards must be TFRecords, plain or with gzip. Without a dataset file, they are scanned once to find their
-            fields.
+        given: A dataset file, a shard pattern, a glob, a folder, shards, or a list of datasets to concatenate:
+            TFRecords, plain or with gzip.
         fields: Fields of a sample. None: all, and `__key__`.
         shuffle: False: the order of the dataset. True: shards in random order, several read in parallel, and a buffer
             of 256 MB, at most 10,000 samples. A number: samples in the buffer.
         seed: Seed of the shuffle.
         epoch: Epoch, counted from 0: every pass has its order. None: every pass has another order.
-        batch_size: Samples per batch; the last batch may be smaller. Parsing whole batches is faster than `.batch()` on
-            single samples. None: no batches.
+        batch_size: Samples per batch; the last one may be smaller. None: no batches.
 
     Returns:
         A field is a scalar of `tf.string`, `tf.int64` or `tf.float32`, in a batch a vector. A missing field is `""` or
         -1. A list of values is a `tf.sparse.SparseTensor`.
 
     Raises:
-        InvalidRequest: TensorFlow is missing, a dataset or field does not exist, or the shards are not TFRecords.
-        CorruptShard: A dataset file, or a shard that is scanned, is damaged.
+        InvalidRequest: TensorFlow is missing, a dataset or field is missing, or shards are not TFRecords.
+        CorruptShard: A dataset file or shard is damaged.
     """
     for name, value in (("shuffle", shuffle), ("seed", seed), ("epoch", epoch)):
         if value is not None and (not isinstance(value, Integral) or value < 0):
@@ -92,16 +88,8 @@ def tf_dataset(
 def feature_spec(given: DatasetLike, fields: Collection[str] | None = None) -> dict[str, Any]:
     """Return the feature specification that `tf.io.parse_example` needs for TFRecord shards.
 
-    Args:
-        given: As for `tf_dataset`.
-        fields: As for `tf_dataset`.
-
-    Returns:
-        Field to `tf.io.FixedLenFeature`, or to `tf.io.VarLenFeature` for lists of values.
-
-    Raises:
-        InvalidRequest: As for `tf_dataset`.
-        CorruptShard: As for `tf_dataset`.
+    Arguments and errors are those of `tf_dataset`. Lists of values become `tf.io.VarLenFeature`, other fields
+    `tf.io.FixedLenFeature`.
     """
     return _feature_spec(find_tfrecords(given, fields).features)
 
@@ -120,20 +108,16 @@ def keras_sequence(
 ) -> Any:
     """Return the batches of a dataset as a `keras.utils.PyDataset` for `fit`, on any backend of Keras.
 
-    Pass `shuffle=False` to `fit`: otherwise Keras shuffles the batches again, without a seed.
+    Pass `shuffle=False` to `fit`: otherwise Keras shuffles the batches again, without a seed. Batches keep the samples'
+    dtype; `int` becomes int64, `float` float32, `str` and `bytes` objects.
 
     Args:
-        dataset: A dataset from `shardtool.open`, with tar or TFRecord shards, whose samples have the form that Keras
-            expects: a tuple of inputs and targets, or a dict.
-        batch_size: Samples per batch; the last batch may be smaller.
+        dataset: A dataset from `shardtool.open` whose samples are a tuple of inputs and targets, or a dict.
+        batch_size: Samples per batch; the last one may be smaller.
         shuffle: Use a random order of all samples in each epoch.
         seed: Seed of the shuffle, combined with the epoch.
         epoch: First epoch, if `fit` continues at an `initial_epoch`.
         workers: Number of threads that read and decode batches.
-
-    Returns:
-        A sequence of batches. Their arrays keep the samples' dtype; `int` becomes int64, `float` float32, `str` and
-        `bytes` objects.
 
     Raises:
         InvalidRequest: Keras is missing, or a number is too small.

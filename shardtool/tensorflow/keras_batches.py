@@ -1,4 +1,4 @@
-"""Batches of a dataset by number, in another order in each epoch, for `keras.utils.PyDataset`."""
+"""Batches of a dataset by number, for `keras.utils.PyDataset`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _OPTIONAL_LIBRARIES = ("keras", "tensorflow")
 
 
 class SampleSequence(Protocol):
-    """A dataset from `shardtool.open`, or another sequence that accepts an array of indexes."""
+    """A dataset, or another sequence that accepts an array of indexes."""
 
     def __len__(self) -> int: ...
 
@@ -52,11 +52,11 @@ def import_library(module: str) -> Any:
 
 
 class BatchSequence:
-    """Batches of a dataset by number, in another order in each epoch; a mixin for `keras.utils.PyDataset`.
+    """Batches of a dataset, in another order in each epoch; a mixin for `keras.utils.PyDataset`.
 
-    Keras's worker threads request batches concurrently; their shared state is constant during an epoch. Keras also ends
-    an epoch after reading the first batches to find their shapes. Older releases do not report when an epoch starts:
-    there, each end counts.
+    Keras requests batches from worker threads; their shared state is constant during an epoch. Keras also ends an epoch
+    after reading the first batches to find their shapes. In older releases, which do not report starts, each end
+    counts.
     """
 
     def __init__(self, samples: SampleSequence, batch_size: int, first: OrderOptions, workers: int) -> None:
@@ -76,7 +76,6 @@ class BatchSequence:
 
         Raises:
             IndexError: The number is out of range.
-            InvalidRequest: The samples cannot be stacked.
         """
         if not 0 <= number < len(self):
             raise IndexError(f"batch {number} of {len(self)}")
@@ -110,14 +109,9 @@ class BatchSequence:
 
 
 def stack_samples(samples: Sequence[Any]) -> Any:
-    """Return a batch of samples: dicts become a dict of batches, tuples a tuple of batches, values an array.
+    """Return a batch of samples: dicts become a dict of batches, tuples a tuple, values an array [samples, ...].
 
-    Returns:
-        Arrays [samples, ...] with the samples' dtype: int64 for `int`, float32 for `float`, objects for `str` and
-        `bytes`.
-
-    Raises:
-        InvalidRequest: The samples differ in their shapes or fields.
+    Arrays have the samples' dtype: int64 for `int`, float32 for `float`, objects for `str` and `bytes`.
     """
     first = samples[0]
     if isinstance(first, dict):

@@ -1,4 +1,4 @@
-"""TFRecord shards and their features, from the dataset file. Does not import TensorFlow."""
+"""TFRecord shards and their features. Does not import TensorFlow."""
 
 from __future__ import annotations
 
@@ -22,19 +22,14 @@ if TYPE_CHECKING:
 
 _SHUFFLE_BUFFER_BYTES = 2**28
 _MAX_BUFFER_SAMPLES = 10_000
-_OPTIONAL_KEY = TfFeature(lacking=True)  # some tools write records without a key
-_COMPRESSION_TYPES = {"": "", "gzip": "GZIP"}  # supported by TensorFlow, with its names
+_OPTIONAL_KEY = TfFeature(lacking=True)  # absent from records of some tools
+_COMPRESSION_TYPES = {"": "", "gzip": "GZIP"}  # TensorFlow's names
 
 
 class TFRecordShards(NamedTuple):
     """TFRecord shards.
 
-    Attributes:
-        samples: Total number of samples.
-        size: Total bytes of all shards, or of their payloads.
-        features: Features by name.
-        classes: Class names by field.
-        packing: TensorFlow's name of the compression: `GZIP`, or an empty text.
+    `size` counts bytes of shards, or of payloads. `packing` is TensorFlow's name of the compression, or an empty text.
     """
 
     paths: tuple[str, ...]
@@ -52,12 +47,7 @@ class TFRecordShards(NamedTuple):
 
 
 def find_tfrecords(given: DatasetLike, fields: Collection[str] | None) -> TFRecordShards:
-    """Return the matching TFRecord shards, with the requested features.
-
-    Raises:
-        InvalidRequest: A dataset or field does not exist, or the shards are not TFRecords.
-        CorruptShard: A dataset file, or a shard that is scanned, is damaged.
-    """
+    """Return the matching TFRecord shards, with the requested features."""
     datasets = [open_dataset(dataset) for dataset in expand_datasets(given)]
     packing = _compression_of(datasets)
     parts = [_tfrecords_of(dataset) for dataset in datasets]
@@ -82,11 +72,6 @@ def find_tfrecords(given: DatasetLike, fields: Collection[str] | None) -> TFReco
 
 
 def _tfrecords_of(dataset: StoredDataset) -> TFRecordShards:
-    """Return the shards of one dataset, from its dataset file, or from scans without one.
-
-    Raises:
-        CorruptShard: A shard that is scanned is damaged.
-    """
     if (file := dataset.file) is not None:
         features = dict(file.features)
         if file.made.document.get("verb") == "index":
@@ -111,11 +96,6 @@ def _tfrecords_of(dataset: StoredDataset) -> TFRecordShards:
 
 
 def _compression_of(datasets: Sequence[StoredDataset]) -> str:
-    """Return TensorFlow's name of the compression of all shards.
-
-    Raises:
-        InvalidRequest: The shards are not TFRecords, or TensorFlow cannot decompress them.
-    """
     kinds: dict[str, str] = {}
     for dataset in datasets:
         for shard in dataset.shards:
@@ -140,7 +120,7 @@ def _compression_of(datasets: Sequence[StoredDataset]) -> str:
 
 
 def _merge_features(parts: Sequence[Mapping[str, TfFeature]]) -> dict[str, TfFeature]:
-    """Return the features of all datasets; one that a dataset lacks may be missing from samples."""
+    """Merge features; one that a dataset lacks may be missing from samples."""
     merged: dict[str, TfFeature] = {}
     for features in parts:
         for name, feature in features.items():

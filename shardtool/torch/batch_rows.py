@@ -1,8 +1,6 @@
-"""A batch of tensors that threads fill: each sample goes into its row as soon as it is decoded.
+"""A batch of tensors that threads fill.
 
-Arrays, tensors or images of one shape and dtype become a tensor [samples, ...], otherwise a list of tensors; numbers a
-tensor of int64, float64 or bool; everything else a list. Torch's allocator of pinned memory reuses a block only when no
-copy to a device reads it.
+Torch's allocator of pinned memory reuses a block only when no copy to a device reads it.
 """
 
 from __future__ import annotations
@@ -20,11 +18,11 @@ if TYPE_CHECKING:
 
 
 _NUMBER_TYPES = (bool, int, float, np.number, np.bool_)
-_IN_ROW: Any = object()  # replaces a value that was copied into its row
+_IN_ROW: Any = object()  # was copied into its row
 
 
 class BatchRows:
-    """The samples of one batch, in pinned memory if `pin` is set; threads fill the rows."""
+    """The samples of one batch, in pinned memory if `pin` is set."""
 
     def __init__(self, count: int, *, pin: bool, lists: ListFields = ()) -> None:
         self._count, self._pin, self._lists, self._lock = count, pin, lists, Lock()
@@ -44,12 +42,7 @@ class BatchRows:
         self._forms[row] = kind, [*parts]
 
     def batch(self, keys: list[object]) -> object:
-        """Return the batch; None if all samples were skipped. `keys` are for messages.
-
-        Raises:
-            InvalidRequest: `lists` names an unknown field.
-            SampleFailed: The samples differ in their fields or form.
-        """
+        """Return the batch; None if all samples were skipped. `keys` are for messages."""
         filled = [(row, *form) for row, form in enumerate(self._forms) if form is not None]
         if not filled:
             return None
@@ -61,8 +54,6 @@ class BatchRows:
 
 
 class _FieldRows:
-    """The values of one field; listed fields have no rows."""
-
     def __init__(self, count: int, *, pin: bool, listed: bool) -> None:
         self._pin, self._listed, self._lock = pin, listed, Lock()
         self._values: list[Any] = [None] * count
@@ -85,13 +76,12 @@ class _FieldRows:
                     row_array[row] = array
                     array = _IN_ROW
                 else:
-                    tensor = torch.from_numpy(array.copy())  # the other values of its list are tensors
+                    tensor = torch.from_numpy(array.copy())  # like the others of its list
                     array = tensor.pin_memory() if self._pin else tensor
             value = array
         self._values[row] = value
 
     def _rows_like(self, value: Any) -> torch.Tensor:
-        """Return the field's rows, created from its first value."""
         with self._lock:
             if self._rows is None:
                 is_tensor = isinstance(value, torch.Tensor)
@@ -115,7 +105,7 @@ def _numbers_as_tensor(values: list[Any], *, pin: bool) -> object:
         return values
     try:
         numbers = torch.from_numpy(np.array(values))
-    except (OverflowError, TypeError):  # integers of more than 64 bits
+    except (OverflowError, TypeError):
         return values
     return numbers.pin_memory() if pin else numbers
 
@@ -123,9 +113,7 @@ def _numbers_as_tensor(values: list[Any], *, pin: bool) -> object:
 def collate(samples: list[Any], lists: ListFields = ()) -> Any:
     """Return samples as one batch, like `loader`: the `collate_fn` of a DataLoader.
 
-    Args:
-        samples: Dicts, tuples or values.
-        lists: Fields, or tuple positions, that always become a list of tensors; pass them with `functools.partial`.
+    Fields, or tuple positions, in `lists` always become a list of tensors; pass them with `functools.partial`.
 
     Raises:
         InvalidRequest: `lists` names an unknown field.

@@ -1,8 +1,8 @@
-"""Crops of images, as decoders of a field. Pixels outside the crop are not decoded if possible.
+"""Crops of images, as decoders of a field that return uint8 [size, size, 3] in RGB.
 
-A decoder returns uint8 [size, size, 3] in RGB. The rows below the crop of a baseline JPEG are never decoded: its header
-is given a smaller height. A JPEG whose crop is at least twice as large as requested is decoded at 1/2, 1/4 or 1/8.
-Other images, and JPEGs that need rotation, are decoded whole. Damage below the crop is not noticed.
+The rows below the crop of a baseline JPEG are not decoded: its header is given a smaller height. A JPEG whose crop is
+at least twice as large as requested is decoded at 1/2, 1/4 or 1/8. Other images, and JPEGs that need rotation, are
+decoded whole. Damage below the crop is not noticed.
 
 Source: ITU T.81, B.1.1.3 and B.2.2 (markers, frame header).
 """
@@ -31,18 +31,17 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
 
-Box: TypeAlias = "tuple[int, int, int, int]"  # left, top, right, bottom, in pixels of the whole image
+Box: TypeAlias = "tuple[int, int, int, int]"  # in pixels of the whole image
 _INTERPOLATION_ROWS = 2  # rows below the crop that affect the colours of its last row
 _CROP_ATTEMPTS = 10
 
 
 class _Crop:
-    """A decoder that returns a square part of an image, and optionally its position.
+    """A decoder that returns a square part of an image.
 
     Attributes:
-        size: Width and height of the square.
-        place: Field for the position: int64 [5], the left, top, width and height of the part in pixels of the whole
-            upright image, and 1 if it was mirrored. None: no such field.
+        place: Field for the position: int64 [5]: left, top, width and height in pixels of the whole upright image, and
+            1 if mirrored. None: no such field.
     """
 
     size: int
@@ -51,9 +50,7 @@ class _Crop:
     def move(self, boxes: ArrayLike, place: ArrayLike) -> NDArray[np.float32]:
         """Return boxes of the whole image in coordinates of the square, clipped to it; a box outside has no area.
 
-        Args:
-            boxes: [n, 4]: left, top, right, bottom, in pixels.
-            place: The value of the field `place`.
+        `boxes` are [n, 4]: left, top, right, bottom, in pixels. `place` is the value of the field `place`.
         """
         left, top, width, height, mirrored = np.asarray(place, np.float32)
         whole = np.asarray(boxes, np.float32).reshape(-1, 4)
@@ -70,11 +67,7 @@ class _Crop:
         return DecodedField(square, {self.place: np.array([left, top, right - left, bottom - top, mirrored])})
 
     def _crop(self, data: bytes, box_in: Callable[[int, int], Box]) -> tuple[NDArray[np.uint8], Box]:
-        """Return a box of an image as uint8 [size, size, 3], and the box. `box_in` returns it for a width and height.
-
-        Raises:
-            ValueError: The image is invalid or damaged.
-        """
+        """Return a part of an image as uint8 [size, size, 3], and its box; raise ValueError if it is damaged."""
         head = read_jpeg_header(data)
         image: NDArray[np.uint8] | Image.Image
         if head is None:
@@ -97,8 +90,8 @@ class CenterCrop(_Crop):
 
     Attributes:
         size: Width and height of the crop.
-        shorter: Length to which the shorter side of the image is scaled first. None: only too small images are scaled,
-            up to `size`.
+        shorter: Length to which the shorter side of the image is scaled first. None: only scale smaller images, to
+            `size`.
         place: Field for the position; see `move`.
     """
 
@@ -120,7 +113,7 @@ class CenterCrop(_Crop):
         return self._with_position(*self._crop(data, self.box))
 
     def box(self, width: int, height: int) -> Box:
-        """Return the centred square of an image of this size."""
+        """Return the centred square of an image."""
         short = min(width, height)
         side = min(short, self.size) if self.shorter is None else max(1, round(short * self.size / self.shorter))
         left, top = (width - side) // 2, (height - side) // 2
@@ -129,12 +122,11 @@ class CenterCrop(_Crop):
 
 @dataclass(frozen=True)
 class RandomResizedCrop(_Crop):
-    """Decodes a random part of an image and resizes it: the usual augmentation for photographs.
+    """Decodes a random part of an image and resizes it.
 
     It follows torchvision: a random share of the area and a random aspect ratio; if ten attempts do not fit, the
     largest centred part of an allowed ratio; bilinear, with antialiasing. The crop depends only on the seed and the
-    position in the epoch, not on threads, workers, ranks or a resume. Two fields of a sample, such as an image and its
-    depth, are cropped alike.
+    position in the epoch. Two fields of a sample, such as an image and its depth, are cropped alike.
 
     Attributes:
         size: Width and height of the result.
@@ -173,7 +165,7 @@ class RandomResizedCrop(_Crop):
         return self._with_position(square, box, mirrored=mirrored)
 
     def box(self, width: int, height: int, rng: np.random.Generator) -> Box:
-        """Return a random part of an image of this size."""
+        """Return a random part of an image."""
         for _ in range(_CROP_ATTEMPTS):
             area = width * height * rng.uniform(*self.scale)
             aspect = math.exp(rng.uniform(math.log(self.ratio[0]), math.log(self.ratio[1])))
@@ -188,7 +180,7 @@ class RandomResizedCrop(_Crop):
 
 
 def _decode_above(data: bytes, head: JpegHeader, box: Box, size: int) -> tuple[NDArray[np.uint8] | Image.Image, int]:
-    """Return a JPEG down to the crop, decoded at 1/scale of its size, and the scale."""
+    """Return a JPEG down to the crop at 1/scale of its size, and the scale."""
     rows = -(-(box[3] + _INTERPOLATION_ROWS) // head.block_rows) * head.block_rows
     if head.baseline and rows < head.height:
         data, head = crop_jpeg_rows(data, head, rows)
@@ -205,7 +197,7 @@ def _pixels_in_box(image: NDArray[np.uint8] | Image.Image, box: Box) -> NDArray[
 
 
 def _resize(part: NDArray[np.uint8], size: int, box: tuple[float, float, float, float]) -> NDArray[np.uint8]:
-    """Return the pixels in a box as uint8 [size, size, 3]: bilinear, antialiased."""
+    """Resize the pixels in a box: bilinear, antialiased."""
     if box != (0, 0, part.shape[1], part.shape[0]):
         return np.array(Image.fromarray(part).resize((size, size), Image.Resampling.BILINEAR, box))
     whole = torch.from_numpy(part).unsqueeze(0).permute(0, 3, 1, 2)  # channels last: a fifth of Pillow's time

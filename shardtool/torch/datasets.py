@@ -1,8 +1,6 @@
-"""Datasets for PyTorch's own `DataLoader`, and for torchdata's StatefulDataLoader: by number, and as a stream.
+"""Datasets for PyTorch's own `DataLoader`, and for torchdata's StatefulDataLoader.
 
-A stream is divided among ranks and loader workers in batches: worker w of N reads the batches n with n % N == w, and
-the DataLoader returns them in that order. So batches are the same for any number of workers, and the n-th batches of
-all ranks together contain the same samples for any number of ranks.
+Worker w of N reads the batches n with n % N == w, and the DataLoader returns them in order. See `read.share.Share`.
 """
 
 from __future__ import annotations
@@ -40,15 +38,13 @@ _DIVIDING_CALLERS = {"IterableDatasetShard", "DataLoaderDispatcher"}  # classes 
 
 
 class _ErrorFromText(type):
-    """A class of errors that PyTorch can create from a text alone.
+    """A class of errors that PyTorch can create from a text.
 
     Classes are pickled by name unless their metaclass is registered with copyreg.
     """
 
     @classmethod
     def of(cls, kind: type[Exception]) -> _ErrorFromText:
-        """Return such a subclass of an error class."""
-
         def init(self: Exception, message: str) -> None:
             Exception.__init__(self, message)
 
@@ -61,7 +57,7 @@ copyreg.pickle(_ErrorFromText, lambda kind: (_ErrorFromText.of, kind.__bases__))
 
 @contextmanager
 def _picklable_errors() -> Iterator[None]:
-    """Keep the class of an error that leaves a DataLoader's worker: PyTorch passes on its class and text."""
+    """Keep the class of errors that leave a worker: PyTorch passes on class and text."""
     try:
         yield
     except PlainError as error:
@@ -80,7 +76,6 @@ def _picklable_errors() -> Iterator[None]:
 
 
 def _worker_number() -> tuple[int, int]:
-    """Return the number of this DataLoader worker, and the number of workers."""
     info = torch.utils.data.get_worker_info()
     return (info.id, info.num_workers) if info else (0, 1)
 
@@ -112,7 +107,7 @@ class MapDataset(torch.utils.data.Dataset):  # type: ignore[misc]
 
     @property
     def _single_dataset(self) -> Dataset:
-        """The dataset, unless it is a mix, whose datasets may number their classes differently."""
+        """The dataset, unless a mix, whose datasets may number classes differently."""
         if isinstance(self._bare, MixedDataset):
             raise InvalidRequest("targets", "not available for a mix", expected="a single dataset")
         return self._bare
@@ -127,12 +122,12 @@ class MapDataset(torch.utils.data.Dataset):  # type: ignore[misc]
 
     @property
     def classes(self) -> list[str]:
-        """Class names, as in torchvision's datasets; empty with `labels`."""
+        """Class names, as in torchvision; empty with `labels`."""
         return [] if self.labels is not None else [*self._single_dataset.classes.get(self._label, ())]
 
     @property
     def class_to_idx(self) -> dict[str, int]:
-        """Class numbers by name, as in torchvision's datasets."""
+        """Class numbers by name, as in torchvision."""
         return {name: number for number, name in enumerate(self.classes)}
 
     @cached_property
@@ -157,11 +152,7 @@ class MapDataset(torch.utils.data.Dataset):  # type: ignore[misc]
 
     @_picklable_errors()
     def __getitems__(self, which: Sequence[int]) -> list[Any]:
-        """Return the samples of a batch; a DataLoader calls this.
-
-        Raises:
-            SampleFailed: All samples are damaged: a DataLoader cannot skip a batch.
-        """
+        """Return the samples of a batch for a DataLoader; raise SampleFailed if all are damaged."""
         samples = self._bare[list(which)]
         if not samples and len(which):
             remedy = "Use a stream or a loader, which replaces damaged samples."
@@ -180,11 +171,11 @@ class StreamDataset(StreamOptions, torch.utils.data.IterableDataset):  # type: i
 
     _tallies: SharedBlocks = field(init=False, repr=False, default_factory=SharedBlocks)
     _pass_start: SharedPassStart = field(init=False, repr=False)
-    _passes: int = field(init=False, repr=False, default=0)  # started by this process
-    _group: tuple[int, int, int] = field(init=False, repr=False, default=(0, 0, 0))  # workers of the last pass
+    _passes: int = field(init=False, repr=False, default=0)
+    _group: tuple[int, int, int] = field(init=False, repr=False, default=(0, 0, 0))  # of the last pass
     _drop_last: torch.Tensor = field(init=False, repr=False, default_factory=lambda: torch.zeros(1).share_memory_())
     _resumed: WorkerState | None = field(init=False, repr=False, default=None)
-    _pass: WorkerState | None = field(init=False, repr=False, default=None)  # start of this process's pass
+    _pass: WorkerState | None = field(init=False, repr=False, default=None)
     _reading: Stream | None = field(init=False, repr=False, default=None)
 
     def __post_init__(self) -> None:
@@ -219,7 +210,6 @@ class StreamDataset(StreamOptions, torch.utils.data.IterableDataset):  # type: i
         return self._checked_batches(iter(self._reading), tally)
 
     def _record_end(self) -> None:
-        """Record the end of a pass without workers if no more than its last batch was requested."""
         if self._reading and self._pass and self._pass.workers == 1:
             counts = Pipeline((Batch(self.batch_size, bool(self._drop_last)),))
             if self._reading.next_epoch(counts) > self._pass.start["epoch"]:
@@ -232,11 +222,7 @@ class StreamDataset(StreamOptions, torch.utils.data.IterableDataset):  # type: i
         return max(total, self._reading.skipped if self._reading else total, key=lambda counter: counter.samples)
 
     def _checked_batches(self, samples: Iterator[Any], tally: SkipCounter) -> Iterator[Any]:
-        """Yield samples, after a check that the DataLoader requests `batch_size` at a time, which only its frame tells.
-
-        Raises:
-            InvalidRequest: Its batch size differs, so workers and states would count other batches.
-        """
+        """Raise InvalidRequest unless the DataLoader requests `batch_size` samples, which only its frame tells."""
         (worker, _), group, frame = _worker_number(), self._group, inspect.currentframe()
         with _picklable_errors():
             self._check_batch_size(frame.f_back.f_locals if frame and frame.f_back else {})
@@ -275,22 +261,18 @@ class StreamDataset(StreamOptions, torch.utils.data.IterableDataset):  # type: i
         """Return the state after this number of batches per rank of the current or next pass, as JSON data.
 
         Raises:
-            InvalidRequest: Samples were skipped and not replaced, so batches do not determine the position.
+            InvalidRequest: Skipped samples were not replaced, so batches do not determine the position.
         """
         if batches < 0:
             raise InvalidRequest("batches", f"{batches}", expected="0 or more")
         check_no_skipped("state_at", self._count_unreplaced(self.skipped))
         stream, samples_per_step = self._next_pass(), self.batch_size * self._stream.world_size
         remaining = stream.end - self._pass_start.epoch_and_position[1] - batches * samples_per_step
-        is_over = bool(self._drop_last) and remaining < samples_per_step  # the DataLoader returns no smaller batch
+        is_over = bool(self._drop_last) and remaining < samples_per_step
         return stream.state_after(stream.end if is_over else batches * self.batch_size)
 
     def state_dict(self) -> dict[str, object]:
-        """Return the progress of this process, for a StatefulDataLoader.
-
-        Raises:
-            InvalidRequest: This process has started no pass.
-        """
+        """Return the progress of this process, for a StatefulDataLoader."""
         if self._pass is None or self._reading is None:
             remedy = "Use state_at(batches) with the number of batches that you received."
             raise InvalidRequest("state_dict", "this process has read no samples", remedy=remedy)
@@ -299,7 +281,6 @@ class StreamDataset(StreamOptions, torch.utils.data.IterableDataset):  # type: i
         return replace(self._pass, position=position, left_out=self._count_unreplaced(self._reading.skipped)).to_json()
 
     def _count_unreplaced(self, skipped: SkippedSamples) -> int:
-        """Return how many skipped samples were not replaced: they shift the batches of a worker."""
         share, dropped = self._stream.share, skipped.samples - skipped.damaged
         return dropped * (not share.replaces(damaged=False)) + skipped.damaged * (not share.replaces(damaged=True))
 
@@ -321,7 +302,6 @@ class StreamDataset(StreamOptions, torch.utils.data.IterableDataset):  # type: i
         self._pass_start.go_to(now["epoch"], now["position"])
 
     def _next_pass(self) -> Stream:
-        """Return the stream of this rank at the start of the pass."""
         epoch, position = self._pass_start.epoch_and_position
         stream = copy(self._stream)
         stream.load_state_dict({**stream.state_dict(), "epoch": epoch, "position": position})

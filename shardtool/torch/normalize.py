@@ -1,6 +1,6 @@
-"""Normalise images for a model: uint8 becomes (value / 255 - mean) / std, on the device that holds it.
+"""Normalise uint8 images to (value / 255 - mean) / std, on the device that holds them.
 
-One operation reads uint8 and writes floats, computed in 32 bits and rounded once.
+One operation computes in 32 bits and rounds once.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _MAX_PIXEL_VALUE = 255.0
 
 @dataclass
 class Normalize:
-    """Normalises a batch's images, with the options of `Prefetcher`. Other tensors stay unchanged.
+    """Normalises a batch's images, with the options of `Prefetcher`.
 
     `images` counts the image tensors normalised so far.
     """
@@ -70,7 +70,6 @@ class Normalize:
         return torch.addcmul(shift, images, scale, out=result)
 
     def _channels_first(self, tensor: torch.Tensor) -> torch.Tensor | None:
-        """Return images as [n, c, h, w], or None for other tensors."""
         if tensor.dtype != torch.uint8 or tensor.dim() != _BATCH_DIMENSIONS:
             return None
         values = self._scale.shape[1]

@@ -1,6 +1,6 @@
 """Batches on the GPU before they are needed: the next batch is copied while the model computes.
 
-On a CUDA device, steps 2 and 3 run on their own stream, concurrently with the model's:
+On a CUDA device, steps 2 and 3 run on their own stream:
 
 1. The loader returns a batch. A tensor outside pinned memory is copied there.
 2. Copies to the device are enqueued, followed by the event `copied`.
@@ -8,8 +8,8 @@ On a CUDA device, steps 2 and 3 run on their own stream, concurrently with the m
 4. When the batch is returned, the model's stream waits for `ready`, and `record_stream` tells the device's allocator
    that this stream uses the memory.
 
-The loader's next batch is requested only after `copied`, so a loader that reuses its memory overwrites nothing that is
-still being read. On other devices a batch is copied and normalised on request, without streams.
+The loader's next batch is requested only after `copied`, so a loader can reuse its memory. Other devices use no
+streams.
 """
 
 from __future__ import annotations
@@ -34,16 +34,15 @@ if TYPE_CHECKING:
 class Prefetcher:
     """Moves a loader's batches to a device in order, and copies the next ones in the background.
 
-    A batch is a tensor, an array, or a nested dict, list, tuple or named tuple of them. Numeric arrays become tensors;
-    other values stay unchanged. Returned tensors never share memory with the loader.
+    A batch is a tensor, an array, or a nested dict, list or tuple of them. Numeric arrays become tensors; other values
+    stay unchanged. Returned tensors never share memory with the loader.
 
-    With any of `mean`, `std`, `dtype` and `channels_last`, images are copied as uint8 and become floats [n, c, h, w] on
-    the device: (value / 255 - mean) / std. Images are uint8 tensors [n, h, w, c] or [n, c, h, w] with as many channels
-    as `mean` or `std` have values, or 1, 3 or 4 if these are single values or None.
+    With any of `mean`, `std`, `dtype` and `channels_last`, images are copied as uint8 and become floats [n, c, h, w]:
+    (value / 255 - mean) / std. Images are uint8 tensors [n, h, w, c] or [n, c, h, w] with as many channels as `mean` or
+    `std` have values, or 1, 3 or 4.
 
     Attributes:
-        loader: Any iterable of batches: `shardtool.torch.loader`, a DataLoader, webdataset's. Pinned batches save a
-            copy.
+        loader: Any iterable of batches. Pinned batches save a copy.
         device: None: the current CUDA device, or the CPU.
         mean: Mean of values between 0 and 1, for all channels or per channel; None: 0.
         std: Standard deviation, as `mean`; None: 1.
@@ -98,7 +97,7 @@ class Prefetcher:
             raise first.error
 
     def _send_next(self, batches: Iterator[Any], sender: DirectTransfer | StreamTransfer) -> _SentBatch:
-        """Copy the loader's next batch. Its error is raised after the batches before it."""
+        """Copy the next batch. Its error is raised after the batches before it."""
         try:
             sender.wait()
             batch = next(batches)
@@ -134,7 +133,7 @@ class Prefetcher:
 
 
 class _SentBatch(NamedTuple):
-    """A batch being copied with the loader's state after it, or the end with the loader's error."""
+    """A batch being copied, or the end, with the loader's state after it and its error."""
 
     hand_out: TakeBatch = lambda: None
     state: Any = None
@@ -143,7 +142,6 @@ class _SentBatch(NamedTuple):
 
 
 def _check_device(name: torch.device | str | int | None) -> torch.device:
-    """Return the device, with an index if it is a GPU."""
     has_cuda = torch.cuda.is_available()
     try:
         device = torch.device(name if name is not None else "cuda" if has_cuda else "cpu")

@@ -1,4 +1,4 @@
-"""The options that the loader and `StreamDataset` share: dataset, order, and the stages for each sample."""
+"""The options that the loader and `StreamDataset` share."""
 
 from __future__ import annotations
 
@@ -46,11 +46,7 @@ def _add_label(labels: Mapping[str, Any], sample: dict[str, object]) -> dict[str
 
 
 def split_pipeline(source: StreamableT, kinds: tuple[type, ...]) -> tuple[StreamableT, Pipeline]:
-    """Return a dataset or stream without its stages, and the stages.
-
-    Raises:
-        InvalidRequest: The object is none of these kinds.
-    """
+    """Return a dataset or stream without its stages, and the stages; raise InvalidRequest for other kinds."""
     if not isinstance(source, kinds):
         expected = "a dataset that shardtool.open returned"
         if Stream in kinds:
@@ -128,16 +124,14 @@ class StreamOptions:
             self._stream = bare.stream(**options | {"rank": rank, "world_size": world_size})
 
     def __new__(cls, *_: object, **options: object) -> Self:
-        """Reject options of a DataLoader, and name the equivalent."""
+        """Reject options of a DataLoader."""
         refuse_dataloader_options(options, {option.name for option in fields(cls)})
         return super().__new__(cls)
 
     def __getitem__(self, _: object) -> NoReturn:
-        """Raise an error: a DataLoader uses a loader as a map-style dataset."""
         raise no_random_access_error(f"a {type(self).__name__}")
 
     def _check_epoch(self, epoch: int) -> int:
-        """Return the epoch as an int, or raise InvalidRequest."""
         copy(self._stream).set_epoch(epoch)
         return int(epoch)
 
@@ -160,7 +154,6 @@ class StreamOptions:
 
 
 def _distributed_rank(rank: int | None, world_size: int | None) -> tuple[int | None, int | None]:
-    """Return the given rank and world size, or those of torch.distributed, or None."""
     distributed = torch.distributed
     if rank is None and world_size is None and distributed.is_available() and distributed.is_initialized():
         return distributed.get_rank(), distributed.get_world_size()

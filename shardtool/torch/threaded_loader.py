@@ -1,11 +1,7 @@
-"""Batches for training: read, decoded and collated in threads, in order, without worker processes.
+"""Batches for training: read, decoded and collated in threads, in order.
 
-Each pass of a loader has three kinds of threads, which end with it:
-
-- The stream's thread reads shards ahead.
-- One thread takes the samples of a batch from the stream, and passes them to the decoders in small chunks.
-- The decoder threads run the stages and store each value in its row of the batch (`BatchRows`). The thread that fills
-  the last row collates the batch.
+In each pass, the stream's thread reads shards ahead, another passes samples to the decoders in small chunks, and the
+decoder threads run the stages and store each value in its row of the batch (`BatchRows`). The last one collates.
 """
 
 from __future__ import annotations
@@ -49,22 +45,22 @@ class Loader(StreamOptions):
     """Batches of a dataset, read, decoded and collated in threads, without worker processes or pickling.
 
     Threads run in parallel while they read files and while Pillow or NumPy work. A `transform` in pure Python holds the
-    interpreter lock, and is faster in the worker processes of a DataLoader.
+    interpreter lock, and is faster in a DataLoader.
 
-    Each iteration starts at the beginning of the current epoch: the next one, in another order, after a complete epoch.
-    After `load_state_dict`, one iteration continues from the state.
+    Each iteration starts at the beginning of the current epoch: the next one after a complete epoch. After
+    `load_state_dict`, one iteration continues from the state.
 
     A batch has the form of a sample, a dict or a tuple. Arrays and images of one shape become a tensor [samples, ...],
     in pinned memory if there is a GPU; of several shapes, a list of tensors. Numbers become a tensor of int64, float64
     or bool. Everything else becomes a list.
 
     Attributes:
-        threads: Number of decoder threads. None: the number of usable cores.
+        threads: Decoder threads. None: the number of usable cores.
         drop_last: Skip the last batch if it is smaller.
         lists: Fields, or tuple positions, that always become a list of tensors, such as boxes.
-        collate: Makes a batch from a list of samples. None: as described above.
-        pin_memory: Use pinned memory. None: if there is a GPU.
-        depth: Number of batches prepared ahead.
+        collate: Makes a batch from a list of samples.
+        pin_memory: None: if there is a GPU.
+        depth: Batches prepared ahead.
 
     Example:
         >>> dataset = shardtool.open("train.json").decode().tuple("jpg", "cls")
@@ -80,8 +76,8 @@ class Loader(StreamOptions):
     pin_memory: bool | None = None
     depth: int = 3
     _state: State = field(init=False, repr=False)
-    _next: int | None = field(init=False, repr=False, default=None)  # next epoch; None: continue from `_state`
-    _pass: object = field(init=False, repr=False, default=None)  # identifies the running pass
+    _next: int | None = field(init=False, repr=False, default=None)  # None: continue from `_state`
+    _pass: object = field(init=False, repr=False, default=None)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -103,7 +99,6 @@ class Loader(StreamOptions):
         return self._batches(stream, this_pass)
 
     def _batches(self, stream: Stream, this_pass: object) -> Iterator[Any]:
-        """Yield the batches of a pass, and record the state after each."""
         counts, threads = Pipeline((Batch(self.batch_size, self.drop_last),)), self.threads or usable_cores()
         pin = torch.cuda.is_available() if self.pin_memory is None else self.pin_memory
         collate = self.collate or (
@@ -134,7 +129,7 @@ class Loader(StreamOptions):
                 del batch
                 if result[0] is not None:
                     self._record_state(this_pass, state_after)
-                    yield result.pop()  # the caller holds the only reference
+                    yield result.pop()
         finally:
             stop.set()
             if not ending():
@@ -144,7 +139,6 @@ class Loader(StreamOptions):
         self._record_state(this_pass, state())
 
     def _record_state(self, this_pass: object, state: tuple[State, int]) -> None:
-        """Record the state of a pass, unless a newer pass or epoch was started."""
         if self._pass is this_pass:
             self._state, self._next = state
 
@@ -181,11 +175,11 @@ loader = Loader
 
 
 def _size_batch_as_tensors(batches: list[Any]) -> Any:
-    """Return the only item of a list, a batch by size, with its arrays as tensors."""
+    """Return the only batch of a list as tensors."""
     return torch.utils.data.default_convert(batches[0])
 
 
-_CHUNKS_PER_THREAD = 4  # per batch: smaller chunks balance the threads, larger ones cost less
+_CHUNKS_PER_THREAD = 4  # smaller chunks balance the threads, larger ones cost less
 
 
 class _PendingBatch:
@@ -197,9 +191,6 @@ class _PendingBatch:
         into: Rows to fill, or a function of a list that returns the batch.
         state: State of the stream after the batch.
         stop: Set when the batch is no longer needed.
-
-    Attributes:
-        done: The batch; None if all of its samples were skipped.
     """
 
     def __init__(
@@ -213,12 +204,10 @@ class _PendingBatch:
         self._error: BaseException | None = None
 
     def start(self, decoders: ThreadPoolExecutor, chunk: int) -> None:
-        """Pass the samples to the decoders."""
         for first in range(0, len(self._samples), chunk):
             decoders.submit(self._decode, first, min(first + chunk, len(self._samples)))
 
     def _decode(self, first: int, last: int) -> None:
-        """Store samples in their rows; the last call finishes the batch."""
         row = first
         try:
             for row in range(first, last):
@@ -231,7 +220,7 @@ class _PendingBatch:
                     self._into.put(row, value)
         except BaseException as error:  # noqa: BLE001 - raised when the batch is requested
             with self._lock:
-                if row < self._failed:  # report the first failing sample, regardless of the order of threads
+                if row < self._failed:  # regardless of the order of threads
                     self._failed, self._error = row, error
         with self._lock:
             self._remaining -= last - first

@@ -1,4 +1,4 @@
-"""Copy a batch to a device: synchronously, or on a CUDA stream concurrently with the model's.
+"""Copy a batch to a device: synchronously, or on a CUDA stream.
 
 `send` returns a function that is called once, on the stream that uses the batch, and returns the batch. `wait` returns
 when the memory of the last batch is no longer read.
@@ -32,7 +32,6 @@ def change_tensors(batch: Any, change: TensorFunction) -> Any:
 
 
 def _as_tensor(array: np.ndarray[Any, Any]) -> torch.Tensor:
-    """Return an array as a tensor, sharing its memory if torch can write to it."""
     native = array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
     plain = native.flags.writeable and all(step >= 0 for step in native.strides)
     return torch.from_numpy(native if plain else native.copy())
@@ -42,7 +41,7 @@ TakeBatch: TypeAlias = "Callable[[], Any]"
 
 
 class DirectTransfer:
-    """Copies in `send`; returned tensors do not share memory with the batch."""
+    """Copies in `send`."""
 
     def __init__(self, device: torch.device, change: TensorFunction) -> None:
         self._device, self._change = device, change
@@ -60,7 +59,7 @@ class DirectTransfer:
 
 
 class StreamTransfer:
-    """Copies on its own CUDA stream; at most one batch in host memory is being read."""
+    """Copies on its own CUDA stream, one batch at a time."""
 
     def __init__(self, device: torch.device, change: TensorFunction) -> None:
         self._device, self._change = device, change
@@ -91,7 +90,7 @@ class StreamTransfer:
         self._copied, self._reading = None, []
 
     def _move(self, tensor: torch.Tensor, caller_stream: torch.cuda.Stream) -> torch.Tensor:
-        if tensor.device == self._device:  # produced on the caller's stream
+        if tensor.device == self._device:
             self._stream.wait_stream(caller_stream)
             return _record_use(tensor, self._stream).clone()
         if tensor.device.type != "cpu" or tensor.layout != torch.strided:
@@ -104,7 +103,7 @@ class StreamTransfer:
         return _record_use(tensor, consumer) if tensor.device == self._device else tensor.to(self._device)
 
     def _event(self) -> torch.cuda.Event:
-        event = torch.cuda.Event(blocking=True)  # a waiting thread leaves its core to the decoders
+        event = torch.cuda.Event(blocking=True)  # leaves the core to the decoders
         event.record(self._stream)
         return event
 

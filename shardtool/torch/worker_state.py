@@ -1,8 +1,7 @@
 """The state of a pass, shared between a DataLoader's workers and their parent process.
 
-A stream's state is the same for all ranks and any number of workers. A worker knows only what it has read, ahead of
-training. With the number of batches that the loader returned, the state of any worker becomes the stream's. Workers
-report skipped samples, and learn where a pass starts, through shared memory.
+A worker knows only what it has read, ahead of training. With the number of returned batches, the state of any worker
+becomes the stream's. Workers share skip counts, and where a pass starts, in memory.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
     from shardtool.storage.shared_blocks import SharedBlocks
 
 
-_WORKER_KEY = "shardtool_worker"  # identifies a worker's state
+_WORKER_KEY = "shardtool_worker"
 _STATE_VERSION = 1
 
 
@@ -37,7 +36,7 @@ class WorkerState:
         start: The stream's state at the start of the pass.
         end: Position of the epoch at which the pass ends.
         position: Position of the epoch at which this worker continues.
-        left_out: Samples skipped and not replaced, so that batches do not determine the stream's position.
+        left_out: Samples skipped and not replaced.
     """
 
     start: dict[str, Any]
@@ -55,11 +54,7 @@ class WorkerState:
 
     @classmethod
     def from_json(cls, state: Mapping[str, Any]) -> WorkerState | None:
-        """Return a state from its JSON data; None if it is not a worker's state.
-
-        Raises:
-            InvalidRequest: The state has another version, or is incomplete.
-        """
+        """Return a state from its JSON data; None if it is not a worker's state."""
         if not isinstance(state, Mapping) or _WORKER_KEY not in state:
             return None
         names = [field.name for field in fields(cls) if field.name in state or field.name != "left_out"]
@@ -68,11 +63,7 @@ class WorkerState:
         return cls(**{name: state[name] for name in names})
 
     def after(self, batches: int) -> dict[str, object]:
-        """Return the stream's state after each rank got this number of batches of the pass.
-
-        Raises:
-            InvalidRequest: Samples were skipped and not replaced.
-        """
+        """Return the stream's state after this number of batches per rank."""
         check_no_skipped("the state", self.left_out)
         position = self.start["position"] + batches * self.batch_size * self.world_size
         if position < self.end:
@@ -89,11 +80,7 @@ def check_no_skipped(where: str, left_out: int) -> None:
 
 
 def stream_state(state: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the stream's state from the state of a shardtool loader or stream, or of torchdata's StatefulDataLoader.
-
-    Raises:
-        InvalidRequest: It is the state of a single worker.
-    """
+    """Return the stream's state from the state of a loader, stream or StatefulDataLoader, except a single worker's."""
     if WorkerState.from_json(state) is not None:
         remedy = "Use state_at(batches) of the dataset, or the state of the StatefulDataLoader."
         raise InvalidRequest("the state", "belongs to one worker, which has read ahead", remedy=remedy)
@@ -106,7 +93,7 @@ def stream_state(state: Mapping[str, Any]) -> Mapping[str, Any]:
         return state
     batches = snapshot["_snapshot_step"] + state["_steps_since_snapshot"]
     workers = snapshot["_worker_snapshots"].values()
-    # asks every worker: any of them may have skipped samples, which is an error
+    # any worker may have skipped samples
     states = [*filter(None, (_state_after_batches(worker, batches) for worker in workers))]
     return states[0] if states else state
 
@@ -117,11 +104,11 @@ def _state_after_batches(loader: Mapping[str, Any], batches: int) -> dict[str, o
 
 
 SKIP_TALLY_BLOCKS = 256  # workers share blocks if there are more
-_TALLY_STEP_DIVISOR = 16  # a worker reports again after 1/16 more skipped samples: each report uses a new block
+_TALLY_STEP_DIVISOR = 16  # after 1/16 more skipped samples: each report uses a new block
 
 
 class SkipCounter(SkippedSamples):
-    """Counters of one worker number; `publish` shares them."""
+    """Counters of one worker number, shared by `publish`."""
 
     def __init__(self, blocks: SharedBlocks, worker: int) -> None:
         super().__init__()
@@ -151,8 +138,7 @@ class SkipCounter(SkippedSamples):
             self._published = self.samples
 
     def _add_shared(self, blocks: SharedBlocks, worker: int) -> None:
-        """Add the shared counters of a worker."""
-        with suppress(ValueError):  # another process is writing
+        with suppress(ValueError):
             if (block := blocks.read(worker)) is not None:
                 samples, damaged, shards, reasons = json.loads(bytes(block))
                 self.samples += samples
@@ -162,14 +148,13 @@ class SkipCounter(SkippedSamples):
 
 
 _MAX_WORKERS = 1024
-_STARTED, _FINISHED = 1, 2  # progress of a worker in the pass
+_STARTED, _FINISHED = 1, 2
 
 
 class SharedPassStart:
-    """Where the current or next pass starts, in memory shared between processes; `blocks` provide the lock.
+    """Where the current or next pass starts, in shared memory; `blocks` provide the lock.
 
-    The workers of one pass have the same seed from the DataLoader and the same number of passes. The first one
-    determines where the pass starts: in the next epoch, if all workers of the last pass finished.
+    The first worker of a pass determines this: the next epoch, if all workers of the last pass finished.
     """
 
     def __init__(self, blocks: SharedBlocks) -> None:
@@ -197,15 +182,13 @@ class SharedPassStart:
     def begin(self, worker: int, group: Sequence[int], resumed: Mapping[str, int] | None) -> None:
         """Record that a worker starts a pass; the first worker determines where.
 
-        Args:
-            worker: Number of the worker.
-            group: The seed, the number of passes that the worker has started, and the number of workers.
-            resumed: The state from which the pass continues.
+        `group` is the seed, the number of passes that the worker has started, and the number of workers. The pass
+        continues from `resumed`.
         """
         with self._blocks.locked():
             if self._now[2:].tolist() != [*group] or self._workers[worker]:
                 epoch, position = self.epoch_and_position
-                if self._now[-1]:  # a pass has started since the last `go_to` without a group
+                if self._now[-1]:
                     epoch, position = epoch + self._is_over, 0
                 if resumed is not None:
                     epoch, position = resumed["epoch"], resumed["position"]
@@ -220,6 +203,5 @@ class SharedPassStart:
 
     @property
     def _is_over(self) -> bool:
-        """Whether all workers of the pass finished their shares."""
         workers = int(self._now[-1])
         return workers > 0 and bool((self._workers[:workers] == _FINISHED).all())
