@@ -52,11 +52,7 @@ def make_encoder(encoder: object) -> Encoder:
 
 
 def encode_by_ending(value: Any, field: str, handlers: Handlers) -> Any:
-    """Return a value as bytes. Fields whose names start with an underscore are unchanged.
-
-    Raises:
-        InvalidRequest: There is no encoder for the field.
-    """
+    """Return a value as bytes. Fields whose names start with an underscore are unchanged."""
     if field.startswith("_"):
         return value
     name = field.removesuffix(_GZIP_SUFFIX)

@@ -103,11 +103,7 @@ class Destination:
         return 0 if self.append is None else self.append.first
 
     def load_skipped(self) -> list[Skipped]:
-        """Return the existing list of skipped samples.
-
-        Raises:
-            CorruptShard: The list is damaged.
-        """
+        """Return the existing list of skipped samples."""
         name = self.pattern.skipped_file
         try:
             return skipped_list.parse_skipped(
@@ -117,11 +113,7 @@ class Destination:
             raise CorruptShard(self.skipped_file, f"cannot be read: {os_error_text(error)}") from None
 
     def load_removed(self) -> dict[str, Skipped]:
-        """Return the samples that `shardtool remove` removed, by key hash.
-
-        Raises:
-            CorruptShard: The list of skipped samples is damaged.
-        """
+        """Return the samples that `shardtool remove` removed, by key hash."""
         name = self.pattern.skipped_file
         with suppress(OSError):
             if name in self.existing and b'"removed"' in self.folder.read(name):
@@ -130,13 +122,7 @@ class Destination:
 
 
 def inspect_destination(previous: Destination) -> Destination:
-    """Look for existing files, and refuse to change files that `if_exists` protects.
-
-    Raises:
-        OutputExists: Files may not be changed, or the dataset changed since the last inspection.
-        InvalidRequest: There is no dataset to append to, or its shards have other names.
-        CorruptShard: The dataset appended to is damaged.
-    """
+    """Look for existing files, and refuse to change files that `if_exists` protects."""
     folder, pattern, names_in_folder = previous.folder, previous.pattern, previous.folder.names()
     destination = replace(
         previous, existing=folder.facts(name for name in names_in_folder if pattern.owns(name) or previous.owns(name))

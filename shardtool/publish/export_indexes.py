@@ -72,11 +72,7 @@ def _match_listed_shards(dataset: DatasetFile, listed: Collection[str]) -> Datas
 
 
 def check_other_shards(folder_index: FolderIndex, target: OutputFolder, others: Iterable[str]) -> None:
-    """Refuse to replace files that cover another dataset.
-
-    Raises:
-        OutputExists: Shards of another dataset exist.
-    """
+    """Refuse to replace files that cover another dataset."""
     existing_names = {to_output_name(name) for name in target.names()}
     if others := sorted(name for name in others if "/" in name or name in existing_names):
         found = f"an index of other shards: {format_list(others, 3)}"
@@ -117,10 +113,6 @@ def check_index_files(
     """Check that indexes can be written once the shards exist.
 
     `outputs` are the shard patterns and shard counts.
-
-    Raises:
-        InvalidRequest: Two files would have the same name.
-        OutputExists: Existing files may not be replaced.
     """
     for pattern, shards in outputs:
         folder = open_folder(pattern.folder)
@@ -147,12 +139,7 @@ class Exporter:
         self._note = notes.add_new
 
     def check(self) -> DatasetFile:
-        """Return the dataset, if these indexes can be created for it.
-
-        Raises:
-            InvalidRequest: They cannot.
-            CorruptShard: The dataset file is damaged.
-        """
+        """Return the dataset, if these indexes can be created for it."""
         where = self.folder.full_path(self.name)
         if not self.name.endswith(DATASET_SUFFIX):
             raise InvalidRequest(where or "the dataset", "not a dataset file", expected="a name such as out.json")
@@ -318,11 +305,7 @@ class Exporter:
 
 
 def list_index_names(shards: Iterable[str], requested: Mapping[str, ExportFormat], dataset_file: str) -> list[str]:
-    """Return the names of all index files.
-
-    Raises:
-        InvalidRequest: Two files would have the same name.
-    """
+    """Return the names of all index files."""
     shard_exports = {name: export for name, export in requested.items() if export.encode is not None}
     for name, export in requested.items():
         if export.once is not None and export.once.info == dataset_file:

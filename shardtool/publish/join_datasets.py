@@ -29,9 +29,6 @@ def join_datasets(old: DatasetFile, new: DatasetFile) -> DatasetFile:
     """Return the dataset file of old and new shards together.
 
     `new.skipped` and its checksum already describe both.
-
-    Raises:
-        InvalidRequest: Their fields, columns or classes contradict each other.
     """
     shards = (*old.shards, *new.shards)
     names = sorted({*old.fields, *new.fields}, key=to_bytes)

@@ -64,11 +64,7 @@ class StaleIndexes:
         return ""
 
     def check_no_leftovers(self, existing_names: Collection[str]) -> None:
-        """Refuse index files of missing shards.
-
-        Raises:
-            OutputExists: Such files exist.
-        """
+        """Refuse index files of missing shards."""
         leftovers = sorted(
             name for shard, names in self._files.items() if shard not in existing_names for name in names
         )
@@ -131,11 +127,7 @@ class StaleIndexes:
                 self._stale[huggingface.README_FILE] = "huggingface"
 
     def remove(self) -> None:
-        """Delete the marked files durably, before a shard changes.
-
-        Raises:
-            OutputFailed: The file system reports an error.
-        """
+        """Delete the marked files durably, before a shard changes."""
         for name in self._stale:
             subfolder, _, file_name = name.rpartition("/")
             (open_folder(self.folder.full_path(subfolder)) if subfolder else self.folder).remove([file_name])

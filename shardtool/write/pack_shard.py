@@ -29,12 +29,7 @@ Packed = TypeVar("Packed")
 
 
 def pack_shard(task: task.ShardTask, report: packer.Report) -> task.ShardResult:
-    """Write a shard to a staged, durable file, or find that the existing shard is correct.
-
-    Raises:
-        SampleFailed: A sample cannot be read or differs from the plan, and `on_error` is `stop`.
-        OutputFailed: The file cannot be written.
-    """
+    """Write a shard to a staged, durable file, or find that the existing shard is correct."""
     if result := _check_existing(task):
         report(len(write_task.split_names(task.samples.content.keys)), result.size)
         return result
@@ -59,11 +54,7 @@ def pack_shard(task: task.ShardTask, report: packer.Report) -> task.ShardResult:
 
 
 def _retry_until_stable(pack: Callable[[], Packed]) -> Packed:
-    """Call `pack` again while it raises `RestartShard`.
-
-    Raises:
-        SampleFailed: The ctime of a file changes during every read.
-    """
+    """Call `pack` again while it raises `RestartShard`."""
     touch_count = 0
     while True:
         try:

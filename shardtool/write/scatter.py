@@ -68,12 +68,7 @@ class ScatterResult(NamedTuple):
 
 
 def scatter_rows(task: ScatterTask, report: Callable[[int, int], None]) -> ScatterResult:
-    """Copy payloads to their offsets in the spool; `report` is called with the bytes done.
-
-    Raises:
-        CorruptShard: A compressed file is damaged.
-        OutputFailed: The spool cannot be written.
-    """
+    """Copy payloads to their offsets in the spool; `report` is called with the bytes done."""
     with closing(SpoolFile(task.spool)) as spool:
         try:
             has_crcs = min(array("q", task.expected), default=-1) >= 0

@@ -167,11 +167,7 @@ class SpanReader:
             raise OSError(errno.EIO, error.found) from None
 
     def check(self) -> None:
-        """Check that the files still match the plan after reading.
-
-        Raises:
-            SampleFailed: A file has changed.
-        """
+        """Check that the files still match the plan after reading."""
         for file, source in self._open.items():
             check_unchanged(source, self._files[file], self._ctimes[file])
 

@@ -56,12 +56,7 @@ def get_fetcher(options: FetchOptions) -> HttpFetcher:
 
 
 def pack_transformed(task: task.ShardTask, work: task.TransformWork, report: packer.Report) -> task.ShardResult:
-    """Write a shard of transformed samples to a staged, durable file.
-
-    Raises:
-        SampleFailed: A sample cannot be read or transformed, or is too large for a shard, and may not be skipped.
-        OutputFailed: The file cannot be written.
-    """
+    """Write a shard of transformed samples to a staged, durable file."""
 
     def pack(file: Sink) -> TransformPacker:
         with closing(TransformPacker(task, work, file.write, report)) as packed:

@@ -53,13 +53,7 @@ class UnpackTask(NamedTuple):
 
 
 def unpack_samples(task: UnpackTask, report: Report) -> int:
-    """Write the files of samples; return how many existed already.
-
-    Raises:
-        CorruptShard: A payload cannot be read or differs from its index; its file is not written.
-        OutputExists: A file exists and may not be replaced.
-        OutputFailed: A file cannot be written.
-    """
+    """Write the files of samples; return how many existed already."""
     with closing(SampleUnpacker(task, report)) as unpacker:
         unpacker.run()
         unpacker.spans.check()

@@ -136,11 +136,7 @@ class MetadataColumns:
         return True
 
     def table(self, rows: Sequence[Row]) -> pa.Table | None:
-        """Return the rows of a shard with all columns so far; None without columns.
-
-        Raises:
-            InvalidRequest: The values of a column contradict each other.
-        """
+        """Return the rows of a shard with all columns so far; None without columns."""
         names = dict.fromkeys(chain(self.schema.names, *rows))
         if not names:
             return None

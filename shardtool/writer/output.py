@@ -66,9 +66,6 @@ class WriterOutput:
     Attributes:
         rounded: The number of rounded floats per field.
         reader_problems: Samples that other readers would misread.
-
-    Raises:
-        OutputExists: The options do not allow to change existing files, or another writer holds the lock.
     """
 
     def __init__(self, pattern: ShardPattern, options: WriterOptions, columns: MetadataColumns) -> None:
@@ -92,12 +89,7 @@ class WriterOutput:
             self._stack = stack.pop_all()
 
     def find_finished_dataset(self) -> DatasetFile | None:
-        """Return the complete existing dataset; None if there is none.
-
-        Raises:
-            CorruptShard: The dataset is damaged.
-            InvalidRequest: An interrupted writer was replacing the dataset.
-        """
+        """Return the complete existing dataset; None if there is none."""
         pattern, existing = self.pattern, self.destination.existing
         if pattern.dataset_file not in existing:
             return None
@@ -114,12 +106,7 @@ class WriterOutput:
             raise InvalidRequest(self.destination.dataset_file, problem, remedy=remedy)
 
     def reuse_finished_shards(self, encoder: SampleEncoder, notes: Notes) -> JournalEntry | None:
-        """Add the shards that match the journal of an earlier writer; return the entry of the last one.
-
-        Raises:
-            InvalidRequest: The earlier writer had other options.
-            OutputExists: There are shards without a journal.
-        """
+        """Add the shards that match the journal of an earlier writer; return the entry of the last one."""
         entries = self._read_entries()
         if entries is None:
             return None
@@ -180,12 +167,7 @@ class WriterOutput:
         )
 
     def add(self, shard: ShardBuilder, encoder: SampleEncoder, skipped: list[Skipped]) -> None:
-        """Publish a shard, with a sidecar that announces another shard.
-
-        Raises:
-            InvalidRequest: The values of a metadata column contradict each other.
-            OutputFailed: The file system reports an error.
-        """
+        """Publish a shard, with a sidecar that announces another shard."""
         self.publisher.prepare_shard(shard.name)
         staged, index, content, crcs, plan = shard.finish(encoder, self.columns)
         first, size, crc = names.to_output_name(self.pattern.shard(0)), shard.file.size, shard.file.crc
@@ -215,11 +197,7 @@ class WriterOutput:
         self.totals.digest += digest
 
     def finish(self, encoder: SampleEncoder, record: Mapping[str, object]) -> None:
-        """Update the sidecars and publish the dataset file. `record` becomes part of its run record.
-
-        Raises:
-            OutputFailed: The file system reports an error.
-        """
+        """Update the sidecars and publish the dataset file. `record` becomes part of its run record."""
         self.totals.schema = self._update_sidecars()
         self.totals.values = FieldValues(types=encoder.types)
         publish_dataset.publish_dataset(self.totals, self.publisher, make_writer_record(record))
@@ -258,11 +236,7 @@ class WriterOutput:
         return (entries[0], entries[1:]) if entries and isinstance(entries[0], dict) else None
 
     def start_journal(self, entries: Sequence[JournalEntry] = ()) -> None:
-        """Write a new journal, with the entries of reused shards.
-
-        Raises:
-            OutputFailed: The file system reports an error.
-        """
+        """Write a new journal, with the entries of reused shards."""
         lines = [self._journal_options, *map(asdict, entries)]
         data = b"".join(json.dumps(line).encode() + b"\n" for line in lines)
         self.folder.publish(self.folder.stage_bytes(self.journal, data))

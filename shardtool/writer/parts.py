@@ -56,11 +56,7 @@ class PartFiles:
 
 
 def make_part_tag(part: int | str, parts: int | None) -> str:
-    """Return the suffix for the names of a part.
-
-    Raises:
-        InvalidRequest: The part number or name is invalid.
-    """
+    """Return the suffix for the names of a part."""
     if isinstance(part, str):
         if parts is not None:
             raise InvalidRequest(option_text("parts"), f"used with the part name {part!r}", expected="a part number")
@@ -78,11 +74,7 @@ def make_part_tag(part: int | str, parts: int | None) -> str:
 
 
 def make_part_pattern(pattern: ShardPattern, tag: str) -> ShardPattern:
-    """Return the shard pattern of a part.
-
-    Raises:
-        InvalidRequest: The pattern is not an open range.
-    """
+    """Return the shard pattern of a part."""
     if pattern.names is not None or pattern.count is not None:
         raise InvalidRequest(
             pattern.text, "a closed pattern, used with parts", expected="an open range such as out-{000000..}.tar"

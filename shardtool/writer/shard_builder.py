@@ -50,11 +50,7 @@ class ShardBuilder:
         return self._records.size
 
     def add(self, sample: EncodedSample, row: Mapping[str, object]) -> None:
-        """Append a sample.
-
-        Raises:
-            OutputFailed: The file system reports an error.
-        """
+        """Append a sample."""
         self._records.add(sample.key, sample.parts, sample.size, sample.fields)
         self.rows.append(row)
 
@@ -64,10 +60,6 @@ class ShardBuilder:
         Returns:
             The staged file; its index; its content, with fields sorted by encoded name; the CRC-32C of each field as
                 uint32; and the plan fingerprint that `create` would record.
-
-        Raises:
-            InvalidRequest: The values of a metadata column contradict each other.
-            OutputFailed: The file system reports an error.
         """
         table = columns.table(self.rows)
         self._records.flush()

@@ -107,12 +107,7 @@ class CacheSpace(NamedTuple):
             yield
 
     def is_cache(self) -> bool:
-        """Return whether the folder is a cache already.
-
-        Raises:
-            InvalidRequest: The folder is a file, has another cache version, or its folders are links, which could lead
-                anywhere.
-        """
+        """Return whether the folder is a cache already."""
         folder = self.folder
         if os.path.exists(folder) and not os.path.isdir(folder):
             raise InvalidRequest(folder, "a file", expected="a folder, or a path that does not exist")
@@ -192,11 +187,7 @@ class CacheSpace(NamedTuple):
         return contents
 
     def counts(self) -> tuple[CacheCounts, list[int]]:
-        """Return the statistics of all processes, and the ids of live processes. The folder's lock must be held.
-
-        Raises:
-            OutputFailed: The statistics of ended processes cannot be added up on disk.
-        """
+        """Return the statistics of all processes, and the ids of live processes. The folder's lock must be held."""
         folder = Folder(os.path.join(self.folder, COUNTS))
         total, ended, pids = read_counts(folder, TOTAL_NAME), [], []
         live = CacheCounts()

@@ -41,9 +41,6 @@ def read_taken_keys(run: Run) -> PackedStrings:
     """Return the keys that new samples cannot have.
 
     The samples of this same append, interrupted at its end, are not counted.
-
-    Raises:
-        CorruptShard: A sidecar is damaged.
     """
     keys = []
     for output in run.outputs:
@@ -58,10 +55,6 @@ def prepare_append(run: Run) -> None:
 
     A resumed append that equals the last append in the dataset file becomes a `FinishedAppend`. Keys that the user's
     function returns are checked later.
-
-    Raises:
-        InvalidRequest: A key already exists, or `--dots` differs from the dataset.
-        CorruptShard: A sidecar is damaged.
     """
     _drop_label_columns(run)
     new_keys, entries = [], run.entries
@@ -122,11 +115,7 @@ def _has_same_samples(keys: PackedStrings, destination: Destination, old: Datase
 
 
 def check_append_schema(old: DatasetFile, plan: Plan, options: CreateOptions | ReshardOptions) -> None:
-    """Check that fields, columns and classes of planned samples fit a dataset.
-
-    Raises:
-        InvalidRequest: They do not fit.
-    """
+    """Check that fields, columns and classes of planned samples fit a dataset."""
     values, metadata, field_counts = plan.entries.values, plan.entries.metadata, _count_fields(plan)
     text_fields = {name for name in values.inline if values.numbers.get(name) != "int64"}.difference(values.classes)
     for name in old.classes:

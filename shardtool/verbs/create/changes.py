@@ -145,11 +145,7 @@ def find_refusal(run: Run, changes: ResumeChanges, max_removed: Fraction) -> Out
 
 
 def check_same_options(run: Run) -> None:
-    """Refuse to update a dataset whose samples were chosen with other options.
-
-    Raises:
-        OutputExists: The options differ.
-    """
+    """Refuse to update a dataset whose samples were chosen with other options."""
     for output in run.outputs:
         old_dataset, new_record = output.destination.old, run.record(output)
         if old_dataset is not None and (

@@ -56,9 +56,6 @@ def find_new_samples(run: Run) -> NDArray[np.bool_]:
     """Return a mask of the samples that no dataset appended to contains or lists as skipped.
 
     Add notes on the others. Samples whose files have changed since they were packed stay as they are.
-
-    Raises:
-        CorruptShard: A sidecar, or the list of skipped samples, is damaged.
     """
     entries, destinations = run.entries, [output.destination for output in run.outputs]
     numbers = {name: number for number, name in enumerate(entries.fields)}
@@ -145,10 +142,6 @@ def choose_samples(run: Run) -> None:
     """Choose the samples to pack, and check that the output replaces no source file.
 
     Outputs without new samples become `run.untouched`.
-
-    Raises:
-        InvalidRequest: The output would replace a source file, or a key already exists.
-        CorruptShard: A dataset appended to is damaged.
     """
     check_source_kept(run)
     _skip_removed(run)

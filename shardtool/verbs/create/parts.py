@@ -101,11 +101,7 @@ def _encode_plan(plan: Plan, record: RunRecord) -> Iterator[bytes | memoryview]:
 
 
 def start_part(run: Run, output: RunOutput, own_part: RunPart) -> None:
-    """Delete the record of a part, because it is no longer finished.
-
-    Raises:
-        InvalidRequest: Finished parts have another plan, and this run does not resume.
-    """
+    """Delete the record of a part, because it is no longer finished."""
     destination, pattern, plans = output.destination, output.pattern, []
     for part in [
         part for part in part_records.find_part_records(pattern, destination.folder.names())[0] if part != own_part
@@ -163,11 +159,6 @@ def merge_if_last(output: Destination, notes: Notes) -> bool:
     """Publish the dataset file if all parts have records; return whether it exists.
 
     If parts finish at the same time, at least one finds all records and no running part.
-
-    Raises:
-        InvalidRequest: Parts have different plans.
-        CorruptShard: Files of a part are damaged.
-        OutputExists: Shards belong to no part.
     """
     folder, pattern = output.folder, output.pattern
     if (state := _find_merge_state(output)) is not None:
@@ -278,9 +269,6 @@ def check_all_finished(
     """Refuse to merge before all parts have finished.
 
     `counts` are the total numbers in the part names.
-
-    Raises:
-        InvalidRequest: Parts are missing, or belong to different runs.
     """
     if len(counts) > 1:
         found = f"parts of runs of {format_list([str(count) for count in sorted(counts)])} parts"

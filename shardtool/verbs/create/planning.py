@@ -42,12 +42,7 @@ if TYPE_CHECKING:
 
 @reporting_memory_errors("planning the shards")
 def plan_shards(run: Run) -> None:
-    """Assign samples to shards.
-
-    Raises:
-        InvalidRequest: The samples exceed the bounds or the names, or do not fit the dataset appended to.
-        OutputExists: A resumed run would create a different dataset.
-    """
+    """Assign samples to shards."""
     options, entries = run.options, run.entries
     check_listed(run)
     if not run.outputs:

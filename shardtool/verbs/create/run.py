@@ -226,11 +226,7 @@ class Run:
 def make_run(
     output: OutputNames, options: CreateOptions | ReshardOptions, pool: Pool, notes: Notes, *, started: float, dry: bool
 ) -> Run:
-    """Return a run.
-
-    Raises:
-        InvalidRequest: The options and the output contradict each other.
-    """
+    """Return a run."""
     names = (*list_names("the output", output, OUTPUT_EXAMPLE),)
     shuffle, split_options = options if isinstance(options, ReshardOptions) else None, options.make_split_options()
     if shuffle is None and options.on_duplicate != "error":

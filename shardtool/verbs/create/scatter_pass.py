@@ -73,11 +73,6 @@ def scatter_payloads(
 
     A sample may be in one plan only. The caller deletes the spool. With `on_error="skip"`, samples of damaged payloads
     stay in their shards, where packing skips them.
-
-    Raises:
-        CorruptShard: A payload differs from its index, or a compressed shard is damaged.
-        SampleFailed: A source file cannot be read, or changed after it was listed.
-        OutputFailed: There is no space for the spool, or it cannot be written.
     """
     first_pass = _ScatterPass(plans, limits, observer, stop=on_error == "stop")
     spans, regions = first_pass.run(pool), first_pass.regions if len(first_pass.regions) else None

@@ -26,9 +26,6 @@ def compare_sidecar(
 
     Returns:
         The index and its bytes; no bytes if the sidecar must be rewritten, with new checksums or in the new format.
-
-    Raises:
-        CorruptShard: The shard's checksum differs from the sidecar.
     """
     from shardtool.dataset.index_differences import compare_indexes
     from shardtool.dataset.sidecar_read import FORMAT_VERSION, parse_sidecar

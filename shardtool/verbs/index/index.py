@@ -59,11 +59,6 @@ class Indexer:
         old: The existing dataset file; None if there is none or it may be replaced.
         is_own_file: Whether `old` is the file to be written.
         dots: The dot at which keys end in member names.
-
-    Raises:
-        InvalidRequest: The shards cannot be indexed, or their run is unfinished.
-        CorruptShard: A shard is missing or not a regular file.
-        OutputExists: Sidecars or the dataset file of other shards may not be replaced.
     """
 
     def __init__(self, dataset: DatasetLike, options: IndexOptions, observer: Observer) -> None:
@@ -117,14 +112,7 @@ class Indexer:
         return [ShardScanTask(path, self.options.checksum, self.dots) for path in self.dataset.paths]
 
     def add(self, number: int, scan: ShardScan) -> None:
-        """Write a shard's sidecar, unless the existing one is valid or must be kept.
-
-        Raises:
-            CorruptShard: The shard is damaged.
-            InvalidRequest: The shard has interleaved fields.
-            OutputExists: A sidecar cannot be read.
-            OutputFailed: The sidecar cannot be written.
-        """
+        """Write a shard's sidecar, unless the existing one is valid or must be kept."""
         from shardtool.dataset.shard_index import scanned_index
         from shardtool.dataset.sidecar_schema import column_types, with_shard_column
         from shardtool.dataset.sidecar_write import encode_sidecar_table
@@ -168,12 +156,7 @@ class Indexer:
         return self.options.overwrite
 
     def finish(self) -> IndexResult:
-        """Write the dataset file, unless the existing one is valid.
-
-        Raises:
-            OutputExists: Existing files are wrong, and `overwrite` is not set.
-            OutputFailed: The dataset file cannot be written.
-        """
+        """Write the dataset file, unless the existing one is valid."""
         old, is_unchanged, count = self.old, False, len(self.dataset.shards)
         if old is not None and len(self.entries) == len(old.shards) == count:
             is_unchanged = all(

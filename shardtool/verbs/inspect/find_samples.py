@@ -50,11 +50,7 @@ class SelectedShard(NamedTuple):
     rows: NDArray[np.int64]
 
     def raise_damage(self) -> None:
-        """Raise the damage that stopped the scan of the shard, because samples after it are unknown.
-
-        Raises:
-            CorruptShard: The shard is damaged.
-        """
+        """Raise the damage that stopped the scan of the shard, because samples after it are unknown."""
         if self.shard_index.problems:
             raise self.shard_index.problems[-1]
 
@@ -68,10 +64,6 @@ def selected_shards(
         datasets: The datasets, in order.
         where: A query over the sidecar columns and `key`, `shard`, `size` and `fields`.
         metadata: Also read the metadata columns.
-
-    Raises:
-        InvalidRequest: The query is invalid or matches no sample.
-        CorruptShard: A shard has no valid sidecar and cannot be opened.
     """
     columns = set() if where is None else _query_columns(datasets)
     first = matches = 0
@@ -130,12 +122,7 @@ def first_samples(
 
 
 def find_sample(datasets: Sequence[StoredDataset], key: str) -> StoredSample:
-    """Return the first sample with this key, or else the sample with this number, counted from 0 over all datasets.
-
-    Raises:
-        InvalidRequest: There is no such sample.
-        CorruptShard: A shard cannot be read.
-    """
+    """Return the first sample with this key, or else the sample with this number, counted from 0 over all datasets."""
     if (sample := _find_in_key_ranges(datasets, key)) is not None:
         return sample
     sample_number = int(key) if key.isascii() and key.isdigit() and len(key) <= _MAX_NUMBER_DIGITS else -1

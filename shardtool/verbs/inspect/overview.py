@@ -158,9 +158,6 @@ class DatasetOverview:
         scanned: Number of shards scanned for lack of a valid sidecar.
         interleaved: Shards with more samples than keys.
         images: Maps fields to their inspected images: the key, and (width, height, mode) or an error message.
-
-    Raises:
-        InvalidRequest: The dataset has no shards.
     """
 
     def __init__(self, dataset: StoredDataset, options: InspectOptions, observer: Observer) -> None:

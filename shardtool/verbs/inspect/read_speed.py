@@ -115,11 +115,6 @@ def read_speed(datasets: DatasetLike, *, decode: bool = False, seed: int = 0) ->
         datasets: One or several datasets, as for `shardtool.open`.
         decode: Also measure a decoded stream.
         seed: Seed of the order.
-
-    Raises:
-        InvalidRequest: There is no such dataset, or it has no samples.
-        CorruptShard: A shard is missing or damaged.
-        SampleFailed: A field cannot be decoded.
     """
     catalog = open_catalog(datasets)
     filled = np.flatnonzero(np.diff(catalog.firsts))

@@ -76,11 +76,7 @@ class SampleView(NamedTuple):
 
 
 def view_sample(sample: StoredSample, *, text_limit: int = MAX_TEXT_BYTES) -> SampleView:
-    """Decode a sample for display; texts are cut after `text_limit` bytes.
-
-    Raises:
-        CorruptShard: The shard cannot be opened.
-    """
+    """Decode a sample for display; texts are cut after `text_limit` bytes."""
     with open_shard(sample.shard.path) as file:
         rows = sorted(range(len(sample.fields)), key=lambda row: sample.fields[row]["offset"])
         views = {row: _view_field(sample, sample.fields[row], file, text_limit) for row in rows}

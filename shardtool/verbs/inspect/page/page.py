@@ -44,11 +44,6 @@ def write_page(
 
     The page shows 200 samples, or one per label if there are more labels, at most 2,000. They are spread over labels,
     or else over shards.
-
-    Raises:
-        InvalidRequest: `path` is not a valid file name.
-        OutputExists: The file exists, and `overwrite` is false.
-        OutputFailed: The file cannot be written.
     """
     stored_datasets = [datasets] if isinstance(datasets, StoredDataset) else [*datasets]
     for dataset in stored_datasets:
