@@ -70,7 +70,6 @@ def check_append(run: Run) -> None:
         )
 
 
-# Options that need others. Unlike options with `requires`, earlier versions accepted them alone and recorded them.
 _ACTS_WITH = (("resize_mode", "resize"), ("max_removed", "if_exists=resume"))
 
 
@@ -105,10 +104,7 @@ def check_export_targets(run: Run) -> None:
 
 
 def check_metadata_size(output: RunOutput) -> None:
-    """Refuse metadata too large for a sidecar.
-
-    This encodes the sidecar with most metadata per shard byte. Others are checked when written.
-    """
+    """Refuse metadata too large for a sidecar. Only the sidecar with most metadata per shard byte is encoded."""
     plan, metadata, excess = output.plan, output.plan.entries.metadata, []
     if metadata is None or not plan.shards:
         return

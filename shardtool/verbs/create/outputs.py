@@ -43,12 +43,7 @@ def open_outputs(run: Run, splits: Sequence[str] | None = None) -> None:
     """Find the datasets that a run writes, and check their existing files; none while split names are unknown.
 
     A dry run inspects only datasets that it would append to or resume. `splits` defaults to the names in the options.
-
-    Raises:
-        InvalidRequest: The patterns of two splits overlap, or there is no dataset to append to.
-        OutputExists: An append or update may not change existing files. Other runs keep the error in `run.refusal`,
-            because errors in the source and the query come first.
-        CorruptShard: A dataset appended to is damaged.
+    Unless the run appends or updates, `run.refusal` keeps the error for existing files: errors in the source come first.
     """
     if splits is None:
         splits = [name for name, _ in run.split_options.shares] if run.split_options else [""]
@@ -82,7 +77,7 @@ def find_existing_splits(run: Run) -> list[str]:
 def keep_class_numbers(run: Run) -> CreateOptions | ReshardOptions:
     """Return options that keep the class numbers of the existing dataset, and number new classes after them.
 
-    This is the default of an append. Naming the dataset's own dataset file as `classes_from` means the same.
+    Naming the dataset's own dataset file as `classes_from` means the same.
     """
     options, classes_from = run.options, run.options.classes_from
     if not (options.classes or options.values or getattr(options, "label_from_folder", False)):
@@ -106,7 +101,7 @@ def _read_existing_datasets(run: Run, files: Sequence[str]) -> list[DatasetFile]
         with suppress(FileNotFoundError):
             data = read_small(path)
             if not run.outputs and parse_shard_names(data) is None:
-                continue  # a JSON file of another program
+                continue
             file = parse_dataset(data, path)
             expected_name = parse_output_pattern(run.names, file.made.split).dataset_file if file.made.split else ""
             if run.outputs or os.path.basename(path) == expected_name:
@@ -115,13 +110,12 @@ def _read_existing_datasets(run: Run, files: Sequence[str]) -> list[DatasetFile]
 
 
 def _list_dataset_files(run: Run) -> list[str]:
-    """Return the dataset files of the output; the existing ones if split names are unknown."""
     if run.outputs:
         return [output.destination.dataset_file for output in run.outputs]
     try:
         by_split = datasets_by_split(run.dataset_file).values()
         return [dataset for datasets in by_split for dataset in datasets if isinstance(dataset, str)]
-    except InvalidRequest:  # there are none
+    except InvalidRequest:
         return []
 
 
@@ -148,7 +142,7 @@ def open_publishers(run: Run, temporary: tuple[Folder, str] | None, stack: ExitS
     for output in run.outputs:
         folder, base = output.destination.folder, output.pattern.base
         folder.ready()
-        is_part = run.part is not None  # parts run concurrently
+        is_part = run.part is not None
         stack.enter_context(folder.lock(base, shared=is_part))
         if run.part is not None:
             stack.enter_context(folder.lock(f"{base}.{run.part.tag}"))
@@ -163,7 +157,7 @@ def open_publishers(run: Run, temporary: tuple[Folder, str] | None, stack: ExitS
             raise changed_meanwhile_error(old_destination)
         output.publisher = Publisher(output.destination)
         stack.callback(output.publisher.abandon)
-    stack.callback(run.pool.close)  # runs first: then no worker stages files
+    stack.callback(run.pool.close)
     _discard_staged(run, temporary)
 
 

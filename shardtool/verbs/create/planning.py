@@ -67,7 +67,7 @@ def plan_shards(run: Run) -> None:
     _note_changes(run)
     _add_plan_notes(run)
     check_export_targets(run)
-    if run.transform is None and not run.is_binary:  # sizes and offsets are known
+    if run.transform is None and not run.is_binary:
         for output in run.outputs:
             check_metadata_size(output)
     # Samples that the source skipped belong to no split; the first split lists them.
@@ -75,7 +75,7 @@ def plan_shards(run: Run) -> None:
     first.plan = replace(first.plan, skipped=(*run.listed.skipped, *first.plan.skipped))
 
 
-_MAX_URL_SAMPLES = 10_000  # samples per shard without another bound, because sizes are unknown
+_MAX_URL_SAMPLES = 10_000
 
 
 def _make_bounds(run: Run, output: RunOutput) -> ShardBounds:
@@ -97,7 +97,7 @@ def _make_bounds(run: Run, output: RunOutput) -> ShardBounds:
 
 
 def _note_changes(run: Run) -> None:
-    """Find the changes of a resumed run, and refuse one that would create another dataset."""
+    """Refuse a resumed run that would create another dataset."""
     if run.updates:
         run.notes.add(*changes.other_plan_notes(run))
     if run.options.if_exists not in ("resume", "resume-overwrite"):
@@ -114,7 +114,7 @@ def _note_changes(run: Run) -> None:
         if not run.dry:
             raise refused
         run.notes.add(f"this run would fail: {refused.where}: {refused.found}; expected {refused.expected}")
-    if run.part is None:  # a part does not know the changes of the whole run
+    if run.part is None:
         run.lost_splits = tuple(changes.find_lost_splits(run)) if run.options.if_exists == "resume-overwrite" else ()
         run.changes = changes.add_planned_counts(resume_changes, run) if run.dry else resume_changes
 
@@ -161,7 +161,7 @@ def _add_plan_notes(run: Run) -> None:
         notes.add(*folder_notes(outputs, run.exports))
 
 
-_OPTIONAL_TEXT_FIELDS = ("txt", "text")  # captions may be empty
+_OPTIONAL_TEXT_FIELDS = ("txt", "text")
 
 
 _MANY_SHARDS, _FEW_SAMPLES, _SMALL_SHARD_BYTES = 1000, 100, 2**22  # bytes per shard
@@ -178,7 +178,6 @@ def _empty_file_notes(entries: SampleTable) -> Iterator[str]:
 
 
 def _label_notes(run: Run) -> Iterator[str]:
-    """Yield a note if all samples have one class, as with a wrong source folder."""
     for name, names in run.entries.values.classes.items() if getattr(run.options, "label_from_folder", False) else ():
         if len(names) == 1:
             found = f"all samples have the same {name}, {printable(names[0])!r}"
