@@ -1,7 +1,4 @@
-"""The existing dataset that an append extends: check that it is complete, and find the remaining shard names.
-
-Shards and sidecars are checked by size only and never read.
-"""
+"""The existing dataset that an append extends. Shards and sidecars are checked by size only and never read."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Copy the valid index files of other tools together with a dataset.
 
 No checksum covers these files, so each is compared with the sidecar of its shard. Existing files at the destination
-stay. Nothing is copied from a web server, because it cannot list files.
+stay. A web server cannot list files, so nothing is copied from it.
 """
 
 from __future__ import annotations
@@ -86,7 +86,6 @@ def copy_folder_indexes(datasets: Sequence[DatasetFile], source: str, folder: Ou
 
 
 def _write_new(folder: OutputFolder, path: str, data: bytes) -> bool:
-    """Write a file unless it exists; return whether it was written."""
     subfolder, name = os.path.split(path)
     try:
         folder = open_subfolder(folder, subfolder)

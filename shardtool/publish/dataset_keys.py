@@ -40,10 +40,7 @@ def encode_shard_keys(index: shard_index.ShardIndex) -> bytes:
 
 
 def check_new_keys(keys: PackedStrings, existing_keys: PackedStrings, where: str) -> None:
-    """Refuse keys that a dataset already contains.
-
-    Hashes are compared first, because a table of ten million keys takes gigabytes.
-    """
+    """Refuse keys that a dataset already contains. Hashes are compared first, to save memory."""
     existing_hashes, new_hashes = hash_keys(existing_keys), hash_keys(keys)
     candidates = np.flatnonzero(contains_hashes(new_hashes, np.sort(existing_hashes)))
 

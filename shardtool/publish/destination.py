@@ -38,8 +38,6 @@ class Destination:
 
     Attributes:
         existing: The files whose names belong to the pattern.
-        append: The dataset appended to; None without an append.
-        part: The part that runs; None means a whole run.
         own_names: The names of the part's shards, sidecars and record, once planned.
     """
 
@@ -172,7 +170,6 @@ def _inspect_part(destination: Destination) -> Destination:
 
 
 def _check_dataset_file(destination: Destination) -> None:
-    """Refuse to replace a foreign file, or a dataset file that lists other shards."""
     name, data, may_be_replaced = destination.pattern.dataset_file, b"", False
     with suppress(OSError):
         data = destination.folder.read(name)
@@ -202,10 +199,7 @@ def _check_dataset_file(destination: Destination) -> None:
 
 
 def _check_unfinished(destination: Destination) -> None:
-    """Refuse to update shards of another tool, which have no sidecars.
-
-    An interrupted run leaves at most one shard without a sidecar, or one per worker in a store.
-    """
+    """Refuse to update shards of another tool: an interrupted run leaves one shard per worker without a sidecar."""
     shards = [name for name in destination.existing if name.endswith(destination.pattern.format)]
     if (
         destination.folder.hides
@@ -222,7 +216,6 @@ def _check_unfinished(destination: Destination) -> None:
 
 
 def _find_append(destination: Destination) -> Append:
-    """Return the append, after checking that the dataset has not changed."""
     folder, pattern, previous = destination.folder, destination.pattern, destination.append
     if pattern.dataset_file not in destination.existing:
         remedy = f"Run without {option_text('if_exists', 'append')}."

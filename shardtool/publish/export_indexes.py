@@ -1,7 +1,7 @@
 """Write and update the index files of other tools for a dataset.
 
-They are derived from the dataset file and the sidecars. Workers read the shards only for formats that contain payload
-hashes. All files are staged before the first one is published.
+Workers read the shards only for formats that contain payload hashes. All files are staged before the first one is
+published.
 """
 
 from __future__ import annotations
@@ -44,10 +44,7 @@ IndexFile = tuple[str, bytes, bool, bool]
 def _encode_folder_index(
     folder_index: FolderIndex, datasets: Sequence[DatasetFile], target: OutputFolder
 ) -> tuple[dict[str, bytes], bool]:
-    """Return the files in publication order, and whether they may replace the existing ones.
-
-    They may if shardtool wrote those for fewer splits, or before an append.
-    """
+    """Return the files in publication order, and whether they may replace files that shardtool wrote earlier."""
     files, counts = folder_index.encode(datasets), read_sample_counts(folder_index, target)
     check_other_shards(
         folder_index, target, counts.keys() - {shard.name for dataset in datasets for shard in dataset.shards}
@@ -64,7 +61,6 @@ def _encode_folder_index(
 
 
 def _match_listed_shards(dataset: DatasetFile, listed: Collection[str]) -> DatasetFile | None:
-    """Return a dataset as of the latest append whose shards are all listed."""
     for shards in (len(dataset.shards), *reversed(dataset.appends)):
         if all(shard.name in listed for shard in dataset.shards[:shards] if shard.samples):
             return replace(dataset, shards=dataset.shards[:shards])
@@ -87,7 +83,6 @@ def _discard_staged(folders: Mapping[str, OutputFolder], paths: Sequence[str]) -
 
 
 def _has_same_bytes(folder: OutputFolder, name: str, data: bytes, *, overwrite: bool) -> bool:
-    """Return whether a file already has these bytes, or refuse to replace it."""
     file_info = folder.facts([name]).get(name)
     if file_info is None:
         return False
@@ -104,16 +99,13 @@ def _has_same_bytes(folder: OutputFolder, name: str, data: bytes, *, overwrite: 
     return False
 
 
-_FOLDER_LOCK = ".exported"  # lock for files that exist once per folder; not a valid dataset name
+_FOLDER_LOCK = ".exported"
 
 
 def check_index_files(
     outputs: Sequence[tuple[ShardPattern, int]], requested: Mapping[str, ExportFormat], *, overwrite: bool
 ) -> None:
-    """Check that indexes can be written once the shards exist.
-
-    `outputs` are the shard patterns and shard counts.
-    """
+    """Check that indexes can be written once the shards exist. `outputs` are the shard patterns and counts."""
     for pattern, shards in outputs:
         folder = open_folder(pattern.folder)
         names = list_index_names(map(pattern.shard, range(shards)), requested, pattern.dataset_file)
@@ -157,11 +149,8 @@ class Exporter:
         return dataset
 
     def write(self, target: OutputFolder, pool: Pool | None = None, *, overwrite: bool) -> tuple[tuple[str, ...], int]:
-        """Stage all index files, then publish them; return their names, and how many were unchanged.
-
-        Payload hashes need a `pool`.
-        """
-        dataset, requested = self.check(), self.requested.values()  # checked again, now under the lock
+        """Publish all index files; return their names, and how many were unchanged. Payload hashes need a `pool`."""
+        dataset, requested = self.check(), self.requested.values()
         self._note_limits(dataset, target)
         own = self.name if target == self.folder else ""
         names = list_index_names([shard.name for shard in dataset.shards], self.requested, own)
@@ -197,7 +186,6 @@ class Exporter:
                     yield exports.index_name(shard.name, export), export.encode(shard), False, False
 
     def _make_folder_files(self, dataset: DatasetFile, target: OutputFolder) -> list[IndexFile]:
-        """Return the files that exist once per folder."""
         index_files, requested = list[IndexFile](), self.requested.values()
         for export in requested:
             if (folder_index := export.once) is not None:
@@ -224,7 +212,6 @@ class Exporter:
                 self._note(f"{name}: {export.reader} expects the shards in the same folder as these files")
 
     def _read_shards(self, dataset: DatasetFile, pool: Pool | None) -> Iterator[indexed_shard.IndexedShard]:
-        """Yield each shard with its index, and payload hashes if needed."""
         shards, requested = dataset.shards, self.requested.values()
         if all(export.encode is None for export in requested):
             return
@@ -268,7 +255,6 @@ class Exporter:
     def _list_covered_datasets(
         self, export: ExportFormat, dataset: DatasetFile, target: OutputFolder
     ) -> list[DatasetFile]:
-        """Return this dataset and its other splits that have indexes."""
         covered = [dataset]
         for split_dataset in splits_in(self.folder.path, dataset.made).values():
             shards = split_dataset.shards if export.encode is not None else ()
@@ -330,7 +316,7 @@ def find_existing_exports(folder: OutputFolder, old: DatasetFile | None) -> list
         return []
     own_shards, existing = {shard.name for shard in old.shards}, []
     for name, export in exports.EXPORTS.items():
-        if export.once is not None:  # it can list shards of other datasets
+        if export.once is not None:
             is_there = not own_shards.isdisjoint(read_sample_counts(export.once, folder))
         else:
             name_of_first = exports.index_name(old.shards[0].name, export)

@@ -1,8 +1,7 @@
 """The record of one part of a run, `.out.part03of64`, which exists until the parts are merged.
 
-A part writes its record last, so the record exists only for a finished part. It contains the dataset file of the part's
-shards, the fingerprint of the plan, and the skipped samples. Reading limits and checks it in the same way as a dataset
-file.
+A part writes its record last. It contains the dataset file of the part's shards, the fingerprint of the plan, and the
+skipped samples.
 
 Source: docs/format.md, "Parts".
 """

@@ -1,14 +1,13 @@
 """Publish staged files: shard, then sidecar, and the dataset file last.
 
-Each dataset of a run has one `Publisher`, in the parent process. Only the parent uses final names, so a worker that
-outlives its run cannot publish. Every intermediate state is safe:
+Only the parent process uses final names, so a worker that outlives its run cannot publish. Every intermediate state is
+safe:
 
-- The dataset file names only files that exist and are complete. It is deleted before one of its shards is replaced or
-  deleted.
-- `--overwrite` stages all files next to the old dataset, and replaces it only when all are staged.
+- The dataset file names only complete files. It is deleted before one of its shards is replaced or deleted.
+- `--overwrite` stages all files before it replaces the old dataset.
 - In a store, a shard is visible as soon as it is written, so `--overwrite` deletes the old dataset file first
   (`prepare_shard`).
-- `--append` changes no shard that the old dataset file names, so that file stays until the new one replaces it.
+- `--append` changes no listed shard, so the old dataset file stays until the new one replaces it.
 - Another tool's index that no longer fits is deleted before its shard changes (`StaleIndexes`).
 """
 
@@ -42,7 +41,7 @@ if TYPE_CHECKING:
 _SPOOL_SUFFIX = ".spool"
 
 
-_INDEX_SPACE_FACTOR = 1.01  # shards plus sidecars and dataset file
+_INDEX_SPACE_FACTOR = 1.01
 
 
 class Publisher:
@@ -125,7 +124,7 @@ class Publisher:
     def replace_sidecars(self, sidecars: Mapping[str, bytes]) -> None:
         """Replace sidecars, given by shard name."""
         staged = [self.folder.stage_bytes(sidecar_name(shard), data) for shard, data in sidecars.items()]
-        if staged and not self._publishes_at_end:  # staging again has replaced the staged file
+        if staged and not self._publishes_at_end:
             self._withdraw_dataset_file()
             self.folder.publish(*staged)
 
@@ -162,7 +161,7 @@ class Publisher:
         part_records.remove_part_records(self.folder, self.pattern)
 
     def start_part(self) -> None:
-        """Delete the earlier record of this part, which marks a finished part."""
+        """Delete the earlier record of this part."""
         part = self.destination.part
         if part is not None and (name := part_records.part_record_name(self.pattern, part)) in self._existing:
             self.folder.remove([name])
@@ -180,7 +179,6 @@ class Publisher:
             self.folder.remove(sorted(name for shard in shards for name in (shard, sidecar_name(shard))))
 
     def _withdraw_dataset_file(self) -> None:
-        """Delete the old dataset file before its first shard changes."""
         if not self.destination.appends and self._existing.pop(self.pattern.dataset_file, None) is not None:
             self.folder.remove([self.pattern.dataset_file])
 

@@ -1,7 +1,4 @@
-"""The list of skipped samples, `out.skipped`: encode, read, check and merge its rows.
-
-Source: docs/format.md, "`out.skipped`".
-"""
+"""The list of skipped samples, `out.skipped` (docs/format.md)."""
 
 from __future__ import annotations
 

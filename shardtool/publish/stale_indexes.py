@@ -1,8 +1,7 @@
 """Delete index files of other tools that no longer fit their shard.
 
 A reader with an outdated index returns wrong bytes, mostly without an error. So a stale index is deleted before its
-shard changes: a crash in between leaves a missing index, never a wrong one. Only a file with both the name and the
-format of an index of this dataset's shards is deleted (`interop/exports.py`).
+shard changes. Only a file with both the name and the format of an index of this dataset's shards is deleted.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ class StaleIndexes:
     """The index files of other tools in an output folder.
 
     Args:
-        pattern: The shard pattern; None if there is none, which finds no index.
+        pattern: The shard pattern; None finds no index.
         appends: Whether existing shards stay, so that indexes of the folder are incomplete, not wrong.
 
     Attributes:
@@ -78,7 +77,7 @@ class StaleIndexes:
         """Mark the index files that do not fit a new (`written`) or kept shard."""
         files, counts = self._files.pop(shard, {}), {} if self._appends else self._counts
         for name in [name for name, export_name in files.items() if written and exports.EXPORTS[export_name].hashed]:
-            self._stale[name] = files.pop(name)  # hashes of the new payloads are unknown
+            self._stale[name] = files.pop(name)
         if not files and not counts:
             return
         from shardtool.dataset.sidecar_read import parse_sidecar
@@ -123,7 +122,7 @@ class StaleIndexes:
         ):
             names = {name for name in files_in_folder if not self._owns(name)} | current_shards
             listed_shards = {name for name in huggingface.readme_shards(data, names) if self._owns(name)}
-            if listed_shards and listed_shards != current_shards:  # it lists other shards of this dataset
+            if listed_shards and listed_shards != current_shards:
                 self._stale[huggingface.README_FILE] = "huggingface"
 
     def remove(self) -> None:

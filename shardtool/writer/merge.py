@@ -1,7 +1,6 @@
 """`merge`: create one dataset file that lists the shards of all parts. The shards do not change.
 
-Files of the parts are deleted only after the merged dataset file exists. An interrupted merge can be repeated: parts
-that the dataset file lists are merged already.
+Files of the parts are deleted only after the merged dataset file exists, so an interrupted merge can be repeated.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ if TYPE_CHECKING:
     from shardtool.verbs.create.run import OutputNames
 
 
-_MERGED_KEY = "merged"  # key of the run record that lists the merged parts
+_MERGED_KEY = "merged"
 
 
 @explaining_missing_cwd()

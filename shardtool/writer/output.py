@@ -1,6 +1,6 @@
 """The dataset of a writer: shards published one by one, then the dataset file.
 
-A sidecar contains the number of shards of its run, and all columns of the dataset. Both are known only at the end.
+A sidecar contains the number of shards of its run, and all columns of the dataset, which are known only at the end.
 Until then each sidecar announces one more shard; at the end, sidecars that differ from the final ones are rewritten.
 """
 
@@ -74,7 +74,6 @@ class WriterOutput:
         self.totals, self.reader_problems = DatasetTotals(FieldValues()), ReaderProblems()
         self.rounded: Counter[str] = Counter()
         requested = {"pattern": names.to_output_name(pattern.text), "replaces": options.overwrite, **options.recorded()}
-        # Resuming requires equal options.
         self._journal_options = json.loads(json.dumps({"version": JOURNAL_VERSION, **requested}))
         self.journal, self._started = journal_name(pattern.base), False
         if_exists: values.IfExists = "resume" if options.resume else "overwrite" if options.overwrite else "error"
@@ -151,7 +150,6 @@ class WriterOutput:
         return entries
 
     def _read_valid_sidecar(self, name: str, entry: JournalEntry) -> shard_index.ShardIndex | None:
-        """Return the sidecar of a shard that matches its entry."""
         try:
             is_same_version = entry.version and self.folder.version(name) == entry.version
             size, crc = (entry.size, entry.crc) if is_same_version else read_crc(self.folder.full_path(name))
@@ -204,10 +202,7 @@ class WriterOutput:
         self.remove_journal()
 
     def close(self) -> None:
-        """Delete staged files and release the lock. The journal stays if there are shards to resume.
-
-        After a store refused access, no more requests are sent.
-        """
+        """Delete staged files and release the lock. The journal stays if there are shards to resume."""
         raised = sys.exc_info()
         try:
             remove_staged(self.destination)
@@ -218,7 +213,6 @@ class WriterOutput:
             self._stack.__exit__(*raised)
 
     def _read_journal(self) -> tuple[dict[str, Any], list[JournalEntry]] | None:
-        """Return the options and the readable entries."""
         try:
             lines = self.folder.read(self.journal).splitlines(keepends=True)
             with suppress(FileNotFoundError):
@@ -274,7 +268,7 @@ class WriterOutput:
                 self.publisher.replace_sidecars(updated)
                 updated = {}
         self.publisher.replace_sidecars(updated)
-        # Read the types back, because Parquet does not keep all Arrow types.
+        # Parquet does not keep all Arrow types.
         return sidecar_schema.column_types(pq.read_schema(pa.BufferReader(data)))
 
 
@@ -296,7 +290,6 @@ def make_writer_record(made: Mapping[str, object]) -> RunRecord:
 
 
 def _add_columns(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Add the metadata columns that a sidecar lacks."""
     own_columns = [name for name in table.column_names if name in sidecar_schema.OWN_COLUMNS]
     columns = {name: table.column(name) for name in own_columns}
     for column in schema:
@@ -311,7 +304,6 @@ def _add_columns(table: pa.Table, schema: pa.Schema) -> pa.Table:
 
 
 def _count_rounded_floats(content: shard_samples.ShardContent) -> dict[str, int]:
-    """Count the floats per field that lose precision with 32 bits."""
     floats = [code for code, kind in content.numbers.items() if kind == "float"]
     if not floats:
         return {}

@@ -1,7 +1,4 @@
-"""The file names of the parts of several writers.
-
-Each part is a dataset of its own, next to the other parts, until the parts are merged.
-"""
+"""The file names of the parts of several writers. Each part is a dataset of its own until the parts are merged."""
 
 from __future__ import annotations
 
@@ -35,9 +32,6 @@ class PartFiles:
 
     Attributes:
         tag: The suffix of its names: `part03of16` or `part_NAME`.
-        number: None if it has a name.
-        parts: The total number of parts; None if it has a name.
-        shards: The shard names, in order.
         dataset_file: Empty if there is none.
         empty: Whether it finished without samples.
     """

@@ -125,7 +125,6 @@ def _sync(staged: StagedFile, errors: list[OutputFailed]) -> None:
 
 
 def _sort_fields(content: shard_samples.ShardContent) -> shard_samples.ShardContent:
-    """Number fields in the order of their encoded names."""
     fields = tuple(sorted(content.fields))
     code_by_name = {name: code for code, name in enumerate(fields)}
     codes = np.array([code_by_name[name] for name in content.fields], np.uint16)

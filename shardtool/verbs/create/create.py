@@ -52,7 +52,7 @@ def write_dataset(
             _export_missing_indexes(run)
             return result.make_result(run)
         is_binary, temporary = run.is_binary, get_spool_location(run)
-        if is_binary:
+        if is_binary:  # workers read binary columns from a file next to the output
             outputs.open_publishers(run, temporary, stack)
             _write_binary_spool(run, opened_source)
         planning.plan_shards(run)

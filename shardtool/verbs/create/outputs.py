@@ -43,7 +43,7 @@ def open_outputs(run: Run, splits: Sequence[str] | None = None) -> None:
     """Find the datasets that a run writes, and check their existing files; none while split names are unknown.
 
     A dry run inspects only datasets that it would append to or resume. `splits` defaults to the names in the options.
-    Unless the run appends or updates, `run.refusal` keeps the error for existing files: errors in the source come first.
+    Unless the run appends or updates, `run.refusal` keeps the error for existing files: source errors come first.
     """
     if splits is None:
         splits = [name for name, _ in run.split_options.shares] if run.split_options else [""]
@@ -101,7 +101,7 @@ def _read_existing_datasets(run: Run, files: Sequence[str]) -> list[DatasetFile]
         with suppress(FileNotFoundError):
             data = read_small(path)
             if not run.outputs and parse_shard_names(data) is None:
-                continue
+                continue  # a JSON file of another program
             file = parse_dataset(data, path)
             expected_name = parse_output_pattern(run.names, file.made.split).dataset_file if file.made.split else ""
             if run.outputs or os.path.basename(path) == expected_name:
@@ -115,7 +115,7 @@ def _list_dataset_files(run: Run) -> list[str]:
     try:
         by_split = datasets_by_split(run.dataset_file).values()
         return [dataset for datasets in by_split for dataset in datasets if isinstance(dataset, str)]
-    except InvalidRequest:
+    except InvalidRequest:  # there are none
         return []
 
 
@@ -157,7 +157,7 @@ def open_publishers(run: Run, temporary: tuple[Folder, str] | None, stack: ExitS
             raise changed_meanwhile_error(old_destination)
         output.publisher = Publisher(output.destination)
         stack.callback(output.publisher.abandon)
-    stack.callback(run.pool.close)
+    stack.callback(run.pool.close)  # runs first: then no worker stages files
     _discard_staged(run, temporary)
 
 

@@ -61,7 +61,7 @@ def make_shard_work(plan: Plan, shard: int, work: TransformWork) -> TransformWor
     return work._replace(known=bytes(ipc_stream(metadata.select(names)))) if names else work
 
 
-_MIN_SAMPLES_FOR_SHARE = 100
+_MIN_SAMPLES_FOR_SHARE = 100  # a share of fewer samples is not significant
 
 
 class Packing:
@@ -94,7 +94,7 @@ class Packing:
         """Write all shards, and publish each one when it is complete."""
         plan, shards, pool, totals = self.plan, self._round_shards, self.run.pool, self.totals
         samples = sum(map(plan.count, shards))
-        if not self.run.fetches:
+        if not self.run.fetches:  # the sizes of URLs are unknown
             self.publisher.check_space(resume.list_unwritten_sizes(self.run, self.output))
         size = 0 if self.run.fetches else int(plan.sizes[shards.start : shards.stop].sum())
         self._note_missing_dataset_file()
@@ -293,7 +293,7 @@ class Packing:
         else:
             self.publisher.add(result.staged, data, name)
             mtime_ns = resume.get_shard_mtime_ns(planned, self.mtime_ns)
-            if result.compared and resume.is_source_unchanged(planned, mtime_ns):
+            if result.compared and resume.is_source_unchanged(planned, mtime_ns):  # unless the clocks differ too much
                 folder.set_mtime(name, mtime_ns)  # the next run then trusts the shard
         reported_samples, reported_bytes, failed = self._reported.pop(shard, (0, 0, 0))
         size = fact.size if self.run.fetches else int(self._plan.sizes[shard])
@@ -318,7 +318,7 @@ class Packing:
                 columns = with_column(columns, "source_paths", lists)
                 paths = b""
             columns = None if columns is None else columns.take(number_array(sources))
-            if columns is not None and self.run.makes_keys:
+            if columns is not None and self.run.makes_keys:  # the function may have changed labels
                 columns = drop_number_columns(columns, plan.entries.fields)
             if self.run.transform is not None:
                 columns = with_measured_columns(columns, self.run.transform.found, made.found)
@@ -326,7 +326,7 @@ class Packing:
             failed = failed_rows(left_out)
             self._check_failed_share(planned.name, failed, consumed)
             if failed and not self.run.fetches:
-                left_out = ()
+                left_out = ()  # another run tries them again
             transform_facts = sidecar_schema.TransformFacts(
                 result.digest, consumed, made.dropped, len(result.skipped), left_out
             )

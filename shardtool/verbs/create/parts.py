@@ -104,7 +104,7 @@ def start_part(run: Run, output: RunOutput, own_part: RunPart) -> None:
     for part in [
         part for part in part_records.find_part_records(pattern, destination.folder.names())[0] if part != own_part
     ][:_MAX_COMPARED_PARTS]:
-        with suppress(CorruptShard):
+        with suppress(CorruptShard):  # a merge reports the damaged record
             plans.append(_get_part_plan(part_records.read_part_record(destination.folder, pattern, part)))
     record = run.record(output)
     output.plan_fingerprint = hash_columns(b"shardtool parts 1", _encode_plan(output.plan, record))

@@ -75,7 +75,7 @@ def plan_shards(run: Run) -> None:
     first.plan = replace(first.plan, skipped=(*run.listed.skipped, *first.plan.skipped))
 
 
-_MAX_URL_SAMPLES = 10_000
+_MAX_URL_SAMPLES = 10_000  # samples per shard without another bound, because sizes are unknown
 
 
 def _make_bounds(run: Run, output: RunOutput) -> ShardBounds:
@@ -114,7 +114,7 @@ def _note_changes(run: Run) -> None:
         if not run.dry:
             raise refused
         run.notes.add(f"this run would fail: {refused.where}: {refused.found}; expected {refused.expected}")
-    if run.part is None:
+    if run.part is None:  # a part does not know the changes of the whole run
         run.lost_splits = tuple(changes.find_lost_splits(run)) if run.options.if_exists == "resume-overwrite" else ()
         run.changes = changes.add_planned_counts(resume_changes, run) if run.dry else resume_changes
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from shardtool.verbs.create.run import Run, RunOutput
 
 
-_CLOCK_SLACK_S = 60
+_CLOCK_SLACK_S = 60  # allowed clock difference between the file systems of source and output
 
 
 _SECOND_NS = 10**9
@@ -53,7 +53,7 @@ class ShardPlan(NamedTuple):
         if work:
             work += f" {plan.limits.room} {plan.limits.max_count} {self.run.options.oversize}"
             work += " last" if self.run.dots == "last" else ""
-            if self.run.shuffle is not None:
+            if self.run.shuffle is not None:  # offsets in source shards do not identify content
                 work += " " + blake2b(self.samples.spans.expected, digest_size=16).hexdigest()
             if (metadata := plan.metadata(self.shard)) is not None:
                 work += " " + blake2b(ipc_stream(metadata), digest_size=16).hexdigest()
@@ -131,7 +131,7 @@ def _read_matching_index(planned: ShardPlan, output: Destination) -> shard_index
     with suppress(ShardError):
         if facts.made is not None and len(facts.made.left_out) == facts.made.skipped:
             encoded = sidecar_write.encode_sidecar_table(index.plain_table(), facts, index.version)
-            return index if encoded == data else None
+            return index if encoded == data else None  # detects any flipped bit in the facts
     return None
 
 

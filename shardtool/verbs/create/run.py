@@ -48,7 +48,7 @@ OutputNames = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 _SPLIT_FIELD = "{split}"
 
 
-_SPLIT_MARK = "\ue000"
+_SPLIT_MARK = "\ue000"  # placeholder for {split} while a pattern is parsed: a private-use character
 
 
 @dataclass(slots=True, eq=False, repr=False)

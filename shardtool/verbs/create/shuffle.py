@@ -131,7 +131,7 @@ def _choose_cheaper(
         try:
             cost = measure_read_cost(spans, size // samples, opening=len(files) > MAX_OPEN_FILES)
         except (OSError, SourceFailed):
-            return ReadStrategy("gather")
+            return ReadStrategy("gather")  # packing reports the same error
         reason = f"a random read takes {format_time(cost.sample_s)} per sample"
     if is_gathering_cheaper(samples, size, scatter_bytes, workers, cost):
         return ReadStrategy("gather", f"reading samples by offset: {reason}")

@@ -149,7 +149,7 @@ def check_listed_shards(
         raise OutputExists(
             path, found, remedy=f"Index all shards of the dataset, or choose another {option_text('output')}."
         )
-    if given_names - listed:  # they can be from an interrupted append
+    if given_names - listed:
         require_finished(dataset)
     if listed != given_names or old.shards_folder != shards_folder:
         missing = f", {pluralize(len(others), 'shard')} of them missing: {format_list(others, 3)}" if others else ""
