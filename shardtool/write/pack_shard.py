@@ -1,7 +1,4 @@
-"""Pack one planned shard into one file. Runs in a worker, independently of other shards.
-
-The result contains checksums and skipped samples. The parent computes the offsets from the plan.
-"""
+"""Pack one planned shard into one file, in a worker. The parent computes the offsets from the plan."""
 
 from __future__ import annotations
 
@@ -80,7 +77,7 @@ def _run_packer(
 
 
 def _check_existing(task: task.ShardTask) -> task.ShardResult | None:
-    """Return the result for a correct shard of an earlier run; None otherwise."""
+    """Return the result for a correct shard of an earlier run."""
     if task.todo == "write":
         return None
     path = task.folder.full_path(task.name)
@@ -89,14 +86,13 @@ def _check_existing(task: task.ShardTask) -> task.ShardResult | None:
             keep = task.todo
             if not keep.unread and keep.crc != read_crc(path)[1]:
                 return None
-            # The fingerprint of transformed samples is in the sidecar.
             content = (
                 0
                 if task.work is not None
                 else write_task.compute_content_fingerprint(task.samples.content, keep.field_crcs, ())
             )
             return write_task.ShardResult(task.shard, None, keep.size, keep.crc, keep.field_crcs, content, ())
-        md5 = task.folder.md5(task.name)  # stores report it for unencrypted objects
+        md5 = task.folder.md5(task.name)
         size_and_crc = None if md5 else read_crc(path)
         result, source_md5 = _reread_source(task, hashes=bool(md5))
         if (
@@ -117,7 +113,7 @@ def _reread_source(task: task.ShardTask, *, hashes: bool) -> tuple[task.ShardRes
         packed = _run_packer(task, md5.update if hashes else packer.no_report, packer.no_report, skipped)
         return packed.result(None)._replace(compared=True), md5.hexdigest()
 
-    with suppress(SampleFailed):  # raised again when the shard is written
+    with suppress(SampleFailed):
         return _retry_until_stable(compare)
     return None, ""
 

@@ -1,4 +1,4 @@
-"""Show a sample: decode each field as far as a reader needs. Damage is shown with the field that has it."""
+"""Show a sample: decode each field as far as a reader needs."""
 
 from __future__ import annotations
 
@@ -27,16 +27,14 @@ if TYPE_CHECKING:
     from shardtool.verbs.inspect.overview import StoredSample
 
 
-_MAX_HEAD_BYTES = 64  # shown of a payload that is neither text nor an image
+_MAX_HEAD_BYTES = 64
 
 
 class FieldView(NamedTuple):
     """A decoded field.
 
     Attributes:
-        content: Detected content: `image`, `json`, `text`, `number` or `bytes`.
         value: The text, the number or numbers, or the parsed JSON; None for images and bytes.
-        head: The first 64 bytes, if the payload is neither text nor an image.
         label: The class name of a class number.
     """
 
@@ -145,7 +143,7 @@ def decode_text(data: bytes, *, whole: bool) -> str | None:
 
 
 def json_value(value: object) -> object:
-    """Convert a value to JSON types: bytes to base64, times and non-finite numbers (NaN) to text."""
+    """Convert a value to JSON types: bytes to base64, times and non-finite numbers to text."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if value is None or isinstance(value, (bool, int, float, str)):

@@ -1,7 +1,4 @@
-"""Write the sidecars of datasets as one Parquet or CSV table, with the shard of each sample.
-
-The table is written shard by shard and published when complete. Columns that a shard lacks are null.
-"""
+"""Write the sidecars of datasets as one Parquet or CSV table. Columns that a shard lacks are null."""
 
 from __future__ import annotations
 
@@ -31,7 +28,7 @@ SHARD_COLUMN = "__shard__"
 
 TABLE_ENDINGS = (".parquet", ".csv")
 
-_ROW_GROUP_ROWS = 2**16  # collected before writing, so many small shards do not create many small row groups
+_ROW_GROUP_ROWS = 2**16
 
 
 def write_table(

@@ -1,7 +1,4 @@
-"""Render segmentation masks in colours, and thumbnails of animations and images of more than 8 bits.
-
-The pixels of a mask are class numbers, which look almost black as grey values.
-"""
+"""Render segmentation masks in colours, and thumbnails of animations and images of more than 8 bits."""
 
 from __future__ import annotations
 
@@ -42,18 +39,13 @@ def encode_thumbnail(data: bytes, name: str, edge: int) -> tuple[bytes, tuple[in
 
 
 def _first_frame(data: bytes, edge: int) -> tuple[bytes, tuple[int, int]]:
-    """Return the first frame of an animation or deep image, converted to 8 bits per channel.
-
-    Raises:
-        BadImage: The image is damaged.
-    """
     from PIL import Image
 
     with warnings.catch_warnings(), image_errors(data):
         warnings.simplefilter("ignore")
         image: Image.Image = Image.open(BytesIO(data), formats=("PNG", "WEBP", "GIF", "TIFF", "PPM"))
         image.load()
-        if image.mode[0] in ("F", "I"):  # Pillow's conversion clips the values
+        if image.mode[0] in ("F", "I"):
             image = image.convert("F")
             low, high = cast("tuple[float, float]", image.getextrema())
             scale = 255 / ((high - low) or 1)
@@ -76,7 +68,7 @@ _PILLOW_MASK_FORMATS = ("PNG", "TIFF", "BMP", "PPM", "GIF")
 
 MASK_MODES = ("1", "L", "P", "I", "I;16", "I;16B")
 
-_MAX_MASK_CLASSES = 64  # photographs have more values
+_MAX_MASK_CLASSES = 64
 
 _MAX_DARK_VALUE = 64  # an image with only darker grey values is a mask
 
