@@ -150,7 +150,7 @@ class Exporter:
 
     def write(self, target: OutputFolder, pool: Pool | None = None, *, overwrite: bool) -> tuple[tuple[str, ...], int]:
         """Publish all index files; return their names, and how many were unchanged. Payload hashes need a `pool`."""
-        dataset, requested = self.check(), self.requested.values()
+        dataset, requested = self.check(), self.requested.values()  # checked again, now under the lock
         self._note_limits(dataset, target)
         own = self.name if target == self.folder else ""
         names = list_index_names([shard.name for shard in dataset.shards], self.requested, own)
@@ -316,7 +316,7 @@ def find_existing_exports(folder: OutputFolder, old: DatasetFile | None) -> list
         return []
     own_shards, existing = {shard.name for shard in old.shards}, []
     for name, export in exports.EXPORTS.items():
-        if export.once is not None:
+        if export.once is not None:  # it can list shards of other datasets
             is_there = not own_shards.isdisjoint(read_sample_counts(export.once, folder))
         else:
             name_of_first = exports.index_name(old.shards[0].name, export)

@@ -40,7 +40,7 @@ def read_foreign_index(path: str, export_name: str, shard: indexed_shard.Indexed
 
 def read_sample_counts(folder_index: FolderIndex, target: OutputFolder) -> dict[str, int]:
     """Return the sample counts by shard in a folder's index files."""
-    subfolder = os.path.dirname(folder_index.info)
+    subfolder = os.path.dirname(folder_index.info)  # a symbolic link is not followed
     is_outside = subfolder and not all(file_info.is_folder for file_info in target.facts([subfolder]).values())
     return {} if is_outside else folder_index.counts(read_or_empty(target, folder_index.info))
 

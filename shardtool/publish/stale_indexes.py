@@ -77,7 +77,7 @@ class StaleIndexes:
         """Mark the index files that do not fit a new (`written`) or kept shard."""
         files, counts = self._files.pop(shard, {}), {} if self._appends else self._counts
         for name in [name for name, export_name in files.items() if written and exports.EXPORTS[export_name].hashed]:
-            self._stale[name] = files.pop(name)
+            self._stale[name] = files.pop(name)  # hashes of the new payloads are unknown
         if not files and not counts:
             return
         from shardtool.dataset.sidecar_read import parse_sidecar

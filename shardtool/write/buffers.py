@@ -23,6 +23,6 @@ def get_arena(size: int) -> memoryview:
     """Return `size` bytes of memory for scattered payloads. Invalidates the result of earlier calls."""
     global _arena  # noqa: PLW0603 - the only arena: it takes all memory granted to the worker
     if len(_arena) < size:
-        _arena = memoryview(b"")
+        _arena = memoryview(b"")  # free the old one first
         _arena = memoryview(bytearray(size))
     return _arena[:size]

@@ -51,7 +51,6 @@ def pack_shard(task: task.ShardTask, report: packer.Report) -> task.ShardResult:
 
 
 def _retry_until_stable(pack: Callable[[], Packed]) -> Packed:
-    """Call `pack` again while it raises `RestartShard`."""
     touch_count = 0
     while True:
         try:
@@ -77,7 +76,6 @@ def _run_packer(
 
 
 def _check_existing(task: task.ShardTask) -> task.ShardResult | None:
-    """Return the result for a correct shard of an earlier run."""
     if task.todo == "write":
         return None
     path = task.folder.full_path(task.name)
@@ -92,7 +90,7 @@ def _check_existing(task: task.ShardTask) -> task.ShardResult | None:
                 else write_task.compute_content_fingerprint(task.samples.content, keep.field_crcs, ())
             )
             return write_task.ShardResult(task.shard, None, keep.size, keep.crc, keep.field_crcs, content, ())
-        md5 = task.folder.md5(task.name)
+        md5 = task.folder.md5(task.name)  # stores report it for unencrypted objects
         size_and_crc = None if md5 else read_crc(path)
         result, source_md5 = _reread_source(task, hashes=bool(md5))
         if (
@@ -113,7 +111,7 @@ def _reread_source(task: task.ShardTask, *, hashes: bool) -> tuple[task.ShardRes
         packed = _run_packer(task, md5.update if hashes else packer.no_report, packer.no_report, skipped)
         return packed.result(None)._replace(compared=True), md5.hexdigest()
 
-    with suppress(SampleFailed):
+    with suppress(SampleFailed):  # raised again when the shard is written
         return _retry_until_stable(compare)
     return None, ""
 

@@ -86,7 +86,7 @@ class ReadAhead:
             if file_read.file[:3] != (path, flags, size):
                 continue
             if isinstance(error, ShardError):
-                raise error
+                raise error  # retries have failed already
             # The limit on descriptors may not be reached when reading one file at a time.
             if isinstance(error, OSError) and error.errno in PROCESS_ERRNOS:
                 for pending in self._pending:
@@ -116,7 +116,7 @@ class ReadAhead:
             except (MemoryError, RuntimeError) as error:
                 if not is_out_of_memory(error):
                     raise
-                self._next = None
+                self._next = None  # continue with one file at a time, which needs less memory
                 return
             self._pending.append(_FileRead(file, data, read))
             self.held += file.size

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     Parts = list[bytes | memoryview]
 
 
-_MAX_COPIED_BYTES = 2**16
+_MAX_COPIED_BYTES = 2**16  # up to this size, copying a part costs less than another write
 
 
 class EncodedField(NamedTuple):

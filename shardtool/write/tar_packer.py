@@ -96,7 +96,6 @@ class TarPacker(packer.Packer):
         self.flush(used, last)
 
     def _stream(self, key: bytes, row: int, end: int) -> None:
-        """Write a sample larger than the buffer, in blocks. The buffer is empty before and after."""
         crcs = []
         for field_row in range(row, end):
             name, size = key + self.endings[self.codes[field_row]], self.sizes[field_row]

@@ -89,7 +89,6 @@ class TFRecordPacker(packer.Packer):
             raise _size_mismatch(key)
 
     def _stream(self, key: bytes, row: int, end: int, record_size: int) -> None:
-        """Write a sample larger than the buffer, in blocks. The buffer is empty before and after."""
         crcs, size_before = [], self.size
         frame = bytearray(tfrecord_write.FRAME_HEAD_BYTES)
         tfrecord_write.put_frame_head(frame, 0, record_size)

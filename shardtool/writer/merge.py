@@ -70,8 +70,6 @@ def merge(output: OutputNames, *, observer: Observer | None = None) -> IndexResu
 
 
 class _Merge:
-    """A merge of writer parts, under the lock of the dataset."""
-
     def __init__(self, folder: OutputFolder, pattern: ShardPattern) -> None:
         self._folder, self._pattern = folder, pattern
         self.parts = find_writer_parts(pattern, folder.names())
@@ -144,7 +142,6 @@ class _Merge:
         )
 
     def _check_keys(self, datasets: Iterable[DatasetFile]) -> None:
-        """Refuse keys that two parts share."""
         key_lists = [read_dataset_keys(self._folder, dataset.shards) for dataset in datasets]
         repeated = find_repeated(
             PackedStrings.parse(b"".join(packed_keys.span(0, len(packed_keys)) for packed_keys in key_lists))

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from shardtool.verbs.cache.folder import CacheContents, CachedFile
 
 
-_MAX_RECLAIMED_DIVISOR = 2
+_MAX_RECLAIMED_DIVISOR = 2  # at most half of the cached bytes are freed for waiting writers at once
 
 
 class CacheShards(Sequence[str]):

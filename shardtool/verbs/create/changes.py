@@ -168,7 +168,6 @@ def find_lost_splits(run: Run) -> list[str]:
 
 
 def _describe_renumbering(old_classes: Mapping[str, list[str]], new_classes: Mapping[str, list[str]]) -> str:
-    """Return the first class whose number would change."""
     for field, names in old_classes.items():
         for number, (old_name, new_name) in enumerate(zip(names, new_classes.get(field, []), strict=False)):
             if old_name != new_name:

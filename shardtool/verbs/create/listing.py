@@ -118,7 +118,6 @@ def _drop_duplicates(run: runs.Run, source: Source) -> Listing:
 
 
 def _make_condition(run: runs.Run, condition: ReadCondition, transform: Transform) -> ReadCondition:
-    """Return the part of a query that workers evaluate."""
     from shardtool.entries.metadata_columns import with_measured_columns
     from shardtool.select.query import match_rows
 
@@ -148,7 +147,6 @@ def _read_taken_keys(run: runs.Run) -> PackedStrings | None:
 
 
 def _choose_dots(run: runs.Run) -> None:
-    """Choose the dot at which keys end in tar member names."""
     recorded_options = {**run.options.recorded(), **run.listed.recorded}
     requested_dots: Dots | None = (
         "last" if recorded_options.get("dots") == "last" else "first" if "dots" in recorded_options else None

@@ -94,7 +94,6 @@ def find_new_samples(run: Run) -> NDArray[np.bool_]:
 
 
 def _list_known_skipped(run: Run, output: RunOutput) -> list[Skipped]:
-    """Return the skipped rows, except those that another query excluded."""
     if (old_dataset := output.destination.old) is None:
         return []
     new_record, old_records = run.record(output), (old_dataset.made, *old_dataset.made.appended)
@@ -166,7 +165,6 @@ def get_sample_numbers(run: Run, output: RunOutput) -> NDArray[np.int64]:
 
 
 def _skip_removed(run: Run) -> None:
-    """Skip samples that `shardtool remove` removed, unless the dataset is overwritten."""
     keys = run.entries.keys
     for output in run.outputs:
         removed_hashes = output.destination.load_removed()

@@ -236,7 +236,6 @@ class Packing:
         return f"Relax the query, or {fix}. Add {self._rerun_option} if shards of other splits exist."
 
     def _check_shard_counts(self) -> None:
-        """Check counts that the plan could only estimate."""
         if self.run.transform is None:
             return
         counts = [shard.samples for shard in self.totals.shards]

@@ -97,7 +97,6 @@ def _make_bounds(run: Run, output: RunOutput) -> ShardBounds:
 
 
 def _note_changes(run: Run) -> None:
-    """Refuse a resumed run that would create another dataset."""
     if run.updates:
         run.notes.add(*changes.other_plan_notes(run))
     if run.options.if_exists not in ("resume", "resume-overwrite"):

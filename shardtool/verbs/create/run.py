@@ -256,7 +256,6 @@ def make_run(
 def _get_first_run_options(
     names: tuple[str, ...], options: CreateOptions | ReshardOptions, split_options: SplitOptions | None
 ) -> CreateOptions | ReshardOptions:
-    """Return the options of a run that finds no dataset to append to."""
     resumes = options.if_exists == "append-resume"
     splits = [name for name, _ in split_options.shares] if split_options else [_SPLIT_MARK]
     if not splits:

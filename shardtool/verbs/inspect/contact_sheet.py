@@ -148,7 +148,6 @@ class _ContactSheet:
                 line = longer
 
     def _draw_line(self, corner: tuple[int, int], text: str, kind: str, colour: str, max_width: int) -> None:
-        """Draw a line of text, with the middle of a long text cut out."""
         font = _font_for(self._fonts[kind], text)
         if self._draw.textlength(text, font) > max_width:
             lengths = range(1, len(text) + 1)

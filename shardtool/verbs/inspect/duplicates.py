@@ -69,7 +69,7 @@ class DuplicateGroups(NamedTuple):
 def inspect_duplicates(dataset: DatasetLike, *, observer: Observer | None = None) -> DuplicateGroups:
     """Return the samples of one or several datasets that have the same content."""
     observer = observer or Observer()
-    with start_pool(WorkerOptions()) as pool:
+    with start_pool(WorkerOptions()) as pool:  # fork workers before heavy imports
         from shardtool.source.duplicates import find_duplicates
         from shardtool.source.shard_listing import list_datasets
 

@@ -80,7 +80,7 @@ _SCOPE_FIELDS = ("samples", "shards", "walked")
 
 _MAX_CLASSES = 1000
 
-_MAX_MEAN_NAME_CHARS = 32
+_MAX_MEAN_NAME_CHARS = 32  # mean length of class names; longer values are text
 
 _MAX_LISTED_IMAGES = 10
 
@@ -229,7 +229,6 @@ def _image_summary(overview: DatasetOverview) -> dict[str, ImageSummary]:
 
 
 def _label_summaries(overview: DatasetOverview, max_values: int) -> dict[str, LabelSummary]:
-    """Return likely labels, the likeliest first."""
     candidates = {name: _field_label(overview, name, tally, max_values) for name, tally in overview.fields.items()}
     candidates |= {
         name: _column_label(overview, name, column, max_values) for name, column in overview.label_columns().items()

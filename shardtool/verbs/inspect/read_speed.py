@@ -123,7 +123,7 @@ def read_speed(datasets: DatasetLike, *, decode: bool = False, seed: int = 0) ->
 
 def _opening_time(dataset: Dataset, numbers: list[int]) -> float:
     """Return how much slower the first read of a shard is than the second, in seconds (median of some shards)."""
-    dataset[numbers[0]]
+    dataset[numbers[0]]  # includes late imports
     return max(
         0.0, median(_read_time(dataset, number) - _read_time(dataset, number) for number in numbers[1:] or numbers)
     )

@@ -34,7 +34,7 @@ _MAX_PATH_CHARS = 255
 
 def write_fields(sample: StoredSample, folder: str, *, overwrite: bool = False) -> tuple[str, ...]:
     """Write each field of a sample to `KEY.FIELD`, TFRecord numbers as text or JSON; return the paths."""
-    paths = [_field_path(sample, field["name"]) for field in sample.fields]
+    paths = [_field_path(sample, field["name"]) for field in sample.fields]  # check all before writing any
     with closing(FolderTree(named_local_folder(folder).path)) as tree, open_shard(sample.shard.path) as file:
         for row in sorted(range(len(paths)), key=lambda row: sample.fields[row]["offset"]):
             blocks = partial(_field_blocks, sample, sample.fields[row], file)

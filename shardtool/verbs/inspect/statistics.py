@@ -262,7 +262,7 @@ class ColumnTally:
     def summary(self, max_values: int) -> ColumnSummary:
         """Return the statistics so far, with at most `max_values` values."""
         counted = self.counts.values if self._counted and "nested" not in self._kinds else None
-        is_uniform = len(self._kinds) == 1
+        is_uniform = len(self._kinds) == 1  # numbers and times cannot be compared
         low, high = (min(self._ends), max(self._ends)) if is_uniform and self._ends else (None, None)
         mean = self._total / self._numbers if self._numbers and is_uniform else None
         frequent = self.counts.most_frequent()[:max_values] if counted and len(counted) < self.filled else []

@@ -28,7 +28,7 @@ SHARD_COLUMN = "__shard__"
 
 TABLE_ENDINGS = (".parquet", ".csv")
 
-_ROW_GROUP_ROWS = 2**16
+_ROW_GROUP_ROWS = 2**16  # collected before writing, so many small shards do not create many small row groups
 
 
 def write_table(

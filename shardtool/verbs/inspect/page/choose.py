@@ -184,7 +184,6 @@ def choose_samples(
 def _strata_of(
     shard: StoredShard, shard_index: ShardIndex, fields: Mapping[str, FieldPayloads], labels: Sequence[str]
 ) -> tuple[str, NDArray[np.int64], list[str]]:
-    """Return the label to spread over, a stratum number per sample, and the strata."""
     for name in labels:
         if name in fields and fields[name].crcs is not None:
             codes = np.full(len(shard_index), -1, np.int64)
@@ -212,7 +211,7 @@ def _candidates(
     starts = np.flatnonzero(np.diff(codes[order], prepend=-2))
     rank = np.arange(len(codes)) - np.repeat(starts, np.diff(np.append(starts, len(codes))))
     best = order[np.lexsort((priority[order], rank))][:max_samples]
-    if 0 < max_samples <= len(pool):
+    if 0 < max_samples <= len(pool):  # most candidates rank behind the pool: skip them early
         priorities_by_stratum = {
             stratum: [candidate[1] for candidate in members]
             for stratum, members in groupby(sorted(pool, key=_CANDIDATE_ORDER), itemgetter(0))

@@ -45,7 +45,7 @@ def _first_frame(data: bytes, edge: int) -> tuple[bytes, tuple[int, int]]:
         warnings.simplefilter("ignore")
         image: Image.Image = Image.open(BytesIO(data), formats=("PNG", "WEBP", "GIF", "TIFF", "PPM"))
         image.load()
-        if image.mode[0] in ("F", "I"):
+        if image.mode[0] in ("F", "I"):  # Pillow's conversion clips the values
             image = image.convert("F")
             low, high = cast("tuple[float, float]", image.getextrema())
             scale = 255 / ((high - low) or 1)
@@ -68,7 +68,7 @@ _PILLOW_MASK_FORMATS = ("PNG", "TIFF", "BMP", "PPM", "GIF")
 
 MASK_MODES = ("1", "L", "P", "I", "I;16", "I;16B")
 
-_MAX_MASK_CLASSES = 64
+_MAX_MASK_CLASSES = 64  # photographs have more values
 
 _MAX_DARK_VALUE = 64  # an image with only darker grey values is a mask
 

@@ -34,7 +34,7 @@ _MAX_MIN_EDGE_PIXELS = (384, 96)  # maximum and minimum size of a thumbnail
 
 _PIXELS_PER_BYTE = 8.0
 
-_MAX_SAMPLES_WITHOUT_UNUSUAL = 20
+_MAX_SAMPLES_WITHOUT_UNUSUAL = 20  # datasets of up to this many samples list no unusual ones
 
 
 def write_page(
