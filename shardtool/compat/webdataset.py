@@ -1,12 +1,8 @@
 """webdataset's `ShardWriter`, with the same arguments, which writes shardtool datasets.
 
-It differs where shardtool's guarantees require it:
-
-- `maxsize` limits the finished file, headers included, and no shard exceeds it.
-- Existing output is refused without `overwrite=True` or `resume=True`.
-- Keys are unique.
-- An exception in the `with` block publishes no dataset file.
-- Header names and times are the same as in every shardtool shard.
+It differs where shardtool's guarantees require it: `maxsize` limits the finished file with headers; existing output
+needs `overwrite=True` or `resume=True`; keys are unique; an exception in the `with` block publishes no dataset file;
+header names and times are the same as in every shardtool shard.
 
 Source: webdataset 1.0.2, `webdataset/writer.py`.
 """
@@ -173,13 +169,11 @@ class ShardWriter(Writer):
                 self.count = self.size = 0
 
     def _print_name(self, samples: int) -> None:
-        """Print the name of the current shard, and the samples written to it and in total."""
         if self.verbose:
             sys.stdout.write(f"# writing {self.fname} {self.count} {self.size / 1e9:.1f} GB {samples}\n")
 
 
 def _parse_bound(name: str, value: float) -> int | None:
-    """Return a bound as an integer; None for infinity."""
     if value == inf:
         return None
     if isinstance(value, bool) or not isinstance(value, Real) or not value >= 1:

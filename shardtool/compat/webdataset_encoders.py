@@ -32,9 +32,8 @@ _FLOAT_SLACK = 0.001  # tolerance around 0 to 1 in float images
 def make_encoder(encoder: object) -> Encoder:
     """Return the function that encodes samples.
 
-    Args:
-        encoder: True to encode by extension, False or None to encode nothing, a dict of functions by extension, or a
-            function.
+    `encoder` is True (encode by extension), False or None (encode nothing), a dict of functions by extension, or a
+    function.
 
     Raises:
         InvalidRequest: The encoder is none of these.
@@ -52,11 +51,7 @@ def make_encoder(encoder: object) -> Encoder:
 
 
 def encode_by_ending(value: Any, field: str, handlers: Handlers) -> Any:
-    """Return a value as bytes. Fields whose names start with an underscore are unchanged.
-
-    Raises:
-        InvalidRequest: There is no encoder for the field.
-    """
+    """Return a value as bytes. Fields whose names start with an underscore are unchanged."""
     if field.startswith("_"):
         return value
     name = field.removesuffix(_GZIP_SUFFIX)
@@ -99,7 +94,6 @@ def _capture_bytes(write: Callable[[BytesIO], object]) -> bytes:
 
 
 def _encode_image(value: Any, kind: str, **details: int) -> bytes:
-    """Encode a Pillow image, or an array of bytes or of floats from 0 to 1."""
     if isinstance(value, np.ndarray):
         from PIL import Image
 

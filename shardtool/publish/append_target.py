@@ -1,7 +1,4 @@
-"""The existing dataset that an append extends: check that it is complete, and find the remaining shard names.
-
-Shards and sidecars are checked by size only and never read.
-"""
+"""The existing dataset that an append extends. Shards and sidecars are checked by size only and never read."""
 
 from __future__ import annotations
 
@@ -45,13 +42,7 @@ class FinishedAppend(Append):
 def check_existing_dataset(
     folder: OutputFolder, pattern: ShardPattern, existing: Mapping[str, EntryInfo], data: bytes
 ) -> DatasetFile:
-    """Return the existing dataset, if samples can be appended with this shard pattern.
-
-    Raises:
-        CorruptShard: The dataset file is damaged, or a listed file is missing or has another size.
-        OutputExists: A listed file is a symbolic link, whose target others may change.
-        InvalidRequest: The pattern does not match the existing shards.
-    """
+    """Return the existing dataset, if samples can be appended with this shard pattern."""
     where = folder.full_path(pattern.dataset_file)
     old = parse_dataset(data, where)
     _check_names(old, pattern, where)
@@ -96,11 +87,7 @@ def list_later_files(pattern: ShardPattern, existing: Collection[str], count: in
 
 
 def remaining_names(pattern: ShardPattern, used: int) -> ShardPattern:
-    """Return the pattern without its first `used` names.
-
-    Raises:
-        InvalidRequest: No names remain.
-    """
+    """Return the pattern without its first `used` names."""
     if not used:
         return pattern
     if pattern.count is not None and pattern.count <= used:

@@ -1,7 +1,7 @@
 """Copy the valid index files of other tools together with a dataset.
 
 No checksum covers these files, so each is compared with the sidecar of its shard. Existing files at the destination
-stay. Nothing is copied from a web server, because it cannot list files.
+stay. A web server cannot list files, so nothing is copied from it.
 """
 
 from __future__ import annotations
@@ -27,11 +27,7 @@ if TYPE_CHECKING:
 
 
 def copy_indexes(dataset_file: str, dataset: DatasetFile, folder: OutputFolder, notes: Notes) -> int:
-    """Copy the valid index files of single shards; return how many were copied.
-
-    Raises:
-        OutputFailed: A file cannot be written.
-    """
+    """Copy the valid index files of single shards; return how many were copied."""
     source = paths.folder_of(dataset_file)
     if address.is_web(source) or dataset.shards_folder:
         return 0
@@ -71,11 +67,7 @@ def _read_valid_index(path: str, sidecar: str) -> bytes | None:
 
 
 def copy_folder_indexes(datasets: Sequence[DatasetFile], source: str, folder: OutputFolder) -> None:
-    """Copy the index files that cover a folder, if all shards that they list were copied.
-
-    Raises:
-        OutputFailed: A file cannot be written.
-    """
+    """Copy the index files that cover a folder, if all shards that they list were copied."""
     if address.is_web(source) or any(dataset.shards_folder for dataset in datasets):
         return
     shards, index_paths = {shard.name: shard.samples for dataset in datasets for shard in dataset.shards}, list[str]()
@@ -94,7 +86,6 @@ def copy_folder_indexes(datasets: Sequence[DatasetFile], source: str, folder: Ou
 
 
 def _write_new(folder: OutputFolder, path: str, data: bytes) -> bool:
-    """Write a file unless it exists; return whether it was written."""
     subfolder, name = os.path.split(path)
     try:
         folder = open_subfolder(folder, subfolder)

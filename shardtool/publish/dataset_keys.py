@@ -29,11 +29,7 @@ _NUL_SUBSTITUTE = b"\xff"  # replaces NUL in foreign keys; invalid UTF-8, so nev
 
 
 def read_dataset_keys(folder: OutputFolder, shards: Iterable[ShardEntry]) -> PackedStrings:
-    """Return the keys of shards in sample order.
-
-    Raises:
-        CorruptShard: A sidecar cannot be read, or differs from the dataset file.
-    """
+    """Return the keys of shards in sample order."""
     return PackedStrings.parse(b"".join([encode_shard_keys(read_listed_sidecar(folder, shard)) for shard in shards]))
 
 
@@ -44,13 +40,7 @@ def encode_shard_keys(index: shard_index.ShardIndex) -> bytes:
 
 
 def check_new_keys(keys: PackedStrings, existing_keys: PackedStrings, where: str) -> None:
-    """Refuse keys that a dataset already contains.
-
-    Hashes are compared first, because a table of ten million keys takes gigabytes.
-
-    Raises:
-        InvalidRequest: Keys already exist.
-    """
+    """Refuse keys that a dataset already contains. Hashes are compared first, to save memory."""
     existing_hashes, new_hashes = hash_keys(existing_keys), hash_keys(keys)
     candidates = np.flatnonzero(contains_hashes(new_hashes, np.sort(existing_hashes)))
 

@@ -38,8 +38,6 @@ class Destination:
 
     Attributes:
         existing: The files whose names belong to the pattern.
-        append: The dataset appended to; None without an append.
-        part: The part that runs; None means a whole run.
         own_names: The names of the part's shards, sidecars and record, once planned.
     """
 
@@ -103,11 +101,7 @@ class Destination:
         return 0 if self.append is None else self.append.first
 
     def load_skipped(self) -> list[Skipped]:
-        """Return the existing list of skipped samples.
-
-        Raises:
-            CorruptShard: The list is damaged.
-        """
+        """Return the existing list of skipped samples."""
         name = self.pattern.skipped_file
         try:
             return skipped_list.parse_skipped(
@@ -117,11 +111,7 @@ class Destination:
             raise CorruptShard(self.skipped_file, f"cannot be read: {os_error_text(error)}") from None
 
     def load_removed(self) -> dict[str, Skipped]:
-        """Return the samples that `shardtool remove` removed, by key hash.
-
-        Raises:
-            CorruptShard: The list of skipped samples is damaged.
-        """
+        """Return the samples that `shardtool remove` removed, by key hash."""
         name = self.pattern.skipped_file
         with suppress(OSError):
             if name in self.existing and b'"removed"' in self.folder.read(name):
@@ -130,13 +120,7 @@ class Destination:
 
 
 def inspect_destination(previous: Destination) -> Destination:
-    """Look for existing files, and refuse to change files that `if_exists` protects.
-
-    Raises:
-        OutputExists: Files may not be changed, or the dataset changed since the last inspection.
-        InvalidRequest: There is no dataset to append to, or its shards have other names.
-        CorruptShard: The dataset appended to is damaged.
-    """
+    """Look for existing files, and refuse to change files that `if_exists` protects."""
     folder, pattern, names_in_folder = previous.folder, previous.pattern, previous.folder.names()
     destination = replace(
         previous, existing=folder.facts(name for name in names_in_folder if pattern.owns(name) or previous.owns(name))
@@ -186,7 +170,6 @@ def _inspect_part(destination: Destination) -> Destination:
 
 
 def _check_dataset_file(destination: Destination) -> None:
-    """Refuse to replace a foreign file, or a dataset file that lists other shards."""
     name, data, may_be_replaced = destination.pattern.dataset_file, b"", False
     with suppress(OSError):
         data = destination.folder.read(name)
@@ -216,10 +199,7 @@ def _check_dataset_file(destination: Destination) -> None:
 
 
 def _check_unfinished(destination: Destination) -> None:
-    """Refuse to update shards of another tool, which have no sidecars.
-
-    An interrupted run leaves at most one shard without a sidecar, or one per worker in a store.
-    """
+    """Refuse to update shards of another tool: an interrupted run leaves one shard per worker without a sidecar."""
     shards = [name for name in destination.existing if name.endswith(destination.pattern.format)]
     if (
         destination.folder.hides
@@ -236,7 +216,6 @@ def _check_unfinished(destination: Destination) -> None:
 
 
 def _find_append(destination: Destination) -> Append:
-    """Return the append, after checking that the dataset has not changed."""
     folder, pattern, previous = destination.folder, destination.pattern, destination.append
     if pattern.dataset_file not in destination.existing:
         remedy = f"Run without {option_text('if_exists', 'append')}."

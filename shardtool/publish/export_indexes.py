@@ -1,7 +1,7 @@
 """Write and update the index files of other tools for a dataset.
 
-They are derived from the dataset file and the sidecars. Workers read the shards only for formats that contain payload
-hashes. All files are staged before the first one is published.
+Workers read the shards only for formats that contain payload hashes. All files are staged before the first one is
+published.
 """
 
 from __future__ import annotations
@@ -44,10 +44,7 @@ IndexFile = tuple[str, bytes, bool, bool]
 def _encode_folder_index(
     folder_index: FolderIndex, datasets: Sequence[DatasetFile], target: OutputFolder
 ) -> tuple[dict[str, bytes], bool]:
-    """Return the files in publication order, and whether they may replace the existing ones.
-
-    They may if shardtool wrote those for fewer splits, or before an append.
-    """
+    """Return the files in publication order, and whether they may replace files that shardtool wrote earlier."""
     files, counts = folder_index.encode(datasets), read_sample_counts(folder_index, target)
     check_other_shards(
         folder_index, target, counts.keys() - {shard.name for dataset in datasets for shard in dataset.shards}
@@ -64,7 +61,6 @@ def _encode_folder_index(
 
 
 def _match_listed_shards(dataset: DatasetFile, listed: Collection[str]) -> DatasetFile | None:
-    """Return a dataset as of the latest append whose shards are all listed."""
     for shards in (len(dataset.shards), *reversed(dataset.appends)):
         if all(shard.name in listed for shard in dataset.shards[:shards] if shard.samples):
             return replace(dataset, shards=dataset.shards[:shards])
@@ -72,11 +68,7 @@ def _match_listed_shards(dataset: DatasetFile, listed: Collection[str]) -> Datas
 
 
 def check_other_shards(folder_index: FolderIndex, target: OutputFolder, others: Iterable[str]) -> None:
-    """Refuse to replace files that cover another dataset.
-
-    Raises:
-        OutputExists: Shards of another dataset exist.
-    """
+    """Refuse to replace files that cover another dataset."""
     existing_names = {to_output_name(name) for name in target.names()}
     if others := sorted(name for name in others if "/" in name or name in existing_names):
         found = f"an index of other shards: {format_list(others, 3)}"
@@ -91,7 +83,6 @@ def _discard_staged(folders: Mapping[str, OutputFolder], paths: Sequence[str]) -
 
 
 def _has_same_bytes(folder: OutputFolder, name: str, data: bytes, *, overwrite: bool) -> bool:
-    """Return whether a file already has these bytes, or refuse to replace it."""
     file_info = folder.facts([name]).get(name)
     if file_info is None:
         return False
@@ -108,20 +99,13 @@ def _has_same_bytes(folder: OutputFolder, name: str, data: bytes, *, overwrite: 
     return False
 
 
-_FOLDER_LOCK = ".exported"  # lock for files that exist once per folder; not a valid dataset name
+_FOLDER_LOCK = ".exported"
 
 
 def check_index_files(
     outputs: Sequence[tuple[ShardPattern, int]], requested: Mapping[str, ExportFormat], *, overwrite: bool
 ) -> None:
-    """Check that indexes can be written once the shards exist.
-
-    `outputs` are the shard patterns and shard counts.
-
-    Raises:
-        InvalidRequest: Two files would have the same name.
-        OutputExists: Existing files may not be replaced.
-    """
+    """Check that indexes can be written once the shards exist. `outputs` are the shard patterns and counts."""
     for pattern, shards in outputs:
         folder = open_folder(pattern.folder)
         names = list_index_names(map(pattern.shard, range(shards)), requested, pattern.dataset_file)
@@ -147,12 +131,7 @@ class Exporter:
         self._note = notes.add_new
 
     def check(self) -> DatasetFile:
-        """Return the dataset, if these indexes can be created for it.
-
-        Raises:
-            InvalidRequest: They cannot.
-            CorruptShard: The dataset file is damaged.
-        """
+        """Return the dataset, if these indexes can be created for it."""
         where = self.folder.full_path(self.name)
         if not self.name.endswith(DATASET_SUFFIX):
             raise InvalidRequest(where or "the dataset", "not a dataset file", expected="a name such as out.json")
@@ -170,10 +149,7 @@ class Exporter:
         return dataset
 
     def write(self, target: OutputFolder, pool: Pool | None = None, *, overwrite: bool) -> tuple[tuple[str, ...], int]:
-        """Stage all index files, then publish them; return their names, and how many were unchanged.
-
-        Payload hashes need a `pool`.
-        """
+        """Publish all index files; return their names, and how many were unchanged. Payload hashes need a `pool`."""
         dataset, requested = self.check(), self.requested.values()  # checked again, now under the lock
         self._note_limits(dataset, target)
         own = self.name if target == self.folder else ""
@@ -210,7 +186,6 @@ class Exporter:
                     yield exports.index_name(shard.name, export), export.encode(shard), False, False
 
     def _make_folder_files(self, dataset: DatasetFile, target: OutputFolder) -> list[IndexFile]:
-        """Return the files that exist once per folder."""
         index_files, requested = list[IndexFile](), self.requested.values()
         for export in requested:
             if (folder_index := export.once) is not None:
@@ -237,7 +212,6 @@ class Exporter:
                 self._note(f"{name}: {export.reader} expects the shards in the same folder as these files")
 
     def _read_shards(self, dataset: DatasetFile, pool: Pool | None) -> Iterator[indexed_shard.IndexedShard]:
-        """Yield each shard with its index, and payload hashes if needed."""
         shards, requested = dataset.shards, self.requested.values()
         if all(export.encode is None for export in requested):
             return
@@ -281,7 +255,6 @@ class Exporter:
     def _list_covered_datasets(
         self, export: ExportFormat, dataset: DatasetFile, target: OutputFolder
     ) -> list[DatasetFile]:
-        """Return this dataset and its other splits that have indexes."""
         covered = [dataset]
         for split_dataset in splits_in(self.folder.path, dataset.made).values():
             shards = split_dataset.shards if export.encode is not None else ()
@@ -318,11 +291,7 @@ class Exporter:
 
 
 def list_index_names(shards: Iterable[str], requested: Mapping[str, ExportFormat], dataset_file: str) -> list[str]:
-    """Return the names of all index files.
-
-    Raises:
-        InvalidRequest: Two files would have the same name.
-    """
+    """Return the names of all index files."""
     shard_exports = {name: export for name, export in requested.items() if export.encode is not None}
     for name, export in requested.items():
         if export.once is not None and export.once.info == dataset_file:

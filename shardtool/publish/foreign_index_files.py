@@ -16,11 +16,7 @@ if TYPE_CHECKING:
 
 
 def open_subfolder(folder: OutputFolder, names: str) -> OutputFolder:
-    """Return a subfolder.
-
-    Raises:
-        OutputExists: A file or a symbolic link has its name.
-    """
+    """Return a subfolder."""
     for name in names.split("/") if names else ():
         file_info = folder.facts([name]).get(name)
         if file_info is not None and not file_info.is_folder:

@@ -28,22 +28,14 @@ def wrong_size_error(where: str, found: int | None, expected_size: int) -> Corru
 def check_file_size(
     folder: OutputFolder, name: str, size: int, existing: Mapping[str, EntryInfo] | None = None
 ) -> None:
-    """Check that a file exists with the listed size.
-
-    Raises:
-        CorruptShard: The file is missing or has another size.
-    """
+    """Check that a file exists with the listed size."""
     file_info = (folder.facts([name]) if existing is None else existing).get(name)
     if file_info is None or file_info.size != size:
         raise wrong_size_error(folder.full_path(name), None if file_info is None else file_info.size, size)
 
 
 def read_output_file(folder: OutputFolder, name: str) -> bytes:
-    """Return a small output file.
-
-    Raises:
-        CorruptShard: It cannot be read.
-    """
+    """Return a small output file."""
     try:
         return folder.read(name)
     except OSError as error:
@@ -51,11 +43,7 @@ def read_output_file(folder: OutputFolder, name: str) -> bytes:
 
 
 def read_existing_dataset(folder: OutputFolder, name: str) -> DatasetFile | None:
-    """Return the content of a dataset file; None if it does not exist.
-
-    Raises:
-        CorruptShard: It is damaged or cannot be read.
-    """
+    """Return the content of a dataset file; None if it does not exist."""
     exists = folder.facts([name])
     return parse_dataset(read_output_file(folder, name), folder.full_path(name)) if exists else None
 
@@ -63,11 +51,7 @@ def read_existing_dataset(folder: OutputFolder, name: str) -> DatasetFile | None
 def read_listed_sidecar(
     folder: OutputFolder, shard: ShardEntry, existing: Mapping[str, EntryInfo] | None = None
 ) -> ShardIndex:
-    """Return the index in a sidecar that matches the dataset file.
-
-    Raises:
-        CorruptShard: The sidecar differs or cannot be read.
-    """
+    """Return the index in a sidecar that matches the dataset file."""
     from shardtool.dataset.sidecar_read import parse_shard_sidecar
 
     where, name = folder.full_path(shard.sidecar), to_local_name(shard.sidecar)

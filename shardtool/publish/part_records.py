@@ -1,8 +1,7 @@
 """The record of one part of a run, `.out.part03of64`, which exists until the parts are merged.
 
-A part writes its record last, so the record exists only for a finished part. It contains the dataset file of the part's
-shards, the fingerprint of the plan, and the skipped samples. Reading limits and checks it in the same way as a dataset
-file.
+A part writes its record last. It contains the dataset file of the part's shards, the fingerprint of the plan, and the
+skipped samples.
 
 Source: docs/format.md, "Parts".
 """
@@ -87,11 +86,7 @@ def part_record_name(pattern: ShardPattern, part: RunPart) -> str:
 
 
 def read_part_record(folder: OutputFolder, pattern: ShardPattern, part: RunPart) -> PartRecord:
-    """Return the record of a part, without checking the listed files.
-
-    Raises:
-        CorruptShard: It is damaged, or belongs to another part.
-    """
+    """Return the record of a part, without checking the listed files."""
     where = folder.full_path(part_record_name(pattern, part))
     try:
         data = folder.read(part_record_name(pattern, part))
@@ -152,22 +147,14 @@ def find_part_records(pattern: ShardPattern, names: Iterable[str]) -> tuple[list
 
 
 def remove_part_records(folder: OutputFolder, pattern: ShardPattern) -> None:
-    """Delete records and locks of merged parts.
-
-    Raises:
-        OutputFailed: The file system reports an error.
-    """
+    """Delete records and locks of merged parts."""
     finished, started = find_part_records(pattern, folder.names())
     records = [part_record_name(pattern, part) for part in finished]
     folder.remove([*records, *(part_record_name(pattern, part) + _LOCK_SUFFIX for part in started)])
 
 
 def check_part_count(folder: OutputFolder, pattern: ShardPattern, part: RunPart) -> None:
-    """Refuse a part if other parts have another total count.
-
-    Raises:
-        OutputExists: Such parts exist.
-    """
+    """Refuse a part if other parts have another total count."""
     finished, started = find_part_records(pattern, folder.names())
     others = [other for other in finished if other.parts != part.parts]
     for other in started:

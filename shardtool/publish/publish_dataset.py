@@ -37,11 +37,7 @@ def publish_dataset(totals: DatasetTotals, publisher: Publisher, run_record: Run
 
 
 def check_same_append(append: FinishedAppend, number: int, shard: ShardEntry | None, destination: Destination) -> None:
-    """Refuse an append that the dataset already contains with other content.
-
-    Raises:
-        InvalidRequest: The entries of shard `number` differ.
-    """
+    """Refuse an append that the dataset already contains with other content."""
     if [*append.old.shards[number : number + 1]] != ([] if shard is None else [shard]):
         found = "the dataset already contains these keys with other content"
         remedy = choose_text(
@@ -52,11 +48,7 @@ def check_same_append(append: FinishedAppend, number: int, shard: ShardEntry | N
 
 
 def check_fingerprint(source: str, found: str, expected_fingerprint: str) -> None:
-    """Check that samples have the content fingerprint of their source.
-
-    Raises:
-        CorruptShard: The fingerprints differ.
-    """
+    """Check that samples have the content fingerprint of their source."""
     if found != expected_fingerprint:
         problem, expected = f"samples with fingerprint {found}", f"{expected_fingerprint}, as in the source dataset"
         remedy = "No dataset file was written. Run `shardtool verify` on the source."

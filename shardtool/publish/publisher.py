@@ -1,14 +1,13 @@
 """Publish staged files: shard, then sidecar, and the dataset file last.
 
-Each dataset of a run has one `Publisher`, in the parent process. Only the parent uses final names, so a worker that
-outlives its run cannot publish. Every intermediate state is safe:
+Only the parent process uses final names, so a worker that outlives its run cannot publish. Every intermediate state is
+safe:
 
-- The dataset file names only files that exist and are complete. It is deleted before one of its shards is replaced or
-  deleted.
-- `--overwrite` stages all files next to the old dataset, and replaces it only when all are staged.
+- The dataset file names only complete files. It is deleted before one of its shards is replaced or deleted.
+- `--overwrite` stages all files before it replaces the old dataset.
 - In a store, a shard is visible as soon as it is written, so `--overwrite` deletes the old dataset file first
   (`prepare_shard`).
-- `--append` changes no shard that the old dataset file names, so that file stays until the new one replaces it.
+- `--append` changes no listed shard, so the old dataset file stays until the new one replaces it.
 - Another tool's index that no longer fits is deleted before its shard changes (`StaleIndexes`).
 """
 
@@ -42,7 +41,7 @@ if TYPE_CHECKING:
 _SPOOL_SUFFIX = ".spool"
 
 
-_INDEX_SPACE_FACTOR = 1.01  # shards plus sidecars and dataset file
+_INDEX_SPACE_FACTOR = 1.01
 
 
 class Publisher:
@@ -56,11 +55,7 @@ class Publisher:
         self.stale_indexes = StaleIndexes(self.folder, self.pattern, self.folder.names(), appends=destination.appends)
 
     def merge_skipped_rows(self, skipped: Sequence[Skipped]) -> list[Skipped]:
-        """Return the samples skipped by this run and by earlier appends.
-
-        Raises:
-            CorruptShard: The existing list is damaged.
-        """
+        """Return the samples skipped by this run and by earlier appends."""
         old_dataset, where = self.destination.old, self.destination.skipped_file
         if old_dataset is None:
             removed = self.destination.load_removed() if self.destination.if_exists == "resume" else {}
@@ -74,11 +69,7 @@ class Publisher:
         return skipped_list.merge_skipped(old_rows, skipped)
 
     def spool(self, size: int) -> StagedFile:
-        """Return a temporary file for payloads.
-
-        Raises:
-            OutputFailed: There is no space, or the file system reports an error.
-        """
+        """Return a temporary file for payloads."""
         if self.folder.hides:
             self.check_space([size])
         self._spool = self.folder.temporary.stage(_make_spool_name(self.destination))
@@ -91,20 +82,12 @@ class Publisher:
             self._spool = None
 
     def check_space(self, sizes: Sequence[int]) -> None:
-        """Check that there is space for shards with these sizes.
-
-        Raises:
-            OutputFailed: There is not enough space.
-        """
+        """Check that there is space for shards with these sizes."""
         keeps_old = self.destination.if_exists == "overwrite" and bool(self._existing)
         check_space(self.folder, sum(sizes), "written", old_stays=keeps_old)
 
     def prepare_shard(self, name: str) -> None:
-        """Delete files that refer to an old shard, before a worker replaces it in place.
-
-        Raises:
-            OutputFailed: A file cannot be deleted.
-        """
+        """Delete files that refer to an old shard, before a worker replaces it in place."""
         if not self.folder.hides:
             self._withdraw_dataset_file()
             self.stale_indexes.drop(name)
@@ -116,11 +99,7 @@ class Publisher:
         return self.destination.if_exists == "overwrite" and self.folder.hides
 
     def add(self, shard: DurableFile | None, sidecar: bytes, name: str) -> None:
-        """Publish a shard (None: it exists) and its sidecar; `--overwrite` keeps them staged.
-
-        Raises:
-            OutputFailed: The file system reports an error.
-        """
+        """Publish a shard (None: it exists) and its sidecar; `--overwrite` keeps them staged."""
         staged = [] if shard is None else [shard]
         sidecar_file = sidecar_name(name)
         if shard is not None or not self._has_file(sidecar_file, sidecar):
@@ -143,32 +122,20 @@ class Publisher:
         return self.folder.read_staged(sidecar_file) if self._publishes_at_end else self.folder.read(sidecar_file)
 
     def replace_sidecars(self, sidecars: Mapping[str, bytes]) -> None:
-        """Replace sidecars, given by shard name.
-
-        Raises:
-            OutputFailed: The file system reports an error.
-        """
+        """Replace sidecars, given by shard name."""
         staged = [self.folder.stage_bytes(sidecar_name(shard), data) for shard, data in sidecars.items()]
-        if staged and not self._publishes_at_end:  # staging again has replaced the staged file
+        if staged and not self._publishes_at_end:
             self._withdraw_dataset_file()
             self.folder.publish(*staged)
 
     def check_published_shards(self, shards: Sequence[ShardEntry]) -> None:
-        """Check with one listing that a store has all shards and sidecars.
-
-        Raises:
-            OutputFailed: A file is missing or has another size.
-        """
+        """Check with one listing that a store has all shards and sidecars."""
         sizes = {to_local_name(shard.name): shard.size for shard in shards}
         sizes |= {to_local_name(shard.sidecar): shard.sidecar_size for shard in shards}
         check_published(self.folder, sizes, f"Run the same command again with {option_text('if_exists', 'resume')}.")
 
     def finish(self, shards: Sequence[str], dataset_file: bytes, skipped: Sequence[Skipped]) -> None:
-        """Publish staged files, delete stale files, and publish the dataset file last.
-
-        Raises:
-            OutputFailed: The file system reports an error.
-        """
+        """Publish staged files, delete stale files, and publish the dataset file last."""
         kept_names = {*shards, *map(sidecar_name, shards), self.pattern.dataset_file}
         rows = skipped_list.encode_skipped(skipped)
         if rows:
@@ -194,21 +161,13 @@ class Publisher:
         part_records.remove_part_records(self.folder, self.pattern)
 
     def start_part(self) -> None:
-        """Delete the earlier record of this part, which marks a finished part.
-
-        Raises:
-            OutputFailed: The file system reports an error.
-        """
+        """Delete the earlier record of this part."""
         part = self.destination.part
         if part is not None and (name := part_records.part_record_name(self.pattern, part)) in self._existing:
             self.folder.remove([name])
 
     def finish_part(self, record: PartRecord, *, keeps_dataset_file: bool) -> None:
-        """Publish the record of a part; first delete a dataset file that does not list its shards.
-
-        Raises:
-            OutputFailed: The file system reports an error.
-        """
+        """Publish the record of a part; first delete a dataset file that does not list its shards."""
         staged = self.folder.stage_bytes(part_records.part_record_name(self.pattern, record.part), record.encode())
         if not keeps_dataset_file:
             self._withdraw_dataset_file()
@@ -220,7 +179,6 @@ class Publisher:
             self.folder.remove(sorted(name for shard in shards for name in (shard, sidecar_name(shard))))
 
     def _withdraw_dataset_file(self) -> None:
-        """Delete the old dataset file before its first shard changes."""
         if not self.destination.appends and self._existing.pop(self.pattern.dataset_file, None) is not None:
             self.folder.remove([self.pattern.dataset_file])
 
@@ -234,11 +192,7 @@ class Publisher:
 
 
 def check_space(folder: OutputFolder, size: int, done: str, *, old_stays: bool = False) -> None:
-    """Check that there is space for `size` bytes of shards and their indexes.
-
-    Raises:
-        OutputFailed: There is not enough space.
-    """
+    """Check that there is space for `size` bytes of shards and their indexes."""
     need, free = int(size * _INDEX_SPACE_FACTOR), folder.free_bytes()
     if free is not None and need > free:
         advice = (

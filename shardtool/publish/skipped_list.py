@@ -1,7 +1,4 @@
-"""The list of skipped samples, `out.skipped`: encode, read, check and merge its rows.
-
-Source: docs/format.md, "`out.skipped`".
-"""
+"""The list of skipped samples, `out.skipped` (docs/format.md)."""
 
 from __future__ import annotations
 
@@ -35,11 +32,7 @@ def encode_skipped(skipped: Iterable[Skipped]) -> bytes:
 
 
 def parse_skipped(data: bytes, where: str) -> list[Skipped]:
-    """Return the rows of a list.
-
-    Raises:
-        CorruptShard: The list is damaged.
-    """
+    """Return the rows of a list."""
     try:
         rows = [[str(json.loads(line)[name]) for name in _ROW_KEYS] for line in data.splitlines()]
     except (ValueError, TypeError, KeyError, RecursionError) as error:
@@ -50,11 +43,7 @@ def parse_skipped(data: bytes, where: str) -> list[Skipped]:
 
 
 def read_skipped_bytes(file: DatasetFile, folder: str) -> bytes:
-    """Return the list of a dataset; empty if nothing was skipped.
-
-    Raises:
-        CorruptShard: The list cannot be read, or differs from the dataset file.
-    """
+    """Return the list of a dataset; empty if nothing was skipped."""
     where = join(folder, file.skipped_file)
     try:
         data = read_small(where) if file.skipped else b""
@@ -65,11 +54,7 @@ def read_skipped_bytes(file: DatasetFile, folder: str) -> bytes:
 
 
 def check_skipped_file(data: bytes, dataset: DatasetFile, where: str) -> None:
-    """Compare a list with the dataset file.
-
-    Raises:
-        CorruptShard: They differ.
-    """
+    """Compare a list with the dataset file."""
     rows = data.count(b"\n")
     if rows != dataset.skipped:
         expected = f"{dataset.skipped:,}, as in the dataset file"
@@ -79,11 +64,7 @@ def check_skipped_file(data: bytes, dataset: DatasetFile, where: str) -> None:
 
 
 def read_skipped_rows(file: DatasetFile, folder: str) -> list[Skipped]:
-    """Return the rows of a dataset.
-
-    Raises:
-        CorruptShard: The list cannot be read, or differs from the dataset file.
-    """
+    """Return the rows of a dataset."""
     return parse_skipped(read_skipped_bytes(file, folder), join(folder, file.skipped_file))
 
 

@@ -1,8 +1,7 @@
 """Delete index files of other tools that no longer fit their shard.
 
 A reader with an outdated index returns wrong bytes, mostly without an error. So a stale index is deleted before its
-shard changes: a crash in between leaves a missing index, never a wrong one. Only a file with both the name and the
-format of an index of this dataset's shards is deleted (`interop/exports.py`).
+shard changes. Only a file with both the name and the format of an index of this dataset's shards is deleted.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ class StaleIndexes:
     """The index files of other tools in an output folder.
 
     Args:
-        pattern: The shard pattern; None if there is none, which finds no index.
+        pattern: The shard pattern; None finds no index.
         appends: Whether existing shards stay, so that indexes of the folder are incomplete, not wrong.
 
     Attributes:
@@ -64,11 +63,7 @@ class StaleIndexes:
         return ""
 
     def check_no_leftovers(self, existing_names: Collection[str]) -> None:
-        """Refuse index files of missing shards.
-
-        Raises:
-            OutputExists: Such files exist.
-        """
+        """Refuse index files of missing shards."""
         leftovers = sorted(
             name for shard, names in self._files.items() if shard not in existing_names for name in names
         )
@@ -127,15 +122,11 @@ class StaleIndexes:
         ):
             names = {name for name in files_in_folder if not self._owns(name)} | current_shards
             listed_shards = {name for name in huggingface.readme_shards(data, names) if self._owns(name)}
-            if listed_shards and listed_shards != current_shards:  # it lists other shards of this dataset
+            if listed_shards and listed_shards != current_shards:
                 self._stale[huggingface.README_FILE] = "huggingface"
 
     def remove(self) -> None:
-        """Delete the marked files durably, before a shard changes.
-
-        Raises:
-            OutputFailed: The file system reports an error.
-        """
+        """Delete the marked files durably, before a shard changes."""
         for name in self._stale:
             subfolder, _, file_name = name.rpartition("/")
             (open_folder(self.folder.full_path(subfolder)) if subfolder else self.folder).remove([file_name])

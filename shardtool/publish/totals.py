@@ -53,7 +53,6 @@ class DatasetTotals:
     """The totals of the published shards of a dataset.
 
     Attributes:
-        values: The types of the field values.
         shards: The entries of the dataset file, sorted at the end.
         fields: The number of samples with each field.
     """

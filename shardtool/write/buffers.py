@@ -1,7 +1,4 @@
-"""Reusable memory of a worker: one buffer per use, allocated when first used.
-
-Page faults of fresh buffers would cost as much as packing a shard of small files.
-"""
+"""Reusable memory of a worker. Page faults of fresh buffers would cost as much as packing a shard of small files."""
 
 from __future__ import annotations
 
@@ -13,16 +10,12 @@ BUFFER_SIZE = 512 * 1024
 
 MAX_GAP_BYTES = 2**20  # smaller gaps between payloads are read and ignored, because seeking would take as long
 
-_arena = memoryview(b"")  # grows as needed
+_arena = memoryview(b"")
 
 
 @cache
 def get_buffer(use: Literal["shard", "window", "gap"]) -> memoryview:
-    """Return the buffer for a use.
-
-    Args:
-        use: `shard`: assemble a shard. `window`: read spans ahead. `gap`: read the unused bytes between payloads.
-    """
+    """Return the buffer for a use: to assemble a shard, to read spans ahead, or for the gaps between payloads."""
     return memoryview(bytearray(MAX_GAP_BYTES if use == "gap" else BUFFER_SIZE))
 
 

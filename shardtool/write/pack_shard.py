@@ -1,7 +1,4 @@
-"""Pack one planned shard into one file. Runs in a worker, independently of other shards.
-
-The result contains checksums and skipped samples. The parent computes the offsets from the plan.
-"""
+"""Pack one planned shard into one file, in a worker. The parent computes the offsets from the plan."""
 
 from __future__ import annotations
 
@@ -29,12 +26,7 @@ Packed = TypeVar("Packed")
 
 
 def pack_shard(task: task.ShardTask, report: packer.Report) -> task.ShardResult:
-    """Write a shard to a staged, durable file, or find that the existing shard is correct.
-
-    Raises:
-        SampleFailed: A sample cannot be read or differs from the plan, and `on_error` is `stop`.
-        OutputFailed: The file cannot be written.
-    """
+    """Write a shard to a staged, durable file, or find that the existing shard is correct."""
     if result := _check_existing(task):
         report(len(write_task.split_names(task.samples.content.keys)), result.size)
         return result
@@ -59,11 +51,6 @@ def pack_shard(task: task.ShardTask, report: packer.Report) -> task.ShardResult:
 
 
 def _retry_until_stable(pack: Callable[[], Packed]) -> Packed:
-    """Call `pack` again while it raises `RestartShard`.
-
-    Raises:
-        SampleFailed: The ctime of a file changes during every read.
-    """
     touch_count = 0
     while True:
         try:
@@ -89,7 +76,6 @@ def _run_packer(
 
 
 def _check_existing(task: task.ShardTask) -> task.ShardResult | None:
-    """Return the result for a correct shard of an earlier run; None otherwise."""
     if task.todo == "write":
         return None
     path = task.folder.full_path(task.name)
@@ -98,7 +84,6 @@ def _check_existing(task: task.ShardTask) -> task.ShardResult | None:
             keep = task.todo
             if not keep.unread and keep.crc != read_crc(path)[1]:
                 return None
-            # The fingerprint of transformed samples is in the sidecar.
             content = (
                 0
                 if task.work is not None

@@ -1,8 +1,8 @@
 """Base class of the packers: read payloads, fill the buffer, skip samples, report progress.
 
-Files are read into one reusable buffer, checksummed in the CPU cache, and written one buffer at a time. A sample that
-fits the buffer is never split between writes, so it can be skipped by moving the end of the buffer back. A larger
-sample is streamed; to skip it, the shard is packed again.
+Files are read into one reusable buffer, checksummed in the CPU cache, and written one buffer at a time. To skip a
+sample, the end of the buffer is moved back. A sample larger than the buffer is streamed; to skip it, the shard is
+packed again.
 """
 
 from __future__ import annotations
@@ -66,12 +66,12 @@ class Packer:
         self.task, self.put, self.report = task, put, report
         self.skipped = skipped
         self.view = get_buffer("shard")
-        self.size = self.crc = 0  # of the bytes written
-        self.record_crc = 0  # of a streamed record so far
+        self.size = self.crc = 0
+        self.record_crc = 0
         self.field_crcs = array("I")
         # For each list with a single number: its index in `field_crcs`, and the length and CRC-32C of its text.
         self.single_numbers = array("Q")
-        self.reported = (0, 0, time.monotonic())  # samples, bytes, time
+        self.reported = (0, 0, time.monotonic())
         samples, self.content = task.samples, task.samples.content
         self.root, self.kinds, self.files = samples.root, samples.kinds, samples.spans.files
         self.keys = split_names(self.content.keys)
@@ -88,7 +88,7 @@ class Packer:
         self.expected = array("q", samples.spans.expected).tolist()
         self.spans = SpanReader(self.files, samples.spans.regions, has_crcs=min(self.expected, default=-1) >= 0)
         # A later ctime shows a change since the listing. If the time of the listing is unknown (links, several file
-        # systems, a clock ahead), the ctime before and after reading is compared, which costs another system call.
+        # systems, a clock ahead), the ctime is compared before and after reading.
         if samples.changed_ns < time.time_ns():
             read, self.max_ctime_ns = read_file, samples.changed_ns
         else:
@@ -125,11 +125,7 @@ class Packer:
         self.spans.fill(self.file_of_row[row], self.offsets[row], payload)
 
     def check_crc(self, row: int, crc: int) -> None:
-        """Check the CRC-32C of a payload against its index.
-
-        Raises:
-            SourceFailed: It differs.
-        """
+        """Check the CRC-32C of a payload against its index; `SourceFailed` if it differs."""
         expected = self.expected[row]
         if crc != expected and expected >= 0:
             name = to_text(self.content.fields[self.codes[row]])
@@ -137,7 +133,7 @@ class Packer:
             raise SourceFailed(self.span_path(row, self._name_of(row)), "corrupt", message)
 
     def span_path(self, row: int, name: bytes) -> bytes:
-        """Return the file of a row's span, for messages. For a member of an archive, add a colon and its name.
+        """Return the file of a row's span, for messages; for a member of an archive, with a colon and its name.
 
         For a spool, which is our own temporary file, return the field's `name`.
         """
@@ -147,7 +143,7 @@ class Packer:
         return file.path if file.mtime_ns >= 0 else name
 
     def path_of(self, row: int, name: bytes) -> bytes:
-        """Return the path of a row's payload, for messages; `name` is used if the plan has no path."""
+        """Return the path of a row's payload, for messages; `name` if the plan has no path."""
         if self.kinds[row] == SPAN:
             return self.span_path(row, name)
         return name if self.paths is None else self.paths[row]
@@ -156,7 +152,7 @@ class Packer:
         return self.keys[bisect_right([*accumulate(self.counts)], row)] + self.endings[self.codes[row]]
 
     def stream_payload(self, name: bytes, row: int) -> int:
-        """Write a payload of any size in blocks, and return its CRC-32C; `name` is used if the plan has no path."""
+        """Write a payload of any size in blocks, and return its CRC-32C."""
         kind = self.kinds[row]
         if kind == INLINE:
             self.write_streamed(self.inline[row])
@@ -197,12 +193,7 @@ class Packer:
             raise SourceTouched(full_path)
 
     def read_payload(self, name: bytes, row: int, payload: memoryview) -> None:
-        """Fill `payload` from the source of a row.
-
-        Raises:
-            OSError: The source cannot be read.
-            SourceFailed: The source differs from the plan.
-        """
+        """Fill `payload` from the source of a row; raises like `read_span`."""
         kind = self.kinds[row]
         if kind == INLINE:
             payload[:] = self.inline[row]
@@ -214,12 +205,7 @@ class Packer:
             self.check_read(path, row, payload, read)
 
     def check_read(self, path: bytes, row: int, payload: memoryview, read: Read) -> None:
-        """Check that a file matches the plan. If only its ctime is later, read the file again.
-
-        Raises:
-            OSError: The file cannot be read again.
-            SourceFailed: The file has changed.
-        """
+        """Check that a file matches the plan. If only its ctime is later, read the file again."""
         size, mtime_ns, (size_read, info) = self.sizes[row], self.mtimes[row], read
         if (size_read, info.st_size, info.st_mtime_ns) == (size, size, mtime_ns):
             if info.st_ctime_ns <= self.max_ctime_ns:

@@ -1,7 +1,6 @@
 """Read the files of a shard ahead in threads, for storage where opening a file is slow, such as NFS.
 
-A file that differs from the plan is read again by the caller, so errors and skipped samples are the same as without
-threads. On fast storage a thread costs more than opening a file, so none is used.
+A file that differs from the plan is read again by the caller, so results are the same as without threads.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
     Read = tuple[int, FileInfo]
 
 
-_QUEUE_FACTOR = 2  # files queued per thread, so that no thread idles while a buffer is written
+_QUEUE_FACTOR = 2
 
 
 class PlannedFile(NamedTuple):
@@ -43,7 +42,7 @@ class _FileRead(NamedTuple):
 
 
 class ReadAhead:
-    """Reads files ahead in threads. The caller requests them in order, and may leave some out. Call `close` at the end.
+    """Reads files ahead in threads. The caller requests them in order, may leave some out, and calls `close`.
 
     It holds at most `memory` bytes, and does not read files too large for that, or newer than `max_ctime_ns`.
     """
@@ -58,21 +57,16 @@ class ReadAhead:
         from concurrent.futures import ThreadPoolExecutor
 
         self.memory = threads * BUFFER_SIZE
-        self.largest = self.memory // 2  # a larger file would leave no space for others
+        self.largest = self.memory // 2
         self.held = 0  # bytes of files read ahead and not taken yet
-        self._thread_count, self._pool = threads, ThreadPoolExecutor(threads)  # starts threads on demand
+        self._thread_count, self._pool = threads, ThreadPoolExecutor(threads)
         self._read, self._max_ctime_ns = read, max_ctime_ns
         self._files = (file for file in files if file.size <= self.largest)
         self._next = next(self._files, None)
         self._pending: deque[_FileRead] = deque()
 
     def read(self, path: bytes, into: memoryview, flags: int) -> Read:
-        """Read a file like `read_file`, from memory if it was read ahead.
-
-        Raises:
-            OSError: The file cannot be opened or read.
-            ShardError: A store cannot be reached.
-        """
+        """Read a file like `read_file`, from memory if it was read ahead."""
         data = self.take(path, len(into), flags)
         if data is None:
             return self._read(path, into, flags)

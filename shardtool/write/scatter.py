@@ -1,7 +1,7 @@
 """First pass of a two-pass shuffle: copy payloads from a source file to their offsets in a spool. Runs in a worker.
 
-Payloads are read in file order, as many as fit in memory. Those that go to one region of the spool are contiguous
-there, so writes are large. The parent assigns all offsets, so workers can share a spool.
+Payloads are read in file order, as many as fit in memory. Those of one region of the spool are contiguous there, so
+writes are large. The parent assigns all offsets, so workers can share a spool.
 """
 
 from __future__ import annotations
@@ -68,12 +68,7 @@ class ScatterResult(NamedTuple):
 
 
 def scatter_rows(task: ScatterTask, report: Callable[[int, int], None]) -> ScatterResult:
-    """Copy payloads to their offsets in the spool; `report` is called with the bytes done.
-
-    Raises:
-        CorruptShard: A compressed file is damaged.
-        OutputFailed: The spool cannot be written.
-    """
+    """Copy payloads to their offsets in the spool; `report` is called with the bytes done."""
     with closing(SpoolFile(task.spool)) as spool:
         try:
             has_crcs = min(array("q", task.expected), default=-1) >= 0
@@ -124,7 +119,7 @@ class _Scatterer:
         """Copy payloads that fit in memory: about 1.5 us each, in addition to their bytes."""
         arena, sizes, targets = self._arena, self._sizes[first:last].tolist(), self._targets[first:last].tolist()
         views: list[memoryview] = [arena] * len(sizes)
-        runs: list[tuple[int, int]] = []  # offsets in the spool and in memory
+        runs: list[tuple[int, int]] = []
         position, target_end = 0, -1
         for row in sorted(range(len(sizes)), key=targets.__getitem__):
             size, target = sizes[row], targets[row]
@@ -161,12 +156,7 @@ class _Scatterer:
 
 
 class _PlainFile:
-    """Reads a file at ascending offsets.
-
-    Raises:
-        OSError: The file cannot be opened.
-        SourceFailed: The file differs from the plan.
-    """
+    """Reads a file at ascending offsets. Raises `SourceFailed` if it differs from the plan."""
 
     def __init__(self, planned: SpanFile) -> None:
         self._source = open_span_file(planned)
@@ -199,12 +189,7 @@ class _PlainFile:
 
 
 class _UnpackedFile:
-    """Reads the decompressed bytes of a file at ascending offsets.
-
-    Raises:
-        CorruptShard: The file cannot be opened.
-        SourceFailed: The file differs from the plan.
-    """
+    """Reads the decompressed bytes of a file at ascending offsets."""
 
     def __init__(self, planned: SpanFile) -> None:
         from shardtool.dataset.shard_file import CompressedFile

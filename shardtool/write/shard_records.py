@@ -23,12 +23,7 @@ _MAX_COPIED_BYTES = 2**16  # up to this size, copying a part costs less than ano
 
 
 class EncodedField(NamedTuple):
-    """An encoded field.
-
-    Attributes:
-        stored: The bytes in the shard: the payload, or the encoded number.
-        text: The text of a number; empty otherwise.
-    """
+    """An encoded field. `stored` is its bytes in the shard; `text` is that of a number, otherwise empty."""
 
     name: bytes
     size: int

@@ -22,7 +22,7 @@ class SourceFailed(Exception):
 
 
 def describe_change(info: FileInfo, size: int, mtime_ns: int | None, action: str) -> str:
-    """Return how a file differs from the plan (`mtime_ns` None: any time), for messages; empty if it does not."""
+    """Return how a file differs from the plan (`mtime_ns` None: any time); empty if it does not."""
     if info.st_size != size:
         return f"changed while it was {action}: {size:,} bytes in the plan, {info.st_size:,} now"
     if mtime_ns in (None, info.st_mtime_ns):
@@ -44,10 +44,7 @@ class SourceTouched(RestartShard):
 
 
 def read_error(path: bytes, error: OSError) -> SourceFailed:
-    """Return the failure for a file that cannot be read.
-
-    A lack of memory is not a failure of the file, so it is raised.
-    """
+    """Return the failure for a file that cannot be read. A lack of memory is raised instead."""
     if is_out_of_memory(error):
         raise error
     raise_if_machine_error(error, printable(path), PROCESS_ERRNOS)

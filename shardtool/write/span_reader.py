@@ -1,7 +1,7 @@
 """Read byte ranges (spans) of shards, archives and spools.
 
-Consecutive spans are read ahead in growing steps, so that one system call serves many samples in file order. Other
-spans are read alone. A region of a spool fits in memory and is read whole with its first span.
+Consecutive spans are read ahead in growing steps, so that one system call serves many samples. A region of a spool fits
+in memory and is read whole with its first span.
 """
 
 from __future__ import annotations
@@ -39,12 +39,7 @@ MAX_OPEN_FILES = 64
 
 
 def open_span_file(planned: SpanFile) -> OpenFile:
-    """Open a file for reading.
-
-    Raises:
-        OSError: The file cannot be opened.
-        SourceFailed: The file differs from the plan.
-    """
+    """Open a file for reading; `SourceFailed` if it differs from the plan."""
     source = open_source_file(planned.path)
     info = source.fact()
     is_special = isinstance(info, os.stat_result) and not stat.S_ISREG(info.st_mode)
@@ -61,8 +56,7 @@ def check_unchanged(source: OpenFile, planned: SpanFile, ctime_ns: int | None) -
 
     Raises:
         SampleFailed: The file has changed.
-        SourceTouched: Only its ctime differs from `ctime_ns`. None skips this check, because payload checksums are
-            verified.
+        SourceTouched: Only its ctime differs from `ctime_ns`. None skips this check: payload checksums are verified.
     """
     info = source.fact()
     if planned.mtime_ns >= 0 and (info.st_size, info.st_mtime_ns) != (planned.size, planned.mtime_ns):
@@ -86,20 +80,15 @@ class SpanReader:
         self._files, self._has_crcs = files, has_crcs
         bounds = array("q", regions)
         self._regions = list(zip(bounds[::2], bounds[1::2], strict=True))
-        self._region = (0, 0)  # region in the arena
+        self._region = (0, 0)
         self._open: dict[int, OpenFile] = {}
-        self._ctimes: dict[int, int | None] = {}  # before reading
+        self._ctimes: dict[int, int | None] = {}
         self._file = -1  # file whose bytes are in the window
         self._start = self._held = 0  # offset and number of the bytes in the window
         self._end = self._ahead = 0  # end of the last span; bytes last read ahead
 
     def read(self, file: int, offset: int, into: memoryview) -> None:
-        """Fill `into` from `offset` of a file, from a region in memory or with one system call.
-
-        Raises:
-            OSError: The file cannot be read, or is too short.
-            SourceFailed: The file differs from the plan.
-        """
+        """Fill `into` from `offset` of a file, from a region in memory or with one system call."""
         if self._regions and not file:
             end = offset + len(into)
             start, stop = self._region
@@ -133,12 +122,7 @@ class SpanReader:
         self._end = offset + size
 
     def blocks(self, file: int, offset: int, size: int, view: memoryview) -> Iterator[memoryview]:
-        """Yield a span of any size in blocks; each is valid until the next.
-
-        Raises:
-            OSError: The file cannot be read, or is damaged.
-            SourceFailed: The file differs from the plan.
-        """
+        """Yield a span of any size in blocks; each is valid until the next."""
         if self._files[file].form == "zip":
             for unpacked in self._unpacked(file, offset, size):
                 yield memoryview(unpacked)
@@ -149,12 +133,6 @@ class SpanReader:
             yield block
 
     def _unpacked(self, file: int, offset: int, size: int) -> Iterator[bytes | memoryview]:
-        """Yield the payload of a zip member.
-
-        Raises:
-            OSError: The member is damaged or cannot be read.
-            SourceFailed: The file differs from the plan.
-        """
         source = self._open.get(file) or self._open_file(file)
 
         def read(start: int, length: int) -> memoryview:
@@ -167,11 +145,7 @@ class SpanReader:
             raise OSError(errno.EIO, error.found) from None
 
     def check(self) -> None:
-        """Check that the files still match the plan after reading.
-
-        Raises:
-            SampleFailed: A file has changed.
-        """
+        """Check that the files still match the plan after reading."""
         for file, source in self._open.items():
             check_unchanged(source, self._files[file], self._ctimes[file])
 
@@ -182,7 +156,6 @@ class SpanReader:
         self._open.clear()
 
     def _read_region(self, offset: int) -> tuple[int, int]:
-        """Read the region that contains `offset`; return its start and end, or (0, 0) if there is none."""
         start, stop = self._regions[max(0, bisect_right(self._regions, (offset, self._files[0].size + 1)) - 1)]
         if not start <= offset < stop:
             return 0, 0

@@ -1,8 +1,7 @@
 """Packers of tar shards.
 
-Samples from shards or archives (spans) are packed one buffer at a time: each run of payloads is read at once into its
-target, and new headers overwrite the bytes between payloads. If a check fails, the samples of the buffer are packed one
-by one to find the bad one.
+Samples from shards or archives (spans) are packed one buffer at a time: each run of payloads is read into its target,
+and new headers overwrite the bytes between payloads. If a check fails, the samples are packed one by one.
 """
 
 from __future__ import annotations
@@ -33,8 +32,8 @@ class TarPacker(packer.Packer):
     def pack(self, first: int, last: int, row: int) -> None:  # noqa: C901, PLR0912, PLR0915 - see below
         """Write samples one by one; `row` is the first row of sample `first`.
 
-        This is the per-file loop, long and flat on purpose. A file of 7 KB takes 15 us in addition to the write, of
-        which 8.5 us are its four system calls. A function call per sample and attributes of `self` added about 1 us.
+        Long and flat on purpose: a file of 7 KB takes 15 us in addition to the write; a function call per sample and
+        attributes of `self` added about 1 us.
         """
         view, limit, skipped, expected = self.view, len(self.view), self.skipped, self.expected
         root, kinds, endings, codes, sizes = self.root, self.kinds, self.endings, self.codes, self.sizes
@@ -97,7 +96,6 @@ class TarPacker(packer.Packer):
         self.flush(used, last)
 
     def _stream(self, key: bytes, row: int, end: int) -> None:
-        """Write a sample larger than the buffer, in blocks. The buffer is empty before and after."""
         crcs = []
         for field_row in range(row, end):
             name, size = key + self.endings[self.codes[field_row]], self.sizes[field_row]
@@ -113,12 +111,12 @@ class SpanTarPacker(TarPacker):
     def run(self) -> None:
         """Write all samples and the end of the file."""
         record_sizes = array("q", self.task.samples.needs)
-        offsets = [0, *accumulate(record_sizes)]  # in the file
+        offsets = [0, *accumulate(record_sizes)]
         rows = [0, *accumulate(self.counts)]
         self._runs, self._run = array("I", self.task.samples.spans.runs).tolist(), 0
         first, limit = 0, len(self.view)
         while first < len(record_sizes):
-            last = bisect_right(offsets, offsets[first] + limit) - 1  # as many as fit the buffer
+            last = bisect_right(offsets, offsets[first] + limit) - 1
             if last > first and not self.skipped and self._copy(first, last, rows):
                 self.flush(offsets[last] - offsets[first], last)
             else:
@@ -131,8 +129,7 @@ class SpanTarPacker(TarPacker):
     def _copy(self, first: int, last: int, rows: list[int]) -> bool:
         """Fill the buffer with the records of samples, and return whether all match the plan.
 
-        This is the per-file loop, flat on purpose: 1.2 us per field of 7 KB, in addition to its checksum and system
-        calls.
+        Flat on purpose: 1.2 us per field of 7 KB, in addition to its checksum and system calls.
         """
         view, padding, row, end, crcs = self.view, PADDING, rows[first], rows[last], array("I")
         used, fetched, append = 0, row, crcs.append

@@ -1,4 +1,4 @@
-"""The task and result of packing one shard. They are sent to and from a worker."""
+"""The task and result of packing one shard."""
 
 from __future__ import annotations
 
@@ -19,11 +19,7 @@ if TYPE_CHECKING:
 
 
 class KeepShard(NamedTuple):
-    """Keep the existing shard if it matches its sidecar; the source has not changed.
-
-    Attributes:
-        unread: Whether comparing the size is enough, so that the file is not read.
-    """
+    """Keep the existing shard if it matches its sidecar; if `unread`, compare only its size."""
 
     crc: int
     field_crcs: bytes
@@ -75,7 +71,6 @@ class ShardTask(NamedTuple):
         todo: Whether to write the shard or keep one of an earlier run. `compare` keeps a file if packing the source
             again produces the same bytes.
         work: Transform of the samples; None: pack them unchanged.
-        reads: Number of files to read concurrently.
         size: Bytes of the shard if no sample is skipped; None if unknown.
     """
 
@@ -141,7 +136,7 @@ def compute_content_fingerprint(
         end = row + counts[sample]
         codes, sizes = codes[: 2 * row] + codes[2 * end :], sizes[: 8 * row] + sizes[8 * end :]
         del keys[sample], counts[sample], texts[row:end]
-    if texts:  # the fingerprint covers the text of a number, so it does not depend on the format
+    if texts:
         crcs = array("I", field_crcs)
         for row, code in enumerate(array("H", codes)):
             if code in content.numbers:

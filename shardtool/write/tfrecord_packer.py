@@ -89,7 +89,6 @@ class TFRecordPacker(packer.Packer):
             raise _size_mismatch(key)
 
     def _stream(self, key: bytes, row: int, end: int, record_size: int) -> None:
-        """Write a sample larger than the buffer, in blocks. The buffer is empty before and after."""
         crcs, size_before = [], self.size
         frame = bytearray(tfrecord_write.FRAME_HEAD_BYTES)
         tfrecord_write.put_frame_head(frame, 0, record_size)
@@ -110,7 +109,7 @@ class TFRecordPacker(packer.Packer):
             head = (self._list_heads if self._whole[field] else self._heads)[code](self.sizes[field])
             self.write_streamed(head)
             crcs.append(self.stream_payload(key + self.endings[code], field))
-            if code in self._may_be_single and self.sizes[field] <= len(self.view):  # still in the buffer
+            if code in self._may_be_single and self.sizes[field] <= len(self.view):
                 self._note_single_number(len(self.field_crcs) + len(crcs) - 1, field, self.view[: self.sizes[field]])
         self.write_streamed(key_part or b"")
         tail = bytearray(tfrecord_write.FRAME_TAIL_BYTES)
@@ -121,7 +120,7 @@ class TFRecordPacker(packer.Packer):
         self.field_crcs.extend(crcs)
 
     def _note_single_number(self, written: int, row: int, payload: memoryview) -> None:
-        """Record the text of a number that is alone in its list; the content fingerprint covers this text."""
+        """Record the text of a number that is alone in its list, for the content fingerprint."""
         value = None if self._whole[row] else tfrecord_read.decode_single_int(payload)
         if value is not None:
             text = b"%d" % value

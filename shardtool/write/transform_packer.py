@@ -1,7 +1,6 @@
 """Packer of shards whose samples are transformed, so their sizes are known only while packing.
 
-Planned sizes are estimates, but the size limit is exact: the shard ends before the sample that would exceed it. The
-remaining samples go back to the parent, which plans additional shards for them.
+The shard ends before the sample that would exceed the size limit. The parent plans additional shards for the rest.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
     from shardtool.transform.transform import ReadCondition
     from shardtool.values import NumberType
 
-    Encoded = tuple[shard_records.Parts, list[shard_records.EncodedField]]  # a sample's record and its fields
+    Encoded = tuple[shard_records.Parts, list[shard_records.EncodedField]]
 
 
 # Maximum samples and bytes for which a condition is evaluated together (docs/decisions/025-what-is-found.md).
@@ -41,7 +40,7 @@ _CONDITION_BATCH_SAMPLES, _CONDITION_BATCH_BYTES = 256, 2**24
 
 _MEDIA_KINDS = ("image", "audio", "video")
 
-_MAX_SHOWN_CHARS = 80  # of a value in a message
+_MAX_SHOWN_CHARS = 80
 
 fetchers: dict[FetchOptions, HttpFetcher] = {}  # per process, so that connections stay open between shards
 
@@ -56,12 +55,7 @@ def get_fetcher(options: FetchOptions) -> HttpFetcher:
 
 
 def pack_transformed(task: task.ShardTask, work: task.TransformWork, report: packer.Report) -> task.ShardResult:
-    """Write a shard of transformed samples to a staged, durable file.
-
-    Raises:
-        SampleFailed: A sample cannot be read or transformed, or is too large for a shard, and may not be skipped.
-        OutputFailed: The file cannot be written.
-    """
+    """Write a shard of transformed samples to a staged, durable file."""
 
     def pack(file: Sink) -> TransformPacker:
         with closing(TransformPacker(task, work, file.write, report)) as packed:
@@ -109,7 +103,7 @@ class TransformPacker(packer.Packer):
         self._found: list[tuple[object, ...]] = []
         self._current_index = self._consumed = self._dropped = self._reported_skips = 0
         self._fetcher: HttpFetcher | None = None
-        self._urls: dict[int, int] = {}  # maps rows of URLs to request numbers
+        self._urls: dict[int, int] = {}
         if work.transform.fetch is not None:
             rows = [row for row, kind in enumerate(self.kinds) if kind == URL]
             self._urls = {row: number for number, row in enumerate(rows)}
@@ -209,12 +203,6 @@ class TransformPacker(packer.Packer):
                 yield sample._replace(rejection=rejection)
 
     def _transform(self, sample: ReadSample) -> tuple[list[TransformedSample], list[Encoded]]:
-        """Return the samples that a sample becomes, and their records.
-
-        Raises:
-            SourceFailed: The sample cannot be read.
-            BadSample: The sample fails or is excluded.
-        """
         if sample.rejection is not None:
             raise sample.rejection
         changed = self._change.call_function(self.keys[sample.sample_index], sample.fields)
@@ -222,7 +210,6 @@ class TransformPacker(packer.Packer):
         return changed, [self._encode(transformed) for transformed in changed]
 
     def _pack_sample(self, sample: ReadSample) -> bool:
-        """Write or skip a sample; return False if the shard is full."""
         key = self.keys[sample.sample_index]
         try:
             changed, encoded = self._transform(sample)
@@ -254,7 +241,6 @@ class TransformPacker(packer.Packer):
         return self.paths[row] if self.paths is not None else key + self.endings[self.codes[row]]
 
     def _path_of(self, key: bytes, rows: range, field: str) -> bytes:
-        """Return the path of a field, for messages."""
         names = self.content.fields
         matching = [row for row in rows if field and to_text(names[self.codes[row]]) == field]
         return self._printable_path(key, matching[0]) if matching else b""
@@ -267,11 +253,6 @@ class TransformPacker(packer.Packer):
         return {to_text(self.content.fields[self.codes[row]]): self._payload(key, row) for row in rows}
 
     def _payload(self, key: bytes, row: int) -> bytes | memoryview:
-        """Return the payload of a row.
-
-        Raises:
-            SourceFailed: The payload cannot be read.
-        """
         if self._fetcher is not None and row in self._urls:
             try:
                 return self._fetcher.take(self._urls[row])
@@ -287,7 +268,6 @@ class TransformPacker(packer.Packer):
         return payload
 
     def _check_dots(self, changed: list[TransformedSample]) -> None:
-        """Check that readers split the tar member names back into the same keys and fields."""
         if self.task.format != "tar":
             return
         last_option = cli_option("dots", "last")
@@ -324,7 +304,6 @@ class TransformPacker(packer.Packer):
     def _add_sample(
         self, sample: ReadSample, key: bytes, changed: list[TransformedSample], encoded: list[Encoded]
     ) -> bool:
-        """Write the samples that one sample became; return False if the shard is full."""
         work, sizes = self._work, [sum(map(len, parts)) for parts, _ in encoded]
         size, max_count = sum(sizes), sys.maxsize if work.max_count is None else work.max_count
         over_format = self.task.format == "tfrecord" and max(sizes, default=0) > tfrecord_write.MAX_RECORD_BYTES

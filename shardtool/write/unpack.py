@@ -2,8 +2,7 @@
 
 Each payload is verified against its index, then written under its final name by one system call. A payload larger than
 the buffer is written in blocks, and deleted if its checksum is wrong. So a killed process leaves at most one incomplete
-file; the next run recognises it, because it starts like its payload (`FolderTree.write`). Temporary names would cost 40
-% more CPU with a rename, which replaces existing files, and 60 % more with a link.
+file, which the next run recognises (`FolderTree.write`). A temporary name and a rename would cost 40 % more CPU.
 """
 
 from __future__ import annotations
@@ -32,15 +31,11 @@ if TYPE_CHECKING:
     from shardtool.write.packer import Report
     from shardtool.write.task import ShardTask
 
-_FILES_PER_REPORT = 64  # files between progress reports
+_FILES_PER_REPORT = 64
 
 
 class UnpackTask(NamedTuple):
-    """Samples of one shard to write; `task.samples.paths` are their file names below `task.folder`.
-
-    Attributes:
-        packed: Whether the shard is compressed.
-    """
+    """Samples of one shard to write; `task.samples.paths` are their file names below `task.folder`."""
 
     task: ShardTask
     packed: bool
@@ -53,13 +48,7 @@ class UnpackTask(NamedTuple):
 
 
 def unpack_samples(task: UnpackTask, report: Report) -> int:
-    """Write the files of samples; return how many existed already.
-
-    Raises:
-        CorruptShard: A payload cannot be read or differs from its index; its file is not written.
-        OutputExists: A file exists and may not be replaced.
-        OutputFailed: A file cannot be written.
-    """
+    """Write the files of samples; return how many existed already."""
     with closing(SampleUnpacker(task, report)) as unpacker:
         unpacker.run()
         unpacker.spans.check()
@@ -95,7 +84,7 @@ class SampleUnpacker(Packer):
             try:
                 if size > BUFFER_SIZE:
                     if self._compressed_file is not None:
-                        self._compressed_file.hold(self.offsets[row], size)  # it may be read twice
+                        self._compressed_file.hold(self.offsets[row], size)
                     written = tree.write(path, partial(self._blocks, path, row), existing)
                 else:
                     (payload,) = self._blocks(path, row)

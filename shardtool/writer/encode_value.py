@@ -29,7 +29,7 @@ _PILLOW_FORMATS = {"jpg": "JPEG", "jpe": "JPEG", "jfif": "JPEG", "tif": "TIFF"} 
 )
 
 
-_JPEG_QUALITY = 90  # for JPEG and WebP, as in `create`
+_JPEG_QUALITY = 90
 
 
 _JSON_SEPARATORS = (",", ":")
@@ -51,8 +51,6 @@ class BadValue(Exception):
 
 def encode_value(value: object, field: str) -> EncodedValue:
     """Return a value as a payload, and its type; the type is empty for values that tables do not contain.
-
-    An image becomes a file in the format of the field's extension.
 
     Raises:
         BadValue: The value cannot be encoded.
@@ -85,7 +83,6 @@ def _get_ending(field: str) -> str:
 
 @lru_cache(4096)
 def _describe_expected(field: str) -> str:
-    """Return what a field accepts instead of text; empty if it accepts text."""
     ending = _get_ending(field)
     if ending in names.IMAGE_ENDINGS:
         return "the bytes of an image, an array of pixels, or a Pillow image"
@@ -119,7 +116,6 @@ def _to_plain(value: object) -> object:
 
 
 def _replace_nan(value: object) -> object:
-    """Replace NaN by null. Infinity stays and is refused later."""
     if isinstance(value, float) and math.isnan(value):
         return None
     if isinstance(value, dict):
@@ -160,11 +156,10 @@ def _encode_numpy_scalar(value: np.generic) -> EncodedValue:
 
 
 def _to_array(value: Any, field: str) -> NDArray[np.generic]:
-    """Return an array, with the channels of pixels last."""
     try:
-        is_torch = hasattr(value, "detach")  # avoids importing PyTorch
+        is_torch = hasattr(value, "detach")
         array = np.asarray(value.detach().cpu() if is_torch else value)
-    except (TypeError, ValueError, RuntimeError) as error:  # such as bfloat16
+    except (TypeError, ValueError, RuntimeError) as error:
         raise BadValue(
             f"a {type(value).__name__} that cannot be converted to an array: {error}", "a NumPy number type"
         ) from None
@@ -227,7 +222,7 @@ def _encode_image(value: Image, field: str) -> EncodedValue:
 
 
 def _can_store(pillow_format: str, image: Image) -> bool:
-    """Return whether a format stores all values of a wide image, which Pillow would clip otherwise."""
+    """Return whether a format stores all values of a wide image."""
     if image.mode == "I" and pillow_format in ("PNG", "PPM"):
         low, high = cast("tuple[int, int]", image.getextrema())
         return low >= 0 and high < 2**16

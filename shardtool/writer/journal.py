@@ -1,9 +1,8 @@
 """The journal of a writer, `.NAME.writer`, from which another writer resumes.
 
-It is next to the shards until their dataset file exists: one line of JSON with the options, then one line per shard
-with what neither the shard nor its sidecar contains. An incomplete line, and all lines after it, are ignored. A store
-cannot append to files, so there each shard's line is an object of its own, `.NAME.writer.N`, until a writer that
-resumes moves it into the file.
+It exists until the dataset file does: one line of JSON with the options, then one per shard with what neither the shard
+nor its sidecar contains. An incomplete line, and all lines after it, are ignored. A store cannot append to files, so
+there each line is an object, `.NAME.writer.N`, until a writer that resumes moves it into the file.
 """
 
 from __future__ import annotations
@@ -23,10 +22,8 @@ class JournalEntry:
     """The journal line of a shard.
 
     Attributes:
-        digest: The content fingerprint of its samples, in hexadecimal.
         kinds: The value type of each field so far; empty for bytes or several types.
         inline: Whether any value so far is of a type that tables contain.
-        rounded: The number of rounded floats per field in this shard.
         skipped: Key, code and message of samples skipped since the previous shard.
         version: The store's version of the shard, which makes reading it unnecessary; empty if there is none.
     """
@@ -44,13 +41,7 @@ class JournalEntry:
 
 
 def parse_entry(line: dict[str, Any]) -> JournalEntry:
-    """Return the entry of a line.
-
-    Raises:
-        ValueError: The line is invalid.
-        TypeError: The line is invalid.
-        AttributeError: The line is invalid.
-    """
+    """Return the entry of a line. An invalid line raises `ValueError`, `TypeError` or `AttributeError`."""
     entry = JournalEntry(**line)
     int(entry.digest, 16)
     texts = [*entry.kinds, *entry.rounded, entry.shard, entry.version]

@@ -1,7 +1,6 @@
 """`merge`: create one dataset file that lists the shards of all parts. The shards do not change.
 
-Files of the parts are deleted only after the merged dataset file exists. An interrupted merge can be repeated: parts
-that the dataset file lists are merged already.
+Files of the parts are deleted only after the merged dataset file exists, so an interrupted merge can be repeated.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ if TYPE_CHECKING:
     from shardtool.verbs.create.run import OutputNames
 
 
-_MERGED_KEY = "merged"  # key of the run record that lists the merged parts
+_MERGED_KEY = "merged"
 
 
 @explaining_missing_cwd()
@@ -71,8 +70,6 @@ def merge(output: OutputNames, *, observer: Observer | None = None) -> IndexResu
 
 
 class _Merge:
-    """A merge of writer parts, under the lock of the dataset."""
-
     def __init__(self, folder: OutputFolder, pattern: ShardPattern) -> None:
         self._folder, self._pattern = folder, pattern
         self.parts = find_writer_parts(pattern, folder.names())
@@ -145,7 +142,6 @@ class _Merge:
         )
 
     def _check_keys(self, datasets: Iterable[DatasetFile]) -> None:
-        """Refuse keys that two parts share."""
         key_lists = [read_dataset_keys(self._folder, dataset.shards) for dataset in datasets]
         repeated = find_repeated(
             PackedStrings.parse(b"".join(packed_keys.span(0, len(packed_keys)) for packed_keys in key_lists))

@@ -54,7 +54,7 @@ class MetadataColumns:
         self._families: dict[str, str] = {}
         self._types: dict[str, pa.DataType] = {}
         self._number_forms: dict[str, str] = {}  # by column: floats, or whole numbers that floats cannot represent
-        self._row_types: dict[str, pa.DataType] = {}  # of the last checked row
+        self._row_types: dict[str, pa.DataType] = {}
 
     def check(self, row: Row, where: str) -> dict[str, object]:
         """Return the values of a sample, if they fit the columns so far.
@@ -98,7 +98,7 @@ class MetadataColumns:
 
     def _join_type(self, name: str, value: object, where: str) -> pa.DataType:
         try:
-            value_type = pa.array([value]).type  # built completely to detect invalid nested text
+            value_type = pa.array([value]).type
         except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError, UnicodeEncodeError) as error:
             raise make_refusal(where, f"metadata {name!r}: {error}", expected="a type that Arrow supports") from None
         column_type = self._types.get(name, value_type)
@@ -136,11 +136,7 @@ class MetadataColumns:
         return True
 
     def table(self, rows: Sequence[Row]) -> pa.Table | None:
-        """Return the rows of a shard with all columns so far; None without columns.
-
-        Raises:
-            InvalidRequest: The values of a column contradict each other.
-        """
+        """Return the rows of a shard with all columns so far; None without columns."""
         names = dict.fromkeys(chain(self.schema.names, *rows))
         if not names:
             return None

@@ -1,6 +1,6 @@
 """The dataset of a writer: shards published one by one, then the dataset file.
 
-A sidecar contains the number of shards of its run, and all columns of the dataset. Both are known only at the end.
+A sidecar contains the number of shards of its run, and all columns of the dataset, which are known only at the end.
 Until then each sidecar announces one more shard; at the end, sidecars that differ from the final ones are rewritten.
 """
 
@@ -66,9 +66,6 @@ class WriterOutput:
     Attributes:
         rounded: The number of rounded floats per field.
         reader_problems: Samples that other readers would misread.
-
-    Raises:
-        OutputExists: The options do not allow to change existing files, or another writer holds the lock.
     """
 
     def __init__(self, pattern: ShardPattern, options: WriterOptions, columns: MetadataColumns) -> None:
@@ -77,7 +74,6 @@ class WriterOutput:
         self.totals, self.reader_problems = DatasetTotals(FieldValues()), ReaderProblems()
         self.rounded: Counter[str] = Counter()
         requested = {"pattern": names.to_output_name(pattern.text), "replaces": options.overwrite, **options.recorded()}
-        # Resuming requires equal options.
         self._journal_options = json.loads(json.dumps({"version": JOURNAL_VERSION, **requested}))
         self.journal, self._started = journal_name(pattern.base), False
         if_exists: values.IfExists = "resume" if options.resume else "overwrite" if options.overwrite else "error"
@@ -92,12 +88,7 @@ class WriterOutput:
             self._stack = stack.pop_all()
 
     def find_finished_dataset(self) -> DatasetFile | None:
-        """Return the complete existing dataset; None if there is none.
-
-        Raises:
-            CorruptShard: The dataset is damaged.
-            InvalidRequest: An interrupted writer was replacing the dataset.
-        """
+        """Return the complete existing dataset; None if there is none."""
         pattern, existing = self.pattern, self.destination.existing
         if pattern.dataset_file not in existing:
             return None
@@ -114,12 +105,7 @@ class WriterOutput:
             raise InvalidRequest(self.destination.dataset_file, problem, remedy=remedy)
 
     def reuse_finished_shards(self, encoder: SampleEncoder, notes: Notes) -> JournalEntry | None:
-        """Add the shards that match the journal of an earlier writer; return the entry of the last one.
-
-        Raises:
-            InvalidRequest: The earlier writer had other options.
-            OutputExists: There are shards without a journal.
-        """
+        """Add the shards that match the journal of an earlier writer; return the entry of the last one."""
         entries = self._read_entries()
         if entries is None:
             return None
@@ -164,7 +150,6 @@ class WriterOutput:
         return entries
 
     def _read_valid_sidecar(self, name: str, entry: JournalEntry) -> shard_index.ShardIndex | None:
-        """Return the sidecar of a shard that matches its entry."""
         try:
             is_same_version = entry.version and self.folder.version(name) == entry.version
             size, crc = (entry.size, entry.crc) if is_same_version else read_crc(self.folder.full_path(name))
@@ -180,12 +165,7 @@ class WriterOutput:
         )
 
     def add(self, shard: ShardBuilder, encoder: SampleEncoder, skipped: list[Skipped]) -> None:
-        """Publish a shard, with a sidecar that announces another shard.
-
-        Raises:
-            InvalidRequest: The values of a metadata column contradict each other.
-            OutputFailed: The file system reports an error.
-        """
+        """Publish a shard, with a sidecar that announces another shard."""
         self.publisher.prepare_shard(shard.name)
         staged, index, content, crcs, plan = shard.finish(encoder, self.columns)
         first, size, crc = names.to_output_name(self.pattern.shard(0)), shard.file.size, shard.file.crc
@@ -215,21 +195,14 @@ class WriterOutput:
         self.totals.digest += digest
 
     def finish(self, encoder: SampleEncoder, record: Mapping[str, object]) -> None:
-        """Update the sidecars and publish the dataset file. `record` becomes part of its run record.
-
-        Raises:
-            OutputFailed: The file system reports an error.
-        """
+        """Update the sidecars and publish the dataset file. `record` becomes part of its run record."""
         self.totals.schema = self._update_sidecars()
         self.totals.values = FieldValues(types=encoder.types)
         publish_dataset.publish_dataset(self.totals, self.publisher, make_writer_record(record))
         self.remove_journal()
 
     def close(self) -> None:
-        """Delete staged files and release the lock. The journal stays if there are shards to resume.
-
-        After a store refused access, no more requests are sent.
-        """
+        """Delete staged files and release the lock. The journal stays if there are shards to resume."""
         raised = sys.exc_info()
         try:
             remove_staged(self.destination)
@@ -240,7 +213,6 @@ class WriterOutput:
             self._stack.__exit__(*raised)
 
     def _read_journal(self) -> tuple[dict[str, Any], list[JournalEntry]] | None:
-        """Return the options and the readable entries."""
         try:
             lines = self.folder.read(self.journal).splitlines(keepends=True)
             with suppress(FileNotFoundError):
@@ -258,11 +230,7 @@ class WriterOutput:
         return (entries[0], entries[1:]) if entries and isinstance(entries[0], dict) else None
 
     def start_journal(self, entries: Sequence[JournalEntry] = ()) -> None:
-        """Write a new journal, with the entries of reused shards.
-
-        Raises:
-            OutputFailed: The file system reports an error.
-        """
+        """Write a new journal, with the entries of reused shards."""
         lines = [self._journal_options, *map(asdict, entries)]
         data = b"".join(json.dumps(line).encode() + b"\n" for line in lines)
         self.folder.publish(self.folder.stage_bytes(self.journal, data))
@@ -300,7 +268,7 @@ class WriterOutput:
                 self.publisher.replace_sidecars(updated)
                 updated = {}
         self.publisher.replace_sidecars(updated)
-        # Read the types back, because Parquet does not keep all Arrow types.
+        # Parquet does not keep all Arrow types.
         return sidecar_schema.column_types(pq.read_schema(pa.BufferReader(data)))
 
 
@@ -322,7 +290,6 @@ def make_writer_record(made: Mapping[str, object]) -> RunRecord:
 
 
 def _add_columns(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Add the metadata columns that a sidecar lacks."""
     own_columns = [name for name in table.column_names if name in sidecar_schema.OWN_COLUMNS]
     columns = {name: table.column(name) for name in own_columns}
     for column in schema:
@@ -337,7 +304,6 @@ def _add_columns(table: pa.Table, schema: pa.Schema) -> pa.Table:
 
 
 def _count_rounded_floats(content: shard_samples.ShardContent) -> dict[str, int]:
-    """Count the floats per field that lose precision with 32 bits."""
     floats = [code for code, kind in content.numbers.items() if kind == "float"]
     if not floats:
         return {}

@@ -1,7 +1,4 @@
-"""The file names of the parts of several writers.
-
-Each part is a dataset of its own, next to the other parts, until the parts are merged.
-"""
+"""The file names of the parts of several writers. Each part is a dataset of its own until the parts are merged."""
 
 from __future__ import annotations
 
@@ -35,9 +32,6 @@ class PartFiles:
 
     Attributes:
         tag: The suffix of its names: `part03of16` or `part_NAME`.
-        number: None if it has a name.
-        parts: The total number of parts; None if it has a name.
-        shards: The shard names, in order.
         dataset_file: Empty if there is none.
         empty: Whether it finished without samples.
     """
@@ -56,11 +50,7 @@ class PartFiles:
 
 
 def make_part_tag(part: int | str, parts: int | None) -> str:
-    """Return the suffix for the names of a part.
-
-    Raises:
-        InvalidRequest: The part number or name is invalid.
-    """
+    """Return the suffix for the names of a part."""
     if isinstance(part, str):
         if parts is not None:
             raise InvalidRequest(option_text("parts"), f"used with the part name {part!r}", expected="a part number")
@@ -78,11 +68,7 @@ def make_part_tag(part: int | str, parts: int | None) -> str:
 
 
 def make_part_pattern(pattern: ShardPattern, tag: str) -> ShardPattern:
-    """Return the shard pattern of a part.
-
-    Raises:
-        InvalidRequest: The pattern is not an open range.
-    """
+    """Return the shard pattern of a part."""
     if pattern.names is not None or pattern.count is not None:
         raise InvalidRequest(
             pattern.text, "a closed pattern, used with parts", expected="an open range such as out-{000000..}.tar"

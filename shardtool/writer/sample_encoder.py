@@ -1,7 +1,6 @@
 """Check a sample of a program by the rules of `create`, and encode it as a record.
 
-`accept` records what a sample determines for later samples, such as which fields are numbers. Call it once the sample
-is certain to be written.
+`accept` records what a sample determines for later samples. Call it once the sample is certain to be written.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
 SAMPLE_KEY = "__key__"
 
 
-_SIMPLE_KEY = re.compile(r"[A-Za-z0-9_\-]+(?:/[A-Za-z0-9_\-]+)*", re.ASCII)  # keys that need no further checks
+_SIMPLE_KEY = re.compile(r"[A-Za-z0-9_\-]+(?:/[A-Za-z0-9_\-]+)*", re.ASCII)
 
 
 _BAD_KEY_PART = re.compile(r"(?:^|/)\.{0,2}(?:/|$)")
@@ -57,8 +56,6 @@ class EncodedSample(NamedTuple):
     """An encoded sample.
 
     Attributes:
-        parts: The record.
-        size: The bytes of the record.
         kinds: The type of each field, as in `encode_value`.
         inline: Whether any value is of a type that tables contain.
         has_early_dot: Whether the last part of the key contains a dot.
@@ -185,7 +182,6 @@ class SampleEncoder:
         return FieldLayout(tuple(fields), next((name for name, _ in fields if "." in name), ""))
 
     def _encode_key(self, raw_key: object, layout: FieldLayout) -> tuple[bytes, bool]:
-        """Return the bytes of a key, and whether its last part contains a dot."""
         if isinstance(raw_key, int) and not isinstance(raw_key, bool):
             raw_key = str(raw_key)
         if not isinstance(raw_key, str):

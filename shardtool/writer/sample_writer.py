@@ -28,10 +28,7 @@ _NO_METADATA: dict[str, object] = {}
 
 
 class SampleWriter(AbstractContextManager["SampleWriter"]):
-    """Accepts samples in one thread of the process that created it, and fills shards with them.
-
-    Use it in a `with` block, which closes the writer, or abandons it after an exception.
-    """
+    """Accepts samples in one thread of the process that created it. An exception in its `with` block abandons it."""
 
     def __init__(self, shard_format: str, dots: values.Dots | None, max_bytes: int, max_count: int) -> None:
         self._encoder, self._columns = SampleEncoder(shard_format, dots), MetadataColumns()
@@ -115,7 +112,6 @@ class SampleWriter(AbstractContextManager["SampleWriter"]):
                 self._release()
 
     def _add(self, sample: EncodedSample, row: Mapping[str, object]) -> None:
-        """Write a valid sample, into a new shard if the current one is full."""
         shard = self._shard
         if shard is not None and (shard.size + sample.size > self._max_bytes or len(shard) >= self._max_count):
             self._publish(shard)
@@ -138,7 +134,6 @@ class SampleWriter(AbstractContextManager["SampleWriter"]):
         raise InvalidRequest(kind, found, expected="writes inside its with block")
 
     def _refuse(self, _sample: Mapping[str, object], refused: SampleRefused) -> None:
-        """Raise the error of a sample, or record that it is skipped."""
         raise refused.error from None
 
     @abstractmethod

@@ -50,11 +50,7 @@ class ShardBuilder:
         return self._records.size
 
     def add(self, sample: EncodedSample, row: Mapping[str, object]) -> None:
-        """Append a sample.
-
-        Raises:
-            OutputFailed: The file system reports an error.
-        """
+        """Append a sample."""
         self._records.add(sample.key, sample.parts, sample.size, sample.fields)
         self.rows.append(row)
 
@@ -64,10 +60,6 @@ class ShardBuilder:
         Returns:
             The staged file; its index; its content, with fields sorted by encoded name; the CRC-32C of each field as
                 uint32; and the plan fingerprint that `create` would record.
-
-        Raises:
-            InvalidRequest: The values of a metadata column contradict each other.
-            OutputFailed: The file system reports an error.
         """
         table = columns.table(self.rows)
         self._records.flush()
@@ -133,7 +125,6 @@ def _sync(staged: StagedFile, errors: list[OutputFailed]) -> None:
 
 
 def _sort_fields(content: shard_samples.ShardContent) -> shard_samples.ShardContent:
-    """Number fields in the order of their encoded names."""
     fields = tuple(sorted(content.fields))
     code_by_name = {name: code for code, name in enumerate(fields)}
     codes = np.array([code_by_name[name] for name in content.fields], np.uint16)

@@ -185,7 +185,6 @@ class ShardWriter(SampleWriter):
         return sample.size <= self._limit or self._fits_alone(sample)
 
     def _fits_alone(self, sample: EncodedSample) -> bool:
-        """Apply `oversize` to a sample; return whether it gets a shard of its own."""
         total, key = sample.size + TRAILER_SIZE[self._pattern.format], names.to_text(sample.key)
         oversize, is_impossible = self._options.oversize, sample.size > self._max_sample_bytes
         if oversize == "skip":
@@ -245,7 +244,6 @@ class ShardWriter(SampleWriter):
         self._output.close()
 
     def _finish_empty(self) -> None:
-        """Finish without samples, which only a part may do."""
         output, where = self._output, self._pattern.text
         if skipped := len(output.totals.skipped):
             found = f"none of {skipped:,} samples could be written"

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 _RETRY_WRITE_S = 60.0  # after a failure to write to the cache
 
-_DEFAULT_SHARD_SIZE = "256MB"  # upper bound of the default shard size
+_DEFAULT_SHARD_SIZE = "256MB"
 
 
 class Cache:
@@ -79,7 +79,7 @@ class Cache:
             foreign = []
         if foreign:
             self._note("foreign", f"{format_list(foreign)}: not part of the cache; left unchanged")
-        self._shards = CacheShards([], [])  # returned by the last `refresh`
+        self._shards = CacheShards([], [])
         self._reset_process_state()
 
     @property
@@ -155,7 +155,7 @@ class Cache:
                     lock, evicted = copy_and_lease(self._space._replace(policy="keep"), original)
                     lock.close()
                 finally:
-                    if evicted is None:  # copied by another process, or not copied
+                    if evicted is None:
                         self._prefetched.discard(original.name)
 
     def _original(self, shard: StoredShard) -> OriginalFile:
@@ -262,7 +262,6 @@ class Cache:
         return None
 
     def _count_hit(self, original: OriginalFile) -> None:
-        """Count a hit, or a copy if this process prefetched it."""
         is_prefetched = original.name in self._prefetched
         self._prefetched.discard(original.name)
         self._counter.add(**{"copies" if is_prefetched else "hits": 1})
@@ -271,7 +270,6 @@ class Cache:
         self._note("failure", f"{_failure_reason(error)}; uncached shards are read from their original location")
 
     def _note(self, kind: str, text: str) -> None:
-        """Note something to the user, once per `kind`."""
         if kind in self._noted:
             return
         self._noted.add(kind)

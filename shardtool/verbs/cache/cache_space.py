@@ -57,11 +57,7 @@ _MIN_PAUSE_S, _MAX_PAUSE_S = 0.001, 0.05
 
 
 def lock_reservation(folder: Folder, name: str) -> FileLock | None:
-    """Lock the reservation of a copy or writer, creating it if missing. None if another process holds it.
-
-    Raises:
-        OSError: The file cannot be opened.
-    """
+    """Lock the reservation of a copy or writer, creating it if missing. None if another process holds it."""
     return take_lock(folder.full_path(f"{RESERVATION_PREFIX}{name}"), create=True)
 
 
@@ -94,11 +90,7 @@ class CacheSpace(NamedTuple):
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the folder's lock, for short operations only, never while copying.
-
-        Raises:
-            OSError: The lock cannot be taken.
-        """
+        """Hold the folder's lock, for short operations only, never while copying."""
         pauses = Backoff()
         while (lock := take_lock(os.path.join(self.folder, LOCK_NAME), create=True)) is None:
             if not pauses.wait():
@@ -107,12 +99,7 @@ class CacheSpace(NamedTuple):
             yield
 
     def is_cache(self) -> bool:
-        """Return whether the folder is a cache already.
-
-        Raises:
-            InvalidRequest: The folder is a file, has another cache version, or its folders are links, which could lead
-                anywhere.
-        """
+        """Return whether the folder is a cache already. Its folders cannot be links, which could lead anywhere."""
         folder = self.folder
         if os.path.exists(folder) and not os.path.isdir(folder):
             raise InvalidRequest(folder, "a file", expected="a folder, or a path that does not exist")
@@ -133,12 +120,7 @@ class CacheSpace(NamedTuple):
         return True
 
     def prepare(self) -> list[str]:
-        """Create the cache if needed, delete files of dead processes, and return the foreign files.
-
-        Raises:
-            InvalidRequest: Another cache version, folders that are links, or no working locks.
-            OutputFailed, OSError: The folder cannot be created or written.
-        """
+        """Create the cache if needed, delete files of dead processes, and return the foreign files."""
         folder = Folder(self.folder)
         self.is_cache()
         for name in ("", *FOLDERS):
@@ -161,14 +143,10 @@ class CacheSpace(NamedTuple):
         """Return the contents of the folder, except one reservation, and delete files of dead processes.
 
         The folder's lock must be held.
-
-        Raises:
-            OSError: A folder cannot be listed.
         """
         folder, contents = self.folder, CacheContents()
         contents.foreign += [name for name in names_in_folder(folder) if name not in (MARK_NAME, LOCK_NAME, *FOLDERS)]
         for part, owner_of in ((COPIED, copy_name), (WRITTEN, writer_name)):
-            # Files by copy or writer.
             groups: dict[str, dict[str, os.stat_result]] = defaultdict(dict)
             for entry in scan_folder(os.path.join(folder, part)):
                 owner, info = owner_of(entry.name), file_facts(entry)
@@ -192,11 +170,7 @@ class CacheSpace(NamedTuple):
         return contents
 
     def counts(self) -> tuple[CacheCounts, list[int]]:
-        """Return the statistics of all processes, and the ids of live processes. The folder's lock must be held.
-
-        Raises:
-            OutputFailed: The statistics of ended processes cannot be added up on disk.
-        """
+        """Return the statistics of all processes, and the ids of live processes. The folder's lock must be held."""
         folder = Folder(os.path.join(self.folder, COUNTS))
         total, ended, pids = read_counts(folder, TOTAL_NAME), [], []
         live = CacheCounts()
@@ -221,14 +195,9 @@ class CacheSpace(NamedTuple):
         return live, sorted({*pids})
 
     def reserve(self, reservation: FileLock, size: int) -> int | None:
-        """Reserve `size` bytes, evicting shards if needed. The folder's lock must be held.
+        """Reserve `size` bytes, evicting shards if needed; return how many. The folder's lock must be held.
 
-        Returns:
-            The number of evicted shards; None if there is not enough space. Then no shard is evicted, and the
-            reservation records the request.
-
-        Raises:
-            OSError: The reservation cannot be written.
+        If there is not enough space, evict none, record the request in the reservation, and return None.
         """
         reservation.write(encode_reservation(0, size))
         contents = self.scan(ignored_path=reservation.path)
@@ -238,14 +207,13 @@ class CacheSpace(NamedTuple):
         return evicted
 
     def excess_bytes(self, contents: CacheContents, size: int) -> int:
-        """Return how many bytes must be freed to add `size` bytes, by the bound or the free disk space."""
+        """Return how many bytes must be freed to add `size` bytes."""
         return max(contents.size + contents.reserved + size - self.max_bytes, size - Folder(self.folder).free_bytes())
 
     def evict(self, shards: Iterable[CachedFile], excess: int) -> int | None:
-        """Evict shards, in order, until `excess` bytes are free. The folder's lock must be held.
+        """Evict shards, in order, until `excess` bytes are free; return how many. The folder's lock must be held.
 
-        Returns:
-            The number of evicted shards; None if too few shards are unused. Then none is evicted.
+        If too few shards are unused, evict none and return None.
         """
         victims: list[tuple[CachedFile, FileLock]] = []
         try:

@@ -52,8 +52,7 @@ class CacheWriter(SampleWriter):
     """Writes samples into a cache. Created by `Cache.writer`; use it in a `with` block, in one thread.
 
     A shard becomes visible once it is full or the block ends. If its bytes cannot be reserved because all shards are in
-    use, the writer waits. An exception or a killed process leaves no partial shard. Keys are unique per shard, so a
-    sampler may write a sample again.
+    use, the writer waits. An exception or a killed process leaves no partial shard. Keys are unique per shard.
 
     Raises:
         InvalidRequest: The cache can never hold a shard.

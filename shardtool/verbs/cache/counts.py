@@ -1,6 +1,6 @@
 """Statistics of cache use: one small file per process, which only that process writes.
 
-The next process that locks the folder adds the statistics of ended processes to the file `total`.
+The next process that locks the folder adds the files of ended processes to the file `total`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _MAX_COUNTS_BYTES = 4096
 
-_COUNTS_BYTES = 200  # a file is padded to this size
+_COUNTS_BYTES = 200
 
 
 @dataclass(slots=True)
@@ -32,9 +32,7 @@ class CacheCounts:
 
     Attributes:
         hits: Opened shards that had a copy.
-        copies: Shards copied.
         passed: Shards read from their original location, because they did not fit or the cache failed.
-        evicted: Shards evicted.
     """
 
     hits: int = 0

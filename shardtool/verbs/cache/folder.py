@@ -1,7 +1,4 @@
-"""The files in the folder of a cache: their names and contents.
-
-Every other file is foreign: it is never opened or deleted.
-"""
+"""The names and contents of the files in a cache. Every other file is foreign: it is never opened or deleted."""
 
 from __future__ import annotations
 
@@ -57,9 +54,6 @@ def original_file(shard: StoredShard) -> OriginalFile:
 
     The name contains a hash of the shard's name, size and checksum, so shards of other datasets or versions have other
     copies. Without a sidecar, it is a hash of the path, size and modification time or object version.
-
-    Raises:
-        OSError: The shard does not exist.
     """
     try:
         facts = parse_facts(load_sidecar(shard.sidecar), shard.sidecar)
@@ -171,7 +165,7 @@ def file_facts(entry: os.DirEntry[str]) -> os.stat_result | None:
 def add_reservation(
     folder: str, owner: str, contents: CacheContents, ignored_path: str, unfinished: Iterable[str]
 ) -> None:
-    """Add a live reservation to the contents; delete that of a dead process, with its unfinished files."""
+    """Add a live reservation; delete that of a dead process, with its unfinished files."""
     path = os.path.join(folder, f"{RESERVATION_PREFIX}{owner}")
     if path == ignored_path:
         return

@@ -16,7 +16,7 @@ from shardtool.verbs.cache.folder import COPIED
 
 LOCAL_LOCKS_FIX = "A cache needs a local folder, because it uses file locks. To write to a store, use `ShardWriter`."
 
-_LOCK_WAIT_S = 1.0  # for another process to test a lock or evict the shard
+_LOCK_WAIT_S = 1.0
 
 
 @dataclass(slots=True)
@@ -49,14 +49,7 @@ def _stalled_error(original: OriginalFile) -> NotCopiedWarning:
 
 
 def lease_copy(space: CacheSpace, original: OriginalFile) -> FileLock | None:
-    """Lease the copy of a shard and mark it as used.
-
-    Returns:
-        The lease; None if there is no copy, or it has another size and must be replaced.
-
-    Raises:
-        OSError: The copy cannot be opened.
-    """
+    """Lease the copy of a shard and mark it as used. None if there is no copy, or it has another size."""
     pauses, path = Backoff(_LOCK_WAIT_S), os.path.join(space.folder, COPIED, original.name)
     while True:
         try:
@@ -81,9 +74,6 @@ def copy_and_lease(space: CacheSpace, original: OriginalFile) -> tuple[FileLock,
 
     Raises:
         NotCopiedWarning: There is no space, or the process that copies the shard makes no progress.
-        CorruptShard: The shard does not match its sidecar.
-        OutputFailed: The copy cannot be written.
-        OSError: The shard or a file of the cache cannot be read.
     """
     folder = Folder(os.path.join(space.folder, COPIED))
     part_path = staged_path(folder, original.name)

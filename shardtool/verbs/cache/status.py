@@ -51,7 +51,6 @@ class CacheStatus:
     """The state of a cache.
 
     Attributes:
-        shards: Finished shards, in order of eviction.
         taken: Bytes reserved for copies and writers in progress.
         writers: Processes that copy, write, or wait for space.
         foreign: Paths of files that do not belong to the cache.
@@ -151,7 +150,7 @@ def cache_verify(folder: str | os.PathLike[str]) -> CacheChange:
 def _remove_shards(
     space: CacheSpace, contents: CacheContents, shards: Mapping[CachedFile, tuple[str, int | None]]
 ) -> CacheChange:
-    """Delete unused shards, each for a reason and only if it has the given inode (None: any). The lock must be held."""
+    """Delete unused shards, each for a reason and if it has the given inode (None: any). The lock must be held."""
     removed, held, size = {}, {}, 0
     for shard, (reason, inode) in shards.items():
         lock = space.lock_exclusively(shard.path)
@@ -194,7 +193,6 @@ def _open_space(folder: str | os.PathLike[str]) -> CacheSpace:
 
 @contextmanager
 def _locked_contents(space: CacheSpace) -> Iterator[CacheContents]:
-    """Scan a cache, under its lock if possible. On a read-only disk, no lock is possible or needed."""
     with ExitStack() as stack:
         with suppress(OSError):
             stack.enter_context(space.locked())

@@ -71,16 +71,9 @@ def _lease_unpickled(paths: list[str]) -> CacheShards:
 
 
 def lease_written_shards(space: CacheSpace, max_bytes: int | None) -> CacheShards:
-    """Lease the finished shards that samplers wrote, oldest first.
+    """Lease the finished shards that samplers wrote, oldest first; the newest ones up to `max_bytes` (None: all).
 
     First, shards are evicted for waiting writers. Shards due for eviction but still in use are not leased again.
-
-    Args:
-        space: The cache's space.
-        max_bytes: Lease only the newest shards, up to this size; None: all.
-
-    Raises:
-        OSError: The folder cannot be locked.
     """
     with space.locked():
         contents = space.scan()
@@ -101,7 +94,6 @@ def lease_written_shards(space: CacheSpace, max_bytes: int | None) -> CacheShard
 
 
 def _shards_to_reclaim(space: CacheSpace, contents: CacheContents) -> set[CachedFile]:
-    """Return the next shards to evict for waiting writers, at most half of the cached bytes."""
     excess = min(space.excess_bytes(contents, contents.requested), contents.size // _MAX_RECLAIMED_DIVISOR)
     reclaimed = set()
     for shard in space.eviction_order(contents.shards):

@@ -18,20 +18,17 @@ if TYPE_CHECKING:
     from shardtool.publish.destination import Destination
 
 
-_USUAL_WORKERS = 8  # a typical number of loader workers
+_USUAL_WORKERS = 8
 
 
-_LARGE_DATASET_BYTES = 2**28  # smaller datasets need no parallel reads
+_LARGE_DATASET_BYTES = 2**28
 
 
 _READER_NAMES = {"huggingface": "Hugging Face datasets"}
 
 
 def loader_notes(outputs: Sequence[tuple[Destination, int]], sizes: Sequence[int]) -> Iterator[str]:
-    """Yield which datasets have fewer shards than a loader usually has workers.
-
-    `sizes` are the total bytes of each dataset's new shards.
-    """
+    """Yield which datasets have fewer shards than a loader usually has workers. `sizes` are their new bytes."""
     for (output, shards), size in zip(outputs, sizes, strict=True):
         total = output.first + shards
         if output.pattern.count is None and total < _USUAL_WORKERS and size >= _LARGE_DATASET_BYTES:

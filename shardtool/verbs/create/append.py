@@ -38,13 +38,7 @@ if TYPE_CHECKING:
 
 
 def read_taken_keys(run: Run) -> PackedStrings:
-    """Return the keys that new samples cannot have.
-
-    The samples of this same append, interrupted at its end, are not counted.
-
-    Raises:
-        CorruptShard: A sidecar is damaged.
-    """
+    """Return the keys that new samples cannot have, without those of this same append, interrupted at its end."""
     keys = []
     for output in run.outputs:
         if (old := output.destination.old) is not None:
@@ -54,15 +48,7 @@ def read_taken_keys(run: Run) -> PackedStrings:
 
 
 def prepare_append(run: Run) -> None:
-    """Check that all keys are new, or that this same append already finished.
-
-    A resumed append that equals the last append in the dataset file becomes a `FinishedAppend`. Keys that the user's
-    function returns are checked later.
-
-    Raises:
-        InvalidRequest: A key already exists, or `--dots` differs from the dataset.
-        CorruptShard: A sidecar is damaged.
-    """
+    """Check that all keys are new. A resumed append that is the dataset's last append becomes a `FinishedAppend`."""
     _drop_label_columns(run)
     new_keys, entries = [], run.entries
     for output in run.outputs:
@@ -70,7 +56,7 @@ def prepare_append(run: Run) -> None:
         if append is None:
             continue
         if append.old.format == "tar" and (old_dots := append.old.made.dots) != record.dots:
-            new_dots = f"keys that end at the {record.dots} dot of member names"  # readers apply one rule per dataset
+            new_dots = f"keys that end at the {record.dots} dot of member names"
             expected = f"at the {old_dots} dot, as in the dataset"
             remedy = f"Use {option_text('dots', old_dots)}, or `shardtool reshard` to combine both datasets."
             raise InvalidRequest(option_text("if_exists", "append"), new_dots, expected=expected, remedy=remedy)
@@ -90,10 +76,7 @@ def prepare_append(run: Run) -> None:
 
 
 def _drop_label_columns(run: Run) -> None:
-    """Drop label columns that the dataset, written by an earlier version, stores as fields only.
-
-    A query on them would silently exclude the old samples. Requested columns stay.
-    """
+    """Drop unrequested label columns that the dataset lacks: a query on them would silently exclude its samples."""
     entries, old_datasets = run.entries, [output.destination.old for output in run.outputs if output.destination.old]
     labels = {*entries.values.numbers, *entries.values.classes}.difference(run.options.columns_from)
     field_only = {name for name in labels for old in old_datasets if name in old.fields and name not in old.schema}
@@ -103,14 +86,12 @@ def _drop_label_columns(run: Run) -> None:
 
 
 def _find_same_append(destination: Destination, old: DatasetFile, record: RunRecord) -> int | None:
-    """Return the first shard of the last append, if this run resumes it."""
     if destination.if_exists != "append-resume" or not old.appends:
         return None
     return old.appends[-1] if old.made.appended[-1] == record.as_append_to(old.made) else None
 
 
 def _has_same_samples(keys: PackedStrings, destination: Destination, old: DatasetFile, first: int) -> bool:
-    """Return whether the shards from `first` on contain these samples, apart from skipped ones."""
     appended_hashes, own_hashes = hash_keys(read_dataset_keys(destination.folder, old.shards[first:])), hash_keys(keys)
     if not len(appended_hashes) or not contains_hashes(appended_hashes, np.sort(own_hashes)).all():
         return False
@@ -122,11 +103,7 @@ def _has_same_samples(keys: PackedStrings, destination: Destination, old: Datase
 
 
 def check_append_schema(old: DatasetFile, plan: Plan, options: CreateOptions | ReshardOptions) -> None:
-    """Check that fields, columns and classes of planned samples fit a dataset.
-
-    Raises:
-        InvalidRequest: They do not fit.
-    """
+    """Check that fields, columns and classes of planned samples fit a dataset."""
     values, metadata, field_counts = plan.entries.values, plan.entries.metadata, _count_fields(plan)
     text_fields = {name for name in values.inline if values.numbers.get(name) != "int64"}.difference(values.classes)
     for name in old.classes:
@@ -156,22 +133,18 @@ def check_append_schema(old: DatasetFile, plan: Plan, options: CreateOptions | R
 
 
 def _describe_example(plan: Plan, name: str, type_name: str) -> str:
-    """Return the first planned sample whose value has the wrong type, for a message."""
     numbers = range(len(plan.entries)) if plan.order is None else np.sort(plan.order).tolist()
     column = plan.entries.metadata.column(name) if plan.entries.metadata is not None else []
     for number in numbers:
         try:
             column[number].cast(pa.type_for_alias(type_name))
-        except (ValueError, TypeError, NotImplementedError):  # not convertible
+        except (ValueError, TypeError, NotImplementedError):
             return f", such as {column[number].as_py()!r:.60} in {printable(plan.entries.key(number))!r}"
     return ""
 
 
 def append_notes(old: DatasetFile, plan: Plan, *, changed: bool) -> Iterator[str]:
-    """Yield which fields and columns only some samples will have.
-
-    With `changed`, transforms make the fields unknown.
-    """
+    """Yield which fields and columns only some samples will have; with `changed`, transforms make fields unknown."""
     samples = sum(shard.samples for shard in old.shards)
     if not changed:
         new_counts = _count_fields(plan)

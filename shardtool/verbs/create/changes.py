@@ -1,7 +1,6 @@
 """Compare a planned run with an earlier run: samples, shards, options and splits.
 
-The dataset file describes a finished run; the sidecars of finished shards describe an interrupted run. No shard is
-read. Sidecars are read one at a time, and keys are compared by their hashes.
+The dataset file describes a finished run, the sidecars an interrupted one. No shard is read.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ if TYPE_CHECKING:
     from shardtool.verbs.create.run import Run, RunOutput
 
 
-_MAX_CHECKED_SHARDS = 8  # enough to see whether an earlier run had the same plan
+_MAX_CHECKED_SHARDS = 8
 
 
 def count_earlier_shards(output: Destination) -> int | None:
@@ -114,7 +113,7 @@ def other_plan_notes(run: Run) -> Iterator[str]:
 
 
 def find_refusal(run: Run, changes: ResumeChanges, max_removed: Fraction) -> OutputExists | None:
-    """Return an error if a run would replace a dataset by a different one; otherwise None.
+    """Return an error if a run would replace a dataset by a different one.
 
     `max_removed` is the share of samples that may be removed without `--overwrite`.
     """
@@ -145,11 +144,7 @@ def find_refusal(run: Run, changes: ResumeChanges, max_removed: Fraction) -> Out
 
 
 def check_same_options(run: Run) -> None:
-    """Refuse to update a dataset whose samples were chosen with other options.
-
-    Raises:
-        OutputExists: The options differ.
-    """
+    """Refuse to update a dataset whose samples were chosen with other options."""
     for output in run.outputs:
         old_dataset, new_record = output.destination.old, run.record(output)
         if old_dataset is not None and (
@@ -173,7 +168,6 @@ def find_lost_splits(run: Run) -> list[str]:
 
 
 def _describe_renumbering(old_classes: Mapping[str, list[str]], new_classes: Mapping[str, list[str]]) -> str:
-    """Return the first class whose number would change; empty if none."""
     for field, names in old_classes.items():
         for number, (old_name, new_name) in enumerate(zip(names, new_classes.get(field, []), strict=False)):
             if old_name != new_name:
@@ -182,12 +176,10 @@ def _describe_renumbering(old_classes: Mapping[str, list[str]], new_classes: Map
 
 
 def _read_dataset_file(output: Destination) -> DatasetFile | None:
-    """Return the existing dataset file; None if it is missing or damaged."""
     return read_valid_dataset(output.dataset_file) if output.pattern.dataset_file in output.existing else None
 
 
 def _list_earlier_shards(output: Destination) -> list[tuple[str, ShardEntry | None]]:
-    """Return the existing shards, with their entries if the run finished."""
     if (file := _read_dataset_file(output)) is not None:
         return [(to_local_name(entry.name), entry) for entry in file.shards]
     existing = output.existing
@@ -200,7 +192,7 @@ def _list_earlier_shards(output: Destination) -> list[tuple[str, ShardEntry | No
 def _read_packed_keys(
     run: Run, output: Destination, name: str, entry: ShardEntry | None
 ) -> tuple[int, NDArray[np.uint64]]:
-    """Return how many source samples a shard contains, and their key hashes unless a function made the keys."""
+    """Return a shard's number of source samples, and their key hashes unless a function made the keys."""
     sidecar, keys, count = sidecar_name(name), np.zeros(0, np.uint64), 0 if entry is None else entry.samples
     try:
         data = output.folder.read(sidecar)
@@ -217,7 +209,6 @@ def _read_packed_keys(
 
 
 def _read_planned_facts(run: Run, output: RunOutput, shard: int) -> sidecar_schema.ShardFacts | None:
-    """Return the facts of an existing shard with the same plan."""
     name, destination = output.shard_name(shard), output.destination
     file_info = destination.existing.get(name)
     if file_info is None or (facts := read_shard_facts(destination.folder.full_path(name))) is None:
@@ -227,10 +218,7 @@ def _read_planned_facts(run: Run, output: RunOutput, shard: int) -> sidecar_sche
 
 
 def _describe_differences(old: RunRecord, new: RunRecord, *, compare_shards: bool = True) -> str:
-    """Return the options that differ between two runs; empty if none.
-
-    An `index` record contains no options of the original run.
-    """
+    """Return the options that differ. An `index` record contains no options of the original run."""
     if old.verb not in ("create", "reshard"):
         return ""
     if old.verb != new.verb:

@@ -30,11 +30,7 @@ if TYPE_CHECKING:
 
 
 def check_listed(run: Run) -> None:
-    """Refuse a source without samples.
-
-    Raises:
-        InvalidRequest: There are no samples.
-    """
+    """Refuse a source without samples."""
     options = run.options
     if not len(run.entries) and isinstance(options, CreateOptions) and (options.include or options.exclude):
         from shardtool.source.unmatched import refuse_globs
@@ -46,11 +42,7 @@ def check_listed(run: Run) -> None:
 
 
 def check_shard_sizes(output: RunOutput) -> None:
-    """Refuse shards that exceed the maximum file size of the output.
-
-    Raises:
-        InvalidRequest: A shard is too large.
-    """
+    """Refuse shards that exceed the maximum file size of the output."""
     max_bytes, sizes = output.destination.folder.largest, output.plan.sizes
     if max_bytes is not None and len(sizes) and int(sizes.max()) > max_bytes:
         where = output.destination.folder.full_path(output.shard_name(int(sizes.argmax())))
@@ -78,7 +70,6 @@ def check_append(run: Run) -> None:
         )
 
 
-# Options that need others. Unlike options with `requires`, earlier versions accepted them alone and recorded them.
 _ACTS_WITH = (("resize_mode", "resize"), ("max_removed", "if_exists=resume"))
 
 
@@ -113,10 +104,7 @@ def check_export_targets(run: Run) -> None:
 
 
 def check_metadata_size(output: RunOutput) -> None:
-    """Refuse metadata too large for a sidecar.
-
-    This encodes the sidecar with most metadata per shard byte. Others are checked when written.
-    """
+    """Refuse metadata too large for a sidecar. Only the sidecar with most metadata per shard byte is encoded."""
     plan, metadata, excess = output.plan, output.plan.entries.metadata, []
     if metadata is None or not plan.shards:
         return
@@ -138,11 +126,7 @@ def check_metadata_size(output: RunOutput) -> None:
 
 
 def check_content_fingerprint(run: Run) -> None:
-    """Check that the written content equals that of the source.
-
-    Raises:
-        CorruptShard: The content differs.
-    """
+    """Check that the written content equals that of the source."""
     expected = run.listed.digest
     if expected is not None and not any(output.totals.skipped for output in run.outputs):
         actual = sum(output.totals.digest for output in run.outputs)

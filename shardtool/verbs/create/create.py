@@ -1,10 +1,8 @@
 """`create` and `reshard`: write the samples of a source, or of datasets, as a dataset.
 
-`write_dataset` is the whole run, step by step. `reshard` is the same run with shards as the source. It copies unchanged
-samples without decoding them.
+`reshard` is the same run with shards as the source. It copies unchanged samples without decoding them.
 
 Workers are forked before NumPy and pyarrow are imported, because these imports take longer than packing a small source.
-Workers list the source while the parent imports them.
 """
 
 from __future__ import annotations
@@ -113,14 +111,13 @@ def plan_dataset(
 
 
 def start_workers(options: OutputOptions, observer: Observer) -> Pool:
-    """Fork the workers before an import starts threads, and after the modules that they share."""
+    """Fork the workers before an import starts threads."""
     import_module("shardtool.write.pack_shard")
     how = f"with {option_text('if_exists', 'resume')}" if options.if_exists != "update" else "again"
     return start_pool(options, f"Run the same command {how}: finished shards are reused.", observer)
 
 
 def _write_binary_spool(run: runs.Run, source: Source) -> None:
-    """Write binary columns of a table to a temporary file, which workers can read."""
     entries = run.entries
     size = int(entries.rows.size[entries.rows.kind == SPAN].sum())
     file = run.outputs[0].publisher.spool(size)
@@ -130,7 +127,6 @@ def _write_binary_spool(run: runs.Run, source: Source) -> None:
 
 
 def _export_indexes(run: runs.Run) -> None:
-    """Write the requested indexes, and renew those of a dataset that was appended to."""
     from shardtool.publish.export_indexes import Exporter, renew_exports
 
     for output in run.outputs if run.exports or run.appends else ():
@@ -142,7 +138,6 @@ def _export_indexes(run: runs.Run) -> None:
 
 
 def _export_missing_indexes(run: runs.Run) -> None:
-    """Write requested indexes that a dataset without new samples lacks."""
     from shardtool.publish.export_indexes import Exporter, find_existing_exports
 
     for output in run.untouched if run.exports else ():

@@ -1,7 +1,6 @@
-"""Estimate the sizes of transformed samples: transform a few and extrapolate.
+"""Estimate the sizes of transformed samples from a few, to choose the number of planned shards.
 
-The estimate sets the number of planned shards. Their size limit is enforced while they are written. The estimate
-depends on the samples alone, so the same request gives the same plan.
+The estimate depends on the samples alone, so the same request gives the same plan.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ _SAMPLES_PER_TASK = 8
 _SAMPLE_SEED = 20
 
 
-_MIN_FITTED_SAMPLES = 8  # too few points for a slope
+_MIN_FITTED_SAMPLES = 8
 
 
 _SAMPLE_OVERHEAD_BYTES = 512  # minimum size of a record in most formats
@@ -59,10 +58,10 @@ def estimate_sizes(run: Run, transform: Transform) -> NDArray[np.int64]:
         remedy = f"Drop these fields with {option_text('drop_fields', tuple(lists))}."
         raise InvalidRequest(option, f"lists of values: {format_list(lists)}", expected="single values", remedy=remedy)
     source_sizes: NDArray[np.int64] = np.add.reduceat(entries.rows.size, entries.first[:-1]) + _SAMPLE_OVERHEAD_BYTES
-    if run.is_binary or run.fetches or run.listed.compressed or not len(entries):  # planning sends no requests
+    if run.is_binary or run.fetches or run.listed.compressed or not len(entries):
         return source_sizes
     sample_numbers = np.sort(random_permutation(len(entries), _SAMPLE_SEED)[:_MAX_TRIED_SAMPLES])
-    pattern = replace(run.outputs[0].pattern, count=None, names=None)  # the names are not used
+    pattern = replace(run.outputs[0].pattern, count=None, names=None)
     plan = make_plan(
         entries,
         pattern,
@@ -82,7 +81,6 @@ def estimate_sizes(run: Run, transform: Transform) -> NDArray[np.int64]:
 
 
 def _fit_line(x: NDArray[np.float64], y: NDArray[np.float64], points: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Return a least-squares line, or the mean if points are few or the slope is not positive."""
     spread = x - x.mean()
     if len(x) >= _MIN_FITTED_SAMPLES and (square := float(spread @ spread)) > 0:
         slope = float(spread @ y) / square

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 def list_source(run: runs.Run, source: object) -> Source:
     """List the requested samples, and return the opened source."""
     outputs.open_outputs(run)
-    # Without outputs, the values of a column become the split names.
     patterns = [output.pattern for output in run.outputs] or [runs.parse_output_pattern(run.names)]
     options = outputs.keep_class_numbers(run)
     if isinstance(options, CreateOptions) and options.plan_only is not None:
@@ -64,7 +63,6 @@ def list_source(run: runs.Run, source: object) -> Source:
 
 
 def _check_other_location(run: runs.Run, datasets: Any) -> None:
-    """Refuse to reshard datasets onto themselves."""
     pattern = runs.parse_output_pattern(run.names)
     for dataset_like in datasets if isinstance(datasets, list | tuple) else [datasets]:
         for path in (path for dataset in expand_if_pattern(dataset_like) for path in find_dataset(dataset).paths):
@@ -97,7 +95,6 @@ def _list_samples(run: runs.Run, source: Source) -> None:
     if run.options.portable:
         entries = make_portable(run.entries, by_key=source.by_key)
         if entries.metadata is not None and "source_paths" in entries.metadata.column_names:
-            # Keep the source paths recorded when names were first made portable.
             entries = replace(entries, source_paths=False)
         run.listed = replace(run.listed, entries=entries)
     elif run.format == "tar":
@@ -111,7 +108,7 @@ def _list_samples(run: runs.Run, source: Source) -> None:
 
 
 def _drop_duplicates(run: runs.Run, source: Source) -> Listing:
-    """Drop duplicates if requested. A run that will be refused reads no payloads."""
+    """Drop duplicates. A run that will be refused reads no payloads."""
     if run.refusal is not None:
         return run.listed
     from shardtool.source.duplicates import drop_duplicate_samples
@@ -121,7 +118,6 @@ def _drop_duplicates(run: runs.Run, source: Source) -> Listing:
 
 
 def _make_condition(run: runs.Run, condition: ReadCondition, transform: Transform) -> ReadCondition:
-    """Return the part of a query that workers evaluate, with columns that sidecars will have."""
     from shardtool.entries.metadata_columns import with_measured_columns
     from shardtool.select.query import match_rows
 
@@ -151,7 +147,6 @@ def _read_taken_keys(run: runs.Run) -> PackedStrings | None:
 
 
 def _choose_dots(run: runs.Run) -> None:
-    """Choose the dot at which keys end in tar member names. Only the last dot needs recording."""
     recorded_options = {**run.options.recorded(), **run.listed.recorded}
     requested_dots: Dots | None = (
         "last" if recorded_options.get("dots") == "last" else "first" if "dots" in recorded_options else None
@@ -184,7 +179,6 @@ def _split_samples(run: runs.Run, source: Source, split_options: SplitOptions) -
     without_samples = [
         output for output in run.outputs if output.sample_numbers is not None and not len(output.sample_numbers)
     ]
-    # An update keeps existing splits.
     if empty_splits := [output.split for output in without_samples if not (run.updates and output.destination.appends)]:
         found = f"no sample in split {', '.join(empty_splits)}: {len(entries):,} in total"
         remedy = f"Use larger shares, another {option_text('seed')}, or {option_text('stratify')}."

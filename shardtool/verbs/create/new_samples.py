@@ -1,6 +1,6 @@
 """Choose the samples of a source that a run packs: neither removed earlier, nor already in the dataset.
 
-Samples that a dataset lists as skipped are not new: they would fail again, and be listed again, in every run.
+Samples listed as skipped are not new, because they would fail again.
 """
 
 from __future__ import annotations
@@ -53,16 +53,13 @@ def _describe_samples(mask: NDArray[np.bool_], entries: SampleTable) -> str:
 
 
 def find_new_samples(run: Run) -> NDArray[np.bool_]:
-    """Return a mask of the samples that no dataset appended to contains or lists as skipped.
+    """Return a mask of the samples that no dataset appended to contains or lists as skipped; note the others.
 
-    Add notes on the others. Samples whose files have changed since they were packed stay as they are.
-
-    Raises:
-        CorruptShard: A sidecar, or the list of skipped samples, is damaged.
+    Samples whose files have changed since they were packed stay as they are.
     """
     entries, destinations = run.entries, [output.destination for output in run.outputs]
     numbers = {name: number for number, name in enumerate(entries.fields)}
-    inline_fields = [numbers[name] for name in entries.values.inline]  # the size of a number depends on the format
+    inline_fields = [numbers[name] for name in entries.values.inline]
     keys, hashes, shard_times = [], [np.zeros(0, np.uint64)], [np.zeros(0, np.int64)]
     for destination in destinations:
         for shard in destination.old.shards if destination.old else ():
@@ -81,7 +78,7 @@ def find_new_samples(run: Run) -> NDArray[np.bool_]:
         source_times = entries.rows.changed_ns if entries.is_remote else entries.rows.mtime_ns
         newest = np.maximum.reduceat(source_times, entries.first[:-1])
         changed[source_numbers[newest[source_numbers] > np.concatenate(shard_times)[found_positions]]] = True
-        if run.transform is None:  # transforms change sizes and fields
+        if run.transform is None:
             source_hashes = _hash_samples(entries.rows.code, entries.rows.size, entries.first, inline_fields)
             changed[source_numbers[source_hashes[source_numbers] != np.concatenate(hashes)[found_positions]]] = True
     rows = [row for output in run.outputs for row in _list_known_skipped(run, output)]
@@ -97,7 +94,6 @@ def find_new_samples(run: Run) -> NDArray[np.bool_]:
 
 
 def _list_known_skipped(run: Run, output: RunOutput) -> list[Skipped]:
-    """Return the listed skipped rows, except those that another query excluded."""
     if (old_dataset := output.destination.old) is None:
         return []
     new_record, old_records = run.record(output), (old_dataset.made, *old_dataset.made.appended)
@@ -108,7 +104,7 @@ def _list_known_skipped(run: Run, output: RunOutput) -> list[Skipped]:
 
 
 def _note_other_samples(run: Run, masks: Sequence[NDArray[np.bool_]], *, missing: int) -> None:
-    """Add notes on samples that are not new.
+    """Note samples that are not new.
 
     `masks`: in a dataset, listed as skipped, changed since they were packed, listed as failed. `missing`: samples that
     the source no longer has.
@@ -131,7 +127,7 @@ def _note_other_samples(run: Run, masks: Sequence[NDArray[np.bool_]], *, missing
 def _hash_samples(
     codes: NDArray[np.integer], sizes: NDArray[np.integer], first: NDArray[np.integer], inline_fields: list[int]
 ) -> NDArray[np.uint64]:
-    """Return a hash of each sample's field names and file sizes; sizes of `inline_fields` are ignored."""
+    """Return a hash of each sample's field names and file sizes, without the sizes of `inline_fields`."""
     rows = (codes.astype(np.uint64) << np.uint64(48)) ^ np.where(np.isin(codes, inline_fields), 0, sizes).astype(
         np.uint64
     )
@@ -142,14 +138,7 @@ def _hash_samples(
 
 @reporting_memory_errors("planning the shards")
 def choose_samples(run: Run) -> None:
-    """Choose the samples to pack, and check that the output replaces no source file.
-
-    Outputs without new samples become `run.untouched`.
-
-    Raises:
-        InvalidRequest: The output would replace a source file, or a key already exists.
-        CorruptShard: A dataset appended to is damaged.
-    """
+    """Choose the samples to pack, and check that the output replaces no source file."""
     check_source_kept(run)
     _skip_removed(run)
     if not any(output.destination.appends for output in run.outputs):
@@ -158,7 +147,7 @@ def choose_samples(run: Run) -> None:
         changes.check_same_options(run)
     if run.takes_only_new:
         is_new = find_new_samples(run)
-        run.listed = run.listed if is_new.all() else replace(run.listed, digest=None)  # it covers all samples
+        run.listed = run.listed if is_new.all() else replace(run.listed, digest=None)
         for output in run.outputs:
             numbers = get_sample_numbers(run, output)
             output.sample_numbers = numbers[is_new[numbers]]
@@ -176,7 +165,6 @@ def get_sample_numbers(run: Run, output: RunOutput) -> NDArray[np.int64]:
 
 
 def _skip_removed(run: Run) -> None:
-    """Skip samples that `shardtool remove` removed, and hide their keys, unless the dataset is overwritten."""
     keys = run.entries.keys
     for output in run.outputs:
         removed_hashes = output.destination.load_removed()

@@ -43,12 +43,7 @@ def open_outputs(run: Run, splits: Sequence[str] | None = None) -> None:
     """Find the datasets that a run writes, and check their existing files; none while split names are unknown.
 
     A dry run inspects only datasets that it would append to or resume. `splits` defaults to the names in the options.
-
-    Raises:
-        InvalidRequest: The patterns of two splits overlap, or there is no dataset to append to.
-        OutputExists: An append or update may not change existing files. Other runs keep the error in `run.refusal`,
-            because errors in the source and the query come first.
-        CorruptShard: A dataset appended to is damaged.
+    Unless the run appends or updates, `run.refusal` keeps the error for existing files: source errors come first.
     """
     if splits is None:
         splits = [name for name, _ in run.split_options.shares] if run.split_options else [""]
@@ -75,22 +70,14 @@ def open_outputs(run: Run, splits: Sequence[str] | None = None) -> None:
 
 
 def find_existing_splits(run: Run) -> list[str]:
-    """Return the splits that earlier runs wrote with this pattern.
-
-    Raises:
-        CorruptShard: A dataset file is damaged.
-    """
+    """Return the splits that earlier runs wrote with this pattern."""
     return [file.made.split for file in _read_existing_datasets(run, _list_dataset_files(run))]
 
 
 def keep_class_numbers(run: Run) -> CreateOptions | ReshardOptions:
     """Return options that keep the class numbers of the existing dataset, and number new classes after them.
 
-    This is the default of an append. Naming the dataset's own dataset file as `classes_from` means the same.
-
-    Raises:
-        InvalidRequest: The existing splits number classes differently.
-        CorruptShard: A dataset file is damaged.
+    Naming the dataset's own dataset file as `classes_from` means the same.
     """
     options, classes_from = run.options, run.options.classes_from
     if not (options.classes or options.values or getattr(options, "label_from_folder", False)):
@@ -123,7 +110,6 @@ def _read_existing_datasets(run: Run, files: Sequence[str]) -> list[DatasetFile]
 
 
 def _list_dataset_files(run: Run) -> list[str]:
-    """Return the dataset files of the output; the existing ones if split names are unknown."""
     if run.outputs:
         return [output.destination.dataset_file for output in run.outputs]
     try:
@@ -134,11 +120,7 @@ def _list_dataset_files(run: Run) -> list[str]:
 
 
 def check_source_kept(run: Run) -> None:
-    """Refuse an output that would replace or delete a source file.
-
-    Raises:
-        InvalidRequest: A source file would be replaced or deleted.
-    """
+    """Refuse an output that would replace or delete a source file."""
     paths = {file.path for file in (() if run.entries.spans is None else run.entries.spans.files)}
     paths |= {os.path.realpath(path) for path in paths if os.path.islink(path)}
     folders = {os.path.dirname(path) for path in paths}
@@ -156,14 +138,11 @@ def open_publishers(run: Run, temporary: tuple[Folder, str] | None, stack: ExitS
     """Lock the outputs, inspect them again, and delete temporary files of interrupted runs.
 
     `stack` deletes staged files and releases the locks. `temporary` is the folder and the name of the spool.
-
-    Raises:
-        OutputExists: Another run is writing a dataset, or has changed it.
     """
     for output in run.outputs:
         folder, base = output.destination.folder, output.pattern.base
         folder.ready()
-        is_part = run.part is not None  # parts run concurrently
+        is_part = run.part is not None
         stack.enter_context(folder.lock(base, shared=is_part))
         if run.part is not None:
             stack.enter_context(folder.lock(f"{base}.{run.part.tag}"))
@@ -191,12 +170,7 @@ def _discard_staged(run: Run, temporary: tuple[Folder, str] | None) -> None:
 
 
 def remove_lost_splits(run: Run) -> None:
-    """Remove the datasets of splits without samples.
-
-    Raises:
-        OutputExists: Another run is writing one of them.
-        OutputFailed: The file system reports an error.
-    """
+    """Remove the datasets of splits without samples."""
     for name in run.lost_splits:
         pattern = parse_output_pattern(run.names, name)
         folder = open_folder(pattern.folder)

@@ -65,10 +65,7 @@ _MIN_SAMPLES_FOR_SHARE = 100  # a share of fewer samples is not significant
 
 
 class Packing:
-    """The execution of a plan, while the output is locked.
-
-    If transforms change sizes, samples can remain. They are planned again, into additional shards, until none remain.
-    """
+    """The execution of a plan, under the lock. Samples that did not fit after transforms go into additional shards."""
 
     def __init__(self, run: Run, output: RunOutput) -> None:
         self.run, self.output, self.plan, self.publisher = run, output, output.plan, output.publisher
@@ -84,7 +81,7 @@ class Packing:
         self._plan, self._first_number = self.plan, self.destination.first  # of this round
         self._round_shards = output.own_shards
         self._numbers: dict[str, int] = {}  # numbers of published shards by name
-        self._consumed: dict[int, int] = {}  # samples by shard of this round
+        self._consumed: dict[int, int] = {}
         self._finished_samples = 0  # planned samples that are written, skipped or dropped
         # Shards sent to workers, with the index of a transformed shard that may be kept.
         self._pending: dict[int, tuple[resume.ShardPlan, shard_index.ShardIndex | None]] = {}
@@ -122,7 +119,6 @@ class Packing:
             raise Bug(self.output.pattern.text, found)
         totals.shards.sort(key=lambda shard: self._numbers[shard.name])
         self._check_shard_counts()
-        # An earlier dataset, maybe of another split.
         has_earlier_data = any(output.destination.old for output in (*self.run.outputs, *self.run.untouched))
         may_be_empty = has_earlier_data and not failed_rows(totals.skipped) and not self.output.dropped
         if self.destination.part is None and not totals.samples and not may_be_empty:
@@ -180,14 +176,12 @@ class Packing:
         return min(len(self._round_shards) or 1, self.run.pool.max_tasks)
 
     def _make_task_transform(self, transform: Transform) -> Transform:
-        """Divide the requests that a host allows between parallel tasks."""
         if transform.fetch is None:
             return transform
         per_host = max(1, transform.fetch.per_host // self._parallel_tasks)
         return transform._replace(fetch=replace(transform.fetch, per_host=per_host))
 
     def _choose_parallel_reads(self) -> int:
-        """Return how many files a worker reads at a time: one if a user's function may fork."""
         if self.run.makes_keys or self.run.fetches:
             return 1
         reads, reason = choose_parallel_reads(self._plan.entries, self._parallel_tasks)
@@ -242,7 +236,6 @@ class Packing:
         return f"Relax the query, or {fix}. Add {self._rerun_option} if shards of other splits exist."
 
     def _check_shard_counts(self) -> None:
-        """Check counts that the plan could only estimate."""
         if self.run.transform is None:
             return
         counts = [shard.samples for shard in self.totals.shards]
@@ -311,7 +304,6 @@ class Packing:
     def _describe_written_shard(
         self, result: ShardResult, planned: resume.ShardPlan
     ) -> tuple[shard_index.ShardIndex, sidecar_schema.ShardFacts, bytes]:
-        """Return the index, the facts and the sidecar of a new shard."""
         plan, samples, made = self._plan, planned.samples, result.made
         columns, transform_facts, consumed = plan.metadata(planned.shard), None, plan.count(planned.shard)
         paths = samples.output_paths(redact_url_bytes) if plan.entries.source_paths else b""
@@ -352,7 +344,7 @@ class Packing:
     def _describe_kept_shard(
         self, planned: resume.ShardPlan, index: shard_index.ShardIndex
     ) -> tuple[sidecar_schema.ShardFacts, bytes]:
-        """Return the facts and the sidecar of a kept shard of transformed samples. Only the shard count may change."""
+        """Return the facts and the sidecar of a kept shard. Only the shard count may change."""
         fact, table = index.fact, index.plain_table()
         if fact.made is None:
             raise Bug(planned.name, "a kept shard without a record of its transform")
@@ -361,9 +353,9 @@ class Packing:
         return fact, sidecar_write.encode_sidecar_table(table, fact)
 
     def _count_known_shards(self, shard: int, consumed: int) -> int:
-        """Return the shard count known so far, plus one if samples of this shard had no room.
+        """Return the shard count known so far, plus one if samples had no room.
 
-        After an interruption, at least one sidecar therefore records more shards than exist.
+        An interrupted run thus leaves a sidecar that records more shards than exist.
         """
         before = self._first_number - self.destination.first
         return before + self._plan.shards + (consumed < self._plan.count(shard))

@@ -1,8 +1,7 @@
 """The parts of a run, and their merge into one dataset.
 
 Parts do not communicate. Each computes the whole plan, writes its own shards, and leaves a record with the fingerprint
-of that plan. The part that finds all records publishes the dataset file. It holds the lock that all parts share,
-exclusively, so no part runs during a merge.
+of that plan. The part that finds all records merges them, under an exclusive lock that excludes running parts.
 """
 
 from __future__ import annotations
@@ -57,14 +56,13 @@ if TYPE_CHECKING:
     from shardtool.verbs.create.run import Run, RunOutput
 
 
-_SHOWN_DIGITS = 8  # digits of a plan fingerprint in a message
+_SHOWN_DIGITS = 8
 
 
-_MAX_COMPARED_PARTS = 8  # a sample of the finished parts
+_MAX_COMPARED_PARTS = 8
 
 
 def _encode_plan(plan: Plan, record: RunRecord) -> Iterator[bytes | memoryview]:
-    """Yield the content of a whole plan in chunks, without times and folders."""
     entries, values, spans = plan.entries, plan.entries.values, plan.entries.spans
     facts = [
         plan.format,
@@ -101,11 +99,7 @@ def _encode_plan(plan: Plan, record: RunRecord) -> Iterator[bytes | memoryview]:
 
 
 def start_part(run: Run, output: RunOutput, own_part: RunPart) -> None:
-    """Delete the record of a part, because it is no longer finished.
-
-    Raises:
-        InvalidRequest: Finished parts have another plan, and this run does not resume.
-    """
+    """Delete the record of a part, because it is no longer finished."""
     destination, pattern, plans = output.destination, output.pattern, []
     for part in [
         part for part in part_records.find_part_records(pattern, destination.folder.names())[0] if part != own_part
@@ -133,7 +127,7 @@ def finish_part(run: Run, output: RunOutput, part: RunPart) -> DatasetFile:
     dataset = build_dataset_file(output.totals, destination.pattern, skipped, run_record)
     if shards:
         dataset = replace(dataset, pattern=to_output_name(remaining_names(output.pattern, shards.start).text))
-    content = run.listed.digest if len(run.outputs) == 1 else None  # the content of all parts together
+    content = run.listed.digest if len(run.outputs) == 1 else None
     record = PartRecord(
         part=part,
         plan=output.plan_fingerprint,
@@ -163,11 +157,6 @@ def merge_if_last(output: Destination, notes: Notes) -> bool:
     """Publish the dataset file if all parts have records; return whether it exists.
 
     If parts finish at the same time, at least one finds all records and no running part.
-
-    Raises:
-        InvalidRequest: Parts have different plans.
-        CorruptShard: Files of a part are damaged.
-        OutputExists: Shards belong to no part.
     """
     folder, pattern = output.folder, output.pattern
     if (state := _find_merge_state(output)) is not None:
@@ -181,7 +170,7 @@ def merge_if_last(output: Destination, notes: Notes) -> bool:
         except OutputExists:
             notes.add("all parts have finished; another run holds the lock and publishes the dataset file")
             return False
-        if (state := _find_merge_state(output)) is not None:  # another part has merged, or a part was started again
+        if (state := _find_merge_state(output)) is not None:
             return state
         _merge_locked(folder, pattern)
     return True
@@ -257,7 +246,6 @@ def _merge_locked(folder: OutputFolder, pattern: ShardPattern) -> tuple[int, Dat
 def _finish_earlier_merge(
     folder: OutputFolder, pattern: ShardPattern, finished: Sequence[RunPart], dataset: DatasetFile
 ) -> tuple[int, DatasetFile]:
-    """Return the dataset of an interrupted or concurrent merge, and delete the records."""
     others = [
         str(part)
         for part in finished
@@ -275,13 +263,7 @@ def _finish_earlier_merge(
 def check_all_finished(
     where: str, counts: Collection[int], unfinished: list[str], missing: list[str], resume_option: str
 ) -> None:
-    """Refuse to merge before all parts have finished.
-
-    `counts` are the total numbers in the part names.
-
-    Raises:
-        InvalidRequest: Parts are missing, or belong to different runs.
-    """
+    """Refuse to merge before all parts have finished. `counts` are the total numbers in the part names."""
     if len(counts) > 1:
         found = f"parts of runs of {format_list([str(count) for count in sorted(counts)])} parts"
         raise InvalidRequest(
@@ -302,7 +284,7 @@ def _get_part_plan(record: PartRecord) -> _PartPlan:
 
 
 def _find_other_plan(parts: Sequence[_PartPlan]) -> tuple[str, str]:
-    """Return which parts differ from the most frequent plan, and that plan; empty if all agree."""
+    """Return the parts that differ from the most frequent plan, and that plan; empty if all agree."""
     ((plan, count),) = Counter(plan for _, plan, _ in parts).most_common(1)
     others = [part_plan for part_plan in parts if part_plan[1] != plan]
     if not others:
@@ -345,7 +327,6 @@ def _check_one_plan(records: Sequence[PartRecord], pattern: ShardPattern) -> Non
 def _check_part_files(
     folder: OutputFolder, pattern: ShardPattern, record: PartRecord, existing: Mapping[str, EntryInfo]
 ) -> None:
-    """Check the sizes of a part's shards, and the content of its sidecars."""
     dataset, content = record.dataset, list[int | None]()
     for shard in () if dataset is None else dataset.shards:
         try:

@@ -42,12 +42,7 @@ if TYPE_CHECKING:
 
 @reporting_memory_errors("planning the shards")
 def plan_shards(run: Run) -> None:
-    """Assign samples to shards.
-
-    Raises:
-        InvalidRequest: The samples exceed the bounds or the names, or do not fit the dataset appended to.
-        OutputExists: A resumed run would create a different dataset.
-    """
+    """Assign samples to shards."""
     options, entries = run.options, run.entries
     check_listed(run)
     if not run.outputs:
@@ -72,7 +67,7 @@ def plan_shards(run: Run) -> None:
     _note_changes(run)
     _add_plan_notes(run)
     check_export_targets(run)
-    if run.transform is None and not run.is_binary:  # sizes and offsets are known
+    if run.transform is None and not run.is_binary:
         for output in run.outputs:
             check_metadata_size(output)
     # Samples that the source skipped belong to no split; the first split lists them.
@@ -102,7 +97,6 @@ def _make_bounds(run: Run, output: RunOutput) -> ShardBounds:
 
 
 def _note_changes(run: Run) -> None:
-    """Find the changes of a resumed run, and refuse one that would create another dataset."""
     if run.updates:
         run.notes.add(*changes.other_plan_notes(run))
     if run.options.if_exists not in ("resume", "resume-overwrite"):
@@ -166,7 +160,7 @@ def _add_plan_notes(run: Run) -> None:
         notes.add(*folder_notes(outputs, run.exports))
 
 
-_OPTIONAL_TEXT_FIELDS = ("txt", "text")  # captions may be empty
+_OPTIONAL_TEXT_FIELDS = ("txt", "text")
 
 
 _MANY_SHARDS, _FEW_SAMPLES, _SMALL_SHARD_BYTES = 1000, 100, 2**22  # bytes per shard
@@ -183,7 +177,6 @@ def _empty_file_notes(entries: SampleTable) -> Iterator[str]:
 
 
 def _label_notes(run: Run) -> Iterator[str]:
-    """Yield a note if all samples have one class, as with a wrong source folder."""
     for name, names in run.entries.values.classes.items() if getattr(run.options, "label_from_folder", False) else ():
         if len(names) == 1:
             found = f"all samples have the same {name}, {printable(names[0])!r}"

@@ -20,13 +20,13 @@ MAX_PROBES = 64
 _MIN_PROBES = 12
 
 
-_MAX_PROBE_S = 1.0  # stop after this time once `_MIN_PROBES` are done
+_MAX_PROBE_S = 1.0
 
 
 _DROPPED_OUTLIERS = 8  # the slowest reads, which measure the machine's pauses
 
 
-_MAX_PROBE_BYTES = 2**20  # longer reads cost about as much as sequential ones
+_MAX_PROBE_BYTES = 2**20
 
 
 _SEQUENCE_BYTES = 4 * 2**20
@@ -78,12 +78,11 @@ def _time_read(planned: SpanFile, offset: int, length: int, *, opening: bool) ->
 
 
 def _time_sequence(planned: SpanFile, start: int) -> float:
-    """Return seconds per byte."""
     buffer = memoryview(bytearray(_READ_STEP_BYTES))
     first = max(0, min(start, planned.size - _SEQUENCE_BYTES))
     with closing(open_span_file(planned)) as source:
         if planned.size > 2 * _READ_STEP_BYTES:
-            first += source.read_into(buffer, first)  # exclude the seek
+            first += source.read_into(buffer, first)
         started, read_bytes = time.perf_counter(), 0
         for offset in range(first, min(first + _SEQUENCE_BYTES, planned.size), _READ_STEP_BYTES):
             read_bytes += source.read_into(buffer, offset)

@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from shardtool.verbs.create.run import Run, RunOutput
 
 
-_SUMMED_FIELDS = ("shards", "kept", "samples", "skipped", "dropped", "size")  # summed over splits
+_SUMMED_FIELDS = ("shards", "kept", "samples", "skipped", "dropped", "size")
 
 
 def make_result(run: Run, *, merged: bool = False) -> CreateResult:
-    """Return the result of a run; `merged` is true if this part completed the dataset."""
+    """Return the result of a run."""
     outputs = [*run.untouched, *run.outputs]
     splits = {output.split: _make_split_result(output) for output in outputs}
     totals = {name: sum(getattr(split, name) for split in splits.values()) for name in _SUMMED_FIELDS}
@@ -66,7 +66,6 @@ def _make_split_result(output: RunOutput) -> SplitResult:
 
 
 def _make_appended_part(outputs: Sequence[RunOutput]) -> AppendedPart | None:
-    """Return what was added to existing datasets; None if there were none."""
     if not any(output.destination.appends for output in outputs):
         return None
     new_shards = [shard for output in outputs for shard in output.dataset.shards[output.destination.first :]]

@@ -1,9 +1,8 @@
-"""Choose whether to keep, compare or rewrite the shard of an earlier run.
+"""Choose whether to keep, compare or rewrite the shard of an earlier run, without reading it.
 
-No shard is read for this. The modification time of a shard is shortly before its run listed the source. Its nanoseconds
-identify the root of the source and, in a store, the versions of the shard's objects. If the times match, the files
-under that root have not changed since. A copied shard has another time and is not trusted. With `--trust size`, times
-are ignored.
+The modification time of a shard is shortly before its run listed the source. Its nanoseconds identify the root of the
+source and, in a store, the versions of the shard's objects. If the times match, the files under that root have not
+changed since. A copied shard has another time and is not trusted. With `--trust size`, times are ignored.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ class ShardPlan(NamedTuple):
         work, plan = self.run.identity, self.plan
         if work:
             work += f" {plan.limits.room} {plan.limits.max_count} {self.run.options.oversize}"
-            work += " last" if self.run.dots == "last" else ""  # the rule affects keys that the function returns
+            work += " last" if self.run.dots == "last" else ""
             if self.run.shuffle is not None:  # offsets in source shards do not identify content
                 work += " " + blake2b(self.samples.spans.expected, digest_size=16).hexdigest()
             if (metadata := plan.metadata(self.shard)) is not None:
@@ -67,10 +66,7 @@ def get_run_mtime_ns(run: Run) -> int:
 
 
 def get_shard_mtime_ns(planned: ShardPlan, mtime_ns: int) -> int:
-    """Return the modification time of one shard, given that of the run.
-
-    For objects, it also identifies their versions.
-    """
+    """Return the modification time of a shard in a run with `mtime_ns`. For objects, it identifies their versions."""
     if not planned.plan.entries.is_remote:
         return mtime_ns
     seconds, nanoseconds = divmod(mtime_ns, _SECOND_NS)
@@ -106,7 +102,6 @@ def choose_action(planned: ShardPlan, output: Destination) -> tuple[ShardAction,
         is_as_expected = len(crcs) == 2 * len(samples.content.codes) and _has_expected_content(
             samples, crcs, accept_unknown=trusts_sizes
         )
-        # A list of one number looks like a number in the sidecar, so lists are compared by reading.
         return KeepShard(
             crc, crcs, file_info.size, trusts_sizes
         ) if is_as_expected and not samples.content.lists else "compare", None
@@ -153,7 +148,6 @@ def list_unwritten_sizes(run: Run, output: RunOutput) -> list[int]:
 
 
 def _has_expected_content(samples: ShardSamples, field_crcs: bytes, *, accept_unknown: bool) -> bool:
-    """Return whether payloads have the expected checksums. Offsets in source shards do not identify content."""
     spans = np.frombuffer(samples.kinds, np.uint8) == SPAN
     if not spans.any():
         return True
@@ -165,7 +159,6 @@ def _has_expected_content(samples: ShardSamples, field_crcs: bytes, *, accept_un
 
 
 def _hash_source(entries: SampleTable) -> int:
-    """Return a hash of the source's identity in the range of nanoseconds."""
     return _hash_to_nanoseconds((entries.identity or source_identity(entries.root)).encode())
 
 

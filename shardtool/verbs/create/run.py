@@ -1,7 +1,6 @@
 """The state of one run of `create` or `reshard`: its options, its samples, and the datasets that it writes.
 
-A `Run` has one `RunOutput` per dataset: one in total, or one per split. The steps of `write_dataset` fill in their
-attributes.
+The steps of `write_dataset` fill in the attributes.
 """
 
 from __future__ import annotations
@@ -63,8 +62,6 @@ class RunOutput:
         publisher: Set once the output is locked.
         plan_fingerprint: For a part: of the plan that all parts share.
         totals: Set once the shards are packed.
-        kept: Number of shards reused from an earlier run.
-        dropped: Number of samples that the user's function dropped.
     """
 
     split: str
@@ -100,18 +97,13 @@ class Run:
 
     Attributes:
         names: A shard pattern, or shard names, with `{split}` for splits.
-        notes: Collects notes; its observer receives progress.
         started: Seconds since 1970, before the source was listed.
-        split_options: None without splits.
-        transform: None if samples are not transformed.
         identity: Identifies the transform; empty for none.
         shuffle: The options of a `reshard`; None for a `create`.
-        part: The part that this run writes; None means all.
         outputs: Empty while the split names are unknown.
         refusal: An error for existing output. Errors in the source and the query are reported first.
         untouched: Outputs of an append without new samples.
         dots: The dot at which keys end in tar member names.
-        changes: What resuming would change; None without earlier output.
         lost_splits: Existing splits without samples in the source, which the run removes.
         made_keys: Hashes of the keys that the user's function has returned.
         plan_request: The request that the plan file records; None without a plan file.
@@ -226,11 +218,7 @@ class Run:
 def make_run(
     output: OutputNames, options: CreateOptions | ReshardOptions, pool: Pool, notes: Notes, *, started: float, dry: bool
 ) -> Run:
-    """Return a run.
-
-    Raises:
-        InvalidRequest: The options and the output contradict each other.
-    """
+    """Return a run, after checking that its options and output fit together."""
     names = (*list_names("the output", output, OUTPUT_EXAMPLE),)
     shuffle, split_options = options if isinstance(options, ReshardOptions) else None, options.make_split_options()
     if shuffle is None and options.on_duplicate != "error":
@@ -268,10 +256,9 @@ def make_run(
 def _get_first_run_options(
     names: tuple[str, ...], options: CreateOptions | ReshardOptions, split_options: SplitOptions | None
 ) -> CreateOptions | ReshardOptions:
-    """Return the options of a run that finds no dataset to append to."""
     resumes = options.if_exists == "append-resume"
     splits = [name for name, _ in split_options.shares] if split_options else [_SPLIT_MARK]
-    if not splits:  # split names are unknown before the samples are listed
+    if not splits:
         return options
     for pattern in [parse_output_pattern(names, split) for split in splits]:
         existing_names = [name for name in open_folder(pattern.folder).names() if pattern.owns(name)]

@@ -1,8 +1,7 @@
 """The first of two passes of a shuffle: copy the payloads into a spool.
 
-The parent assigns each payload an offset in the spool, and workers copy the payloads. The spool is divided into regions
-that fit in memory. Each region holds the payloads of neighbouring samples of a shard. See `write/scatter.py` for the
-workers.
+The parent assigns each payload an offset in the spool, and workers copy it. The spool is divided into regions that fit
+in memory, each with the payloads of neighbouring samples of a shard.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ if TYPE_CHECKING:
     from shardtool.values import OnError
 
 
-_BUFFERS_BYTES = 2 * BUFFER_SIZE + MAX_GAP_BYTES  # buffers of a worker, part of its share
+_BUFFERS_BYTES = 2 * BUFFER_SIZE + MAX_GAP_BYTES
 
 
 _TARGET_RUN_BYTES = 2**20  # shorter writes seek, longer ones gain nothing
@@ -48,7 +47,7 @@ _TARGET_RUN_BYTES = 2**20  # shorter writes seek, longer ones gain nothing
 _MIN_REGION_BYTES, _MAX_REGION_BYTES = 4 * 2**20, 2**30
 
 
-_CHUNK_ROWS = 2**20  # limits the memory of temporary columns
+_CHUNK_ROWS = 2**20
 
 
 class SpoolLimits(NamedTuple):
@@ -73,11 +72,6 @@ def scatter_payloads(
 
     A sample may be in one plan only. The caller deletes the spool. With `on_error="skip"`, samples of damaged payloads
     stay in their shards, where packing skips them.
-
-    Raises:
-        CorruptShard: A payload differs from its index, or a compressed shard is damaged.
-        SampleFailed: A source file cannot be read, or changed after it was listed.
-        OutputFailed: There is no space for the spool, or it cannot be written.
     """
     first_pass = _ScatterPass(plans, limits, observer, stop=on_error == "stop")
     spans, regions = first_pass.run(pool), first_pass.regions if len(first_pass.regions) else None
@@ -102,7 +96,7 @@ class SpanPositions:
 
     def __init__(self, entries: SampleTable) -> None:
         rows, spans = entries.rows, entries.known_spans
-        with_fields = np.flatnonzero(entries.counts())  # a sample may have no field
+        with_fields = np.flatnonzero(entries.counts())
         self.file = spans.file
         self.start = np.full(len(entries), self.NOWHERE)
         self.sizes = np.zeros(len(entries), np.int64)
@@ -115,7 +109,7 @@ class SpanPositions:
 def _assign_buckets(
     plans: list[Plan], sample_bytes: NDArray[np.int64], max_bucket_bytes: int
 ) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
-    """Return int32[samples], the bucket of each (-1: in no plan), and int64[buckets], their bytes."""
+    """Return int32[samples], each sample's bucket (-1: in no plan), and int64[buckets], their bytes."""
     bucket, sizes, bucket_count = np.full(len(sample_bytes), -1, np.int32), [], 0
     for plan in plans:
         total = cumulative_sizes(sample_bytes[planned_samples(plan)])
@@ -140,10 +134,7 @@ def _assign_offsets(entries: SampleTable, ordered_rows: NDArray[np.int64]) -> ND
 
 
 def _choose_region_bytes(size: int, share: int) -> int:
-    """Return the region size: the worker's share of memory, or less if writes reach a megabyte anyway.
-
-    With M bytes of memory, regions of M bytes and D bytes of data, a write has M * M / D bytes.
-    """
+    """Return the region size: the worker's share of memory, or less if writes still reach a megabyte."""
     target = max(_MIN_REGION_BYTES, min(isqrt(size * _TARGET_RUN_BYTES), _MAX_REGION_BYTES))
     return min(target, max(share - _BUFFERS_BYTES, share // 2) * (ROW_OVERHEAD_SHARE - 1) // ROW_OVERHEAD_SHARE)
 
@@ -158,7 +149,6 @@ def _cut_buckets(total: NDArray[np.int64], shard_ends: NDArray[np.int64], max_bu
 
 
 def _sort_by_file(entries: SampleTable, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], list[tuple[int, int]]]:
-    """Return rows sorted by file and offset, and where the rows of each file end."""
     if not len(rows):
         return rows, []
     spans = entries.known_spans
@@ -172,10 +162,7 @@ def _sort_by_file(entries: SampleTable, rows: NDArray[np.int64]) -> tuple[NDArra
 
 
 class _ScatterPass:
-    """The first pass.
-
-    `regions` (int64[regions, 2]) are the start and end offsets of the spool regions that are read whole.
-    """
+    """The first pass. `regions` (int64[regions, 2]) are the start and end offsets of regions that are read whole."""
 
     def __init__(self, plans: list[Plan], limits: SpoolLimits, observer: Observer, *, stop: bool) -> None:
         self._entries = entries = plans[0].entries
@@ -201,7 +188,7 @@ class _ScatterPass:
         self._reported: defaultdict[int, int] = defaultdict(int)
 
     def run(self, pool: Pool) -> FieldSpans:
-        """Copy all payloads; return the new spans. Failed payloads stay in their shards."""
+        """Copy all payloads; return the new spans."""
         spool, failed = self._open_spool(), [np.zeros(0, np.int64)]
         for number, result in pool.map(scatter_rows, self._make_tasks(spool), self._advance):
             first, last = self._task_rows[number]
@@ -246,12 +233,10 @@ class _ScatterPass:
                 first = stop
 
     def _cut_tasks(self, first: int, end: int) -> list[int]:
-        """Cut a file's rows so that each task fits in memory or is a single payload."""
         total = cumulative_sizes(np.maximum(self._entries.rows.size[self._rows[first:end]], MIN_ROW_BYTES))
         return [first + int(cut) for cut in _cut_buckets(total, np.array([end - first]), self._region_bytes)]
 
     def _find_failed_rows(self, rows: NDArray[np.int64], result: ScatterResult) -> NDArray[np.int64]:
-        """Return the rows that were not copied, or raise the error if it stops the run."""
         entries, spans = self._entries, self._spans
         row = rows[result.wrong[0][0] if result.wrong else 0]
         sample = int(entries.owners(row))

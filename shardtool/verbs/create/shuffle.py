@@ -1,9 +1,8 @@
 """Choose how to read the samples of a shuffle that exceeds memory.
 
-`gather` reads each sample at its offset, with one system call per sample. It is cheap in memory and on fast disks, slow
-in stores and on disks that seek, and impossible in compressed files. `scatter` reads each source file once, in
-sequence, and writes every payload to its offset in a spool, which packing reads region by region. Both give the same
-output.
+`gather` reads each sample at its offset: cheap in memory and on fast disks, slow in stores and on disks that seek, and
+impossible in compressed files. `scatter` reads each source file once, and writes every payload to its offset in a
+spool, which packing reads region by region. Both give the same output.
 """
 
 from __future__ import annotations
@@ -36,10 +35,7 @@ if TYPE_CHECKING:
 
 
 def get_spool_location(run: Run) -> tuple[Folder, str] | None:
-    """Return the folder and the name of the spool; None if there is none.
-
-    A part has none, because a spool would arrange the samples of all parts.
-    """
+    """Return the folder and the name of the spool. A part has none, because it would hold the samples of all parts."""
     if run.shuffle is None or run.part is not None:
         return None
     temp, pattern, output_folder = run.shuffle.temp_dir, run.outputs[0].pattern, run.outputs[0].destination.folder
@@ -60,7 +56,7 @@ def arrange_payloads(run: Run) -> None:
         return
     to_write = sum(sum(list_unwritten_sizes(run, output)) for output in run.outputs)
     if not to_write and not compressed:
-        return  # all shards exist and are only compared
+        return
     plans = [output.plan for output in run.outputs]
     memory, workers = parse_size(run.shuffle.memory), run.pool.max_per_machine
     method = choose_read_strategy(plans, workers=workers, is_compressed=compressed, requested=run.shuffle.method)
@@ -81,7 +77,6 @@ class ReadStrategy(NamedTuple):
     Attributes:
         name: `order`: the input is already in output order. `gather`: read each sample at its offset. `scatter`: sort
             in two passes through a temporary file.
-        note: The reason, for the log; empty if there was no choice.
     """
 
     name: Literal["order", "gather", "scatter"]
@@ -93,8 +88,7 @@ def choose_read_strategy(
 ) -> ReadStrategy:
     """Choose how to read the samples of `plans`.
 
-    If several strategies are possible, local reads are measured. For stores, fixed costs are assumed, because requests
-    vary too much. The choice does not change the output.
+    Local reads are measured. For stores, costs are assumed, because requests vary too much.
     """
     entries = plans[0].entries
     positions = SpanPositions(entries)
@@ -110,7 +104,6 @@ def choose_read_strategy(
 
 
 def _is_in_order(plan: Plan, positions: SpanPositions) -> bool:
-    """Return whether a plan reads each file in sequence, in any order of files."""
     numbers = planned_samples(plan)
     numbers = numbers[positions.start[numbers] < positions.NOWHERE]
     file, start = positions.file[numbers], positions.start[numbers]
@@ -124,11 +117,11 @@ def _choose_cheaper(
     samples = sum(map(len, plans))
     if samples <= MAX_PROBES or not size:
         return ReadStrategy("gather")
-    scatter_bytes = min(size + samples * MAX_GAP_BYTES, sum(file.size for file in files))  # including gaps
+    scatter_bytes = min(size + samples * MAX_GAP_BYTES, sum(file.size for file in files))
     if is_address(files[0].path):
         reason = f"assuming {format_time(REMOTE_REQUEST_S)} for each of {samples:,} requests, one per sample"
         cost = ReadCost(REMOTE_REQUEST_S + size / samples * REMOTE_BYTE_S, REMOTE_BYTE_S)
-        workers = 1  # both methods use all workers
+        workers = 1
     else:
         rng = random.Random(0)  # noqa: S311 - seeded, so that runs measure the same offsets
         orders = [order[positions.sizes[order] > 0] for order in map(planned_samples, plans)]
@@ -146,8 +139,5 @@ def _choose_cheaper(
 
 
 def is_gathering_cheaper(samples: int, size: int, scatter_bytes: int, workers: int, cost: ReadCost) -> bool:
-    """Return whether reads at offsets take no longer than reading and writing all bytes twice.
-
-    `scatter_bytes` includes the gaps between samples.
-    """
+    """Return whether gathering is faster. `scatter_bytes` includes the gaps between samples."""
     return samples * cost.sample_s / workers + size * cost.byte_s <= (scatter_bytes + 3 * size) * cost.byte_s

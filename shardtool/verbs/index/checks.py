@@ -40,11 +40,7 @@ def sort_as_listed(dataset: StoredDataset) -> StoredDataset:
 
 
 def read_if_exists(path: str) -> bytes | None:
-    """Return a small file; None if it does not exist.
-
-    Raises:
-        OutputExists: The file cannot be read.
-    """
+    """Return a small file; None if it does not exist."""
     try:
         return read_small(path)
     except OSError as error:
@@ -55,11 +51,7 @@ def read_if_exists(path: str) -> bytes | None:
 
 
 def check_format(dataset: StoredDataset) -> None:
-    """Check the format of the shards.
-
-    Raises:
-        InvalidRequest: There are no shards, or they are compressed or have two formats.
-    """
+    """Check the format of the shards."""
     if compressed := [shard.path for shard in dataset.shards if shard.packed]:
         remedy = "Decompress it, because compressed files cannot be read by offset."
         raise InvalidRequest(compressed[0], "a compressed shard", expected="an uncompressed shard", remedy=remedy)
@@ -83,11 +75,7 @@ def missing_shard_error(path: str) -> CorruptShard:
 
 
 def get_subfolder(folder: str, shards: list[str]) -> str:
-    """Return the path from the dataset file's folder to the shards.
-
-    Raises:
-        InvalidRequest: The shards are in several folders, or outside that folder.
-    """
+    """Return the path from the dataset file's folder to the shards."""
     if len(shards) > 1:
         found = f"shards in {len(shards)} folders: {format_list(shards, 3)}"
         raise InvalidRequest(shards[0] or ".", found, expected="one folder", remedy="Index each folder separately.")
@@ -129,11 +117,7 @@ def check_rivals(folder: OutputFolder, names: list[str], own_names: set[str]) ->
 
 
 def read_old_dataset(dataset: StoredDataset, path: str, data: bytes, *, overwrite: bool) -> DatasetFile | None:
-    """Return the existing dataset file; None if it may be replaced.
-
-    Raises:
-        OutputExists: The file is damaged, or is not a shardtool dataset file.
-    """
+    """Return the existing dataset file; None if it may be replaced."""
     problem, lost = "not valid JSON: truncated or damaged", _LOST_WITH_DATASET_FILE
     if parse_shard_names(data) is not None:
         try:
@@ -165,7 +149,7 @@ def check_listed_shards(
         raise OutputExists(
             path, found, remedy=f"Index all shards of the dataset, or choose another {option_text('output')}."
         )
-    if given_names - listed:  # they can be from an interrupted append
+    if given_names - listed:
         require_finished(dataset)
     if listed != given_names or old.shards_folder != shards_folder:
         missing = f", {pluralize(len(others), 'shard')} of them missing: {format_list(others, 3)}" if others else ""

@@ -22,14 +22,7 @@ class DifferingSidecar(NamedTuple):
 def compare_sidecar(
     path: str, scanned: ShardIndex, where: str, data: bytes
 ) -> tuple[ShardIndex, bytes | None] | DifferingSidecar:
-    """Return the index in a sidecar, completed from the scan, or how the sidecar differs.
-
-    Returns:
-        The index and its bytes; no bytes if the sidecar must be rewritten, with new checksums or in the new format.
-
-    Raises:
-        CorruptShard: The shard's checksum differs from the sidecar.
-    """
+    """Return how a sidecar differs, or its index, completed from the scan, and its bytes (None: rewrite it)."""
     from shardtool.dataset.index_differences import compare_indexes
     from shardtool.dataset.sidecar_read import FORMAT_VERSION, parse_sidecar
 

@@ -66,11 +66,7 @@ def export(
 
 
 def check_index_names(dataset: DatasetLike, formats: Sequence[str]) -> None:
-    """Check, before shards are indexed, that the index files of other tools can have unique names.
-
-    Raises:
-        InvalidRequest: Names clash, an index lists other shards, or the shards do not exist.
-    """
+    """Check, before shards are indexed, that the index files of other tools can have unique names."""
     found = find_dataset(dataset)
     names = [base_name(path) for path in found.paths]
     exports = select_exports(formats, found.shards[0].format if names else "")

@@ -1,7 +1,7 @@
 """`index`: write sidecars and a dataset file for existing shards of any tool.
 
-A sidecar that agrees with the scan of its shard stays, with the checksums and metadata that only it contains. A missing
-sidecar is written. A wrong one is replaced only with `--overwrite`. Shards never change.
+A sidecar that agrees with the scan of its shard stays, with the checksums and metadata that only it contains. A wrong
+one is replaced only with `--overwrite`.
 """
 
 from __future__ import annotations
@@ -57,17 +57,11 @@ class Indexer:
         folder: The folder of the sidecars and the dataset file.
         shards_folder: The path from there to the shards; empty for the same folder.
         old: The existing dataset file; None if there is none or it may be replaced.
-        is_own_file: Whether `old` is the file to be written.
         dots: The dot at which keys end in member names.
-
-    Raises:
-        InvalidRequest: The shards cannot be indexed, or their run is unfinished.
-        CorruptShard: A shard is missing or not a regular file.
-        OutputExists: Sidecars or the dataset file of other shards may not be replaced.
     """
 
     def __init__(self, dataset: DatasetLike, options: IndexOptions, observer: Observer) -> None:
-        from shardtool.entries.sample_table import FieldValues  # imports NumPy, after workers are forked
+        from shardtool.entries.sample_table import FieldValues
 
         self.options, self.observer = options, observer
         stored = self.dataset = sort_as_listed(find_dataset(dataset))
@@ -87,7 +81,7 @@ class Indexer:
         path = self.folder.full_path(self.dataset_file)
         data = read_if_exists(path)
         if data is None:
-            self.old = read_valid_dataset(stored.dataset_file or path)  # if `output` is another folder
+            self.old = read_valid_dataset(stored.dataset_file or path)
             if self.old is None:
                 require_finished(stored)
         else:
@@ -97,7 +91,7 @@ class Indexer:
         self.is_own_file = data is not None and self.old is not None
         self.dots = options.dots or (recorded_dots(stored) if self.old is None else self.old.made.dots)
         self.notes, self.totals, self.kept = Notes(observer), DatasetTotals(FieldValues()), 0
-        self.unrecognised: list[tuple[int, str]] = []  # per shard: unrecognised members, and the first one
+        self.unrecognised: list[tuple[int, str]] = []
         self.differing: list[str] = []
         self.lost: set[str] = set()
         self.entries: dict[int, ShardEntry] = {}
@@ -117,14 +111,7 @@ class Indexer:
         return [ShardScanTask(path, self.options.checksum, self.dots) for path in self.dataset.paths]
 
     def add(self, number: int, scan: ShardScan) -> None:
-        """Write a shard's sidecar, unless the existing one is valid or must be kept.
-
-        Raises:
-            CorruptShard: The shard is damaged.
-            InvalidRequest: The shard has interleaved fields.
-            OutputExists: A sidecar cannot be read.
-            OutputFailed: The sidecar cannot be written.
-        """
+        """Write a shard's sidecar, unless the existing one is valid or must be kept."""
         from shardtool.dataset.shard_index import scanned_index
         from shardtool.dataset.sidecar_schema import column_types, with_shard_column
         from shardtool.dataset.sidecar_write import encode_sidecar_table
@@ -160,7 +147,6 @@ class Indexer:
         self.observer.shard(name, status, samples, scan.size)
 
     def _may_replace(self, name: str, differing: DifferingSidecar) -> bool:
-        """Record a wrong sidecar; return whether to replace it."""
         self.differing.append(f"{name} ({differing.found})")
         self.lost |= differing.lost
         if self.options.overwrite:
@@ -168,12 +154,7 @@ class Indexer:
         return self.options.overwrite
 
     def finish(self) -> IndexResult:
-        """Write the dataset file, unless the existing one is valid.
-
-        Raises:
-            OutputExists: Existing files are wrong, and `overwrite` is not set.
-            OutputFailed: The dataset file cannot be written.
-        """
+        """Write the dataset file, unless the existing one is valid."""
         old, is_unchanged, count = self.old, False, len(self.dataset.shards)
         if old is not None and len(self.entries) == len(old.shards) == count:
             is_unchanged = all(
@@ -194,7 +175,7 @@ class Indexer:
         if is_unchanged and old is not None:
             comparison = replace(old, shards=shards, field_bytes=file.field_bytes, schema=file.schema)
             file = replace(comparison, shards_folder=file.shards_folder)
-        elif self.kept:  # sidecars of a run without its dataset file
+        elif self.kept:
             self.notes.add("how the dataset was created, skipped samples and class names are unknown")
         if self.unrecognised:
             counts, examples = zip(*self.unrecognised, strict=True)
@@ -237,7 +218,6 @@ class Indexer:
         return replace(file, name=to_output_name(self.base), fingerprint=comparison, shards_folder=self.shards_folder)
 
     def _join_schemas(self) -> dict[str, str]:
-        """Return the columns of all sidecars, with their first type."""
         from shardtool.dataset.sidecar_schema import merge_types
 
         columns, differences = dict[str, str](), dict[str, str]()

@@ -48,17 +48,11 @@ _MAX_SAMPLES, _TILES_PER_ROW = 100, 10
 
 _FONT_FILES = ("DejaVuSans.ttf", "NotoSansCJK-Regular.ttc", "NotoSans-Regular.ttf", "Arial Unicode.ttf", "Arial.ttf")
 
-_NO_GLYPH = "\U0010fffd"  # a private-use character: fonts draw it as a missing glyph
+_NO_GLYPH = "\U0010fffd"
 
 
 def write_contact_sheet(dataset: StoredDataset, path: str, *, seed: int = 0, overwrite: bool = False) -> None:
-    """Write a PNG with up to 100 samples, spread over labels or else over shards, in dataset order.
-
-    Raises:
-        InvalidRequest: `path` is not a valid file name.
-        OutputExists: The file exists, and `overwrite` is false.
-        OutputFailed: The file cannot be written.
-    """
+    """Write a PNG with up to 100 samples, spread over labels or else over shards, in dataset order."""
     check_report_path(dataset, path, overwrite=overwrite, ending=".png")
     chosen = choose_samples(dataset, _MAX_SAMPLES, seed)
     samples = list(show_samples(chosen, SampleBudget(_EDGE_PIXELS, None, 400, 1)))
@@ -133,7 +127,6 @@ class _ContactSheet:
         self._image.paste(image, position, image if image.mode == "RGBA" else None)
 
     def _draw_excerpt(self, sample: ShownSample, corner: tuple[int, int]) -> None:
-        """Draw the start of a sample's text if it has no image."""
         if sample.problems:
             self._draw_line(
                 (corner[0] + 10, corner[1] + _EDGE_PIXELS // 2 - 8), "cannot be shown", "text", "bad", _EDGE_PIXELS - 20
@@ -155,7 +148,6 @@ class _ContactSheet:
                 line = longer
 
     def _draw_line(self, corner: tuple[int, int], text: str, kind: str, colour: str, max_width: int) -> None:
-        """Draw a line of text, with the middle of a long text cut out."""
         font = _font_for(self._fonts[kind], text)
         if self._draw.textlength(text, font) > max_width:
             lengths = range(1, len(text) + 1)
@@ -185,7 +177,6 @@ def _load_fonts(size: int) -> list[Font]:
 
 
 def _font_for(fonts: Sequence[Font], text: str) -> Font:
-    """Return the first font with all glyphs of `text`, or the last font."""
     if text.isascii():
         return fonts[0]
     return next((font for font in fonts if all(_has_glyph(font, char) for char in set(text) if char != " ")), fonts[-1])

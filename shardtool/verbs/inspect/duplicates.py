@@ -21,11 +21,7 @@ if TYPE_CHECKING:
 
 
 class DuplicateSample(NamedTuple):
-    """A sample with the same content as another one.
-
-    Attributes:
-        differs: Labels and other fields that differ from the first sample of the group.
-    """
+    """A sample with the same content as another one. `differs`: fields that differ from the first of the group."""
 
     key: str
     dataset: str
@@ -71,12 +67,7 @@ class DuplicateGroups(NamedTuple):
 
 @explaining_missing_cwd()
 def inspect_duplicates(dataset: DatasetLike, *, observer: Observer | None = None) -> DuplicateGroups:
-    """Return the samples of one or several datasets that have the same content.
-
-    Raises:
-        InvalidRequest: There is no such dataset.
-        CorruptShard: A dataset file, a sidecar or a shard is damaged.
-    """
+    """Return the samples of one or several datasets that have the same content."""
     observer = observer or Observer()
     with start_pool(WorkerOptions()) as pool:  # fork workers before heavy imports
         from shardtool.source.duplicates import find_duplicates

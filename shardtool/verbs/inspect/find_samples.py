@@ -1,7 +1,4 @@
-"""Find samples of datasets, one shard at a time.
-
-Finds all samples, the first ones, those that match a query, or one by key or number.
-"""
+"""Find samples of datasets, one shard at a time."""
 
 from __future__ import annotations
 
@@ -36,12 +33,7 @@ if TYPE_CHECKING:
 
 
 class SelectedShard(NamedTuple):
-    """A shard and its selected samples.
-
-    Attributes:
-        shard_index: The index of the shard.
-        first: Number of its first sample, counted from 0 over all datasets.
-    """
+    """A shard and its selected samples. `first` is the number of its first sample, over all datasets."""
 
     dataset: StoredDataset
     shard: StoredShard
@@ -50,11 +42,7 @@ class SelectedShard(NamedTuple):
     rows: NDArray[np.int64]
 
     def raise_damage(self) -> None:
-        """Raise the damage that stopped the scan of the shard, because samples after it are unknown.
-
-        Raises:
-            CorruptShard: The shard is damaged.
-        """
+        """Raise the damage that stopped the scan of the shard, because samples after it are unknown."""
         if self.shard_index.problems:
             raise self.shard_index.problems[-1]
 
@@ -64,14 +52,7 @@ def selected_shards(
 ) -> Iterator[SelectedShard]:
     """Yield all shards of some datasets with their samples that match a query, or all samples.
 
-    Args:
-        datasets: The datasets, in order.
-        where: A query over the sidecar columns and `key`, `shard`, `size` and `fields`.
-        metadata: Also read the metadata columns.
-
-    Raises:
-        InvalidRequest: The query is invalid or matches no sample.
-        CorruptShard: A shard has no valid sidecar and cannot be opened.
+    `where` is a query over the sidecar columns and `key`, `shard`, `size` and `fields`.
     """
     columns = set() if where is None else _query_columns(datasets)
     first = matches = 0
@@ -89,7 +70,6 @@ def selected_shards(
 
 
 def _query_columns(datasets: Sequence[StoredDataset]) -> set[str]:
-    """Return the columns of all sidecars; some shards may lack some of them."""
     names: set[str] = set()
     for dataset in datasets:
         if dataset.file is not None:
@@ -104,7 +84,7 @@ def decode_dictionary(column: pa.ChunkedArray) -> pa.ChunkedArray:
     return column.cast(column.type.value_type) if pa.types.is_dictionary(column.type) else column
 
 
-_MAX_NUMBER_DIGITS = 18  # of a sample number
+_MAX_NUMBER_DIGITS = 18
 
 
 def iter_keys(datasets: Sequence[StoredDataset], where: str | None = None) -> Iterator[str]:
@@ -130,12 +110,7 @@ def first_samples(
 
 
 def find_sample(datasets: Sequence[StoredDataset], key: str) -> StoredSample:
-    """Return the first sample with this key, or else the sample with this number, counted from 0 over all datasets.
-
-    Raises:
-        InvalidRequest: There is no such sample.
-        CorruptShard: A shard cannot be read.
-    """
+    """Return the first sample with this key, or else the sample with this number, counted from 0 over all datasets."""
     if (sample := _find_in_key_ranges(datasets, key)) is not None:
         return sample
     sample_number = int(key) if key.isascii() and key.isdigit() and len(key) <= _MAX_NUMBER_DIGITS else -1
@@ -172,7 +147,7 @@ def find_sample(datasets: Sequence[StoredDataset], key: str) -> StoredSample:
 def _find_in_key_ranges(datasets: Sequence[StoredDataset], key: str) -> StoredSample | None:
     """Find a key by the key ranges in the dataset file, so only one index is read.
 
-    Returns None if the ranges overlap or do not contain the key; then all indexes must be searched.
+    Returns None if the ranges overlap or do not contain the key.
     """
     file, shards = datasets[0].file, datasets[0].shards
     if len(datasets) > 1 or file is None or len(file.shards) != len(shards):
@@ -201,7 +176,7 @@ def _find_in_key_ranges(datasets: Sequence[StoredDataset], key: str) -> StoredSa
 def _stored_sample(
     dataset: StoredDataset, shard: StoredShard, shard_index: ShardIndex | None, row: int, number: int
 ) -> StoredSample:
-    """Return a sample with all columns of its index; `part` None: read the index first."""
+    """Return a sample with all columns of its index; `shard_index` None: read the index first."""
     shard_index = shard.index(metadata=True) if shard_index is None else shard_index
     sample = stored_samples(shard, shard_index, np.array([row]), first=number - row)[0]
     kinds = shard_index.kinds

@@ -1,6 +1,6 @@
-"""Summarize a dataset from its dataset file and sidecars.
+"""Summarize a dataset from its dataset file and sidecars, and from a few images and labels.
 
-Of the shards, only a few images and labels are read. Shards without a sidecar are scanned.
+Shards without a sidecar are scanned.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from shardtool.request.observer import Observer
     from shardtool.values import DatasetLike
 
-    Shards = tuple[StoredDataset, Mapping[int, int]]  # a dataset, and how many samples each index has
+    Shards = tuple[StoredDataset, Mapping[int, int]]
 
 
 @accepts_options(InspectOptions)
@@ -78,11 +78,11 @@ _MAX_COLUMN_VALUES = 10
 
 _SCOPE_FIELDS = ("samples", "shards", "walked")
 
-_MAX_CLASSES = 1000  # distinct values of a field or column that is not named like a label
+_MAX_CLASSES = 1000
 
 _MAX_MEAN_NAME_CHARS = 32  # mean length of class names; longer values are text
 
-_MAX_LISTED_IMAGES = 10  # unreadable images
+_MAX_LISTED_IMAGES = 10
 
 _MAX_RECORDED_SIZE = 2**62  # caps sizes in dataset files of other tools, so that sums stay in range
 
@@ -229,7 +229,6 @@ def _image_summary(overview: DatasetOverview) -> dict[str, ImageSummary]:
 
 
 def _label_summaries(overview: DatasetOverview, max_values: int) -> dict[str, LabelSummary]:
-    """Return likely labels, the likeliest first."""
     candidates = {name: _field_label(overview, name, tally, max_values) for name, tally in overview.fields.items()}
     candidates |= {
         name: _column_label(overview, name, column, max_values) for name, column in overview.label_columns().items()
@@ -261,7 +260,7 @@ def _field_label(overview: DatasetOverview, name: str, tally: FieldTally, max_va
         return None
     values = overview.labels(name, max_values)
     if not is_named_label and all(value.number is not None for value in values):
-        return None  # probably measurements
+        return None
     return LabelSummary("field", samples, overview.partial, len(groups), values)
 
 

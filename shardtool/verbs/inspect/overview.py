@@ -1,7 +1,6 @@
 """Collect statistics of a dataset in one pass over its indexes, and inspect a random few images and labels.
 
-Memory does not grow with the number of samples. The seed alone decides which samples are inspected. Damage is recorded,
-and the pass continues.
+Memory does not grow with the number of samples. The seed alone decides which samples are inspected. Damage is recorded.
 """
 
 from __future__ import annotations
@@ -40,9 +39,9 @@ if TYPE_CHECKING:
     from shardtool.values import FeatureType
 
 
-MAX_READ_SAMPLES = 4_000_000  # sidecars of more samples are read only with `full`: a few seconds
+MAX_READ_SAMPLES = 4_000_000  # with more samples, sidecars are read only with `full`
 
-_MAX_FIELDS = 1000  # distinct field names; the rest are ignored
+_MAX_FIELDS = 1000  # ignore further fields
 
 MAX_LABEL_BYTES = 64  # longer payloads are not labels
 
@@ -69,7 +68,7 @@ class FieldPayloads(NamedTuple):
     crcs: NDArray[np.uint64] | None
 
     def groups(self) -> NDArray[np.uint64]:
-        """Return length and CRC-32C of each payload as one number. Equal short payloads have equal numbers."""
+        """Return length and CRC-32C of each payload as one number."""
         groups: NDArray[np.uint64] = self.lengths << np.uint64(32)
         return groups if self.crcs is None else groups | self.crcs
 
@@ -99,7 +98,7 @@ class StoredSample:
 def stored_samples(
     shard: StoredShard, index: ShardIndex, rows: NDArray[np.int64], names: Sequence[str] | None = None, first: int = 0
 ) -> list[StoredSample]:
-    """Return samples of a shard, with all or some (`names`) metadata columns; `first` is its first sample's number."""
+    """Return samples of a shard, with some (`names`) metadata columns or all; `first` is its first sample's number."""
     table = index.table if names is None else index.table.select([*_INDEX_COLUMNS, *names])
     samples = []
     selected = table.slice(int(rows[0]), 1) if len(rows) == 1 else table.take(pa.array(rows))
@@ -110,7 +109,7 @@ def stored_samples(
 
 
 class FieldTally:
-    """The statistics of a field over all shards: sizes, and counts of short payloads by length and CRC-32C.
+    """The statistics of a field over all shards.
 
     Attributes:
         groups: Counts by `FieldPayloads.groups`. Not usable if `unknown` is true.
@@ -158,9 +157,6 @@ class DatasetOverview:
         scanned: Number of shards scanned for lack of a valid sidecar.
         interleaved: Shards with more samples than keys.
         images: Maps fields to their inspected images: the key, and (width, height, mode) or an error message.
-
-    Raises:
-        InvalidRequest: The dataset has no shards.
     """
 
     def __init__(self, dataset: StoredDataset, options: InspectOptions, observer: Observer) -> None:
@@ -192,7 +188,7 @@ class DatasetOverview:
         return len(self.counts) < len(self.dataset.shards)
 
     def read(self) -> Iterator[tuple[StoredShard, ShardIndex, dict[str, FieldPayloads]]]:
-        """Read the indexes of all shards, or of every n-th if there are too many samples, and yield each once added."""
+        """Read and yield the indexes of all shards, or of every n-th if there are too many samples."""
         file, step = self.dataset.file, 1
         if file is not None and not self.options.full:
             step = max(1, -(-sum(shard.samples for shard in file.shards) // MAX_READ_SAMPLES))
@@ -272,7 +268,6 @@ class DatasetOverview:
         return crcs
 
     def _choose_samples(self, shard: StoredShard, shard_index: ShardIndex) -> None:
-        """Keep the samples with the smallest random numbers."""
         max_chosen = self.options.looks
         if max_chosen < 1:
             return
@@ -320,9 +315,9 @@ class DatasetOverview:
                 self.fields[name].labels[label] += 1
 
     def labels(self, name: str, max_values: int) -> tuple[Label, ...]:
-        """Return a field's most frequent values. One payload of each is read for its name.
+        """Return a field's most frequent values, equal counts sorted by name. One payload of each is read for its name.
 
-        Values with equal counts are sorted by name. A value that cannot be read is named `?`.
+        A value that cannot be read is named `?`.
         """
         tally = self.fields[name]
         kind, classes = self.kinds.get(name, "bytes"), self.classes.get(name)
@@ -346,7 +341,7 @@ class DatasetOverview:
         return {name: column for name, column in self.columns.items() if name not in (*NON_LABEL_COLUMNS, *self.fields)}
 
     def label_names(self) -> list[str]:
-        """Return labels, by name or class names, whose values are all known; the likeliest first."""
+        """Return labels whose values are all known; the likeliest first."""
         names = [name for name, tally in self.fields.items() if tally.groups.values and not tally.unknown]
         names += [name for name, column in self.label_columns().items() if column.counts.values]
         return sorted((name for name in names if self.rank(name) <= 1), key=lambda name: (self.rank(name), name))

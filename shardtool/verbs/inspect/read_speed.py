@@ -1,7 +1,4 @@
-"""Measure how fast a dataset can be read: as a stream, at random, and decoded (`inspect --read-speed`).
-
-Files in the page cache are read from memory, so a second run is often faster.
-"""
+"""Measure how fast a dataset can be read: as a stream, at random, and decoded (`inspect --read-speed`)."""
 
 from __future__ import annotations
 
@@ -26,18 +23,14 @@ if TYPE_CHECKING:
 
     Sample = dict[str, Any]
 
-_MEASURE_S = 2.0  # per measurement, which reads at least one sample
-_SAMPLES_PER_READ = 64  # a batch
-_MAX_OPENED_SHARDS = 16  # shards used to time opening
+_MEASURE_S = 2.0
+_SAMPLES_PER_READ = 64
+_MAX_OPENED_SHARDS = 16
 _MAX_OPENING_SHARE = 0.1  # shards are large enough if a stream spends less of its time opening them
 
 
 class Speed(NamedTuple):
-    """The amount read, and the time it took.
-
-    Attributes:
-        bytes: Bytes of their fields before decoding.
-    """
+    """The amount read (bytes before decoding), and the time it took."""
 
     samples: int
     bytes: int
@@ -109,18 +102,7 @@ class ReadSpeed(NamedTuple):
 
 
 def read_speed(datasets: DatasetLike, *, decode: bool = False, seed: int = 0) -> ReadSpeed:
-    """Read a dataset for a few seconds per measurement and return the speeds.
-
-    Args:
-        datasets: One or several datasets, as for `shardtool.open`.
-        decode: Also measure a decoded stream.
-        seed: Seed of the order.
-
-    Raises:
-        InvalidRequest: There is no such dataset, or it has no samples.
-        CorruptShard: A shard is missing or damaged.
-        SampleFailed: A field cannot be decoded.
-    """
+    """Read a dataset for a few seconds per measurement and return the speeds; `decode` also measures decoding."""
     catalog = open_catalog(datasets)
     filled = np.flatnonzero(np.diff(catalog.firsts))
     if not len(filled):
@@ -140,7 +122,7 @@ def read_speed(datasets: DatasetLike, *, decode: bool = False, seed: int = 0) ->
 
 
 def _opening_time(dataset: Dataset, numbers: list[int]) -> float:
-    """Return by how many seconds the first read of a shard is slower than the second (median of some shards)."""
+    """Return how much slower the first read of a shard is than the second, in seconds (median of some shards)."""
     dataset[numbers[0]]  # includes late imports
     return max(
         0.0, median(_read_time(dataset, number) - _read_time(dataset, number) for number in numbers[1:] or numbers)

@@ -1,6 +1,6 @@
 """Write the fields of a sample to files, and check the path of a report.
 
-No key can cause a write outside the folder. A report never replaces a file of a dataset.
+No key can cause a write outside the folder.
 """
 
 from __future__ import annotations
@@ -29,20 +29,11 @@ if TYPE_CHECKING:
     from shardtool.verbs.inspect.overview import StoredSample
 
 
-_MAX_PATH_CHARS = 255  # shown of a path in a message
+_MAX_PATH_CHARS = 255
 
 
 def write_fields(sample: StoredSample, folder: str, *, overwrite: bool = False) -> tuple[str, ...]:
-    """Write each field of a sample to `KEY.FIELD` in a folder, and return the paths.
-
-    A number of a TFRecord is written as text, several numbers as a JSON list.
-
-    Raises:
-        InvalidRequest: The folder is not local.
-        CorruptShard: The key or a field name is not a valid relative path, or a payload is damaged.
-        OutputExists: A file exists, or a path that must be a folder is not.
-        OutputFailed: A file cannot be written.
-    """
+    """Write each field of a sample to `KEY.FIELD`, TFRecord numbers as text or JSON; return the paths."""
     paths = [_field_path(sample, field["name"]) for field in sample.fields]  # check all before writing any
     with closing(FolderTree(named_local_folder(folder).path)) as tree, open_shard(sample.shard.path) as file:
         for row in sorted(range(len(paths)), key=lambda row: sample.fields[row]["offset"]):
@@ -52,12 +43,7 @@ def write_fields(sample: StoredSample, folder: str, *, overwrite: bool = False) 
 
 
 def field_bytes(sample: StoredSample, field: str) -> Iterator[bytes]:
-    """Yield the bytes of a field, block by block. A number of a TFRecord is yielded as text.
-
-    Raises:
-        InvalidRequest: The sample has no such field.
-        CorruptShard: The payload is damaged; blocks before the damage were already yielded.
-    """
+    """Yield the bytes of a field in blocks; a number of a TFRecord as text."""
     names = [item["name"] for item in sample.fields]
     if field not in names:
         found = f"{printable(sample.key)} has no field {field!r}"
@@ -104,12 +90,7 @@ _REPORT_FORMATS = {
 
 
 def check_report_path(dataset: StoredDataset, path: str, *, overwrite: bool, ending: str) -> None:
-    """Check that a report with this ending may be written to a path, or may overwrite a report of the same kind.
-
-    Raises:
-        InvalidRequest: The path is not a valid file name here or in a store, or is a file of the dataset.
-        OutputExists: The file exists and may not be replaced.
-    """
+    """Check that a report may be written to a path; it may overwrite only a report of the same kind."""
     check_target_name(path, f"report{ending}")
     dataset_paths = [dataset.dataset_file, *(name for shard in dataset.shards for name in (shard.path, shard.sidecar))]
     if real_path(path) in {real_path(name) for name in dataset_paths if name}:

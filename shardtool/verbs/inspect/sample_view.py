@@ -1,4 +1,4 @@
-"""Show a sample: decode each field as far as a reader needs. Damage is shown with the field that has it."""
+"""Show a sample: decode each field as far as a reader needs."""
 
 from __future__ import annotations
 
@@ -27,16 +27,14 @@ if TYPE_CHECKING:
     from shardtool.verbs.inspect.overview import StoredSample
 
 
-_MAX_HEAD_BYTES = 64  # shown of a payload that is neither text nor an image
+_MAX_HEAD_BYTES = 64
 
 
 class FieldView(NamedTuple):
     """A decoded field.
 
     Attributes:
-        content: Detected content: `image`, `json`, `text`, `number` or `bytes`.
         value: The text, the number or numbers, or the parsed JSON; None for images and bytes.
-        head: The first 64 bytes, if the payload is neither text nor an image.
         label: The class name of a class number.
     """
 
@@ -76,11 +74,7 @@ class SampleView(NamedTuple):
 
 
 def view_sample(sample: StoredSample, *, text_limit: int = MAX_TEXT_BYTES) -> SampleView:
-    """Decode a sample for display; texts are cut after `text_limit` bytes.
-
-    Raises:
-        CorruptShard: The shard cannot be opened.
-    """
+    """Decode a sample for display; texts are cut after `text_limit` bytes."""
     with open_shard(sample.shard.path) as file:
         rows = sorted(range(len(sample.fields)), key=lambda row: sample.fields[row]["offset"])
         views = {row: _view_field(sample, sample.fields[row], file, text_limit) for row in rows}
@@ -149,7 +143,7 @@ def decode_text(data: bytes, *, whole: bool) -> str | None:
 
 
 def json_value(value: object) -> object:
-    """Convert a value to JSON types: bytes to base64, times and non-finite numbers (NaN) to text."""
+    """Convert a value to JSON types: bytes to base64, times and non-finite numbers to text."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if value is None or isinstance(value, (bool, int, float, str)):

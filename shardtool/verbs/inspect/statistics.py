@@ -1,7 +1,4 @@
-"""Statistics of many values in bounded memory: sizes, value counts and columns, added shard by shard.
-
-This module opens no files.
-"""
+"""Statistics of many values in bounded memory: sizes, value counts and columns, added shard by shard."""
 
 from __future__ import annotations
 
@@ -35,11 +32,11 @@ _MAX_EXACT_VALUES = 2**17  # up to this many values, the median is exact
 
 _BUCKET_BITS = 10  # leading bits kept of more values: the median is within 0.2 %
 
-_BUCKETS_PER_OCTAVE = 64  # resolution of histograms
+_BUCKETS_PER_OCTAVE = 64
 
 _MAX_DISTINCT_VALUES = 10_000
 
-_MAX_VALUE_CHARS = 200  # longer values are text, not labels
+_MAX_VALUE_CHARS = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,10 +174,7 @@ class ColumnSummary:
     """The statistics of a metadata column.
 
     Attributes:
-        filled: Number of samples with a value.
         distinct: Number of distinct values; None if too many to count.
-        smallest: The smallest number or the earliest time.
-        largest: The largest number or the latest time.
         values: The most frequent values; empty if all values differ.
         element: Arrow type of list elements; None if the column has no lists.
         lengths: Lengths of the lists; None if the column has no lists.
@@ -209,12 +203,12 @@ class ColumnTally:
     def __init__(self, kind: str) -> None:
         self.type, self.filled, self.counts = kind, 0, ValueCounts[object]()
         self._element, self._lengths = "null", SizeTally()
-        self._ends: list[Any] = []  # minimum and maximum of each shard
+        self._ends: list[Any] = []
         self._total, self._numbers, self._counted = 0.0, 0, False
         self._kinds: set[str] = set()
 
     def add_type(self, kind: str) -> None:
-        """Add the column's type in another shard. It is `null` if all values there are null."""
+        """Add the column's type in another shard: `null` if all values there are null."""
         self.type = _join_types(self.type, kind)
 
     def add(self, values: pa.ChunkedArray) -> None:
@@ -250,7 +244,7 @@ class ColumnTally:
             self._lengths.add(pc.list_value_length(values).drop_null().to_numpy().astype(np.uint64))
 
     def _add_numbers(self, values: pa.Array) -> None:
-        import pyarrow.compute as pc  # imported late because it takes 40 ms
+        import pyarrow.compute as pc
 
         if pt.is_floating(values.type):
             values = values.filter(pc.is_finite(values))

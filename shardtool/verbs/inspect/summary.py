@@ -20,7 +20,6 @@ MAX_LABEL_VALUES = 100  # listed per label
 
 _SUMMARY_VERSION = 1
 
-# The fields of a summary of several datasets.
 COMBINED_FIELDS = ("dataset", "format", "samples", "size", "field_bytes", "skipped", "complete")
 
 
@@ -71,11 +70,7 @@ class Label:
 
 @dataclass(frozen=True, slots=True)
 class LabelSummary:
-    """The distribution of a label.
-
-    Attributes:
-        values: The most frequent values, in descending order.
-    """
+    """The distribution of a label."""
 
     source: str
     samples: int

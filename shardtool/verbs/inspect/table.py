@@ -1,7 +1,4 @@
-"""Write the sidecars of datasets as one Parquet or CSV table, with the shard of each sample.
-
-The table is written shard by shard and published when complete. Columns that a shard lacks are null.
-"""
+"""Write the sidecars of datasets as one Parquet or CSV table. Columns that a shard lacks are null."""
 
 from __future__ import annotations
 
@@ -40,12 +37,6 @@ def write_table(
     """Write one row per sample: `__key__`, `__shard__` (a path), `__offset__`, `__size__`, `__fields__`, metadata.
 
     In CSV, nested values are written as JSON. Returns the number of rows.
-
-    Raises:
-        InvalidRequest: Another ending, an invalid query or one without a match, or columns of incompatible types.
-        OutputExists: The file exists, and `overwrite` is false.
-        OutputFailed: The file cannot be written.
-        CorruptShard: A sidecar, or a shard without one, is damaged.
     """
     if not path.endswith(TABLE_ENDINGS):
         raise InvalidRequest(cli_name("table"), path, expected=f"a file name ending in {' or '.join(TABLE_ENDINGS)}")

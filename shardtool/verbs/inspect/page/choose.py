@@ -1,8 +1,7 @@
 """Choose the samples of a page or contact sheet: a seeded random selection, and unusual samples.
 
 The selection is spread over labels, so that rare labels are included, or else over shards. Unusual samples are the
-smallest and largest, the widest and tallest image, and duplicates (same length and checksum of the largest field). The
-indexes are read one at a time, and only chosen samples are kept.
+smallest and largest, the widest and tallest image, and duplicates (same length and checksum of the largest field).
 """
 
 from __future__ import annotations
@@ -45,15 +44,11 @@ if TYPE_CHECKING:
     _Candidate = tuple[str, float, int, int, StoredSample]
 
 
-_MAX_DUPLICATE_GROUPS = 3  # shown, with two samples each
+_MAX_DUPLICATE_GROUPS = 3
 
 
 class UnusualSamples:
-    """The unusual samples of the shards added.
-
-    Attributes:
-        repeated: Number of samples whose largest field equals that of an earlier sample. Set by `find`.
-    """
+    """The unusual samples. `repeated`, set by `find`, counts those whose largest field equals an earlier one."""
 
     def __init__(self) -> None:
         self.repeated = 0
@@ -107,7 +102,6 @@ class UnusualSamples:
         return samples
 
     def _find_duplicates(self) -> list[tuple[str, int, int]]:
-        """Return (reason, shard number, row) of two samples from each of the largest duplicate groups."""
         hashes = np.concatenate([shard_hashes for _, shard_hashes in self._content_hashes] or [np.zeros(0, np.uint64)])
         ends = part_ends([len(shard_hashes) for _, shard_hashes in self._content_hashes])
         hashed = np.flatnonzero(hashes)
@@ -142,8 +136,7 @@ _MAX_STRATA = 2000  # the maximum number of samples on a page
 class ChosenSamples:
     """The samples chosen from a dataset, and its statistics.
 
-    Attributes:
-        spread: The label over which the samples are spread; empty: over shards.
+    `spread` is the label over which the samples are spread; empty: over shards.
     """
 
     overview: DatasetOverview
@@ -164,11 +157,7 @@ def choose_samples(
 ) -> ChosenSamples:
     """Read the indexes of a dataset and choose samples.
 
-    Args:
-        dataset: The dataset.
-        max_samples: Maximum number of samples.
-        seed: Seed of the choice.
-        default_count: Number of samples if there are fewer strata; None: `max_samples`.
+    `default_count` is the number of samples if there are fewer strata; None: `max_samples`.
     """
     overview = DatasetOverview(dataset, InspectOptions(seed=seed), Observer())
     spread: set[str] = set()
@@ -195,7 +184,6 @@ def choose_samples(
 def _strata_of(
     shard: StoredShard, shard_index: ShardIndex, fields: Mapping[str, FieldPayloads], labels: Sequence[str]
 ) -> tuple[str, NDArray[np.int64], list[str]]:
-    """Return the label to spread over, a stratum number per sample, and the strata."""
     for name in labels:
         if name in fields and fields[name].crcs is not None:
             codes = np.full(len(shard_index), -1, np.int64)
@@ -242,7 +230,7 @@ def _candidates(
 def _first_candidates(pool: list[_Candidate], max_samples: int) -> list[_Candidate]:
     """Keep the first candidates by rank within their stratum, then by random number.
 
-    Dropped candidates cannot return, because more candidates only increase their rank.
+    More candidates only increase the rank of dropped ones.
     """
     strata = groupby(sorted(pool, key=_CANDIDATE_ORDER), key=itemgetter(0))
     ranked = [(rank, candidate) for _, members in strata for rank, candidate in enumerate(members)]

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from shardtool.verbs.inspect.page.thumbnails import Thumbnail
     from shardtool.verbs.inspect.summary import FieldSummary, LabelSummary
 
-MAX_LABEL_SETS = 6  # labels with a card of their own
+MAX_LABEL_SETS = 6
 
 _MAX_FIELDS = 60
 
@@ -40,7 +40,7 @@ _MAX_AREA_IMAGES = 4  # up to this many images of one size, the dot's area is pr
 
 _MAX_ANCHOR_CHARS = 120
 
-DATASET_LABEL = "dataset"  # the label that names a sample's dataset, on a page with several
+DATASET_LABEL = "dataset"
 
 
 def all_samples(views: Sequence[DatasetView]) -> list[ShownSample]:
@@ -66,11 +66,7 @@ def set_anchors(views: Sequence[DatasetView]) -> None:
 
 @dataclass(frozen=True)
 class DatasetView(ChosenSamples):
-    """A dataset on the page.
-
-    Attributes:
-        number: Number of the dataset on the page, from 1; 0 if it is the only one.
-    """
+    """A dataset on the page. `number` is 0 if it is the only one, else counts from 1."""
 
     name: str
     shown: list[ShownSample]
@@ -113,7 +109,7 @@ class DatasetView(ChosenSamples):
         try:
             time = stat_file(self.dataset.dataset_file or self.dataset.shards[-1].path).st_mtime
             return f"{datetime.fromtimestamp(time, timezone.utc):%Y-%m-%d %H:%M} UTC"
-        except (OSError, ValueError, OverflowError):  # missing, in a store, or out of range
+        except (OSError, ValueError, OverflowError):
             return ""
 
     @property

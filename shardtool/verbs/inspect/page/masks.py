@@ -1,7 +1,4 @@
-"""Render segmentation masks in colours, and thumbnails of animations and images of more than 8 bits.
-
-The pixels of a mask are class numbers, which look almost black as grey values.
-"""
+"""Render segmentation masks in colours, and thumbnails of animations and images of more than 8 bits."""
 
 from __future__ import annotations
 
@@ -42,11 +39,6 @@ def encode_thumbnail(data: bytes, name: str, edge: int) -> tuple[bytes, tuple[in
 
 
 def _first_frame(data: bytes, edge: int) -> tuple[bytes, tuple[int, int]]:
-    """Return the first frame of an animation or deep image, converted to 8 bits per channel.
-
-    Raises:
-        BadImage: The image is damaged.
-    """
     from PIL import Image
 
     with warnings.catch_warnings(), image_errors(data):

@@ -1,7 +1,4 @@
-"""Audio and video on a page.
-
-The first bytes of a file decide its MIME type, not its name. None of these types can run code.
-"""
+"""Audio and video on a page. A file's first bytes decide its MIME type; none of the types can run code."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ _AUDIO_FRAME_BYTES = 4  # audio of 8 or 16 bits is cut at a multiple of this
 
 _MIN_CLIP_BYTES = 64_000  # shorter starts of audio are not included
 
-_MAX_MEDIA_BYTES = 1_500_000  # per field
+_MAX_MEDIA_BYTES = 1_500_000
 
 _MEDIA_SIGNATURES = (
     (b"fLaC", "audio/flac"), (b"OggS", "audio/ogg"), (b"ID3", "audio/mpeg"), (b"\xff\xf1", "audio/aac"),
@@ -29,8 +26,6 @@ class MediaClip(NamedTuple):
     """Audio or video of a sample.
 
     Attributes:
-        length: Bytes of the field.
-        seconds: Duration; None if unknown.
         data: The included bytes: all, the start, or none.
     """
 
@@ -95,6 +90,6 @@ class MediaBudget:
 
 
 def trim_audio(data: bytes) -> bytes:
-    """Return the start of audio as a playable file; in a WAV header, the data length is adjusted."""
+    """Return the start of audio as a playable file."""
     chunk = data.find(b"data", 12, len(data) - 4) if data[:4] == b"RIFF" else -1
     return data if chunk < 0 else data[: chunk + 4] + (len(data) - chunk - 8).to_bytes(4, "little") + data[chunk + 8 :]

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from shardtool.verbs.inspect.page.samples import ShownSample
 
-_MAX_SAMPLES = 2000  # over all datasets
+_MAX_SAMPLES = 2000
 
 _DEFAULT_SAMPLES = 200
 
@@ -28,11 +28,11 @@ _IMAGE_BYTES = 3_000_000  # for all thumbnails: 4 MB in base64, so that the page
 
 _TEXT_BYTES = 600_000
 
-_MEDIA_BYTES = 6_000_000  # for all audio and video
+_MEDIA_BYTES = 6_000_000
 
 _MAX_MIN_EDGE_PIXELS = (384, 96)  # maximum and minimum size of a thumbnail
 
-_PIXELS_PER_BYTE = 8.0  # typical for a photograph as WebP
+_PIXELS_PER_BYTE = 8.0
 
 _MAX_SAMPLES_WITHOUT_UNUSUAL = 20  # datasets of up to this many samples list no unusual ones
 
@@ -42,13 +42,7 @@ def write_page(
 ) -> None:
     """Write a page about one or several datasets; damage is reported on the page.
 
-    The page shows 200 samples, or one per label if there are more labels, at most 2,000. They are spread over labels,
-    or else over shards.
-
-    Raises:
-        InvalidRequest: `path` is not a valid file name.
-        OutputExists: The file exists, and `overwrite` is false.
-        OutputFailed: The file cannot be written.
+    The page shows 200 samples, or one per label if there are more labels, at most 2,000.
     """
     stored_datasets = [datasets] if isinstance(datasets, StoredDataset) else [*datasets]
     for dataset in stored_datasets:

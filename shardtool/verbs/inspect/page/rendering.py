@@ -2,7 +2,7 @@
 
 All content of the dataset is treated as hostile: the templates escape it and show control characters, and the page's
 content security policy allows only its own script and style sheet, by hash. The page is readable without JavaScript.
-The same files produce the same bytes: the only time on the page is the dataset file's modification time.
+The same files produce the same bytes.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ if TYPE_CHECKING:
     _Compared = tuple[str, int, list[tuple[str, list[tuple[int, float]], float]]]
 
 
-_MAX_METADATA_COLUMNS = 40  # shown per sample
+_MAX_METADATA_COLUMNS = 40
 
-_MAX_LEGEND_COLOURS = 24  # per mask
+_MAX_LEGEND_COLOURS = 24
 
 _TEMPLATE_PACKAGE = "shardtool.verbs.inspect"
 
@@ -65,7 +65,6 @@ def render_page(views: Sequence[DatasetView]) -> str:
 
 
 def _shared_labels(views: Sequence[DatasetView]) -> list[_Compared]:
-    """Return the labels that several datasets have."""
     compared = []
     for name in dict.fromkeys(name for view in views for name in view.summary.labels):
         labels = [view.summary.labels.get(name) for view in views]
@@ -196,9 +195,9 @@ def _plain_text(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-_CHART_PIXELS = 360  # width of a chart
+_CHART_PIXELS = 360
 
-_MIN_TICKS = 3  # fewer do not show a scale
+_MIN_TICKS = 3
 
 _TICK_CHAR_PIXELS = 6.2  # approximate width of a character in a tick label
 

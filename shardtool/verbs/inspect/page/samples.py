@@ -1,7 +1,4 @@
-"""Read a sample for a page: thumbnails, clips, excerpts of texts, numbers, and problems.
-
-Only the shown fields are read, and only the start of long ones. Damage becomes a problem of the sample.
-"""
+"""Read a sample for a page. Only the shown fields are read, and only the start of long ones."""
 
 from __future__ import annotations
 
@@ -49,7 +46,7 @@ _JSON_ENDINGS = frozenset(("json", "jsn", "geojson"))
 
 SPLIT_COLUMN = "split"
 
-_MAX_TEXT_BYTES = 4096  # read of a field that is not an image
+_MAX_TEXT_BYTES = 4096
 
 _MAX_IMAGES = 3  # per sample
 
@@ -79,8 +76,6 @@ class ShownSample:
 
     Attributes:
         labels: Maps fields or columns to label texts, the likeliest first.
-        notes: Why a valid field is not shown.
-        anchor: Element id on the page.
         reason: Why the sample is unusual; empty: it is not.
     """
 
@@ -106,7 +101,7 @@ class ShownSample:
 
     @property
     def overlay(self) -> Thumbnail | None:
-        """The mask of the first image: one with the same aspect ratio, if any."""
+        """The mask of the first image, if one has its aspect ratio."""
         photo = self.images[0] if self.images else None
         if photo is None or photo.colours:
             return None
@@ -119,7 +114,7 @@ class ShownSample:
 
     @property
     def caption(self) -> TextExcerpt | None:
-        """The longest text of more than one character; None if there are no texts."""
+        """The longest text of more than one character, if any."""
         long_texts = [excerpt for excerpt in self.texts if excerpt.kind != "bytes" and len(excerpt.text) > 1]
         return max(
             long_texts or self.texts[:1], key=lambda excerpt: (excerpt.kind == "text", len(excerpt.text)), default=None
@@ -246,7 +241,7 @@ class _SampleRendering:
         if not self._check_payload(shown, row, data):
             return
         max_bytes = self._budget.image
-        if max_bytes is not None:  # the first image is shown in the tile, so it gets most of the budget
+        if max_bytes is not None:
             remaining = max_bytes - sum(len(image.data) for image in shown.images)
             max_bytes = remaining if not shown.images and self._budget.images == 1 else remaining * 3 // 4
         try:
@@ -297,7 +292,7 @@ def _numbers_at_start(start: bytes, kind: str) -> str | None:
         return None
     end = len(start) // 4 * 4
     if kind == "int64":
-        last_bytes = (index for index, byte in enumerate(start) if byte < CONTINUATION_BIT)  # of varints
+        last_bytes = (index for index, byte in enumerate(start) if byte < CONTINUATION_BIT)
         end = max((index + 1 for index in last_bytes), default=0)
     try:
         numbers = feature_numbers(start[:end], kind)
@@ -321,7 +316,7 @@ def common_prefix(names: Sequence[str]) -> str:
 
 
 def label_text(sample: ShownSample) -> str:
-    """Return a sample's label for display; a bare number is preceded by its field's name."""
+    """Return a sample's label; a bare number is preceded by its field's name."""
     for name, text in sample.labels.items():
         return f"{shorten_text(name, 30)} {text}" if text.lstrip("-").isdigit() else text
     return ""
