@@ -33,8 +33,8 @@ _NUMBERED_NAME = re.compile(r"(.*?)([0-9]{1,18})(\.[^/0-9]*)", re.DOTALL)
 def split_sources(names: tuple[str, ...]) -> tuple[str | list[str], list[str]]:
     """Split `SOURCE... OUTPUT` into sources and output.
 
-    A shell may have expanded the pattern of the output: all shard names at the end belong to it. If the first argument
-    is an archive, which has a shard name too, only consecutive numbers belong to the output.
+    All shard names at the end belong to the output, which a shell may have expanded. If the first argument is an
+    archive, which has a shard name too, only consecutive numbers do.
     """
     output_start = len(names) - 1
     first, last = names[0], names[output_start]

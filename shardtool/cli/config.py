@@ -1,7 +1,7 @@
 """Job files: options and arguments of a verb in TOML.
 
 Keys are command-line options without dashes, or arguments as in the usage line (`source`, `output`). Relative paths
-start from the file's folder. Typed options override the file, and `--no-KEY` ignores a key of the file.
+start from the file's folder. Typed options override the file.
 """
 
 from __future__ import annotations

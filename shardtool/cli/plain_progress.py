@@ -29,9 +29,7 @@ _MAX_STALL_AGE_S = 2.0
 class PlainProgress:
     """Prints progress lines from a thread, which `end` stops. It has the methods of a `tqdm` bar.
 
-    Attributes:
-        fetched: The estimate for downloads; None if nothing is downloaded.
-        stall: When a stall was last reported, and its text.
+    `fetched` is the estimate for downloads, or None. `stall` is the time and text of the last reported stall.
     """
 
     def __init__(self) -> None:
@@ -105,9 +103,7 @@ class PlainProgress:
 class FetchEstimate:
     """Success rate, speed and remaining time of downloads.
 
-    Attributes:
-        failed: Number of samples that failed so far.
-        heard: The latest report of each worker, and when it arrived.
+    `heard` has the latest report of each worker, and when it arrived.
     """
 
     def __init__(self, samples: int, shards: int) -> None:

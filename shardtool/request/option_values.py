@@ -70,9 +70,7 @@ def parse_delimiter(name: str, text: str) -> str:
 class DelimitedFormat(NamedTuple):
     """Format of a text table.
 
-    Attributes:
-        delimiter: Separator of values; empty: determined by the file extension.
-        header: Whether the first row has the column names; otherwise columns are named 1, 2, ...
+    `delimiter` is empty if it is determined by the file extension. Without `header`, columns are named 1, 2, ...
     """
 
     delimiter: str = ""

@@ -43,11 +43,8 @@ CREATE_FLAGS = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
 class EntryInfo(NamedTuple):
     """An entry of a folder.
 
-    Attributes:
-        size: Bytes.
-        mtime_ns: Modification time.
-        special: Kind of an entry that a file must not replace, such as `a folder`; empty for a file, and for a link to
-            a file or to nothing.
+    `special` is the kind of an entry that a file must not replace, such as `a folder`; empty for a file, and for a
+    link to a file or to nothing.
     """
 
     size: int

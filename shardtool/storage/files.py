@@ -205,11 +205,11 @@ class RemoteFile(AbstractContextManager["RemoteFile"]):
         return self._object.fact()
 
     def read(self, offset: int, length: int) -> bytes:
-        """Return `length` bytes at `offset`; fewer only at the end."""
+        """See `LocalFile.read`."""
         return self._object.read(offset, length)
 
     def read_into(self, into: memoryview, offset: int) -> int:
-        """Fill `into`; return the number of bytes read."""
+        """See `LocalFile.read_into`."""
         done = 0
         while done < len(into) and offset + done < self._object.size:
             start = offset + done - self._window_start
@@ -222,7 +222,7 @@ class RemoteFile(AbstractContextManager["RemoteFile"]):
         return done
 
     def read_parts(self, parts: list[memoryview], offset: int, total: int) -> int:
-        """Fill `parts`; return the number of bytes read."""
+        """See `LocalFile.read_parts`."""
         done = 0
         for part in parts:
             done += self.read_into(part, offset + done)
@@ -233,11 +233,11 @@ class RemoteFile(AbstractContextManager["RemoteFile"]):
         return map(memoryview, self._object.verified_pieces())
 
     def stream(self) -> io.BufferedReader:
-        """Return a file object; close it separately."""
+        """See `LocalFile.stream`."""
         return io.BufferedReader(ReadAheadStream(self._object), self.sequential_read_bytes)
 
     def expect_random_reads(self) -> None:
-        """Do nothing: random reads request little extra."""
+        """Do nothing."""
 
     def close(self) -> None:
         """Cancel the read-ahead request."""

@@ -1,7 +1,7 @@
 """An output folder in an object store.
 
 A store has no temporary names: a shard is written with one PUT and visible when it completes. Small files are kept in
-memory until they are published. The publishing process must hold the dataset's lock.
+memory until they are published.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _NS_PER_SECOND = 10**9
 
 @dataclass(frozen=True, slots=True)
 class RemoteFolder:
-    """An output prefix in a store, as a value that can be sent to workers. Its methods correspond to `Folder`.
+    """An output prefix in a store, with the methods of `Folder`. The publishing process must hold the dataset's lock.
 
     Methods raise StoreFailed if the store keeps failing or denies access, OutputFailed if the bucket does not exist,
     OutputExists if the lock is lost, and OSError if an object to read does not exist or changes.
@@ -50,16 +50,16 @@ class RemoteFolder:
 
     @property
     def temporary(self) -> Folder:
-        """Folder for temporary files of this output."""
+        """See `Folder.temporary`."""
         from tempfile import gettempdir
 
         return Folder(gettempdir())
 
     def ready(self) -> None:
-        """Do nothing: a prefix need not be created."""
+        """Do nothing."""
 
     def names(self) -> list[str]:
-        """Return the names directly under the prefix."""
+        """See `Folder.names`."""
         return [*self._list_entries()]
 
     def facts(self, names: Iterable[str]) -> dict[str, EntryInfo]:
@@ -99,7 +99,7 @@ class RemoteFolder:
             return fill(file), file.finish()
 
     def publish(self, *staged: DurableFile) -> None:
-        """Write the files held in memory, in this order."""
+        """Write the files held in memory."""
         for file in staged:
             check_held(self.path)
             if file.data is not None:
@@ -117,13 +117,13 @@ class RemoteFolder:
         return []
 
     def remove(self, names: list[str]) -> None:
-        """Delete objects; missing objects are ignored."""
+        """See `Folder.remove`."""
         if names:
             check_held(self.path)
             delete_objects(self.path, [parse_address(self.full_path(name)).key for name in names])
 
     def read(self, name: str) -> bytes:
-        """Return the content of a small object."""
+        """See `Folder.read`."""
         return files.read_small(self.full_path(name))
 
     read_staged = read  # objects are visible once written
@@ -137,7 +137,7 @@ class RemoteFolder:
         return remote_md5(self.full_path(name))
 
     def full_path(self, name: str) -> str:
-        """Return the address of `name`."""
+        """See `Folder.full_path`."""
         return join_address(self.path, name)
 
     def free_bytes(self) -> int | None:
@@ -145,7 +145,7 @@ class RemoteFolder:
         return None
 
     def lock(self, base: str, *, shared: bool = False) -> AbstractContextManager[None]:
-        """Hold the lock of a dataset; see `hold_lock`."""
+        """See `hold_lock`."""
         return hold_lock(self.path, base, shared=shared)
 
     def _list_entries(self) -> dict[str, EntryInfo]:

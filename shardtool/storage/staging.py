@@ -51,10 +51,7 @@ _attempt_suffix = ""  # distinguishes temporary names of attempts at the same ta
 class DurableFile(NamedTuple):
     """A complete, durable file that is not yet published.
 
-    Attributes:
-        name: Its final name.
-        token: Path of the staged file; empty in a store.
-        data: Content of a small file to upload when published; otherwise None.
+    `token` is the path of the staged file; empty in a store. `data` is the content of a small file to upload, or None.
     """
 
     name: str
@@ -128,7 +125,7 @@ class Folder:
 
     Attributes:
         path: Path as the user gave it; "" is the current folder.
-        hides: Whether files stay invisible until they are published.
+        hides: Whether files are invisible until they are published.
         largest: Maximum size of a file; None means no limit.
     """
 

@@ -1,7 +1,7 @@
 """Remote addresses: `s3://BUCKET/KEY`, `gs://`, `az://CONTAINER/KEY`, `http(s)://`.
 
-An address is a string. Store keys are written unencoded (`s3://b/a b#1.tar`). Web paths are percent-encoded, as in a
-browser (`https://h/a%20b%231.tar`). The query (`?token`) of a web address also applies to files next to it.
+Store keys are written unencoded (`s3://b/a b#1.tar`). Web paths are percent-encoded (`https://h/a%20b%231.tar`). The
+query (`?token`) of a web address also applies to files next to it.
 """
 
 from __future__ import annotations
@@ -58,11 +58,8 @@ _NEAR_URL = re.compile(rf"({'|'.join(SCHEMES)}):/?([^/].*)", re.DOTALL | re.IGNO
 class Address(NamedTuple):
     """The parts of an address.
 
-    Attributes:
-        scheme: One of `SCHEMES`, or one that fsspec reads.
-        host: Bucket, container, or server with port.
-        key: Path without a leading slash; percent-encoded for web addresses.
-        query: `?` and the query of a web address, or empty.
+    `host` is the bucket, container, or server with port. `key` has no leading slash. `query` starts with `?`, or is
+    empty.
     """
 
     scheme: str

@@ -41,7 +41,7 @@ class BucketEntry(NamedTuple):
         key: Key, without a trailing slash.
         size: Bytes; -1 for a folder.
         version: ETag as a number; 0 if there is none.
-        changed_ns: Modification time by the store's clock.
+        changed_ns: By the store's clock.
     """
 
     key: str
