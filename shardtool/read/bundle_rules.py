@@ -41,8 +41,8 @@ def fitted(tokens: int, lengths: Numbers) -> Pieces:
     starts = (np.arange(len(documents)) - np.repeat(np.cumsum(pieces) - pieces, pieces)) * tokens
     counts = np.minimum(tokens, lengths[documents] - starts)
     blocks: list[int] = []
-    room: dict[int, list[int]] = {}  # by their free tokens, and these in ascending order
-    rooms: list[int] = []
+    room: dict[int, list[int]] = {}  # blocks by free tokens
+    rooms: list[int] = []  # the keys of `room`, ascending
     used = 0
     for length, remaining in zip(
         *(column[::-1].tolist() for column in np.unique(counts, return_counts=True)), strict=True

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 _MIN_BUNDLES_IN_WINDOW = 64  # fewer bundles are packed and shuffled worse
 _SAMPLES_IN_KIND_WINDOW = 2**17
 _MAX_CACHED_WINDOWS = 4
-_MAX_BUNDLES_IN_EPOCH = 2**40  # a bundle number: its order and its position there
+_MAX_BUNDLES_IN_EPOCH = 2**40  # a bundle number encodes its order and its position
 _order_numbers = count()
 
 
@@ -47,7 +47,7 @@ class BundleOrder:
 
     def __init__(self, source: BundleReader, options: OrderOptions, first: int) -> None:
         self._source, self.options, self._first = source, options, first
-        # as many bundles as single samples
+        # a window holds as many bundles as single samples
         self._samples = source.samples.order(replace(options, window=options.window * source.samples_per_bundle))
         self._step = (
             _SAMPLES_IN_KIND_WINDOW

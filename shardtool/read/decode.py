@@ -1,7 +1,7 @@
 """Decode the fields of a sample. Nothing is unpickled.
 
-The name of a field decides its type. The last extension counts: `seg.png` is a png, `multi.cls` a cls. Otherwise, the
-type in the dataset file is used. Other fields stay bytes.
+The name of a field decides its type. The last extension counts: `seg.png` is a png, `multi.cls` a cls. If the
+name tells nothing, the type in the dataset file is used. Other fields stay bytes.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ _INT_FIELDS = frozenset(("cls", "cls2", "index", "inx", "id"))  # as in webdatas
 _MAX_SHOWN_BYTES = 40  # of a payload in an error
 _NPY_VERSIONS = ((1, 0), (2, 0))
 _BOOLEANS = {b"1": True, b"0": False, b"true": True, b"false": False, 1: True, 0: False}
-_BAND_PIXELS = 2**18  # at a time
-_MAX_ERROR_CHARS = 200  # of a library
+_BAND_PIXELS = 2**18  # converted at a time
+_MAX_ERROR_CHARS = 200  # of a library's message
 NewRng: TypeAlias = "Callable[[], np.random.Generator]"
 RngOf: TypeAlias = "Callable[[int], np.random.Generator]"  # by the stage's position in the pipeline
 
@@ -336,7 +336,7 @@ def read_npy(data: bytes) -> NDArray[Any]:
     try:
         read = npy_format.read_array_header_1_0 if version == (1, 0) else npy_format.read_array_header_2_0
         shape, by_column, dtype = read(stream)
-    except MemoryError:  # for deep nesting
+    except MemoryError:  # Python's parser raises this for deep nesting
         raise ValueError("its header is nested too deeply") from None
     if dtype.hasobject:
         raise ValueError("an array of Python objects, which would have to be unpickled")

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 _BUFFER_BYTES = 2**25
 _MAX_WINDOW_SAMPLES = 1024
-_PARTS_PER_RANK = 128  # from as many locations
+_PARTS_PER_RANK = 128  # mixes more than a buffer of 5,000 samples
 _COPIED_PARTS_PER_RANK = 32  # the cache must hold all copied parts
 
 

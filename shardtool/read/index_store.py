@@ -94,7 +94,7 @@ class IndexStore(LruCache[int, ShardIndex]):
             on_release,
         )
         self.catalog, self._tables = catalog, LruCache[int, pa.Table](_INDEX_CACHE_BYTES, lambda index: index.nbytes)
-        self._mapped, self._mapped_bytes = set[int](), 0  # mapped by this process, and their total bytes
+        self._mapped, self._mapped_bytes = set[int](), 0  # shared indexes mapped here, and their bytes
         self._all_keys: tuple[Hashes, NDArray[np.integer]] | None = None
 
     def __reduce__(self) -> tuple[type[IndexStore], tuple[Catalog]]:
@@ -137,7 +137,7 @@ class IndexStore(LruCache[int, ShardIndex]):
         return [first for first, _ in ranges] if ascend and ("", "") not in ranges else []
 
     def numbers(self, keys: Sequence[str]) -> Numbers:
-        """Return the sample number of each key, or -1: int64 [keys]. Duplicate keys have a fixed number."""
+        """Return the sample number of each key, or -1: int64 [keys]. A duplicate key always has the same one."""
         encoded = [key.encode("utf-8", "surrogatepass") for key in keys]  # a lone surrogate matches no key
         numbers = np.full(len(keys), -1, np.int64)
         if self._all_keys is None and self._first_keys:

@@ -179,7 +179,7 @@ class OpenFiles(LruCache[str, OpenFile]):
     def renew(self, shard: StoredShard, file: OpenFile) -> bool:
         """Drop a damaged cached copy; return whether to read the shard again.
 
-        A shard is copied again only once: then its source is damaged.
+        A shard is copied again only once: a second damaged copy has a damaged source.
         """
         with self._lock:
             if not file.copied or not isinstance(self._cache, CopyingCache):

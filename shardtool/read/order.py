@@ -130,7 +130,7 @@ def _shuffled_samples(options: OrderOptions, starts: Numbers, ends: Numbers, pos
 def permuted_windows(start: int, windows: Numbers, within: Numbers, sizes: Numbers, window: int) -> Numbers:
     """Return indexes permuted within their windows: int64 [n].
 
-    Most `sizes` of these windows are `window`. An index beyond its size stays.
+    `sizes` are those of the windows, mostly `window`. An index `within` a window beyond its size stays.
     """
     keys = random_at(start, windows.astype(np.uint64))
     if (sizes == window).all():

@@ -209,7 +209,7 @@ class Pipeline:
         """Return the state, or raise InvalidRequest if a function cannot be pickled for a spawned process."""
         from multiprocessing.context import get_spawning_popen
 
-        if get_spawning_popen() is not None:  # such as cloudpickle may support any function
+        if get_spawning_popen() is not None:  # cloudpickle, for example, accepts any function
             chains = [stage.by_dataset if isinstance(stage, DatasetPipelines) else ((stage,),) for stage in self.stages]
             for stage in chain.from_iterable(chain.from_iterable(chains)):
                 if isinstance(stage, Map):

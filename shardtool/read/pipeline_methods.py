@@ -141,7 +141,7 @@ class PipelineMethods:
     def select(self, *fields: str, missing: OnMissing = "error") -> Self:
         """Keep these fields.
 
-        If a sample lacks a field, `missing` chooses: `error`, `skip` (a stream skips and counts the sample), or `none`.
+        If a sample lacks a field, `missing` is `error`, `skip` (a stream counts the sample), or `none` (use None).
         """
         return self.with_stages(self.stages.then(Select(fields, missing)))
 

@@ -73,7 +73,7 @@ def parse_record(record: bytes, start: int, where: str, lists: frozenset[str]) -
 
 
 LATE_SAMPLE_BYTES = 2**12  # larger samples are read one by one, on demand (measured)
-_MAX_SINGLE_READ_BYTES = 2**15  # one system call reads all fields of a sample
+_MAX_SINGLE_READ_BYTES = 2**15  # up to this size, one system call reads a sample
 
 
 class PayloadColumns(NamedTuple):

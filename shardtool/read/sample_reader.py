@@ -44,8 +44,8 @@ if TYPE_CHECKING:
 
 
 _MIN_OWN_READ_BYTES = 2**12  # read by their own system call (measured)
-_MAX_GAP_BYTES = 2**13  # costs less than another system call
-_MAX_BLOCK_BYTES = 2**18  # of a block of small payloads
+_MAX_GAP_BYTES = 2**13  # reading it costs less than another system call
+_MAX_BLOCK_BYTES = 2**18  # for small payloads
 _NOT_A_NUMBER = "does not match its feature type"
 
 
@@ -199,7 +199,7 @@ def _starts_read(offsets: Numbers, lengths: Numbers) -> NDArray[np.bool_]:
 _MAX_REASONS = 1000
 _REMOTE_READS = 4
 _FREED_BLOCK_BYTES = 2**24
-_MAX_SAMPLES_READ_SINGLY = 50  # single reads cost less than column arithmetic (measured)
+_MAX_SAMPLES_READ_SINGLY = 50  # per shard: single reads cost less than column arithmetic (measured)
 
 
 class SkippedSamples:
@@ -249,7 +249,7 @@ class BaseReader:
     skip_or_raise: Callable[..., None]
 
     def fetch(self, numbers: Numbers) -> list[Sample]:
-        """Return samples, int64 [n], without damaged ones if these are skipped."""
+        """Return the samples `numbers`, int64 [n], without damaged ones if these are skipped."""
         samples = []
         for index, sample in enumerate(self.read(numbers)):
             if isinstance(sample, ShardError):
@@ -307,7 +307,7 @@ class SampleReader(BaseReader):
     def reader_of_fields(self, fields: frozenset[str] | None) -> SampleReader:
         """Return a reader of these fields, or itself if that saves nothing.
 
-        Also itself if a sample may lack a field: its error lists all fields.
+        Returns itself also if a sample may lack a field: its error lists all fields.
         """
         catalog = self.catalog
         names = None if fields is None else {name for name in fields if name[:2] != "__"}

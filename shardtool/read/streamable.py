@@ -46,7 +46,7 @@ class Streamable(SampleSource):
         if not self.source.length:
             return iter(())
         in_order = self.stream(shuffle=False, rank=0, world_size=1, ends="uneven")
-        in_order.skipped.has_warned = True  # to choose samples in a loop
+        in_order.skipped.has_warned = True  # users filter samples in such a loop
         return iter(in_order)
 
     @property

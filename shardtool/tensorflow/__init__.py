@@ -51,7 +51,7 @@ def tf_dataset(
             of 256 MB, at most 10,000 samples. A number: samples in the buffer.
         seed: Seed of the shuffle.
         epoch: Epoch, counted from 0: every pass has its order. None: every pass has another order.
-        batch_size: Samples per batch; the last one may be smaller. None: no batches.
+        batch_size: Samples per batch; the last batch can be smaller. None: no batches.
 
     Returns:
         A field is a scalar of `tf.string`, `tf.int64` or `tf.float32`, in a batch a vector. A missing field is `""` or
@@ -113,7 +113,7 @@ def keras_sequence(
 
     Args:
         dataset: A dataset from `shardtool.open` whose samples are a tuple of inputs and targets, or a dict.
-        batch_size: Samples per batch; the last one may be smaller.
+        batch_size: Samples per batch; the last batch can be smaller.
         shuffle: Use a random order of all samples in each epoch.
         seed: Seed of the shuffle, combined with the epoch.
         epoch: First epoch, if `fit` continues at an `initial_epoch`.

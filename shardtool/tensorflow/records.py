@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _SHUFFLE_BUFFER_BYTES = 2**28
 _MAX_BUFFER_SAMPLES = 10_000
 _OPTIONAL_KEY = TfFeature(lacking=True)  # absent from records of some tools
-_COMPRESSION_TYPES = {"": "", "gzip": "GZIP"}  # TensorFlow's names
+_COMPRESSION_TYPES = {"": "", "gzip": "GZIP"}  # supported by TensorFlow, with its names
 
 
 class TFRecordShards(NamedTuple):
@@ -120,7 +120,7 @@ def _compression_of(datasets: Sequence[StoredDataset]) -> str:
 
 
 def _merge_features(parts: Sequence[Mapping[str, TfFeature]]) -> dict[str, TfFeature]:
-    """Merge features; one that a dataset lacks may be missing from samples."""
+    """Merge features; samples can lack one that is not in all datasets."""
     merged: dict[str, TfFeature] = {}
     for features in parts:
         for name, feature in features.items():

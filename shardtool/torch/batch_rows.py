@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 _NUMBER_TYPES = (bool, int, float, np.number, np.bool_)
-_IN_ROW: Any = object()  # was copied into its row
+_IN_ROW: Any = object()  # a value copied into its row
 
 
 class BatchRows:
@@ -76,7 +76,7 @@ class _FieldRows:
                     row_array[row] = array
                     array = _IN_ROW
                 else:
-                    tensor = torch.from_numpy(array.copy())  # like the others of its list
+                    tensor = torch.from_numpy(array.copy())  # the others of its list are tensors
                     array = tensor.pin_memory() if self._pin else tensor
             value = array
         self._values[row] = value

@@ -220,7 +220,7 @@ class _PendingBatch:
                     self._into.put(row, value)
         except BaseException as error:  # noqa: BLE001 - raised when the batch is requested
             with self._lock:
-                if row < self._failed:  # regardless of the order of threads
+                if row < self._failed:  # report the first failing sample
                     self._failed, self._error = row, error
         with self._lock:
             self._remaining -= last - first

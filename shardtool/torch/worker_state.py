@@ -93,7 +93,7 @@ def stream_state(state: Mapping[str, Any]) -> Mapping[str, Any]:
         return state
     batches = snapshot["_snapshot_step"] + state["_steps_since_snapshot"]
     workers = snapshot["_worker_snapshots"].values()
-    # any worker may have skipped samples
+    # ask every worker: any may have skipped samples
     states = [*filter(None, (_state_after_batches(worker, batches) for worker in workers))]
     return states[0] if states else state
 
@@ -104,7 +104,7 @@ def _state_after_batches(loader: Mapping[str, Any], batches: int) -> dict[str, o
 
 
 SKIP_TALLY_BLOCKS = 256  # workers share blocks if there are more
-_TALLY_STEP_DIVISOR = 16  # after 1/16 more skipped samples: each report uses a new block
+_TALLY_STEP_DIVISOR = 16  # report after 1/16 more skipped samples: each report uses a new block
 
 
 class SkipCounter(SkippedSamples):
