@@ -86,7 +86,7 @@ FINDING_KINDS = {
     "index-differs": FindingKind("a sidecar lists other samples than its shard contains", _REINDEX_FIX),
     "key-duplicate": FindingKind("two samples have the same key", _RENAME_FIX),
     "split-leak": FindingKind("two splits contain the same sample",
-                       "Exclude it from one of them: `shardtool reshard --where QUERY`."),
+                       "Exclude it from one of them with a query of `shardtool reshard`."),
     "field-duplicate": FindingKind("a sample has a field twice", _RENAME_FIX),
     "key-unsafe": FindingKind("a name that is unsafe as a path, on a terminal, or for readers",
                        "Do not extract this shard. Rename the file in the source, and recreate the shards."),
