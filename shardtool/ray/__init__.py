@@ -149,17 +149,7 @@ def _arrow_schema(columns: dict[str, pa.DataType | None]) -> pa.Schema | None:
 def _read_blocks(
     reference: Any, numbers: _SampleNumbers, columns: dict[str, pa.DataType | None], rows: int
 ) -> Iterator[pa.Table]:
-    """Yield the blocks of a shard in a Ray worker, each read on demand.
-
-    Args:
-        reference: Reference to a `SampleReader`.
-        numbers: The samples.
-        columns: See `_column_types`.
-        rows: Maximum samples per block.
-
-    Raises:
-        CorruptShard: The shard is missing or damaged.
-    """
+    """Yield the blocks of a shard in a Ray worker, each read on demand."""
     reader, numbers = _open_datasets.get(reference.hex(), lambda: ray.get(reference)), np.asarray(numbers, np.int64)
     for first in range(0, len(numbers), rows):
         samples = reader.fetch(numbers[first : first + rows])

@@ -150,11 +150,7 @@ def _read_annotations(objects: Iterator[dict[str, Any]], location: str) -> dict[
 
 
 def _to_array(values: list[Any], property_name: str, first: int, location: str) -> pa.Array:
-    """Return one property of annotations as an array; `first` is the number of the first annotation.
-
-    Raises:
-        InvalidRequest: A value has the wrong type.
-    """
+    """Return one property of annotations as an array; `first` is the number of the first annotation."""
     expected = _EXPECTED_VALUES[property_name]
     try:
         if expected != _WHOLE_NUMBER or not any(

@@ -131,13 +131,7 @@ class DelimitedTable(Table):
         return table
 
     def _parse(self, text: Collection[str], invalid_rows: list[InvalidRow | None] | None = None) -> pa.Table:
-        """Parse the file with pyarrow.
-
-        Args:
-            text: Columns that stay text.
-            invalid_rows: Collects rows with a wrong number of values (None beyond the first few). Then only the columns
-                `text` are returned. Without this list, such a row is an error.
-        """
+        """Parse the file with pyarrow."""
         from pyarrow import csv as arrow_csv
 
         def on_invalid_row(row: InvalidRow) -> str:

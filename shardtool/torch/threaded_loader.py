@@ -183,15 +183,7 @@ _CHUNKS_PER_THREAD = 4  # smaller chunks balance the threads, larger ones cost l
 
 
 class _PendingBatch:
-    """A batch in progress.
-
-    Args:
-        samples: Each with its position.
-        function: Maps each of these to a value of the batch, or `SKIPPED`.
-        into: Rows to fill, or a function of a list that returns the batch.
-        state: State of the stream after the batch.
-        stop: Set when the batch is no longer needed.
-    """
+    """A batch in progress."""
 
     def __init__(
         self, samples: Samples, function: Callable[[Any], Any], into: BatchRows | Callable[[Samples], Any], state: Any,

@@ -128,11 +128,7 @@ def decode_image(
 
 
 def _decoding_losses(picture: OpenedImage) -> Sequence[DecodingLoss]:
-    """Return what is lost in eight bits of the first frame or page, without reading further frames.
-
-    Only TIFF, PNG and WebP are checked for pages: further pictures of a JPEG are previews, and a GIF would have to be
-    read.
-    """
+    """Return what is lost in eight bits of the first frame or page, without reading further frames."""
     losses: list[DecodingLoss] = []
     if picture.deep or picture.image.mode in WIDE_MODES:
         losses.append("colour bits" if picture.deep else "grey bits")

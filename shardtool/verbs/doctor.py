@@ -101,11 +101,6 @@ class _StepFailed(Exception):
 class _Steps:
     """The steps of a check, and their results.
 
-    Args:
-        place: The path or address.
-        names: The names of the steps, in order; with `read_only`, those before `write`.
-        options: See `DoctorOptions`.
-
     Attributes:
         place: The path or address, without secrets.
         writes: Whether writing is checked.

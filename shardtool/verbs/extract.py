@@ -132,12 +132,7 @@ def extract(
 
 
 def _list_samples(datasets: Sequence[StoredDataset], options: ExtractOptions, pool: Pool, notes: Notes) -> Listing:
-    """Return the requested samples and fields.
-
-    Raises:
-        InvalidRequest: There are no samples, or two have the same key.
-        CorruptShard: A dataset is damaged.
-    """
+    """Return the requested samples and fields."""
     from shardtool.select.duplicate_keys import resolve_duplicate_keys
     from shardtool.source.keys_from import find_samples_by_key
     from shardtool.source.shards import DatasetSource
@@ -295,10 +290,7 @@ def _write_files(
 
 
 def _unpack_tasks(listing: Listing, entries: SampleTable, folder: Folder, workers: int) -> Iterator[ShardTask]:
-    """Yield tasks of consecutive samples of one shard; a compressed shard is one task, because it is read in sequence.
-
-    With many shards, tasks are large, so workers rarely compete for the same folder. With few shards, tasks are small.
-    """
+    """Yield tasks of consecutive samples of one shard; a compressed shard is one task, because it is read in sequence."""
     import numpy as np
 
     from shardtool.plan.plan import Plan
@@ -322,11 +314,7 @@ def _unpack_tasks(listing: Listing, entries: SampleTable, folder: Folder, worker
 
 
 def _parquet_tables(entries: SampleTable, names: PackedStrings) -> dict[str, bytes]:
-    """Return the Parquet tables to write, by file name.
-
-    `MANIFEST` has one row per file with its sample's key and path; `create` accepts it as a manifest. `METADATA`, if
-    there is metadata, has one row per sample; `create` accepts it as `join`.
-    """
+    """Return the Parquet tables to write, by file name."""
     import numpy as np
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -401,11 +389,7 @@ def _check_space(folder: Folder, entries: SampleTable, names: PackedStrings) -> 
 
 @contextmanager
 def _mark_unfinished(folder: Folder, listing: Listing, names: PackedStrings, *, overwrite: bool) -> Iterator[bool]:
-    """Mark the folder as unfinished during the run; yield whether the same run was interrupted here before.
-
-    Raises:
-        OutputExists: A run with another request was interrupted here.
-    """
+    """Mark the folder as unfinished during the run; yield whether the same run was interrupted here before."""
     digest = blake2b(names.data, digest_size=16)
     for column in (listing.entries.rows.size, listing.entries.known_spans.expected):
         digest.update(column.tobytes())

@@ -141,12 +141,7 @@ def _finish_interrupted_runs(given: Any, notes: Notes) -> bool:
 
 
 def _carry_out_plan(folder: Folder, base: str) -> None:
-    """Finish a removal from its plan, under the lock.
-
-    Raises:
-        CorruptShard: The plan, or a file that it lists, was changed.
-        OutputFailed: A file cannot be written.
-    """
+    """Finish a removal from its plan, under the lock."""
     plan = replacement_plan_name(base)
     if not folder.facts([plan]):
         return  # another run has finished it
@@ -173,11 +168,7 @@ def _carry_out_plan(folder: Folder, base: str) -> None:
 
 
 def _locate_dataset(dataset: StoredDataset) -> tuple[Folder, str]:
-    """Return the folder of a dataset and the name of its dataset file without the suffix.
-
-    Raises:
-        InvalidRequest: The dataset is not in a local folder, or has no dataset file.
-    """
+    """Return the folder of a dataset and the name of its dataset file without the suffix."""
     if is_url(dataset.folder):
         remedy = f"Copy it into a folder, remove them there, and {call_text('copy', overwrite=True)} it back."
         raise InvalidRequest(dataset.where, "a dataset elsewhere", expected="one in a folder", remedy=remedy)
@@ -191,13 +182,7 @@ def _locate_dataset(dataset: StoredDataset) -> tuple[Folder, str]:
 
 
 def _open_removal(folder: Folder, base: str) -> Removal:
-    """Open a dataset for a removal, after checking that no other file may contain its samples.
-
-    Raises:
-        InvalidRequest: The shards are in another folder.
-        OutputExists: A file is a link, or unlisted files of the dataset may contain the samples, too.
-        CorruptShard: The dataset file is damaged.
-    """
+    """Open a dataset for a removal, after checking that no other file may contain its samples."""
     from shardtool.dataset.expand import recorded_range
     from shardtool.dataset.find import open_dataset
     from shardtool.publish.stale_indexes import StaleIndexes
@@ -238,17 +223,7 @@ def _open_removal(folder: Folder, base: str) -> Removal:
 
 
 def _choose_samples(removals: list[Removal], options: RemoveOptions, *, finished: bool) -> list[Removal]:
-    """Select the samples to remove by the indexes, and return the datasets that contain any.
-
-    Args:
-        removals: All datasets.
-        options: The user's selection.
-        finished: Whether an interrupted removal was just finished, so no match is not an error.
-
-    Raises:
-        InvalidRequest: No sample matches, a key does not exist, or no sample would remain.
-        CorruptShard: An index is damaged.
-    """
+    """Select the samples to remove by the indexes, and return the datasets that contain any."""
     import numpy as np
 
     from shardtool.entries.strings import PackedStrings

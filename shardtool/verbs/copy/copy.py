@@ -95,11 +95,7 @@ def _target_folder(given: object) -> str:
 
 
 def _target_folders(sources: Sequence[CopySource], where: str) -> list[str]:
-    """Return the destination folder for each dataset: a subfolder each if the datasets are in several folders.
-
-    Raises:
-        InvalidRequest: Two datasets would share a file, or one would be copied onto itself.
-    """
+    """Return the destination folder for each dataset: a subfolder each if the datasets are in several folders."""
     is_one_folder = len({source.folder for source in sources}) == 1
     folders = [where if is_one_folder else paths.join(where, paths.base_name(source.folder)) for source in sources]
     names = Counter(

@@ -110,15 +110,7 @@ def _check_dataset(
     *,
     contents: bool = False,
 ) -> VerifiedDataset:
-    """Check one dataset.
-
-    Args:
-        dataset: See `find_dataset`.
-        options: See `VerifyOptions`.
-        observer: Receives progress.
-        pool: Workers that read the shards; None: start some.
-        contents: Record a content id per sample, to compare the dataset with others.
-    """
+    """Check one dataset."""
     with nullcontext(pool) if pool is not None else _open_pool(options, observer) as own:
         subject = open_verified(dataset)
         if options.quick:
