@@ -290,7 +290,7 @@ def _write_files(
 
 
 def _unpack_tasks(listing: Listing, entries: SampleTable, folder: Folder, workers: int) -> Iterator[ShardTask]:
-    """Yield tasks of consecutive samples of one shard; a compressed shard is one task, because it is read in sequence."""
+    """Yield tasks of consecutive samples of one shard; a compressed shard is one task, as it is read in sequence."""
     import numpy as np
 
     from shardtool.plan.plan import Plan
