@@ -63,4 +63,4 @@ def test_wrong_keys(rclone: Server, use: Callable[[Server], Server], monkeypatch
             found = shardtool.doctor(rclone.new_prefix())
         wrong = {one.name: one for one in found.checks if one.state == "wrong"}
         assert list(wrong) == ["credentials"], found
-        assert wrong["credentials"].cure.startswith("Name ")
+        assert wrong["credentials"].cure.startswith("Use ")

@@ -195,7 +195,7 @@ def test_shards_alone(server: Server, tmp_path: Path) -> None:
         ("o/open@v9", 7, "no such revision"),
         ("o/open/none.json", 2, "no such object"),
         ("o/open/none", 2, "no objects below it"),
-        ("o", 2, "no repository; expected hf://datasets/ORG/NAME"),
+        ("o", 2, "not a dataset repository; expected hf://datasets/ORG/NAME"),
     ],
 )
 def test_what_is_not_there(server: Server, name: str, code: int, said: str) -> None:

@@ -125,6 +125,6 @@ def test_a_library_that_is_missing_is_named(
     for name in [one for one in sys.modules if one.startswith((f"{library}.", f"fsspec.implementations.{scheme}"))]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setattr(sys.modules["fsspec.registry"], "_registry", {})
-    with pytest.raises(StoreFailed, match=f"what reads {scheme}:// is not installed") as caught:
+    with pytest.raises(StoreFailed, match=f"the library for {scheme}:// is not installed") as caught:
         files.read_small(f"{scheme}://place/key.json")
     assert cure in caught.value.remedy
