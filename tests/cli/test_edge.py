@@ -208,7 +208,7 @@ _ONE_AFTER_THE_OTHER = """
 import os, sys, types
 from shardtool import cli
 def go_on(code):
-    withheld = [type(one).__name__ for one in sys.meta_path].count("_Withheld") > 0
+    withheld = [type(one).__name__ for one in sys.meta_path].count("_PandasBlocker") > 0
     imported = [name for name in sys.modules if name.startswith("pandas.")]
     print(code, imported, withheld, "pyarrow" in sys.modules, file=sys.stderr)
     if words := next(lines, None):

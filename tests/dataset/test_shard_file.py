@@ -106,7 +106,7 @@ def test_a_compressed_shard_is_read_sequentially(ending: str, tmp_path: Path) ->
         assert bytes(file.read(100, 2**21)) == data[100 : 100 + 2**21]
         assert bytes(file.read(len(data) - 5, 10)) == data[-5:]
         assert bytes(file.read(len(data) + 5, 10)) == b""
-        with pytest.raises(CorruptShard, match="sequence"):
+        with pytest.raises(CorruptShard, match="read sequentially"):
             file.read(0, 1)
 
 
