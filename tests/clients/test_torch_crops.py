@@ -253,7 +253,7 @@ def test_in_a_loader(photos: Packed) -> None:
     for crop in (CenterCrop(48, 64), RandomResizedCrop(48)):
         shapes = {batch["jpg"].shape[1:] for batch in loader(dataset, 16, decode={"jpg": crop})}
         assert shapes == {(48, 48, 3)}
-    with pytest.raises(SampleFailed, match=r"^sample \S+, field json: cannot be decoded: no JPEG, PNG"):
+    with pytest.raises(SampleFailed, match=r"^sample \S+, field json: cannot be decoded: not a JPEG, PNG"):
         list(loader(dataset, 16, decode={"json": CenterCrop(8)}))
 
 
