@@ -53,7 +53,9 @@ def _names(node: ast.expr | None) -> set[str]:
 def _raises(handler: ast.ExceptHandler) -> bool:
     """Tell whether a handler raises what it got, or asks whether it is a lack of memory."""
     again = any(isinstance(one, ast.Raise) and one.exc is None for one in ast.walk(handler))
-    asked = any(isinstance(one, ast.Name) and one.id in ("is_out_of_memory", "as_reportable") for one in ast.walk(handler))
+    asked = any(
+        isinstance(one, ast.Name) and one.id in ("is_out_of_memory", "as_reportable") for one in ast.walk(handler)
+    )
     return again or asked
 
 
