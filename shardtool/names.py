@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 IMAGE_ENDINGS = frozenset(
     ("jpg", "jpeg", "jpe", "jfif", "png", "webp", "bmp", "gif", "tif", "tiff", "pbm", "pgm", "ppm", "pnm")
 )
-
-
 # Fields that no reader decodes as text; a column of text or numbers cannot become one.
 BINARY_ENDINGS = IMAGE_ENDINGS | {
     "avif", "heic", "heif", "jxl", "jp2", "ico", "psd", "dng", "npy", "npz", "ten", "tb", "safetensors", "pkl",
@@ -26,25 +24,15 @@ BINARY_ENDINGS = IMAGE_ENDINGS | {
     "mkv", "avi", "mov", "wmv", "mpg", "mpeg", "h264", "pdf", "zip", "tar", "gz", "bz2", "xz", "zst", "parquet", "h5",
     "hdf5",
 }  # fmt: skip
-
-
 SPLIT_NAMES = frozenset(
     {"train", "training", "val", "valid", "validation", "dev", "test", "testing", "eval", "holdout"}
 )
-
-
 # Not allowed as field names: samples, tables and webdataset use them for other values.
 RESERVED_NAMES = frozenset(
     b"__%b__" % name for name in (b"key", b"url", b"local_path", b"padding", b"shard", b"offset", b"size", b"fields")
 )
-
-
 MAX_FIELDS = 2**16 - 1  # field numbers are uint16
-
-
 MAX_NAME_BYTES = 4096  # as for Linux paths; tar readers refuse names of a megabyte
-
-
 _CONTROL_CHARS = re.compile("[\x00-\x1f\x7f-\x9f]")
 
 

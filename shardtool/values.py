@@ -8,73 +8,29 @@ from typing import Literal
 
 __version__ = "0.1.0"
 
-
-DatasetLike = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]  # a dataset file, pattern or folder, or shards
-
-
+# A dataset file, pattern or folder, or shards.
+DatasetLike = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 Datasets = DatasetLike | Sequence[DatasetLike]
-
-
 Dots = Literal["first", "last"]
-
-
 OnError = Literal["stop", "skip"]
-
-
 OnBadSample = Literal["raise", "skip"]  # for programs that read or write samples
-
-
 Oversize = Literal["error", "alone", "skip"]
-
-
 AssignBy = Literal["order", "hash"]
-
-
 Symlinks = Literal["inside", "follow", "skip"]
-
-
 StartMethod = Literal["auto", "fork", "spawn"]
-
-
 ResizeMode = Literal["shorter", "longer", "exact", "crop", "pad"]
-
-
 ImageFormat = Literal["jpg", "png", "webp"]
-
-
 IfExists = Literal["error", "resume", "overwrite", "resume-overwrite", "append", "append-resume", "update"]
-
-
 BLOCK_BYTES = 2**20  # default size of reads and writes
-
-
 CHUNK_ROWS = 2**16  # samples, rows or names per step
-
-
 Trust = Literal["time", "size"]
-
-
 OnDuplicate = Literal["error", "rename", "first", "last"]
-
-
 HashName = Literal["sha256", "md5", "sha512"]
-
-
 ReadMethod = Literal["auto", "gather", "scatter"]
-
-
 Target = Literal["webdataset", "wids", "dali", "energon", "huggingface"]
-
-
 NumberType = Literal["int64", "float"]
-
-
 FeatureType = Literal["bytes", "int64", "float"]
-
-
 ValueType = Literal["int64", "float", "bool", "text", "json"]  # original type of a text payload
-
-
 STORED_TYPES: Mapping[str, NumberType] = {"int64": "int64", "float": "float", "bool": "int64"}
 
 

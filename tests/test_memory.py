@@ -32,7 +32,7 @@ _KNOWN = {
     "select/query.py": 1,  # Python's parser raises a MemoryError for an expression that is too deep
     "read/decode.py": 1,  # and for the header of an array
     "source/table_head.py": 1,  # a table that is read for advice only
-    "source/tree.py": 1,  # imports made early, which are made again where they are needed
+    "source/folder.py": 1,  # imports made early, which are made again where they are needed
     "storage/remote/retry.py": 1,
     # These keep the error, and raise it when its batch, file or block is requested.
     "torch/prefetch.py": 1,

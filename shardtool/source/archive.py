@@ -20,8 +20,8 @@ from shardtool.names import is_utf8, to_bytes, to_text
 from shardtool.shard_names import is_compressed_name
 from shardtool.shard_samples import SPAN, SpanFile
 from shardtool.skipped import SkipCode, Skipped
-from shardtool.source.collect_files import FileCollector
 from shardtool.source.folder import FolderSource, collect_samples, drop_failed_samples, system_file_notes
+from shardtool.source.scan_part import FileCollector
 from shardtool.source.scan_rules import ScanRules
 from shardtool.storage import lookup, paths
 from shardtool.values import BLOCK_BYTES
@@ -39,23 +39,15 @@ if TYPE_CHECKING:
     from shardtool.request.observer import Observer
     from shardtool.select.key_pattern import KeyPattern
     from shardtool.source.base import Listing, Writable
-    from shardtool.source.scan_result import ScanPart
+    from shardtool.source.scan_part import ScanPart
 
     Found = tuple[SampleTable, tuple[Skipped, ...], list[str]]
 
 
 _LISTING_BYTES_PER_MEMBER = 128  # without its name
-
-
 _MIN_LISTING_LIMIT_BYTES, _LISTING_BYTES_PER_PACKED_BYTE = 2**27, 128  # limits the listing of a compressed tar
-
-
 _MAX_NAME_BYTES = 2**13  # the longest key and field
-
-
 _TAR_FOLDER = b"5"
-
-
 _TAR_LINKS = (b"1", b"2")
 
 

@@ -33,8 +33,6 @@ if TYPE_CHECKING:
 
 
 TASK_COUNT = 32  # enough to keep a few workers busy to the end
-
-
 _SAME_CONTENT = "same-content"  # duplicates by content, not by key
 _EMPTY_SAMPLE = "empty"  # not a reason code: a sample, as opposed to a file, without a field
 

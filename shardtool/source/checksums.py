@@ -21,8 +21,7 @@ from shardtool.format import zip_read
 from shardtool.format.tfrecord_write import encode_number
 from shardtool.request.observer import Observer
 from shardtool.shard_samples import FILE, INLINE, LINK, SPAN, inline_payload
-from shardtool.source.parallel_reads import choose_parallel_reads
-from shardtool.source.read_tasks import FILES_PER_TASK, FileReads, SpanReads, payload_tasks
+from shardtool.source.read_tasks import FILES_PER_TASK, FileReads, SpanReads, choose_parallel_reads, payload_tasks
 from shardtool.storage import files
 from shardtool.storage.remote import requests
 
@@ -40,8 +39,6 @@ if TYPE_CHECKING:
 
 
 _DIGEST_SIZE = 16
-
-
 _BLOCK_BYTES = 2**16  # a larger buffer per small file would cost more
 
 

@@ -39,11 +39,7 @@ if TYPE_CHECKING:
 
 # A sample has the lowest rank of its fields.
 _CONTENT_RANKS = {"image": 0, "audio": 0, "video": 0, "array": 0, "text": 1, "bytes": 2, "pickle": 2, "json": 3}
-
-
 _JSON_RANK, _NO_RANK = 3, 4
-
-
 _HASH_MULTIPLIERS = np.array([0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9], np.uint64)  # odd numbers
 
 

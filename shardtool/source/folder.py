@@ -2,26 +2,34 @@
 
 from __future__ import annotations
 
+import importlib
 import os
+import threading
+from array import array
 from collections import Counter
+from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from shardtool.errors import InvalidRequest, format_list, printable
 from shardtool.messages import flag_text, option_text
 from shardtool.names import to_bytes, to_text
 from shardtool.request.create_options import TOP_FOLDER, CreateOptions
-from shardtool.source.base import Listing, Source, check_skipped
+from shardtool.shard_samples import FILE
+from shardtool.source.base import TASK_COUNT, Listing, Source, check_skipped
 from shardtool.source.folder_labels import add_folder_labels, split_folder_notes, top_folders
+from shardtool.source.scan import make_scan_tasks, scan_items
+from shardtool.source.scan_part import ALWAYS_CHANGED, FileCollector, ScanPart
 from shardtool.source.scan_rules import ScanRules
 from shardtool.source.source_checks import shards_note
-from shardtool.source.tree import FileTree
 from shardtool.storage import paths
+from shardtool.storage.lookup import iter_objects
+from shardtool.storage.paths import is_address
 from shardtool.storage.remote import address
 from shardtool.units import pluralize
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     import pyarrow as pa
 
@@ -31,7 +39,7 @@ if TYPE_CHECKING:
     from shardtool.request.observer import Observer
     from shardtool.select.key_pattern import KeyPattern
     from shardtool.skipped import Skipped
-    from shardtool.source.scan_result import ScanPart
+    from shardtool.storage.remote.buckets import BucketEntry
 
     Found = tuple[SampleTable, tuple[Skipped, ...], list[str]]
 
@@ -227,3 +235,67 @@ def check_dots(entries: SampleTable) -> None:
         f"readers that end the key at the first dot), or {option_text('dots', 'first')} to keep WebDataset's rule."
     )
     raise InvalidRequest(name, found, remedy=remedy)
+
+
+_SLOW_IMPORTS = ("shardtool.dataset.sidecar_read", "shardtool.plan.plan")  # NumPy and pyarrow
+_OBJECTS_PER_REPORT = 1000
+
+
+class FileTree(NamedTuple):
+    """A folder, or the objects below a URL of a store; `root` ends in a slash."""
+
+    root: bytes
+    rules: ScanRules
+
+    def scan(self, pool: Pool, observer: Observer) -> list[ScanPart]:
+        """Return the contents of the tree, in key order, its top first.
+
+        Workers list a local folder while a thread imports the next modules.
+        """
+        if is_address(self.root):
+            return [self._scan_objects(observer)]
+        pool.check((self.root,))
+        importer = threading.Thread(target=_import_ahead, daemon=True)
+        top = ScanPart()
+        tasks = make_scan_tasks(self.root, self.rules, TASK_COUNT, top)
+        importer.start()
+        parts: dict[int, ScanPart] = {}
+        for number, part in pool.map(scan_items, tasks):
+            parts[number] = part
+            observer.listed(len(part.counts))
+        importer.join()
+        return [top.packed(), *(parts[number] for number in sorted(parts))]
+
+    def _scan_objects(self, observer: Observer) -> ScanPart:
+        where, total = to_text(self.root), 0
+
+        def reported() -> Iterator[BucketEntry]:
+            nonlocal total
+            for total, entry in enumerate(iter_objects(where), 1):
+                yield entry
+                if total % _OBJECTS_PER_REPORT == 0:
+                    observer.listed(_OBJECTS_PER_REPORT)
+
+        part = collect_objects(reported(), self.rules)
+        observer.listed(total % _OBJECTS_PER_REPORT)
+        if not total:
+            raise InvalidRequest(where, "nothing found", expected="a prefix with samples below it")
+        return part
+
+
+def _import_ahead() -> None:
+    with suppress(Exception):  # the module that needs them reports errors
+        for name in _SLOW_IMPORTS:
+            importlib.import_module(name)
+
+
+def collect_objects(objects: Iterable[BucketEntry], rules: ScanRules) -> ScanPart:
+    """Return the objects that the rules include, in key order."""
+    files = FileCollector(rules)
+    for entry in objects:
+        if name := files.split(to_bytes(entry.key), entry.size):
+            files.add(name, entry.size, entry.version, entry.changed_ns if entry.version else ALWAYS_CHANGED)
+    part, columns = files.part, files.in_order("")
+    part.sizes, part.mtimes, part.changed = (array("q", column.tobytes()) for column in columns)
+    part.kinds = bytearray([FILE]) * len(part.sizes)
+    return part

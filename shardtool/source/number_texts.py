@@ -26,14 +26,8 @@ if TYPE_CHECKING:
 
 
 _FLOAT_BYTES = 4
-
-
 _MAX_TEXT_BYTES = 40  # of a text of a number, and of a stored number
-
-
 _MIN_NORMAL_FLOAT = 2.0**-126
-
-
 _FLOAT_DIGITS = (6, 7, 8, 9)  # that a 32-bit float may need; a subnormal may need fewer
 
 

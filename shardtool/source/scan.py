@@ -16,7 +16,7 @@ from shardtool.errors import printable
 from shardtool.messages import cli_option
 from shardtool.names import split_name
 from shardtool.shard_samples import FILE, LINK
-from shardtool.source.scan_result import (
+from shardtool.source.scan_part import (
     ALWAYS_CHANGED,
     SPECIAL_FILE_MESSAGE,
     ScanPart,
@@ -35,8 +35,6 @@ if TYPE_CHECKING:
 
 
 _DOT_BYTE = 46
-
-
 _MAX_ITEM_FILES = 8192  # of one folder
 
 

@@ -28,14 +28,16 @@ from shardtool.shard_samples import INLINE, SPAN
 from shardtool.skipped import Skipped
 from shardtool.source import number_fields, source_shard
 from shardtool.source.base import Listing
-from shardtool.source.merge_datasets import (
+from shardtool.source.open_datasets import (
     agreed_classes,
+    dataset_notes,
     drop_partial_labels,
     merge_classes,
     merge_fingerprints,
     merge_metadata,
+    open_datasets,
+    source_dataset_name,
 )
-from shardtool.source.open_datasets import dataset_notes, open_datasets, source_dataset_name
 from shardtool.source.source_shard import FilesSeen, SourceShard
 from shardtool.storage.lookup import map_paths
 from shardtool.table.keys import gather_keys
@@ -56,14 +58,8 @@ if TYPE_CHECKING:
 
 
 _BAD_FIELD = re.compile(r"[\x00-\x1f\x7f-\x9f]|^$")
-
-
 _MAX_NAME_LETTERS = 120
-
-
 _NO_ROWS = np.zeros(0, np.int64)
-
-
 _Number = TypeVar("_Number", bound=np.generic)
 
 

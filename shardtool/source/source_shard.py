@@ -38,11 +38,7 @@ if TYPE_CHECKING:
 
 
 _EMPTY_INDEX = shard_index.scanned_index(ShardScan("", "tar", 0))
-
-
 _UINT32_LIMIT = 2**32
-
-
 _REPLACE_ADVICE = "Get the file again, or recreate it from its source."
 
 

@@ -23,7 +23,7 @@ from shardtool.shard_samples import FILE, INLINE, LINK, SPAN
 from shardtool.source.manifest import paths as manifest_paths
 from shardtool.source.manifest.rows import FieldColumn, arrange_fields
 from shardtool.source.manifest.source import ManifestSource
-from shardtool.source.scan_result import ALWAYS_CHANGED
+from shardtool.source.scan_part import ALWAYS_CHANGED
 from shardtool.table import keys
 from tests.helpers import ENVIRONMENT, PHOTOS, write_tree
 from tests.made import list_manifest, manifest_options, metadata_of

@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from shardtool.source.folder import collect_samples
+from shardtool.source.folder import collect_objects, collect_samples
 from shardtool.source.scan import make_scan_tasks, scan_items
-from shardtool.source.scan_result import ScanPart
+from shardtool.source.scan_part import ScanPart
 from shardtool.source.scan_rules import ScanRules
-from shardtool.source.tree import collect_objects
 from shardtool.storage.remote.buckets import BucketEntry
 from tests.helpers import write_tree
 
@@ -80,7 +79,7 @@ def test_folder_markers_are_ignored() -> None:
 
 def test_samples_stay_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     """For any chunk size, the files of a sample stay together."""
-    monkeypatch.setattr("shardtool.source.collect_files._SORT_CHUNK_FILES", 2)
+    monkeypatch.setattr("shardtool.source.scan_part._SORT_CHUNK_FILES", 2)
     names = [f"{at}.{ending}" for at in range(5) for ending in ("a", "b", "c")]
     parts = [collect_objects((BucketEntry(name, 1, 1, 1) for name in names), ScanRules())]
     entries, _ = collect_samples(b"s3://b/", parts)

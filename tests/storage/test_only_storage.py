@@ -20,7 +20,7 @@ _ALLOWED = {
     "source/scan.py": {"os.lstat", "os.open", "os.readlink", "os.scandir", "os.stat"},
     "source/stat_files.py": {"os.lstat", "os.stat"},
     # A few files of a planned listing are compared.
-    "source/plan_paths.py": {"os.stat"},
+    "source/plan_file.py": {"os.stat"},
     # The kernel describes processors and threads in files.
     "execute/local_pool.py": {"open", "os.listdir"},
     # A node's folders are compared with those of the parent's machine.

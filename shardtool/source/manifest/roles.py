@@ -23,14 +23,8 @@ if TYPE_CHECKING:
 
 
 KEY_NAMES = ("key", "__key__", "id", "sample_id", "object_id", "image_id", "uid", "uuid")
-
-
 META_FIELD = "json"
-
-
 PATH_OPTIONS = ("root", "allow_outside", "stat", "symlinks")
-
-
 _MEDIA_ENDINGS = frozenset({
     "jpg", "jpeg", "png", "webp", "gif", "bmp", "tif", "tiff", "avif", "jxl", "jp2", "npy", "npz", "pdf", "wav", "flac",
     "mp3", "ogg", "opus", "m4a", "mp4", "webm", "mkv", "avi", "mov",

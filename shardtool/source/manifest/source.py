@@ -25,7 +25,6 @@ from shardtool.select.sampling import sample_with_notes
 from shardtool.shard_samples import FILE, INLINE, SPAN, URL
 from shardtool.skipped import SkipCode, Skipped
 from shardtool.source.base import TASK_COUNT, Listing, Source, Writable, check_skipped
-from shardtool.source.manifest.binary import BINARY_BATCH_ROWS, binary_spans, binary_values, write_binary_rows
 from shardtool.source.manifest.checks import (
     check_agreement,
     check_column_types,
@@ -39,24 +38,31 @@ from shardtool.source.manifest.checks import (
 )
 from shardtool.source.manifest.paths import (
     CHUNK_ROWS,
+    MAX_CHECKED_COLUMNS,
+    MAX_CHECKED_ROWS,
+    MAX_NAMED_COLUMNS,
     PathEndings,
     find_absolute,
+    find_unused_file,
     find_upward,
     join_paths,
+    packing_options,
     rebase_to_root,
     redact_urls,
     relative_to_root,
 )
 from shardtool.source.manifest.roles import META_FIELD, choose_roles, path_ending, requested_columns
-from shardtool.source.manifest.rows import FieldColumn, ScalarOrArray, arrange_fields, merge_stat_results
-from shardtool.source.manifest.unused_paths import (
-    MAX_CHECKED_COLUMNS,
-    MAX_CHECKED_ROWS,
-    MAX_NAMED_COLUMNS,
-    find_unused_file,
-    packing_options,
+from shardtool.source.manifest.rows import (
+    BINARY_BATCH_ROWS,
+    FieldColumn,
+    ScalarOrArray,
+    arrange_fields,
+    binary_spans,
+    binary_values,
+    merge_stat_results,
+    write_binary_rows,
 )
-from shardtool.source.scan_result import ALWAYS_CHANGED
+from shardtool.source.scan_part import ALWAYS_CHANGED
 from shardtool.source.selection import add_field_columns
 from shardtool.source.stat_files import StatResult, StatTask, stat_files
 from shardtool.storage.paths import is_address, source_root

@@ -33,7 +33,7 @@ def check_listed(run: Run) -> None:
     """Refuse a source without samples."""
     options = run.options
     if not len(run.entries) and isinstance(options, CreateOptions) and (options.include or options.exclude):
-        from shardtool.source.unmatched import refuse_globs
+        from shardtool.source.source_checks import refuse_globs
 
         if not run.listed.skipped:
             folder = to_text(run.entries.root.rstrip(b"/") or run.entries.root)

@@ -36,7 +36,7 @@ from shardtool.publish.publish_dataset import check_same_append
 from shardtool.publish.totals import DatasetTotals
 from shardtool.skipped import Skipped, count_reasons, failed_rows
 from shardtool.source.base import no_match_error
-from shardtool.source.parallel_reads import choose_parallel_reads
+from shardtool.source.read_tasks import choose_parallel_reads
 from shardtool.units import pluralize
 from shardtool.verbs.create import resume
 from shardtool.write.pack_shard import pack_shard

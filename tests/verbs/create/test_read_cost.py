@@ -12,8 +12,8 @@ from shardtool import create
 from shardtool.request.create_options import CreateOptions
 from shardtool.request.observer import Observer
 from shardtool.shard_samples import INLINE
-from shardtool.source import parallel_reads
-from shardtool.source.parallel_reads import measure_open_seconds, parallel_read_count
+from shardtool.source import read_tasks
+from shardtool.source.read_tasks import measure_open_seconds, parallel_read_count
 from shardtool.storage import files
 from shardtool.storage.files import read_file
 from tests.helpers import read_tree, write_tree
@@ -105,7 +105,7 @@ def test_parallel_reads_write_the_same_bytes(
         source = tmp_path / "list.csv"
         source.write_text("path\n" + "".join(f"in/{name}\n" for name in names))
     expected = _written(source, tmp_path / "a", **options)
-    monkeypatch.setattr(parallel_reads, "measure_open_seconds", lambda _: 1.0)
+    monkeypatch.setattr(read_tasks, "measure_open_seconds", lambda _: 1.0)
     assert _written(source, tmp_path / "b", **options) == (expected[0], slow)
     assert not expected[1]
 

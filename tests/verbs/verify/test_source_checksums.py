@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from shardtool import create
 from shardtool.fingerprint import crc32c
 from shardtool.request.create_options import CreateOptions
-from shardtool.source import checksums, parallel_reads
+from shardtool.source import checksums, read_tasks
 from shardtool.source.checksums import checksum_payloads
 from shardtool.source.read_tasks import FileReads
 from tests.helpers import typed, write_tree
@@ -57,7 +57,7 @@ def test_verify_reads_slow_files_concurrently(tmp_path: Path, monkeypatch: pytes
         asked.append(task)
         return checksum_payloads(task)
 
-    monkeypatch.setattr(parallel_reads, "measure_open_seconds", lambda _: 1.0)
+    monkeypatch.setattr(read_tasks, "measure_open_seconds", lambda _: 1.0)
     monkeypatch.setattr(checksums, "checksum_payloads", noted)
     (source / "107.txt").write_bytes(b"x" * 6000)
     ran = typed("verify", tmp_path / "out.json", "--source", source, "--workers", "1")
