@@ -45,7 +45,7 @@ _VERB_SUMMARIES = {
     "doctor": "Test access to a store, a server or a folder, and explain problems.",
     "cache": "Show, check or clear a shard cache.",
     "completion": "Print a script that makes TAB complete commands in bash, zsh or fish.",
-    "help": "Show help for a verb or for one of its topics.",
+    "help": "Show or search the help.",
 }
 
 

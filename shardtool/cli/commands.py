@@ -636,31 +636,37 @@ def completion(shell: str, _how: BaseOptions) -> None:
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"], "ignore_unknown_options": True})
-@click.argument("names", nargs=-1, metavar="[VERB [TOPIC]]", shell_complete=complete_value)
+@click.argument("names", nargs=-1, metavar="[VERB [TOPIC] | WORD... | PAGE]", shell_complete=complete_value)
 @click.pass_context
 def help_(context: click.Context, names: tuple[str, ...]) -> None:
-    """Show help for all verbs, for a VERB, or for a TOPIC: a group of options with background.
+    """Show help for a VERB or one of its topics, search the help and the documentation, or print a page.
 
     \b
     Examples:
       shardtool help
       shardtool help create
       shardtool help create urls
+      shardtool help coco
+      shardtool help exit codes
+      shardtool help tables.md
     """
     from shardtool.cli.help import VerbCommand, topic_help
+    from shardtool.cli.search_help import read_page, search_help
 
     parent = context.parent
-    if len(names) > 2:  # noqa: PLR2004 - a verb, a topic
-        raise InvalidRequest("help", pluralize(len(names), "argument"), expected="one VERB and one of its topics")
     if parent is None or not isinstance(parent.command, click.Group) or not names:
         print_text((parent or context).get_help())
         return
+    if names[0].partition("#")[0].endswith(".md"):
+        print_text(read_page(names[0]))
+        return
     verbs = {name: parent.command.get_command(parent, name) for name in parent.command.list_commands(parent)}
-    matches = [name for name, verb in verbs.items() if isinstance(verb, VerbCommand) and verb.find_topic(names[0])]
-    if names[0] not in verbs and matches:
-        suggestions = " or ".join(f"`shardtool help {name} {names[0]}`" for name in matches[:3])
-        raise InvalidRequest(names[0], "no such verb", remedy=f"Did you mean {suggestions}?")
+    if names[0] not in verbs and (matches := search_help(names, verbs)):
+        print_text(matches)
+        return
     command = cast("click.Command", parent.command.resolve_command(parent, [names[0]])[1])
+    if len(names) > 2:  # noqa: PLR2004 - a verb, a topic
+        raise InvalidRequest("help", pluralize(len(names), "argument"), expected="one VERB and one of its topics")
     with click.Context(command, info_name=names[0], parent=parent) as verb_context:
         print_text(
             topic_help(command, verb_context, *names[1:])

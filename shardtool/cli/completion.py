@@ -210,5 +210,5 @@ _COMPLETERS: dict[str, tuple[str, Callable[[Any, Any], Iterable[str]]]] = {
     "FIELDS": (",", _list_fields),
     "OLD=NEW": (",", _list_fields),
     "KEY=VALUE": (",", _list_keys),
-    "[VERB [TOPIC]]": ("", _list_help_subjects),
+    "[VERB [TOPIC] | WORD... | PAGE]": ("", _list_help_subjects),
 }

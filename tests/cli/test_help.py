@@ -114,13 +114,11 @@ def test_every_topic_has_its_help(verb: str) -> None:
 
 
 def test_an_option_leads_to_its_topic() -> None:
-    """A topic without a verb suggests verbs; an option name instead of a topic shows its topic."""
+    """A topic or option without a verb is searched; an option name instead of a topic shows its topic."""
     for word in ("fetch", "--url", "max-time"):
         assert typed("help", "create", word).out == typed("help", "create", "urls").out
-        assert f"Did you mean `shardtool help create {word}`?" in typed("help", word).err
-    found = "`shardtool help create fields` or `shardtool help reshard fields` or `shardtool help extract fields`?"
-    assert (found in typed("help", "fields").err, typed("help", "fields").code) == (True, 2)
-    assert "nothing: no such verb." in typed("help", "nothing").err
+        assert "shardtool help create " in typed("help", word).out
+    assert "zzzzz: no such verb." in typed("help", "zzzzz").err
 
 
 def test_every_topic_belongs_to_a_verb() -> None:

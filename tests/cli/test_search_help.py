@@ -1,0 +1,65 @@
+"""`shardtool help WORD` finds topics, options and sections of the documentation, and prints what it names."""
+
+from __future__ import annotations
+
+import shlex
+
+import pytest
+
+from tests.helpers import REPO, typed
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("coco", "shardtool help have/coco.md"),
+        ("label", "shardtool help create --label-from-folder"),
+        ("s3", "shardtool help remote.md"),
+        ("csv", "shardtool help have/captions.md"),
+        ("audio", "shardtool help have/audio.md"),
+        ("exit codes", "shardtool help errors.md#exit-codes"),
+        ("--join", "shardtool help create --join"),
+        ("RESUME", "shardtool help create --resume"),
+        ("tables", "shardtool help create tables"),
+    ],
+)
+def test_a_word_names_the_command_to_read_on(words: str, expected: str) -> None:
+    """At most three texts are listed, the one that a reader expects among them, and each command prints its text."""
+    ran = typed("help", *words.split())
+    assert (ran.code, ran.err) == (0, "")
+    commands = [line.strip() for line in ran.out.splitlines() if line.startswith("  shardtool help ")]
+    assert expected in commands
+    assert 1 <= len(commands) <= 3
+    assert max(map(len, ran.out.splitlines())) <= 100
+    for command in commands:
+        text = typed(*shlex.split(command)[1:])
+        assert (text.code, text.err) == (0, "")
+        assert text.out.strip()
+
+
+def test_a_page_and_a_section_are_printed() -> None:
+    """A page is printed without its hidden set-up, and a section ends where the next one starts."""
+    page = typed("help", "errors.md").out
+    section = typed("help", "errors.md#exit-codes").out
+    assert section.startswith("## Exit codes\n")
+    assert section in page
+    assert section.count("\n## ") == 0
+    assert "<!--" in (REPO / "docs/have/coco.md").read_text()
+    assert "<!--" not in typed("help", "have/coco.md").out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["zzzzz"], "zzzzz: no such verb. See `shardtool --help`."),
+        (["craete"], "craete: no such verb. Did you mean `shardtool create`?"),
+        (["zzzzz.md"], "zzzzz.md: no such page; expected one of "),
+        (["cli.md#zzzzz"], "cli.md#zzzzz: no such section. `shardtool help cli.md` prints the whole page."),
+        (["create", "images", "masks"], "help: 3 arguments; expected one VERB and one of its topics"),
+    ],
+)
+def test_words_without_a_match_are_named(arguments: list[str], message: str) -> None:
+    """A word that no text contains is a usage error with a suggestion."""
+    ran = typed("help", *arguments)
+    assert ran.code == 2
+    assert message in ran.err
