@@ -11,6 +11,8 @@ __version__ = "0.1.0"
 # A dataset file, pattern or folder, or shards.
 DatasetLike = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 Datasets = DatasetLike | Sequence[DatasetLike]
+# A shard pattern, or shard names.
+OutputNames = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 Dots = Literal["first", "last"]
 OnError = Literal["stop", "skip"]
 OnBadSample = Literal["raise", "skip"]  # for programs that read or write samples

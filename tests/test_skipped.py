@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardtool.publish.skipped_list import parse_skipped
+from shardtool.dataset.skipped_list import parse_skipped
 from shardtool.skipped import (
     SKIP_CODES,
     SkipCode,

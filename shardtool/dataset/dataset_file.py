@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 Value = TypeVar("Value")
 FORMAT_VERSION = 1
+RUN_VERIFY = "Run `shardtool verify` to list all damage."
 # One flipped bit damages only one of them.
 _OWN_MARKS = (b'  "shardtool": {\n    "format_version": ', b'  "checksum": "crc32c:')
 _WIDS_HEAD = b'{\n  "__kind__": "wids-shard-index'

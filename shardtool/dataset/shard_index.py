@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 _INT32_LIMIT = 2**31
 _NO_FACTS = ShardFacts("", -1, None, "")
 _ALIGNMENT_BYTES = 8
+_NUL_SUBSTITUTE = b"\xff"  # replaces NUL in foreign keys; invalid UTF-8, so never part of our keys
 _MAX_DECODED_PER_KEY = 8  # decode a block of keys if it has at most this many per requested key
 _OFFSET_COLUMNS = ("key_ends", "starts", "sizes", "firsts", "offsets", "lengths")
 
@@ -169,6 +170,11 @@ class ShardIndex:
         """Return the keys of all samples."""
         keys, ends = bytes(self.keys), self.key_ends.tolist()
         return [keys[start:end] for start, end in pairwise(ends)]
+
+    def keys_with_nul(self) -> bytes:
+        """Return the keys of all samples, each followed by a NUL; a NUL within a key becomes another byte."""
+        text = np.frombuffer(bytes(self.keys).replace(b"\0", _NUL_SUBSTITUTE), np.uint8)
+        return np.insert(text, self.key_ends[1:], 0).tobytes()
 
     def find_row(self, key: bytes) -> int:
         """Return the first sample with a key; -1: there is none."""

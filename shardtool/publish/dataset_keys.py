@@ -17,7 +17,6 @@ from shardtool.units import already_exist_text
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from shardtool.dataset import shard_index
     from shardtool.dataset.dataset_file import ShardEntry
     from shardtool.storage.folders import OutputFolder
 
@@ -25,18 +24,9 @@ if TYPE_CHECKING:
 _MAX_LISTED_KEYS = 5
 
 
-_NUL_SUBSTITUTE = b"\xff"  # replaces NUL in foreign keys; invalid UTF-8, so never part of our keys
-
-
 def read_dataset_keys(folder: OutputFolder, shards: Iterable[ShardEntry]) -> PackedStrings:
     """Return the keys of shards in sample order."""
-    return PackedStrings.parse(b"".join([encode_shard_keys(read_listed_sidecar(folder, shard)) for shard in shards]))
-
-
-def encode_shard_keys(index: shard_index.ShardIndex) -> bytes:
-    """Return the keys of a shard, each followed by a NUL."""
-    text = np.frombuffer(bytes(index.keys).replace(b"\0", _NUL_SUBSTITUTE), np.uint8)
-    return np.insert(text, index.key_ends[1:], 0).tobytes()
+    return PackedStrings.parse(b"".join([read_listed_sidecar(folder, shard).keys_with_nul() for shard in shards]))
 
 
 def check_new_keys(keys: PackedStrings, existing_keys: PackedStrings, where: str) -> None:

@@ -7,6 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from shardtool.dataset import skipped_list
 from shardtool.dataset.dataset_file import (
     DatasetFile,
     has_appends,
@@ -17,7 +18,7 @@ from shardtool.errors import CorruptShard, InvalidRequest, OutputExists, format_
 from shardtool.messages import choose_text, option_text
 from shardtool.names import to_local_name
 from shardtool.pattern import ShardPattern, sidecar_name
-from shardtool.publish import part_records, skipped_list
+from shardtool.publish import part_records
 from shardtool.publish.append_target import Append, FinishedAppend, check_existing_dataset, list_later_files
 from shardtool.publish.stale_indexes import StaleIndexes
 from shardtool.storage.file_system import EntryInfo, check_entries

@@ -12,7 +12,7 @@ from dataclasses import replace
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from shardtool.dataset.dataset_file import DatasetFile, ShardEntry, parse_dataset, parse_shard_names
+from shardtool.dataset.dataset_file import RUN_VERIFY, DatasetFile, ShardEntry, parse_dataset, parse_shard_names
 from shardtool.dataset.expand import splits_in
 from shardtool.dataset.find import check_folders_inside
 from shardtool.errors import CorruptShard, InvalidRequest, OutputExists, format_list, os_error_text
@@ -21,7 +21,7 @@ from shardtool.messages import export_call_text, export_text, flag_text, option_
 from shardtool.names import to_local_name, to_output_name
 from shardtool.pattern import DATASET_SUFFIX, ShardPattern
 from shardtool.publish.foreign_index_files import open_subfolder, read_or_empty, read_sample_counts
-from shardtool.publish.listed_files import RUN_VERIFY, read_listed_sidecar
+from shardtool.publish.listed_files import read_listed_sidecar
 from shardtool.shard_names import is_compressed_name
 from shardtool.storage import paths
 from shardtool.storage.folders import OutputFolder, open_folder

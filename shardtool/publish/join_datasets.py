@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 from shardtool.dataset import sidecar_schema
 from shardtool.dataset.dataset_file import merge_value_types
 from shardtool.dataset.features import number_features, tf_features
+from shardtool.dataset.skipped_list import encode_skipped
 from shardtool.entries.classes import merge_classes
 from shardtool.errors import InvalidRequest
 from shardtool.fingerprint import crc32c, format_fingerprint, sum_fingerprints
 from shardtool.names import to_bytes, to_output_name
-from shardtool.publish.skipped_list import encode_skipped
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

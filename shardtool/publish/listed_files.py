@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shardtool.dataset.dataset_file import DatasetFile, ShardEntry, parse_dataset
+from shardtool.dataset.dataset_file import RUN_VERIFY, DatasetFile, ShardEntry, parse_dataset
 from shardtool.errors import CorruptShard, os_error_text
 from shardtool.names import to_local_name
 
@@ -14,9 +14,6 @@ if TYPE_CHECKING:
     from shardtool.dataset.shard_index import ShardIndex
     from shardtool.storage.file_system import EntryInfo
     from shardtool.storage.folders import OutputFolder
-
-
-RUN_VERIFY = "Run `shardtool verify` to list all damage."
 
 
 def wrong_size_error(where: str, found: int | None, expected_size: int) -> CorruptShard:

@@ -13,11 +13,11 @@ import re
 from typing import TYPE_CHECKING, NamedTuple
 
 from shardtool.dataset.dataset_file import DatasetFile, parse_dataset
+from shardtool.dataset.skipped_list import check_skipped_file, encode_skipped
 from shardtool.errors import CorruptShard, OutputExists, format_list, os_error_text
 from shardtool.fingerprint import crc32c
 from shardtool.messages import option_text
 from shardtool.names import to_output_name
-from shardtool.publish.skipped_list import check_skipped_file, encode_skipped
 from shardtool.request.run_part import MAX_PARTS, RunPart
 from shardtool.skipped import Skipped
 

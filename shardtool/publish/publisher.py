@@ -18,11 +18,12 @@ from contextlib import suppress
 from hashlib import blake2b
 from typing import TYPE_CHECKING
 
+from shardtool.dataset import skipped_list
 from shardtool.errors import CorruptShard, OutputFailed
 from shardtool.messages import option_text
 from shardtool.names import to_local_name
 from shardtool.pattern import sidecar_name
-from shardtool.publish import part_records, skipped_list
+from shardtool.publish import part_records
 from shardtool.publish.append_target import FinishedAppend, list_later_files
 from shardtool.publish.stale_indexes import StaleIndexes
 from shardtool.skipped import Skipped, sort_rows

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 from shardtool.dataset.dataset_file import DatasetFile, ShardEntry
 from shardtool.dataset.features import tf_features
+from shardtool.dataset.skipped_list import encode_skipped
 from shardtool.fingerprint import crc32c, format_fingerprint
 from shardtool.names import to_bytes, to_output_name
-from shardtool.publish.skipped_list import encode_skipped
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

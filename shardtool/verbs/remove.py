@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from shardtool.dataset.dataset_file import DatasetFile, ShardEntry, parse_dataset
 from shardtool.dataset.features import tf_features
+from shardtool.dataset.skipped_list import encode_skipped, merge_skipped, read_skipped_rows
 from shardtool.errors import (
     CorruptShard,
     InvalidRequest,
@@ -42,7 +43,6 @@ from shardtool.pattern import DATASET_SUFFIX, ShardPattern, parse_pattern, repla
 from shardtool.publish.destination import Destination
 from shardtool.publish.listed_files import wrong_size_error
 from shardtool.publish.publisher import check_space, remove_staged
-from shardtool.publish.skipped_list import encode_skipped, merge_skipped, read_skipped_rows
 from shardtool.request.dataset_options import RemoveOptions
 from shardtool.request.observer import Notes, Observer
 from shardtool.request.results import RemovalSummary, RemoveResult
@@ -227,16 +227,15 @@ def _choose_samples(removals: list[Removal], options: RemoveOptions, *, finished
     import numpy as np
 
     from shardtool.entries.strings import PackedStrings
-    from shardtool.publish.dataset_keys import encode_shard_keys
+    from shardtool.read.selected_shards import selected_shards
     from shardtool.source.keys_from import find_samples_by_key
-    from shardtool.verbs.inspect.find_samples import selected_shards
 
     keys: list[bytes] = []
     rows: list[NDArray[np.int64]] = []
     try:
         for piece in selected_shards([removal.dataset for removal in removals], options.where):
             piece.raise_damage()
-            keys.append(encode_shard_keys(piece.shard_index))
+            keys.append(piece.shard_index.keys_with_nul())
             rows.append(piece.rows)
     except InvalidRequest:
         if finished:  # the finished removal removed them

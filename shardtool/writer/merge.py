@@ -10,11 +10,12 @@ from functools import reduce
 from typing import TYPE_CHECKING
 
 from shardtool import names, units
+from shardtool.dataset import skipped_list
 from shardtool.entries.strings import PackedStrings
 from shardtool.errors import InvalidRequest, OutputExists, explaining_missing_cwd, format_list, printable
 from shardtool.messages import flag_text
 from shardtool.pattern import ShardPattern, abbreviate_names, check_writable, parse_pattern
-from shardtool.publish import join_datasets, listed_files, part_records, skipped_list
+from shardtool.publish import join_datasets, listed_files, part_records
 from shardtool.publish.append_target import check_existing_dataset
 from shardtool.publish.dataset_keys import read_dataset_keys
 from shardtool.request.observer import Observer
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from shardtool.dataset.dataset_file import DatasetFile
     from shardtool.request.results import IndexResult
     from shardtool.skipped import Skipped
-    from shardtool.verbs.create.run import OutputNames
+    from shardtool.values import OutputNames
 
 
 _MERGED_KEY = "merged"

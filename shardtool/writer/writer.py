@@ -13,13 +13,12 @@ from shardtool.messages import call_text, cli_option, flag_text, option_text
 from shardtool.pattern import check_writable, parse_pattern
 from shardtool.plan.plan import DEFAULT_MAX_SIZE, rounded_note
 from shardtool.plan.shard_bounds import NO_LIMIT
-from shardtool.publish import listed_files
+from shardtool.publish import advice, listed_files
 from shardtool.request.observer import Notes, Observer
 from shardtool.request.output_options import noted_readers
 from shardtool.request.verb_call import check_option_names
 from shardtool.skipped import Skipped
 from shardtool.storage.folders import open_folder
-from shardtool.verbs.create import advice
 from shardtool.writer.options import WriterKeywords, WriterOptions
 from shardtool.writer.output import WriterOutput
 from shardtool.writer.parts import EMPTY_SUFFIX, make_part_pattern, make_part_tag
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from shardtool.dataset.dataset_file import DatasetFile
-    from shardtool.verbs.create.run import OutputNames
+    from shardtool.values import OutputNames
 
 
 class ShardWriter(SampleWriter):

@@ -38,9 +38,9 @@ from shardtool.dataset.find import open_dataset
 from shardtool.fingerprint import crc32c
 from shardtool.pattern import parse_pattern
 from shardtool.request.option_spec import option_specs
+from shardtool.source.recorded_run import REPEATABLE_OPTIONS
 from shardtool.storage.files import read_small
 from shardtool.verbs.inspect.page.page import write_page
-from shardtool.verbs.verify.recorded_run import REPEATABLE_OPTIONS
 from tests.helpers import flip, identity, read_tree, write_tree
 
 if TYPE_CHECKING:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from shardtool import errors
-from shardtool.dataset.dataset_file import DatasetFile, parse_dataset
+from shardtool.dataset.dataset_file import RUN_VERIFY, DatasetFile, parse_dataset
 from shardtool.dataset.find import check_not_damaged, find_dataset
+from shardtool.dataset.skipped_list import read_skipped_bytes
 from shardtool.names import to_local_name
-from shardtool.publish.listed_files import RUN_VERIFY, wrong_size_error
-from shardtool.publish.skipped_list import read_skipped_bytes
+from shardtool.publish.listed_files import wrong_size_error
 from shardtool.storage import files, lookup, paths
 from shardtool.storage.copying import OriginalFile
 from shardtool.storage.remote import address

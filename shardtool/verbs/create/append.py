@@ -18,7 +18,7 @@ from shardtool.errors import InvalidRequest, format_list, printable
 from shardtool.messages import option_text
 from shardtool.names import to_bytes
 from shardtool.publish.append_target import FinishedAppend
-from shardtool.publish.dataset_keys import check_new_keys, encode_shard_keys, read_dataset_keys
+from shardtool.publish.dataset_keys import check_new_keys, read_dataset_keys
 from shardtool.publish.join_datasets import join_kinds, join_schemas
 from shardtool.publish.listed_files import read_listed_sidecar
 from shardtool.table.keys import contains_hashes, hash_keys
@@ -43,7 +43,7 @@ def read_taken_keys(run: Run) -> PackedStrings:
     for output in run.outputs:
         if (old := output.destination.old) is not None:
             shards = old.shards[: _find_same_append(output.destination, old, run.record(output))]
-            keys += [encode_shard_keys(read_listed_sidecar(output.destination.folder, shard)) for shard in shards]
+            keys += [read_listed_sidecar(output.destination.folder, shard).keys_with_nul() for shard in shards]
     return PackedStrings.parse(b"".join(keys))
 
 

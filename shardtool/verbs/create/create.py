@@ -31,11 +31,11 @@ if TYPE_CHECKING:
     from shardtool.request.output_options import OutputOptions
     from shardtool.request.results import CreateResult, DryRun
     from shardtool.source.base import Source
-    from shardtool.values import Datasets
+    from shardtool.values import Datasets, OutputNames
 
 
 def write_dataset(
-    source: object, names: runs.OutputNames, options: CreateOptions | ReshardOptions, observer: Observer
+    source: object, names: OutputNames, options: CreateOptions | ReshardOptions, observer: Observer
 ) -> CreateResult:
     """Write the samples of a source into shards, with sidecars and a dataset file."""
     started, notes = time.time(), Notes(observer)
@@ -82,7 +82,7 @@ def write_dataset(
 
 
 def plan_dataset(
-    source: object, names: runs.OutputNames, options: CreateOptions | ReshardOptions, observer: Observer
+    source: object, names: OutputNames, options: CreateOptions | ReshardOptions, observer: Observer
 ) -> DryRun:
     """Return what `write_dataset` would write."""
     started, notes = time.time(), Notes(observer)
@@ -150,7 +150,7 @@ def _export_missing_indexes(run: runs.Run) -> None:
 
 
 @accepts_options(CreateOptions)
-def create(source: object, output: runs.OutputNames, options: CreateOptions, observer: Observer) -> CreateResult:
+def create(source: object, output: OutputNames, options: CreateOptions, observer: Observer) -> CreateResult:
     """Write the samples of `source` into shards, with sidecars and a dataset file.
 
     Args:
@@ -185,7 +185,7 @@ def create(source: object, output: runs.OutputNames, options: CreateOptions, obs
 
 
 @accepts_options(CreateOptions)
-def dry_run(source: object, output: runs.OutputNames, options: CreateOptions, observer: Observer) -> DryRun:
+def dry_run(source: object, output: OutputNames, options: CreateOptions, observer: Observer) -> DryRun:
     """Return what `create` would write. Sizes are exact unless samples are transformed.
 
     With `plan_only`, write the plan to that file.
@@ -200,7 +200,7 @@ def dry_run(source: object, output: runs.OutputNames, options: CreateOptions, ob
 
 
 @accepts_options(ReshardOptions)
-def reshard(datasets: Datasets, output: runs.OutputNames, options: ReshardOptions, observer: Observer) -> CreateResult:
+def reshard(datasets: Datasets, output: OutputNames, options: ReshardOptions, observer: Observer) -> CreateResult:
     """Write the samples of one or more datasets into other shards, with sidecars and a dataset file.
 
     Payloads are copied without decoding, unless a transform changes them, and compared with their checksums in the
@@ -228,9 +228,7 @@ def reshard(datasets: Datasets, output: runs.OutputNames, options: ReshardOption
 
 
 @accepts_options(ReshardOptions)
-def reshard_dry_run(
-    datasets: Datasets, output: runs.OutputNames, options: ReshardOptions, observer: Observer
-) -> DryRun:
+def reshard_dry_run(datasets: Datasets, output: OutputNames, options: ReshardOptions, observer: Observer) -> DryRun:
     """Return what `reshard` would write. Sizes are exact unless samples are transformed.
 
     Raises:

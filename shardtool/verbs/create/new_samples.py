@@ -19,7 +19,6 @@ from shardtool.errors import (
 from shardtool.messages import option_text
 from shardtool.names import to_bytes, to_local_name, to_text
 from shardtool.plan.random_order import random_at
-from shardtool.publish.dataset_keys import encode_shard_keys
 from shardtool.publish.listed_files import read_listed_sidecar
 from shardtool.skipped import drop_keys, failed_rows, hash_key
 from shardtool.table.keys import find_positions
@@ -65,7 +64,7 @@ def find_new_samples(run: Run) -> NDArray[np.bool_]:
         for shard in destination.old.shards if destination.old else ():
             index = read_listed_sidecar(destination.folder, shard)
             codes = np.array([numbers.setdefault(name, len(numbers)) for name in index.names], np.int64)[index.codes]
-            keys.append(encode_shard_keys(index))
+            keys.append(index.keys_with_nul())
             hashes.append(_hash_samples(codes, index.lengths, index.firsts, inline_fields))
             file_info = destination.existing[to_local_name(shard.name)]
             shard_times.append(np.full(len(index), file_info.mtime_ns + _MTIME_SLACK_NS, np.int64))

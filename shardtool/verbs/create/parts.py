@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from shardtool.dataset.dataset_file import DatasetFile, read_valid_dataset
+from shardtool.dataset.skipped_list import encode_skipped
 from shardtool.entries.arrow import ipc_stream
 from shardtool.errors import (
     CorruptShard,
@@ -36,7 +37,6 @@ from shardtool.publish.join_datasets import join_parts
 from shardtool.publish.part_records import PartRecord
 from shardtool.publish.publish_dataset import check_fingerprint
 from shardtool.publish.publisher import Publisher, remove_staged
-from shardtool.publish.skipped_list import encode_skipped
 from shardtool.publish.totals import build_dataset_file
 from shardtool.request.results import IndexResult
 from shardtool.skipped import count_reasons, sort_rows

@@ -15,13 +15,13 @@ from shardtool.interop.readers import READERS_BY_PROBLEM, find_reader_problems
 from shardtool.messages import flag_text, option_text
 from shardtool.plan.plan import make_plan
 from shardtool.plan.shard_bounds import ShardBounds
+from shardtool.publish.advice import folder_notes, loader_notes, name_notes
 from shardtool.publish.append_target import remaining_names
 from shardtool.request.option_values import parse_share
 from shardtool.shard_samples import INLINE, URL
 from shardtool.source.base import skipped_notes
 from shardtool.units import format_size, parse_size, pluralize
 from shardtool.verbs.create import changes
-from shardtool.verbs.create.advice import folder_notes, loader_notes, name_notes
 from shardtool.verbs.create.checks import (
     check_append,
     check_export_targets,

@@ -6,8 +6,6 @@ The steps of `write_dataset` fill in the attributes.
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -20,9 +18,11 @@ from shardtool.request.create_options import CreateOptions, ReshardOptions
 from shardtool.request.run_part import RunPart, parse_part
 from shardtool.request.run_record import RunRecord
 from shardtool.storage.folders import open_folder
-from shardtool.values import Dots, __version__
+from shardtool.values import Dots, OutputNames, __version__
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     import numpy as np
     import pyarrow as pa
     from numpy.typing import NDArray
@@ -40,9 +40,6 @@ if TYPE_CHECKING:
     from shardtool.source.base import Listing
     from shardtool.source.plan_request import PlanRequest
     from shardtool.transform.transform import Transform
-
-
-OutputNames = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
 
 _SPLIT_FIELD = "{split}"

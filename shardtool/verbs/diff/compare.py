@@ -10,6 +10,7 @@ import pyarrow.compute as pc
 
 from shardtool.dataset.scan import index_text
 from shardtool.entries.arrow import number_array, to_plain
+from shardtool.entries.matching import field_ids, match_ids
 from shardtool.names import to_bytes, to_text
 from shardtool.request.results import (
     METADATA_FIELD,
@@ -23,7 +24,6 @@ from shardtool.shard_samples import SPAN, URL
 from shardtool.skipped import is_skipped_key
 from shardtool.source.checksums import inline_checksums, source_checksums
 from shardtool.units import format_size, pluralize
-from shardtool.verbs.verify.source_checks import field_ids, match_ids
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -11,16 +11,16 @@ import numpy as np
 from shardtool.dataset.expand import recorded_range
 from shardtool.errors import InvalidRequest, format_list
 from shardtool.messages import option_text
-from shardtool.source.shard_listing import list_datasets
-from shardtool.table.keys import find_positions
-from shardtool.units import pluralize
-from shardtool.verbs.verify.recorded_run import (
+from shardtool.source.recorded_run import (
     has_appended_sources,
     recorded_run,
     table_folders,
     verify_options_in_errors,
 )
-from shardtool.verbs.verify.recorded_source import RecordedSource
+from shardtool.source.recorded_source import RecordedSource
+from shardtool.source.shard_listing import list_datasets
+from shardtool.table.keys import find_positions
+from shardtool.units import pluralize
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

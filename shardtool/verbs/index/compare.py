@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
+from shardtool.dataset.dataset_file import RUN_VERIFY
 from shardtool.errors import CorruptShard
-from shardtool.publish.listed_files import RUN_VERIFY
 
 if TYPE_CHECKING:
     from shardtool.dataset.shard_index import ShardIndex

@@ -5,10 +5,9 @@ from __future__ import annotations
 import sys
 from dataclasses import replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
-import pyarrow as pa
 
 from shardtool.dataset.features import number_features
 from shardtool.dataset.payload import MAX_INSPECTED_IMAGE_BYTES
@@ -17,71 +16,16 @@ from shardtool.dataset.shard_file import iter_payload, open_shard
 from shardtool.errors import CorruptShard, InvalidRequest, printable
 from shardtool.format import tfrecord_read
 from shardtool.format.tfrecord_write import FRAME_HEAD_BYTES, FRAME_TAIL_BYTES
-from shardtool.messages import choose_text, option_text
-from shardtool.read.metadata import queryable_table
-from shardtool.select.query import match_rows
+from shardtool.messages import choose_text
+from shardtool.read.selected_shards import selected_shards
 from shardtool.verbs.inspect.overview import StoredSample, stored_samples
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from numpy.typing import NDArray
-
     from shardtool.dataset.shard_index import ShardIndex
     from shardtool.dataset.stored import StoredDataset, StoredShard
     from shardtool.values import NumberType
-
-
-class SelectedShard(NamedTuple):
-    """A shard and its selected samples. `first` is the number of its first sample, over all datasets."""
-
-    dataset: StoredDataset
-    shard: StoredShard
-    shard_index: ShardIndex
-    first: int
-    rows: NDArray[np.int64]
-
-    def raise_damage(self) -> None:
-        """Raise the damage that stopped the scan of the shard, because samples after it are unknown."""
-        if self.shard_index.problems:
-            raise self.shard_index.problems[-1]
-
-
-def selected_shards(
-    datasets: Sequence[StoredDataset], where: str | None = None, *, metadata: bool = False
-) -> Iterator[SelectedShard]:
-    """Yield all shards of some datasets with their samples that match a query, or all samples.
-
-    `where` is a query over the sidecar columns and `key`, `shard`, `size` and `fields`.
-    """
-    columns = set() if where is None else _query_columns(datasets)
-    first = matches = 0
-    for dataset in datasets:
-        for shard in dataset.shards:
-            shard_index = shard.index(metadata=metadata or where is not None)
-            rows = np.arange(len(shard_index))
-            if where is not None:
-                classes = dataset.file.classes if dataset.file else {}
-                rows = match_rows(queryable_table(shard, shard_index, columns, classes), where, classes)
-            yield SelectedShard(dataset, shard, shard_index, first, rows)
-            first, matches = first + len(shard_index), matches + len(rows)
-    if where is not None and not matches:
-        raise InvalidRequest(option_text("where"), f"no sample matches {where}", expected="at least one match")
-
-
-def _query_columns(datasets: Sequence[StoredDataset]) -> set[str]:
-    names: set[str] = set()
-    for dataset in datasets:
-        if dataset.file is not None:
-            names.update(dataset.file.schema)
-        else:
-            names.update(name for shard in dataset.shards for name in shard.index().schema.names)
-    return {name for name in names if not name.startswith("__")}
-
-
-def decode_dictionary(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Decode a dictionary-encoded column."""
-    return column.cast(column.type.value_type) if pa.types.is_dictionary(column.type) else column
 
 
 _MAX_NUMBER_DIGITS = 18

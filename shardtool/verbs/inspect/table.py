@@ -12,8 +12,8 @@ from shardtool.dataset.sidecar_schema import SCHEMA_WITHOUT_CRC, column_types
 from shardtool.errors import CorruptShard, InvalidRequest
 from shardtool.messages import cli_name
 from shardtool.names import to_output_name
+from shardtool.read.selected_shards import SelectedShard, selected_shards
 from shardtool.storage.target_file import create_target
-from shardtool.verbs.inspect.find_samples import SelectedShard, decode_dictionary, selected_shards
 from shardtool.verbs.inspect.sample_files import check_report_path
 from shardtool.verbs.inspect.sample_view import json_value
 from shardtool.verbs.inspect.statistics import is_scalar_type
@@ -108,7 +108,7 @@ def _shard_table(selected: SelectedShard, schema: pa.Schema, *, all_rows: bool) 
 
 def _cast_column(column: pa.ChunkedArray, field: pa.Field, selected: SelectedShard) -> pa.ChunkedArray:
     try:
-        return decode_dictionary(column).cast(field.type)
+        return _decode_dictionary(column).cast(field.type)
     except pa.ArrowInvalid as error:
         found = f"column {field.name}: {str(error)[:200]}"
         raise CorruptShard(selected.shard.sidecar, found, expected=f"{field.type}, as in the other shards") from None
@@ -116,12 +116,17 @@ def _cast_column(column: pa.ChunkedArray, field: pa.Field, selected: SelectedSha
 
 def _flatten_table(table: pa.Table, schema: pa.Schema) -> pa.Table:
     columns = [
-        decode_dictionary(column)
+        _decode_dictionary(column)
         if _is_csv_type(field)
         else pa.array([*map(_json_text, column.to_pylist())], pa.string())
         for field, column in zip(table.schema, table.columns, strict=True)
     ]
     return pa.Table.from_arrays(columns, schema=schema)
+
+
+def _decode_dictionary(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Decode a dictionary-encoded column."""
+    return column.cast(column.type.value_type) if pa.types.is_dictionary(column.type) else column
 
 
 def _is_csv_type(field: pa.Field) -> bool:

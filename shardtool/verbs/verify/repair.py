@@ -107,7 +107,7 @@ def repeat_options(file: DatasetFile, options: VerifyOptions) -> CreateOptions:
     Raises:
         InvalidRequest: The dataset was created with options that the user must pass, and did not.
     """
-    from shardtool.verbs.verify.recorded_run import recorded_run
+    from shardtool.source.recorded_run import recorded_run
 
     run, function = recorded_run(file, options), options.map
     if not isinstance(run.options, CreateOptions):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from shardtool.dataset.expand import recorded_range
 from shardtool.dataset.find import find_dataset
 from shardtool.dataset.scan import ShardScan, index_text
 from shardtool.dataset.shard_index import part_ends
+from shardtool.entries.matching import field_ids, match_ids
 from shardtool.entries.strings import PackedStrings
 from shardtool.errors import InvalidRequest, ShardError, format_list, printable
 from shardtool.messages import option_text
@@ -22,20 +23,20 @@ from shardtool.shard_samples import INLINE, URL
 from shardtool.skipped import has_same_content, is_skipped_key
 from shardtool.source.checksums import inline_checksums, source_checksums
 from shardtool.source.folder import FolderSource
-from shardtool.storage.paths import join
-from shardtool.table.keys import find_positions
-from shardtool.units import pluralize
-from shardtool.verbs.verify.findings import Finding
-from shardtool.verbs.verify.recorded_run import (
+from shardtool.source.recorded_run import (
     has_appended_sources,
     recorded_run,
     table_folders,
     verify_options_in_errors,
 )
-from shardtool.verbs.verify.recorded_source import RecordedSource
+from shardtool.source.recorded_source import RecordedSource
+from shardtool.storage.paths import join
+from shardtool.table.keys import find_positions
+from shardtool.units import pluralize
+from shardtool.verbs.verify.findings import Finding
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
 
     from numpy.typing import NDArray
 
@@ -47,9 +48,6 @@ if TYPE_CHECKING:
 
     Rows = NDArray[np.int64]
     Scans = Mapping[int, ShardScan]
-
-
-_NameT = TypeVar("_NameT", str, bytes)
 
 
 class SourceComparison:
@@ -257,45 +255,6 @@ class SourceComparison:
                 return self.subject.cases[number].name, scan, index
             index -= count
         raise IndexError(index)
-
-
-def field_ids(
-    samples: Rows, counts: NDArray[Any], codes: NDArray[Any], names: Iterable[_NameT], known: Mapping[_NameT, int]
-) -> Rows:
-    """Return an id for each row that is equal on both sides for the same field of the same sample; -1: not compared.
-
-    Args:
-        samples: The id of each sample, shared by both sides; -1: only on this side.
-        counts: Number of rows of each sample.
-        codes: Index in `names` of each row's field.
-        names: Field names.
-        known: Id of each name, shared by both sides; -1: not compared.
-    """
-    owners, fields = np.repeat(samples, counts), np.array([*(known[name] for name in names), -1], np.int64)[codes]
-    return np.asarray(np.where((owners < 0) | (fields < 0), -1, owners * (len(known) + 1) + fields))
-
-
-def match_ids(ours: Rows, theirs: Rows) -> tuple[Rows, Rows, Rows, Rows]:
-    """Return indexes of ids on both sides, ordered by id, and of ids only in `ours` or only in `theirs`; skip -1."""
-    # `np.intersect1d` and `np.setdiff1d` take ten times as long.
-    mine, other = _first_positions(ours), _first_positions(theirs)
-    ids, other_ids = ours[mine], theirs[other]
-    positions = np.searchsorted(other_ids, ids)
-    is_common = np.append(other_ids, -1)[positions] == ids
-    mine, other = mine[is_common], other[positions[is_common]]
-    only = []
-    for all_ids, common in ((ours, mine), (theirs, other)):
-        is_only = all_ids >= 0
-        is_only[common] = False
-        only.append(np.flatnonzero(is_only))
-    return mine, other, only[0], only[1]
-
-
-def _first_positions(ids: Rows) -> Rows:
-    """Return the index of the first occurrence of each id, ordered by id."""
-    places = np.flatnonzero(ids >= 0)
-    places = places[np.argsort(ids[places], kind="stable")]
-    return np.asarray(places[np.diff(ids[places], prepend=-1) > 0])
 
 
 def _concat_column(scans: Scans, name: str) -> NDArray[Any]:

@@ -38,6 +38,7 @@ from shardtool import (
     verify,
 )
 from shardtool.dataset.dataset_file import DatasetFile, parse_dataset
+from shardtool.dataset.skipped_list import encode_skipped, merge_skipped, parse_skipped, unmerge_skipped
 from shardtool.entries.sample_table import FieldValues
 from shardtool.entries.strings import PackedStrings
 from shardtool.pattern import parse_pattern, sidecar_name
@@ -45,7 +46,6 @@ from shardtool.publish.append_target import Append, FinishedAppend, list_later_f
 from shardtool.publish.dataset_keys import check_new_keys, read_dataset_keys
 from shardtool.publish.destination import Destination, inspect_destination
 from shardtool.publish.export_indexes import export_notes, find_existing_exports
-from shardtool.publish.skipped_list import encode_skipped, merge_skipped, parse_skipped, unmerge_skipped
 from shardtool.skipped import Skipped
 from shardtool.storage.folders import open_folder
 from shardtool.verbs.create.append import prepare_append

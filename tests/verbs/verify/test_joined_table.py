@@ -11,7 +11,7 @@ import pytest
 from pyarrow.csv import read_csv
 
 from shardtool import InvalidRequest, Report, create, diff, reshard, verify
-from shardtool.verbs.verify.recorded_run import find_table, table_folders
+from shardtool.source.recorded_run import find_table, table_folders
 from tests.helpers import typed, write_tree
 
 if TYPE_CHECKING:

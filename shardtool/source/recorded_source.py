@@ -12,10 +12,10 @@ import numpy as np
 
 from shardtool.dataset.expand import expand_if_pattern, sibling_splits
 from shardtool.dataset.find import find_dataset
+from shardtool.dataset.skipped_list import read_skipped_rows
 from shardtool.entries.strings import PackedStrings
 from shardtool.errors import CorruptShard, InvalidRequest, format_list
 from shardtool.messages import option_text
-from shardtool.publish.skipped_list import read_skipped_rows
 from shardtool.request.create_options import ReshardOptions
 from shardtool.source.duplicates import drop_duplicate_samples
 from shardtool.source.open import open_source
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from shardtool.pattern import ShardPattern
     from shardtool.request.observer import Observer
     from shardtool.source.base import Listing, Source
-    from shardtool.verbs.verify.recorded_run import RecordedRun
+    from shardtool.source.recorded_run import RecordedRun
 
     Rows = NDArray[np.int64]
 
@@ -165,10 +165,8 @@ class RecordedSource:
 
 def _stored_keys(datasets: Sequence[StoredDataset]) -> PackedStrings:
     """Return the keys of datasets, except for shards whose index is damaged."""
-    from shardtool.publish.dataset_keys import encode_shard_keys
-
     encoded = []
     for shard in (shard for dataset in datasets for shard in dataset.shards):
         with suppress(CorruptShard):
-            encoded.append(encode_shard_keys(shard.index()))
+            encoded.append(shard.index().keys_with_nul())
     return PackedStrings.parse(b"".join(encoded))

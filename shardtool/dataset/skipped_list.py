@@ -7,10 +7,10 @@ import json
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from shardtool.dataset.dataset_file import RUN_VERIFY
 from shardtool.errors import CorruptShard, os_error_text, printable
 from shardtool.fingerprint import crc32c
 from shardtool.names import to_bytes
-from shardtool.publish.listed_files import RUN_VERIFY
 from shardtool.skipped import Skipped, read_row
 from shardtool.storage.files import read_small
 from shardtool.storage.paths import join

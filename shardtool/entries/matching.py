@@ -1,0 +1,56 @@
+"""Match the samples and fields of two sides, such as a dataset and its source, by numbers instead of names."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from numpy.typing import NDArray
+
+    Rows = NDArray[np.int64]
+
+
+_NameT = TypeVar("_NameT", str, bytes)
+
+
+def field_ids(
+    samples: Rows, counts: NDArray[Any], codes: NDArray[Any], names: Iterable[_NameT], known: Mapping[_NameT, int]
+) -> Rows:
+    """Return an id for each row that is equal on both sides for the same field of the same sample; -1: not compared.
+
+    Args:
+        samples: The id of each sample, shared by both sides; -1: only on this side.
+        counts: Number of rows of each sample.
+        codes: Index in `names` of each row's field.
+        names: Field names.
+        known: Id of each name, shared by both sides; -1: not compared.
+    """
+    owners, fields = np.repeat(samples, counts), np.array([*(known[name] for name in names), -1], np.int64)[codes]
+    return np.asarray(np.where((owners < 0) | (fields < 0), -1, owners * (len(known) + 1) + fields))
+
+
+def match_ids(ours: Rows, theirs: Rows) -> tuple[Rows, Rows, Rows, Rows]:
+    """Return indexes of ids on both sides, ordered by id, and of ids only in `ours` or only in `theirs`; skip -1."""
+    # `np.intersect1d` and `np.setdiff1d` take ten times as long.
+    mine, other = _first_positions(ours), _first_positions(theirs)
+    ids, other_ids = ours[mine], theirs[other]
+    positions = np.searchsorted(other_ids, ids)
+    is_common = np.append(other_ids, -1)[positions] == ids
+    mine, other = mine[is_common], other[positions[is_common]]
+    only = []
+    for all_ids, common in ((ours, mine), (theirs, other)):
+        is_only = all_ids >= 0
+        is_only[common] = False
+        only.append(np.flatnonzero(is_only))
+    return mine, other, only[0], only[1]
+
+
+def _first_positions(ids: Rows) -> Rows:
+    """Return the index of the first occurrence of each id, ordered by id."""
+    places = np.flatnonzero(ids >= 0)
+    places = places[np.argsort(ids[places], kind="stable")]
+    return np.asarray(places[np.diff(ids[places], prepend=-1) > 0])
