@@ -25,6 +25,7 @@ from shardtool.units import format_size
 from shardtool.verbs.create import outputs
 from shardtool.verbs.create import run as runs
 from shardtool.verbs.create.listing import list_source
+from shardtool.verbs.create.output_folder import name_shards
 
 if TYPE_CHECKING:
     from shardtool.execute.pool import Pool
@@ -40,6 +41,7 @@ def write_dataset(
     """Write the samples of a source into shards, with sidecars and a dataset file."""
     started, notes = time.time(), Notes(observer)
     with start_workers(options, notes.observer) as pool, ExitStack() as stack:
+        names = name_shards(names, source, options, notes)
         run = runs.make_run(names, options, pool, notes, started=started, dry=False)
         opened_source = list_source(run, source)
 
@@ -87,6 +89,7 @@ def plan_dataset(
     """Return what `write_dataset` would write."""
     started, notes = time.time(), Notes(observer)
     with start_workers(options, notes.observer) as pool:
+        names = name_shards(names, source, options, notes)
         run = runs.make_run(names, options, pool, notes, started=started, dry=True)
         opened_source = list_source(run, source)
 
