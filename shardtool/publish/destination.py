@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from hashlib import blake2b
 from typing import TYPE_CHECKING
 
 from shardtool.dataset import skipped_list
@@ -20,17 +21,23 @@ from shardtool.names import to_local_name
 from shardtool.pattern import ShardPattern, sidecar_name
 from shardtool.publish import part_records
 from shardtool.publish.append_target import Append, FinishedAppend, check_existing_dataset, list_later_files
+from shardtool.publish.publication import Publication
 from shardtool.publish.stale_indexes import StaleIndexes
 from shardtool.storage.file_system import EntryInfo, check_entries
+from shardtool.storage.folders import OutputFolder, check_space
 from shardtool.units import already_exist_text, pluralize
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
+    from shardtool.publish.publication import OldDataset
     from shardtool.request.run_part import RunPart
     from shardtool.skipped import Skipped
-    from shardtool.storage.folders import OutputFolder
+    from shardtool.storage.staging import StagedFile
     from shardtool.values import IfExists
+
+
+_SPOOL_SUFFIX = ".spool"
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +107,33 @@ class Destination:
     def first(self) -> int:
         """The number of the first shard of this run."""
         return 0 if self.append is None else self.append.first
+
+    def open_publication(self) -> Publication:
+        """Return the publication of this dataset; it was inspected under the lock."""
+        indexes = StaleIndexes(self.folder, self.pattern, self.folder.names(), appends=self.appends)
+        old: OldDataset = "keep" if self.appends else "replace" if self.if_exists == "overwrite" else "withdraw"
+        return Publication(self.folder, self.pattern.dataset_file, old, self.existing, indexes)
+
+    def check_space(self, sizes: Sequence[int]) -> None:
+        """Check that there is space for shards with these sizes."""
+        keeps_old = self.if_exists == "overwrite" and bool(self.existing)
+        check_space(self.folder, sum(sizes), "written", old_stays=keeps_old)
+
+    def create_spool(self, size: int) -> StagedFile:
+        """Return a temporary file for `size` bytes of payloads."""
+        if self.folder.hides:
+            self.check_space([size])
+        return self.folder.temporary.stage(self._spool_name)
+
+    @property
+    def _spool_name(self) -> str:
+        suffix = "" if self.folder.hides else "-" + blake2b(os.fsencode(self.folder.path), digest_size=6).hexdigest()
+        return f"{self.pattern.base}{suffix}{_SPOOL_SUFFIX}"
+
+    def discard_staged(self) -> None:
+        """Delete temporary files, under the lock."""
+        self.folder.discard_staged([name for name in self.folder.staged_names() if self.owns(name)])
+        self.folder.temporary.discard_staged([self._spool_name])
 
     def load_skipped(self) -> list[Skipped]:
         """Return the existing list of skipped samples."""

@@ -146,11 +146,11 @@ def find_part_records(pattern: ShardPattern, names: Iterable[str]) -> tuple[list
     return finished, started
 
 
-def remove_part_records(folder: OutputFolder, pattern: ShardPattern) -> None:
-    """Delete records and locks of merged parts."""
+def list_part_files(folder: OutputFolder, pattern: ShardPattern) -> list[str]:
+    """Return the names of records and locks of parts."""
     finished, started = find_part_records(pattern, folder.names())
     records = [part_record_name(pattern, part) for part in finished]
-    folder.remove([*records, *(part_record_name(pattern, part) + _LOCK_SUFFIX for part in started)])
+    return [*records, *(part_record_name(pattern, part) + _LOCK_SUFFIX for part in started)]
 
 
 def check_part_count(folder: OutputFolder, pattern: ShardPattern, part: RunPart) -> None:

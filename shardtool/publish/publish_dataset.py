@@ -4,36 +4,87 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from shardtool.dataset import skipped_list
 from shardtool.errors import CorruptShard, InvalidRequest, reporting_memory_errors
 from shardtool.messages import choose_text, option_text
-from shardtool.publish.append_target import FinishedAppend
+from shardtool.names import to_local_name
+from shardtool.pattern import sidecar_name
+from shardtool.publish import part_records
+from shardtool.publish.append_target import FinishedAppend, list_later_files
 from shardtool.publish.join_datasets import join_datasets
 from shardtool.publish.totals import build_dataset_file
-from shardtool.skipped import sort_rows
+from shardtool.skipped import Skipped, sort_rows
+from shardtool.storage.folders import check_published
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from shardtool.dataset.dataset_file import DatasetFile, ShardEntry
     from shardtool.publish.destination import Destination
-    from shardtool.publish.publisher import Publisher
+    from shardtool.publish.publication import Publication
     from shardtool.publish.totals import DatasetTotals
     from shardtool.request.run_record import RunRecord
 
 
 @reporting_memory_errors("the dataset file")
-def publish_dataset(totals: DatasetTotals, publisher: Publisher, run_record: RunRecord) -> DatasetFile:
+def publish_dataset(
+    totals: DatasetTotals, publication: Publication, destination: Destination, run_record: RunRecord
+) -> DatasetFile:
     """Publish the list of skipped samples and the dataset file."""
-    destination, pattern = publisher.destination, publisher.pattern
+    pattern = destination.pattern
     last = destination.first + len(totals.shards)
     if isinstance(destination.append, FinishedAppend):
         check_same_append(destination.append, last, None, destination)
         return destination.append.old
-    skipped = publisher.merge_skipped_rows(sort_rows(totals.skipped))
+    skipped = _merge_skipped_rows(destination, sort_rows(totals.skipped))
     dataset = build_dataset_file(totals, pattern, skipped, run_record)
     if destination.old is not None:
         dataset = join_datasets(destination.old, dataset)
-    publisher.check_published_shards(totals.shards)
-    publisher.finish([pattern.shard(shard) for shard in range(destination.first, last)], dataset.encode(), skipped)
+    sizes = {to_local_name(shard.name): shard.size for shard in totals.shards}
+    sizes |= {to_local_name(shard.sidecar): shard.sidecar_size for shard in totals.shards}
+    remedy = f"Run the same command again with {option_text('if_exists', 'resume')}."
+    check_published(destination.folder, sizes, remedy)
+    new_shards = [pattern.shard(shard) for shard in range(destination.first, last)]
+    finish_dataset(publication, destination, new_shards, dataset, skipped)
     return dataset
+
+
+def finish_dataset(
+    publication: Publication,
+    destination: Destination,
+    new_shards: Sequence[str],
+    dataset: DatasetFile,
+    skipped: Sequence[Skipped],
+) -> None:
+    """Finish a publication: delete files of the pattern that the dataset does not list, and records of parts."""
+    pattern, old, rows = destination.pattern, destination.old, skipped_list.encode_skipped(skipped)
+    small = {pattern.skipped_file: rows} if rows else {}
+    kept_names = {*new_shards, *map(sidecar_name, new_shards), pattern.dataset_file, *small}
+    stale = sorted({*destination.existing} - kept_names)
+    if old is not None:
+        stale = list_later_files(pattern, destination.existing, destination.first + len(new_shards))
+    publication.finish(
+        dataset.encode(),
+        [shard.name for shard in dataset.shards],
+        before=small,
+        stale=stale,
+        leftovers=lambda: part_records.list_part_files(destination.folder, pattern),
+    )
+
+
+def _merge_skipped_rows(destination: Destination, skipped: Sequence[Skipped]) -> list[Skipped]:
+    """Return the samples skipped by this run and by earlier appends."""
+    old_dataset, where = destination.old, destination.skipped_file
+    if old_dataset is None:
+        removed = destination.load_removed() if destination.if_exists == "resume" else {}
+        return sort_rows([*skipped, *removed.values()]) if removed else [*skipped]
+    old_rows = destination.load_skipped()
+    try:
+        skipped_list.check_skipped_file(skipped_list.encode_skipped(old_rows), old_dataset, where)
+    except CorruptShard:
+        old_rows = skipped_list.unmerge_skipped(old_rows, skipped)  # the list of an interrupted append
+        skipped_list.check_skipped_file(skipped_list.encode_skipped(old_rows), old_dataset, where)
+    return skipped_list.merge_skipped(old_rows, skipped)
 
 
 def check_same_append(append: FinishedAppend, number: int, shard: ShardEntry | None, destination: Destination) -> None:

@@ -15,12 +15,16 @@ from shardtool.storage.remote.address import (
 from shardtool.storage.remote.store_options import object_headers
 from shardtool.storage.remote_folder import RemoteFolder
 from shardtool.storage.staging import Folder
+from shardtool.units import format_size
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
 OutputFolder: TypeAlias = Folder | RemoteFolder  # picklable
+
+
+_INDEX_SPACE_FACTOR = 1.01
 
 
 def open_folder(path: str) -> OutputFolder:
@@ -52,3 +56,16 @@ def check_published(folder: OutputFolder, sizes: Mapping[str, int], remedy: str)
             found = "missing" if info is None else f"{info.size:,} bytes"
             expected = f"{size:,} bytes, as uploaded"
             raise OutputFailed(folder.full_path(name), found, expected=expected, remedy=remedy)
+
+
+def check_space(folder: OutputFolder, size: int, done: str, *, old_stays: bool = False) -> None:
+    """Check that there is space for `size` bytes of shards and their indexes."""
+    need, free = int(size * _INDEX_SPACE_FACTOR), folder.free_bytes()
+    if free is not None and need > free:
+        advice = (
+            ": the old dataset is kept until the new one is complete."
+            if old_stays
+            else ", then run the same command again."
+        )
+        found = f"{format_size(free)} free, {format_size(need)} needed; nothing was {done}"
+        raise OutputFailed(folder.path or ".", found, remedy=f"Free some space{advice}")

@@ -373,7 +373,7 @@ def _check_space(folder: Folder, entries: SampleTable, names: PackedStrings) -> 
     """Raise `OutputFailed` if the remaining files do not fit on the disk."""
     import os
 
-    from shardtool.publish.publisher import check_space
+    from shardtool.storage.folders import check_space
 
     size = int(entries.rows.size.sum())
     try:

@@ -42,7 +42,6 @@ from shardtool.names import list_names, to_local_name
 from shardtool.pattern import DATASET_SUFFIX, ShardPattern, parse_pattern, replacement_plan_name, sidecar_name
 from shardtool.publish.destination import Destination
 from shardtool.publish.listed_files import wrong_size_error
-from shardtool.publish.publisher import check_space, remove_staged
 from shardtool.request.dataset_options import RemoveOptions
 from shardtool.request.observer import Notes, Observer
 from shardtool.request.results import RemovalSummary, RemoveResult
@@ -50,6 +49,7 @@ from shardtool.request.run_record import RunRecord
 from shardtool.request.verb_call import accepts_options
 from shardtool.shard_samples import SPAN
 from shardtool.skipped import Skipped, drop_keys, hash_key
+from shardtool.storage.folders import check_space
 from shardtool.storage.lookup import is_folder
 from shardtool.storage.paths import base_name, folder_of
 from shardtool.storage.remote.address import is_url
@@ -367,7 +367,7 @@ class Removal:
 
     def _discard_temporary_files(self) -> None:
         """Delete temporary files of interrupted runs of any verb, because they may contain the samples."""
-        remove_staged(Destination(self.folder, self.pattern, "error"))
+        Destination(self.folder, self.pattern, "error").discard_staged()
         self.folder.discard_staged(
             [self.file.skipped_file, self.base + DATASET_SUFFIX, replacement_plan_name(self.base)]
         )

@@ -38,7 +38,6 @@ from shardtool.plan.plan import count_rounded
 from shardtool.publish import publish_dataset
 from shardtool.publish.append_target import check_existing_dataset
 from shardtool.publish.destination import Destination, inspect_destination
-from shardtool.publish.publisher import Publisher, remove_staged
 from shardtool.publish.totals import DatasetTotals
 from shardtool.request.run_record import RunRecord
 from shardtool.skipped import Skipped
@@ -83,8 +82,8 @@ class WriterOutput:
             self.folder.ready()
             stack.enter_context(self.folder.lock(pattern.base))
             self.destination = _inspect_destination(destination)
-            remove_staged(self.destination)
-            self.publisher = Publisher(self.destination)
+            self.destination.discard_staged()
+            self.publication = self.destination.open_publication()
             self._stack = stack.pop_all()
 
     def find_finished_dataset(self) -> DatasetFile | None:
@@ -166,14 +165,14 @@ class WriterOutput:
 
     def add(self, shard: ShardBuilder, encoder: SampleEncoder, skipped: list[Skipped]) -> None:
         """Publish a shard, with a sidecar that announces another shard."""
-        self.publisher.prepare_shard(shard.name)
+        self.publication.prepare_shard(shard.name)
         staged, index, content, crcs, plan = shard.finish(encoder, self.columns)
         first, size, crc = names.to_output_name(self.pattern.shard(0)), shard.file.size, shard.file.crc
         facts = sidecar_schema.ShardFacts(
             names.to_output_name(shard.name), size, crc, plan, None, first, len(self.totals.shards) + 2
         )
         data, _ = sidecar_write.encode_sidecar(index, facts)
-        self.publisher.add(staged, data, shard.name)
+        self.publication.add(staged, data, shard.name)
         rounded, digest = _count_rounded_floats(content), compute_content_fingerprint(content, crcs, ())
         skipped_rows = [[row.key, row.code, row.message] for row in skipped]
         encoder_state = dict(encoder.kinds), encoder.inline, self.columns.state()
@@ -198,14 +197,14 @@ class WriterOutput:
         """Update the sidecars and publish the dataset file. `record` becomes part of its run record."""
         self.totals.schema = self._update_sidecars()
         self.totals.values = FieldValues(types=encoder.types)
-        publish_dataset.publish_dataset(self.totals, self.publisher, make_writer_record(record))
+        publish_dataset.publish_dataset(self.totals, self.publication, self.destination, make_writer_record(record))
         self.remove_journal()
 
     def close(self) -> None:
         """Delete staged files and release the lock. The journal stays if there are shards to resume."""
         raised = sys.exc_info()
         try:
-            remove_staged(self.destination)
+            self.destination.discard_staged()
             can_resume = self.totals.shards and not self.options.overwrite
             if self._started and not can_resume and not isinstance(raised[1], AccessRefused):
                 self.remove_journal()
@@ -257,7 +256,7 @@ class WriterOutput:
         entries, updated, data = self.totals.shards, dict[str, bytes](), b""
         for number, entry in enumerate(entries):
             name = names.to_local_name(entry.name)
-            old_data = self.publisher.sidecar(name)
+            old_data = self.publication.read_sidecar(name)
             sidecar = sidecar_read.parse_sidecar(old_data, entry.sidecar, entry.size)
             table = _add_columns(sidecar.plain_table(), self.columns.schema)
             data = sidecar_write.encode_sidecar_table(table, sidecar.fact._replace(shards=len(entries)))
@@ -265,9 +264,9 @@ class WriterOutput:
                 updated[name] = data
                 entries[number] = replace(entry, sidecar_size=len(data), sidecar_crc=crc32c(data))
             if sum(map(len, updated.values())) > _MAX_HELD_BYTES:
-                self.publisher.replace_sidecars(updated)
+                self.publication.replace_sidecars(updated)
                 updated = {}
-        self.publisher.replace_sidecars(updated)
+        self.publication.replace_sidecars(updated)
         # Parquet does not keep all Arrow types.
         return sidecar_schema.column_types(pq.read_schema(pa.BufferReader(data)))
 

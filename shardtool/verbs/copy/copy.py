@@ -14,14 +14,13 @@ from shardtool import errors
 from shardtool.dataset.expand import expand_datasets
 from shardtool.pattern import DATASET_SUFFIX
 from shardtool.publish.copy_indexes import copy_folder_indexes, copy_indexes
-from shardtool.publish.publisher import check_space
 from shardtool.request.dataset_options import CopyOptions
 from shardtool.request.observer import Notes, Observer
 from shardtool.request.results import CopiedDataset, CopyResult
 from shardtool.request.verb_call import accepts_options
 from shardtool.shard_names import is_shard_name
 from shardtool.storage import paths
-from shardtool.storage.folders import open_folder
+from shardtool.storage.folders import check_space, open_folder
 from shardtool.storage.remote import address, store_access
 from shardtool.units import format_size
 from shardtool.verbs.copy.destination import CopyTarget, open_target, shards_to_copy

@@ -55,11 +55,11 @@ def write_dataset(
             return result.make_result(run)
         is_binary, temporary = run.is_binary, get_spool_location(run)
         if is_binary:  # workers read binary columns from a file next to the output
-            outputs.open_publishers(run, temporary, stack)
-            _write_binary_spool(run, opened_source)
+            outputs.open_publications(run, temporary, stack)
+            _write_binary_spool(run, opened_source, stack)
         planning.plan_shards(run)
         if not is_binary:
-            outputs.open_publishers(run, temporary, stack)
+            outputs.open_publications(run, temporary, stack)
         if run.part is not None:
             for output in run.outputs:
                 parts.start_part(run, output, run.part)
@@ -72,11 +72,13 @@ def write_dataset(
             output.dataset = (
                 parts.finish_part(run, output, run.part)
                 if run.part
-                else publish_dataset.publish_dataset(output.totals, output.publisher, run.record(output))
+                else publish_dataset.publish_dataset(
+                    output.totals, output.publication, output.destination, run.record(output)
+                )
             )
         outputs.remove_lost_splits(run)
         for output in run.outputs:
-            notes.add(*output.publisher.stale_indexes.removal_notes(output.destination.dataset_file, run.exports))
+            notes.add(*output.publication.stale_indexes.removal_notes(output.destination.dataset_file, run.exports))
         notes.add(*(f"split {printable(name)} removed" for name in run.lost_splits))
         _export_indexes(run)
     merged = [parts.merge_if_last(output.destination, notes) for output in run.outputs if run.part]
@@ -120,10 +122,11 @@ def start_workers(options: OutputOptions, observer: Observer) -> Pool:
     return start_pool(options, f"Run the same command {how}: finished shards are reused.", observer)
 
 
-def _write_binary_spool(run: runs.Run, source: Source) -> None:
+def _write_binary_spool(run: runs.Run, source: Source, stack: ExitStack) -> None:
     entries = run.entries
     size = int(entries.rows.size[entries.rows.kind == SPAN].sum())
-    file = run.outputs[0].publisher.spool(size)
+    file = run.outputs[0].destination.create_spool(size)
+    stack.callback(file.abandon)
     source.write_binary(file)  # including samples that were skipped later
     spans = replace(entries.known_spans, files=(SpanFile(os.fsencode(file.path), file.size, -1),))
     run.listed = replace(run.listed, entries=replace(entries, spans=spans))

@@ -16,7 +16,6 @@ from shardtool.errors import InvalidRequest, OutputExists
 from shardtool.names import to_bytes
 from shardtool.publish.destination import Destination, changed_meanwhile_error, inspect_destination
 from shardtool.publish.part_records import check_part_count
-from shardtool.publish.publisher import Publisher, remove_staged
 from shardtool.publish.stale_indexes import StaleIndexes
 from shardtool.storage.files import read_small
 from shardtool.storage.folders import open_folder
@@ -134,7 +133,7 @@ def check_source_kept(run: Run) -> None:
                 raise InvalidRequest(os.fsdecode(path), OUTPUT_IS_SOURCE, expected=OTHER_OUTPUT, remedy=NOTHING_CHANGED)
 
 
-def open_publishers(run: Run, temporary: tuple[Folder, str] | None, stack: ExitStack) -> None:
+def open_publications(run: Run, temporary: tuple[Folder, str] | None, stack: ExitStack) -> None:
     """Lock the outputs, inspect them again, and delete temporary files of interrupted runs.
 
     `stack` deletes staged files and releases the locks. `temporary` is the folder and the name of the spool.
@@ -155,15 +154,14 @@ def open_publishers(run: Run, temporary: tuple[Folder, str] | None, stack: ExitS
         old_destination, output.destination = output.destination, inspect_destination(output.destination)
         if output.destination.appends != old_destination.appends:  # a concurrent update created or removed it
             raise changed_meanwhile_error(old_destination)
-        output.publisher = Publisher(output.destination)
-        stack.callback(output.publisher.abandon)
+        output.publication = output.destination.open_publication()
     stack.callback(run.pool.close)  # runs first: then no worker stages files
     _discard_staged(run, temporary)
 
 
 def _discard_staged(run: Run, temporary: tuple[Folder, str] | None) -> None:
     for output in run.outputs:
-        remove_staged(output.destination)
+        output.destination.discard_staged()
     if temporary is not None:
         folder, name = temporary
         folder.discard_staged([name])

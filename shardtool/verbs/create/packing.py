@@ -29,6 +29,7 @@ from shardtool.fetch.urls import redact_url_bytes
 from shardtool.interop.readers import READERS_BY_PROBLEM, NameProblem, find_key_problems
 from shardtool.messages import flag_text, option_text
 from shardtool.names import source_label, to_output_name, to_text
+from shardtool.pattern import sidecar_name
 from shardtool.plan.shard_task import build_shard_samples
 from shardtool.publish import dataset_keys
 from shardtool.publish.append_target import FinishedAppend
@@ -68,7 +69,7 @@ class Packing:
     """The execution of a plan, under the lock. Samples that did not fit after transforms go into additional shards."""
 
     def __init__(self, run: Run, output: RunOutput) -> None:
-        self.run, self.output, self.plan, self.publisher = run, output, output.plan, output.publisher
+        self.run, self.output, self.plan, self.publication = run, output, output.plan, output.publication
         self.destination, self.observer = output.destination, run.notes.observer
         self.mtime_ns = resume.get_run_mtime_ns(run)
         part = self.destination.part  # only the first part lists the samples that the plan skips
@@ -95,7 +96,7 @@ class Packing:
         plan, shards, pool, totals = self.plan, self._round_shards, self.run.pool, self.totals
         samples = sum(map(plan.count, shards))
         if not self.run.fetches:  # the sizes of URLs are unknown
-            self.publisher.check_space(resume.list_unwritten_sizes(self.run, self.output))
+            self.destination.check_space(resume.list_unwritten_sizes(self.run, self.output))
         size = 0 if self.run.fetches else int(plan.sizes[shards.start : shards.stop].sum())
         self._note_missing_dataset_file()
         self.observer.start(samples, size, len(shards))
@@ -122,7 +123,7 @@ class Packing:
         has_earlier_data = any(output.destination.old for output in (*self.run.outputs, *self.run.untouched))
         may_be_empty = has_earlier_data and not failed_rows(totals.skipped) and not self.output.dropped
         if self.destination.part is None and not totals.samples and not may_be_empty:
-            self.publisher.remove_shards([self.output.pattern.shard(number) for number in self._numbers.values()])
+            self._remove_shards()
             raise self._none_packed_error()
         if (self.run.fetches or self.run.listed.later) and totals.skipped:
             failed = f"{len(totals.skipped):,} of {pluralize(samples, 'sample')}"
@@ -133,6 +134,11 @@ class Packing:
             code for code, readers in READERS_BY_PROBLEM.items() if not {*readers}.isdisjoint(self.run.options.readers)
         }
         self.run.notes.add(*(str(problem) for problem in self._key_problems.values() if problem.code in relevant_codes))
+
+    def _remove_shards(self) -> None:
+        if not isinstance(self.destination.append, FinishedAppend):
+            shards = [self.output.pattern.shard(number) for number in self._numbers.values()]
+            self.destination.folder.remove(sorted(name for shard in shards for name in (shard, sidecar_name(shard))))
 
     def _note_missing_dataset_file(self) -> None:
         destination = self.destination
@@ -155,7 +161,7 @@ class Packing:
                 if isinstance(self.destination.append, FinishedAppend):
                     folder = folder.temporary  # only compared: the existing dataset lists this name
                 else:
-                    self.publisher.prepare_shard(name)
+                    self.publication.prepare_shard(name)
             self._pending[shard] = planned, kept_index
             yield ShardTask(
                 shard=shard,
@@ -290,7 +296,7 @@ class Packing:
                 folder.temporary.discard_staged([name])
             check_same_append(append, number, entry, self.destination)
         else:
-            self.publisher.add(result.staged, data, name)
+            self.publication.add(result.staged, data, name)
             mtime_ns = resume.get_shard_mtime_ns(planned, self.mtime_ns)
             if result.compared and resume.is_source_unchanged(planned, mtime_ns):  # unless the clocks differ too much
                 folder.set_mtime(name, mtime_ns)  # the next run then trusts the shard

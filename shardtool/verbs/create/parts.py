@@ -35,8 +35,7 @@ from shardtool.publish.append_target import remaining_names
 from shardtool.publish.destination import Destination
 from shardtool.publish.join_datasets import join_parts
 from shardtool.publish.part_records import PartRecord
-from shardtool.publish.publish_dataset import check_fingerprint
-from shardtool.publish.publisher import Publisher, remove_staged
+from shardtool.publish.publish_dataset import check_fingerprint, finish_dataset
 from shardtool.publish.totals import build_dataset_file
 from shardtool.request.results import IndexResult
 from shardtool.skipped import count_reasons, sort_rows
@@ -114,7 +113,8 @@ def start_part(run: Run, output: RunOutput, own_part: RunPart) -> None:
         raise InvalidRequest(pattern.text, found, expected=expected, remedy=remedy)
     if found:
         run.notes.add(f"{found}; expected {expected}. Only parts of one plan can be merged: run the others again, too")
-    output.publisher.start_part()
+    if (name := part_records.part_record_name(pattern, own_part)) in destination.existing:
+        destination.folder.remove([name])
 
 
 def finish_part(run: Run, output: RunOutput, part: RunPart) -> DatasetFile:
@@ -139,7 +139,10 @@ def finish_part(run: Run, output: RunOutput, part: RunPart) -> DatasetFile:
     )
     old_dataset = read_valid_dataset(destination.dataset_file)
     is_contained = old_dataset is not None and old_dataset.made == run_record and _contains_part(old_dataset, record)
-    output.publisher.finish_part(record, keeps_dataset_file=is_contained)
+    staged = destination.folder.stage_bytes(part_records.part_record_name(output.pattern, part), record.encode())
+    if not is_contained:
+        output.publication.withdraw()
+    destination.folder.publish(staged)
     return dataset
 
 
@@ -238,8 +241,8 @@ def _merge_locked(folder: OutputFolder, pattern: ShardPattern) -> tuple[int, Dat
         problem = f"no part packed a sample: {count_reasons(skipped)}"
         raise SampleFailed(pattern.text, problem, remedy="No dataset file was written.")
     output = Destination(folder, pattern, "resume", existing)
-    remove_staged(output)
-    Publisher(output).finish(names, dataset.encode(), skipped)
+    output.discard_staged()
+    finish_dataset(output.open_publication(), output, names, dataset, skipped)
     return len(finished), dataset
 
 
@@ -256,7 +259,7 @@ def _finish_earlier_merge(
         raise OutputExists(
             folder.full_path(pattern.dataset_file), found, remedy="Move it to another folder and merge again."
         )
-    part_records.remove_part_records(folder, pattern)
+    folder.remove(part_records.list_part_files(folder, pattern))
     return len(finished), dataset
 
 

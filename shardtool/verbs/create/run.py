@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from shardtool.execute.pool import Pool
     from shardtool.plan.plan import Plan
     from shardtool.publish.destination import Destination
-    from shardtool.publish.publisher import Publisher
+    from shardtool.publish.publication import Publication
     from shardtool.publish.totals import DatasetTotals
     from shardtool.request.observer import Notes
     from shardtool.request.results import ResumeChanges
@@ -56,7 +56,7 @@ class RunOutput:
         split: Empty without splits.
         sample_numbers: Its samples; None means all.
         plan: Set once the shards are planned.
-        publisher: Set once the output is locked.
+        publication: Set once the output is locked.
         plan_fingerprint: For a part: of the plan that all parts share.
         totals: Set once the shards are packed.
     """
@@ -65,7 +65,7 @@ class RunOutput:
     destination: Destination
     sample_numbers: NDArray[np.int64] | None = None
     plan: Plan = field(init=False)
-    publisher: Publisher = field(init=False)
+    publication: Publication = field(init=False)
     plan_fingerprint: str = ""
     totals: DatasetTotals = field(init=False)
     kept: int = 0
